@@ -63,7 +63,8 @@ test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests golden bench shaders check-gen check dist clean
 .SECONDARY:
-all: $(lib) $(test_programs) $(benches)
+all_programs := $(test_programs) $(benches)
+all: $(lib) $(all_programs)
 tests: $(lib) $(test_programs)
 
 # ---- compiling -----------------------------------------------------------------------------------------------------
@@ -82,8 +83,11 @@ $(BUILD)/flags: FORCE
 	@echo '$(CC) $(flags)' | cmp -s - $@ || echo '$(CC) $(flags)' >$@
 FORCE:
 
+keep_loaded := $(if $(SAN),$(BUILD)/obj/tests/tools/keep_loaded.o)
 link = @mkdir -p $(@D) && echo "  LINK    $@" && \
-       $(CC) $(sanitize) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -Wl,--as-needed $(libs) $(LDLIBS) -o $@
+       $(CC) $(sanitize) $(if $(SAN),-rdynamic) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -Wl,--as-needed $(libs) $(LDLIBS) -o $@
+
+$(all_programs): $(keep_loaded)
 
 $(BUILD)/qwen3: libs := $(qwen3_libs)
 $(BUILD)/qwen3: $(BUILD)/obj/tests/qwen3/main.o $(qwen3_objects) $(lib)
@@ -113,7 +117,7 @@ $(benches) $(examples): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
 # make run and make test prepare the machine first, so what they build is built by a second make. They are for
 # people with any compiler: warnings do not stop them, unless WERROR says so.
 parallel = $(if $(filter -j% j%,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || echo 2))
-build = $(MAKE) --no-print-directory $(parallel) $(if $(filter file,$(origin WERROR)),WERROR=)
+build = $(MAKE) -s --no-print-directory $(parallel) $(if $(filter file,$(origin WERROR)),WERROR=)
 
 setup:
 	@tests/tools/setup build test
