@@ -129,6 +129,7 @@ run:
 
 test:
 	@tests/tools/setup build test
+	@tests/tools/build-shaders --check >/dev/null || echo "warning: gen/ is not what shaders/ says"
 	@$(build) tests
 	@$(MAKE) --no-print-directory run-tests
 
@@ -151,6 +152,15 @@ shaders:
 
 check-gen:
 	@tests/tools/build-shaders --check
+
+# One pair of files with the SPIR-V inside; tests/tools/check dist compiles and runs it.
+dist:
+	@tests/tools/make-dist build/dist
+
+# Sections of it alone: tests/tools/check SECTION ...
+check:
+	@tests/tools/setup build test ci
+	@tests/tools/check
 
 clean:
 	rm -rf build
