@@ -1,0 +1,158 @@
+# mlxvk. On a machine with nothing but git and make:
+#
+#   make run      install what is missing, build, let the small language model write    (MODEL=dir PROMPT="...")
+#   make test     install what is missing, build, run all tests
+#
+# For working on it:
+#
+#   make          the library and every program, into build/
+#   make golden DIR=path     compare with MLX's own results in that folder
+#   make bench               measure
+#   make shaders             compile shaders/ into gen/ what changed (needs glslangValidator, xxd; GLSLANG=path)
+#   make check-gen           is gen/ what shaders/ says? (no compiler needed)
+#   make check               everything that can be checked, which is more than CI does
+#   make dist                build/dist/mlxvk.h and mlxvk.c with nothing else to include
+#   make clean
+#
+# Variants, each in its own folder: make SAN=1 ... (AddressSanitizer and UBSan), make CC=clang ...
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+CXX ?= g++
+NM ?= nm
+GLSLANG ?= glslangValidator
+SPIRV_VAL ?= spirv-val
+MODEL ?= tests/models/tiny-qwen3
+PROMPT ?= The ls command lists
+DIR ?= tests/golden/data
+TEST_TIMEOUT ?= 600
+
+compiler := $(filter-out gcc cc,$(notdir $(firstword $(CC))))
+variant := $(compiler)$(if $(and $(compiler),$(SAN)),-)$(if $(SAN),san)
+BUILD ?= build$(addprefix /,$(variant))
+
+WARNINGS := -Wall -Wextra -Wpedantic
+WERROR ?= -Werror
+CFLAGS ?= $(if $(SAN),-O1,-O2) -g
+ifneq ($(SAN),)
+sanitize := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+endif
+flags = -std=c11 $(CFLAGS) $(WARNINGS) $(sanitize) -I. -Itests $(CPPFLAGS)
+# libvulkan is not among them: it is loaded at run time.
+LDLIBS := -ldl -lpthread -lm
+qwen3_libs := -lcjson -lpcre2-8 -lutf8proc
+
+# ---- what there is: every folder of tests/ may be empty ----------------------------------------------------------
+objects = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+programs_of = $(patsubst tests/$(1)/%.c,$(BUILD)/$(1)/%,$(filter-out tests/$(1)/support%.c,$(wildcard tests/$(1)/*.c)))
+
+lib := $(if $(wildcard mlxvk.c),$(BUILD)/libmlxvk.a)
+qwen3_objects := $(call objects,$(filter-out %/main.c,$(wildcard tests/qwen3/*.c)))
+qwen3 := $(if $(wildcard tests/qwen3/main.c),$(BUILD)/qwen3)
+golden_objects := $(call objects,$(wildcard tests/golden/*.c))
+golden := $(if $(golden_objects),$(BUILD)/golden)
+support := $(call objects,$(wildcard tests/unit/support*.c))
+units := $(call programs_of,unit)
+benches := $(call programs_of,bench)
+examples := $(call programs_of,examples)
+fuzzers := $(call programs_of,fuzz)
+# Unit tests of the language-model program link its parts.
+qwen3_units := $(filter $(addprefix $(BUILD)/unit/,test_qwen3% qwen3% test_tokenizer% tokenizer%),$(units))
+test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
+
+.PHONY: all tests setup run test run-tests golden bench shaders check-gen check dist clean
+.SECONDARY:
+all_programs := $(test_programs) $(benches)
+all: $(lib) $(all_programs)
+tests: $(lib) $(test_programs)
+
+# ---- compiling -----------------------------------------------------------------------------------------------------
+$(BUILD)/obj/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo "  CC      $<"
+	@$(CC) $(flags) $(WERROR) -MMD -MP -c $< -o $@
+
+$(BUILD)/libmlxvk.a: $(BUILD)/obj/mlxvk.o
+	@echo "  AR      $@"
+	@rm -f $@ && $(AR) rcs $@ $^
+
+# Everything is compiled anew when the flags change.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(flags)' | cmp -s - $@ || echo '$(CC) $(flags)' >$@
+FORCE:
+
+keep_loaded := $(if $(SAN),$(BUILD)/obj/tests/tools/keep_loaded.o)
+link = @mkdir -p $(@D) && echo "  LINK    $@" && \
+       $(CC) $(sanitize) $(if $(SAN),-rdynamic) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -Wl,--as-needed $(libs) $(LDLIBS) -o $@
+
+$(all_programs): $(keep_loaded)
+
+$(BUILD)/qwen3: libs := $(qwen3_libs)
+$(BUILD)/qwen3: $(BUILD)/obj/tests/qwen3/main.o $(qwen3_objects) $(lib)
+	$(link)
+
+$(BUILD)/golden: libs := -lcjson
+$(BUILD)/golden: $(golden_objects) $(lib)
+	$(link)
+
+$(qwen3_units): libs := -lcmocka $(qwen3_libs)
+$(qwen3_units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(qwen3_objects) $(lib)
+	$(link)
+
+plain_units := $(filter-out $(qwen3_units),$(units))
+$(plain_units): libs := -lcmocka
+$(plain_units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
+	$(link)
+
+$(fuzzers): libs := $(qwen3_libs)
+$(fuzzers): $(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(qwen3_objects) $(lib)
+	$(link)
+
+$(benches) $(examples): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
+	$(link)
+
+# ---- running -------------------------------------------------------------------------------------------------------
+# make run and make test prepare the machine first, so what they build is built by a second make. They are for
+# people with any compiler: warnings do not stop them, unless WERROR says so.
+parallel = $(if $(filter -j% j%,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || echo 2))
+build = $(MAKE) -s --no-print-directory $(parallel) $(if $(filter file,$(origin WERROR)),WERROR=)
+
+setup:
+	@tests/tools/setup build test
+
+run:
+	@tests/tools/setup build
+	@$(build) $(BUILD)/qwen3
+	@$(BUILD)/qwen3 --model "$(MODEL)" --prompt "$(PROMPT)"
+
+test:
+	@tests/tools/setup build test
+	@$(build) tests
+	@$(MAKE) --no-print-directory run-tests
+
+# What make test runs, without preparing and building; RUNNER adds options of tests/tools/run-tests.
+golden_data := $(wildcard tests/golden/data)
+run-tests:
+	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
+	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)") $(units) $(examples)
+
+golden: $(golden)
+	@$(BUILD)/golden "$(DIR)"
+
+bench: $(benches) $(qwen3)
+	@if [ -x tests/bench/run ]; then BUILD=$(BUILD) tests/bench/run; \
+	 else for b in $(benches); do echo "== $$b"; $$b || exit 1; done; fi
+
+# ---- generated files -------------------------------------------------------------------------------------------------
+shaders:
+	@GLSLANG="$(GLSLANG)" SPIRV_VAL="$(SPIRV_VAL)" BUILD=build tests/tools/build-shaders
+
+check-gen:
+	@tests/tools/build-shaders --check
+
+clean:
+	rm -rf build
+
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

@@ -1,0 +1,557 @@
+/* mlxvk - MLX's GPU backend for every Vulkan device, in one C file.                          SPDX-License-Identifier: MIT
+ *
+ * Arrays, streams and operations with MLX's semantics, as Vulkan compute shaders, in plain C11: no C++, no Python, no
+ * shader compiler at run time.
+ *
+ *     #include <stdio.h>
+ *     #include "mlxvk.h"
+ *
+ *     int main(void)
+ *     {
+ *         float x[] = { 1, 2, 3, 4 }, y[4];
+ *         mlxvk_stream s = mlxvk_default_gpu_stream_new();
+ *         mlxvk_array a = mlxvk_array_new_data(x, (int[]){ 2, 2 }, 2, MLXVK_FLOAT32);
+ *         mlxvk_matmul(&a, a, a, s);
+ *         if (mlxvk_array_read(a, y, sizeof y, s)) return 1;
+ *         printf("%g %g %g %g\n", y[0], y[1], y[2], y[3]);
+ *         mlxvk_array_free(a);
+ *         mlxvk_stream_free(s);
+ *     }
+ *
+ *     cc example.c mlxvk.c -ldl -lpthread -lm          (or one file: #define MLXVK_IMPLEMENTATION before the include)
+ *
+ * Macros to define before including or when compiling mlxvk.c
+ *     MLXVK_IMPLEMENTATION   the header brings the implementation (mlxvk.c must lie beside it), in one translation unit
+ *     MLXVK_API              linkage of public functions, default extern (e.g. static, or a visibility attribute)
+ *
+ * Rules
+ *   Names      mlxvk_<name> is mlx-c's mlx_<name>, with the same parameter order: result pointer first, operands, the
+ *              stream last. What each operation computes is what MLX computes; the comment names what is particular.
+ *   Results    Functions that can fail return 0 or one of the codes below; the text (operation, shapes, dtypes) is with
+ *              the stream (mlxvk_stream_error), or for calls without a stream with the device (mlxvk_device_error).
+ *              Nothing prints, aborts or exits. A failed call leaves its result handle, and every array, as it was.
+ *   Handles    A handle is a struct of one pointer, passed by value; { NULL } is "none". A result handle must be
+ *              initialised ({ NULL } or an array); what it held is released. A result that is also an operand, with no
+ *              other owner, may be updated in place (slice_update on a cache). Free every handle once.
+ *   Laziness   An operation records; nothing runs before mlxvk_eval, mlxvk_async_eval, mlxvk_array_read, an item, a
+ *              synchronize or the stream's own threshold. Results that nobody owns when it runs need not be computed.
+ *   Threads    Every function may be called from any thread; a stream may be used by one thread at a time. Arrays may be
+ *              shared between streams: the library orders them.
+ *   Devices    A device lives until mlxvk_device_free and the last handle made from it. The default device is made at
+ *              first use by calls that name none, and is the library's only global.
+ *
+ * What it does not do: gradients, vmap, compile, distributed (MLX's front end does these); float64; graphics.
+ */
+#ifndef MLXVK_H
+#define MLXVK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifndef MLXVK_API
+#define MLXVK_API extern
+#endif
+
+#define MLXVK_VERSION_MAJOR 0
+#define MLXVK_VERSION_MINOR 1
+#define MLXVK_VERSION_PATCH 0
+
+enum { MLXVK_MAX_NDIM = 16 };        /* most dimensions an array can have */
+
+/* ==== >>errors ==================================================================================================== */
+
+/* Result codes and their texts: mlxvk_result_text(code). */
+#define MLXVK_RESULTS(X)                                                                                              \
+    X(SUCCESS,            0, "success")                                                                               \
+    X(ERROR_ARGUMENT,     1, "invalid argument")                                                                      \
+    X(ERROR_SHAPE,        2, "shapes do not fit")                                                                     \
+    X(ERROR_AXIS,         3, "axis out of range")                                                                     \
+    X(ERROR_DTYPE,        4, "dtype not taken by this operation")                                                     \
+    X(ERROR_UNSUPPORTED,  5, "unsupported on this device")                                                            \
+    X(ERROR_HOST_MEMORY,  6, "out of host memory")                                                                    \
+    X(ERROR_MEMORY,       7, "out of device memory")                                                                  \
+    X(ERROR_LIMIT,        8, "a limit of the device is exceeded")                                                     \
+    X(ERROR_NO_LOADER,    9, "no Vulkan loader")                                                                      \
+    X(ERROR_NO_DEVICE,   10, "no usable Vulkan device")                                                               \
+    X(ERROR_DEVICE_LOST, 11, "device lost")                                                                           \
+    X(ERROR_VULKAN,      12, "a Vulkan call failed")                                                                  \
+    X(ERROR_NOT_READY,   13, "not evaluated yet")
+
+typedef enum mlxvk_result {
+#define MLXVK_X(name, code, text) MLXVK_##name = code,
+    MLXVK_RESULTS(MLXVK_X)
+#undef MLXVK_X
+    MLXVK_RESULT_COUNT
+} mlxvk_result;
+
+typedef struct mlxvk_error {
+    int code;                        /* mlxvk_result */
+    int vk_result;                   /* VkResult behind it, or 0 */
+    int line;                        /* where in mlxvk.c */
+    char operation[40];
+    char text[472];                  /* the whole message: operation, shapes, dtypes, what was expected */
+} mlxvk_error;
+
+MLXVK_API const char *mlxvk_result_text(int code);
+
+/* ==== >>types ===================================================================================================== */
+
+/* MLX's dtypes in MLX's order. FLOAT64 exists as a name only: MLX's GPU backends refuse it, and so does mlxvk. */
+typedef enum mlxvk_dtype {
+    MLXVK_BOOL, MLXVK_UINT8, MLXVK_UINT16, MLXVK_UINT32, MLXVK_UINT64, MLXVK_INT8, MLXVK_INT16, MLXVK_INT32, MLXVK_INT64,
+    MLXVK_FLOAT16, MLXVK_FLOAT32, MLXVK_FLOAT64, MLXVK_BFLOAT16, MLXVK_COMPLEX64,
+    MLXVK_DTYPE_COUNT
+} mlxvk_dtype;
+
+typedef struct mlxvk_device  { void *ctx; } mlxvk_device;
+typedef struct mlxvk_stream  { void *ctx; } mlxvk_stream;
+typedef struct mlxvk_buffer  { void *ctx; } mlxvk_buffer;    /* device memory */
+typedef struct mlxvk_array   { void *ctx; } mlxvk_array;     /* dtype, shape, strides and offset over a buffer */
+typedef struct mlxvk_event   { void *ctx; } mlxvk_event;     /* a timeline: a counter that only grows */
+typedef struct mlxvk_kernel  { void *ctx; } mlxvk_kernel;    /* a SPIR-V compute kernel of the caller's */
+typedef struct mlxvk_encoder { void *ctx; } mlxvk_encoder;   /* a stream's command recorder */
+typedef struct mlxvk_vector_array { void *ctx; } mlxvk_vector_array;
+
+typedef struct mlxvk_optional_int   { int value; bool has_value; } mlxvk_optional_int;
+typedef struct mlxvk_optional_float { float value; bool has_value; } mlxvk_optional_float;
+typedef struct mlxvk_optional_dtype { mlxvk_dtype value; bool has_value; } mlxvk_optional_dtype;
+
+MLXVK_API size_t mlxvk_dtype_size(mlxvk_dtype dtype);               /* bytes; 0 for no dtype */
+MLXVK_API const char *mlxvk_dtype_name(mlxvk_dtype dtype);          /* "float32", "bfloat16", ...; "?" for no dtype */
+
+/* ==== >>device ==================================================================================================== */
+
+typedef struct mlxvk_allocator {     /* host memory; NULL functions mean malloc and free */
+    void *(*allocate)(size_t size, void *user);                    /* may return NULL: the call fails cleanly */
+    void (*release)(void *pointer, void *user);
+    void *user;
+} mlxvk_allocator;
+
+/* A device of the caller's. The handles must outlive the mlxvk device. Vulkan 1.2 or later with timelineSemaphore. */
+typedef struct mlxvk_adopt {
+    void *instance, *physical_device, *device;                     /* VkInstance, VkPhysicalDevice, VkDevice */
+    void *queue;                                                   /* VkQueue with compute */
+    uint32_t queue_family;
+    void *get_instance_proc_addr;                                  /* PFN_vkGetInstanceProcAddr; NULL: the loader's */
+    const char *const *extensions;                                 /* device extensions that were enabled */
+    uint32_t extension_count;
+    const void *features;                                          /* the pNext chain (VkPhysicalDeviceFeatures2) that
+                                                                      the device was created with; NULL: none enabled */
+    void (*lock_queue)(void *user), (*unlock_queue)(void *user);   /* around each use of the queue; may be NULL */
+    void *user;
+} mlxvk_adopt;
+
+/* Zero means default in every field; a gate in `gates` wins over the environment. */
+typedef struct mlxvk_device_desc {
+    const char *name;                /* device by index ("1") or part of its name; NULL: MLX_VK_DEVICE, else the first of
+                                        discrete, integrated, virtual, CPU */
+    const mlxvk_adopt *adopt;        /* use this device instead of making one */
+    mlxvk_allocator allocator;
+    const char *gates;               /* "NAME=value NAME=value ...", names as mlxvk_gates prints them */
+    const void *pipeline_cache;      /* bytes from mlxvk_pipeline_cache_data of an earlier run; used if they fit */
+    size_t pipeline_cache_size;
+    void (*on_error)(const mlxvk_error *error, void *user);        /* called for each error; NULL: none */
+    void *user;
+    mlxvk_error *error;              /* filled when mlxvk_device_create fails (there is no device to ask) */
+} mlxvk_device_desc;
+
+/* Makes a device. desc may be NULL. Errors: NO_LOADER, NO_DEVICE (the text says what to install), HOST_MEMORY, VULKAN. */
+MLXVK_API int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc);
+/* The default device, made at first use; { NULL } when there is none. Not to be freed more often than got. */
+MLXVK_API mlxvk_device mlxvk_device_new(void);
+/* Releases the handle; the device itself goes with its last handle, stream, buffer and array. NULL is allowed. */
+MLXVK_API int mlxvk_device_free(mlxvk_device device);
+/* Copies the last error of calls that had no stream. */
+MLXVK_API int mlxvk_device_error(mlxvk_device device, mlxvk_error *error);
+/* 0, or DEVICE_LOST once the device was lost: every later call that needs it returns that code. */
+MLXVK_API int mlxvk_device_status(mlxvk_device device);
+
+/* How many Vulkan devices there are, and what they are called; neither makes an mlxvk device. */
+MLXVK_API bool mlxvk_is_available(void);
+MLXVK_API int mlxvk_device_count(void);
+MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user);
+
+/* What a device is. Keys of strings: device_name, architecture, driver. Keys of numbers: max_buffer_length,
+ * max_recommended_working_set_size, memory_size, subgroup_size, max_storage_buffer_range, shared_memory_size, unified
+ * (1 where the host maps device memory), and one per capability (1 or 0): int8, int16, int64, float16, storage8,
+ * storage16, bfloat16, cooperative_matrix, cooperative_matrix2, push_descriptor, integer_dot_product.
+ * Returns ARGUMENT for a key that there is not. */
+MLXVK_API int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key);
+MLXVK_API int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *key);
+
+/* The pipelines made so far, for a later run's mlxvk_device_desc. Call with data NULL for the size. */
+MLXVK_API int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size);
+
+/* ==== >>memory ==================================================================================================== */
+
+/* MLX's counters and limits, in bytes. Freed memory is kept in a cache for reuse up to the cache limit; the memory limit
+ * makes the cache shrink first and never makes an allocation fail. Setters return the old value in res (may be NULL). */
+MLXVK_API int mlxvk_get_active_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_get_peak_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_reset_peak_memory(mlxvk_device device);          /* to 0, as MLX does */
+MLXVK_API int mlxvk_get_cache_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_clear_cache(mlxvk_device device);
+MLXVK_API int mlxvk_get_memory_limit(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_set_memory_limit(size_t *res, size_t limit, mlxvk_device device);
+MLXVK_API int mlxvk_set_cache_limit(size_t *res, size_t limit, mlxvk_device device);
+MLXVK_API int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device);   /* a stored value */
+
+/* Device memory of `size` bytes; zero bytes are allowed. The contents are undefined. */
+MLXVK_API int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device);
+/* A VkBuffer of the caller's (usage STORAGE_BUFFER | TRANSFER_SRC | TRANSFER_DST) from byte `offset`, with the host
+ * pointer to that byte where it is mapped, else NULL. It must outlive the mlxvk buffer. */
+MLXVK_API int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped,
+                                 mlxvk_device device);
+MLXVK_API int mlxvk_buffer_free(mlxvk_buffer buffer);
+MLXVK_API size_t mlxvk_buffer_size(mlxvk_buffer buffer);
+/* The host's pointer to it, or NULL where it is not mapped. Reading or writing is right only when no submitted or recorded
+ * work uses it: synchronize first. */
+MLXVK_API void *mlxvk_buffer_data(mlxvk_buffer buffer);
+/* Blocks until no submitted work uses the buffer. */
+MLXVK_API int mlxvk_buffer_wait(mlxvk_buffer buffer);
+
+/* ==== >>stream ==================================================================================================== */
+
+/* A new stream on a device ({ NULL }: the default device). Returns { NULL } on failure: ask mlxvk_device_error. */
+MLXVK_API mlxvk_stream mlxvk_stream_new_device(mlxvk_device device);
+MLXVK_API mlxvk_stream mlxvk_stream_new(void);
+/* The default device's default stream (one more handle on it). */
+MLXVK_API mlxvk_stream mlxvk_default_gpu_stream_new(void);
+MLXVK_API int mlxvk_stream_free(mlxvk_stream stream);                /* waits for what it has submitted */
+MLXVK_API mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream); /* not a new handle: do not free it */
+MLXVK_API int mlxvk_stream_get_index(int *index, mlxvk_stream stream);
+MLXVK_API int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error);   /* copies the last error */
+/* Submits what is recorded, without waiting. */
+MLXVK_API int mlxvk_finalize(mlxvk_stream stream);
+/* Submits what is recorded and blocks until it is done. Returns the first error of deferred work since the last call. */
+MLXVK_API int mlxvk_synchronize(mlxvk_stream stream);
+/* Synchronises and frees all streams of the device but those that handles are held on. */
+MLXVK_API int mlxvk_clear_streams(mlxvk_device device);
+
+/* Computes the arrays and waits; async_eval submits and returns. */
+MLXVK_API int mlxvk_eval(mlxvk_vector_array outputs);
+MLXVK_API int mlxvk_async_eval(mlxvk_vector_array outputs);
+
+/* ==== >>event ===================================================================================================== */
+
+/* An event starts at 0 and only grows. Waits and signals on a stream are ordered with the operations around them. */
+MLXVK_API int mlxvk_event_new(mlxvk_event *res, mlxvk_device device);
+MLXVK_API int mlxvk_event_free(mlxvk_event event);
+MLXVK_API int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream);
+MLXVK_API int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream);
+MLXVK_API int mlxvk_event_signal_host(mlxvk_event event, uint64_t value);
+/* Blocks at most timeout_ns nanoseconds; NOT_READY when that ran out. UINT64_MAX waits for ever. */
+MLXVK_API int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns);
+MLXVK_API bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value);
+
+/* ==== >>array ===================================================================================================== */
+
+MLXVK_API mlxvk_array mlxvk_array_new(void);                         /* { NULL } */
+MLXVK_API int mlxvk_array_free(mlxvk_array array);                   /* NULL is allowed */
+MLXVK_API int mlxvk_array_set(mlxvk_array *res, mlxvk_array source); /* res becomes another handle on source */
+/* From host data, copied before the call returns, row-major; on the default device. { NULL } on failure. */
+MLXVK_API mlxvk_array mlxvk_array_new_data(const void *data, const int *shape, int dim, mlxvk_dtype dtype);
+MLXVK_API mlxvk_array mlxvk_array_new_bool(bool value);              /* scalars: no dimensions */
+MLXVK_API mlxvk_array mlxvk_array_new_int(int value);                /* int32 */
+MLXVK_API mlxvk_array mlxvk_array_new_float(float value);            /* float32 */
+MLXVK_API mlxvk_array mlxvk_array_new_float32(float value);
+MLXVK_API mlxvk_array mlxvk_array_new_complex(float real, float imag);
+/* The same with a device. data NULL leaves the contents undefined. */
+MLXVK_API int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim,
+                                          mlxvk_dtype dtype, mlxvk_device device);
+/* Over memory the caller owns: `offset` in bytes, strides in elements (NULL: row-major), any sign, zero too. Every element
+ * must lie inside the buffer. The array holds a reference on the buffer. */
+MLXVK_API int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *shape, const int64_t *strides,
+                                     int dim, mlxvk_dtype dtype, size_t offset);
+
+MLXVK_API size_t mlxvk_array_itemsize(mlxvk_array array);
+MLXVK_API size_t mlxvk_array_size(mlxvk_array array);                /* elements */
+MLXVK_API size_t mlxvk_array_nbytes(mlxvk_array array);
+MLXVK_API size_t mlxvk_array_ndim(mlxvk_array array);
+MLXVK_API const int *mlxvk_array_shape(mlxvk_array array);           /* valid while the handle is */
+MLXVK_API const int64_t *mlxvk_array_strides(mlxvk_array array);     /* in elements */
+MLXVK_API int mlxvk_array_dim(mlxvk_array array, int dim);           /* negative counts from the end; 0 if outside */
+MLXVK_API mlxvk_dtype mlxvk_array_dtype(mlxvk_array array);
+MLXVK_API bool mlxvk_array_is_row_contiguous(mlxvk_array array);
+/* Where the array's memory is: evaluates it; res is one more handle on the buffer. offset in bytes. */
+MLXVK_API int mlxvk_array_buffer(mlxvk_buffer *res, size_t *offset, mlxvk_array array);
+
+MLXVK_API int mlxvk_array_eval(mlxvk_array array);
+/* Computes the array, waits, and copies its elements in row-major order. size must be its nbytes. */
+MLXVK_API int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s);
+/* The one element of an array of size 1, evaluated; the dtype must match. */
+MLXVK_API int mlxvk_array_item_bool(bool *res, mlxvk_array array);
+MLXVK_API int mlxvk_array_item_int32(int32_t *res, mlxvk_array array);
+MLXVK_API int mlxvk_array_item_uint32(uint32_t *res, mlxvk_array array);
+MLXVK_API int mlxvk_array_item_int64(int64_t *res, mlxvk_array array);
+MLXVK_API int mlxvk_array_item_uint64(uint64_t *res, mlxvk_array array);
+MLXVK_API int mlxvk_array_item_float32(float *res, mlxvk_array array);
+/* The host's pointer to element [0, ...] of an evaluated array, as its strides say; NULL where the memory is not mapped. */
+MLXVK_API const void *mlxvk_array_data(mlxvk_array array);
+
+MLXVK_API mlxvk_vector_array mlxvk_vector_array_new(void);
+MLXVK_API mlxvk_vector_array mlxvk_vector_array_new_data(const mlxvk_array *data, size_t size);
+MLXVK_API mlxvk_vector_array mlxvk_vector_array_new_value(mlxvk_array value);
+MLXVK_API int mlxvk_vector_array_free(mlxvk_vector_array vector);
+MLXVK_API int mlxvk_vector_array_append_value(mlxvk_vector_array vector, mlxvk_array value);
+MLXVK_API int mlxvk_vector_array_append_data(mlxvk_vector_array vector, const mlxvk_array *data, size_t size);
+MLXVK_API size_t mlxvk_vector_array_size(mlxvk_vector_array vector);
+MLXVK_API int mlxvk_vector_array_get(mlxvk_array *res, mlxvk_vector_array vector, size_t index);   /* one more handle */
+MLXVK_API int mlxvk_vector_array_set_data(mlxvk_vector_array *vector, const mlxvk_array *data, size_t size);
+
+/* ==== >>creation ================================================================================================== */
+
+/* n = max(ceil((stop - start) / step), 0) elements start + i * step, computed as MLX does: in dtype. */
+MLXVK_API int mlxvk_arange(mlxvk_array *res, double start, double stop, double step, mlxvk_dtype dtype, mlxvk_stream s);
+/* vals broadcast to shape and cast to dtype. */
+MLXVK_API int mlxvk_full(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_array vals, mlxvk_dtype dtype,
+                         mlxvk_stream s);
+MLXVK_API int mlxvk_full_like(mlxvk_array *res, mlxvk_array a, mlxvk_array vals, mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_zeros(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_zeros_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_ones(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_ones_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+
+/* ==== >>shape: views where MLX makes views; a kernel runs only where memory must move ============================== */
+
+MLXVK_API int mlxvk_copy(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_contiguous(mlxvk_array *res, mlxvk_array a, bool allow_col_major, mlxvk_stream s);
+MLXVK_API int mlxvk_astype(mlxvk_array *res, mlxvk_array a, mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_view(mlxvk_array *res, mlxvk_array a, mlxvk_dtype dtype, mlxvk_stream s);   /* reinterpret bits */
+MLXVK_API int mlxvk_reshape(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s);
+MLXVK_API int mlxvk_flatten(mlxvk_array *res, mlxvk_array a, int start_axis, int end_axis, mlxvk_stream s);
+MLXVK_API int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape, size_t shape_num,
+                              mlxvk_stream s);
+MLXVK_API int mlxvk_transpose(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_transpose_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_swapaxes(mlxvk_array *res, mlxvk_array a, int axis1, int axis2, mlxvk_stream s);
+MLXVK_API int mlxvk_moveaxis(mlxvk_array *res, mlxvk_array a, int source, int destination, mlxvk_stream s);
+MLXVK_API int mlxvk_expand_dims(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_expand_dims_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_squeeze(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_squeeze_axis(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_squeeze_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_broadcast_to(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s);
+MLXVK_API int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num,
+                               const int64_t *strides, size_t strides_num, size_t offset, mlxvk_stream s);
+/* a[start:stop:strides] by axis, NumPy's rules for negative and out-of-range values. Always a view. */
+MLXVK_API int mlxvk_slice(mlxvk_array *res, mlxvk_array a, const int *start, size_t start_num, const int *stop,
+                          size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s);
+/* src with that slice replaced by update (broadcast, cast to src's dtype). In place where *res is src's only owner. */
+MLXVK_API int mlxvk_slice_update(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start,
+                                 size_t start_num, const int *stop, size_t stop_num, const int *strides,
+                                 size_t strides_num, mlxvk_stream s);
+MLXVK_API int mlxvk_concatenate(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s);          /* axis 0 */
+MLXVK_API int mlxvk_concatenate_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_stack(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s);
+MLXVK_API int mlxvk_stack_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_split(mlxvk_vector_array *res, mlxvk_array a, int num_splits, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indices, size_t indices_num,
+                                   int axis, mlxvk_stream s);
+/* Rows of a along axis (of a flattened: mlxvk_take) at integer indices; negative ones count from the end. */
+MLXVK_API int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s);
+MLXVK_API int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
+                                   mlxvk_stream s);
+
+/* ==== >>elementwise =============================================================================================== */
+
+/* One line a function: name, and what is particular. Integers and bool are cast to float32 by those marked f. */
+#define MLXVK_UNARY_FUNCTIONS(X)                                                                                      \
+    X(abs) X(negative) X(sign) X(square) X(logical_not) X(bitwise_invert) X(floor) X(ceil) X(conjugate) X(real) X(imag) \
+    X(sqrt) X(rsqrt) X(reciprocal) X(exp) X(expm1) X(log) X(log2) X(log10) X(log1p) X(sin) X(cos) X(tan) X(sinh)       \
+    X(cosh) X(tanh) X(arcsin) X(arccos) X(arctan) X(arcsinh) X(arccosh) X(arctanh) X(erf) X(erfinv) X(sigmoid)         \
+    X(isnan) X(isinf) X(isfinite) X(isposinf) X(isneginf) X(degrees) X(radians)
+#define MLXVK_X(name) MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_UNARY_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+MLXVK_API int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_stream s);
+
+/* Operands are broadcast and promoted by MLX's table. divide, logaddexp and arctan2 cast integers to float32;
+ * comparisons and logical functions give bool. */
+#define MLXVK_BINARY_FUNCTIONS(X)                                                                                     \
+    X(add) X(subtract) X(multiply) X(divide) X(floor_divide) X(remainder) X(power) X(maximum) X(minimum) X(logaddexp)  \
+    X(arctan2) X(bitwise_and) X(bitwise_or) X(bitwise_xor) X(left_shift) X(right_shift) X(equal) X(not_equal)          \
+    X(greater) X(greater_equal) X(less) X(less_equal) X(logical_and) X(logical_or)
+#define MLXVK_X(name) MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+MLXVK_BINARY_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* condition ? x : y, element by element. */
+MLXVK_API int mlxvk_where(mlxvk_array *res, mlxvk_array condition, mlxvk_array x, mlxvk_array y, mlxvk_stream s);
+/* a_min and a_max may be { NULL }, not both. */
+MLXVK_API int mlxvk_clip(mlxvk_array *res, mlxvk_array a, mlxvk_array a_min, mlxvk_array a_max, mlxvk_stream s);
+
+/* ==== >>reductions ================================================================================================ */
+
+/* Three forms each: over all axes, one axis, several axes. Result dtypes as MLX: sums and products of small integers
+ * widen to 32 bits; NaN makes max and min NaN. Sums of half types are accumulated in float32 and rounded once. */
+#define MLXVK_REDUCE_FUNCTIONS(X) X(sum) X(prod) X(max) X(min) X(mean) X(all) X(any) X(logsumexp)
+#define MLXVK_X(name)                                                                                                 \
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s);                       \
+    MLXVK_API int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s);      \
+    MLXVK_API int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num,              \
+                                      bool keepdims, mlxvk_stream s);
+MLXVK_REDUCE_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* uint32 index of the first largest (smallest) element; NaN is never chosen. Without axis: of the flattened array. */
+MLXVK_API int mlxvk_argmax(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s);
+MLXVK_API int mlxvk_argmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s);
+MLXVK_API int mlxvk_argmin(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s);
+MLXVK_API int mlxvk_argmin_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s);
+/* precise: half types are computed in float32 (mlxvk always does). Integers give float32. */
+MLXVK_API int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk_stream s);
+MLXVK_API int mlxvk_softmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool precise, mlxvk_stream s);
+MLXVK_API int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool precise,
+                                 mlxvk_stream s);
+#define MLXVK_SCAN_FUNCTIONS(X) X(cumsum) X(cumprod) X(cummax) X(cummin) X(logcumsumexp)
+#define MLXVK_X(name)                                                                                                 \
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s);
+MLXVK_SCAN_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* Ascending, stable, NaN last; argsort gives uint32. Without axis: of the flattened array. topk: the k largest. */
+MLXVK_API int mlxvk_sort(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_sort_axis(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_argsort(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_argsort_axis(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_partition(mlxvk_array *res, mlxvk_array a, int kth, mlxvk_stream s);
+MLXVK_API int mlxvk_partition_axis(mlxvk_array *res, mlxvk_array a, int kth, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_argpartition(mlxvk_array *res, mlxvk_array a, int kth, mlxvk_stream s);
+MLXVK_API int mlxvk_argpartition_axis(mlxvk_array *res, mlxvk_array a, int kth, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_topk(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s);
+MLXVK_API int mlxvk_topk_axis(mlxvk_array *res, mlxvk_array a, int k, int axis, mlxvk_stream s);
+
+/* ==== >>matrix ==================================================================================================== */
+
+/* NumPy's matmul for floating dtypes; batch dimensions broadcast; sums in float32. */
+MLXVK_API int mlxvk_matmul(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+/* alpha * a @ b + beta * c, c broadcast to the result. */
+MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, float alpha, float beta,
+                          mlxvk_stream s);
+/* x (..., M, K) times w, uint32 words that hold `bits`-bit codes in groups of group_size along w's last axis; scales and
+ * biases of each group. transpose: w is (N, K * bits / 32) and the result x @ w^T; else w is (K, N * bits / 32).
+ * mode "affine": value = scale * code + bias. Defaults: group_size 64, bits 4. */
+MLXVK_API int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales,
+                                     mlxvk_array biases, bool transpose, mlxvk_optional_int group_size,
+                                     mlxvk_optional_int bits, const char *mode, mlxvk_stream s);
+/* res: { codes, scales, biases }. global_scale: { NULL } for affine. */
+MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size,
+                             mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_stream s);
+MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                               mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                               mlxvk_array global_scale, mlxvk_optional_dtype dtype, mlxvk_stream s);
+
+/* ==== >>fast ====================================================================================================== */
+
+/* x * rsqrt(mean(x^2) + eps) over the last axis, rounded to x's dtype, times weight ({ NULL }: none). */
+MLXVK_API int mlxvk_fast_rms_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, float eps, mlxvk_stream s);
+MLXVK_API int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps,
+                                    mlxvk_stream s);
+/* Rotary embedding of the first dims features of x (B, ..., T, D) at positions scale * (offset + t). Exactly one of base
+ * and freqs (float32, dims / 2). traditional: pairs (2j, 2j+1), else (j, j + dims/2). */
+MLXVK_API int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base,
+                              float scale, int offset, mlxvk_array freqs, mlxvk_stream s);
+/* offset as an integer array: one value, or one for each of B. */
+MLXVK_API int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool traditional,
+                                      mlxvk_optional_float base, float scale, mlxvk_array offset, mlxvk_array freqs,
+                                      mlxvk_stream s);
+/* softmax(scale * q k^T + mask) v for q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv); H a multiple of Hkv.
+ * mask_mode: "" (none, or mask_arr where given), "causal" (aligned to the bottom right) or "array"; mask_arr: bool (true
+ * attends) or additive, broadcast to (B, H, Lq, Lk). sinks: one extra logit a head, or { NULL }. */
+MLXVK_API int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys,
+                                                      mlxvk_array values, float scale, const char *mask_mode,
+                                                      mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s);
+
+/* ==== >>random: MLX's threefry generator, bit for bit ============================================================= */
+
+/* key: uint32[2]; { NULL } takes the device's next key (mlxvk_random_seed sets it; else seeded by the clock). */
+MLXVK_API int mlxvk_random_key(mlxvk_array *res, uint64_t seed);
+MLXVK_API int mlxvk_random_seed(uint64_t seed);
+MLXVK_API int mlxvk_random_split(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_split_num(mlxvk_array *res, mlxvk_array key, int num, mlxvk_stream s);
+MLXVK_API int mlxvk_random_bits(mlxvk_array *res, const int *shape, size_t shape_num, int width, mlxvk_array key,
+                                mlxvk_stream s);                     /* width in bytes: 1, 2 or 4 */
+MLXVK_API int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape,
+                                   size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc,
+                                  float scale, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                                  mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_categorical(mlxvk_array *res, mlxvk_array logits, int axis, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape,
+                                             size_t shape_num, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
+                                                   mlxvk_array key, mlxvk_stream s);
+
+/* ==== >>encoder: kernels of the caller's, with the contract of Metal's CommandEncoder ============================== */
+
+typedef struct mlxvk_kernel_desc {
+    const char *name;                /* for errors and statistics */
+    const uint32_t *spirv;           /* a compute module with entry point "main"; copied */
+    size_t spirv_size;               /* bytes */
+    uint32_t bindings;               /* storage buffers: set 0, bindings 0 .. bindings-1 */
+    uint32_t push_size;              /* bytes of push constants, at most 128 */
+    const uint32_t *constants;       /* specialization constants 0 .. constant_count-1 */
+    uint32_t constant_count;
+    uint32_t threads[3];             /* local size, for dispatch_threads and limit checks; 0 counts as 1 */
+} mlxvk_kernel_desc;
+
+MLXVK_API int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_device device);
+MLXVK_API int mlxvk_kernel_free(mlxvk_kernel kernel);
+
+/* An array without contents, to be written by a kernel. */
+MLXVK_API int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s);
+
+/* The stream's encoder, with all operations before this call encoded. Use it until the next operation on the stream; it
+ * is not freed. Barriers are inserted where bound byte ranges overlap and one of them is written. */
+MLXVK_API int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream);
+MLXVK_API int mlxvk_set_kernel(mlxvk_encoder e, mlxvk_kernel kernel);
+/* Binds the bytes that the array spans, rounded down to the device's alignment; *shift, where not NULL, receives the
+ * elements between the binding's start and the array's first element. */
+MLXVK_API int mlxvk_set_input_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift);
+MLXVK_API int mlxvk_set_output_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift);
+/* Declares a write to an array that is not bound as an output (for kernels that reach it some other way). */
+MLXVK_API int mlxvk_register_output_array(mlxvk_encoder e, mlxvk_array array);
+/* Binds a byte range of a buffer, for reading and writing; offset must be a multiple of the device's alignment. */
+MLXVK_API int mlxvk_set_buffer(mlxvk_encoder e, mlxvk_buffer buffer, size_t offset, size_t size, uint32_t binding);
+MLXVK_API int mlxvk_set_bytes(mlxvk_encoder e, const void *data, uint32_t size, uint32_t offset);   /* push constants */
+MLXVK_API int mlxvk_dispatch_threads(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z);          /* rounded up */
+MLXVK_API int mlxvk_dispatch_threadgroups(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z);
+MLXVK_API int mlxvk_encoder_barrier(mlxvk_encoder e);
+/* Between start and end the caller vouches that dispatches do not depend on each other: no barrier between them. */
+MLXVK_API int mlxvk_start_concurrent(mlxvk_encoder e);
+MLXVK_API int mlxvk_end_concurrent(mlxvk_encoder e);
+
+/* ==== >>observability ============================================================================================= */
+
+/* Prints a line for each gate: name, value, default, what it switches. */
+MLXVK_API int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user), void *user);
+
+typedef struct mlxvk_stats {
+    uint64_t operations;             /* nodes recorded on tapes */
+    uint64_t dispatches, barriers, submissions, pipelines, descriptor_sets;
+    uint64_t fused, dropped;         /* nodes that went into fused kernels; nodes nobody wanted */
+    uint64_t lowering_ns, submit_ns; /* CPU time spent lowering and recording; in queue submissions */
+} mlxvk_stats;
+
+MLXVK_API int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device);
+MLXVK_API int mlxvk_reset_stats(mlxvk_device device);
+/* One line per kernel that ran: name, dispatches, and with profiling on (gate MLX_VK_PROFILE=1) GPU time. */
+MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
+                                 void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user),
+                                 void *user);
+MLXVK_API const char *mlxvk_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MLXVK_H */
+
+#if defined(MLXVK_IMPLEMENTATION) && !defined(MLXVK_C)
+#include "mlxvk.c"
+#endif
