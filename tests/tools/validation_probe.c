@@ -27,10 +27,9 @@ int main(void)
 {
     TRY(volkInitialize());
     VkInstance instance;
-    TRY(vkCreateInstance(&(VkInstanceCreateInfo){
-        .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
-        .pApplicationInfo = &(VkApplicationInfo){ .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO,
-                                                  .apiVersion = VK_API_VERSION_1_2 } }, NULL, &instance));
+    VkApplicationInfo program = { .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .apiVersion = VK_API_VERSION_1_2 };
+    TRY(vkCreateInstance(&(VkInstanceCreateInfo){ .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
+                                                  .pApplicationInfo = &program }, NULL, &instance));
     volkLoadInstance(instance);
     uint32_t count = 1;
     VkPhysicalDevice gpu = VK_NULL_HANDLE;
@@ -39,11 +38,12 @@ int main(void)
         return 1;
     }
     VkDevice device;
-    TRY(vkCreateDevice(gpu, &(VkDeviceCreateInfo){
-        .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .queueCreateInfoCount = 1,
-        .pQueueCreateInfos = &(VkDeviceQueueCreateInfo){ .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
-                                                         .queueCount = 1, .pQueuePriorities = &(float){ 1 } } },
-        NULL, &device));
+    float priority = 1;
+    VkDeviceQueueCreateInfo queue = { .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueCount = 1,
+                                      .pQueuePriorities = &priority };
+    TRY(vkCreateDevice(gpu, &(VkDeviceCreateInfo){ .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
+                                                   .queueCreateInfoCount = 1, .pQueueCreateInfos = &queue },
+                       NULL, &device));
 
     VkBuffer buffer;
     VkBufferCreateInfo buffer_info = { .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, .size = 0,
