@@ -57,8 +57,8 @@ units := $(call programs_of,unit)
 benches := $(call programs_of,bench)
 examples := $(call programs_of,examples)
 fuzzers := $(call programs_of,fuzz)
-# Unit tests of the language-model program link its parts.
-qwen3_units := $(filter $(addprefix $(BUILD)/unit/,test_qwen3% qwen3% test_tokenizer% tokenizer%),$(units))
+# Programs of other folders that include a header of tests/qwen3 link its parts.
+with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests golden bench shaders check-gen check dist clean
@@ -89,28 +89,22 @@ link = @mkdir -p $(@D) && echo "  LINK    $@" && \
 
 $(all_programs): $(keep_loaded)
 
-$(BUILD)/qwen3: libs := $(qwen3_libs)
+qwen3_users := $(patsubst tests/%.c,$(BUILD)/%,$(with_qwen3)) $(if $(filter tests/golden/%,$(with_qwen3)),$(BUILD)/golden)
+$(qwen3_users): $(qwen3_objects)
+$(qwen3) $(qwen3_users): libs += $(qwen3_libs)
+$(units): libs += -lcmocka
+$(golden): libs += -lcjson
+
 $(BUILD)/qwen3: $(BUILD)/obj/tests/qwen3/main.o $(qwen3_objects) $(lib)
 	$(link)
 
-$(BUILD)/golden: libs := -lcjson
 $(BUILD)/golden: $(golden_objects) $(lib)
 	$(link)
 
-$(qwen3_units): libs := -lcmocka $(qwen3_libs)
-$(qwen3_units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(qwen3_objects) $(lib)
+$(units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
 	$(link)
 
-plain_units := $(filter-out $(qwen3_units),$(units))
-$(plain_units): libs := -lcmocka
-$(plain_units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
-	$(link)
-
-$(fuzzers): libs := $(qwen3_libs)
-$(fuzzers): $(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(qwen3_objects) $(lib)
-	$(link)
-
-$(benches) $(examples): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
+$(benches) $(examples) $(fuzzers): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
 	$(link)
 
 # ---- running -------------------------------------------------------------------------------------------------------
@@ -129,6 +123,7 @@ run:
 
 test:
 	@tests/tools/setup build test
+	@tests/tools/build-shaders --check >/dev/null || echo "warning: gen/ is not what shaders/ says"
 	@$(build) tests
 	@$(MAKE) --no-print-directory run-tests
 
@@ -151,6 +146,15 @@ shaders:
 
 check-gen:
 	@tests/tools/build-shaders --check
+
+# One pair of files with the SPIR-V inside; tests/tools/check dist compiles and runs it.
+dist:
+	@tests/tools/make-dist build/dist
+
+# Sections of it alone: tests/tools/check SECTION ...
+check:
+	@tests/tools/setup build test ci
+	@tests/tools/check
 
 clean:
 	rm -rf build
