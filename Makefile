@@ -92,7 +92,7 @@ $(all_programs): $(keep_loaded)
 qwen3_users := $(patsubst tests/%.c,$(BUILD)/%,$(with_qwen3)) $(if $(filter tests/golden/%,$(with_qwen3)),$(BUILD)/golden)
 $(qwen3_users): $(qwen3_objects)
 $(qwen3) $(qwen3_users): libs += $(qwen3_libs)
-$(units): libs += -lcmocka
+$(units): libs += -lcmocka -lcjson
 $(golden): libs += -lcjson
 
 $(BUILD)/qwen3: $(BUILD)/obj/tests/qwen3/main.o $(qwen3_objects) $(lib)
