@@ -1,0 +1,168 @@
+# mlxvk. On a machine with nothing but git and make:
+#
+#   make run      install what is missing, build, let the small language model write    (MODEL=dir PROMPT="...")
+#   make test     install what is missing, build, run all tests
+#
+# For working on it:
+#
+#   make          the library and every program, into build/
+#   make golden DIR=path     compare with MLX's own results in that folder
+#   make bench               measure
+#   make shaders             compile shaders/ into gen/ what changed (needs glslangValidator, xxd; GLSLANG=path)
+#   make check-gen           is gen/ what shaders/ says? (no compiler needed)
+#   make check               everything that can be checked, which is more than CI does
+#   make dist                build/dist/mlxvk.h and mlxvk.c with nothing else to include
+#   make clean
+#
+# Variants, each in its own folder: make SAN=1 ... (AddressSanitizer and UBSan), make CC=clang ...
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+CXX ?= g++
+NM ?= nm
+GLSLANG ?= glslangValidator
+SPIRV_VAL ?= spirv-val
+MODEL ?= tests/models/tiny-qwen3
+PROMPT ?= The ls command lists
+DIR ?= tests/golden/data
+export MODEL PROMPT DIR
+TEST_TIMEOUT ?= 600
+
+compiler := $(filter-out gcc cc,$(notdir $(firstword $(CC))))
+variant := $(compiler)$(if $(and $(compiler),$(SAN)),-)$(if $(SAN),san)
+BUILD ?= build$(addprefix /,$(variant))
+
+WARNINGS := -Wall -Wextra -Wpedantic
+WERROR ?= -Werror
+CFLAGS ?= $(if $(SAN),-O1,-O2) -g
+ifneq ($(SAN),)
+sanitize := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+endif
+flags = -std=c11 $(CFLAGS) $(WARNINGS) $(sanitize) -I. -Itests $(CPPFLAGS)
+# libvulkan is not among them: it is loaded at run time.
+LDLIBS := -ldl -lpthread -lm
+qwen3_libs := -lcjson -lpcre2-8 -lutf8proc
+
+# ---- what there is: every folder of tests/ may be empty ----------------------------------------------------------
+objects = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+programs_of = $(patsubst tests/$(1)/%.c,$(BUILD)/$(1)/%,$(filter-out tests/$(1)/support%.c,$(wildcard tests/$(1)/*.c)))
+
+lib := $(if $(wildcard mlxvk.c),$(BUILD)/libmlxvk.a)
+qwen3_objects := $(call objects,$(filter-out %/main.c,$(wildcard tests/qwen3/*.c)))
+qwen3_lib := $(if $(qwen3_objects),$(BUILD)/libqwen3.a)
+qwen3 := $(if $(wildcard tests/qwen3/main.c),$(BUILD)/qwen3)
+golden_objects := $(call objects,$(wildcard tests/golden/*.c))
+golden := $(if $(golden_objects),$(BUILD)/golden)
+support := $(call objects,$(wildcard tests/unit/support*.c))
+units := $(call programs_of,unit)
+benches := $(call programs_of,bench)
+examples := $(call programs_of,examples)
+fuzzers := $(call programs_of,fuzz)
+# Programs of other folders that include a header of tests/qwen3 link its parts.
+with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
+test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
+
+.PHONY: all tests setup run test run-tests golden bench shaders check-gen check dist clean
+.SECONDARY:
+all_programs := $(test_programs) $(benches)
+all: $(lib) $(all_programs)
+tests: $(lib) $(test_programs)
+
+# ---- compiling -----------------------------------------------------------------------------------------------------
+$(BUILD)/obj/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo "  CC      $<"
+	@$(CC) $(flags) $(WERROR) -MMD -MP -c $< -o $@
+
+$(BUILD)/libmlxvk.a: $(BUILD)/obj/mlxvk.o
+$(BUILD)/libqwen3.a: $(qwen3_objects)
+$(lib) $(qwen3_lib):
+	@echo "  AR      $@"
+	@rm -f $@ && $(AR) rcs $@ $^
+
+# Everything is compiled anew when the flags change.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(flags)' | cmp -s - $@ || echo '$(CC) $(flags)' >$@
+FORCE:
+
+keep_loaded := $(if $(SAN),$(BUILD)/obj/tests/tools/keep_loaded.o)
+link = @mkdir -p $(@D) && echo "  LINK    $@" && \
+       $(CC) $(sanitize) $(if $(SAN),-rdynamic) $(LDFLAGS) $(filter %.o,$^) $(filter %/libqwen3.a,$^) \
+             $(filter %/libmlxvk.a,$^) -Wl,--as-needed $(libs) $(LDLIBS) -o $@
+
+$(all_programs): $(keep_loaded)
+
+qwen3_users := $(filter $(all_programs),$(patsubst tests/%.c,$(BUILD)/%,$(with_qwen3))) \
+               $(if $(filter tests/golden/%,$(with_qwen3)),$(golden))
+$(qwen3_users): $(qwen3_lib)
+$(qwen3) $(qwen3_users): libs += $(qwen3_libs)
+$(units): libs += -lcmocka -lcjson
+$(golden): libs += -lcjson
+
+$(BUILD)/qwen3: $(BUILD)/obj/tests/qwen3/main.o $(qwen3_lib) $(lib)
+	$(link)
+
+$(BUILD)/golden: $(golden_objects) $(lib)
+	$(link)
+
+$(units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
+	$(link)
+
+$(benches) $(examples) $(fuzzers): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
+	$(link)
+
+# ---- running -------------------------------------------------------------------------------------------------------
+# make run and make test prepare the machine first, so what they build is built by a second make. They are for
+# people with any compiler: warnings do not stop them, unless WERROR says so.
+parallel = $(if $(filter -j% j%,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || echo 2))
+build = $(MAKE) -s --no-print-directory $(parallel) $(if $(filter file,$(origin WERROR)),WERROR=)
+
+setup:
+	@tests/tools/setup build test
+
+run:
+	@tests/tools/setup build
+	@$(build) $(BUILD)/qwen3
+	@$(BUILD)/qwen3 --model "$$MODEL" --prompt "$$PROMPT"
+
+test:
+	@tests/tools/setup build test
+	@tests/tools/build-shaders --check >/dev/null || echo "warning: gen/ is not what shaders/ says"
+	@$(build) tests
+	@$(MAKE) --no-print-directory run-tests
+
+# What make test runs, without preparing and building; RUNNER adds options of tests/tools/run-tests.
+golden_data := $(wildcard tests/golden/data)
+run-tests:
+	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
+	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)") $(units) $(examples)
+
+golden: $(golden)
+	@$(BUILD)/golden "$$DIR"
+
+bench: $(benches) $(qwen3)
+	@if [ -x tests/bench/run ]; then BUILD=$(BUILD) tests/bench/run; \
+	 else for b in $(benches); do echo "== $$b"; $$b || exit 1; done; fi
+
+# ---- generated files -------------------------------------------------------------------------------------------------
+shaders:
+	@GLSLANG="$(GLSLANG)" SPIRV_VAL="$(SPIRV_VAL)" BUILD=build tests/tools/build-shaders
+
+check-gen:
+	@tests/tools/build-shaders --check
+
+# One pair of files with the SPIR-V inside; tests/tools/check dist compiles and runs it.
+dist:
+	@tests/tools/make-dist build/dist
+
+# Sections of it alone: tests/tools/check SECTION ...
+check:
+	@tests/tools/setup build test ci
+	@tests/tools/check
+
+clean:
+	rm -rf build
+
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
