@@ -3097,9 +3097,9 @@ int mlxvk_squeeze(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     return finish(&c, do_squeeze(&c, x, mask), res);
 }
 
-int mlxvk_squeeze_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+static int squeeze_call(const char *name, mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
 {
-    struct call c = begin("squeeze_axes", s);
+    struct call c = begin(name, s);
     struct array *x = input(&c, "a", a);
     uint32_t mask;
     axes_mask(&c, x, axes, axes_num, &mask);
@@ -3108,7 +3108,12 @@ int mlxvk_squeeze_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t 
 
 int mlxvk_squeeze_axis(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s)
 {
-    return mlxvk_squeeze_axes(res, a, &axis, 1, s);
+    return squeeze_call("squeeze_axis", res, a, &axis, 1, s);
+}
+
+int mlxvk_squeeze_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    return squeeze_call("squeeze_axes", res, a, axes, axes_num, s);
 }
 
 int mlxvk_broadcast_to(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s)
@@ -4401,8 +4406,10 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     if (a && size && !data) FAIL(&c, MLXVK_ERROR_ARGUMENT, "data is NULL");
     if (a && !c.code) a = contiguous(&c, a);
     if (!a || c.code) return end(&c);
+    take_handle(a);                                  /* somebody wants it: not to be dropped from the tape */
     code = array_submit(a);
     if (!code) code = read_bytes(c.stream, a, data);
+    drop_handle(a);
     if (code && !c.code) FAIL(&c, code, "%s could not be computed: %s", TEXT(a), mlxvk_result_text(code));
     return end(&c);
 }
