@@ -12,7 +12,8 @@
  *     >>stream       command buffers, submission, the window in flight
  *     >>array        views on storage
  *     >>tape         recorded operations and how they are lowered
- *     >>operations   one section a family: the front (checks, shapes) and the lowering (kernel, dispatch)
+ *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
+ *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, encoder, statistics
  *
  * One mutex a device serialises everything but blocking waits, so reference counts and tables are plain integers.
@@ -349,7 +350,7 @@ struct device {
     bool random_seeded;
 
     mlxvk_stats stats;
-    uint64_t marks;                                  /* serial numbers of command buffers */
+    uint64_t marks, group, searches;                 /* serial numbers: command buffers; groups and searches of next_node */
     struct kernel_count kernel_counts[KERNEL_COUNT + 1];   /* the last counts the callers' own kernels */
 };
 
@@ -1751,6 +1752,8 @@ struct storage {
     struct stream *stream;                           /* whose tape holds nodes that touch it */
     struct buffer *buffer;
     size_t nbytes;
+    uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
+    uint64_t skip_read, skip_write;                  /* last search that passed over a node which reads, writes it */
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
     uint8_t bytes[INLINE_BYTES];
 };
@@ -1987,7 +1990,7 @@ struct node {
 
 typedef void (*lower_function)(struct encoder *e, const struct node *n);
 struct op_row { const char *name; lower_function lower; };
-static const struct op_row op_table[OP_COUNT];       /* at the end of >>operations */
+static const struct op_row op_table[OP_COUNT];       /* at the end of >>fusion */
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);   /* >>fusion */
 
 static void node_retire(struct node *n)
@@ -2058,17 +2061,72 @@ static void lower_node(struct stream *s, uint32_t at, uint32_t end)
     maybe_commit(s);
 }
 
+/* ---- order: nodes that do not depend on each other run side by side, between the same two barriers ---- */
+
+enum { LOOK_AHEAD = 20 };
+
+static bool joins_group(const struct node *n, uint64_t group)
+{
+    for (int i = 0; i < n->inputs; i++)
+        if (n->in[i] && n->in[i]->storage->group_write == group) return false;
+    for (int i = 0; i < n->outputs; i++)
+        if (n->out[i] && (n->out[i]->storage->group_write == group || n->out[i]->storage->group_read == group)) return false;
+    return true;
+}
+
+/* May it go before the nodes that the search passed over? */
+static bool overtakes(const struct node *n, uint64_t search)
+{
+    for (int i = 0; i < n->inputs; i++)
+        if (n->in[i] && n->in[i]->storage->skip_write == search) return false;
+    for (int i = 0; i < n->outputs; i++)
+        if (n->out[i] && (n->out[i]->storage->skip_write == search || n->out[i]->storage->skip_read == search)) return false;
+    return true;
+}
+
+static void pass_over(const struct node *n, uint64_t search)
+{
+    for (int i = 0; i < n->inputs; i++) if (n->in[i]) n->in[i]->storage->skip_read = search;
+    for (int i = 0; i < n->outputs; i++) if (n->out[i]) n->out[i]->storage->skip_write = search;
+}
+
+static void enter_group(const struct node *n, uint64_t group)
+{
+    for (int i = 0; i < n->inputs; i++) if (n->in[i]) n->in[i]->storage->group_read = group;
+    for (int i = 0; i < n->outputs; i++) if (n->out[i]) n->out[i]->storage->group_write = group;
+}
+
+/* The node to lower next: the first one, or, where that would need a barrier, a near one that does not and may go first. */
+static uint32_t next_node(struct stream *s, uint32_t first)
+{
+    struct device *d = s->device;
+    uint32_t last = min_u32(s->node_count, first + LOOK_AHEAD);
+    uint64_t search;
+    if (!joins_group(&s->nodes[first], d->group)) {
+        search = ++d->searches;
+        for (uint32_t i = first; i < last; i++) {
+            if (s->nodes[i].done) continue;
+            if (joins_group(&s->nodes[i], d->group) && overtakes(&s->nodes[i], search)) { first = i; break; }
+            pass_over(&s->nodes[i], search);
+        }
+        if (!joins_group(&s->nodes[first], d->group)) d->group++;
+    }
+    enter_group(&s->nodes[first], d->group);
+    return first;
+}
+
 /* Turns the tape's nodes but the last `keep` into dispatches. */
 static void stream_lower(struct stream *s, uint32_t keep)
 {
-    uint32_t count = s->node_count > keep ? s->node_count - keep : 0;
+    uint32_t count = s->node_count > keep ? s->node_count - keep : 0, kept = 0;
     uint64_t start = now_ns();
     if (!count) return;
     drop_dead_nodes(s);
     for (uint32_t i = 0; i < count; i++)
-        if (!s->nodes[i].done) lower_node(s, i, s->node_count);
-    memmove(s->nodes, s->nodes + count, (s->node_count - count) * sizeof *s->nodes);
-    s->node_count -= count;
+        while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
+    for (uint32_t i = count; i < s->node_count; i++)
+        if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
+    s->node_count = kept;
     s->device->stats.lowering_ns += now_ns() - start;
 }
 
@@ -2650,7 +2708,7 @@ enum binary {
 #define X(name) B_##name,
     MLXVK_BINARY_FUNCTIONS(X)
 #undef X
-    B_floor_quotient, B_nan_equal, B_COUNT
+    B_floor_quotient, B_nan_equal, B_silu_product, B_COUNT
 };
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
@@ -2661,6 +2719,7 @@ static const struct binary_row { const char *name; int rules; } binary_table[B_C
     R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
     R(greater_equal, B_COMPARE), R(less, B_COMPARE), R(less_equal, B_COMPARE), R(logical_and, B_COMPARE | B_LOGICAL),
     R(logical_or, B_COMPARE | B_LOGICAL), R(floor_quotient, B_NO_COMPLEX), R(nan_equal, B_COMPARE),
+    R(silu_product, B_FLOAT | B_NO_COMPLEX),
 #undef R
 };
 
@@ -3461,10 +3520,93 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
 
 /* ==== >>fusion ==================================================================================================== */
 
+/* A fusion applies where the results in between are wanted by nobody else. Its nodes are lowered at the first one's place:
+ * the others must be able to go before what lies between. */
+
+enum { FUSE_WINDOW = 24 };
+
+/* Nobody owns it, and one node reads it. */
+static bool only_between(const struct array *a)
+{
+    return !a->storage->owned && a->storage->readers == 1 && a->storage->writers == 1;
+}
+
+/* The first node after `at` that reads the array's storage; `end` where there is none near. */
+static uint32_t reader_of(const struct stream *s, uint32_t at, uint32_t end, const struct array *a)
+{
+    end = min_u32(end, at + FUSE_WINDOW);
+    for (uint32_t i = at + 1; i < end; i++)
+        for (int k = 0; k < s->nodes[i].inputs && !s->nodes[i].done; k++)
+            if (s->nodes[i].in[k] && s->nodes[i].in[k]->storage == a->storage) return i;
+    return UINT32_MAX;
+}
+
+/* May node j be lowered together with the nodes of `members` (ascending, the first one where lowering stands)? */
+static bool can_join(struct stream *s, const uint32_t *members, int count, uint32_t j)
+{
+    uint64_t search = ++s->device->searches;
+    for (uint32_t i = members[0] + 1; i < j; i++) {
+        bool member = s->nodes[i].done;
+        for (int k = 0; k < count; k++) member = member || members[k] == i;
+        if (!member) pass_over(&s->nodes[i], search);
+    }
+    return overtakes(&s->nodes[j], search);
+}
+
+static bool same_view(const struct array *a, const struct array *b)
+{
+    return a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype && same_shape(a, b) &&
+           (!a->ndim || !memcmp(a->strides, b->strides, (size_t)a->ndim * sizeof *a->strides));
+}
+
+static bool is_binary(const struct node *n, enum binary op)
+{
+    return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_BINARY && n->p.elementwise.op == (uint16_t)op;
+}
+
+/* The nodes were lowered as one. */
+static void retire(struct stream *s, const uint32_t *members, int count)
+{
+    int code = s->encoder.code;
+    for (int i = 0; i < count; i++) {
+        s->encoder.code = code;
+        if (code) node_failed(s, &s->nodes[members[i]]);
+        node_retire(&s->nodes[members[i]]);
+    }
+    s->device->stats.fused += (uint64_t)count;
+}
+
+/* sigmoid(g), g * that, times u: the three roundings stay, in one dispatch. */
+static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[3] = { at, reader_of(s, at, end, s->nodes[at].out[0]) };
+    const struct node *sigmoid = &s->nodes[at], *silu, *product;
+    struct array *gate = sigmoid->in[0], *up, *a[3];
+    struct elementwise_params p = { .kernel = K_BINARY, .op = B_silu_product };
+    if (sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid || !only_between(sigmoid->out[0]) ||
+        m[1] == UINT32_MAX) return false;
+    silu = &s->nodes[m[1]];
+    if (!is_binary(silu, B_multiply) || !only_between(silu->out[0]) || !can_join(s, m, 1, m[1])) return false;
+    if (!(same_view(silu->in[0], gate) && same_view(silu->in[1], sigmoid->out[0])) &&
+        !(same_view(silu->in[1], gate) && same_view(silu->in[0], sigmoid->out[0]))) return false;
+    m[2] = reader_of(s, m[1], end, silu->out[0]);
+    if (m[2] == UINT32_MAX) return false;
+    product = &s->nodes[m[2]];
+    if (!is_binary(product, B_multiply) || !can_join(s, m, 2, m[2])) return false;
+    up = product->in[product->in[0]->storage == silu->out[0]->storage];
+    if (up->storage == silu->out[0]->storage || !same_shape(up, gate) || !same_shape(product->out[0], gate)) return false;
+    a[0] = product->out[0];
+    a[1] = gate;
+    a[2] = up;
+    elementwise_split(e, &p, a, 3);
+    retire(s, m, 3);
+    return true;
+}
+
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
-    { "none", GATE_COUNT, -1, NULL },
+    { "silu * x", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
