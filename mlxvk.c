@@ -264,7 +264,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
-    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)
+    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)          \
+    X(TAKE,          take,          4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -1962,7 +1963,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 /* One row an operation: lower_<name> turns its nodes into dispatches. */
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
-    X(ARANGE,      arange)
+    X(ARANGE,      arange)                                                                                          \
+    X(GATHER,      gather)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -1974,9 +1976,11 @@ enum operation {
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct arange_params { double start, step; };
+struct gather_params { uint8_t mode, axis; };
 union params {
     struct elementwise_params elementwise;
     struct arange_params arange;
+    struct gather_params gather;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -3516,6 +3520,243 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     axis = normal_axis(&c, x, axis);
     if (indices_num && !indices) FAIL(&c, MLXVK_ERROR_ARGUMENT, "indices is NULL");
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
+}
+
+/* ==== >>gather: elements at computed positions of an axis ========================================================= */
+
+enum gather_mode { GATHER_TAKE, GATHER_ALONG, GATHER_PUT };
+
+/* What stands in the shader's stride[3]: the axis' length and stride, and the part of it that a dispatch serves. */
+enum { AXIS_SIZE, AXIS_STRIDE, PART_FIRST, PART_SIZE };
+
+/* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the axis. */
+static void gather_views(const struct gather_params *p, struct array view[3])
+{
+    int axis = p->axis, n = view[2].ndim;
+    if (p->mode == GATHER_TAKE) {
+        struct array a = view[1], indices = view[2];
+        view[1].ndim = view[2].ndim = view[0].ndim;
+        for (int i = 0; i < view[0].ndim; i++) {
+            bool indexed = i >= axis && i < axis + n;
+            view[1].strides[i] = indexed ? 0 : a.strides[i < axis ? i : i - n + 1];
+            view[2].strides[i] = indexed ? indices.strides[i - axis] : 0;
+        }
+        memcpy(view[1].shape, view[0].shape, sizeof view[0].shape);
+        memcpy(view[2].shape, view[0].shape, sizeof view[0].shape);
+        return;
+    }
+    struct array *indexed = &view[p->mode == GATHER_PUT ? 0 : 1];
+    indexed->shape[axis] = view[2].shape[axis];
+    indexed->strides[axis] = 0;
+}
+
+static mlxvk_dtype raw_dtype(const struct array *a)   /* of the same size, to move bits */
+{
+    static const mlxvk_dtype by_size[] = { [1] = MLXVK_UINT8, [2] = MLXVK_UINT16, [4] = MLXVK_UINT32, [8] = MLXVK_UINT64 };
+    return by_size[item_size(a)];
+}
+
+static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+{
+    struct array view[3] = { *in[0], *in[1], *in[2] }, *views[3] = { &view[0], &view[1], &view[2] };
+    struct dims g;
+    uint32_t mode;
+    gather_views(p, view);
+    g = merge_dims(views, 3);
+    mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
+    push->n = (uint32_t)in[p->mode == GATHER_TAKE ? 0 : 2]->size;
+    if (mode == MODE_STRIDED) push_dims(push, &g, 3);
+    else { push->ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 3); }
+    KERNEL(e, K_TAKE, 256, mode, 0, p->mode == GATHER_PUT, raw_dtype(in[0]), (uint32_t)in[2]->dtype);
+    set_bytes(e, push, sizeof *push);
+    dispatch_groups(e, ceil_div(push->n, 256));
+}
+
+/* Dimensions [first, last) as one, with its stride; false where they do not merge. */
+static bool one_stride(const struct array *a, int first, int last, int64_t *size, int64_t *stride)
+{
+    *size = 1;
+    *stride = 1;
+    for (int i = last - 1; i >= first; i--) {
+        if (a->shape[i] == 1) continue;
+        if (*size == 1) *stride = a->strides[i];
+        else if (a->strides[i] != *stride * *size) return false;
+        *size *= a->shape[i];
+    }
+    return true;
+}
+
+/* Rows of 4-byte or 16-byte words, where what follows the axis is contiguous and aligned. */
+static bool gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+{
+    const struct array *a = in[1];
+    size_t item = item_size(a), unit;
+    int64_t outer, outer_stride, row, row_stride, count, index_stride, axis_stride = a->strides[p->axis], odd;
+    if (p->mode != GATHER_TAKE || !one_stride(a, 0, p->axis, &outer, &outer_stride) ||
+        !one_stride(a, p->axis + 1, a->ndim, &row, &row_stride) || row_stride != 1 ||
+        !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return false;
+    odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
+    if (odd & 3) return false;
+    unit = odd & 15 ? 4 : 16;
+    push->n = (uint32_t)(in[0]->size * item / unit);
+    push->shape[0] = (uint32_t)(row * (int64_t)item / (int64_t)unit);
+    push->shape[1] = (uint32_t)count;
+    push->stride[1][0] = (uint32_t)(outer_stride * (int64_t)item / (int64_t)unit);
+    push->stride[1][1] = (uint32_t)(axis_stride * (int64_t)item / (int64_t)unit);
+    push->stride[2][0] = (uint32_t)index_stride;
+    for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
+    KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, 0, unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
+    set_bytes(e, push, sizeof *push);
+    dispatch_groups(e, ceil_div(push->n, 4 * 256));
+    return true;
+}
+
+/* How many positions of the axis can be bound at once. */
+static int axis_part(struct encoder *e, const struct array *a, int axis)
+{
+    struct array one = *a;
+    int64_t low, high, room = (int64_t)e->device->caps.max_range - (int64_t)e->device->caps.offset_align - 16;
+    int64_t step = llabs(a->strides[axis]) * (int64_t)item_size(a);
+    array_span(a, &low, &high);
+    if (high - low <= room || !step) return a->shape[axis];
+    one.shape[axis] = 1;
+    array_span(&one, &low, &high);
+    return high - low + step > room ? 1 : (int)min_size((size_t)((room - (high - low)) / step), (size_t)a->shape[axis]);
+}
+
+static void lower_gather(struct encoder *e, const struct node *n)
+{
+    const struct gather_params *p = &n->p.gather;
+    struct array *in[3] = { n->out[0], n->in[0], n->in[1] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
+    const struct array *whole = *indexed;
+    int size = whole->shape[p->axis], step = axis_part(e, whole, p->axis);
+    for (int first = 0; first < size && !e->code; first += step) {
+        struct elementwise_push push = { .n = 0 };
+        part = *whole;
+        part.shape[p->axis] = first + step < size ? step : size - first;
+        part.offset += first * whole->strides[p->axis] * (int64_t)item_size(whole);
+        *indexed = &part;
+        push.offset[0] = set_output(e, 0, in[0]);
+        push.offset[1] = set_input(e, 1, in[1]);
+        push.offset[2] = set_input(e, 2, in[2]);
+        push.stride[3][AXIS_SIZE] = (uint32_t)size;
+        push.stride[3][AXIS_STRIDE] = (uint32_t)whole->strides[p->axis];
+        push.stride[3][PART_FIRST] = (uint32_t)first;
+        push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
+        if (!gather_rows(e, p, in, &push)) gather_elements(e, p, in, &push);
+    }
+}
+
+static bool check_indices(struct call *c, const struct array *indices)
+{
+    if (c->code || !indices) return false;
+    if (!is_integer(indices->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "indices must be integers, not %s", TEXT(indices)), false;
+    return true;
+}
+
+static struct array *do_take(struct call *c, struct array *a, struct array *indices, int axis)
+{
+    int shape[2 * MAXD], ndim = 0;
+    struct array *out;
+    axis = normal_axis(c, a, axis);
+    if (!check_indices(c, indices) || axis < 0) return NULL;
+    if (!a->size && indices->size) return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
+    for (int i = 0; i < axis; i++) shape[ndim++] = a->shape[i];
+    for (int i = 0; i < indices->ndim; i++) shape[ndim++] = indices->shape[i];
+    for (int i = axis + 1; i < a->ndim; i++) shape[ndim++] = a->shape[i];
+    out = output(c, ndim, shape, a->dtype);
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis }), ARRAYS(a, indices), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
+{
+    struct call c = begin("take_axis", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
+    return finish(&c, do_take(&c, x, i, axis), res);
+}
+
+int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s)
+{
+    struct call c = begin("take", s);
+    struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1), *i = input(&c, "indices", indices);
+    return finish(&c, do_take(&c, x, i, 0), res);
+}
+
+/* a seen with the shape of `like` but along the axis, where it keeps its length. */
+static struct array *broadcast_beside(struct call *c, struct array *a, int axis, const struct array *like)
+{
+    int shape[MAXD];
+    if (c->code || !a) return NULL;
+    memcpy(shape, like->shape, sizeof shape);
+    shape[axis] = a->shape[axis];
+    return broadcast(c, a, a->ndim, shape);
+}
+
+/* The shape that a and b broadcast to without regard to the axis, in `probe`. */
+static bool beside_shape(struct call *c, const struct array *a, const struct array *b, int axis, struct array *probe)
+{
+    struct array x = *a;
+    *probe = *b;
+    x.shape[axis] = b->shape[axis];
+    return broadcast_shape(c, &x, b, &probe->ndim, probe->shape);
+}
+
+static struct array *do_take_along(struct call *c, struct array *a, struct array *indices, int axis)
+{
+    struct array probe, *out;
+    axis = normal_axis(c, a, axis);
+    if (!check_indices(c, indices) || axis < 0) return NULL;
+    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
+    if (!beside_shape(c, a, indices, axis, &probe)) return NULL;
+    if (!a->shape[axis] && indices->size)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
+    a = broadcast_beside(c, a, axis, &probe);
+    indices = broadcast_beside(c, indices, axis, &probe);
+    out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis }), ARRAYS(a, indices), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
+{
+    struct call c = begin("take_along_axis", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
+    return finish(&c, do_take_along(&c, x, i, axis), res);
+}
+
+static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct array *a, struct array *indices,
+                                  struct array *values, int axis)
+{
+    struct array probe, *out;
+    int ndim, shape[MAXD];
+    axis = normal_axis(c, a, axis);
+    if (!check_indices(c, indices) || axis < 0 || !values) return NULL;
+    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
+    if (!a->size) return a;
+    while (values->ndim > indices->ndim && values->shape[0] == 1 && (values = do_squeeze(c, values, 1)) != NULL) {}
+    if (!values || !broadcast_shape(c, indices, values, &ndim, shape)) return NULL;
+    if (ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(values), TEXT(a));
+    values = broadcast(c, values, ndim, shape);
+    indices = broadcast(c, indices, ndim, shape);
+    if (!values || !indices || !beside_shape(c, a, indices, axis, &probe)) return NULL;
+    a = broadcast_beside(c, a, axis, &probe);
+    values = broadcast_beside(c, as_type(c, values, a ? a->dtype : MLXVK_BOOL), axis, &probe);
+    indices = broadcast_beside(c, indices, axis, &probe);
+    if (!values || !indices) return NULL;
+    if (updates_in_place(res, a) && values->storage != a->storage && indices->storage != a->storage)
+        out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
+    else out = copy_of(c, a);
+    if (indices->size)
+        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis }), ARRAYS(values, indices), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+{
+    struct call c = begin("put_along_axis", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices), *v = input(&c, "values", values);
+    return finish(&c, do_put_along(&c, res, x, i, v, axis), res);
 }
 
 /* ==== >>fusion ==================================================================================================== */
