@@ -351,7 +351,8 @@ struct device {
     bool random_seeded;
 
     mlxvk_stats stats;
-    uint64_t marks, group, searches;                 /* serial numbers: command buffers; groups and searches of next_node */
+    uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
+                                                        searches of the cache */
     struct kernel_count kernel_counts[KERNEL_COUNT + 1];   /* the last counts the callers' own kernels */
 };
 
@@ -833,6 +834,7 @@ struct timeline {
     VkSemaphore semaphore;
     struct stream *stream;                           /* NULL once the stream is gone */
     uint64_t open, submitted, completed;             /* value of the submission being recorded, ... */
+    uint64_t polled;                                 /* d->polls when it was last asked */
     uint32_t index;
 };
 
@@ -995,11 +997,13 @@ static void cache_remove(struct device *d, struct buffer *b)
     d->cached -= b->size;
 }
 
+/* Asks the driver once a search of the cache: see cache_find. */
 static uint64_t timeline_completed(struct device *d, struct timeline *t)
 {
     uint64_t value = 0;
-    if (t->completed < t->submitted && d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value) >= 0 &&
-        value > t->completed) t->completed = value;
+    if (t->completed >= t->submitted || t->polled == d->polls) return t->completed;
+    t->polled = d->polls;
+    if (d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value) >= 0 && value > t->completed) t->completed = value;
     return t->completed;
 }
 
@@ -1047,6 +1051,7 @@ static int wait_uses(struct device *d, struct buffer *b)
 static void cache_trim(struct device *d, size_t bytes, bool wait)
 {
     size_t released = 0;
+    d->polls++;
     for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
         newer = b->newer;
         if (!buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
@@ -1062,6 +1067,7 @@ static struct buffer *cache_find(struct device *d, size_t size, const struct tim
 {
     size_t limit = min_size(2 * size, size + 2 * (size_t)PAGE);
     struct buffer *best = NULL;
+    d->polls++;
     for (int bin = size_bin(size), last = size_bin(limit); bin <= last && !best; bin++)
         for (struct buffer *b = d->bins[bin]; b; b = b->bin_next)
             if (b->size >= size && b->size < limit && (!best || b->size < best->size) && buffer_idle(d, b, line)) {
@@ -1920,7 +1926,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     array_span(a, &low, &high);
     if (!b->handle || low == high) return 0;
     start = (b->offset + (size_t)low) / align * align;
-    end = min_size(round_up(b->offset + (size_t)high, 16), round_up(b->offset + b->size, 4));
+    end = min_size(round_up(b->offset + (size_t)high, 16), b->offset + b->size);
     if (end - start > e->device->caps.max_range) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "an operand spans %zu bytes, over the storage-buffer range of %zu",
                      end - start, e->device->caps.max_range);
