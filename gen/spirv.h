@@ -6,6 +6,8 @@
 #include "binary_wide_spv.h"
 #include "copy_spv.h"
 #include "copy_wide_spv.h"
+#include "matmul_complex_spv.h"
+#include "matmul_plain_spv.h"
 #include "select_spv.h"
 #include "unary_spv.h"
 #include "unary_complex_spv.h"
