@@ -9,6 +9,7 @@
 #include "matmul_complex_spv.h"
 #include "matmul_plain_spv.h"
 #include "select_spv.h"
+#include "take_spv.h"
 #include "unary_spv.h"
 #include "unary_complex_spv.h"
 #include "unary_wide_spv.h"
