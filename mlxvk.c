@@ -304,6 +304,7 @@ struct capabilities {
 };
 
 struct pipeline {
+    const char *name;
     uint64_t key;                                    /* hash of kernel and constants */
     uint32_t kernel, spec_count, spec[MAX_SPEC];
     VkPipeline handle;
@@ -1354,7 +1355,7 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
         return NULL;
     }
-    *p = (struct pipeline){ .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
+    *p = (struct pipeline){ .name = row->name, .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
     memcpy(p->spec, spec, n * sizeof *spec);
     if (!d->modules[k]) r = build_module(d, row->spirv, row->size, &d->modules[k]);
     if (r >= 0) r = build_pipeline(d, d->modules[k], row->bindings, spec, n, &p->handle);
@@ -1503,12 +1504,12 @@ static VkResult queue_submit(struct stream *s, VkCommandBuffer commands)
         wait_values[i] = s->waits[i].value;
         stages[i] = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
     }
-    signals[0] = s->line->semaphore;
-    signal_values[0] = s->line->open;
     for (uint32_t i = 0; i < s->signal_count; i++) {
-        signals[i + 1] = s->signals[i].semaphore;
-        signal_values[i + 1] = s->signals[i].value;
+        signals[i] = s->signals[i].semaphore;
+        signal_values[i] = s->signals[i].value;
     }
+    signals[s->signal_count] = s->line->semaphore;   /* last: who waits for the stream sees its events signalled */
+    signal_values[s->signal_count] = s->line->open;
     lock_queue(d);
     r = d->vk.vkQueueSubmit(d->queues[s->queue], 1, &info, VK_NULL_HANDLE);
     unlock_queue(d);
@@ -1680,9 +1681,14 @@ static void bind_descriptors(struct encoder *e)
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = e->bindings };
     if (!n) return;
     while (first < n && !(e->set_mask & (1u << first))) first++;
-    if (first == n) { encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "nothing is bound"); return; }
-    for (uint32_t i = 0; i < n; i++)                 /* bindings that this variant does not use */
-        if (!(e->set_mask & (1u << i))) e->bindings[i] = e->bindings[first];
+    for (uint32_t i = 0; i < n; i++) {
+        if (e->set_mask & (1u << i)) continue;
+        if (first == n || e->pipeline->kernel == KERNEL_COUNT) {
+            encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, e->pipeline->name, "binding %u is not bound", i);
+            return;
+        }
+        e->bindings[i] = e->bindings[first];         /* a binding that this variant of the kernel does not use */
+    }
     if (d->caps.push_descriptor)
         d->vk.vkCmdPushDescriptorSetKHR(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write);
     else {
@@ -1706,7 +1712,7 @@ static void encode_dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t 
     struct device *d = e->device;
     const uint32_t *limit = d->caps.max_groups;
     if (x > limit[0] || y > limit[1] || z > limit[2]) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, kernel_table[e->pipeline->kernel].name,
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, e->pipeline->name,
                      "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1], limit[2]);
         return;
     }
@@ -5234,6 +5240,7 @@ int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_dev
     if (!code) {
         snprintf(k->name, sizeof k->name, "%s", desc->name ? desc->name : "kernel");
         k->device = d;
+        k->pipeline.name = k->name;
         k->pipeline.kernel = KERNEL_COUNT;
         k->pipeline.bindings = desc->bindings;
         k->push_size = desc->push_size;
