@@ -263,8 +263,10 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL | CAP_INT64)                                                          \
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
+    X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
+    X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
-    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)          \
+    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
@@ -306,6 +308,7 @@ struct capabilities {
 };
 
 struct pipeline {
+    const char *name;
     uint64_t key;                                    /* hash of kernel and constants */
     uint32_t kernel, spec_count, spec[MAX_SPEC];
     VkPipeline handle;
@@ -1356,7 +1359,7 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
         return NULL;
     }
-    *p = (struct pipeline){ .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
+    *p = (struct pipeline){ .name = row->name, .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
     memcpy(p->spec, spec, n * sizeof *spec);
     if (!d->modules[k]) r = build_module(d, row->spirv, row->size, &d->modules[k]);
     if (r >= 0) r = build_pipeline(d, d->modules[k], row->bindings, spec, n, &p->handle);
@@ -1505,12 +1508,12 @@ static VkResult queue_submit(struct stream *s, VkCommandBuffer commands)
         wait_values[i] = s->waits[i].value;
         stages[i] = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
     }
-    signals[0] = s->line->semaphore;
-    signal_values[0] = s->line->open;
     for (uint32_t i = 0; i < s->signal_count; i++) {
-        signals[i + 1] = s->signals[i].semaphore;
-        signal_values[i + 1] = s->signals[i].value;
+        signals[i] = s->signals[i].semaphore;
+        signal_values[i] = s->signals[i].value;
     }
+    signals[s->signal_count] = s->line->semaphore;   /* last: who waits for the stream sees its events signalled */
+    signal_values[s->signal_count] = s->line->open;
     lock_queue(d);
     r = d->vk.vkQueueSubmit(d->queues[s->queue], 1, &info, VK_NULL_HANDLE);
     unlock_queue(d);
@@ -1682,9 +1685,14 @@ static void bind_descriptors(struct encoder *e)
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = e->bindings };
     if (!n) return;
     while (first < n && !(e->set_mask & (1u << first))) first++;
-    if (first == n) { encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "nothing is bound"); return; }
-    for (uint32_t i = 0; i < n; i++)                 /* bindings that this variant does not use */
-        if (!(e->set_mask & (1u << i))) e->bindings[i] = e->bindings[first];
+    for (uint32_t i = 0; i < n; i++) {
+        if (e->set_mask & (1u << i)) continue;
+        if (first == n || e->pipeline->kernel == KERNEL_COUNT) {
+            encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, e->pipeline->name, "binding %u is not bound", i);
+            return;
+        }
+        e->bindings[i] = e->bindings[first];         /* a binding that this variant of the kernel does not use */
+    }
     if (d->caps.push_descriptor)
         d->vk.vkCmdPushDescriptorSetKHR(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write);
     else {
@@ -1708,7 +1716,7 @@ static void encode_dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t 
     struct device *d = e->device;
     const uint32_t *limit = d->caps.max_groups;
     if (x > limit[0] || y > limit[1] || z > limit[2]) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, kernel_table[e->pipeline->kernel].name,
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, e->pipeline->name,
                      "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1], limit[2]);
         return;
     }
@@ -1973,7 +1981,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 /* One row an operation: lower_<name> turns its nodes into dispatches. */
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
-    X(ARANGE,      arange)                                                                                          \
+    X(MATMUL,      matmul)                                                                                             \
+    X(ARANGE,      arange)                                                                                             \
     X(GATHER,      gather)                                                                                             \
     X(NORM,        norm)                                                                                               \
     X(ROPE,        rope)
@@ -1987,12 +1996,14 @@ enum operation {
 
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
+struct matmul_params { float alpha, beta; };
 struct arange_params { double start, step; };
 struct gather_params { uint8_t mode, axis; };
 struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 union params {
     struct elementwise_params elementwise;
+    struct matmul_params matmul;
     struct arange_params arange;
     struct gather_params gather;
     struct norm_params norm;
@@ -4059,6 +4070,279 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
     struct call c = begin("fast_rope_dynamic", s);
     struct array *a = input(&c, "x", x), *at = input(&c, "offset", offset), *f = optional_input(&c, "freqs", freqs);
     return finish(&c, do_rope(&c, a, dims, traditional, base, scale, 0, at, f), res);
+/* ==== >>matrix ==================================================================================================== */
+
+/* One product as kernels see it: out = alpha * a @ b + beta * c for each matrix of a batch. Strides in elements. */
+enum { MAT_A, MAT_B, MAT_C, MAT_OUT, MATRICES, BATCH_DIMS = 3 };
+
+struct product {
+    struct array *array[MATRICES];                   /* c may be NULL */
+    int64_t m, n, k;
+    int64_t a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col;
+    int ndim;                                        /* of the batch, outermost first */
+    int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
+    float alpha, beta;
+};
+
+struct product_push {
+    uint32_t m, n, k, offset[MATRICES], a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col, inner, middle;
+    uint32_t batch[MATRICES][BATCH_DIMS];
+    float alpha, beta;
+    uint32_t part;
+};
+
+enum { EPILOGUE_NONE, EPILOGUE_SCALE, EPILOGUE_PART };
+
+/* Joins a batch dimension to the one outside it where every operand allows it. */
+static void merge_batch(struct product *p)
+{
+    int kept = 0;
+    for (int i = 0; i < p->ndim; i++) {
+        bool joins = kept > 0;
+        if (p->shape[i] == 1) continue;
+        for (int k = 0; k < MATRICES && joins; k++) joins = p->stride[k][kept - 1] == p->stride[k][i] * p->shape[i];
+        if (joins) p->shape[kept - 1] *= p->shape[i];
+        else p->shape[kept++] = p->shape[i];
+        for (int k = 0; k < MATRICES; k++) p->stride[k][kept - 1] = p->stride[k][i];
+    }
+    p->ndim = kept;
+}
+
+/* One larger product instead of several with the same b, where the rows of a, c and the result go on evenly. */
+static void merge_rows(struct product *p)
+{
+    while (p->ndim) {
+        int i = p->ndim - 1;
+        int64_t *a = p->stride[MAT_A], *b = p->stride[MAT_B], *c = p->stride[MAT_C], *out = p->stride[MAT_OUT];
+        if (b[i]) return;
+        if (p->m > 1 && (a[i] != p->m * p->a_row || c[i] != p->m * p->c_row || out[i] != p->m * p->out_row)) return;
+        if (p->m == 1) { p->a_row = a[i]; p->c_row = c[i]; p->out_row = out[i]; }
+        p->m *= p->shape[i];
+        p->ndim--;
+    }
+}
+
+static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
+{
+    int i = out->ndim - 1;
+    struct product p = { .array = { a, b, c, out }, .m = out->shape[i - 1], .n = out->shape[i], .k = a->shape[i],
+        .a_row = a->strides[i - 1], .a_k = a->strides[i], .b_k = b->strides[i - 1], .b_col = b->strides[i],
+        .out_row = out->strides[i - 1], .out_col = out->strides[i], .ndim = i - 1, .alpha = alpha, .beta = beta };
+    if (c) { p.c_row = c->strides[i - 1]; p.c_col = c->strides[i]; }
+    for (i = 0; i < p.ndim; i++) p.shape[i] = out->shape[i];
+    for (int k = 0; k < MATRICES; k++)
+        for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
+    merge_batch(&p);
+    merge_rows(&p);
+    return p;
+}
+
+static int64_t product_batches(const struct product *p)
+{
+    int64_t count = 1;
+    for (int i = 0; i < p->ndim; i++) count *= p->shape[i];
+    return count;
+}
+
+/* Binds the operands and sets the push constants of one dispatch. */
+static struct product_push bind_product(struct encoder *e, const struct product *p)
+{
+    struct product_push q = { .m = (uint32_t)p->m, .n = (uint32_t)p->n, .k = (uint32_t)p->k, .a_row = (uint32_t)p->a_row,
+        .a_k = (uint32_t)p->a_k, .b_k = (uint32_t)p->b_k, .b_col = (uint32_t)p->b_col, .c_row = (uint32_t)p->c_row,
+        .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row, .out_col = (uint32_t)p->out_col, .inner = 1, .middle = 1,
+        .alpha = p->alpha, .beta = p->beta };
+    static const uint32_t slot[MATRICES] = { 1, 2, 3, 0 };
+    for (int k = 0; k < MATRICES; k++) {
+        if (!p->array[k]) continue;
+        q.offset[k] = bind_array(e, slot[k], p->array[k], k == MAT_OUT) + (uint32_t)p->offset[k];
+        for (int i = 0; i < p->ndim && i < BATCH_DIMS; i++) q.batch[k][i] = (uint32_t)p->stride[k][p->ndim - 1 - i];
+    }
+    if (p->ndim > 0) q.inner = (uint32_t)p->shape[p->ndim - 1];
+    if (p->ndim > 1) q.middle = (uint32_t)p->shape[p->ndim - 2];
+    return q;
+}
+
+static void product_plain(struct encoder *e, const struct product *p)
+{
+    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
+    struct product_push q = bind_product(e, p);
+    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE);
+    set_bytes(e, &q, sizeof q);
+    dispatch(e, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16), (uint32_t)product_batches(p));
+}
+
+static void product_dispatch(struct encoder *e, const struct product *p) { product_plain(e, p); }
+
+/* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
+static void product_batch(struct encoder *e, const struct product *p)
+{
+    const int64_t most = 16 * 65535;                 /* rows or columns: the grid that every device has, smallest tiles */
+    struct product one = *p;
+    if (p->m > most || p->n > most) {
+        bool rows = p->m > most;
+        int64_t size = rows ? p->m : p->n;
+        for (int64_t at = 0; at < size && !e->code; at += most) {
+            *(rows ? &one.m : &one.n) = size - at < most ? size - at : most;
+            one.offset[rows ? MAT_A : MAT_B] = p->offset[rows ? MAT_A : MAT_B] + at * (rows ? p->a_row : p->b_col);
+            one.offset[MAT_C] = p->offset[MAT_C] + at * (rows ? p->c_row : p->c_col);
+            one.offset[MAT_OUT] = p->offset[MAT_OUT] + at * (rows ? p->out_row : p->out_col);
+            product_batch(e, &one);
+        }
+        return;
+    }
+    if (p->ndim <= BATCH_DIMS && product_batches(p) <= e->device->caps.max_groups[2]) { product_dispatch(e, p); return; }
+    one.ndim--;
+    memmove(one.shape, p->shape + 1, (size_t)one.ndim * sizeof *one.shape);
+    for (int k = 0; k < MATRICES; k++) memmove(one.stride[k], p->stride[k] + 1, (size_t)one.ndim * sizeof **one.stride);
+    for (int64_t i = 0; i < p->shape[0] && !e->code; i++) {
+        for (int k = 0; k < MATRICES; k++) one.offset[k] = p->offset[k] + i * p->stride[k][0];
+        product_batch(e, &one);
+    }
+}
+
+/* Splits what the device cannot bind whole, by rows, columns or batches. */
+static void product_split(struct encoder *e, const struct node *n, struct array *const *arrays)
+{
+    struct array part[MATRICES], *parts[MATRICES] = { NULL };
+    int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT;
+    for (axis = -1; operand >= 0 && axis < 0; operand--)
+        if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1);
+    operand++;
+    if (operand == MAT_A && axis == last) axis = last - 1;     /* K is not split: rows of a, columns of b */
+    else if (operand == MAT_B && axis == last - 1) axis = last;
+    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) {
+        struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], n->p.matmul.alpha, n->p.matmul.beta);
+        product_batch(e, &p);
+        return;
+    }
+    for (int half = 0; half < 2; half++) {
+        for (int k = 0; k < MATRICES; k++) {
+            int first = arrays[MAT_OUT]->shape[axis] / 2;
+            if (!arrays[k]) continue;
+            part[k] = *arrays[k];
+            parts[k] = &part[k];
+            if ((k == MAT_A && axis == last) || (k == MAT_B && axis == last - 1)) continue;
+            part[k].shape[axis] = half ? arrays[k]->shape[axis] - first : first;
+            part[k].size = arrays[k]->size / (size_t)arrays[k]->shape[axis] * (size_t)part[k].shape[axis];
+            if (half) part[k].offset += first * arrays[k]->strides[axis] * (int64_t)item_size(arrays[k]);
+        }
+        product_split(e, n, parts);
+    }
+}
+
+static void lower_matmul(struct encoder *e, const struct node *n)
+{
+    product_split(e, n, (struct array *[MATRICES]){ n->in[0], n->in[1], n->in[2], n->out[0] });
+}
+
+/* ---- fronts ---- */
+
+/* A vector as a matrix of one row (at = 0) or one column (at = 1). */
+static struct array *as_matrix(struct call *c, struct array *a, int at)
+{
+    int shape[2] = { 1, 1 };
+    int64_t strides[2] = { 0, 0 };
+    if (c->code || !a || a->ndim != 1) return a;
+    shape[1 - at] = a->shape[0];
+    strides[1 - at] = a->strides[0];
+    return view_of(c, a, a->dtype, 2, shape, strides, a->offset);
+}
+
+/* The batch dimensions of two operands broadcast; the shape of the product, with the last two of each. */
+static bool product_shape(struct call *c, const struct array *a, const struct array *b, int *ndim, int *shape)
+{
+    int nd = a->ndim > b->ndim ? a->ndim : b->ndim;
+    for (int i = 0; i < nd - 2; i++) {
+        int ia = i - (nd - a->ndim), ib = i - (nd - b->ndim), x = ia < 0 ? 1 : a->shape[ia], y = ib < 0 ? 1 : b->shape[ib];
+        if (x != y && x != 1 && y != 1)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "the batch dimensions of %s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
+        shape[i] = x == 1 ? y : x;
+    }
+    shape[nd - 2] = dim_of(a, -2);
+    shape[nd - 1] = dim_of(b, -1);
+    *ndim = nd;
+    return true;
+}
+
+/* An operand with the product's batch dimensions and its own last two. */
+static struct array *with_batch(struct call *c, struct array *a, int ndim, const int *shape)
+{
+    int full[MAXD];
+    if (c->code || !a) return NULL;
+    memcpy(full, shape, (size_t)ndim * sizeof *full);
+    full[ndim - 2] = dim_of(a, -2);
+    full[ndim - 1] = dim_of(a, -1);
+    return broadcast(c, a, ndim, full);
+}
+
+/* A matrix result without the unit dimensions that vectors were given. */
+static struct array *without_units(struct call *c, struct array *out, bool row, bool column)
+{
+    int ndim, shape[MAXD];
+    if (c->code || !out || (!row && !column)) return out;
+    ndim = out->ndim - row - column;
+    memcpy(shape, out->shape, (size_t)ndim * sizeof *shape);
+    if (row && !column) shape[ndim - 1] = out->shape[out->ndim - 1];
+    return view_of(c, out, out->dtype, ndim, shape, NULL, out->offset);
+}
+
+/* bias seen with the shape of the result, before vectors lose their unit dimensions. */
+static struct array *product_bias(struct call *c, struct array *bias, const struct array *out, bool row, bool column)
+{
+    int ndim = out->ndim - row - column, shape[MAXD];
+    int64_t strides[MAXD];
+    memcpy(shape, out->shape, (size_t)ndim * sizeof *shape);
+    if (row && !column) shape[ndim - 1] = out->shape[out->ndim - 1];
+    bias = broadcast(c, bias, ndim, shape);
+    if (!bias || (!row && !column)) return bias;
+    memcpy(strides, bias->strides, (size_t)ndim * sizeof *strides);
+    if (row && !column) { strides[ndim] = strides[ndim - 1]; strides[ndim - 1] = 0; }
+    else for (int i = ndim; i < out->ndim; i++) strides[i] = 0;
+    return view_of(c, bias, bias->dtype, out->ndim, out->shape, strides, bias->offset);
+}
+
+/* alpha * a @ b + beta * bias; bias may be NULL. */
+static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha, float beta)
+{
+    int ndim, shape[MAXD];
+    bool row, column;
+    mlxvk_dtype t;
+    struct array *out;
+    if (c->code || !a || !b) return NULL;
+    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
+    t = promote(a->dtype, b->dtype);
+    if (bias) t = promote(t, bias->dtype);
+    if (!is_inexact(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    row = a->ndim == 1;
+    column = b->ndim == 1;
+    if (dim_of(a, -1) != dim_of(b, column ? -1 : -2))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    a = as_matrix(c, as_type(c, a, t), 0);
+    b = as_matrix(c, as_type(c, b, t), 1);
+    if (c->code || !product_shape(c, a, b, &ndim, shape)) return NULL;
+    a = with_batch(c, a, ndim, shape);
+    b = with_batch(c, b, ndim, shape);
+    out = output(c, ndim, shape, t);
+    if (c->code || !out) return NULL;
+    if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
+    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, bias), ARRAYS(out));
+    return without_units(c, out, row, column);
+}
+
+static struct array *do_matmul(struct call *c, struct array *a, struct array *b) { return do_addmm(c, NULL, a, b, 1, 0); }
+
+int mlxvk_matmul(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("matmul", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    return finish(&c, do_matmul(&c, x, y), res);
+}
+
+int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, float alpha, float beta, mlxvk_stream s)
+{
+    struct call k = begin("addmm", s);
+    struct array *z = input(&k, "c", c), *x = input(&k, "a", a), *y = input(&k, "b", b);
+    return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
 }
 
 /* ==== >>fusion ==================================================================================================== */
@@ -5250,6 +5534,7 @@ int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_dev
     if (!code) {
         snprintf(k->name, sizeof k->name, "%s", desc->name ? desc->name : "kernel");
         k->device = d;
+        k->pipeline.name = k->name;
         k->pipeline.kernel = KERNEL_COUNT;
         k->pipeline.bindings = desc->bindings;
         k->push_size = desc->push_size;

@@ -6,6 +6,8 @@
 #include "binary_wide_spv.h"
 #include "copy_spv.h"
 #include "copy_wide_spv.h"
+#include "matmul_complex_spv.h"
+#include "matmul_plain_spv.h"
 #include "norm_spv.h"
 #include "norm_plain_spv.h"
 #include "rope_spv.h"
