@@ -4070,6 +4070,8 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
     struct call c = begin("fast_rope_dynamic", s);
     struct array *a = input(&c, "x", x), *at = input(&c, "offset", offset), *f = optional_input(&c, "freqs", freqs);
     return finish(&c, do_rope(&c, a, dims, traditional, base, scale, 0, at, f), res);
+}
+
 /* ==== >>matrix ==================================================================================================== */
 
 /* One product as kernels see it: out = alpha * a @ b + beta * c for each matrix of a batch. Strides in elements. */
