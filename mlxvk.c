@@ -267,7 +267,9 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)          \
-    X(TAKE,          take,          4, CAP_SMALL)
+    X(TAKE,          take,          4, CAP_SMALL)                                                                      \
+    X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
+    X(CATEGORICAL,   categorical,   4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -349,7 +351,7 @@ struct device {
     struct stream *streams;
     struct stream *default_stream;
     int stream_index;
-    uint64_t random_state[2];
+    uint32_t random_state[2];
     bool random_seeded;
 
     mlxvk_stats stats;
@@ -1973,7 +1975,9 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ELEMENTWISE, elementwise)                                                                                        \
     X(MATMUL,      matmul)                                                                                             \
     X(ARANGE,      arange)                                                                                          \
-    X(GATHER,      gather)
+    X(GATHER,      gather)                                                                                             \
+    X(RANDOM,      random)                                                                                             \
+    X(CATEGORICAL, categorical)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -1987,11 +1991,13 @@ struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
 struct arange_params { double start, step; };
 struct gather_params { uint8_t mode, axis; };
+struct random_params { uint8_t kind; float low, high; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
     struct arange_params arange;
     struct gather_params gather;
+    struct random_params random;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -4043,6 +4049,369 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     struct call k = begin("addmm", s);
     struct array *z = input(&k, "c", c), *x = input(&k, "a", a), *y = input(&k, "b", b);
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
+}
+
+/* ==== >>random: MLX's threefry generator ========================================================================== */
+
+enum random_kind { RANDOM_BITS, RANDOM_UNIFORM, RANDOM_NORMAL, RANDOM_GUMBEL };
+enum { RANDOM_PART = 1 << 28, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = 8 * CATEGORICAL_THREADS };
+
+/* Threefry on the host, for keys that need no device. */
+static void threefry(const uint32_t key[2], uint32_t x, uint32_t y, uint32_t out[2])
+{
+    static const uint8_t rotations[8] = { 13, 15, 26, 6, 17, 29, 16, 24 };
+    uint32_t k[3] = { key[0], key[1], key[0] ^ key[1] ^ 0x1bd11bdau };
+    x += k[0];
+    y += k[1];
+    for (uint32_t round = 0; round < 20; round++) {
+        int r = rotations[round % 8];
+        x += y;
+        y = (y << r | y >> (32 - r)) ^ x;
+        if (round % 4 < 3) continue;
+        x += k[(round / 4 + 1) % 3];
+        y += k[(round / 4 + 2) % 3] + round / 4 + 1;
+    }
+    out[0] = x;
+    out[1] = y;
+}
+
+/* The two keys that one splits into, as rows. */
+static void split_words(const uint32_t key[2], uint32_t rows[4])
+{
+    uint32_t first[2], second[2];
+    threefry(key, 0, 2, first);
+    threefry(key, 1, 3, second);
+    rows[0] = first[0];
+    rows[1] = second[0];
+    rows[2] = first[1];
+    rows[3] = second[1];
+}
+
+static struct array *key_literal(struct call *c, const uint32_t words[2])
+{
+    struct array *a = output(c, 1, (int[]){ 2 }, MLXVK_UINT32);
+    if (!a) return NULL;
+    a->storage->literal = true;
+    memcpy(a->storage->bytes, words, 8);
+    return a;
+}
+
+static bool is_literal(const struct array *a) { return a->storage->literal && !a->storage->buffer; }
+
+static void literal_words(const struct array *key, uint32_t words[2])
+{
+    for (int i = 0; i < 2; i++) memcpy(&words[i], key->storage->bytes + key->offset + 4 * i * key->strides[0], 4);
+}
+
+static void seed_words(uint64_t seed, uint32_t words[2]) { words[0] = (uint32_t)(seed >> 32); words[1] = (uint32_t)seed; }
+
+/* Row 0 of the split becomes the device's state, row 1 is what is used. */
+static struct array *next_key(struct call *c)
+{
+    struct device *d = c->device;
+    uint32_t rows[4];
+    if (c->code) return NULL;
+    if (!d->random_seeded) seed_words((uint64_t)time(NULL) * 1000u + now_ns() / 1000000u % 1000u, d->random_state);
+    d->random_seeded = true;
+    split_words(d->random_state, rows);
+    memcpy(d->random_state, rows, 8);
+    return key_literal(c, rows + 2);
+}
+
+static struct array *check_key(struct call *c, struct array *key)
+{
+    if (c->code || !key) return NULL;
+    if (key->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "a key is uint32, not %s", TEXT(key));
+    if (key->ndim != 1 || key->shape[0] != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "a key has shape (2), not %s", TEXT(key));
+    return key;
+}
+
+static struct array *key_input(struct call *c, mlxvk_array key)
+{
+    return key.ctx ? check_key(c, input(c, "key", key)) : next_key(c);
+}
+
+/* ---- lowering ---- */
+
+struct key_push { uint32_t at, step, pushed, words[2]; };
+
+static struct key_push set_key(struct encoder *e, uint32_t slot, struct array *key)
+{
+    struct key_push k = { .step = (uint32_t)key->strides[0], .pushed = is_literal(key) };
+    if (k.pushed) literal_words(key, k.words);
+    else k.at = set_input(e, slot, key);
+    return k;
+}
+
+static void lower_random(struct encoder *e, const struct node *n)
+{
+    const struct random_params *p = &n->p.random;
+    struct array *out = n->out[0], part = *out;
+    size_t each, words, room = min_size(e->device->caps.max_range - e->device->caps.offset_align - 16, RANDOM_PART);
+    struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; } push = { .low = p->low, .high = p->high };
+    if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
+    each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
+    words = (part.size + each - 1) / each;
+    if (words > UINT32_MAX) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%zu words are too many", words); return; }
+    part.ndim = 1;
+    part.strides[0] = 1;
+    push.words = (uint32_t)words;
+    push.count = (uint32_t)(room / 4);
+    for (size_t first = 0; first < words && !e->code; first += push.count) {
+        push.first = (uint32_t)first;
+        push.elements = (uint32_t)min_size(part.size - first * each, push.count * each);
+        part.shape[0] = (int)push.elements;
+        part.offset = out->offset + (int64_t)(first * each * item_size(&part));
+        push.offset = set_output(e, 0, &part);
+        push.key = set_key(e, 1, n->in[0]);
+        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, ceil_div((words + 1) / 2, 256));
+    }
+}
+
+/* An array of the lowering's own; to be released after its last dispatch. */
+static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
+{
+    struct storage *st = e->code ? NULL : storage_create(e->device, count * dtypes[dtype].size);
+    struct array *a = NULL;
+    if (st) {
+        st->refs = 1;
+        a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
+        storage_release(st);
+    }
+    if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "no scratch array of %zu elements", count);
+    return a;
+}
+
+/* One distribution: largest and sum of each tile, then a workgroup a sample. */
+static void lower_categorical(struct encoder *e, const struct node *n)
+{
+    struct array *out = n->out[0], *logits = n->in[0], *key = n->in[1];
+    uint32_t tiles = ceil_div(logits->size, CATEGORICAL_TILE);
+    struct array *stats = scratch(e, tiles, MLXVK_COMPLEX64);
+    struct { uint32_t n, tiles, samples, dst_at, src_at, stride; struct key_push key; uint32_t tile_at; } push = {
+        .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)out->size };
+    if (!stats) return;
+    for (int i = 0; i < logits->ndim; i++) if (logits->shape[i] > 1) push.stride = (uint32_t)logits->strides[i];
+    for (uint32_t step = 0; step < 2; step++) {
+        push.dst_at = set_output(e, 0, step ? out : stats);
+        push.src_at = set_input(e, 1, logits);
+        if (step) push.key = set_key(e, 2, key);
+        if (step) push.tile_at = set_input(e, 3, stats);
+        KERNEL(e, K_CATEGORICAL, CATEGORICAL_THREADS, step, (uint32_t)logits->dtype);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, step ? out->size : tiles);
+    }
+    array_release(stats);
+}
+
+/* ---- fronts ---- */
+
+/* low and high: bounds (uniform); loc and scale (normal). */
+static struct array *do_random(struct call *c, enum random_kind kind, int ndim, const int *shape, mlxvk_dtype dtype, float low, float high,
+                               struct array *key)
+{
+    struct array *out = c->code || !key ? NULL : output(c, ndim, shape, dtype);
+    if (!out) return NULL;
+    append(c, OP_RANDOM, PARAMS(.random = { (uint8_t)kind, low, high }), ARRAYS(key), ARRAYS(out));
+    return out;
+}
+
+/* The shape argument of a call, whose length fits an int. */
+static int shape_count(size_t shape_num) { return (int)min_size(shape_num, MAXD + 1); }
+
+int mlxvk_random_key(mlxvk_array *res, uint64_t seed)
+{
+    struct call c = begin("random_key", (mlxvk_stream){ NULL });
+    uint32_t words[2];
+    seed_words(seed, words);
+    return finish(&c, c.code ? NULL : key_literal(&c, words), res);
+}
+
+int mlxvk_random_seed(uint64_t seed)
+{
+    struct call c = begin("random_seed", (mlxvk_stream){ NULL });
+    if (!c.code) {
+        seed_words(seed, c.device->random_state);
+        c.device->random_seeded = true;
+    }
+    return end(&c);
+}
+
+static struct array *do_split(struct call *c, struct array *key, int num)
+{
+    if (num < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "%d keys", num);
+    return do_random(c, RANDOM_BITS, 2, (int[]){ num, 2 }, MLXVK_UINT32, 0, 0, key);
+}
+
+int mlxvk_random_split_num(mlxvk_array *res, mlxvk_array key, int num, mlxvk_stream s)
+{
+    struct call c = begin("random_split_num", s);
+    return finish(&c, do_split(&c, key_input(&c, key), num), res);
+}
+
+int mlxvk_random_split(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_split", s);
+    struct array *k = key_input(&c, key), *row[2] = { NULL, NULL };
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (k && is_literal(k)) {
+        uint32_t words[2], rows[4];
+        literal_words(k, words);
+        split_words(words, rows);
+        for (int i = 0; i < 2; i++) row[i] = key_literal(&c, rows + 2 * i);
+    } else {
+        struct array *both = do_split(&c, k, 2);
+        for (int i = 0; i < 2 && both; i++) row[i] = view_of(&c, both, MLXVK_UINT32, 1, (int[]){ 2 }, NULL, 8 * i);
+    }
+    if (!c.code && row[0] && row[1]) put_result(res_0, row[0]);
+    return finish(&c, row[1], res_1);
+}
+
+int mlxvk_random_bits(mlxvk_array *res, const int *shape, size_t shape_num, int width, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_bits", s);
+    struct array *k = key_input(&c, key);
+    mlxvk_dtype t = width == 1 ? MLXVK_UINT8 : width == 2 ? MLXVK_UINT16 : MLXVK_UINT32;
+    if (width != 1 && width != 2 && width != 4) FAIL(&c, MLXVK_ERROR_ARGUMENT, "width must be 1, 2 or 4 bytes, not %d", width);
+    return finish(&c, do_random(&c, RANDOM_BITS, shape_count(shape_num), shape, t, 0, 0, k), res);
+}
+
+static bool check_float(struct call *c, mlxvk_dtype dtype)
+{
+    if (c->code) return false;
+    if (!is_dtype((int)dtype) || !is_float(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "dtype must be floating, not %s", mlxvk_dtype_name(dtype)), false;
+    return true;
+}
+
+/* The value of one number that the host knows. */
+static bool literal_float(const struct array *a, float *value)
+{
+    if (!a || a->size != 1 || !is_literal(a) || a->dtype != MLXVK_FLOAT32) return false;
+    memcpy(value, a->storage->bytes + a->offset, 4);
+    return true;
+}
+
+static struct array *do_uniform(struct call *c, struct array *low, struct array *high, int ndim, const int *shape, mlxvk_dtype dtype,
+                                struct array *key)
+{
+    float from = 0, to = 1;
+    struct array *range, *out;
+    int n, full[MAXD];
+    if (c->code || !low || !high || !check_float(c, dtype) || !check_shape(c, ndim, shape, dtype)) return NULL;
+    if (!broadcast_shape(c, low, high, &n, full)) return NULL;
+    if (literal_float(low, &from) && literal_float(high, &to) && n <= ndim)
+        return do_random(c, RANDOM_UNIFORM, ndim, shape, dtype, from, to, key);
+    low = as_type(c, low, dtype);
+    range = do_binary(c, B_subtract, as_type(c, high, dtype), low);
+    out = do_random(c, RANDOM_UNIFORM, ndim, shape, dtype, 0, 1, key);
+    out = do_binary(c, B_multiply, broadcast(c, range, ndim, shape), out);
+    return do_binary(c, B_add, out, low);
+}
+
+int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                         mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_uniform", s);
+    struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    return finish(&c, do_uniform(&c, x, y, shape_count(shape_num), shape, dtype, k), res);
+}
+
+int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
+                        mlxvk_stream s)
+{
+    struct call c = begin("random_normal", s);
+    struct array *k;
+    if (dtype != MLXVK_COMPLEX64) check_float(&c, dtype);
+    k = key_input(&c, key);
+    return finish(&c, do_random(&c, RANDOM_NORMAL, shape_count(shape_num), shape, dtype, loc, scale, k), res);
+}
+
+int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_gumbel", s);
+    struct array *k;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    return finish(&c, do_random(&c, RANDOM_GUMBEL, shape_count(shape_num), shape, dtype, 0, 0, k), res);
+}
+
+/* shape: of the samples; the logits without their axis broadcast to it. Several distributions: the largest of logits plus
+ * Gumbel noise. One: where a uniform number falls in the cumulative sum, if the samples have dimensions. */
+static struct array *do_categorical(struct call *c, struct array *logits, int axis, int ndim, const int *shape, struct array *key)
+{
+    int noise[MAXD + 1], at = axis + ndim - logits->ndim + 1;
+    struct array *out;
+    if (c->code || !key || !check_shape(c, ndim, shape, MLXVK_UINT32)) return NULL;
+    if (is_complex(logits->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "logits %s are not real", TEXT(logits));
+    if (!logits->shape[axis]) return FAIL(c, MLXVK_ERROR_SHAPE, "logits %s have no classes", TEXT(logits));
+    if (ndim && logits->size == (size_t)logits->shape[axis]) {
+        if (is_wide(logits->dtype)) logits = as_type(c, logits, MLXVK_FLOAT32);
+        out = logits ? output(c, ndim, shape, MLXVK_UINT32) : NULL;
+        append(c, OP_CATEGORICAL, PARAMS(.random = { 0 }), ARRAYS(logits, key), ARRAYS(out));
+        return out;
+    }
+    for (int i = 0, k = 0; i <= ndim; i++) noise[i] = i == at ? logits->shape[axis] : shape[k++];
+    out = do_random(c, RANDOM_GUMBEL, ndim + 1, noise, MLXVK_FLOAT32, 0, 0, key);
+    return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "several distributions");
+}
+
+int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num, mlxvk_array key,
+                                   mlxvk_stream s)
+{
+    struct call c = begin("random_categorical_shape", s);
+    struct array *x = input(&c, "logits", logits), *k, *out = NULL;
+    int ndim = shape_count(shape_num), full[MAXD], n;
+    axis = normal_axis(&c, x, axis);
+    k = key_input(&c, key);
+    if (axis >= 0 && check_shape(&c, ndim, shape, MLXVK_UINT32)) {
+        struct array rest = *x, samples = *x;
+        rest.ndim--;
+        memmove(rest.shape + axis, rest.shape + axis + 1, (size_t)(rest.ndim - axis) * sizeof *rest.shape);
+        samples.ndim = ndim;
+        if (ndim) memcpy(samples.shape, shape, (size_t)ndim * sizeof *shape);
+        if (!broadcast_shape(&c, &rest, &samples, &n, full)) n = -1;
+        else if (n != ndim || (n && memcmp(full, shape, (size_t)n * sizeof *full)))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "logits %s without axis %d do not broadcast to the shape of the samples", TEXT(x), axis);
+        else out = do_categorical(&c, x, axis, ndim, shape, k);
+    }
+    return finish(&c, out, res);
+}
+
+/* num_samples < 0: one, without a dimension for them. */
+static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "logits", logits), *k, *out = NULL;
+    int shape[MAXD + 1], ndim = 0;
+    axis = normal_axis(&c, x, axis);
+    k = key_input(&c, key);
+    for (int i = 0; axis >= 0 && i < x->ndim; i++) if (i != axis) shape[ndim++] = x->shape[i];
+    if (axis >= 0 && num_samples >= 0) {
+        int last = x->ndim;
+        shape[ndim++] = num_samples;
+        x = do_expand(&c, x, &last, 1);
+    }
+    if (axis >= 0 && x) out = do_categorical(&c, x, axis, ndim, shape, k);
+    return finish(&c, out, res);
+}
+
+int mlxvk_random_categorical(mlxvk_array *res, mlxvk_array logits, int axis, mlxvk_array key, mlxvk_stream s)
+{
+    return categorical("random_categorical", res, logits, axis, -1, key, s);
+}
+
+int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+{
+    if (num_samples < 0) {
+        struct call c = begin("random_categorical_num_samples", s);
+        FAIL(&c, MLXVK_ERROR_SHAPE, "%d samples", num_samples);
+        return end(&c);
+    }
+    return categorical("random_categorical_num_samples", res, logits, axis, num_samples, key, s);
 }
 
 /* ==== >>fusion ==================================================================================================== */
