@@ -266,8 +266,12 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
-    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)          \
+    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
+    X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
+    X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)
 
@@ -306,6 +310,7 @@ struct capabilities {
 };
 
 struct pipeline {
+    const char *name;
     uint64_t key;                                    /* hash of kernel and constants */
     uint32_t kernel, spec_count, spec[MAX_SPEC];
     VkPipeline handle;
@@ -1356,7 +1361,7 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
         return NULL;
     }
-    *p = (struct pipeline){ .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
+    *p = (struct pipeline){ .name = row->name, .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
     memcpy(p->spec, spec, n * sizeof *spec);
     if (!d->modules[k]) r = build_module(d, row->spirv, row->size, &d->modules[k]);
     if (r >= 0) r = build_pipeline(d, d->modules[k], row->bindings, spec, n, &p->handle);
@@ -1505,12 +1510,12 @@ static VkResult queue_submit(struct stream *s, VkCommandBuffer commands)
         wait_values[i] = s->waits[i].value;
         stages[i] = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
     }
-    signals[0] = s->line->semaphore;
-    signal_values[0] = s->line->open;
     for (uint32_t i = 0; i < s->signal_count; i++) {
-        signals[i + 1] = s->signals[i].semaphore;
-        signal_values[i + 1] = s->signals[i].value;
+        signals[i] = s->signals[i].semaphore;
+        signal_values[i] = s->signals[i].value;
     }
+    signals[s->signal_count] = s->line->semaphore;   /* last: who waits for the stream sees its events signalled */
+    signal_values[s->signal_count] = s->line->open;
     lock_queue(d);
     r = d->vk.vkQueueSubmit(d->queues[s->queue], 1, &info, VK_NULL_HANDLE);
     unlock_queue(d);
@@ -1682,9 +1687,14 @@ static void bind_descriptors(struct encoder *e)
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = e->bindings };
     if (!n) return;
     while (first < n && !(e->set_mask & (1u << first))) first++;
-    if (first == n) { encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "nothing is bound"); return; }
-    for (uint32_t i = 0; i < n; i++)                 /* bindings that this variant does not use */
-        if (!(e->set_mask & (1u << i))) e->bindings[i] = e->bindings[first];
+    for (uint32_t i = 0; i < n; i++) {
+        if (e->set_mask & (1u << i)) continue;
+        if (first == n || e->pipeline->kernel == KERNEL_COUNT) {
+            encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, e->pipeline->name, "binding %u is not bound", i);
+            return;
+        }
+        e->bindings[i] = e->bindings[first];         /* a binding that this variant of the kernel does not use */
+    }
     if (d->caps.push_descriptor)
         d->vk.vkCmdPushDescriptorSetKHR(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write);
     else {
@@ -1708,7 +1718,7 @@ static void encode_dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t 
     struct device *d = e->device;
     const uint32_t *limit = d->caps.max_groups;
     if (x > limit[0] || y > limit[1] || z > limit[2]) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, kernel_table[e->pipeline->kernel].name,
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, e->pipeline->name,
                      "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1], limit[2]);
         return;
     }
@@ -1974,8 +1984,10 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
     X(MATMUL,      matmul)                                                                                             \
-    X(ARANGE,      arange)                                                                                          \
+    X(ARANGE,      arange)                                                                                             \
     X(GATHER,      gather)                                                                                             \
+    X(NORM,        norm)                                                                                               \
+    X(ROPE,        rope)                                                                                               \
     X(RANDOM,      random)                                                                                             \
     X(CATEGORICAL, categorical)
 
@@ -1991,12 +2003,16 @@ struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
 struct arange_params { double start, step; };
 struct gather_params { uint8_t mode, axis; };
+struct norm_params { uint8_t flags; float eps; };
+struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct random_params { uint8_t kind; float low, high; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
     struct arange_params arange;
     struct gather_params gather;
+    struct norm_params norm;
+    struct rope_params rope;
     struct random_params random;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
@@ -2484,8 +2500,8 @@ static void donate(struct encoder *e, const struct node *n)
     (void)e;
     if (out->storage->buffer || out->offset || out->storage->nbytes != array_bytes(out)) return;
     for (int i = 0; i < n->inputs; i++) {
-        struct storage *st = n->in[i]->storage;
-        if (st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
+        struct storage *st = n->in[i] ? n->in[i]->storage : NULL;
+        if (!st || st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
             !n->in[i]->row || n->in[i]->size != out->size || item_size(n->in[i]) != item_size(out)) continue;
         out->storage->buffer = st->buffer;
         st->buffer->refs++;
@@ -3774,6 +3790,292 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
     struct call c = begin("put_along_axis", s);
     struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices), *v = input(&c, "values", values);
     return finish(&c, do_put_along(&c, res, x, i, v, axis), res);
+}
+
+/* ==== >>norms ===================================================================================================== */
+
+enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, ROW_THREADS = 512 };
+
+struct norm_push {
+    uint32_t rows, n, ndim;
+    float eps;
+    uint32_t weight_at, bias_at, weight_step, bias_step, shape[NORM_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][NORM_DIMS],
+        x_step, residual_step;
+};
+
+static uint32_t pow2_at_least(uint32_t n)
+{
+    uint32_t p = 1;
+    while (p < n) p *= 2;
+    return p;
+}
+
+static uint32_t last_stride(const struct array *a) { return a->ndim ? (uint32_t)a->strides[a->ndim - 1] : 1; }
+
+/* Do all steps of 16 bytes along rows of an array stay aligned? shift: elements from the binding's start. */
+static bool aligned_rows(const struct array *a, uint32_t shift, uint32_t unit)
+{
+    bool aligned = !(shift % unit) && (last_stride(a) == 1 || dim_of(a, -1) == 1);
+    for (int i = 0; i + 1 < a->ndim; i++) aligned = aligned && (a->shape[i] == 1 || !(a->strides[i] % unit));
+    return aligned;
+}
+
+/* What all dimensions but the last make, merged for all operands. */
+static struct dims row_dims(struct array *const *a, int count)
+{
+    struct array part[MAX_OPERANDS], *parts[MAX_OPERANDS];
+    for (int k = 0; k < count; k++) {
+        part[k] = *a[k];
+        part[k].ndim--;
+        parts[k] = &part[k];
+    }
+    return merge_dims(parts, count);
+}
+
+/* The workgroup and the threads a row of `steps` steps. */
+static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *threads)
+{
+    uint32_t limit = min_u32(ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
+    while (lanes > limit) lanes /= 2;
+    *threads = lanes < 128 ? 128 : lanes;
+    return lanes;
+}
+
+/* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which is written to a[3].
+ * weight and bias of the row's length, or NULL. All of one dtype; a[0] and a[3] have rows without gaps between elements. */
+static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struct array *weight, struct array *bias, float eps)
+{
+    int count = a[2] ? 4 : 2;
+    struct dims g = row_dims(a, count);
+    uint32_t n = (uint32_t)dim_of(a[0], -1), unit = 16 / (uint32_t)item_size(a[0]), lanes, threads, held;
+    struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = eps,
+                           .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
+    bool eights = n % 8 == 0;
+    flags |= (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
+    if (g.ndim > NORM_DIMS) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex"); return; }
+    for (int i = 0; i < g.ndim; i++) {
+        p.shape[i] = (uint32_t)g.shape[i];
+        for (int k = 0; k < count; k++) p.stride[k][i] = (uint32_t)g.stride[k][i];
+    }
+    for (int k = 0; k < count; k++) {
+        p.offset[k] = k == 0 || k == 3 ? set_output(e, (uint32_t)k, a[k]) : set_input(e, (uint32_t)k, a[k]);
+        eights = eights && aligned_rows(a[k], p.offset[k], unit);
+    }
+    if (weight) { p.weight_at = set_input(e, 4, weight); p.weight_step = last_stride(weight); }
+    if (bias) { p.bias_at = set_input(e, 5, bias); p.bias_step = last_stride(bias); }
+    eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
+    lanes = row_lanes(e, eights ? n / 8 : n, &threads);
+    held = eights ? ceil_div(n / 8, lanes) : 0;
+    if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
+    KERNEL(e, has_kernel(e->device, K_NORM) ? K_NORM : K_NORM_PLAIN, threads, lanes, held, (uint32_t)a[0]->dtype, flags);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(p.rows, threads / lanes));
+}
+
+/* An operand whose rows the kernel can walk beside those of the others, with a reference for the caller. */
+static struct array *walkable(struct encoder *e, struct array *a)
+{
+    struct dims g = row_dims((struct array *[]){ a }, 1);
+    if (g.ndim > NORM_DIMS) return rows_of(e, a);
+    a->refs++;
+    return a;
+}
+
+static void norm_dispatch(struct encoder *e, uint32_t flags, struct array *x, struct array *residual, struct array *sum,
+                          struct array *weight, struct array *bias, struct array *out, float eps)
+{
+    struct array *a[4] = { out, walkable(e, x), residual ? walkable(e, residual) : NULL, residual ? sum : NULL };
+    if (row_dims(a, residual ? 4 : 2).ndim > NORM_DIMS)              /* walkable one by one, but not together */
+        for (int k = 1; k < 3 && a[k]; k++) {
+            struct array *given = a[k];
+            a[k] = rows_of(e, given);
+            array_release(given);
+        }
+    norm_rows(e, flags, a, weight, bias, eps);
+    array_release(a[1]);
+    array_release(a[2]);
+}
+
+/* y = rms_norm(x), or with a residual: sum = x + residual, rounded, and y = rms_norm(sum). weight may be NULL. */
+static void rms_norm_dispatch(struct encoder *e, struct array *x, struct array *residual, struct array *sum, struct array *weight,
+                              struct array *out, float eps)
+{
+    norm_dispatch(e, 0, x, residual, sum, weight, NULL, out, eps);
+}
+
+static void lower_norm(struct encoder *e, const struct node *n)
+{
+    donate(e, n);
+    if (n->p.norm.flags) norm_dispatch(e, n->p.norm.flags, n->in[0], NULL, NULL, n->in[1], n->in[2], n->out[0], n->p.norm.eps);
+    else rms_norm_dispatch(e, n->in[0], NULL, NULL, n->in[1], n->out[0], n->p.norm.eps);
+}
+
+static bool check_norm(struct call *c, const struct array *x, const struct array *weight, const char *name)
+{
+    if (weight && (weight->ndim != 1 || weight->shape[0] != dim_of(x, -1)))
+        FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name, TEXT(weight), TEXT(x));
+    return !c->code;
+}
+
+static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, float eps)
+{
+    struct array *out;
+    mlxvk_dtype t;
+    if (c->code || !x) return NULL;
+    if (!x->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have one dimension at least");
+    if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return NULL;
+    t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
+    if (weight && bias) t = promote(t, bias->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    x = as_type(c, x, t);
+    out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
+    append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_fast_rms_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_rms_norm", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight);
+    return finish(&c, do_norm(&c, 0, a, w, NULL, eps), res);
+}
+
+int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_layer_norm", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
+    return finish(&c, do_norm(&c, NORM_MEAN, a, w, b, eps), res);
+}
+
+/* ==== >>rope ====================================================================================================== */
+
+struct rope_push {
+    uint32_t batches, heads, tokens, width, dims, heads_each, y_at, x_at, offsets_at, freqs_at, weight_at, y_stride[4], x_stride[4],
+        offsets_step, freqs_step;
+    int32_t offset;
+    float scale, base_high, base_low, eps;
+};
+
+/* (batch, heads, tokens, width) of an array whose middle dimensions merge; false where they do not. */
+static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stride[4])
+{
+    struct array middle = *a;
+    struct dims g;
+    const int last = a->ndim - 1;
+    middle.ndim -= 3;
+    memmove(middle.shape, a->shape + 1, (size_t)middle.ndim * sizeof *a->shape);
+    memmove(middle.strides, a->strides + 1, (size_t)middle.ndim * sizeof *a->strides);
+    g = merge_dims((struct array *[]){ &middle }, 1);
+    if (g.ndim > 1) return false;
+    shape[0] = (uint32_t)a->shape[0];
+    shape[1] = g.ndim ? (uint32_t)g.shape[0] : 1;
+    shape[2] = (uint32_t)a->shape[last - 1];
+    shape[3] = (uint32_t)a->shape[last];
+    stride[0] = (uint32_t)a->strides[0];
+    stride[1] = g.ndim ? (uint32_t)g.stride[0][0] : 0;
+    stride[2] = (uint32_t)a->strides[last - 1];
+    stride[3] = (uint32_t)a->strides[last];
+    return true;
+}
+
+static void rope_rows(struct encoder *e, const struct rope_params *r, struct rope_push *p, struct array *x, struct array *out,
+                      struct array *offsets, struct array *freqs, struct array *weight, bool norm)
+{
+    uint32_t lanes, threads, items, most = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 64 : 8192;
+    bool fours = r->dims % 8 == 0;
+    double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
+    p->dims = r->dims;
+    p->offset = r->offset;
+    p->scale = r->scale;
+    p->base_high = (float)high;
+    p->base_low = (float)(r->rate - high);
+    p->y_at = set_output(e, 0, out);
+    p->x_at = set_input(e, 1, x);
+    if (offsets) { p->offsets_at = set_input(e, 2, offsets); p->offsets_step = offsets->size > 1 ? last_stride(offsets) : 0; }
+    if (freqs) { p->freqs_at = set_input(e, 3, freqs); p->freqs_step = last_stride(freqs); }
+    if (weight) p->weight_at = set_input(e, 4, weight);
+    fours = fours && aligned_rows(x, p->x_at, 4) && aligned_rows(out, p->y_at, 4);
+    lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
+    items = p->batches * p->tokens * p->heads;
+    p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
+    while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
+    KERNEL(e, has_kernel(e->device, K_ROPE) ? K_ROPE : K_ROPE_PLAIN, threads, lanes, fours, (uint32_t)x->dtype, r->traditional,
+           freqs != NULL, offsets != NULL, norm ? weight ? 2 : 1 : 0);
+    set_bytes(e, p, sizeof *p);
+    dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
+}
+
+/* Can rope_dispatch normalise the rows of x into out on the way? */
+static bool rope_norm_fits(const struct rope_params *r, const struct array *x, const struct array *out, const struct array *weight)
+{
+    uint32_t shape[4], stride[4], size = (uint32_t)item_size(x);
+    return r->dims % 8 == 0 && r->dims <= 8 * 128 && x->shape[x->ndim - 1] == r->dims && rope_strides(x, shape, stride) &&
+           x->offset % (4 * size) == 0 && out->offset % (4 * size) == 0 && aligned_rows(x, 0, 4) && aligned_rows(out, 0, 4) &&
+           (!weight || (weight->row && weight->offset % (4 * size) == 0));
+}
+
+/* out = rope(x), out with any strides (a slice of a cache): offsets (int32: one, or one a batch) and freqs (float32) may be
+ * NULL. norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). */
+static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
+                          struct array *freqs, bool norm, struct array *weight, float eps)
+{
+    struct rope_push p = { .eps = eps };
+    uint32_t shape[4], ignored[4];
+    struct array *rows = NULL;
+    if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
+    if (!rope_strides(x, shape, ignored)) x = rows = rows_of(e, x);
+    rope_strides(x, shape, p.x_stride);
+    if (!rope_strides(out, shape, p.y_stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
+    p.batches = shape[0];
+    p.heads = shape[1];
+    p.tokens = shape[2];
+    p.width = shape[3];
+    rope_rows(e, r, &p, x, out, offsets, freqs, weight, norm);
+    array_release(rows);
+}
+
+static void lower_rope(struct encoder *e, const struct node *n)
+{
+    if (!n->in[1] && !n->in[2]) donate(e, n);
+    rope_dispatch(e, &n->p.rope, n->in[0], n->out[0], n->in[1], n->in[2], false, NULL, 0);
+}
+
+static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base, float scale,
+                             int offset, struct array *offsets, struct array *freqs)
+{
+    struct rope_params r = { (uint16_t)dims, traditional, offset, scale, 0 };
+    struct array *out;
+    if (c->code || !x) return NULL;
+    if (x->ndim < 3) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have three dimensions at least, but is %s", TEXT(x));
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x must be floating, but is %s", TEXT(x));
+    if (dims <= 0 || dims % 2 || dims > dim_of(x, -1) || dims > UINT16_MAX)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "dims must be even, positive and at most x's last dimension; %d for %s", dims, TEXT(x));
+    if (base.has_value == (freqs != NULL)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "exactly one of base and freqs must be given");
+    if (freqs && (freqs->ndim != 1 || freqs->shape[0] != dims / 2))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "freqs must have one dimension of %d, but is %s", dims / 2, TEXT(freqs));
+    if (offsets && (offsets->ndim > 1 || (offsets->ndim && offsets->shape[0] != 1 && offsets->shape[0] != x->shape[0])))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
+    if (offsets && !is_integer(offsets->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
+    if (base.has_value) r.rate = -log2((double)base.value) / (dims / 2);
+    out = output(c, x->ndim, x->shape, x->dtype);
+    append(c, OP_ROPE, PARAMS(.rope = r), ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale, int offset,
+                    mlxvk_array freqs, mlxvk_stream s)
+{
+    struct call c = begin("fast_rope", s);
+    struct array *a = input(&c, "x", x), *f = optional_input(&c, "freqs", freqs);
+    return finish(&c, do_rope(&c, a, dims, traditional, base, scale, offset, NULL, f), res);
+}
+
+int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale,
+                            mlxvk_array offset, mlxvk_array freqs, mlxvk_stream s)
+{
+    struct call c = begin("fast_rope_dynamic", s);
+    struct array *a = input(&c, "x", x), *at = input(&c, "offset", offset), *f = optional_input(&c, "freqs", freqs);
+    return finish(&c, do_rope(&c, a, dims, traditional, base, scale, 0, at, f), res);
 }
 
 /* ==== >>matrix ==================================================================================================== */
@@ -5603,6 +5905,7 @@ int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_dev
     if (!code) {
         snprintf(k->name, sizeof k->name, "%s", desc->name ? desc->name : "kernel");
         k->device = d;
+        k->pipeline.name = k->name;
         k->pipeline.kernel = KERNEL_COUNT;
         k->pipeline.bindings = desc->bindings;
         k->push_size = desc->push_size;
