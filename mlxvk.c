@@ -183,6 +183,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
+    X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
@@ -4769,6 +4770,7 @@ static void retire(struct stream *s, const uint32_t *members, int count)
     for (int i = 0; i < count; i++) {
         s->encoder.code = code;
         if (code) node_failed(s, &s->nodes[members[i]]);
+        enter_group(&s->nodes[members[i]], s->device->group);
         node_retire(&s->nodes[members[i]]);
     }
     s->device->stats.fused += (uint64_t)count;
@@ -4801,10 +4803,86 @@ static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32
     return true;
 }
 
+/* h = a + b, then rms_norm(h): one pass over the rows. h is written too, for whoever reads it. */
+static bool fuse_add_norm(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[2] = { at, 0 };
+    const struct node *add = &s->nodes[at], *norm;
+    struct array *h = add->out[0];
+    if (!is_binary(add, B_add) || !is_float(h->dtype) || !same_shape(add->in[0], h) || !same_shape(add->in[1], h)) return false;
+    m[1] = reader_of(s, at, end, h);
+    if (m[1] == UINT32_MAX) return false;
+    norm = &s->nodes[m[1]];
+    if (norm->op != OP_NORM || norm->p.norm.flags || !same_view(norm->in[0], h) || !can_join(s, m, 1, m[1])) return false;
+    rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
+    retire(s, m, 2);
+    return true;
+}
+
+/* The copy node that is all that reads what node `at` wrote, unchanged; UINT32_MAX where there is none. */
+static uint32_t copy_behind(struct stream *s, const uint32_t *members, int count, uint32_t end)
+{
+    uint32_t at = members[count - 1], copy;
+    const struct array *out = s->nodes[at].out[0];
+    const struct node *n;
+    if (!only_between(out) || (copy = reader_of(s, at, end, out)) == UINT32_MAX) return UINT32_MAX;
+    n = &s->nodes[copy];
+    return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_COPY && same_view(n->in[0], out) && n->out[0]->dtype == out->dtype &&
+           can_join(s, members, count, copy) ? copy : UINT32_MAX;
+}
+
+/* rope, then the write of its result into a slice of a cache. */
+static bool fuse_rope_cache(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[2] = { at, copy_behind(s, &at, 1, end) }, shape[4], stride[4];
+    const struct node *rope = &s->nodes[at];
+    if (m[1] == UINT32_MAX || !rope_strides(s->nodes[m[1]].out[0], shape, stride)) return false;
+    rope_dispatch(e, &rope->p.rope, rope->in[0], s->nodes[m[1]].out[0], rope->in[1], rope->in[2], false, NULL, 0);
+    retire(s, m, 2);
+    return true;
+}
+
+/* The rows of x seen as `later` sees the norm's result, which has x's shape and is row-major. */
+static struct array as_seen_by(const struct array *x, const struct array *result, const struct array *later)
+{
+    struct array view = *later;
+    view.storage = x->storage;
+    view.offset = x->offset + later->offset - result->offset;
+    return view;
+}
+
+/* rms_norm of each head, then rope (of the transposed view), then, where it follows, the write into a cache. */
+static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[3] = { at, UINT32_MAX, UINT32_MAX };
+    const struct node *norm = &s->nodes[at], *rope;
+    struct array *out, x;
+    int count = 2;
+    if (norm->p.norm.flags || !norm->in[0]->row || !only_between(norm->out[0])) return false;
+    m[1] = reader_of(s, at, end, norm->out[0]);
+    if (m[1] == UINT32_MAX || s->nodes[m[1]].op != OP_ROPE || !can_join(s, m, 1, m[1])) return false;
+    rope = &s->nodes[m[1]];
+    if (rope->in[0]->storage != norm->out[0]->storage || rope->in[0]->size != norm->out[0]->size ||
+        dim_of(rope->in[0], -1) != dim_of(norm->out[0], -1) || rope->in[0]->strides[rope->in[0]->ndim - 1] != 1) return false;
+    x = as_seen_by(norm->in[0], norm->out[0], rope->in[0]);
+    out = rope->out[0];
+    m[2] = s->device->gate[GATE_ROPE_CACHE] ? copy_behind(s, m, 2, end) : UINT32_MAX;
+    if (m[2] != UINT32_MAX && rope_norm_fits(&rope->p.rope, &x, s->nodes[m[2]].out[0], norm->in[1])) {
+        out = s->nodes[m[2]].out[0];
+        count = 3;
+    } else if (!rope_norm_fits(&rope->p.rope, &x, out, norm->in[1])) return false;
+    rope_dispatch(e, &rope->p.rope, &x, out, rope->in[1], rope->in[2], true, norm->in[1], norm->p.norm.eps);
+    retire(s, m, count);
+    return true;
+}
+
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
     { "silu * x", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu },
+    { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
+    { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
+    { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
