@@ -5,7 +5,8 @@
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #endif
 // y = x W^T for a few rows of x. A team of LANES lanes (a subgroup) takes R rows of W, a lane one block of 32 codes at a
-// time; SPLIT teams share a row's blocks. A block adds scale * dot(codes, x) + bias * sum(x), all in float32.
+// time; SPLIT teams share a row's blocks. A block adds scale * dot(codes, x) + bias * sum(x), all in float32; where the
+// result is float32, it adds dot(scale * codes + bias, x), in which nothing cancels.
 // SETS: up to three matrices with the same x, their rows one after another, or the first two interleaved for SwiGLU.
 #include "quant.glsl"
 layout(constant_id = 5) const uint M = 1;              // rows of x a workgroup
@@ -40,7 +41,7 @@ TARGET(4, ya)
 SOURCE(5, res)
 #endif
 
-const bool EXACT = TY == F32;                          // codes are converted, else built as floats with an offset
+const bool EXACT = TY == F32;                          // else codes are built as floats with an offset
 const bool PACKED = BITS == 2u || BITS == 4u || BITS == 8u;
 const uint CLASSES = PACKED ? 8u / BITS : 1u;          // codes of a byte have offsets of their own
 
@@ -48,7 +49,7 @@ const uint CLASSES = PACKED ? 8u / BITS : 1u;          // codes of a byte have o
 uint code[8 * 8], scale[8], bias[8], next_code[8 * 8], next_scale[8], next_bias[8];
 float total[64], dots[64], sums[8 * 4];
 
-// Code e of row j's block: as offset_of(e % CLASSES) + code.
+// Code e of row j's block: offset_of(e % CLASSES) + code, or its value where EXACT.
 float code_value(uint j, uint e)
 {
     uint bit = e * BITS & 31u, i = j * 8u + (e * BITS >> 5), w = code[i];
@@ -60,9 +61,10 @@ float code_value(uint j, uint e)
     w >>= bit;
     if (bit + BITS > 32u) w |= code[i + 1u] << (32u - bit);
     w &= MASK;
-    return EXACT ? float(w) : uintBitsToFloat(w << (23u - BITS) | (127u + BITS) << 23);
+    if (EXACT) return fma(number(scale[j], TS), float(w), number(bias[j], TS));
+    return uintBitsToFloat(w << (23u - BITS) | (127u + BITS) << 23);
 }
-float offset_of(uint c) { return EXACT ? 0.0 : float(1u << (PACKED ? 8u - c * BITS : BITS)); }
+float offset_of(uint c) { return float(1u << (PACKED ? 8u - c * BITS : BITS)); }
 
 // Eight values of row i of x, from element `at` of the row on.
 void load_x(uint i, uint at, inout float v[64])
@@ -108,7 +110,7 @@ void add_block(uint block, uint x_first, uint last)
             offset = fma(sums[i * CLASSES + c], offset_of(c), offset);
         }
         [[unroll]] for (uint j = 0u; j < R; j++)
-            total[i * R + j] += fma(number(scale[j], TS), dots[i * R + j] - offset, number(bias[j], TS) * sum);
+            total[i * R + j] += EXACT ? dots[i * R + j] : fma(number(scale[j], TS), dots[i * R + j] - offset, number(bias[j], TS) * sum);
     }
 }
 
