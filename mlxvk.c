@@ -183,6 +183,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
+    X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
@@ -265,6 +266,12 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
+    X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
+    X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
+    X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
+    X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
@@ -272,7 +279,9 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
-    X(ATTENTION,     attention,     6, CAP_SMALL)
+    X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
+    X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
+    X(CATEGORICAL,   categorical,   4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -294,7 +303,7 @@ static const struct kernel_row {
 
 /* ==== >>device ==================================================================================================== */
 
-enum { MAX_BINDINGS = 12, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
+enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
 
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
@@ -355,7 +364,7 @@ struct device {
     struct stream *streams;
     struct stream *default_stream;
     int stream_index;
-    uint64_t random_state[2];
+    uint32_t random_state[2];
     bool random_seeded;
 
     mlxvk_stats stats;
@@ -1983,11 +1992,16 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
     X(MATMUL,      matmul)                                                                                             \
+    X(QUANTIZE,    quantize)                                                                                           \
+    X(DEQUANTIZE,  dequantize)                                                                                         \
+    X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
     X(ARANGE,      arange)                                                                                             \
     X(GATHER,      gather)                                                                                             \
     X(NORM,        norm)                                                                                               \
     X(ROPE,        rope)                                                                                               \
-    X(ATTENTION,   attention)
+    X(ATTENTION,   attention)                                                                                          \
+    X(RANDOM,      random)                                                                                             \
+    X(CATEGORICAL, categorical)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -1999,19 +2013,23 @@ enum operation {
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
+struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
 struct arange_params { double start, step; };
 struct gather_params { uint8_t mode, axis; };
 struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct attention_params { uint8_t flags; float scale; };
+struct random_params { uint8_t kind; float low, high; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
+    struct quant_params quant;
     struct arange_params arange;
     struct gather_params gather;
     struct norm_params norm;
     struct rope_params rope;
     struct attention_params attention;
+    struct random_params random;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -4490,6 +4508,810 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
 }
 
+/* ==== >>random: MLX's threefry generator ========================================================================== */
+
+enum random_kind { RANDOM_BITS, RANDOM_UNIFORM, RANDOM_NORMAL, RANDOM_GUMBEL };
+enum { RANDOM_PART = 1 << 28, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = 8 * CATEGORICAL_THREADS };
+
+/* Threefry on the host, for keys that need no device. */
+static void threefry(const uint32_t key[2], uint32_t x, uint32_t y, uint32_t out[2])
+{
+    static const uint8_t rotations[8] = { 13, 15, 26, 6, 17, 29, 16, 24 };
+    uint32_t k[3] = { key[0], key[1], key[0] ^ key[1] ^ 0x1bd11bdau };
+    x += k[0];
+    y += k[1];
+    for (uint32_t round = 0; round < 20; round++) {
+        int r = rotations[round % 8];
+        x += y;
+        y = (y << r | y >> (32 - r)) ^ x;
+        if (round % 4 < 3) continue;
+        x += k[(round / 4 + 1) % 3];
+        y += k[(round / 4 + 2) % 3] + round / 4 + 1;
+    }
+    out[0] = x;
+    out[1] = y;
+}
+
+/* The two keys that one splits into, as rows. */
+static void split_words(const uint32_t key[2], uint32_t rows[4])
+{
+    uint32_t first[2], second[2];
+    threefry(key, 0, 2, first);
+    threefry(key, 1, 3, second);
+    rows[0] = first[0];
+    rows[1] = second[0];
+    rows[2] = first[1];
+    rows[3] = second[1];
+}
+
+static struct array *key_literal(struct call *c, const uint32_t words[2])
+{
+    struct array *a = output(c, 1, (int[]){ 2 }, MLXVK_UINT32);
+    if (!a) return NULL;
+    a->storage->literal = true;
+    memcpy(a->storage->bytes, words, 8);
+    return a;
+}
+
+static bool is_literal(const struct array *a) { return a->storage->literal && !a->storage->buffer; }
+
+static void literal_words(const struct array *key, uint32_t words[2])
+{
+    for (int i = 0; i < 2; i++) memcpy(&words[i], key->storage->bytes + key->offset + 4 * i * key->strides[0], 4);
+}
+
+static void seed_words(uint64_t seed, uint32_t words[2]) { words[0] = (uint32_t)(seed >> 32); words[1] = (uint32_t)seed; }
+
+/* Row 0 of the split becomes the device's state, row 1 is what is used. */
+static struct array *next_key(struct call *c)
+{
+    struct device *d = c->device;
+    uint32_t rows[4];
+    if (c->code) return NULL;
+    if (!d->random_seeded) seed_words((uint64_t)time(NULL) * 1000u + now_ns() / 1000000u % 1000u, d->random_state);
+    d->random_seeded = true;
+    split_words(d->random_state, rows);
+    memcpy(d->random_state, rows, 8);
+    return key_literal(c, rows + 2);
+}
+
+static struct array *check_key(struct call *c, struct array *key)
+{
+    if (c->code || !key) return NULL;
+    if (key->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "a key is uint32, not %s", TEXT(key));
+    if (key->ndim != 1 || key->shape[0] != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "a key has shape (2), not %s", TEXT(key));
+    return key;
+}
+
+static struct array *key_input(struct call *c, mlxvk_array key)
+{
+    return key.ctx ? check_key(c, input(c, "key", key)) : next_key(c);
+}
+
+/* ---- lowering ---- */
+
+struct key_push { uint32_t at, step, pushed, words[2]; };
+
+static struct key_push set_key(struct encoder *e, uint32_t slot, struct array *key)
+{
+    struct key_push k = { .step = (uint32_t)key->strides[0], .pushed = is_literal(key) };
+    if (k.pushed) literal_words(key, k.words);
+    else k.at = set_input(e, slot, key);
+    return k;
+}
+
+static void lower_random(struct encoder *e, const struct node *n)
+{
+    const struct random_params *p = &n->p.random;
+    struct array *out = n->out[0], part = *out;
+    size_t each, words, room = min_size(e->device->caps.max_range - e->device->caps.offset_align - 16, RANDOM_PART);
+    struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; } push = { .low = p->low, .high = p->high };
+    if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
+    each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
+    words = (part.size + each - 1) / each;
+    if (words > UINT32_MAX) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%zu words are too many", words); return; }
+    part.ndim = 1;
+    part.strides[0] = 1;
+    push.words = (uint32_t)words;
+    push.count = (uint32_t)(room / 4);
+    for (size_t first = 0; first < words && !e->code; first += push.count) {
+        push.first = (uint32_t)first;
+        push.elements = (uint32_t)min_size(part.size - first * each, push.count * each);
+        part.shape[0] = (int)push.elements;
+        part.offset = out->offset + (int64_t)(first * each * item_size(&part));
+        push.offset = set_output(e, 0, &part);
+        push.key = set_key(e, 1, n->in[0]);
+        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, ceil_div((words + 1) / 2, 256));
+    }
+}
+
+/* An array of the lowering's own; to be released after its last dispatch. */
+static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
+{
+    struct storage *st = e->code ? NULL : storage_create(e->device, count * dtypes[dtype].size);
+    struct array *a = NULL;
+    if (st) {
+        st->refs = 1;
+        a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
+        storage_release(st);
+    }
+    if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "no scratch array of %zu elements", count);
+    return a;
+}
+
+/* One distribution: largest and sum of each tile, then a workgroup a sample. */
+static void lower_categorical(struct encoder *e, const struct node *n)
+{
+    struct array *out = n->out[0], *logits = n->in[0], *key = n->in[1];
+    uint32_t tiles = ceil_div(logits->size, CATEGORICAL_TILE);
+    struct array *stats = scratch(e, tiles, MLXVK_COMPLEX64);
+    struct { uint32_t n, tiles, samples, dst_at, src_at, stride; struct key_push key; uint32_t tile_at; } push = {
+        .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)out->size };
+    if (!stats) return;
+    for (int i = 0; i < logits->ndim; i++) if (logits->shape[i] > 1) push.stride = (uint32_t)logits->strides[i];
+    for (uint32_t step = 0; step < 2; step++) {
+        push.dst_at = set_output(e, 0, step ? out : stats);
+        push.src_at = set_input(e, 1, logits);
+        if (step) push.key = set_key(e, 2, key);
+        if (step) push.tile_at = set_input(e, 3, stats);
+        KERNEL(e, K_CATEGORICAL, CATEGORICAL_THREADS, step, (uint32_t)logits->dtype);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, step ? out->size : tiles);
+    }
+    array_release(stats);
+}
+
+/* ---- fronts ---- */
+
+/* low and high: bounds (uniform); loc and scale (normal). */
+static struct array *do_random(struct call *c, enum random_kind kind, int ndim, const int *shape, mlxvk_dtype dtype, float low, float high,
+                               struct array *key)
+{
+    struct array *out = c->code || !key ? NULL : output(c, ndim, shape, dtype);
+    if (!out) return NULL;
+    append(c, OP_RANDOM, PARAMS(.random = { (uint8_t)kind, low, high }), ARRAYS(key), ARRAYS(out));
+    return out;
+}
+
+/* The shape argument of a call, whose length fits an int. */
+static int shape_count(size_t shape_num) { return (int)min_size(shape_num, MAXD + 1); }
+
+int mlxvk_random_key(mlxvk_array *res, uint64_t seed)
+{
+    struct call c = begin("random_key", (mlxvk_stream){ NULL });
+    uint32_t words[2];
+    seed_words(seed, words);
+    return finish(&c, c.code ? NULL : key_literal(&c, words), res);
+}
+
+int mlxvk_random_seed(uint64_t seed)
+{
+    struct call c = begin("random_seed", (mlxvk_stream){ NULL });
+    if (!c.code) {
+        seed_words(seed, c.device->random_state);
+        c.device->random_seeded = true;
+    }
+    return end(&c);
+}
+
+static struct array *do_split(struct call *c, struct array *key, int num)
+{
+    if (num < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "%d keys", num);
+    return do_random(c, RANDOM_BITS, 2, (int[]){ num, 2 }, MLXVK_UINT32, 0, 0, key);
+}
+
+int mlxvk_random_split_num(mlxvk_array *res, mlxvk_array key, int num, mlxvk_stream s)
+{
+    struct call c = begin("random_split_num", s);
+    return finish(&c, do_split(&c, key_input(&c, key), num), res);
+}
+
+int mlxvk_random_split(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_split", s);
+    struct array *k = key_input(&c, key), *row[2] = { NULL, NULL };
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (k && is_literal(k)) {
+        uint32_t words[2], rows[4];
+        literal_words(k, words);
+        split_words(words, rows);
+        for (int i = 0; i < 2; i++) row[i] = key_literal(&c, rows + 2 * i);
+    } else {
+        struct array *both = do_split(&c, k, 2);
+        for (int i = 0; i < 2 && both; i++) row[i] = view_of(&c, both, MLXVK_UINT32, 1, (int[]){ 2 }, NULL, 8 * i);
+    }
+    if (!c.code && row[0] && row[1]) put_result(res_0, row[0]);
+    return finish(&c, row[1], res_1);
+}
+
+int mlxvk_random_bits(mlxvk_array *res, const int *shape, size_t shape_num, int width, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_bits", s);
+    struct array *k = key_input(&c, key);
+    mlxvk_dtype t = width == 1 ? MLXVK_UINT8 : width == 2 ? MLXVK_UINT16 : MLXVK_UINT32;
+    if (width != 1 && width != 2 && width != 4) FAIL(&c, MLXVK_ERROR_ARGUMENT, "width must be 1, 2 or 4 bytes, not %d", width);
+    return finish(&c, do_random(&c, RANDOM_BITS, shape_count(shape_num), shape, t, 0, 0, k), res);
+}
+
+static bool check_float(struct call *c, mlxvk_dtype dtype)
+{
+    if (c->code) return false;
+    if (!is_dtype((int)dtype) || !is_float(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "dtype must be floating, not %s", mlxvk_dtype_name(dtype)), false;
+    return true;
+}
+
+/* The value of one number that the host knows. */
+static bool literal_float(const struct array *a, float *value)
+{
+    if (!a || a->size != 1 || !is_literal(a) || a->dtype != MLXVK_FLOAT32) return false;
+    memcpy(value, a->storage->bytes + a->offset, 4);
+    return true;
+}
+
+static struct array *do_uniform(struct call *c, struct array *low, struct array *high, int ndim, const int *shape, mlxvk_dtype dtype,
+                                struct array *key)
+{
+    float from = 0, to = 1;
+    struct array *range, *out;
+    int n, full[MAXD];
+    if (c->code || !low || !high || !check_float(c, dtype) || !check_shape(c, ndim, shape, dtype)) return NULL;
+    if (!broadcast_shape(c, low, high, &n, full)) return NULL;
+    if (literal_float(low, &from) && literal_float(high, &to) && n <= ndim)
+        return do_random(c, RANDOM_UNIFORM, ndim, shape, dtype, from, to, key);
+    low = as_type(c, low, dtype);
+    range = do_binary(c, B_subtract, as_type(c, high, dtype), low);
+    out = do_random(c, RANDOM_UNIFORM, ndim, shape, dtype, 0, 1, key);
+    out = do_binary(c, B_multiply, broadcast(c, range, ndim, shape), out);
+    return do_binary(c, B_add, out, low);
+}
+
+int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                         mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_uniform", s);
+    struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    return finish(&c, do_uniform(&c, x, y, shape_count(shape_num), shape, dtype, k), res);
+}
+
+int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
+                        mlxvk_stream s)
+{
+    struct call c = begin("random_normal", s);
+    struct array *k;
+    if (dtype != MLXVK_COMPLEX64) check_float(&c, dtype);
+    k = key_input(&c, key);
+    return finish(&c, do_random(&c, RANDOM_NORMAL, shape_count(shape_num), shape, dtype, loc, scale, k), res);
+}
+
+int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_gumbel", s);
+    struct array *k;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    return finish(&c, do_random(&c, RANDOM_GUMBEL, shape_count(shape_num), shape, dtype, 0, 0, k), res);
+}
+
+/* shape: of the samples; the logits without their axis broadcast to it. Several distributions: the largest of logits plus
+ * Gumbel noise. One: where a uniform number falls in the cumulative sum, if the samples have dimensions. */
+static struct array *do_categorical(struct call *c, struct array *logits, int axis, int ndim, const int *shape, struct array *key)
+{
+    int noise[MAXD + 1], at = axis + ndim - logits->ndim + 1;
+    struct array *out;
+    if (c->code || !key || !check_shape(c, ndim, shape, MLXVK_UINT32)) return NULL;
+    if (is_complex(logits->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "logits %s are not real", TEXT(logits));
+    if (!logits->shape[axis]) return FAIL(c, MLXVK_ERROR_SHAPE, "logits %s have no classes", TEXT(logits));
+    if (ndim && logits->size == (size_t)logits->shape[axis]) {
+        if (is_wide(logits->dtype)) logits = as_type(c, logits, MLXVK_FLOAT32);
+        out = logits ? output(c, ndim, shape, MLXVK_UINT32) : NULL;
+        append(c, OP_CATEGORICAL, PARAMS(.random = { 0 }), ARRAYS(logits, key), ARRAYS(out));
+        return out;
+    }
+    for (int i = 0, k = 0; i <= ndim; i++) noise[i] = i == at ? logits->shape[axis] : shape[k++];
+    out = do_random(c, RANDOM_GUMBEL, ndim + 1, noise, MLXVK_FLOAT32, 0, 0, key);
+    return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "several distributions");
+}
+
+int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num, mlxvk_array key,
+                                   mlxvk_stream s)
+{
+    struct call c = begin("random_categorical_shape", s);
+    struct array *x = input(&c, "logits", logits), *k, *out = NULL;
+    int ndim = shape_count(shape_num), full[MAXD], n;
+    axis = normal_axis(&c, x, axis);
+    k = key_input(&c, key);
+    if (axis >= 0 && check_shape(&c, ndim, shape, MLXVK_UINT32)) {
+        struct array rest = *x, samples = *x;
+        rest.ndim--;
+        memmove(rest.shape + axis, rest.shape + axis + 1, (size_t)(rest.ndim - axis) * sizeof *rest.shape);
+        samples.ndim = ndim;
+        if (ndim) memcpy(samples.shape, shape, (size_t)ndim * sizeof *shape);
+        if (!broadcast_shape(&c, &rest, &samples, &n, full)) n = -1;
+        else if (n != ndim || (n && memcmp(full, shape, (size_t)n * sizeof *full)))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "logits %s without axis %d do not broadcast to the shape of the samples", TEXT(x), axis);
+        else out = do_categorical(&c, x, axis, ndim, shape, k);
+    }
+    return finish(&c, out, res);
+}
+
+/* num_samples < 0: one, without a dimension for them. */
+static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "logits", logits), *k, *out = NULL;
+    int shape[MAXD + 1], ndim = 0;
+    axis = normal_axis(&c, x, axis);
+    k = key_input(&c, key);
+    for (int i = 0; axis >= 0 && i < x->ndim; i++) if (i != axis) shape[ndim++] = x->shape[i];
+    if (axis >= 0 && num_samples >= 0) {
+        int last = x->ndim;
+        shape[ndim++] = num_samples;
+        x = do_expand(&c, x, &last, 1);
+    }
+    if (axis >= 0 && x) out = do_categorical(&c, x, axis, ndim, shape, k);
+    return finish(&c, out, res);
+}
+
+int mlxvk_random_categorical(mlxvk_array *res, mlxvk_array logits, int axis, mlxvk_array key, mlxvk_stream s)
+{
+    return categorical("random_categorical", res, logits, axis, -1, key, s);
+}
+
+int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+{
+    if (num_samples < 0) {
+        struct call c = begin("random_categorical_num_samples", s);
+        FAIL(&c, MLXVK_ERROR_SHAPE, "%d samples", num_samples);
+        return end(&c);
+    }
+    return categorical("random_categorical_num_samples", res, logits, axis, num_samples, key, s);
+}
+
+/* ==== >>quantized: quantize, dequantize, quantized_matmul ========================================================= */
+
+/* One row a mode: what is the default, what is taken. Kernels exist for affine only. */
+static const struct quant_mode { const char *name; int group, bits; uint32_t groups, widths; bool native; } quant_modes[] = {
+    { "affine", 64, 4, 32 | 64 | 128, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8, true },
+    { "mxfp4",  32, 4, 32, 1 << 4, false },
+    { "mxfp8",  32, 8, 32, 1 << 8, false },
+    { "nvfp4",  16, 4, 16, 1 << 4, false },
+};
+
+static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits, const char *mode,
+                                        bool transpose)
+{
+    struct quant_params p = { .transpose = transpose };
+    const struct quant_mode *row = NULL;
+    for (size_t i = 0; i < COUNT(quant_modes); i++)
+        if (mode && !strcmp(mode, quant_modes[i].name)) row = &quant_modes[i];
+    if (!row) { FAIL(c, MLXVK_ERROR_ARGUMENT, "\"%s\" is no quantization mode", mode ? mode : "(NULL)"); return p; }
+    p.group = (uint16_t)(group.has_value ? group.value : row->group);
+    p.bits = (uint8_t)(bits.has_value ? bits.value : row->bits);
+    if (group.has_value && (group.value < 0 || group.value > 128 || (group.value & (group.value - 1)) ||
+                            !(row->groups & (uint32_t)group.value)))
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "a group of %d is not taken in mode %s", group.value, mode);
+    else if (bits.has_value && (bits.value < 1 || bits.value > 8 || !(row->widths >> bits.value & 1)))
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "%d bits are not taken in mode %s", bits.value, mode);
+    else if (!row->native) FAIL(c, MLXVK_ERROR_UNSUPPORTED, "mode %s is not there yet", mode);
+    return p;
+}
+
+static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 2 : p->group == 64 ? 1 : 0; }
+
+/* Values that a row of packed words holds. */
+static int64_t quant_width(const struct array *w, const struct quant_params *p) { return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits; }
+
+/* Do scales and biases fit to the words? */
+static bool check_quantized(struct call *c, const struct array *w, const struct array *s, const struct array *b,
+                            const struct quant_params *p)
+{
+    if (c->code || !w || !s) return false;
+    if (!b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "biases is { NULL }, which mode affine needs"), false;
+    if (w->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "w is %s, not uint32", TEXT(w)), false;
+    if (!is_float(promote(s->dtype, b->dtype)))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "scales %s and biases %s are not floating", TEXT(s), TEXT(b)), false;
+    if (w->ndim < 2 || !same_shape(s, b) || s->ndim != w->ndim ||
+        memcmp(s->shape, w->shape, (size_t)(w->ndim - 1) * sizeof *w->shape) ||
+        (int64_t)w->shape[w->ndim - 1] * 32 != (int64_t)s->shape[s->ndim - 1] * p->group * p->bits)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits", TEXT(w),
+                    TEXT(s), TEXT(b), p->group, p->bits), false;
+    return true;
+}
+
+/* ---- quantize, dequantize ---- */
+
+enum { QUANT_BLOCK = 32 };
+
+static void lower_quantize(struct encoder *e, const struct node *n)
+{
+    struct array *x = rows_of(e, n->in[0]);
+    uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) };
+    push[2] = set_input(e, 0, x);
+    for (uint32_t i = 0; i < 3; i++) push[3 + i] = set_output(e, 1 + i, n->out[i]);
+    KERNEL(e, K_QUANTIZE, 64, n->p.quant.bits, (uint32_t)x->dtype);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, ceil_div(blocks, 64));
+    array_release(x);
+}
+
+int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size, mlxvk_optional_int bits,
+                   const char *mode, mlxvk_array global_scale, mlxvk_stream s)
+{
+    struct call c = begin("quantize", s);
+    struct array *x = input(&c, "w", w), *out[3] = { NULL };
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    int shape[MAXD], last;
+    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
+    if (!c.code && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x));
+    if (!c.code && (x->ndim < 2 || x->shape[x->ndim - 1] % p.group))
+        FAIL(&c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group);
+    if (!c.code) {
+        last = x->shape[x->ndim - 1];
+        memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
+        shape[x->ndim - 1] = last / QUANT_BLOCK * p.bits;
+        out[0] = output(&c, x->ndim, shape, MLXVK_UINT32);
+        shape[x->ndim - 1] = last / p.group;
+        out[1] = output(&c, x->ndim, shape, x->dtype);
+        out[2] = output(&c, x->ndim, shape, x->dtype);
+        append(&c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x), out, 3);
+    }
+    return finish_vector(&c, out, 3, res);
+}
+
+static void lower_dequantize(struct encoder *e, const struct node *n)
+{
+    struct array *in[3], *out = n->out[0];
+    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(&n->p.quant) };
+    for (uint32_t i = 0; i < 3; i++) {
+        in[i] = rows_of(e, n->in[i]);
+        push[2 + i] = set_input(e, i, in[i]);
+    }
+    push[5] = set_output(e, 3, out);
+    KERNEL(e, K_DEQUANTIZE, 256, n->p.quant.bits, (uint32_t)out->dtype, (uint32_t)in[1]->dtype, (uint32_t)out->dtype,
+           push[5] % 8 == 0);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, ceil_div(push[0], 256));
+    for (int i = 0; i < 3; i++) array_release(in[i]);
+}
+
+int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, mlxvk_optional_int group_size,
+                     mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_optional_dtype dtype,
+                     mlxvk_stream s)
+{
+    struct call c = begin("dequantize", s);
+    struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases), *out = NULL;
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    int shape[MAXD];
+    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
+    if (check_quantized(&c, q, k, b, &p)) {
+        mlxvk_dtype t = promote(k->dtype, b->dtype), to = dtype.has_value ? dtype.value : t;
+        if (!is_dtype((int)to) || !is_float(to)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+        memcpy(shape, q->shape, (size_t)q->ndim * sizeof *shape);
+        shape[q->ndim - 1] = (int)quant_width(q, &p);
+        out = output(&c, q->ndim, shape, to);
+        append(&c, OP_DEQUANTIZE, PARAMS(.quant = p), ARRAYS(q, as_type(&c, k, t), as_type(&c, b, t)), ARRAYS(out));
+    }
+    return finish(&c, out, res);
+}
+
+/* ---- quantized_matmul: the jobs of its kernels ---- */
+
+enum { QMV_SETS = 3 };
+enum qmv_epilogue { QMV_STORE, QMV_ADD, QMV_SWIGLU };
+
+/* Matrix products with the same x (m rows of k, the last dimension dense) and one format. A set is a weight with its
+ * scales and biases, each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
+ * `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
+struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
+struct quant_job {
+    struct quant_params format;
+    struct array *x, *residual;
+    uint32_t m, k, x_row, batch, x_batch, w_batch, s_batch, y_batch;   /* the strides of a batch in elements */
+    mlxvk_dtype to;
+    int sets;
+    enum qmv_epilogue epilogue;
+    struct quant_set set[QMV_SETS];
+};
+
+/* How the kernels cut their work, by class of device. The first row that fits holds. */
+struct quant_tuning {
+    int type;                                        /* VkPhysicalDeviceType, -1: any */
+    uint32_t max_m;                                  /* rows of x up to which the row holds */
+    uint32_t rows;                                   /* rows of W a team */
+    uint32_t threads;                                /* a workgroup */
+    uint32_t teams;                                  /* teams to aim at, by sharing rows */
+    uint32_t max_split;
+};
+static const struct quant_tuning qmv_tunings[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 2,  64,    8, 1 },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 1,  64,    8, 1 },
+    { -1,                          2, 4, 128, 3072, 4 },
+    { -1,                          4, 4, 128, 3072, 4 },
+    { -1,                          8, 2, 128, 3072, 4 },
+};
+enum { QMV_MAX_M = 8 };
+
+static const struct quant_tuning *qmv_tuning(const struct device *d, uint32_t m)
+{
+    size_t i = 0;
+    while (i + 1 < COUNT(qmv_tunings) && ((qmv_tunings[i].type >= 0 && (uint32_t)qmv_tunings[i].type != d->caps.type) ||
+                                          qmv_tunings[i].max_m < m)) i++;
+    return &qmv_tunings[i];
+}
+
+struct quant_push {
+    uint32_t m, k, group_shift, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
+    uint32_t rows[QMV_SETS], w_at[QMV_SETS], s_at[QMV_SETS], b_at[QMV_SETS], y_at[QMV_SETS], y_row[QMV_SETS];
+};
+
+static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j, bool sets)
+{
+    struct quant_push p = { .m = j->m, .k = j->k, .group_shift = group_shift(&j->format), .x_row = j->x_row, .x_batch = j->x_batch,
+                            .w_batch = j->w_batch, .s_batch = j->s_batch, .y_batch = j->y_batch };
+    p.x_at = set_input(e, 0, j->x);
+    for (uint32_t i = 0; i < (uint32_t)j->sets; i++) {
+        const struct quant_set *t = &j->set[i];
+        p.rows[i] = t->rows;
+        p.y_row[i] = t->y_row;
+        p.w_at[i] = set_input(e, 1 + 3 * i, t->w);
+        p.s_at[i] = set_input(e, 2 + 3 * i, t->scales);
+        p.b_at[i] = set_input(e, 3 + 3 * i, t->biases);
+        if (t->y) p.y_at[i] = set_output(e, (sets ? 10 : 4) + i, t->y);
+    }
+    if (j->residual) p.r_at = set_input(e, sets ? 13 : 5, j->residual);
+    return p;
+}
+
+/* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
+static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
+{
+    uint32_t unit = j->x->dtype == MLXVK_FLOAT32 ? 4 : 8, words = j->format.bits % 4 ? 2 : 4, bits = 3;
+    if (p->x_at % unit || p->x_row % unit || p->x_batch % unit) bits &= ~1u;
+    if (j->format.bits % 2 || p->w_batch % words) bits &= ~2u;
+    for (int i = 0; i < j->sets; i++) if (p->w_at[i] % words) bits &= ~2u;
+    return bits;
+}
+
+/* Products with at most a few rows of x, by qmv.comp: any epilogue, several sets with one batch. */
+static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_tuning *t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
+    bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
+    uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
+    uint32_t teams = max_size(t->threads / lanes, 1), split = 1, rows = 0, per, groups = 0;
+    struct quant_push p = quant_bind(e, j, sets);
+    while (m < j->m && m < QMV_MAX_M) m *= 2;
+    for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
+    while (2 * split <= min_u32(t->max_split, teams) && ceil_div(rows, t->rows) * split < t->teams &&
+           split * lanes < j->k / QUANT_BLOCK) split *= 2;
+    per = teams / split * t->rows / step;
+    for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
+    KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t->rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, groups, ceil_div(j->m, m), j->batch);
+}
+
+/* Products of any shape, by qmm.comp: one set, no epilogue. */
+static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
+{
+    struct quant_push p = quant_bind(e, j, false);
+    bool small = j->m <= 16;
+    uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4;
+    KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, (uint32_t)j->set[0].scales->dtype,
+           (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
+}
+
+/* ---- quantized_matmul: from arrays to jobs ---- */
+
+/* Part of a weight (transposed: rows from `first` on), as views that live on the caller's stack. */
+static struct array rows_from(const struct array *a, int axis, uint32_t first, uint32_t count)
+{
+    struct array v = *a;
+    v.offset += (int64_t)first * a->strides[axis] * (int64_t)item_size(a);
+    v.shape[axis] = (int)count;
+    v.size = a->size / (size_t)a->shape[axis] * count;
+    return v;
+}
+
+/* Runs a job of one set, in parts where the device cannot bind the whole weight or the grid would be too large. */
+static void quant_run(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_set *t = &j->set[0];
+    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16;
+    size_t row_bytes = (size_t)j->k / QUANT_BLOCK * j->format.bits * 4;
+    uint32_t most = (uint32_t)min_size(room / row_bytes, (size_t)e->device->caps.max_groups[0]) & ~31u;
+    bool few = j->format.transpose && j->m <= QMV_MAX_M;
+    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) {
+        if (few) qmv_dispatch(e, j);
+        else qmm_dispatch(e, j);
+        return;
+    }
+    for (uint32_t first = 0; first < t->rows; first += most) {
+        struct quant_job part = *j;
+        uint32_t count = min_u32(most, t->rows - first);
+        int w = t->w->ndim - 2, y = t->y->ndim - 1;
+        struct array cut[4] = { rows_from(t->w, w, first, count), rows_from(t->scales, w, first, count),
+                                rows_from(t->biases, w, first, count), rows_from(t->y, y, first, count) };
+        part.set[0] = (struct quant_set){ &cut[0], &cut[1], &cut[2], &cut[3], count, t->y_row };
+        quant_run(e, &part);
+    }
+}
+
+static bool dense_matrix(const struct array *a)
+{
+    return (a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
+           (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]);
+}
+
+/* The operand itself where its matrices are dense (its rows, for x), else a copy. */
+static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
+{
+    if (matrix ? dense_matrix(a) : a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) { a->refs++; return a; }
+    return rows_of(e, a);
+}
+
+/* One matrix product each for the outer dimensions of a batch, one dispatch for the innermost. The arrays have the same
+ * number of dimensions, the batch's broadcast. */
+static void quant_batch(struct encoder *e, struct quant_job *j, struct array *x, struct array *w, struct array *s,
+                        struct array *b, struct array *y)
+{
+    int outer = y->ndim - 3, index[MAXD] = { 0 };
+    size_t count = 1;
+    for (int i = 0; i < outer; i++) count *= (size_t)y->shape[i];
+    j->batch = (uint32_t)y->shape[outer];
+    j->x_batch = (uint32_t)x->strides[outer];
+    j->w_batch = (uint32_t)w->strides[outer];
+    j->s_batch = (uint32_t)s->strides[outer];
+    j->y_batch = (uint32_t)y->strides[outer];
+    for (size_t at = 0; at < count && !e->code; at++) {
+        struct array part[5] = { *x, *w, *s, *b, *y };
+        for (int a = 0; a < 5; a++)
+            for (int i = 0; i < outer; i++) part[a] = rows_from(&part[a], i, (uint32_t)index[i], 1);
+        j->x = &part[0];
+        j->set[0] = (struct quant_set){ &part[1], &part[2], &part[3], &part[4], j->set[0].rows, j->set[0].y_row };
+        quant_run(e, j);
+        for (int i = outer - 1; i >= 0 && ++index[i] == y->shape[i]; i--) index[i] = 0;
+    }
+}
+
+/* The one stride between the rows of all leading dimensions; false where there is none. */
+static bool one_row_stride(const struct array *x, uint32_t *stride)
+{
+    int64_t step = 0, reach = 0;
+    for (int i = x->ndim - 2; i >= 0; i--) {
+        if (x->shape[i] == 1) continue;
+        if (!reach) step = x->strides[i];
+        else if (x->strides[i] != reach) return false;
+        reach = (reach ? reach : step) * x->shape[i];
+        if (step <= 0) return false;
+    }
+    *stride = (uint32_t)step;
+    return x->shape[x->ndim - 1] == 1 || x->strides[x->ndim - 1] == 1;
+}
+
+/* The job of a quantized_matmul whose weight has no batch; its operands are held until quant_close. */
+static void quant_open(struct encoder *e, const struct node *n, struct quant_job *j)
+{
+    struct array *x = n->in[0], *w = n->in[1], *y = n->out[0];
+    uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1];
+    *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)x->shape[x->ndim - 1], .batch = 1, .to = y->dtype, .sets = 1 };
+    if (one_row_stride(x, &stride)) x->refs++;
+    else { x = rows_of(e, x); stride = j->k; }
+    j->x = x;
+    j->x_row = stride;
+    j->m = (uint32_t)(y->size / rows);
+    j->set[0] = (struct quant_set){ dense_of(e, w, true), dense_of(e, n->in[2], true), dense_of(e, n->in[3], true), y, rows, rows };
+}
+
+static void quant_close(struct quant_job *j)
+{
+    array_release(j->x);
+    for (int i = 0; i < j->sets; i++) {
+        array_release(j->set[i].w);
+        array_release(j->set[i].scales);
+        array_release(j->set[i].biases);
+    }
+}
+
+static void lower_quantized_matmul(struct encoder *e, const struct node *n)
+{
+    struct quant_job j;
+    if (n->in[1]->ndim == 2) {
+        quant_open(e, n, &j);
+        quant_run(e, &j);
+        quant_close(&j);
+    } else {
+        struct array *y = n->out[0], *in[4];
+        int d = y->ndim;
+        for (int i = 0; i < 4; i++) in[i] = dense_of(e, n->in[i], i > 0);
+        j = (struct quant_job){ .format = n->p.quant, .m = (uint32_t)y->shape[d - 2], .k = (uint32_t)in[0]->shape[d - 1],
+                                .x_row = (uint32_t)in[0]->strides[d - 2], .to = y->dtype, .sets = 1 };
+        j.set[0].rows = j.set[0].y_row = (uint32_t)y->shape[d - 1];
+        quant_batch(e, &j, in[0], in[1], in[2], in[3], y);
+        for (int i = 0; i < 4; i++) array_release(in[i]);
+    }
+}
+
+/* A weight whose batch is one matrix as that matrix. */
+static struct array *without_batch(struct call *c, struct array *a)
+{
+    return a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+}
+
+/* The arrays of quantized_matmul, checked and promoted: in[] = x, w, scales, biases. */
+static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
+                                         struct quant_params p)
+{
+    int ndim, shape[MAXD], n, k;
+    size_t matrices = 1;
+    struct array *out;
+    mlxvk_dtype t, to;
+    if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
+    t = promote(s->dtype, b->dtype);
+    to = promote(x->dtype, t);
+    n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
+    k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
+    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    if (!x->ndim || x->shape[x->ndim - 1] != k)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
+                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+    for (int i = 0; i < w->ndim - 2; i++) matrices *= (size_t)w->shape[i];
+    x = is_float(x->dtype) ? x : as_type(c, x, to);
+    s = as_type(c, s, t);
+    b = as_type(c, b, t);
+    if (!x || !s || !b) return NULL;
+    if (matrices == 1 && x->ndim >= w->ndim) {
+        w = without_batch(c, w);
+        s = without_batch(c, s);
+        b = without_batch(c, b);
+        memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
+        shape[x->ndim - 1] = n;
+        out = output(c, x->ndim, shape, to);
+    } else {
+        struct array rows, cols;
+        if (x->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no rows for a batch of weights %s", TEXT(x), TEXT(w));
+        rows = *x;
+        cols = *w;
+        rows.ndim -= 2;
+        cols.ndim -= 2;
+        if (!broadcast_shape(c, &rows, &cols, &ndim, shape)) return NULL;
+        shape[ndim] = x->shape[x->ndim - 2];
+        shape[ndim + 1] = n;
+        out = output(c, ndim + 2, shape, to);
+        shape[ndim + 1] = k;
+        x = broadcast(c, x, ndim + 2, shape);
+        shape[ndim] = w->shape[w->ndim - 2];
+        shape[ndim + 1] = w->shape[w->ndim - 1];
+        w = broadcast(c, w, ndim + 2, shape);
+        shape[ndim + 1] = s->shape[s->ndim - 1];
+        s = broadcast(c, s, ndim + 2, shape);
+        b = broadcast(c, b, ndim + 2, shape);
+        if (s && b && memcmp(s->strides, b->strides, (size_t)s->ndim * sizeof *s->strides)) {
+            s = copy_of(c, s);
+            b = copy_of(c, b);
+        }
+    }
+    append(c, OP_QUANTIZED_MATMUL, PARAMS(.quant = p), ARRAYS(x, w, s, b), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, bool transpose,
+                           mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode, mlxvk_stream s)
+{
+    struct call c = begin("quantized_matmul", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = input(&c, "scales", scales),
+        *b = optional_input(&c, "biases", biases);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
+    return finish(&c, do_quantized_matmul(&c, a, q, k, b, p), res);
+}
+
 /* ==== >>fusion ==================================================================================================== */
 
 /* A fusion applies where the results in between are wanted by nobody else. Its nodes are lowered at the first one's place:
@@ -4543,6 +5365,7 @@ static void retire(struct stream *s, const uint32_t *members, int count)
     for (int i = 0; i < count; i++) {
         s->encoder.code = code;
         if (code) node_failed(s, &s->nodes[members[i]]);
+        enter_group(&s->nodes[members[i]], s->device->group);
         node_retire(&s->nodes[members[i]]);
     }
     s->device->stats.fused += (uint64_t)count;
@@ -4575,10 +5398,86 @@ static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32
     return true;
 }
 
+/* h = a + b, then rms_norm(h): one pass over the rows. h is written too, for whoever reads it. */
+static bool fuse_add_norm(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[2] = { at, 0 };
+    const struct node *add = &s->nodes[at], *norm;
+    struct array *h = add->out[0];
+    if (!is_binary(add, B_add) || !is_float(h->dtype) || !same_shape(add->in[0], h) || !same_shape(add->in[1], h)) return false;
+    m[1] = reader_of(s, at, end, h);
+    if (m[1] == UINT32_MAX) return false;
+    norm = &s->nodes[m[1]];
+    if (norm->op != OP_NORM || norm->p.norm.flags || !same_view(norm->in[0], h) || !can_join(s, m, 1, m[1])) return false;
+    rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
+    retire(s, m, 2);
+    return true;
+}
+
+/* The copy node that is all that reads what node `at` wrote, unchanged; UINT32_MAX where there is none. */
+static uint32_t copy_behind(struct stream *s, const uint32_t *members, int count, uint32_t end)
+{
+    uint32_t at = members[count - 1], copy;
+    const struct array *out = s->nodes[at].out[0];
+    const struct node *n;
+    if (!only_between(out) || (copy = reader_of(s, at, end, out)) == UINT32_MAX) return UINT32_MAX;
+    n = &s->nodes[copy];
+    return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_COPY && same_view(n->in[0], out) && n->out[0]->dtype == out->dtype &&
+           can_join(s, members, count, copy) ? copy : UINT32_MAX;
+}
+
+/* rope, then the write of its result into a slice of a cache. */
+static bool fuse_rope_cache(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[2] = { at, copy_behind(s, &at, 1, end) }, shape[4], stride[4];
+    const struct node *rope = &s->nodes[at];
+    if (m[1] == UINT32_MAX || !rope_strides(s->nodes[m[1]].out[0], shape, stride)) return false;
+    rope_dispatch(e, &rope->p.rope, rope->in[0], s->nodes[m[1]].out[0], rope->in[1], rope->in[2], false, NULL, 0);
+    retire(s, m, 2);
+    return true;
+}
+
+/* The rows of x seen as `later` sees the norm's result, which has x's shape and is row-major. */
+static struct array as_seen_by(const struct array *x, const struct array *result, const struct array *later)
+{
+    struct array view = *later;
+    view.storage = x->storage;
+    view.offset = x->offset + later->offset - result->offset;
+    return view;
+}
+
+/* rms_norm of each head, then rope (of the transposed view), then, where it follows, the write into a cache. */
+static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[3] = { at, UINT32_MAX, UINT32_MAX };
+    const struct node *norm = &s->nodes[at], *rope;
+    struct array *out, x;
+    int count = 2;
+    if (norm->p.norm.flags || !norm->in[0]->row || !only_between(norm->out[0])) return false;
+    m[1] = reader_of(s, at, end, norm->out[0]);
+    if (m[1] == UINT32_MAX || s->nodes[m[1]].op != OP_ROPE || !can_join(s, m, 1, m[1])) return false;
+    rope = &s->nodes[m[1]];
+    if (rope->in[0]->storage != norm->out[0]->storage || rope->in[0]->size != norm->out[0]->size ||
+        dim_of(rope->in[0], -1) != dim_of(norm->out[0], -1) || rope->in[0]->strides[rope->in[0]->ndim - 1] != 1) return false;
+    x = as_seen_by(norm->in[0], norm->out[0], rope->in[0]);
+    out = rope->out[0];
+    m[2] = s->device->gate[GATE_ROPE_CACHE] ? copy_behind(s, m, 2, end) : UINT32_MAX;
+    if (m[2] != UINT32_MAX && rope_norm_fits(&rope->p.rope, &x, s->nodes[m[2]].out[0], norm->in[1])) {
+        out = s->nodes[m[2]].out[0];
+        count = 3;
+    } else if (!rope_norm_fits(&rope->p.rope, &x, out, norm->in[1])) return false;
+    rope_dispatch(e, &rope->p.rope, &x, out, rope->in[1], rope->in[2], true, norm->in[1], norm->p.norm.eps);
+    retire(s, m, count);
+    return true;
+}
+
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
     { "silu * x", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu },
+    { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
+    { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
+    { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
