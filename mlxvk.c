@@ -4096,14 +4096,14 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
 
 /* ==== >>attention ================================================================================================= */
 
-enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_EIGHTS = 16, ATTEND_WIDTH = 256 };
+enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16, ATTEND_WIDTH = 256 };
 
 /* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
-struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; };
+struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; bool aligned; };
 
 struct attention_push {
     uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
-    uint32_t batches, query_heads, query_count, key_count, group_size, row_heads, tiles;
+    uint32_t batches, query_heads, query_count, key_count, tiles, widths, kinds;
     float scale;
 };
 
@@ -4117,7 +4117,8 @@ static struct attention_push bind_attention(struct encoder *e, struct attention 
 {
     struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
         .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2],
-        .group_size = (uint32_t)(a->q->shape[1] / a->k->shape[1]), .row_heads = 1, .scale = a->scale * 1.44269504088896341f };
+        .widths = (uint32_t)(a->q->shape[3] | a->v->shape[3] << 16),
+        .kinds = a->flags | (uint32_t)(a->q->shape[1] / a->k->shape[1]) << 16, .scale = a->scale * 1.44269504088896341f };
     uint32_t unit = 16 / (uint32_t)item_size(a->q);
     p.o_at = set_output(e, 0, a->o);
     p.q_at = set_input(e, 1, a->q);
@@ -4129,21 +4130,25 @@ static struct attention_push bind_attention(struct encoder *e, struct attention 
     copy_strides(p.v_stride, a->v, 3);
     if (a->mask) { p.mask_at = set_input(e, 4, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
     if (a->sinks) p.sinks_at = set_input(e, 5, a->sinks);
-    if (dim_of(a->q, 3) % 8 == 0 && dim_of(a->v, 3) % 8 == 0 && aligned_rows(a->q, p.q_at, unit) &&
-        aligned_rows(a->k, p.k_at, unit) && aligned_rows(a->v, p.v_at, unit)) a->flags |= ATTEND_EIGHTS;
+    a->aligned = dim_of(a->q, 3) % 8 == 0 && dim_of(a->v, 3) % 8 == 0 && aligned_rows(a->q, p.q_at, unit) &&
+                 aligned_rows(a->k, p.k_at, unit) && aligned_rows(a->v, p.v_at, unit);
     return p;
 }
 
 static void attention_general(struct encoder *e, struct attention *a)
 {
-    struct attention_push p = bind_attention(e, a);
-    uint32_t d = (uint32_t)dim_of(a->q, 3), dv = (uint32_t)dim_of(a->v, 3), rows;
-    if (p.query_count < 32) p.row_heads = p.group_size;
-    rows = p.query_count * p.row_heads <= 8 ? 8 : d > 128 ? 16 : 32;
-    p.tiles = ceil_div(p.query_count * p.row_heads, rows);
-    KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, d, dv, a->flags);
+    struct attention_push p;
+    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), heads, rows, wide;
+    if (a->q->shape[2] < 32) a->flags |= ATTEND_FOLDED;
+    heads = a->flags & ATTEND_FOLDED ? group : 1;
+    p = bind_attention(e, a);
+    wide = (uint32_t)(a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3]);
+    wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
+    rows = p.query_count * heads <= 8 ? 8 : wide > 128 ? 16 : 32;
+    p.tiles = ceil_div((uint64_t)p.query_count * heads, rows);
+    KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, wide, a->aligned);
     set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / p.row_heads) * p.batches);
+    dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / heads) * p.batches);
 }
 
 /* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
@@ -4159,7 +4164,7 @@ static void lower_attention(struct encoder *e, const struct node *n)
     struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
     struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
-    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale };
+    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
     o.shape[1] = n->out[0]->shape[2];
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
