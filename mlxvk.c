@@ -183,6 +183,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
+    X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
@@ -266,8 +267,12 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
-    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)          \
-    X(TAKE,          take,          4, CAP_SMALL)
+    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
+    X(TAKE,          take,          4, CAP_SMALL)                                                                      \
+    X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
+    X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -1978,8 +1983,10 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
     X(MATMUL,      matmul)                                                                                             \
-    X(ARANGE,      arange)                                                                                          \
-    X(GATHER,      gather)
+    X(ARANGE,      arange)                                                                                             \
+    X(GATHER,      gather)                                                                                             \
+    X(NORM,        norm)                                                                                               \
+    X(ROPE,        rope)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -1993,11 +2000,15 @@ struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
 struct arange_params { double start, step; };
 struct gather_params { uint8_t mode, axis; };
+struct norm_params { uint8_t flags; float eps; };
+struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
     struct arange_params arange;
     struct gather_params gather;
+    struct norm_params norm;
+    struct rope_params rope;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -2484,8 +2495,8 @@ static void donate(struct encoder *e, const struct node *n)
     (void)e;
     if (out->storage->buffer || out->offset || out->storage->nbytes != array_bytes(out)) return;
     for (int i = 0; i < n->inputs; i++) {
-        struct storage *st = n->in[i]->storage;
-        if (st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
+        struct storage *st = n->in[i] ? n->in[i]->storage : NULL;
+        if (!st || st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
             !n->in[i]->row || n->in[i]->size != out->size || item_size(n->in[i]) != item_size(out)) continue;
         out->storage->buffer = st->buffer;
         st->buffer->refs++;
@@ -3776,6 +3787,292 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
     return finish(&c, do_put_along(&c, res, x, i, v, axis), res);
 }
 
+/* ==== >>norms ===================================================================================================== */
+
+enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, ROW_THREADS = 512 };
+
+struct norm_push {
+    uint32_t rows, n, ndim;
+    float eps;
+    uint32_t weight_at, bias_at, weight_step, bias_step, shape[NORM_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][NORM_DIMS],
+        x_step, residual_step;
+};
+
+static uint32_t pow2_at_least(uint32_t n)
+{
+    uint32_t p = 1;
+    while (p < n) p *= 2;
+    return p;
+}
+
+static uint32_t last_stride(const struct array *a) { return a->ndim ? (uint32_t)a->strides[a->ndim - 1] : 1; }
+
+/* Do all steps of 16 bytes along rows of an array stay aligned? shift: elements from the binding's start. */
+static bool aligned_rows(const struct array *a, uint32_t shift, uint32_t unit)
+{
+    bool aligned = !(shift % unit) && (last_stride(a) == 1 || dim_of(a, -1) == 1);
+    for (int i = 0; i + 1 < a->ndim; i++) aligned = aligned && (a->shape[i] == 1 || !(a->strides[i] % unit));
+    return aligned;
+}
+
+/* What all dimensions but the last make, merged for all operands. */
+static struct dims row_dims(struct array *const *a, int count)
+{
+    struct array part[MAX_OPERANDS], *parts[MAX_OPERANDS];
+    for (int k = 0; k < count; k++) {
+        part[k] = *a[k];
+        part[k].ndim--;
+        parts[k] = &part[k];
+    }
+    return merge_dims(parts, count);
+}
+
+/* The workgroup and the threads a row of `steps` steps. */
+static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *threads)
+{
+    uint32_t limit = min_u32(ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
+    while (lanes > limit) lanes /= 2;
+    *threads = lanes < 128 ? 128 : lanes;
+    return lanes;
+}
+
+/* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which is written to a[3].
+ * weight and bias of the row's length, or NULL. All of one dtype; a[0] and a[3] have rows without gaps between elements. */
+static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struct array *weight, struct array *bias, float eps)
+{
+    int count = a[2] ? 4 : 2;
+    struct dims g = row_dims(a, count);
+    uint32_t n = (uint32_t)dim_of(a[0], -1), unit = 16 / (uint32_t)item_size(a[0]), lanes, threads, held;
+    struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = eps,
+                           .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
+    bool eights = n % 8 == 0;
+    flags |= (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
+    if (g.ndim > NORM_DIMS) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex"); return; }
+    for (int i = 0; i < g.ndim; i++) {
+        p.shape[i] = (uint32_t)g.shape[i];
+        for (int k = 0; k < count; k++) p.stride[k][i] = (uint32_t)g.stride[k][i];
+    }
+    for (int k = 0; k < count; k++) {
+        p.offset[k] = k == 0 || k == 3 ? set_output(e, (uint32_t)k, a[k]) : set_input(e, (uint32_t)k, a[k]);
+        eights = eights && aligned_rows(a[k], p.offset[k], unit);
+    }
+    if (weight) { p.weight_at = set_input(e, 4, weight); p.weight_step = last_stride(weight); }
+    if (bias) { p.bias_at = set_input(e, 5, bias); p.bias_step = last_stride(bias); }
+    eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
+    lanes = row_lanes(e, eights ? n / 8 : n, &threads);
+    held = eights ? ceil_div(n / 8, lanes) : 0;
+    if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
+    KERNEL(e, has_kernel(e->device, K_NORM) ? K_NORM : K_NORM_PLAIN, threads, lanes, held, (uint32_t)a[0]->dtype, flags);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(p.rows, threads / lanes));
+}
+
+/* An operand whose rows the kernel can walk beside those of the others, with a reference for the caller. */
+static struct array *walkable(struct encoder *e, struct array *a)
+{
+    struct dims g = row_dims((struct array *[]){ a }, 1);
+    if (g.ndim > NORM_DIMS) return rows_of(e, a);
+    a->refs++;
+    return a;
+}
+
+static void norm_dispatch(struct encoder *e, uint32_t flags, struct array *x, struct array *residual, struct array *sum,
+                          struct array *weight, struct array *bias, struct array *out, float eps)
+{
+    struct array *a[4] = { out, walkable(e, x), residual ? walkable(e, residual) : NULL, residual ? sum : NULL };
+    if (row_dims(a, residual ? 4 : 2).ndim > NORM_DIMS)              /* walkable one by one, but not together */
+        for (int k = 1; k < 3 && a[k]; k++) {
+            struct array *given = a[k];
+            a[k] = rows_of(e, given);
+            array_release(given);
+        }
+    norm_rows(e, flags, a, weight, bias, eps);
+    array_release(a[1]);
+    array_release(a[2]);
+}
+
+/* y = rms_norm(x), or with a residual: sum = x + residual, rounded, and y = rms_norm(sum). weight may be NULL. */
+static void rms_norm_dispatch(struct encoder *e, struct array *x, struct array *residual, struct array *sum, struct array *weight,
+                              struct array *out, float eps)
+{
+    norm_dispatch(e, 0, x, residual, sum, weight, NULL, out, eps);
+}
+
+static void lower_norm(struct encoder *e, const struct node *n)
+{
+    donate(e, n);
+    if (n->p.norm.flags) norm_dispatch(e, n->p.norm.flags, n->in[0], NULL, NULL, n->in[1], n->in[2], n->out[0], n->p.norm.eps);
+    else rms_norm_dispatch(e, n->in[0], NULL, NULL, n->in[1], n->out[0], n->p.norm.eps);
+}
+
+static bool check_norm(struct call *c, const struct array *x, const struct array *weight, const char *name)
+{
+    if (weight && (weight->ndim != 1 || weight->shape[0] != dim_of(x, -1)))
+        FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name, TEXT(weight), TEXT(x));
+    return !c->code;
+}
+
+static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, float eps)
+{
+    struct array *out;
+    mlxvk_dtype t;
+    if (c->code || !x) return NULL;
+    if (!x->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have one dimension at least");
+    if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return NULL;
+    t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
+    if (weight && bias) t = promote(t, bias->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    x = as_type(c, x, t);
+    out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
+    append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_fast_rms_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_rms_norm", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight);
+    return finish(&c, do_norm(&c, 0, a, w, NULL, eps), res);
+}
+
+int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_layer_norm", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
+    return finish(&c, do_norm(&c, NORM_MEAN, a, w, b, eps), res);
+}
+
+/* ==== >>rope ====================================================================================================== */
+
+struct rope_push {
+    uint32_t batches, heads, tokens, width, dims, heads_each, y_at, x_at, offsets_at, freqs_at, weight_at, y_stride[4], x_stride[4],
+        offsets_step, freqs_step;
+    int32_t offset;
+    float scale, base_high, base_low, eps;
+};
+
+/* (batch, heads, tokens, width) of an array whose middle dimensions merge; false where they do not. */
+static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stride[4])
+{
+    struct array middle = *a;
+    struct dims g;
+    const int last = a->ndim - 1;
+    middle.ndim -= 3;
+    memmove(middle.shape, a->shape + 1, (size_t)middle.ndim * sizeof *a->shape);
+    memmove(middle.strides, a->strides + 1, (size_t)middle.ndim * sizeof *a->strides);
+    g = merge_dims((struct array *[]){ &middle }, 1);
+    if (g.ndim > 1) return false;
+    shape[0] = (uint32_t)a->shape[0];
+    shape[1] = g.ndim ? (uint32_t)g.shape[0] : 1;
+    shape[2] = (uint32_t)a->shape[last - 1];
+    shape[3] = (uint32_t)a->shape[last];
+    stride[0] = (uint32_t)a->strides[0];
+    stride[1] = g.ndim ? (uint32_t)g.stride[0][0] : 0;
+    stride[2] = (uint32_t)a->strides[last - 1];
+    stride[3] = (uint32_t)a->strides[last];
+    return true;
+}
+
+static void rope_rows(struct encoder *e, const struct rope_params *r, struct rope_push *p, struct array *x, struct array *out,
+                      struct array *offsets, struct array *freqs, struct array *weight, bool norm)
+{
+    uint32_t lanes, threads, items, most = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 64 : 8192;
+    bool fours = r->dims % 8 == 0;
+    double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
+    p->dims = r->dims;
+    p->offset = r->offset;
+    p->scale = r->scale;
+    p->base_high = (float)high;
+    p->base_low = (float)(r->rate - high);
+    p->y_at = set_output(e, 0, out);
+    p->x_at = set_input(e, 1, x);
+    if (offsets) { p->offsets_at = set_input(e, 2, offsets); p->offsets_step = offsets->size > 1 ? last_stride(offsets) : 0; }
+    if (freqs) { p->freqs_at = set_input(e, 3, freqs); p->freqs_step = last_stride(freqs); }
+    if (weight) p->weight_at = set_input(e, 4, weight);
+    fours = fours && aligned_rows(x, p->x_at, 4) && aligned_rows(out, p->y_at, 4);
+    lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
+    items = p->batches * p->tokens * p->heads;
+    p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
+    while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
+    KERNEL(e, has_kernel(e->device, K_ROPE) ? K_ROPE : K_ROPE_PLAIN, threads, lanes, fours, (uint32_t)x->dtype, r->traditional,
+           freqs != NULL, offsets != NULL, norm ? weight ? 2 : 1 : 0);
+    set_bytes(e, p, sizeof *p);
+    dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
+}
+
+/* Can rope_dispatch normalise the rows of x into out on the way? */
+static bool rope_norm_fits(const struct rope_params *r, const struct array *x, const struct array *out, const struct array *weight)
+{
+    uint32_t shape[4], stride[4], size = (uint32_t)item_size(x);
+    return r->dims % 8 == 0 && r->dims <= 8 * 128 && x->shape[x->ndim - 1] == r->dims && rope_strides(x, shape, stride) &&
+           x->offset % (4 * size) == 0 && out->offset % (4 * size) == 0 && aligned_rows(x, 0, 4) && aligned_rows(out, 0, 4) &&
+           (!weight || (weight->row && weight->offset % (4 * size) == 0));
+}
+
+/* out = rope(x), out with any strides (a slice of a cache): offsets (int32: one, or one a batch) and freqs (float32) may be
+ * NULL. norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). */
+static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
+                          struct array *freqs, bool norm, struct array *weight, float eps)
+{
+    struct rope_push p = { .eps = eps };
+    uint32_t shape[4], ignored[4];
+    struct array *rows = NULL;
+    if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
+    if (!rope_strides(x, shape, ignored)) x = rows = rows_of(e, x);
+    rope_strides(x, shape, p.x_stride);
+    if (!rope_strides(out, shape, p.y_stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
+    p.batches = shape[0];
+    p.heads = shape[1];
+    p.tokens = shape[2];
+    p.width = shape[3];
+    rope_rows(e, r, &p, x, out, offsets, freqs, weight, norm);
+    array_release(rows);
+}
+
+static void lower_rope(struct encoder *e, const struct node *n)
+{
+    if (!n->in[1] && !n->in[2]) donate(e, n);
+    rope_dispatch(e, &n->p.rope, n->in[0], n->out[0], n->in[1], n->in[2], false, NULL, 0);
+}
+
+static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base, float scale,
+                             int offset, struct array *offsets, struct array *freqs)
+{
+    struct rope_params r = { (uint16_t)dims, traditional, offset, scale, 0 };
+    struct array *out;
+    if (c->code || !x) return NULL;
+    if (x->ndim < 3) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have three dimensions at least, but is %s", TEXT(x));
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x must be floating, but is %s", TEXT(x));
+    if (dims <= 0 || dims % 2 || dims > dim_of(x, -1) || dims > UINT16_MAX)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "dims must be even, positive and at most x's last dimension; %d for %s", dims, TEXT(x));
+    if (base.has_value == (freqs != NULL)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "exactly one of base and freqs must be given");
+    if (freqs && (freqs->ndim != 1 || freqs->shape[0] != dims / 2))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "freqs must have one dimension of %d, but is %s", dims / 2, TEXT(freqs));
+    if (offsets && (offsets->ndim > 1 || (offsets->ndim && offsets->shape[0] != 1 && offsets->shape[0] != x->shape[0])))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
+    if (offsets && !is_integer(offsets->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
+    if (base.has_value) r.rate = -log2((double)base.value) / (dims / 2);
+    out = output(c, x->ndim, x->shape, x->dtype);
+    append(c, OP_ROPE, PARAMS(.rope = r), ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale, int offset,
+                    mlxvk_array freqs, mlxvk_stream s)
+{
+    struct call c = begin("fast_rope", s);
+    struct array *a = input(&c, "x", x), *f = optional_input(&c, "freqs", freqs);
+    return finish(&c, do_rope(&c, a, dims, traditional, base, scale, offset, NULL, f), res);
+}
+
+int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale,
+                            mlxvk_array offset, mlxvk_array freqs, mlxvk_stream s)
+{
+    struct call c = begin("fast_rope_dynamic", s);
+    struct array *a = input(&c, "x", x), *at = input(&c, "offset", offset), *f = optional_input(&c, "freqs", freqs);
+    return finish(&c, do_rope(&c, a, dims, traditional, base, scale, 0, at, f), res);
+}
+
 /* ==== >>matrix ==================================================================================================== */
 
 /* One product as kernels see it: out = alpha * a @ b + beta * c for each matrix of a batch. Strides in elements. */
@@ -4104,6 +4401,7 @@ static void retire(struct stream *s, const uint32_t *members, int count)
     for (int i = 0; i < count; i++) {
         s->encoder.code = code;
         if (code) node_failed(s, &s->nodes[members[i]]);
+        enter_group(&s->nodes[members[i]], s->device->group);
         node_retire(&s->nodes[members[i]]);
     }
     s->device->stats.fused += (uint64_t)count;
@@ -4136,10 +4434,86 @@ static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32
     return true;
 }
 
+/* h = a + b, then rms_norm(h): one pass over the rows. h is written too, for whoever reads it. */
+static bool fuse_add_norm(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[2] = { at, 0 };
+    const struct node *add = &s->nodes[at], *norm;
+    struct array *h = add->out[0];
+    if (!is_binary(add, B_add) || !is_float(h->dtype) || !same_shape(add->in[0], h) || !same_shape(add->in[1], h)) return false;
+    m[1] = reader_of(s, at, end, h);
+    if (m[1] == UINT32_MAX) return false;
+    norm = &s->nodes[m[1]];
+    if (norm->op != OP_NORM || norm->p.norm.flags || !same_view(norm->in[0], h) || !can_join(s, m, 1, m[1])) return false;
+    rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
+    retire(s, m, 2);
+    return true;
+}
+
+/* The copy node that is all that reads what node `at` wrote, unchanged; UINT32_MAX where there is none. */
+static uint32_t copy_behind(struct stream *s, const uint32_t *members, int count, uint32_t end)
+{
+    uint32_t at = members[count - 1], copy;
+    const struct array *out = s->nodes[at].out[0];
+    const struct node *n;
+    if (!only_between(out) || (copy = reader_of(s, at, end, out)) == UINT32_MAX) return UINT32_MAX;
+    n = &s->nodes[copy];
+    return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_COPY && same_view(n->in[0], out) && n->out[0]->dtype == out->dtype &&
+           can_join(s, members, count, copy) ? copy : UINT32_MAX;
+}
+
+/* rope, then the write of its result into a slice of a cache. */
+static bool fuse_rope_cache(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[2] = { at, copy_behind(s, &at, 1, end) }, shape[4], stride[4];
+    const struct node *rope = &s->nodes[at];
+    if (m[1] == UINT32_MAX || !rope_strides(s->nodes[m[1]].out[0], shape, stride)) return false;
+    rope_dispatch(e, &rope->p.rope, rope->in[0], s->nodes[m[1]].out[0], rope->in[1], rope->in[2], false, NULL, 0);
+    retire(s, m, 2);
+    return true;
+}
+
+/* The rows of x seen as `later` sees the norm's result, which has x's shape and is row-major. */
+static struct array as_seen_by(const struct array *x, const struct array *result, const struct array *later)
+{
+    struct array view = *later;
+    view.storage = x->storage;
+    view.offset = x->offset + later->offset - result->offset;
+    return view;
+}
+
+/* rms_norm of each head, then rope (of the transposed view), then, where it follows, the write into a cache. */
+static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[3] = { at, UINT32_MAX, UINT32_MAX };
+    const struct node *norm = &s->nodes[at], *rope;
+    struct array *out, x;
+    int count = 2;
+    if (norm->p.norm.flags || !norm->in[0]->row || !only_between(norm->out[0])) return false;
+    m[1] = reader_of(s, at, end, norm->out[0]);
+    if (m[1] == UINT32_MAX || s->nodes[m[1]].op != OP_ROPE || !can_join(s, m, 1, m[1])) return false;
+    rope = &s->nodes[m[1]];
+    if (rope->in[0]->storage != norm->out[0]->storage || rope->in[0]->size != norm->out[0]->size ||
+        dim_of(rope->in[0], -1) != dim_of(norm->out[0], -1) || rope->in[0]->strides[rope->in[0]->ndim - 1] != 1) return false;
+    x = as_seen_by(norm->in[0], norm->out[0], rope->in[0]);
+    out = rope->out[0];
+    m[2] = s->device->gate[GATE_ROPE_CACHE] ? copy_behind(s, m, 2, end) : UINT32_MAX;
+    if (m[2] != UINT32_MAX && rope_norm_fits(&rope->p.rope, &x, s->nodes[m[2]].out[0], norm->in[1])) {
+        out = s->nodes[m[2]].out[0];
+        count = 3;
+    } else if (!rope_norm_fits(&rope->p.rope, &x, out, norm->in[1])) return false;
+    rope_dispatch(e, &rope->p.rope, &x, out, rope->in[1], rope->in[2], true, norm->in[1], norm->p.norm.eps);
+    retire(s, m, count);
+    return true;
+}
+
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
     { "silu * x", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu },
+    { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
+    { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
+    { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)

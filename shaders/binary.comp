@@ -1,7 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // Functions of two operands of one dtype, OP by OP: MLXVK_BINARY_FUNCTIONS in order, then the quotient of divmod and
-// equality with NaN equal to NaN. Comparisons give bool. WIDE: 64-bit integers. COMPLEX: complex64.
+// equality with NaN equal to NaN, and x sigmoid(x) y. Comparisons give bool. WIDE: 64-bit integers. COMPLEX: complex64.
 #include "elementwise.glsl"
 #ifdef COMPLEX
 #include "complex.glsl"
@@ -20,7 +20,7 @@ LOCATE_TABLE(table)
 const uint ADD = 0, SUBTRACT = 1, MULTIPLY = 2, DIVIDE = 3, FLOOR_DIVIDE = 4, REMAINDER = 5, POWER = 6, MAXIMUM = 7,
     MINIMUM = 8, LOGADDEXP = 9, ARCTAN2 = 10, BITWISE_AND = 11, BITWISE_OR = 12, BITWISE_XOR = 13, LEFT_SHIFT = 14,
     RIGHT_SHIFT = 15, EQUAL = 16, NOT_EQUAL = 17, GREATER = 18, GREATER_EQUAL = 19, LESS = 20, LESS_EQUAL = 21,
-    LOGICAL_AND = 22, LOGICAL_OR = 23, FLOOR_QUOTIENT = 24, NAN_EQUAL = 25;
+    LOGICAL_AND = 22, LOGICAL_OR = 23, FLOOR_QUOTIENT = 24, NAN_EQUAL = 25, SILU_PRODUCT = 26;
 bool is_test() { return (OP >= EQUAL && OP <= LOGICAL_OR) || OP == NAN_EQUAL; }
 
 // By what the operands are to each other; unordered: one is NaN.
@@ -127,6 +127,7 @@ void write(uint to, uint at_a, uint at_b)
 }
 
 #else
+float rounded(float x) { return bits_to_float(float_to_bits(x, TO), TO); }
 float value(float x, float y)
 {
     float r = x;
@@ -139,6 +140,7 @@ float value(float x, float y)
     if (OP == POWER) r = pow_of(x, y);
     if (OP == LOGADDEXP) r = logaddexp(x, y);
     if (OP == ARCTAN2) r = atan2_of(x, y);
+    if (OP == SILU_PRODUCT) r = rounded(x * rounded(sigmoid(x))) * y;  // as the three operations that it stands for
     return r;
 }
 uint apply(uint p, uint q)
