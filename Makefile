@@ -26,6 +26,7 @@ SPIRV_VAL ?= spirv-val
 MODEL ?= tests/models/tiny-qwen3
 PROMPT ?= The ls command lists
 DIR ?= tests/golden/data
+export MODEL PROMPT DIR
 TEST_TIMEOUT ?= 600
 
 compiler := $(filter-out gcc cc,$(notdir $(firstword $(CC))))
@@ -49,6 +50,7 @@ programs_of = $(patsubst tests/$(1)/%.c,$(BUILD)/$(1)/%,$(filter-out tests/$(1)/
 
 lib := $(if $(wildcard mlxvk.c),$(BUILD)/libmlxvk.a)
 qwen3_objects := $(call objects,$(filter-out %/main.c,$(wildcard tests/qwen3/*.c)))
+qwen3_lib := $(if $(qwen3_objects),$(BUILD)/libqwen3.a)
 qwen3 := $(if $(wildcard tests/qwen3/main.c),$(BUILD)/qwen3)
 golden_objects := $(call objects,$(wildcard tests/golden/*.c))
 golden := $(if $(golden_objects),$(BUILD)/golden)
@@ -74,6 +76,8 @@ $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@$(CC) $(flags) $(WERROR) -MMD -MP -c $< -o $@
 
 $(BUILD)/libmlxvk.a: $(BUILD)/obj/mlxvk.o
+$(BUILD)/libqwen3.a: $(qwen3_objects)
+$(lib) $(qwen3_lib):
 	@echo "  AR      $@"
 	@rm -f $@ && $(AR) rcs $@ $^
 
@@ -85,17 +89,19 @@ FORCE:
 
 keep_loaded := $(if $(SAN),$(BUILD)/obj/tests/tools/keep_loaded.o)
 link = @mkdir -p $(@D) && echo "  LINK    $@" && \
-       $(CC) $(sanitize) $(if $(SAN),-rdynamic) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -Wl,--as-needed $(libs) $(LDLIBS) -o $@
+       $(CC) $(sanitize) $(if $(SAN),-rdynamic) $(LDFLAGS) $(filter %.o,$^) $(filter %/libqwen3.a,$^) \
+             $(filter %/libmlxvk.a,$^) -Wl,--as-needed $(libs) $(LDLIBS) -o $@
 
 $(all_programs): $(keep_loaded)
 
-qwen3_users := $(patsubst tests/%.c,$(BUILD)/%,$(with_qwen3)) $(if $(filter tests/golden/%,$(with_qwen3)),$(BUILD)/golden)
-$(qwen3_users): $(qwen3_objects)
+qwen3_users := $(filter $(all_programs),$(patsubst tests/%.c,$(BUILD)/%,$(with_qwen3))) \
+               $(if $(filter tests/golden/%,$(with_qwen3)),$(golden))
+$(qwen3_users): $(qwen3_lib)
 $(qwen3) $(qwen3_users): libs += $(qwen3_libs)
 $(units): libs += -lcmocka -lcjson
 $(golden): libs += -lcjson
 
-$(BUILD)/qwen3: $(BUILD)/obj/tests/qwen3/main.o $(qwen3_objects) $(lib)
+$(BUILD)/qwen3: $(BUILD)/obj/tests/qwen3/main.o $(qwen3_lib) $(lib)
 	$(link)
 
 $(BUILD)/golden: $(golden_objects) $(lib)
@@ -119,7 +125,7 @@ setup:
 run:
 	@tests/tools/setup build
 	@$(build) $(BUILD)/qwen3
-	@$(BUILD)/qwen3 --model "$(MODEL)" --prompt "$(PROMPT)"
+	@$(BUILD)/qwen3 --model "$$MODEL" --prompt "$$PROMPT"
 
 test:
 	@tests/tools/setup build test
@@ -134,7 +140,7 @@ run-tests:
 	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)") $(units) $(examples)
 
 golden: $(golden)
-	@$(BUILD)/golden "$(DIR)"
+	@$(BUILD)/golden "$$DIR"
 
 bench: $(benches) $(qwen3)
 	@if [ -x tests/bench/run ]; then BUILD=$(BUILD) tests/bench/run; \
