@@ -12,7 +12,8 @@
  *     >>stream       command buffers, submission, the window in flight
  *     >>array        views on storage
  *     >>tape         recorded operations and how they are lowered
- *     >>operations   one section a family: the front (checks, shapes) and the lowering (kernel, dispatch)
+ *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
+ *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, encoder, statistics
  *
  * One mutex a device serialises everything but blocking waits, so reference counts and tables are plain integers.
@@ -262,8 +263,15 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL | CAP_INT64)                                                          \
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
+    X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
+    X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
-    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)
+    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
+    X(TAKE,          take,          4, CAP_SMALL)                                                                      \
+    X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
+    X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -300,6 +308,7 @@ struct capabilities {
 };
 
 struct pipeline {
+    const char *name;
     uint64_t key;                                    /* hash of kernel and constants */
     uint32_t kernel, spec_count, spec[MAX_SPEC];
     VkPipeline handle;
@@ -349,7 +358,8 @@ struct device {
     bool random_seeded;
 
     mlxvk_stats stats;
-    uint64_t marks;                                  /* serial numbers of command buffers */
+    uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
+                                                        searches of the cache */
     struct kernel_count kernel_counts[KERNEL_COUNT + 1];   /* the last counts the callers' own kernels */
 };
 
@@ -831,6 +841,7 @@ struct timeline {
     VkSemaphore semaphore;
     struct stream *stream;                           /* NULL once the stream is gone */
     uint64_t open, submitted, completed;             /* value of the submission being recorded, ... */
+    uint64_t polled;                                 /* d->polls when it was last asked */
     uint32_t index;
 };
 
@@ -993,11 +1004,13 @@ static void cache_remove(struct device *d, struct buffer *b)
     d->cached -= b->size;
 }
 
+/* Asks the driver once a search of the cache: see cache_find. */
 static uint64_t timeline_completed(struct device *d, struct timeline *t)
 {
     uint64_t value = 0;
-    if (t->completed < t->submitted && d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value) >= 0 &&
-        value > t->completed) t->completed = value;
+    if (t->completed >= t->submitted || t->polled == d->polls) return t->completed;
+    t->polled = d->polls;
+    if (d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value) >= 0 && value > t->completed) t->completed = value;
     return t->completed;
 }
 
@@ -1045,6 +1058,7 @@ static int wait_uses(struct device *d, struct buffer *b)
 static void cache_trim(struct device *d, size_t bytes, bool wait)
 {
     size_t released = 0;
+    d->polls++;
     for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
         newer = b->newer;
         if (!buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
@@ -1060,6 +1074,7 @@ static struct buffer *cache_find(struct device *d, size_t size, const struct tim
 {
     size_t limit = min_size(2 * size, size + 2 * (size_t)PAGE);
     struct buffer *best = NULL;
+    d->polls++;
     for (int bin = size_bin(size), last = size_bin(limit); bin <= last && !best; bin++)
         for (struct buffer *b = d->bins[bin]; b; b = b->bin_next)
             if (b->size >= size && b->size < limit && (!best || b->size < best->size) && buffer_idle(d, b, line)) {
@@ -1344,7 +1359,7 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
         return NULL;
     }
-    *p = (struct pipeline){ .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
+    *p = (struct pipeline){ .name = row->name, .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
     memcpy(p->spec, spec, n * sizeof *spec);
     if (!d->modules[k]) r = build_module(d, row->spirv, row->size, &d->modules[k]);
     if (r >= 0) r = build_pipeline(d, d->modules[k], row->bindings, spec, n, &p->handle);
@@ -1493,12 +1508,12 @@ static VkResult queue_submit(struct stream *s, VkCommandBuffer commands)
         wait_values[i] = s->waits[i].value;
         stages[i] = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
     }
-    signals[0] = s->line->semaphore;
-    signal_values[0] = s->line->open;
     for (uint32_t i = 0; i < s->signal_count; i++) {
-        signals[i + 1] = s->signals[i].semaphore;
-        signal_values[i + 1] = s->signals[i].value;
+        signals[i] = s->signals[i].semaphore;
+        signal_values[i] = s->signals[i].value;
     }
+    signals[s->signal_count] = s->line->semaphore;   /* last: who waits for the stream sees its events signalled */
+    signal_values[s->signal_count] = s->line->open;
     lock_queue(d);
     r = d->vk.vkQueueSubmit(d->queues[s->queue], 1, &info, VK_NULL_HANDLE);
     unlock_queue(d);
@@ -1670,9 +1685,14 @@ static void bind_descriptors(struct encoder *e)
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = e->bindings };
     if (!n) return;
     while (first < n && !(e->set_mask & (1u << first))) first++;
-    if (first == n) { encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "nothing is bound"); return; }
-    for (uint32_t i = 0; i < n; i++)                 /* bindings that this variant does not use */
-        if (!(e->set_mask & (1u << i))) e->bindings[i] = e->bindings[first];
+    for (uint32_t i = 0; i < n; i++) {
+        if (e->set_mask & (1u << i)) continue;
+        if (first == n || e->pipeline->kernel == KERNEL_COUNT) {
+            encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, e->pipeline->name, "binding %u is not bound", i);
+            return;
+        }
+        e->bindings[i] = e->bindings[first];         /* a binding that this variant of the kernel does not use */
+    }
     if (d->caps.push_descriptor)
         d->vk.vkCmdPushDescriptorSetKHR(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write);
     else {
@@ -1696,7 +1716,7 @@ static void encode_dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t 
     struct device *d = e->device;
     const uint32_t *limit = d->caps.max_groups;
     if (x > limit[0] || y > limit[1] || z > limit[2]) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, kernel_table[e->pipeline->kernel].name,
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, e->pipeline->name,
                      "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1], limit[2]);
         return;
     }
@@ -1751,6 +1771,8 @@ struct storage {
     struct stream *stream;                           /* whose tape holds nodes that touch it */
     struct buffer *buffer;
     size_t nbytes;
+    uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
+    uint64_t skip_read, skip_write;                  /* last search that passed over a node which reads, writes it */
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
     uint8_t bytes[INLINE_BYTES];
 };
@@ -1916,7 +1938,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     array_span(a, &low, &high);
     if (!b->handle || low == high) return 0;
     start = (b->offset + (size_t)low) / align * align;
-    end = min_size(round_up(b->offset + (size_t)high, 16), round_up(b->offset + b->size, 4));
+    end = min_size(round_up(b->offset + (size_t)high, 16), b->offset + b->size);
     if (end - start > e->device->caps.max_range) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "an operand spans %zu bytes, over the storage-buffer range of %zu",
                      end - start, e->device->caps.max_range);
@@ -1959,7 +1981,11 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 /* One row an operation: lower_<name> turns its nodes into dispatches. */
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
-    X(ARANGE,      arange)
+    X(MATMUL,      matmul)                                                                                             \
+    X(ARANGE,      arange)                                                                                             \
+    X(GATHER,      gather)                                                                                             \
+    X(NORM,        norm)                                                                                               \
+    X(ROPE,        rope)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -1970,10 +1996,18 @@ enum operation {
 
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
+struct matmul_params { float alpha, beta; };
 struct arange_params { double start, step; };
+struct gather_params { uint8_t mode, axis; };
+struct norm_params { uint8_t flags; float eps; };
+struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 union params {
     struct elementwise_params elementwise;
+    struct matmul_params matmul;
     struct arange_params arange;
+    struct gather_params gather;
+    struct norm_params norm;
+    struct rope_params rope;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -1987,7 +2021,7 @@ struct node {
 
 typedef void (*lower_function)(struct encoder *e, const struct node *n);
 struct op_row { const char *name; lower_function lower; };
-static const struct op_row op_table[OP_COUNT];       /* at the end of >>operations */
+static const struct op_row op_table[OP_COUNT];       /* at the end of >>fusion */
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);   /* >>fusion */
 
 static void node_retire(struct node *n)
@@ -2058,17 +2092,72 @@ static void lower_node(struct stream *s, uint32_t at, uint32_t end)
     maybe_commit(s);
 }
 
+/* ---- order: nodes that do not depend on each other run side by side, between the same two barriers ---- */
+
+enum { LOOK_AHEAD = 20 };
+
+static bool joins_group(const struct node *n, uint64_t group)
+{
+    for (int i = 0; i < n->inputs; i++)
+        if (n->in[i] && n->in[i]->storage->group_write == group) return false;
+    for (int i = 0; i < n->outputs; i++)
+        if (n->out[i] && (n->out[i]->storage->group_write == group || n->out[i]->storage->group_read == group)) return false;
+    return true;
+}
+
+/* May it go before the nodes that the search passed over? */
+static bool overtakes(const struct node *n, uint64_t search)
+{
+    for (int i = 0; i < n->inputs; i++)
+        if (n->in[i] && n->in[i]->storage->skip_write == search) return false;
+    for (int i = 0; i < n->outputs; i++)
+        if (n->out[i] && (n->out[i]->storage->skip_write == search || n->out[i]->storage->skip_read == search)) return false;
+    return true;
+}
+
+static void pass_over(const struct node *n, uint64_t search)
+{
+    for (int i = 0; i < n->inputs; i++) if (n->in[i]) n->in[i]->storage->skip_read = search;
+    for (int i = 0; i < n->outputs; i++) if (n->out[i]) n->out[i]->storage->skip_write = search;
+}
+
+static void enter_group(const struct node *n, uint64_t group)
+{
+    for (int i = 0; i < n->inputs; i++) if (n->in[i]) n->in[i]->storage->group_read = group;
+    for (int i = 0; i < n->outputs; i++) if (n->out[i]) n->out[i]->storage->group_write = group;
+}
+
+/* The node to lower next: the first one, or, where that would need a barrier, a near one that does not and may go first. */
+static uint32_t next_node(struct stream *s, uint32_t first)
+{
+    struct device *d = s->device;
+    uint32_t last = min_u32(s->node_count, first + LOOK_AHEAD);
+    uint64_t search;
+    if (!joins_group(&s->nodes[first], d->group)) {
+        search = ++d->searches;
+        for (uint32_t i = first; i < last; i++) {
+            if (s->nodes[i].done) continue;
+            if (joins_group(&s->nodes[i], d->group) && overtakes(&s->nodes[i], search)) { first = i; break; }
+            pass_over(&s->nodes[i], search);
+        }
+        if (!joins_group(&s->nodes[first], d->group)) d->group++;
+    }
+    enter_group(&s->nodes[first], d->group);
+    return first;
+}
+
 /* Turns the tape's nodes but the last `keep` into dispatches. */
 static void stream_lower(struct stream *s, uint32_t keep)
 {
-    uint32_t count = s->node_count > keep ? s->node_count - keep : 0;
+    uint32_t count = s->node_count > keep ? s->node_count - keep : 0, kept = 0;
     uint64_t start = now_ns();
     if (!count) return;
     drop_dead_nodes(s);
     for (uint32_t i = 0; i < count; i++)
-        if (!s->nodes[i].done) lower_node(s, i, s->node_count);
-    memmove(s->nodes, s->nodes + count, (s->node_count - count) * sizeof *s->nodes);
-    s->node_count -= count;
+        while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
+    for (uint32_t i = count; i < s->node_count; i++)
+        if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
+    s->node_count = kept;
     s->device->stats.lowering_ns += now_ns() - start;
 }
 
@@ -2405,8 +2494,8 @@ static void donate(struct encoder *e, const struct node *n)
     (void)e;
     if (out->storage->buffer || out->offset || out->storage->nbytes != array_bytes(out)) return;
     for (int i = 0; i < n->inputs; i++) {
-        struct storage *st = n->in[i]->storage;
-        if (st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
+        struct storage *st = n->in[i] ? n->in[i]->storage : NULL;
+        if (!st || st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
             !n->in[i]->row || n->in[i]->size != out->size || item_size(n->in[i]) != item_size(out)) continue;
         out->storage->buffer = st->buffer;
         st->buffer->refs++;
@@ -2650,7 +2739,7 @@ enum binary {
 #define X(name) B_##name,
     MLXVK_BINARY_FUNCTIONS(X)
 #undef X
-    B_floor_quotient, B_nan_equal, B_COUNT
+    B_floor_quotient, B_nan_equal, B_silu_product, B_COUNT
 };
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
@@ -2661,6 +2750,7 @@ static const struct binary_row { const char *name; int rules; } binary_table[B_C
     R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
     R(greater_equal, B_COMPARE), R(less, B_COMPARE), R(less_equal, B_COMPARE), R(logical_and, B_COMPARE | B_LOGICAL),
     R(logical_or, B_COMPARE | B_LOGICAL), R(floor_quotient, B_NO_COMPLEX), R(nan_equal, B_COMPARE),
+    R(silu_product, B_FLOAT | B_NO_COMPLEX),
 #undef R
 };
 
@@ -3459,12 +3549,893 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
 }
 
+/* ==== >>gather: elements at computed positions of an axis ========================================================= */
+
+enum gather_mode { GATHER_TAKE, GATHER_ALONG, GATHER_PUT };
+
+/* What stands in the shader's stride[3]: the axis' length and stride, and the part of it that a dispatch serves. */
+enum { AXIS_SIZE, AXIS_STRIDE, PART_FIRST, PART_SIZE };
+
+/* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the axis. */
+static void gather_views(const struct gather_params *p, struct array view[3])
+{
+    int axis = p->axis, n = view[2].ndim;
+    if (p->mode == GATHER_TAKE) {
+        struct array a = view[1], indices = view[2];
+        view[1].ndim = view[2].ndim = view[0].ndim;
+        for (int i = 0; i < view[0].ndim; i++) {
+            bool indexed = i >= axis && i < axis + n;
+            view[1].strides[i] = indexed ? 0 : a.strides[i < axis ? i : i - n + 1];
+            view[2].strides[i] = indexed ? indices.strides[i - axis] : 0;
+        }
+        memcpy(view[1].shape, view[0].shape, sizeof view[0].shape);
+        memcpy(view[2].shape, view[0].shape, sizeof view[0].shape);
+        return;
+    }
+    struct array *indexed = &view[p->mode == GATHER_PUT ? 0 : 1];
+    indexed->shape[axis] = view[2].shape[axis];
+    indexed->strides[axis] = 0;
+}
+
+static mlxvk_dtype raw_dtype(const struct array *a)   /* of the same size, to move bits */
+{
+    static const mlxvk_dtype by_size[] = { [1] = MLXVK_UINT8, [2] = MLXVK_UINT16, [4] = MLXVK_UINT32, [8] = MLXVK_UINT64 };
+    return by_size[item_size(a)];
+}
+
+static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+{
+    struct array view[3] = { *in[0], *in[1], *in[2] }, *views[3] = { &view[0], &view[1], &view[2] };
+    struct dims g;
+    uint32_t mode;
+    gather_views(p, view);
+    g = merge_dims(views, 3);
+    mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
+    push->n = (uint32_t)in[p->mode == GATHER_TAKE ? 0 : 2]->size;
+    if (mode == MODE_STRIDED) push_dims(push, &g, 3);
+    else { push->ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 3); }
+    KERNEL(e, K_TAKE, 256, mode, 0, p->mode == GATHER_PUT, raw_dtype(in[0]), (uint32_t)in[2]->dtype);
+    set_bytes(e, push, sizeof *push);
+    dispatch_groups(e, ceil_div(push->n, 256));
+}
+
+/* Dimensions [first, last) as one, with its stride; false where they do not merge. */
+static bool one_stride(const struct array *a, int first, int last, int64_t *size, int64_t *stride)
+{
+    *size = 1;
+    *stride = 1;
+    for (int i = last - 1; i >= first; i--) {
+        if (a->shape[i] == 1) continue;
+        if (*size == 1) *stride = a->strides[i];
+        else if (a->strides[i] != *stride * *size) return false;
+        *size *= a->shape[i];
+    }
+    return true;
+}
+
+/* Rows of 4-byte or 16-byte words, where what follows the axis is contiguous and aligned. */
+static bool gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+{
+    const struct array *a = in[1];
+    size_t item = item_size(a), unit;
+    int64_t outer, outer_stride, row, row_stride, count, index_stride, axis_stride = a->strides[p->axis], odd;
+    if (p->mode != GATHER_TAKE || !one_stride(a, 0, p->axis, &outer, &outer_stride) ||
+        !one_stride(a, p->axis + 1, a->ndim, &row, &row_stride) || row_stride != 1 ||
+        !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return false;
+    odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
+    if (odd & 3) return false;
+    unit = odd & 15 ? 4 : 16;
+    push->n = (uint32_t)(in[0]->size * item / unit);
+    push->shape[0] = (uint32_t)(row * (int64_t)item / (int64_t)unit);
+    push->shape[1] = (uint32_t)count;
+    push->stride[1][0] = (uint32_t)(outer_stride * (int64_t)item / (int64_t)unit);
+    push->stride[1][1] = (uint32_t)(axis_stride * (int64_t)item / (int64_t)unit);
+    push->stride[2][0] = (uint32_t)index_stride;
+    for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
+    KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, 0, unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
+    set_bytes(e, push, sizeof *push);
+    dispatch_groups(e, ceil_div(push->n, 4 * 256));
+    return true;
+}
+
+/* How many positions of the axis can be bound at once. */
+static int axis_part(struct encoder *e, const struct array *a, int axis)
+{
+    struct array one = *a;
+    int64_t low, high, room = (int64_t)e->device->caps.max_range - (int64_t)e->device->caps.offset_align - 16;
+    int64_t step = llabs(a->strides[axis]) * (int64_t)item_size(a);
+    array_span(a, &low, &high);
+    if (high - low <= room || !step) return a->shape[axis];
+    one.shape[axis] = 1;
+    array_span(&one, &low, &high);
+    return high - low + step > room ? 1 : (int)min_size((size_t)((room - (high - low)) / step), (size_t)a->shape[axis]);
+}
+
+static void lower_gather(struct encoder *e, const struct node *n)
+{
+    const struct gather_params *p = &n->p.gather;
+    struct array *in[3] = { n->out[0], n->in[0], n->in[1] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
+    const struct array *whole = *indexed;
+    int size = whole->shape[p->axis], step = axis_part(e, whole, p->axis);
+    for (int first = 0; first < size && !e->code; first += step) {
+        struct elementwise_push push = { .n = 0 };
+        part = *whole;
+        part.shape[p->axis] = first + step < size ? step : size - first;
+        part.offset += first * whole->strides[p->axis] * (int64_t)item_size(whole);
+        *indexed = &part;
+        push.offset[0] = set_output(e, 0, in[0]);
+        push.offset[1] = set_input(e, 1, in[1]);
+        push.offset[2] = set_input(e, 2, in[2]);
+        push.stride[3][AXIS_SIZE] = (uint32_t)size;
+        push.stride[3][AXIS_STRIDE] = (uint32_t)whole->strides[p->axis];
+        push.stride[3][PART_FIRST] = (uint32_t)first;
+        push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
+        if (!gather_rows(e, p, in, &push)) gather_elements(e, p, in, &push);
+    }
+}
+
+static bool check_indices(struct call *c, const struct array *indices)
+{
+    if (c->code || !indices) return false;
+    if (!is_integer(indices->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "indices must be integers, not %s", TEXT(indices)), false;
+    return true;
+}
+
+static struct array *do_take(struct call *c, struct array *a, struct array *indices, int axis)
+{
+    int shape[2 * MAXD], ndim = 0;
+    struct array *out;
+    axis = normal_axis(c, a, axis);
+    if (!check_indices(c, indices) || axis < 0) return NULL;
+    if (!a->size && indices->size) return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
+    for (int i = 0; i < axis; i++) shape[ndim++] = a->shape[i];
+    for (int i = 0; i < indices->ndim; i++) shape[ndim++] = indices->shape[i];
+    for (int i = axis + 1; i < a->ndim; i++) shape[ndim++] = a->shape[i];
+    out = output(c, ndim, shape, a->dtype);
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis }), ARRAYS(a, indices), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
+{
+    struct call c = begin("take_axis", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
+    return finish(&c, do_take(&c, x, i, axis), res);
+}
+
+int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s)
+{
+    struct call c = begin("take", s);
+    struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1), *i = input(&c, "indices", indices);
+    return finish(&c, do_take(&c, x, i, 0), res);
+}
+
+/* a seen with the shape of `like` but along the axis, where it keeps its length. */
+static struct array *broadcast_beside(struct call *c, struct array *a, int axis, const struct array *like)
+{
+    int shape[MAXD];
+    if (c->code || !a) return NULL;
+    memcpy(shape, like->shape, sizeof shape);
+    shape[axis] = a->shape[axis];
+    return broadcast(c, a, a->ndim, shape);
+}
+
+/* The shape that a and b broadcast to without regard to the axis, in `probe`. */
+static bool beside_shape(struct call *c, const struct array *a, const struct array *b, int axis, struct array *probe)
+{
+    struct array x = *a;
+    *probe = *b;
+    x.shape[axis] = b->shape[axis];
+    return broadcast_shape(c, &x, b, &probe->ndim, probe->shape);
+}
+
+static struct array *do_take_along(struct call *c, struct array *a, struct array *indices, int axis)
+{
+    struct array probe, *out;
+    axis = normal_axis(c, a, axis);
+    if (!check_indices(c, indices) || axis < 0) return NULL;
+    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
+    if (!beside_shape(c, a, indices, axis, &probe)) return NULL;
+    if (!a->shape[axis] && indices->size)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
+    a = broadcast_beside(c, a, axis, &probe);
+    indices = broadcast_beside(c, indices, axis, &probe);
+    out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis }), ARRAYS(a, indices), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
+{
+    struct call c = begin("take_along_axis", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
+    return finish(&c, do_take_along(&c, x, i, axis), res);
+}
+
+static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct array *a, struct array *indices,
+                                  struct array *values, int axis)
+{
+    struct array probe, *out;
+    int ndim, shape[MAXD];
+    axis = normal_axis(c, a, axis);
+    if (!check_indices(c, indices) || axis < 0 || !values) return NULL;
+    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
+    if (!a->size) return a;
+    while (values->ndim > indices->ndim && values->shape[0] == 1 && (values = do_squeeze(c, values, 1)) != NULL) {}
+    if (!values || !broadcast_shape(c, indices, values, &ndim, shape)) return NULL;
+    if (ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(values), TEXT(a));
+    values = broadcast(c, values, ndim, shape);
+    indices = broadcast(c, indices, ndim, shape);
+    if (!values || !indices || !beside_shape(c, a, indices, axis, &probe)) return NULL;
+    a = broadcast_beside(c, a, axis, &probe);
+    values = broadcast_beside(c, as_type(c, values, a ? a->dtype : MLXVK_BOOL), axis, &probe);
+    indices = broadcast_beside(c, indices, axis, &probe);
+    if (!values || !indices) return NULL;
+    if (updates_in_place(res, a) && values->storage != a->storage && indices->storage != a->storage)
+        out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
+    else out = copy_of(c, a);
+    if (indices->size)
+        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis }), ARRAYS(values, indices), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+{
+    struct call c = begin("put_along_axis", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices), *v = input(&c, "values", values);
+    return finish(&c, do_put_along(&c, res, x, i, v, axis), res);
+}
+
+/* ==== >>norms ===================================================================================================== */
+
+enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, ROW_THREADS = 512 };
+
+struct norm_push {
+    uint32_t rows, n, ndim;
+    float eps;
+    uint32_t weight_at, bias_at, weight_step, bias_step, shape[NORM_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][NORM_DIMS],
+        x_step, residual_step;
+};
+
+static uint32_t pow2_at_least(uint32_t n)
+{
+    uint32_t p = 1;
+    while (p < n) p *= 2;
+    return p;
+}
+
+static uint32_t last_stride(const struct array *a) { return a->ndim ? (uint32_t)a->strides[a->ndim - 1] : 1; }
+
+/* Do all steps of 16 bytes along rows of an array stay aligned? shift: elements from the binding's start. */
+static bool aligned_rows(const struct array *a, uint32_t shift, uint32_t unit)
+{
+    bool aligned = !(shift % unit) && (last_stride(a) == 1 || dim_of(a, -1) == 1);
+    for (int i = 0; i + 1 < a->ndim; i++) aligned = aligned && (a->shape[i] == 1 || !(a->strides[i] % unit));
+    return aligned;
+}
+
+/* What all dimensions but the last make, merged for all operands. */
+static struct dims row_dims(struct array *const *a, int count)
+{
+    struct array part[MAX_OPERANDS], *parts[MAX_OPERANDS];
+    for (int k = 0; k < count; k++) {
+        part[k] = *a[k];
+        part[k].ndim--;
+        parts[k] = &part[k];
+    }
+    return merge_dims(parts, count);
+}
+
+/* The workgroup and the threads a row of `steps` steps. */
+static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *threads)
+{
+    uint32_t limit = min_u32(ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
+    while (lanes > limit) lanes /= 2;
+    *threads = lanes < 128 ? 128 : lanes;
+    return lanes;
+}
+
+/* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which is written to a[3].
+ * weight and bias of the row's length, or NULL. All of one dtype; a[0] and a[3] have rows without gaps between elements. */
+static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struct array *weight, struct array *bias, float eps)
+{
+    int count = a[2] ? 4 : 2;
+    struct dims g = row_dims(a, count);
+    uint32_t n = (uint32_t)dim_of(a[0], -1), unit = 16 / (uint32_t)item_size(a[0]), lanes, threads, held;
+    struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = eps,
+                           .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
+    bool eights = n % 8 == 0;
+    flags |= (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
+    if (g.ndim > NORM_DIMS) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex"); return; }
+    for (int i = 0; i < g.ndim; i++) {
+        p.shape[i] = (uint32_t)g.shape[i];
+        for (int k = 0; k < count; k++) p.stride[k][i] = (uint32_t)g.stride[k][i];
+    }
+    for (int k = 0; k < count; k++) {
+        p.offset[k] = k == 0 || k == 3 ? set_output(e, (uint32_t)k, a[k]) : set_input(e, (uint32_t)k, a[k]);
+        eights = eights && aligned_rows(a[k], p.offset[k], unit);
+    }
+    if (weight) { p.weight_at = set_input(e, 4, weight); p.weight_step = last_stride(weight); }
+    if (bias) { p.bias_at = set_input(e, 5, bias); p.bias_step = last_stride(bias); }
+    eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
+    lanes = row_lanes(e, eights ? n / 8 : n, &threads);
+    held = eights ? ceil_div(n / 8, lanes) : 0;
+    if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
+    KERNEL(e, has_kernel(e->device, K_NORM) ? K_NORM : K_NORM_PLAIN, threads, lanes, held, (uint32_t)a[0]->dtype, flags);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(p.rows, threads / lanes));
+}
+
+/* An operand whose rows the kernel can walk beside those of the others, with a reference for the caller. */
+static struct array *walkable(struct encoder *e, struct array *a)
+{
+    struct dims g = row_dims((struct array *[]){ a }, 1);
+    if (g.ndim > NORM_DIMS) return rows_of(e, a);
+    a->refs++;
+    return a;
+}
+
+static void norm_dispatch(struct encoder *e, uint32_t flags, struct array *x, struct array *residual, struct array *sum,
+                          struct array *weight, struct array *bias, struct array *out, float eps)
+{
+    struct array *a[4] = { out, walkable(e, x), residual ? walkable(e, residual) : NULL, residual ? sum : NULL };
+    if (row_dims(a, residual ? 4 : 2).ndim > NORM_DIMS)              /* walkable one by one, but not together */
+        for (int k = 1; k < 3 && a[k]; k++) {
+            struct array *given = a[k];
+            a[k] = rows_of(e, given);
+            array_release(given);
+        }
+    norm_rows(e, flags, a, weight, bias, eps);
+    array_release(a[1]);
+    array_release(a[2]);
+}
+
+/* y = rms_norm(x), or with a residual: sum = x + residual, rounded, and y = rms_norm(sum). weight may be NULL. */
+static void rms_norm_dispatch(struct encoder *e, struct array *x, struct array *residual, struct array *sum, struct array *weight,
+                              struct array *out, float eps)
+{
+    norm_dispatch(e, 0, x, residual, sum, weight, NULL, out, eps);
+}
+
+static void lower_norm(struct encoder *e, const struct node *n)
+{
+    donate(e, n);
+    if (n->p.norm.flags) norm_dispatch(e, n->p.norm.flags, n->in[0], NULL, NULL, n->in[1], n->in[2], n->out[0], n->p.norm.eps);
+    else rms_norm_dispatch(e, n->in[0], NULL, NULL, n->in[1], n->out[0], n->p.norm.eps);
+}
+
+static bool check_norm(struct call *c, const struct array *x, const struct array *weight, const char *name)
+{
+    if (weight && (weight->ndim != 1 || weight->shape[0] != dim_of(x, -1)))
+        FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name, TEXT(weight), TEXT(x));
+    return !c->code;
+}
+
+static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, float eps)
+{
+    struct array *out;
+    mlxvk_dtype t;
+    if (c->code || !x) return NULL;
+    if (!x->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have one dimension at least");
+    if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return NULL;
+    t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
+    if (weight && bias) t = promote(t, bias->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    x = as_type(c, x, t);
+    out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
+    append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_fast_rms_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_rms_norm", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight);
+    return finish(&c, do_norm(&c, 0, a, w, NULL, eps), res);
+}
+
+int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_layer_norm", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
+    return finish(&c, do_norm(&c, NORM_MEAN, a, w, b, eps), res);
+}
+
+/* ==== >>rope ====================================================================================================== */
+
+struct rope_push {
+    uint32_t batches, heads, tokens, width, dims, heads_each, y_at, x_at, offsets_at, freqs_at, weight_at, y_stride[4], x_stride[4],
+        offsets_step, freqs_step;
+    int32_t offset;
+    float scale, base_high, base_low, eps;
+};
+
+/* (batch, heads, tokens, width) of an array whose middle dimensions merge; false where they do not. */
+static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stride[4])
+{
+    struct array middle = *a;
+    struct dims g;
+    const int last = a->ndim - 1;
+    middle.ndim -= 3;
+    memmove(middle.shape, a->shape + 1, (size_t)middle.ndim * sizeof *a->shape);
+    memmove(middle.strides, a->strides + 1, (size_t)middle.ndim * sizeof *a->strides);
+    g = merge_dims((struct array *[]){ &middle }, 1);
+    if (g.ndim > 1) return false;
+    shape[0] = (uint32_t)a->shape[0];
+    shape[1] = g.ndim ? (uint32_t)g.shape[0] : 1;
+    shape[2] = (uint32_t)a->shape[last - 1];
+    shape[3] = (uint32_t)a->shape[last];
+    stride[0] = (uint32_t)a->strides[0];
+    stride[1] = g.ndim ? (uint32_t)g.stride[0][0] : 0;
+    stride[2] = (uint32_t)a->strides[last - 1];
+    stride[3] = (uint32_t)a->strides[last];
+    return true;
+}
+
+static void rope_rows(struct encoder *e, const struct rope_params *r, struct rope_push *p, struct array *x, struct array *out,
+                      struct array *offsets, struct array *freqs, struct array *weight, bool norm)
+{
+    uint32_t lanes, threads, items, most = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 64 : 8192;
+    bool fours = r->dims % 8 == 0;
+    double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
+    p->dims = r->dims;
+    p->offset = r->offset;
+    p->scale = r->scale;
+    p->base_high = (float)high;
+    p->base_low = (float)(r->rate - high);
+    p->y_at = set_output(e, 0, out);
+    p->x_at = set_input(e, 1, x);
+    if (offsets) { p->offsets_at = set_input(e, 2, offsets); p->offsets_step = offsets->size > 1 ? last_stride(offsets) : 0; }
+    if (freqs) { p->freqs_at = set_input(e, 3, freqs); p->freqs_step = last_stride(freqs); }
+    if (weight) p->weight_at = set_input(e, 4, weight);
+    fours = fours && aligned_rows(x, p->x_at, 4) && aligned_rows(out, p->y_at, 4);
+    lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
+    items = p->batches * p->tokens * p->heads;
+    p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
+    while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
+    KERNEL(e, has_kernel(e->device, K_ROPE) ? K_ROPE : K_ROPE_PLAIN, threads, lanes, fours, (uint32_t)x->dtype, r->traditional,
+           freqs != NULL, offsets != NULL, norm ? weight ? 2 : 1 : 0);
+    set_bytes(e, p, sizeof *p);
+    dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
+}
+
+/* Can rope_dispatch normalise the rows of x into out on the way? */
+static bool rope_norm_fits(const struct rope_params *r, const struct array *x, const struct array *out, const struct array *weight)
+{
+    uint32_t shape[4], stride[4], size = (uint32_t)item_size(x);
+    return r->dims % 8 == 0 && r->dims <= 8 * 128 && x->shape[x->ndim - 1] == r->dims && rope_strides(x, shape, stride) &&
+           x->offset % (4 * size) == 0 && out->offset % (4 * size) == 0 && aligned_rows(x, 0, 4) && aligned_rows(out, 0, 4) &&
+           (!weight || (weight->row && weight->offset % (4 * size) == 0));
+}
+
+/* out = rope(x), out with any strides (a slice of a cache): offsets (int32: one, or one a batch) and freqs (float32) may be
+ * NULL. norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). */
+static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
+                          struct array *freqs, bool norm, struct array *weight, float eps)
+{
+    struct rope_push p = { .eps = eps };
+    uint32_t shape[4], ignored[4];
+    struct array *rows = NULL;
+    if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
+    if (!rope_strides(x, shape, ignored)) x = rows = rows_of(e, x);
+    rope_strides(x, shape, p.x_stride);
+    if (!rope_strides(out, shape, p.y_stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
+    p.batches = shape[0];
+    p.heads = shape[1];
+    p.tokens = shape[2];
+    p.width = shape[3];
+    rope_rows(e, r, &p, x, out, offsets, freqs, weight, norm);
+    array_release(rows);
+}
+
+static void lower_rope(struct encoder *e, const struct node *n)
+{
+    if (!n->in[1] && !n->in[2]) donate(e, n);
+    rope_dispatch(e, &n->p.rope, n->in[0], n->out[0], n->in[1], n->in[2], false, NULL, 0);
+}
+
+static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base, float scale,
+                             int offset, struct array *offsets, struct array *freqs)
+{
+    struct rope_params r = { (uint16_t)dims, traditional, offset, scale, 0 };
+    struct array *out;
+    if (c->code || !x) return NULL;
+    if (x->ndim < 3) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have three dimensions at least, but is %s", TEXT(x));
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x must be floating, but is %s", TEXT(x));
+    if (dims <= 0 || dims % 2 || dims > dim_of(x, -1) || dims > UINT16_MAX)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "dims must be even, positive and at most x's last dimension; %d for %s", dims, TEXT(x));
+    if (base.has_value == (freqs != NULL)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "exactly one of base and freqs must be given");
+    if (freqs && (freqs->ndim != 1 || freqs->shape[0] != dims / 2))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "freqs must have one dimension of %d, but is %s", dims / 2, TEXT(freqs));
+    if (offsets && (offsets->ndim > 1 || (offsets->ndim && offsets->shape[0] != 1 && offsets->shape[0] != x->shape[0])))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
+    if (offsets && !is_integer(offsets->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
+    if (base.has_value) r.rate = -log2((double)base.value) / (dims / 2);
+    out = output(c, x->ndim, x->shape, x->dtype);
+    append(c, OP_ROPE, PARAMS(.rope = r), ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale, int offset,
+                    mlxvk_array freqs, mlxvk_stream s)
+{
+    struct call c = begin("fast_rope", s);
+    struct array *a = input(&c, "x", x), *f = optional_input(&c, "freqs", freqs);
+    return finish(&c, do_rope(&c, a, dims, traditional, base, scale, offset, NULL, f), res);
+}
+
+int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale,
+                            mlxvk_array offset, mlxvk_array freqs, mlxvk_stream s)
+{
+    struct call c = begin("fast_rope_dynamic", s);
+    struct array *a = input(&c, "x", x), *at = input(&c, "offset", offset), *f = optional_input(&c, "freqs", freqs);
+    return finish(&c, do_rope(&c, a, dims, traditional, base, scale, 0, at, f), res);
+}
+
+/* ==== >>matrix ==================================================================================================== */
+
+/* One product as kernels see it: out = alpha * a @ b + beta * c for each matrix of a batch. Strides in elements. */
+enum { MAT_A, MAT_B, MAT_C, MAT_OUT, MATRICES, BATCH_DIMS = 3 };
+
+struct product {
+    struct array *array[MATRICES];                   /* c may be NULL */
+    int64_t m, n, k;
+    int64_t a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col;
+    int ndim;                                        /* of the batch, outermost first */
+    int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
+    float alpha, beta;
+};
+
+struct product_push {
+    uint32_t m, n, k, offset[MATRICES], a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col, inner, middle;
+    uint32_t batch[MATRICES][BATCH_DIMS];
+    float alpha, beta;
+    uint32_t part;
+};
+
+enum { EPILOGUE_NONE, EPILOGUE_SCALE, EPILOGUE_PART };
+
+/* Joins a batch dimension to the one outside it where every operand allows it. */
+static void merge_batch(struct product *p)
+{
+    int kept = 0;
+    for (int i = 0; i < p->ndim; i++) {
+        bool joins = kept > 0;
+        if (p->shape[i] == 1) continue;
+        for (int k = 0; k < MATRICES && joins; k++) joins = p->stride[k][kept - 1] == p->stride[k][i] * p->shape[i];
+        if (joins) p->shape[kept - 1] *= p->shape[i];
+        else p->shape[kept++] = p->shape[i];
+        for (int k = 0; k < MATRICES; k++) p->stride[k][kept - 1] = p->stride[k][i];
+    }
+    p->ndim = kept;
+}
+
+/* One larger product instead of several with the same b, where the rows of a, c and the result go on evenly. */
+static void merge_rows(struct product *p)
+{
+    while (p->ndim) {
+        int i = p->ndim - 1;
+        int64_t *a = p->stride[MAT_A], *b = p->stride[MAT_B], *c = p->stride[MAT_C], *out = p->stride[MAT_OUT];
+        if (b[i]) return;
+        if (p->m > 1 && (a[i] != p->m * p->a_row || c[i] != p->m * p->c_row || out[i] != p->m * p->out_row)) return;
+        if (p->m == 1) { p->a_row = a[i]; p->c_row = c[i]; p->out_row = out[i]; }
+        p->m *= p->shape[i];
+        p->ndim--;
+    }
+}
+
+static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
+{
+    int i = out->ndim - 1;
+    struct product p = { .array = { a, b, c, out }, .m = out->shape[i - 1], .n = out->shape[i], .k = a->shape[i],
+        .a_row = a->strides[i - 1], .a_k = a->strides[i], .b_k = b->strides[i - 1], .b_col = b->strides[i],
+        .out_row = out->strides[i - 1], .out_col = out->strides[i], .ndim = i - 1, .alpha = alpha, .beta = beta };
+    if (c) { p.c_row = c->strides[i - 1]; p.c_col = c->strides[i]; }
+    for (i = 0; i < p.ndim; i++) p.shape[i] = out->shape[i];
+    for (int k = 0; k < MATRICES; k++)
+        for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
+    merge_batch(&p);
+    merge_rows(&p);
+    return p;
+}
+
+static int64_t product_batches(const struct product *p)
+{
+    int64_t count = 1;
+    for (int i = 0; i < p->ndim; i++) count *= p->shape[i];
+    return count;
+}
+
+/* Binds the operands and sets the push constants of one dispatch. */
+static struct product_push bind_product(struct encoder *e, const struct product *p)
+{
+    struct product_push q = { .m = (uint32_t)p->m, .n = (uint32_t)p->n, .k = (uint32_t)p->k, .a_row = (uint32_t)p->a_row,
+        .a_k = (uint32_t)p->a_k, .b_k = (uint32_t)p->b_k, .b_col = (uint32_t)p->b_col, .c_row = (uint32_t)p->c_row,
+        .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row, .out_col = (uint32_t)p->out_col, .inner = 1, .middle = 1,
+        .alpha = p->alpha, .beta = p->beta };
+    static const uint32_t slot[MATRICES] = { 1, 2, 3, 0 };
+    for (int k = 0; k < MATRICES; k++) {
+        if (!p->array[k]) continue;
+        q.offset[k] = bind_array(e, slot[k], p->array[k], k == MAT_OUT) + (uint32_t)p->offset[k];
+        for (int i = 0; i < p->ndim && i < BATCH_DIMS; i++) q.batch[k][i] = (uint32_t)p->stride[k][p->ndim - 1 - i];
+    }
+    if (p->ndim > 0) q.inner = (uint32_t)p->shape[p->ndim - 1];
+    if (p->ndim > 1) q.middle = (uint32_t)p->shape[p->ndim - 2];
+    return q;
+}
+
+static void product_plain(struct encoder *e, const struct product *p)
+{
+    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
+    struct product_push q = bind_product(e, p);
+    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE);
+    set_bytes(e, &q, sizeof q);
+    dispatch(e, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16), (uint32_t)product_batches(p));
+}
+
+static void product_dispatch(struct encoder *e, const struct product *p) { product_plain(e, p); }
+
+/* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
+static void product_batch(struct encoder *e, const struct product *p)
+{
+    const int64_t most = 16 * 65535;                 /* rows or columns: the grid that every device has, smallest tiles */
+    struct product one = *p;
+    if (p->m > most || p->n > most) {
+        bool rows = p->m > most;
+        int64_t size = rows ? p->m : p->n;
+        for (int64_t at = 0; at < size && !e->code; at += most) {
+            *(rows ? &one.m : &one.n) = size - at < most ? size - at : most;
+            one.offset[rows ? MAT_A : MAT_B] = p->offset[rows ? MAT_A : MAT_B] + at * (rows ? p->a_row : p->b_col);
+            one.offset[MAT_C] = p->offset[MAT_C] + at * (rows ? p->c_row : p->c_col);
+            one.offset[MAT_OUT] = p->offset[MAT_OUT] + at * (rows ? p->out_row : p->out_col);
+            product_batch(e, &one);
+        }
+        return;
+    }
+    if (p->ndim <= BATCH_DIMS && product_batches(p) <= e->device->caps.max_groups[2]) { product_dispatch(e, p); return; }
+    one.ndim--;
+    memmove(one.shape, p->shape + 1, (size_t)one.ndim * sizeof *one.shape);
+    for (int k = 0; k < MATRICES; k++) memmove(one.stride[k], p->stride[k] + 1, (size_t)one.ndim * sizeof **one.stride);
+    for (int64_t i = 0; i < p->shape[0] && !e->code; i++) {
+        for (int k = 0; k < MATRICES; k++) one.offset[k] = p->offset[k] + i * p->stride[k][0];
+        product_batch(e, &one);
+    }
+}
+
+/* Splits what the device cannot bind whole, by rows, columns or batches. */
+static void product_split(struct encoder *e, const struct node *n, struct array *const *arrays)
+{
+    struct array part[MATRICES], *parts[MATRICES] = { NULL };
+    int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT;
+    for (axis = -1; operand >= 0 && axis < 0; operand--)
+        if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1);
+    operand++;
+    if (operand == MAT_A && axis == last) axis = last - 1;     /* K is not split: rows of a, columns of b */
+    else if (operand == MAT_B && axis == last - 1) axis = last;
+    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) {
+        struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], n->p.matmul.alpha, n->p.matmul.beta);
+        product_batch(e, &p);
+        return;
+    }
+    for (int half = 0; half < 2; half++) {
+        for (int k = 0; k < MATRICES; k++) {
+            int first = arrays[MAT_OUT]->shape[axis] / 2;
+            if (!arrays[k]) continue;
+            part[k] = *arrays[k];
+            parts[k] = &part[k];
+            if ((k == MAT_A && axis == last) || (k == MAT_B && axis == last - 1)) continue;
+            part[k].shape[axis] = half ? arrays[k]->shape[axis] - first : first;
+            part[k].size = arrays[k]->size / (size_t)arrays[k]->shape[axis] * (size_t)part[k].shape[axis];
+            if (half) part[k].offset += first * arrays[k]->strides[axis] * (int64_t)item_size(arrays[k]);
+        }
+        product_split(e, n, parts);
+    }
+}
+
+static void lower_matmul(struct encoder *e, const struct node *n)
+{
+    product_split(e, n, (struct array *[MATRICES]){ n->in[0], n->in[1], n->in[2], n->out[0] });
+}
+
+/* ---- fronts ---- */
+
+/* A vector as a matrix of one row (at = 0) or one column (at = 1). */
+static struct array *as_matrix(struct call *c, struct array *a, int at)
+{
+    int shape[2] = { 1, 1 };
+    int64_t strides[2] = { 0, 0 };
+    if (c->code || !a || a->ndim != 1) return a;
+    shape[1 - at] = a->shape[0];
+    strides[1 - at] = a->strides[0];
+    return view_of(c, a, a->dtype, 2, shape, strides, a->offset);
+}
+
+/* The batch dimensions of two operands broadcast; the shape of the product, with the last two of each. */
+static bool product_shape(struct call *c, const struct array *a, const struct array *b, int *ndim, int *shape)
+{
+    int nd = a->ndim > b->ndim ? a->ndim : b->ndim;
+    for (int i = 0; i < nd - 2; i++) {
+        int ia = i - (nd - a->ndim), ib = i - (nd - b->ndim), x = ia < 0 ? 1 : a->shape[ia], y = ib < 0 ? 1 : b->shape[ib];
+        if (x != y && x != 1 && y != 1)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "the batch dimensions of %s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
+        shape[i] = x == 1 ? y : x;
+    }
+    shape[nd - 2] = dim_of(a, -2);
+    shape[nd - 1] = dim_of(b, -1);
+    *ndim = nd;
+    return true;
+}
+
+/* An operand with the product's batch dimensions and its own last two. */
+static struct array *with_batch(struct call *c, struct array *a, int ndim, const int *shape)
+{
+    int full[MAXD];
+    if (c->code || !a) return NULL;
+    memcpy(full, shape, (size_t)ndim * sizeof *full);
+    full[ndim - 2] = dim_of(a, -2);
+    full[ndim - 1] = dim_of(a, -1);
+    return broadcast(c, a, ndim, full);
+}
+
+/* A matrix result without the unit dimensions that vectors were given. */
+static struct array *without_units(struct call *c, struct array *out, bool row, bool column)
+{
+    int ndim, shape[MAXD];
+    if (c->code || !out || (!row && !column)) return out;
+    ndim = out->ndim - row - column;
+    memcpy(shape, out->shape, (size_t)ndim * sizeof *shape);
+    if (row && !column) shape[ndim - 1] = out->shape[out->ndim - 1];
+    return view_of(c, out, out->dtype, ndim, shape, NULL, out->offset);
+}
+
+/* bias seen with the shape of the result, before vectors lose their unit dimensions. */
+static struct array *product_bias(struct call *c, struct array *bias, const struct array *out, bool row, bool column)
+{
+    int ndim = out->ndim - row - column, shape[MAXD];
+    int64_t strides[MAXD];
+    memcpy(shape, out->shape, (size_t)ndim * sizeof *shape);
+    if (row && !column) shape[ndim - 1] = out->shape[out->ndim - 1];
+    bias = broadcast(c, bias, ndim, shape);
+    if (!bias || (!row && !column)) return bias;
+    memcpy(strides, bias->strides, (size_t)ndim * sizeof *strides);
+    if (row && !column) { strides[ndim] = strides[ndim - 1]; strides[ndim - 1] = 0; }
+    else for (int i = ndim; i < out->ndim; i++) strides[i] = 0;
+    return view_of(c, bias, bias->dtype, out->ndim, out->shape, strides, bias->offset);
+}
+
+/* alpha * a @ b + beta * bias; bias may be NULL. */
+static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha, float beta)
+{
+    int ndim, shape[MAXD];
+    bool row, column;
+    mlxvk_dtype t;
+    struct array *out;
+    if (c->code || !a || !b) return NULL;
+    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
+    t = promote(a->dtype, b->dtype);
+    if (bias) t = promote(t, bias->dtype);
+    if (!is_inexact(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    row = a->ndim == 1;
+    column = b->ndim == 1;
+    if (dim_of(a, -1) != dim_of(b, column ? -1 : -2))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    a = as_matrix(c, as_type(c, a, t), 0);
+    b = as_matrix(c, as_type(c, b, t), 1);
+    if (c->code || !product_shape(c, a, b, &ndim, shape)) return NULL;
+    a = with_batch(c, a, ndim, shape);
+    b = with_batch(c, b, ndim, shape);
+    out = output(c, ndim, shape, t);
+    if (c->code || !out) return NULL;
+    if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
+    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, bias), ARRAYS(out));
+    return without_units(c, out, row, column);
+}
+
+static struct array *do_matmul(struct call *c, struct array *a, struct array *b) { return do_addmm(c, NULL, a, b, 1, 0); }
+
+int mlxvk_matmul(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("matmul", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    return finish(&c, do_matmul(&c, x, y), res);
+}
+
+int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, float alpha, float beta, mlxvk_stream s)
+{
+    struct call k = begin("addmm", s);
+    struct array *z = input(&k, "c", c), *x = input(&k, "a", a), *y = input(&k, "b", b);
+    return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
+}
+
 /* ==== >>fusion ==================================================================================================== */
+
+/* A fusion applies where the results in between are wanted by nobody else. Its nodes are lowered at the first one's place:
+ * the others must be able to go before what lies between. */
+
+enum { FUSE_WINDOW = 24 };
+
+/* Nobody owns it, and one node reads it. */
+static bool only_between(const struct array *a)
+{
+    return !a->storage->owned && a->storage->readers == 1 && a->storage->writers == 1;
+}
+
+/* The first node after `at` that reads the array's storage; `end` where there is none near. */
+static uint32_t reader_of(const struct stream *s, uint32_t at, uint32_t end, const struct array *a)
+{
+    end = min_u32(end, at + FUSE_WINDOW);
+    for (uint32_t i = at + 1; i < end; i++)
+        for (int k = 0; k < s->nodes[i].inputs && !s->nodes[i].done; k++)
+            if (s->nodes[i].in[k] && s->nodes[i].in[k]->storage == a->storage) return i;
+    return UINT32_MAX;
+}
+
+/* May node j be lowered together with the nodes of `members` (ascending, the first one where lowering stands)? */
+static bool can_join(struct stream *s, const uint32_t *members, int count, uint32_t j)
+{
+    uint64_t search = ++s->device->searches;
+    for (uint32_t i = members[0] + 1; i < j; i++) {
+        bool member = s->nodes[i].done;
+        for (int k = 0; k < count; k++) member = member || members[k] == i;
+        if (!member) pass_over(&s->nodes[i], search);
+    }
+    return overtakes(&s->nodes[j], search);
+}
+
+static bool same_view(const struct array *a, const struct array *b)
+{
+    return a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype && same_shape(a, b) &&
+           (!a->ndim || !memcmp(a->strides, b->strides, (size_t)a->ndim * sizeof *a->strides));
+}
+
+static bool is_binary(const struct node *n, enum binary op)
+{
+    return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_BINARY && n->p.elementwise.op == (uint16_t)op;
+}
+
+/* The nodes were lowered as one. */
+static void retire(struct stream *s, const uint32_t *members, int count)
+{
+    int code = s->encoder.code;
+    for (int i = 0; i < count; i++) {
+        s->encoder.code = code;
+        if (code) node_failed(s, &s->nodes[members[i]]);
+        node_retire(&s->nodes[members[i]]);
+    }
+    s->device->stats.fused += (uint64_t)count;
+}
+
+/* sigmoid(g), g * that, times u: the three roundings stay, in one dispatch. */
+static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[3] = { at, reader_of(s, at, end, s->nodes[at].out[0]) };
+    const struct node *sigmoid = &s->nodes[at], *silu, *product;
+    struct array *gate = sigmoid->in[0], *up, *a[3];
+    struct elementwise_params p = { .kernel = K_BINARY, .op = B_silu_product };
+    if (sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid || !only_between(sigmoid->out[0]) ||
+        m[1] == UINT32_MAX) return false;
+    silu = &s->nodes[m[1]];
+    if (!is_binary(silu, B_multiply) || !only_between(silu->out[0]) || !can_join(s, m, 1, m[1])) return false;
+    if (!(same_view(silu->in[0], gate) && same_view(silu->in[1], sigmoid->out[0])) &&
+        !(same_view(silu->in[1], gate) && same_view(silu->in[0], sigmoid->out[0]))) return false;
+    m[2] = reader_of(s, m[1], end, silu->out[0]);
+    if (m[2] == UINT32_MAX) return false;
+    product = &s->nodes[m[2]];
+    if (!is_binary(product, B_multiply) || !can_join(s, m, 2, m[2])) return false;
+    up = product->in[product->in[0]->storage == silu->out[0]->storage];
+    if (up->storage == silu->out[0]->storage || !same_shape(up, gate) || !same_shape(product->out[0], gate)) return false;
+    a[0] = product->out[0];
+    a[1] = gate;
+    a[2] = up;
+    elementwise_split(e, &p, a, 3);
+    retire(s, m, 3);
+    return true;
+}
 
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
-    { "none", GATE_COUNT, -1, NULL },
+    { "silu * x", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
@@ -4565,6 +5536,7 @@ int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_dev
     if (!code) {
         snprintf(k->name, sizeof k->name, "%s", desc->name ? desc->name : "kernel");
         k->device = d;
+        k->pipeline.name = k->name;
         k->pipeline.kernel = KERNEL_COUNT;
         k->pipeline.bindings = desc->bindings;
         k->push_size = desc->push_size;
