@@ -170,6 +170,16 @@ static void test_most_dimensions(void **state)
     mlxvk_array_free(a);
 }
 
+static void test_full_casts(void **state)
+{
+    (void)state;
+    mlxvk_array value = floats(device, (float[]){ 3.75f }, NULL, 0), res = { NULL };
+    OK(mlxvk_full(&res, (int[]){ 2, 2 }, 2, value, MLXVK_INT32, stream), stream);
+    expect_ints(res, (int32_t[]){ 3, 3, 3, 3 }, 4, stream);
+    mlxvk_array_free(value);
+    mlxvk_array_free(res);
+}
+
 /* ---- views ---- */
 
 /* What an operation that is no view makes of a view. */
@@ -410,7 +420,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dtypes), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_float64_is_refused),
         cmocka_unit_test(test_shape_questions), cmocka_unit_test(test_items), cmocka_unit_test(test_item_of_many),
-        cmocka_unit_test(test_empty), cmocka_unit_test(test_most_dimensions), cmocka_unit_test(test_random_views),
+        cmocka_unit_test(test_empty), cmocka_unit_test(test_most_dimensions), cmocka_unit_test(test_full_casts),
+        cmocka_unit_test(test_random_views),
         cmocka_unit_test(test_views_of_sizes), cmocka_unit_test(test_views_are_views),
         cmocka_unit_test(test_over_buffers), cmocka_unit_test(test_buffer_lives),
         cmocka_unit_test(test_outside_buffers), cmocka_unit_test(test_set), cmocka_unit_test(test_vectors),
