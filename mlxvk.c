@@ -274,6 +274,10 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
+    X(REDUCE,        reduce,        2, CAP_SMALL)                                                                      \
+    X(REDUCE_PAIR,   reduce_pair,   2, CAP_SMALL)                                                                      \
+    X(REDUCE_INDEX,  reduce_index,  2, CAP_SMALL)                                                                      \
+    X(SOFTMAX,       softmax,       3, CAP_SMALL)                                                                      \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
@@ -1996,6 +2000,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
     X(ARANGE,      arange)                                                                                             \
+    X(REDUCE,      reduce)                                                                                             \
+    X(SOFTMAX,     softmax)                                                                                            \
     X(GATHER,      gather)                                                                                             \
     X(NORM,        norm)                                                                                               \
     X(ROPE,        rope)                                                                                               \
@@ -2015,6 +2021,7 @@ struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
 struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
 struct arange_params { double start, step; };
+struct reduce_params { uint16_t op; uint32_t mask; float scale; };
 struct gather_params { uint8_t mode, axis; };
 struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
@@ -2025,6 +2032,7 @@ union params {
     struct matmul_params matmul;
     struct quant_params quant;
     struct arange_params arange;
+    struct reduce_params reduce;
     struct gather_params gather;
     struct norm_params norm;
     struct rope_params rope;
@@ -2588,6 +2596,20 @@ static struct array *rows_of(struct encoder *e, struct array *a)
     pair[1] = a;
     elementwise_split(e, &p, pair, 2);
     return copy;
+}
+
+/* An array of the lowering's own; to be released after its last dispatch. */
+static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
+{
+    struct storage *st = e->code ? NULL : storage_create(e->device, count * dtypes[dtype].size);
+    struct array *a = NULL;
+    if (st) {
+        st->refs = 1;
+        a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
+        storage_release(st);
+    }
+    if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "no scratch array of %zu elements", count);
+    return a;
 }
 
 /* A number as an array of no dimensions. */
@@ -3569,6 +3591,543 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     axis = normal_axis(&c, x, axis);
     if (indices_num && !indices) FAIL(&c, MLXVK_ERROR_ARGUMENT, "indices is NULL");
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
+}
+
+/* ==== >>reduce: reductions, arg reductions, softmax =============================================================== */
+
+enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin };   /* as in the shader */
+
+/* Workgroups that fill a large GPU; elements that one should have at least before a reduction is cut; outer dimensions. */
+enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_CHUNK = 4096, REDUCE_DIMS = 4 };
+
+/* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
+struct reduce_dim { uint32_t size; int64_t in, out; bool reduced; };
+
+/* What is left to do: reduce `from` (elements of dtype `type`, from element `shift` on) over the reduced dimensions. */
+struct reduce_job {
+    enum reduction op;
+    float scale;
+    struct array *from, *out;
+    mlxvk_dtype type;
+    int64_t shift;
+    int ndim;
+    struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
+};
+
+struct reduce_push {
+    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to;
+    float scale;
+    uint32_t ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS], out[REDUCE_DIMS];
+};
+
+static bool is_arg(enum reduction op) { return op >= R_argmax; }
+
+static uint32_t power_of_two(uint64_t at_least)
+{
+    uint32_t p = 1;
+    while (p < at_least && p < 1u << 31) p *= 2;
+    return p;
+}
+
+/* ---- lowering: dimensions ---- */
+
+static uint64_t stride_order(int64_t stride) { return stride ? (uint64_t)llabs(stride) : UINT64_MAX; }
+
+static void insert_dim(struct reduce_job *j, struct reduce_dim d)
+{
+    int at = j->ndim++;
+    for (; at > 0 && stride_order(j->dim[at - 1].in) < stride_order(d.in); at--) j->dim[at] = j->dim[at - 1];
+    j->dim[at] = d;
+}
+
+/* Joins neighbours of one kind that are evenly spaced. */
+static void join_dims(struct reduce_job *j)
+{
+    int n = 0;
+    for (int i = 0; i < j->ndim; i++) {
+        struct reduce_dim *a = &j->dim[n > 0 ? n - 1 : 0], *b = &j->dim[i];
+        if (n && a->reduced == b->reduced && a->in == b->in * b->size && (a->reduced || a->out == b->out * b->size))
+            *a = (struct reduce_dim){ a->size * b->size, b->in, b->out, a->reduced };
+        else j->dim[n++] = *b;
+    }
+    j->ndim = n;
+}
+
+static void plan_dims(struct reduce_job *j, const struct array *x, uint32_t mask)
+{
+    int64_t step[MAXD], out = 1;
+    bool any = false;
+    j->ndim = 0;
+    for (int i = x->ndim - 1; i >= 0; i--) {
+        step[i] = out;
+        if (!(mask & (1u << i))) out *= x->shape[i];
+    }
+    for (int i = 0; i < x->ndim; i++) {
+        struct reduce_dim d = { (uint32_t)x->shape[i], x->strides[i], step[i], mask >> i & 1 };
+        if (d.size == 1) continue;
+        any |= d.reduced;
+        if (d.reduced && d.in < 0 && !is_arg(j->op)) {                 /* the order does not matter: walk it upwards */
+            j->shift += d.in * (d.size - 1);
+            d.in = -d.in;
+        }
+        insert_dim(j, d);
+    }
+    if (!any) insert_dim(j, (struct reduce_dim){ 1, j->ndim ? 0 : 1, 0, true });
+    join_dims(j);
+}
+
+/* More outer dimensions than the shader has: the operand copied into row-major order, kept dimensions first. */
+static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask)
+{
+    struct array view = *j->from, *copy;
+    uint32_t n = 1;
+    view.refs = 1;
+    view.ndim = 0;
+    for (uint32_t reduced = 0; reduced < 2; reduced++)
+        for (int i = 0; i < j->from->ndim; i++)
+            if ((mask >> i & 1) == reduced) {
+                view.shape[view.ndim] = j->from->shape[i];
+                view.strides[view.ndim++] = j->from->strides[i];
+                if (reduced) n *= (uint32_t)j->from->shape[i];
+            }
+    view.row = row_contiguous(&view);
+    copy = rows_of(e, &view);
+    if (copy == &view) return;                       /* it failed */
+    array_release(j->from);
+    j->from = copy;
+    j->shift = 0;
+    j->ndim = 2;
+    j->dim[0] = (struct reduce_dim){ (uint32_t)(copy->size / n), n, 1, false };
+    j->dim[1] = (struct reduce_dim){ n, 1, 0, true };
+}
+
+static int last_reduced(const struct reduce_job *j, int *count)
+{
+    int last = -1;
+    *count = 0;
+    for (int i = 0; i < j->ndim; i++) if (j->dim[i].reduced) { last = i; ++*count; }
+    return last;
+}
+
+/* ---- lowering: one dispatch ---- */
+
+static enum kernel_id reduce_kernel(const struct reduce_job *j)
+{
+    if (is_arg(j->op)) return K_REDUCE_INDEX;
+    if (j->op == R_logsumexp) return K_REDUCE_PAIR;
+    return dtypes[j->type].size == 8 && j->op != R_all && j->op != R_any ? K_REDUCE_PAIR : K_REDUCE;
+}
+
+/* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
+static mlxvk_dtype part_type(const struct reduce_job *j)
+{
+    if (is_arg(j->op) || j->op == R_logsumexp) return MLXVK_COMPLEX64;
+    if (j->op == R_all || j->op == R_any) return MLXVK_BOOL;
+    if (dtypes[j->type].size == 8) return j->type;
+    if (is_float(j->type) || j->op == R_mean) return MLXVK_FLOAT32;
+    return dtypes[j->type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
+}
+
+/* How a step is laid out on workgroups. */
+struct reduce_grid { uint32_t by, width, parts, chunk; uint64_t groups; };   /* by: 0 rows, 1 columns, 4 columns by fours */
+
+/* In how many parts to cut, so that `groups` workgroups become enough and each part keeps at least `least` elements. */
+static void cut(struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t multiple)
+{
+    uint64_t wanted = (REDUCE_GROUPS + groups - 1) / groups, most = n / least;
+    g->parts = 1;
+    g->chunk = n;
+    if (groups >= REDUCE_GROUPS / 2 || most < 2) return;
+    g->chunk = (uint32_t)round_up((n + min_size(wanted, most) - 1) / min_size(wanted, most), multiple);
+    g->parts = ceil_div(n, g->chunk);
+}
+
+static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct reduce_push *p, bool whole, bool fours)
+{
+    struct reduce_grid g = { .parts = 1, .chunk = p->n };
+    uint64_t units;
+    uint32_t narrow, height;
+    if (p->inner == 1 && p->stride == 1) {
+        uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
+        g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
+        if (g.width == REDUCE_THREADS && !whole) cut(&g, p->n, p->outer, REDUCE_CHUNK, 4 * REDUCE_THREADS);
+        g.groups = ceil_div((uint64_t)p->outer * g.parts, REDUCE_THREADS / g.width);
+        return g;
+    }
+    g.by = fours ? 4 : 1;
+    units = (uint64_t)p->outer * (p->inner / g.by);
+    narrow = power_of_two(min_size(units, j->ndim > 1 && p->inner == 1 && (uint64_t)p->n >= REDUCE_THREADS ? 1 : 32));
+    height = min_u32(power_of_two((p->n + 7) / 8), REDUCE_THREADS / narrow);
+    g.width = REDUCE_THREADS / height;
+    units = (units + g.width - 1) / g.width;
+    if (!whole) cut(&g, p->n, units, 32 * height, 4 * height);
+    g.groups = units * g.parts;
+    return g;
+}
+
+/* The push constants of reducing dimension `at`; false where there are too many others. */
+static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push *p)
+{
+    int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
+    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1, .scale = j->scale };
+    if (inner >= 0) {
+        p->inner = j->dim[inner].size;
+        p->inner_stride = (uint32_t)j->dim[inner].in;
+        p->inner_out = (uint32_t)j->dim[inner].out;
+    }
+    for (int i = 0; i < j->ndim; i++) {
+        if (i == at || i == inner) continue;
+        if (p->ndim == REDUCE_DIMS) return false;
+        p->shape[p->ndim] = j->dim[i].size;
+        p->in[p->ndim] = (uint32_t)j->dim[i].in;
+        p->out[p->ndim++] = (uint32_t)j->dim[i].out;
+        p->outer *= j->dim[i].size;
+    }
+    return true;
+}
+
+/* Columns that four-wide loads can take. */
+static bool reduces_by_fours(const struct reduce_push *p)
+{
+    uint32_t odd = p->inner | p->stride | p->from;
+    for (uint32_t i = 0; i < p->ndim; i++) odd |= p->in[i];
+    return p->inner > 1 && p->inner_stride == 1 && !(odd & 3);
+}
+
+/* The job that is left behind a step which wrote `out` as (outer dimensions, parts, inner) and not the result. */
+static void reduce_next(struct reduce_job *j, int at, struct array *out, mlxvk_dtype type, uint32_t parts)
+{
+    struct reduce_dim dim[MAXD + 2];
+    int n = 0, inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
+    int64_t step = 1;
+    for (int i = 0; i < j->ndim; i++) if (i != at && i != inner) dim[n++] = j->dim[i];
+    dim[n++] = (struct reduce_dim){ parts, 0, 0, true };
+    if (inner >= 0) dim[n++] = j->dim[inner];
+    j->ndim = 0;
+    for (int i = n - 1; i >= 0; i--) { dim[i].in = step; step *= dim[i].size; }
+    for (int i = 0; i < n; i++) if (dim[i].size > 1 || n == 1) j->dim[j->ndim++] = dim[i];
+    join_dims(j);
+    array_release(j->from);
+    j->from = out;
+    j->type = type;
+    j->shift = 0;
+}
+
+/* Reduces the innermost of the reduced dimensions; true when that gave the result. */
+static bool reduce_step(struct encoder *e, struct reduce_job *j)
+{
+    struct reduce_push p;
+    struct reduce_grid g;
+    struct array *out = j->out;
+    mlxvk_dtype type = out->dtype;
+    int count, at = last_reduced(j, &count);
+    reduce_shape(j, at, &p);
+    p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
+    g = reduce_grid(j, &p, is_arg(j->op) && is_wide(j->type), reduces_by_fours(&p));
+    p.parts = g.parts;
+    p.chunk = g.chunk;
+    if (count > 1 || g.parts > 1) {
+        type = part_type(j);
+        out = scratch(e, (size_t)p.outer * g.parts * p.inner, type);
+        if (!out) return true;
+        p.scale = 1;
+        p.inner_out = 1;
+        for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out[i] = step;
+    }
+    p.to = set_output(e, 0, out);
+    KERNEL(e, reduce_kernel(j), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, g.groups);
+    if (out == j->out) return true;
+    reduce_next(j, at, out, type, g.parts);
+    return false;
+}
+
+static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask, struct array *out)
+{
+    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype };
+    struct reduce_push p;
+    int count;
+    plan_dims(&j, from, mask);
+    from->refs++;
+    if (!reduce_shape(&j, last_reduced(&j, &count), &p)) copy_rows(e, &j, mask);
+    while (!e->code && !reduce_step(e, &j)) {}
+    array_release(j.from);
+}
+
+static void lower_reduce(struct encoder *e, const struct node *n)
+{
+    reduce(e, n->p.reduce.op, n->p.reduce.scale, n->in[0], n->p.reduce.mask, n->out[0]);
+}
+
+/* ---- fronts ---- */
+
+/* The shape without the axes of a mask, or with 1 there. */
+static int reduced_shape(const struct array *a, uint32_t mask, bool keepdims, int *shape)
+{
+    int n = 0;
+    for (int i = 0; i < a->ndim; i++) {
+        if (!(mask >> i & 1)) shape[n++] = a->shape[i];
+        else if (keepdims) shape[n++] = 1;
+    }
+    return n;
+}
+
+static mlxvk_dtype reduced_dtype(enum reduction op, mlxvk_dtype t)
+{
+    if (op == R_all || op == R_any) return MLXVK_BOOL;
+    if (is_arg(op)) return MLXVK_UINT32;
+    if ((op != R_sum && op != R_prod) || is_inexact(t) || is_wide(t)) return t;
+    return dtypes[t].kind == KIND_UINT ? MLXVK_UINT32 : MLXVK_INT32;
+}
+
+/* The operand of a reduction over no axes, as MLX gives it back. */
+static struct array *not_reduced(struct call *c, enum reduction op, struct array *a)
+{
+    if (op == R_all || op == R_any) return as_type(c, a, MLXVK_BOOL);
+    return op == R_mean || op == R_logsumexp ? as_float(c, a) : a;
+}
+
+static struct array *reduce_empty(struct call *c, enum reduction op, struct array *a, int ndim, const int *shape, mlxvk_dtype dtype,
+                                  uint32_t mask)
+{
+    for (int i = 0; i < a->ndim; i++)
+        if ((mask >> i & 1) && !a->shape[i] && (op == R_max || op == R_min))
+            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s is empty", i, TEXT(a));
+    if (op == R_logsumexp || is_arg(op)) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(a));
+    return do_full(c, ndim, shape, scalar(c, op == R_mean ? NAN : op == R_prod || op == R_all, dtype), dtype);
+}
+
+static struct array *do_reduce(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
+{
+    int shape[MAXD], ndim;
+    size_t n = 1;
+    struct array *out;
+    mlxvk_dtype dtype;
+    if (c->code || !a) return NULL;
+    if (is_arg(op) && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(a));
+    if (op == R_logsumexp || (op == R_mean && is_wide(a->dtype))) a = as_float(c, a);
+    if (!a) return NULL;
+    dtype = op == R_mean ? at_least_float(a->dtype) : reduced_dtype(op, a->dtype);
+    ndim = reduced_shape(a, mask, keepdims, shape);
+    if (!a->size) return reduce_empty(c, op, a, ndim, shape, dtype, mask);
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) n *= (size_t)a->shape[i];
+    out = output(c, ndim, shape, dtype);
+    append(c, OP_REDUCE, PARAMS(.reduce = { (uint16_t)op, mask, (float)(1.0 / (double)n) }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* A logarithm of sums of complex exponentials is MLX's composition. */
+static struct array *complex_logsumexp(struct call *c, struct array *a, uint32_t mask, bool keepdims)
+{
+    struct array *most = do_reduce(c, R_max, a, mask, true), *out;
+    int shape[MAXD], ndim = reduced_shape(a, mask, keepdims, shape);
+    out = do_reduce(c, R_sum, do_unary(c, U_exp, do_binary(c, B_subtract, a, most)), mask, keepdims);
+    most = do_reshape(c, most, ndim, shape);
+    out = do_binary(c, B_add, do_unary(c, U_log, out), most);
+    return do_select(c, do_unary(c, U_isinf, most), most, out);
+}
+
+static const char *const reduce_names[][3] = {
+#define R(name) [R_##name] = { #name, #name "_axis", #name "_axes" }
+    R(sum), R(prod), R(max), R(min), R(mean), R(all), R(any), R(logsumexp), R(argmax), R(argmin)
+#undef R
+};
+
+/* form 0: over all axes; 1: one axis; 2: several. */
+static int reduce_call(mlxvk_array *res, mlxvk_array a, enum reduction op, int form, const int *axes, size_t count, bool keepdims,
+                       mlxvk_stream s)
+{
+    struct call c = begin(reduce_names[op][form], s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask = 0;
+    if (!x) return finish(&c, NULL, res);
+    if (form) axes_mask(&c, x, axes, count, &mask);
+    else mask = (1u << x->ndim) - 1;
+    if (c.code) x = NULL;
+    else if (is_arg(op) && form == 0) {
+        int shape[MAXD], ndim = reduced_shape(x, mask, keepdims, shape);
+        x = do_reshape(&c, do_reduce(&c, op, do_flatten(&c, x, 0, -1), 1, false), ndim, shape);
+    } else if (op == R_logsumexp && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
+    else if (!mask) x = not_reduced(&c, op, x);
+    else if (op == R_logsumexp && is_complex(x->dtype)) x = complex_logsumexp(&c, x, mask, keepdims);
+    else x = do_reduce(&c, op, x, mask, keepdims);
+    return finish(&c, x, res);
+}
+
+#define X(name)                                                                                                       \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s)                                  \
+    { return reduce_call(res, a, R_##name, 0, NULL, 0, keepdims, s); }                                                \
+    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s)                 \
+    { return reduce_call(res, a, R_##name, 1, &axis, 1, keepdims, s); }
+X(argmax) X(argmin) MLXVK_REDUCE_FUNCTIONS(X)
+#undef X
+#define X(name)                                                                                                       \
+    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(res, a, R_##name, 2, axes, axes_num, keepdims, s); }
+MLXVK_REDUCE_FUNCTIONS(X)
+#undef X
+
+/* ---- softmax ---- */
+
+enum { SOFTMAX_HELD, SOFTMAX_LOOPED, SOFTMAX_APPLY };
+
+struct softmax_push { uint32_t n, outer, inner, from, to, pairs, ndim, shape[REDUCE_DIMS], stride[REDUCE_DIMS]; };
+
+/* Rows side by side in memory, with up to four outer dimensions. */
+static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
+{
+    struct array outer = *x, *list[1] = { &outer };
+    struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
+    uint32_t width, hold, mode = SOFTMAX_HELD, odd, limit = e->device->caps.max_threads;
+    struct dims g;
+    if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
+    outer.ndim--;
+    g = merge_dims(list, 1);
+    if (g.ndim > REDUCE_DIMS) return false;
+    p.outer = (uint32_t)(x->size / p.n);
+    p.ndim = (uint32_t)g.ndim;
+    p.from = set_input(e, 1, x);
+    p.to = set_output(e, 0, out);
+    odd = p.from | p.to | p.n;
+    for (int i = 0; i < g.ndim; i++) {
+        p.shape[i] = (uint32_t)g.shape[i];
+        p.stride[i] = (uint32_t)g.stride[0][i];
+        odd |= p.stride[i];
+    }
+    hold = p.n > 16 * REDUCE_THREADS ? 8 : 4;
+    width = power_of_two(ceil_div(p.n, 4 * hold));
+    if (width > limit) { width = min_u32(power_of_two(limit / 2 + 1), 1024); hold = 4; mode = SOFTMAX_LOOPED; }
+    KERNEL(e, K_SOFTMAX, width > REDUCE_THREADS ? width : REDUCE_THREADS, mode, (uint32_t)x->dtype, odd & 3 ? 1 : 4, width, hold);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, width > REDUCE_THREADS ? p.outer : ceil_div(p.outer, REDUCE_THREADS / width));
+    return true;
+}
+
+/* Over several axes, one that is not the last, or few long rows: maximum and sum first, then every element. The reduced
+ * axes of `mask` are side by side in x, which is row-major. */
+static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
+{
+    struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
+    struct array *pairs;
+    uint32_t step;
+    for (int i = 0; i < x->ndim; i++) {
+        uint32_t size = (uint32_t)x->shape[i];
+        if (mask >> i & 1) p.n *= size;
+        else if (mask >> i) p.outer *= size;
+        else p.inner *= size;
+    }
+    pairs = scratch(e, (size_t)p.outer * p.inner, MLXVK_COMPLEX64);
+    if (!pairs) return;
+    reduce(e, R_logsumexp, 1, x, mask, pairs);
+    p.n *= p.inner;
+    p.from = set_input(e, 1, x);
+    p.to = set_output(e, 0, out);
+    p.pairs = set_input(e, 2, pairs);
+    step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
+    KERNEL(e, K_SOFTMAX, REDUCE_THREADS, SOFTMAX_APPLY, (uint32_t)x->dtype, step, 1, 1);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
+    array_release(pairs);
+}
+
+enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
+
+static void lower_softmax(struct encoder *e, const struct node *n)
+{
+    struct array *x = n->in[0], *rows;
+    uint32_t mask = n->p.reduce.mask, last = 1u << (x->ndim - 1);
+    size_t length = (size_t)dim_of(x, -1);
+    bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
+    if (mask == last && !few && softmax_rows(e, x, n->out[0])) return;
+    rows = rows_of(e, x);
+    if (e->code) { array_release(rows); return; }
+    if (mask != last || few) softmax_given(e, rows, n->out[0], mask);
+    else softmax_rows(e, rows, n->out[0]);
+    array_release(rows);
+}
+
+/* The axes of a mask last, the others in order. */
+static void axes_last(int ndim, uint32_t mask, int *order)
+{
+    int n = 0;
+    for (uint32_t reduced = 0; reduced < 2; reduced++)
+        for (int i = 0; i < ndim; i++) if ((mask >> i & 1) == reduced) order[n++] = i;
+}
+
+/* Do the axes follow each other, but for those of length 1? */
+static bool axes_adjacent(const struct array *a, uint32_t mask)
+{
+    int changes = 0;
+    bool inside = false;
+    for (int i = 0; i < a->ndim; i++) {
+        if (a->shape[i] == 1 || (mask >> i & 1) == (uint32_t)inside) continue;
+        inside = !inside;
+        changes++;
+    }
+    return changes <= 2;
+}
+
+static struct array *apply_softmax(struct call *c, struct array *a, uint32_t mask)
+{
+    struct array *out = output(c, a->ndim, a->shape, a->dtype);
+    append(c, OP_SOFTMAX, PARAMS(.reduce = { R_logsumexp, mask, 1 }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* Over the last axis alone integers give float32; over others MLX's composition casts back to the operand's dtype. */
+static struct array *do_softmax(struct call *c, struct array *a, uint32_t mask)
+{
+    mlxvk_dtype dtype;
+    struct array *x;
+    if (c->code || !a || !a->size) return a;
+    dtype = a->ndim && mask == 1u << (a->ndim - 1) ? at_least_float(a->dtype) : a->dtype;
+    if (is_complex(dtype) || !mask) {
+        struct array *most = mask ? do_reduce(c, R_max, a, mask, true) : a;
+        x = do_unary(c, U_exp, do_binary(c, B_subtract, a, most));
+        return as_type(c, do_binary(c, B_divide, x, mask ? do_reduce(c, R_sum, x, mask, true) : x), dtype);
+    }
+    x = as_float(c, a);
+    if (!x) return NULL;
+    for (int i = 0; i < a->ndim; i++) if (a->shape[i] == 1) mask &= ~(1u << i);
+    if (axes_adjacent(a, mask)) x = apply_softmax(c, x, mask);
+    else {
+        int order[MAXD], back[MAXD];
+        axes_last(a->ndim, mask, order);
+        for (int i = 0; i < a->ndim; i++) back[order[i]] = i;
+        mask = (1u << a->ndim) - (1u << reduced_shape(a, mask, false, (int[MAXD]){ 0 }));
+        x = do_transpose(c, x, order);
+        x = x ? copy_of(c, do_transpose(c, apply_softmax(c, x, mask), back)) : NULL;
+    }
+    return as_type(c, x, dtype);
+}
+
+static int softmax_call(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask = 0;
+    if (form) axes_mask(&c, x, axes, count, &mask);
+    else if (x) mask = (1u << x->ndim) - 1;
+    return finish(&c, do_softmax(&c, x, mask), res);
+}
+
+int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk_stream s)
+{
+    (void)precise;
+    return softmax_call("softmax", res, a, 0, NULL, 0, s);
+}
+
+int mlxvk_softmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool precise, mlxvk_stream s)
+{
+    (void)precise;
+    return softmax_call("softmax_axis", res, a, 1, &axis, 1, s);
+}
+
+int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool precise, mlxvk_stream s)
+{
+    (void)precise;
+    return softmax_call("softmax_axes", res, a, 2, axes, axes_num, s);
 }
 
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
@@ -4634,20 +5193,6 @@ static void lower_random(struct encoder *e, const struct node *n)
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, ceil_div((words + 1) / 2, 256));
     }
-}
-
-/* An array of the lowering's own; to be released after its last dispatch. */
-static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
-{
-    struct storage *st = e->code ? NULL : storage_create(e->device, count * dtypes[dtype].size);
-    struct array *a = NULL;
-    if (st) {
-        st->refs = 1;
-        a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
-        storage_release(st);
-    }
-    if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "no scratch array of %zu elements", count);
-    return a;
 }
 
 /* One distribution: largest and sum of each tile, then a workgroup a sample. */
