@@ -187,6 +187,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
+    X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
+    X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)")  \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
@@ -284,6 +286,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
+    X(ATTENTION_DECODE, attention_decode, 6, CAP_SMALL | CAP_SUBGROUP)                                                 \
+    X(ATTENTION_COMBINE, attention_combine, 6, CAP_SMALL)                                                              \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)
 
@@ -4410,9 +4414,10 @@ static struct dims row_dims(struct array *const *a, int count)
 /* The workgroup and the threads a row of `steps` steps. */
 static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *threads)
 {
-    uint32_t limit = min_u32(ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;   /* where threads of a workgroup take turns */
+    uint32_t limit = min_u32(cpu ? 64 : ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
     while (lanes > limit) lanes /= 2;
-    *threads = lanes < 128 ? 128 : lanes;
+    *threads = lanes < 128 && !cpu ? 128 : lanes < 16 ? 16 : lanes;
     return lanes;
 }
 
@@ -4666,7 +4671,7 @@ struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; f
 
 struct attention_push {
     uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
-    uint32_t batches, query_heads, query_count, key_count, tiles, widths, kinds;
+    uint32_t batches, query_heads, query_count, key_count, tiles, splits, split_keys, widths, kinds;
     float scale;
 };
 
@@ -4714,6 +4719,87 @@ static void attention_general(struct encoder *e, struct attention *a)
     dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / heads) * p.batches);
 }
 
+/* By kind of device: how many workgroups to aim at, the fewest keys that are worth one, the rows that share what one reads,
+ * keys read at once for one or two rows and for more, and up to how many rows of a key's head. */
+static const struct decode_row { VkPhysicalDeviceType type; uint32_t groups, keys, rows, ahead, ahead_many, most; } decode_table[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, 264, 64, 8, 4, 2, 32 },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 1, 1, 1, 1, UINT32_MAX },      /* its caches do what tiles do elsewhere */
+    { VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM, 64, 128, 8, 4, 2, 32 },
+};
+
+static const struct decode_row *decode_tuning(const struct encoder *e)
+{
+    const struct decode_row *row = decode_table;
+    while (row->type != VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM && row->type != e->device->caps.type) row++;
+    return row;
+}
+
+enum { SPLIT_MOST = 256 };
+
+/* Into how many parts to split the keys: where one or two workgroups can have them all, a second step does not pay. */
+static uint32_t split_count(const struct encoder *e, uint32_t groups, uint32_t keys)
+{
+    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
+    if (forced) return min_u32(min_u32(forced, SPLIT_MOST), keys ? keys : 1);
+    n = min_u32(ceil_div(decode_tuning(e)->groups, groups), ceil_div(keys, decode_tuning(e)->keys));
+    return n < 3 ? 1 : min_u32(n, SPLIT_MOST);
+}
+
+/* Binds one result or the parts of it in its place, and dispatches. */
+static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t splits, struct array *parts)
+{
+    const struct decode_row *t = decode_tuning(e);
+    struct attention_push p = bind_attention(e, a);
+    uint32_t group = p.kinds >> 16, d = p.widths & 0xffff, dv = p.widths >> 16, size = e->device->caps.subgroup;
+    uint32_t chunks = rows <= 4 ? 2 : 1, lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * chunks));
+    if (lanes > size) lanes = size;
+    if (parts) p.o_at = set_output(e, 0, parts);
+    p.tiles = ceil_div((uint64_t)p.query_count * group, rows);
+    p.splits = splits;
+    p.split_keys = ceil_div(p.key_count, splits);
+    KERNEL(e, K_ATTENTION_DECODE, min_u32(8 * size, 256), (uint32_t)a->q->dtype, rows, lanes, ceil_div(d, 8 * lanes),
+           ceil_div(dv, 8 * lanes), rows <= 2 ? t->ahead : t->ahead_many, parts != NULL);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)splits * p.tiles * (p.query_heads / group) * p.batches);
+}
+
+static void combine_parts(struct encoder *e, struct attention *a, uint32_t splits, struct array *parts)
+{
+    struct attention_push p = bind_attention(e, a);
+    uint32_t lanes = pow2_at_least(ceil_div(p.widths >> 16, 4));
+    p.splits = splits;
+    p.q_at = set_input(e, 1, parts);
+    KERNEL(e, K_ATTENTION_COMBINE, 128, (uint32_t)a->q->dtype, lanes);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.batches * p.query_heads * p.query_count);
+}
+
+static void attention_decode(struct encoder *e, struct attention *a)
+{
+    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
+    uint32_t blocks = ceil_div(rows, decode_tuning(e)->rows), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
+    uint32_t splits = split_count(e, blocks * heads, (uint32_t)a->k->shape[2]);
+    struct array *parts = NULL;
+    size_t results = a->q->size / (size_t)a->q->shape[3];
+    a->flags |= ATTEND_FOLDED;
+    rows = ceil_div(rows, blocks);
+    if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
+    decode_pass(e, a, rows, splits, parts);
+    if (parts) combine_parts(e, a, splits, parts);
+    array_release(parts);
+}
+
+/* Few queries for each head of keys, whose features can be read by 16 bytes. */
+static bool is_decode(const struct encoder *e, const struct attention *a)
+{
+    uint32_t unit = 16 / (uint32_t)item_size(a->q), size = (uint32_t)item_size(a->q);
+    const struct array *operands[] = { a->q, a->k, a->v };
+    if (!e->device->gate[GATE_SDPA_DECODE] || !has_kernel(e->device, K_ATTENTION_DECODE) || !a->q->shape[3]) return false;
+    for (int i = 0; i < 3; i++)
+        if (operands[i]->shape[3] % 8 || operands[i]->offset % (unit * size) || !aligned_rows(operands[i], 0, unit)) return false;
+    return (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+}
+
 /* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
 static struct array *dense_rows(struct encoder *e, struct array *a)
 {
@@ -4732,7 +4818,8 @@ static void lower_attention(struct encoder *e, const struct node *n)
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
     o.strides[2] = n->out[0]->strides[1];
-    attention_general(e, &a);
+    if (is_decode(e, &a)) attention_decode(e, &a);
+    else attention_general(e, &a);
     array_release(q);
     array_release(k);
     array_release(v);
