@@ -278,6 +278,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(REDUCE_PAIR,   reduce_pair,   2, CAP_SMALL)                                                                      \
     X(REDUCE_INDEX,  reduce_index,  2, CAP_SMALL)                                                                      \
     X(SOFTMAX,       softmax,       3, CAP_SMALL)                                                                      \
+    X(SCAN,          scan,          3, CAP_SMALL)                                                                      \
+    X(SCAN_PAIR,     scan_pair,     3, CAP_SMALL)                                                                      \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
@@ -2001,6 +2003,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ARANGE,      arange)                                                                                             \
     X(REDUCE,      reduce)                                                                                             \
     X(SOFTMAX,     softmax)                                                                                            \
+    X(SCAN,        scan)                                                                                               \
     X(GATHER,      gather)                                                                                             \
     X(NORM,        norm)                                                                                               \
     X(ROPE,        rope)                                                                                               \
@@ -2020,6 +2023,7 @@ struct matmul_params { float alpha, beta; };
 struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
+struct scan_params { uint8_t op, axis, flags; };
 struct gather_params { uint8_t mode, axis; };
 struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
@@ -2030,6 +2034,7 @@ union params {
     struct quant_params quant;
     struct arange_params arange;
     struct reduce_params reduce;
+    struct scan_params scan;
     struct gather_params gather;
     struct norm_params norm;
     struct rope_params rope;
@@ -3589,9 +3594,10 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
 }
 
-/* ==== >>reduce: reductions, arg reductions, softmax =============================================================== */
+/* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
 
-enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin };   /* as in the shader */
+/* As in the shader. */
+enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin, R_complex_logsumexp };
 
 /* Workgroups that fill a large GPU; elements that one should have at least before a reduction is cut; outer dimensions. */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_CHUNK = 4096, REDUCE_DIMS = 4 };
@@ -3616,7 +3622,7 @@ struct reduce_push {
     uint32_t ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS], out[REDUCE_DIMS];
 };
 
-static bool is_arg(enum reduction op) { return op >= R_argmax; }
+static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
 
 static uint32_t power_of_two(uint64_t at_least)
 {
@@ -3707,21 +3713,21 @@ static int last_reduced(const struct reduce_job *j, int *count)
 
 /* ---- lowering: one dispatch ---- */
 
-static enum kernel_id reduce_kernel(const struct reduce_job *j)
+/* The kernel by what it accumulates: base, base + 1: two words, base + 2: a key and an index. */
+static enum kernel_id accumulator(enum kernel_id base, enum reduction op, mlxvk_dtype type)
 {
-    if (is_arg(j->op)) return K_REDUCE_INDEX;
-    if (j->op == R_logsumexp) return K_REDUCE_PAIR;
-    return dtypes[j->type].size == 8 && j->op != R_all && j->op != R_any ? K_REDUCE_PAIR : K_REDUCE;
+    if (is_arg(op)) return (enum kernel_id)(base + 2);
+    return (enum kernel_id)(base + (op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any)));
 }
 
 /* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
-static mlxvk_dtype part_type(const struct reduce_job *j)
+static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
 {
-    if (is_arg(j->op) || j->op == R_logsumexp) return MLXVK_COMPLEX64;
-    if (j->op == R_all || j->op == R_any) return MLXVK_BOOL;
-    if (dtypes[j->type].size == 8) return j->type;
-    if (is_float(j->type) || j->op == R_mean) return MLXVK_FLOAT32;
-    return dtypes[j->type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
+    if (is_arg(op) || op == R_logsumexp) return MLXVK_COMPLEX64;
+    if (op == R_all || op == R_any) return MLXVK_BOOL;
+    if (dtypes[type].size == 8) return type;
+    if (is_float(type) || op == R_mean) return MLXVK_FLOAT32;
+    return dtypes[type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
 }
 
 /* How a step is laid out on workgroups. */
@@ -3738,11 +3744,17 @@ static void cut(struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t lea
     g->parts = ceil_div(n, g->chunk);
 }
 
-static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct reduce_push *p, bool whole, bool fours)
+/* Threads side by side on `units` columns, so that the others find at least 8 of n elements each to reduce. */
+static uint32_t column_width(uint64_t units, uint32_t n)
+{
+    return REDUCE_THREADS / min_u32(power_of_two((n + 7) / 8), REDUCE_THREADS / power_of_two(min_size(units, 32)));
+}
+
+static struct reduce_grid reduce_grid(const struct reduce_push *p, bool whole, bool fours)
 {
     struct reduce_grid g = { .parts = 1, .chunk = p->n };
     uint64_t units;
-    uint32_t narrow, height;
+    uint32_t height;
     if (p->inner == 1 && p->stride == 1) {
         uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
         g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
@@ -3752,9 +3764,8 @@ static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct r
     }
     g.by = fours ? 4 : 1;
     units = (uint64_t)p->outer * (p->inner / g.by);
-    narrow = power_of_two(min_size(units, j->ndim > 1 && p->inner == 1 && (uint64_t)p->n >= REDUCE_THREADS ? 1 : 32));
-    height = min_u32(power_of_two((p->n + 7) / 8), REDUCE_THREADS / narrow);
-    g.width = REDUCE_THREADS / height;
+    g.width = column_width(p->inner == 1 && p->n >= REDUCE_THREADS ? 1 : units, p->n);
+    height = REDUCE_THREADS / g.width;
     units = (units + g.width - 1) / g.width;
     if (!whole) cut(&g, p->n, units, 32 * height, 4 * height);
     g.groups = units * g.parts;
@@ -3783,11 +3794,10 @@ static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push 
 }
 
 /* Columns that four-wide loads can take. */
-static bool reduces_by_fours(const struct reduce_push *p)
+static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, const uint32_t *outer_strides, uint32_t ndim)
 {
-    uint32_t odd = p->inner | p->stride | p->from;
-    for (uint32_t i = 0; i < p->ndim; i++) odd |= p->in[i];
-    return p->inner > 1 && p->inner_stride == 1 && !(odd & 3);
+    for (uint32_t i = 0; i < ndim; i++) others |= outer_strides[i];
+    return inner > 1 && inner_stride == 1 && !((inner | others) & 3);
 }
 
 /* The job that is left behind a step which wrote `out` as (outer dimensions, parts, inner) and not the result. */
@@ -3819,11 +3829,11 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     int count, at = last_reduced(j, &count);
     reduce_shape(j, at, &p);
     p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
-    g = reduce_grid(j, &p, is_arg(j->op) && is_wide(j->type), reduces_by_fours(&p));
+    g = reduce_grid(&p, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
     p.parts = g.parts;
     p.chunk = g.chunk;
     if (count > 1 || g.parts > 1) {
-        type = part_type(j);
+        type = part_type(j->op, j->type);
         out = scratch(e, (size_t)p.outer * g.parts * p.inner, type);
         if (!out) return true;
         p.scale = 1;
@@ -3831,7 +3841,7 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
         for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out[i] = step;
     }
     p.to = set_output(e, 0, out);
-    KERNEL(e, reduce_kernel(j), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
+    KERNEL(e, accumulator(K_REDUCE, j->op, j->type), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, g.groups);
     if (out == j->out) return true;
@@ -4125,6 +4135,149 @@ int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t 
     (void)precise;
     return softmax_call("softmax_axes", res, a, 2, axes, axes_num, s);
 }
+
+/* ---- scans ---- */
+
+enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4, SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64,
+       SCAN_COLUMNS = 128 * REDUCE_GROUPS };
+
+struct scan_push {
+    uint32_t n, outer, inner, stride, inner_stride, parts, chunk, from, to, before, flags, ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS];
+};
+
+/* The total of each part, as (outer, parts, inner). */
+static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s, uint32_t by,
+                        struct array *totals)
+{
+    struct reduce_push p = { .n = s->n, .outer = s->outer, .inner = s->inner, .stride = s->stride, .inner_stride = s->inner_stride,
+                             .parts = s->parts, .chunk = s->chunk, .scale = 1, .ndim = s->ndim };
+    uint64_t units = by ? (uint64_t)s->outer * (s->inner / by) : s->outer;
+    uint32_t width = by ? column_width(units, s->chunk) : REDUCE_THREADS;
+    memcpy(p.shape, s->shape, sizeof p.shape);
+    memcpy(p.in, s->in, sizeof p.in);
+    p.from = set_input(e, 1, from);
+    p.to = set_output(e, 0, totals);
+    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype, by, width);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (by ? (units + width - 1) / width : units) * s->parts);
+}
+
+/* Cuts long rows or columns, where there are too few to fill the device, and finds what comes before each part. */
+static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by);
+
+static void scan(struct encoder *e, enum reduction op, struct array *from, struct array *out, struct scan_push p)
+{
+    bool rows = p.inner == 1 && p.stride == 1;
+    uint32_t at = set_input(e, 1, from), by = rows ? 0 : 1, width, hold;
+    struct array *carry;
+    uint64_t groups;
+    p.to = set_output(e, 0, out);
+    if (!rows && by_fours(p.inner, p.inner_stride, p.stride | at | p.to, p.in, p.ndim)) by = 4;
+    encoder_reset(e);                                /* bound again behind what the carry needs */
+    carry = scan_carry(e, op, from, &p, by);
+    p.from = set_input(e, 1, from);
+    p.to = set_output(e, 0, out);
+    if (carry) { p.before = set_input(e, 2, carry); p.flags |= SCAN_CARRY; }
+    hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
+    width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
+    KERNEL(e, accumulator(K_SCAN, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
+           width, hold);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (groups + REDUCE_THREADS - 1) / REDUCE_THREADS);
+    array_release(carry);
+}
+
+static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by)
+{
+    uint64_t tasks = by ? (uint64_t)p->outer * (p->inner / by) : p->outer, enough = by ? SCAN_COLUMNS : REDUCE_GROUPS;
+    uint32_t least = by ? SCAN_COLUMN : SCAN_ROUND, most = p->n / least;
+    struct scan_push totals = { .outer = p->outer, .inner = p->inner, .stride = p->inner, .inner_stride = 1,
+                                .flags = p->flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p->outer } };
+    struct array *total, *carry;
+    p->parts = 1;
+    p->chunk = p->n;
+    if (2 * tasks >= enough || most < 2) return NULL;
+    most = (uint32_t)min_size(most, (enough + tasks - 1) / tasks);
+    p->chunk = (uint32_t)round_up((p->n + most - 1) / most, least);
+    p->parts = ceil_div(p->n, p->chunk);
+    if (p->parts < 2) return NULL;
+    total = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
+    carry = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
+    totals.n = p->parts;
+    totals.in[0] = p->parts * p->inner;
+    if (total && carry) {
+        scan_totals(e, op, from, p, by, total);
+        scan(e, op, total, carry, totals);
+    }
+    array_release(total);
+    return carry;
+}
+
+/* The dimensions around an axis; false where the operand has too many, or wide steps between what a thread group reads. */
+static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
+{
+    struct array around = *x, *list[1] = { &around };
+    struct dims g;
+    *p = (struct scan_push){ .n = (uint32_t)x->shape[axis], .outer = 1, .inner = 1, .stride = (uint32_t)x->strides[axis] };
+    around.ndim = axis;
+    g = merge_dims(list, 1);
+    if (g.ndim > REDUCE_DIMS) return false;
+    p->ndim = (uint32_t)g.ndim;
+    for (int i = 0; i < g.ndim; i++) {
+        p->shape[i] = (uint32_t)g.shape[i];
+        p->in[i] = (uint32_t)g.stride[0][i];
+        p->outer *= p->shape[i];
+    }
+    around.ndim = x->ndim - axis - 1;
+    for (int i = 0; i < around.ndim; i++) {
+        around.shape[i] = x->shape[axis + 1 + i];
+        around.strides[i] = x->strides[axis + 1 + i];
+    }
+    g = merge_dims(list, 1);
+    if (g.ndim > 1) return false;
+    if (!g.ndim) return p->stride == 1 || p->n == 1;
+    p->inner = (uint32_t)g.shape[0];
+    p->inner_stride = (uint32_t)g.stride[0][0];
+    return llabs(g.stride[0][0]) <= 4;
+}
+
+static void lower_scan(struct encoder *e, const struct node *n)
+{
+    struct array *x = n->in[0], *rows = NULL;
+    struct scan_push p;
+    int axis = n->p.scan.axis;
+    if (!scan_dims(x, axis, &p)) {
+        x = rows = rows_of(e, x);
+        scan_dims(x, axis, &p);
+    }
+    if (p.n == 1) p.stride = 1;
+    p.flags = n->p.scan.flags;
+    scan(e, n->p.scan.op, x, n->out[0], p);
+    array_release(rows);
+}
+
+static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int axis, bool reverse, bool inclusive,
+                     mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    axis = normal_axis(&c, x, axis);
+    if (op == R_logsumexp && x) x = as_float(&c, x);
+    if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
+    if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
+    if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
+    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)((reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE)) }),
+           ARRAYS(x), ARRAYS(out));
+    return finish(&c, out, res);
+}
+
+enum { R_cumsum = R_sum, R_cumprod = R_prod, R_cummax = R_max, R_cummin = R_min, R_logcumsumexp = R_logsumexp };
+#define X(name)                                                                                                       \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s)         \
+    { return scan_call(#name, res, a, (enum reduction)R_##name, axis, reverse, inclusive, s); }
+MLXVK_SCAN_FUNCTIONS(X)
+#undef X
 
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
 
