@@ -285,6 +285,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
+    X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)
 
@@ -2007,6 +2008,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(GATHER,      gather)                                                                                             \
     X(NORM,        norm)                                                                                               \
     X(ROPE,        rope)                                                                                               \
+    X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
     X(CATEGORICAL, categorical)
 
@@ -2027,6 +2029,7 @@ struct scan_params { uint8_t op, axis, flags; };
 struct gather_params { uint8_t mode, axis; };
 struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
+struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
 union params {
     struct elementwise_params elementwise;
@@ -2038,6 +2041,7 @@ union params {
     struct gather_params gather;
     struct norm_params norm;
     struct rope_params rope;
+    struct attention_params attention;
     struct random_params random;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
@@ -4524,7 +4528,7 @@ struct norm_push {
     uint32_t rows, n, ndim;
     float eps;
     uint32_t weight_at, bias_at, weight_step, bias_step, shape[NORM_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][NORM_DIMS],
-        x_step, residual_step;
+        x_step, residual_step, flags;
 };
 
 static uint32_t pow2_at_least(uint32_t n)
@@ -4591,7 +4595,8 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     lanes = row_lanes(e, eights ? n / 8 : n, &threads);
     held = eights ? ceil_div(n / 8, lanes) : 0;
     if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
-    KERNEL(e, has_kernel(e->device, K_NORM) ? K_NORM : K_NORM_PLAIN, threads, lanes, held, (uint32_t)a[0]->dtype, flags);
+    KERNEL(e, has_kernel(e->device, K_NORM) ? K_NORM : K_NORM_PLAIN, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
+    p.flags = flags;
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
 }
@@ -4673,9 +4678,11 @@ int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, m
 
 /* ==== >>rope ====================================================================================================== */
 
+enum { ROPE_TRADITIONAL = 1, ROPE_FREQS = 2, ROPE_OFFSETS = 4 };
+
 struct rope_push {
     uint32_t batches, heads, tokens, width, dims, heads_each, y_at, x_at, offsets_at, freqs_at, weight_at, y_stride[4], x_stride[4],
-        offsets_step, freqs_step;
+        offsets_step, freqs_step, flags;
     int32_t offset;
     float scale, base_high, base_low, eps;
 };
@@ -4709,6 +4716,7 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     bool fours = r->dims % 8 == 0;
     double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
     p->dims = r->dims;
+    p->flags = (r->traditional ? ROPE_TRADITIONAL : 0) | (freqs ? ROPE_FREQS : 0) | (offsets ? ROPE_OFFSETS : 0);
     p->offset = r->offset;
     p->scale = r->scale;
     p->base_high = (float)high;
@@ -4723,8 +4731,8 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     items = p->batches * p->tokens * p->heads;
     p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
     while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
-    KERNEL(e, has_kernel(e->device, K_ROPE) ? K_ROPE : K_ROPE_PLAIN, threads, lanes, fours, (uint32_t)x->dtype, r->traditional,
-           freqs != NULL, offsets != NULL, norm ? weight ? 2 : 1 : 0);
+    KERNEL(e, has_kernel(e->device, K_ROPE) ? K_ROPE : K_ROPE_PLAIN, threads, lanes, fours, (uint32_t)x->dtype,
+           norm ? weight ? 2 : 1 : 0);
     set_bytes(e, p, sizeof *p);
     dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
 }
@@ -4800,6 +4808,150 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
     struct call c = begin("fast_rope_dynamic", s);
     struct array *a = input(&c, "x", x), *at = input(&c, "offset", offset), *f = optional_input(&c, "freqs", freqs);
     return finish(&c, do_rope(&c, a, dims, traditional, base, scale, 0, at, f), res);
+}
+
+/* ==== >>attention ================================================================================================= */
+
+enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16, ATTEND_WIDTH = 256 };
+
+/* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
+struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; bool aligned; };
+
+struct attention_push {
+    uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
+    uint32_t batches, query_heads, query_count, key_count, tiles, widths, kinds;
+    float scale;
+};
+
+static void copy_strides(uint32_t *to, const struct array *a, int count)
+{
+    for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
+}
+
+/* Binds the operands, and finds out whether all rows can be read by 16 bytes. */
+static struct attention_push bind_attention(struct encoder *e, struct attention *a)
+{
+    struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
+        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2],
+        .widths = (uint32_t)(a->q->shape[3] | a->v->shape[3] << 16),
+        .kinds = a->flags | (uint32_t)(a->q->shape[1] / a->k->shape[1]) << 16, .scale = a->scale * 1.44269504088896341f };
+    uint32_t unit = 16 / (uint32_t)item_size(a->q);
+    p.o_at = set_output(e, 0, a->o);
+    p.q_at = set_input(e, 1, a->q);
+    p.k_at = set_input(e, 2, a->k);
+    p.v_at = set_input(e, 3, a->v);
+    copy_strides(p.o_stride, a->o, 3);
+    copy_strides(p.q_stride, a->q, 3);
+    copy_strides(p.k_stride, a->k, 3);
+    copy_strides(p.v_stride, a->v, 3);
+    if (a->mask) { p.mask_at = set_input(e, 4, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
+    if (a->sinks) p.sinks_at = set_input(e, 5, a->sinks);
+    a->aligned = dim_of(a->q, 3) % 8 == 0 && dim_of(a->v, 3) % 8 == 0 && aligned_rows(a->q, p.q_at, unit) &&
+                 aligned_rows(a->k, p.k_at, unit) && aligned_rows(a->v, p.v_at, unit);
+    return p;
+}
+
+static void attention_general(struct encoder *e, struct attention *a)
+{
+    struct attention_push p;
+    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), heads, rows, wide;
+    if (a->q->shape[2] < 32) a->flags |= ATTEND_FOLDED;
+    heads = a->flags & ATTEND_FOLDED ? group : 1;
+    p = bind_attention(e, a);
+    wide = (uint32_t)(a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3]);
+    wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
+    rows = p.query_count * heads <= 8 ? 8 : wide > 128 ? 16 : 32;
+    p.tiles = ceil_div((uint64_t)p.query_count * heads, rows);
+    KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, wide, a->aligned);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / heads) * p.batches);
+}
+
+/* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
+static struct array *dense_rows(struct encoder *e, struct array *a)
+{
+    if (dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return rows_of(e, a);
+    a->refs++;
+    return a;
+}
+
+static void lower_attention(struct encoder *e, const struct node *n)
+{
+    struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
+    struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
+    struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
+    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
+    o.shape[1] = n->out[0]->shape[2];
+    o.shape[2] = n->out[0]->shape[1];
+    o.strides[1] = n->out[0]->strides[2];
+    o.strides[2] = n->out[0]->strides[1];
+    attention_general(e, &a);
+    array_release(q);
+    array_release(k);
+    array_release(v);
+    array_release(sinks);
+}
+
+static bool check_attention(struct call *c, const struct array *q, const struct array *k, const struct array *v)
+{
+    if (c->code || !q || !k || !v) return false;
+    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k), TEXT(v)), false;
+    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
+    if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values (%d)",
+                    q->shape[1], k->shape[1], v->shape[1]), false;
+    return true;
+}
+
+/* The mask's kind from mode and array; -1 with an error. */
+static int mask_flags(struct call *c, const char *mode, const struct array *mask)
+{
+    if (c->code) return -1;
+    if (!mode) mode = "";
+    if (strcmp(mode, "") && strcmp(mode, "causal") && strcmp(mode, "array"))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"%s\" is none of \"\", \"causal\", \"array\"", mode), -1;
+    if (!strcmp(mode, "causal"))
+        return mask ? (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"causal\" takes no mask_arr"), -1) : ATTEND_CAUSAL;
+    if (!mask) return strcmp(mode, "array") ? 0 : (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1);
+    return mask->dtype == MLXVK_BOOL ? ATTEND_BOOL : ATTEND_ADD;
+}
+
+static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
+                                  struct array *mask, struct array *sinks)
+{
+    int flags = mask_flags(c, mode, mask), shape[4];
+    struct array *out;
+    mlxvk_dtype t;
+    if (!check_attention(c, q, k, v)) return NULL;
+    t = promote(promote(q->dtype, k->dtype), v->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q));
+    if (flags == ATTEND_ADD && promote(mask->dtype, t) != t)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "mask_arr must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(mask));
+    if (sinks && (sinks->ndim != 1 || sinks->shape[0] != q->shape[1]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1], TEXT(sinks));
+    if (sinks && promote(sinks->dtype, t) != t)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "sinks must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(sinks));
+    if (flags == ATTEND_CAUSAL && q->shape[2] == 1) flags = 0;
+    if (sinks) flags |= ATTEND_SINKS;
+    memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
+    if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
+    if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH)
+        return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "heads of more than %d features: %s and %s", ATTEND_WIDTH, TEXT(q), TEXT(v));
+    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
+    append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
+           ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
+    return do_swap(c, out, 1, 2);
+}
+
+int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values, float scale,
+                                            const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s)
+{
+    struct call c = begin("fast_scaled_dot_product_attention", s);
+    struct array *q = input(&c, "queries", queries), *k = input(&c, "keys", keys), *v = input(&c, "values", values);
+    struct array *m = optional_input(&c, "mask_arr", mask_arr), *si = optional_input(&c, "sinks", sinks);
+    return finish(&c, do_attention(&c, q, k, v, scale, mask_mode, m, si), res);
 }
 
 /* ==== >>matrix ==================================================================================================== */
