@@ -30,13 +30,13 @@ uint locate(uint row)
         }
     return at;
 }
-ACC carried(uint i)
+ACC carried(uint i)                                    // combined, as the identity may be of a wider type there
 {
     if ((flags & CARRY) == 0u) return identity();
 #ifdef PAIR
-    return carry64[before + i];
+    return combine(identity(), carry64[before + i]);
 #else
-    return carry32[before + i];
+    return combine(identity(), carry32[before + i]);
 #endif
 }
 
