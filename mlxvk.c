@@ -3616,12 +3616,13 @@ struct reduce_job {
     struct array *from, *out;
     mlxvk_dtype type;
     int64_t shift;
+    uint32_t place;                                  /* the position of the first element, for arg reductions */
     int ndim;
     struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
 };
 
 struct reduce_push {
-    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to;
+    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to, place;
     float scale;
     uint32_t ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS], out[REDUCE_DIMS];
 };
@@ -3659,17 +3660,12 @@ static void join_dims(struct reduce_job *j)
     j->ndim = n;
 }
 
-static void plan_dims(struct reduce_job *j, const struct array *x, uint32_t mask)
+static void plan_dims(struct reduce_job *j, uint32_t mask)
 {
-    int64_t step[MAXD], out = 1;
     bool any = false;
     j->ndim = 0;
-    for (int i = x->ndim - 1; i >= 0; i--) {
-        step[i] = out;
-        if (!(mask & (1u << i))) out *= x->shape[i];
-    }
-    for (int i = 0; i < x->ndim; i++) {
-        struct reduce_dim d = { (uint32_t)x->shape[i], x->strides[i], step[i], mask >> i & 1 };
+    for (int i = 0; i < j->from->ndim; i++) {
+        struct reduce_dim d = { (uint32_t)j->from->shape[i], j->from->strides[i], j->out->strides[i], mask >> i & 1 };
         if (d.size == 1) continue;
         any |= d.reduced;
         if (d.reduced && d.in < 0 && !is_arg(j->op)) {                 /* the order does not matter: walk it upwards */
@@ -3682,29 +3678,30 @@ static void plan_dims(struct reduce_job *j, const struct array *x, uint32_t mask
     join_dims(j);
 }
 
-/* More outer dimensions than the shader has: the operand copied into row-major order, kept dimensions first. */
+/* More outer dimensions than the shader has: the operand copied into row-major order, reduced dimensions last. */
 static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask)
 {
     struct array view = *j->from, *copy;
-    uint32_t n = 1;
+    int64_t out[MAXD];
     view.refs = 1;
-    view.ndim = 0;
+    view.ndim = j->ndim = 0;
     for (uint32_t reduced = 0; reduced < 2; reduced++)
         for (int i = 0; i < j->from->ndim; i++)
             if ((mask >> i & 1) == reduced) {
                 view.shape[view.ndim] = j->from->shape[i];
-                view.strides[view.ndim++] = j->from->strides[i];
-                if (reduced) n *= (uint32_t)j->from->shape[i];
+                view.strides[view.ndim] = j->from->strides[i];
+                out[view.ndim++] = reduced ? -1 : j->out->strides[i];
             }
     view.row = row_contiguous(&view);
     copy = rows_of(e, &view);
     if (copy == &view) return;                       /* it failed */
+    for (int i = 0; i < view.ndim; i++)
+        if (view.shape[i] > 1) j->dim[j->ndim++] = (struct reduce_dim){ (uint32_t)view.shape[i], copy->strides[i], out[i], out[i] < 0 };
+    if (!j->ndim || !j->dim[j->ndim - 1].reduced) j->dim[j->ndim++] = (struct reduce_dim){ 1, 1, 0, true };
+    join_dims(j);
     array_release(j->from);
     j->from = copy;
     j->shift = 0;
-    j->ndim = 2;
-    j->dim[0] = (struct reduce_dim){ (uint32_t)(copy->size / n), n, 1, false };
-    j->dim[1] = (struct reduce_dim){ n, 1, 0, true };
 }
 
 static int last_reduced(const struct reduce_job *j, int *count)
@@ -3780,7 +3777,8 @@ static struct reduce_grid reduce_grid(const struct reduce_push *p, bool whole, b
 static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push *p)
 {
     int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
-    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1, .scale = j->scale };
+    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1,
+                               .scale = j->scale, .place = j->place };
     if (inner >= 0) {
         p->inner = j->dim[inner].size;
         p->inner_stride = (uint32_t)j->dim[inner].in;
@@ -3821,6 +3819,7 @@ static void reduce_next(struct reduce_job *j, int at, struct array *out, mlxvk_d
     j->from = out;
     j->type = type;
     j->shift = 0;
+    j->place = 0;
 }
 
 /* Reduces the innermost of the reduced dimensions; true when that gave the result. */
@@ -3831,7 +3830,10 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     struct array *out = j->out;
     mlxvk_dtype type = out->dtype;
     int count, at = last_reduced(j, &count);
-    reduce_shape(j, at, &p);
+    if (!reduce_shape(j, at, &p)) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "reduce", "too many dimensions in an operand too large to bind");
+        return true;
+    }
     p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
     g = reduce_grid(&p, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
     p.parts = g.parts;
@@ -3853,21 +3855,122 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     return false;
 }
 
-static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask, struct array *out)
+/* ---- lowering: operands that a device cannot bind whole ---- */
+
+static struct array half_of(const struct array *a, int axis, int half)
 {
-    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype };
+    struct array part = *a;
+    int first = a->shape[axis] / 2;
+    part.refs = 1;
+    part.shape[axis] = half ? a->shape[axis] - first : first;
+    part.size = a->size / (size_t)a->shape[axis] * (size_t)part.shape[axis];
+    if (half) part.offset += first * a->strides[axis] * (int64_t)item_size(a);
+    part.row = row_contiguous(&part);
+    return part;
+}
+
+/* The axis along which to halve arrays of one shape, but for axes of a mask, where one of them is too large; else -1. */
+static int axis_to_halve(struct encoder *e, const struct array *const *a, int count, uint32_t whole)
+{
+    for (int k = 0; k < count; k++) {
+        int64_t low, high, widest = 0;
+        int axis = -1;
+        array_span(a[k], &low, &high);
+        if ((size_t)(high - low) + e->device->caps.offset_align + 16 <= e->device->caps.max_range) continue;
+        for (int i = 0; i < a[k]->ndim; i++) {
+            int64_t reach = llabs(a[k]->strides[i]) * (a[k]->shape[i] - 1);
+            if (reach > widest && !(whole >> i & 1)) { widest = reach; axis = i; }
+        }
+        if (axis >= 0) return axis;
+    }
+    return -1;
+}
+
+/* Room of its own for a result that must be row-major, where `out` is not; unpack copies it there. */
+static struct array *pack(struct encoder *e, const struct array *out, struct array *packed)
+{
+    struct array *room = out->row ? NULL : scratch(e, out->size, out->dtype);
+    *packed = *out;
+    if (!room) return NULL;
+    packed->storage = room->storage;
+    packed->offset = 0;
+    packed->row = true;
+    row_strides(packed->ndim, packed->shape, packed->strides);
+    return room;
+}
+
+static void unpack(struct encoder *e, struct array *out, struct array *packed, struct array *room)
+{
+    struct elementwise_params p = { .kernel = K_COPY };
+    if (room && !e->code) elementwise_split(e, &p, (struct array *[]){ out, packed }, 2);
+    array_release(room);
+}
+
+static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                   struct array *out);
+
+/* The two halves of a reduced axis, then what they gave. */
+static void reduce_halves(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                          struct array *out, int axis)
+{
+    struct array *both = scratch(e, 2 * out->size, part_type(op, from->dtype)), pair, one;
+    if (!both) return;
+    one = *out;
+    one.storage = both->storage;
+    one.dtype = both->dtype;
+    one.offset = 0;
+    row_strides(one.ndim, one.shape, one.strides);
+    pair = one;
+    pair.refs = 1;
+    pair.shape[axis] = 2;
+    pair.strides[axis] = (int64_t)out->size;
+    pair.size = 2 * out->size;
+    pair.row = row_contiguous(&pair);
+    for (int half = 0; half < 2; half++) {
+        struct array part = half_of(from, axis, half);
+        one.offset = half * (int64_t)array_bytes(&one);
+        reduce(e, op, 1, place + (half ? (uint32_t)(from->shape[axis] / 2) : 0), &part, mask, &one);
+    }
+    reduce(e, op, scale, 0, &pair, 1u << axis, out);
+    array_release(both);
+}
+
+/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. */
+static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                   struct array *out)
+{
+    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype, .place = place };
     struct reduce_push p;
-    int count;
-    plan_dims(&j, from, mask);
+    uint32_t whole = is_arg(op) && is_wide(from->dtype) ? mask : 0;
+    int count, axis = axis_to_halve(e, (const struct array *[]){ from, out }, 2, whole);
+    if (axis >= 0 && (mask >> axis & 1)) { reduce_halves(e, op, scale, place, from, mask, out, axis); return; }
+    for (int half = 0; half < 2 && axis >= 0; half++) {
+        struct array part = half_of(from, axis, half), result = half_of(out, axis, half);
+        reduce(e, op, scale, place, &part, mask, &result);
+    }
+    if (axis >= 0) return;
+    plan_dims(&j, mask);
     from->refs++;
     if (!reduce_shape(&j, last_reduced(&j, &count), &p)) copy_rows(e, &j, mask);
     while (!e->code && !reduce_step(e, &j)) {}
     array_release(j.from);
 }
 
+/* A row-major result seen with the operand's dimensions. */
+static struct array full_rank(const struct array *from, uint32_t mask, const struct array *out)
+{
+    struct array view = *out;
+    view.ndim = from->ndim;
+    for (int i = 0; i < from->ndim; i++) view.shape[i] = mask >> i & 1 ? 1 : from->shape[i];
+    row_strides(view.ndim, view.shape, view.strides);
+    return view;
+}
+
 static void lower_reduce(struct encoder *e, const struct node *n)
 {
-    reduce(e, n->p.reduce.op, n->p.reduce.scale, n->in[0], n->p.reduce.mask, n->out[0]);
+    uint32_t mask = n->p.reduce.mask;
+    struct array out = full_rank(n->in[0], mask, n->out[0]);
+    reduce(e, n->p.reduce.op, n->p.reduce.scale, 0, n->in[0], mask, &out);
 }
 
 /* ---- fronts ---- */
@@ -4019,7 +4122,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
 {
     struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
-    struct array *pairs;
+    struct array *pairs, each;
     uint32_t step;
     for (int i = 0; i < x->ndim; i++) {
         uint32_t size = (uint32_t)x->shape[i];
@@ -4029,7 +4132,8 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
     }
     pairs = scratch(e, (size_t)p.outer * p.inner, MLXVK_COMPLEX64);
     if (!pairs) return;
-    reduce(e, R_logsumexp, 1, x, mask, pairs);
+    each = full_rank(x, mask, pairs);
+    reduce(e, R_logsumexp, 1, 0, x, mask, &each);
     p.n *= p.inner;
     p.from = set_input(e, 1, x);
     p.to = set_output(e, 0, out);
@@ -4043,19 +4147,29 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
 
 enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
 
-static void lower_softmax(struct encoder *e, const struct node *n)
+static void softmax(struct encoder *e, struct array *x, uint32_t mask, struct array *out)
 {
-    struct array *x = n->in[0], *rows;
-    uint32_t mask = n->p.reduce.mask, last = 1u << (x->ndim - 1);
+    uint32_t last = 1u << (x->ndim - 1);
     size_t length = (size_t)dim_of(x, -1);
     bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
-    if (mask == last && !few && softmax_rows(e, x, n->out[0])) return;
-    rows = rows_of(e, x);
-    if (e->code) { array_release(rows); return; }
-    if (mask != last || few) softmax_given(e, rows, n->out[0], mask);
-    else softmax_rows(e, rows, n->out[0]);
-    array_release(rows);
+    struct array *rows, *room, packed;
+    int axis = axis_to_halve(e, (const struct array *[]){ x, out }, 2, mask);
+    for (int half = 0; half < 2 && axis >= 0; half++) {
+        struct array part = half_of(x, axis, half), result = half_of(out, axis, half);
+        softmax(e, &part, mask, &result);
+    }
+    if (axis >= 0) return;
+    room = pack(e, out, &packed);
+    if (mask != last || few || !softmax_rows(e, x, &packed)) {
+        rows = rows_of(e, x);
+        if (!e->code && (mask != last || few)) softmax_given(e, rows, &packed, mask);
+        else if (!e->code) softmax_rows(e, rows, &packed);
+        array_release(rows);
+    }
+    unpack(e, out, &packed, room);
 }
+
+static void lower_softmax(struct encoder *e, const struct node *n) { softmax(e, n->in[0], n->p.reduce.mask, n->out[0]); }
 
 /* The axes of a mask last, the others in order. */
 static void axes_last(int ndim, uint32_t mask, int *order)
@@ -4246,19 +4360,31 @@ static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
     return llabs(g.stride[0][0]) <= 4;
 }
 
-static void lower_scan(struct encoder *e, const struct node *n)
+static void scan_axis(struct encoder *e, enum reduction op, struct array *x, struct array *out, int axis, uint32_t flags)
 {
-    struct array *x = n->in[0], *rows = NULL;
+    struct array *rows = NULL, *room, packed;
     struct scan_push p;
-    int axis = n->p.scan.axis;
+    int split = axis_to_halve(e, (const struct array *[]){ x, out }, 2, 1u << axis);
+    for (int half = 0; half < 2 && split >= 0; half++) {
+        struct array part = half_of(x, split, half), result = half_of(out, split, half);
+        scan_axis(e, op, &part, &result, axis, flags);
+    }
+    if (split >= 0) return;
+    room = pack(e, out, &packed);
     if (!scan_dims(x, axis, &p)) {
         x = rows = rows_of(e, x);
         scan_dims(x, axis, &p);
     }
     if (p.n == 1) p.stride = 1;
-    p.flags = n->p.scan.flags;
-    scan(e, n->p.scan.op, x, n->out[0], p);
+    p.flags = flags;
+    scan(e, op, x, &packed, p);
     array_release(rows);
+    unpack(e, out, &packed, room);
+}
+
+static void lower_scan(struct encoder *e, const struct node *n)
+{
+    scan_axis(e, n->p.scan.op, n->in[0], n->out[0], n->p.scan.axis, n->p.scan.flags);
 }
 
 static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int axis, bool reverse, bool inclusive,

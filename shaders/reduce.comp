@@ -11,13 +11,13 @@ layout(push_constant) uniform Push {
     uint n, outer, inner;
     uint stride, inner_stride, inner_out;              // between reduced elements, between columns, between their results
     uint parts, chunk;
-    uint from, to;                                     // the first element and result
+    uint from, to, place;                              // the first element and result; the position of the first element
     float scale;                                       // of a mean
     uint ndim, shape[4], in_stride[4], out_stride[4];  // of the outer dimensions
 };
 
 ACC part[4];                                           // this thread's values, one a column or all of one row
-void take(uint k, uvec2 raw, uint at) { part[k] = combine(part[k], value(raw, at)); }
+void take(uint k, uvec2 raw, uint at) { part[k] = combine(part[k], value(raw, place + at)); }
 void take_four(Four v, uint at, uint step)             // positions `step` apart
 {
     [[unroll]] for (uint k = 0u; k < 4u; k++) take(k, of_four(v, k), at + k * step);
