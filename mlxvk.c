@@ -867,7 +867,7 @@ struct buffer {
     struct device *device;
     struct block *block;                             /* NULL: the caller's VkBuffer, or no bytes */
     VkBuffer handle;
-    size_t offset, size;                             /* size is what it can hold */
+    size_t offset, size, bytes;                      /* size is what it can hold, bytes what was asked for */
     char *map;
     struct use uses[MAX_USES];                       /* unfinished submissions that touch it */
     int use_count;
@@ -1154,6 +1154,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
         if (d->gate[GATE_POISON] && b->map && !b->use_count) memset(b->map, 0xcd, b->size);
     }
     b->refs = 1;
+    b->bytes = size;
     d->active += b->size;
     if (d->active > d->peak) d->peak = d->active;
     *out = b;
@@ -1177,12 +1178,15 @@ static void buffer_release(struct device *d, struct buffer *b)
 
 /* ==== >>timeline ================================================================================================== */
 
+/* The timeline of a stream that is gone goes on with the next one. */
 static struct timeline *timeline_create(struct device *d)
 {
     VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
                                        .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
     VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
     struct timeline *t;
+    for (uint32_t i = 0; i < d->timeline_count; i++)
+        if (!d->timelines[i]->stream) return d->timelines[i];
     if (d->timeline_count == d->timeline_slots) {
         uint32_t slots = d->timeline_slots ? 2 * d->timeline_slots : 16;
         struct timeline **grown = host_alloc(d, slots * sizeof *grown);
@@ -1237,7 +1241,7 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
 
 /* ==== >>encoder =================================================================================================== */
 
-enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 64, SETS_PER_POOL = 128, QUERIES = 1024 };
+enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
 struct access { VkBuffer handle; size_t low, high; bool write; };
 
@@ -1279,7 +1283,8 @@ struct stream {
     uint32_t queue;
     struct timeline *line;
     mlxvk_error error;
-    int deferred;                                    /* first error of deferred work since the last synchronize */
+    int deferred;                                    /* first error of deferred work since the last synchronize, */
+    char deferred_text[sizeof ((mlxvk_error *)0)->text];             /* and the last one's words */
     struct encoder encoder;
     struct slot slots[SLOTS];
     uint32_t slot, slot_count;
@@ -1450,12 +1455,27 @@ static void slot_recycle(struct device *d, struct slot *slot)
     slot->sets_used = 0;
 }
 
-/* Opens a command buffer in the next slot of the window, waiting for the oldest submission where all are in flight. */
+/* The slot whose submission is done, or a fresh one. The window is kept by end(), without the lock; only a call that makes
+ * more submissions than there are slots waits here. */
+static struct slot *next_slot(struct stream *s)
+{
+    uint32_t next = s->slot_count ? (s->slot + 1) % s->slot_count : 0;
+    s->device->polls++;
+    if (s->slot_count && s->slots[next].value > timeline_completed(s->device, s->line) && s->slot_count < SLOTS) {
+        memmove(s->slots + next + 1, s->slots + next, (s->slot_count - next) * sizeof *s->slots);
+        memset(&s->slots[next], 0, sizeof *s->slots);
+        s->slot_count++;
+    } else if (!s->slot_count) s->slot_count = 1;
+    s->slot = next;
+    return &s->slots[next];
+}
+
+/* Opens a command buffer in the next slot, waiting for its submission where that is still in flight. */
 static int open_commands(struct stream *s)
 {
     struct device *d = s->device;
     struct encoder *e = &s->encoder;
-    struct slot *slot = &s->slots[s->slot = (s->slot + 1) % s->slot_count];
+    struct slot *slot = next_slot(s);
     VkCommandBufferBeginInfo begin = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
                                        .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT };
     VkResult r = VK_SUCCESS;
@@ -1779,10 +1799,10 @@ enum { INLINE_BYTES = 16 };
 /* What arrays view: memory that comes when the first node that writes it is lowered. */
 struct storage {
     int refs, owned;                                 /* arrays on it; those that a handle is held on */
-    int readers, writers;                            /* nodes on the tape of `stream` */
+    int readers, writers;                            /* nodes on the tape of its stream */
     int failed;                                      /* the error of the node that should have written it */
     struct device *device;
-    struct stream *stream;                           /* whose tape holds nodes that touch it */
+    struct timeline *line;                           /* of the stream whose tape holds, or held, nodes that touch it */
     struct buffer *buffer;
     size_t nbytes;
     uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
@@ -1790,6 +1810,9 @@ struct storage {
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
     uint8_t bytes[INLINE_BYTES];
 };
+
+/* The stream that last recorded something with it; NULL where there was none, or it is gone. */
+static struct stream *stream_of(const struct storage *st) { return st->line ? st->line->stream : NULL; }
 
 struct array {
     int refs, handles;                               /* all references; those of the caller */
@@ -1958,7 +1981,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
                      end - start, e->device->caps.max_range);
         return 0;
     }
-    encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, write);
+    encoder_access(e, b, start, end, write);         /* all that is bound, as the validation layer sees it */
     bind_range(e, slot, b->handle, start, end - start);
     return (uint32_t)((int64_t)(b->offset - start) + a->offset) / (uint32_t)item_size(a);
 }
@@ -2085,6 +2108,9 @@ static void node_failed(struct stream *s, struct node *n)
 {
     struct encoder *e = &s->encoder;
     struct device *d = s->device;
+    bool follows = false;                            /* the operand's own failure was told already */
+    for (int i = 0; i < n->inputs; i++) follows = follows || (n->in[i] && n->in[i]->storage->failed);
+    if (!follows) snprintf(s->deferred_text, sizeof s->deferred_text, "%s", e->error.text);
     for (int i = 0; i < n->outputs; i++)
         if (n->out[i]) n->out[i]->storage->failed = e->code;
     if (!s->deferred) {
@@ -2321,6 +2347,16 @@ static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype 
     return true;
 }
 
+/* Strides whose reach can be counted in bytes. */
+static bool check_strides(struct call *c, int ndim, const int *shape, const int64_t *strides)
+{
+    if (c->code || (ndim && !strides)) return !c->code;
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] && (strides[i] > INT64_MAX / 8 / MAXD / 2 / shape[i] || strides[i] < -(INT64_MAX / 8 / MAXD / 2 / shape[i])))
+            return FAIL(c, MLXVK_ERROR_SHAPE, "stride %lld of axis %d is too large", (long long)strides[i], i), false;
+    return true;
+}
+
 /* A fresh row-major result. */
 static struct array *output(struct call *c, int ndim, const int *shape, mlxvk_dtype dtype)
 {
@@ -2351,8 +2387,9 @@ static struct array *view_of(struct call *c, struct array *a, mlxvk_dtype dtype,
 /* Another stream's tape must not hold nodes on a storage that this call touches. */
 static void claim(struct call *c, struct storage *st)
 {
-    if (st->stream && st->stream != c->stream && (st->readers || st->writers)) stream_lower(st->stream, 0);
-    st->stream = c->stream;
+    struct stream *s = stream_of(st);
+    if (s && s != c->stream && (st->readers || st->writers)) stream_lower(s, 0);
+    st->line = c->stream->line;
 }
 
 static struct node *new_node(struct call *c)
@@ -3264,7 +3301,9 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
     struct call c = begin("as_strided", s);
     struct array *x = contiguous(&c, input(&c, "a", a)), *out = NULL;
     if (shape_num != strides_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && offset <= INT64_MAX / 16)
+    if (x && shape_num && !strides) FAIL(&c, MLXVK_ERROR_ARGUMENT, "strides is NULL");
+    if (x && offset > x->size) FAIL(&c, MLXVK_ERROR_SHAPE, "offset %zu of %s", offset, TEXT(x));
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && check_strides(&c, (int)shape_num, shape, strides))
         out = view_of(&c, x, x->dtype, (int)shape_num, shape, strides, x->offset + (int64_t)(offset * item_size(x)));
     if (out) {
         int64_t low, high, first = x->offset;
@@ -6350,7 +6389,7 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
         b->refs = 1;
         b->device = d;
         b->offset = offset;
-        b->size = size;
+        b->size = b->bytes = size;
         b->map = mapped;
         d->active += size;
         put_buffer(d, res, b);
@@ -6372,7 +6411,7 @@ int mlxvk_buffer_free(mlxvk_buffer buffer)
     return 0;
 }
 
-size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->size : 0; }
+size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
 void *mlxvk_buffer_data(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->map : NULL; }
 
 /* Blocks until the buffer's submitted uses (or only its writes) are done, submitting what is recorded. The lock is held on
@@ -6447,7 +6486,7 @@ static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, vo
 static struct stream *stream_create(struct device *d)
 {
     struct stream *s = host_zalloc(d, sizeof *s);
-    uint32_t queue = 0, inflight = (uint32_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
+    uint32_t queue = 0;
     if (s) s->line = timeline_create(d);
     if (!s || !s->line) { host_free(d, s); return NULL; }
     for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
@@ -6455,7 +6494,6 @@ static struct stream *stream_create(struct device *d)
     s->device = d;
     s->queue = queue;
     s->index = d->stream_index++;
-    s->slot_count = min_u32(inflight + 2, SLOTS);
     s->line->stream = s;
     s->encoder.stream = s;
     s->encoder.device = d;
@@ -6486,6 +6524,21 @@ static int stream_drain(struct stream *s)
     return 0;
 }
 
+/* Submits and waits for what all streams have recorded. The lock is held on entry and on return, but not while waiting: what is
+ * waited for may need another thread's signal. */
+static void wait_streams(struct device *d)
+{
+    for (struct stream *s = d->streams; s; s = s->next) { stream_lower(s, 0); stream_submit(s); }
+    for (uint32_t i = 0; i < d->timeline_count && !d->lost; i++) {
+        struct timeline *t = d->timelines[i];
+        uint64_t value = t->submitted;
+        if (t->completed >= value) continue;
+        mutex_unlock(&d->lock);
+        timeline_wait(d, t, value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
+}
+
 static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
@@ -6498,7 +6551,6 @@ static void stream_destroy(struct stream *s)
     if (d->default_stream == s) d->default_stream = NULL;
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
-    s->line->completed = UINT64_MAX;
     host_free(d, s->nodes);
     host_free(d, s->seen);
     host_free(d, s);
@@ -6535,6 +6587,15 @@ int mlxvk_stream_free(mlxvk_stream stream)
     if (!s) return 0;
     d = s->device;
     mutex_lock(&d->lock);
+    if (s->refs == 1 && s != d->default_stream) {
+        uint64_t value;
+        stream_lower(s, 0);
+        stream_submit(s);
+        value = s->line->submitted;
+        mutex_unlock(&d->lock);
+        if (value) timeline_wait(d, s->line, value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
     d->refs--;
     unlock_and_release(d);
@@ -6602,10 +6663,10 @@ int mlxvk_clear_streams(mlxvk_device device)
     struct device *d = device_or_default(device);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
+    wait_streams(d);
     for (struct stream *s = d->streams, *next; s; s = next) {
         next = s->next;
-        if (s->refs) stream_drain(s);
-        else stream_destroy(s);
+        if (!s->refs) stream_destroy(s);
     }
     mutex_unlock(&d->lock);
     return d->lost;
@@ -6617,7 +6678,7 @@ int mlxvk_clear_streams(mlxvk_device device)
 static int array_submit(struct array *a)
 {
     struct storage *st = a->storage;
-    struct stream *s = st->stream;
+    struct stream *s = stream_of(st);
     if (s && (st->writers || st->readers)) stream_lower(s, 0);
     if (s && !st->failed) stream_submit(s);
     return st->failed ? st->failed : st->device->lost;
@@ -6688,9 +6749,7 @@ int mlxvk_event_free(mlxvk_event event)
     if (!ev) return 0;
     d = ev->device;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next) stream_submit(s);
-    for (struct stream *s = d->streams; s; s = s->next)
-        if (!d->lost && s->line->completed < s->line->submitted) stream_drain(s);
+    wait_streams(d);
     d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
     host_free(d, ev);
     d->refs--;
@@ -6868,9 +6927,10 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     mutex_lock(&d->lock);
     c.stream = default_stream(d);
     if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
-    if (check_shape(&c, dim, shape, dtype) && (offset > b->size || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->size);
-    st = c.code ? NULL : storage_create(d, b->size);
+    if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->bytes);
+    check_strides(&c, dim, shape, strides);
+    st = c.code ? NULL : storage_create(d, b->bytes);
     if (st) {
         st->refs = 1;
         st->buffer = b;
@@ -6880,8 +6940,8 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     }
     if (a) {
         array_span(a, &low, &high);
-        if (a->size && (low < 0 || high > (int64_t)b->size))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->size);
+        if (a->size && (low < 0 || high > (int64_t)b->bytes))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->bytes);
     }
     if (c.code) d->error = c.stream->error;
     return finish(&c, a, res);
@@ -6968,7 +7028,9 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     code = array_submit(a);
     if (!code) code = read_bytes(c.stream, a, data);
     drop_handle(a);
-    if (code && !c.code) FAIL(&c, code, "%s could not be computed: %s", TEXT(a), mlxvk_result_text(code));
+    if (code && !c.code)
+        FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
+             a->storage->failed && stream_of(a->storage) ? stream_of(a->storage)->deferred_text : mlxvk_result_text(code));
     return end(&c);
 }
 
@@ -6980,7 +7042,7 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
-    s = a->storage->stream ? a->storage->stream : default_stream(d);
+    s = stream_of(a->storage) ? stream_of(a->storage) : default_stream(d);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
     else if (a->dtype != dtype) code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else {
@@ -7144,10 +7206,8 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     if (!k) return 0;
     d = k->device;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next) {
-        stream_drain(s);
-        encoder_reset(&s->encoder);
-    }
+    wait_streams(d);
+    for (struct stream *s = d->streams; s; s = s->next) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -7208,7 +7268,8 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
     if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array", "no array of this device, or binding %u", binding);
     else {
-        if (a->storage->stream && a->storage->stream != e->stream && a->storage->writers) stream_lower(a->storage->stream, 0);
+        struct stream *s = stream_of(a->storage);
+        if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
         at = bind_array(e, binding, a, write);
     }
     if (shift) *shift = at;
@@ -7351,9 +7412,9 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     struct kernel_count counts[KERNEL_COUNT + 1];
     if (!d || !each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next)
-        if (d->gate[GATE_PROFILE] && !stream_drain(s))
-            for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
+    if (d->gate[GATE_PROFILE]) wait_streams(d);
+    for (struct stream *s = d->streams; s && d->gate[GATE_PROFILE] && !d->lost; s = s->next)
+        for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
     mutex_unlock(&d->lock);
     for (int i = 0; i <= KERNEL_COUNT; i++)
