@@ -185,6 +185,9 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
+    X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
+    X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
@@ -5578,14 +5581,20 @@ static const struct quant_tuning qmv_tunings[] = {
     { -1,                          4, 4, 128, 3072, 4 },
     { -1,                          8, 2, 128, 3072, 4 },
 };
-enum { QMV_MAX_M = 8 };
+enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
 
-static const struct quant_tuning *qmv_tuning(const struct device *d, uint32_t m)
+/* The row that holds, with what the gates force. */
+static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
 {
+    const int *gate = d->gate;
+    struct quant_tuning t;
     size_t i = 0;
     while (i + 1 < COUNT(qmv_tunings) && ((qmv_tunings[i].type >= 0 && (uint32_t)qmv_tunings[i].type != d->caps.type) ||
                                           qmv_tunings[i].max_m < m)) i++;
-    return &qmv_tunings[i];
+    t = qmv_tunings[i];
+    if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS) t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
+    if (gate[GATE_QMV_THREADS] > 0) t.threads = min_u32((uint32_t)gate[GATE_QMV_THREADS], d->caps.max_threads);
+    return t;
 }
 
 struct quant_push {
@@ -5624,19 +5633,20 @@ static uint32_t quant_alignment(const struct quant_job *j, const struct quant_pu
 /* Products with at most a few rows of x, by qmv.comp: any epilogue, several sets with one batch. */
 static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
-    const struct quant_tuning *t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
+    struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
     bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
     uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
-    uint32_t teams = max_size(t->threads / lanes, 1), split = 1, rows = 0, per, groups = 0;
+    uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
+    int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
-    while (2 * split <= min_u32(t->max_split, teams) && ceil_div(rows, t->rows) * split < t->teams &&
-           split * lanes < j->k / QUANT_BLOCK) split *= 2;
-    per = teams / split * t->rows / step;
+    while (2 * split <= teams && (forced > 0 ? 2 * split <= (uint32_t)forced
+               : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
+    per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
     KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t->rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
     set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
