@@ -185,6 +185,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
+    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
+    X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
@@ -265,6 +267,11 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
+    X(MATMUL_TILED,  matmul_tiled,  4, CAP_SMALL)                                                                      \
+    X(MATMUL_SUM,    matmul_sum,    4, CAP_SMALL)                                                                      \
+    X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
+    X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
+    X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
@@ -4136,6 +4143,9 @@ static struct product product_of(struct array *a, struct array *b, struct array 
         for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
     merge_batch(&p);
     merge_rows(&p);
+    if (p.m == 1) { p.a_row = p.a_k != 1; p.out_row = p.c_row = 0; }   /* strides that do not count: what suits kernels */
+    if (p.n == 1) { p.b_col = p.b_k != 1; p.out_col = 1; p.c_col = 0; }
+    if (p.k == 1) { p.a_k = p.a_row != 1; p.b_k = p.b_col != 1; }
     return p;
 }
 
@@ -4164,16 +4174,229 @@ static struct product_push bind_product(struct encoder *e, const struct product 
     return q;
 }
 
+/* ---- choosing kernels ---- */
+
+enum matmul_kind { MATMUL_AUTO, MATMUL_KIND_PLAIN, MATMUL_KIND_VECTOR, MATMUL_KIND_TILED, MATMUL_KIND_COOPMAT, MATMUL_KIND_COOPMAT2 };
+enum { FEW_ROWS = 8, SMALL_PRODUCT = 1 << 15 };
+
+/* Workgroups that a device runs at once, about. */
+static int64_t wide_of(const struct device *d)
+{
+    return d->caps.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU ? 132 : d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 16;
+}
+
+/* b^T @ a^T: the same product with rows and columns exchanged. */
+static struct product transposed(const struct product *p)
+{
+    struct product t = *p;
+    t.array[MAT_A] = p->array[MAT_B];
+    t.array[MAT_B] = p->array[MAT_A];
+    memcpy(t.stride[MAT_A], p->stride[MAT_B], sizeof *t.stride);
+    memcpy(t.stride[MAT_B], p->stride[MAT_A], sizeof *t.stride);
+    t.offset[MAT_A] = p->offset[MAT_B];
+    t.offset[MAT_B] = p->offset[MAT_A];
+    t.m = p->n;          t.n = p->m;
+    t.a_row = p->b_col;  t.a_k = p->b_k;
+    t.b_k = p->a_k;      t.b_col = p->a_row;
+    t.c_row = p->c_col;  t.c_col = p->c_row;
+    t.out_row = p->out_col;
+    t.out_col = p->out_row;
+    return t;
+}
+
+/* Can a bound operand be accessed `count` elements at a time, along a dimension of stride 1 and with `lead` as the other's? */
+static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
+{
+    uint32_t odd = q->offset[operand] | (uint32_t)lead;
+    for (int i = 0; i < BATCH_DIMS; i++) odd |= q->batch[operand][i];
+    return p->array[operand] && unit == 1 && !(odd & (count - 1));
+}
+
+/* A product whose K is cut into parts: their float32 results go to a temporary, to be added up by product_sum. */
+static struct product in_parts(struct encoder *e, const struct product *p, uint32_t parts)
+{
+    struct product part = *p;
+    int size = (int)(p->m * p->n * product_batches(p) * parts);
+    struct storage *st = storage_create(e->device, (size_t)size * 4);
+    struct array *a = st ? array_create(st, MLXVK_FLOAT32, 1, &size, NULL, 0) : NULL;
+    if (!a) {
+        if (st) { st->refs = 1; storage_release(st); }
+        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "matmul", "out of host memory");
+    }
+    part.array[MAT_OUT] = a;
+    part.array[MAT_C] = NULL;
+    part.offset[MAT_OUT] = 0;
+    part.out_row = p->n;
+    part.out_col = 1;
+    memset(part.stride[MAT_OUT], 0, sizeof *part.stride);
+    return part;
+}
+
+static void product_sum(struct encoder *e, const struct product *p, struct array *sums, uint32_t parts)
+{
+    struct product q = *p;
+    struct product_push push;
+    q.array[MAT_A] = sums;
+    q.array[MAT_B] = NULL;
+    q.offset[MAT_A] = 0;
+    if (sums) {
+        push = bind_product(e, &q);
+        push.k = (uint32_t)product_batches(p);
+        push.part = parts;
+        KERNEL(e, K_MATMUL_SUM, 256, (uint32_t)p->array[MAT_OUT]->dtype, EPILOGUE_NONE, p->array[MAT_C] != NULL);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * push.k, 256));
+    }
+    array_release(sums);
+}
+
+/* In how many parts to cut K so that `groups` workgroups become enough; each part at least `least` long. */
+static uint32_t parts_for(const struct encoder *e, const struct product *p, int64_t groups, int64_t enough, int64_t least)
+{
+    int64_t parts = groups < enough ? enough / groups : 1, room = (int64_t)min_size(e->device->caps.max_range, (size_t)1 << 28) / 4;
+    if (parts > p->k / least) parts = p->k / least;
+    if (parts > room / (p->m * p->n * product_batches(p))) parts = room / (p->m * p->n * product_batches(p));
+    if (parts * product_batches(p) > e->device->caps.max_groups[2]) parts = 1;
+    return parts > 1 ? (uint32_t)parts : 1;
+}
+
+static uint32_t epilogue_of(const struct product *p, uint32_t parts)
+{
+    return parts > 1 ? EPILOGUE_PART : p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE;
+}
+
+/* ---- the kernels ---- */
+
 static void product_plain(struct encoder *e, const struct product *p)
 {
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
     struct product_push q = bind_product(e, p);
-    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE);
+    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, epilogue_of(p, 1));
     set_bytes(e, &q, sizeof q);
     dispatch(e, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16), (uint32_t)product_batches(p));
 }
 
-static void product_dispatch(struct encoder *e, const struct product *p) { product_plain(e, p); }
+/* Workgroups over columns, in two dimensions where one is too short. */
+static void dispatch_columns(struct encoder *e, uint32_t groups, uint32_t z)
+{
+    uint32_t y = ceil_div(groups, e->device->caps.max_groups[0]);
+    dispatch(e, ceil_div(groups, y), y, z);
+}
+
+/* Few rows times a matrix that lies along K. */
+static void product_matvec(struct encoder *e, const struct product *p)
+{
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, wide = few > 4 ? 2 : 4, threads = 32, parts, z;
+    int64_t batches = product_batches(p), enough = 8 * wide_of(e->device);
+    struct product part;
+    struct product_push q;
+    bool subgroup = has_kernel(e->device, K_MATVEC_SUBGROUP), vector;
+    while (wide > 1 && p->n * batches < wide * enough) wide /= 2;
+    parts = parts_for(e, p, ceil_div((uint64_t)p->n, wide) * batches, enough / 4, 2048);
+    while (threads < 256 && threads * chunk * 8 < p->k / parts) threads *= 2;
+    if (!subgroup && threads > 64) threads = 64;
+    part = parts > 1 ? in_parts(e, p, parts) : *p;
+    if (!part.array[MAT_OUT]) return;
+    q = bind_product(e, &part);
+    q.part = ceil_div(ceil_div((uint64_t)p->k, parts), chunk) * chunk;
+    parts = ceil_div((uint64_t)p->k, q.part ? q.part : 1);
+    vector = evenly(p, &q, MAT_A, p->a_k, p->a_row, chunk) && evenly(p, &q, MAT_B, p->b_k, p->b_col, chunk);
+    z = (uint32_t)batches * (parts > 1 ? parts : 1);
+    KERNEL(e, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC, threads, type, epilogue_of(&part, part.array[MAT_OUT] != p->array[MAT_OUT] ? 2 : 1),
+           few, wide, vector);
+    set_bytes(e, &q, sizeof q);
+    dispatch_columns(e, ceil_div((uint64_t)p->n, wide), z);
+    if (part.array[MAT_OUT] != p->array[MAT_OUT]) product_sum(e, p, part.array[MAT_OUT], parts);
+}
+
+/* Few rows times a matrix that lies along its rows. */
+static void product_vecmat(struct encoder *e, const struct product *p)
+{
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, lanes = 16, parts;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, lanes * chunk);
+    int64_t batches = product_batches(p);
+    struct product part;
+    struct product_push q;
+    bool split;
+    parts = parts_for(e, p, groups * batches, 4 * wide_of(e->device), 128);
+    split = parts > 1;
+    part = split ? in_parts(e, p, parts) : *p;
+    if (!part.array[MAT_OUT]) return;
+    q = bind_product(e, &part);
+    q.part = ceil_div((uint64_t)p->k, parts);
+    parts = ceil_div((uint64_t)p->k, q.part ? q.part : 1);
+    KERNEL(e, K_VECMAT, 256, type, epilogue_of(&part, split ? 2 : 1), few, lanes, evenly(p, &q, MAT_B, p->b_col, p->b_k, chunk));
+    set_bytes(e, &q, sizeof q);
+    dispatch_columns(e, groups, (uint32_t)batches * (split ? parts : 1));
+    if (split) product_sum(e, p, part.array[MAT_OUT], parts);
+}
+
+/* Shapes of tiles: rows and columns of a workgroup and of a thread, depth. */
+static const struct tile_row { uint16_t bm, bn, bk, tm, tn; } tile_table[] = {
+    { 128, 128, 16, 8, 8 },
+    { 128,  64, 16, 8, 4 },
+    {  64,  64, 16, 4, 4 },
+    {  32,  32, 16, 4, 4 },
+};
+
+static int64_t tiles_of(const struct product *p, int64_t bm, int64_t bn)
+{
+    return (int64_t)ceil_div((uint64_t)p->m, (uint64_t)bm) * ceil_div((uint64_t)p->n, (uint64_t)bn) * product_batches(p);
+}
+
+static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p)
+{
+    int forced = e->device->gate[GATE_MATMUL_TILE];
+    size_t i = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 0;      /* fewer registers there */
+    if (forced > 0 && forced <= (int)COUNT(tile_table)) return &tile_table[forced - 1];
+    while (i + 1 < COUNT(tile_table) && tiles_of(p, tile_table[i].bm, tile_table[i].bn) < wide_of(e->device)) i++;
+    return &tile_table[i];
+}
+
+static void product_tiled(struct encoder *e, const struct product *p)
+{
+    const struct tile_row *r = choose_tile(e, p);
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, along, vector, parts;
+    struct product part;
+    struct product_push q;
+    bool split;
+    parts = parts_for(e, p, tiles_of(p, r->bm, r->bn), 2 * wide_of(e->device), 256);
+    split = parts > 1;
+    part = split ? in_parts(e, p, parts) : *p;
+    if (!part.array[MAT_OUT]) return;
+    q = bind_product(e, &part);
+    q.part = ceil_div(ceil_div((uint64_t)p->k, parts), r->bk) * r->bk;
+    parts = ceil_div((uint64_t)p->k, q.part ? q.part : 1);
+    along = (p->a_k == 1 || p->a_row != 1 ? 0u : 1u) | (p->b_col == 1 || p->b_k != 1 ? 0u : 2u);
+    vector = evenly(p, &q, MAT_A, along & 1 ? p->a_row : p->a_k, along & 1 ? p->a_k : p->a_row, 4) |
+             (uint32_t)evenly(p, &q, MAT_B, along & 2 ? p->b_k : p->b_col, along & 2 ? p->b_col : p->b_k, 4) << 1 |
+             (uint32_t)(evenly(&part, &q, MAT_OUT, part.out_col, part.out_row, 4) && !(split && (p->m * p->n) % 4)) << 2;
+    KERNEL(e, K_MATMUL_TILED, (uint32_t)(r->bm / r->tm * (r->bn / r->tn)), type, epilogue_of(&part, split ? 2 : 1),
+           r->bm, r->bn, r->bk, r->tm, r->tn, along, vector);
+    set_bytes(e, &q, sizeof q);
+    dispatch(e, ceil_div((uint64_t)p->n, r->bn), ceil_div((uint64_t)p->m, r->bm),
+             (uint32_t)product_batches(p) * (split ? parts : 1));
+    if (split) product_sum(e, p, part.array[MAT_OUT], parts);
+}
+
+static bool unit_strides(const struct product *p)
+{
+    return (p->a_k == 1 || p->a_row == 1) && (p->b_k == 1 || p->b_col == 1);
+}
+
+static void product_dispatch(struct encoder *e, const struct product *p)
+{
+    int kind = e->device->gate[GATE_MATMUL_KERNEL];
+    struct product t;
+    if (p->n <= FEW_ROWS && p->n < p->m) { t = transposed(p); p = &t; }
+    if (is_complex(p->array[MAT_OUT]->dtype) || kind == MATMUL_KIND_PLAIN || !p->k || !unit_strides(p) ||
+        (!kind && p->m * p->n * p->k * product_batches(p) < SMALL_PRODUCT)) product_plain(e, p);
+    else if (p->m <= FEW_ROWS && (!kind || kind == MATMUL_KIND_VECTOR)) {
+        if (p->b_k == 1) product_matvec(e, p);
+        else product_vecmat(e, p);
+    } else product_tiled(e, p);
+}
 
 /* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
 static void product_batch(struct encoder *e, const struct product *p)
@@ -4303,7 +4526,7 @@ static struct array *product_bias(struct call *c, struct array *bias, const stru
     return view_of(c, bias, bias->dtype, out->ndim, out->shape, strides, bias->offset);
 }
 
-/* alpha * a @ b + beta * bias; bias may be NULL. */
+/* alpha * a @ b + beta * bias; bias may be NULL, and counts for nothing where beta is 0. */
 static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha, float beta)
 {
     int ndim, shape[MAXD];
@@ -4327,7 +4550,7 @@ static struct array *do_addmm(struct call *c, struct array *bias, struct array *
     out = output(c, ndim, shape, t);
     if (c->code || !out) return NULL;
     if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
-    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, bias), ARRAYS(out));
+    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, beta != 0 ? bias : NULL), ARRAYS(out));
     return without_units(c, out, row, column);
 }
 
