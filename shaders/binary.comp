@@ -1,0 +1,184 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Functions of two operands of one dtype, OP by OP: MLXVK_BINARY_FUNCTIONS in order, then the quotient of divmod and
+// equality with NaN equal to NaN, and x sigmoid(x) y. Comparisons give bool. WIDE: 64-bit integers. COMPLEX: complex64.
+#include "elementwise.glsl"
+#ifdef COMPLEX
+#include "complex.glsl"
+#else
+#include "math.glsl"
+#endif
+BUFFER(0, dst)
+BUFFER(1, a)
+BUFFER(2, b)
+BUFFER(3, table)
+ACCESS(dst)
+ACCESS(a)
+ACCESS(b)
+LOCATE_TABLE(table)
+
+const uint ADD = 0, SUBTRACT = 1, MULTIPLY = 2, DIVIDE = 3, FLOOR_DIVIDE = 4, REMAINDER = 5, POWER = 6, MAXIMUM = 7,
+    MINIMUM = 8, LOGADDEXP = 9, ARCTAN2 = 10, BITWISE_AND = 11, BITWISE_OR = 12, BITWISE_XOR = 13, LEFT_SHIFT = 14,
+    RIGHT_SHIFT = 15, EQUAL = 16, NOT_EQUAL = 17, GREATER = 18, GREATER_EQUAL = 19, LESS = 20, LESS_EQUAL = 21,
+    LOGICAL_AND = 22, LOGICAL_OR = 23, FLOOR_QUOTIENT = 24, NAN_EQUAL = 25, SILU_PRODUCT = 26;
+bool is_test() { return (OP >= EQUAL && OP <= LOGICAL_OR) || OP == NAN_EQUAL; }
+
+// By what the operands are to each other; unordered: one is NaN.
+bool decide(bool less, bool equal, bool unordered)
+{
+    bool r = equal;
+    if (OP == GREATER) r = !less && !equal;
+    if (OP == GREATER_EQUAL) r = !less;
+    if (OP == LESS) r = less;
+    if (OP == LESS_EQUAL) r = less || equal;
+    return OP == NOT_EQUAL ? !equal || unordered : r && !unordered;
+}
+
+#ifndef COMPLEX
+#ifdef WIDE
+#define SIGNED int64_t
+#define UNSIGNED uint64_t
+const uint WIDTH = 64;
+#else
+#define SIGNED int
+#define UNSIGNED uint
+uint width_of(uint t) { return is_small(t) ? 8u : is_half(t) ? 16u : 32u; }
+#define WIDTH width_of(FROM)
+#endif
+bool is_negative(UNSIGNED x) { return is_signed(FROM) && SIGNED(x) < SIGNED(0); }
+UNSIGNED magnitude(UNSIGNED x) { return is_negative(x) ? UNSIGNED(0) - x : x; }
+// Rounded down, the remainder with the divisor's sign; both 0 where the divisor is 0.
+UNSIGNED floor_quotient(UNSIGNED x, UNSIGNED y)
+{
+    UNSIGNED m = magnitude(x), d = magnitude(y), q = UNSIGNED(0);
+    if (d != UNSIGNED(0)) q = m / d;
+    if (is_negative(x) != is_negative(y)) q = UNSIGNED(0) - (q * d == m ? q : q + UNSIGNED(1));
+    return d == UNSIGNED(0) ? d : q;
+}
+UNSIGNED integer_power(UNSIGNED x, UNSIGNED y)
+{
+    UNSIGNED r = UNSIGNED(is_negative(y) ? 0 : 1);
+    if (is_negative(y)) y = UNSIGNED(0);
+    for (; y != UNSIGNED(0); y >>= 1) {
+        if ((uint(y) & 1u) != 0u) r *= x;
+        x *= x;
+    }
+    return r;
+}
+UNSIGNED integer(UNSIGNED x, UNSIGNED y)                               // extended by sign or zeros
+{
+    bool less = is_signed(FROM) ? SIGNED(x) < SIGNED(y) : x < y;
+    bool beyond = y >= UNSIGNED(WIDTH);                                // counts of shifts that are negative or too large
+    int count = beyond ? int(WIDTH) - 1 : int(y);
+    UNSIGNED r = UNSIGNED(0);
+    if (OP == ADD) r = x + y;
+    if (OP == SUBTRACT) r = x - y;
+    if (OP == MULTIPLY) r = x * y;
+    if (OP == FLOOR_DIVIDE || OP == FLOOR_QUOTIENT || OP == REMAINDER) r = floor_quotient(x, y);
+    if (OP == REMAINDER) r = y == UNSIGNED(0) ? y : x - y * r;
+    if (OP == POWER) r = integer_power(x, y);
+    if (OP == MAXIMUM) r = less ? y : x;
+    if (OP == MINIMUM) r = less ? x : y;
+    if (OP == BITWISE_AND || OP == LOGICAL_AND) r = x & y;
+    if (OP == BITWISE_OR || OP == LOGICAL_OR) r = x | y;
+    if (OP == BITWISE_XOR) r = x ^ y;
+    if (OP == LEFT_SHIFT && !beyond) r = x << count;
+    if (OP == RIGHT_SHIFT && is_negative(x)) r = UNSIGNED(SIGNED(x) >> count);
+    else if (OP == RIGHT_SHIFT && !beyond) r = x >> count;
+    if ((OP >= EQUAL && OP <= LESS_EQUAL) || OP == NAN_EQUAL) r = UNSIGNED(decide(less, x == y, false) ? 1 : 0);
+    return r;
+}
+#endif
+
+#if defined(COMPLEX)
+bool pair_equal(float x, float y) { return is_nan(x) ? is_nan(y) : x == y; }
+vec2 value(vec2 x, vec2 y)
+{
+    vec2 r = x;
+    if (OP == ADD) r = x + y;
+    if (OP == SUBTRACT) r = x - y;
+    if (OP == MULTIPLY) r = complex_multiply(x, y);
+    if (OP == DIVIDE) r = complex_divide(x, y);
+    if (OP == POWER) r = complex_pow(x, y);
+    if (OP == MAXIMUM && !is_nan(x) && !complex_less(y, x)) r = y;
+    if (OP == MINIMUM && !is_nan(x) && !complex_less(x, y)) r = y;
+    if (OP == LOGADDEXP) r = complex_logaddexp(x, y);
+    return r;
+}
+void write(uint to, uint at_a, uint at_b)
+{
+    uvec2 p = a64[at_a], q = b64[at_b];
+    vec2 x = vec2(uintBitsToFloat(p.x), uintBitsToFloat(p.y)), y = vec2(uintBitsToFloat(q.x), uintBitsToFloat(q.y));
+    if (is_test()) {
+        bool same = OP == NAN_EQUAL && pair_equal(x.x, y.x) && pair_equal(x.y, y.y);
+        store_dst(to, TO, same || decide(complex_less(x, y), x == y, is_nan(x) || is_nan(y)) ? 1u : 0u);
+    } else {
+        vec2 z = value(x, y);
+        dst64[to] = uvec2(floatBitsToUint(z.x), floatBitsToUint(z.y));
+    }
+}
+
+#elif defined(WIDE)
+void write(uint to, uint at_a, uint at_b)
+{
+    uint64_t v = integer(packUint2x32(a64[at_a]), packUint2x32(b64[at_b]));
+    if (is_test()) store_dst(to, TO, uint(v));
+    else dst64[to] = unpackUint2x32(v);
+}
+
+#else
+float rounded(float x) { return bits_to_float(float_to_bits(x, TO), TO); }
+float value(float x, float y)
+{
+    float r = x;
+    if (OP == ADD) r = x + y;
+    if (OP == SUBTRACT) r = x - y;
+    if (OP == MULTIPLY) r = x * y;
+    if (OP == DIVIDE || OP == FLOOR_DIVIDE || OP == FLOOR_QUOTIENT) r = divide(x, y);
+    if (OP == FLOOR_DIVIDE || OP == FLOOR_QUOTIENT) r = floor(r);
+    if (OP == REMAINDER) r = remainder_of(x, y);
+    if (OP == POWER) r = pow_of(x, y);
+    if (OP == LOGADDEXP) r = logaddexp(x, y);
+    if (OP == ARCTAN2) r = atan2_of(x, y);
+    if (OP == SILU_PRODUCT) r = rounded(x * rounded(sigmoid(x))) * y;  // as the three operations that it stands for
+    return r;
+}
+uint apply(uint p, uint q)
+{
+    uint r = p;
+    if (!is_float(FROM)) {
+        r = integer(sign_extend(p, FROM), sign_extend(q, FROM));
+        return TO == BOOL && r != 0u ? 1u : r;
+    }
+    float x = bits_to_float(p, FROM), y = bits_to_float(q, FROM);
+    bool x_nan = is_nan(x), y_nan = is_nan(y);
+    if (OP == MAXIMUM) r = x_nan || (x > y && !y_nan) ? p : q;
+    else if (OP == MINIMUM) r = x_nan || (x < y && !y_nan) ? p : q;
+    else if (is_test()) r = decide(x < y, x == y, x_nan || y_nan) || (OP == NAN_EQUAL && x_nan && y_nan) ? 1u : 0u;
+    else r = float_to_bits(value(x, y), TO);
+    return r;
+}
+#endif
+
+void main()
+{
+    uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
+    bool four = MODE == 1u && i < n / 4u;
+    if (MODE == 1u && !four) i += n / 4u * 3u;                         // the leftover elements, one a thread
+    if (i >= n) return;
+    uvec4 at = MODE >= 2u ? uvec4(0u) : uvec4(flat_at(i, 0u), flat_at(i, 1u), flat_at(i, 2u), 0u);
+    if (MODE == 2u) at = locate(i);
+    if (MODE == 3u) at = locate_table(i);
+#if defined(WIDE) || defined(COMPLEX)
+    write(at.x, at.y, at.z);
+#else
+    uvec4 p, q;
+    if (four && (SCALARS & 2u) == 0u) p = load4_a(offset[1] / 4u + i, FROM);
+    else p = uvec4(load_a(at.y, FROM));
+    if (four && (SCALARS & 4u) == 0u) q = load4_b(offset[2] / 4u + i, FROM);
+    else q = uvec4(load_b(at.z, FROM));
+    for (int k = 0; k < (MODE == 1u ? 4 : 1); k++) p[k] = apply(p[k], q[k]);
+    if (four) store4_dst(offset[0] / 4u + i, TO, p);
+    else store_dst(at.x, TO, p.x);
+#endif
+}

@@ -1,0 +1,184 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Functions of one operand, OP by OP: MLXVK_UNARY_FUNCTIONS in order, then round (half to even).
+// WIDE: 64-bit integers. COMPLEX: complex64, whose parts go to float32 and whose tests go to bool.
+#include "elementwise.glsl"
+#ifdef COMPLEX
+#include "complex.glsl"
+#else
+#include "math.glsl"
+#endif
+BUFFER(0, dst)
+BUFFER(1, src)
+BUFFER(2, table)
+ACCESS(dst)
+ACCESS(src)
+LOCATE_TABLE(table)
+
+const uint ABS = 0, NEGATIVE = 1, SIGN = 2, SQUARE = 3, LOGICAL_NOT = 4, BITWISE_INVERT = 5, FLOOR = 6, CEIL = 7,
+    CONJUGATE = 8, REAL = 9, IMAG = 10, SQRT = 11, RSQRT = 12, RECIPROCAL = 13, EXP = 14, EXPM1 = 15, LOG = 16, LOG2 = 17,
+    LOG10 = 18, LOG1P = 19, SIN = 20, COS = 21, TAN = 22, SINH = 23, COSH = 24, TANH = 25, ARCSIN = 26, ARCCOS = 27,
+    ARCTAN = 28, ARCSINH = 29, ARCCOSH = 30, ARCTANH = 31, ERF = 32, ERFINV = 33, SIGMOID = 34, ISNAN = 35, ISINF = 36,
+    ISFINITE = 37, ISPOSINF = 38, ISNEGINF = 39, DEGREES = 40, RADIANS = 41, ROUND = 42;
+
+#if defined(COMPLEX)
+bool test(vec2 z)
+{
+    if (OP == ISNAN) return is_nan(z);
+    if (OP == ISINF) return is_inf(z.x) || is_inf(z.y);
+    if (OP == ISFINITE) return is_finite(z.x) && is_finite(z.y);
+    return z.y == 0.0 && z.x == (OP == ISPOSINF ? INFINITY : -INFINITY);
+}
+vec2 value(vec2 z)
+{
+    bool turned = OP == SIN || OP == COS || OP == TAN;                 // sin z = -i sinh iz, cos z = cosh iz
+    vec2 r = turned ? vec2(-z.y, z.x) : z;
+    if (OP == SQUARE) r = complex_multiply(z, z);
+    if (OP == EXP) r = complex_exp(z);
+    if (OP == LOG || OP == LOG2 || OP == LOG10) r = complex_log(z);
+    if (OP == LOG2) r *= 1.44269502;
+    if (OP == LOG10) r *= 0.434294492;
+    if (OP == LOG1P) r = complex_log1p(z);
+    if (OP >= SIN && OP <= TANH) {
+        if (OP == TAN || OP == TANH) r = complex_tanh(r);
+        else r = complex_sinh_cosh(r, OP == COS || OP == COSH);
+    }
+    if (OP == SIN || OP == TAN) r = vec2(r.y, -r.x);
+    if (OP == ARCSIN || OP == ARCCOS) r = complex_asin_acos(z, OP == ARCCOS);
+    if (OP == ARCTAN) r = complex_atan(z);
+    if (OP == ROUND) r = roundEven(z);
+    if (OP == SQRT || OP == RSQRT) r = complex_sqrt(z);
+    if (OP == SIGN && z != vec2(0.0)) r = complex_divide(z, vec2(complex_abs(z), 0.0));
+    if (OP == RSQRT || OP == RECIPROCAL) r = complex_divide(vec2(1.0, 0.0), r);
+    return r;
+}
+uvec2 apply(uvec2 raw)
+{
+    uvec2 r = raw;
+    vec2 z = vec2(uintBitsToFloat(raw.x), uintBitsToFloat(raw.y));
+    if (OP == NEGATIVE) r = raw ^ uvec2(0x80000000u);
+    else if (OP == CONJUGATE) r.y = raw.y ^ 0x80000000u;
+    else if (OP == IMAG) r.x = raw.y;
+    else if (OP == ABS) r.x = floatBitsToUint(complex_abs(z));
+    else if (TO == BOOL) r.x = test(z) ? 1u : 0u;
+    else if (OP != REAL) {
+        z = value(z);
+        r = uvec2(floatBitsToUint(z.x), floatBitsToUint(z.y));
+    }
+    return r;
+}
+void write(uint to, uint from)
+{
+    uvec2 v = apply(src64[from]);
+    if (TO == C64) dst64[to] = v;
+    else store_dst(to, TO, v.x);
+}
+
+#elif defined(WIDE)
+int64_t apply(int64_t x)
+{
+    bool negative = FROM == I64 && x < int64_t(0);
+    int64_t r = x;
+    if (OP == ABS && negative || OP == NEGATIVE) r = -x;
+    if (OP == SIGN) r = int64_t(x == int64_t(0) ? 0 : negative ? -1 : 1);
+    if (OP == SQUARE) r = x * x;
+    if (OP == BITWISE_INVERT) r = ~x;
+    return r;
+}
+void write(uint to, uint from)
+{
+    dst64[to] = unpackUint2x32(uint64_t(apply(int64_t(packUint2x32(src64[from])))));
+}
+
+#else
+uint integer(uint x)
+{
+    bool negative = is_signed(FROM) && int(x) < 0;
+    uint r = x;
+    if (OP == ABS && negative || OP == NEGATIVE) r = 0u - x;
+    if (OP == SIGN) r = x == 0u ? 0u : negative ? 0xffffffffu : 1u;
+    if (OP == SQUARE) r = x * x;
+    if (OP == LOGICAL_NOT) r = x == 0u ? 1u : 0u;
+    if (OP == BITWISE_INVERT) r = ~x;
+    return r;
+}
+bool test(float x)
+{
+    if (OP == ISNAN) return is_nan(x);
+    if (OP == ISINF) return is_inf(x);
+    if (OP == ISFINITE) return is_finite(x);
+    return floatBitsToUint(x) == (OP == ISPOSINF ? 0x7f800000u : 0xff800000u);
+}
+float value(float x)
+{
+    float r = x;
+    if (OP == SIGN) r = x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : 0.0;
+    if (OP == SQUARE) r = x * x;
+    if (OP == FLOOR) r = floor(x);
+    if (OP == CEIL) r = ceil(x);
+    if (OP == ROUND) r = roundEven(x);
+    if (OP == SQRT || OP == RSQRT) r = sqrt_of(x);
+    if (OP == RSQRT || OP == RECIPROCAL) r = divide(1.0, r);
+    if (OP == EXP) r = exp_of(x);
+    if (OP == EXPM1) r = expm1(x);
+    if (OP == LOG) r = log_of(x);
+    if (OP == LOG2) r = log2_of(x);
+    if (OP == LOG10) r = log10_of(x);
+    if (OP == LOG1P) r = log1p(x);
+    if (OP == SIN || OP == COS || OP == TAN) {
+        vec2 unit = cos_sin(x);
+        r = OP == COS ? unit.x : unit.y;
+        if (OP == TAN) r = divide(unit.y, unit.x);
+    }
+    if (OP == SINH) r = sinh_of(x);
+    if (OP == COSH) r = cosh_of(x);
+    if (OP == TANH) r = tanh_of(x);
+    if (OP == ARCSIN) r = asin_of(x);
+    if (OP == ARCCOS) r = acos_of(x);
+    if (OP == ARCTAN) r = atan_of(x);
+    if (OP == ARCSINH) r = asinh_of(x);
+    if (OP == ARCCOSH) r = acosh_of(x);
+    if (OP == ARCTANH) r = atanh_of(x);
+    if (OP == ERF) r = erf(x);
+    if (OP == ERFINV) r = erfinv(x);
+    if (OP == SIGMOID) r = sigmoid(x);
+    if (OP == DEGREES) r = x * 57.2957795;
+    if (OP == RADIANS) r = x * 0.0174532925;
+    return r;
+}
+uint apply(uint raw)
+{
+    uint r = raw, sign = FROM == F32 ? 0x80000000u : 0x8000u;
+    if (!is_float(FROM)) r = integer(sign_extend(raw, FROM));
+    else if (OP == ABS) r = raw & ~sign;
+    else if (OP == NEGATIVE) r = raw ^ sign;
+    else {
+        float x = bits_to_float(raw, FROM);
+        if (TO == BOOL) r = test(x) ? 1u : 0u;
+        else if (!is_nan(x)) r = float_to_bits(value(x), TO);
+        else if (OP == SIGN) r = 0u;
+    }
+    return r;
+}
+#endif
+
+void main()
+{
+    uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
+    bool four = MODE == 1u && i < n / 4u;
+    if (MODE == 1u && !four) i += n / 4u * 3u;                         // the leftover elements, one a thread
+    if (i >= n) return;
+    uvec4 at = MODE >= 2u ? uvec4(0u) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
+    if (MODE == 2u) at = locate(i);
+    if (MODE == 3u) at = locate_table(i);
+#if defined(WIDE) || defined(COMPLEX)
+    write(at.x, at.y);
+#else
+    uvec4 v;
+    if (four && (SCALARS & 2u) == 0u) v = load4_src(offset[1] / 4u + i, FROM);
+    else v = uvec4(load_src(at.y, FROM));
+    for (int k = 0; k < (MODE == 1u ? 4 : 1); k++) v[k] = apply(v[k]);
+    if (four) store4_dst(offset[0] / 4u + i, TO, v);
+    else store_dst(at.x, TO, v.x);
+#endif
+}
