@@ -185,7 +185,12 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
+    X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
+    X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
+    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
+    X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
@@ -266,6 +271,15 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
+    X(MATMUL_TILED,  matmul_tiled,  4, CAP_SMALL)                                                                      \
+    X(MATMUL_SUM,    matmul_sum,    4, CAP_SMALL)                                                                      \
+    X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
+    X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
+    X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
+    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)          \
+    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16) \
+    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)               \
+    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16) \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
@@ -317,6 +331,7 @@ struct capabilities {
     uint32_t subgroup, max_threads, max_groups[3], shared_memory, push_size;
     size_t max_range, max_allocation, offset_align, memory_size;
     double timestamp_ns;
+    uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     bool push_descriptor, mapped, subgroup_control, memory_budget, float_controls;
     uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
 };
@@ -524,21 +539,24 @@ static void adopt_features(struct features *f, const void *chain)
     }
 }
 
-/* Does the device multiply 16x16x16 tiles of this type into float32, by subgroup? */
-static bool has_coopmat(struct device *d, int component)
+/* The n of the n x n x n tiles of this type that the device multiplies into float32, by subgroup: 16, 8 or 0. */
+static uint8_t coopmat_size(struct device *d, int component)
 {
+    uint8_t best = 0;
     VkCooperativeMatrixPropertiesKHR rows[64];
     uint32_t n = COUNT(rows);
     get_coopmat_properties get = (get_coopmat_properties)(void (*)(void))vkGetInstanceProcAddr(
         d->instance, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR");
     memset(rows, 0, sizeof rows);
     for (uint32_t i = 0; i < n; i++) rows[i].sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR;
-    if (!get || get(d->physical, &n, rows) < 0) return false;
-    for (uint32_t i = 0; i < n; i++)
-        if (rows[i].MSize == 16 && rows[i].NSize == 16 && rows[i].KSize == 16 && rows[i].AType == component &&
-            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 &&
-            rows[i].ResultType == COMPONENT_FLOAT32 && rows[i].scope == SCOPE_SUBGROUP) return true;
-    return false;
+    if (!get || get(d->physical, &n, rows) < 0) return 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t size = rows[i].MSize;
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && rows[i].AType == component &&
+            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 && rows[i].ResultType == COMPONENT_FLOAT32 &&
+            rows[i].scope == SCOPE_SUBGROUP && size > best) best = (uint8_t)size;
+    }
+    return best;
 }
 
 static uint32_t capability_bits(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupProperties *sg)
@@ -561,8 +579,11 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
         sg->subgroupSize >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
     if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel && d->gate[GATE_COOPMAT]) {
-        if (has_coopmat(d, COMPONENT_FLOAT16)) bits |= CAP_COOPMAT;
-        if (f->bfloat16.shaderBFloat16CooperativeMatrix && has_coopmat(d, COMPONENT_BFLOAT16)) bits |= CAP_COOPMAT_BF16;
+        uint8_t *size = d->caps.coopmat_size;
+        size[0] = coopmat_size(d, COMPONENT_FLOAT16);
+        size[1] = f->bfloat16.shaderBFloat16CooperativeMatrix ? coopmat_size(d, COMPONENT_BFLOAT16) : 0;
+        if (size[0] == 16) bits |= CAP_COOPMAT;
+        if (size[1] == 16) bits |= CAP_COOPMAT_BF16;
         if (nv2) bits |= CAP_COOPMAT2;
     }
     return bits;
@@ -4904,6 +4925,9 @@ static struct product product_of(struct array *a, struct array *b, struct array 
         for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
     merge_batch(&p);
     merge_rows(&p);
+    if (p.m == 1) { p.a_row = p.a_k != 1; p.out_row = p.c_row = 0; }   /* strides that do not count: what suits kernels */
+    if (p.n == 1) { p.b_col = p.b_k != 1; p.out_col = 1; p.c_col = 0; }
+    if (p.k == 1) { p.a_k = p.a_row != 1; p.b_k = p.b_col != 1; }
     return p;
 }
 
@@ -4932,16 +4956,309 @@ static struct product_push bind_product(struct encoder *e, const struct product 
     return q;
 }
 
+/* ---- choosing kernels ---- */
+
+enum matmul_kind { MATMUL_AUTO, MATMUL_KIND_PLAIN, MATMUL_KIND_VECTOR, MATMUL_KIND_TILED, MATMUL_KIND_COOPMAT, MATMUL_KIND_COOPMAT2 };
+enum { FEW_ROWS = 8, SMALL_PRODUCT = 1 << 15 };
+
+/* Workgroups that a device runs at once, about. */
+static int64_t wide_of(const struct device *d)
+{
+    return d->caps.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU ? 132 : d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 16;
+}
+
+/* b^T @ a^T: the same product with rows and columns exchanged. */
+static struct product transposed(const struct product *p)
+{
+    struct product t = *p;
+    t.array[MAT_A] = p->array[MAT_B];
+    t.array[MAT_B] = p->array[MAT_A];
+    memcpy(t.stride[MAT_A], p->stride[MAT_B], sizeof *t.stride);
+    memcpy(t.stride[MAT_B], p->stride[MAT_A], sizeof *t.stride);
+    t.offset[MAT_A] = p->offset[MAT_B];
+    t.offset[MAT_B] = p->offset[MAT_A];
+    t.m = p->n;          t.n = p->m;
+    t.a_row = p->b_col;  t.a_k = p->b_k;
+    t.b_k = p->a_k;      t.b_col = p->a_row;
+    t.c_row = p->c_col;  t.c_col = p->c_row;
+    t.out_row = p->out_col;
+    t.out_col = p->out_row;
+    return t;
+}
+
+/* Can a bound operand be accessed `count` elements at a time, along a dimension of stride 1 and with `lead` as the other's? */
+static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
+{
+    uint32_t odd = q->offset[operand] | (uint32_t)lead;
+    for (int i = 0; i < BATCH_DIMS; i++) odd |= q->batch[operand][i];
+    return p->array[operand] && unit == 1 && !(odd & (count - 1));
+}
+
+/* One dispatch to come, for a product or for parts of it: K may be cut into parts whose float32 results go to a temporary. */
+struct launch {
+    struct product p;
+    struct product_push push;
+    uint32_t parts, batches, epilogue;
+    bool split;
+};
+
+static struct array *parts_array(struct encoder *e, const struct product *p, uint32_t parts)
+{
+    int size = (int)(p->m * p->n * product_batches(p) * parts);
+    struct storage *st = storage_create(e->device, (size_t)size * 4);
+    struct array *a = st ? array_create(st, MLXVK_FLOAT32, 1, &size, NULL, 0) : NULL;
+    if (a) return a;
+    if (st) { st->refs = 1; storage_release(st); }
+    encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "matmul", "out of host memory");
+    return NULL;
+}
+
+/* Binds a product's operands, K cut into `parts` parts of a multiple of `step`. */
+static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
+{
+    struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts > 1 };
+    l.epilogue = p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE;
+    if (l.split) {
+        l.p.array[MAT_OUT] = parts_array(e, p, parts);
+        l.p.array[MAT_C] = NULL;
+        l.p.offset[MAT_OUT] = 0;
+        l.p.out_row = p->n;
+        l.p.out_col = 1;
+        memset(l.p.stride[MAT_OUT], 0, sizeof *l.p.stride);
+        l.epilogue = EPILOGUE_PART;
+    }
+    l.push = bind_product(e, &l.p);
+    if (l.split) {
+        l.push.part = ceil_div(ceil_div((uint64_t)p->k, parts), step) * step;
+        l.parts = ceil_div((uint64_t)p->k, l.push.part);
+    }
+    return l;
+}
+
+/* Dispatches over x by y tiles; then adds up the parts, if there are any. */
+static void launch(struct encoder *e, const struct product *p, struct launch *l, uint32_t x, uint32_t y)
+{
+    struct product sum = *p;
+    struct product_push push;
+    set_bytes(e, &l->push, sizeof l->push);
+    dispatch(e, x, y, l->batches * l->parts);
+    if (!l->split) return;
+    sum.array[MAT_A] = l->p.array[MAT_OUT];
+    sum.array[MAT_B] = NULL;
+    sum.offset[MAT_A] = 0;
+    if (sum.array[MAT_A]) {
+        push = bind_product(e, &sum);
+        push.k = l->batches;
+        push.part = l->parts;
+        KERNEL(e, K_MATMUL_SUM, 256, (uint32_t)p->array[MAT_OUT]->dtype, EPILOGUE_NONE, p->array[MAT_C] != NULL);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * l->batches, 256));
+    }
+    array_release(sum.array[MAT_A]);
+}
+
+/* At most so many parts of K fit into a temporary and the grid. */
+static int64_t most_parts(const struct encoder *e, const struct product *p)
+{
+    int64_t room = (int64_t)min_size(e->device->caps.max_range, (size_t)1 << 28) / 4 / (p->m * p->n * product_batches(p));
+    int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
+    return room < grid ? room : grid;
+}
+
+/* In how many parts to cut K so that `groups` workgroups become enough; each part at least `least` long. */
+static uint32_t parts_for(const struct encoder *e, const struct product *p, int64_t groups, int64_t enough, int64_t least)
+{
+    int64_t parts = groups < enough ? enough / groups : 1, most = most_parts(e, p);
+    if (parts > p->k / least) parts = p->k / least;
+    if (parts > most) parts = most;
+    return parts > 1 ? (uint32_t)parts : 1;
+}
+
+/* ---- the kernels ---- */
+
 static void product_plain(struct encoder *e, const struct product *p)
 {
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
-    struct product_push q = bind_product(e, p);
-    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE);
-    set_bytes(e, &q, sizeof q);
-    dispatch(e, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16), (uint32_t)product_batches(p));
+    struct launch l = prepare(e, p, 1, 1);
+    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, l.epilogue);
+    launch(e, p, &l, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16));
 }
 
-static void product_dispatch(struct encoder *e, const struct product *p) { product_plain(e, p); }
+/* Few rows times a matrix that lies along K. */
+static void product_matvec(struct encoder *e, const struct product *p)
+{
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, groups, y;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, wide = few > 4 ? 2 : 4, threads = 32;
+    int64_t batches = product_batches(p), enough = 8 * wide_of(e->device);
+    bool subgroup = has_kernel(e->device, K_MATVEC_SUBGROUP), vector;
+    struct launch l;
+    while (wide > 1 && p->n * batches < wide * enough) wide /= 2;
+    groups = ceil_div((uint64_t)p->n, wide);
+    l = prepare(e, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
+    while (threads < (subgroup ? 256 : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
+    vector = evenly(p, &l.push, MAT_A, p->a_k, p->a_row, chunk) && evenly(p, &l.push, MAT_B, p->b_k, p->b_col, chunk);
+    KERNEL(e, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC, threads, type, l.epilogue, few, wide, vector);
+    y = ceil_div(groups, e->device->caps.max_groups[0]);       /* where one dimension of the grid is too short */
+    launch(e, p, &l, ceil_div(groups, y), y);
+}
+
+/* Few rows times a matrix that lies along its rows. */
+static void product_vecmat(struct encoder *e, const struct product *p)
+{
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, lanes = 16, y;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, lanes * chunk);
+    struct launch l = prepare(e, p, parts_for(e, p, groups * product_batches(p), 4 * wide_of(e->device), 128), 1);
+    KERNEL(e, K_VECMAT, 256, type, l.epilogue, few, lanes, evenly(p, &l.push, MAT_B, p->b_col, p->b_k, chunk));
+    y = ceil_div(groups, e->device->caps.max_groups[0]);
+    launch(e, p, &l, ceil_div(groups, y), y);
+}
+
+/* Shapes of tiles by kernel: rows and columns of a workgroup, depth; rows and columns of a thread or a subgroup; threads;
+ * speed where there are plenty of them, in millions of multiplications a microsecond on one multiprocessor of an H200.
+ * As measured there; elsewhere their order matters, not their values. */
+struct tile_row { uint16_t bm, bn, bk, tm, tn, threads; float speed; };
+static const struct tile_row tiled_rows[] = {
+    { 128, 128, 16, 8, 8, 256, 0.14f },
+    { 128,  64, 16, 8, 4, 256, 0.12f },
+    {  64,  64, 16, 4, 4, 256, 0.10f },
+    {  32,  32, 16, 4, 4,  64, 0.06f },
+};
+static const struct tile_row coopmat_rows[] = {
+    { 128, 128, 32, 64, 64,  4, 0.68f },             /* threads: subgroups here */
+    { 128, 128, 16, 64, 64,  4, 0.68f },
+    { 128,  64, 32, 64, 32,  4, 0.50f },
+    {  64,  64, 32, 32, 32,  4, 0.40f },
+    {  32,  64, 32, 16, 32,  4, 0.25f },
+    { 128, 256, 32, 64, 64,  8, 0.68f },
+};
+static const struct tile_row coopmat2_rows[] = {
+    { 128, 256, 64, 0, 0, 256, 1.09f },
+    { 128, 128, 64, 0, 0, 256, 1.01f },
+    { 128, 128, 32, 0, 0, 128, 0.97f },
+    { 256, 128, 64, 0, 0, 256, 1.05f },
+    {  64, 128, 64, 0, 0, 256, 0.75f },
+    {  64,  64, 64, 0, 0, 128, 0.60f },
+    {  32,  64, 64, 0, 0, 128, 0.35f },
+    {  64, 256, 64, 0, 0, 256, 0.80f },
+};
+
+/* Microseconds that a product takes by tiles of a shape and with K in parts, about: rounds of workgroups over the device, and
+ * what adding up the parts costs. */
+static double tile_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t parts)
+{
+    int64_t tiles = (int64_t)ceil_div((uint64_t)p->m, r->bm) * ceil_div((uint64_t)p->n, r->bn) * product_batches(p) * parts;
+    int64_t rounds = ceil_div((uint64_t)tiles, (uint64_t)wide_of(e->device)), depth = ceil_div((uint64_t)p->k, (uint64_t)parts) + r->bk;
+    double cost = (double)(rounds * r->bm * r->bn * depth) * 1e-6 / (double)r->speed;
+    return parts == 1 ? cost : cost + 3 + (double)(parts * p->m * p->n * product_batches(p)) * 3e-6;
+}
+
+static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p, const struct tile_row *rows, int count,
+                                          uint32_t *parts)
+{
+    int forced = e->device->gate[GATE_MATMUL_TILE], first = 0;
+    int64_t most = most_parts(e, p);
+    const struct tile_row *best = NULL;
+    double least = 0;
+    if (forced > 0 && forced <= count) { first = forced - 1; count = forced; }
+    for (int i = first; i < count; i++)
+        for (int64_t n = 1; n <= 16 && (n == 1 || (n <= most && p->k >= n * 4 * rows[i].bk)); n++) {
+            double cost = tile_cost(e, p, &rows[i], n);
+            if (best && cost >= least) continue;
+            best = &rows[i];
+            least = cost;
+            *parts = (uint32_t)n;
+        }
+    return best;
+}
+
+/* Bit 0: a is read along its columns, not its rows; bit 1: b is read along its columns. */
+static uint32_t reading_order(const struct product *p)
+{
+    return (p->a_k == 1 || p->a_row != 1 ? 0u : 1u) | (p->b_col == 1 || p->b_k != 1 ? 0u : 2u);
+}
+
+/* Bits: a, b and the result can be accessed `count` elements at a time. */
+static uint32_t even_operands(const struct launch *l, uint32_t along, uint32_t count)
+{
+    const struct product *p = &l->p;
+    bool a = evenly(p, &l->push, MAT_A, along & 1 ? p->a_row : p->a_k, along & 1 ? p->a_k : p->a_row, count);
+    bool b = evenly(p, &l->push, MAT_B, along & 2 ? p->b_k : p->b_col, along & 2 ? p->b_col : p->b_k, count);
+    bool out = evenly(p, &l->push, MAT_OUT, p->out_col, p->out_row, count) && !(l->split && p->m * p->n % count);
+    return (a ? 1u : 0u) | (b ? 2u : 0u) | (out ? 4u : 0u);
+}
+
+static void launch_tiles(struct encoder *e, const struct product *p, struct launch *l, const struct tile_row *r)
+{
+    launch(e, p, l, ceil_div((uint64_t)p->n, r->bn), ceil_div((uint64_t)p->m, r->bm));
+}
+
+static void product_tiled(struct encoder *e, const struct product *p)
+{
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;              /* few registers */
+    uint32_t parts = 1, along = reading_order(p);
+    const struct tile_row *r = choose_tile(e, p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
+    struct launch l = prepare(e, p, cpu ? 1 : parts, r->bk);
+    KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
+           even_operands(&l, along, 4));
+    launch_tiles(e, p, &l, r);
+}
+
+static void product_coopmat(struct encoder *e, const struct product *p)
+{
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
+    uint32_t parts, along = reading_order(p), lanes = e->device->caps.subgroup;
+    const struct tile_row *r = choose_tile(e, p, coopmat_rows, COUNT(coopmat_rows), &parts);
+    struct launch l = prepare(e, p, parts, r->bk);
+    KERNEL(e, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16, r->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
+           r->bm, r->bn, r->bk, r->tm, r->tn, e->device->caps.coopmat_size[bf16], lanes, along, even_operands(&l, along, 8));
+    launch_tiles(e, p, &l, r);
+}
+
+static void product_coopmat2(struct encoder *e, const struct product *p)
+{
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
+    uint32_t parts, along = reading_order(p);
+    const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
+    struct launch l = prepare(e, p, parts, r->bk);
+    KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
+           r->bm, r->bn, r->bk, along, even_operands(&l, along, 8));
+    launch_tiles(e, p, &l, r);
+}
+
+/* The kernel for a product: what a gate asks for if that can do it, else the fastest. */
+static enum matmul_kind choose_kind(const struct encoder *e, const struct product *p)
+{
+    const struct device *d = e->device;
+    enum matmul_kind wanted = (enum matmul_kind)d->gate[GATE_MATMUL_KERNEL];
+    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
+    bool bf16 = t == MLXVK_BFLOAT16, half = bf16 || t == MLXVK_FLOAT16, units = p->a_k == 1 || p->a_row == 1;
+    bool coopmat = half && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
+    bool coopmat2 = half && p->out_col == 1 && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
+    int64_t work = p->m * p->n * p->k * product_batches(p);
+    units = units && (p->b_k == 1 || p->b_col == 1);
+    if (is_complex(t) || !p->k || wanted == MATMUL_KIND_PLAIN) return MATMUL_KIND_PLAIN;
+    if (wanted == MATMUL_KIND_TILED || (wanted == MATMUL_KIND_COOPMAT2 && coopmat2 && units) ||
+        (wanted == MATMUL_KIND_COOPMAT && coopmat && units)) return wanted;
+    if (p->m <= FEW_ROWS && units && (work >= SMALL_PRODUCT / 8 || wanted == MATMUL_KIND_VECTOR)) return MATMUL_KIND_VECTOR;
+    if (work < SMALL_PRODUCT) return MATMUL_KIND_PLAIN;
+    return !units ? MATMUL_KIND_TILED : coopmat2 ? MATMUL_KIND_COOPMAT2 : coopmat ? MATMUL_KIND_COOPMAT : MATMUL_KIND_TILED;
+}
+
+static void product_dispatch(struct encoder *e, const struct product *p)
+{
+    struct product t;
+    if (p->n <= FEW_ROWS && p->n < p->m && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    switch (choose_kind(e, p)) {
+    case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
+    case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
+    case MATMUL_KIND_TILED: product_tiled(e, p); break;
+    case MATMUL_KIND_VECTOR:
+        if (p->b_k == 1) product_matvec(e, p);
+        else product_vecmat(e, p);
+        break;
+    default: product_plain(e, p);
+    }
+}
 
 /* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
 static void product_batch(struct encoder *e, const struct product *p)
@@ -5071,7 +5388,7 @@ static struct array *product_bias(struct call *c, struct array *bias, const stru
     return view_of(c, bias, bias->dtype, out->ndim, out->shape, strides, bias->offset);
 }
 
-/* alpha * a @ b + beta * bias; bias may be NULL. */
+/* alpha * a @ b + beta * bias; bias may be NULL, and counts for nothing where beta is 0. */
 static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha, float beta)
 {
     int ndim, shape[MAXD];
@@ -5095,7 +5412,7 @@ static struct array *do_addmm(struct call *c, struct array *bias, struct array *
     out = output(c, ndim, shape, t);
     if (c->code || !out) return NULL;
     if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
-    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, bias), ARRAYS(out));
+    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, beta != 0 ? bias : NULL), ARRAYS(out));
     return without_units(c, out, row, column);
 }
 
@@ -5626,14 +5943,20 @@ static const struct quant_tuning qmv_tunings[] = {
     { -1,                          4, 4, 128, 3072, 4 },
     { -1,                          8, 2, 128, 3072, 4 },
 };
-enum { QMV_MAX_M = 8 };
+enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
 
-static const struct quant_tuning *qmv_tuning(const struct device *d, uint32_t m)
+/* The row that holds, with what the gates force. */
+static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
 {
+    const int *gate = d->gate;
+    struct quant_tuning t;
     size_t i = 0;
     while (i + 1 < COUNT(qmv_tunings) && ((qmv_tunings[i].type >= 0 && (uint32_t)qmv_tunings[i].type != d->caps.type) ||
                                           qmv_tunings[i].max_m < m)) i++;
-    return &qmv_tunings[i];
+    t = qmv_tunings[i];
+    if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS) t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
+    if (gate[GATE_QMV_THREADS] > 0) t.threads = min_u32((uint32_t)gate[GATE_QMV_THREADS], d->caps.max_threads);
+    return t;
 }
 
 struct quant_push {
@@ -5672,19 +5995,20 @@ static uint32_t quant_alignment(const struct quant_job *j, const struct quant_pu
 /* Products with at most a few rows of x, by qmv.comp: any epilogue, several sets with one batch. */
 static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
-    const struct quant_tuning *t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
+    struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
     bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
     uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
-    uint32_t teams = max_size(t->threads / lanes, 1), split = 1, rows = 0, per, groups = 0;
+    uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
+    int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
-    while (2 * split <= min_u32(t->max_split, teams) && ceil_div(rows, t->rows) * split < t->teams &&
-           split * lanes < j->k / QUANT_BLOCK) split *= 2;
-    per = teams / split * t->rows / step;
+    while (2 * split <= teams && (forced > 0 ? 2 * split <= (uint32_t)forced
+               : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
+    per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
     KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t->rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
     set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
