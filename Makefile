@@ -58,7 +58,7 @@ benches := $(call programs_of,bench)
 examples := $(call programs_of,examples)
 fuzzers := $(call programs_of,fuzz)
 # Unit tests of the language-model program link its parts.
-qwen3_units := $(filter $(addprefix $(BUILD)/unit/,test_qwen3% qwen3% test_tokenizer% tokenizer%),$(units))
+qwen3_units := $(filter $(addprefix $(BUILD)/unit/,test_qwen3% qwen3% test_tokenizer% test_safetensors%),$(units))
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests golden bench shaders check-gen check dist clean
