@@ -227,6 +227,8 @@ static bool run(struct program *p, struct error *e)
         return list_devices(e);
     if (!o->model == !o->random)
         return fail(e, "give either --model DIR or --random SIZE; --help lists the options");
+    if (!sampler_check(o->temp, o->top_p, o->top_k, e))
+        return false;
     if (o->random && !o->bench)
         return fail(e, "--random is for --bench: random weights write nothing");
     if (!o->has_seed && !o->random)

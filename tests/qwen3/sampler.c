@@ -5,17 +5,22 @@
 
 static const mlxvk_array none;
 
+bool sampler_check(double temp, double top_p, int top_k, struct error *e)
+{
+    if (!(temp >= 0 && temp <= 1e6))
+        return fail(e, "--temp %g: not a number of 0 or more", temp);
+    if (!(top_p >= 0 && top_p <= 1))
+        return fail(e, "--top-p %g: not between 0 and 1", top_p);
+    return top_k >= 0 || fail(e, "--top-k %d: not a number of 0 or more", top_k);
+}
+
 bool sampler_open(struct sampler *s, struct gpu *g, double temp, double top_p, int top_k, uint64_t seed,
                   struct error *e)
 {
     const uint32_t key[2] = { (uint32_t)(seed >> 32), (uint32_t)seed };
     *s = (struct sampler){ temp, top_p, top_k, none };
-    if (!(temp >= 0 && temp <= 1e6))
-        return fail(e, "--temp %g: not a number of 0 or more", temp);
-    if (!(top_p >= 0 && top_p <= 1))
-        return fail(e, "--top-p %g: not between 0 and 1", top_p);
-    if (top_k < 0)
-        return fail(e, "--top-k %d: not a number of 0 or more", top_k);
+    if (!sampler_check(temp, top_p, top_k, e))
+        return false;
     gpu_check(g, mlxvk_array_new_data_device(&s->key, key, &(int){ 2 }, 1, MLXVK_UINT32, g->device));
     return gpu_ok(g, "seed", e);
 }

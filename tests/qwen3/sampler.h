@@ -11,6 +11,7 @@ struct sampler {
     mlxvk_array key;        /* the state of MLX's generator */
 };
 
+bool sampler_check(double temp, double top_p, int top_k, struct error *e);
 /* Checks the settings and seeds the generator. */
 bool sampler_open(struct sampler *s, struct gpu *g, double temp, double top_p, int top_k, uint64_t seed,
                   struct error *e);
