@@ -77,15 +77,17 @@ static bool load_quantized(struct loader *l, const char *path, int out, int in, 
     const struct st_tensor *biases = find(l, path, "biases", true);
     if (!weight || !scales || !biases)
         return false;
+    if (!upload(l, weight, true, out, (int)((int64_t)in * q->bits / 32), &linear->weight) ||
+        !upload(l, scales, false, out, in / q->group_size, &linear->scales) ||
+        !upload(l, biases, false, out, in / q->group_size, &linear->biases))
+        return false;
     if (scales->dtype != biases->dtype)
         return fail(l->e, "%s: %s.scales is %s, but its biases are %s", scales->file, path, st_dtype_name(scales->dtype),
                     st_dtype_name(biases->dtype));
-    return upload(l, weight, true, out, (int)((int64_t)in * q->bits / 32), &linear->weight) &&
-           upload(l, scales, false, out, in / q->group_size, &linear->scales) &&
-           upload(l, biases, false, out, in / q->group_size, &linear->biases);
+    return true;
 }
 
-/* transposed: whether it is used as x @ weight^T (and not, as embeddings are, by rows). */
+/* Quantized where the checkpoint has scales. Kept as the transposed view that x @ weight^T needs. */
 static bool load_linear(struct loader *l, const char *path, int out, int in, struct linear *linear)
 {
     const struct st_tensor *bias = find(l, path, "bias", false);
