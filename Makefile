@@ -26,6 +26,7 @@ SPIRV_VAL ?= spirv-val
 MODEL ?= tests/models/tiny-qwen3
 PROMPT ?= The ls command lists
 DIR ?= tests/golden/data
+export MODEL PROMPT DIR
 TEST_TIMEOUT ?= 600
 
 compiler := $(filter-out gcc cc,$(notdir $(firstword $(CC))))
@@ -49,6 +50,7 @@ programs_of = $(patsubst tests/$(1)/%.c,$(BUILD)/$(1)/%,$(filter-out tests/$(1)/
 
 lib := $(if $(wildcard mlxvk.c),$(BUILD)/libmlxvk.a)
 qwen3_objects := $(call objects,$(filter-out %/main.c,$(wildcard tests/qwen3/*.c)))
+qwen3_lib := $(if $(qwen3_objects),$(BUILD)/libqwen3.a)
 qwen3 := $(if $(wildcard tests/qwen3/main.c),$(BUILD)/qwen3)
 golden_objects := $(call objects,$(wildcard tests/golden/*.c))
 golden := $(if $(golden_objects),$(BUILD)/golden)
@@ -57,8 +59,8 @@ units := $(call programs_of,unit)
 benches := $(call programs_of,bench)
 examples := $(call programs_of,examples)
 fuzzers := $(call programs_of,fuzz)
-# Unit tests of the language-model program link its parts.
-qwen3_units := $(filter $(addprefix $(BUILD)/unit/,test_qwen3% qwen3% test_tokenizer% test_safetensors%),$(units))
+# Programs of other folders that include a header of tests/qwen3 link its parts.
+with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests golden bench shaders check-gen check dist clean
@@ -74,6 +76,8 @@ $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@$(CC) $(flags) $(WERROR) -MMD -MP -c $< -o $@
 
 $(BUILD)/libmlxvk.a: $(BUILD)/obj/mlxvk.o
+$(BUILD)/libqwen3.a: $(qwen3_objects)
+$(lib) $(qwen3_lib):
 	@echo "  AR      $@"
 	@rm -f $@ && $(AR) rcs $@ $^
 
@@ -85,32 +89,28 @@ FORCE:
 
 keep_loaded := $(if $(SAN),$(BUILD)/obj/tests/tools/keep_loaded.o)
 link = @mkdir -p $(@D) && echo "  LINK    $@" && \
-       $(CC) $(sanitize) $(if $(SAN),-rdynamic) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -Wl,--as-needed $(libs) $(LDLIBS) -o $@
+       $(CC) $(sanitize) $(if $(SAN),-rdynamic) $(LDFLAGS) $(filter %.o,$^) $(filter %/libqwen3.a,$^) \
+             $(filter %/libmlxvk.a,$^) -Wl,--as-needed $(libs) $(LDLIBS) -o $@
 
 $(all_programs): $(keep_loaded)
 
-$(BUILD)/qwen3: libs := $(qwen3_libs)
-$(BUILD)/qwen3: $(BUILD)/obj/tests/qwen3/main.o $(qwen3_objects) $(lib)
+qwen3_users := $(filter $(all_programs),$(patsubst tests/%.c,$(BUILD)/%,$(with_qwen3))) \
+               $(if $(filter tests/golden/%,$(with_qwen3)),$(golden))
+$(qwen3_users): $(qwen3_lib)
+$(qwen3) $(qwen3_users): libs += $(qwen3_libs)
+$(units): libs += -lcmocka -lcjson
+$(golden): libs += -lcjson
+
+$(BUILD)/qwen3: $(BUILD)/obj/tests/qwen3/main.o $(qwen3_lib) $(lib)
 	$(link)
 
-$(BUILD)/golden: libs := -lcjson
 $(BUILD)/golden: $(golden_objects) $(lib)
 	$(link)
 
-$(qwen3_units): libs := -lcmocka $(qwen3_libs)
-$(qwen3_units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(qwen3_objects) $(lib)
+$(units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
 	$(link)
 
-plain_units := $(filter-out $(qwen3_units),$(units))
-$(plain_units): libs := -lcmocka
-$(plain_units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
-	$(link)
-
-$(fuzzers): libs := $(qwen3_libs)
-$(fuzzers): $(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(qwen3_objects) $(lib)
-	$(link)
-
-$(benches) $(examples): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
+$(benches) $(examples) $(fuzzers): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
 	$(link)
 
 # ---- running -------------------------------------------------------------------------------------------------------
@@ -125,10 +125,11 @@ setup:
 run:
 	@tests/tools/setup build
 	@$(build) $(BUILD)/qwen3
-	@$(BUILD)/qwen3 --model "$(MODEL)" --prompt "$(PROMPT)"
+	@$(BUILD)/qwen3 --model "$$MODEL" --prompt "$$PROMPT"
 
 test:
 	@tests/tools/setup build test
+	@tests/tools/build-shaders --check >/dev/null || echo "warning: gen/ is not what shaders/ says"
 	@$(build) tests
 	@$(MAKE) --no-print-directory run-tests
 
@@ -139,7 +140,7 @@ run-tests:
 	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)") $(units) $(examples)
 
 golden: $(golden)
-	@$(BUILD)/golden "$(DIR)"
+	@$(BUILD)/golden "$$DIR"
 
 bench: $(benches) $(qwen3)
 	@if [ -x tests/bench/run ]; then BUILD=$(BUILD) tests/bench/run; \
@@ -151,6 +152,15 @@ shaders:
 
 check-gen:
 	@tests/tools/build-shaders --check
+
+# One pair of files with the SPIR-V inside; tests/tools/check dist compiles and runs it.
+dist:
+	@tests/tools/make-dist build/dist
+
+# Sections of it alone: tests/tools/check SECTION ...
+check:
+	@tests/tools/setup build test ci
+	@tests/tools/check
 
 clean:
 	rm -rf build

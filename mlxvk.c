@@ -1,0 +1,4807 @@
+/* mlxvk - MLX's GPU backend for every Vulkan device.                                        SPDX-License-Identifier: MIT
+ *
+ * The whole implementation. Find a section by its anchor; each uses only what stands above it.
+ *
+ *     >>base         host memory, locks, errors, dtypes
+ *     >>gates        one table of switches, read once from the environment
+ *     >>kernels      one table of SPIR-V kernels and what they need
+ *     >>device       probing and choosing a Vulkan device, capabilities, quirks
+ *     >>memory       blocks, suballocation, the cache, counters
+ *     >>timeline     streams' timeline semaphores, who uses a buffer until when
+ *     >>encoder      pipelines, descriptors, hazards, dispatch
+ *     >>stream       command buffers, submission, the window in flight
+ *     >>array        views on storage
+ *     >>tape         recorded operations and how they are lowered
+ *     >>operations   one section a family: the front (checks, shapes) and the lowering (kernel, dispatch)
+ *     >>public       the rest of mlxvk.h: device, buffers, streams, events, encoder, statistics
+ *
+ * One mutex a device serialises everything but blocking waits, so reference counts and tables are plain integers.
+ * An operation's front infers shape, dtype and layout at once; memory and dispatches come when the tape is lowered.
+ */
+#define MLXVK_C
+#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 200809L
+#endif
+#include "mlxvk.h"
+
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
+#include <pthread.h>
+#endif
+
+/* volk's functions are global symbols: renamed, so that a program with a volk or a libvulkan of its own links and runs. */
+#ifndef VOLK_H_
+#include "gen/volk_prefix.h"
+#define VOLK_IMPLEMENTATION
+#endif
+#include <volk.h>
+
+/* ==== >>base ====================================================================================================== */
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define MAXD MLXVK_MAX_NDIM
+
+static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+static uint32_t ceil_div(uint64_t a, uint64_t b) { return (uint32_t)((a + b - 1) / b); }
+static uint32_t float_bits(float value) { uint32_t bits; memcpy(&bits, &value, 4); return bits; }
+
+#ifdef _WIN32
+typedef SRWLOCK mutex;
+#define MUTEX_INIT SRWLOCK_INIT
+static void mutex_lock(mutex *m) { AcquireSRWLockExclusive(m); }
+static void mutex_unlock(mutex *m) { ReleaseSRWLockExclusive(m); }
+static uint64_t now_ns(void)
+{
+    LARGE_INTEGER count, rate;
+    QueryPerformanceCounter(&count);
+    QueryPerformanceFrequency(&rate);
+    return (uint64_t)((double)count.QuadPart * 1e9 / (double)rate.QuadPart);
+}
+#else
+typedef pthread_mutex_t mutex;
+#define MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
+static void mutex_lock(mutex *m) { pthread_mutex_lock(m); }
+static void mutex_unlock(mutex *m) { pthread_mutex_unlock(m); }
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+#endif
+
+/* ---- dtypes: the one table ---- */
+
+enum dtype_kind { KIND_BOOL, KIND_UINT, KIND_INT, KIND_FLOAT, KIND_COMPLEX };
+
+static const struct dtype_row { const char *name; uint8_t size, kind; } dtypes[MLXVK_DTYPE_COUNT] = {
+    [MLXVK_BOOL]      = { "bool",      1, KIND_BOOL },
+    [MLXVK_UINT8]     = { "uint8",     1, KIND_UINT },
+    [MLXVK_UINT16]    = { "uint16",    2, KIND_UINT },
+    [MLXVK_UINT32]    = { "uint32",    4, KIND_UINT },
+    [MLXVK_UINT64]    = { "uint64",    8, KIND_UINT },
+    [MLXVK_INT8]      = { "int8",      1, KIND_INT },
+    [MLXVK_INT16]     = { "int16",     2, KIND_INT },
+    [MLXVK_INT32]     = { "int32",     4, KIND_INT },
+    [MLXVK_INT64]     = { "int64",     8, KIND_INT },
+    [MLXVK_FLOAT16]   = { "float16",   2, KIND_FLOAT },
+    [MLXVK_FLOAT32]   = { "float32",   4, KIND_FLOAT },
+    [MLXVK_FLOAT64]   = { "float64",   8, KIND_FLOAT },
+    [MLXVK_BFLOAT16]  = { "bfloat16",  2, KIND_FLOAT },
+    [MLXVK_COMPLEX64] = { "complex64", 8, KIND_COMPLEX },
+};
+
+static bool is_dtype(int t) { return t >= 0 && t < MLXVK_DTYPE_COUNT; }
+static bool is_float(int t) { return dtypes[t].kind == KIND_FLOAT; }
+static bool is_integer(int t) { return dtypes[t].kind == KIND_UINT || dtypes[t].kind == KIND_INT; }
+static bool is_complex(int t) { return t == MLXVK_COMPLEX64; }
+static bool is_inexact(int t) { return dtypes[t].kind >= KIND_FLOAT; }
+static bool is_wide(int t) { return t == MLXVK_INT64 || t == MLXVK_UINT64; }
+
+size_t mlxvk_dtype_size(mlxvk_dtype dtype) { return is_dtype((int)dtype) ? dtypes[dtype].size : 0; }
+const char *mlxvk_dtype_name(mlxvk_dtype dtype) { return is_dtype((int)dtype) ? dtypes[dtype].name : "?"; }
+
+/* MLX's promotion of two dtypes (mlx/dtype.cpp): the wider of a kind; signed with unsigned goes one signed size up;
+ * uint64 with a signed type gives float32; float16 with bfloat16 gives float32. */
+static mlxvk_dtype promote(mlxvk_dtype a, mlxvk_dtype b)
+{
+    int ka = dtypes[a].kind, kb = dtypes[b].kind;
+    if (a == b) return a;
+    if (ka > kb) return promote(b, a);
+    if (kb == KIND_COMPLEX || ka == KIND_BOOL) return b;
+    if (kb == KIND_FLOAT) return ka == KIND_FLOAT ? (a == MLXVK_FLOAT64 || b == MLXVK_FLOAT64 ? MLXVK_FLOAT64
+                                                                                                : MLXVK_FLOAT32) : b;
+    if (ka == kb) return dtypes[a].size > dtypes[b].size ? a : b;
+    if (a == MLXVK_UINT64) return MLXVK_FLOAT32;
+    if (dtypes[b].size > dtypes[a].size) return b;
+    return a == MLXVK_UINT8 ? MLXVK_INT16 : a == MLXVK_UINT16 ? MLXVK_INT32 : MLXVK_INT64;
+}
+
+static mlxvk_dtype at_least_float(mlxvk_dtype t) { return is_inexact(t) ? t : MLXVK_FLOAT32; }
+
+/* ---- errors ---- */
+
+const char *mlxvk_result_text(int code)
+{
+    static const char *const texts[] = {
+#define MLXVK_X(name, number, text) [number] = text,
+        MLXVK_RESULTS(MLXVK_X)
+#undef MLXVK_X
+    };
+    return code >= 0 && code < MLXVK_RESULT_COUNT ? texts[code] : "unknown result";
+}
+
+static void set_error_v(mlxvk_error *error, int code, int vk, int line, const char *operation, const char *format,
+                        va_list arguments)
+{
+    int n;
+    error->code = code;
+    error->vk_result = vk;
+    error->line = line;
+    snprintf(error->operation, sizeof error->operation, "%s", operation);
+    n = snprintf(error->text, sizeof error->text, "%s: ", operation);
+    if (n >= 0 && (size_t)n < sizeof error->text)
+        vsnprintf(error->text + n, sizeof error->text - (size_t)n, format, arguments);
+}
+
+static void set_error(mlxvk_error *error, int code, int vk, int line, const char *operation, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    set_error_v(error, code, vk, line, operation, format, arguments);
+    va_end(arguments);
+}
+
+/* ==== >>gates ===================================================================================================== */
+
+/* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path. */
+#define GATES(X)                                                                                                      \
+    X(MAX_OPS,       "MLX_VK_MAX_OPS_PER_BUFFER",      100, "operations recorded before a command buffer is committed") \
+    X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50, "MiB of distinct buffers touched before it is committed") \
+    X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
+    X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")               \
+    X(STAGING,       "MLX_VK_FORCE_STAGING",             0, "treat device memory as not mapped")                       \
+    X(SUBGROUP,      "MLX_VK_ENABLE_SUBGROUP",           1, "kernels with subgroup operations")                        \
+    X(COOPMAT,       "MLX_VK_ENABLE_COOPERATIVE_MATRIX", 1, "kernels with cooperative matrices")                       \
+    X(INT_DOT,       "MLX_VK_ENABLE_INTEGER_DOT",        1, "kernels with integer dot products")                       \
+    X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
+    X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
+    X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
+    X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
+    X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
+    X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
+    X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
+    X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
+    X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
+
+enum gate {
+#define X(id, name, value, what) GATE_##id,
+    GATES(X)
+#undef X
+    GATE_COUNT
+};
+
+static const struct gate_row { const char *name; int value; const char *what; } gate_table[GATE_COUNT] = {
+#define X(id, name, value, what) { name, value, what },
+    GATES(X)
+#undef X
+};
+
+/* Value of NAME in "NAME=value NAME=value", or the default. */
+static int gate_from_text(const char *text, const char *name, int value)
+{
+    size_t n = strlen(name);
+    for (const char *p = text; p && (p = strstr(p, name)); p += n)
+        if (p[n] == '=' && (p == text || p[-1] == ' ' || p[-1] == ',')) return atoi(p + n + 1);
+    return value;
+}
+
+static void read_gates(int values[GATE_COUNT], const char *text)
+{
+    for (int i = 0; i < GATE_COUNT; i++) {
+        const char *env = getenv(gate_table[i].name);
+        values[i] = gate_from_text(text, gate_table[i].name, env && *env ? atoi(env) : gate_table[i].value);
+    }
+}
+
+/* ==== >>kernels =================================================================================================== */
+
+/* What a kernel may need of a device. Shared names: mlxvk_device_info_get_size, the kernel table, messages. */
+#define CAPABILITIES(X)                                                                                               \
+    X(STORAGE8,  "storage8")   X(STORAGE16, "storage16")  X(INT8,    "int8")     X(INT16,    "int16")                  \
+    X(INT64,     "int64")      X(FLOAT16,   "float16")    X(BFLOAT16, "bfloat16") X(SUBGROUP, "subgroup")              \
+    X(COOPMAT,   "cooperative_matrix") X(COOPMAT_BF16, "cooperative_matrix_bfloat16")                                  \
+    X(COOPMAT2,  "cooperative_matrix2") X(INT_DOT, "integer_dot_product") X(MEMORY_MODEL, "vulkan_memory_model")
+
+enum capability_bit {
+#define X(id, name) CAPBIT_##id,
+    CAPABILITIES(X)
+#undef X
+    CAPABILITY_COUNT
+};
+enum capability {
+#define X(id, name) CAP_##id = 1 << CAPBIT_##id,
+    CAPABILITIES(X)
+#undef X
+    CAP_NONE = 0
+};
+static const char *const capability_names[CAPABILITY_COUNT] = {
+#define X(id, name) name,
+    CAPABILITIES(X)
+#undef X
+};
+
+#include "gen/spirv.h"
+
+#define CAP_SMALL (CAP_STORAGE8 | CAP_STORAGE16)
+
+/* One row a kernel: id, SPIR-V module, storage buffers bound, capabilities needed. Push constants are at most 128 bytes.
+ * Specialization constant 0 is the workgroup's size in x; the others belong to the kernel. */
+#define KERNELS(X)                                                                                                    \
+    X(COPY,          copy,          3, CAP_SMALL)                                                                      \
+    X(COPY_WIDE,     copy_wide,     3, CAP_SMALL | CAP_INT64)                                                          \
+    X(UNARY,         unary,         3, CAP_SMALL)                                                                      \
+    X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL | CAP_INT64)                                                          \
+    X(UNARY_COMPLEX, unary_complex, 3, CAP_SMALL)                                                                      \
+    X(BINARY,        binary,        4, CAP_SMALL)                                                                      \
+    X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL | CAP_INT64)                                                          \
+    X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
+    X(SELECT,        select,        5, CAP_SMALL)                                                                      \
+    X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
+    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)
+
+enum kernel_id {
+#define X(id, module, bindings, needs) K_##id,
+    KERNELS(X)
+#undef X
+    KERNEL_COUNT
+};
+
+static const struct kernel_row {
+    const char *name;
+    const uint32_t *spirv;
+    size_t size;
+    uint32_t bindings, needs;
+} kernel_table[KERNEL_COUNT] = {
+#define X(id, module, bindings, needs) { #module, mlxvk_spv_##module, sizeof mlxvk_spv_##module, bindings, needs },
+    KERNELS(X)
+#undef X
+};
+
+/* ==== >>device ==================================================================================================== */
+
+enum { MAX_BINDINGS = 12, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
+
+/* Everything that was asked of the physical device, once. */
+struct capabilities {
+    char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
+    uint32_t bits;                                   /* enum capability */
+    uint32_t vendor, type, api;
+    uint32_t subgroup, max_threads, max_groups[3], shared_memory, push_size;
+    size_t max_range, max_allocation, offset_align, memory_size;
+    double timestamp_ns;
+    bool push_descriptor, mapped, subgroup_control, memory_budget, float_controls;
+    uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
+};
+
+struct pipeline {
+    uint64_t key;                                    /* hash of kernel and constants */
+    uint32_t kernel, spec_count, spec[MAX_SPEC];
+    VkPipeline handle;
+    uint32_t bindings;
+};
+
+struct kernel_count { uint64_t count, ns; };
+
+struct device {
+    int refs;
+    mutex lock;
+    mlxvk_allocator allocator;
+    void (*on_error)(const mlxvk_error *, void *);
+    void *user;
+    mlxvk_error error;
+    int lost;                                        /* sticky */
+    int gate[GATE_COUNT];
+    struct capabilities caps;
+
+    VkInstance instance;
+    VkPhysicalDevice physical;
+    VkDevice handle;
+    struct VolkDeviceTable vk;
+    mlxvk_adopt adopt;
+    bool adopted;
+    uint32_t queue_family, queue_count, queue_users[MAX_QUEUES];
+    VkQueue queues[MAX_QUEUES];
+
+    VkDescriptorSetLayout set_layouts[MAX_BINDINGS + 1];
+    VkPipelineLayout layouts[MAX_BINDINGS + 1];
+    VkShaderModule modules[KERNEL_COUNT];
+    VkPipelineCache pipeline_cache;
+    struct pipeline **pipelines;                     /* open addressing by key */
+    uint32_t pipeline_slots, pipeline_used;
+
+    struct block *blocks;
+    struct buffer *cache_newest, *cache_oldest;      /* by age */
+    struct buffer *bins[SIZE_BINS], *bins_last[SIZE_BINS];   /* by size, see size_bin */
+    size_t active, peak, cached, memory_limit, cache_limit, wired_limit, reserved;
+
+    struct timeline **timelines;
+    uint32_t timeline_count, timeline_slots;
+    struct stream *streams;
+    struct stream *default_stream;
+    int stream_index;
+    uint64_t random_state[2];
+    bool random_seeded;
+
+    mlxvk_stats stats;
+    uint64_t marks;                                  /* serial numbers of command buffers */
+    struct kernel_count kernel_counts[KERNEL_COUNT + 1];   /* the last counts the callers' own kernels */
+};
+
+static void *host_alloc(struct device *d, size_t size)
+{
+    return d->allocator.allocate ? d->allocator.allocate(size, d->allocator.user) : malloc(size);
+}
+
+static void host_free(struct device *d, void *pointer)
+{
+    if (!pointer) return;
+    if (d->allocator.release) d->allocator.release(pointer, d->allocator.user);
+    else free(pointer);
+}
+
+static void *host_zalloc(struct device *d, size_t size)
+{
+    void *p = host_alloc(d, size);
+    if (p) memset(p, 0, size);
+    return p;
+}
+
+/* Records an error of a call that has no stream. */
+static int device_fail(struct device *d, int code, int vk, int line, const char *operation, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    set_error_v(&d->error, code, vk, line, operation, format, arguments);
+    va_end(arguments);
+    if (d->on_error) d->on_error(&d->error, d->user);
+    return code;
+}
+
+/* Turns a VkResult into a result code, and remembers a lost device. */
+static int vk_code(struct device *d, VkResult r)
+{
+    if (r == VK_ERROR_DEVICE_LOST) d->lost = MLXVK_ERROR_DEVICE_LOST;
+    return r >= 0 ? 0 : r == VK_ERROR_DEVICE_LOST ? MLXVK_ERROR_DEVICE_LOST
+         : r == VK_ERROR_OUT_OF_HOST_MEMORY ? MLXVK_ERROR_HOST_MEMORY
+         : r == VK_ERROR_OUT_OF_DEVICE_MEMORY ? MLXVK_ERROR_MEMORY : MLXVK_ERROR_VULKAN;
+}
+
+/* ---- structures that older Vulkan headers lack ---- */
+
+#ifndef VK_KHR_cooperative_matrix
+typedef struct VkPhysicalDeviceCooperativeMatrixFeaturesKHR {
+    VkStructureType sType; void *pNext; VkBool32 cooperativeMatrix, cooperativeMatrixRobustBufferAccess;
+} VkPhysicalDeviceCooperativeMatrixFeaturesKHR;
+typedef struct VkCooperativeMatrixPropertiesKHR {
+    VkStructureType sType; void *pNext; uint32_t MSize, NSize, KSize;
+    int32_t AType, BType, CType, ResultType; VkBool32 saturatingAccumulation; int32_t scope;
+} VkCooperativeMatrixPropertiesKHR;
+#define VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR ((VkStructureType)1000506000)
+#define VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR ((VkStructureType)1000506001)
+#endif
+#ifndef VK_NV_cooperative_matrix2
+typedef struct VkPhysicalDeviceCooperativeMatrix2FeaturesNV {
+    VkStructureType sType; void *pNext;
+    VkBool32 cooperativeMatrixWorkgroupScope, cooperativeMatrixFlexibleDimensions, cooperativeMatrixReductions,
+        cooperativeMatrixConversions, cooperativeMatrixPerElementOperations, cooperativeMatrixTensorAddressing,
+        cooperativeMatrixBlockLoads;
+} VkPhysicalDeviceCooperativeMatrix2FeaturesNV;
+#define VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV ((VkStructureType)1000593000)
+#endif
+#ifndef VK_KHR_shader_bfloat16
+typedef struct VkPhysicalDeviceShaderBfloat16FeaturesKHR {
+    VkStructureType sType; void *pNext;
+    VkBool32 shaderBFloat16Type, shaderBFloat16DotProduct, shaderBFloat16CooperativeMatrix;
+} VkPhysicalDeviceShaderBfloat16FeaturesKHR;
+#define VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR ((VkStructureType)1000141000)
+#endif
+enum { COMPONENT_FLOAT16 = 0, COMPONENT_FLOAT32 = 1, COMPONENT_BFLOAT16 = 1000141000, SCOPE_SUBGROUP = 3 };
+typedef VkResult (VKAPI_PTR *get_coopmat_properties)(VkPhysicalDevice, uint32_t *, VkCooperativeMatrixPropertiesKHR *);
+
+/* The features that mlxvk looks at, chained in one order for asking and for enabling. */
+struct features {
+    VkPhysicalDeviceFeatures2 base;
+    VkPhysicalDeviceVulkan11Features v11;
+    VkPhysicalDeviceVulkan12Features v12;
+    VkPhysicalDeviceShaderIntegerDotProductFeatures dot;
+    VkPhysicalDeviceSubgroupSizeControlFeatures size_control;
+    VkPhysicalDeviceCooperativeMatrixFeaturesKHR coopmat;
+    VkPhysicalDeviceCooperativeMatrix2FeaturesNV coopmat2;
+    VkPhysicalDeviceShaderBfloat16FeaturesKHR bfloat16;
+};
+
+enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET,
+                 EXT_COUNT };
+static const char *const extension_names[EXT_COUNT] = {
+    "VK_KHR_push_descriptor", "VK_KHR_shader_integer_dot_product", "VK_EXT_subgroup_size_control",
+    "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget",
+};
+
+static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32_t api)
+{
+    void **next = &f->base.pNext;
+    memset(f, 0, sizeof *f);
+    f->base.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2;
+#define CHAIN(member, type) (f->member.sType = (type), *next = &f->member, next = &f->member.pNext)
+    CHAIN(v11, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES);
+    CHAIN(v12, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES);
+    if (has[EXT_DOT] || api >= VK_API_VERSION_1_3)
+        CHAIN(dot, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES);
+    if (has[EXT_SIZE_CONTROL] || api >= VK_API_VERSION_1_3)
+        CHAIN(size_control, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES);
+    if (has[EXT_COOPMAT]) CHAIN(coopmat, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
+    if (has[EXT_COOPMAT2]) CHAIN(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV);
+    if (has[EXT_BFLOAT16]) CHAIN(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR);
+#undef CHAIN
+}
+
+/* Keeps of what the device supports what mlxvk uses; robust buffer access stays off: kernels check their own bounds. */
+static void choose_features(struct features *f)
+{
+    struct features s = *f;
+    VkPhysicalDeviceFeatures base = { .shaderInt64 = s.base.features.shaderInt64, .shaderInt16 = s.base.features.shaderInt16 };
+    f->base.features = base;
+    f->v11.multiview = f->v11.multiviewGeometryShader = f->v11.multiviewTessellationShader = VK_FALSE;
+    f->v11.protectedMemory = f->v11.samplerYcbcrConversion = f->v11.shaderDrawParameters = VK_FALSE;
+    f->v11.storageInputOutput16 = VK_FALSE;
+    f->v11.variablePointers = f->v11.variablePointersStorageBuffer = VK_FALSE;
+    memset(&f->v12.samplerMirrorClampToEdge, 0,
+           sizeof f->v12 - offsetof(VkPhysicalDeviceVulkan12Features, samplerMirrorClampToEdge));
+    f->v12.storageBuffer8BitAccess = s.v12.storageBuffer8BitAccess;
+    f->v12.shaderFloat16 = s.v12.shaderFloat16;
+    f->v12.shaderInt8 = s.v12.shaderInt8;
+    f->v12.timelineSemaphore = s.v12.timelineSemaphore;
+    f->v12.vulkanMemoryModel = s.v12.vulkanMemoryModel;
+    f->v12.vulkanMemoryModelDeviceScope = s.v12.vulkanMemoryModelDeviceScope;
+    f->coopmat.cooperativeMatrixRobustBufferAccess = VK_FALSE;
+}
+
+/* What an adopting program enabled: its chain, read into ours. */
+static void adopt_features(struct features *f, const void *chain)
+{
+    for (const VkBaseInStructure *p = chain; p; p = p->pNext) {
+#define TAKE(member, type) if (p->sType == (type)) { void *n = f->member.pNext; memcpy(&f->member, p, sizeof f->member); \
+                                                     f->member.pNext = n; }
+        TAKE(base, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2)
+        TAKE(v11, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES)
+        TAKE(v12, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES)
+        TAKE(dot, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES)
+        TAKE(size_control, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES)
+        TAKE(coopmat, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR)
+        TAKE(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV)
+        TAKE(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR)
+#undef TAKE
+    }
+}
+
+/* Does the device multiply 16x16x16 tiles of this type into float32, by subgroup? */
+static bool has_coopmat(struct device *d, int component)
+{
+    VkCooperativeMatrixPropertiesKHR rows[64];
+    uint32_t n = COUNT(rows);
+    get_coopmat_properties get = (get_coopmat_properties)(void (*)(void))vkGetInstanceProcAddr(
+        d->instance, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR");
+    memset(rows, 0, sizeof rows);
+    for (uint32_t i = 0; i < n; i++) rows[i].sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR;
+    if (!get || get(d->physical, &n, rows) < 0) return false;
+    for (uint32_t i = 0; i < n; i++)
+        if (rows[i].MSize == 16 && rows[i].NSize == 16 && rows[i].KSize == 16 && rows[i].AType == component &&
+            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 &&
+            rows[i].ResultType == COMPONENT_FLOAT32 && rows[i].scope == SCOPE_SUBGROUP) return true;
+    return false;
+}
+
+static uint32_t capability_bits(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupProperties *sg)
+{
+    const VkSubgroupFeatureFlags basic = VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_ARITHMETIC_BIT |
+                                         VK_SUBGROUP_FEATURE_SHUFFLE_BIT | VK_SUBGROUP_FEATURE_BALLOT_BIT;
+    uint32_t bits = 0;
+    bool nv2 = f->coopmat2.cooperativeMatrixWorkgroupScope && f->coopmat2.cooperativeMatrixFlexibleDimensions &&
+               f->coopmat2.cooperativeMatrixTensorAddressing && f->coopmat2.cooperativeMatrixBlockLoads &&
+               f->coopmat2.cooperativeMatrixConversions;
+    if (f->v12.storageBuffer8BitAccess) bits |= CAP_STORAGE8;
+    if (f->v11.storageBuffer16BitAccess) bits |= CAP_STORAGE16;
+    if (f->v12.shaderInt8) bits |= CAP_INT8;
+    if (f->base.features.shaderInt16) bits |= CAP_INT16;
+    if (f->base.features.shaderInt64 && d->gate[GATE_INT64]) bits |= CAP_INT64;
+    if (f->v12.shaderFloat16) bits |= CAP_FLOAT16;
+    if (f->bfloat16.shaderBFloat16Type) bits |= CAP_BFLOAT16;
+    if (f->v12.vulkanMemoryModel) bits |= CAP_MEMORY_MODEL;
+    if (f->dot.shaderIntegerDotProduct && d->gate[GATE_INT_DOT]) bits |= CAP_INT_DOT;
+    if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
+        sg->subgroupSize >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
+    if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel && d->gate[GATE_COOPMAT]) {
+        if (has_coopmat(d, COMPONENT_FLOAT16)) bits |= CAP_COOPMAT;
+        if (f->bfloat16.shaderBFloat16CooperativeMatrix && has_coopmat(d, COMPONENT_BFLOAT16)) bits |= CAP_COOPMAT_BF16;
+        if (nv2) bits |= CAP_COOPMAT2;
+    }
+    return bits;
+}
+
+/* The memory types to use: device-local memory that the host maps where all of it is mapped (unified memory, resizable
+ * BAR), else plain device-local memory with staging. */
+static void choose_memory(struct device *d)
+{
+    const VkMemoryPropertyFlags local = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, cached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT,
+        host = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+    VkPhysicalDeviceMemoryProperties m;
+    struct capabilities *c = &d->caps;
+    int mapped = -1, plain = -1, upload = -1, readback = -1;
+    size_t largest = 0;
+    vkGetPhysicalDeviceMemoryProperties(d->physical, &m);
+    for (uint32_t i = 0; i < m.memoryHeapCount; i++)
+        if ((m.memoryHeaps[i].flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT) && m.memoryHeaps[i].size > largest)
+            largest = (size_t)m.memoryHeaps[i].size;
+    for (uint32_t i = 0; i < m.memoryTypeCount; i++) {
+        VkMemoryPropertyFlags f = m.memoryTypes[i].propertyFlags;
+        bool main_heap = m.memoryHeaps[m.memoryTypes[i].heapIndex].size == largest;
+        if (plain < 0 && (f & local) && main_heap) plain = (int)i;
+        if ((f & local) && (f & host) == host && main_heap && (mapped < 0 || (f & cached))) mapped = (int)i;
+        if ((f & host) == host && upload < 0) upload = (int)i;
+        if ((f & host) == host && (f & cached) && readback < 0) readback = (int)i;
+    }
+    c->memory_size = largest;
+    c->mapped = mapped >= 0 && !d->gate[GATE_STAGING];
+    c->memory_type = (uint32_t)(c->mapped ? mapped : plain);
+    c->upload_type = (uint32_t)upload;
+    c->readback_type = (uint32_t)(readback >= 0 ? readback : upload);
+}
+
+static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
+{
+    struct capabilities *c = &d->caps;
+    snprintf(c->name, sizeof c->name, "%s", p->deviceName);
+    c->vendor = p->vendorID;
+    c->type = p->deviceType;
+    c->api = p->apiVersion;
+    c->max_range = p->limits.maxStorageBufferRange;
+    c->offset_align = max_size((size_t)p->limits.minStorageBufferOffsetAlignment, 16);
+    c->max_threads = min_u32(p->limits.maxComputeWorkGroupInvocations, p->limits.maxComputeWorkGroupSize[0]);
+    for (int i = 0; i < 3; i++) c->max_groups[i] = p->limits.maxComputeWorkGroupCount[i];
+    c->shared_memory = p->limits.maxComputeSharedMemorySize;
+    c->push_size = p->limits.maxPushConstantsSize;
+    c->timestamp_ns = p->limits.timestampPeriod;
+}
+
+/* Fills d->caps: the only place that asks. */
+static void read_capabilities(struct device *d, const struct features *f, const bool has[EXT_COUNT])
+{
+    VkPhysicalDeviceDriverProperties driver = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES };
+    VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &driver };
+    VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES, .pNext = &sg };
+    VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, .pNext = &m3 };
+    struct capabilities *c = &d->caps;
+    vkGetPhysicalDeviceProperties2(d->physical, &p);
+    read_limits(d, &p.properties);
+    snprintf(c->driver, sizeof c->driver, "%.120s %.120s", driver.driverName, driver.driverInfo);
+    snprintf(c->architecture, sizeof c->architecture, "vulkan-%04x-%04x", p.properties.vendorID, p.properties.deviceID);
+    c->subgroup = sg.subgroupSize;
+    c->max_allocation = (size_t)m3.maxMemoryAllocationSize;
+    c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC];
+    c->subgroup_control = f->size_control.subgroupSizeControl;
+    c->memory_budget = has[EXT_BUDGET];
+    c->bits = capability_bits(d, f, &sg);
+    choose_memory(d);
+}
+
+/* ---- choosing a physical device ---- */
+
+static const char *const install_hint =
+    "install a driver (Debian, Ubuntu: apt install mesa-vulkan-drivers, or the vendor's) and the loader (libvulkan1)";
+
+static int type_rank(uint32_t type)
+{
+    static const int rank[] = { 4, 1, 0, 2, 3 };     /* other, integrated, discrete, virtual, CPU */
+    return type < COUNT(rank) ? rank[type] : 5;
+}
+
+static const char *type_name(uint32_t type)
+{
+    static const char *const names[] = { "other", "integrated", "discrete", "virtual", "cpu" };
+    return type < COUNT(names) ? names[type] : "other";
+}
+
+/* The queue family to use: compute, without graphics where there is such a family. -1: none. */
+static int compute_family(VkPhysicalDevice physical, uint32_t *queues)
+{
+    VkQueueFamilyProperties f[32];
+    uint32_t n = COUNT(f);
+    int best = -1;
+    vkGetPhysicalDeviceQueueFamilyProperties(physical, &n, f);
+    for (uint32_t i = 0; i < n; i++)
+        if ((f[i].queueFlags & VK_QUEUE_COMPUTE_BIT) && (best < 0 || !(f[i].queueFlags & VK_QUEUE_GRAPHICS_BIT))) {
+            best = (int)i;
+            *queues = f[i].queueCount;
+            if (!(f[i].queueFlags & VK_QUEUE_GRAPHICS_BIT)) break;
+        }
+    return best;
+}
+
+static bool usable(VkPhysicalDevice physical, VkPhysicalDeviceProperties *p)
+{
+    VkPhysicalDeviceVulkan12Features v12 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES };
+    VkPhysicalDeviceFeatures2 f = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, .pNext = &v12 };
+    uint32_t queues;
+    vkGetPhysicalDeviceProperties(physical, p);
+    if (p->apiVersion < VK_API_VERSION_1_2 || compute_family(physical, &queues) < 0) return false;
+    vkGetPhysicalDeviceFeatures2(physical, &f);
+    return v12.timelineSemaphore;
+}
+
+static bool same_letter(char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == (b >= 'A' && b <= 'Z' ? b + 32 : b); }
+
+static bool contains(const char *text, const char *part)
+{
+    for (; *text; text++) {
+        size_t i = 0;
+        while (part[i] && text[i] && same_letter(text[i], part[i])) i++;
+        if (!part[i]) return true;
+    }
+    return false;
+}
+
+/* Picks by index or part of the name where given, else by type. */
+static int choose_physical(struct device *d, const char *wanted, mlxvk_error *error)
+{
+    VkPhysicalDevice list[32];
+    uint32_t n = COUNT(list);
+    char *end = NULL;
+    long index = wanted && *wanted ? strtol(wanted, &end, 10) : -1;
+    bool by_index = wanted && *wanted && *end == 0;
+    int best = -1;
+    if (vkEnumeratePhysicalDevices(d->instance, &n, list) < 0) n = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        VkPhysicalDeviceProperties p;
+        if (!usable(list[i], &p)) continue;
+        if (by_index ? index != (long)i : wanted && *wanted && !contains(p.deviceName, wanted)) continue;
+        if (best < 0 || type_rank(p.deviceType) < best) {
+            best = type_rank(p.deviceType);
+            d->physical = list[i];
+        }
+    }
+    if (best >= 0) return 0;
+    if (wanted && *wanted && n)
+        set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device", "no usable device matches \"%s\" (of %u found)", wanted, n);
+    else
+        set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
+                  "%u Vulkan devices, none with Vulkan 1.2, compute and timeline semaphores; %s", n, install_hint);
+    return MLXVK_ERROR_NO_DEVICE;
+}
+
+static int load_vulkan(PFN_vkGetInstanceProcAddr custom, mlxvk_error *error)
+{
+    if (custom) volkInitializeCustom(custom);
+    else if (volkInitialize() != VK_SUCCESS) {
+        set_error(error, MLXVK_ERROR_NO_LOADER, 0, __LINE__, "device", "libvulkan was not found; %s", install_hint);
+        return MLXVK_ERROR_NO_LOADER;
+    }
+    return 0;
+}
+
+static int create_instance(VkInstance *instance, mlxvk_error *error)
+{
+    VkApplicationInfo app = { .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .pApplicationName = "mlxvk",
+                              .apiVersion = VK_API_VERSION_1_3 };
+    VkInstanceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, .pApplicationInfo = &app };
+    VkResult r;
+    if (volkGetInstanceVersion() < VK_API_VERSION_1_2) {
+        set_error(error, MLXVK_ERROR_NO_LOADER, 0, __LINE__, "device", "the Vulkan loader is older than 1.2; %s", install_hint);
+        return MLXVK_ERROR_NO_LOADER;
+    }
+    r = vkCreateInstance(&info, NULL, instance);
+    if (r != VK_SUCCESS) {
+        set_error(error, MLXVK_ERROR_NO_DEVICE, r, __LINE__, "device", "no Vulkan instance (VkResult %d); %s", r, install_hint);
+        return MLXVK_ERROR_NO_DEVICE;
+    }
+    volkLoadInstanceOnly(*instance);
+    return 0;
+}
+
+static void find_extensions(struct device *d, bool has[EXT_COUNT])
+{
+    uint32_t n = 0;
+    VkExtensionProperties *list;
+    memset(has, 0, EXT_COUNT * sizeof *has);
+    if (vkEnumerateDeviceExtensionProperties(d->physical, NULL, &n, NULL) < 0) return;
+    list = host_alloc(d, (n + 1) * sizeof *list);
+    if (list && vkEnumerateDeviceExtensionProperties(d->physical, NULL, &n, list) >= 0)
+        for (uint32_t i = 0; i < n; i++)
+            for (int e = 0; e < EXT_COUNT; e++)
+                if (!strcmp(list[i].extensionName, extension_names[e])) has[e] = true;
+    host_free(d, list);
+    if (!has[EXT_COOPMAT]) has[EXT_COOPMAT2] = false;
+}
+
+/* Makes the VkDevice with every queue of the compute family up to MAX_QUEUES. */
+static int create_logical(struct device *d, struct features *f, const bool has[EXT_COUNT], mlxvk_error *error)
+{
+    static const float priorities[MAX_QUEUES] = { 1, 1, 1, 1, 1, 1, 1, 1 };
+    const char *names[EXT_COUNT];
+    uint32_t available = 1, count = 0;
+    VkResult r;
+    VkDeviceQueueCreateInfo queue = { .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .pQueuePriorities = priorities };
+    VkDeviceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .pNext = &f->base, .queueCreateInfoCount = 1,
+                                .pQueueCreateInfos = &queue, .ppEnabledExtensionNames = names };
+    for (int e = 0; e < EXT_COUNT; e++) if (has[e]) names[count++] = extension_names[e];
+    info.enabledExtensionCount = count;
+    d->queue_family = queue.queueFamilyIndex = (uint32_t)compute_family(d->physical, &available);
+    d->queue_count = queue.queueCount = min_u32(available, MAX_QUEUES);
+    r = vkCreateDevice(d->physical, &info, NULL, &d->handle);
+    if (r == VK_SUCCESS) return 0;
+    set_error(error, MLXVK_ERROR_NO_DEVICE, r, __LINE__, "device", "vkCreateDevice failed on %s (VkResult %d)", d->caps.name, r);
+    return MLXVK_ERROR_NO_DEVICE;
+}
+
+static int open_device(struct device *d, const char *name, mlxvk_error *error)
+{
+    struct features f;
+    bool has[EXT_COUNT];
+    int code = load_vulkan(NULL, error);
+    if (!code) code = create_instance(&d->instance, error);
+    if (!code) code = choose_physical(d, name && *name ? name : getenv("MLX_VK_DEVICE"), error);
+    if (code) return code;
+    find_extensions(d, has);
+    chain_features(&f, has, VK_API_VERSION_1_2);
+    vkGetPhysicalDeviceFeatures2(d->physical, &f.base);
+    choose_features(&f);
+    read_capabilities(d, &f, has);
+    code = create_logical(d, &f, has, error);
+    if (code) return code;
+    volkLoadDeviceTable(&d->vk, d->handle);
+    for (uint32_t i = 0; i < d->queue_count; i++) d->vk.vkGetDeviceQueue(d->handle, d->queue_family, i, &d->queues[i]);
+    return 0;
+}
+
+static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *error)
+{
+    struct features f;
+    bool has[EXT_COUNT] = { false };
+    PFN_vkGetInstanceProcAddr get;
+    int code;
+    memcpy(&get, &a->get_instance_proc_addr, sizeof get);
+    code = load_vulkan(get, error);
+    if (code) return code;
+    d->adopt = *a;
+    d->adopted = true;
+    d->instance = (VkInstance)a->instance;
+    d->physical = (VkPhysicalDevice)a->physical_device;
+    d->handle = (VkDevice)a->device;
+    volkLoadInstanceOnly(d->instance);
+    volkLoadDeviceTable(&d->vk, d->handle);
+    d->queue_family = a->queue_family;
+    d->queue_count = 1;
+    d->queues[0] = (VkQueue)a->queue;
+    for (uint32_t i = 0; i < a->extension_count; i++)
+        for (int e = 0; e < EXT_COUNT; e++)
+            if (!strcmp(a->extensions[i], extension_names[e])) has[e] = true;
+    chain_features(&f, has, VK_API_VERSION_1_2);
+    adopt_features(&f, a->features);
+    read_capabilities(d, &f, has);
+    if (f.v12.timelineSemaphore) return 0;
+    set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
+              "the adopted device was made without timelineSemaphore (VkPhysicalDeviceVulkan12Features)");
+    return MLXVK_ERROR_NO_DEVICE;
+}
+
+/* ==== >>memory ==================================================================================================== */
+
+enum { BLOCK_ALIGN = 256, PAGE = 16384, MAX_USES = 4 };
+static const size_t BLOCK_SIZE = (size_t)64 << 20;   /* larger allocations get a block of their own */
+
+struct range { size_t offset, size; struct range *next; };
+
+/* One VkDeviceMemory with one VkBuffer over it. */
+struct block {
+    VkDeviceMemory memory;
+    VkBuffer handle;
+    size_t size, used;
+    char *map;
+    struct range *free;                              /* by offset, never adjacent */
+    struct block *next;
+};
+
+/* A stream's counter of submissions; outlives the stream, so that uses can be asked about. */
+struct timeline {
+    VkSemaphore semaphore;
+    struct stream *stream;                           /* NULL once the stream is gone */
+    uint64_t open, submitted, completed;             /* value of the submission being recorded, ... */
+    uint32_t index;
+};
+
+struct use { struct timeline *line; uint64_t value; bool write; };
+
+/* A piece of device memory. refs counts arrays' storage and the caller's handles. */
+struct buffer {
+    int refs;
+    struct device *device;
+    struct block *block;                             /* NULL: the caller's VkBuffer, or no bytes */
+    VkBuffer handle;
+    size_t offset, size;                             /* size is what it can hold */
+    char *map;
+    struct use uses[MAX_USES];                       /* unfinished submissions that touch it */
+    int use_count;
+    uint64_t mark;                                   /* last command buffer that counted its size */
+    int bin;                                         /* while cached: */
+    struct buffer *bin_next, *bin_previous, *newer, *older;
+};
+
+static VkBufferCreateInfo buffer_info(size_t size)
+{
+    VkBufferCreateInfo info = { .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, .size = size,
+        .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT };
+    return info;
+}
+
+/* Memory of one type with a buffer over it, mapped where asked. */
+static int raw_allocate(struct device *d, size_t size, uint32_t type, bool map, struct block *out)
+{
+    VkBufferCreateInfo info = buffer_info(size);
+    VkMemoryRequirements need;
+    VkMemoryAllocateInfo allocate = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .memoryTypeIndex = type };
+    VkResult r = d->vk.vkCreateBuffer(d->handle, &info, NULL, &out->handle);
+    void *mapped = NULL;
+    if (r < 0) return vk_code(d, r);
+    d->vk.vkGetBufferMemoryRequirements(d->handle, out->handle, &need);
+    allocate.allocationSize = need.size;
+    r = d->vk.vkAllocateMemory(d->handle, &allocate, NULL, &out->memory);
+    if (r >= 0) r = d->vk.vkBindBufferMemory(d->handle, out->handle, out->memory, 0);
+    if (r >= 0 && map) r = d->vk.vkMapMemory(d->handle, out->memory, 0, VK_WHOLE_SIZE, 0, &mapped);
+    out->map = mapped;
+    out->size = size;
+    if (r >= 0) return 0;
+    d->vk.vkDestroyBuffer(d->handle, out->handle, NULL);
+    d->vk.vkFreeMemory(d->handle, out->memory, NULL);
+    memset(out, 0, sizeof *out);
+    return vk_code(d, r);
+}
+
+static void block_destroy(struct device *d, struct block *b)
+{
+    struct block **link = &d->blocks;
+    while (*link && *link != b) link = &(*link)->next;
+    if (*link) *link = b->next;
+    for (struct range *r = b->free, *next; r; r = next) { next = r->next; host_free(d, r); }
+    d->vk.vkDestroyBuffer(d->handle, b->handle, NULL);
+    d->vk.vkFreeMemory(d->handle, b->memory, NULL);
+    d->reserved -= b->size;
+    host_free(d, b);
+}
+
+static int block_create(struct device *d, size_t size, struct block **out)
+{
+    struct block *b = host_zalloc(d, sizeof *b);
+    struct range *all = host_alloc(d, sizeof *all);
+    int code = b && all ? raw_allocate(d, size, d->caps.memory_type, d->caps.mapped, b) : MLXVK_ERROR_HOST_MEMORY;
+    if (code) {
+        host_free(d, b);
+        host_free(d, all);
+        return code;
+    }
+    *all = (struct range){ 0, size, NULL };
+    b->free = all;
+    b->next = d->blocks;
+    d->blocks = b;
+    d->reserved += size;
+    *out = b;
+    return 0;
+}
+
+/* First fit. The offset, or SIZE_MAX. */
+static size_t block_take(struct device *d, struct block *b, size_t size)
+{
+    for (struct range **link = &b->free; *link; link = &(*link)->next) {
+        struct range *r = *link;
+        size_t offset = r->offset;
+        if (r->size < size) continue;
+        r->offset += size;
+        r->size -= size;
+        b->used += size;
+        if (!r->size) { *link = r->next; host_free(d, r); }
+        return offset;
+    }
+    return SIZE_MAX;
+}
+
+/* Gives bytes back and joins neighbours; a block that is all free goes, except one that is kept for reuse. Where there is
+ * no memory for the list entry, the bytes stay unused until the block goes. */
+static void block_give(struct device *d, struct block *b, size_t offset, size_t size)
+{
+    struct range *previous = NULL, *next = b->free, *fresh;
+    b->used -= size;
+    if (!b->used) { block_destroy(d, b); return; }
+    while (next && next->offset < offset) { previous = next; next = next->next; }
+    if (previous && previous->offset + previous->size == offset) {
+        previous->size += size;
+        if (next && offset + size == next->offset) {
+            previous->size += next->size;
+            previous->next = next->next;
+            host_free(d, next);
+        }
+    } else if (next && offset + size == next->offset) {
+        next->offset = offset;
+        next->size += size;
+    } else if ((fresh = host_alloc(d, sizeof *fresh)) != NULL) {
+        *fresh = (struct range){ offset, size, next };
+        if (previous) previous->next = fresh;
+        else b->free = fresh;
+    }
+}
+
+/* ---- the cache: freed buffers, by size for finding and by age for dropping ---- */
+
+/* Four bins a power of two. */
+static int size_bin(size_t size)
+{
+    int log = 0;
+    for (size_t s = size; s > 1; s >>= 1) log++;
+    if (log >= 2) log = 4 * log + (int)((size >> (log - 2)) & 3);
+    return log < SIZE_BINS ? log : SIZE_BINS - 1;
+}
+
+static void cache_insert(struct device *d, struct buffer *b)
+{
+    struct buffer **bin = &d->bins[b->bin = size_bin(b->size)];
+    b->bin_next = NULL;
+    b->bin_previous = d->bins_last[b->bin];
+    if (b->bin_previous) b->bin_previous->bin_next = b;
+    else *bin = b;                                   /* at the end: the one that waited longest is taken first, */
+    d->bins_last[b->bin] = b;                        /* which spares barriers between unrelated temporaries */
+    b->older = d->cache_newest;
+    b->newer = NULL;
+    if (d->cache_newest) d->cache_newest->newer = b;
+    else d->cache_oldest = b;
+    d->cache_newest = b;
+    d->cached += b->size;
+}
+
+static void cache_remove(struct device *d, struct buffer *b)
+{
+    if (b->bin_previous) b->bin_previous->bin_next = b->bin_next;
+    else d->bins[b->bin] = b->bin_next;
+    if (b->bin_next) b->bin_next->bin_previous = b->bin_previous;
+    else d->bins_last[b->bin] = b->bin_previous;
+    if (b->newer) b->newer->older = b->older;
+    else d->cache_newest = b->older;
+    if (b->older) b->older->newer = b->newer;
+    else d->cache_oldest = b->newer;
+    d->cached -= b->size;
+}
+
+static uint64_t timeline_completed(struct device *d, struct timeline *t)
+{
+    uint64_t value = 0;
+    if (t->completed < t->submitted && d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value) >= 0 &&
+        value > t->completed) t->completed = value;
+    return t->completed;
+}
+
+/* Drops the uses that are done; true when none is left but those on `line` (which may be NULL). */
+static bool buffer_idle(struct device *d, struct buffer *b, const struct timeline *line)
+{
+    bool idle = true;
+    for (int i = 0; i < b->use_count;) {
+        if (b->uses[i].value <= b->uses[i].line->completed ||
+            (b->uses[i].line != line && b->uses[i].value <= timeline_completed(d, b->uses[i].line)))
+            b->uses[i] = b->uses[--b->use_count];
+        else {
+            if (b->uses[i].line != line) idle = false;
+            i++;
+        }
+    }
+    return idle;
+}
+
+static void buffer_destroy(struct device *d, struct buffer *b)
+{
+    if (b->block) block_give(d, b->block, b->offset, b->size);
+    host_free(d, b);
+}
+
+/* Waits until what was submitted with the buffer is done. The lock is held: used where memory must be had now. */
+static int wait_uses(struct device *d, struct buffer *b)
+{
+    for (int i = 0; i < b->use_count; i++) {
+        struct use *u = &b->uses[i];
+        VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                                     .pSemaphores = &u->line->semaphore, .pValues = &u->value };
+        VkResult r;
+        if (u->value <= u->line->completed) continue;
+        if (u->value > u->line->submitted) return MLXVK_ERROR_NOT_READY;
+        r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
+        if (r < 0) return vk_code(d, r);
+        if (u->line->completed < u->value) u->line->completed = u->value;
+    }
+    b->use_count = 0;
+    return 0;
+}
+
+/* Releases cached buffers, oldest first, until `bytes` are gone. Those still in flight are waited for only if `wait`. */
+static void cache_trim(struct device *d, size_t bytes, bool wait)
+{
+    size_t released = 0;
+    for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
+        newer = b->newer;
+        if (!buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
+        released += b->size;
+        cache_remove(d, b);
+        buffer_destroy(d, b);
+    }
+}
+
+/* MLX's rule: the smallest cached buffer that fits and is less than twice, or two pages over, what is asked. One that is
+ * in flight fits only for the stream that uses it: submission order and a barrier make that safe. */
+static struct buffer *cache_find(struct device *d, size_t size, const struct timeline *line)
+{
+    size_t limit = min_size(2 * size, size + 2 * (size_t)PAGE);
+    struct buffer *best = NULL;
+    for (int bin = size_bin(size), last = size_bin(limit); bin <= last && !best; bin++)
+        for (struct buffer *b = d->bins[bin]; b; b = b->bin_next)
+            if (b->size >= size && b->size < limit && (!best || b->size < best->size) && buffer_idle(d, b, line)) {
+                best = b;
+                if (b->size == size) break;
+            }
+    if (best) cache_remove(d, best);
+    return best;
+}
+
+static size_t capacity_for(size_t size)
+{
+    return size > PAGE ? round_up(size, PAGE) : round_up(size, BLOCK_ALIGN);
+}
+
+static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
+{
+    struct buffer *b = host_zalloc(d, sizeof *b);
+    struct block *block = NULL;
+    size_t offset = SIZE_MAX;
+    int code = 0;
+    if (!b) return MLXVK_ERROR_HOST_MEMORY;
+    if (capacity <= BLOCK_SIZE / 2) {
+        for (block = d->blocks; block; block = block->next)
+            if (block->size == BLOCK_SIZE && (offset = block_take(d, block, capacity)) != SIZE_MAX) break;
+        if (!block) code = block_create(d, BLOCK_SIZE, &block);
+    } else code = block_create(d, capacity, &block);
+    if (code) { host_free(d, b); return code; }
+    if (offset == SIZE_MAX) offset = block_take(d, block, capacity);
+    b->device = d;
+    b->block = block;
+    b->handle = block->handle;
+    b->offset = offset;
+    b->size = capacity;
+    b->map = block->map ? block->map + offset : NULL;
+    *out = b;
+    return 0;
+}
+
+/* Memory for `size` bytes, to be used on `line` first (NULL: by the host). */
+static int buffer_allocate(struct device *d, size_t size, const struct timeline *line, struct buffer **out)
+{
+    size_t capacity = capacity_for(size);
+    struct buffer *b = NULL;
+    int code = 0;
+    *out = NULL;
+    if (size == 0) {
+        if (!(b = host_zalloc(d, sizeof *b))) return MLXVK_ERROR_HOST_MEMORY;
+        b->device = d;
+    } else {
+        if (capacity < size || capacity > d->caps.max_allocation) return MLXVK_ERROR_LIMIT;
+        b = cache_find(d, capacity, line);
+        if (!b) {
+            size_t need = d->active + d->cached + capacity;
+            if (need > d->memory_limit) cache_trim(d, need - d->memory_limit, false);
+            code = buffer_fresh(d, capacity, &b);
+            if (code == MLXVK_ERROR_MEMORY) {        /* give the cache back and try once more */
+                cache_trim(d, SIZE_MAX, true);
+                code = buffer_fresh(d, capacity, &b);
+            }
+            if (code) return code;
+        }
+        if (d->gate[GATE_POISON] && b->map && !b->use_count) memset(b->map, 0xcd, b->size);
+    }
+    b->refs = 1;
+    d->active += b->size;
+    if (d->active > d->peak) d->peak = d->active;
+    *out = b;
+    return 0;
+}
+
+static void buffer_release(struct device *d, struct buffer *b)
+{
+    if (!b || --b->refs > 0) return;
+    if (!b->block) {                                 /* no bytes, or the caller's */
+        if (b->handle) d->active -= b->size;
+        host_free(d, b);
+        return;
+    }
+    d->active -= b->size;
+    if (d->gate[GATE_POISON] && b->map && buffer_idle(d, b, NULL)) memset(b->map, 0xcd, b->size);
+    if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
+    else buffer_destroy(d, b);
+    if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
+}
+
+/* ==== >>timeline ================================================================================================== */
+
+static struct timeline *timeline_create(struct device *d)
+{
+    VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+                                       .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
+    VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
+    struct timeline *t;
+    if (d->timeline_count == d->timeline_slots) {
+        uint32_t slots = d->timeline_slots ? 2 * d->timeline_slots : 16;
+        struct timeline **grown = host_alloc(d, slots * sizeof *grown);
+        if (!grown) return NULL;
+        if (d->timelines) memcpy(grown, d->timelines, d->timeline_count * sizeof *grown);
+        host_free(d, d->timelines);
+        d->timelines = grown;
+        d->timeline_slots = slots;
+    }
+    t = host_zalloc(d, sizeof *t);
+    if (!t || vk_code(d, d->vk.vkCreateSemaphore(d->handle, &info, NULL, &t->semaphore))) { host_free(d, t); return NULL; }
+    t->open = 1;
+    t->index = d->timeline_count;
+    d->timelines[d->timeline_count++] = t;
+    return t;
+}
+
+/* Blocks, without the lock, until the timeline reaches value. */
+static int timeline_wait(struct device *d, struct timeline *t, uint64_t value, uint64_t timeout)
+{
+    VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                                 .pSemaphores = &t->semaphore, .pValues = &value };
+    VkResult r = VK_SUCCESS;
+    bool done;
+    mutex_lock(&d->lock);
+    done = t->completed >= value;
+    mutex_unlock(&d->lock);
+    if (!done) r = d->vk.vkWaitSemaphores(d->handle, &info, timeout);
+    mutex_lock(&d->lock);
+    if (r == VK_SUCCESS && t->completed < value) t->completed = value;
+    if (r < 0) vk_code(d, r);
+    mutex_unlock(&d->lock);
+    return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : r < 0 ? (d->lost ? d->lost : MLXVK_ERROR_VULKAN) : 0;
+}
+
+/* Notes that the timeline's open submission touches the buffer. A full list is made room in by waiting. */
+static int buffer_use(struct device *d, struct buffer *b, struct timeline *line, bool write)
+{
+    for (int i = 0; i < b->use_count; i++)
+        if (b->uses[i].line == line) {
+            b->uses[i].write = write || (b->uses[i].write && b->uses[i].value > line->completed);
+            b->uses[i].value = line->open;
+            return 0;
+        }
+    if (b->use_count == MAX_USES) {
+        int code = wait_uses(d, b);
+        if (code) return code;
+    }
+    b->uses[b->use_count++] = (struct use){ line, line->open, write };
+    return 0;
+}
+
+/* ==== >>encoder =================================================================================================== */
+
+enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 64, SETS_PER_POOL = 128, QUERIES = 1024 };
+
+struct access { VkBuffer handle; size_t low, high; bool write; };
+
+/* Everything one submission needs until it is done. */
+struct slot {
+    VkCommandPool pool;
+    VkCommandBuffer commands;
+    uint64_t value;                                  /* of the timeline; 0: never used */
+    VkDescriptorPool *sets;                          /* where there are no push descriptors */
+    uint32_t set_pools, sets_used;
+    VkQueryPool queries;                             /* with profiling on */
+    uint32_t query_count;
+    uint16_t query_kernel[QUERIES / 2];
+};
+
+struct encoder {
+    struct stream *stream;
+    struct device *device;
+    VkCommandBuffer commands;                        /* NULL: none open */
+    const struct pipeline *pipeline, *bound;
+    VkDescriptorBufferInfo bindings[MAX_BINDINGS];
+    uint32_t set_mask;
+    uint8_t push[PUSH_SIZE];
+    uint32_t push_used;
+    struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the next dispatch; since the last barrier */
+    uint32_t pending_count, live_count;
+    bool concurrent;
+    uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
+    int code;                                        /* the first error since it was cleared */
+    mlxvk_error error;
+};
+
+struct wait { struct timeline *line; VkSemaphore semaphore; uint64_t value; };
+
+struct stream {
+    int refs;
+    struct device *device;
+    int index;
+    uint32_t queue;
+    struct timeline *line;
+    mlxvk_error error;
+    int deferred;                                    /* first error of deferred work since the last synchronize */
+    struct encoder encoder;
+    struct slot slots[SLOTS];
+    uint32_t slot, slot_count;
+    struct wait waits[MAX_WAITS], signals[MAX_WAITS];
+    uint32_t wait_count, signal_count, ops;
+    size_t bytes;
+    uint64_t mark;                                   /* serial of the open command buffer, unique on the device */
+    uint64_t *seen;                                  /* by timeline: highest value waited for */
+    uint32_t seen_count;
+    struct node *nodes;                              /* the tape */
+    uint32_t node_count, node_slots;
+    struct stream *next;
+};
+
+static int encoder_fail(struct encoder *e, int code, int vk, int line, const char *operation, const char *format, ...)
+{
+    va_list arguments;
+    if (e->code) return e->code;
+    va_start(arguments, format);
+    set_error_v(&e->error, code, vk, line, operation, format, arguments);
+    va_end(arguments);
+    return e->code = code;
+}
+
+/* ---- pipelines ---- */
+
+static uint64_t hash_words(uint64_t h, const uint32_t *words, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        h = (h ^ words[i]) * 0x9E3779B97F4A7C15u;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t bindings, const uint32_t *spec,
+                               uint32_t spec_count, VkPipeline *out)
+{
+    VkSpecializationMapEntry entries[MAX_SPEC];
+    VkSpecializationInfo info = { spec_count, entries, spec_count * sizeof *spec, spec };
+    VkComputePipelineCreateInfo create = { .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
+        .stage = { .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO, .stage = VK_SHADER_STAGE_COMPUTE_BIT,
+                   .module = module, .pName = "main", .pSpecializationInfo = &info },
+        .layout = d->layouts[bindings] };
+    for (uint32_t i = 0; i < spec_count; i++) entries[i] = (VkSpecializationMapEntry){ i, 4 * i, 4 };
+    d->stats.pipelines++;
+    return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
+}
+
+static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, VkShaderModule *out)
+{
+    VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size, .pCode = spirv };
+    return d->vk.vkCreateShaderModule(d->handle, &info, NULL, out);
+}
+
+static bool grow_pipelines(struct device *d)
+{
+    uint32_t slots = d->pipeline_slots ? 2 * d->pipeline_slots : 256;
+    struct pipeline **table = host_zalloc(d, slots * sizeof *table);
+    if (!table) return false;
+    for (uint32_t i = 0; i < d->pipeline_slots; i++)
+        if (d->pipelines[i]) {
+            uint32_t at = (uint32_t)d->pipelines[i]->key & (slots - 1);
+            while (table[at]) at = (at + 1) & (slots - 1);
+            table[at] = d->pipelines[i];
+        }
+    host_free(d, d->pipelines);
+    d->pipelines = table;
+    d->pipeline_slots = slots;
+    return true;
+}
+
+static void name_missing(uint32_t bits, char *text, size_t size)
+{
+    size_t n = 0;
+    text[0] = 0;
+    for (int i = 0; i < CAPABILITY_COUNT && n < size; i++)
+        if (bits & (1u << i)) n += (size_t)snprintf(text + n, size - n, "%s%s", n ? ", " : "", capability_names[i]);
+}
+
+static bool has_kernel(const struct device *d, enum kernel_id k) { return !(kernel_table[k].needs & ~d->caps.bits); }
+
+static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
+                                           uint64_t key, uint32_t at)
+{
+    struct device *d = e->device;
+    const struct kernel_row *row = &kernel_table[k];
+    struct pipeline *p = host_zalloc(d, sizeof *p);
+    VkResult r = VK_SUCCESS;
+    if (!p) {
+        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
+        return NULL;
+    }
+    *p = (struct pipeline){ .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
+    memcpy(p->spec, spec, n * sizeof *spec);
+    if (!d->modules[k]) r = build_module(d, row->spirv, row->size, &d->modules[k]);
+    if (r >= 0) r = build_pipeline(d, d->modules[k], row->bindings, spec, n, &p->handle);
+    if (r < 0) {
+        host_free(d, p);
+        encoder_fail(e, vk_code(d, r), r, __LINE__, row->name, "the pipeline could not be made (VkResult %d)", r);
+        return NULL;
+    }
+    d->pipelines[at] = p;
+    d->pipeline_used++;
+    return p;
+}
+
+static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
+{
+    struct device *d = e->device;
+    uint64_t key = hash_words(hash_words(0x51ED270B, (uint32_t[]){ (uint32_t)k }, 1), spec, n);
+    uint32_t missing = kernel_table[k].needs & ~d->caps.bits, at;
+    if (missing) {
+        char names[128];
+        name_missing(missing, names, sizeof names);
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, kernel_table[k].name, "%s lacks %s", d->caps.name, names);
+        return NULL;
+    }
+    if (2 * (d->pipeline_used + 1) > d->pipeline_slots && !grow_pipelines(d)) {
+        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, kernel_table[k].name, "out of host memory");
+        return NULL;
+    }
+    for (at = (uint32_t)key & (d->pipeline_slots - 1); d->pipelines[at]; at = (at + 1) & (d->pipeline_slots - 1)) {
+        struct pipeline *p = d->pipelines[at];
+        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) return p;
+    }
+    return new_pipeline(e, k, spec, n, key, at);
+}
+
+/* ---- command buffers ---- */
+
+static int slot_create(struct device *d, struct slot *slot)
+{
+    VkCommandPoolCreateInfo pool = { .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+        .flags = VK_COMMAND_POOL_CREATE_TRANSIENT_BIT, .queueFamilyIndex = d->queue_family };
+    VkCommandBufferAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+        .level = VK_COMMAND_BUFFER_LEVEL_PRIMARY, .commandBufferCount = 1 };
+    VkQueryPoolCreateInfo query = { .sType = VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO,
+                                    .queryType = VK_QUERY_TYPE_TIMESTAMP, .queryCount = QUERIES };
+    VkResult r = d->vk.vkCreateCommandPool(d->handle, &pool, NULL, &slot->pool);
+    if (r < 0) return vk_code(d, r);
+    info.commandPool = slot->pool;
+    r = d->vk.vkAllocateCommandBuffers(d->handle, &info, &slot->commands);
+    if (r >= 0 && d->gate[GATE_PROFILE]) r = d->vk.vkCreateQueryPool(d->handle, &query, NULL, &slot->queries);
+    if (r >= 0) return 0;
+    d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
+    memset(slot, 0, sizeof *slot);
+    return vk_code(d, r);
+}
+
+/* Adds the times of a finished submission to the kernels' counts. */
+static void read_queries(struct device *d, struct slot *slot)
+{
+    uint64_t times[QUERIES];
+    if (slot->query_count && d->vk.vkGetQueryPoolResults(d->handle, slot->queries, 0, slot->query_count, sizeof times, times, 8,
+                                                         VK_QUERY_RESULT_64_BIT) >= 0)
+        for (uint32_t i = 0; i + 1 < slot->query_count; i += 2)
+            d->kernel_counts[slot->query_kernel[i / 2]].ns +=
+                (uint64_t)((double)(times[i + 1] - times[i]) * d->caps.timestamp_ns);
+    slot->query_count = 0;
+}
+
+static void slot_recycle(struct device *d, struct slot *slot)
+{
+    read_queries(d, slot);
+    d->vk.vkResetCommandPool(d->handle, slot->pool, 0);
+    for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkResetDescriptorPool(d->handle, slot->sets[i], 0);
+    slot->sets_used = 0;
+}
+
+/* Opens a command buffer in the next slot of the window, waiting for the oldest submission where all are in flight. */
+static int open_commands(struct stream *s)
+{
+    struct device *d = s->device;
+    struct encoder *e = &s->encoder;
+    struct slot *slot = &s->slots[s->slot = (s->slot + 1) % s->slot_count];
+    VkCommandBufferBeginInfo begin = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
+                                       .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT };
+    VkResult r = VK_SUCCESS;
+    int code = 0;
+    if (d->lost) return encoder_fail(e, d->lost, 0, __LINE__, "stream", "the device was lost");
+    if (!slot->pool) code = slot_create(d, slot);
+    else {
+        VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                                     .pSemaphores = &s->line->semaphore, .pValues = &slot->value };
+        if (slot->value > s->line->completed) r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
+        if (r >= 0 && s->line->completed < slot->value) s->line->completed = slot->value;
+        if (r >= 0) slot_recycle(d, slot);
+    }
+    if (!code && r >= 0) r = d->vk.vkBeginCommandBuffer(slot->commands, &begin);
+    if (code || r < 0)
+        return encoder_fail(e, code ? code : vk_code(d, r), r, __LINE__, "stream", "no command buffer (VkResult %d)", r);
+    if (slot->queries) d->vk.vkCmdResetQueryPool(slot->commands, slot->queries, 0, QUERIES);
+    slot->value = s->line->open;
+    e->commands = slot->commands;
+    e->bound = NULL;
+    s->mark = ++d->marks;
+    return 0;
+}
+
+static void full_barrier(struct encoder *e, VkPipelineStageFlags from, VkPipelineStageFlags to, VkAccessFlags source,
+                         VkAccessFlags target)
+{
+    VkMemoryBarrier barrier = { .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER, .srcAccessMask = source, .dstAccessMask = target };
+    e->device->vk.vkCmdPipelineBarrier(e->commands, from, to, 0, 1, &barrier, 0, NULL, 0, NULL);
+}
+
+enum { STAGES = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_TRANSFER_BIT,
+       WRITES = VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
+       READS = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_TRANSFER_READ_BIT };
+
+static void encoder_barrier(struct encoder *e)
+{
+    e->live_count = e->concurrent_from = 0;
+    if (!e->commands || e->device->gate[GATE_NO_BARRIERS]) return;
+    e->device->stats.barriers++;
+    full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES);
+}
+
+/* ---- submission ---- */
+
+static void lock_queue(struct device *d) { if (d->adopted && d->adopt.lock_queue) d->adopt.lock_queue(d->adopt.user); }
+static void unlock_queue(struct device *d) { if (d->adopted && d->adopt.unlock_queue) d->adopt.unlock_queue(d->adopt.user); }
+
+static VkResult queue_submit(struct stream *s, VkCommandBuffer commands)
+{
+    struct device *d = s->device;
+    VkSemaphore waits[MAX_WAITS], signals[MAX_WAITS + 1];
+    uint64_t wait_values[MAX_WAITS], signal_values[MAX_WAITS + 1];
+    VkPipelineStageFlags stages[MAX_WAITS];
+    VkTimelineSemaphoreSubmitInfo values = { .sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
+        .waitSemaphoreValueCount = s->wait_count, .pWaitSemaphoreValues = wait_values,
+        .signalSemaphoreValueCount = s->signal_count + 1, .pSignalSemaphoreValues = signal_values };
+    VkSubmitInfo info = { .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO, .pNext = &values, .waitSemaphoreCount = s->wait_count,
+        .pWaitSemaphores = waits, .pWaitDstStageMask = stages, .commandBufferCount = commands ? 1 : 0,
+        .pCommandBuffers = &commands, .signalSemaphoreCount = s->signal_count + 1, .pSignalSemaphores = signals };
+    VkResult r;
+    for (uint32_t i = 0; i < s->wait_count; i++) {
+        waits[i] = s->waits[i].semaphore;
+        wait_values[i] = s->waits[i].value;
+        stages[i] = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
+    }
+    signals[0] = s->line->semaphore;
+    signal_values[0] = s->line->open;
+    for (uint32_t i = 0; i < s->signal_count; i++) {
+        signals[i + 1] = s->signals[i].semaphore;
+        signal_values[i + 1] = s->signals[i].value;
+    }
+    lock_queue(d);
+    r = d->vk.vkQueueSubmit(d->queues[s->queue], 1, &info, VK_NULL_HANDLE);
+    unlock_queue(d);
+    return r;
+}
+
+/* Submits the open command buffer; nothing to do where there is none and nothing to wait for or signal. */
+static int stream_submit(struct stream *s)
+{
+    struct device *d = s->device;
+    struct encoder *e = &s->encoder;
+    uint64_t start = now_ns();
+    VkResult r = VK_SUCCESS;
+    if (!e->commands && !s->signal_count && !s->wait_count) return e->code;
+    if (e->commands) {
+        full_barrier(e, STAGES, VK_PIPELINE_STAGE_HOST_BIT | STAGES, WRITES, VK_ACCESS_HOST_READ_BIT);
+        r = d->vk.vkEndCommandBuffer(e->commands);
+    }
+    if (r >= 0) r = queue_submit(s, e->commands);
+    e->commands = NULL;
+    s->wait_count = s->signal_count = s->ops = 0;
+    s->bytes = 0;
+    if (r < 0) return encoder_fail(e, vk_code(d, r), r, __LINE__, "submit", "the queue refused the work (VkResult %d)", r);
+    s->line->submitted = s->line->open++;
+    d->stats.submissions++;
+    d->stats.submit_ns += now_ns() - start;
+    return 0;
+}
+
+/* Makes the open submission wait for a timeline's value, which must have been submitted. */
+static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
+{
+    for (uint32_t i = 0; i < s->wait_count; i++)
+        if (s->waits[i].semaphore == semaphore) {
+            if (s->waits[i].value < value) s->waits[i].value = value;
+            return 0;
+        }
+    if (s->wait_count == MAX_WAITS) {
+        int code = stream_submit(s);
+        if (code) return code;
+    }
+    s->waits[s->wait_count++] = (struct wait){ NULL, semaphore, value };
+    return 0;
+}
+
+/* Orders the stream's open submission after another timeline's value, submitting that one first where needed. */
+static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
+{
+    struct device *d = s->device;
+    if (line->index >= s->seen_count) {
+        uint32_t n = d->timeline_slots;
+        uint64_t *grown = host_zalloc(d, n * sizeof *grown);
+        if (!grown) return encoder_fail(&s->encoder, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "out of host memory");
+        if (s->seen) memcpy(grown, s->seen, s->seen_count * sizeof *grown);
+        host_free(d, s->seen);
+        s->seen = grown;
+        s->seen_count = n;
+    }
+    if (s->seen[line->index] >= value) return 0;
+    if (value > line->submitted && line->stream) {
+        int code = stream_submit(line->stream);
+        if (code) return encoder_fail(&s->encoder, code, 0, __LINE__, "stream", "another stream failed: %s", line->stream->encoder.error.text);
+    }
+    s->seen[line->index] = value;
+    return stream_wait(s, line->semaphore, value);
+}
+
+/* Notes that the next dispatch reads or writes bytes of a buffer: orders it after other streams, and remembers the range
+ * for hazards. low and high are offsets in the VkBuffer. */
+static void encoder_access(struct encoder *e, struct buffer *b, size_t low, size_t high, bool write)
+{
+    struct stream *s = e->stream;
+    int code;
+    if (e->code || low >= high) return;
+    for (int i = 0; i < b->use_count; i++) {
+        struct use *u = &b->uses[i];
+        if (u->line != s->line && (write || u->write) && stream_after(s, u->line, u->value)) return;
+    }
+    if (!e->commands && open_commands(s)) return;
+    code = buffer_use(e->device, b, s->line, write);
+    if (code) { encoder_fail(e, code, 0, __LINE__, "buffer", "waiting for its other streams failed"); return; }
+    if (b->mark != s->mark) { b->mark = s->mark; s->bytes += b->size; }
+    if (e->pending_count < MAX_PENDING) e->pending[e->pending_count++] = (struct access){ b->handle, low, high, write };
+}
+
+/* A barrier where the next dispatch overlaps what ran since the last one, and one of the two writes. */
+static void insert_barrier(struct encoder *e)
+{
+    bool hazard = e->live_count + e->pending_count > MAX_LIVE;
+    uint32_t until = e->concurrent ? e->concurrent_from : e->live_count;
+    for (uint32_t i = 0; i < e->pending_count && !hazard; i++)
+        for (uint32_t j = 0; j < until && !hazard; j++) {
+            const struct access *p = &e->pending[i], *l = &e->live[j];
+            hazard = p->handle == l->handle && p->low < l->high && l->low < p->high && (p->write || l->write);
+        }
+    if (hazard) encoder_barrier(e);
+    memcpy(e->live + e->live_count, e->pending, e->pending_count * sizeof *e->pending);
+    e->live_count += e->pending_count;
+    e->pending_count = 0;
+}
+
+/* ---- binding and dispatch ---- */
+
+/* Forgets what was set up for a dispatch. */
+static void encoder_reset(struct encoder *e)
+{
+    e->pipeline = NULL;
+    e->set_mask = 0;
+    e->push_used = 0;
+    e->pending_count = 0;
+}
+
+/* KERNEL(e, K_X, threads, constants...): the kernel of the next dispatch. Constant 0 is the workgroup's size. */
+#define KERNEL(e, k, ...) select_kernel(e, k, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
+static void select_kernel(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
+{
+    e->pipeline = e->code ? NULL : find_pipeline(e, k, spec, n);
+}
+
+static void set_bytes(struct encoder *e, const void *data, uint32_t size)
+{
+    if (e->code || e->push_used + size > PUSH_SIZE) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "push constants", "%u bytes", size); return; }
+    memcpy(e->push + e->push_used, data, size);
+    e->push_used += size;
+}
+
+static void bind_range(struct encoder *e, uint32_t slot, VkBuffer handle, size_t offset, size_t range)
+{
+    e->bindings[slot] = (VkDescriptorBufferInfo){ handle, offset, range };
+    e->set_mask |= 1u << slot;
+}
+
+static VkDescriptorSet pool_set(struct encoder *e, uint32_t bindings)
+{
+    struct device *d = e->device;
+    struct slot *slot = &e->stream->slots[e->stream->slot];
+    VkDescriptorSetAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO, .descriptorSetCount = 1,
+                                         .pSetLayouts = &d->set_layouts[bindings] };
+    VkDescriptorSet set = VK_NULL_HANDLE;
+    uint32_t pool = slot->sets_used / SETS_PER_POOL;
+    VkResult r = VK_SUCCESS;
+    if (pool == slot->set_pools) {
+        VkDescriptorPoolSize size = { VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, SETS_PER_POOL * MAX_BINDINGS };
+        VkDescriptorPoolCreateInfo create = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
+            .maxSets = SETS_PER_POOL, .poolSizeCount = 1, .pPoolSizes = &size };
+        VkDescriptorPool *grown = host_alloc(d, (pool + 1) * sizeof *grown);
+        if (!grown) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "descriptors", "out of host memory"); return set; }
+        if (slot->sets) memcpy(grown, slot->sets, pool * sizeof *grown);
+        host_free(d, slot->sets);
+        slot->sets = grown;
+        r = d->vk.vkCreateDescriptorPool(d->handle, &create, NULL, &grown[pool]);
+        if (r >= 0) slot->set_pools++;
+    }
+    if (r >= 0) {
+        info.descriptorPool = slot->sets[pool];
+        r = d->vk.vkAllocateDescriptorSets(d->handle, &info, &set);
+    }
+    if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "descriptors", "no descriptor set (VkResult %d)", r);
+    slot->sets_used++;
+    d->stats.descriptor_sets++;
+    return set;
+}
+
+static void bind_descriptors(struct encoder *e)
+{
+    struct device *d = e->device;
+    uint32_t n = e->pipeline->bindings, first = 0;
+    VkWriteDescriptorSet write = { .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .descriptorCount = n,
+        .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = e->bindings };
+    if (!n) return;
+    while (first < n && !(e->set_mask & (1u << first))) first++;
+    if (first == n) { encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "nothing is bound"); return; }
+    for (uint32_t i = 0; i < n; i++)                 /* bindings that this variant does not use */
+        if (!(e->set_mask & (1u << i))) e->bindings[i] = e->bindings[first];
+    if (d->caps.push_descriptor)
+        d->vk.vkCmdPushDescriptorSetKHR(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write);
+    else {
+        write.dstSet = pool_set(e, n);
+        if (e->code) return;
+        d->vk.vkUpdateDescriptorSets(d->handle, 1, &write, 0, NULL);
+        d->vk.vkCmdBindDescriptorSets(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write.dstSet, 0, NULL);
+    }
+}
+
+static void write_timestamp(struct encoder *e)
+{
+    struct slot *slot = &e->stream->slots[e->stream->slot];
+    if (!slot->queries || slot->query_count >= QUERIES) return;
+    slot->query_kernel[slot->query_count / 2] = (uint16_t)e->pipeline->kernel;
+    e->device->vk.vkCmdWriteTimestamp(e->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->queries, slot->query_count++);
+}
+
+static void encode_dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
+{
+    struct device *d = e->device;
+    const uint32_t *limit = d->caps.max_groups;
+    if (x > limit[0] || y > limit[1] || z > limit[2]) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, kernel_table[e->pipeline->kernel].name,
+                     "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1], limit[2]);
+        return;
+    }
+    if (!e->commands && open_commands(e->stream)) return;
+    insert_barrier(e);
+    if (e->bound != e->pipeline) {
+        d->vk.vkCmdBindPipeline(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, e->pipeline->handle);
+        e->bound = e->pipeline;
+    }
+    bind_descriptors(e);
+    if (e->code) return;
+    if (e->push_used)
+        d->vk.vkCmdPushConstants(e->commands, d->layouts[e->pipeline->bindings], VK_SHADER_STAGE_COMPUTE_BIT, 0,
+                                 (e->push_used + 3) & ~3u, e->push);
+    write_timestamp(e);
+    d->vk.vkCmdDispatch(e->commands, x, y, z);
+    write_timestamp(e);
+    d->stats.dispatches++;
+    d->kernel_counts[e->pipeline->kernel].count++;
+    e->stream->ops++;
+}
+
+/* Encodes the dispatch that was set up: kernel, bindings and push constants, in any order. A grid of zero is no dispatch. */
+static void dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
+{
+    if (!e->code && x && y && z) encode_dispatch(e, x, y, z);
+    encoder_reset(e);
+}
+
+/* `groups` workgroups in as many dimensions as the device needs; kernels ask group_index() for theirs. */
+static void dispatch_groups(struct encoder *e, uint64_t groups)
+{
+    const uint32_t *limit = e->device->caps.max_groups;
+    uint32_t x, y, z;
+    if (!groups) { encoder_reset(e); return; }
+    x = groups < limit[0] ? (uint32_t)groups : limit[0] < 32768 ? limit[0] : 32768;
+    y = (uint32_t)min_size((size_t)((groups + x - 1) / x), 32768);
+    z = (uint32_t)((groups + (uint64_t)x * y - 1) / ((uint64_t)x * y));
+    dispatch(e, x, y, z);
+}
+
+/* ==== >>array ===================================================================================================== */
+
+enum { INLINE_BYTES = 16 };
+
+/* What arrays view: memory that comes when the first node that writes it is lowered. */
+struct storage {
+    int refs, owned;                                 /* arrays on it; those that a handle is held on */
+    int readers, writers;                            /* nodes on the tape of `stream` */
+    int failed;                                      /* the error of the node that should have written it */
+    struct device *device;
+    struct stream *stream;                           /* whose tape holds nodes that touch it */
+    struct buffer *buffer;
+    size_t nbytes;
+    bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
+    uint8_t bytes[INLINE_BYTES];
+};
+
+struct array {
+    int refs, handles;                               /* all references; those of the caller */
+    struct storage *storage;
+    struct array *next_temporary;
+    mlxvk_dtype dtype;
+    int ndim;
+    bool row;                                        /* row-contiguous */
+    size_t size;                                     /* elements */
+    int64_t offset;                                  /* bytes from the storage's start to element [0, ...] */
+    int shape[MAXD];
+    int64_t strides[MAXD];                           /* elements */
+};
+
+static void storage_release(struct storage *st)
+{
+    struct device *d = st->device;
+    if (--st->refs > 0) return;
+    buffer_release(d, st->buffer);
+    host_free(d, st);
+    d->refs--;                                       /* the public call that dropped it destroys the device at 0 */
+}
+
+static void array_release(struct array *a)
+{
+    struct device *d;
+    if (!a || --a->refs > 0) return;
+    d = a->storage->device;
+    storage_release(a->storage);
+    host_free(d, a);
+}
+
+static struct storage *storage_create(struct device *d, size_t nbytes)
+{
+    struct storage *st = host_alloc(d, sizeof *st);
+    if (!st) return NULL;
+    memset(st, 0, offsetof(struct storage, bytes));
+    st->device = d;
+    st->nbytes = nbytes;
+    d->refs++;
+    return st;
+}
+
+static bool row_contiguous(const struct array *a)
+{
+    int64_t expected = 1;
+    for (int i = a->ndim - 1; i >= 0; i--) {
+        if (a->shape[i] != 1 && a->strides[i] != expected) return false;
+        expected *= a->shape[i];
+    }
+    return true;
+}
+
+static void row_strides(int ndim, const int *shape, int64_t *strides)
+{
+    int64_t step = 1;
+    for (int i = ndim - 1; i >= 0; i--) {
+        strides[i] = step;
+        step *= shape[i];
+    }
+}
+
+/* An array of refs 1 on a storage (one more reference on it). strides NULL: row-major. */
+static struct array *array_create(struct storage *st, mlxvk_dtype dtype, int ndim, const int *shape, const int64_t *strides,
+                                  int64_t offset)
+{
+    struct array *a = host_alloc(st->device, sizeof *a);
+    if (!a) return NULL;
+    memset(a, 0, offsetof(struct array, shape));
+    a->refs = 1;
+    a->storage = st;
+    a->dtype = dtype;
+    a->ndim = ndim;
+    a->offset = offset;
+    a->size = 1;
+    st->refs++;
+    for (int i = 0; i < ndim; i++) a->size *= (size_t)shape[i];
+    if (ndim) memcpy(a->shape, shape, (size_t)ndim * sizeof *shape);
+    if (strides) {
+        if (ndim) memcpy(a->strides, strides, (size_t)ndim * sizeof *strides);
+        a->row = a->size == 0 || row_contiguous(a);
+    } else {
+        row_strides(ndim, shape, a->strides);
+        a->row = true;
+    }
+    return a;
+}
+
+static size_t item_size(const struct array *a) { return dtypes[a->dtype].size; }
+static size_t array_bytes(const struct array *a) { return a->size * item_size(a); }
+static int dim_of(const struct array *a, int axis) { return a->shape[axis < 0 ? axis + a->ndim : axis]; }
+static bool same_shape(const struct array *a, const struct array *b)
+{
+    return a->ndim == b->ndim && (!a->ndim || !memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape));
+}
+
+/* The bytes of its storage that an array touches: [low, high). */
+static void array_span(const struct array *a, int64_t *low, int64_t *high)
+{
+    int64_t first = 0, last = 0;
+    for (int i = 0; i < a->ndim; i++) {
+        int64_t reach = a->strides[i] * (a->shape[i] - 1);
+        if (reach < 0) first += reach;
+        else last += reach;
+    }
+    *low = a->offset + first * (int64_t)item_size(a);
+    *high = a->size ? a->offset + (last + 1) * (int64_t)item_size(a) : *low;
+}
+
+static void take_handle(struct array *a) { a->refs++; if (!a->handles++) a->storage->owned++; }
+static void drop_handle(struct array *a)
+{
+    if (!--a->handles) a->storage->owned--;
+    array_release(a);
+}
+
+/* Gives a storage its memory. The contents of a literal are written by the host where it can, else by the queue. */
+static int storage_allocate(struct encoder *e, struct storage *st)
+{
+    int code;
+    if (st->buffer) return 0;
+    code = buffer_allocate(st->device, st->nbytes, st->literal && st->device->caps.mapped ? NULL : e->stream->line, &st->buffer);
+    if (code) {
+        encoder_fail(e, code, 0, __LINE__, "memory", code == MLXVK_ERROR_LIMIT
+            ? "%zu bytes are more than one Vulkan allocation may have (%zu)" : "%zu bytes are not to be had (largest allocation %zu)",
+            st->nbytes, st->device->caps.max_allocation);
+        return code;
+    }
+    if (!st->literal || !st->nbytes) return 0;
+    if (st->buffer->map) memcpy(st->buffer->map, st->bytes, st->nbytes);
+    else {
+        struct buffer *b = st->buffer;
+        struct access saved[MAX_PENDING];
+        uint32_t n = e->pending_count;
+        memcpy(saved, e->pending, n * sizeof *saved);
+        e->pending_count = 0;
+        encoder_access(e, b, b->offset, b->offset + INLINE_BYTES, true);
+        if (e->code) return e->code;
+        insert_barrier(e);
+        e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, INLINE_BYTES, st->bytes);
+        memcpy(e->pending, saved, n * sizeof *saved);
+        e->pending_count = n;
+    }
+    return 0;
+}
+
+/* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
+static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bool write)
+{
+    struct buffer *b;
+    int64_t low, high;
+    size_t start, end, align = e->device->caps.offset_align;
+    if (e->code) return 0;
+    if (!write && !a->storage->buffer && !a->storage->literal && a->size) {
+        encoder_fail(e, MLXVK_ERROR_NOT_READY, 0, __LINE__, "input", "an operand was never computed");
+        return 0;
+    }
+    if (storage_allocate(e, a->storage)) return 0;
+    b = a->storage->buffer;
+    array_span(a, &low, &high);
+    if (!b->handle || low == high) return 0;
+    start = (b->offset + (size_t)low) / align * align;
+    end = min_size(round_up(b->offset + (size_t)high, 16), round_up(b->offset + b->size, 4));
+    if (end - start > e->device->caps.max_range) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "an operand spans %zu bytes, over the storage-buffer range of %zu",
+                     end - start, e->device->caps.max_range);
+        return 0;
+    }
+    encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, write);
+    bind_range(e, slot, b->handle, start, end - start);
+    return (uint32_t)((int64_t)(b->offset - start) + a->offset) / (uint32_t)item_size(a);
+}
+
+static uint32_t set_input(struct encoder *e, uint32_t slot, struct array *a) { return bind_array(e, slot, a, false); }
+static uint32_t set_output(struct encoder *e, uint32_t slot, struct array *a) { return bind_array(e, slot, a, true); }
+
+/* A dispatch's parameters that do not fit into push constants, as a storage buffer. */
+static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t size)
+{
+    struct buffer *b;
+    uint32_t n = e->pending_count;
+    struct access saved[MAX_PENDING];
+    int code;
+    if (e->code) return;
+    code = buffer_allocate(e->device, size, e->stream->line, &b);
+    if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "%zu bytes of parameters", size); return; }
+    memcpy(saved, e->pending, n * sizeof *saved);
+    e->pending_count = 0;
+    encoder_access(e, b, b->offset, b->offset + size, true);
+    insert_barrier(e);
+    if (!e->code) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, round_up(size, 4), data);
+    memcpy(e->pending, saved, n * sizeof *saved);
+    e->pending_count = n;
+    encoder_access(e, b, b->offset, b->offset + size, false);
+    bind_range(e, slot, b->handle, b->offset, round_up(size, 16));
+    buffer_release(e->device, b);                    /* this stream reuses it only behind this dispatch */
+}
+
+/* ==== >>tape ====================================================================================================== */
+
+enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
+
+/* One row an operation: lower_<name> turns its nodes into dispatches. */
+#define OPERATIONS(X)                                                                                                 \
+    X(ELEMENTWISE, elementwise)                                                                                        \
+    X(ARANGE,      arange)
+
+enum operation {
+#define X(id, name) OP_##id,
+    OPERATIONS(X)
+#undef X
+    OP_COUNT
+};
+
+/* What an operation needs besides its arrays. */
+struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
+struct arange_params { double start, step; };
+union params {
+    struct elementwise_params elementwise;
+    struct arange_params arange;
+};
+#define PARAMS(...) ((union params){ __VA_ARGS__ })
+
+struct node {
+    uint16_t op;
+    uint8_t inputs, outputs;
+    bool done;
+    struct array *in[NODE_INPUTS], *out[NODE_OUTPUTS];
+    union params p;
+};
+
+typedef void (*lower_function)(struct encoder *e, const struct node *n);
+struct op_row { const char *name; lower_function lower; };
+static const struct op_row op_table[OP_COUNT];       /* at the end of >>operations */
+static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);   /* >>fusion */
+
+static void node_retire(struct node *n)
+{
+    for (int i = 0; i < n->inputs; i++)
+        if (n->in[i]) { n->in[i]->storage->readers--; array_release(n->in[i]); }
+    for (int i = 0; i < n->outputs; i++)
+        if (n->out[i]) { n->out[i]->storage->writers--; array_release(n->out[i]); }
+    n->done = true;
+}
+
+/* Nobody owns or reads what it writes. */
+static bool node_dead(const struct node *n)
+{
+    for (int i = 0; i < n->outputs; i++)
+        if (n->out[i] && (n->out[i]->storage->owned || n->out[i]->storage->readers)) return false;
+    return true;
+}
+
+static void drop_dead_nodes(struct stream *s)
+{
+    for (uint32_t i = s->node_count; i-- > 0;)
+        if (!s->nodes[i].done && node_dead(&s->nodes[i])) {
+            node_retire(&s->nodes[i]);
+            s->device->stats.dropped++;
+        }
+}
+
+/* An error while lowering: the results of this node are unusable, and say why; the stream goes on. */
+static void node_failed(struct stream *s, struct node *n)
+{
+    struct encoder *e = &s->encoder;
+    struct device *d = s->device;
+    for (int i = 0; i < n->outputs; i++)
+        if (n->out[i]) n->out[i]->storage->failed = e->code;
+    if (!s->deferred) {
+        s->deferred = e->code;
+        set_error(&s->error, e->code, e->error.vk_result, e->error.line, op_table[n->op].name, "%s", e->error.text);
+        if (d->on_error) d->on_error(&s->error, d->user);
+    }
+    e->code = d->lost;
+    encoder_reset(e);
+}
+
+static void check_operands(struct encoder *e, const struct node *n)
+{
+    for (int i = 0; i < n->inputs; i++)
+        if (n->in[i] && n->in[i]->storage->failed)
+            encoder_fail(e, n->in[i]->storage->failed, 0, __LINE__, "input", "an operand could not be computed");
+}
+
+static void maybe_commit(struct stream *s)
+{
+    const int *gate = s->device->gate;
+    if (s->ops >= (uint32_t)(gate[GATE_MAX_OPS] > 0 ? gate[GATE_MAX_OPS] : 1) ||
+        (s->bytes >> 20) >= (size_t)(gate[GATE_MAX_MB] > 0 ? gate[GATE_MAX_MB] : 1)) stream_submit(s);
+}
+
+static void lower_node(struct stream *s, uint32_t at, uint32_t end)
+{
+    struct encoder *e = &s->encoder;
+    struct node *n = &s->nodes[at];
+    check_operands(e, n);
+    if (!e->code && fuse(e, s, at, end)) { maybe_commit(s); return; }
+    if (!e->code) op_table[n->op].lower(e, n);
+    if (e->code) node_failed(s, n);
+    node_retire(n);
+    maybe_commit(s);
+}
+
+/* Turns the tape's nodes but the last `keep` into dispatches. */
+static void stream_lower(struct stream *s, uint32_t keep)
+{
+    uint32_t count = s->node_count > keep ? s->node_count - keep : 0;
+    uint64_t start = now_ns();
+    if (!count) return;
+    drop_dead_nodes(s);
+    for (uint32_t i = 0; i < count; i++)
+        if (!s->nodes[i].done) lower_node(s, i, s->node_count);
+    memmove(s->nodes, s->nodes + count, (s->node_count - count) * sizeof *s->nodes);
+    s->node_count -= count;
+    s->device->stats.lowering_ns += now_ns() - start;
+}
+
+/* ---- the front's side: a call ---- */
+
+/* One public call: the lock, the first error, and the arrays made on the way. */
+struct call {
+    struct stream *stream;
+    struct device *device;
+    const char *name;
+    int code;
+    struct array *temporaries;
+};
+
+static struct device *default_device(void);
+static struct stream *default_stream(struct device *d);
+
+static struct call begin(const char *name, mlxvk_stream handle)
+{
+    struct call c = { .stream = handle.ctx, .name = name };
+    if (!c.stream) {
+        struct device *d = default_device();
+        if (!d) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
+        mutex_lock(&d->lock);
+        c.stream = default_stream(d);
+        mutex_unlock(&d->lock);
+        if (!c.stream) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
+    }
+    c.device = c.stream->device;
+    mutex_lock(&c.device->lock);
+    if (c.device->lost) {
+        c.code = c.device->lost;
+        set_error(&c.stream->error, c.code, VK_ERROR_DEVICE_LOST, __LINE__, name, "the device was lost");
+    }
+    return c;
+}
+
+/* The first error of a call sticks. */
+#define FAIL(c, code, ...) call_fail(c, code, __LINE__, __VA_ARGS__)
+static void *call_fail(struct call *c, int code, int line, const char *format, ...)
+{
+    va_list arguments;
+    if (c->code || !c->stream) return NULL;
+    va_start(arguments, format);
+    set_error_v(&c->stream->error, code, 0, line, c->name, format, arguments);
+    va_end(arguments);
+    c->code = code;
+    if (c->device->on_error) c->device->on_error(&c->stream->error, c->device->user);
+    return NULL;
+}
+
+static struct array *temporary(struct call *c, struct array *a)
+{
+    if (!a) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    a->next_temporary = c->temporaries;
+    c->temporaries = a;
+    return a;
+}
+
+/* Ends a call: keeps the lock's time short by waiting for the window after releasing it. */
+static int end(struct call *c)
+{
+    struct device *d = c->device;
+    struct stream *s = c->stream;
+    uint64_t window, wait_for = 0;
+    if (!d) return c->code;
+    for (struct array *a = c->temporaries, *next; a; a = next) { next = a->next_temporary; array_release(a); }
+    if (s->node_count >= LOWER_AT) stream_lower(s, LOWER_KEEP);
+    window = (uint64_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
+    if (s->line->submitted > s->line->completed + window) wait_for = s->line->submitted - window;
+    mutex_unlock(&d->lock);
+    if (wait_for) timeline_wait(d, s->line, wait_for, UINT64_MAX);
+    return c->code;
+}
+
+/* Puts an array into a result handle, releasing what that held. */
+static void put_result(mlxvk_array *res, struct array *a)
+{
+    struct array *old = res->ctx;
+    take_handle(a);
+    res->ctx = a;
+    if (old) drop_handle(old);
+}
+
+/* Ends a call with one result. */
+static int finish(struct call *c, struct array *a, mlxvk_array *res)
+{
+    if (!c->code && !a) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "no result");
+    if (!c->code && !res) FAIL(c, MLXVK_ERROR_ARGUMENT, "res is NULL");
+    if (!c->code) put_result(res, a);
+    return end(c);
+}
+
+static const char *shape_text(const struct array *a, char *text, size_t size)
+{
+    size_t n = (size_t)snprintf(text, size, "%s (", dtypes[a->dtype].name);
+    for (int i = 0; i < a->ndim && n < size; i++) n += (size_t)snprintf(text + n, size - n, "%s%d", i ? ", " : "", a->shape[i]);
+    if (n < size) snprintf(text + n, size - n, ")");
+    return text;
+}
+#define TEXT(a) shape_text(a, (char[160]){ 0 }, 160)
+
+static struct array *input(struct call *c, const char *name, mlxvk_array handle)
+{
+    struct array *a = handle.ctx;
+    if (c->code) return NULL;
+    if (!a) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is { NULL }", name);
+    if (a->storage->device != c->device) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s belongs to another device", name);
+    return a;
+}
+
+static struct array *optional_input(struct call *c, const char *name, mlxvk_array handle)
+{
+    return handle.ctx ? input(c, name, handle) : NULL;
+}
+
+/* A shape whose sizes are not negative and whose bytes can be counted. */
+static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype dtype)
+{
+    size_t size = 1;
+    if (c->code) return false;
+    if (ndim < 0 || ndim > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "%d dimensions; at most %d", ndim, MAXD), false;
+    if (ndim && !shape) return FAIL(c, MLXVK_ERROR_ARGUMENT, "shape is NULL"), false;
+    if (!is_dtype((int)dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%d is no dtype", (int)dtype), false;
+    if (dtype == MLXVK_FLOAT64) return FAIL(c, MLXVK_ERROR_DTYPE, "float64 is not supported on the GPU"), false;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d is %d", i, shape[i]), false;
+        if (shape[i] && size > SIZE_MAX / 32 / (size_t)shape[i]) return FAIL(c, MLXVK_ERROR_SHAPE, "the shape has too many elements"), false;
+        size *= (size_t)shape[i];
+    }
+    return true;
+}
+
+/* A fresh row-major result. */
+static struct array *output(struct call *c, int ndim, const int *shape, mlxvk_dtype dtype)
+{
+    struct storage *st;
+    struct array *a;
+    size_t size = 1;
+    if (!check_shape(c, ndim, shape, dtype)) return NULL;
+    for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
+    if (size * dtypes[dtype].size > c->device->caps.max_allocation)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "a result of %zu bytes is over the device's largest allocation of %zu",
+                    size * dtypes[dtype].size, c->device->caps.max_allocation);
+    st = storage_create(c->device, size * dtypes[dtype].size);
+    if (!st) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    st->refs = 1;
+    a = array_create(st, dtype, ndim, shape, NULL, 0);
+    storage_release(st);
+    return temporary(c, a);
+}
+
+/* Another view of an array's storage; offset in bytes. */
+static struct array *view_of(struct call *c, struct array *a, mlxvk_dtype dtype, int ndim, const int *shape, const int64_t *strides,
+                             int64_t offset)
+{
+    if (c->code || !a || !check_shape(c, ndim, shape, dtype)) return NULL;
+    return temporary(c, array_create(a->storage, dtype, ndim, shape, strides, offset));
+}
+
+/* Another stream's tape must not hold nodes on a storage that this call touches. */
+static void claim(struct call *c, struct storage *st)
+{
+    if (st->stream && st->stream != c->stream && (st->readers || st->writers)) stream_lower(st->stream, 0);
+    st->stream = c->stream;
+}
+
+static struct node *new_node(struct call *c)
+{
+    struct stream *s = c->stream;
+    if (s->node_count == s->node_slots) {
+        uint32_t slots = s->node_slots ? 2 * s->node_slots : 2 * LOWER_AT;
+        struct node *grown = host_alloc(c->device, slots * sizeof *grown);
+        if (!grown) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        if (s->nodes) memcpy(grown, s->nodes, s->node_count * sizeof *grown);
+        host_free(c->device, s->nodes);
+        s->nodes = grown;
+        s->node_slots = slots;
+    }
+    return &s->nodes[s->node_count];
+}
+
+/* Records an operation. Operands and results may be NULL (absent). Nothing is recorded where no result has elements. */
+#define ARRAYS(...) ((struct array *[]){ __VA_ARGS__ }), (int)COUNT(((struct array *[]){ __VA_ARGS__ }))
+static void append(struct call *c, int op, union params p, struct array **in, int inputs, struct array **out, int outputs)
+{
+    struct node *n;
+    size_t elements = 0;
+    if (c->code) return;
+    for (int i = 0; i < outputs; i++) if (out[i]) elements += out[i]->size;
+    if (!elements) return;
+    for (int i = 0; i < inputs; i++) if (in[i]) claim(c, in[i]->storage);
+    for (int i = 0; i < outputs; i++) if (out[i]) claim(c, out[i]->storage);
+    n = new_node(c);
+    if (!n) return;
+    n->op = (uint16_t)op;
+    n->done = false;
+    n->inputs = (uint8_t)inputs;
+    n->outputs = (uint8_t)outputs;
+    n->p = p;
+    for (int i = 0; i < inputs; i++)
+        if ((n->in[i] = in[i]) != NULL) { in[i]->refs++; in[i]->storage->readers++; }
+    for (int i = 0; i < outputs; i++)
+        if ((n->out[i] = out[i]) != NULL) { out[i]->refs++; out[i]->storage->writers++; }
+    c->stream->node_count++;
+    c->device->stats.operations++;
+}
+
+
+/* ==== >>elementwise: copies, unary, binary, select ================================================================ */
+
+enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MAX_OPERANDS = 4, PUSH_DIMS = 4 };
+
+struct elementwise_push {
+    uint32_t n, ndim, shape[PUSH_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][PUSH_DIMS], extra[2];
+};
+
+/* Dimensions common to some arrays, merged where all of them allow it. */
+struct dims { int ndim; int64_t shape[MAXD], stride[MAX_OPERANDS][MAXD]; };
+
+static struct dims merge_dims(struct array *const *a, int count)
+{
+    struct dims g = { .ndim = 0 };
+    for (int i = 0; i < a[0]->ndim; i++) {
+        bool joins = g.ndim > 0;
+        if (a[0]->shape[i] == 1) continue;
+        for (int k = 0; k < count && joins; k++)
+            joins = g.stride[k][g.ndim - 1] == a[k]->strides[i] * a[0]->shape[i];
+        if (joins) g.shape[g.ndim - 1] *= a[0]->shape[i];
+        else g.shape[g.ndim++] = a[0]->shape[i];
+        for (int k = 0; k < count; k++) g.stride[k][g.ndim - 1] = a[k]->strides[i];
+    }
+    return g;
+}
+
+/* Bit k: operand k is one element. UINT32_MAX: not a flat walk. */
+static uint32_t flat_scalars(const struct dims *g, int count)
+{
+    uint32_t scalars = 0;
+    if (g->ndim > 1) return UINT32_MAX;
+    for (int k = 0; k < count; k++) {
+        int64_t stride = g->ndim ? g->stride[k][0] : 1;
+        if (stride == 0 && k > 0) scalars |= 1u << k;
+        else if (stride != 1) return UINT32_MAX;
+    }
+    return scalars;
+}
+
+static void push_dims(struct elementwise_push *p, const struct dims *g, int count)
+{
+    p->ndim = (uint32_t)g->ndim;
+    for (int i = 0; i < g->ndim; i++) {
+        p->shape[i] = (uint32_t)g->shape[i];
+        for (int k = 0; k < count; k++) p->stride[k][i] = (uint32_t)g->stride[k][i];
+    }
+}
+
+static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, int count)
+{
+    uint32_t table[(1 + MAX_OPERANDS) * MAXD] = { 0 };
+    for (int i = 0; i < g->ndim; i++) {
+        table[i] = (uint32_t)g->shape[i];
+        for (int k = 0; k < count; k++) table[(1 + k) * g->ndim + i] = (uint32_t)g->stride[k][i];
+    }
+    set_table(e, slot, table, (size_t)((1 + MAX_OPERANDS) * g->ndim) * 4);
+}
+
+/* Kernels that take four elements a thread. */
+static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT; }
+
+static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
+{
+    struct dims g = merge_dims(a, count);
+    struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { p->extra[0], p->extra[1] } };
+    uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads = push.n;
+    bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
+    for (int k = 0; k < count; k++) {
+        push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
+        if (!(scalars & (1u << k))) misaligned |= push.offset[k] & 3;
+    }
+    if (scalars != UINT32_MAX && small && !misaligned) {
+        mode = MODE_VECTOR;
+        threads = push.n / 4 + (push.n & 3);
+    } else if (scalars == UINT32_MAX || small) {
+        mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
+        scalars = 0;
+        if (mode == MODE_STRIDED) push_dims(&push, &g, count);
+        else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
+    }
+    KERNEL(e, p->kernel, 256, mode, scalars, p->op, (uint32_t)a[0]->dtype, (uint32_t)a[count - 1]->dtype);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div(threads, 256));
+}
+
+/* The axis along which to halve arrays that a device cannot bind whole; -1: none is too large. */
+static int axis_to_split(struct encoder *e, struct array *const *a, int count)
+{
+    for (int k = 0; k < count; k++) {
+        int64_t low, high, widest = 0;
+        int axis = -1;
+        array_span(a[k], &low, &high);
+        if ((size_t)(high - low) + e->device->caps.offset_align + 16 <= e->device->caps.max_range) continue;
+        for (int i = 0; i < a[k]->ndim; i++) {
+            int64_t reach = llabs(a[k]->strides[i]) * (a[k]->shape[i] - 1);
+            if (reach > widest) { widest = reach; axis = i; }
+        }
+        if (axis >= 0) return axis;
+    }
+    return -1;
+}
+
+static void elementwise_split(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
+{
+    int axis = axis_to_split(e, a, count);
+    if (axis < 0) { elementwise_dispatch(e, p, a, count); return; }
+    for (int half = 0; half < 2; half++) {
+        struct array part[MAX_OPERANDS], *parts[MAX_OPERANDS];
+        for (int k = 0; k < count; k++) {
+            int first = a[k]->shape[axis] / 2;
+            part[k] = *a[k];
+            parts[k] = &part[k];
+            part[k].shape[axis] = half ? a[k]->shape[axis] - first : first;
+            part[k].size = a[k]->size / (size_t)a[k]->shape[axis] * (size_t)part[k].shape[axis];
+            if (half) part[k].offset += first * a[k]->strides[axis] * (int64_t)item_size(a[k]);
+        }
+        elementwise_split(e, p, parts, count);
+    }
+}
+
+/* Lets the result take over the memory of a dying operand of the same layout. */
+static void donate(struct encoder *e, const struct node *n)
+{
+    struct array *out = n->out[0];
+    (void)e;
+    if (out->storage->buffer || out->offset || out->storage->nbytes != array_bytes(out)) return;
+    for (int i = 0; i < n->inputs; i++) {
+        struct storage *st = n->in[i]->storage;
+        if (st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
+            !n->in[i]->row || n->in[i]->size != out->size || item_size(n->in[i]) != item_size(out)) continue;
+        out->storage->buffer = st->buffer;
+        st->buffer->refs++;
+        return;
+    }
+}
+
+static void lower_elementwise(struct encoder *e, const struct node *n)
+{
+    struct array *a[MAX_OPERANDS] = { n->out[0] };
+    for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
+    donate(e, n);
+    elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
+}
+
+/* ---- fronts: shared helpers ---- */
+
+static enum kernel_id copy_kernel(mlxvk_dtype to, mlxvk_dtype from)
+{
+    return to != from && (dtypes[to].size == 8 || dtypes[from].size == 8) ? K_COPY_WIDE : K_COPY;
+}
+
+/* Records a copy of `from`, cast, into the elements of `to`, which have the same shape. */
+static void append_copy(struct call *c, struct array *to, struct array *from)
+{
+    if (c->code || !to || !from) return;
+    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)copy_kernel(to->dtype, from->dtype) }),
+           ARRAYS(from), ARRAYS(to));
+}
+
+static struct array *as_type(struct call *c, struct array *a, mlxvk_dtype dtype)
+{
+    struct array *out;
+    if (c->code || !a || a->dtype == dtype) return a;
+    out = output(c, a->ndim, a->shape, dtype);
+    append_copy(c, out, a);
+    return out;
+}
+
+static struct array *as_float(struct call *c, struct array *a) { return a ? as_type(c, a, at_least_float(a->dtype)) : NULL; }
+
+/* A fresh row-major copy. */
+static struct array *copy_of(struct call *c, struct array *a)
+{
+    struct array *out = a ? output(c, a->ndim, a->shape, a->dtype) : NULL;
+    append_copy(c, out, a);
+    return out;
+}
+
+static struct array *contiguous(struct call *c, struct array *a) { return c->code || !a || a->row ? a : copy_of(c, a); }
+
+/* For lowering: a row-contiguous version of an operand, copied on the spot where it is not. */
+static struct array *rows_of(struct encoder *e, struct array *a)
+{
+    struct storage *st;
+    struct array *copy, *pair[2];
+    struct elementwise_params p = { .kernel = K_COPY };
+    if (e->code || a->row) { a->refs++; return a; }
+    st = storage_create(e->device, array_bytes(a));
+    copy = st ? array_create(st, a->dtype, a->ndim, a->shape, NULL, 0) : NULL;
+    if (!copy) {
+        if (st) { st->refs = 1; storage_release(st); }
+        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "copy", "out of host memory");
+        a->refs++;
+        return a;
+    }
+    pair[0] = copy;
+    pair[1] = a;
+    elementwise_split(e, &p, pair, 2);
+    return copy;
+}
+
+/* A number as an array of no dimensions. */
+static struct array *scalar_bytes(struct call *c, const void *value, mlxvk_dtype dtype)
+{
+    struct array *a = output(c, 0, NULL, dtype);
+    if (!a) return NULL;
+    a->storage->literal = true;
+    memset(a->storage->bytes, 0, INLINE_BYTES);
+    memcpy(a->storage->bytes, value, dtypes[dtype].size);
+    return a;
+}
+
+static uint32_t half_bits(float x)
+{
+    uint32_t u = float_bits(x), sign = (u >> 16) & 0x8000u, m = u & 0x7fffffffu;
+    float scaled;
+    if (m > 0x7f800000u) return sign | 0x7e00u;
+    if (m >= 0x477ff000u) return sign | 0x7c00u;
+    if (m >= 0x38800000u) return sign | ((m - 0x38000000u + 0xfffu + ((m >> 13) & 1u)) >> 13);
+    memcpy(&scaled, &m, 4);
+    return sign | (uint32_t)rintf(scaled * 16777216.0f);
+}
+
+static uint32_t bfloat_bits(float x)
+{
+    uint32_t u = float_bits(x);
+    return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+}
+
+/* A double as an element of any dtype. */
+static void number_bytes(double value, mlxvk_dtype dtype, uint8_t bytes[8])
+{
+    int64_t whole = value >= 9223372036854775808.0 ? INT64_MAX : value <= -9223372036854775808.0 ? INT64_MIN : value == value ? (int64_t)value : 0;
+    uint64_t bits = dtype == MLXVK_UINT64 && value >= 9223372036854775808.0 ? (uint64_t)value : (uint64_t)whole;
+    if (dtype == MLXVK_BOOL) bits = value != 0;
+    if (dtype == MLXVK_FLOAT32 || dtype == MLXVK_COMPLEX64) bits = float_bits((float)value);
+    if (dtype == MLXVK_FLOAT16) bits = half_bits((float)value);
+    if (dtype == MLXVK_BFLOAT16) bits = bfloat_bits((float)value);
+    for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)(bits >> (8 * i));
+}
+
+static struct array *scalar(struct call *c, double value, mlxvk_dtype dtype)
+{
+    uint8_t bytes[8];
+    number_bytes(value, dtype, bytes);
+    return scalar_bytes(c, bytes, dtype);
+}
+
+/* The shape that a and b broadcast to; false with an error where they do not. */
+static bool broadcast_shape(struct call *c, const struct array *a, const struct array *b, int *ndim, int *shape)
+{
+    *ndim = a->ndim > b->ndim ? a->ndim : b->ndim;
+    for (int i = 0; i < *ndim; i++) {
+        int ia = i - (*ndim - a->ndim), ib = i - (*ndim - b->ndim);
+        int x = ia < 0 ? 1 : a->shape[ia], y = ib < 0 ? 1 : b->shape[ib];
+        if (x != y && x != 1 && y != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
+        shape[i] = x == 1 ? y : x;
+    }
+    return true;
+}
+
+/* a seen with a larger shape: strides of 0 where it repeats. */
+static struct array *broadcast(struct call *c, struct array *a, int ndim, const int *shape)
+{
+    int64_t strides[MAXD];
+    if (c->code || !a) return NULL;
+    if (a->ndim == ndim && (!ndim || !memcmp(a->shape, shape, (size_t)ndim * sizeof *shape))) return a;
+    for (int i = 0; i < ndim; i++) {
+        int k = i - (ndim - a->ndim);
+        if (ndim < a->ndim || (k >= 0 && a->shape[k] != shape[i] && a->shape[k] != 1))
+            return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be broadcast to the shape wanted", TEXT(a));
+        strides[i] = k < 0 || (a->shape[k] == 1 && shape[i] != 1) ? 0 : a->strides[k];
+    }
+    if (ndim < a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be broadcast to fewer dimensions", TEXT(a));
+    return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
+}
+
+/* ---- unary ---- */
+
+enum unary_rule {
+    U_FLOAT = 1,                                     /* integers and bool are cast to float32 */
+    U_NO_COMPLEX = 2, U_NO_BOOL = 4, U_INTEGER = 8,  /* rejected dtypes; integers only */
+    U_KEEP_INTEGER = 16, U_KEEP_REAL = 32,           /* returned unchanged */
+    U_TO_REAL = 64, U_TO_BOOL = 128, U_FROM_BOOL = 256
+};
+
+enum unary {
+#define MLXVK_X(name) U_##name,
+#define X(name) U_##name,
+    MLXVK_UNARY_FUNCTIONS(X)
+#undef X
+#undef MLXVK_X
+    U_round, U_COUNT
+};
+
+static const struct unary_row { const char *name; int rules; } unary_table[U_COUNT] = {
+#define R(name, rules) [U_##name] = { #name, rules }
+    R(abs, U_TO_REAL), R(negative, U_NO_BOOL), R(sign, 0), R(square, 0), R(logical_not, U_FROM_BOOL | U_TO_BOOL),
+    R(bitwise_invert, U_INTEGER), R(floor, U_NO_COMPLEX | U_KEEP_INTEGER), R(ceil, U_NO_COMPLEX | U_KEEP_INTEGER),
+    R(conjugate, U_KEEP_REAL), R(real, U_KEEP_REAL | U_TO_REAL), R(imag, U_TO_REAL), R(sqrt, U_FLOAT), R(rsqrt, U_FLOAT),
+    R(reciprocal, U_FLOAT), R(exp, U_FLOAT), R(expm1, U_FLOAT | U_NO_COMPLEX), R(log, U_FLOAT), R(log2, U_FLOAT),
+    R(log10, U_FLOAT), R(log1p, U_FLOAT), R(sin, U_FLOAT), R(cos, U_FLOAT), R(tan, U_FLOAT), R(sinh, U_FLOAT),
+    R(cosh, U_FLOAT), R(tanh, U_FLOAT), R(arcsin, U_FLOAT), R(arccos, U_FLOAT), R(arctan, U_FLOAT), R(arcsinh, U_FLOAT),
+    R(arccosh, U_FLOAT), R(arctanh, U_FLOAT), R(erf, U_FLOAT | U_NO_COMPLEX), R(erfinv, U_FLOAT | U_NO_COMPLEX),
+    R(sigmoid, U_FLOAT | U_NO_COMPLEX), R(isnan, U_TO_BOOL), R(isinf, U_TO_BOOL), R(isfinite, U_TO_BOOL),
+    R(isposinf, U_TO_BOOL | U_NO_COMPLEX), R(isneginf, U_TO_BOOL | U_NO_COMPLEX), R(degrees, U_FLOAT | U_NO_COMPLEX),
+    R(radians, U_FLOAT | U_NO_COMPLEX), R(round, U_KEEP_INTEGER),
+#undef R
+};
+
+static enum kernel_id by_class(mlxvk_dtype t, enum kernel_id base)   /* base, base + 1: wide, base + 2: complex */
+{
+    return (enum kernel_id)(base + (is_complex(t) ? 2 : is_wide(t) ? 1 : 0));
+}
+
+static struct array *apply_unary(struct call *c, enum unary op, struct array *a)
+{
+    mlxvk_dtype to = a->dtype;
+    struct array *out;
+    int rules = unary_table[op].rules;
+    if (rules & U_TO_REAL && is_complex(to)) to = MLXVK_FLOAT32;
+    if (rules & U_TO_BOOL) to = MLXVK_BOOL;
+    out = output(c, a->ndim, a->shape, to);
+    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(a->dtype, K_UNARY), .op = (uint16_t)op }),
+           ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+static struct array *constant_like(struct call *c, struct array *a, double value, mlxvk_dtype dtype)
+{
+    struct array *out = output(c, a->ndim, a->shape, dtype);
+    append_copy(c, out, broadcast(c, scalar(c, value, dtype), a->ndim, a->shape));
+    return out;
+}
+
+static struct array *do_unary(struct call *c, enum unary op, struct array *a)
+{
+    int rules = unary_table[op].rules;
+    if (c->code || !a) return NULL;
+    if (((rules & U_NO_COMPLEX) && is_complex(a->dtype)) || ((rules & U_NO_BOOL) && a->dtype == MLXVK_BOOL) ||
+        ((rules & U_INTEGER) && a->dtype != MLXVK_BOOL && !is_integer(a->dtype)))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(a));
+    if ((rules & U_KEEP_REAL) && !is_complex(a->dtype)) return a;
+    if ((rules & U_KEEP_INTEGER) && !is_inexact(a->dtype)) return a;
+    if (op == U_bitwise_invert && a->dtype == MLXVK_BOOL) op = U_logical_not;
+    if (op == U_abs && (a->dtype == MLXVK_BOOL || dtypes[a->dtype].kind == KIND_UINT)) return a;
+    if (op == U_imag && !is_complex(a->dtype)) return constant_like(c, a, 0, a->dtype);
+    if ((rules & U_TO_BOOL) && !(rules & U_FROM_BOOL) && !is_inexact(a->dtype))
+        return constant_like(c, a, op == U_isfinite, MLXVK_BOOL);
+    if (rules & U_FROM_BOOL) a = as_type(c, a, MLXVK_BOOL);
+    if (rules & U_FLOAT) a = as_float(c, a);
+    return a ? apply_unary(c, op, a) : NULL;
+}
+
+static int unary(mlxvk_array *res, mlxvk_array a, mlxvk_stream s, enum unary op)
+{
+    struct call c = begin(unary_table[op].name, s);
+    return finish(&c, do_unary(&c, op, input(&c, "a", a)), res);
+}
+
+#define X(name) int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(res, a, s, U_##name); }
+MLXVK_UNARY_FUNCTIONS(X)
+#undef X
+
+/* ---- binary ---- */
+
+enum binary_rule { B_FLOAT = 1, B_NO_COMPLEX = 2, B_INTEGER = 4, B_SHIFT = 8, B_COMPARE = 16, B_LOGICAL = 32 };
+
+enum binary {
+#define X(name) B_##name,
+    MLXVK_BINARY_FUNCTIONS(X)
+#undef X
+    B_floor_quotient, B_nan_equal, B_COUNT
+};
+
+static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
+#define R(name, rules) [B_##name] = { #name, rules }
+    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, B_NO_COMPLEX), R(remainder, B_NO_COMPLEX),
+    R(power, 0), R(maximum, 0), R(minimum, 0), R(logaddexp, B_FLOAT), R(arctan2, B_FLOAT | B_NO_COMPLEX),
+    R(bitwise_and, B_INTEGER), R(bitwise_or, B_INTEGER), R(bitwise_xor, B_INTEGER), R(left_shift, B_INTEGER | B_SHIFT),
+    R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
+    R(greater_equal, B_COMPARE), R(less, B_COMPARE), R(less_equal, B_COMPARE), R(logical_and, B_COMPARE | B_LOGICAL),
+    R(logical_or, B_COMPARE | B_LOGICAL), R(floor_quotient, B_NO_COMPLEX), R(nan_equal, B_COMPARE),
+#undef R
+};
+
+static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
+{
+    int rules = binary_table[op].rules, ndim, shape[MAXD];
+    struct array *out;
+    mlxvk_dtype t;
+    if (c->code || !a || !b) return NULL;
+    t = rules & B_LOGICAL ? MLXVK_BOOL : promote(a->dtype, b->dtype);
+    if (rules & B_FLOAT) t = at_least_float(t);
+    if ((rules & B_SHIFT) && t == MLXVK_BOOL) t = MLXVK_UINT8;
+    if (((rules & B_NO_COMPLEX) && is_complex(t)) || ((rules & B_INTEGER) && is_inexact(t)))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s are not taken", TEXT(a), TEXT(b));
+    if (!broadcast_shape(c, a, b, &ndim, shape)) return NULL;
+    a = broadcast(c, as_type(c, a, t), ndim, shape);
+    b = broadcast(c, as_type(c, b, t), ndim, shape);
+    out = output(c, ndim, shape, rules & B_COMPARE ? MLXVK_BOOL : t);
+    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(t, K_BINARY), .op = (uint16_t)op }),
+           ARRAYS(a, b), ARRAYS(out));
+    return out;
+}
+
+static int binary(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s, enum binary op)
+{
+    struct call c = begin(binary_table[op].name, s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    return finish(&c, do_binary(&c, op, x, y), res);
+}
+
+#define X(name)                                                                                                       \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_##name); }
+MLXVK_BINARY_FUNCTIONS(X)
+#undef X
+
+/* MLX rounds to decimals by scaling: round(x * 10^d) * (1 / 10^d), the factor in float32. */
+int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_stream s)
+{
+    struct call c = begin("round", s);
+    struct array *x = input(&c, "a", a);
+    if (x && decimals == 0) x = do_unary(&c, U_round, x);
+    else if (x) {
+        float scale = (float)pow(10.0, decimals);
+        mlxvk_dtype t = x->dtype, wide = is_inexact(t) ? t : MLXVK_FLOAT32;
+        x = do_binary(&c, B_multiply, as_type(&c, x, wide), scalar(&c, scale, wide));
+        x = do_binary(&c, B_multiply, do_unary(&c, U_round, x), scalar(&c, 1.0f / scale, wide));
+        x = as_type(&c, x, t);
+    }
+    return finish(&c, x, res);
+}
+
+/* ---- select ---- */
+
+static struct array *do_select(struct call *c, struct array *condition, struct array *x, struct array *y)
+{
+    int ndim, shape[MAXD];
+    struct array probe, *out;
+    if (c->code || !condition || !x || !y || !broadcast_shape(c, x, y, &ndim, shape)) return NULL;
+    probe = *x;
+    probe.ndim = ndim;
+    if (ndim) memcpy(probe.shape, shape, (size_t)ndim * sizeof *shape);
+    if (!broadcast_shape(c, condition, &probe, &ndim, shape)) return NULL;
+    out = output(c, ndim, shape, promote(x->dtype, y->dtype));
+    if (!out) return NULL;
+    condition = broadcast(c, as_type(c, condition, MLXVK_BOOL), ndim, shape);
+    x = broadcast(c, as_type(c, x, out->dtype), ndim, shape);
+    y = broadcast(c, as_type(c, y, out->dtype), ndim, shape);
+    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = K_SELECT }), ARRAYS(condition, x, y), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_where(mlxvk_array *res, mlxvk_array condition, mlxvk_array x, mlxvk_array y, mlxvk_stream s)
+{
+    struct call c = begin("where", s);
+    struct array *k = input(&c, "condition", condition), *a = input(&c, "x", x), *b = input(&c, "y", y);
+    return finish(&c, do_select(&c, k, a, b), res);
+}
+
+int mlxvk_clip(mlxvk_array *res, mlxvk_array a, mlxvk_array a_min, mlxvk_array a_max, mlxvk_stream s)
+{
+    struct call c = begin("clip", s);
+    struct array *x = input(&c, "a", a), *low = optional_input(&c, "a_min", a_min), *high = optional_input(&c, "a_max", a_max);
+    if (!low && !high) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a_min and a_max are both { NULL }");
+    if (low) x = do_binary(&c, B_maximum, x, low);
+    if (high) x = do_binary(&c, B_minimum, x, high);
+    return finish(&c, x, res);
+}
+
+/* ==== >>creation ================================================================================================== */
+
+static void lower_arange(struct encoder *e, const struct node *n)
+{
+    struct array *out = n->out[0];
+    uint8_t start[8], next[8];
+    uint32_t push[6] = { (uint32_t)out->size, 0, 0, 0, 0, 0 };
+    number_bytes(n->p.arange.start, out->dtype, start);
+    number_bytes(n->p.arange.start + n->p.arange.step, out->dtype, next);
+    push[1] = set_output(e, 0, out);
+    memcpy(push + 2, start, 8);
+    memcpy(push + 4, next, 8);
+    KERNEL(e, is_wide(out->dtype) ? K_ARANGE_WIDE : K_ARANGE, 256, (uint32_t)out->dtype);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, ceil_div(out->size, 256));
+}
+
+static struct array *do_arange(struct call *c, double start, double stop, double step, mlxvk_dtype dtype)
+{
+    double count;
+    int n;
+    struct array *out;
+    if (c->code) return NULL;
+    if (!is_dtype((int)dtype) || dtype == MLXVK_BOOL || is_complex(dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", mlxvk_dtype_name(dtype));
+    if (isnan(start) || isnan(stop) || isnan(step) || isinf(start) || isinf(stop))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "bounds must be finite: %g, %g, %g", start, stop, step);
+    if (step == 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "step is 0");
+    count = isinf(step) ? ((step > 0) == (start < stop) && start != stop ? 1 : 0) : ceil((stop - start) / step);
+    if (count > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%g elements are too many", count);
+    n = count > 0 ? (int)count : 0;
+    out = output(c, 1, &n, dtype);
+    append(c, OP_ARANGE, PARAMS(.arange = { start, isinf(step) ? 0 : step }), NULL, 0, ARRAYS(out));
+    return out;
+}
+
+int mlxvk_arange(mlxvk_array *res, double start, double stop, double step, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("arange", s);
+    return finish(&c, do_arange(&c, start, stop, step, dtype), res);
+}
+
+/* A shape filled with the values of an array that broadcasts to it. */
+static struct array *do_full(struct call *c, int ndim, const int *shape, struct array *values, mlxvk_dtype dtype)
+{
+    struct array *out;
+    if (c->code || !values || !check_shape(c, ndim, shape, dtype)) return NULL;
+    values = broadcast(c, values, ndim, shape);
+    out = output(c, ndim, shape, dtype);
+    append_copy(c, out, values);
+    return out;
+}
+
+static int constant(const char *name, mlxvk_array *res, const int *shape, size_t shape_num, double value, mlxvk_dtype dtype,
+                    mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *out = NULL;
+    if (check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, dtype))
+        out = do_full(&c, (int)shape_num, shape, scalar(&c, value, dtype), dtype);
+    return finish(&c, out, res);
+}
+
+int mlxvk_full(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_array vals, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("full", s);
+    struct array *v = input(&c, "vals", vals);
+    return finish(&c, do_full(&c, (int)min_size(shape_num, MAXD + 1), shape, v, dtype), res);
+}
+
+int mlxvk_full_like(mlxvk_array *res, mlxvk_array a, mlxvk_array vals, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("full_like", s);
+    struct array *x = input(&c, "a", a), *v = input(&c, "vals", vals);
+    return finish(&c, x ? do_full(&c, x->ndim, x->shape, v, dtype) : NULL, res);
+}
+
+static int constant_like_call(const char *name, mlxvk_array *res, mlxvk_array a, double value, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, x ? constant_like(&c, x, value, x->dtype) : NULL, res);
+}
+
+int mlxvk_zeros(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    return constant("zeros", res, shape, shape_num, 0, dtype, s);
+}
+
+int mlxvk_ones(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    return constant("ones", res, shape, shape_num, 1, dtype, s);
+}
+
+int mlxvk_zeros_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return constant_like_call("zeros_like", res, a, 0, s); }
+int mlxvk_ones_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return constant_like_call("ones_like", res, a, 1, s); }
+
+/* ==== >>shape ===================================================================================================== */
+
+/* The axis as 0 .. ndim-1; -1 with an error. */
+static int normal_axis(struct call *c, const struct array *a, int axis)
+{
+    if (c->code || !a) return -1;
+    if (axis < -a->ndim || axis >= a->ndim) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s", axis, TEXT(a)), -1;
+    return axis < 0 ? axis + a->ndim : axis;
+}
+
+/* Normalises axes into a mask; duplicates are an error. */
+static bool axes_mask(struct call *c, const struct array *a, const int *axes, size_t count, uint32_t *mask)
+{
+    *mask = 0;
+    if (c->code || !a) return false;
+    if (count && !axes) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axes is NULL"), false;
+    for (size_t i = 0; i < count; i++) {
+        int axis = normal_axis(c, a, axes[i]);
+        if (axis < 0) return false;
+        if (*mask & (1u << axis)) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is named twice", axes[i], TEXT(a)), false;
+        *mask |= 1u << axis;
+    }
+    return true;
+}
+
+/* Strides for another shape of the same elements without moving them; false where that cannot be. */
+static bool view_strides(const struct array *a, int ndim, const int *shape, int64_t *strides)
+{
+    struct array *one[1] = { (struct array *)(uintptr_t)a };
+    struct dims g = merge_dims(one, 1);
+    int d = g.ndim - 1;
+    int64_t left = d >= 0 ? g.shape[d] : 1, step = d >= 0 ? g.stride[0][d] : 1;
+    for (int i = ndim - 1; i >= 0; i--) {
+        strides[i] = step;
+        if (shape[i] == 1) continue;
+        while (left == 1 && d > 0) { d--; left = g.shape[d]; step = g.stride[0][d]; }
+        if (left % shape[i]) return false;
+        strides[i] = step;
+        left /= shape[i];
+        step *= shape[i];
+    }
+    return true;
+}
+
+static struct array *do_reshape(struct call *c, struct array *a, int ndim, const int *shape)
+{
+    int64_t strides[MAXD];
+    size_t size = 1;
+    if (c->code || !a || !check_shape(c, ndim, shape, a->dtype)) return NULL;
+    for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
+    if (size != a->size) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has %zu elements, the new shape %zu", TEXT(a), a->size, size);
+    if (a->row || !a->size) return view_of(c, a, a->dtype, ndim, shape, NULL, a->offset);
+    if (view_strides(a, ndim, shape, strides)) return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
+    return view_of(c, copy_of(c, a), a->dtype, ndim, shape, NULL, 0);
+}
+
+/* A shape with at most one -1, which stands for what is left of `size`. */
+static bool infer_shape(struct call *c, const struct array *a, size_t size, const int *shape, size_t count, int *out)
+{
+    size_t known = 1;
+    int unknown = -1;
+    if (count > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "%zu dimensions; at most %d", count, MAXD), false;
+    if (count && !shape) return FAIL(c, MLXVK_ERROR_ARGUMENT, "shape is NULL"), false;
+    for (size_t i = 0; i < count; i++) {
+        out[i] = shape[i];
+        if (shape[i] == -1 && unknown < 0) unknown = (int)i;
+        else if (shape[i] < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %zu of the new shape of %s is %d", i, TEXT(a), shape[i]), false;
+        else if (shape[i] && known > SIZE_MAX / 64 / (size_t)shape[i]) return FAIL(c, MLXVK_ERROR_SHAPE, "the shape has too many elements"), false;
+        else known *= (size_t)shape[i];
+    }
+    if (unknown < 0) return true;
+    if (!known || size % known) return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be reshaped: %zu elements are no multiple of %zu", TEXT(a), size, known), false;
+    out[unknown] = (int)(size / known);
+    return true;
+}
+
+int mlxvk_reshape(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s)
+{
+    struct call c = begin("reshape", s);
+    struct array *x = input(&c, "a", a);
+    int full[MAXD];
+    if (x && !infer_shape(&c, x, x->size, shape, shape_num, full)) x = NULL;
+    return finish(&c, do_reshape(&c, x, (int)shape_num, full), res);
+}
+
+static struct array *do_flatten(struct call *c, struct array *a, int start, int stop)
+{
+    int shape[MAXD], n = 0;
+    if (c->code || !a) return NULL;
+    if (!a->ndim) return do_reshape(c, a, 1, (int[]){ 1 });
+    start = start < 0 ? start + a->ndim : start;
+    stop = stop < 0 ? stop + a->ndim : stop;
+    start = start < 0 ? 0 : start;
+    stop = stop >= a->ndim ? a->ndim - 1 : stop;
+    if (start >= a->ndim || stop < 0 || stop < start) return FAIL(c, MLXVK_ERROR_AXIS, "axes %d to %d of %s", start, stop, TEXT(a));
+    for (int i = 0; i < a->ndim; i++) {
+        if (i > start && i <= stop) shape[n - 1] *= a->shape[i];
+        else shape[n++] = a->shape[i];
+    }
+    return do_reshape(c, a, n, shape);
+}
+
+int mlxvk_flatten(mlxvk_array *res, mlxvk_array a, int start_axis, int end_axis, mlxvk_stream s)
+{
+    struct call c = begin("flatten", s);
+    return finish(&c, do_flatten(&c, input(&c, "a", a), start_axis, end_axis), res);
+}
+
+int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape, size_t shape_num, mlxvk_stream s)
+{
+    struct call c = begin("unflatten", s);
+    struct array *x = input(&c, "a", a);
+    int part[MAXD], full[MAXD], n = 0;
+    axis = normal_axis(&c, x, axis);
+    if (axis >= 0 && !shape_num) FAIL(&c, MLXVK_ERROR_SHAPE, "the new shape is empty");
+    if (axis >= 0 && (size_t)x->ndim + shape_num > MAXD + 1) FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD);
+    if (!c.code && axis >= 0 && infer_shape(&c, x, (size_t)x->shape[axis], shape, shape_num, part)) {
+        for (int i = 0; i < x->ndim; i++) {
+            if (i != axis) full[n++] = x->shape[i];
+            else for (size_t k = 0; k < shape_num; k++) full[n++] = part[k];
+        }
+        x = do_reshape(&c, x, n, full);
+    }
+    return finish(&c, x, res);
+}
+
+static struct array *do_transpose(struct call *c, struct array *a, const int *axes)
+{
+    int shape[MAXD];
+    int64_t strides[MAXD];
+    if (c->code || !a) return NULL;
+    for (int i = 0; i < a->ndim; i++) { shape[i] = a->shape[axes[i]]; strides[i] = a->strides[axes[i]]; }
+    return view_of(c, a, a->dtype, a->ndim, shape, strides, a->offset);
+}
+
+int mlxvk_transpose(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("transpose", s);
+    struct array *x = input(&c, "a", a);
+    int axes[MAXD];
+    for (int i = 0; x && i < x->ndim; i++) axes[i] = x->ndim - 1 - i;
+    return finish(&c, do_transpose(&c, x, axes), res);
+}
+
+int mlxvk_transpose_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    struct call c = begin("transpose_axes", s);
+    struct array *x = input(&c, "a", a);
+    int order[MAXD];
+    uint32_t mask;
+    if (x && axes_num != (size_t)x->ndim) FAIL(&c, MLXVK_ERROR_AXIS, "%zu axes for %s", axes_num, TEXT(x));
+    if (axes_mask(&c, x, axes, axes_num, &mask))
+        for (size_t i = 0; i < axes_num; i++) order[i] = normal_axis(&c, x, axes[i]);
+    return finish(&c, do_transpose(&c, x, order), res);
+}
+
+static struct array *do_swap(struct call *c, struct array *a, int axis1, int axis2)
+{
+    int order[MAXD];
+    axis1 = normal_axis(c, a, axis1);
+    axis2 = normal_axis(c, a, axis2);
+    if (c->code || !a) return NULL;
+    for (int i = 0; i < a->ndim; i++) order[i] = i == axis1 ? axis2 : i == axis2 ? axis1 : i;
+    return do_transpose(c, a, order);
+}
+
+int mlxvk_swapaxes(mlxvk_array *res, mlxvk_array a, int axis1, int axis2, mlxvk_stream s)
+{
+    struct call c = begin("swapaxes", s);
+    return finish(&c, do_swap(&c, input(&c, "a", a), axis1, axis2), res);
+}
+
+static struct array *do_moveaxis(struct call *c, struct array *a, int source, int destination)
+{
+    int order[MAXD], n = 0;
+    source = normal_axis(c, a, source);
+    destination = normal_axis(c, a, destination);
+    if (c->code || !a) return NULL;
+    for (int i = 0, k = 0; i < a->ndim; i++) {
+        if (i == destination) { order[n++] = source; continue; }
+        if (k == source) k++;
+        order[n++] = k++;
+    }
+    return do_transpose(c, a, order);
+}
+
+int mlxvk_moveaxis(mlxvk_array *res, mlxvk_array a, int source, int destination, mlxvk_stream s)
+{
+    struct call c = begin("moveaxis", s);
+    return finish(&c, do_moveaxis(&c, input(&c, "a", a), source, destination), res);
+}
+
+static struct array *do_expand(struct call *c, struct array *a, const int *axes, size_t count)
+{
+    int shape[MAXD], ndim, k = 0;
+    int64_t strides[MAXD];
+    struct array probe;
+    uint32_t mask;
+    if (c->code || !a) return NULL;
+    if ((size_t)a->ndim + count > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD);
+    ndim = a->ndim + (int)count;
+    probe = *a;
+    probe.ndim = ndim;
+    for (int i = a->ndim; i < ndim; i++) probe.shape[i] = 1;
+    if (!axes_mask(c, &probe, axes, count, &mask)) return NULL;
+    for (int i = 0; i < ndim; i++) {
+        bool fresh = mask & (1u << i);
+        shape[i] = fresh ? 1 : a->shape[k];
+        strides[i] = fresh ? 1 : a->strides[k];
+        k += !fresh;
+    }
+    return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
+}
+
+int mlxvk_expand_dims(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s)
+{
+    struct call c = begin("expand_dims", s);
+    return finish(&c, do_expand(&c, input(&c, "a", a), &axis, 1), res);
+}
+
+int mlxvk_expand_dims_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    struct call c = begin("expand_dims_axes", s);
+    return finish(&c, do_expand(&c, input(&c, "a", a), axes, axes_num), res);
+}
+
+static struct array *do_squeeze(struct call *c, struct array *a, uint32_t mask)
+{
+    int shape[MAXD], n = 0;
+    int64_t strides[MAXD];
+    if (c->code || !a) return NULL;
+    for (int i = 0; i < a->ndim; i++) {
+        if (mask & (1u << i)) {
+            if (a->shape[i] != 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is not 1", i, TEXT(a));
+            continue;
+        }
+        shape[n] = a->shape[i];
+        strides[n++] = a->strides[i];
+    }
+    return view_of(c, a, a->dtype, n, shape, strides, a->offset);
+}
+
+int mlxvk_squeeze(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("squeeze", s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask = 0;
+    for (int i = 0; x && i < x->ndim; i++) if (x->shape[i] == 1) mask |= 1u << i;
+    return finish(&c, do_squeeze(&c, x, mask), res);
+}
+
+static int squeeze_call(const char *name, mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask;
+    axes_mask(&c, x, axes, axes_num, &mask);
+    return finish(&c, do_squeeze(&c, x, mask), res);
+}
+
+int mlxvk_squeeze_axis(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s)
+{
+    return squeeze_call("squeeze_axis", res, a, &axis, 1, s);
+}
+
+int mlxvk_squeeze_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    return squeeze_call("squeeze_axes", res, a, axes, axes_num, s);
+}
+
+int mlxvk_broadcast_to(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s)
+{
+    struct call c = begin("broadcast_to", s);
+    struct array *x = input(&c, "a", a);
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype)) x = broadcast(&c, x, (int)shape_num, shape);
+    return finish(&c, x, res);
+}
+
+int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, const int64_t *strides,
+                     size_t strides_num, size_t offset, mlxvk_stream s)
+{
+    struct call c = begin("as_strided", s);
+    struct array *x = contiguous(&c, input(&c, "a", a)), *out = NULL;
+    if (shape_num != strides_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && offset <= INT64_MAX / 16)
+        out = view_of(&c, x, x->dtype, (int)shape_num, shape, strides, x->offset + (int64_t)(offset * item_size(x)));
+    if (out) {
+        int64_t low, high, first = x->offset;
+        array_span(out, &low, &high);
+        if (out->size && (low < first || high > first + (int64_t)array_bytes(x)))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "the view reaches outside %s", TEXT(x));
+    }
+    return finish(&c, out, res);
+}
+
+int mlxvk_copy(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("copy", s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, x ? view_of(&c, x, x->dtype, x->ndim, x->shape, x->strides, x->offset) : NULL, res);
+}
+
+static bool column_contiguous(const struct array *a)
+{
+    int64_t expected = 1;
+    for (int i = 0; i < a->ndim; i++) {
+        if (a->shape[i] != 1 && a->strides[i] != expected) return false;
+        expected *= a->shape[i];
+    }
+    return true;
+}
+
+int mlxvk_contiguous(mlxvk_array *res, mlxvk_array a, bool allow_col_major, mlxvk_stream s)
+{
+    struct call c = begin("contiguous", s);
+    struct array *x = input(&c, "a", a);
+    if (x && !(allow_col_major && column_contiguous(x))) x = contiguous(&c, x);
+    return finish(&c, x, res);
+}
+
+int mlxvk_astype(mlxvk_array *res, mlxvk_array a, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("astype", s);
+    return finish(&c, as_type(&c, input(&c, "a", a), dtype), res);
+}
+
+/* Reinterprets the bits; the last dimension scales with the item size. */
+static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
+{
+    int shape[MAXD];
+    int64_t strides[MAXD];
+    size_t from, to, bytes;
+    if (c->code || !a || !check_shape(c, 0, NULL, dtype)) return NULL;
+    from = item_size(a);
+    to = dtypes[dtype].size;
+    if (from == to) return view_of(c, a, dtype, a->ndim, a->shape, a->strides, a->offset);
+    if (!a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name, dtypes[dtype].name);
+    bytes = (size_t)dim_of(a, -1) * from;
+    if (bytes % to) return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
+    if (!(to < from && a->strides[a->ndim - 1] == 1)) a = contiguous(c, a);
+    if (!a) return NULL;
+    memcpy(shape, a->shape, sizeof shape);
+    for (int i = 0; i < a->ndim; i++) strides[i] = a->strides[i] * (int64_t)from / (int64_t)to;
+    shape[a->ndim - 1] = (int)(bytes / to);
+    strides[a->ndim - 1] = 1;
+    return view_of(c, a, dtype, a->ndim, shape, a->row ? NULL : strides, a->offset);
+}
+
+int mlxvk_view(mlxvk_array *res, mlxvk_array a, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("view", s);
+    return finish(&c, do_view(&c, input(&c, "a", a), dtype), res);
+}
+
+/* ---- slices ---- */
+
+/* One axis of a slice by NumPy's rules: the first element and how many. */
+static int slice_axis(int n, int start, int stop, int step, int *first)
+{
+    start = start < 0 ? start + n : start;
+    stop = stop < 0 ? stop + n : stop;
+    if (step > 0) {
+        start = start < 0 ? 0 : start > n ? n : start;
+        stop = stop < start ? start : stop > n ? n : stop;
+        *first = start;
+        return (int)(((int64_t)stop - start + step - 1) / step);
+    }
+    start = start > n - 1 ? n - 1 : start;
+    stop = stop < -1 ? -1 : stop;
+    if (start < 0) start = -1;
+    if (stop > start) stop = start;
+    *first = start < 0 ? 0 : start;
+    return (int)(((int64_t)start - stop - (int64_t)step - 1) / -(int64_t)step);
+}
+
+static struct array *do_slice(struct call *c, struct array *a, const int *start, const int *stop, const int *step)
+{
+    int shape[MAXD];
+    int64_t strides[MAXD], offset;
+    size_t size = 1;
+    if (c->code || !a) return NULL;
+    offset = a->offset;
+    for (int i = 0; i < a->ndim; i++) {
+        int first, by = step ? step[i] : 1;
+        if (by == 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a step of 0 on axis %d", i);
+        shape[i] = slice_axis(a->shape[i], start[i], stop[i], by, &first);
+        strides[i] = a->strides[i] * (shape[i] == 1 ? 1 : by);
+        if (shape[i]) offset += first * a->strides[i] * (int64_t)item_size(a);
+        size *= (size_t)shape[i];
+    }
+    return view_of(c, a, a->dtype, a->ndim, shape, strides, size ? offset : a->offset);
+}
+
+/* Checks the lengths of a slice's lists. */
+static bool slice_lists(struct call *c, const struct array *a, const int *start, size_t start_num, const int *stop, size_t stop_num,
+                        const int *strides, size_t strides_num)
+{
+    if (c->code || !a) return false;
+    if (start_num != (size_t)a->ndim || stop_num != (size_t)a->ndim || strides_num != (size_t)a->ndim)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu starts, %zu stops and %zu strides for %s", start_num, stop_num, strides_num, TEXT(a)), false;
+    if (a->ndim && (!start || !stop || !strides)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "start, stop or strides is NULL"), false;
+    return true;
+}
+
+int mlxvk_slice(mlxvk_array *res, mlxvk_array a, const int *start, size_t start_num, const int *stop, size_t stop_num,
+                const int *strides, size_t strides_num, mlxvk_stream s)
+{
+    struct call c = begin("slice", s);
+    struct array *x = input(&c, "a", a);
+    if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;
+    return finish(&c, do_slice(&c, x, start, stop, strides), res);
+}
+
+/* Rows [first, first + count) of one axis. */
+static struct array *slice_one(struct call *c, struct array *a, int axis, int first, int count)
+{
+    int start[MAXD] = { 0 }, stop[MAXD];
+    if (c->code || !a) return NULL;
+    memcpy(stop, a->shape, sizeof stop);
+    start[axis] = first;
+    stop[axis] = first + count;
+    return do_slice(c, a, start, stop, NULL);
+}
+
+/* May the contents of *res, which is also the operand, be overwritten? Only this handle sees them, each element once. */
+static bool updates_in_place(const mlxvk_array *res, const struct array *a)
+{
+    if (!res || res->ctx != a || a->handles != 1 || a->storage->owned != 1 || a->storage->literal) return false;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->shape[i] > 1 && a->strides[i] == 0) return false;
+    return true;
+}
+
+static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update, const int *start,
+                                     const int *stop, const int *step)
+{
+    struct array *out, *target;
+    if (c->code || !a || !update) return NULL;
+    if (updates_in_place(res, a)) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
+    else out = copy_of(c, a);
+    target = do_slice(c, out, start, stop, step);
+    if (!target) return NULL;
+    update = broadcast(c, update, target->ndim, target->shape);
+    append_copy(c, target, update);
+    return out;
+}
+
+int mlxvk_slice_update(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, const int *stop,
+                       size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)
+{
+    struct call c = begin("slice_update", s);
+    struct array *x = input(&c, "src", src), *u = input(&c, "update", update);
+    if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;
+    while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);
+    return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides), res);
+}
+
+/* ---- joining and splitting ---- */
+
+struct vector { size_t size, slots; mlxvk_array *data; };        /* of the host: it belongs to no device */
+
+static struct array *vector_input(struct call *c, const struct vector *v, size_t i)
+{
+    char name[32];
+    snprintf(name, sizeof name, "arrays[%zu]", i);
+    return input(c, name, v->data[i]);
+}
+
+/* The dtype that all arrays of a list promote to. */
+static bool vector_dtype(struct call *c, const struct vector *v, mlxvk_dtype *dtype)
+{
+    if (c->code) return false;
+    if (!v || !v->size) return FAIL(c, MLXVK_ERROR_ARGUMENT, "no arrays"), false;
+    for (size_t i = 0; i < v->size; i++) {
+        struct array *a = vector_input(c, v, i);
+        if (!a) return false;
+        *dtype = i ? promote(*dtype, a->dtype) : a->dtype;
+    }
+    return true;
+}
+
+/* stack: each array gets an axis of length 1 there first. */
+static struct array *do_concatenate(struct call *c, const struct vector *v, int axis, bool stack)
+{
+    struct array *first, *out, *part;
+    int shape[MAXD], at = 0;
+    int64_t total = 0;
+    mlxvk_dtype dtype;
+    if (!vector_dtype(c, v, &dtype)) return NULL;
+    first = v->data[0].ctx;
+    if (stack) first = do_expand(c, first, &axis, 1);
+    axis = normal_axis(c, first, axis);
+    if (axis < 0) return NULL;
+    memcpy(shape, first->shape, sizeof shape);
+    for (size_t i = 0; i < v->size; i++) {
+        struct array *a = v->data[i].ctx;
+        int ndim = a->ndim + stack;
+        if (ndim != first->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s have different dimensions", TEXT(first), TEXT(a));
+        for (int k = 0; k < ndim; k++) {
+            int n = stack ? (k == axis ? 1 : a->shape[k - (k > axis)]) : a->shape[k];
+            if (k != axis && n != shape[k]) return FAIL(c, MLXVK_ERROR_SHAPE, "%s does not fit %s beside axis %d", TEXT(a), TEXT(first), axis);
+            if (k == axis) total += n;
+        }
+    }
+    if (total > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d would have %lld elements", axis, (long long)total);
+    shape[axis] = (int)total;
+    out = output(c, first->ndim, shape, dtype);
+    for (size_t i = 0; i < v->size && !c->code; i++) {
+        part = v->data[i].ctx;
+        if (stack) part = do_expand(c, part, &axis, 1);
+        if (!part) return NULL;
+        append_copy(c, slice_one(c, out, axis, at, part->shape[axis]), part);
+        at += part->shape[axis];
+    }
+    return out;
+}
+
+static int join(const char *name, mlxvk_array *res, mlxvk_vector_array arrays, int axis, bool stack, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    return finish(&c, do_concatenate(&c, arrays.ctx, axis, stack), res);
+}
+
+int mlxvk_concatenate(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s) { return join("concatenate", res, arrays, 0, false, s); }
+int mlxvk_stack(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s) { return join("stack", res, arrays, 0, true, s); }
+int mlxvk_concatenate_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s)
+{
+    return join("concatenate_axis", res, arrays, axis, false, s);
+}
+int mlxvk_stack_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s)
+{
+    return join("stack_axis", res, arrays, axis, true, s);
+}
+
+static bool vector_push(struct vector *v, struct array *a)
+{
+    if (v->size == v->slots) {
+        size_t slots = v->slots ? 2 * v->slots : 8;
+        mlxvk_array *grown = realloc(v->data, slots * sizeof *grown);
+        if (!grown) return false;
+        v->data = grown;
+        v->slots = slots;
+    }
+    v->data[v->size++].ctx = a;
+    if (a) take_handle(a);
+    return true;
+}
+
+static void vector_clear(struct vector *v)
+{
+    for (size_t i = 0; i < v->size; i++) if (v->data[i].ctx) drop_handle(v->data[i].ctx);
+    v->size = 0;
+}
+
+/* Ends a call with several results in a vector, which replaces what *res held. */
+static int finish_vector(struct call *c, struct array **results, size_t count, mlxvk_vector_array *res)
+{
+    struct vector *v;
+    if (!c->code && !res) FAIL(c, MLXVK_ERROR_ARGUMENT, "res is NULL");
+    for (size_t i = 0; i < count && !c->code; i++) if (!results[i]) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "no result");
+    if (c->code) return end(c);
+    v = res->ctx;
+    if (!v) v = res->ctx = calloc(1, sizeof *v);
+    if (!v) { FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return end(c); }
+    for (size_t i = 0; i < count; i++) take_handle(results[i]);      /* the old contents may be among them */
+    vector_clear(v);
+    for (size_t i = 0; i < count; i++) {
+        if (!vector_push(v, results[i])) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        drop_handle(results[i]);
+    }
+    return end(c);
+}
+
+enum { MAX_SPLIT = 4096 };
+
+static int finish_split(struct call *c, struct array *x, int axis, const int *cuts, size_t parts, mlxvk_vector_array *res)
+{
+    struct array **list;
+    int code;
+    if (c->code || !x) return finish_vector(c, NULL, 0, res);
+    list = host_zalloc(c->device, (parts + 1) * sizeof *list);
+    if (!list) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    for (size_t i = 0; i < parts && !c->code; i++) {
+        int n = x->shape[axis], first, stop = i + 1 < parts ? cuts[i] : n;
+        int count = slice_axis(n, i ? cuts[i - 1] : 0, stop, 1, &first);
+        list[i] = slice_one(c, x, axis, first, count);
+    }
+    code = finish_vector(c, list, parts, res);
+    host_free(c->device, list);
+    return code;
+}
+
+int mlxvk_split(mlxvk_vector_array *res, mlxvk_array a, int num_splits, int axis, mlxvk_stream s)
+{
+    struct call c = begin("split", s);
+    struct array *x = input(&c, "a", a);
+    int cuts[MAX_SPLIT];
+    axis = normal_axis(&c, x, axis);
+    if (axis >= 0 && (num_splits < 1 || num_splits > MAX_SPLIT || x->shape[axis] % num_splits))
+        FAIL(&c, MLXVK_ERROR_SHAPE, "%s cannot be split into %d equal parts along axis %d", TEXT(x), num_splits, axis);
+    for (int i = 0; !c.code && i + 1 < num_splits; i++) cuts[i] = (i + 1) * (x->shape[axis] / num_splits);
+    return finish_split(&c, x, axis, cuts, (size_t)(num_splits > 0 ? num_splits : 0), res);
+}
+
+int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indices, size_t indices_num, int axis, mlxvk_stream s)
+{
+    struct call c = begin("split_sections", s);
+    struct array *x = input(&c, "a", a);
+    axis = normal_axis(&c, x, axis);
+    if (indices_num && !indices) FAIL(&c, MLXVK_ERROR_ARGUMENT, "indices is NULL");
+    return finish_split(&c, x, axis, indices, indices_num + 1, res);
+}
+
+/* ==== >>fusion ==================================================================================================== */
+
+/* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
+typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
+static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
+    { "none", GATE_COUNT, -1, NULL },
+};
+
+static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    for (size_t i = 0; i < COUNT(fusion_table); i++) {
+        const struct fusion_row *f = &fusion_table[i];
+        if (f->op == s->nodes[at].op && s->device->gate[f->gate] && f->apply(e, s, at, end)) return true;
+    }
+    return false;
+}
+
+static const struct op_row op_table[OP_COUNT] = {
+#define X(id, name) [OP_##id] = { #name, lower_##name },
+    OPERATIONS(X)
+#undef X
+};
+
+/* ==== >>public: devices =========================================================================================== */
+
+static struct { mutex lock; struct device *device; } the_default = { .lock = MUTEX_INIT };
+
+static int create_layouts(struct device *d)
+{
+    VkDescriptorSetLayoutBinding b[MAX_BINDINGS];
+    VkPushConstantRange push = { VK_SHADER_STAGE_COMPUTE_BIT, 0, PUSH_SIZE };
+    for (uint32_t i = 0; i < MAX_BINDINGS; i++)
+        b[i] = (VkDescriptorSetLayoutBinding){ i, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL };
+    for (uint32_t n = 0; n <= MAX_BINDINGS; n++) {
+        VkDescriptorSetLayoutCreateInfo set = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = n,
+            .flags = d->caps.push_descriptor ? VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR : 0, .pBindings = b };
+        VkPipelineLayoutCreateInfo layout = { .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .setLayoutCount = 1,
+            .pSetLayouts = &d->set_layouts[n], .pushConstantRangeCount = 1, .pPushConstantRanges = &push };
+        VkResult r = d->vk.vkCreateDescriptorSetLayout(d->handle, &set, NULL, &d->set_layouts[n]);
+        if (r >= 0) r = d->vk.vkCreatePipelineLayout(d->handle, &layout, NULL, &d->layouts[n]);
+        if (r < 0) return vk_code(d, r);
+    }
+    return 0;
+}
+
+static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc)
+{
+    VkPipelineCacheCreateInfo info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO,
+        .initialDataSize = desc ? desc->pipeline_cache_size : 0, .pInitialData = desc ? desc->pipeline_cache : NULL };
+    return vk_code(d, d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache));
+}
+
+static void stream_destroy(struct stream *s);
+
+static void destroy_objects(struct device *d)
+{
+    while (d->streams) stream_destroy(d->streams);
+    cache_trim(d, SIZE_MAX, true);
+    while (d->blocks) block_destroy(d, d->blocks);
+    for (uint32_t i = 0; i < d->pipeline_slots; i++)
+        if (d->pipelines[i]) {
+            d->vk.vkDestroyPipeline(d->handle, d->pipelines[i]->handle, NULL);
+            host_free(d, d->pipelines[i]);
+        }
+    host_free(d, d->pipelines);
+    for (int i = 0; i < KERNEL_COUNT; i++) d->vk.vkDestroyShaderModule(d->handle, d->modules[i], NULL);
+    for (int i = 0; i <= MAX_BINDINGS; i++) {
+        d->vk.vkDestroyPipelineLayout(d->handle, d->layouts[i], NULL);
+        d->vk.vkDestroyDescriptorSetLayout(d->handle, d->set_layouts[i], NULL);
+    }
+    d->vk.vkDestroyPipelineCache(d->handle, d->pipeline_cache, NULL);
+    for (uint32_t i = 0; i < d->timeline_count; i++) {
+        d->vk.vkDestroySemaphore(d->handle, d->timelines[i]->semaphore, NULL);
+        host_free(d, d->timelines[i]);
+    }
+    host_free(d, d->timelines);
+}
+
+static void device_destroy(struct device *d)
+{
+    if (d->handle) {
+        if (!d->lost && !d->adopted) d->vk.vkDeviceWaitIdle(d->handle);
+        destroy_objects(d);
+        if (!d->adopted) d->vk.vkDestroyDevice(d->handle, NULL);
+    }
+    if (d->instance && !d->adopted) vkDestroyInstance(d->instance, NULL);
+    host_free(d, d);
+}
+
+/* Ends a call that may have dropped the device's last reference. */
+static void unlock_and_release(struct device *d)
+{
+    bool last = d->refs == 0;
+    mutex_unlock(&d->lock);
+    if (last) device_destroy(d);
+}
+
+int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
+{
+    mlxvk_error local = { 0 }, *error = desc && desc->error ? desc->error : &local;
+    mlxvk_allocator a = { 0 };
+    struct device *d;
+    int code;
+    if (!res) { set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "res is NULL"); return error->code; }
+    if (desc) a = desc->allocator;
+    d = a.allocate ? a.allocate(sizeof *d, a.user) : malloc(sizeof *d);
+    if (!d) { set_error(error, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "device", "out of host memory"); return error->code; }
+    memset(d, 0, sizeof *d);
+    d->refs = 1;
+    d->lock = (mutex)MUTEX_INIT;
+    d->allocator = a;
+    if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
+    read_gates(d->gate, desc ? desc->gates : NULL);
+    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, desc ? desc->name : NULL, error);
+    if (!code) code = create_layouts(d);
+    if (!code) code = create_pipeline_cache(d, desc);
+    if (code) {
+        if (!error->code) set_error(error, code, 0, __LINE__, "device", "%s could not be set up", d->caps.name);
+        if (d->on_error) d->on_error(error, d->user);
+        device_destroy(d);
+        return code;
+    }
+    d->memory_limit = d->cache_limit = d->caps.memory_size / 20 * 19;
+    if (res->ctx) mlxvk_device_free(*res);
+    res->ctx = d;
+    return 0;
+}
+
+static struct device *default_device(void)
+{
+    mutex_lock(&the_default.lock);
+    if (!the_default.device) {
+        mlxvk_device handle = { NULL };
+        if (!mlxvk_device_create(&handle, NULL)) the_default.device = handle.ctx;
+    }
+    mutex_unlock(&the_default.lock);
+    return the_default.device;
+}
+
+static struct device *device_or_default(mlxvk_device device) { return device.ctx ? device.ctx : default_device(); }
+
+mlxvk_device mlxvk_device_new(void)
+{
+    mlxvk_device res = { default_device() };
+    struct device *d = res.ctx;
+    if (d) { mutex_lock(&d->lock); d->refs++; mutex_unlock(&d->lock); }
+    return res;
+}
+
+int mlxvk_device_free(mlxvk_device device)
+{
+    struct device *d = device.ctx;
+    if (!d) return 0;
+    mutex_lock(&d->lock);
+    d->refs--;
+    unlock_and_release(d);
+    return 0;
+}
+
+int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
+{
+    struct device *d = device_or_default(device);
+    if (!d || !error) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    *error = d->error;
+    mutex_unlock(&d->lock);
+    return 0;
+}
+
+int mlxvk_device_status(mlxvk_device device)
+{
+    struct device *d = device_or_default(device);
+    return d ? d->lost : MLXVK_ERROR_NO_DEVICE;
+}
+
+/* Lists the physical devices of a fresh instance. */
+int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user)
+{
+    mlxvk_error error;
+    VkInstance instance;
+    VkPhysicalDevice list[32];
+    VkPhysicalDeviceProperties p;
+    uint32_t n = COUNT(list);
+    int code = load_vulkan(NULL, &error);
+    if (!code) code = create_instance(&instance, &error);
+    if (code) return code;
+    if (vkEnumeratePhysicalDevices(instance, &n, list) < 0) n = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (usable(list[i], &p)) each((int)i, p.deviceName, type_name(p.deviceType), user);
+    vkDestroyInstance(instance, NULL);
+    return 0;
+}
+
+static void count_device(int index, const char *name, const char *type, void *user)
+{
+    (void)index, (void)name, (void)type;
+    ++*(int *)user;
+}
+
+int mlxvk_device_count(void)
+{
+    int n = 0;
+    mlxvk_device_list(count_device, &n);
+    return n;
+}
+
+bool mlxvk_is_available(void) { return mlxvk_device_count() > 0; }
+
+int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key)
+{
+    struct device *d = device_or_default(device);
+    if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
+    if (!strcmp(key, "device_name")) *value = d->caps.name;
+    else if (!strcmp(key, "driver")) *value = d->caps.driver;
+    else if (!strcmp(key, "architecture")) *value = d->caps.architecture;
+    else if (!strcmp(key, "type")) *value = type_name(d->caps.type);
+    else return MLXVK_ERROR_ARGUMENT;
+    return 0;
+}
+
+int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *key)
+{
+    struct device *d = device_or_default(device);
+    const struct capabilities *c;
+    if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
+    c = &d->caps;
+    const struct { const char *name; size_t value; } sizes[] = {
+        { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
+        { "memory_size", c->memory_size }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
+        { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
+        { "storage_buffer_alignment", c->offset_align },
+    };
+    for (size_t i = 0; i < COUNT(sizes); i++) if (!strcmp(key, sizes[i].name)) { *value = sizes[i].value; return 0; }
+    for (int i = 0; i < CAPABILITY_COUNT; i++)
+        if (!strcmp(key, capability_names[i])) { *value = c->bits >> i & 1; return 0; }
+    return MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
+{
+    struct device *d = device_or_default(device);
+    VkResult r;
+    if (!d || !size) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    r = d->vk.vkGetPipelineCacheData(d->handle, d->pipeline_cache, size, data);
+    mutex_unlock(&d->lock);
+    return r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r);
+}
+
+/* ==== >>public: memory ============================================================================================ */
+
+/* One member of the device, read and where `set` is given changed, under the lock. */
+static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
+{
+    struct device *d = device_or_default(device);
+    size_t *field;
+    if (!d) return MLXVK_ERROR_NO_DEVICE;
+    mutex_lock(&d->lock);
+    field = (size_t *)(void *)((char *)d + member);
+    if (res) *res = *field;
+    if (set) *field = *set;
+    if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
+    mutex_unlock(&d->lock);
+    return 0;
+}
+
+int mlxvk_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
+int mlxvk_get_peak_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, peak), NULL); }
+int mlxvk_reset_peak_memory(mlxvk_device d) { return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 }); }
+int mlxvk_get_cache_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, cached), NULL); }
+int mlxvk_get_memory_limit(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, memory_limit), NULL); }
+int mlxvk_set_memory_limit(size_t *res, size_t limit, mlxvk_device d)
+{
+    return memory_value(d, res, offsetof(struct device, memory_limit), &limit);
+}
+int mlxvk_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
+{
+    return memory_value(d, res, offsetof(struct device, cache_limit), &limit);
+}
+int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
+{
+    struct device *d = device_or_default(device);
+    if (d && limit > d->caps.memory_size / 20 * 19)
+        return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit", "%zu is over the recommended working set", limit);
+    return memory_value(device, res, offsetof(struct device, wired_limit), &limit);
+}
+
+int mlxvk_clear_cache(mlxvk_device device)
+{
+    struct device *d = device_or_default(device);
+    if (!d) return MLXVK_ERROR_NO_DEVICE;
+    mutex_lock(&d->lock);
+    cache_trim(d, SIZE_MAX, true);
+    mutex_unlock(&d->lock);
+    return 0;
+}
+
+static int put_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b)
+{
+    if (res->ctx) { buffer_release(d, res->ctx); d->refs--; }
+    res->ctx = b;
+    d->refs++;
+    return 0;
+}
+
+int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device)
+{
+    struct device *d = device_or_default(device);
+    struct buffer *b;
+    int code;
+    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    code = d->lost ? d->lost : buffer_allocate(d, size, NULL, &b);
+    if (code) device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size, d->caps.max_allocation);
+    else code = put_buffer(d, res, b);
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped, mlxvk_device device)
+{
+    struct device *d = device_or_default(device);
+    struct buffer *b;
+    int code = 0;
+    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    b = host_zalloc(d, sizeof *b);
+    if (!b) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "buffer_adopt", "out of host memory");
+    else {
+        memcpy(&b->handle, &vk_buffer, sizeof b->handle);
+        b->refs = 1;
+        b->device = d;
+        b->offset = offset;
+        b->size = size;
+        b->map = mapped;
+        d->active += size;
+        put_buffer(d, res, b);
+    }
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+int mlxvk_buffer_free(mlxvk_buffer buffer)
+{
+    struct buffer *b = buffer.ctx;
+    struct device *d;
+    if (!b) return 0;
+    d = b->device;
+    mutex_lock(&d->lock);
+    buffer_release(d, b);
+    d->refs--;
+    unlock_and_release(d);
+    return 0;
+}
+
+size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->size : 0; }
+void *mlxvk_buffer_data(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->map : NULL; }
+
+/* Blocks until the buffer's submitted uses (or only its writes) are done, submitting what is recorded. The lock is held on
+ * entry and on return, but not while waiting. */
+static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
+{
+    struct use uses[MAX_USES];
+    int n = 0, code = 0;
+    if (!b) return 0;
+    for (int i = 0; i < b->use_count; i++) {
+        struct use u = b->uses[i];
+        if ((writes_only && !u.write) || u.value <= u.line->completed) continue;
+        if (u.value > u.line->submitted && u.line->stream && (code = stream_submit(u.line->stream)) != 0) return code;
+        uses[n++] = u;
+    }
+    if (!n) return 0;
+    b->refs++;
+    mutex_unlock(&d->lock);
+    for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value, UINT64_MAX);
+    mutex_lock(&d->lock);
+    buffer_release(d, b);
+    return code;
+}
+
+int mlxvk_buffer_wait(mlxvk_buffer buffer)
+{
+    struct buffer *b = buffer.ctx;
+    int code;
+    if (!b) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&b->device->lock);
+    code = wait_buffer(b->device, b, false);
+    mutex_unlock(&b->device->lock);
+    return code;
+}
+
+/* Moves bytes between the host and a buffer through a staging block, in chunks; blocks. */
+static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, void *data, size_t size, bool upload)
+{
+    struct device *d = s->device;
+    struct encoder *e = &s->encoder;
+    struct block staging = { 0 };
+    size_t chunk = min_size(size, (size_t)16 << 20);
+    int code = raw_allocate(d, round_up(chunk, 4), upload ? d->caps.upload_type : d->caps.readback_type, true, &staging);
+    for (size_t at = 0; at < size && !code; at += chunk) {
+        size_t n = min_size(chunk, size - at);
+        VkBufferCopy copy = { upload ? 0 : b->offset + offset + at, upload ? b->offset + offset + at : 0, n };
+        uint64_t value;
+        if (upload) memcpy(staging.map, (char *)data + at, n);
+        encoder_access(e, b, b->offset + offset + at, b->offset + offset + at + n, upload);
+        if (!e->code) insert_barrier(e);
+        if (!e->code) d->vk.vkCmdCopyBuffer(e->commands, upload ? staging.handle : b->handle, upload ? b->handle : staging.handle, 1, &copy);
+        value = s->line->open;
+        code = e->code ? e->code : stream_submit(s);
+        if (!code) {
+            VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                                         .pSemaphores = &s->line->semaphore, .pValues = &value };
+            VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
+            code = vk_code(d, r);
+        }
+        if (!code && s->line->completed < value) s->line->completed = value;
+        if (!code && !upload) memcpy((char *)data + at, staging.map, n);
+    }
+    if (staging.handle && d->lost != MLXVK_ERROR_DEVICE_LOST) {
+        d->vk.vkDestroyBuffer(d->handle, staging.handle, NULL);
+        d->vk.vkFreeMemory(d->handle, staging.memory, NULL);
+    }
+    return code;
+}
+
+/* ==== >>public: streams =========================================================================================== */
+
+static struct stream *stream_create(struct device *d)
+{
+    struct stream *s = host_zalloc(d, sizeof *s);
+    uint32_t queue = 0, inflight = (uint32_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
+    if (s) s->line = timeline_create(d);
+    if (!s || !s->line) { host_free(d, s); return NULL; }
+    for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
+    d->queue_users[queue]++;
+    s->device = d;
+    s->queue = queue;
+    s->index = d->stream_index++;
+    s->slot_count = min_u32(inflight + 2, SLOTS);
+    s->line->stream = s;
+    s->encoder.stream = s;
+    s->encoder.device = d;
+    s->next = d->streams;
+    d->streams = s;
+    return s;
+}
+
+static void slot_destroy(struct device *d, struct slot *slot)
+{
+    for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
+    host_free(d, slot->sets);
+    d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
+    d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
+}
+
+/* Submits and waits for everything, with the lock held. */
+static int stream_drain(struct stream *s)
+{
+    struct device *d = s->device;
+    VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                                 .pSemaphores = &s->line->semaphore, .pValues = &s->line->submitted };
+    stream_lower(s, 0);
+    stream_submit(s);
+    if (d->lost || s->line->completed >= s->line->submitted) return d->lost;
+    if (vk_code(d, d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX))) return d->lost ? d->lost : MLXVK_ERROR_VULKAN;
+    s->line->completed = s->line->submitted;
+    return 0;
+}
+
+static void stream_destroy(struct stream *s)
+{
+    struct device *d = s->device;
+    struct stream **link = &d->streams;
+    stream_drain(s);
+    for (uint32_t i = 0; i < s->slot_count; i++)
+        if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
+    while (*link != s) link = &(*link)->next;
+    *link = s->next;
+    if (d->default_stream == s) d->default_stream = NULL;
+    d->queue_users[s->queue]--;
+    s->line->stream = NULL;
+    s->line->completed = UINT64_MAX;
+    host_free(d, s->nodes);
+    host_free(d, s->seen);
+    host_free(d, s);
+}
+
+static struct stream *default_stream(struct device *d)
+{
+    if (!d->default_stream) d->default_stream = stream_create(d);
+    return d->default_stream;
+}
+
+static mlxvk_stream stream_handle(struct device *d, bool shared)
+{
+    mlxvk_stream res = { NULL };
+    struct stream *s;
+    if (!d) return res;
+    mutex_lock(&d->lock);
+    s = d->lost ? NULL : shared ? default_stream(d) : stream_create(d);
+    if (s) { s->refs++; d->refs++; }
+    else device_fail(d, d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "no stream could be made");
+    mutex_unlock(&d->lock);
+    res.ctx = s;
+    return res;
+}
+
+mlxvk_stream mlxvk_stream_new_device(mlxvk_device device) { return stream_handle(device_or_default(device), false); }
+mlxvk_stream mlxvk_stream_new(void) { return stream_handle(default_device(), false); }
+mlxvk_stream mlxvk_default_gpu_stream_new(void) { return stream_handle(default_device(), true); }
+
+int mlxvk_stream_free(mlxvk_stream stream)
+{
+    struct stream *s = stream.ctx;
+    struct device *d;
+    if (!s) return 0;
+    d = s->device;
+    mutex_lock(&d->lock);
+    if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
+    d->refs--;
+    unlock_and_release(d);
+    return 0;
+}
+
+mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream)
+{
+    mlxvk_device res = { stream.ctx ? ((struct stream *)stream.ctx)->device : NULL };
+    return res;
+}
+
+int mlxvk_stream_get_index(int *index, mlxvk_stream stream)
+{
+    if (!index || !stream.ctx) return MLXVK_ERROR_ARGUMENT;
+    *index = ((struct stream *)stream.ctx)->index;
+    return 0;
+}
+
+int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error)
+{
+    struct stream *s = stream.ctx;
+    if (!s || !error) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&s->device->lock);
+    *error = s->error;
+    mutex_unlock(&s->device->lock);
+    return 0;
+}
+
+/* The first error of deferred work, which it clears. */
+static int take_deferred(struct stream *s)
+{
+    int code = s->deferred;
+    s->deferred = 0;
+    return code ? code : s->device->lost;
+}
+
+int mlxvk_finalize(mlxvk_stream stream)
+{
+    struct call c = begin("finalize", stream);
+    if (!c.code) { stream_lower(c.stream, 0); c.code = stream_submit(c.stream); }
+    return end(&c);
+}
+
+int mlxvk_synchronize(mlxvk_stream stream)
+{
+    struct call c = begin("synchronize", stream);
+    uint64_t value;
+    int code;
+    if (c.code) return end(&c);
+    stream_lower(c.stream, 0);
+    stream_submit(c.stream);
+    value = c.stream->line->submitted;
+    code = take_deferred(c.stream);
+    end(&c);
+    if (value && !c.device->lost) {
+        int waited = timeline_wait(c.device, c.stream->line, value, UINT64_MAX);
+        code = code ? code : waited;
+    }
+    return code;
+}
+
+int mlxvk_clear_streams(mlxvk_device device)
+{
+    struct device *d = device_or_default(device);
+    if (!d) return MLXVK_ERROR_NO_DEVICE;
+    mutex_lock(&d->lock);
+    for (struct stream *s = d->streams, *next; s; s = next) {
+        next = s->next;
+        if (s->refs) stream_drain(s);
+        else stream_destroy(s);
+    }
+    mutex_unlock(&d->lock);
+    return d->lost;
+}
+
+/* ---- evaluation ---- */
+
+/* Lowers and submits what computes the array. The lock is held. */
+static int array_submit(struct array *a)
+{
+    struct storage *st = a->storage;
+    struct stream *s = st->stream;
+    if (s && (st->writers || st->readers)) stream_lower(s, 0);
+    if (s && !st->failed) stream_submit(s);
+    return st->failed ? st->failed : st->device->lost;
+}
+
+static int array_wait(struct array *a)
+{
+    int code = array_submit(a);
+    if (!code) code = wait_buffer(a->storage->device, a->storage->buffer, true);
+    return code;
+}
+
+static int eval_vector(mlxvk_vector_array outputs, bool wait)
+{
+    struct vector *v = outputs.ctx;
+    int code = 0, waited = 0;
+    if (!v) return MLXVK_ERROR_ARGUMENT;
+    for (int pass = 0; pass <= (int)wait; pass++)
+        for (size_t i = 0; i < v->size; i++) {
+            struct array *a = v->data[i].ctx;
+            if (!a) return MLXVK_ERROR_ARGUMENT;
+            mutex_lock(&a->storage->device->lock);
+            waited = pass ? array_wait(a) : array_submit(a);
+            mutex_unlock(&a->storage->device->lock);
+            code = code ? code : waited;
+        }
+    return code;
+}
+
+int mlxvk_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, true); }
+int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, false); }
+
+/* ==== >>public: events ============================================================================================ */
+
+struct event { struct device *device; VkSemaphore semaphore; };
+
+int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
+{
+    VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+                                       .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
+    VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
+    struct device *d = device_or_default(device);
+    struct event *event;
+    VkResult r = VK_ERROR_OUT_OF_HOST_MEMORY;
+    int code;
+    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    event = host_zalloc(d, sizeof *event);
+    if (event) r = d->vk.vkCreateSemaphore(d->handle, &info, NULL, &event->semaphore);
+    code = vk_code(d, r);
+    if (!code) {
+        event->device = d;
+        d->refs++;
+        res->ctx = event;
+    } else {
+        host_free(d, event);
+        device_fail(d, code, r, __LINE__, "event", "no semaphore (VkResult %d)", r);
+    }
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+/* Streams may have unsubmitted or unfinished work that names the semaphore: they are drained first. */
+int mlxvk_event_free(mlxvk_event event)
+{
+    struct event *ev = event.ctx;
+    struct device *d;
+    if (!ev) return 0;
+    d = ev->device;
+    mutex_lock(&d->lock);
+    for (struct stream *s = d->streams; s; s = s->next) stream_submit(s);
+    for (struct stream *s = d->streams; s; s = s->next)
+        if (!d->lost && s->line->completed < s->line->submitted) stream_drain(s);
+    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
+    host_free(d, ev);
+    d->refs--;
+    unlock_and_release(d);
+    return 0;
+}
+
+int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
+{
+    struct call c = begin("event_signal", stream);
+    struct event *ev = event.ctx;
+    if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
+    if (c.code) return end(&c);
+    stream_lower(c.stream, 0);
+    c.stream->signals[c.stream->signal_count++] = (struct wait){ NULL, ev->semaphore, value };
+    c.code = stream_submit(c.stream);
+    return end(&c);
+}
+
+int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
+{
+    struct call c = begin("event_wait", stream);
+    struct event *ev = event.ctx;
+    if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
+    if (c.code) return end(&c);
+    stream_lower(c.stream, 0);
+    c.code = stream_submit(c.stream);
+    if (!c.code) c.code = stream_wait(c.stream, ev->semaphore, value);
+    return end(&c);
+}
+
+int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
+{
+    struct event *ev = event.ctx;
+    VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .value = value };
+    if (!ev) return MLXVK_ERROR_ARGUMENT;
+    info.semaphore = ev->semaphore;
+    return vk_code(ev->device, ev->device->vk.vkSignalSemaphore(ev->device->handle, &info));
+}
+
+int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns)
+{
+    struct event *ev = event.ctx;
+    VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1, .pValues = &value };
+    VkResult r;
+    if (!ev) return MLXVK_ERROR_ARGUMENT;
+    info.pSemaphores = &ev->semaphore;
+    r = ev->device->vk.vkWaitSemaphores(ev->device->handle, &info, timeout_ns);
+    return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : vk_code(ev->device, r);
+}
+
+bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value)
+{
+    struct event *ev = event.ctx;
+    uint64_t now = 0;
+    return ev && ev->device->vk.vkGetSemaphoreCounterValue(ev->device->handle, ev->semaphore, &now) >= 0 && now >= value;
+}
+
+/* ==== >>public: arrays ============================================================================================ */
+
+/* Calls on an array without a stream: its device, locked. */
+static struct device *lock_array(const struct array *a)
+{
+    mutex_lock(&a->storage->device->lock);
+    return a->storage->device;
+}
+
+mlxvk_array mlxvk_array_new(void) { return (mlxvk_array){ NULL }; }
+
+int mlxvk_array_free(mlxvk_array array)
+{
+    struct array *a = array.ctx;
+    struct device *d;
+    if (!a) return 0;
+    d = lock_array(a);
+    drop_handle(a);
+    unlock_and_release(d);
+    return 0;
+}
+
+int mlxvk_array_set(mlxvk_array *res, mlxvk_array source)
+{
+    struct array *a = source.ctx, *old;
+    struct device *d;
+    if (!res) return MLXVK_ERROR_ARGUMENT;
+    old = res->ctx;
+    if (a) {
+        d = lock_array(a);
+        take_handle(a);
+        mutex_unlock(&d->lock);
+    }
+    res->ctx = a;
+    return mlxvk_array_free((mlxvk_array){ old });
+}
+
+/* Copies host data into a fresh array. */
+static int fill_array(struct call *c, struct array *a, const void *data)
+{
+    struct storage *st = a->storage;
+    struct encoder *e = &c->stream->encoder;
+    int code;
+    if (data && st->nbytes <= INLINE_BYTES) {
+        st->literal = true;
+        memcpy(st->bytes, data, st->nbytes);
+        return 0;
+    }
+    code = buffer_allocate(st->device, st->nbytes, c->device->caps.mapped ? NULL : c->stream->line, &st->buffer);
+    if (code) {
+        FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes, c->device->caps.max_allocation);
+        return code;
+    }
+    if (!data || !st->nbytes) return 0;
+    if (st->buffer->map) memcpy(st->buffer->map, data, st->nbytes);
+    else code = staged_transfer(c->stream, st->buffer, 0, (void *)(uintptr_t)data, st->nbytes, true);
+    if (code) {
+        FAIL(c, code, "the upload failed: %s", e->error.text);
+        e->code = c->device->lost;
+    }
+    return code;
+}
+
+int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim, mlxvk_dtype dtype, mlxvk_device device)
+{
+    struct device *d = device_or_default(device);
+    struct call c = { .name = "array", .device = d };
+    struct array *a;
+    int code;
+    if (!d) return MLXVK_ERROR_NO_DEVICE;
+    mutex_lock(&d->lock);
+    c.stream = default_stream(d);
+    if (!c.stream) c.code = d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+    a = output(&c, dim, shape, dtype);
+    if (a) fill_array(&c, a, data);
+    if (c.code && c.stream) d->error = c.stream->error;
+    code = c.code;
+    if (!c.stream) { mutex_unlock(&d->lock); return code; }
+    return finish(&c, a, res);
+}
+
+mlxvk_array mlxvk_array_new_data(const void *data, const int *shape, int dim, mlxvk_dtype dtype)
+{
+    mlxvk_array res = { NULL };
+    mlxvk_array_new_data_device(&res, data, shape, dim, dtype, (mlxvk_device){ NULL });
+    return res;
+}
+
+mlxvk_array mlxvk_array_new_bool(bool value) { uint8_t v = value; return mlxvk_array_new_data(&v, NULL, 0, MLXVK_BOOL); }
+mlxvk_array mlxvk_array_new_int(int value) { int32_t v = value; return mlxvk_array_new_data(&v, NULL, 0, MLXVK_INT32); }
+mlxvk_array mlxvk_array_new_float(float value) { return mlxvk_array_new_data(&value, NULL, 0, MLXVK_FLOAT32); }
+mlxvk_array mlxvk_array_new_float32(float value) { return mlxvk_array_new_float(value); }
+mlxvk_array mlxvk_array_new_complex(float real, float imag)
+{
+    float v[2] = { real, imag };
+    return mlxvk_array_new_data(v, NULL, 0, MLXVK_COMPLEX64);
+}
+
+int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("array_empty", s);
+    struct array *a = output(&c, (int)min_size(shape_num, MAXD + 1), shape, dtype);
+    if (a) fill_array(&c, a, NULL);
+    return finish(&c, a, res);
+}
+
+int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *shape, const int64_t *strides, int dim, mlxvk_dtype dtype,
+                           size_t offset)
+{
+    struct buffer *b = buffer.ctx;
+    struct device *d = b ? b->device : NULL;
+    struct call c = { .name = "array_new_buffer", .device = d };
+    struct array *a = NULL;
+    struct storage *st;
+    int64_t low, high;
+    if (!b) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    c.stream = default_stream(d);
+    if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
+    if (check_shape(&c, dim, shape, dtype) && (offset > b->size || offset % dtypes[dtype].size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->size);
+    st = c.code ? NULL : storage_create(d, b->size);
+    if (st) {
+        st->refs = 1;
+        st->buffer = b;
+        b->refs++;
+        a = temporary(&c, array_create(st, dtype, dim, shape, strides, (int64_t)offset));
+        storage_release(st);
+    }
+    if (a) {
+        array_span(a, &low, &high);
+        if (a->size && (low < 0 || high > (int64_t)b->size))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->size);
+    }
+    if (c.code) d->error = c.stream->error;
+    return finish(&c, a, res);
+}
+
+size_t mlxvk_array_itemsize(mlxvk_array array) { return array.ctx ? item_size(array.ctx) : 0; }
+size_t mlxvk_array_size(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->size : 0; }
+size_t mlxvk_array_nbytes(mlxvk_array array) { return array.ctx ? array_bytes(array.ctx) : 0; }
+size_t mlxvk_array_ndim(mlxvk_array array) { return array.ctx ? (size_t)((struct array *)array.ctx)->ndim : 0; }
+const int *mlxvk_array_shape(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->shape : NULL; }
+const int64_t *mlxvk_array_strides(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->strides : NULL; }
+mlxvk_dtype mlxvk_array_dtype(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->dtype : MLXVK_DTYPE_COUNT; }
+bool mlxvk_array_is_row_contiguous(mlxvk_array array) { return array.ctx && ((struct array *)array.ctx)->row; }
+
+int mlxvk_array_dim(mlxvk_array array, int dim)
+{
+    const struct array *a = array.ctx;
+    return a && dim >= -a->ndim && dim < a->ndim ? dim_of(a, dim) : 0;
+}
+
+int mlxvk_array_buffer(mlxvk_buffer *res, size_t *offset, mlxvk_array array)
+{
+    struct array *a = array.ctx;
+    struct device *d;
+    int code;
+    if (!a || !res) return MLXVK_ERROR_ARGUMENT;
+    d = lock_array(a);
+    code = array_wait(a);
+    if (!code && !a->storage->buffer && default_stream(d)) {
+        struct encoder *e = &default_stream(d)->encoder;
+        code = storage_allocate(e, a->storage);
+        if (!code) code = wait_buffer(d, a->storage->buffer, true);
+    }
+    if (!code) {
+        a->storage->buffer->refs++;
+        put_buffer(d, res, a->storage->buffer);
+        if (offset) *offset = (size_t)a->offset;
+    }
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+int mlxvk_array_eval(mlxvk_array array)
+{
+    struct array *a = array.ctx;
+    struct device *d;
+    int code;
+    if (!a) return MLXVK_ERROR_ARGUMENT;
+    d = lock_array(a);
+    code = array_wait(a);
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+/* Host memory that is mapped uncached is read through cached staging from this many bytes on. */
+enum { DIRECT_READ = 16384 };
+
+/* Copies the bytes of a computed row-contiguous array to the host. The lock is held. */
+static int read_bytes(struct stream *s, struct array *a, void *data)
+{
+    struct storage *st = a->storage;
+    size_t n = array_bytes(a);
+    if (!n) return 0;
+    if (st->literal && !st->buffer) { memcpy(data, st->bytes + a->offset, n); return 0; }
+    if (!st->buffer) return MLXVK_ERROR_NOT_READY;
+    if (st->buffer->map && (n <= DIRECT_READ || s->device->caps.memory_type == s->device->caps.readback_type || !st->buffer->block)) {
+        int code = wait_buffer(s->device, st->buffer, true);
+        if (!code) memcpy(data, st->buffer->map + a->offset, n);
+        return code;
+    }
+    return staged_transfer(s, st->buffer, (size_t)a->offset, data, n, false);
+}
+
+int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
+{
+    struct call c = begin("array_read", s);
+    struct array *a = input(&c, "array", array);
+    int code;
+    if (a && size != array_bytes(a)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu bytes of memory for %s", size, TEXT(a));
+    if (a && size && !data) FAIL(&c, MLXVK_ERROR_ARGUMENT, "data is NULL");
+    if (a && !c.code) a = contiguous(&c, a);
+    if (!a || c.code) return end(&c);
+    take_handle(a);                                  /* somebody wants it: not to be dropped from the tape */
+    code = array_submit(a);
+    if (!code) code = read_bytes(c.stream, a, data);
+    drop_handle(a);
+    if (code && !c.code) FAIL(&c, code, "%s could not be computed: %s", TEXT(a), mlxvk_result_text(code));
+    return end(&c);
+}
+
+static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
+{
+    struct array *a = array.ctx;
+    struct device *d;
+    struct stream *s;
+    int code;
+    if (!a || !res) return MLXVK_ERROR_ARGUMENT;
+    d = lock_array(a);
+    s = a->storage->stream ? a->storage->stream : default_stream(d);
+    if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
+    else if (a->dtype != dtype) code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
+    else {
+        code = array_submit(a);
+        if (!code) code = s ? read_bytes(s, a, res) : MLXVK_ERROR_HOST_MEMORY;
+    }
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+int mlxvk_array_item_int32(int32_t *res, mlxvk_array array) { return item(res, array, MLXVK_INT32); }
+int mlxvk_array_item_uint32(uint32_t *res, mlxvk_array array) { return item(res, array, MLXVK_UINT32); }
+int mlxvk_array_item_int64(int64_t *res, mlxvk_array array) { return item(res, array, MLXVK_INT64); }
+int mlxvk_array_item_uint64(uint64_t *res, mlxvk_array array) { return item(res, array, MLXVK_UINT64); }
+int mlxvk_array_item_float32(float *res, mlxvk_array array) { return item(res, array, MLXVK_FLOAT32); }
+int mlxvk_array_item_bool(bool *res, mlxvk_array array)
+{
+    uint8_t byte = 0;
+    int code = item(res ? &byte : NULL, array, MLXVK_BOOL);
+    if (!code) *res = byte != 0;
+    return code;
+}
+
+const void *mlxvk_array_data(mlxvk_array array)
+{
+    struct array *a = array.ctx;
+    const struct storage *st;
+    if (!a) return NULL;
+    st = a->storage;
+    if (st->literal && !st->buffer) return st->bytes + a->offset;
+    return st->buffer && st->buffer->map && !st->writers ? st->buffer->map + a->offset : NULL;
+}
+
+/* ---- vectors ---- */
+
+static int vector_append(struct vector *v, const mlxvk_array *data, size_t size)
+{
+    int code = v && (data || !size) ? 0 : MLXVK_ERROR_ARGUMENT;
+    for (size_t i = 0; i < size && !code; i++) {
+        struct array *a = data[i].ctx;
+        struct device *d = a ? lock_array(a) : NULL;
+        if (!vector_push(v, a)) code = MLXVK_ERROR_HOST_MEMORY;
+        if (d) mutex_unlock(&d->lock);
+    }
+    return code;
+}
+
+mlxvk_vector_array mlxvk_vector_array_new(void) { return (mlxvk_vector_array){ calloc(1, sizeof(struct vector)) }; }
+
+int mlxvk_vector_array_free(mlxvk_vector_array vector)
+{
+    struct vector *v = vector.ctx;
+    if (!v) return 0;
+    for (size_t i = 0; i < v->size; i++) mlxvk_array_free(v->data[i]);
+    free(v->data);
+    free(v);
+    return 0;
+}
+
+mlxvk_vector_array mlxvk_vector_array_new_data(const mlxvk_array *data, size_t size)
+{
+    mlxvk_vector_array res = mlxvk_vector_array_new();
+    if (vector_append(res.ctx, data, size)) {
+        mlxvk_vector_array_free(res);
+        res.ctx = NULL;
+    }
+    return res;
+}
+
+mlxvk_vector_array mlxvk_vector_array_new_value(mlxvk_array value) { return mlxvk_vector_array_new_data(&value, 1); }
+int mlxvk_vector_array_append_value(mlxvk_vector_array vector, mlxvk_array value) { return vector_append(vector.ctx, &value, 1); }
+int mlxvk_vector_array_append_data(mlxvk_vector_array vector, const mlxvk_array *data, size_t size)
+{
+    return vector_append(vector.ctx, data, size);
+}
+size_t mlxvk_vector_array_size(mlxvk_vector_array vector) { return vector.ctx ? ((struct vector *)vector.ctx)->size : 0; }
+
+int mlxvk_vector_array_get(mlxvk_array *res, mlxvk_vector_array vector, size_t index)
+{
+    struct vector *v = vector.ctx;
+    return v && res && index < v->size ? mlxvk_array_set(res, v->data[index]) : MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_vector_array_set_data(mlxvk_vector_array *vector, const mlxvk_array *data, size_t size)
+{
+    mlxvk_vector_array fresh = mlxvk_vector_array_new_data(data, size);
+    if (!vector || !fresh.ctx) { mlxvk_vector_array_free(fresh); return MLXVK_ERROR_ARGUMENT; }
+    mlxvk_vector_array_free(*vector);
+    *vector = fresh;
+    return 0;
+}
+
+/* ==== >>public: the encoder ======================================================================================= */
+
+struct kernel {
+    struct device *device;
+    VkShaderModule module;
+    struct pipeline pipeline;
+    uint32_t push_size, threads[3];
+    char name[64];
+};
+
+static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_desc *desc)
+{
+    VkResult r = build_module(d, desc->spirv, desc->spirv_size, &k->module);
+    if (r >= 0) r = build_pipeline(d, k->module, desc->bindings, desc->constants, desc->constant_count, &k->pipeline.handle);
+    if (r < 0) {
+        d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
+        return device_fail(d, vk_code(d, r), r, __LINE__, "kernel", "%s could not be made (VkResult %d)", k->name, r);
+    }
+    return 0;
+}
+
+static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc, uint64_t threads)
+{
+    if (!desc->spirv || desc->spirv_size < 20 || desc->spirv_size % 4 || desc->spirv[0] != 0x07230203u)
+        return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "spirv is no SPIR-V module");
+    if (desc->bindings > MAX_BINDINGS || desc->push_size > PUSH_SIZE || desc->constant_count > MAX_SPEC ||
+        (desc->constant_count && !desc->constants))
+        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "at most %d bindings, %d bytes of push constants, %d constants",
+                           MAX_BINDINGS, PUSH_SIZE, MAX_SPEC);
+    if (threads > d->caps.max_threads)
+        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "%llu threads a workgroup; the device allows %u",
+                           (unsigned long long)threads, d->caps.max_threads);
+    return 0;
+}
+
+int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_device device)
+{
+    struct device *d = device_or_default(device);
+    struct kernel *k;
+    uint64_t threads = 1;
+    int code;
+    if (!d || !res || !desc) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    for (int i = 0; i < 3; i++) threads *= desc->threads[i] ? desc->threads[i] : 1;
+    code = d->lost ? d->lost : kernel_check(d, desc, threads);
+    k = code ? NULL : host_zalloc(d, sizeof *k);
+    if (!code && !k) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "kernel", "out of host memory");
+    if (!code) {
+        snprintf(k->name, sizeof k->name, "%s", desc->name ? desc->name : "kernel");
+        k->device = d;
+        k->pipeline.kernel = KERNEL_COUNT;
+        k->pipeline.bindings = desc->bindings;
+        k->push_size = desc->push_size;
+        for (int i = 0; i < 3; i++) k->threads[i] = desc->threads[i] ? desc->threads[i] : 1;
+        code = kernel_build(d, k, desc);
+    }
+    if (code) host_free(d, k);
+    else { d->refs++; res->ctx = k; }
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+/* Waits for the streams: the pipeline may be in use. */
+int mlxvk_kernel_free(mlxvk_kernel kernel)
+{
+    struct kernel *k = kernel.ctx;
+    struct device *d;
+    if (!k) return 0;
+    d = k->device;
+    mutex_lock(&d->lock);
+    for (struct stream *s = d->streams; s; s = s->next) {
+        stream_drain(s);
+        encoder_reset(&s->encoder);
+    }
+    d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
+    d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
+    host_free(d, k);
+    d->refs--;
+    unlock_and_release(d);
+    return 0;
+}
+
+int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream)
+{
+    struct call c = begin("stream_encoder", stream);
+    if (!res) FAIL(&c, MLXVK_ERROR_ARGUMENT, "res is NULL");
+    if (c.code) return end(&c);
+    stream_lower(c.stream, 0);
+    encoder_reset(&c.stream->encoder);
+    res->ctx = &c.stream->encoder;
+    return end(&c);
+}
+
+/* Each encoder call runs under the lock; an error of it becomes the stream's. */
+static struct encoder *lock_encoder(mlxvk_encoder handle)
+{
+    struct encoder *e = handle.ctx;
+    if (e) mutex_lock(&e->device->lock);
+    return e;
+}
+
+static int unlock_encoder(struct encoder *e)
+{
+    int code = e->code;
+    if (code) {
+        e->stream->error = e->error;
+        e->code = e->device->lost;
+        encoder_reset(e);
+    }
+    mutex_unlock(&e->device->lock);
+    return code;
+}
+
+/* The caller's kernel of the next dispatch; the lock is taken by the callers of this macro's functions. */
+int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
+{
+    struct encoder *e = lock_encoder(handle);
+    struct kernel *k = kernel.ctx;
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    encoder_reset(e);
+    if (!k || k->device != e->device) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_kernel", "no kernel of this device");
+    else { e->pipeline = &k->pipeline; e->push_used = k->push_size; memset(e->push, 0, sizeof e->push); }
+    return unlock_encoder(e);
+}
+
+static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, uint32_t *shift, bool write)
+{
+    struct encoder *e = lock_encoder(handle);
+    struct array *a = array.ctx;
+    uint32_t at = 0;
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array", "no array of this device, or binding %u", binding);
+    else {
+        if (a->storage->stream && a->storage->stream != e->stream && a->storage->writers) stream_lower(a->storage->stream, 0);
+        at = bind_array(e, binding, a, write);
+    }
+    if (shift) *shift = at;
+    return unlock_encoder(e);
+}
+
+int mlxvk_set_input_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift) { return set_array(e, array, binding, shift, false); }
+int mlxvk_set_output_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift) { return set_array(e, array, binding, shift, true); }
+
+int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
+{
+    struct encoder *e = lock_encoder(handle);
+    struct array *a = array.ctx;
+    int64_t low, high;
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    if (!a || storage_allocate(e, a->storage)) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "register_output_array", "no array");
+    else {
+        struct buffer *b = a->storage->buffer;
+        array_span(a, &low, &high);
+        encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, true);
+    }
+    return unlock_encoder(e);
+}
+
+int mlxvk_set_buffer(mlxvk_encoder handle, mlxvk_buffer buffer, size_t offset, size_t size, uint32_t binding)
+{
+    struct encoder *e = lock_encoder(handle);
+    struct buffer *b = buffer.ctx;
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    if (!b || binding >= MAX_BINDINGS || !size || offset > b->size || size > b->size - offset || (b->offset + offset) % e->device->caps.offset_align)
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "bytes %zu to %zu at binding %u", offset, offset + size, binding);
+    else {
+        encoder_access(e, b, b->offset + offset, b->offset + offset + size, true);
+        bind_range(e, binding, b->handle, b->offset + offset, size);
+    }
+    return unlock_encoder(e);
+}
+
+int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint32_t offset)
+{
+    struct encoder *e = lock_encoder(handle);
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    if (!data || offset > PUSH_SIZE || size > PUSH_SIZE - offset)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_bytes", "%u bytes at %u of %d", size, offset, PUSH_SIZE);
+    else {
+        memcpy(e->push + offset, data, size);
+        if (offset + size > e->push_used) e->push_used = offset + size;
+    }
+    return unlock_encoder(e);
+}
+
+static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
+{
+    if (!e->pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
+    dispatch(e, x, y, z);
+    maybe_commit(e->stream);
+    return unlock_encoder(e);
+}
+
+int mlxvk_dispatch_threadgroups(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_t z)
+{
+    struct encoder *e = lock_encoder(handle);
+    return e ? dispatch_public(e, x, y, z) : MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_dispatch_threads(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_t z)
+{
+    struct encoder *e = lock_encoder(handle);
+    const struct kernel *k;
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    if (!e->pipeline || e->pipeline->kernel != KERNEL_COUNT) return dispatch_public(e, 0, 0, 0);
+    k = (const struct kernel *)(const void *)((const char *)e->pipeline - offsetof(struct kernel, pipeline));
+    return dispatch_public(e, ceil_div(x, k->threads[0]), ceil_div(y, k->threads[1]), ceil_div(z, k->threads[2]));
+}
+
+int mlxvk_encoder_barrier(mlxvk_encoder handle)
+{
+    struct encoder *e = lock_encoder(handle);
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    encoder_barrier(e);
+    return unlock_encoder(e);
+}
+
+int mlxvk_start_concurrent(mlxvk_encoder handle)
+{
+    struct encoder *e = lock_encoder(handle);
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    e->concurrent = true;
+    e->concurrent_from = e->live_count;
+    return unlock_encoder(e);
+}
+
+int mlxvk_end_concurrent(mlxvk_encoder handle)
+{
+    struct encoder *e = lock_encoder(handle);
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    e->concurrent = false;
+    return unlock_encoder(e);
+}
+
+/* ==== >>public: observability ===================================================================================== */
+
+int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user), void *user)
+{
+    struct device *d = device_or_default(device);
+    char line[256];
+    if (!print) return MLXVK_ERROR_ARGUMENT;
+    for (int i = 0; i < GATE_COUNT; i++) {
+        snprintf(line, sizeof line, "%-44s %4d (default %d)  %s", gate_table[i].name, d ? d->gate[i] : gate_table[i].value,
+                 gate_table[i].value, gate_table[i].what);
+        print(line, user);
+    }
+    return 0;
+}
+
+int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device)
+{
+    struct device *d = device_or_default(device);
+    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    *res = d->stats;
+    mutex_unlock(&d->lock);
+    return 0;
+}
+
+int mlxvk_reset_stats(mlxvk_device device)
+{
+    struct device *d = device_or_default(device);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    memset(&d->stats, 0, sizeof d->stats);
+    memset(d->kernel_counts, 0, sizeof d->kernel_counts);
+    mutex_unlock(&d->lock);
+    return 0;
+}
+
+int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
+{
+    struct device *d = device_or_default(device);
+    struct kernel_count counts[KERNEL_COUNT + 1];
+    if (!d || !each) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    for (struct stream *s = d->streams; s; s = s->next)
+        if (d->gate[GATE_PROFILE] && !stream_drain(s))
+            for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
+    memcpy(counts, d->kernel_counts, sizeof counts);
+    mutex_unlock(&d->lock);
+    for (int i = 0; i <= KERNEL_COUNT; i++)
+        if (counts[i].count) each(i < KERNEL_COUNT ? kernel_table[i].name : "custom", counts[i].count, counts[i].ns, user);
+    return 0;
+}
+
+#define TEXT_OF(x) #x
+#define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)
+const char *mlxvk_version(void) { return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH); }

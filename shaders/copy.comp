@@ -1,0 +1,105 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Copies with conversion between any dtypes and any layouts. WIDE: one side is a 64-bit integer or complex64.
+#include "elementwise.glsl"
+BUFFER(0, dst)
+BUFFER(1, src)
+BUFFER(2, table)
+ACCESS(dst)
+ACCESS(src)
+LOCATE_TABLE(table)
+
+#ifdef WIDE
+// 64-bit integers as int64_t; complex64 counts as its real part, which is what MLX converts.
+bool eight(uint t) { return t == U64 || t == I64 || t == C64; }
+uvec2 load_any(uint i) { return eight(FROM) ? src64[i] : uvec2(load_src(i, FROM), 0u); }
+int64_t to_wide(uvec2 raw)
+{
+    if (FROM == U64 || FROM == I64) return int64_t(packUint2x32(raw));
+    return is_signed(FROM) ? int64_t(int(sign_extend(raw.x, FROM))) : int64_t(uint64_t(raw.x));
+}
+// Rounded to nearest even, as the conversion of a C compiler is: two halves, with the sticky bit of the low one.
+float wide_to_float(uvec2 raw)
+{
+    int64_t v = int64_t(packUint2x32(raw));
+    bool negative = FROM == I64 && v < int64_t(0);
+    uint64_t a = negative ? uint64_t(-v) : uint64_t(v);
+    uvec2 p = unpackUint2x32(a);
+    float r;
+    if (p.y == 0u) r = float(p.x);
+    else {
+        int shift = findMSB(p.y) + 1;                                  // the top 32 bits, odd if any bit is lost
+        uint top = shift == 32 ? p.y : uint(a >> shift), lost = shift == 32 ? p.x : p.x & ((1u << shift) - 1u);
+        top |= lost != 0u ? 1u : 0u;
+        r = float(top) * uintBitsToFloat(uint(127 + shift) << 23);
+    }
+    return negative ? -r : r;
+}
+uvec2 float_to_wide(float x)
+{
+    float a = min(abs(x), 18446742974197923840.0);
+    uint high = uint(a * 2.3283064365386963e-10);                      // 2^-32
+    uint low = uint(a - float(high) * 4294967296.0);
+    uint64_t v = packUint2x32(uvec2(low, high));
+    if (x < 0.0) v = uint64_t(-int64_t(v));
+    return unpackUint2x32(v);
+}
+uvec2 convert_any(uvec2 raw)
+{
+    if (FROM == TO) return raw;
+    if (FROM == C64) {
+        if (TO == BOOL) return uvec2((raw.x & 0x7fffffffu) != 0u || (raw.y & 0x7fffffffu) != 0u ? 1u : 0u, 0u);
+        float x = uintBitsToFloat(raw.x);
+        if (TO == U64 || TO == I64) return float_to_wide(x);
+        return uvec2(is_float(TO) ? float_to_bits(x, TO) : float_to_integer(x, TO), 0u);
+    }
+    if (TO == C64) {
+        float x = FROM == U64 || FROM == I64 ? wide_to_float(raw) : as_float(raw.x, FROM);
+        return uvec2(floatBitsToUint(x), 0u);
+    }
+    if (FROM == U64 || FROM == I64) {
+        if (is_float(TO)) return uvec2(float_to_bits(wide_to_float(raw), TO), 0u);
+        if (TO == BOOL) return uvec2((raw.x | raw.y) != 0u ? 1u : 0u, 0u);
+        return raw;
+    }
+    if (is_float(FROM)) return float_to_wide(bits_to_float(raw.x, FROM));
+    return unpackUint2x32(uint64_t(to_wide(raw)));
+}
+void move(uint to, uint from)
+{
+    uvec2 v = convert_any(load_any(from));
+    if (eight(TO)) dst64[to] = v;
+    else store_dst(to, TO, v.x);
+}
+#else
+void move(uint to, uint from)
+{
+    if (FROM == TO && (FROM == U64 || FROM == I64 || FROM == C64)) dst64[to] = src64[from];
+    else store_dst(to, TO, convert(load_src(from, FROM), FROM, TO));
+}
+#endif
+
+void main()
+{
+    uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
+#ifndef WIDE
+    if (MODE == 1u) {
+        if (i < n / 4u) {
+            uvec4 v = (SCALARS & 2u) != 0u ? uvec4(load_src(offset[1], FROM)) : load4_src(offset[1] / 4u + i, FROM);
+            if (FROM != TO)
+                v = uvec4(convert(v.x, FROM, TO), convert(v.y, FROM, TO), convert(v.z, FROM, TO), convert(v.w, FROM, TO));
+            store4_dst(offset[0] / 4u + i, TO, v);
+        } else if (i < n / 4u + (n & 3u)) {
+            uint k = i - n / 4u + (n & ~3u);
+            move(flat_at(k, 0u), flat_at(k, 1u));
+        }
+        return;
+    }
+#endif
+    if (i >= n) return;
+    if (MODE == 0u) move(flat_at(i, 0u), flat_at(i, 1u));
+    else {
+        uvec4 at = MODE == 2u ? locate(i) : locate_table(i);
+        move(at.x, at.y);
+    }
+}

@@ -1,0 +1,243 @@
+/* golden DIR [options]: runs the cases of every *.safetensors file in DIR and says what passed. */
+#define _POSIX_C_SOURCE 200809L
+#include "golden.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const char usage[] =
+    "usage: golden DIR [options]\n"
+    "Runs the cases of every *.safetensors file in DIR (or of the one file DIR) and compares with the stored results.\n"
+    "  --filter TEXT          cases whose name contains TEXT\n"
+    "  --ops a,b              cases of these operations\n"
+    "  --sample K/N           the K-th of N parts of the cases (K from 1), always the same ones\n"
+    "  --no-contiguous-pass   do not run cases a second time with their viewed operands made contiguous\n"
+    "  --device NAME          a device by index or part of its name\n"
+    "  --verbose              name each case before it runs\n";
+
+struct options {
+    const char *path, *filter, *ops;
+    unsigned long part, parts;
+    bool verbose;
+    struct run_options run;
+};
+
+struct missing { char op[64]; int cases; };
+
+struct totals {
+    int passed, failed, not_there;
+    struct missing *missing;
+    size_t missing_count;
+};
+
+/* ---- options ---- */
+
+static bool parse_sample(struct options *o, const char *text)
+{
+    char *end;
+    o->part = strtoul(text, &end, 10);
+    if (*end != '/') return false;
+    o->parts = strtoul(end + 1, &end, 10);
+    return !*end && o->part >= 1 && o->part <= o->parts;
+}
+
+/* The options that take a value. */
+static bool parse_value(struct options *o, const char *option, const char *value)
+{
+    if (!value) return false;
+    if (!strcmp(option, "--filter")) o->filter = value;
+    else if (!strcmp(option, "--ops")) o->ops = value;
+    else if (!strcmp(option, "--sample")) return parse_sample(o, value);
+    else if (!strcmp(option, "--device")) return !setenv("MLX_VK_DEVICE", value, 1);
+    else return false;
+    return true;
+}
+
+static bool parse_options(struct options *o, int argc, char **argv)
+{
+    *o = (struct options){ .parts = 1, .part = 1, .run.contiguous_pass = true };
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--verbose")) o->verbose = true;
+        else if (!strcmp(argv[i], "--no-contiguous-pass")) o->run.contiguous_pass = false;
+        else if (argv[i][0] != '-' && !o->path) o->path = argv[i];
+        else if (!parse_value(o, argv[i], argv[i + 1])) return false;
+        else i++;
+    }
+    return o->path != NULL;
+}
+
+static bool listed(const char *list, const char *word)
+{
+    size_t length = strlen(word);
+    for (const char *at = list; (at = strstr(at, word)) != NULL; at += length) {
+        bool starts = at == list || at[-1] == ',';
+        if (starts && (at[length] == ',' || !at[length])) return true;
+    }
+    return false;
+}
+
+/* FNV-1a: which part a case is in depends on its name alone. */
+static uint32_t hash(const char *text)
+{
+    uint32_t value = 2166136261u;
+    while (*text) value = (value ^ (unsigned char)*text++) * 16777619u;
+    return value ^ value >> 16;
+}
+
+static bool wanted(const struct options *o, const char *name, const char *op)
+{
+    if (o->filter && !strstr(name, o->filter)) return false;
+    if (o->ops && !listed(o->ops, op)) return false;
+    return hash(name) % o->parts == o->part - 1;
+}
+
+/* ---- running ---- */
+
+static void note_missing(struct totals *t, const char *op)
+{
+    t->not_there++;
+    for (size_t i = 0; i < t->missing_count; i++) {
+        if (strcmp(t->missing[i].op, op)) continue;
+        t->missing[i].cases++;
+        return;
+    }
+    t->missing = need(realloc(t->missing, (t->missing_count + 1) * sizeof *t->missing));
+    struct missing *m = &t->missing[t->missing_count++];
+    m->cases = 1;
+    snprintf(m->op, sizeof m->op, "%s", op);
+}
+
+static void run_item(const struct options *o, const struct golden_file *file, const cJSON *item, mlxvk_stream stream,
+                     struct totals *t)
+{
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "name"));
+    const char *op = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "op"));
+    struct problem problem = { "" };
+    if (!name || !op) {
+        t->failed++;
+        puts("FAIL a case without a name or an operation");
+        return;
+    }
+    if (!wanted(o, name, op)) return;
+    if (o->verbose) printf("     %s\n", name);
+    enum outcome outcome = run_case(file, item, stream, &o->run, &problem);
+    if (outcome == NOT_THERE) note_missing(t, op);
+    else if (outcome == PASSED) t->passed++;
+    else t->failed++;
+    if (outcome == FAILED) printf("FAIL %s\n     %s\n", name, problem.text);
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void run_file(const struct options *o, const char *path, mlxvk_stream stream, struct totals *t)
+{
+    struct golden_file file;
+    struct problem problem = { "" };
+    struct totals before = *t;
+    double start = seconds();
+    const cJSON *item;
+    if (!golden_open(&file, path, &problem)) {
+        printf("FAIL %s\n", problem.text);
+        t->failed++;
+        return;
+    }
+    cJSON_ArrayForEach(item, file.cases) {
+        run_item(o, &file, item, stream, t);
+        if (mlxvk_device_status(mlxvk_stream_get_device(stream))) break;
+    }
+    golden_close(&file);
+    int passed = t->passed - before.passed, failed = t->failed - before.failed;
+    int not_there = t->not_there - before.not_there;
+    const char *slash = strrchr(path, '/');
+    if (passed + failed + not_there)
+        printf("%-28s %5d passed %5d failed %5d not there yet %8.2f s\n", slash ? slash + 1 : path, passed, failed,
+               not_there, seconds() - start);
+}
+
+static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+static bool is_data(const char *name)
+{
+    size_t length = strlen(name), suffix = strlen(".safetensors");
+    return length > suffix && !strcmp(name + length - suffix, ".safetensors");
+}
+
+/* The data files of a folder, or the one file, sorted; the number of them. */
+static size_t list_files(char ***paths, const char *path)
+{
+    size_t count = 0;
+    DIR *folder = opendir(path);
+    *paths = need(malloc(sizeof **paths));
+    if (!folder && is_data(path)) (*paths)[count++] = need(strdup(path));
+    for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;) {
+        if (!is_data(entry->d_name)) continue;
+        size_t size = strlen(path) + strlen(entry->d_name) + 2;
+        *paths = need(realloc(*paths, (count + 1) * sizeof **paths));
+        (*paths)[count] = need(malloc(size));
+        snprintf((*paths)[count++], size, "%s/%s", path, entry->d_name);
+    }
+    if (folder) closedir(folder);
+    qsort(*paths, count, sizeof **paths, by_text);
+    return count;
+}
+
+static int by_op(const void *a, const void *b)
+{
+    return strcmp(((const struct missing *)a)->op, ((const struct missing *)b)->op);
+}
+
+static void print_missing(struct totals *t)
+{
+    if (!t->missing_count) return;
+    qsort(t->missing, t->missing_count, sizeof *t->missing, by_op);
+    printf("not there yet: %d cases of %zu operations\n", t->not_there, t->missing_count);
+    for (size_t i = 0; i < t->missing_count; i++)
+        printf("  %-36s %4d\n", t->missing[i].op, t->missing[i].cases);
+}
+
+static int run_all(const struct options *o, mlxvk_stream stream)
+{
+    struct totals totals = { 0 };
+    char **paths;
+    size_t count = list_files(&paths, o->path);
+    if (!count) fprintf(stderr, "golden: no *.safetensors in %s\n", o->path);
+    for (size_t i = 0; i < count; i++) {
+        run_file(o, paths[i], stream, &totals);
+        free(paths[i]);
+    }
+    free(paths);
+    print_missing(&totals);
+    free(totals.missing);
+    int lost = mlxvk_device_status(mlxvk_stream_get_device(stream));
+    if (lost) printf("stopped: %s\n", mlxvk_result_text(lost));
+    printf("%d passed, %d failed\n", totals.passed, totals.failed);
+    return !count || lost || totals.failed;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (!parse_options(&options, argc, argv)) {
+        fputs(usage, stderr);
+        return 2;
+    }
+    mlxvk_stream stream = mlxvk_default_gpu_stream_new();
+    if (!stream.ctx) {
+        mlxvk_error error = { 0 };
+        mlxvk_device_create(&(mlxvk_device){ NULL }, &(mlxvk_device_desc){ .error = &error });
+        fprintf(stderr, "golden: %s\n", error.text);
+        return 1;
+    }
+    int status = run_all(&options, stream);
+    mlxvk_stream_free(stream);
+    return status;
+}

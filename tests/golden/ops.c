@@ -1,0 +1,308 @@
+/* The table of operations. A row is the function's name without mlxvk_ and its parameters, each by its kind and its
+ * name in mlx-c; the result and the stream are left out. The compiler checks a row against the declaration. */
+#include "golden.h"
+
+#include <math.h>
+#include <string.h>
+
+#define ARRAY(name)     array_of(c, #name)
+#define VECTOR(name)    vector_of(c, #name)
+#define INT(name)       int_of(c, #name)
+#define U64(name)       u64_of(c, #name)
+#define DOUBLE(name)    double_of(c, #name)
+#define FLOAT(name)     (float)double_of(c, #name)
+#define BOOL(name)      bool_of(c, #name)
+#define STRING(name)    string_of(c, #name)
+#define DTYPE(name)     dtype_of(c, #name)
+#define INTS(name)      ints_of(c, #name), count_of(c, #name)
+#define LONGS(name)     longs_of(c, #name), count_of(c, #name)
+#define OPT_INT(name)   opt_int_of(c, #name)
+#define OPT_FLOAT(name) opt_float_of(c, #name)
+#define OPT_DTYPE(name) opt_dtype_of(c, #name)
+
+#define REDUCE(X, name)                                                                                               \
+    X(name, ARRAY(a), BOOL(keepdims))                                                                                 \
+    X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims))                                                               \
+    X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims))
+#define SCAN(X, name) X(name, ARRAY(a), INT(axis), BOOL(reverse), BOOL(inclusive))
+#define QUANT OPT_INT(group_size), OPT_INT(bits), STRING(mode)
+
+/* Functions with one result. */
+#define ONE_RESULT_FUNCTIONS(X)                                                                                       \
+    X(arange, DOUBLE(start), DOUBLE(stop), DOUBLE(step), DTYPE(dtype))                                                \
+    X(full, INTS(shape), ARRAY(vals), DTYPE(dtype))                                                                   \
+    X(full_like, ARRAY(a), ARRAY(vals), DTYPE(dtype))                                                                 \
+    X(zeros, INTS(shape), DTYPE(dtype))                                                                               \
+    X(zeros_like, ARRAY(a))                                                                                           \
+    X(ones, INTS(shape), DTYPE(dtype))                                                                                \
+    X(ones_like, ARRAY(a))                                                                                            \
+    X(copy, ARRAY(a))                                                                                                 \
+    X(contiguous, ARRAY(a), BOOL(allow_col_major))                                                                    \
+    X(astype, ARRAY(a), DTYPE(dtype))                                                                                 \
+    X(view, ARRAY(a), DTYPE(dtype))                                                                                   \
+    X(reshape, ARRAY(a), INTS(shape))                                                                                 \
+    X(flatten, ARRAY(a), INT(start_axis), INT(end_axis))                                                              \
+    X(unflatten, ARRAY(a), INT(axis), INTS(shape))                                                                    \
+    X(transpose, ARRAY(a))                                                                                            \
+    X(transpose_axes, ARRAY(a), INTS(axes))                                                                           \
+    X(swapaxes, ARRAY(a), INT(axis1), INT(axis2))                                                                     \
+    X(moveaxis, ARRAY(a), INT(source), INT(destination))                                                              \
+    X(expand_dims, ARRAY(a), INT(axis))                                                                               \
+    X(expand_dims_axes, ARRAY(a), INTS(axes))                                                                         \
+    X(squeeze, ARRAY(a))                                                                                              \
+    X(squeeze_axis, ARRAY(a), INT(axis))                                                                              \
+    X(squeeze_axes, ARRAY(a), INTS(axes))                                                                             \
+    X(broadcast_to, ARRAY(a), INTS(shape))                                                                            \
+    X(as_strided, ARRAY(a), INTS(shape), LONGS(strides), (size_t)U64(offset))                                         \
+    X(slice, ARRAY(a), INTS(start), INTS(stop), INTS(strides))                                                        \
+    X(slice_update, ARRAY(src), ARRAY(update), INTS(start), INTS(stop), INTS(strides))                                \
+    X(concatenate, VECTOR(arrays))                                                                                    \
+    X(concatenate_axis, VECTOR(arrays), INT(axis))                                                                    \
+    X(stack, VECTOR(arrays))                                                                                          \
+    X(stack_axis, VECTOR(arrays), INT(axis))                                                                          \
+    X(take, ARRAY(a), ARRAY(indices))                                                                                 \
+    X(take_axis, ARRAY(a), ARRAY(indices), INT(axis))                                                                 \
+    X(take_along_axis, ARRAY(a), ARRAY(indices), INT(axis))                                                           \
+    X(put_along_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                             \
+    X(round, ARRAY(a), INT(decimals))                                                                                 \
+    X(where, ARRAY(condition), ARRAY(x), ARRAY(y))                                                                    \
+    X(clip, ARRAY(a), ARRAY(a_min), ARRAY(a_max))                                                                     \
+    REDUCE(X, sum) REDUCE(X, prod) REDUCE(X, max) REDUCE(X, min)                                                      \
+    REDUCE(X, mean) REDUCE(X, all) REDUCE(X, any) REDUCE(X, logsumexp)                                                \
+    X(argmax, ARRAY(a), BOOL(keepdims))                                                                               \
+    X(argmax_axis, ARRAY(a), INT(axis), BOOL(keepdims))                                                               \
+    X(argmin, ARRAY(a), BOOL(keepdims))                                                                               \
+    X(argmin_axis, ARRAY(a), INT(axis), BOOL(keepdims))                                                               \
+    X(softmax, ARRAY(a), BOOL(precise))                                                                               \
+    X(softmax_axis, ARRAY(a), INT(axis), BOOL(precise))                                                               \
+    X(softmax_axes, ARRAY(a), INTS(axes), BOOL(precise))                                                              \
+    SCAN(X, cumsum) SCAN(X, cumprod) SCAN(X, cummax) SCAN(X, cummin) SCAN(X, logcumsumexp)                            \
+    X(sort, ARRAY(a))                                                                                                 \
+    X(sort_axis, ARRAY(a), INT(axis))                                                                                 \
+    X(argsort, ARRAY(a))                                                                                              \
+    X(argsort_axis, ARRAY(a), INT(axis))                                                                              \
+    X(partition, ARRAY(a), INT(kth))                                                                                  \
+    X(partition_axis, ARRAY(a), INT(kth), INT(axis))                                                                  \
+    X(argpartition, ARRAY(a), INT(kth))                                                                               \
+    X(argpartition_axis, ARRAY(a), INT(kth), INT(axis))                                                               \
+    X(topk, ARRAY(a), INT(k))                                                                                         \
+    X(topk_axis, ARRAY(a), INT(k), INT(axis))                                                                         \
+    X(matmul, ARRAY(a), ARRAY(b))                                                                                     \
+    X(addmm, ARRAY(c), ARRAY(a), ARRAY(b), FLOAT(alpha), FLOAT(beta))                                                 \
+    X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
+    X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
+    X(fast_rms_norm, ARRAY(x), ARRAY(weight), FLOAT(eps))                                                             \
+    X(fast_layer_norm, ARRAY(x), ARRAY(weight), ARRAY(bias), FLOAT(eps))                                              \
+    X(fast_rope, ARRAY(x), INT(dims), BOOL(traditional), OPT_FLOAT(base), FLOAT(scale), INT(offset), ARRAY(freqs))    \
+    X(fast_rope_dynamic, ARRAY(x), INT(dims), BOOL(traditional), OPT_FLOAT(base), FLOAT(scale), ARRAY(offset),        \
+      ARRAY(freqs))                                                                                                   \
+    X(fast_scaled_dot_product_attention, ARRAY(queries), ARRAY(keys), ARRAY(values), FLOAT(scale), STRING(mask_mode), \
+      ARRAY(mask_arr), ARRAY(sinks))                                                                                  \
+    X(random_split_num, ARRAY(key), INT(num))                                                                         \
+    X(random_bits, INTS(shape), INT(width), ARRAY(key))                                                               \
+    X(random_uniform, ARRAY(low), ARRAY(high), INTS(shape), DTYPE(dtype), ARRAY(key))                                 \
+    X(random_normal, INTS(shape), DTYPE(dtype), FLOAT(loc), FLOAT(scale), ARRAY(key))                                 \
+    X(random_gumbel, INTS(shape), DTYPE(dtype), ARRAY(key))                                                           \
+    X(random_categorical, ARRAY(logits), INT(axis), ARRAY(key))                                                       \
+    X(random_categorical_shape, ARRAY(logits), INT(axis), INTS(shape), ARRAY(key))                                    \
+    X(random_categorical_num_samples, ARRAY(logits_), INT(axis), INT(num_samples), ARRAY(key))
+
+/* Functions with a vector of results. */
+#define VECTOR_RESULT_FUNCTIONS(X)                                                                                    \
+    X(split, ARRAY(a), INT(num_splits), INT(axis))                                                                    \
+    X(split_sections, ARRAY(a), INTS(indices), INT(axis))                                                             \
+    X(quantize, ARRAY(w), QUANT, ARRAY(global_scale))
+
+/* Functions with two results. */
+#define TWO_RESULT_FUNCTIONS(X)                                                                                       \
+    X(random_split, ARRAY(key))
+
+/* Functions with one result and no stream. */
+#define STREAMLESS_FUNCTIONS(X)                                                                                       \
+    X(random_key, U64(seed))
+
+/* ---- parameters ---- */
+
+static const cJSON *argument(struct call *c, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(c->args, name);
+    if (!item) complain(&c->problem, "the case has no parameter %s", name);
+    return item;
+}
+
+static mlxvk_array array_of(struct call *c, const char *name)
+{
+    for (int i = 0; i < c->array_count; i++)
+        if (!strcmp(c->arrays[i].name, name)) return c->arrays[i].array;
+    complain(&c->problem, "the case has no operand %s", name);
+    return (mlxvk_array){ NULL };
+}
+
+static mlxvk_vector_array vector_of(struct call *c, const char *name)
+{
+    for (int i = 0; i < c->vector_count; i++)
+        if (!strcmp(c->vectors[i].name, name)) return c->vectors[i].vector;
+    complain(&c->problem, "the case has no list of operands %s", name);
+    return (mlxvk_vector_array){ NULL };
+}
+
+static double number_of(struct call *c, const cJSON *item, const char *name)
+{
+    const char *text = cJSON_GetStringValue(item);
+    if (cJSON_IsNumber(item)) return item->valuedouble;
+    if (text && !strcmp(text, "inf")) return INFINITY;
+    if (text && !strcmp(text, "-inf")) return -INFINITY;
+    if (text && !strcmp(text, "nan")) return NAN;
+    complain(&c->problem, "parameter %s is not a number", name);
+    return 0;
+}
+
+static double double_of(struct call *c, const char *name) { return number_of(c, argument(c, name), name); }
+
+/* A number that an integer type must hold. */
+static double integer_of(struct call *c, const cJSON *item, const char *name, double low, double high)
+{
+    double value = number_of(c, item, name);
+    if (value >= low && value <= high && value == trunc(value)) return value;
+    complain(&c->problem, "parameter %s is not an integer in its range", name);
+    return 0;
+}
+
+static int int_of(struct call *c, const char *name)
+{
+    return (int)integer_of(c, argument(c, name), name, INT32_MIN, INT32_MAX);
+}
+
+static uint64_t u64_of(struct call *c, const char *name)
+{
+    return (uint64_t)integer_of(c, argument(c, name), name, 0, 0x1p53);     /* JSON numbers are doubles */
+}
+
+static bool bool_of(struct call *c, const char *name)
+{
+    const cJSON *item = argument(c, name);
+    if (!cJSON_IsBool(item)) complain(&c->problem, "parameter %s is not a boolean", name);
+    return cJSON_IsTrue(item);
+}
+
+static const char *string_of(struct call *c, const char *name)
+{
+    const char *text = cJSON_GetStringValue(argument(c, name));
+    if (!text) complain(&c->problem, "parameter %s is not a string", name);
+    return text;
+}
+
+static mlxvk_dtype dtype_of(struct call *c, const char *name)
+{
+    mlxvk_dtype dtype = MLXVK_BOOL;
+    const char *text = string_of(c, name);
+    if (text && !dtype_by_name(&dtype, text)) complain(&c->problem, "parameter %s is no dtype: %s", name, text);
+    return dtype;
+}
+
+static size_t count_of(struct call *c, const char *name)
+{
+    return (size_t)cJSON_GetArraySize(argument(c, name));
+}
+
+/* The list of `name`, or NULL for null. */
+static const cJSON *list_of(struct call *c, const char *name, int used)
+{
+    const cJSON *list = argument(c, name);
+    if (cJSON_IsNull(list)) return NULL;
+    if (cJSON_IsArray(list) && cJSON_GetArraySize(list) <= MAX_INTS - used) return list;
+    complain(&c->problem, "parameter %s is not a list, or too long", name);
+    return NULL;
+}
+
+static const int *ints_of(struct call *c, const char *name)
+{
+    const cJSON *list = list_of(c, name, c->ints_used), *item;
+    int *first = c->ints + c->ints_used;
+    cJSON_ArrayForEach(item, list) c->ints[c->ints_used++] = (int)integer_of(c, item, name, INT32_MIN, INT32_MAX);
+    return list ? first : NULL;
+}
+
+static const int64_t *longs_of(struct call *c, const char *name)
+{
+    const cJSON *list = list_of(c, name, c->longs_used), *item;
+    int64_t *first = c->longs + c->longs_used;
+    cJSON_ArrayForEach(item, list) c->longs[c->longs_used++] = (int64_t)integer_of(c, item, name, -0x1p53, 0x1p53);
+    return list ? first : NULL;
+}
+
+static mlxvk_optional_int opt_int_of(struct call *c, const char *name)
+{
+    if (cJSON_IsNull(argument(c, name))) return (mlxvk_optional_int){ 0, false };
+    return (mlxvk_optional_int){ int_of(c, name), true };
+}
+
+static mlxvk_optional_float opt_float_of(struct call *c, const char *name)
+{
+    if (cJSON_IsNull(argument(c, name))) return (mlxvk_optional_float){ 0, false };
+    return (mlxvk_optional_float){ (float)double_of(c, name), true };
+}
+
+static mlxvk_optional_dtype opt_dtype_of(struct call *c, const char *name)
+{
+    if (cJSON_IsNull(argument(c, name))) return (mlxvk_optional_dtype){ MLXVK_BOOL, false };
+    return (mlxvk_optional_dtype){ dtype_of(c, name), true };
+}
+
+/* ---- calls ---- */
+
+/* A function that the library does not have yet is a null pointer here, and its cases are listed as not there. */
+#define PRAGMA(text) _Pragma(#text)
+#if defined(__GNUC__)
+#define WEAK(name, ...) PRAGMA(weak mlxvk_##name)
+#else
+#define WEAK(name, ...)
+#endif
+#define UNARY_WEAK(name) WEAK(name, 0)
+ONE_RESULT_FUNCTIONS(WEAK)
+VECTOR_RESULT_FUNCTIONS(WEAK)
+TWO_RESULT_FUNCTIONS(WEAK)
+STREAMLESS_FUNCTIONS(WEAK)
+MLXVK_UNARY_FUNCTIONS(UNARY_WEAK)
+MLXVK_BINARY_FUNCTIONS(UNARY_WEAK)
+
+#define DEFINE_ONE(name, ...)                                                                                         \
+    static int call_##name(struct call *c) { return mlxvk_##name(&c->results[0], __VA_ARGS__, c->stream); }
+#define DEFINE_VECTOR(name, ...)                                                                                      \
+    static int call_##name(struct call *c) { return mlxvk_##name(&c->result_vector, __VA_ARGS__, c->stream); }
+#define DEFINE_TWO(name, ...)                                                                                         \
+    static int call_##name(struct call *c)                                                                            \
+    {                                                                                                                 \
+        return mlxvk_##name(&c->results[0], &c->results[1], __VA_ARGS__, c->stream);                                  \
+    }
+#define DEFINE_STREAMLESS(name, ...)                                                                                  \
+    static int call_##name(struct call *c) { return mlxvk_##name(&c->results[0], __VA_ARGS__); }
+#define DEFINE_UNARY(name)  DEFINE_ONE(name, ARRAY(a))
+#define DEFINE_BINARY(name) DEFINE_ONE(name, ARRAY(a), ARRAY(b))
+ONE_RESULT_FUNCTIONS(DEFINE_ONE)
+VECTOR_RESULT_FUNCTIONS(DEFINE_VECTOR)
+TWO_RESULT_FUNCTIONS(DEFINE_TWO)
+STREAMLESS_FUNCTIONS(DEFINE_STREAMLESS)
+MLXVK_UNARY_FUNCTIONS(DEFINE_UNARY)
+MLXVK_BINARY_FUNCTIONS(DEFINE_BINARY)
+
+#define ROW(name, kind)       { #name, kind, call_##name, (void (*)(void))mlxvk_##name },
+#define ROW_ONE(name, ...)    ROW(name, ONE_RESULT)
+#define ROW_VECTOR(name, ...) ROW(name, VECTOR_RESULT)
+#define ROW_TWO(name, ...)    ROW(name, TWO_RESULTS)
+#define ROW_PLAIN(name)       ROW(name, ONE_RESULT)
+
+const struct operation *find_operation(const char *name)
+{
+    static const struct operation operations[] = {
+        ONE_RESULT_FUNCTIONS(ROW_ONE)
+        VECTOR_RESULT_FUNCTIONS(ROW_VECTOR)
+        TWO_RESULT_FUNCTIONS(ROW_TWO)
+        STREAMLESS_FUNCTIONS(ROW_ONE)
+        MLXVK_UNARY_FUNCTIONS(ROW_PLAIN)
+        MLXVK_BINARY_FUNCTIONS(ROW_PLAIN)
+    };
+    for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
+        if (!strcmp(operations[i].name, name)) return operations[i].function ? &operations[i] : NULL;
+    return NULL;
+}
