@@ -12,7 +12,8 @@
  *     >>stream       command buffers, submission, the window in flight
  *     >>array        views on storage
  *     >>tape         recorded operations and how they are lowered
- *     >>operations   one section a family: the front (checks, shapes) and the lowering (kernel, dispatch)
+ *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
+ *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, encoder, statistics
  *
  * One mutex a device serialises everything but blocking waits, so reference counts and tables are plain integers.
@@ -263,7 +264,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
-    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)
+    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)          \
+    X(TAKE,          take,          4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -349,7 +351,8 @@ struct device {
     bool random_seeded;
 
     mlxvk_stats stats;
-    uint64_t marks;                                  /* serial numbers of command buffers */
+    uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
+                                                        searches of the cache */
     struct kernel_count kernel_counts[KERNEL_COUNT + 1];   /* the last counts the callers' own kernels */
 };
 
@@ -831,6 +834,7 @@ struct timeline {
     VkSemaphore semaphore;
     struct stream *stream;                           /* NULL once the stream is gone */
     uint64_t open, submitted, completed;             /* value of the submission being recorded, ... */
+    uint64_t polled;                                 /* d->polls when it was last asked */
     uint32_t index;
 };
 
@@ -993,11 +997,13 @@ static void cache_remove(struct device *d, struct buffer *b)
     d->cached -= b->size;
 }
 
+/* Asks the driver once a search of the cache: see cache_find. */
 static uint64_t timeline_completed(struct device *d, struct timeline *t)
 {
     uint64_t value = 0;
-    if (t->completed < t->submitted && d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value) >= 0 &&
-        value > t->completed) t->completed = value;
+    if (t->completed >= t->submitted || t->polled == d->polls) return t->completed;
+    t->polled = d->polls;
+    if (d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value) >= 0 && value > t->completed) t->completed = value;
     return t->completed;
 }
 
@@ -1045,6 +1051,7 @@ static int wait_uses(struct device *d, struct buffer *b)
 static void cache_trim(struct device *d, size_t bytes, bool wait)
 {
     size_t released = 0;
+    d->polls++;
     for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
         newer = b->newer;
         if (!buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
@@ -1060,6 +1067,7 @@ static struct buffer *cache_find(struct device *d, size_t size, const struct tim
 {
     size_t limit = min_size(2 * size, size + 2 * (size_t)PAGE);
     struct buffer *best = NULL;
+    d->polls++;
     for (int bin = size_bin(size), last = size_bin(limit); bin <= last && !best; bin++)
         for (struct buffer *b = d->bins[bin]; b; b = b->bin_next)
             if (b->size >= size && b->size < limit && (!best || b->size < best->size) && buffer_idle(d, b, line)) {
@@ -1751,6 +1759,8 @@ struct storage {
     struct stream *stream;                           /* whose tape holds nodes that touch it */
     struct buffer *buffer;
     size_t nbytes;
+    uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
+    uint64_t skip_read, skip_write;                  /* last search that passed over a node which reads, writes it */
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
     uint8_t bytes[INLINE_BYTES];
 };
@@ -1916,7 +1926,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     array_span(a, &low, &high);
     if (!b->handle || low == high) return 0;
     start = (b->offset + (size_t)low) / align * align;
-    end = min_size(round_up(b->offset + (size_t)high, 16), round_up(b->offset + b->size, 4));
+    end = min_size(round_up(b->offset + (size_t)high, 16), b->offset + b->size);
     if (end - start > e->device->caps.max_range) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "an operand spans %zu bytes, over the storage-buffer range of %zu",
                      end - start, e->device->caps.max_range);
@@ -1959,7 +1969,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 /* One row an operation: lower_<name> turns its nodes into dispatches. */
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
-    X(ARANGE,      arange)
+    X(ARANGE,      arange)                                                                                          \
+    X(GATHER,      gather)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -1971,9 +1982,11 @@ enum operation {
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct arange_params { double start, step; };
+struct gather_params { uint8_t mode, axis; };
 union params {
     struct elementwise_params elementwise;
     struct arange_params arange;
+    struct gather_params gather;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -1987,7 +2000,7 @@ struct node {
 
 typedef void (*lower_function)(struct encoder *e, const struct node *n);
 struct op_row { const char *name; lower_function lower; };
-static const struct op_row op_table[OP_COUNT];       /* at the end of >>operations */
+static const struct op_row op_table[OP_COUNT];       /* at the end of >>fusion */
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);   /* >>fusion */
 
 static void node_retire(struct node *n)
@@ -2058,17 +2071,72 @@ static void lower_node(struct stream *s, uint32_t at, uint32_t end)
     maybe_commit(s);
 }
 
+/* ---- order: nodes that do not depend on each other run side by side, between the same two barriers ---- */
+
+enum { LOOK_AHEAD = 20 };
+
+static bool joins_group(const struct node *n, uint64_t group)
+{
+    for (int i = 0; i < n->inputs; i++)
+        if (n->in[i] && n->in[i]->storage->group_write == group) return false;
+    for (int i = 0; i < n->outputs; i++)
+        if (n->out[i] && (n->out[i]->storage->group_write == group || n->out[i]->storage->group_read == group)) return false;
+    return true;
+}
+
+/* May it go before the nodes that the search passed over? */
+static bool overtakes(const struct node *n, uint64_t search)
+{
+    for (int i = 0; i < n->inputs; i++)
+        if (n->in[i] && n->in[i]->storage->skip_write == search) return false;
+    for (int i = 0; i < n->outputs; i++)
+        if (n->out[i] && (n->out[i]->storage->skip_write == search || n->out[i]->storage->skip_read == search)) return false;
+    return true;
+}
+
+static void pass_over(const struct node *n, uint64_t search)
+{
+    for (int i = 0; i < n->inputs; i++) if (n->in[i]) n->in[i]->storage->skip_read = search;
+    for (int i = 0; i < n->outputs; i++) if (n->out[i]) n->out[i]->storage->skip_write = search;
+}
+
+static void enter_group(const struct node *n, uint64_t group)
+{
+    for (int i = 0; i < n->inputs; i++) if (n->in[i]) n->in[i]->storage->group_read = group;
+    for (int i = 0; i < n->outputs; i++) if (n->out[i]) n->out[i]->storage->group_write = group;
+}
+
+/* The node to lower next: the first one, or, where that would need a barrier, a near one that does not and may go first. */
+static uint32_t next_node(struct stream *s, uint32_t first)
+{
+    struct device *d = s->device;
+    uint32_t last = min_u32(s->node_count, first + LOOK_AHEAD);
+    uint64_t search;
+    if (!joins_group(&s->nodes[first], d->group)) {
+        search = ++d->searches;
+        for (uint32_t i = first; i < last; i++) {
+            if (s->nodes[i].done) continue;
+            if (joins_group(&s->nodes[i], d->group) && overtakes(&s->nodes[i], search)) { first = i; break; }
+            pass_over(&s->nodes[i], search);
+        }
+        if (!joins_group(&s->nodes[first], d->group)) d->group++;
+    }
+    enter_group(&s->nodes[first], d->group);
+    return first;
+}
+
 /* Turns the tape's nodes but the last `keep` into dispatches. */
 static void stream_lower(struct stream *s, uint32_t keep)
 {
-    uint32_t count = s->node_count > keep ? s->node_count - keep : 0;
+    uint32_t count = s->node_count > keep ? s->node_count - keep : 0, kept = 0;
     uint64_t start = now_ns();
     if (!count) return;
     drop_dead_nodes(s);
     for (uint32_t i = 0; i < count; i++)
-        if (!s->nodes[i].done) lower_node(s, i, s->node_count);
-    memmove(s->nodes, s->nodes + count, (s->node_count - count) * sizeof *s->nodes);
-    s->node_count -= count;
+        while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
+    for (uint32_t i = count; i < s->node_count; i++)
+        if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
+    s->node_count = kept;
     s->device->stats.lowering_ns += now_ns() - start;
 }
 
@@ -2650,7 +2718,7 @@ enum binary {
 #define X(name) B_##name,
     MLXVK_BINARY_FUNCTIONS(X)
 #undef X
-    B_floor_quotient, B_nan_equal, B_COUNT
+    B_floor_quotient, B_nan_equal, B_silu_product, B_COUNT
 };
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
@@ -2661,6 +2729,7 @@ static const struct binary_row { const char *name; int rules; } binary_table[B_C
     R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
     R(greater_equal, B_COMPARE), R(less, B_COMPARE), R(less_equal, B_COMPARE), R(logical_and, B_COMPARE | B_LOGICAL),
     R(logical_or, B_COMPARE | B_LOGICAL), R(floor_quotient, B_NO_COMPLEX), R(nan_equal, B_COMPARE),
+    R(silu_product, B_FLOAT | B_NO_COMPLEX),
 #undef R
 };
 
@@ -3459,12 +3528,332 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
 }
 
+/* ==== >>gather: elements at computed positions of an axis ========================================================= */
+
+enum gather_mode { GATHER_TAKE, GATHER_ALONG, GATHER_PUT };
+
+/* What stands in the shader's stride[3]: the axis' length and stride, and the part of it that a dispatch serves. */
+enum { AXIS_SIZE, AXIS_STRIDE, PART_FIRST, PART_SIZE };
+
+/* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the axis. */
+static void gather_views(const struct gather_params *p, struct array view[3])
+{
+    int axis = p->axis, n = view[2].ndim;
+    if (p->mode == GATHER_TAKE) {
+        struct array a = view[1], indices = view[2];
+        view[1].ndim = view[2].ndim = view[0].ndim;
+        for (int i = 0; i < view[0].ndim; i++) {
+            bool indexed = i >= axis && i < axis + n;
+            view[1].strides[i] = indexed ? 0 : a.strides[i < axis ? i : i - n + 1];
+            view[2].strides[i] = indexed ? indices.strides[i - axis] : 0;
+        }
+        memcpy(view[1].shape, view[0].shape, sizeof view[0].shape);
+        memcpy(view[2].shape, view[0].shape, sizeof view[0].shape);
+        return;
+    }
+    struct array *indexed = &view[p->mode == GATHER_PUT ? 0 : 1];
+    indexed->shape[axis] = view[2].shape[axis];
+    indexed->strides[axis] = 0;
+}
+
+static mlxvk_dtype raw_dtype(const struct array *a)   /* of the same size, to move bits */
+{
+    static const mlxvk_dtype by_size[] = { [1] = MLXVK_UINT8, [2] = MLXVK_UINT16, [4] = MLXVK_UINT32, [8] = MLXVK_UINT64 };
+    return by_size[item_size(a)];
+}
+
+static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+{
+    struct array view[3] = { *in[0], *in[1], *in[2] }, *views[3] = { &view[0], &view[1], &view[2] };
+    struct dims g;
+    uint32_t mode;
+    gather_views(p, view);
+    g = merge_dims(views, 3);
+    mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
+    push->n = (uint32_t)in[p->mode == GATHER_TAKE ? 0 : 2]->size;
+    if (mode == MODE_STRIDED) push_dims(push, &g, 3);
+    else { push->ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 3); }
+    KERNEL(e, K_TAKE, 256, mode, 0, p->mode == GATHER_PUT, raw_dtype(in[0]), (uint32_t)in[2]->dtype);
+    set_bytes(e, push, sizeof *push);
+    dispatch_groups(e, ceil_div(push->n, 256));
+}
+
+/* Dimensions [first, last) as one, with its stride; false where they do not merge. */
+static bool one_stride(const struct array *a, int first, int last, int64_t *size, int64_t *stride)
+{
+    *size = 1;
+    *stride = 1;
+    for (int i = last - 1; i >= first; i--) {
+        if (a->shape[i] == 1) continue;
+        if (*size == 1) *stride = a->strides[i];
+        else if (a->strides[i] != *stride * *size) return false;
+        *size *= a->shape[i];
+    }
+    return true;
+}
+
+/* Rows of 4-byte or 16-byte words, where what follows the axis is contiguous and aligned. */
+static bool gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+{
+    const struct array *a = in[1];
+    size_t item = item_size(a), unit;
+    int64_t outer, outer_stride, row, row_stride, count, index_stride, axis_stride = a->strides[p->axis], odd;
+    if (p->mode != GATHER_TAKE || !one_stride(a, 0, p->axis, &outer, &outer_stride) ||
+        !one_stride(a, p->axis + 1, a->ndim, &row, &row_stride) || row_stride != 1 ||
+        !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return false;
+    odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
+    if (odd & 3) return false;
+    unit = odd & 15 ? 4 : 16;
+    push->n = (uint32_t)(in[0]->size * item / unit);
+    push->shape[0] = (uint32_t)(row * (int64_t)item / (int64_t)unit);
+    push->shape[1] = (uint32_t)count;
+    push->stride[1][0] = (uint32_t)(outer_stride * (int64_t)item / (int64_t)unit);
+    push->stride[1][1] = (uint32_t)(axis_stride * (int64_t)item / (int64_t)unit);
+    push->stride[2][0] = (uint32_t)index_stride;
+    for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
+    KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, 0, unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
+    set_bytes(e, push, sizeof *push);
+    dispatch_groups(e, ceil_div(push->n, 4 * 256));
+    return true;
+}
+
+/* How many positions of the axis can be bound at once. */
+static int axis_part(struct encoder *e, const struct array *a, int axis)
+{
+    struct array one = *a;
+    int64_t low, high, room = (int64_t)e->device->caps.max_range - (int64_t)e->device->caps.offset_align - 16;
+    int64_t step = llabs(a->strides[axis]) * (int64_t)item_size(a);
+    array_span(a, &low, &high);
+    if (high - low <= room || !step) return a->shape[axis];
+    one.shape[axis] = 1;
+    array_span(&one, &low, &high);
+    return high - low + step > room ? 1 : (int)min_size((size_t)((room - (high - low)) / step), (size_t)a->shape[axis]);
+}
+
+static void lower_gather(struct encoder *e, const struct node *n)
+{
+    const struct gather_params *p = &n->p.gather;
+    struct array *in[3] = { n->out[0], n->in[0], n->in[1] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
+    const struct array *whole = *indexed;
+    int size = whole->shape[p->axis], step = axis_part(e, whole, p->axis);
+    for (int first = 0; first < size && !e->code; first += step) {
+        struct elementwise_push push = { .n = 0 };
+        part = *whole;
+        part.shape[p->axis] = first + step < size ? step : size - first;
+        part.offset += first * whole->strides[p->axis] * (int64_t)item_size(whole);
+        *indexed = &part;
+        push.offset[0] = set_output(e, 0, in[0]);
+        push.offset[1] = set_input(e, 1, in[1]);
+        push.offset[2] = set_input(e, 2, in[2]);
+        push.stride[3][AXIS_SIZE] = (uint32_t)size;
+        push.stride[3][AXIS_STRIDE] = (uint32_t)whole->strides[p->axis];
+        push.stride[3][PART_FIRST] = (uint32_t)first;
+        push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
+        if (!gather_rows(e, p, in, &push)) gather_elements(e, p, in, &push);
+    }
+}
+
+static bool check_indices(struct call *c, const struct array *indices)
+{
+    if (c->code || !indices) return false;
+    if (!is_integer(indices->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "indices must be integers, not %s", TEXT(indices)), false;
+    return true;
+}
+
+static struct array *do_take(struct call *c, struct array *a, struct array *indices, int axis)
+{
+    int shape[2 * MAXD], ndim = 0;
+    struct array *out;
+    axis = normal_axis(c, a, axis);
+    if (!check_indices(c, indices) || axis < 0) return NULL;
+    if (!a->size && indices->size) return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
+    for (int i = 0; i < axis; i++) shape[ndim++] = a->shape[i];
+    for (int i = 0; i < indices->ndim; i++) shape[ndim++] = indices->shape[i];
+    for (int i = axis + 1; i < a->ndim; i++) shape[ndim++] = a->shape[i];
+    out = output(c, ndim, shape, a->dtype);
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis }), ARRAYS(a, indices), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
+{
+    struct call c = begin("take_axis", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
+    return finish(&c, do_take(&c, x, i, axis), res);
+}
+
+int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s)
+{
+    struct call c = begin("take", s);
+    struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1), *i = input(&c, "indices", indices);
+    return finish(&c, do_take(&c, x, i, 0), res);
+}
+
+/* a seen with the shape of `like` but along the axis, where it keeps its length. */
+static struct array *broadcast_beside(struct call *c, struct array *a, int axis, const struct array *like)
+{
+    int shape[MAXD];
+    if (c->code || !a) return NULL;
+    memcpy(shape, like->shape, sizeof shape);
+    shape[axis] = a->shape[axis];
+    return broadcast(c, a, a->ndim, shape);
+}
+
+/* The shape that a and b broadcast to without regard to the axis, in `probe`. */
+static bool beside_shape(struct call *c, const struct array *a, const struct array *b, int axis, struct array *probe)
+{
+    struct array x = *a;
+    *probe = *b;
+    x.shape[axis] = b->shape[axis];
+    return broadcast_shape(c, &x, b, &probe->ndim, probe->shape);
+}
+
+static struct array *do_take_along(struct call *c, struct array *a, struct array *indices, int axis)
+{
+    struct array probe, *out;
+    axis = normal_axis(c, a, axis);
+    if (!check_indices(c, indices) || axis < 0) return NULL;
+    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
+    if (!beside_shape(c, a, indices, axis, &probe)) return NULL;
+    if (!a->shape[axis] && indices->size)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
+    a = broadcast_beside(c, a, axis, &probe);
+    indices = broadcast_beside(c, indices, axis, &probe);
+    out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis }), ARRAYS(a, indices), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
+{
+    struct call c = begin("take_along_axis", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
+    return finish(&c, do_take_along(&c, x, i, axis), res);
+}
+
+static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct array *a, struct array *indices,
+                                  struct array *values, int axis)
+{
+    struct array probe, *out;
+    int ndim, shape[MAXD];
+    axis = normal_axis(c, a, axis);
+    if (!check_indices(c, indices) || axis < 0 || !values) return NULL;
+    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
+    if (!a->size) return a;
+    while (values->ndim > indices->ndim && values->shape[0] == 1 && (values = do_squeeze(c, values, 1)) != NULL) {}
+    if (!values || !broadcast_shape(c, indices, values, &ndim, shape)) return NULL;
+    if (ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(values), TEXT(a));
+    values = broadcast(c, values, ndim, shape);
+    indices = broadcast(c, indices, ndim, shape);
+    if (!values || !indices || !beside_shape(c, a, indices, axis, &probe)) return NULL;
+    a = broadcast_beside(c, a, axis, &probe);
+    values = broadcast_beside(c, as_type(c, values, a ? a->dtype : MLXVK_BOOL), axis, &probe);
+    indices = broadcast_beside(c, indices, axis, &probe);
+    if (!values || !indices) return NULL;
+    if (updates_in_place(res, a) && values->storage != a->storage && indices->storage != a->storage)
+        out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
+    else out = copy_of(c, a);
+    if (indices->size)
+        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis }), ARRAYS(values, indices), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+{
+    struct call c = begin("put_along_axis", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices), *v = input(&c, "values", values);
+    return finish(&c, do_put_along(&c, res, x, i, v, axis), res);
+}
+
 /* ==== >>fusion ==================================================================================================== */
+
+/* A fusion applies where the results in between are wanted by nobody else. Its nodes are lowered at the first one's place:
+ * the others must be able to go before what lies between. */
+
+enum { FUSE_WINDOW = 24 };
+
+/* Nobody owns it, and one node reads it. */
+static bool only_between(const struct array *a)
+{
+    return !a->storage->owned && a->storage->readers == 1 && a->storage->writers == 1;
+}
+
+/* The first node after `at` that reads the array's storage; `end` where there is none near. */
+static uint32_t reader_of(const struct stream *s, uint32_t at, uint32_t end, const struct array *a)
+{
+    end = min_u32(end, at + FUSE_WINDOW);
+    for (uint32_t i = at + 1; i < end; i++)
+        for (int k = 0; k < s->nodes[i].inputs && !s->nodes[i].done; k++)
+            if (s->nodes[i].in[k] && s->nodes[i].in[k]->storage == a->storage) return i;
+    return UINT32_MAX;
+}
+
+/* May node j be lowered together with the nodes of `members` (ascending, the first one where lowering stands)? */
+static bool can_join(struct stream *s, const uint32_t *members, int count, uint32_t j)
+{
+    uint64_t search = ++s->device->searches;
+    for (uint32_t i = members[0] + 1; i < j; i++) {
+        bool member = s->nodes[i].done;
+        for (int k = 0; k < count; k++) member = member || members[k] == i;
+        if (!member) pass_over(&s->nodes[i], search);
+    }
+    return overtakes(&s->nodes[j], search);
+}
+
+static bool same_view(const struct array *a, const struct array *b)
+{
+    return a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype && same_shape(a, b) &&
+           (!a->ndim || !memcmp(a->strides, b->strides, (size_t)a->ndim * sizeof *a->strides));
+}
+
+static bool is_binary(const struct node *n, enum binary op)
+{
+    return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_BINARY && n->p.elementwise.op == (uint16_t)op;
+}
+
+/* The nodes were lowered as one. */
+static void retire(struct stream *s, const uint32_t *members, int count)
+{
+    int code = s->encoder.code;
+    for (int i = 0; i < count; i++) {
+        s->encoder.code = code;
+        if (code) node_failed(s, &s->nodes[members[i]]);
+        node_retire(&s->nodes[members[i]]);
+    }
+    s->device->stats.fused += (uint64_t)count;
+}
+
+/* sigmoid(g), g * that, times u: the three roundings stay, in one dispatch. */
+static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[3] = { at, reader_of(s, at, end, s->nodes[at].out[0]) };
+    const struct node *sigmoid = &s->nodes[at], *silu, *product;
+    struct array *gate = sigmoid->in[0], *up, *a[3];
+    struct elementwise_params p = { .kernel = K_BINARY, .op = B_silu_product };
+    if (sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid || !only_between(sigmoid->out[0]) ||
+        m[1] == UINT32_MAX) return false;
+    silu = &s->nodes[m[1]];
+    if (!is_binary(silu, B_multiply) || !only_between(silu->out[0]) || !can_join(s, m, 1, m[1])) return false;
+    if (!(same_view(silu->in[0], gate) && same_view(silu->in[1], sigmoid->out[0])) &&
+        !(same_view(silu->in[1], gate) && same_view(silu->in[0], sigmoid->out[0]))) return false;
+    m[2] = reader_of(s, m[1], end, silu->out[0]);
+    if (m[2] == UINT32_MAX) return false;
+    product = &s->nodes[m[2]];
+    if (!is_binary(product, B_multiply) || !can_join(s, m, 2, m[2])) return false;
+    up = product->in[product->in[0]->storage == silu->out[0]->storage];
+    if (up->storage == silu->out[0]->storage || !same_shape(up, gate) || !same_shape(product->out[0], gate)) return false;
+    a[0] = product->out[0];
+    a[1] = gate;
+    a[2] = up;
+    elementwise_split(e, &p, a, 3);
+    retire(s, m, 3);
+    return true;
+}
 
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
-    { "none", GATE_COUNT, -1, NULL },
+    { "silu * x", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)

@@ -7,6 +7,7 @@
 #include "copy_spv.h"
 #include "copy_wide_spv.h"
 #include "select_spv.h"
+#include "take_spv.h"
 #include "unary_spv.h"
 #include "unary_complex_spv.h"
 #include "unary_wide_spv.h"
