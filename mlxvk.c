@@ -183,6 +183,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
+    X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
@@ -263,9 +264,28 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL | CAP_INT64)                                                          \
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
+    X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
+    X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
+    X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
+    X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
+    X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
+    X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
-    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)          \
-    X(TAKE,          take,          4, CAP_SMALL)
+    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
+    X(REDUCE,        reduce,        2, CAP_SMALL)                                                                      \
+    X(REDUCE_PAIR,   reduce_pair,   2, CAP_SMALL)                                                                      \
+    X(REDUCE_INDEX,  reduce_index,  2, CAP_SMALL)                                                                      \
+    X(SOFTMAX,       softmax,       3, CAP_SMALL)                                                                      \
+    X(TAKE,          take,          4, CAP_SMALL)                                                                      \
+    X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
+    X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
+    X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
+    X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
+    X(CATEGORICAL,   categorical,   4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -287,7 +307,7 @@ static const struct kernel_row {
 
 /* ==== >>device ==================================================================================================== */
 
-enum { MAX_BINDINGS = 12, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
+enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
 
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
@@ -302,6 +322,7 @@ struct capabilities {
 };
 
 struct pipeline {
+    const char *name;
     uint64_t key;                                    /* hash of kernel and constants */
     uint32_t kernel, spec_count, spec[MAX_SPEC];
     VkPipeline handle;
@@ -347,7 +368,7 @@ struct device {
     struct stream *streams;
     struct stream *default_stream;
     int stream_index;
-    uint64_t random_state[2];
+    uint32_t random_state[2];
     bool random_seeded;
 
     mlxvk_stats stats;
@@ -1352,7 +1373,7 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
         return NULL;
     }
-    *p = (struct pipeline){ .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
+    *p = (struct pipeline){ .name = row->name, .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
     memcpy(p->spec, spec, n * sizeof *spec);
     if (!d->modules[k]) r = build_module(d, row->spirv, row->size, &d->modules[k]);
     if (r >= 0) r = build_pipeline(d, d->modules[k], row->bindings, spec, n, &p->handle);
@@ -1501,12 +1522,12 @@ static VkResult queue_submit(struct stream *s, VkCommandBuffer commands)
         wait_values[i] = s->waits[i].value;
         stages[i] = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
     }
-    signals[0] = s->line->semaphore;
-    signal_values[0] = s->line->open;
     for (uint32_t i = 0; i < s->signal_count; i++) {
-        signals[i + 1] = s->signals[i].semaphore;
-        signal_values[i + 1] = s->signals[i].value;
+        signals[i] = s->signals[i].semaphore;
+        signal_values[i] = s->signals[i].value;
     }
+    signals[s->signal_count] = s->line->semaphore;   /* last: who waits for the stream sees its events signalled */
+    signal_values[s->signal_count] = s->line->open;
     lock_queue(d);
     r = d->vk.vkQueueSubmit(d->queues[s->queue], 1, &info, VK_NULL_HANDLE);
     unlock_queue(d);
@@ -1678,9 +1699,14 @@ static void bind_descriptors(struct encoder *e)
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = e->bindings };
     if (!n) return;
     while (first < n && !(e->set_mask & (1u << first))) first++;
-    if (first == n) { encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "nothing is bound"); return; }
-    for (uint32_t i = 0; i < n; i++)                 /* bindings that this variant does not use */
-        if (!(e->set_mask & (1u << i))) e->bindings[i] = e->bindings[first];
+    for (uint32_t i = 0; i < n; i++) {
+        if (e->set_mask & (1u << i)) continue;
+        if (first == n || e->pipeline->kernel == KERNEL_COUNT) {
+            encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, e->pipeline->name, "binding %u is not bound", i);
+            return;
+        }
+        e->bindings[i] = e->bindings[first];         /* a binding that this variant of the kernel does not use */
+    }
     if (d->caps.push_descriptor)
         d->vk.vkCmdPushDescriptorSetKHR(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write);
     else {
@@ -1704,7 +1730,7 @@ static void encode_dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t 
     struct device *d = e->device;
     const uint32_t *limit = d->caps.max_groups;
     if (x > limit[0] || y > limit[1] || z > limit[2]) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, kernel_table[e->pipeline->kernel].name,
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, e->pipeline->name,
                      "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1], limit[2]);
         return;
     }
@@ -1969,8 +1995,19 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 /* One row an operation: lower_<name> turns its nodes into dispatches. */
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
-    X(ARANGE,      arange)                                                                                          \
-    X(GATHER,      gather)
+    X(MATMUL,      matmul)                                                                                             \
+    X(QUANTIZE,    quantize)                                                                                           \
+    X(DEQUANTIZE,  dequantize)                                                                                         \
+    X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
+    X(ARANGE,      arange)                                                                                             \
+    X(REDUCE,      reduce)                                                                                             \
+    X(SOFTMAX,     softmax)                                                                                            \
+    X(GATHER,      gather)                                                                                             \
+    X(NORM,        norm)                                                                                               \
+    X(ROPE,        rope)                                                                                               \
+    X(ATTENTION,   attention)                                                                                          \
+    X(RANDOM,      random)                                                                                             \
+    X(CATEGORICAL, categorical)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -1981,12 +2018,26 @@ enum operation {
 
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
+struct matmul_params { float alpha, beta; };
+struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
 struct arange_params { double start, step; };
+struct reduce_params { uint16_t op; uint32_t mask; float scale; };
 struct gather_params { uint8_t mode, axis; };
+struct norm_params { uint8_t flags; float eps; };
+struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
+struct attention_params { uint8_t flags; float scale; };
+struct random_params { uint8_t kind; float low, high; };
 union params {
     struct elementwise_params elementwise;
+    struct matmul_params matmul;
+    struct quant_params quant;
     struct arange_params arange;
+    struct reduce_params reduce;
     struct gather_params gather;
+    struct norm_params norm;
+    struct rope_params rope;
+    struct attention_params attention;
+    struct random_params random;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -2473,8 +2524,8 @@ static void donate(struct encoder *e, const struct node *n)
     (void)e;
     if (out->storage->buffer || out->offset || out->storage->nbytes != array_bytes(out)) return;
     for (int i = 0; i < n->inputs; i++) {
-        struct storage *st = n->in[i]->storage;
-        if (st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
+        struct storage *st = n->in[i] ? n->in[i]->storage : NULL;
+        if (!st || st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
             !n->in[i]->row || n->in[i]->size != out->size || item_size(n->in[i]) != item_size(out)) continue;
         out->storage->buffer = st->buffer;
         st->buffer->refs++;
@@ -2545,6 +2596,20 @@ static struct array *rows_of(struct encoder *e, struct array *a)
     pair[1] = a;
     elementwise_split(e, &p, pair, 2);
     return copy;
+}
+
+/* An array of the lowering's own; to be released after its last dispatch. */
+static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
+{
+    struct storage *st = e->code ? NULL : storage_create(e->device, count * dtypes[dtype].size);
+    struct array *a = NULL;
+    if (st) {
+        st->refs = 1;
+        a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
+        storage_release(st);
+    }
+    if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "no scratch array of %zu elements", count);
+    return a;
 }
 
 /* A number as an array of no dimensions. */
@@ -3528,6 +3593,543 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
 }
 
+/* ==== >>reduce: reductions, arg reductions, softmax =============================================================== */
+
+enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin };   /* as in the shader */
+
+/* Workgroups that fill a large GPU; elements that one should have at least before a reduction is cut; outer dimensions. */
+enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_CHUNK = 4096, REDUCE_DIMS = 4 };
+
+/* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
+struct reduce_dim { uint32_t size; int64_t in, out; bool reduced; };
+
+/* What is left to do: reduce `from` (elements of dtype `type`, from element `shift` on) over the reduced dimensions. */
+struct reduce_job {
+    enum reduction op;
+    float scale;
+    struct array *from, *out;
+    mlxvk_dtype type;
+    int64_t shift;
+    int ndim;
+    struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
+};
+
+struct reduce_push {
+    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to;
+    float scale;
+    uint32_t ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS], out[REDUCE_DIMS];
+};
+
+static bool is_arg(enum reduction op) { return op >= R_argmax; }
+
+static uint32_t power_of_two(uint64_t at_least)
+{
+    uint32_t p = 1;
+    while (p < at_least && p < 1u << 31) p *= 2;
+    return p;
+}
+
+/* ---- lowering: dimensions ---- */
+
+static uint64_t stride_order(int64_t stride) { return stride ? (uint64_t)llabs(stride) : UINT64_MAX; }
+
+static void insert_dim(struct reduce_job *j, struct reduce_dim d)
+{
+    int at = j->ndim++;
+    for (; at > 0 && stride_order(j->dim[at - 1].in) < stride_order(d.in); at--) j->dim[at] = j->dim[at - 1];
+    j->dim[at] = d;
+}
+
+/* Joins neighbours of one kind that are evenly spaced. */
+static void join_dims(struct reduce_job *j)
+{
+    int n = 0;
+    for (int i = 0; i < j->ndim; i++) {
+        struct reduce_dim *a = &j->dim[n > 0 ? n - 1 : 0], *b = &j->dim[i];
+        if (n && a->reduced == b->reduced && a->in == b->in * b->size && (a->reduced || a->out == b->out * b->size))
+            *a = (struct reduce_dim){ a->size * b->size, b->in, b->out, a->reduced };
+        else j->dim[n++] = *b;
+    }
+    j->ndim = n;
+}
+
+static void plan_dims(struct reduce_job *j, const struct array *x, uint32_t mask)
+{
+    int64_t step[MAXD], out = 1;
+    bool any = false;
+    j->ndim = 0;
+    for (int i = x->ndim - 1; i >= 0; i--) {
+        step[i] = out;
+        if (!(mask & (1u << i))) out *= x->shape[i];
+    }
+    for (int i = 0; i < x->ndim; i++) {
+        struct reduce_dim d = { (uint32_t)x->shape[i], x->strides[i], step[i], mask >> i & 1 };
+        if (d.size == 1) continue;
+        any |= d.reduced;
+        if (d.reduced && d.in < 0 && !is_arg(j->op)) {                 /* the order does not matter: walk it upwards */
+            j->shift += d.in * (d.size - 1);
+            d.in = -d.in;
+        }
+        insert_dim(j, d);
+    }
+    if (!any) insert_dim(j, (struct reduce_dim){ 1, j->ndim ? 0 : 1, 0, true });
+    join_dims(j);
+}
+
+/* More outer dimensions than the shader has: the operand copied into row-major order, kept dimensions first. */
+static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask)
+{
+    struct array view = *j->from, *copy;
+    uint32_t n = 1;
+    view.refs = 1;
+    view.ndim = 0;
+    for (uint32_t reduced = 0; reduced < 2; reduced++)
+        for (int i = 0; i < j->from->ndim; i++)
+            if ((mask >> i & 1) == reduced) {
+                view.shape[view.ndim] = j->from->shape[i];
+                view.strides[view.ndim++] = j->from->strides[i];
+                if (reduced) n *= (uint32_t)j->from->shape[i];
+            }
+    view.row = row_contiguous(&view);
+    copy = rows_of(e, &view);
+    if (copy == &view) return;                       /* it failed */
+    array_release(j->from);
+    j->from = copy;
+    j->shift = 0;
+    j->ndim = 2;
+    j->dim[0] = (struct reduce_dim){ (uint32_t)(copy->size / n), n, 1, false };
+    j->dim[1] = (struct reduce_dim){ n, 1, 0, true };
+}
+
+static int last_reduced(const struct reduce_job *j, int *count)
+{
+    int last = -1;
+    *count = 0;
+    for (int i = 0; i < j->ndim; i++) if (j->dim[i].reduced) { last = i; ++*count; }
+    return last;
+}
+
+/* ---- lowering: one dispatch ---- */
+
+static enum kernel_id reduce_kernel(const struct reduce_job *j)
+{
+    if (is_arg(j->op)) return K_REDUCE_INDEX;
+    if (j->op == R_logsumexp) return K_REDUCE_PAIR;
+    return dtypes[j->type].size == 8 && j->op != R_all && j->op != R_any ? K_REDUCE_PAIR : K_REDUCE;
+}
+
+/* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
+static mlxvk_dtype part_type(const struct reduce_job *j)
+{
+    if (is_arg(j->op) || j->op == R_logsumexp) return MLXVK_COMPLEX64;
+    if (j->op == R_all || j->op == R_any) return MLXVK_BOOL;
+    if (dtypes[j->type].size == 8) return j->type;
+    if (is_float(j->type) || j->op == R_mean) return MLXVK_FLOAT32;
+    return dtypes[j->type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
+}
+
+/* How a step is laid out on workgroups. */
+struct reduce_grid { uint32_t by, width, parts, chunk; uint64_t groups; };   /* by: 0 rows, 1 columns, 4 columns by fours */
+
+/* In how many parts to cut, so that `groups` workgroups become enough and each part keeps at least `least` elements. */
+static void cut(struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t multiple)
+{
+    uint64_t wanted = (REDUCE_GROUPS + groups - 1) / groups, most = n / least;
+    g->parts = 1;
+    g->chunk = n;
+    if (groups >= REDUCE_GROUPS / 2 || most < 2) return;
+    g->chunk = (uint32_t)round_up((n + min_size(wanted, most) - 1) / min_size(wanted, most), multiple);
+    g->parts = ceil_div(n, g->chunk);
+}
+
+static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct reduce_push *p, bool whole, bool fours)
+{
+    struct reduce_grid g = { .parts = 1, .chunk = p->n };
+    uint64_t units;
+    uint32_t narrow, height;
+    if (p->inner == 1 && p->stride == 1) {
+        uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
+        g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
+        if (g.width == REDUCE_THREADS && !whole) cut(&g, p->n, p->outer, REDUCE_CHUNK, 4 * REDUCE_THREADS);
+        g.groups = ceil_div((uint64_t)p->outer * g.parts, REDUCE_THREADS / g.width);
+        return g;
+    }
+    g.by = fours ? 4 : 1;
+    units = (uint64_t)p->outer * (p->inner / g.by);
+    narrow = power_of_two(min_size(units, j->ndim > 1 && p->inner == 1 && (uint64_t)p->n >= REDUCE_THREADS ? 1 : 32));
+    height = min_u32(power_of_two((p->n + 7) / 8), REDUCE_THREADS / narrow);
+    g.width = REDUCE_THREADS / height;
+    units = (units + g.width - 1) / g.width;
+    if (!whole) cut(&g, p->n, units, 32 * height, 4 * height);
+    g.groups = units * g.parts;
+    return g;
+}
+
+/* The push constants of reducing dimension `at`; false where there are too many others. */
+static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push *p)
+{
+    int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
+    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1, .scale = j->scale };
+    if (inner >= 0) {
+        p->inner = j->dim[inner].size;
+        p->inner_stride = (uint32_t)j->dim[inner].in;
+        p->inner_out = (uint32_t)j->dim[inner].out;
+    }
+    for (int i = 0; i < j->ndim; i++) {
+        if (i == at || i == inner) continue;
+        if (p->ndim == REDUCE_DIMS) return false;
+        p->shape[p->ndim] = j->dim[i].size;
+        p->in[p->ndim] = (uint32_t)j->dim[i].in;
+        p->out[p->ndim++] = (uint32_t)j->dim[i].out;
+        p->outer *= j->dim[i].size;
+    }
+    return true;
+}
+
+/* Columns that four-wide loads can take. */
+static bool reduces_by_fours(const struct reduce_push *p)
+{
+    uint32_t odd = p->inner | p->stride | p->from;
+    for (uint32_t i = 0; i < p->ndim; i++) odd |= p->in[i];
+    return p->inner > 1 && p->inner_stride == 1 && !(odd & 3);
+}
+
+/* The job that is left behind a step which wrote `out` as (outer dimensions, parts, inner) and not the result. */
+static void reduce_next(struct reduce_job *j, int at, struct array *out, mlxvk_dtype type, uint32_t parts)
+{
+    struct reduce_dim dim[MAXD + 2];
+    int n = 0, inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
+    int64_t step = 1;
+    for (int i = 0; i < j->ndim; i++) if (i != at && i != inner) dim[n++] = j->dim[i];
+    dim[n++] = (struct reduce_dim){ parts, 0, 0, true };
+    if (inner >= 0) dim[n++] = j->dim[inner];
+    j->ndim = 0;
+    for (int i = n - 1; i >= 0; i--) { dim[i].in = step; step *= dim[i].size; }
+    for (int i = 0; i < n; i++) if (dim[i].size > 1 || n == 1) j->dim[j->ndim++] = dim[i];
+    join_dims(j);
+    array_release(j->from);
+    j->from = out;
+    j->type = type;
+    j->shift = 0;
+}
+
+/* Reduces the innermost of the reduced dimensions; true when that gave the result. */
+static bool reduce_step(struct encoder *e, struct reduce_job *j)
+{
+    struct reduce_push p;
+    struct reduce_grid g;
+    struct array *out = j->out;
+    mlxvk_dtype type = out->dtype;
+    int count, at = last_reduced(j, &count);
+    reduce_shape(j, at, &p);
+    p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
+    g = reduce_grid(j, &p, is_arg(j->op) && is_wide(j->type), reduces_by_fours(&p));
+    p.parts = g.parts;
+    p.chunk = g.chunk;
+    if (count > 1 || g.parts > 1) {
+        type = part_type(j);
+        out = scratch(e, (size_t)p.outer * g.parts * p.inner, type);
+        if (!out) return true;
+        p.scale = 1;
+        p.inner_out = 1;
+        for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out[i] = step;
+    }
+    p.to = set_output(e, 0, out);
+    KERNEL(e, reduce_kernel(j), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, g.groups);
+    if (out == j->out) return true;
+    reduce_next(j, at, out, type, g.parts);
+    return false;
+}
+
+static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask, struct array *out)
+{
+    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype };
+    struct reduce_push p;
+    int count;
+    plan_dims(&j, from, mask);
+    from->refs++;
+    if (!reduce_shape(&j, last_reduced(&j, &count), &p)) copy_rows(e, &j, mask);
+    while (!e->code && !reduce_step(e, &j)) {}
+    array_release(j.from);
+}
+
+static void lower_reduce(struct encoder *e, const struct node *n)
+{
+    reduce(e, n->p.reduce.op, n->p.reduce.scale, n->in[0], n->p.reduce.mask, n->out[0]);
+}
+
+/* ---- fronts ---- */
+
+/* The shape without the axes of a mask, or with 1 there. */
+static int reduced_shape(const struct array *a, uint32_t mask, bool keepdims, int *shape)
+{
+    int n = 0;
+    for (int i = 0; i < a->ndim; i++) {
+        if (!(mask >> i & 1)) shape[n++] = a->shape[i];
+        else if (keepdims) shape[n++] = 1;
+    }
+    return n;
+}
+
+static mlxvk_dtype reduced_dtype(enum reduction op, mlxvk_dtype t)
+{
+    if (op == R_all || op == R_any) return MLXVK_BOOL;
+    if (is_arg(op)) return MLXVK_UINT32;
+    if ((op != R_sum && op != R_prod) || is_inexact(t) || is_wide(t)) return t;
+    return dtypes[t].kind == KIND_UINT ? MLXVK_UINT32 : MLXVK_INT32;
+}
+
+/* The operand of a reduction over no axes, as MLX gives it back. */
+static struct array *not_reduced(struct call *c, enum reduction op, struct array *a)
+{
+    if (op == R_all || op == R_any) return as_type(c, a, MLXVK_BOOL);
+    return op == R_mean || op == R_logsumexp ? as_float(c, a) : a;
+}
+
+static struct array *reduce_empty(struct call *c, enum reduction op, struct array *a, int ndim, const int *shape, mlxvk_dtype dtype,
+                                  uint32_t mask)
+{
+    for (int i = 0; i < a->ndim; i++)
+        if ((mask >> i & 1) && !a->shape[i] && (op == R_max || op == R_min))
+            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s is empty", i, TEXT(a));
+    if (op == R_logsumexp || is_arg(op)) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(a));
+    return do_full(c, ndim, shape, scalar(c, op == R_mean ? NAN : op == R_prod || op == R_all, dtype), dtype);
+}
+
+static struct array *do_reduce(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
+{
+    int shape[MAXD], ndim;
+    size_t n = 1;
+    struct array *out;
+    mlxvk_dtype dtype;
+    if (c->code || !a) return NULL;
+    if (is_arg(op) && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(a));
+    if (op == R_logsumexp || (op == R_mean && is_wide(a->dtype))) a = as_float(c, a);
+    if (!a) return NULL;
+    dtype = op == R_mean ? at_least_float(a->dtype) : reduced_dtype(op, a->dtype);
+    ndim = reduced_shape(a, mask, keepdims, shape);
+    if (!a->size) return reduce_empty(c, op, a, ndim, shape, dtype, mask);
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) n *= (size_t)a->shape[i];
+    out = output(c, ndim, shape, dtype);
+    append(c, OP_REDUCE, PARAMS(.reduce = { (uint16_t)op, mask, (float)(1.0 / (double)n) }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* A logarithm of sums of complex exponentials is MLX's composition. */
+static struct array *complex_logsumexp(struct call *c, struct array *a, uint32_t mask, bool keepdims)
+{
+    struct array *most = do_reduce(c, R_max, a, mask, true), *out;
+    int shape[MAXD], ndim = reduced_shape(a, mask, keepdims, shape);
+    out = do_reduce(c, R_sum, do_unary(c, U_exp, do_binary(c, B_subtract, a, most)), mask, keepdims);
+    most = do_reshape(c, most, ndim, shape);
+    out = do_binary(c, B_add, do_unary(c, U_log, out), most);
+    return do_select(c, do_unary(c, U_isinf, most), most, out);
+}
+
+static const char *const reduce_names[][3] = {
+#define R(name) [R_##name] = { #name, #name "_axis", #name "_axes" }
+    R(sum), R(prod), R(max), R(min), R(mean), R(all), R(any), R(logsumexp), R(argmax), R(argmin)
+#undef R
+};
+
+/* form 0: over all axes; 1: one axis; 2: several. */
+static int reduce_call(mlxvk_array *res, mlxvk_array a, enum reduction op, int form, const int *axes, size_t count, bool keepdims,
+                       mlxvk_stream s)
+{
+    struct call c = begin(reduce_names[op][form], s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask = 0;
+    if (!x) return finish(&c, NULL, res);
+    if (form) axes_mask(&c, x, axes, count, &mask);
+    else mask = (1u << x->ndim) - 1;
+    if (c.code) x = NULL;
+    else if (is_arg(op) && form == 0) {
+        int shape[MAXD], ndim = reduced_shape(x, mask, keepdims, shape);
+        x = do_reshape(&c, do_reduce(&c, op, do_flatten(&c, x, 0, -1), 1, false), ndim, shape);
+    } else if (op == R_logsumexp && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
+    else if (!mask) x = not_reduced(&c, op, x);
+    else if (op == R_logsumexp && is_complex(x->dtype)) x = complex_logsumexp(&c, x, mask, keepdims);
+    else x = do_reduce(&c, op, x, mask, keepdims);
+    return finish(&c, x, res);
+}
+
+#define X(name)                                                                                                       \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s)                                  \
+    { return reduce_call(res, a, R_##name, 0, NULL, 0, keepdims, s); }                                                \
+    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s)                 \
+    { return reduce_call(res, a, R_##name, 1, &axis, 1, keepdims, s); }
+X(argmax) X(argmin) MLXVK_REDUCE_FUNCTIONS(X)
+#undef X
+#define X(name)                                                                                                       \
+    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(res, a, R_##name, 2, axes, axes_num, keepdims, s); }
+MLXVK_REDUCE_FUNCTIONS(X)
+#undef X
+
+/* ---- softmax ---- */
+
+enum { SOFTMAX_HELD, SOFTMAX_LOOPED, SOFTMAX_APPLY };
+
+struct softmax_push { uint32_t n, outer, inner, from, to, pairs, ndim, shape[REDUCE_DIMS], stride[REDUCE_DIMS]; };
+
+/* Rows side by side in memory, with up to four outer dimensions. */
+static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
+{
+    struct array outer = *x, *list[1] = { &outer };
+    struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
+    uint32_t width, hold, mode = SOFTMAX_HELD, odd, limit = e->device->caps.max_threads;
+    struct dims g;
+    if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
+    outer.ndim--;
+    g = merge_dims(list, 1);
+    if (g.ndim > REDUCE_DIMS) return false;
+    p.outer = (uint32_t)(x->size / p.n);
+    p.ndim = (uint32_t)g.ndim;
+    p.from = set_input(e, 1, x);
+    p.to = set_output(e, 0, out);
+    odd = p.from | p.to | p.n;
+    for (int i = 0; i < g.ndim; i++) {
+        p.shape[i] = (uint32_t)g.shape[i];
+        p.stride[i] = (uint32_t)g.stride[0][i];
+        odd |= p.stride[i];
+    }
+    hold = p.n > 16 * REDUCE_THREADS ? 8 : 4;
+    width = power_of_two(ceil_div(p.n, 4 * hold));
+    if (width > limit) { width = min_u32(power_of_two(limit / 2 + 1), 1024); hold = 4; mode = SOFTMAX_LOOPED; }
+    KERNEL(e, K_SOFTMAX, width > REDUCE_THREADS ? width : REDUCE_THREADS, mode, (uint32_t)x->dtype, odd & 3 ? 1 : 4, width, hold);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, width > REDUCE_THREADS ? p.outer : ceil_div(p.outer, REDUCE_THREADS / width));
+    return true;
+}
+
+/* Over several axes, one that is not the last, or few long rows: maximum and sum first, then every element. The reduced
+ * axes of `mask` are side by side in x, which is row-major. */
+static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
+{
+    struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
+    struct array *pairs;
+    uint32_t step;
+    for (int i = 0; i < x->ndim; i++) {
+        uint32_t size = (uint32_t)x->shape[i];
+        if (mask >> i & 1) p.n *= size;
+        else if (mask >> i) p.outer *= size;
+        else p.inner *= size;
+    }
+    pairs = scratch(e, (size_t)p.outer * p.inner, MLXVK_COMPLEX64);
+    if (!pairs) return;
+    reduce(e, R_logsumexp, 1, x, mask, pairs);
+    p.n *= p.inner;
+    p.from = set_input(e, 1, x);
+    p.to = set_output(e, 0, out);
+    p.pairs = set_input(e, 2, pairs);
+    step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
+    KERNEL(e, K_SOFTMAX, REDUCE_THREADS, SOFTMAX_APPLY, (uint32_t)x->dtype, step, 1, 1);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
+    array_release(pairs);
+}
+
+enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
+
+static void lower_softmax(struct encoder *e, const struct node *n)
+{
+    struct array *x = n->in[0], *rows;
+    uint32_t mask = n->p.reduce.mask, last = 1u << (x->ndim - 1);
+    size_t length = (size_t)dim_of(x, -1);
+    bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
+    if (mask == last && !few && softmax_rows(e, x, n->out[0])) return;
+    rows = rows_of(e, x);
+    if (e->code) { array_release(rows); return; }
+    if (mask != last || few) softmax_given(e, rows, n->out[0], mask);
+    else softmax_rows(e, rows, n->out[0]);
+    array_release(rows);
+}
+
+/* The axes of a mask last, the others in order. */
+static void axes_last(int ndim, uint32_t mask, int *order)
+{
+    int n = 0;
+    for (uint32_t reduced = 0; reduced < 2; reduced++)
+        for (int i = 0; i < ndim; i++) if ((mask >> i & 1) == reduced) order[n++] = i;
+}
+
+/* Do the axes follow each other, but for those of length 1? */
+static bool axes_adjacent(const struct array *a, uint32_t mask)
+{
+    int changes = 0;
+    bool inside = false;
+    for (int i = 0; i < a->ndim; i++) {
+        if (a->shape[i] == 1 || (mask >> i & 1) == (uint32_t)inside) continue;
+        inside = !inside;
+        changes++;
+    }
+    return changes <= 2;
+}
+
+static struct array *apply_softmax(struct call *c, struct array *a, uint32_t mask)
+{
+    struct array *out = output(c, a->ndim, a->shape, a->dtype);
+    append(c, OP_SOFTMAX, PARAMS(.reduce = { R_logsumexp, mask, 1 }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* Over the last axis alone integers give float32; over others MLX's composition casts back to the operand's dtype. */
+static struct array *do_softmax(struct call *c, struct array *a, uint32_t mask)
+{
+    mlxvk_dtype dtype;
+    struct array *x;
+    if (c->code || !a || !a->size) return a;
+    dtype = a->ndim && mask == 1u << (a->ndim - 1) ? at_least_float(a->dtype) : a->dtype;
+    if (is_complex(dtype) || !mask) {
+        struct array *most = mask ? do_reduce(c, R_max, a, mask, true) : a;
+        x = do_unary(c, U_exp, do_binary(c, B_subtract, a, most));
+        return as_type(c, do_binary(c, B_divide, x, mask ? do_reduce(c, R_sum, x, mask, true) : x), dtype);
+    }
+    x = as_float(c, a);
+    if (!x) return NULL;
+    for (int i = 0; i < a->ndim; i++) if (a->shape[i] == 1) mask &= ~(1u << i);
+    if (axes_adjacent(a, mask)) x = apply_softmax(c, x, mask);
+    else {
+        int order[MAXD], back[MAXD];
+        axes_last(a->ndim, mask, order);
+        for (int i = 0; i < a->ndim; i++) back[order[i]] = i;
+        mask = (1u << a->ndim) - (1u << reduced_shape(a, mask, false, (int[MAXD]){ 0 }));
+        x = do_transpose(c, x, order);
+        x = x ? copy_of(c, do_transpose(c, apply_softmax(c, x, mask), back)) : NULL;
+    }
+    return as_type(c, x, dtype);
+}
+
+static int softmax_call(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask = 0;
+    if (form) axes_mask(&c, x, axes, count, &mask);
+    else if (x) mask = (1u << x->ndim) - 1;
+    return finish(&c, do_softmax(&c, x, mask), res);
+}
+
+int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk_stream s)
+{
+    (void)precise;
+    return softmax_call("softmax", res, a, 0, NULL, 0, s);
+}
+
+int mlxvk_softmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool precise, mlxvk_stream s)
+{
+    (void)precise;
+    return softmax_call("softmax_axis", res, a, 1, &axis, 1, s);
+}
+
+int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool precise, mlxvk_stream s)
+{
+    (void)precise;
+    return softmax_call("softmax_axes", res, a, 2, axes, axes_num, s);
+}
+
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
 
 enum gather_mode { GATHER_TAKE, GATHER_ALONG, GATHER_PUT };
@@ -3765,6 +4367,1496 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
     return finish(&c, do_put_along(&c, res, x, i, v, axis), res);
 }
 
+/* ==== >>norms ===================================================================================================== */
+
+enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, ROW_THREADS = 512 };
+
+struct norm_push {
+    uint32_t rows, n, ndim;
+    float eps;
+    uint32_t weight_at, bias_at, weight_step, bias_step, shape[NORM_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][NORM_DIMS],
+        x_step, residual_step;
+};
+
+static uint32_t pow2_at_least(uint32_t n)
+{
+    uint32_t p = 1;
+    while (p < n) p *= 2;
+    return p;
+}
+
+static uint32_t last_stride(const struct array *a) { return a->ndim ? (uint32_t)a->strides[a->ndim - 1] : 1; }
+
+/* Do all steps of 16 bytes along rows of an array stay aligned? shift: elements from the binding's start. */
+static bool aligned_rows(const struct array *a, uint32_t shift, uint32_t unit)
+{
+    bool aligned = !(shift % unit) && (last_stride(a) == 1 || dim_of(a, -1) == 1);
+    for (int i = 0; i + 1 < a->ndim; i++) aligned = aligned && (a->shape[i] == 1 || !(a->strides[i] % unit));
+    return aligned;
+}
+
+/* What all dimensions but the last make, merged for all operands. */
+static struct dims row_dims(struct array *const *a, int count)
+{
+    struct array part[MAX_OPERANDS], *parts[MAX_OPERANDS];
+    for (int k = 0; k < count; k++) {
+        part[k] = *a[k];
+        part[k].ndim--;
+        parts[k] = &part[k];
+    }
+    return merge_dims(parts, count);
+}
+
+/* The workgroup and the threads a row of `steps` steps. */
+static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *threads)
+{
+    uint32_t limit = min_u32(ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
+    while (lanes > limit) lanes /= 2;
+    *threads = lanes < 128 ? 128 : lanes;
+    return lanes;
+}
+
+/* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which is written to a[3].
+ * weight and bias of the row's length, or NULL. All of one dtype; a[0] and a[3] have rows without gaps between elements. */
+static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struct array *weight, struct array *bias, float eps)
+{
+    int count = a[2] ? 4 : 2;
+    struct dims g = row_dims(a, count);
+    uint32_t n = (uint32_t)dim_of(a[0], -1), unit = 16 / (uint32_t)item_size(a[0]), lanes, threads, held;
+    struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = eps,
+                           .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
+    bool eights = n % 8 == 0;
+    flags |= (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
+    if (g.ndim > NORM_DIMS) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex"); return; }
+    for (int i = 0; i < g.ndim; i++) {
+        p.shape[i] = (uint32_t)g.shape[i];
+        for (int k = 0; k < count; k++) p.stride[k][i] = (uint32_t)g.stride[k][i];
+    }
+    for (int k = 0; k < count; k++) {
+        p.offset[k] = k == 0 || k == 3 ? set_output(e, (uint32_t)k, a[k]) : set_input(e, (uint32_t)k, a[k]);
+        eights = eights && aligned_rows(a[k], p.offset[k], unit);
+    }
+    if (weight) { p.weight_at = set_input(e, 4, weight); p.weight_step = last_stride(weight); }
+    if (bias) { p.bias_at = set_input(e, 5, bias); p.bias_step = last_stride(bias); }
+    eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
+    lanes = row_lanes(e, eights ? n / 8 : n, &threads);
+    held = eights ? ceil_div(n / 8, lanes) : 0;
+    if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
+    KERNEL(e, has_kernel(e->device, K_NORM) ? K_NORM : K_NORM_PLAIN, threads, lanes, held, (uint32_t)a[0]->dtype, flags);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(p.rows, threads / lanes));
+}
+
+/* An operand whose rows the kernel can walk beside those of the others, with a reference for the caller. */
+static struct array *walkable(struct encoder *e, struct array *a)
+{
+    struct dims g = row_dims((struct array *[]){ a }, 1);
+    if (g.ndim > NORM_DIMS) return rows_of(e, a);
+    a->refs++;
+    return a;
+}
+
+static void norm_dispatch(struct encoder *e, uint32_t flags, struct array *x, struct array *residual, struct array *sum,
+                          struct array *weight, struct array *bias, struct array *out, float eps)
+{
+    struct array *a[4] = { out, walkable(e, x), residual ? walkable(e, residual) : NULL, residual ? sum : NULL };
+    if (row_dims(a, residual ? 4 : 2).ndim > NORM_DIMS)              /* walkable one by one, but not together */
+        for (int k = 1; k < 3 && a[k]; k++) {
+            struct array *given = a[k];
+            a[k] = rows_of(e, given);
+            array_release(given);
+        }
+    norm_rows(e, flags, a, weight, bias, eps);
+    array_release(a[1]);
+    array_release(a[2]);
+}
+
+/* y = rms_norm(x), or with a residual: sum = x + residual, rounded, and y = rms_norm(sum). weight may be NULL. */
+static void rms_norm_dispatch(struct encoder *e, struct array *x, struct array *residual, struct array *sum, struct array *weight,
+                              struct array *out, float eps)
+{
+    norm_dispatch(e, 0, x, residual, sum, weight, NULL, out, eps);
+}
+
+static void lower_norm(struct encoder *e, const struct node *n)
+{
+    donate(e, n);
+    if (n->p.norm.flags) norm_dispatch(e, n->p.norm.flags, n->in[0], NULL, NULL, n->in[1], n->in[2], n->out[0], n->p.norm.eps);
+    else rms_norm_dispatch(e, n->in[0], NULL, NULL, n->in[1], n->out[0], n->p.norm.eps);
+}
+
+static bool check_norm(struct call *c, const struct array *x, const struct array *weight, const char *name)
+{
+    if (weight && (weight->ndim != 1 || weight->shape[0] != dim_of(x, -1)))
+        FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name, TEXT(weight), TEXT(x));
+    return !c->code;
+}
+
+static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, float eps)
+{
+    struct array *out;
+    mlxvk_dtype t;
+    if (c->code || !x) return NULL;
+    if (!x->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have one dimension at least");
+    if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return NULL;
+    t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
+    if (weight && bias) t = promote(t, bias->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    x = as_type(c, x, t);
+    out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
+    append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_fast_rms_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_rms_norm", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight);
+    return finish(&c, do_norm(&c, 0, a, w, NULL, eps), res);
+}
+
+int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_layer_norm", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
+    return finish(&c, do_norm(&c, NORM_MEAN, a, w, b, eps), res);
+}
+
+/* ==== >>rope ====================================================================================================== */
+
+struct rope_push {
+    uint32_t batches, heads, tokens, width, dims, heads_each, y_at, x_at, offsets_at, freqs_at, weight_at, y_stride[4], x_stride[4],
+        offsets_step, freqs_step;
+    int32_t offset;
+    float scale, base_high, base_low, eps;
+};
+
+/* (batch, heads, tokens, width) of an array whose middle dimensions merge; false where they do not. */
+static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stride[4])
+{
+    struct array middle = *a;
+    struct dims g;
+    const int last = a->ndim - 1;
+    middle.ndim -= 3;
+    memmove(middle.shape, a->shape + 1, (size_t)middle.ndim * sizeof *a->shape);
+    memmove(middle.strides, a->strides + 1, (size_t)middle.ndim * sizeof *a->strides);
+    g = merge_dims((struct array *[]){ &middle }, 1);
+    if (g.ndim > 1) return false;
+    shape[0] = (uint32_t)a->shape[0];
+    shape[1] = g.ndim ? (uint32_t)g.shape[0] : 1;
+    shape[2] = (uint32_t)a->shape[last - 1];
+    shape[3] = (uint32_t)a->shape[last];
+    stride[0] = (uint32_t)a->strides[0];
+    stride[1] = g.ndim ? (uint32_t)g.stride[0][0] : 0;
+    stride[2] = (uint32_t)a->strides[last - 1];
+    stride[3] = (uint32_t)a->strides[last];
+    return true;
+}
+
+static void rope_rows(struct encoder *e, const struct rope_params *r, struct rope_push *p, struct array *x, struct array *out,
+                      struct array *offsets, struct array *freqs, struct array *weight, bool norm)
+{
+    uint32_t lanes, threads, items, most = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 64 : 8192;
+    bool fours = r->dims % 8 == 0;
+    double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
+    p->dims = r->dims;
+    p->offset = r->offset;
+    p->scale = r->scale;
+    p->base_high = (float)high;
+    p->base_low = (float)(r->rate - high);
+    p->y_at = set_output(e, 0, out);
+    p->x_at = set_input(e, 1, x);
+    if (offsets) { p->offsets_at = set_input(e, 2, offsets); p->offsets_step = offsets->size > 1 ? last_stride(offsets) : 0; }
+    if (freqs) { p->freqs_at = set_input(e, 3, freqs); p->freqs_step = last_stride(freqs); }
+    if (weight) p->weight_at = set_input(e, 4, weight);
+    fours = fours && aligned_rows(x, p->x_at, 4) && aligned_rows(out, p->y_at, 4);
+    lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
+    items = p->batches * p->tokens * p->heads;
+    p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
+    while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
+    KERNEL(e, has_kernel(e->device, K_ROPE) ? K_ROPE : K_ROPE_PLAIN, threads, lanes, fours, (uint32_t)x->dtype, r->traditional,
+           freqs != NULL, offsets != NULL, norm ? weight ? 2 : 1 : 0);
+    set_bytes(e, p, sizeof *p);
+    dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
+}
+
+/* Can rope_dispatch normalise the rows of x into out on the way? */
+static bool rope_norm_fits(const struct rope_params *r, const struct array *x, const struct array *out, const struct array *weight)
+{
+    uint32_t shape[4], stride[4], size = (uint32_t)item_size(x);
+    return r->dims % 8 == 0 && r->dims <= 8 * 128 && x->shape[x->ndim - 1] == r->dims && rope_strides(x, shape, stride) &&
+           x->offset % (4 * size) == 0 && out->offset % (4 * size) == 0 && aligned_rows(x, 0, 4) && aligned_rows(out, 0, 4) &&
+           (!weight || (weight->row && weight->offset % (4 * size) == 0));
+}
+
+/* out = rope(x), out with any strides (a slice of a cache): offsets (int32: one, or one a batch) and freqs (float32) may be
+ * NULL. norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). */
+static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
+                          struct array *freqs, bool norm, struct array *weight, float eps)
+{
+    struct rope_push p = { .eps = eps };
+    uint32_t shape[4], ignored[4];
+    struct array *rows = NULL;
+    if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
+    if (!rope_strides(x, shape, ignored)) x = rows = rows_of(e, x);
+    rope_strides(x, shape, p.x_stride);
+    if (!rope_strides(out, shape, p.y_stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
+    p.batches = shape[0];
+    p.heads = shape[1];
+    p.tokens = shape[2];
+    p.width = shape[3];
+    rope_rows(e, r, &p, x, out, offsets, freqs, weight, norm);
+    array_release(rows);
+}
+
+static void lower_rope(struct encoder *e, const struct node *n)
+{
+    if (!n->in[1] && !n->in[2]) donate(e, n);
+    rope_dispatch(e, &n->p.rope, n->in[0], n->out[0], n->in[1], n->in[2], false, NULL, 0);
+}
+
+static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base, float scale,
+                             int offset, struct array *offsets, struct array *freqs)
+{
+    struct rope_params r = { (uint16_t)dims, traditional, offset, scale, 0 };
+    struct array *out;
+    if (c->code || !x) return NULL;
+    if (x->ndim < 3) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have three dimensions at least, but is %s", TEXT(x));
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x must be floating, but is %s", TEXT(x));
+    if (dims <= 0 || dims % 2 || dims > dim_of(x, -1) || dims > UINT16_MAX)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "dims must be even, positive and at most x's last dimension; %d for %s", dims, TEXT(x));
+    if (base.has_value == (freqs != NULL)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "exactly one of base and freqs must be given");
+    if (freqs && (freqs->ndim != 1 || freqs->shape[0] != dims / 2))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "freqs must have one dimension of %d, but is %s", dims / 2, TEXT(freqs));
+    if (offsets && (offsets->ndim > 1 || (offsets->ndim && offsets->shape[0] != 1 && offsets->shape[0] != x->shape[0])))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
+    if (offsets && !is_integer(offsets->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
+    if (base.has_value) r.rate = -log2((double)base.value) / (dims / 2);
+    out = output(c, x->ndim, x->shape, x->dtype);
+    append(c, OP_ROPE, PARAMS(.rope = r), ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale, int offset,
+                    mlxvk_array freqs, mlxvk_stream s)
+{
+    struct call c = begin("fast_rope", s);
+    struct array *a = input(&c, "x", x), *f = optional_input(&c, "freqs", freqs);
+    return finish(&c, do_rope(&c, a, dims, traditional, base, scale, offset, NULL, f), res);
+}
+
+int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale,
+                            mlxvk_array offset, mlxvk_array freqs, mlxvk_stream s)
+{
+    struct call c = begin("fast_rope_dynamic", s);
+    struct array *a = input(&c, "x", x), *at = input(&c, "offset", offset), *f = optional_input(&c, "freqs", freqs);
+    return finish(&c, do_rope(&c, a, dims, traditional, base, scale, 0, at, f), res);
+}
+
+/* ==== >>attention ================================================================================================= */
+
+enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_EIGHTS = 16, ATTEND_WIDTH = 256 };
+
+/* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
+struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; };
+
+struct attention_push {
+    uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
+    uint32_t batches, query_heads, query_count, key_count, group_size, row_heads, tiles;
+    float scale;
+};
+
+static void copy_strides(uint32_t *to, const struct array *a, int count)
+{
+    for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
+}
+
+/* Binds the operands, and finds out whether all rows can be read by 16 bytes. */
+static struct attention_push bind_attention(struct encoder *e, struct attention *a)
+{
+    struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
+        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2],
+        .group_size = (uint32_t)(a->q->shape[1] / a->k->shape[1]), .row_heads = 1, .scale = a->scale * 1.44269504088896341f };
+    uint32_t unit = 16 / (uint32_t)item_size(a->q);
+    p.o_at = set_output(e, 0, a->o);
+    p.q_at = set_input(e, 1, a->q);
+    p.k_at = set_input(e, 2, a->k);
+    p.v_at = set_input(e, 3, a->v);
+    copy_strides(p.o_stride, a->o, 3);
+    copy_strides(p.q_stride, a->q, 3);
+    copy_strides(p.k_stride, a->k, 3);
+    copy_strides(p.v_stride, a->v, 3);
+    if (a->mask) { p.mask_at = set_input(e, 4, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
+    if (a->sinks) p.sinks_at = set_input(e, 5, a->sinks);
+    if (dim_of(a->q, 3) % 8 == 0 && dim_of(a->v, 3) % 8 == 0 && aligned_rows(a->q, p.q_at, unit) &&
+        aligned_rows(a->k, p.k_at, unit) && aligned_rows(a->v, p.v_at, unit)) a->flags |= ATTEND_EIGHTS;
+    return p;
+}
+
+static void attention_general(struct encoder *e, struct attention *a)
+{
+    struct attention_push p = bind_attention(e, a);
+    uint32_t d = (uint32_t)dim_of(a->q, 3), dv = (uint32_t)dim_of(a->v, 3), rows;
+    if (p.query_count < 32) p.row_heads = p.group_size;
+    rows = p.query_count * p.row_heads <= 8 ? 8 : d > 128 ? 16 : 32;
+    p.tiles = ceil_div(p.query_count * p.row_heads, rows);
+    KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, d, dv, a->flags);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / p.row_heads) * p.batches);
+}
+
+/* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
+static struct array *dense_rows(struct encoder *e, struct array *a)
+{
+    if (dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return rows_of(e, a);
+    a->refs++;
+    return a;
+}
+
+static void lower_attention(struct encoder *e, const struct node *n)
+{
+    struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
+    struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
+    struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
+    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale };
+    o.shape[1] = n->out[0]->shape[2];
+    o.shape[2] = n->out[0]->shape[1];
+    o.strides[1] = n->out[0]->strides[2];
+    o.strides[2] = n->out[0]->strides[1];
+    attention_general(e, &a);
+    array_release(q);
+    array_release(k);
+    array_release(v);
+    array_release(sinks);
+}
+
+static bool check_attention(struct call *c, const struct array *q, const struct array *k, const struct array *v)
+{
+    if (c->code || !q || !k || !v) return false;
+    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k), TEXT(v)), false;
+    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
+    if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values (%d)",
+                    q->shape[1], k->shape[1], v->shape[1]), false;
+    return true;
+}
+
+/* The mask's kind from mode and array; -1 with an error. */
+static int mask_flags(struct call *c, const char *mode, const struct array *mask)
+{
+    if (c->code) return -1;
+    if (!mode) mode = "";
+    if (strcmp(mode, "") && strcmp(mode, "causal") && strcmp(mode, "array"))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"%s\" is none of \"\", \"causal\", \"array\"", mode), -1;
+    if (!strcmp(mode, "causal"))
+        return mask ? (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"causal\" takes no mask_arr"), -1) : ATTEND_CAUSAL;
+    if (!mask) return strcmp(mode, "array") ? 0 : (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1);
+    return mask->dtype == MLXVK_BOOL ? ATTEND_BOOL : ATTEND_ADD;
+}
+
+static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
+                                  struct array *mask, struct array *sinks)
+{
+    int flags = mask_flags(c, mode, mask), shape[4];
+    struct array *out;
+    mlxvk_dtype t;
+    if (!check_attention(c, q, k, v)) return NULL;
+    t = promote(promote(q->dtype, k->dtype), v->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q));
+    if (flags == ATTEND_ADD && promote(mask->dtype, t) != t)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "mask_arr must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(mask));
+    if (sinks && (sinks->ndim != 1 || sinks->shape[0] != q->shape[1]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1], TEXT(sinks));
+    if (sinks && promote(sinks->dtype, t) != t)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "sinks must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(sinks));
+    if (flags == ATTEND_CAUSAL && q->shape[2] == 1) flags = 0;
+    if (sinks) flags |= ATTEND_SINKS;
+    memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
+    if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
+    if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH)
+        return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "heads of more than %d features: %s and %s", ATTEND_WIDTH, TEXT(q), TEXT(v));
+    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
+    append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
+           ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
+    return do_swap(c, out, 1, 2);
+}
+
+int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values, float scale,
+                                            const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s)
+{
+    struct call c = begin("fast_scaled_dot_product_attention", s);
+    struct array *q = input(&c, "queries", queries), *k = input(&c, "keys", keys), *v = input(&c, "values", values);
+    struct array *m = optional_input(&c, "mask_arr", mask_arr), *si = optional_input(&c, "sinks", sinks);
+    return finish(&c, do_attention(&c, q, k, v, scale, mask_mode, m, si), res);
+}
+
+/* ==== >>matrix ==================================================================================================== */
+
+/* One product as kernels see it: out = alpha * a @ b + beta * c for each matrix of a batch. Strides in elements. */
+enum { MAT_A, MAT_B, MAT_C, MAT_OUT, MATRICES, BATCH_DIMS = 3 };
+
+struct product {
+    struct array *array[MATRICES];                   /* c may be NULL */
+    int64_t m, n, k;
+    int64_t a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col;
+    int ndim;                                        /* of the batch, outermost first */
+    int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
+    float alpha, beta;
+};
+
+struct product_push {
+    uint32_t m, n, k, offset[MATRICES], a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col, inner, middle;
+    uint32_t batch[MATRICES][BATCH_DIMS];
+    float alpha, beta;
+    uint32_t part;
+};
+
+enum { EPILOGUE_NONE, EPILOGUE_SCALE, EPILOGUE_PART };
+
+/* Joins a batch dimension to the one outside it where every operand allows it. */
+static void merge_batch(struct product *p)
+{
+    int kept = 0;
+    for (int i = 0; i < p->ndim; i++) {
+        bool joins = kept > 0;
+        if (p->shape[i] == 1) continue;
+        for (int k = 0; k < MATRICES && joins; k++) joins = p->stride[k][kept - 1] == p->stride[k][i] * p->shape[i];
+        if (joins) p->shape[kept - 1] *= p->shape[i];
+        else p->shape[kept++] = p->shape[i];
+        for (int k = 0; k < MATRICES; k++) p->stride[k][kept - 1] = p->stride[k][i];
+    }
+    p->ndim = kept;
+}
+
+/* One larger product instead of several with the same b, where the rows of a, c and the result go on evenly. */
+static void merge_rows(struct product *p)
+{
+    while (p->ndim) {
+        int i = p->ndim - 1;
+        int64_t *a = p->stride[MAT_A], *b = p->stride[MAT_B], *c = p->stride[MAT_C], *out = p->stride[MAT_OUT];
+        if (b[i]) return;
+        if (p->m > 1 && (a[i] != p->m * p->a_row || c[i] != p->m * p->c_row || out[i] != p->m * p->out_row)) return;
+        if (p->m == 1) { p->a_row = a[i]; p->c_row = c[i]; p->out_row = out[i]; }
+        p->m *= p->shape[i];
+        p->ndim--;
+    }
+}
+
+static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
+{
+    int i = out->ndim - 1;
+    struct product p = { .array = { a, b, c, out }, .m = out->shape[i - 1], .n = out->shape[i], .k = a->shape[i],
+        .a_row = a->strides[i - 1], .a_k = a->strides[i], .b_k = b->strides[i - 1], .b_col = b->strides[i],
+        .out_row = out->strides[i - 1], .out_col = out->strides[i], .ndim = i - 1, .alpha = alpha, .beta = beta };
+    if (c) { p.c_row = c->strides[i - 1]; p.c_col = c->strides[i]; }
+    for (i = 0; i < p.ndim; i++) p.shape[i] = out->shape[i];
+    for (int k = 0; k < MATRICES; k++)
+        for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
+    merge_batch(&p);
+    merge_rows(&p);
+    return p;
+}
+
+static int64_t product_batches(const struct product *p)
+{
+    int64_t count = 1;
+    for (int i = 0; i < p->ndim; i++) count *= p->shape[i];
+    return count;
+}
+
+/* Binds the operands and sets the push constants of one dispatch. */
+static struct product_push bind_product(struct encoder *e, const struct product *p)
+{
+    struct product_push q = { .m = (uint32_t)p->m, .n = (uint32_t)p->n, .k = (uint32_t)p->k, .a_row = (uint32_t)p->a_row,
+        .a_k = (uint32_t)p->a_k, .b_k = (uint32_t)p->b_k, .b_col = (uint32_t)p->b_col, .c_row = (uint32_t)p->c_row,
+        .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row, .out_col = (uint32_t)p->out_col, .inner = 1, .middle = 1,
+        .alpha = p->alpha, .beta = p->beta };
+    static const uint32_t slot[MATRICES] = { 1, 2, 3, 0 };
+    for (int k = 0; k < MATRICES; k++) {
+        if (!p->array[k]) continue;
+        q.offset[k] = bind_array(e, slot[k], p->array[k], k == MAT_OUT) + (uint32_t)p->offset[k];
+        for (int i = 0; i < p->ndim && i < BATCH_DIMS; i++) q.batch[k][i] = (uint32_t)p->stride[k][p->ndim - 1 - i];
+    }
+    if (p->ndim > 0) q.inner = (uint32_t)p->shape[p->ndim - 1];
+    if (p->ndim > 1) q.middle = (uint32_t)p->shape[p->ndim - 2];
+    return q;
+}
+
+static void product_plain(struct encoder *e, const struct product *p)
+{
+    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
+    struct product_push q = bind_product(e, p);
+    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE);
+    set_bytes(e, &q, sizeof q);
+    dispatch(e, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16), (uint32_t)product_batches(p));
+}
+
+static void product_dispatch(struct encoder *e, const struct product *p) { product_plain(e, p); }
+
+/* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
+static void product_batch(struct encoder *e, const struct product *p)
+{
+    const int64_t most = 16 * 65535;                 /* rows or columns: the grid that every device has, smallest tiles */
+    struct product one = *p;
+    if (p->m > most || p->n > most) {
+        bool rows = p->m > most;
+        int64_t size = rows ? p->m : p->n;
+        for (int64_t at = 0; at < size && !e->code; at += most) {
+            *(rows ? &one.m : &one.n) = size - at < most ? size - at : most;
+            one.offset[rows ? MAT_A : MAT_B] = p->offset[rows ? MAT_A : MAT_B] + at * (rows ? p->a_row : p->b_col);
+            one.offset[MAT_C] = p->offset[MAT_C] + at * (rows ? p->c_row : p->c_col);
+            one.offset[MAT_OUT] = p->offset[MAT_OUT] + at * (rows ? p->out_row : p->out_col);
+            product_batch(e, &one);
+        }
+        return;
+    }
+    if (p->ndim <= BATCH_DIMS && product_batches(p) <= e->device->caps.max_groups[2]) { product_dispatch(e, p); return; }
+    one.ndim--;
+    memmove(one.shape, p->shape + 1, (size_t)one.ndim * sizeof *one.shape);
+    for (int k = 0; k < MATRICES; k++) memmove(one.stride[k], p->stride[k] + 1, (size_t)one.ndim * sizeof **one.stride);
+    for (int64_t i = 0; i < p->shape[0] && !e->code; i++) {
+        for (int k = 0; k < MATRICES; k++) one.offset[k] = p->offset[k] + i * p->stride[k][0];
+        product_batch(e, &one);
+    }
+}
+
+/* Splits what the device cannot bind whole, by rows, columns or batches. */
+static void product_split(struct encoder *e, const struct node *n, struct array *const *arrays)
+{
+    struct array part[MATRICES], *parts[MATRICES] = { NULL };
+    int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT;
+    for (axis = -1; operand >= 0 && axis < 0; operand--)
+        if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1);
+    operand++;
+    if (operand == MAT_A && axis == last) axis = last - 1;     /* K is not split: rows of a, columns of b */
+    else if (operand == MAT_B && axis == last - 1) axis = last;
+    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) {
+        struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], n->p.matmul.alpha, n->p.matmul.beta);
+        product_batch(e, &p);
+        return;
+    }
+    for (int half = 0; half < 2; half++) {
+        for (int k = 0; k < MATRICES; k++) {
+            int first = arrays[MAT_OUT]->shape[axis] / 2;
+            if (!arrays[k]) continue;
+            part[k] = *arrays[k];
+            parts[k] = &part[k];
+            if ((k == MAT_A && axis == last) || (k == MAT_B && axis == last - 1)) continue;
+            part[k].shape[axis] = half ? arrays[k]->shape[axis] - first : first;
+            part[k].size = arrays[k]->size / (size_t)arrays[k]->shape[axis] * (size_t)part[k].shape[axis];
+            if (half) part[k].offset += first * arrays[k]->strides[axis] * (int64_t)item_size(arrays[k]);
+        }
+        product_split(e, n, parts);
+    }
+}
+
+static void lower_matmul(struct encoder *e, const struct node *n)
+{
+    product_split(e, n, (struct array *[MATRICES]){ n->in[0], n->in[1], n->in[2], n->out[0] });
+}
+
+/* ---- fronts ---- */
+
+/* A vector as a matrix of one row (at = 0) or one column (at = 1). */
+static struct array *as_matrix(struct call *c, struct array *a, int at)
+{
+    int shape[2] = { 1, 1 };
+    int64_t strides[2] = { 0, 0 };
+    if (c->code || !a || a->ndim != 1) return a;
+    shape[1 - at] = a->shape[0];
+    strides[1 - at] = a->strides[0];
+    return view_of(c, a, a->dtype, 2, shape, strides, a->offset);
+}
+
+/* The batch dimensions of two operands broadcast; the shape of the product, with the last two of each. */
+static bool product_shape(struct call *c, const struct array *a, const struct array *b, int *ndim, int *shape)
+{
+    int nd = a->ndim > b->ndim ? a->ndim : b->ndim;
+    for (int i = 0; i < nd - 2; i++) {
+        int ia = i - (nd - a->ndim), ib = i - (nd - b->ndim), x = ia < 0 ? 1 : a->shape[ia], y = ib < 0 ? 1 : b->shape[ib];
+        if (x != y && x != 1 && y != 1)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "the batch dimensions of %s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
+        shape[i] = x == 1 ? y : x;
+    }
+    shape[nd - 2] = dim_of(a, -2);
+    shape[nd - 1] = dim_of(b, -1);
+    *ndim = nd;
+    return true;
+}
+
+/* An operand with the product's batch dimensions and its own last two. */
+static struct array *with_batch(struct call *c, struct array *a, int ndim, const int *shape)
+{
+    int full[MAXD];
+    if (c->code || !a) return NULL;
+    memcpy(full, shape, (size_t)ndim * sizeof *full);
+    full[ndim - 2] = dim_of(a, -2);
+    full[ndim - 1] = dim_of(a, -1);
+    return broadcast(c, a, ndim, full);
+}
+
+/* A matrix result without the unit dimensions that vectors were given. */
+static struct array *without_units(struct call *c, struct array *out, bool row, bool column)
+{
+    int ndim, shape[MAXD];
+    if (c->code || !out || (!row && !column)) return out;
+    ndim = out->ndim - row - column;
+    memcpy(shape, out->shape, (size_t)ndim * sizeof *shape);
+    if (row && !column) shape[ndim - 1] = out->shape[out->ndim - 1];
+    return view_of(c, out, out->dtype, ndim, shape, NULL, out->offset);
+}
+
+/* bias seen with the shape of the result, before vectors lose their unit dimensions. */
+static struct array *product_bias(struct call *c, struct array *bias, const struct array *out, bool row, bool column)
+{
+    int ndim = out->ndim - row - column, shape[MAXD];
+    int64_t strides[MAXD];
+    memcpy(shape, out->shape, (size_t)ndim * sizeof *shape);
+    if (row && !column) shape[ndim - 1] = out->shape[out->ndim - 1];
+    bias = broadcast(c, bias, ndim, shape);
+    if (!bias || (!row && !column)) return bias;
+    memcpy(strides, bias->strides, (size_t)ndim * sizeof *strides);
+    if (row && !column) { strides[ndim] = strides[ndim - 1]; strides[ndim - 1] = 0; }
+    else for (int i = ndim; i < out->ndim; i++) strides[i] = 0;
+    return view_of(c, bias, bias->dtype, out->ndim, out->shape, strides, bias->offset);
+}
+
+/* alpha * a @ b + beta * bias; bias may be NULL. */
+static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha, float beta)
+{
+    int ndim, shape[MAXD];
+    bool row, column;
+    mlxvk_dtype t;
+    struct array *out;
+    if (c->code || !a || !b) return NULL;
+    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
+    t = promote(a->dtype, b->dtype);
+    if (bias) t = promote(t, bias->dtype);
+    if (!is_inexact(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    row = a->ndim == 1;
+    column = b->ndim == 1;
+    if (dim_of(a, -1) != dim_of(b, column ? -1 : -2))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    a = as_matrix(c, as_type(c, a, t), 0);
+    b = as_matrix(c, as_type(c, b, t), 1);
+    if (c->code || !product_shape(c, a, b, &ndim, shape)) return NULL;
+    a = with_batch(c, a, ndim, shape);
+    b = with_batch(c, b, ndim, shape);
+    out = output(c, ndim, shape, t);
+    if (c->code || !out) return NULL;
+    if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
+    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, bias), ARRAYS(out));
+    return without_units(c, out, row, column);
+}
+
+static struct array *do_matmul(struct call *c, struct array *a, struct array *b) { return do_addmm(c, NULL, a, b, 1, 0); }
+
+int mlxvk_matmul(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("matmul", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    return finish(&c, do_matmul(&c, x, y), res);
+}
+
+int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, float alpha, float beta, mlxvk_stream s)
+{
+    struct call k = begin("addmm", s);
+    struct array *z = input(&k, "c", c), *x = input(&k, "a", a), *y = input(&k, "b", b);
+    return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
+}
+
+/* ==== >>random: MLX's threefry generator ========================================================================== */
+
+enum random_kind { RANDOM_BITS, RANDOM_UNIFORM, RANDOM_NORMAL, RANDOM_GUMBEL };
+enum { RANDOM_PART = 1 << 28, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = 8 * CATEGORICAL_THREADS };
+
+/* Threefry on the host, for keys that need no device. */
+static void threefry(const uint32_t key[2], uint32_t x, uint32_t y, uint32_t out[2])
+{
+    static const uint8_t rotations[8] = { 13, 15, 26, 6, 17, 29, 16, 24 };
+    uint32_t k[3] = { key[0], key[1], key[0] ^ key[1] ^ 0x1bd11bdau };
+    x += k[0];
+    y += k[1];
+    for (uint32_t round = 0; round < 20; round++) {
+        int r = rotations[round % 8];
+        x += y;
+        y = (y << r | y >> (32 - r)) ^ x;
+        if (round % 4 < 3) continue;
+        x += k[(round / 4 + 1) % 3];
+        y += k[(round / 4 + 2) % 3] + round / 4 + 1;
+    }
+    out[0] = x;
+    out[1] = y;
+}
+
+/* The two keys that one splits into, as rows. */
+static void split_words(const uint32_t key[2], uint32_t rows[4])
+{
+    uint32_t first[2], second[2];
+    threefry(key, 0, 2, first);
+    threefry(key, 1, 3, second);
+    rows[0] = first[0];
+    rows[1] = second[0];
+    rows[2] = first[1];
+    rows[3] = second[1];
+}
+
+static struct array *key_literal(struct call *c, const uint32_t words[2])
+{
+    struct array *a = output(c, 1, (int[]){ 2 }, MLXVK_UINT32);
+    if (!a) return NULL;
+    a->storage->literal = true;
+    memcpy(a->storage->bytes, words, 8);
+    return a;
+}
+
+static bool is_literal(const struct array *a) { return a->storage->literal && !a->storage->buffer; }
+
+static void literal_words(const struct array *key, uint32_t words[2])
+{
+    for (int i = 0; i < 2; i++) memcpy(&words[i], key->storage->bytes + key->offset + 4 * i * key->strides[0], 4);
+}
+
+static void seed_words(uint64_t seed, uint32_t words[2]) { words[0] = (uint32_t)(seed >> 32); words[1] = (uint32_t)seed; }
+
+/* Row 0 of the split becomes the device's state, row 1 is what is used. */
+static struct array *next_key(struct call *c)
+{
+    struct device *d = c->device;
+    uint32_t rows[4];
+    if (c->code) return NULL;
+    if (!d->random_seeded) seed_words((uint64_t)time(NULL) * 1000u + now_ns() / 1000000u % 1000u, d->random_state);
+    d->random_seeded = true;
+    split_words(d->random_state, rows);
+    memcpy(d->random_state, rows, 8);
+    return key_literal(c, rows + 2);
+}
+
+static struct array *check_key(struct call *c, struct array *key)
+{
+    if (c->code || !key) return NULL;
+    if (key->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "a key is uint32, not %s", TEXT(key));
+    if (key->ndim != 1 || key->shape[0] != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "a key has shape (2), not %s", TEXT(key));
+    return key;
+}
+
+static struct array *key_input(struct call *c, mlxvk_array key)
+{
+    return key.ctx ? check_key(c, input(c, "key", key)) : next_key(c);
+}
+
+/* ---- lowering ---- */
+
+struct key_push { uint32_t at, step, pushed, words[2]; };
+
+static struct key_push set_key(struct encoder *e, uint32_t slot, struct array *key)
+{
+    struct key_push k = { .step = (uint32_t)key->strides[0], .pushed = is_literal(key) };
+    if (k.pushed) literal_words(key, k.words);
+    else k.at = set_input(e, slot, key);
+    return k;
+}
+
+static void lower_random(struct encoder *e, const struct node *n)
+{
+    const struct random_params *p = &n->p.random;
+    struct array *out = n->out[0], part = *out;
+    size_t each, words, room = min_size(e->device->caps.max_range - e->device->caps.offset_align - 16, RANDOM_PART);
+    struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; } push = { .low = p->low, .high = p->high };
+    if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
+    each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
+    words = (part.size + each - 1) / each;
+    if (words > UINT32_MAX) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%zu words are too many", words); return; }
+    part.ndim = 1;
+    part.strides[0] = 1;
+    push.words = (uint32_t)words;
+    push.count = (uint32_t)(room / 4);
+    for (size_t first = 0; first < words && !e->code; first += push.count) {
+        push.first = (uint32_t)first;
+        push.elements = (uint32_t)min_size(part.size - first * each, push.count * each);
+        part.shape[0] = (int)push.elements;
+        part.offset = out->offset + (int64_t)(first * each * item_size(&part));
+        push.offset = set_output(e, 0, &part);
+        push.key = set_key(e, 1, n->in[0]);
+        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, ceil_div((words + 1) / 2, 256));
+    }
+}
+
+/* One distribution: largest and sum of each tile, then a workgroup a sample. */
+static void lower_categorical(struct encoder *e, const struct node *n)
+{
+    struct array *out = n->out[0], *logits = n->in[0], *key = n->in[1];
+    uint32_t tiles = ceil_div(logits->size, CATEGORICAL_TILE);
+    struct array *stats = scratch(e, tiles, MLXVK_COMPLEX64);
+    struct { uint32_t n, tiles, samples, dst_at, src_at, stride; struct key_push key; uint32_t tile_at; } push = {
+        .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)out->size };
+    if (!stats) return;
+    for (int i = 0; i < logits->ndim; i++) if (logits->shape[i] > 1) push.stride = (uint32_t)logits->strides[i];
+    for (uint32_t step = 0; step < 2; step++) {
+        push.dst_at = set_output(e, 0, step ? out : stats);
+        push.src_at = set_input(e, 1, logits);
+        if (step) push.key = set_key(e, 2, key);
+        if (step) push.tile_at = set_input(e, 3, stats);
+        KERNEL(e, K_CATEGORICAL, CATEGORICAL_THREADS, step, (uint32_t)logits->dtype);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, step ? out->size : tiles);
+    }
+    array_release(stats);
+}
+
+/* ---- fronts ---- */
+
+/* low and high: bounds (uniform); loc and scale (normal). */
+static struct array *do_random(struct call *c, enum random_kind kind, int ndim, const int *shape, mlxvk_dtype dtype, float low, float high,
+                               struct array *key)
+{
+    struct array *out = c->code || !key ? NULL : output(c, ndim, shape, dtype);
+    if (!out) return NULL;
+    append(c, OP_RANDOM, PARAMS(.random = { (uint8_t)kind, low, high }), ARRAYS(key), ARRAYS(out));
+    return out;
+}
+
+/* The shape argument of a call, whose length fits an int. */
+static int shape_count(size_t shape_num) { return (int)min_size(shape_num, MAXD + 1); }
+
+int mlxvk_random_key(mlxvk_array *res, uint64_t seed)
+{
+    struct call c = begin("random_key", (mlxvk_stream){ NULL });
+    uint32_t words[2];
+    seed_words(seed, words);
+    return finish(&c, c.code ? NULL : key_literal(&c, words), res);
+}
+
+int mlxvk_random_seed(uint64_t seed)
+{
+    struct call c = begin("random_seed", (mlxvk_stream){ NULL });
+    if (!c.code) {
+        seed_words(seed, c.device->random_state);
+        c.device->random_seeded = true;
+    }
+    return end(&c);
+}
+
+static struct array *do_split(struct call *c, struct array *key, int num)
+{
+    if (num < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "%d keys", num);
+    return do_random(c, RANDOM_BITS, 2, (int[]){ num, 2 }, MLXVK_UINT32, 0, 0, key);
+}
+
+int mlxvk_random_split_num(mlxvk_array *res, mlxvk_array key, int num, mlxvk_stream s)
+{
+    struct call c = begin("random_split_num", s);
+    return finish(&c, do_split(&c, key_input(&c, key), num), res);
+}
+
+int mlxvk_random_split(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_split", s);
+    struct array *k = key_input(&c, key), *row[2] = { NULL, NULL };
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (k && is_literal(k)) {
+        uint32_t words[2], rows[4];
+        literal_words(k, words);
+        split_words(words, rows);
+        for (int i = 0; i < 2; i++) row[i] = key_literal(&c, rows + 2 * i);
+    } else {
+        struct array *both = do_split(&c, k, 2);
+        for (int i = 0; i < 2 && both; i++) row[i] = view_of(&c, both, MLXVK_UINT32, 1, (int[]){ 2 }, NULL, 8 * i);
+    }
+    if (!c.code && row[0] && row[1]) put_result(res_0, row[0]);
+    return finish(&c, row[1], res_1);
+}
+
+int mlxvk_random_bits(mlxvk_array *res, const int *shape, size_t shape_num, int width, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_bits", s);
+    struct array *k = key_input(&c, key);
+    mlxvk_dtype t = width == 1 ? MLXVK_UINT8 : width == 2 ? MLXVK_UINT16 : MLXVK_UINT32;
+    if (width != 1 && width != 2 && width != 4) FAIL(&c, MLXVK_ERROR_ARGUMENT, "width must be 1, 2 or 4 bytes, not %d", width);
+    return finish(&c, do_random(&c, RANDOM_BITS, shape_count(shape_num), shape, t, 0, 0, k), res);
+}
+
+static bool check_float(struct call *c, mlxvk_dtype dtype)
+{
+    if (c->code) return false;
+    if (!is_dtype((int)dtype) || !is_float(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "dtype must be floating, not %s", mlxvk_dtype_name(dtype)), false;
+    return true;
+}
+
+/* The value of one number that the host knows. */
+static bool literal_float(const struct array *a, float *value)
+{
+    if (!a || a->size != 1 || !is_literal(a) || a->dtype != MLXVK_FLOAT32) return false;
+    memcpy(value, a->storage->bytes + a->offset, 4);
+    return true;
+}
+
+static struct array *do_uniform(struct call *c, struct array *low, struct array *high, int ndim, const int *shape, mlxvk_dtype dtype,
+                                struct array *key)
+{
+    float from = 0, to = 1;
+    struct array *range, *out;
+    int n, full[MAXD];
+    if (c->code || !low || !high || !check_float(c, dtype) || !check_shape(c, ndim, shape, dtype)) return NULL;
+    if (!broadcast_shape(c, low, high, &n, full)) return NULL;
+    if (literal_float(low, &from) && literal_float(high, &to) && n <= ndim)
+        return do_random(c, RANDOM_UNIFORM, ndim, shape, dtype, from, to, key);
+    low = as_type(c, low, dtype);
+    range = do_binary(c, B_subtract, as_type(c, high, dtype), low);
+    out = do_random(c, RANDOM_UNIFORM, ndim, shape, dtype, 0, 1, key);
+    out = do_binary(c, B_multiply, broadcast(c, range, ndim, shape), out);
+    return do_binary(c, B_add, out, low);
+}
+
+int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                         mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_uniform", s);
+    struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    return finish(&c, do_uniform(&c, x, y, shape_count(shape_num), shape, dtype, k), res);
+}
+
+int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
+                        mlxvk_stream s)
+{
+    struct call c = begin("random_normal", s);
+    struct array *k;
+    if (dtype != MLXVK_COMPLEX64) check_float(&c, dtype);
+    k = key_input(&c, key);
+    return finish(&c, do_random(&c, RANDOM_NORMAL, shape_count(shape_num), shape, dtype, loc, scale, k), res);
+}
+
+int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_gumbel", s);
+    struct array *k;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    return finish(&c, do_random(&c, RANDOM_GUMBEL, shape_count(shape_num), shape, dtype, 0, 0, k), res);
+}
+
+/* shape: of the samples; the logits without their axis broadcast to it. Several distributions: the largest of logits plus
+ * Gumbel noise. One: where a uniform number falls in the cumulative sum, if the samples have dimensions. */
+static struct array *do_categorical(struct call *c, struct array *logits, int axis, int ndim, const int *shape, struct array *key)
+{
+    int noise[MAXD + 1], at = axis + ndim - logits->ndim + 1;
+    struct array *out;
+    if (c->code || !key || !check_shape(c, ndim, shape, MLXVK_UINT32)) return NULL;
+    if (is_complex(logits->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "logits %s are not real", TEXT(logits));
+    if (!logits->shape[axis]) return FAIL(c, MLXVK_ERROR_SHAPE, "logits %s have no classes", TEXT(logits));
+    if (ndim && logits->size == (size_t)logits->shape[axis]) {
+        if (is_wide(logits->dtype)) logits = as_type(c, logits, MLXVK_FLOAT32);
+        out = logits ? output(c, ndim, shape, MLXVK_UINT32) : NULL;
+        append(c, OP_CATEGORICAL, PARAMS(.random = { 0 }), ARRAYS(logits, key), ARRAYS(out));
+        return out;
+    }
+    for (int i = 0, k = 0; i <= ndim; i++) noise[i] = i == at ? logits->shape[axis] : shape[k++];
+    out = do_random(c, RANDOM_GUMBEL, ndim + 1, noise, MLXVK_FLOAT32, 0, 0, key);
+    return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "several distributions");
+}
+
+int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num, mlxvk_array key,
+                                   mlxvk_stream s)
+{
+    struct call c = begin("random_categorical_shape", s);
+    struct array *x = input(&c, "logits", logits), *k, *out = NULL;
+    int ndim = shape_count(shape_num), full[MAXD], n;
+    axis = normal_axis(&c, x, axis);
+    k = key_input(&c, key);
+    if (axis >= 0 && check_shape(&c, ndim, shape, MLXVK_UINT32)) {
+        struct array rest = *x, samples = *x;
+        rest.ndim--;
+        memmove(rest.shape + axis, rest.shape + axis + 1, (size_t)(rest.ndim - axis) * sizeof *rest.shape);
+        samples.ndim = ndim;
+        if (ndim) memcpy(samples.shape, shape, (size_t)ndim * sizeof *shape);
+        if (!broadcast_shape(&c, &rest, &samples, &n, full)) n = -1;
+        else if (n != ndim || (n && memcmp(full, shape, (size_t)n * sizeof *full)))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "logits %s without axis %d do not broadcast to the shape of the samples", TEXT(x), axis);
+        else out = do_categorical(&c, x, axis, ndim, shape, k);
+    }
+    return finish(&c, out, res);
+}
+
+/* num_samples < 0: one, without a dimension for them. */
+static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "logits", logits), *k, *out = NULL;
+    int shape[MAXD + 1], ndim = 0;
+    axis = normal_axis(&c, x, axis);
+    k = key_input(&c, key);
+    for (int i = 0; axis >= 0 && i < x->ndim; i++) if (i != axis) shape[ndim++] = x->shape[i];
+    if (axis >= 0 && num_samples >= 0) {
+        int last = x->ndim;
+        shape[ndim++] = num_samples;
+        x = do_expand(&c, x, &last, 1);
+    }
+    if (axis >= 0 && x) out = do_categorical(&c, x, axis, ndim, shape, k);
+    return finish(&c, out, res);
+}
+
+int mlxvk_random_categorical(mlxvk_array *res, mlxvk_array logits, int axis, mlxvk_array key, mlxvk_stream s)
+{
+    return categorical("random_categorical", res, logits, axis, -1, key, s);
+}
+
+int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+{
+    if (num_samples < 0) {
+        struct call c = begin("random_categorical_num_samples", s);
+        FAIL(&c, MLXVK_ERROR_SHAPE, "%d samples", num_samples);
+        return end(&c);
+    }
+    return categorical("random_categorical_num_samples", res, logits, axis, num_samples, key, s);
+}
+
+/* ==== >>quantized: quantize, dequantize, quantized_matmul ========================================================= */
+
+/* One row a mode: what is the default, what is taken. Kernels exist for affine only. */
+static const struct quant_mode { const char *name; int group, bits; uint32_t groups, widths; bool native; } quant_modes[] = {
+    { "affine", 64, 4, 32 | 64 | 128, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8, true },
+    { "mxfp4",  32, 4, 32, 1 << 4, false },
+    { "mxfp8",  32, 8, 32, 1 << 8, false },
+    { "nvfp4",  16, 4, 16, 1 << 4, false },
+};
+
+static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits, const char *mode,
+                                        bool transpose)
+{
+    struct quant_params p = { .transpose = transpose };
+    const struct quant_mode *row = NULL;
+    for (size_t i = 0; i < COUNT(quant_modes); i++)
+        if (mode && !strcmp(mode, quant_modes[i].name)) row = &quant_modes[i];
+    if (!row) { FAIL(c, MLXVK_ERROR_ARGUMENT, "\"%s\" is no quantization mode", mode ? mode : "(NULL)"); return p; }
+    p.group = (uint16_t)(group.has_value ? group.value : row->group);
+    p.bits = (uint8_t)(bits.has_value ? bits.value : row->bits);
+    if (group.has_value && (group.value < 0 || group.value > 128 || (group.value & (group.value - 1)) ||
+                            !(row->groups & (uint32_t)group.value)))
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "a group of %d is not taken in mode %s", group.value, mode);
+    else if (bits.has_value && (bits.value < 1 || bits.value > 8 || !(row->widths >> bits.value & 1)))
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "%d bits are not taken in mode %s", bits.value, mode);
+    else if (!row->native) FAIL(c, MLXVK_ERROR_UNSUPPORTED, "mode %s is not there yet", mode);
+    return p;
+}
+
+static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 2 : p->group == 64 ? 1 : 0; }
+
+/* Values that a row of packed words holds. */
+static int64_t quant_width(const struct array *w, const struct quant_params *p) { return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits; }
+
+/* Do scales and biases fit to the words? */
+static bool check_quantized(struct call *c, const struct array *w, const struct array *s, const struct array *b,
+                            const struct quant_params *p)
+{
+    if (c->code || !w || !s) return false;
+    if (!b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "biases is { NULL }, which mode affine needs"), false;
+    if (w->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "w is %s, not uint32", TEXT(w)), false;
+    if (!is_float(promote(s->dtype, b->dtype)))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "scales %s and biases %s are not floating", TEXT(s), TEXT(b)), false;
+    if (w->ndim < 2 || !same_shape(s, b) || s->ndim != w->ndim ||
+        memcmp(s->shape, w->shape, (size_t)(w->ndim - 1) * sizeof *w->shape) ||
+        (int64_t)w->shape[w->ndim - 1] * 32 != (int64_t)s->shape[s->ndim - 1] * p->group * p->bits)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits", TEXT(w),
+                    TEXT(s), TEXT(b), p->group, p->bits), false;
+    return true;
+}
+
+/* ---- quantize, dequantize ---- */
+
+enum { QUANT_BLOCK = 32 };
+
+static void lower_quantize(struct encoder *e, const struct node *n)
+{
+    struct array *x = rows_of(e, n->in[0]);
+    uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) };
+    push[2] = set_input(e, 0, x);
+    for (uint32_t i = 0; i < 3; i++) push[3 + i] = set_output(e, 1 + i, n->out[i]);
+    KERNEL(e, K_QUANTIZE, 64, n->p.quant.bits, (uint32_t)x->dtype);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, ceil_div(blocks, 64));
+    array_release(x);
+}
+
+int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size, mlxvk_optional_int bits,
+                   const char *mode, mlxvk_array global_scale, mlxvk_stream s)
+{
+    struct call c = begin("quantize", s);
+    struct array *x = input(&c, "w", w), *out[3] = { NULL };
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    int shape[MAXD], last;
+    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
+    if (!c.code && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x));
+    if (!c.code && (x->ndim < 2 || x->shape[x->ndim - 1] % p.group))
+        FAIL(&c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group);
+    if (!c.code) {
+        last = x->shape[x->ndim - 1];
+        memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
+        shape[x->ndim - 1] = last / QUANT_BLOCK * p.bits;
+        out[0] = output(&c, x->ndim, shape, MLXVK_UINT32);
+        shape[x->ndim - 1] = last / p.group;
+        out[1] = output(&c, x->ndim, shape, x->dtype);
+        out[2] = output(&c, x->ndim, shape, x->dtype);
+        append(&c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x), out, 3);
+    }
+    return finish_vector(&c, out, 3, res);
+}
+
+static void lower_dequantize(struct encoder *e, const struct node *n)
+{
+    struct array *in[3], *out = n->out[0];
+    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(&n->p.quant) };
+    for (uint32_t i = 0; i < 3; i++) {
+        in[i] = rows_of(e, n->in[i]);
+        push[2 + i] = set_input(e, i, in[i]);
+    }
+    push[5] = set_output(e, 3, out);
+    KERNEL(e, K_DEQUANTIZE, 256, n->p.quant.bits, (uint32_t)out->dtype, (uint32_t)in[1]->dtype, (uint32_t)out->dtype,
+           push[5] % 8 == 0);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, ceil_div(push[0], 256));
+    for (int i = 0; i < 3; i++) array_release(in[i]);
+}
+
+int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, mlxvk_optional_int group_size,
+                     mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_optional_dtype dtype,
+                     mlxvk_stream s)
+{
+    struct call c = begin("dequantize", s);
+    struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases), *out = NULL;
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    int shape[MAXD];
+    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
+    if (check_quantized(&c, q, k, b, &p)) {
+        mlxvk_dtype t = promote(k->dtype, b->dtype), to = dtype.has_value ? dtype.value : t;
+        if (!is_dtype((int)to) || !is_float(to)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+        memcpy(shape, q->shape, (size_t)q->ndim * sizeof *shape);
+        shape[q->ndim - 1] = (int)quant_width(q, &p);
+        out = output(&c, q->ndim, shape, to);
+        append(&c, OP_DEQUANTIZE, PARAMS(.quant = p), ARRAYS(q, as_type(&c, k, t), as_type(&c, b, t)), ARRAYS(out));
+    }
+    return finish(&c, out, res);
+}
+
+/* ---- quantized_matmul: the jobs of its kernels ---- */
+
+enum { QMV_SETS = 3 };
+enum qmv_epilogue { QMV_STORE, QMV_ADD, QMV_SWIGLU };
+
+/* Matrix products with the same x (m rows of k, the last dimension dense) and one format. A set is a weight with its
+ * scales and biases, each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
+ * `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
+struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
+struct quant_job {
+    struct quant_params format;
+    struct array *x, *residual;
+    uint32_t m, k, x_row, batch, x_batch, w_batch, s_batch, y_batch;   /* the strides of a batch in elements */
+    mlxvk_dtype to;
+    int sets;
+    enum qmv_epilogue epilogue;
+    struct quant_set set[QMV_SETS];
+};
+
+/* How the kernels cut their work, by class of device. The first row that fits holds. */
+struct quant_tuning {
+    int type;                                        /* VkPhysicalDeviceType, -1: any */
+    uint32_t max_m;                                  /* rows of x up to which the row holds */
+    uint32_t rows;                                   /* rows of W a team */
+    uint32_t threads;                                /* a workgroup */
+    uint32_t teams;                                  /* teams to aim at, by sharing rows */
+    uint32_t max_split;
+};
+static const struct quant_tuning qmv_tunings[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 2,  64,    8, 1 },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 1,  64,    8, 1 },
+    { -1,                          2, 4, 128, 3072, 4 },
+    { -1,                          4, 4, 128, 3072, 4 },
+    { -1,                          8, 2, 128, 3072, 4 },
+};
+enum { QMV_MAX_M = 8 };
+
+static const struct quant_tuning *qmv_tuning(const struct device *d, uint32_t m)
+{
+    size_t i = 0;
+    while (i + 1 < COUNT(qmv_tunings) && ((qmv_tunings[i].type >= 0 && (uint32_t)qmv_tunings[i].type != d->caps.type) ||
+                                          qmv_tunings[i].max_m < m)) i++;
+    return &qmv_tunings[i];
+}
+
+struct quant_push {
+    uint32_t m, k, group_shift, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
+    uint32_t rows[QMV_SETS], w_at[QMV_SETS], s_at[QMV_SETS], b_at[QMV_SETS], y_at[QMV_SETS], y_row[QMV_SETS];
+};
+
+static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j, bool sets)
+{
+    struct quant_push p = { .m = j->m, .k = j->k, .group_shift = group_shift(&j->format), .x_row = j->x_row, .x_batch = j->x_batch,
+                            .w_batch = j->w_batch, .s_batch = j->s_batch, .y_batch = j->y_batch };
+    p.x_at = set_input(e, 0, j->x);
+    for (uint32_t i = 0; i < (uint32_t)j->sets; i++) {
+        const struct quant_set *t = &j->set[i];
+        p.rows[i] = t->rows;
+        p.y_row[i] = t->y_row;
+        p.w_at[i] = set_input(e, 1 + 3 * i, t->w);
+        p.s_at[i] = set_input(e, 2 + 3 * i, t->scales);
+        p.b_at[i] = set_input(e, 3 + 3 * i, t->biases);
+        if (t->y) p.y_at[i] = set_output(e, (sets ? 10 : 4) + i, t->y);
+    }
+    if (j->residual) p.r_at = set_input(e, sets ? 13 : 5, j->residual);
+    return p;
+}
+
+/* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
+static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
+{
+    uint32_t unit = j->x->dtype == MLXVK_FLOAT32 ? 4 : 8, words = j->format.bits % 4 ? 2 : 4, bits = 3;
+    if (p->x_at % unit || p->x_row % unit || p->x_batch % unit) bits &= ~1u;
+    if (j->format.bits % 2 || p->w_batch % words) bits &= ~2u;
+    for (int i = 0; i < j->sets; i++) if (p->w_at[i] % words) bits &= ~2u;
+    return bits;
+}
+
+/* Products with at most a few rows of x, by qmv.comp: any epilogue, several sets with one batch. */
+static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_tuning *t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
+    bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
+    uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
+    uint32_t teams = max_size(t->threads / lanes, 1), split = 1, rows = 0, per, groups = 0;
+    struct quant_push p = quant_bind(e, j, sets);
+    while (m < j->m && m < QMV_MAX_M) m *= 2;
+    for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
+    while (2 * split <= min_u32(t->max_split, teams) && ceil_div(rows, t->rows) * split < t->teams &&
+           split * lanes < j->k / QUANT_BLOCK) split *= 2;
+    per = teams / split * t->rows / step;
+    for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
+    KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t->rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, groups, ceil_div(j->m, m), j->batch);
+}
+
+/* Products of any shape, by qmm.comp: one set, no epilogue. */
+static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
+{
+    struct quant_push p = quant_bind(e, j, false);
+    bool small = j->m <= 16;
+    uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4;
+    KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, (uint32_t)j->set[0].scales->dtype,
+           (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
+}
+
+/* ---- quantized_matmul: from arrays to jobs ---- */
+
+/* Part of a weight (transposed: rows from `first` on), as views that live on the caller's stack. */
+static struct array rows_from(const struct array *a, int axis, uint32_t first, uint32_t count)
+{
+    struct array v = *a;
+    v.offset += (int64_t)first * a->strides[axis] * (int64_t)item_size(a);
+    v.shape[axis] = (int)count;
+    v.size = a->size / (size_t)a->shape[axis] * count;
+    return v;
+}
+
+/* Runs a job of one set, in parts where the device cannot bind the whole weight or the grid would be too large. */
+static void quant_run(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_set *t = &j->set[0];
+    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16;
+    size_t row_bytes = (size_t)j->k / QUANT_BLOCK * j->format.bits * 4;
+    uint32_t most = (uint32_t)min_size(room / row_bytes, (size_t)e->device->caps.max_groups[0]) & ~31u;
+    bool few = j->format.transpose && j->m <= QMV_MAX_M;
+    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) {
+        if (few) qmv_dispatch(e, j);
+        else qmm_dispatch(e, j);
+        return;
+    }
+    for (uint32_t first = 0; first < t->rows; first += most) {
+        struct quant_job part = *j;
+        uint32_t count = min_u32(most, t->rows - first);
+        int w = t->w->ndim - 2, y = t->y->ndim - 1;
+        struct array cut[4] = { rows_from(t->w, w, first, count), rows_from(t->scales, w, first, count),
+                                rows_from(t->biases, w, first, count), rows_from(t->y, y, first, count) };
+        part.set[0] = (struct quant_set){ &cut[0], &cut[1], &cut[2], &cut[3], count, t->y_row };
+        quant_run(e, &part);
+    }
+}
+
+static bool dense_matrix(const struct array *a)
+{
+    return (a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
+           (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]);
+}
+
+/* The operand itself where its matrices are dense (its rows, for x), else a copy. */
+static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
+{
+    if (matrix ? dense_matrix(a) : a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) { a->refs++; return a; }
+    return rows_of(e, a);
+}
+
+/* One matrix product each for the outer dimensions of a batch, one dispatch for the innermost. The arrays have the same
+ * number of dimensions, the batch's broadcast. */
+static void quant_batch(struct encoder *e, struct quant_job *j, struct array *x, struct array *w, struct array *s,
+                        struct array *b, struct array *y)
+{
+    int outer = y->ndim - 3, index[MAXD] = { 0 };
+    size_t count = 1;
+    for (int i = 0; i < outer; i++) count *= (size_t)y->shape[i];
+    j->batch = (uint32_t)y->shape[outer];
+    j->x_batch = (uint32_t)x->strides[outer];
+    j->w_batch = (uint32_t)w->strides[outer];
+    j->s_batch = (uint32_t)s->strides[outer];
+    j->y_batch = (uint32_t)y->strides[outer];
+    for (size_t at = 0; at < count && !e->code; at++) {
+        struct array part[5] = { *x, *w, *s, *b, *y };
+        for (int a = 0; a < 5; a++)
+            for (int i = 0; i < outer; i++) part[a] = rows_from(&part[a], i, (uint32_t)index[i], 1);
+        j->x = &part[0];
+        j->set[0] = (struct quant_set){ &part[1], &part[2], &part[3], &part[4], j->set[0].rows, j->set[0].y_row };
+        quant_run(e, j);
+        for (int i = outer - 1; i >= 0 && ++index[i] == y->shape[i]; i--) index[i] = 0;
+    }
+}
+
+/* The one stride between the rows of all leading dimensions; false where there is none. */
+static bool one_row_stride(const struct array *x, uint32_t *stride)
+{
+    int64_t step = 0, reach = 0;
+    for (int i = x->ndim - 2; i >= 0; i--) {
+        if (x->shape[i] == 1) continue;
+        if (!reach) step = x->strides[i];
+        else if (x->strides[i] != reach) return false;
+        reach = (reach ? reach : step) * x->shape[i];
+        if (step <= 0) return false;
+    }
+    *stride = (uint32_t)step;
+    return x->shape[x->ndim - 1] == 1 || x->strides[x->ndim - 1] == 1;
+}
+
+/* The job of a quantized_matmul whose weight has no batch; its operands are held until quant_close. */
+static void quant_open(struct encoder *e, const struct node *n, struct quant_job *j)
+{
+    struct array *x = n->in[0], *w = n->in[1], *y = n->out[0];
+    uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1];
+    *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)x->shape[x->ndim - 1], .batch = 1, .to = y->dtype, .sets = 1 };
+    if (one_row_stride(x, &stride)) x->refs++;
+    else { x = rows_of(e, x); stride = j->k; }
+    j->x = x;
+    j->x_row = stride;
+    j->m = (uint32_t)(y->size / rows);
+    j->set[0] = (struct quant_set){ dense_of(e, w, true), dense_of(e, n->in[2], true), dense_of(e, n->in[3], true), y, rows, rows };
+}
+
+static void quant_close(struct quant_job *j)
+{
+    array_release(j->x);
+    for (int i = 0; i < j->sets; i++) {
+        array_release(j->set[i].w);
+        array_release(j->set[i].scales);
+        array_release(j->set[i].biases);
+    }
+}
+
+static void lower_quantized_matmul(struct encoder *e, const struct node *n)
+{
+    struct quant_job j;
+    if (n->in[1]->ndim == 2) {
+        quant_open(e, n, &j);
+        quant_run(e, &j);
+        quant_close(&j);
+    } else {
+        struct array *y = n->out[0], *in[4];
+        int d = y->ndim;
+        for (int i = 0; i < 4; i++) in[i] = dense_of(e, n->in[i], i > 0);
+        j = (struct quant_job){ .format = n->p.quant, .m = (uint32_t)y->shape[d - 2], .k = (uint32_t)in[0]->shape[d - 1],
+                                .x_row = (uint32_t)in[0]->strides[d - 2], .to = y->dtype, .sets = 1 };
+        j.set[0].rows = j.set[0].y_row = (uint32_t)y->shape[d - 1];
+        quant_batch(e, &j, in[0], in[1], in[2], in[3], y);
+        for (int i = 0; i < 4; i++) array_release(in[i]);
+    }
+}
+
+/* A weight whose batch is one matrix as that matrix. */
+static struct array *without_batch(struct call *c, struct array *a)
+{
+    return a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+}
+
+/* The arrays of quantized_matmul, checked and promoted: in[] = x, w, scales, biases. */
+static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
+                                         struct quant_params p)
+{
+    int ndim, shape[MAXD], n, k;
+    size_t matrices = 1;
+    struct array *out;
+    mlxvk_dtype t, to;
+    if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
+    t = promote(s->dtype, b->dtype);
+    to = promote(x->dtype, t);
+    n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
+    k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
+    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    if (!x->ndim || x->shape[x->ndim - 1] != k)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
+                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+    for (int i = 0; i < w->ndim - 2; i++) matrices *= (size_t)w->shape[i];
+    x = is_float(x->dtype) ? x : as_type(c, x, to);
+    s = as_type(c, s, t);
+    b = as_type(c, b, t);
+    if (!x || !s || !b) return NULL;
+    if (matrices == 1 && x->ndim >= w->ndim) {
+        w = without_batch(c, w);
+        s = without_batch(c, s);
+        b = without_batch(c, b);
+        memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
+        shape[x->ndim - 1] = n;
+        out = output(c, x->ndim, shape, to);
+    } else {
+        struct array rows, cols;
+        if (x->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no rows for a batch of weights %s", TEXT(x), TEXT(w));
+        rows = *x;
+        cols = *w;
+        rows.ndim -= 2;
+        cols.ndim -= 2;
+        if (!broadcast_shape(c, &rows, &cols, &ndim, shape)) return NULL;
+        shape[ndim] = x->shape[x->ndim - 2];
+        shape[ndim + 1] = n;
+        out = output(c, ndim + 2, shape, to);
+        shape[ndim + 1] = k;
+        x = broadcast(c, x, ndim + 2, shape);
+        shape[ndim] = w->shape[w->ndim - 2];
+        shape[ndim + 1] = w->shape[w->ndim - 1];
+        w = broadcast(c, w, ndim + 2, shape);
+        shape[ndim + 1] = s->shape[s->ndim - 1];
+        s = broadcast(c, s, ndim + 2, shape);
+        b = broadcast(c, b, ndim + 2, shape);
+        if (s && b && memcmp(s->strides, b->strides, (size_t)s->ndim * sizeof *s->strides)) {
+            s = copy_of(c, s);
+            b = copy_of(c, b);
+        }
+    }
+    append(c, OP_QUANTIZED_MATMUL, PARAMS(.quant = p), ARRAYS(x, w, s, b), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, bool transpose,
+                           mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode, mlxvk_stream s)
+{
+    struct call c = begin("quantized_matmul", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = input(&c, "scales", scales),
+        *b = optional_input(&c, "biases", biases);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
+    return finish(&c, do_quantized_matmul(&c, a, q, k, b, p), res);
+}
+
 /* ==== >>fusion ==================================================================================================== */
 
 /* A fusion applies where the results in between are wanted by nobody else. Its nodes are lowered at the first one's place:
@@ -3818,6 +5910,7 @@ static void retire(struct stream *s, const uint32_t *members, int count)
     for (int i = 0; i < count; i++) {
         s->encoder.code = code;
         if (code) node_failed(s, &s->nodes[members[i]]);
+        enter_group(&s->nodes[members[i]], s->device->group);
         node_retire(&s->nodes[members[i]]);
     }
     s->device->stats.fused += (uint64_t)count;
@@ -3850,10 +5943,86 @@ static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32
     return true;
 }
 
+/* h = a + b, then rms_norm(h): one pass over the rows. h is written too, for whoever reads it. */
+static bool fuse_add_norm(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[2] = { at, 0 };
+    const struct node *add = &s->nodes[at], *norm;
+    struct array *h = add->out[0];
+    if (!is_binary(add, B_add) || !is_float(h->dtype) || !same_shape(add->in[0], h) || !same_shape(add->in[1], h)) return false;
+    m[1] = reader_of(s, at, end, h);
+    if (m[1] == UINT32_MAX) return false;
+    norm = &s->nodes[m[1]];
+    if (norm->op != OP_NORM || norm->p.norm.flags || !same_view(norm->in[0], h) || !can_join(s, m, 1, m[1])) return false;
+    rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
+    retire(s, m, 2);
+    return true;
+}
+
+/* The copy node that is all that reads what node `at` wrote, unchanged; UINT32_MAX where there is none. */
+static uint32_t copy_behind(struct stream *s, const uint32_t *members, int count, uint32_t end)
+{
+    uint32_t at = members[count - 1], copy;
+    const struct array *out = s->nodes[at].out[0];
+    const struct node *n;
+    if (!only_between(out) || (copy = reader_of(s, at, end, out)) == UINT32_MAX) return UINT32_MAX;
+    n = &s->nodes[copy];
+    return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_COPY && same_view(n->in[0], out) && n->out[0]->dtype == out->dtype &&
+           can_join(s, members, count, copy) ? copy : UINT32_MAX;
+}
+
+/* rope, then the write of its result into a slice of a cache. */
+static bool fuse_rope_cache(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[2] = { at, copy_behind(s, &at, 1, end) }, shape[4], stride[4];
+    const struct node *rope = &s->nodes[at];
+    if (m[1] == UINT32_MAX || !rope_strides(s->nodes[m[1]].out[0], shape, stride)) return false;
+    rope_dispatch(e, &rope->p.rope, rope->in[0], s->nodes[m[1]].out[0], rope->in[1], rope->in[2], false, NULL, 0);
+    retire(s, m, 2);
+    return true;
+}
+
+/* The rows of x seen as `later` sees the norm's result, which has x's shape and is row-major. */
+static struct array as_seen_by(const struct array *x, const struct array *result, const struct array *later)
+{
+    struct array view = *later;
+    view.storage = x->storage;
+    view.offset = x->offset + later->offset - result->offset;
+    return view;
+}
+
+/* rms_norm of each head, then rope (of the transposed view), then, where it follows, the write into a cache. */
+static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[3] = { at, UINT32_MAX, UINT32_MAX };
+    const struct node *norm = &s->nodes[at], *rope;
+    struct array *out, x;
+    int count = 2;
+    if (norm->p.norm.flags || !norm->in[0]->row || !only_between(norm->out[0])) return false;
+    m[1] = reader_of(s, at, end, norm->out[0]);
+    if (m[1] == UINT32_MAX || s->nodes[m[1]].op != OP_ROPE || !can_join(s, m, 1, m[1])) return false;
+    rope = &s->nodes[m[1]];
+    if (rope->in[0]->storage != norm->out[0]->storage || rope->in[0]->size != norm->out[0]->size ||
+        dim_of(rope->in[0], -1) != dim_of(norm->out[0], -1) || rope->in[0]->strides[rope->in[0]->ndim - 1] != 1) return false;
+    x = as_seen_by(norm->in[0], norm->out[0], rope->in[0]);
+    out = rope->out[0];
+    m[2] = s->device->gate[GATE_ROPE_CACHE] ? copy_behind(s, m, 2, end) : UINT32_MAX;
+    if (m[2] != UINT32_MAX && rope_norm_fits(&rope->p.rope, &x, s->nodes[m[2]].out[0], norm->in[1])) {
+        out = s->nodes[m[2]].out[0];
+        count = 3;
+    } else if (!rope_norm_fits(&rope->p.rope, &x, out, norm->in[1])) return false;
+    rope_dispatch(e, &rope->p.rope, &x, out, rope->in[1], rope->in[2], true, norm->in[1], norm->p.norm.eps);
+    retire(s, m, count);
+    return true;
+}
+
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
     { "silu * x", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu },
+    { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
+    { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
+    { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
@@ -4954,6 +7123,7 @@ int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_dev
     if (!code) {
         snprintf(k->name, sizeof k->name, "%s", desc->name ? desc->name : "kernel");
         k->device = d;
+        k->pipeline.name = k->name;
         k->pipeline.kernel = KERNEL_COUNT;
         k->pipeline.bindings = desc->bindings;
         k->push_size = desc->push_size;

@@ -1,0 +1,31 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Element i is start + i (next - start), each step in the result's dtype. WIDE: 64-bit integers.
+#include "common.glsl"
+layout(constant_id = 1) const uint TO = 10;
+layout(push_constant) uniform Push {
+    uint n, offset;
+    uvec2 start, next;                                                 // bits of the result's dtype
+};
+BUFFER(0, dst)
+ACCESS(dst)
+
+float rounded(float x) { return bits_to_float(float_to_bits(x, TO), TO); }
+
+void main()
+{
+    uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
+    if (i >= n) return;
+#ifdef WIDE
+    uint64_t a = packUint2x32(start), b = packUint2x32(next);
+    dst64[offset + i] = unpackUint2x32(a + uint64_t(i) * (b - a));
+#else
+    uint v = start.x + i * (next.x - start.x);
+    if (is_float(TO)) {
+        precise float a = bits_to_float(low_bits(start.x, TO), TO), step = rounded(bits_to_float(low_bits(next.x, TO), TO) - a);
+        precise float along = rounded(rounded(float(i)) * step), sum = a + along;
+        v = float_to_bits(sum, TO);
+    }
+    store_dst(offset + i, TO, v);
+#endif
+}

@@ -1,0 +1,37 @@
+// What the kernels of matrix products share: out = alpha * a @ b + beta * c for each matrix of a batch. Element (m, k) of a is
+// at offset + m * a_row + k * a_k, and so on; strides may be 0 or negative (indices wrap). A workgroup's z counts matrices,
+// or, where K is split, parts of each.
+#ifndef MATMUL_GLSL
+#define MATMUL_GLSL
+#include "common.glsl"
+layout(constant_id = 1) const uint TYPE = 10;
+layout(constant_id = 2) const uint EPILOGUE = 0;      // 0: a @ b; 1: with alpha, beta and c; 2: float32 parts, to be added up
+
+layout(push_constant) uniform Push {
+    uint M, N, K;
+    uint offset_a, offset_b, offset_c, offset_out;
+    uint a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col;
+    uint inner, middle;                                // the two inner sizes of up to three batch dimensions
+    uint batch_a[3], batch_b[3], batch_c[3], batch_out[3];
+    float alpha, beta;
+    uint part;                                         // how much of K one workgroup takes
+};
+
+struct Place { uint a, b, c, d, low, high; };        // first elements, and the range of K
+
+Place place(uint z)
+{
+    uint parts = EPILOGUE == 2u ? (K + part - 1u) / part : 1u, which = z % parts;
+    uint rest = z / parts, i = rest % inner, j = rest / inner % middle, k = rest / inner / middle;
+    Place p = Place(offset_a, offset_b, offset_c, offset_out, 0u, K);
+    p.a += i * batch_a[0] + j * batch_a[1] + k * batch_a[2];
+    p.b += i * batch_b[0] + j * batch_b[1] + k * batch_b[2];
+    p.c += i * batch_c[0] + j * batch_c[1] + k * batch_c[2];
+    if (EPILOGUE == 2u) {
+        p.d += z * M * N;
+        p.low = which * part;
+        p.high = min(K, p.low + part);
+    } else p.d += i * batch_out[0] + j * batch_out[1] + k * batch_out[2];
+    return p;
+}
+#endif

@@ -1,0 +1,70 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Random bits and the distributions made of them. One thread makes two words, half the stream apart.
+#include "common.glsl"
+#include "threefry.glsl"
+#include "math.glsl"
+layout(constant_id = 1) const uint OP = 0;
+layout(constant_id = 2) const uint TO = 3;
+BUFFER(0, dst)
+BUFFER(1, key)
+ACCESS(dst)
+
+const uint BITS = 0, UNIFORM = 1, NORMAL = 2, GUMBEL = 3;
+
+layout(push_constant) uniform Push {
+    uint words, first, count;                          // of the stream; those that the binding holds
+    uint elements;                                     // in the binding
+    uint offset, key_at, key_step, key_pushed;
+    uint key0, key1;
+    float low, high;                                   // NORMAL: loc and scale
+};
+
+float rounded(float x) { return bits_to_float(float_to_bits(x, TO), TO); }
+
+void write_bits(uint w, uint bits)
+{
+    uint size = TO == U8 ? 4u : TO == U16 ? 2u : 1u, at = w * size, left = elements - at;
+    if (size == 1u || ((offset & (size - 1u)) == 0u && left >= size)) dst32[offset / size + w] = bits;
+    else
+        for (uint k = 0; k < min(size, left); k++) store_dst(offset + at + k, TO, bits >> (k * (32u / size)));
+}
+
+void write_float(uint w, uint bits)
+{
+    if (OP == UNIFORM) {
+        precise float range = rounded(rounded(high) - rounded(low)), x = rounded(range * rounded(unit_float(bits, TO)));
+        storef_dst(offset + w, TO, x + rounded(low));
+    } else if (OP == GUMBEL) {
+        float x = -rounded(log_of(rounded(unit_float(bits, TO))));
+        storef_dst(offset + w, TO, -log_of(x));
+    } else {
+        precise float u = unit_float(bits, F32) * 2.0 + -0.999999940395355224609375;
+        float z = erfinv(u);
+        if (TO == C64) {                               // pairs of float32; loc is real
+            precise float x = z * high, y = (w & 1u) == 0u ? x + low : x;
+            dst32[offset + w] = floatBitsToUint(y);
+        } else {
+            precise float x = rounded(rounded(z) * rounded(rounded(1.41421356237309504880) * rounded(high))), y = x + rounded(low);
+            storef_dst(offset + w, TO, y);
+        }
+    }
+}
+
+void emit(uint w, uint bits)
+{
+    w -= first;
+    if (w >= count) return;
+    if (OP == BITS) write_bits(w, bits);
+    else write_float(w, bits);
+}
+
+void main()
+{
+    uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x, half_up = words / 2u + (words & 1u);
+    if (i >= half_up) return;
+    uvec2 k = key_pushed != 0u ? uvec2(key0, key1) : uvec2(key32[key_at], key32[key_at + key_step]);
+    uvec2 bits = random_pair(k, i, words);
+    emit(i, bits.x);
+    if (i < words / 2u) emit(i + half_up, bits.y);
+}

@@ -1,0 +1,161 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Rotary position embedding of (batch, heads, tokens, width), any strides on both sides. LANES threads share one token of
+// one batch for some heads, so that an angle is computed once for all of them. NORM: RMS-normalises each row first
+// (then width = dims, and one thread's elements are all it needs: LANES * 8 >= dims).
+layout(constant_id = 1) const uint LANES = 16;
+layout(constant_id = 2) const uint BY_FOUR = 0;        // four pairs a thread and step, aligned; else one
+layout(constant_id = 3) const uint DTYPE = 10;
+layout(constant_id = 4) const uint TRADITIONAL = 0;    // pairs (2j, 2j + 1), else (j, j + dims / 2)
+layout(constant_id = 5) const uint FREQS = 0;          // 1: inverse frequencies from an array, else powers of the base
+layout(constant_id = 6) const uint OFFSETS = 0;        // 1: offsets from an array
+layout(constant_id = 7) const uint NORM = 0;           // 1: RMS norm in front, 2: with a weight
+#include "rows.glsl"
+BUFFER(0, y)
+BUFFER(1, x)
+BUFFER(2, offsets)
+BUFFER(3, freqs)
+BUFFER(4, weight)
+ACCESS(y)
+ACCESS(x)
+ACCESS(weight)
+
+layout(push_constant) uniform Push {
+    uint batches, heads, tokens, width, dims, heads_each;
+    uint y_at, x_at, offsets_at, freqs_at, weight_at;
+    uint y_stride[4], x_stride[4];                      // batch, head, token, feature
+    uint offsets_step, freqs_step;
+    int offset;
+    float scale, base_high, base_low, eps;              // base_high + base_low: -log2(base) / (dims / 2)
+};
+
+// 2^(j * log2 of the ratio): the exponent in two parts, so that no bit of the frequency is lost.
+float inverse_frequency(uint j)
+{
+    if (FREQS == 1u) return 1.0 / uintBitsToFloat(freqs32[freqs_at + j * freqs_step]);
+    float k = float(j), whole = clamp(roundEven(k * base_high), -126.0, 127.0), f = (k * base_high - whole) + k * base_low;
+    float p = 1.535336188e-4 * f + 1.339887440e-3;
+    p = p * f + 9.618437358e-3;
+    p = p * f + 5.550332471e-2;
+    p = p * f + 2.402264791e-1;
+    p = p * f + 6.931472029e-1;
+    return (p * f + 1.0) * uintBitsToFloat(uint(int(whole) + 127) << 23);
+}
+
+// (cos, sin) of any float below 2^55: its 24 bits times 96 bits of 2/pi give the quadrant and 32 bits of the rest.
+vec2 cos_sin(float angle)
+{
+    uint bits = floatBitsToUint(angle) & 0x7fffffffu, quadrant = 0u;
+    float r = uintBitsToFloat(bits);
+    if (bits >= 0x7f800000u) return vec2(NOT_A_NUMBER);
+    if (r >= 0.7853981634) {
+        uint m = (bits & 0x7fffffu) | 0x800000u, h0, h1, h2, l0, l1, l2, carry;
+        int e = min(int(bits >> 23) - 150, 31);
+        umulExtended(m, 0xA2F9836Eu, h0, l0);
+        umulExtended(m, 0x4E441529u, h1, l1);
+        umulExtended(m, 0xFC2757D1u, h2, l2);
+        uint w1 = uaddCarry(h2, l1, carry), c = carry;
+        uint w2 = uaddCarry(h1, l0, carry);
+        uint w3 = h0 + carry;
+        w2 = uaddCarry(w2, c, carry);
+        w3 += carry;
+        if (e < 0) {
+            w2 = (w2 >> uint(-e)) | (w3 << uint(32 + e));
+            w3 >>= uint(-e);
+        } else if (e > 0) {
+            w3 = (w3 << uint(e)) | (w2 >> uint(32 - e));
+            w2 = (w2 << uint(e)) | (w1 >> uint(32 - e));
+        }
+        quadrant = w3 + (w2 >> 31);
+        r = float(int(w2)) * 3.6572952e-10;              // pi / 2 / 2^32
+    }
+    float z = r * r;
+    float s = ((-1.9515295891e-4 * z + 8.3321608736e-3) * z - 1.6666654611e-1) * z * r + r;
+    float k = ((2.443315711809948e-5 * z - 1.388731625493765e-3) * z + 4.166664568298827e-2) * z * z - 0.5 * z + 1.0;
+    if ((quadrant & 1u) != 0u) { float swap = s; s = k; k = -swap; }
+    if ((quadrant & 2u) != 0u) { s = -s; k = -k; }
+    return vec2(k, angle < 0.0 ? -s : s);
+}
+
+vec4 normed(vec4 v, float factor, uint feature)
+{
+    v *= factor;
+    return NORM == 2u ? rounded(rounded(v, DTYPE) * loadf4_weight((weight_at + feature) / 4u, DTYPE), DTYPE) : rounded(v, DTYPE);
+}
+
+// Four pairs in each of `count` heads, of which `real` are there: all threads of a workgroup take as many steps.
+void rotate_fours(uint pair, uint y_row, uint x_row, uint count, uint real, float position)
+{
+    uint first = TRADITIONAL == 1u ? 2u * pair : pair, second = TRADITIONAL == 1u ? first + 4u : first + dims / 2u;
+    vec4 c, s;
+    for (uint i = 0u; i < 4u; i++) {
+        vec2 cs = cos_sin(position * inverse_frequency(pair + i));
+        c[i] = cs.x;
+        s[i] = cs.y;
+    }
+    for (uint k = 0u; k < count; k++, y_row += y_stride[1], x_row += x_stride[1]) {
+        vec4 a = vec4(0.0), b = vec4(0.0), p, q;
+        bool inside = k < real;
+        if (inside) {
+            a = loadf4_x((x_row + first) / 4u, DTYPE);
+            b = loadf4_x((x_row + second) / 4u, DTYPE);
+        }
+        if (NORM != 0u) {
+            float factor = inversesqrt(row_sum(dot(a, a) + dot(b, b)) / float(width) + eps);
+            if (inside) {
+                a = normed(a, factor, first);
+                b = normed(b, factor, second);
+            }
+        }
+        if (TRADITIONAL == 1u) {
+            vec4 u = vec4(a.xz, b.xz), v = vec4(a.yw, b.yw), ru = u * c - v * s, rv = u * s + v * c;
+            p = vec4(ru.x, rv.x, ru.y, rv.y);
+            q = vec4(ru.z, rv.z, ru.w, rv.w);
+        } else {
+            p = a * c - b * s;
+            q = a * s + b * c;
+        }
+        if (inside) {
+            storef4_y((y_row + first) / 4u, DTYPE, p);
+            storef4_y((y_row + second) / 4u, DTYPE, q);
+        }
+    }
+}
+
+void rotate_pair(uint pair, uint y_row, uint x_row, uint count, float position)
+{
+    uint first = TRADITIONAL == 1u ? 2u * pair : pair, second = TRADITIONAL == 1u ? first + 1u : first + dims / 2u;
+    vec2 cs = cos_sin(position * inverse_frequency(pair));
+    for (uint k = 0u; k < count; k++, y_row += y_stride[1], x_row += x_stride[1]) {
+        float a = loadf_x(x_row + first * x_stride[3], DTYPE), b = loadf_x(x_row + second * x_stride[3], DTYPE);
+        storef_y(y_row + first * y_stride[3], DTYPE, a * cs.x - b * cs.y);
+        storef_y(y_row + second * y_stride[3], DTYPE, a * cs.y + b * cs.x);
+    }
+}
+
+void main()
+{
+    uint thread = thread_index(), lane = thread & (LANES - 1u);
+    uint item = group_index() * (gl_WorkGroupSize.x / LANES) + thread / LANES;
+    uint parts = (heads + heads_each - 1u) / heads_each, items = batches * tokens * parts;
+    bool inside = item < items;
+    item = min(item, items - 1u);
+    uint head = item % parts * heads_each, token = item / parts % tokens, batch = item / parts / tokens;
+    uint count = min(heads_each, heads - head);
+    int at = OFFSETS == 1u ? int(offsets32[offsets_at + batch * offsets_step]) : offset;
+    float position = scale * float(int(token) + at);
+    uint y_row = y_at + batch * y_stride[0] + head * y_stride[1] + token * y_stride[2];
+    uint x_row = x_at + batch * x_stride[0] + head * x_stride[1] + token * x_stride[2];
+    if (NORM != 0u) {
+        rotate_fours(4u * lane, y_row, x_row, heads_each, inside && 8u * lane < dims ? count : 0u, position);
+        return;
+    }
+    if (!inside) return;
+    if (BY_FOUR == 1u)
+        for (uint pair = 4u * lane; pair < dims / 2u; pair += 4u * LANES) rotate_fours(pair, y_row, x_row, count, count, position);
+    else
+        for (uint pair = lane; pair < dims / 2u; pair += LANES) rotate_pair(pair, y_row, x_row, count, position);
+    for (uint i = dims + lane; i < width; i += LANES)
+        for (uint k = 0u; k < count; k++)
+            store_y(y_row + k * y_stride[1] + i * y_stride[3], DTYPE, load_x(x_row + k * x_stride[1] + i * x_stride[3], DTYPE));
+}

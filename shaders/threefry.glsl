@@ -1,0 +1,37 @@
+// Threefry 2x32 with 20 rounds, and the stream of words that MLX makes of it.
+#ifndef THREEFRY_GLSL
+#define THREEFRY_GLSL
+
+#define ROUND(r) x.x += x.y; x.y = (x.y << r) | (x.y >> (32 - r)); x.y ^= x.x;
+#define EVEN_ROUNDS ROUND(13) ROUND(15) ROUND(26) ROUND(6)
+#define ODD_ROUNDS ROUND(17) ROUND(29) ROUND(16) ROUND(24)
+uvec2 threefry(uvec2 key, uvec2 x)
+{
+    uint third = key.x ^ key.y ^ 0x1bd11bdau;
+    x += key;
+    EVEN_ROUNDS x += uvec2(key.y, third + 1u);
+    ODD_ROUNDS  x += uvec2(third, key.x + 2u);
+    EVEN_ROUNDS x += uvec2(key.x, key.y + 3u);
+    ODD_ROUNDS  x += uvec2(key.y, third + 4u);
+    EVEN_ROUNDS x += uvec2(third, key.x + 5u);
+    return x;
+}
+
+// Words pair `i` of a stream of `words`: word i and word i + ceil(words / 2); of an odd number the middle one stands alone.
+uvec2 random_pair(uvec2 key, uint i, uint words)
+{
+    uint half_up = words / 2u + (words & 1u);
+    return threefry(key, uvec2(i, i < words / 2u ? i + half_up : 0u));
+}
+uint random_word(uvec2 key, uint w, uint words)
+{
+    uint half_up = words / 2u + (words & 1u);
+    return w < half_up ? random_pair(key, w, words).x : random_pair(key, w - half_up, words).y;
+}
+
+// [0, 1): not rounded up to 1 in the dtype it goes into
+float unit_float(uint bits, uint t)
+{
+    return min(float(bits) * 2.3283064365386963e-10, t == F16 ? 0.99951171875 : t == BF16 ? 0.99609375 : 0.999999940395355224609375);
+}
+#endif
