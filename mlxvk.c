@@ -183,8 +183,14 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
+    X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
+    X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
+    X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
+    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
+    X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
@@ -266,13 +272,33 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
+    X(MATMUL_TILED,  matmul_tiled,  4, CAP_SMALL)                                                                      \
+    X(MATMUL_SUM,    matmul_sum,    4, CAP_SMALL)                                                                      \
+    X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
+    X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
+    X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
+    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)          \
+    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16) \
+    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)               \
+    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16) \
+    X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
+    X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
+    X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
+    X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
+    X(REDUCE,        reduce,        2, CAP_SMALL)                                                                      \
+    X(REDUCE_PAIR,   reduce_pair,   2, CAP_SMALL)                                                                      \
+    X(REDUCE_INDEX,  reduce_index,  2, CAP_SMALL)                                                                      \
+    X(SOFTMAX,       softmax,       3, CAP_SMALL)                                                                      \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
+    X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
     X(SORT,          sort,          4, CAP_SMALL)                                                                      \
@@ -299,7 +325,7 @@ static const struct kernel_row {
 
 /* ==== >>device ==================================================================================================== */
 
-enum { MAX_BINDINGS = 12, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
+enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
 
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
@@ -309,6 +335,7 @@ struct capabilities {
     uint32_t subgroup, max_threads, max_groups[3], shared_memory, push_size;
     size_t max_range, max_allocation, offset_align, memory_size;
     double timestamp_ns;
+    uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     bool push_descriptor, mapped, subgroup_control, memory_budget, float_controls;
     uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
 };
@@ -516,21 +543,24 @@ static void adopt_features(struct features *f, const void *chain)
     }
 }
 
-/* Does the device multiply 16x16x16 tiles of this type into float32, by subgroup? */
-static bool has_coopmat(struct device *d, int component)
+/* The n of the n x n x n tiles of this type that the device multiplies into float32, by subgroup: 16, 8 or 0. */
+static uint8_t coopmat_size(struct device *d, int component)
 {
+    uint8_t best = 0;
     VkCooperativeMatrixPropertiesKHR rows[64];
     uint32_t n = COUNT(rows);
     get_coopmat_properties get = (get_coopmat_properties)(void (*)(void))vkGetInstanceProcAddr(
         d->instance, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR");
     memset(rows, 0, sizeof rows);
     for (uint32_t i = 0; i < n; i++) rows[i].sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR;
-    if (!get || get(d->physical, &n, rows) < 0) return false;
-    for (uint32_t i = 0; i < n; i++)
-        if (rows[i].MSize == 16 && rows[i].NSize == 16 && rows[i].KSize == 16 && rows[i].AType == component &&
-            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 &&
-            rows[i].ResultType == COMPONENT_FLOAT32 && rows[i].scope == SCOPE_SUBGROUP) return true;
-    return false;
+    if (!get || get(d->physical, &n, rows) < 0) return 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t size = rows[i].MSize;
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && rows[i].AType == component &&
+            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 && rows[i].ResultType == COMPONENT_FLOAT32 &&
+            rows[i].scope == SCOPE_SUBGROUP && size > best) best = (uint8_t)size;
+    }
+    return best;
 }
 
 static uint32_t capability_bits(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupProperties *sg)
@@ -553,8 +583,11 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
         sg->subgroupSize >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
     if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel && d->gate[GATE_COOPMAT]) {
-        if (has_coopmat(d, COMPONENT_FLOAT16)) bits |= CAP_COOPMAT;
-        if (f->bfloat16.shaderBFloat16CooperativeMatrix && has_coopmat(d, COMPONENT_BFLOAT16)) bits |= CAP_COOPMAT_BF16;
+        uint8_t *size = d->caps.coopmat_size;
+        size[0] = coopmat_size(d, COMPONENT_FLOAT16);
+        size[1] = f->bfloat16.shaderBFloat16CooperativeMatrix ? coopmat_size(d, COMPONENT_BFLOAT16) : 0;
+        if (size[0] == 16) bits |= CAP_COOPMAT;
+        if (size[1] == 16) bits |= CAP_COOPMAT_BF16;
         if (nv2) bits |= CAP_COOPMAT2;
     }
     return bits;
@@ -859,7 +892,7 @@ struct buffer {
     struct device *device;
     struct block *block;                             /* NULL: the caller's VkBuffer, or no bytes */
     VkBuffer handle;
-    size_t offset, size;                             /* size is what it can hold */
+    size_t offset, size, bytes;                      /* size is what it can hold, bytes what was asked for */
     char *map;
     struct use uses[MAX_USES];                       /* unfinished submissions that touch it */
     int use_count;
@@ -1146,6 +1179,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
         if (d->gate[GATE_POISON] && b->map && !b->use_count) memset(b->map, 0xcd, b->size);
     }
     b->refs = 1;
+    b->bytes = size;
     d->active += b->size;
     if (d->active > d->peak) d->peak = d->active;
     *out = b;
@@ -1169,12 +1203,15 @@ static void buffer_release(struct device *d, struct buffer *b)
 
 /* ==== >>timeline ================================================================================================== */
 
+/* The timeline of a stream that is gone goes on with the next one. */
 static struct timeline *timeline_create(struct device *d)
 {
     VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
                                        .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
     VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
     struct timeline *t;
+    for (uint32_t i = 0; i < d->timeline_count; i++)
+        if (!d->timelines[i]->stream) return d->timelines[i];
     if (d->timeline_count == d->timeline_slots) {
         uint32_t slots = d->timeline_slots ? 2 * d->timeline_slots : 16;
         struct timeline **grown = host_alloc(d, slots * sizeof *grown);
@@ -1229,7 +1266,7 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
 
 /* ==== >>encoder =================================================================================================== */
 
-enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 64, SETS_PER_POOL = 128, QUERIES = 1024 };
+enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
 struct access { VkBuffer handle; size_t low, high; bool write; };
 
@@ -1271,7 +1308,8 @@ struct stream {
     uint32_t queue;
     struct timeline *line;
     mlxvk_error error;
-    int deferred;                                    /* first error of deferred work since the last synchronize */
+    int deferred;                                    /* first error of deferred work since the last synchronize, */
+    char deferred_text[sizeof ((mlxvk_error *)0)->text];             /* and the last one's words */
     struct encoder encoder;
     struct slot slots[SLOTS];
     uint32_t slot, slot_count;
@@ -1442,12 +1480,27 @@ static void slot_recycle(struct device *d, struct slot *slot)
     slot->sets_used = 0;
 }
 
-/* Opens a command buffer in the next slot of the window, waiting for the oldest submission where all are in flight. */
+/* The slot whose submission is done, or a fresh one. The window is kept by end(), without the lock; only a call that makes
+ * more submissions than there are slots waits here. */
+static struct slot *next_slot(struct stream *s)
+{
+    uint32_t next = s->slot_count ? (s->slot + 1) % s->slot_count : 0;
+    s->device->polls++;
+    if (s->slot_count && s->slots[next].value > timeline_completed(s->device, s->line) && s->slot_count < SLOTS) {
+        memmove(s->slots + next + 1, s->slots + next, (s->slot_count - next) * sizeof *s->slots);
+        memset(&s->slots[next], 0, sizeof *s->slots);
+        s->slot_count++;
+    } else if (!s->slot_count) s->slot_count = 1;
+    s->slot = next;
+    return &s->slots[next];
+}
+
+/* Opens a command buffer in the next slot, waiting for its submission where that is still in flight. */
 static int open_commands(struct stream *s)
 {
     struct device *d = s->device;
     struct encoder *e = &s->encoder;
-    struct slot *slot = &s->slots[s->slot = (s->slot + 1) % s->slot_count];
+    struct slot *slot = next_slot(s);
     VkCommandBufferBeginInfo begin = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
                                        .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT };
     VkResult r = VK_SUCCESS;
@@ -1771,10 +1824,10 @@ enum { INLINE_BYTES = 16 };
 /* What arrays view: memory that comes when the first node that writes it is lowered. */
 struct storage {
     int refs, owned;                                 /* arrays on it; those that a handle is held on */
-    int readers, writers;                            /* nodes on the tape of `stream` */
+    int readers, writers;                            /* nodes on the tape of its stream */
     int failed;                                      /* the error of the node that should have written it */
     struct device *device;
-    struct stream *stream;                           /* whose tape holds nodes that touch it */
+    struct timeline *line;                           /* of the stream whose tape holds, or held, nodes that touch it */
     struct buffer *buffer;
     size_t nbytes;
     uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
@@ -1782,6 +1835,9 @@ struct storage {
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
     uint8_t bytes[INLINE_BYTES];
 };
+
+/* The stream that last recorded something with it; NULL where there was none, or it is gone. */
+static struct stream *stream_of(const struct storage *st) { return st->line ? st->line->stream : NULL; }
 
 struct array {
     int refs, handles;                               /* all references; those of the caller */
@@ -1950,7 +2006,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
                      end - start, e->device->caps.max_range);
         return 0;
     }
-    encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, write);
+    encoder_access(e, b, start, end, write);         /* all that is bound, as the validation layer sees it */
     bind_range(e, slot, b->handle, start, end - start);
     return (uint32_t)((int64_t)(b->offset - start) + a->offset) / (uint32_t)item_size(a);
 }
@@ -1988,10 +2044,16 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
     X(MATMUL,      matmul)                                                                                             \
+    X(QUANTIZE,    quantize)                                                                                           \
+    X(DEQUANTIZE,  dequantize)                                                                                         \
+    X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
     X(ARANGE,      arange)                                                                                             \
+    X(REDUCE,      reduce)                                                                                             \
+    X(SOFTMAX,     softmax)                                                                                            \
     X(GATHER,      gather)                                                                                             \
     X(NORM,        norm)                                                                                               \
     X(ROPE,        rope)                                                                                               \
+    X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
     X(CATEGORICAL, categorical)                                                                                        \
     X(SORT,        sort)
@@ -2006,19 +2068,25 @@ enum operation {
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
+struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
 struct arange_params { double start, step; };
+struct reduce_params { uint16_t op; uint32_t mask; float scale; };
 struct gather_params { uint8_t mode, axis; };
 struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
+struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
 struct sort_params { bool index; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
+    struct quant_params quant;
     struct arange_params arange;
+    struct reduce_params reduce;
     struct gather_params gather;
     struct norm_params norm;
     struct rope_params rope;
+    struct attention_params attention;
     struct random_params random;
     struct sort_params sort;
 };
@@ -2068,6 +2136,9 @@ static void node_failed(struct stream *s, struct node *n)
 {
     struct encoder *e = &s->encoder;
     struct device *d = s->device;
+    bool follows = false;                            /* the operand's own failure was told already */
+    for (int i = 0; i < n->inputs; i++) follows = follows || (n->in[i] && n->in[i]->storage->failed);
+    if (!follows) snprintf(s->deferred_text, sizeof s->deferred_text, "%s", e->error.text);
     for (int i = 0; i < n->outputs; i++)
         if (n->out[i]) n->out[i]->storage->failed = e->code;
     if (!s->deferred) {
@@ -2304,6 +2375,16 @@ static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype 
     return true;
 }
 
+/* Strides whose reach can be counted in bytes. */
+static bool check_strides(struct call *c, int ndim, const int *shape, const int64_t *strides)
+{
+    if (c->code || (ndim && !strides)) return !c->code;
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] && (strides[i] > INT64_MAX / 8 / MAXD / 2 / shape[i] || strides[i] < -(INT64_MAX / 8 / MAXD / 2 / shape[i])))
+            return FAIL(c, MLXVK_ERROR_SHAPE, "stride %lld of axis %d is too large", (long long)strides[i], i), false;
+    return true;
+}
+
 /* A fresh row-major result. */
 static struct array *output(struct call *c, int ndim, const int *shape, mlxvk_dtype dtype)
 {
@@ -2334,8 +2415,9 @@ static struct array *view_of(struct call *c, struct array *a, mlxvk_dtype dtype,
 /* Another stream's tape must not hold nodes on a storage that this call touches. */
 static void claim(struct call *c, struct storage *st)
 {
-    if (st->stream && st->stream != c->stream && (st->readers || st->writers)) stream_lower(st->stream, 0);
-    st->stream = c->stream;
+    struct stream *s = stream_of(st);
+    if (s && s != c->stream && (st->readers || st->writers)) stream_lower(s, 0);
+    st->line = c->stream->line;
 }
 
 static struct node *new_node(struct call *c)
@@ -2579,6 +2661,20 @@ static struct array *rows_of(struct encoder *e, struct array *a)
     pair[1] = a;
     elementwise_split(e, &p, pair, 2);
     return copy;
+}
+
+/* An array of the lowering's own; to be released after its last dispatch. */
+static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
+{
+    struct storage *st = e->code ? NULL : storage_create(e->device, count * dtypes[dtype].size);
+    struct array *a = NULL;
+    if (st) {
+        st->refs = 1;
+        a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
+        storage_release(st);
+    }
+    if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "no scratch array of %zu elements", count);
+    return a;
 }
 
 /* A number as an array of no dimensions. */
@@ -3233,7 +3329,9 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
     struct call c = begin("as_strided", s);
     struct array *x = contiguous(&c, input(&c, "a", a)), *out = NULL;
     if (shape_num != strides_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && offset <= INT64_MAX / 16)
+    if (x && shape_num && !strides) FAIL(&c, MLXVK_ERROR_ARGUMENT, "strides is NULL");
+    if (x && offset > x->size) FAIL(&c, MLXVK_ERROR_SHAPE, "offset %zu of %s", offset, TEXT(x));
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && check_strides(&c, (int)shape_num, shape, strides))
         out = view_of(&c, x, x->dtype, (int)shape_num, shape, strides, x->offset + (int64_t)(offset * item_size(x)));
     if (out) {
         int64_t low, high, first = x->offset;
@@ -3562,6 +3660,543 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
 }
 
+/* ==== >>reduce: reductions, arg reductions, softmax =============================================================== */
+
+enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin };   /* as in the shader */
+
+/* Workgroups that fill a large GPU; elements that one should have at least before a reduction is cut; outer dimensions. */
+enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_CHUNK = 4096, REDUCE_DIMS = 4 };
+
+/* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
+struct reduce_dim { uint32_t size; int64_t in, out; bool reduced; };
+
+/* What is left to do: reduce `from` (elements of dtype `type`, from element `shift` on) over the reduced dimensions. */
+struct reduce_job {
+    enum reduction op;
+    float scale;
+    struct array *from, *out;
+    mlxvk_dtype type;
+    int64_t shift;
+    int ndim;
+    struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
+};
+
+struct reduce_push {
+    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to;
+    float scale;
+    uint32_t ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS], out[REDUCE_DIMS];
+};
+
+static bool is_arg(enum reduction op) { return op >= R_argmax; }
+
+static uint32_t power_of_two(uint64_t at_least)
+{
+    uint32_t p = 1;
+    while (p < at_least && p < 1u << 31) p *= 2;
+    return p;
+}
+
+/* ---- lowering: dimensions ---- */
+
+static uint64_t stride_order(int64_t stride) { return stride ? (uint64_t)llabs(stride) : UINT64_MAX; }
+
+static void insert_dim(struct reduce_job *j, struct reduce_dim d)
+{
+    int at = j->ndim++;
+    for (; at > 0 && stride_order(j->dim[at - 1].in) < stride_order(d.in); at--) j->dim[at] = j->dim[at - 1];
+    j->dim[at] = d;
+}
+
+/* Joins neighbours of one kind that are evenly spaced. */
+static void join_dims(struct reduce_job *j)
+{
+    int n = 0;
+    for (int i = 0; i < j->ndim; i++) {
+        struct reduce_dim *a = &j->dim[n > 0 ? n - 1 : 0], *b = &j->dim[i];
+        if (n && a->reduced == b->reduced && a->in == b->in * b->size && (a->reduced || a->out == b->out * b->size))
+            *a = (struct reduce_dim){ a->size * b->size, b->in, b->out, a->reduced };
+        else j->dim[n++] = *b;
+    }
+    j->ndim = n;
+}
+
+static void plan_dims(struct reduce_job *j, const struct array *x, uint32_t mask)
+{
+    int64_t step[MAXD], out = 1;
+    bool any = false;
+    j->ndim = 0;
+    for (int i = x->ndim - 1; i >= 0; i--) {
+        step[i] = out;
+        if (!(mask & (1u << i))) out *= x->shape[i];
+    }
+    for (int i = 0; i < x->ndim; i++) {
+        struct reduce_dim d = { (uint32_t)x->shape[i], x->strides[i], step[i], mask >> i & 1 };
+        if (d.size == 1) continue;
+        any |= d.reduced;
+        if (d.reduced && d.in < 0 && !is_arg(j->op)) {                 /* the order does not matter: walk it upwards */
+            j->shift += d.in * (d.size - 1);
+            d.in = -d.in;
+        }
+        insert_dim(j, d);
+    }
+    if (!any) insert_dim(j, (struct reduce_dim){ 1, j->ndim ? 0 : 1, 0, true });
+    join_dims(j);
+}
+
+/* More outer dimensions than the shader has: the operand copied into row-major order, kept dimensions first. */
+static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask)
+{
+    struct array view = *j->from, *copy;
+    uint32_t n = 1;
+    view.refs = 1;
+    view.ndim = 0;
+    for (uint32_t reduced = 0; reduced < 2; reduced++)
+        for (int i = 0; i < j->from->ndim; i++)
+            if ((mask >> i & 1) == reduced) {
+                view.shape[view.ndim] = j->from->shape[i];
+                view.strides[view.ndim++] = j->from->strides[i];
+                if (reduced) n *= (uint32_t)j->from->shape[i];
+            }
+    view.row = row_contiguous(&view);
+    copy = rows_of(e, &view);
+    if (copy == &view) return;                       /* it failed */
+    array_release(j->from);
+    j->from = copy;
+    j->shift = 0;
+    j->ndim = 2;
+    j->dim[0] = (struct reduce_dim){ (uint32_t)(copy->size / n), n, 1, false };
+    j->dim[1] = (struct reduce_dim){ n, 1, 0, true };
+}
+
+static int last_reduced(const struct reduce_job *j, int *count)
+{
+    int last = -1;
+    *count = 0;
+    for (int i = 0; i < j->ndim; i++) if (j->dim[i].reduced) { last = i; ++*count; }
+    return last;
+}
+
+/* ---- lowering: one dispatch ---- */
+
+static enum kernel_id reduce_kernel(const struct reduce_job *j)
+{
+    if (is_arg(j->op)) return K_REDUCE_INDEX;
+    if (j->op == R_logsumexp) return K_REDUCE_PAIR;
+    return dtypes[j->type].size == 8 && j->op != R_all && j->op != R_any ? K_REDUCE_PAIR : K_REDUCE;
+}
+
+/* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
+static mlxvk_dtype part_type(const struct reduce_job *j)
+{
+    if (is_arg(j->op) || j->op == R_logsumexp) return MLXVK_COMPLEX64;
+    if (j->op == R_all || j->op == R_any) return MLXVK_BOOL;
+    if (dtypes[j->type].size == 8) return j->type;
+    if (is_float(j->type) || j->op == R_mean) return MLXVK_FLOAT32;
+    return dtypes[j->type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
+}
+
+/* How a step is laid out on workgroups. */
+struct reduce_grid { uint32_t by, width, parts, chunk; uint64_t groups; };   /* by: 0 rows, 1 columns, 4 columns by fours */
+
+/* In how many parts to cut, so that `groups` workgroups become enough and each part keeps at least `least` elements. */
+static void cut(struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t multiple)
+{
+    uint64_t wanted = (REDUCE_GROUPS + groups - 1) / groups, most = n / least;
+    g->parts = 1;
+    g->chunk = n;
+    if (groups >= REDUCE_GROUPS / 2 || most < 2) return;
+    g->chunk = (uint32_t)round_up((n + min_size(wanted, most) - 1) / min_size(wanted, most), multiple);
+    g->parts = ceil_div(n, g->chunk);
+}
+
+static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct reduce_push *p, bool whole, bool fours)
+{
+    struct reduce_grid g = { .parts = 1, .chunk = p->n };
+    uint64_t units;
+    uint32_t narrow, height;
+    if (p->inner == 1 && p->stride == 1) {
+        uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
+        g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
+        if (g.width == REDUCE_THREADS && !whole) cut(&g, p->n, p->outer, REDUCE_CHUNK, 4 * REDUCE_THREADS);
+        g.groups = ceil_div((uint64_t)p->outer * g.parts, REDUCE_THREADS / g.width);
+        return g;
+    }
+    g.by = fours ? 4 : 1;
+    units = (uint64_t)p->outer * (p->inner / g.by);
+    narrow = power_of_two(min_size(units, j->ndim > 1 && p->inner == 1 && (uint64_t)p->n >= REDUCE_THREADS ? 1 : 32));
+    height = min_u32(power_of_two((p->n + 7) / 8), REDUCE_THREADS / narrow);
+    g.width = REDUCE_THREADS / height;
+    units = (units + g.width - 1) / g.width;
+    if (!whole) cut(&g, p->n, units, 32 * height, 4 * height);
+    g.groups = units * g.parts;
+    return g;
+}
+
+/* The push constants of reducing dimension `at`; false where there are too many others. */
+static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push *p)
+{
+    int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
+    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1, .scale = j->scale };
+    if (inner >= 0) {
+        p->inner = j->dim[inner].size;
+        p->inner_stride = (uint32_t)j->dim[inner].in;
+        p->inner_out = (uint32_t)j->dim[inner].out;
+    }
+    for (int i = 0; i < j->ndim; i++) {
+        if (i == at || i == inner) continue;
+        if (p->ndim == REDUCE_DIMS) return false;
+        p->shape[p->ndim] = j->dim[i].size;
+        p->in[p->ndim] = (uint32_t)j->dim[i].in;
+        p->out[p->ndim++] = (uint32_t)j->dim[i].out;
+        p->outer *= j->dim[i].size;
+    }
+    return true;
+}
+
+/* Columns that four-wide loads can take. */
+static bool reduces_by_fours(const struct reduce_push *p)
+{
+    uint32_t odd = p->inner | p->stride | p->from;
+    for (uint32_t i = 0; i < p->ndim; i++) odd |= p->in[i];
+    return p->inner > 1 && p->inner_stride == 1 && !(odd & 3);
+}
+
+/* The job that is left behind a step which wrote `out` as (outer dimensions, parts, inner) and not the result. */
+static void reduce_next(struct reduce_job *j, int at, struct array *out, mlxvk_dtype type, uint32_t parts)
+{
+    struct reduce_dim dim[MAXD + 2];
+    int n = 0, inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
+    int64_t step = 1;
+    for (int i = 0; i < j->ndim; i++) if (i != at && i != inner) dim[n++] = j->dim[i];
+    dim[n++] = (struct reduce_dim){ parts, 0, 0, true };
+    if (inner >= 0) dim[n++] = j->dim[inner];
+    j->ndim = 0;
+    for (int i = n - 1; i >= 0; i--) { dim[i].in = step; step *= dim[i].size; }
+    for (int i = 0; i < n; i++) if (dim[i].size > 1 || n == 1) j->dim[j->ndim++] = dim[i];
+    join_dims(j);
+    array_release(j->from);
+    j->from = out;
+    j->type = type;
+    j->shift = 0;
+}
+
+/* Reduces the innermost of the reduced dimensions; true when that gave the result. */
+static bool reduce_step(struct encoder *e, struct reduce_job *j)
+{
+    struct reduce_push p;
+    struct reduce_grid g;
+    struct array *out = j->out;
+    mlxvk_dtype type = out->dtype;
+    int count, at = last_reduced(j, &count);
+    reduce_shape(j, at, &p);
+    p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
+    g = reduce_grid(j, &p, is_arg(j->op) && is_wide(j->type), reduces_by_fours(&p));
+    p.parts = g.parts;
+    p.chunk = g.chunk;
+    if (count > 1 || g.parts > 1) {
+        type = part_type(j);
+        out = scratch(e, (size_t)p.outer * g.parts * p.inner, type);
+        if (!out) return true;
+        p.scale = 1;
+        p.inner_out = 1;
+        for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out[i] = step;
+    }
+    p.to = set_output(e, 0, out);
+    KERNEL(e, reduce_kernel(j), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, g.groups);
+    if (out == j->out) return true;
+    reduce_next(j, at, out, type, g.parts);
+    return false;
+}
+
+static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask, struct array *out)
+{
+    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype };
+    struct reduce_push p;
+    int count;
+    plan_dims(&j, from, mask);
+    from->refs++;
+    if (!reduce_shape(&j, last_reduced(&j, &count), &p)) copy_rows(e, &j, mask);
+    while (!e->code && !reduce_step(e, &j)) {}
+    array_release(j.from);
+}
+
+static void lower_reduce(struct encoder *e, const struct node *n)
+{
+    reduce(e, n->p.reduce.op, n->p.reduce.scale, n->in[0], n->p.reduce.mask, n->out[0]);
+}
+
+/* ---- fronts ---- */
+
+/* The shape without the axes of a mask, or with 1 there. */
+static int reduced_shape(const struct array *a, uint32_t mask, bool keepdims, int *shape)
+{
+    int n = 0;
+    for (int i = 0; i < a->ndim; i++) {
+        if (!(mask >> i & 1)) shape[n++] = a->shape[i];
+        else if (keepdims) shape[n++] = 1;
+    }
+    return n;
+}
+
+static mlxvk_dtype reduced_dtype(enum reduction op, mlxvk_dtype t)
+{
+    if (op == R_all || op == R_any) return MLXVK_BOOL;
+    if (is_arg(op)) return MLXVK_UINT32;
+    if ((op != R_sum && op != R_prod) || is_inexact(t) || is_wide(t)) return t;
+    return dtypes[t].kind == KIND_UINT ? MLXVK_UINT32 : MLXVK_INT32;
+}
+
+/* The operand of a reduction over no axes, as MLX gives it back. */
+static struct array *not_reduced(struct call *c, enum reduction op, struct array *a)
+{
+    if (op == R_all || op == R_any) return as_type(c, a, MLXVK_BOOL);
+    return op == R_mean || op == R_logsumexp ? as_float(c, a) : a;
+}
+
+static struct array *reduce_empty(struct call *c, enum reduction op, struct array *a, int ndim, const int *shape, mlxvk_dtype dtype,
+                                  uint32_t mask)
+{
+    for (int i = 0; i < a->ndim; i++)
+        if ((mask >> i & 1) && !a->shape[i] && (op == R_max || op == R_min))
+            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s is empty", i, TEXT(a));
+    if (op == R_logsumexp || is_arg(op)) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(a));
+    return do_full(c, ndim, shape, scalar(c, op == R_mean ? NAN : op == R_prod || op == R_all, dtype), dtype);
+}
+
+static struct array *do_reduce(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
+{
+    int shape[MAXD], ndim;
+    size_t n = 1;
+    struct array *out;
+    mlxvk_dtype dtype;
+    if (c->code || !a) return NULL;
+    if (is_arg(op) && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(a));
+    if (op == R_logsumexp || (op == R_mean && is_wide(a->dtype))) a = as_float(c, a);
+    if (!a) return NULL;
+    dtype = op == R_mean ? at_least_float(a->dtype) : reduced_dtype(op, a->dtype);
+    ndim = reduced_shape(a, mask, keepdims, shape);
+    if (!a->size) return reduce_empty(c, op, a, ndim, shape, dtype, mask);
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) n *= (size_t)a->shape[i];
+    out = output(c, ndim, shape, dtype);
+    append(c, OP_REDUCE, PARAMS(.reduce = { (uint16_t)op, mask, (float)(1.0 / (double)n) }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* A logarithm of sums of complex exponentials is MLX's composition. */
+static struct array *complex_logsumexp(struct call *c, struct array *a, uint32_t mask, bool keepdims)
+{
+    struct array *most = do_reduce(c, R_max, a, mask, true), *out;
+    int shape[MAXD], ndim = reduced_shape(a, mask, keepdims, shape);
+    out = do_reduce(c, R_sum, do_unary(c, U_exp, do_binary(c, B_subtract, a, most)), mask, keepdims);
+    most = do_reshape(c, most, ndim, shape);
+    out = do_binary(c, B_add, do_unary(c, U_log, out), most);
+    return do_select(c, do_unary(c, U_isinf, most), most, out);
+}
+
+static const char *const reduce_names[][3] = {
+#define R(name) [R_##name] = { #name, #name "_axis", #name "_axes" }
+    R(sum), R(prod), R(max), R(min), R(mean), R(all), R(any), R(logsumexp), R(argmax), R(argmin)
+#undef R
+};
+
+/* form 0: over all axes; 1: one axis; 2: several. */
+static int reduce_call(mlxvk_array *res, mlxvk_array a, enum reduction op, int form, const int *axes, size_t count, bool keepdims,
+                       mlxvk_stream s)
+{
+    struct call c = begin(reduce_names[op][form], s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask = 0;
+    if (!x) return finish(&c, NULL, res);
+    if (form) axes_mask(&c, x, axes, count, &mask);
+    else mask = (1u << x->ndim) - 1;
+    if (c.code) x = NULL;
+    else if (is_arg(op) && form == 0) {
+        int shape[MAXD], ndim = reduced_shape(x, mask, keepdims, shape);
+        x = do_reshape(&c, do_reduce(&c, op, do_flatten(&c, x, 0, -1), 1, false), ndim, shape);
+    } else if (op == R_logsumexp && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
+    else if (!mask) x = not_reduced(&c, op, x);
+    else if (op == R_logsumexp && is_complex(x->dtype)) x = complex_logsumexp(&c, x, mask, keepdims);
+    else x = do_reduce(&c, op, x, mask, keepdims);
+    return finish(&c, x, res);
+}
+
+#define X(name)                                                                                                       \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s)                                  \
+    { return reduce_call(res, a, R_##name, 0, NULL, 0, keepdims, s); }                                                \
+    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s)                 \
+    { return reduce_call(res, a, R_##name, 1, &axis, 1, keepdims, s); }
+X(argmax) X(argmin) MLXVK_REDUCE_FUNCTIONS(X)
+#undef X
+#define X(name)                                                                                                       \
+    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(res, a, R_##name, 2, axes, axes_num, keepdims, s); }
+MLXVK_REDUCE_FUNCTIONS(X)
+#undef X
+
+/* ---- softmax ---- */
+
+enum { SOFTMAX_HELD, SOFTMAX_LOOPED, SOFTMAX_APPLY };
+
+struct softmax_push { uint32_t n, outer, inner, from, to, pairs, ndim, shape[REDUCE_DIMS], stride[REDUCE_DIMS]; };
+
+/* Rows side by side in memory, with up to four outer dimensions. */
+static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
+{
+    struct array outer = *x, *list[1] = { &outer };
+    struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
+    uint32_t width, hold, mode = SOFTMAX_HELD, odd, limit = e->device->caps.max_threads;
+    struct dims g;
+    if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
+    outer.ndim--;
+    g = merge_dims(list, 1);
+    if (g.ndim > REDUCE_DIMS) return false;
+    p.outer = (uint32_t)(x->size / p.n);
+    p.ndim = (uint32_t)g.ndim;
+    p.from = set_input(e, 1, x);
+    p.to = set_output(e, 0, out);
+    odd = p.from | p.to | p.n;
+    for (int i = 0; i < g.ndim; i++) {
+        p.shape[i] = (uint32_t)g.shape[i];
+        p.stride[i] = (uint32_t)g.stride[0][i];
+        odd |= p.stride[i];
+    }
+    hold = p.n > 16 * REDUCE_THREADS ? 8 : 4;
+    width = power_of_two(ceil_div(p.n, 4 * hold));
+    if (width > limit) { width = min_u32(power_of_two(limit / 2 + 1), 1024); hold = 4; mode = SOFTMAX_LOOPED; }
+    KERNEL(e, K_SOFTMAX, width > REDUCE_THREADS ? width : REDUCE_THREADS, mode, (uint32_t)x->dtype, odd & 3 ? 1 : 4, width, hold);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, width > REDUCE_THREADS ? p.outer : ceil_div(p.outer, REDUCE_THREADS / width));
+    return true;
+}
+
+/* Over several axes, one that is not the last, or few long rows: maximum and sum first, then every element. The reduced
+ * axes of `mask` are side by side in x, which is row-major. */
+static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
+{
+    struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
+    struct array *pairs;
+    uint32_t step;
+    for (int i = 0; i < x->ndim; i++) {
+        uint32_t size = (uint32_t)x->shape[i];
+        if (mask >> i & 1) p.n *= size;
+        else if (mask >> i) p.outer *= size;
+        else p.inner *= size;
+    }
+    pairs = scratch(e, (size_t)p.outer * p.inner, MLXVK_COMPLEX64);
+    if (!pairs) return;
+    reduce(e, R_logsumexp, 1, x, mask, pairs);
+    p.n *= p.inner;
+    p.from = set_input(e, 1, x);
+    p.to = set_output(e, 0, out);
+    p.pairs = set_input(e, 2, pairs);
+    step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
+    KERNEL(e, K_SOFTMAX, REDUCE_THREADS, SOFTMAX_APPLY, (uint32_t)x->dtype, step, 1, 1);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
+    array_release(pairs);
+}
+
+enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
+
+static void lower_softmax(struct encoder *e, const struct node *n)
+{
+    struct array *x = n->in[0], *rows;
+    uint32_t mask = n->p.reduce.mask, last = 1u << (x->ndim - 1);
+    size_t length = (size_t)dim_of(x, -1);
+    bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
+    if (mask == last && !few && softmax_rows(e, x, n->out[0])) return;
+    rows = rows_of(e, x);
+    if (e->code) { array_release(rows); return; }
+    if (mask != last || few) softmax_given(e, rows, n->out[0], mask);
+    else softmax_rows(e, rows, n->out[0]);
+    array_release(rows);
+}
+
+/* The axes of a mask last, the others in order. */
+static void axes_last(int ndim, uint32_t mask, int *order)
+{
+    int n = 0;
+    for (uint32_t reduced = 0; reduced < 2; reduced++)
+        for (int i = 0; i < ndim; i++) if ((mask >> i & 1) == reduced) order[n++] = i;
+}
+
+/* Do the axes follow each other, but for those of length 1? */
+static bool axes_adjacent(const struct array *a, uint32_t mask)
+{
+    int changes = 0;
+    bool inside = false;
+    for (int i = 0; i < a->ndim; i++) {
+        if (a->shape[i] == 1 || (mask >> i & 1) == (uint32_t)inside) continue;
+        inside = !inside;
+        changes++;
+    }
+    return changes <= 2;
+}
+
+static struct array *apply_softmax(struct call *c, struct array *a, uint32_t mask)
+{
+    struct array *out = output(c, a->ndim, a->shape, a->dtype);
+    append(c, OP_SOFTMAX, PARAMS(.reduce = { R_logsumexp, mask, 1 }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* Over the last axis alone integers give float32; over others MLX's composition casts back to the operand's dtype. */
+static struct array *do_softmax(struct call *c, struct array *a, uint32_t mask)
+{
+    mlxvk_dtype dtype;
+    struct array *x;
+    if (c->code || !a || !a->size) return a;
+    dtype = a->ndim && mask == 1u << (a->ndim - 1) ? at_least_float(a->dtype) : a->dtype;
+    if (is_complex(dtype) || !mask) {
+        struct array *most = mask ? do_reduce(c, R_max, a, mask, true) : a;
+        x = do_unary(c, U_exp, do_binary(c, B_subtract, a, most));
+        return as_type(c, do_binary(c, B_divide, x, mask ? do_reduce(c, R_sum, x, mask, true) : x), dtype);
+    }
+    x = as_float(c, a);
+    if (!x) return NULL;
+    for (int i = 0; i < a->ndim; i++) if (a->shape[i] == 1) mask &= ~(1u << i);
+    if (axes_adjacent(a, mask)) x = apply_softmax(c, x, mask);
+    else {
+        int order[MAXD], back[MAXD];
+        axes_last(a->ndim, mask, order);
+        for (int i = 0; i < a->ndim; i++) back[order[i]] = i;
+        mask = (1u << a->ndim) - (1u << reduced_shape(a, mask, false, (int[MAXD]){ 0 }));
+        x = do_transpose(c, x, order);
+        x = x ? copy_of(c, do_transpose(c, apply_softmax(c, x, mask), back)) : NULL;
+    }
+    return as_type(c, x, dtype);
+}
+
+static int softmax_call(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask = 0;
+    if (form) axes_mask(&c, x, axes, count, &mask);
+    else if (x) mask = (1u << x->ndim) - 1;
+    return finish(&c, do_softmax(&c, x, mask), res);
+}
+
+int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk_stream s)
+{
+    (void)precise;
+    return softmax_call("softmax", res, a, 0, NULL, 0, s);
+}
+
+int mlxvk_softmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool precise, mlxvk_stream s)
+{
+    (void)precise;
+    return softmax_call("softmax_axis", res, a, 1, &axis, 1, s);
+}
+
+int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool precise, mlxvk_stream s)
+{
+    (void)precise;
+    return softmax_call("softmax_axes", res, a, 2, axes, axes_num, s);
+}
+
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
 
 enum gather_mode { GATHER_TAKE, GATHER_ALONG, GATHER_PUT };
@@ -3807,7 +4442,7 @@ struct norm_push {
     uint32_t rows, n, ndim;
     float eps;
     uint32_t weight_at, bias_at, weight_step, bias_step, shape[NORM_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][NORM_DIMS],
-        x_step, residual_step;
+        x_step, residual_step, flags;
 };
 
 static uint32_t pow2_at_least(uint32_t n)
@@ -3874,7 +4509,8 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     lanes = row_lanes(e, eights ? n / 8 : n, &threads);
     held = eights ? ceil_div(n / 8, lanes) : 0;
     if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
-    KERNEL(e, has_kernel(e->device, K_NORM) ? K_NORM : K_NORM_PLAIN, threads, lanes, held, (uint32_t)a[0]->dtype, flags);
+    KERNEL(e, has_kernel(e->device, K_NORM) ? K_NORM : K_NORM_PLAIN, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
+    p.flags = flags;
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
 }
@@ -3956,9 +4592,11 @@ int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, m
 
 /* ==== >>rope ====================================================================================================== */
 
+enum { ROPE_TRADITIONAL = 1, ROPE_FREQS = 2, ROPE_OFFSETS = 4 };
+
 struct rope_push {
     uint32_t batches, heads, tokens, width, dims, heads_each, y_at, x_at, offsets_at, freqs_at, weight_at, y_stride[4], x_stride[4],
-        offsets_step, freqs_step;
+        offsets_step, freqs_step, flags;
     int32_t offset;
     float scale, base_high, base_low, eps;
 };
@@ -3992,6 +4630,7 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     bool fours = r->dims % 8 == 0;
     double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
     p->dims = r->dims;
+    p->flags = (r->traditional ? ROPE_TRADITIONAL : 0) | (freqs ? ROPE_FREQS : 0) | (offsets ? ROPE_OFFSETS : 0);
     p->offset = r->offset;
     p->scale = r->scale;
     p->base_high = (float)high;
@@ -4006,8 +4645,8 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     items = p->batches * p->tokens * p->heads;
     p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
     while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
-    KERNEL(e, has_kernel(e->device, K_ROPE) ? K_ROPE : K_ROPE_PLAIN, threads, lanes, fours, (uint32_t)x->dtype, r->traditional,
-           freqs != NULL, offsets != NULL, norm ? weight ? 2 : 1 : 0);
+    KERNEL(e, has_kernel(e->device, K_ROPE) ? K_ROPE : K_ROPE_PLAIN, threads, lanes, fours, (uint32_t)x->dtype,
+           norm ? weight ? 2 : 1 : 0);
     set_bytes(e, p, sizeof *p);
     dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
 }
@@ -4085,6 +4724,150 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
     return finish(&c, do_rope(&c, a, dims, traditional, base, scale, 0, at, f), res);
 }
 
+/* ==== >>attention ================================================================================================= */
+
+enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16, ATTEND_WIDTH = 256 };
+
+/* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
+struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; bool aligned; };
+
+struct attention_push {
+    uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
+    uint32_t batches, query_heads, query_count, key_count, tiles, widths, kinds;
+    float scale;
+};
+
+static void copy_strides(uint32_t *to, const struct array *a, int count)
+{
+    for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
+}
+
+/* Binds the operands, and finds out whether all rows can be read by 16 bytes. */
+static struct attention_push bind_attention(struct encoder *e, struct attention *a)
+{
+    struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
+        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2],
+        .widths = (uint32_t)(a->q->shape[3] | a->v->shape[3] << 16),
+        .kinds = a->flags | (uint32_t)(a->q->shape[1] / a->k->shape[1]) << 16, .scale = a->scale * 1.44269504088896341f };
+    uint32_t unit = 16 / (uint32_t)item_size(a->q);
+    p.o_at = set_output(e, 0, a->o);
+    p.q_at = set_input(e, 1, a->q);
+    p.k_at = set_input(e, 2, a->k);
+    p.v_at = set_input(e, 3, a->v);
+    copy_strides(p.o_stride, a->o, 3);
+    copy_strides(p.q_stride, a->q, 3);
+    copy_strides(p.k_stride, a->k, 3);
+    copy_strides(p.v_stride, a->v, 3);
+    if (a->mask) { p.mask_at = set_input(e, 4, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
+    if (a->sinks) p.sinks_at = set_input(e, 5, a->sinks);
+    a->aligned = dim_of(a->q, 3) % 8 == 0 && dim_of(a->v, 3) % 8 == 0 && aligned_rows(a->q, p.q_at, unit) &&
+                 aligned_rows(a->k, p.k_at, unit) && aligned_rows(a->v, p.v_at, unit);
+    return p;
+}
+
+static void attention_general(struct encoder *e, struct attention *a)
+{
+    struct attention_push p;
+    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), heads, rows, wide;
+    if (a->q->shape[2] < 32) a->flags |= ATTEND_FOLDED;
+    heads = a->flags & ATTEND_FOLDED ? group : 1;
+    p = bind_attention(e, a);
+    wide = (uint32_t)(a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3]);
+    wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
+    rows = p.query_count * heads <= 8 ? 8 : wide > 128 ? 16 : 32;
+    p.tiles = ceil_div((uint64_t)p.query_count * heads, rows);
+    KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, wide, a->aligned);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / heads) * p.batches);
+}
+
+/* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
+static struct array *dense_rows(struct encoder *e, struct array *a)
+{
+    if (dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return rows_of(e, a);
+    a->refs++;
+    return a;
+}
+
+static void lower_attention(struct encoder *e, const struct node *n)
+{
+    struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
+    struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
+    struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
+    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
+    o.shape[1] = n->out[0]->shape[2];
+    o.shape[2] = n->out[0]->shape[1];
+    o.strides[1] = n->out[0]->strides[2];
+    o.strides[2] = n->out[0]->strides[1];
+    attention_general(e, &a);
+    array_release(q);
+    array_release(k);
+    array_release(v);
+    array_release(sinks);
+}
+
+static bool check_attention(struct call *c, const struct array *q, const struct array *k, const struct array *v)
+{
+    if (c->code || !q || !k || !v) return false;
+    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k), TEXT(v)), false;
+    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
+    if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values (%d)",
+                    q->shape[1], k->shape[1], v->shape[1]), false;
+    return true;
+}
+
+/* The mask's kind from mode and array; -1 with an error. */
+static int mask_flags(struct call *c, const char *mode, const struct array *mask)
+{
+    if (c->code) return -1;
+    if (!mode) mode = "";
+    if (strcmp(mode, "") && strcmp(mode, "causal") && strcmp(mode, "array"))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"%s\" is none of \"\", \"causal\", \"array\"", mode), -1;
+    if (!strcmp(mode, "causal"))
+        return mask ? (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"causal\" takes no mask_arr"), -1) : ATTEND_CAUSAL;
+    if (!mask) return strcmp(mode, "array") ? 0 : (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1);
+    return mask->dtype == MLXVK_BOOL ? ATTEND_BOOL : ATTEND_ADD;
+}
+
+static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
+                                  struct array *mask, struct array *sinks)
+{
+    int flags = mask_flags(c, mode, mask), shape[4];
+    struct array *out;
+    mlxvk_dtype t;
+    if (!check_attention(c, q, k, v)) return NULL;
+    t = promote(promote(q->dtype, k->dtype), v->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q));
+    if (flags == ATTEND_ADD && promote(mask->dtype, t) != t)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "mask_arr must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(mask));
+    if (sinks && (sinks->ndim != 1 || sinks->shape[0] != q->shape[1]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1], TEXT(sinks));
+    if (sinks && promote(sinks->dtype, t) != t)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "sinks must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(sinks));
+    if (flags == ATTEND_CAUSAL && q->shape[2] == 1) flags = 0;
+    if (sinks) flags |= ATTEND_SINKS;
+    memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
+    if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
+    if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH)
+        return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "heads of more than %d features: %s and %s", ATTEND_WIDTH, TEXT(q), TEXT(v));
+    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
+    append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
+           ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
+    return do_swap(c, out, 1, 2);
+}
+
+int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values, float scale,
+                                            const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s)
+{
+    struct call c = begin("fast_scaled_dot_product_attention", s);
+    struct array *q = input(&c, "queries", queries), *k = input(&c, "keys", keys), *v = input(&c, "values", values);
+    struct array *m = optional_input(&c, "mask_arr", mask_arr), *si = optional_input(&c, "sinks", sinks);
+    return finish(&c, do_attention(&c, q, k, v, scale, mask_mode, m, si), res);
+}
+
 /* ==== >>matrix ==================================================================================================== */
 
 /* One product as kernels see it: out = alpha * a @ b + beta * c for each matrix of a batch. Strides in elements. */
@@ -4149,6 +4932,9 @@ static struct product product_of(struct array *a, struct array *b, struct array 
         for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
     merge_batch(&p);
     merge_rows(&p);
+    if (p.m == 1) { p.a_row = p.a_k != 1; p.out_row = p.c_row = 0; }   /* strides that do not count: what suits kernels */
+    if (p.n == 1) { p.b_col = p.b_k != 1; p.out_col = 1; p.c_col = 0; }
+    if (p.k == 1) { p.a_k = p.a_row != 1; p.b_k = p.b_col != 1; }
     return p;
 }
 
@@ -4177,16 +4963,309 @@ static struct product_push bind_product(struct encoder *e, const struct product 
     return q;
 }
 
+/* ---- choosing kernels ---- */
+
+enum matmul_kind { MATMUL_AUTO, MATMUL_KIND_PLAIN, MATMUL_KIND_VECTOR, MATMUL_KIND_TILED, MATMUL_KIND_COOPMAT, MATMUL_KIND_COOPMAT2 };
+enum { FEW_ROWS = 8, SMALL_PRODUCT = 1 << 15 };
+
+/* Workgroups that a device runs at once, about. */
+static int64_t wide_of(const struct device *d)
+{
+    return d->caps.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU ? 132 : d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 16;
+}
+
+/* b^T @ a^T: the same product with rows and columns exchanged. */
+static struct product transposed(const struct product *p)
+{
+    struct product t = *p;
+    t.array[MAT_A] = p->array[MAT_B];
+    t.array[MAT_B] = p->array[MAT_A];
+    memcpy(t.stride[MAT_A], p->stride[MAT_B], sizeof *t.stride);
+    memcpy(t.stride[MAT_B], p->stride[MAT_A], sizeof *t.stride);
+    t.offset[MAT_A] = p->offset[MAT_B];
+    t.offset[MAT_B] = p->offset[MAT_A];
+    t.m = p->n;          t.n = p->m;
+    t.a_row = p->b_col;  t.a_k = p->b_k;
+    t.b_k = p->a_k;      t.b_col = p->a_row;
+    t.c_row = p->c_col;  t.c_col = p->c_row;
+    t.out_row = p->out_col;
+    t.out_col = p->out_row;
+    return t;
+}
+
+/* Can a bound operand be accessed `count` elements at a time, along a dimension of stride 1 and with `lead` as the other's? */
+static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
+{
+    uint32_t odd = q->offset[operand] | (uint32_t)lead;
+    for (int i = 0; i < BATCH_DIMS; i++) odd |= q->batch[operand][i];
+    return p->array[operand] && unit == 1 && !(odd & (count - 1));
+}
+
+/* One dispatch to come, for a product or for parts of it: K may be cut into parts whose float32 results go to a temporary. */
+struct launch {
+    struct product p;
+    struct product_push push;
+    uint32_t parts, batches, epilogue;
+    bool split;
+};
+
+static struct array *parts_array(struct encoder *e, const struct product *p, uint32_t parts)
+{
+    int size = (int)(p->m * p->n * product_batches(p) * parts);
+    struct storage *st = storage_create(e->device, (size_t)size * 4);
+    struct array *a = st ? array_create(st, MLXVK_FLOAT32, 1, &size, NULL, 0) : NULL;
+    if (a) return a;
+    if (st) { st->refs = 1; storage_release(st); }
+    encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "matmul", "out of host memory");
+    return NULL;
+}
+
+/* Binds a product's operands, K cut into `parts` parts of a multiple of `step`. */
+static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
+{
+    struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts > 1 };
+    l.epilogue = p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE;
+    if (l.split) {
+        l.p.array[MAT_OUT] = parts_array(e, p, parts);
+        l.p.array[MAT_C] = NULL;
+        l.p.offset[MAT_OUT] = 0;
+        l.p.out_row = p->n;
+        l.p.out_col = 1;
+        memset(l.p.stride[MAT_OUT], 0, sizeof *l.p.stride);
+        l.epilogue = EPILOGUE_PART;
+    }
+    l.push = bind_product(e, &l.p);
+    if (l.split) {
+        l.push.part = ceil_div(ceil_div((uint64_t)p->k, parts), step) * step;
+        l.parts = ceil_div((uint64_t)p->k, l.push.part);
+    }
+    return l;
+}
+
+/* Dispatches over x by y tiles; then adds up the parts, if there are any. */
+static void launch(struct encoder *e, const struct product *p, struct launch *l, uint32_t x, uint32_t y)
+{
+    struct product sum = *p;
+    struct product_push push;
+    set_bytes(e, &l->push, sizeof l->push);
+    dispatch(e, x, y, l->batches * l->parts);
+    if (!l->split) return;
+    sum.array[MAT_A] = l->p.array[MAT_OUT];
+    sum.array[MAT_B] = NULL;
+    sum.offset[MAT_A] = 0;
+    if (sum.array[MAT_A]) {
+        push = bind_product(e, &sum);
+        push.k = l->batches;
+        push.part = l->parts;
+        KERNEL(e, K_MATMUL_SUM, 256, (uint32_t)p->array[MAT_OUT]->dtype, EPILOGUE_NONE, p->array[MAT_C] != NULL);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * l->batches, 256));
+    }
+    array_release(sum.array[MAT_A]);
+}
+
+/* At most so many parts of K fit into a temporary and the grid. */
+static int64_t most_parts(const struct encoder *e, const struct product *p)
+{
+    int64_t room = (int64_t)min_size(e->device->caps.max_range, (size_t)1 << 28) / 4 / (p->m * p->n * product_batches(p));
+    int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
+    return room < grid ? room : grid;
+}
+
+/* In how many parts to cut K so that `groups` workgroups become enough; each part at least `least` long. */
+static uint32_t parts_for(const struct encoder *e, const struct product *p, int64_t groups, int64_t enough, int64_t least)
+{
+    int64_t parts = groups < enough ? enough / groups : 1, most = most_parts(e, p);
+    if (parts > p->k / least) parts = p->k / least;
+    if (parts > most) parts = most;
+    return parts > 1 ? (uint32_t)parts : 1;
+}
+
+/* ---- the kernels ---- */
+
 static void product_plain(struct encoder *e, const struct product *p)
 {
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
-    struct product_push q = bind_product(e, p);
-    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE);
-    set_bytes(e, &q, sizeof q);
-    dispatch(e, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16), (uint32_t)product_batches(p));
+    struct launch l = prepare(e, p, 1, 1);
+    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, l.epilogue);
+    launch(e, p, &l, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16));
 }
 
-static void product_dispatch(struct encoder *e, const struct product *p) { product_plain(e, p); }
+/* Few rows times a matrix that lies along K. */
+static void product_matvec(struct encoder *e, const struct product *p)
+{
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, groups, y;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, wide = few > 4 ? 2 : 4, threads = 32;
+    int64_t batches = product_batches(p), enough = 8 * wide_of(e->device);
+    bool subgroup = has_kernel(e->device, K_MATVEC_SUBGROUP), vector;
+    struct launch l;
+    while (wide > 1 && p->n * batches < wide * enough) wide /= 2;
+    groups = ceil_div((uint64_t)p->n, wide);
+    l = prepare(e, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
+    while (threads < (subgroup ? 256 : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
+    vector = evenly(p, &l.push, MAT_A, p->a_k, p->a_row, chunk) && evenly(p, &l.push, MAT_B, p->b_k, p->b_col, chunk);
+    KERNEL(e, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC, threads, type, l.epilogue, few, wide, vector);
+    y = ceil_div(groups, e->device->caps.max_groups[0]);       /* where one dimension of the grid is too short */
+    launch(e, p, &l, ceil_div(groups, y), y);
+}
+
+/* Few rows times a matrix that lies along its rows. */
+static void product_vecmat(struct encoder *e, const struct product *p)
+{
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, lanes = 16, y;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, lanes * chunk);
+    struct launch l = prepare(e, p, parts_for(e, p, groups * product_batches(p), 4 * wide_of(e->device), 128), 1);
+    KERNEL(e, K_VECMAT, 256, type, l.epilogue, few, lanes, evenly(p, &l.push, MAT_B, p->b_col, p->b_k, chunk));
+    y = ceil_div(groups, e->device->caps.max_groups[0]);
+    launch(e, p, &l, ceil_div(groups, y), y);
+}
+
+/* Shapes of tiles by kernel: rows and columns of a workgroup, depth; rows and columns of a thread or a subgroup; threads;
+ * speed where there are plenty of them, in millions of multiplications a microsecond on one multiprocessor of an H200.
+ * As measured there; elsewhere their order matters, not their values. */
+struct tile_row { uint16_t bm, bn, bk, tm, tn, threads; float speed; };
+static const struct tile_row tiled_rows[] = {
+    { 128, 128, 16, 8, 8, 256, 0.14f },
+    { 128,  64, 16, 8, 4, 256, 0.12f },
+    {  64,  64, 16, 4, 4, 256, 0.10f },
+    {  32,  32, 16, 4, 4,  64, 0.06f },
+};
+static const struct tile_row coopmat_rows[] = {
+    { 128, 128, 32, 64, 64,  4, 0.68f },             /* threads: subgroups here */
+    { 128, 128, 16, 64, 64,  4, 0.68f },
+    { 128,  64, 32, 64, 32,  4, 0.50f },
+    {  64,  64, 32, 32, 32,  4, 0.40f },
+    {  32,  64, 32, 16, 32,  4, 0.25f },
+    { 128, 256, 32, 64, 64,  8, 0.68f },
+};
+static const struct tile_row coopmat2_rows[] = {
+    { 128, 256, 64, 0, 0, 256, 1.09f },
+    { 128, 128, 64, 0, 0, 256, 1.01f },
+    { 128, 128, 32, 0, 0, 128, 0.97f },
+    { 256, 128, 64, 0, 0, 256, 1.05f },
+    {  64, 128, 64, 0, 0, 256, 0.75f },
+    {  64,  64, 64, 0, 0, 128, 0.60f },
+    {  32,  64, 64, 0, 0, 128, 0.35f },
+    {  64, 256, 64, 0, 0, 256, 0.80f },
+};
+
+/* Microseconds that a product takes by tiles of a shape and with K in parts, about: rounds of workgroups over the device, and
+ * what adding up the parts costs. */
+static double tile_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t parts)
+{
+    int64_t tiles = (int64_t)ceil_div((uint64_t)p->m, r->bm) * ceil_div((uint64_t)p->n, r->bn) * product_batches(p) * parts;
+    int64_t rounds = ceil_div((uint64_t)tiles, (uint64_t)wide_of(e->device)), depth = ceil_div((uint64_t)p->k, (uint64_t)parts) + r->bk;
+    double cost = (double)(rounds * r->bm * r->bn * depth) * 1e-6 / (double)r->speed;
+    return parts == 1 ? cost : cost + 3 + (double)(parts * p->m * p->n * product_batches(p)) * 3e-6;
+}
+
+static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p, const struct tile_row *rows, int count,
+                                          uint32_t *parts)
+{
+    int forced = e->device->gate[GATE_MATMUL_TILE], first = 0;
+    int64_t most = most_parts(e, p);
+    const struct tile_row *best = NULL;
+    double least = 0;
+    if (forced > 0 && forced <= count) { first = forced - 1; count = forced; }
+    for (int i = first; i < count; i++)
+        for (int64_t n = 1; n <= 16 && (n == 1 || (n <= most && p->k >= n * 4 * rows[i].bk)); n++) {
+            double cost = tile_cost(e, p, &rows[i], n);
+            if (best && cost >= least) continue;
+            best = &rows[i];
+            least = cost;
+            *parts = (uint32_t)n;
+        }
+    return best;
+}
+
+/* Bit 0: a is read along its columns, not its rows; bit 1: b is read along its columns. */
+static uint32_t reading_order(const struct product *p)
+{
+    return (p->a_k == 1 || p->a_row != 1 ? 0u : 1u) | (p->b_col == 1 || p->b_k != 1 ? 0u : 2u);
+}
+
+/* Bits: a, b and the result can be accessed `count` elements at a time. */
+static uint32_t even_operands(const struct launch *l, uint32_t along, uint32_t count)
+{
+    const struct product *p = &l->p;
+    bool a = evenly(p, &l->push, MAT_A, along & 1 ? p->a_row : p->a_k, along & 1 ? p->a_k : p->a_row, count);
+    bool b = evenly(p, &l->push, MAT_B, along & 2 ? p->b_k : p->b_col, along & 2 ? p->b_col : p->b_k, count);
+    bool out = evenly(p, &l->push, MAT_OUT, p->out_col, p->out_row, count) && !(l->split && p->m * p->n % count);
+    return (a ? 1u : 0u) | (b ? 2u : 0u) | (out ? 4u : 0u);
+}
+
+static void launch_tiles(struct encoder *e, const struct product *p, struct launch *l, const struct tile_row *r)
+{
+    launch(e, p, l, ceil_div((uint64_t)p->n, r->bn), ceil_div((uint64_t)p->m, r->bm));
+}
+
+static void product_tiled(struct encoder *e, const struct product *p)
+{
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;              /* few registers */
+    uint32_t parts = 1, along = reading_order(p);
+    const struct tile_row *r = choose_tile(e, p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
+    struct launch l = prepare(e, p, cpu ? 1 : parts, r->bk);
+    KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
+           even_operands(&l, along, 4));
+    launch_tiles(e, p, &l, r);
+}
+
+static void product_coopmat(struct encoder *e, const struct product *p)
+{
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
+    uint32_t parts, along = reading_order(p), lanes = e->device->caps.subgroup;
+    const struct tile_row *r = choose_tile(e, p, coopmat_rows, COUNT(coopmat_rows), &parts);
+    struct launch l = prepare(e, p, parts, r->bk);
+    KERNEL(e, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16, r->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
+           r->bm, r->bn, r->bk, r->tm, r->tn, e->device->caps.coopmat_size[bf16], lanes, along, even_operands(&l, along, 8));
+    launch_tiles(e, p, &l, r);
+}
+
+static void product_coopmat2(struct encoder *e, const struct product *p)
+{
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
+    uint32_t parts, along = reading_order(p);
+    const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
+    struct launch l = prepare(e, p, parts, r->bk);
+    KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
+           r->bm, r->bn, r->bk, along, even_operands(&l, along, 8));
+    launch_tiles(e, p, &l, r);
+}
+
+/* The kernel for a product: what a gate asks for if that can do it, else the fastest. */
+static enum matmul_kind choose_kind(const struct encoder *e, const struct product *p)
+{
+    const struct device *d = e->device;
+    enum matmul_kind wanted = (enum matmul_kind)d->gate[GATE_MATMUL_KERNEL];
+    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
+    bool bf16 = t == MLXVK_BFLOAT16, half = bf16 || t == MLXVK_FLOAT16, units = p->a_k == 1 || p->a_row == 1;
+    bool coopmat = half && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
+    bool coopmat2 = half && p->out_col == 1 && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
+    int64_t work = p->m * p->n * p->k * product_batches(p);
+    units = units && (p->b_k == 1 || p->b_col == 1);
+    if (is_complex(t) || !p->k || wanted == MATMUL_KIND_PLAIN) return MATMUL_KIND_PLAIN;
+    if (wanted == MATMUL_KIND_TILED || (wanted == MATMUL_KIND_COOPMAT2 && coopmat2 && units) ||
+        (wanted == MATMUL_KIND_COOPMAT && coopmat && units)) return wanted;
+    if (p->m <= FEW_ROWS && units && (work >= SMALL_PRODUCT / 8 || wanted == MATMUL_KIND_VECTOR)) return MATMUL_KIND_VECTOR;
+    if (work < SMALL_PRODUCT) return MATMUL_KIND_PLAIN;
+    return !units ? MATMUL_KIND_TILED : coopmat2 ? MATMUL_KIND_COOPMAT2 : coopmat ? MATMUL_KIND_COOPMAT : MATMUL_KIND_TILED;
+}
+
+static void product_dispatch(struct encoder *e, const struct product *p)
+{
+    struct product t;
+    if (p->n <= FEW_ROWS && p->n < p->m && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    switch (choose_kind(e, p)) {
+    case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
+    case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
+    case MATMUL_KIND_TILED: product_tiled(e, p); break;
+    case MATMUL_KIND_VECTOR:
+        if (p->b_k == 1) product_matvec(e, p);
+        else product_vecmat(e, p);
+        break;
+    default: product_plain(e, p);
+    }
+}
 
 /* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
 static void product_batch(struct encoder *e, const struct product *p)
@@ -4316,7 +5395,7 @@ static struct array *product_bias(struct call *c, struct array *bias, const stru
     return view_of(c, bias, bias->dtype, out->ndim, out->shape, strides, bias->offset);
 }
 
-/* alpha * a @ b + beta * bias; bias may be NULL. */
+/* alpha * a @ b + beta * bias; bias may be NULL, and counts for nothing where beta is 0. */
 static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha, float beta)
 {
     int ndim, shape[MAXD];
@@ -4340,7 +5419,7 @@ static struct array *do_addmm(struct call *c, struct array *bias, struct array *
     out = output(c, ndim, shape, t);
     if (c->code || !out) return NULL;
     if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
-    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, bias), ARRAYS(out));
+    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, beta != 0 ? bias : NULL), ARRAYS(out));
     return without_units(c, out, row, column);
 }
 
@@ -4477,20 +5556,6 @@ static void lower_random(struct encoder *e, const struct node *n)
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, ceil_div((words + 1) / 2, 256));
     }
-}
-
-/* An array of the lowering's own; to be released after its last dispatch. */
-static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
-{
-    struct storage *st = e->code ? NULL : storage_create(e->device, count * dtypes[dtype].size);
-    struct array *a = NULL;
-    if (st) {
-        st->refs = 1;
-        a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
-        storage_release(st);
-    }
-    if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "no scratch array of %zu elements", count);
-    return a;
 }
 
 /* One distribution: largest and sum of each tile, then a workgroup a sample. */
@@ -4665,7 +5730,8 @@ static struct array *do_categorical(struct call *c, struct array *logits, int ax
     }
     for (int i = 0, k = 0; i <= ndim; i++) noise[i] = i == at ? logits->shape[axis] : shape[k++];
     out = do_random(c, RANDOM_GUMBEL, ndim + 1, noise, MLXVK_FLOAT32, 0, 0, key);
-    return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "several distributions");
+    return out && !out->size ? output(c, ndim, shape, MLXVK_UINT32)
+                             : do_reduce(c, R_argmax, do_binary(c, B_add, out, logits), 1u << at, false);
 }
 
 int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num, mlxvk_array key,
@@ -4723,6 +5789,453 @@ int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, i
     return categorical("random_categorical_num_samples", res, logits, axis, num_samples, key, s);
 }
 
+/* ==== >>quantized: quantize, dequantize, quantized_matmul ========================================================= */
+
+/* One row a mode: what is the default, what is taken. Kernels exist for affine only. */
+static const struct quant_mode { const char *name; int group, bits; uint32_t groups, widths; bool native; } quant_modes[] = {
+    { "affine", 64, 4, 32 | 64 | 128, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8, true },
+    { "mxfp4",  32, 4, 32, 1 << 4, false },
+    { "mxfp8",  32, 8, 32, 1 << 8, false },
+    { "nvfp4",  16, 4, 16, 1 << 4, false },
+};
+
+static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits, const char *mode,
+                                        bool transpose)
+{
+    struct quant_params p = { .transpose = transpose };
+    const struct quant_mode *row = NULL;
+    for (size_t i = 0; i < COUNT(quant_modes); i++)
+        if (mode && !strcmp(mode, quant_modes[i].name)) row = &quant_modes[i];
+    if (!row) { FAIL(c, MLXVK_ERROR_ARGUMENT, "\"%s\" is no quantization mode", mode ? mode : "(NULL)"); return p; }
+    p.group = (uint16_t)(group.has_value ? group.value : row->group);
+    p.bits = (uint8_t)(bits.has_value ? bits.value : row->bits);
+    if (group.has_value && (group.value < 0 || group.value > 128 || (group.value & (group.value - 1)) ||
+                            !(row->groups & (uint32_t)group.value)))
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "a group of %d is not taken in mode %s", group.value, mode);
+    else if (bits.has_value && (bits.value < 1 || bits.value > 8 || !(row->widths >> bits.value & 1)))
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "%d bits are not taken in mode %s", bits.value, mode);
+    else if (!row->native) FAIL(c, MLXVK_ERROR_UNSUPPORTED, "mode %s is not there yet", mode);
+    return p;
+}
+
+static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 2 : p->group == 64 ? 1 : 0; }
+
+/* Values that a row of packed words holds. */
+static int64_t quant_width(const struct array *w, const struct quant_params *p) { return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits; }
+
+/* Do scales and biases fit to the words? */
+static bool check_quantized(struct call *c, const struct array *w, const struct array *s, const struct array *b,
+                            const struct quant_params *p)
+{
+    if (c->code || !w || !s) return false;
+    if (!b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "biases is { NULL }, which mode affine needs"), false;
+    if (w->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "w is %s, not uint32", TEXT(w)), false;
+    if (!is_float(promote(s->dtype, b->dtype)))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "scales %s and biases %s are not floating", TEXT(s), TEXT(b)), false;
+    if (w->ndim < 2 || !same_shape(s, b) || s->ndim != w->ndim ||
+        memcmp(s->shape, w->shape, (size_t)(w->ndim - 1) * sizeof *w->shape) ||
+        (int64_t)w->shape[w->ndim - 1] * 32 != (int64_t)s->shape[s->ndim - 1] * p->group * p->bits)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits", TEXT(w),
+                    TEXT(s), TEXT(b), p->group, p->bits), false;
+    return true;
+}
+
+/* ---- quantize, dequantize ---- */
+
+enum { QUANT_BLOCK = 32 };
+
+static void lower_quantize(struct encoder *e, const struct node *n)
+{
+    struct array *x = rows_of(e, n->in[0]);
+    uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) };
+    push[2] = set_input(e, 0, x);
+    for (uint32_t i = 0; i < 3; i++) push[3 + i] = set_output(e, 1 + i, n->out[i]);
+    KERNEL(e, K_QUANTIZE, 64, n->p.quant.bits, (uint32_t)x->dtype);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, ceil_div(blocks, 64));
+    array_release(x);
+}
+
+int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size, mlxvk_optional_int bits,
+                   const char *mode, mlxvk_array global_scale, mlxvk_stream s)
+{
+    struct call c = begin("quantize", s);
+    struct array *x = input(&c, "w", w), *out[3] = { NULL };
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    int shape[MAXD], last;
+    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
+    if (!c.code && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x));
+    if (!c.code && (x->ndim < 2 || x->shape[x->ndim - 1] % p.group))
+        FAIL(&c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group);
+    if (!c.code) {
+        last = x->shape[x->ndim - 1];
+        memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
+        shape[x->ndim - 1] = last / QUANT_BLOCK * p.bits;
+        out[0] = output(&c, x->ndim, shape, MLXVK_UINT32);
+        shape[x->ndim - 1] = last / p.group;
+        out[1] = output(&c, x->ndim, shape, x->dtype);
+        out[2] = output(&c, x->ndim, shape, x->dtype);
+        append(&c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x), out, 3);
+    }
+    return finish_vector(&c, out, 3, res);
+}
+
+static void lower_dequantize(struct encoder *e, const struct node *n)
+{
+    struct array *in[3], *out = n->out[0];
+    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(&n->p.quant) };
+    for (uint32_t i = 0; i < 3; i++) {
+        in[i] = rows_of(e, n->in[i]);
+        push[2 + i] = set_input(e, i, in[i]);
+    }
+    push[5] = set_output(e, 3, out);
+    KERNEL(e, K_DEQUANTIZE, 256, n->p.quant.bits, (uint32_t)out->dtype, (uint32_t)in[1]->dtype, (uint32_t)out->dtype,
+           push[5] % 8 == 0);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, ceil_div(push[0], 256));
+    for (int i = 0; i < 3; i++) array_release(in[i]);
+}
+
+int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, mlxvk_optional_int group_size,
+                     mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_optional_dtype dtype,
+                     mlxvk_stream s)
+{
+    struct call c = begin("dequantize", s);
+    struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases), *out = NULL;
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    int shape[MAXD];
+    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
+    if (check_quantized(&c, q, k, b, &p)) {
+        mlxvk_dtype t = promote(k->dtype, b->dtype), to = dtype.has_value ? dtype.value : t;
+        if (!is_dtype((int)to) || !is_float(to)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+        memcpy(shape, q->shape, (size_t)q->ndim * sizeof *shape);
+        shape[q->ndim - 1] = (int)quant_width(q, &p);
+        out = output(&c, q->ndim, shape, to);
+        append(&c, OP_DEQUANTIZE, PARAMS(.quant = p), ARRAYS(q, as_type(&c, k, t), as_type(&c, b, t)), ARRAYS(out));
+    }
+    return finish(&c, out, res);
+}
+
+/* ---- quantized_matmul: the jobs of its kernels ---- */
+
+enum { QMV_SETS = 3 };
+enum qmv_epilogue { QMV_STORE, QMV_ADD, QMV_SWIGLU };
+
+/* Matrix products with the same x (m rows of k, the last dimension dense) and one format. A set is a weight with its
+ * scales and biases, each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
+ * `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
+struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
+struct quant_job {
+    struct quant_params format;
+    struct array *x, *residual;
+    uint32_t m, k, x_row, batch, x_batch, w_batch, s_batch, y_batch;   /* the strides of a batch in elements */
+    mlxvk_dtype to;
+    int sets;
+    enum qmv_epilogue epilogue;
+    struct quant_set set[QMV_SETS];
+};
+
+/* How the kernels cut their work, by class of device. The first row that fits holds. */
+struct quant_tuning {
+    int type;                                        /* VkPhysicalDeviceType, -1: any */
+    uint32_t max_m;                                  /* rows of x up to which the row holds */
+    uint32_t rows;                                   /* rows of W a team */
+    uint32_t threads;                                /* a workgroup */
+    uint32_t teams;                                  /* teams to aim at, by sharing rows */
+    uint32_t max_split;
+};
+static const struct quant_tuning qmv_tunings[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 2,  64,    8, 1 },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 1,  64,    8, 1 },
+    { -1,                          2, 4, 128, 3072, 4 },
+    { -1,                          4, 4, 128, 3072, 4 },
+    { -1,                          8, 2, 128, 3072, 4 },
+};
+enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
+
+/* The row that holds, with what the gates force. */
+static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
+{
+    const int *gate = d->gate;
+    struct quant_tuning t;
+    size_t i = 0;
+    while (i + 1 < COUNT(qmv_tunings) && ((qmv_tunings[i].type >= 0 && (uint32_t)qmv_tunings[i].type != d->caps.type) ||
+                                          qmv_tunings[i].max_m < m)) i++;
+    t = qmv_tunings[i];
+    if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS) t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
+    if (gate[GATE_QMV_THREADS] > 0) t.threads = min_u32((uint32_t)gate[GATE_QMV_THREADS], d->caps.max_threads);
+    return t;
+}
+
+struct quant_push {
+    uint32_t m, k, group_shift, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
+    uint32_t rows[QMV_SETS], w_at[QMV_SETS], s_at[QMV_SETS], b_at[QMV_SETS], y_at[QMV_SETS], y_row[QMV_SETS];
+};
+
+static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j, bool sets)
+{
+    struct quant_push p = { .m = j->m, .k = j->k, .group_shift = group_shift(&j->format), .x_row = j->x_row, .x_batch = j->x_batch,
+                            .w_batch = j->w_batch, .s_batch = j->s_batch, .y_batch = j->y_batch };
+    p.x_at = set_input(e, 0, j->x);
+    for (uint32_t i = 0; i < (uint32_t)j->sets; i++) {
+        const struct quant_set *t = &j->set[i];
+        p.rows[i] = t->rows;
+        p.y_row[i] = t->y_row;
+        p.w_at[i] = set_input(e, 1 + 3 * i, t->w);
+        p.s_at[i] = set_input(e, 2 + 3 * i, t->scales);
+        p.b_at[i] = set_input(e, 3 + 3 * i, t->biases);
+        if (t->y) p.y_at[i] = set_output(e, (sets ? 10 : 4) + i, t->y);
+    }
+    if (j->residual) p.r_at = set_input(e, sets ? 13 : 5, j->residual);
+    return p;
+}
+
+/* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
+static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
+{
+    uint32_t unit = j->x->dtype == MLXVK_FLOAT32 ? 4 : 8, words = j->format.bits % 4 ? 2 : 4, bits = 3;
+    if (p->x_at % unit || p->x_row % unit || p->x_batch % unit) bits &= ~1u;
+    if (j->format.bits % 2 || p->w_batch % words) bits &= ~2u;
+    for (int i = 0; i < j->sets; i++) if (p->w_at[i] % words) bits &= ~2u;
+    return bits;
+}
+
+/* Products with at most a few rows of x, by qmv.comp: any epilogue, several sets with one batch. */
+static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
+{
+    struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
+    bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
+    uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
+    uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
+    int forced = e->device->gate[GATE_QMV_SPLIT];
+    struct quant_push p = quant_bind(e, j, sets);
+    while (m < j->m && m < QMV_MAX_M) m *= 2;
+    for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
+    while (2 * split <= teams && (forced > 0 ? 2 * split <= (uint32_t)forced
+               : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
+    per = teams / split * t.rows / step;
+    for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
+    KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, groups, ceil_div(j->m, m), j->batch);
+}
+
+/* Products of any shape, by qmm.comp: one set, no epilogue. */
+static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
+{
+    struct quant_push p = quant_bind(e, j, false);
+    bool small = j->m <= 16;
+    uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4;
+    KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, (uint32_t)j->set[0].scales->dtype,
+           (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
+}
+
+/* ---- quantized_matmul: from arrays to jobs ---- */
+
+/* Part of a weight (transposed: rows from `first` on), as views that live on the caller's stack. */
+static struct array rows_from(const struct array *a, int axis, uint32_t first, uint32_t count)
+{
+    struct array v = *a;
+    v.offset += (int64_t)first * a->strides[axis] * (int64_t)item_size(a);
+    v.shape[axis] = (int)count;
+    v.size = a->size / (size_t)a->shape[axis] * count;
+    return v;
+}
+
+/* Runs a job of one set, in parts where the device cannot bind the whole weight or the grid would be too large. */
+static void quant_run(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_set *t = &j->set[0];
+    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16;
+    size_t row_bytes = (size_t)j->k / QUANT_BLOCK * j->format.bits * 4;
+    uint32_t most = (uint32_t)min_size(room / row_bytes, (size_t)e->device->caps.max_groups[0]) & ~31u;
+    bool few = j->format.transpose && j->m <= QMV_MAX_M;
+    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) {
+        if (few) qmv_dispatch(e, j);
+        else qmm_dispatch(e, j);
+        return;
+    }
+    for (uint32_t first = 0; first < t->rows; first += most) {
+        struct quant_job part = *j;
+        uint32_t count = min_u32(most, t->rows - first);
+        int w = t->w->ndim - 2, y = t->y->ndim - 1;
+        struct array cut[4] = { rows_from(t->w, w, first, count), rows_from(t->scales, w, first, count),
+                                rows_from(t->biases, w, first, count), rows_from(t->y, y, first, count) };
+        part.set[0] = (struct quant_set){ &cut[0], &cut[1], &cut[2], &cut[3], count, t->y_row };
+        quant_run(e, &part);
+    }
+}
+
+static bool dense_matrix(const struct array *a)
+{
+    return (a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
+           (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]);
+}
+
+/* The operand itself where its matrices are dense (its rows, for x), else a copy. */
+static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
+{
+    if (matrix ? dense_matrix(a) : a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) { a->refs++; return a; }
+    return rows_of(e, a);
+}
+
+/* One matrix product each for the outer dimensions of a batch, one dispatch for the innermost. The arrays have the same
+ * number of dimensions, the batch's broadcast. */
+static void quant_batch(struct encoder *e, struct quant_job *j, struct array *x, struct array *w, struct array *s,
+                        struct array *b, struct array *y)
+{
+    int outer = y->ndim - 3, index[MAXD] = { 0 };
+    size_t count = 1;
+    for (int i = 0; i < outer; i++) count *= (size_t)y->shape[i];
+    j->batch = (uint32_t)y->shape[outer];
+    j->x_batch = (uint32_t)x->strides[outer];
+    j->w_batch = (uint32_t)w->strides[outer];
+    j->s_batch = (uint32_t)s->strides[outer];
+    j->y_batch = (uint32_t)y->strides[outer];
+    for (size_t at = 0; at < count && !e->code; at++) {
+        struct array part[5] = { *x, *w, *s, *b, *y };
+        for (int a = 0; a < 5; a++)
+            for (int i = 0; i < outer; i++) part[a] = rows_from(&part[a], i, (uint32_t)index[i], 1);
+        j->x = &part[0];
+        j->set[0] = (struct quant_set){ &part[1], &part[2], &part[3], &part[4], j->set[0].rows, j->set[0].y_row };
+        quant_run(e, j);
+        for (int i = outer - 1; i >= 0 && ++index[i] == y->shape[i]; i--) index[i] = 0;
+    }
+}
+
+/* The one stride between the rows of all leading dimensions; false where there is none. */
+static bool one_row_stride(const struct array *x, uint32_t *stride)
+{
+    int64_t step = 0, reach = 0;
+    for (int i = x->ndim - 2; i >= 0; i--) {
+        if (x->shape[i] == 1) continue;
+        if (!reach) step = x->strides[i];
+        else if (x->strides[i] != reach) return false;
+        reach = (reach ? reach : step) * x->shape[i];
+        if (step <= 0) return false;
+    }
+    *stride = (uint32_t)step;
+    return x->shape[x->ndim - 1] == 1 || x->strides[x->ndim - 1] == 1;
+}
+
+/* The job of a quantized_matmul whose weight has no batch; its operands are held until quant_close. */
+static void quant_open(struct encoder *e, const struct node *n, struct quant_job *j)
+{
+    struct array *x = n->in[0], *w = n->in[1], *y = n->out[0];
+    uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1];
+    *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)x->shape[x->ndim - 1], .batch = 1, .to = y->dtype, .sets = 1 };
+    if (one_row_stride(x, &stride)) x->refs++;
+    else { x = rows_of(e, x); stride = j->k; }
+    j->x = x;
+    j->x_row = stride;
+    j->m = (uint32_t)(y->size / rows);
+    j->set[0] = (struct quant_set){ dense_of(e, w, true), dense_of(e, n->in[2], true), dense_of(e, n->in[3], true), y, rows, rows };
+}
+
+static void quant_close(struct quant_job *j)
+{
+    array_release(j->x);
+    for (int i = 0; i < j->sets; i++) {
+        array_release(j->set[i].w);
+        array_release(j->set[i].scales);
+        array_release(j->set[i].biases);
+    }
+}
+
+static void lower_quantized_matmul(struct encoder *e, const struct node *n)
+{
+    struct quant_job j;
+    if (n->in[1]->ndim == 2) {
+        quant_open(e, n, &j);
+        quant_run(e, &j);
+        quant_close(&j);
+    } else {
+        struct array *y = n->out[0], *in[4];
+        int d = y->ndim;
+        for (int i = 0; i < 4; i++) in[i] = dense_of(e, n->in[i], i > 0);
+        j = (struct quant_job){ .format = n->p.quant, .m = (uint32_t)y->shape[d - 2], .k = (uint32_t)in[0]->shape[d - 1],
+                                .x_row = (uint32_t)in[0]->strides[d - 2], .to = y->dtype, .sets = 1 };
+        j.set[0].rows = j.set[0].y_row = (uint32_t)y->shape[d - 1];
+        quant_batch(e, &j, in[0], in[1], in[2], in[3], y);
+        for (int i = 0; i < 4; i++) array_release(in[i]);
+    }
+}
+
+/* A weight whose batch is one matrix as that matrix. */
+static struct array *without_batch(struct call *c, struct array *a)
+{
+    return a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+}
+
+/* The arrays of quantized_matmul, checked and promoted: in[] = x, w, scales, biases. */
+static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
+                                         struct quant_params p)
+{
+    int ndim, shape[MAXD], n, k;
+    size_t matrices = 1;
+    struct array *out;
+    mlxvk_dtype t, to;
+    if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
+    t = promote(s->dtype, b->dtype);
+    to = promote(x->dtype, t);
+    n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
+    k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
+    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    if (!x->ndim || x->shape[x->ndim - 1] != k)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
+                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+    for (int i = 0; i < w->ndim - 2; i++) matrices *= (size_t)w->shape[i];
+    x = is_float(x->dtype) ? x : as_type(c, x, to);
+    s = as_type(c, s, t);
+    b = as_type(c, b, t);
+    if (!x || !s || !b) return NULL;
+    if (matrices == 1 && x->ndim >= w->ndim) {
+        w = without_batch(c, w);
+        s = without_batch(c, s);
+        b = without_batch(c, b);
+        memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
+        shape[x->ndim - 1] = n;
+        out = output(c, x->ndim, shape, to);
+    } else {
+        struct array rows, cols;
+        if (x->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no rows for a batch of weights %s", TEXT(x), TEXT(w));
+        rows = *x;
+        cols = *w;
+        rows.ndim -= 2;
+        cols.ndim -= 2;
+        if (!broadcast_shape(c, &rows, &cols, &ndim, shape)) return NULL;
+        shape[ndim] = x->shape[x->ndim - 2];
+        shape[ndim + 1] = n;
+        out = output(c, ndim + 2, shape, to);
+        shape[ndim + 1] = k;
+        x = broadcast(c, x, ndim + 2, shape);
+        shape[ndim] = w->shape[w->ndim - 2];
+        shape[ndim + 1] = w->shape[w->ndim - 1];
+        w = broadcast(c, w, ndim + 2, shape);
+        shape[ndim + 1] = s->shape[s->ndim - 1];
+        s = broadcast(c, s, ndim + 2, shape);
+        b = broadcast(c, b, ndim + 2, shape);
+        if (s && b && memcmp(s->strides, b->strides, (size_t)s->ndim * sizeof *s->strides)) {
+            s = copy_of(c, s);
+            b = copy_of(c, b);
+        }
+    }
+    append(c, OP_QUANTIZED_MATMUL, PARAMS(.quant = p), ARRAYS(x, w, s, b), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, bool transpose,
+                           mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode, mlxvk_stream s)
+{
+    struct call c = begin("quantized_matmul", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = input(&c, "scales", scales),
+        *b = optional_input(&c, "biases", biases);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
+    return finish(&c, do_quantized_matmul(&c, a, q, k, b, p), res);
+}
 /* ==== >>sort ====================================================================================================== */
 
 /* FLAGS of the shaders: what is read and written. */
@@ -5001,6 +6514,7 @@ static void retire(struct stream *s, const uint32_t *members, int count)
     for (int i = 0; i < count; i++) {
         s->encoder.code = code;
         if (code) node_failed(s, &s->nodes[members[i]]);
+        enter_group(&s->nodes[members[i]], s->device->group);
         node_retire(&s->nodes[members[i]]);
     }
     s->device->stats.fused += (uint64_t)count;
@@ -5033,10 +6547,86 @@ static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32
     return true;
 }
 
+/* h = a + b, then rms_norm(h): one pass over the rows. h is written too, for whoever reads it. */
+static bool fuse_add_norm(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[2] = { at, 0 };
+    const struct node *add = &s->nodes[at], *norm;
+    struct array *h = add->out[0];
+    if (!is_binary(add, B_add) || !is_float(h->dtype) || !same_shape(add->in[0], h) || !same_shape(add->in[1], h)) return false;
+    m[1] = reader_of(s, at, end, h);
+    if (m[1] == UINT32_MAX) return false;
+    norm = &s->nodes[m[1]];
+    if (norm->op != OP_NORM || norm->p.norm.flags || !same_view(norm->in[0], h) || !can_join(s, m, 1, m[1])) return false;
+    rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
+    retire(s, m, 2);
+    return true;
+}
+
+/* The copy node that is all that reads what node `at` wrote, unchanged; UINT32_MAX where there is none. */
+static uint32_t copy_behind(struct stream *s, const uint32_t *members, int count, uint32_t end)
+{
+    uint32_t at = members[count - 1], copy;
+    const struct array *out = s->nodes[at].out[0];
+    const struct node *n;
+    if (!only_between(out) || (copy = reader_of(s, at, end, out)) == UINT32_MAX) return UINT32_MAX;
+    n = &s->nodes[copy];
+    return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_COPY && same_view(n->in[0], out) && n->out[0]->dtype == out->dtype &&
+           can_join(s, members, count, copy) ? copy : UINT32_MAX;
+}
+
+/* rope, then the write of its result into a slice of a cache. */
+static bool fuse_rope_cache(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[2] = { at, copy_behind(s, &at, 1, end) }, shape[4], stride[4];
+    const struct node *rope = &s->nodes[at];
+    if (m[1] == UINT32_MAX || !rope_strides(s->nodes[m[1]].out[0], shape, stride)) return false;
+    rope_dispatch(e, &rope->p.rope, rope->in[0], s->nodes[m[1]].out[0], rope->in[1], rope->in[2], false, NULL, 0);
+    retire(s, m, 2);
+    return true;
+}
+
+/* The rows of x seen as `later` sees the norm's result, which has x's shape and is row-major. */
+static struct array as_seen_by(const struct array *x, const struct array *result, const struct array *later)
+{
+    struct array view = *later;
+    view.storage = x->storage;
+    view.offset = x->offset + later->offset - result->offset;
+    return view;
+}
+
+/* rms_norm of each head, then rope (of the transposed view), then, where it follows, the write into a cache. */
+static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[3] = { at, UINT32_MAX, UINT32_MAX };
+    const struct node *norm = &s->nodes[at], *rope;
+    struct array *out, x;
+    int count = 2;
+    if (norm->p.norm.flags || !norm->in[0]->row || !only_between(norm->out[0])) return false;
+    m[1] = reader_of(s, at, end, norm->out[0]);
+    if (m[1] == UINT32_MAX || s->nodes[m[1]].op != OP_ROPE || !can_join(s, m, 1, m[1])) return false;
+    rope = &s->nodes[m[1]];
+    if (rope->in[0]->storage != norm->out[0]->storage || rope->in[0]->size != norm->out[0]->size ||
+        dim_of(rope->in[0], -1) != dim_of(norm->out[0], -1) || rope->in[0]->strides[rope->in[0]->ndim - 1] != 1) return false;
+    x = as_seen_by(norm->in[0], norm->out[0], rope->in[0]);
+    out = rope->out[0];
+    m[2] = s->device->gate[GATE_ROPE_CACHE] ? copy_behind(s, m, 2, end) : UINT32_MAX;
+    if (m[2] != UINT32_MAX && rope_norm_fits(&rope->p.rope, &x, s->nodes[m[2]].out[0], norm->in[1])) {
+        out = s->nodes[m[2]].out[0];
+        count = 3;
+    } else if (!rope_norm_fits(&rope->p.rope, &x, out, norm->in[1])) return false;
+    rope_dispatch(e, &rope->p.rope, &x, out, rope->in[1], rope->in[2], true, norm->in[1], norm->p.norm.eps);
+    retire(s, m, count);
+    return true;
+}
+
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
     { "silu * x", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu },
+    { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
+    { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
+    { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
@@ -5364,7 +6954,7 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
         b->refs = 1;
         b->device = d;
         b->offset = offset;
-        b->size = size;
+        b->size = b->bytes = size;
         b->map = mapped;
         d->active += size;
         put_buffer(d, res, b);
@@ -5386,7 +6976,7 @@ int mlxvk_buffer_free(mlxvk_buffer buffer)
     return 0;
 }
 
-size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->size : 0; }
+size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
 void *mlxvk_buffer_data(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->map : NULL; }
 
 /* Blocks until the buffer's submitted uses (or only its writes) are done, submitting what is recorded. The lock is held on
@@ -5461,7 +7051,7 @@ static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, vo
 static struct stream *stream_create(struct device *d)
 {
     struct stream *s = host_zalloc(d, sizeof *s);
-    uint32_t queue = 0, inflight = (uint32_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
+    uint32_t queue = 0;
     if (s) s->line = timeline_create(d);
     if (!s || !s->line) { host_free(d, s); return NULL; }
     for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
@@ -5469,7 +7059,6 @@ static struct stream *stream_create(struct device *d)
     s->device = d;
     s->queue = queue;
     s->index = d->stream_index++;
-    s->slot_count = min_u32(inflight + 2, SLOTS);
     s->line->stream = s;
     s->encoder.stream = s;
     s->encoder.device = d;
@@ -5500,6 +7089,21 @@ static int stream_drain(struct stream *s)
     return 0;
 }
 
+/* Submits and waits for what all streams have recorded. The lock is held on entry and on return, but not while waiting: what is
+ * waited for may need another thread's signal. */
+static void wait_streams(struct device *d)
+{
+    for (struct stream *s = d->streams; s; s = s->next) { stream_lower(s, 0); stream_submit(s); }
+    for (uint32_t i = 0; i < d->timeline_count && !d->lost; i++) {
+        struct timeline *t = d->timelines[i];
+        uint64_t value = t->submitted;
+        if (t->completed >= value) continue;
+        mutex_unlock(&d->lock);
+        timeline_wait(d, t, value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
+}
+
 static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
@@ -5512,7 +7116,6 @@ static void stream_destroy(struct stream *s)
     if (d->default_stream == s) d->default_stream = NULL;
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
-    s->line->completed = UINT64_MAX;
     host_free(d, s->nodes);
     host_free(d, s->seen);
     host_free(d, s);
@@ -5549,6 +7152,15 @@ int mlxvk_stream_free(mlxvk_stream stream)
     if (!s) return 0;
     d = s->device;
     mutex_lock(&d->lock);
+    if (s->refs == 1 && s != d->default_stream) {
+        uint64_t value;
+        stream_lower(s, 0);
+        stream_submit(s);
+        value = s->line->submitted;
+        mutex_unlock(&d->lock);
+        if (value) timeline_wait(d, s->line, value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
     d->refs--;
     unlock_and_release(d);
@@ -5616,10 +7228,10 @@ int mlxvk_clear_streams(mlxvk_device device)
     struct device *d = device_or_default(device);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
+    wait_streams(d);
     for (struct stream *s = d->streams, *next; s; s = next) {
         next = s->next;
-        if (s->refs) stream_drain(s);
-        else stream_destroy(s);
+        if (!s->refs) stream_destroy(s);
     }
     mutex_unlock(&d->lock);
     return d->lost;
@@ -5631,7 +7243,7 @@ int mlxvk_clear_streams(mlxvk_device device)
 static int array_submit(struct array *a)
 {
     struct storage *st = a->storage;
-    struct stream *s = st->stream;
+    struct stream *s = stream_of(st);
     if (s && (st->writers || st->readers)) stream_lower(s, 0);
     if (s && !st->failed) stream_submit(s);
     return st->failed ? st->failed : st->device->lost;
@@ -5702,9 +7314,7 @@ int mlxvk_event_free(mlxvk_event event)
     if (!ev) return 0;
     d = ev->device;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next) stream_submit(s);
-    for (struct stream *s = d->streams; s; s = s->next)
-        if (!d->lost && s->line->completed < s->line->submitted) stream_drain(s);
+    wait_streams(d);
     d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
     host_free(d, ev);
     d->refs--;
@@ -5882,9 +7492,10 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     mutex_lock(&d->lock);
     c.stream = default_stream(d);
     if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
-    if (check_shape(&c, dim, shape, dtype) && (offset > b->size || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->size);
-    st = c.code ? NULL : storage_create(d, b->size);
+    if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->bytes);
+    check_strides(&c, dim, shape, strides);
+    st = c.code ? NULL : storage_create(d, b->bytes);
     if (st) {
         st->refs = 1;
         st->buffer = b;
@@ -5894,8 +7505,8 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     }
     if (a) {
         array_span(a, &low, &high);
-        if (a->size && (low < 0 || high > (int64_t)b->size))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->size);
+        if (a->size && (low < 0 || high > (int64_t)b->bytes))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->bytes);
     }
     if (c.code) d->error = c.stream->error;
     return finish(&c, a, res);
@@ -5982,7 +7593,9 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     code = array_submit(a);
     if (!code) code = read_bytes(c.stream, a, data);
     drop_handle(a);
-    if (code && !c.code) FAIL(&c, code, "%s could not be computed: %s", TEXT(a), mlxvk_result_text(code));
+    if (code && !c.code)
+        FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
+             a->storage->failed && stream_of(a->storage) ? stream_of(a->storage)->deferred_text : mlxvk_result_text(code));
     return end(&c);
 }
 
@@ -5994,7 +7607,7 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
-    s = a->storage->stream ? a->storage->stream : default_stream(d);
+    s = stream_of(a->storage) ? stream_of(a->storage) : default_stream(d);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
     else if (a->dtype != dtype) code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else {
@@ -6158,10 +7771,8 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     if (!k) return 0;
     d = k->device;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next) {
-        stream_drain(s);
-        encoder_reset(&s->encoder);
-    }
+    wait_streams(d);
+    for (struct stream *s = d->streams; s; s = s->next) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -6222,7 +7833,8 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
     if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array", "no array of this device, or binding %u", binding);
     else {
-        if (a->storage->stream && a->storage->stream != e->stream && a->storage->writers) stream_lower(a->storage->stream, 0);
+        struct stream *s = stream_of(a->storage);
+        if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
         at = bind_array(e, binding, a, write);
     }
     if (shift) *shift = at;
@@ -6365,9 +7977,9 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     struct kernel_count counts[KERNEL_COUNT + 1];
     if (!d || !each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next)
-        if (d->gate[GATE_PROFILE] && !stream_drain(s))
-            for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
+    if (d->gate[GATE_PROFILE]) wait_streams(d);
+    for (struct stream *s = d->streams; s && d->gate[GATE_PROFILE] && !d->lost; s = s->next)
+        for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
     mutex_unlock(&d->lock);
     for (int i = 0; i <= KERNEL_COUNT; i++)

@@ -20,7 +20,7 @@ vec2 complex_exp(vec2 z)
     if (z.y == 0.0) return vec2(exp_of(z.x), z.y);
     if (z.x == -INFINITY && !is_finite(z.y)) return vec2(0.0);
     if (z.x == INFINITY && !is_finite(z.y)) return vec2(INFINITY, NOT_A_NUMBER);
-    vec2 unit = vec2(cos_of(z.y), sin_of(z.y));
+    vec2 unit = cos_sin(z.y);
     bool large = z.x > 88.0 && z.x < 192.0;                            // the parts may be finite where e^x is not
     float e = exp_of(large ? 0.5 * z.x : z.x);
     return large ? e * unit * e : e * unit;
@@ -50,39 +50,27 @@ vec2 complex_sqrt(vec2 z)
     float t = sqrt_of(0.5 * a + 0.5 * r), u = is_inf(t) ? 0.0 * b : divide(b, t + t);
     return floatBitsToUint(z.x) < 0x80000000u ? vec2(t, with_sign(u, z.y)) : vec2(u, with_sign(t, z.y));
 }
-vec2 complex_sinh(vec2 z)
+vec2 complex_sinh_cosh(vec2 z, bool cosine)                            // cosh z, or sinh z
 {
-    float s = sinh_of(z.x), c = cosh_of(z.x);
-    return z.y == 0.0 ? vec2(s, c * z.y) : vec2(s * cos_of(z.y), c * sin_of(z.y));
-}
-vec2 complex_cosh(vec2 z)
-{
-    float s = sinh_of(z.x), c = cosh_of(z.x);
-    return z.y == 0.0 ? vec2(c, s * z.y) : vec2(c * cos_of(z.y), s * sin_of(z.y));
+    vec2 h = vec2(cosh_of(z.x), sinh_of(z.x)), unit = z.y == 0.0 ? vec2(1.0, z.y) : cos_sin(z.y);
+    return (cosine ? h : h.yx) * unit;
 }
 vec2 complex_tanh(vec2 z)                                              // Kahan
 {
+    vec2 unit = cos_sin(z.y);
     if (abs(z.x) > 11.0) {
         float e = exp_of(-abs(z.x));
-        return vec2(with_sign(1.0, z.x), is_finite(z.y) ? 4.0 * sin_of(z.y) * cos_of(z.y) * e * e : 0.0);
+        return vec2(with_sign(1.0, z.x), is_finite(z.y) ? 4.0 * unit.x * unit.y * e * e : 0.0);
     }
-    float t = tan_of(z.y), b = 1.0 + t * t, s = sinh_of(z.x), r = sqrt_of(1.0 + s * s), d = 1.0 + b * s * s;
+    float t = divide(unit.y, unit.x), b = 1.0 + t * t, s = sinh_of(z.x), r = sqrt_of(1.0 + s * s), d = 1.0 + b * s * s;
     return vec2(divide(b * r * s, d), divide(t, d));
 }
-vec2 turn(vec2 z) { return vec2(-z.y, z.x); }                          // i z
-vec2 turn_back(vec2 z) { return vec2(z.y, -z.x); }                     // -i z
-vec2 complex_sin(vec2 z) { return turn_back(complex_sinh(turn(z))); }
-vec2 complex_cos(vec2 z) { return complex_cosh(turn(z)); }
-vec2 complex_tan(vec2 z) { return turn_back(complex_tanh(turn(z))); }
-vec2 complex_asin(vec2 z)                                              // Kahan
+vec2 complex_asin_acos(vec2 z, bool cosine)                            // Kahan; acos z, or asin z
 {
     vec2 a = complex_sqrt(vec2(1.0 - z.x, -z.y)), b = complex_sqrt(vec2(1.0 + z.x, z.y));
-    return vec2(atan2_of(z.x, a.x * b.x - a.y * b.y), asinh_of(a.x * b.y - a.y * b.x));
-}
-vec2 complex_acos(vec2 z)
-{
-    vec2 a = complex_sqrt(vec2(1.0 - z.x, -z.y)), b = complex_sqrt(vec2(1.0 + z.x, z.y));
-    return vec2(2.0 * atan2_of(a.x, b.x), asinh_of(b.x * a.y - b.y * a.x));
+    float real = atan2_of(cosine ? a.x : z.x, cosine ? b.x : a.x * b.x - a.y * b.y);
+    float imaginary = asinh_of(cosine ? b.x * a.y - b.y * a.x : a.x * b.y - a.y * b.x);
+    return vec2(cosine ? 2.0 * real : real, imaginary);
 }
 vec2 complex_atan(vec2 z)
 {

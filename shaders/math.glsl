@@ -205,42 +205,23 @@ float reduce_angle(float x, out uint quadrant)
     float r = fma(f, 1.57079637, fma(f, -4.37113883e-8, g * 1.57079637));
     return above ? -r : r;
 }
-float sin_quadrant(float r, uint quadrant)
-{
-    float s = r * r, p;
-    if ((quadrant & 1u) == 0u) {
-        p = 2.86567956e-6;
-        p = fma(p, s, -1.98559923e-4);
-        p = fma(p, s, 8.33338592e-3);
-        p = fma(p, s, -1.66666672e-1);
-        p = fma(p * s, r, r);
-    } else {
-        p = 2.44677067e-5;
-        p = fma(p, s, -1.38877297e-3);
-        p = fma(p, s, 4.16666567e-2);
-        p = fma(p, s, -0.5);
-        p = fma(p, s, 1.0);
-    }
-    return (quadrant & 2u) != 0u ? -p : p;
-}
-float sin_of(float x)
+vec2 cos_sin(float x)
 {
     uint q;
-    float r = reduce_angle(abs(x), q), s = sin_quadrant(r, q);
-    return uintBitsToFloat(floatBitsToUint(s) ^ (floatBitsToUint(x) & 0x80000000u));
+    float r = reduce_angle(abs(x), q), s = r * r, p = 2.86567956e-6, c = 2.44677067e-5;
+    p = fma(p, s, -1.98559923e-4);
+    p = fma(p, s, 8.33338592e-3);
+    p = fma(p, s, -1.66666672e-1);
+    p = fma(p * s, r, r);
+    c = fma(c, s, -1.38877297e-3);
+    c = fma(c, s, 4.16666567e-2);
+    c = fma(c, s, -0.5);
+    c = fma(c, s, 1.0);
+    vec2 unit = (q & 1u) == 0u ? vec2(c, p) : vec2(p, c);
+    return uintBitsToFloat(floatBitsToUint(unit) ^ uvec2(((q + 1u) & 2u) << 30, ((q & 2u) << 30) ^ (floatBitsToUint(x) & 0x80000000u)));
 }
-float cos_of(float x)
-{
-    uint q;
-    float r = reduce_angle(abs(x), q);
-    return sin_quadrant(r, q + 1u);
-}
-float tan_of(float x)
-{
-    uint q;
-    float r = reduce_angle(abs(x), q), t = divide(sin_quadrant(r, q), sin_quadrant(r, q + 1u));
-    return uintBitsToFloat(floatBitsToUint(t) ^ (floatBitsToUint(x) & 0x80000000u));
-}
+float cos_of(float x) { return cos_sin(x).x; }
+float sin_of(float x) { return cos_sin(x).y; }
 
 // asin(x) = x + x asin_tail(x^2), |x| <= 1/2
 float asin_tail(float s)

@@ -1,7 +1,8 @@
-// Rows of numbers, each reduced by LANES threads of a workgroup (a power of two); groups of eight elements.
+// Rows of numbers, each reduced by LANES threads of a workgroup (a power of two).
 #ifndef ROWS_GLSL
 #define ROWS_GLSL
 #include "common.glsl"
+#include "eights.glsl"
 #ifdef SUBGROUP
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
@@ -37,27 +38,5 @@ float row_sum(float v)
 #endif
     return sum;
 }
-
-float rounded(float x, uint t) { return bits_to_float(float_to_bits(x, t), t); }
-vec4 rounded(vec4 x, uint t) { return vec4(rounded(x.x, t), rounded(x.y, t), rounded(x.z, t), rounded(x.w, t)); }
-
-// Eight elements from index i on, which is a multiple of 16 bytes.
-struct eight { vec4 a, b; };
-vec4 four_halves(uvec2 w, uint t)
-{
-    return vec4(bits_to_float(w.x & 0xffffu, t), bits_to_float(w.x >> 16, t), bits_to_float(w.y & 0xffffu, t), bits_to_float(w.y >> 16, t));
-}
-uvec2 halves_of(vec4 x, uint t)
-{
-    return uvec2(float_to_bits(x.x, t) | (float_to_bits(x.y, t) << 16), float_to_bits(x.z, t) | (float_to_bits(x.w, t) << 16));
-}
-#define EIGHTS(name) \
-    eight load8_##name(uint i, uint t) { \
-        if (t == F32) return eight(uintBitsToFloat(name##128[i / 4u]), uintBitsToFloat(name##128[i / 4u + 1u])); \
-        uvec4 w = name##128[i / 8u]; \
-        return eight(four_halves(w.xy, t), four_halves(w.zw, t)); } \
-    void store8_##name(uint i, uint t, eight x) { \
-        if (t == F32) { name##128[i / 4u] = floatBitsToUint(x.a); name##128[i / 4u + 1u] = floatBitsToUint(x.b); } \
-        else name##128[i / 8u] = uvec4(halves_of(x.a, t), halves_of(x.b, t)); }
 
 #endif

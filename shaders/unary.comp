@@ -22,7 +22,6 @@ const uint ABS = 0, NEGATIVE = 1, SIGN = 2, SQUARE = 3, LOGICAL_NOT = 4, BITWISE
     ISFINITE = 37, ISPOSINF = 38, ISNEGINF = 39, DEGREES = 40, RADIANS = 41, ROUND = 42;
 
 #if defined(COMPLEX)
-uvec2 bits(vec2 z) { return uvec2(floatBitsToUint(z.x), floatBitsToUint(z.y)); }
 bool test(vec2 z)
 {
     if (OP == ISNAN) return is_nan(z);
@@ -32,39 +31,41 @@ bool test(vec2 z)
 }
 vec2 value(vec2 z)
 {
-    switch (OP) {
-    case SIGN: return z == vec2(0.0) ? z : vec2(divide(z.x, complex_abs(z)), divide(z.y, complex_abs(z)));
-    case SQUARE: return complex_multiply(z, z);
-    case SQRT: return complex_sqrt(z);
-    case RSQRT: return complex_divide(vec2(1.0, 0.0), complex_sqrt(z));
-    case RECIPROCAL: return complex_divide(vec2(1.0, 0.0), z);
-    case EXP: return complex_exp(z);
-    case LOG: return complex_log(z);
-    case LOG2: return complex_log(z) * 1.44269502;
-    case LOG10: return complex_log(z) * 0.434294492;
-    case LOG1P: return complex_log1p(z);
-    case SIN: return complex_sin(z);
-    case COS: return complex_cos(z);
-    case TAN: return complex_tan(z);
-    case SINH: return complex_sinh(z);
-    case COSH: return complex_cosh(z);
-    case TANH: return complex_tanh(z);
-    case ARCSIN: return complex_asin(z);
-    case ARCCOS: return complex_acos(z);
-    case ARCTAN: return complex_atan(z);
-    case ROUND: return roundEven(z);
+    bool turned = OP == SIN || OP == COS || OP == TAN;                 // sin z = -i sinh iz, cos z = cosh iz
+    vec2 r = turned ? vec2(-z.y, z.x) : z;
+    if (OP == SQUARE) r = complex_multiply(z, z);
+    if (OP == EXP) r = complex_exp(z);
+    if (OP == LOG || OP == LOG2 || OP == LOG10) r = complex_log(z);
+    if (OP == LOG2) r *= 1.44269502;
+    if (OP == LOG10) r *= 0.434294492;
+    if (OP == LOG1P) r = complex_log1p(z);
+    if (OP >= SIN && OP <= TANH) {
+        if (OP == TAN || OP == TANH) r = complex_tanh(r);
+        else r = complex_sinh_cosh(r, OP == COS || OP == COSH);
     }
-    return vec2(NOT_A_NUMBER);
+    if (OP == SIN || OP == TAN) r = vec2(r.y, -r.x);
+    if (OP == ARCSIN || OP == ARCCOS) r = complex_asin_acos(z, OP == ARCCOS);
+    if (OP == ARCTAN) r = complex_atan(z);
+    if (OP == ROUND) r = roundEven(z);
+    if (OP == SQRT || OP == RSQRT) r = complex_sqrt(z);
+    if (OP == SIGN && z != vec2(0.0)) r = complex_divide(z, vec2(complex_abs(z), 0.0));
+    if (OP == RSQRT || OP == RECIPROCAL) r = complex_divide(vec2(1.0, 0.0), r);
+    return r;
 }
 uvec2 apply(uvec2 raw)
 {
-    if (OP == NEGATIVE) return raw ^ uvec2(0x80000000u);
-    if (OP == CONJUGATE) return uvec2(raw.x, raw.y ^ 0x80000000u);
-    if (OP == REAL) return uvec2(raw.x, 0u);
-    if (OP == IMAG) return uvec2(raw.y, 0u);
+    uvec2 r = raw;
     vec2 z = vec2(uintBitsToFloat(raw.x), uintBitsToFloat(raw.y));
-    if (OP == ABS) return uvec2(floatBitsToUint(complex_abs(z)), 0u);
-    return TO == BOOL ? uvec2(test(z) ? 1u : 0u, 0u) : bits(value(z));
+    if (OP == NEGATIVE) r = raw ^ uvec2(0x80000000u);
+    else if (OP == CONJUGATE) r.y = raw.y ^ 0x80000000u;
+    else if (OP == IMAG) r.x = raw.y;
+    else if (OP == ABS) r.x = floatBitsToUint(complex_abs(z));
+    else if (TO == BOOL) r.x = test(z) ? 1u : 0u;
+    else if (OP != REAL) {
+        z = value(z);
+        r = uvec2(floatBitsToUint(z.x), floatBitsToUint(z.y));
+    }
+    return r;
 }
 void write(uint to, uint from)
 {
@@ -76,14 +77,13 @@ void write(uint to, uint from)
 #elif defined(WIDE)
 int64_t apply(int64_t x)
 {
-    switch (OP) {
-    case ABS: return FROM == I64 && x < int64_t(0) ? -x : x;
-    case NEGATIVE: return -x;
-    case SIGN: return int64_t(x == int64_t(0) ? 0 : FROM == I64 && x < int64_t(0) ? -1 : 1);
-    case SQUARE: return x * x;
-    case BITWISE_INVERT: return ~x;
-    }
-    return x;
+    bool negative = FROM == I64 && x < int64_t(0);
+    int64_t r = x;
+    if (OP == ABS && negative || OP == NEGATIVE) r = -x;
+    if (OP == SIGN) r = int64_t(x == int64_t(0) ? 0 : negative ? -1 : 1);
+    if (OP == SQUARE) r = x * x;
+    if (OP == BITWISE_INVERT) r = ~x;
+    return r;
 }
 void write(uint to, uint from)
 {
@@ -94,15 +94,13 @@ void write(uint to, uint from)
 uint integer(uint x)
 {
     bool negative = is_signed(FROM) && int(x) < 0;
-    switch (OP) {
-    case ABS: return negative ? 0u - x : x;
-    case NEGATIVE: return 0u - x;
-    case SIGN: return x == 0u ? 0u : negative ? 0xffffffffu : 1u;
-    case SQUARE: return x * x;
-    case LOGICAL_NOT: return x == 0u ? 1u : 0u;
-    case BITWISE_INVERT: return ~x;
-    }
-    return x;
+    uint r = x;
+    if (OP == ABS && negative || OP == NEGATIVE) r = 0u - x;
+    if (OP == SIGN) r = x == 0u ? 0u : negative ? 0xffffffffu : 1u;
+    if (OP == SQUARE) r = x * x;
+    if (OP == LOGICAL_NOT) r = x == 0u ? 1u : 0u;
+    if (OP == BITWISE_INVERT) r = ~x;
+    return r;
 }
 bool test(float x)
 {
@@ -113,76 +111,74 @@ bool test(float x)
 }
 float value(float x)
 {
-    switch (OP) {
-    case SIGN: return x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : 0.0;
-    case SQUARE: return x * x;
-    case FLOOR: return floor(x);
-    case CEIL: return ceil(x);
-    case SQRT: return sqrt_of(x);
-    case RSQRT: return divide(1.0, sqrt_of(x));
-    case RECIPROCAL: return divide(1.0, x);
-    case EXP: return exp_of(x);
-    case EXPM1: return expm1(x);
-    case LOG: return log_of(x);
-    case LOG2: return log2_of(x);
-    case LOG10: return log10_of(x);
-    case LOG1P: return log1p(x);
-    case SIN: return sin_of(x);
-    case COS: return cos_of(x);
-    case TAN: return tan_of(x);
-    case SINH: return sinh_of(x);
-    case COSH: return cosh_of(x);
-    case TANH: return tanh_of(x);
-    case ARCSIN: return asin_of(x);
-    case ARCCOS: return acos_of(x);
-    case ARCTAN: return atan_of(x);
-    case ARCSINH: return asinh_of(x);
-    case ARCCOSH: return acosh_of(x);
-    case ARCTANH: return atanh_of(x);
-    case ERF: return erf(x);
-    case ERFINV: return erfinv(x);
-    case SIGMOID: return sigmoid(x);
-    case DEGREES: return x * 57.2957795;
-    case RADIANS: return x * 0.0174532925;
-    case ROUND: return roundEven(x);
+    float r = x;
+    if (OP == SIGN) r = x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : 0.0;
+    if (OP == SQUARE) r = x * x;
+    if (OP == FLOOR) r = floor(x);
+    if (OP == CEIL) r = ceil(x);
+    if (OP == ROUND) r = roundEven(x);
+    if (OP == SQRT || OP == RSQRT) r = sqrt_of(x);
+    if (OP == RSQRT || OP == RECIPROCAL) r = divide(1.0, r);
+    if (OP == EXP) r = exp_of(x);
+    if (OP == EXPM1) r = expm1(x);
+    if (OP == LOG) r = log_of(x);
+    if (OP == LOG2) r = log2_of(x);
+    if (OP == LOG10) r = log10_of(x);
+    if (OP == LOG1P) r = log1p(x);
+    if (OP == SIN || OP == COS || OP == TAN) {
+        vec2 unit = cos_sin(x);
+        r = OP == COS ? unit.x : unit.y;
+        if (OP == TAN) r = divide(unit.y, unit.x);
     }
-    return x;
+    if (OP == SINH) r = sinh_of(x);
+    if (OP == COSH) r = cosh_of(x);
+    if (OP == TANH) r = tanh_of(x);
+    if (OP == ARCSIN) r = asin_of(x);
+    if (OP == ARCCOS) r = acos_of(x);
+    if (OP == ARCTAN) r = atan_of(x);
+    if (OP == ARCSINH) r = asinh_of(x);
+    if (OP == ARCCOSH) r = acosh_of(x);
+    if (OP == ARCTANH) r = atanh_of(x);
+    if (OP == ERF) r = erf(x);
+    if (OP == ERFINV) r = erfinv(x);
+    if (OP == SIGMOID) r = sigmoid(x);
+    if (OP == DEGREES) r = x * 57.2957795;
+    if (OP == RADIANS) r = x * 0.0174532925;
+    return r;
 }
 uint apply(uint raw)
 {
-    if (!is_float(FROM)) return integer(sign_extend(raw, FROM));
-    uint sign = FROM == F32 ? 0x80000000u : 0x8000u;
-    if (OP == ABS) return raw & ~sign;
-    if (OP == NEGATIVE) return raw ^ sign;
-    float x = bits_to_float(raw, FROM);
-    if (TO == BOOL) return test(x) ? 1u : 0u;
-    if (is_nan(x)) return OP == SIGN ? 0u : raw;
-    return float_to_bits(value(x), TO);
+    uint r = raw, sign = FROM == F32 ? 0x80000000u : 0x8000u;
+    if (!is_float(FROM)) r = integer(sign_extend(raw, FROM));
+    else if (OP == ABS) r = raw & ~sign;
+    else if (OP == NEGATIVE) r = raw ^ sign;
+    else {
+        float x = bits_to_float(raw, FROM);
+        if (TO == BOOL) r = test(x) ? 1u : 0u;
+        else if (!is_nan(x)) r = float_to_bits(value(x), TO);
+        else if (OP == SIGN) r = 0u;
+    }
+    return r;
 }
-void write(uint to, uint from) { store_dst(to, TO, apply(load_src(from, FROM))); }
 #endif
 
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
-#if !defined(WIDE) && !defined(COMPLEX)
-    if (MODE == 1u) {
-        bool four = i < n / 4u;
-        uint k = four ? 0u : i - n / 4u + (n & ~3u);                   // of a thread that takes one leftover element
-        if (k >= n) return;
-        uvec4 v;
-        if (four && (SCALARS & 2u) == 0u) v = load4_src(offset[1] / 4u + i, FROM);
-        else v = uvec4(load_src(flat_at(k, 1u), FROM));
-        [[unroll]] for (int c = 0; c < 4; c++) v[c] = apply(v[c]);
-        if (four) store4_dst(offset[0] / 4u + i, TO, v);
-        else store_dst(flat_at(k, 0u), TO, v.x);
-        return;
-    }
-#endif
+    bool four = MODE == 1u && i < n / 4u;
+    if (MODE == 1u && !four) i += n / 4u * 3u;                         // the leftover elements, one a thread
     if (i >= n) return;
-    if (MODE == 0u) write(flat_at(i, 0u), flat_at(i, 1u));
-    else {
-        uvec4 at = MODE == 2u ? locate(i) : locate_table(i);
-        write(at.x, at.y);
-    }
+    uvec4 at = MODE >= 2u ? uvec4(0u) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
+    if (MODE == 2u) at = locate(i);
+    if (MODE == 3u) at = locate_table(i);
+#if defined(WIDE) || defined(COMPLEX)
+    write(at.x, at.y);
+#else
+    uvec4 v;
+    if (four && (SCALARS & 2u) == 0u) v = load4_src(offset[1] / 4u + i, FROM);
+    else v = uvec4(load_src(at.y, FROM));
+    for (int k = 0; k < (MODE == 1u ? 4 : 1); k++) v[k] = apply(v[k]);
+    if (four) store4_dst(offset[0] / 4u + i, TO, v);
+    else store_dst(at.x, TO, v.x);
+#endif
 }

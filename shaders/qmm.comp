@@ -1,0 +1,81 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// y = x W^T or x W in tiles of BM x BN: 32 steps of k at a time are decoded into shared memory; TM x TN results a thread.
+#include "quant.glsl"
+layout(constant_id = 5) const bool TRANSPOSED = true;  // W is N x K, with groups along K; else K x N, with groups along N
+layout(constant_id = 6) const uint BM = 32;
+layout(constant_id = 7) const uint BN = 32;
+layout(constant_id = 8) const uint TM = 4;
+layout(constant_id = 9) const uint TN = 4;
+
+layout(push_constant) uniform Push {
+    uint m, k, group_shift;                            // a group is 32 << group_shift codes
+    uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
+    uint rows[3], w_at[3], s_at[3], b_at[3], y_at[3], y_row[3];
+};
+SOURCE(0, x)
+SOURCE(1, w)
+SOURCE(2, s)
+SOURCE(3, b)
+TARGET(4, y)
+EIGHT_CODES(eight_codes, w32)
+
+const uint BK = 32;
+shared float xs[BK * (BM + 1)], ws[BK * (BN + 1)];
+
+void stage_x(uint m0, uint k0)
+{
+    for (uint i = gl_LocalInvocationIndex; i < BM * BK; i += gl_WorkGroupSize.x) {
+        uint row = i / BK, c = i % BK;
+        bool inside = m0 + row < m && k0 + c < k;
+        xs[c * (BM + 1u) + row] = inside
+            ? number(RAW(x, x_at + gl_WorkGroupID.z * x_batch + (m0 + row) * x_row + k0 + c, TX), TX) : 0.0;
+    }
+}
+
+// Eight codes at a time: along k where W is transposed, else along n.
+void stage_w(uint n0, uint k0)
+{
+    uint n = rows[0], along = (TRANSPOSED ? k : n) >> 5;               // blocks a row of W
+    for (uint i = gl_LocalInvocationIndex; i < BN * BK / 8u; i += gl_WorkGroupSize.x) {
+        uint width = TRANSPOSED ? 4u : BN / 8u, row = i / width, c = i % width;
+        uint w_row = (TRANSPOSED ? n0 : k0) + row, block = ((TRANSPOSED ? k0 : n0) >> 5) + (c >> 2);
+        bool inside = w_row < (TRANSPOSED ? n : k) && block < along;
+        float value[8];
+        if (inside) {
+            uvec2 codes = eight_codes(w_at[0] + gl_WorkGroupID.z * w_batch + (w_row * along + block) * BITS, c & 3u);
+            uint group = gl_WorkGroupID.z * s_batch + w_row * (along >> group_shift) + (block >> group_shift);
+            float scale = number(RAW(s, s_at[0] + group, TS), TS), bias = number(RAW(b, b_at[0] + group, TS), TS);
+            [[unroll]] for (uint e = 0u; e < 8u; e++) value[e] = fma(scale, float(code_of(codes, e)), bias);
+        }
+        [[unroll]] for (uint e = 0u; e < 8u; e++)
+            ws[TRANSPOSED ? (8u * c + e) * (BN + 1u) + row : row * (BN + 1u) + 8u * c + e] = inside ? value[e] : 0.0;
+    }
+}
+
+void main()
+{
+    uint m0 = gl_WorkGroupID.y * BM, n0 = gl_WorkGroupID.x * BN;
+    uint tm = gl_LocalInvocationIndex / (BN / TN), tn = gl_LocalInvocationIndex % (BN / TN);
+    float sum[64];
+    [[unroll]] for (uint i = 0u; i < TM * TN; i++) sum[i] = 0.0;
+    for (uint k0 = 0u; k0 < k; k0 += BK) {
+        barrier();
+        stage_x(m0, k0);
+        stage_w(n0, k0);
+        barrier();
+        for (uint c = 0u; c < BK; c++) {
+            float xv[8], wv[8];
+            [[unroll]] for (uint i = 0u; i < TM; i++) xv[i] = xs[c * (BM + 1u) + tm + i * (BM / TM)];
+            [[unroll]] for (uint j = 0u; j < TN; j++) wv[j] = ws[c * (BN + 1u) + tn + j * (BN / TN)];
+            [[unroll]] for (uint i = 0u; i < TM; i++)
+                [[unroll]] for (uint j = 0u; j < TN; j++) sum[i * TN + j] = fma(xv[i], wv[j], sum[i * TN + j]);
+        }
+    }
+    [[unroll]] for (uint i = 0u; i < TM; i++)
+        [[unroll]] for (uint j = 0u; j < TN; j++) {
+            uint row = m0 + tm + i * (BM / TM), n = n0 + tn + j * (BN / TN);
+            if (row < m && n < rows[0])
+                PUT(y, y_at[0] + gl_WorkGroupID.z * y_batch + row * y_row[0] + n, TY, float_to_bits(sum[i * TN + j], TY))
+        }
+}

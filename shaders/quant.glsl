@@ -1,0 +1,64 @@
+// What kernels over quantized weights share. Codes of BITS bits lie in a little-endian bit stream of 32-bit words along
+// a row; 32 codes are a block of BITS words, and a group is 1, 2 or 4 blocks: value = scale * code + bias.
+#ifndef QUANT_GLSL
+#define QUANT_GLSL
+#include "common.glsl"
+layout(constant_id = 1) const uint BITS = 4;
+layout(constant_id = 2) const uint TX = 12;            // dtypes: of x (or of what is quantized), of scales and biases,
+layout(constant_id = 3) const uint TS = 12;            // of the result
+layout(constant_id = 4) const uint TY = 12;
+
+const uint MASK = (1u << BITS) - 1u;
+
+// Readable views of one binding.
+#define SOURCE(slot, name) \
+    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_halves { uint16_t name##16[]; }; \
+    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_words { uint name##32[]; }; \
+    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_pairs { uvec2 name##64[]; }; \
+    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_quads { uvec4 name##128[]; };
+#define TARGET(slot, name) \
+    layout(std430, set = 0, binding = slot) restrict buffer name##_halves { uint16_t name##16[]; }; \
+    layout(std430, set = 0, binding = slot) restrict buffer name##_words { uint name##32[]; }; \
+    layout(std430, set = 0, binding = slot) restrict buffer name##_pairs { uvec2 name##64[]; }; \
+    layout(std430, set = 0, binding = slot) restrict buffer name##_quads { uvec4 name##128[]; };
+#define RAW(name, i, t) ((t) == F32 ? name##32[i] : uint(name##16[i]))
+#define PUT(name, i, t, raw) { if ((t) == F32) name##32[i] = raw; else name##16[i] = uint16_t(raw); }
+
+float number(uint raw, uint t) { return t == F32 ? uintBitsToFloat(raw) : t == BF16 ? bf16_to_float(raw) : unpackHalf2x16(raw).x; }
+vec2 two_numbers(uint raw, uint t)                     // of one word with two halves
+{
+    return t == BF16 ? vec2(uintBitsToFloat(raw << 16), uintBitsToFloat(raw & 0xffff0000u)) : unpackHalf2x16(raw);
+}
+float rounded(float x, uint t) { return t == F32 ? x : number(float_to_bits(x, t), t); }
+
+// Codes of 2, 4 and 8 bits as floats without a conversion: their byte is moved to bits 15 to 22, the mantissa's upper ones,
+// which gives packed_offset(c) + code for code c of a byte.
+const bool PACKED = BITS == 2u || BITS == 4u || BITS == 8u;
+const uint CLASSES = PACKED ? 8u / BITS : 1u;          // codes a byte
+float packed_offset(uint c) { return float(1u << (8u - c * BITS)); }
+float packed_code(uint w, uint bit)
+{
+    uint inner = bit & 7u, byte = bit >> 3;
+    w = byte == 0u ? w << 15 : byte == 1u ? w << 7 : byte == 2u ? w >> 1 : w >> 9;
+    return uintBitsToFloat(w & (MASK << (15u + inner)) | (135u - inner) << 23);
+}
+
+// Code i of the eight codes in the low 8 * BITS bits of v.
+uint code_of(uvec2 v, uint i)
+{
+    uint bit = i * BITS;
+    if (bit >= 32u) return v.y >> (bit - 32u) & MASK;
+    return (bit + BITS <= 32u ? v.x >> bit : v.x >> bit | v.y << (32u - bit)) & MASK;
+}
+// The eight codes of quarter c of the block whose first word is w[base], for code_of.
+#define EIGHT_CODES(name, w) \
+    uvec2 name(uint base, uint c) \
+    { \
+        uint first = BITS * c >> 2, shift = 8u * (BITS * c & 3u); \
+        uvec3 s = uvec3(w[base + first], 0u, 0u); \
+        if (BITS > 2u && BITS != 4u) s.y = w[base + min(first + 1u, BITS - 1u)]; \
+        if (BITS > 4u && BITS != 8u) s.z = w[base + min(first + 2u, BITS - 1u)]; \
+        if (shift != 0u) s.xy = s.xy >> shift | s.yz << (32u - shift); \
+        return s.xy; \
+    }
+#endif
