@@ -6240,7 +6240,7 @@ int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk
 
 /* FLAGS of the shaders: what is read and written. */
 enum { SORT_RAW = 1, SORT_INDEX_IN = 2, SORT_INDEX_OUT = 4, SORT_KEYS_OUT = 8, SORT_VALUES_OUT = 16, SORT_GATHER = 32, SORT_HIGH = 64 };
-enum { SORT_EACH = 8, RADIX_DIGITS = 256 };
+enum { SORT_EACH = 8, RADIX_DIGITS = 256, RADIX_FEW_TILES = 96 };
 
 /* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of two
  * arrays in turn, the last one to what is first here. */
@@ -6350,13 +6350,14 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
     if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
     if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
     for (uint32_t pass = 0; pass < 3; pass++) {      /* count, sum up, move */
+        if (pass == 1 && tiles <= RADIX_FEW_TILES) continue;
         if (pass != 1) push.src = set_input(e, 1, p->src);
         if (flags[pass] & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
         if (pass == 2 && p->dst) push.dst = set_output(e, 0, p->dst);
         if (pass == 2 && p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
         push.counts = pass == 2 ? set_input(e, 4, counts) : set_output(e, 4, counts);
         KERNEL(e, K_RADIX, RADIX_DIGITS, pass, (uint32_t)(flags[pass] & (SORT_RAW | SORT_VALUES_OUT) ? s->in.dtype : MLXVK_UINT32), flags[pass],
-               each, subgroups);
+               each, subgroups, tiles > RADIX_FEW_TILES);
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
     }
@@ -6364,7 +6365,7 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
 
 static void sort_by_digits(struct encoder *e, struct sort_rows *s)
 {
-    uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 4 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
+    uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
     struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
     sort_begin(e, s, (uint32_t)min_size(item_size(&s->in), 4));
     for (uint32_t i = 0; i < s->steps && !e->code; i++) {
