@@ -5236,6 +5236,37 @@ static void product_batch(struct encoder *e, const struct product *p)
     }
 }
 
+/* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not multiplied. */
+static struct array *packed_copy(struct encoder *e, const struct array *a, struct array *view)
+{
+    struct array compact = *a, *copy;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->strides[i] == 0 && a->shape[i] > 1) { compact.size /= (size_t)a->shape[i]; compact.shape[i] = 1; }
+    copy = rows_of(e, &compact);
+    *view = *copy;
+    for (int i = 0; i < a->ndim; i++) {
+        view->shape[i] = a->shape[i];
+        if (a->strides[i] == 0) view->strides[i] = 0;
+    }
+    view->size = a->size;
+    return copy;
+}
+
+/* Lowers a product that can be bound whole; operands that the fast kernels cannot read are copied first where it is worth it. */
+static void product_whole(struct encoder *e, const struct node *n, struct array *const *arrays)
+{
+    const struct matmul_params *f = &n->p.matmul;
+    struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
+    bool large = p.m * p.n * p.k * product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
+    if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
+    if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
+    if (copies[0] || copies[1]) p = product_of(a, b, arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
+    product_batch(e, &p);
+    array_release(copies[0]);
+    array_release(copies[1]);
+}
+
 /* Splits what the device cannot bind whole, by rows, columns or batches. */
 static void product_split(struct encoder *e, const struct node *n, struct array *const *arrays)
 {
@@ -5246,11 +5277,7 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
     operand++;
     if (operand == MAT_A && axis == last) axis = last - 1;     /* K is not split: rows of a, columns of b */
     else if (operand == MAT_B && axis == last - 1) axis = last;
-    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) {
-        struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], n->p.matmul.alpha, n->p.matmul.beta);
-        product_batch(e, &p);
-        return;
-    }
+    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) { product_whole(e, n, arrays); return; }
     for (int half = 0; half < 2; half++) {
         for (int k = 0; k < MATRICES; k++) {
             int first = arrays[MAT_OUT]->shape[axis] / 2;

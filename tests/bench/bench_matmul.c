@@ -13,7 +13,7 @@
 #include <time.h>
 #include "mlxvk.h"
 
-enum { RING = 16, SAMPLES = 200 };
+enum { RING = 16, SAMPLES = 200, OTHER = 4096 };     /* OTHER: b is not a's elements */
 
 static mlxvk_device device;
 static mlxvk_stream stream;
@@ -194,14 +194,14 @@ static double measure(const struct pool *p, struct product x, bool quiet)
     mlxvk_array a = matrix(p, x.m, x.k, x.a_transposed, 0), b[RING] = { { NULL } }, y[RING] = { { NULL } }, c = { NULL };
     char kernels[96] = "";
     double t, worst;
-    if (size_b > p->count || (size_t)x.m * (size_t)x.k > p->count) { printf("| too large for the pool |\n"); return 0; }
-    while (different < RING && (size_t)(different + 1) * size_b <= p->count && x.m <= 64) different++;
-    for (int i = 0; i < different; i++) b[i] = matrix(p, x.k, x.n, x.b_transposed, (size_t)i * size_b);
+    if (size_b + OTHER > p->count || (size_t)x.m * (size_t)x.k > p->count) { printf("| too large for the pool |\n"); return 0; }
+    while (different < RING && OTHER + (size_t)(different + 1) * size_b <= p->count && x.m <= 64) different++;
+    for (int i = 0; i < different; i++) b[i] = matrix(p, x.k, x.n, x.b_transposed, OTHER + (size_t)i * size_b);
     check(mlxvk_as_strided(&c, p->array, &x.n, 1, (int64_t[]){ 1 }, 1, 0, stream), "as_strided");
     check(mlxvk_synchronize(stream), "synchronize");
     mlxvk_reset_stats(device);
     enqueue(&x, c, a, b, 1, y, 0);
-    worst = worst_error(p, &x, 0, y[0]);
+    worst = worst_error(p, &x, OTHER, y[0]);
     mlxvk_kernel_stats(device, kernel_name, kernels);
     t = seconds(&x, c, a, b, different, y);
     bytes = ((size_t)x.m * (size_t)x.k + size_b + (size_t)x.m * (size_t)x.n) * mlxvk_dtype_size(p->dtype);
