@@ -22,6 +22,8 @@
 #include "norm_spv.h"
 #include "norm_plain_spv.h"
 #include "qmm_spv.h"
+#include "qmm_bf16_spv.h"
+#include "qmm_f16_spv.h"
 #include "qmv_spv.h"
 #include "qmv_plain_spv.h"
 #include "qmv_sets_spv.h"
