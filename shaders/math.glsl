@@ -3,10 +3,8 @@
 #ifndef MATH_GLSL
 #define MATH_GLSL
 
-float with_sign(float x, float s)                                      // copysign
-{
-    return uintBitsToFloat((floatBitsToUint(x) & 0x7fffffffu) | (floatBitsToUint(s) & 0x80000000u));
-}
+// copysign for x >= 0. (Masking x too would be a select of bits, which Mesa 26 can get wrong.)
+float with_sign(float x, float s) { return uintBitsToFloat(floatBitsToUint(x) ^ (floatBitsToUint(s) & 0x80000000u)); }
 bool is_finite(float x) { return (floatBitsToUint(x) & 0x7f800000u) != 0x7f800000u; }
 float power_of_two(int i) { return uintBitsToFloat(uint(i + 127) << 23); }               // -126 <= i <= 127
 float scale(float x, int i) { return x * power_of_two(i >> 1) * power_of_two(i - (i >> 1)); }   // -252 <= i <= 254
