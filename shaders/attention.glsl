@@ -2,9 +2,7 @@
 #ifndef ATTENTION_GLSL
 #define ATTENTION_GLSL
 #include "common.glsl"
-#include "eights.glsl"
-const uint CAUSAL = 1u, MASK_BOOL = 2u, MASK_ADDS = 4u, SINKS = 8u, EIGHTS_ALIGNED = 16u;
-bool has(uint flag) { return (FLAGS & flag) != 0u; }
+const uint CAUSAL = 1u, MASK_BOOL = 2u, MASK_ADDS = 4u, SINKS = 8u, FOLDED = 16u;
 const float LOWEST = -1e30, LOG2E = 1.44269504088896341;
 BUFFER(0, o)
 BUFFER(1, q)
@@ -12,38 +10,67 @@ BUFFER(2, k)
 BUFFER(3, v)
 BUFFER(4, mask)
 BUFFER(5, sinks)
-ACCESS(o)
-ACCESS(q)
-ACCESS(k)
-ACCESS(v)
-ACCESS(mask)
-ACCESS(sinks)
-EIGHTS(q)
-EIGHTS(k)
-EIGHTS(v)
 
 layout(push_constant) uniform Push {
     uint o_at, q_at, k_at, v_at, mask_at, sinks_at;
     uint o_stride[3], q_stride[3], k_stride[3], v_stride[3];    // batch, head, position
     uint mask_stride[4];                                // batch, head, query, key
-    uint batches, query_heads, query_count, key_count, group_size, row_heads, tiles;
+    uint batches, query_heads, query_count, key_count, tiles;
+    uint widths;                                        // features of keys, of values in the upper half
+    uint kinds;                                         // flags, query heads of one key head in the upper half
     float scale;                                        // times log2(e)
 };
+bool has(uint flag) { return (kinds & flag) != 0u; }
+uint key_width() { return widths & 0xffffu; }
+uint value_width() { return widths >> 16; }
+uint group_size() { return kinds >> 16; }
+// Rows of a workgroup's block are the queries of one head or, FOLDED, those of all heads that share keys.
+uint block_heads() { return has(FOLDED) ? group_size() : 1u; }
 
-// Row n of a block of rows that begins at `head`: its head is head + n / query_count, its position n % query_count.
-uint query_at(uint batch, uint head, uint n)
+// Numbers of the operands' dtype; the device's conversion may flush float16 denormals, which attention can bear.
+float number(uint bits) { return DTYPE == BF16 ? uintBitsToFloat(bits << 16) : unpackHalf2x16(bits).x; }
+vec2 two_numbers(uint w)
 {
-    uint h = n / query_count;
-    return q_at + batch * q_stride[0] + (head + h) * q_stride[1] + (n - h * query_count) * q_stride[2];
+    return DTYPE == BF16 ? vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xffff0000u)) : unpackHalf2x16(w);
 }
-uint result_at(uint batch, uint head, uint n)
+#define NUMBERS(name) \
+    float number_##name(uint i) { return DTYPE == F32 ? uintBitsToFloat(name##32[i]) : number(uint(name##16[i])); } \
+    void eight_##name(uint i, out vec4 a, out vec4 b) { \
+        if (DTYPE == F32) { a = uintBitsToFloat(name##128[i / 4u]); b = uintBitsToFloat(name##128[i / 4u + 1u]); } \
+        else { \
+            uvec4 w = name##128[i / 8u]; \
+            a = vec4(two_numbers(w.x), two_numbers(w.y)); \
+            b = vec4(two_numbers(w.z), two_numbers(w.w)); \
+        } \
+    }
+NUMBERS(q)
+NUMBERS(k)
+NUMBERS(v)
+NUMBERS(mask)
+NUMBERS(sinks)
+void store_result(uint i, float x)
 {
-    uint h = n / query_count;
-    return o_at + batch * o_stride[0] + (head + h) * o_stride[1] + (n - h * query_count) * o_stride[2];
+    if (DTYPE == F32) o32[i] = floatBitsToUint(x);
+    else o16[i] = uint16_t(float_to_bits(x, DTYPE));
 }
-float sink_of(uint head) { return loadf_sinks(sinks_at + head, DTYPE) * LOG2E; }
+float sink_of(uint head) { return number_sinks(sinks_at + head) * LOG2E; }
 
-// The first key that no row from `first` to `last` attends to: bottom-right aligned.
+// One row of a block that begins at `head`: where its operands are, and the keys it attends to.
+struct row_place { uint q, o, mask, head, keys; };
+row_place place_of(uint batch, uint head, uint n)
+{
+    row_place p;
+    uint h = n / query_count, i = n - h * query_count;
+    p.head = head + h;
+    p.q = q_at + batch * q_stride[0] + p.head * q_stride[1] + i * q_stride[2];
+    p.o = o_at + batch * o_stride[0] + p.head * o_stride[1] + i * o_stride[2];
+    p.mask = mask_at + batch * mask_stride[0] + p.head * mask_stride[1] + i * mask_stride[2];
+    p.keys = h >= block_heads() ? 0u                    // bottom-right aligned
+           : has(CAUSAL) ? uint(clamp(int(i + 1u + key_count) - int(query_count), 0, int(key_count))) : key_count;
+    return p;
+}
+
+// The first key that no row from `first` to `last` attends to.
 uint key_end(uint first, uint last)
 {
     if (!has(CAUSAL)) return key_count;
@@ -51,17 +78,11 @@ uint key_end(uint first, uint last)
     return uint(clamp(int(most + 1u + key_count) - int(query_count), 0, int(key_count)));
 }
 
-float masked(float score, uint batch, uint head, uint n, uint key, uint rows)
+float masked(float score, row_place p, uint key)
 {
-    if (n >= rows || key >= key_count) return LOWEST;
-    if (FLAGS % 8u == 0u) return score < LOWEST ? LOWEST : score;
-    uint h = n / query_count, i = n - h * query_count;
-    if (has(CAUSAL) && int(key) > int(i + key_count) - int(query_count)) return LOWEST;
-    if (has(MASK_BOOL) || has(MASK_ADDS)) {
-        uint at = mask_at + batch * mask_stride[0] + (head + h) * mask_stride[1] + i * mask_stride[2] + key * mask_stride[3];
-        if (has(MASK_ADDS)) score += loadf_mask(at, DTYPE) * LOG2E;
-        else if (uint(mask8[at]) == 0u) return LOWEST;
-    }
+    if (key >= p.keys) return LOWEST;
+    if (has(MASK_ADDS)) score += number_mask(p.mask + key * mask_stride[3]) * LOG2E;
+    else if (has(MASK_BOOL) && uint(mask8[p.mask + key * mask_stride[3]]) == 0u) return LOWEST;
     return score < LOWEST ? LOWEST : score;              // NaN stays
 }
 #endif

@@ -6,10 +6,9 @@
 layout(constant_id = 1) const uint LANES = 32;
 layout(constant_id = 2) const uint HELD = 0;           // groups of eight that a thread holds; 0: element by element
 layout(constant_id = 3) const uint DTYPE = 10;
-layout(constant_id = 4) const uint FLAGS = 0;
+layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
 #include "rows.glsl"
 const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u;
-bool has(uint flag) { return (FLAGS & flag) != 0u; }
 BUFFER(0, y)
 BUFFER(1, x)
 BUFFER(2, residual)
@@ -37,7 +36,9 @@ layout(push_constant) uniform Push {
     uint offset[4];                                     // of y, x, residual, h
     uint stride[4][3];                                  // [operand][dimension of the rows]
     uint x_step, residual_step;                         // along a row; 1 for y and h
+    uint flags;
 };
+bool has(uint flag) { return ((flag & (MEAN | ADD)) != 0u ? KIND & flag : flags & flag) != 0u; }
 
 uvec4 locate(uint row)
 {

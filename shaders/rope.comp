@@ -6,11 +6,10 @@
 layout(constant_id = 1) const uint LANES = 16;
 layout(constant_id = 2) const uint BY_FOUR = 0;        // four pairs a thread and step, aligned; else one
 layout(constant_id = 3) const uint DTYPE = 10;
-layout(constant_id = 4) const uint TRADITIONAL = 0;    // pairs (2j, 2j + 1), else (j, j + dims / 2)
-layout(constant_id = 5) const uint FREQS = 0;          // 1: inverse frequencies from an array, else powers of the base
-layout(constant_id = 6) const uint OFFSETS = 0;        // 1: offsets from an array
-layout(constant_id = 7) const uint NORM = 0;           // 1: RMS norm in front, 2: with a weight
+layout(constant_id = 4) const uint NORM = 0;           // 1: RMS norm in front, 2: with a weight
 #include "rows.glsl"
+const uint TRADITIONAL = 1u;                            // pairs (2j, 2j + 1), else (j, j + dims / 2)
+const uint FREQS = 2u, OFFSETS = 4u;                    // frequencies, offsets from arrays
 BUFFER(0, y)
 BUFFER(1, x)
 BUFFER(2, offsets)
@@ -24,15 +23,16 @@ layout(push_constant) uniform Push {
     uint batches, heads, tokens, width, dims, heads_each;
     uint y_at, x_at, offsets_at, freqs_at, weight_at;
     uint y_stride[4], x_stride[4];                      // batch, head, token, feature
-    uint offsets_step, freqs_step;
+    uint offsets_step, freqs_step, flags;
     int offset;
     float scale, base_high, base_low, eps;              // base_high + base_low: -log2(base) / (dims / 2)
 };
+bool has(uint flag) { return (flags & flag) != 0u; }
 
 // 2^(j * log2 of the ratio): the exponent in two parts, so that no bit of the frequency is lost.
 float inverse_frequency(uint j)
 {
-    if (FREQS == 1u) return 1.0 / uintBitsToFloat(freqs32[freqs_at + j * freqs_step]);
+    if (has(FREQS)) return 1.0 / uintBitsToFloat(freqs32[freqs_at + j * freqs_step]);
     float k = float(j), whole = clamp(roundEven(k * base_high), -126.0, 127.0), f = (k * base_high - whole) + k * base_low;
     float p = 1.535336188e-4 * f + 1.339887440e-3;
     p = p * f + 9.618437358e-3;
@@ -86,7 +86,7 @@ vec4 normed(vec4 v, float factor, uint feature)
 // Four pairs in each of `count` heads, of which `real` are there: all threads of a workgroup take as many steps.
 void rotate_fours(uint pair, uint y_row, uint x_row, uint count, uint real, float position)
 {
-    uint first = TRADITIONAL == 1u ? 2u * pair : pair, second = TRADITIONAL == 1u ? first + 4u : first + dims / 2u;
+    uint first = has(TRADITIONAL) ? 2u * pair : pair, second = has(TRADITIONAL) ? first + 4u : first + dims / 2u;
     vec4 c, s;
     for (uint i = 0u; i < 4u; i++) {
         vec2 cs = cos_sin(position * inverse_frequency(pair + i));
@@ -107,7 +107,7 @@ void rotate_fours(uint pair, uint y_row, uint x_row, uint count, uint real, floa
                 b = normed(b, factor, second);
             }
         }
-        if (TRADITIONAL == 1u) {
+        if (has(TRADITIONAL)) {
             vec4 u = vec4(a.xz, b.xz), v = vec4(a.yw, b.yw), ru = u * c - v * s, rv = u * s + v * c;
             p = vec4(ru.x, rv.x, ru.y, rv.y);
             q = vec4(ru.z, rv.z, ru.w, rv.w);
@@ -124,7 +124,7 @@ void rotate_fours(uint pair, uint y_row, uint x_row, uint count, uint real, floa
 
 void rotate_pair(uint pair, uint y_row, uint x_row, uint count, float position)
 {
-    uint first = TRADITIONAL == 1u ? 2u * pair : pair, second = TRADITIONAL == 1u ? first + 1u : first + dims / 2u;
+    uint first = has(TRADITIONAL) ? 2u * pair : pair, second = has(TRADITIONAL) ? first + 1u : first + dims / 2u;
     vec2 cs = cos_sin(position * inverse_frequency(pair));
     for (uint k = 0u; k < count; k++, y_row += y_stride[1], x_row += x_stride[1]) {
         float a = loadf_x(x_row + first * x_stride[3], DTYPE), b = loadf_x(x_row + second * x_stride[3], DTYPE);
@@ -142,7 +142,7 @@ void main()
     item = min(item, items - 1u);
     uint head = item % parts * heads_each, token = item / parts % tokens, batch = item / parts / tokens;
     uint count = min(heads_each, heads - head);
-    int at = OFFSETS == 1u ? int(offsets32[offsets_at + batch * offsets_step]) : offset;
+    int at = has(OFFSETS) ? int(offsets32[offsets_at + batch * offsets_step]) : offset;
     float position = scale * float(int(token) + at);
     uint y_row = y_at + batch * y_stride[0] + head * y_stride[1] + token * y_stride[2];
     uint x_row = x_at + batch * x_stride[0] + head * x_stride[1] + token * x_stride[2];

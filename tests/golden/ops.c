@@ -14,6 +14,8 @@
 #define BOOL(name)      bool_of(c, #name)
 #define STRING(name)    string_of(c, #name)
 #define DTYPE(name)     dtype_of(c, #name)
+/* The data's `full` is Python's, which keeps the dtype of an array whatever dtype is asked for; mlx-c's casts. */
+#define OWN_DTYPE(name) mlxvk_array_dtype(array_of(c, #name))
 #define INTS(name)      ints_of(c, #name), count_of(c, #name)
 #define LONGS(name)     longs_of(c, #name), count_of(c, #name)
 #define OPT_INT(name)   opt_int_of(c, #name)
@@ -30,7 +32,7 @@
 /* Functions with one result. */
 #define ONE_RESULT_FUNCTIONS(X)                                                                                       \
     X(arange, DOUBLE(start), DOUBLE(stop), DOUBLE(step), DTYPE(dtype))                                                \
-    X(full, INTS(shape), ARRAY(vals), DTYPE(dtype))                                                                   \
+    X(full, INTS(shape), ARRAY(vals), OWN_DTYPE(vals))                                                                \
     X(full_like, ARRAY(a), ARRAY(vals), DTYPE(dtype))                                                                 \
     X(zeros, INTS(shape), DTYPE(dtype))                                                                               \
     X(zeros_like, ARRAY(a))                                                                                           \

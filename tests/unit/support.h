@@ -1,0 +1,91 @@
+/* What the unit tests share. */
+#ifndef TESTS_UNIT_SUPPORT_H
+#define TESTS_UNIT_SUPPORT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "mlxvk.h"
+#include "unit/numbers.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* ---- the library ---- */
+
+/* The call must succeed; its error text is printed where it does not. */
+#define OK(call, stream) check_ok((call), (stream), #call, __FILE__, __LINE__)
+#define OK_DEVICE(call, device) check_ok_device((call), (device), #call, __FILE__, __LINE__)
+/* The call must return `code`, and the stream's error must say the same and contain each of the words (a NULL-ended
+ * list of strings). */
+#define REFUSED(call, code, stream, ...)                                                                              \
+    check_refused((call), (code), (stream), #call, __FILE__, __LINE__, (const char *const[]){ __VA_ARGS__, NULL })
+
+void check_ok(int code, mlxvk_stream stream, const char *what, const char *file, int line);
+void check_ok_device(int code, mlxvk_device device, const char *what, const char *file, int line);
+void check_refused(int code, int want, mlxvk_stream stream, const char *what, const char *file, int line,
+                   const char *const *words);
+
+/* A device with these gates ("NAME=value ..."), or NULL for none. Fails the test when there is none. */
+mlxvk_device open_device(const char *gates);
+mlxvk_stream open_stream(mlxvk_device device);
+mlxvk_stats stats_of(mlxvk_device device);
+
+mlxvk_array ints(mlxvk_device device, const int32_t *values, const int *shape, int ndim);
+mlxvk_array floats(mlxvk_device device, const float *values, const int *shape, int ndim);
+mlxvk_array counting(mlxvk_device device, int count);              /* int32: 0, 1, 2, ... */
+/* The array's elements must be these, bit for bit. */
+void expect_ints(mlxvk_array array, const int32_t *want, size_t count, mlxvk_stream stream);
+/* Within atol + rtol * |want|. */
+void expect_floats(mlxvk_array array, const float *want, size_t count, double rtol, double atol, mlxvk_stream stream);
+int eval_one(mlxvk_array array);
+int async_eval_one(mlxvk_array array);
+
+/* ---- random numbers: the same ones in every run ---- */
+
+struct rng { uint64_t state; };
+uint64_t random_bits(struct rng *r);
+int random_int(struct rng *r, int low, int high);                  /* low <= n <= high */
+bool random_chance(struct rng *r, int percent);
+
+/* ---- int32 tensors on the host, evaluated at once: what the library's arrays are compared with ---- */
+
+struct host {
+    int ndim;
+    int shape[MLXVK_MAX_NDIM];
+    int32_t *data;                                                 /* row-major */
+};
+
+/* Element [i, j, ...] is data[offset + i * strides[0] + j * strides[1] + ...]. */
+struct view {
+    int ndim;
+    int shape[MLXVK_MAX_NDIM];
+    int64_t strides[MLXVK_MAX_NDIM];
+    int64_t offset;
+};
+
+struct host host_new(const int *shape, int ndim);
+struct host host_random(struct rng *r, int max_ndim, int max_size);
+struct host host_copy(const struct host *h);
+void host_free(struct host *h);
+size_t host_size(const struct host *h);
+struct view host_whole(const struct host *h);
+void host_apply(struct host *h, const struct view *v);             /* h becomes a row-major copy of the view */
+mlxvk_array host_upload(const struct host *h, mlxvk_device device);
+void host_expect(const struct host *want, mlxvk_array got, mlxvk_stream stream);
+
+/* A random slice of a shape: start, stop and step of each axis, negative ones too, and what it names. */
+struct slice {
+    int start[MLXVK_MAX_NDIM], stop[MLXVK_MAX_NDIM], step[MLXVK_MAX_NDIM];
+    struct view view;
+};
+struct slice random_slice(struct rng *r, const struct host *h);
+
+/* Applies the same random view operation to both, of at most max_ndim dimensions and max_size elements. */
+void random_view(struct rng *r, mlxvk_array *array, struct host *h, int max_ndim, int max_size, mlxvk_stream stream);
+
+#endif

@@ -1,0 +1,431 @@
+/* Arrays: dtypes, views of every kind to 8 dimensions against the host, arrays over buffers, handles, vectors. */
+#include "support.h"
+
+static mlxvk_device device;
+static mlxvk_stream stream;
+
+static int set_up(void **state)
+{
+    (void)state;
+    device = open_device(NULL);
+    stream = open_stream(device);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    mlxvk_stream_free(stream);
+    mlxvk_device_free(device);
+    return 0;
+}
+
+/* ---- dtypes ---- */
+
+static void test_dtypes(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+        "float16", "float32", "float64", "bfloat16", "complex64",
+    };
+    for (int i = 0; i < MLXVK_DTYPE_COUNT; i++) {
+        assert_string_equal(mlxvk_dtype_name((mlxvk_dtype)i), names[i]);
+        assert_int_equal(mlxvk_dtype_size((mlxvk_dtype)i), bytes_of((mlxvk_dtype)i));
+    }
+    assert_string_equal(mlxvk_dtype_name((mlxvk_dtype)99), "?");
+    assert_int_equal(mlxvk_dtype_size((mlxvk_dtype)-1), 0);
+}
+
+/* Every dtype goes up and comes back unchanged, whatever its bits. */
+static void test_round_trip(void **state)
+{
+    (void)state;
+    struct rng r = { 1 };
+    for (int dtype = 0; dtype < MLXVK_DTYPE_COUNT; dtype++) {
+        unsigned char data[8 * 105], back[8 * 105];
+        mlxvk_array a = { NULL };
+        size_t bytes = 105 * bytes_of((mlxvk_dtype)dtype);
+        if (dtype == MLXVK_FLOAT64) continue;
+        for (size_t i = 0; i < bytes; i++) data[i] = (unsigned char)random_int(&r, 0, dtype == MLXVK_BOOL ? 1 : 255);
+        OK_DEVICE(mlxvk_array_new_data_device(&a, data, (int[]){ 3, 5, 7 }, 3, (mlxvk_dtype)dtype, device), device);
+        assert_int_equal(mlxvk_array_nbytes(a), bytes);
+        assert_int_equal(mlxvk_array_itemsize(a), bytes_of((mlxvk_dtype)dtype));
+        OK(mlxvk_array_read(a, back, bytes, stream), stream);
+        assert_memory_equal(back, data, bytes);
+        mlxvk_array_free(a);
+    }
+}
+
+static void test_float64_is_refused(void **state)
+{
+    (void)state;
+    mlxvk_array a = { NULL };
+    mlxvk_error error = { 0 };
+    double value = 1;
+    assert_int_equal(mlxvk_array_new_data_device(&a, &value, NULL, 0, MLXVK_FLOAT64, device), MLXVK_ERROR_DTYPE);
+    assert_null(a.ctx);
+    mlxvk_device_error(device, &error);
+    assert_non_null(strstr(error.text, "float64"));
+}
+
+static void test_shape_questions(void **state)
+{
+    (void)state;
+    mlxvk_array a = counting(device, 24), b = { NULL };
+    OK(mlxvk_reshape(&b, a, (int[]){ 2, 3, 4 }, 3, stream), stream);
+    assert_int_equal(mlxvk_array_ndim(b), 3);
+    assert_int_equal(mlxvk_array_size(b), 24);
+    assert_int_equal(mlxvk_array_nbytes(b), 96);
+    assert_int_equal(mlxvk_array_dim(b, 1), 3);
+    assert_int_equal(mlxvk_array_dim(b, -1), 4);
+    assert_int_equal(mlxvk_array_dim(b, 3), 0);
+    assert_int_equal(mlxvk_array_dim(b, -4), 0);
+    assert_int_equal(mlxvk_array_shape(b)[2], 4);
+    assert_true(mlxvk_array_is_row_contiguous(b));
+    OK(mlxvk_transpose(&b, b, stream), stream);
+    OK_DEVICE(mlxvk_array_eval(b), device);
+    assert_false(mlxvk_array_is_row_contiguous(b));
+    assert_int_equal(mlxvk_array_strides(b)[0], 1);
+    assert_int_equal(mlxvk_array_strides(b)[2], 12);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+}
+
+/* ---- scalars, empty arrays, dimensions ---- */
+
+static void test_items(void **state)
+{
+    (void)state;
+    mlxvk_array truth = mlxvk_array_new_bool(true), whole = mlxvk_array_new_int(-5), real = mlxvk_array_new_float(2.5f);
+    mlxvk_array same = mlxvk_array_new_float32(2.5f), pair = mlxvk_array_new_complex(1, -2);
+    bool b = false;
+    int32_t i = 0;
+    float f = 0, c[2];
+    assert_int_equal(mlxvk_array_item_bool(&b, truth), 0);
+    assert_true(b);
+    assert_int_equal(mlxvk_array_item_int32(&i, whole), 0);
+    assert_int_equal(i, -5);
+    assert_int_equal(mlxvk_array_item_float32(&f, real), 0);
+    assert_true(f == 2.5f);
+    assert_int_equal(mlxvk_array_dtype(same), MLXVK_FLOAT32);
+    assert_int_equal(mlxvk_array_ndim(pair), 0);
+    mlxvk_stream s = mlxvk_default_gpu_stream_new();
+    OK(mlxvk_array_read(pair, c, sizeof c, s), s);
+    assert_true(c[0] == 1 && c[1] == -2);
+    assert_int_not_equal(mlxvk_array_item_float32(&f, whole), 0);     /* the dtype must match */
+    assert_true(f == 2.5f);
+    const mlxvk_array all[] = { truth, whole, real, same, pair };
+    for (size_t n = 0; n < COUNT(all); n++) mlxvk_array_free(all[n]);
+    mlxvk_stream_free(s);
+}
+
+static void test_item_of_many(void **state)
+{
+    (void)state;
+    int32_t value = 7;
+    mlxvk_array a = counting(device, 2);
+    assert_int_not_equal(mlxvk_array_item_int32(&value, a), 0);
+    assert_int_equal(value, 7);
+    mlxvk_array_free(a);
+}
+
+static void test_empty(void **state)
+{
+    (void)state;
+    mlxvk_array a = ints(device, NULL, (int[]){ 3, 0, 2 }, 3), b = { NULL }, sum = { NULL };
+    char nothing;
+    assert_int_equal(mlxvk_array_size(a), 0);
+    OK(mlxvk_array_read(a, &nothing, 0, stream), stream);
+    OK(mlxvk_negative(&b, a, stream), stream);
+    OK(mlxvk_transpose(&b, b, stream), stream);
+    OK(mlxvk_add(&b, b, b, stream), stream);
+    assert_int_equal(mlxvk_array_dim(b, 0), 2);
+    OK(mlxvk_array_read(b, &nothing, 0, stream), stream);
+    OK(mlxvk_sum(&sum, a, false, stream), stream);
+    expect_ints(sum, (int32_t[]){ 0 }, 1, stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(sum);
+}
+
+static void test_most_dimensions(void **state)
+{
+    (void)state;
+    int ones[MLXVK_MAX_NDIM + 1];
+    int32_t value = 42;
+    mlxvk_array a = { NULL }, b = { NULL };
+    for (int i = 0; i <= MLXVK_MAX_NDIM; i++) ones[i] = 1;
+    OK_DEVICE(mlxvk_array_new_data_device(&a, &value, ones, MLXVK_MAX_NDIM, MLXVK_INT32, device), device);
+    OK(mlxvk_add(&b, a, a, stream), stream);
+    expect_ints(b, (int32_t[]){ 84 }, 1, stream);
+    assert_int_not_equal(mlxvk_expand_dims(&b, a, 0, stream), 0);
+    assert_int_not_equal(mlxvk_reshape(&b, a, ones, MLXVK_MAX_NDIM + 1, stream), 0);
+    assert_int_not_equal(mlxvk_broadcast_to(&b, a, ones, MLXVK_MAX_NDIM + 1, stream), 0);
+    expect_ints(b, (int32_t[]){ 84 }, 1, stream);
+    mlxvk_array_free(b);
+    b = mlxvk_array_new();
+    assert_int_not_equal(mlxvk_array_new_data_device(&b, &value, ones, MLXVK_MAX_NDIM + 1, MLXVK_INT32, device), 0);
+    assert_null(b.ctx);
+    mlxvk_array_free(a);
+}
+
+static void test_full_casts(void **state)
+{
+    (void)state;
+    mlxvk_array value = floats(device, (float[]){ 3.75f }, NULL, 0), res = { NULL };
+    OK(mlxvk_full(&res, (int[]){ 2, 2 }, 2, value, MLXVK_INT32, stream), stream);
+    expect_ints(res, (int32_t[]){ 3, 3, 3, 3 }, 4, stream);
+    mlxvk_array_free(value);
+    mlxvk_array_free(res);
+}
+
+/* ---- views ---- */
+
+/* What an operation that is no view makes of a view. */
+static void check_consumers(mlxvk_array a, const struct host *h)
+{
+    struct host twice = host_copy(h);
+    mlxvk_array copy = { NULL }, sum = { NULL };
+    for (size_t i = 0; i < host_size(h); i++) twice.data[i] = (int32_t)((uint32_t)h->data[i] + (uint32_t)h->data[i]);
+    OK(mlxvk_contiguous(&copy, a, false, stream), stream);
+    host_expect(h, copy, stream);
+    assert_true(mlxvk_array_is_row_contiguous(copy));
+    OK(mlxvk_add(&sum, a, copy, stream), stream);
+    host_expect(&twice, sum, stream);
+    host_free(&twice);
+    mlxvk_array_free(copy);
+    mlxvk_array_free(sum);
+}
+
+static void test_random_views(void **state)
+{
+    (void)state;
+    struct rng r = { 2024 };
+    for (int round = 0; round < 150; round++) {
+        struct host h = host_random(&r, 6, 600);
+        mlxvk_array a = host_upload(&h, device);
+        for (int steps = random_int(&r, 1, 6); steps > 0; steps--) random_view(&r, &a, &h, 8, 4000, stream);
+        host_expect(&h, a, stream);
+        check_consumers(a, &h);
+        host_free(&h);
+        mlxvk_array_free(a);
+    }
+}
+
+/* Elements of `size` bytes, told apart by their index, go through the same views. */
+static void test_views_of_sizes(void **state)
+{
+    (void)state;
+    static const mlxvk_dtype dtypes[] = { MLXVK_UINT8, MLXVK_INT16, MLXVK_BFLOAT16, MLXVK_INT64, MLXVK_COMPLEX64 };
+    struct rng r = { 77 };
+    for (int round = 0; round < 60; round++) {
+        mlxvk_dtype dtype = dtypes[round % (int)COUNT(dtypes)];
+        size_t item = bytes_of(dtype);
+        struct host index = host_random(&r, 4, 240);           /* of each element in the base */
+        size_t size = host_size(&index);
+        unsigned char *base = malloc(size * item + 1), *got;
+        mlxvk_array a = { NULL };
+        for (size_t i = 0; i < size * item; i++) base[i] = (unsigned char)random_bits(&r);
+        for (size_t i = 0; i < size; i++) index.data[i] = (int32_t)i;
+        OK_DEVICE(mlxvk_array_new_data_device(&a, base, index.shape, index.ndim, dtype, device), device);
+        for (int steps = 0; steps < 4; steps++) random_view(&r, &a, &index, 8, 1000, stream);
+        OK(mlxvk_contiguous(&a, a, false, stream), stream);
+        size = host_size(&index);
+        got = malloc(size * item + 1);
+        OK(mlxvk_array_read(a, got, size * item, stream), stream);
+        for (size_t i = 0; i < size; i++)
+            assert_memory_equal(got + i * item, base + (size_t)index.data[i] * item, item);
+        free(got);
+        free(base);
+        host_free(&index);
+        mlxvk_array_free(a);
+    }
+}
+
+/* Views of a view share its memory: a kernel runs only where memory must move. */
+static void test_views_are_views(void **state)
+{
+    (void)state;
+    mlxvk_array a = counting(device, 60), v = { NULL };
+    OK(mlxvk_array_eval(a), stream);
+    uint64_t before = stats_of(device).dispatches;
+    OK(mlxvk_reshape(&v, a, (int[]){ 3, 4, 5 }, 3, stream), stream);
+    OK(mlxvk_transpose_axes(&v, v, (int[]){ 2, 0, 1 }, 3, stream), stream);
+    OK(mlxvk_slice(&v, v, (int[]){ 4, 0, 0 }, 3, (int[]){ -6, 3, 4 }, 3, (int[]){ -2, 1, 3 }, 3, stream), stream);
+    OK(mlxvk_expand_dims(&v, v, 0, stream), stream);
+    OK(mlxvk_broadcast_to(&v, v, (int[]){ 2, 3, 3, 2 }, 4, stream), stream);
+    OK(mlxvk_array_eval(v), stream);
+    assert_int_equal(stats_of(device).dispatches, before);
+    mlxvk_buffer one = { NULL }, other = { NULL };
+    size_t offset = 0;
+    OK(mlxvk_array_buffer(&one, &offset, a), stream);
+    size_t start = offset;
+    OK(mlxvk_array_buffer(&other, &offset, v), stream);
+    assert_int_equal(offset - start, 4 * 4);
+    assert_ptr_equal(mlxvk_buffer_data(one), mlxvk_buffer_data(other));
+    mlxvk_buffer_free(one);
+    mlxvk_buffer_free(other);
+    mlxvk_array_free(a);
+    mlxvk_array_free(v);
+}
+
+/* ---- arrays over buffers ---- */
+
+static void fill_buffer(mlxvk_buffer buffer, int count)
+{
+    mlxvk_array a = { NULL }, from = counting(device, count);
+    OK_DEVICE(mlxvk_array_new_buffer(&a, buffer, &count, NULL, 1, MLXVK_INT32, 0), device);
+    OK(mlxvk_slice_update(&a, a, from, (int[]){ 0 }, 1, &count, 1, (int[]){ 1 }, 1, stream), stream);
+    OK_DEVICE(eval_one(a), device);
+    mlxvk_array_free(a);
+    mlxvk_array_free(from);
+}
+
+static void test_over_buffers(void **state)
+{
+    (void)state;
+    enum { N = 400 };
+    struct rng r = { 5 };
+    mlxvk_buffer buffer = { NULL };
+    OK_DEVICE(mlxvk_buffer_new(&buffer, N * 4, device), device);
+    assert_int_equal(mlxvk_buffer_size(buffer), N * 4);
+    fill_buffer(buffer, N);
+    struct host base = host_new((int[]){ N }, 1);
+    for (int i = 0; i < N; i++) base.data[i] = i;
+    for (int round = 0; round < 60; round++) {
+        struct view v = { .ndim = random_int(&r, 0, 5) };
+        int64_t low = 0, high = 0;
+        for (int i = 0; i < v.ndim; i++) {
+            v.shape[i] = random_int(&r, 1, 4);
+            v.strides[i] = random_int(&r, -20, 20);
+            *(v.strides[i] < 0 ? &low : &high) += v.strides[i] * (v.shape[i] - 1);
+        }
+        if (high - low >= N) continue;
+        v.offset = random_int(&r, (int)-low, (int)(N - 1 - high));
+        struct host h = host_copy(&base);
+        host_apply(&h, &v);
+        mlxvk_array a = { NULL };
+        OK_DEVICE(mlxvk_array_new_buffer(&a, buffer, v.shape, v.strides, v.ndim, MLXVK_INT32, (size_t)v.offset * 4), device);
+        host_expect(&h, a, stream);
+        check_consumers(a, &h);
+        mlxvk_array_free(a);
+        host_free(&h);
+    }
+    host_free(&base);
+    mlxvk_buffer_free(buffer);
+}
+
+/* An array holds its buffer. */
+static void test_buffer_lives(void **state)
+{
+    (void)state;
+    mlxvk_buffer buffer = { NULL };
+    mlxvk_array a = { NULL };
+    int32_t want[64];
+    OK_DEVICE(mlxvk_buffer_new(&buffer, 256, device), device);
+    fill_buffer(buffer, 64);
+    OK_DEVICE(mlxvk_array_new_buffer(&a, buffer, (int[]){ 64 }, NULL, 1, MLXVK_INT32, 0), device);
+    mlxvk_buffer_free(buffer);
+    for (int i = 0; i < 64; i++) want[i] = i;
+    expect_ints(a, want, 64, stream);
+    mlxvk_array_free(a);
+}
+
+static void test_outside_buffers(void **state)
+{
+    (void)state;
+    static const struct { int shape[2]; int64_t strides[2]; size_t offset; } bad[] = {
+        { { 4, 65 }, { 64, 1 }, 0 },                           /* 256 elements and one more */
+        { { 4, 64 }, { 64, 1 }, 4 },
+        { { 4, 64 }, { -64, 1 }, 0 },                          /* before the first */
+        { { 2, 2 }, { 1, 1 }, 2000 },
+        { { 2, 2 }, { INT64_MAX / 2, 1 }, 0 },
+        { { 2, 2 }, { 1, 1 }, 2 },                             /* not a multiple of the element's size */
+        { { 2, 2 }, { 1, 1 }, SIZE_MAX - 3 },
+        { { -1, 2 }, { 1, 1 }, 0 },
+    };
+    mlxvk_buffer buffer = { NULL };
+    OK_DEVICE(mlxvk_buffer_new(&buffer, 1024, device), device);
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        mlxvk_array a = { NULL };
+        mlxvk_error error = { 0 };
+        int code = mlxvk_array_new_buffer(&a, buffer, bad[i].shape, bad[i].strides, 2, MLXVK_INT32, bad[i].offset);
+        if (!code) print_error("bad array %zu was made\n", i);
+        assert_int_not_equal(code, 0);
+        assert_null(a.ctx);
+        mlxvk_device_error(device, &error);
+        assert_int_equal(error.code, code);
+    }
+    mlxvk_buffer_free(buffer);
+}
+
+/* ---- handles and vectors ---- */
+
+static void test_set(void **state)
+{
+    (void)state;
+    mlxvk_array a = counting(device, 4), b = counting(device, 2), third = { NULL };
+    assert_int_equal(mlxvk_array_set(&b, a), 0);
+    assert_int_equal(mlxvk_array_set(&third, b), 0);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    expect_ints(third, (int32_t[]){ 0, 1, 2, 3 }, 4, stream);
+    assert_int_equal(mlxvk_array_set(&third, third), 0);
+    expect_ints(third, (int32_t[]){ 0, 1, 2, 3 }, 4, stream);
+    mlxvk_array_free(third);
+    assert_int_equal(mlxvk_array_free((mlxvk_array){ NULL }), 0);
+}
+
+static void test_vectors(void **state)
+{
+    (void)state;
+    mlxvk_array a = counting(device, 1), b = counting(device, 2), got = { NULL };
+    mlxvk_vector_array v = mlxvk_vector_array_new_data((mlxvk_array[]){ a, b }, 2);
+    assert_int_equal(mlxvk_vector_array_size(v), 2);
+    assert_int_equal(mlxvk_vector_array_append_value(v, a), 0);
+    assert_int_equal(mlxvk_vector_array_append_data(v, (mlxvk_array[]){ b, b }, 2), 0);
+    assert_int_equal(mlxvk_vector_array_size(v), 5);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    assert_int_equal(mlxvk_vector_array_get(&got, v, 4), 0);
+    expect_ints(got, (int32_t[]){ 0, 1 }, 2, stream);
+    assert_int_not_equal(mlxvk_vector_array_get(&got, v, 5), 0);
+    expect_ints(got, (int32_t[]){ 0, 1 }, 2, stream);
+    assert_int_equal(mlxvk_vector_array_set_data(&v, &got, 1), 0);
+    assert_int_equal(mlxvk_vector_array_size(v), 1);
+    mlxvk_vector_array_free(v);
+    expect_ints(got, (int32_t[]){ 0, 1 }, 2, stream);
+    mlxvk_array_free(got);
+    assert_int_equal(mlxvk_vector_array_free((mlxvk_vector_array){ NULL }), 0);
+}
+
+static void test_read_size(void **state)
+{
+    (void)state;
+    int32_t data[4] = { 9, 9, 9, 9 };
+    mlxvk_array a = counting(device, 3);
+    assert_int_not_equal(mlxvk_array_read(a, data, 8, stream), 0);
+    assert_int_not_equal(mlxvk_array_read(a, data, 16, stream), 0);
+    assert_int_not_equal(mlxvk_array_read(a, NULL, 12, stream), 0);
+    assert_int_equal(data[0], 9);
+    OK(mlxvk_array_read(a, data, 12, stream), stream);
+    assert_int_equal(data[2], 2);
+    assert_int_equal(data[3], 9);
+    mlxvk_array_free(a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dtypes), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_float64_is_refused),
+        cmocka_unit_test(test_shape_questions), cmocka_unit_test(test_items), cmocka_unit_test(test_item_of_many),
+        cmocka_unit_test(test_empty), cmocka_unit_test(test_most_dimensions), cmocka_unit_test(test_full_casts),
+        cmocka_unit_test(test_random_views),
+        cmocka_unit_test(test_views_of_sizes), cmocka_unit_test(test_views_are_views),
+        cmocka_unit_test(test_over_buffers), cmocka_unit_test(test_buffer_lives),
+        cmocka_unit_test(test_outside_buffers), cmocka_unit_test(test_set), cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_read_size),
+    };
+    return cmocka_run_group_tests_name("array", tests, set_up, tear_down);
+}

@@ -1,0 +1,457 @@
+/* Devices: finding and choosing one, what it says of itself, gates, the pipeline cache, a device of the caller's, a
+ * driver that fails. */
+#define _POSIX_C_SOURCE 200809L
+#define VK_NO_PROTOTYPES
+#include <dlfcn.h>
+#include <stdio.h>
+#include <vulkan/vulkan.h>
+#include "support.h"
+
+/* ---- finding ---- */
+
+struct listing { int count; char first[256], type[32]; };
+
+static void note_device(int index, const char *name, const char *type, void *user)
+{
+    struct listing *l = user;
+    assert_int_equal(index, l->count);
+    assert_true(name[0] && type[0]);
+    if (!l->count++) {
+        snprintf(l->first, sizeof l->first, "%s", name);
+        snprintf(l->type, sizeof l->type, "%s", type);
+    }
+}
+
+static void test_list(void **state)
+{
+    (void)state;
+    struct listing l = { 0 };
+    assert_true(mlxvk_is_available());
+    assert_int_equal(mlxvk_device_list(note_device, &l), 0);
+    assert_int_equal(l.count, mlxvk_device_count());
+    assert_true(l.count >= 1);
+    assert_true(!strcmp(l.type, "cpu") || !strcmp(l.type, "discrete") || !strcmp(l.type, "integrated") ||
+                !strcmp(l.type, "virtual") || !strcmp(l.type, "other"));
+}
+
+/* Makes a device by name and computes with it. */
+static void use_device(const char *name)
+{
+    mlxvk_device d = { NULL };
+    mlxvk_error error = { 0 };
+    if (mlxvk_device_create(&d, &(mlxvk_device_desc){ .name = name, .error = &error })) fail_msg("%s", error.text);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array a = counting(d, 3), b = { NULL };
+    OK(mlxvk_add(&b, a, a, s), s);
+    expect_ints(b, (int32_t[]){ 0, 2, 4 }, 3, s);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+static void test_choice(void **state)
+{
+    (void)state;
+    struct listing l = { 0 };
+    mlxvk_device_list(note_device, &l);
+    use_device(NULL);
+    use_device("0");
+    l.first[5] = 0;                                            /* part of its name */
+    use_device(l.first);
+}
+
+static void test_no_such_device(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "99", "no such device" };
+    for (size_t i = 0; i < COUNT(names); i++) {
+        mlxvk_device d = { NULL };
+        mlxvk_error error = { 0 };
+        assert_int_equal(mlxvk_device_create(&d, &(mlxvk_device_desc){ .name = names[i], .error = &error }),
+                         MLXVK_ERROR_NO_DEVICE);
+        assert_null(d.ctx);
+        assert_int_equal(error.code, MLXVK_ERROR_NO_DEVICE);
+        if (!strstr(error.text, names[i])) fail_msg("the text does not name \"%s\": %s", names[i], error.text);
+    }
+}
+
+static void test_environment_chooses(void **state)
+{
+    (void)state;
+    mlxvk_device d = { NULL };
+    setenv("MLX_VK_DEVICE", "no such device", 1);
+    int code = mlxvk_device_create(&d, NULL), by_name = mlxvk_device_create(&d, &(mlxvk_device_desc){ .name = "0" });
+    unsetenv("MLX_VK_DEVICE");
+    assert_int_equal(code, MLXVK_ERROR_NO_DEVICE);
+    assert_int_equal(by_name, 0);                              /* the description wins */
+    mlxvk_device_free(d);
+}
+
+/* A loader without any driver: the text says what to install. */
+static void test_no_driver(void **state)
+{
+    (void)state;
+    mlxvk_device d = { NULL };
+    mlxvk_error error = { 0 };
+    char old_icd[1024], old_files[1024];
+    const char *icd = getenv("VK_ICD_FILENAMES"), *files = getenv("VK_DRIVER_FILES");
+    snprintf(old_icd, sizeof old_icd, "%s", icd ? icd : "");
+    snprintf(old_files, sizeof old_files, "%s", files ? files : "");
+    setenv("VK_ICD_FILENAMES", "/nonexistent/none.json", 1);
+    setenv("VK_DRIVER_FILES", "/nonexistent/none.json", 1);
+    int code = mlxvk_device_create(&d, &(mlxvk_device_desc){ .error = &error });
+    bool available = mlxvk_is_available();
+    if (icd) setenv("VK_ICD_FILENAMES", old_icd, 1); else unsetenv("VK_ICD_FILENAMES");
+    if (files) setenv("VK_DRIVER_FILES", old_files, 1); else unsetenv("VK_DRIVER_FILES");
+    assert_int_equal(code, MLXVK_ERROR_NO_DEVICE);
+    assert_false(available);
+    assert_null(d.ctx);
+    assert_non_null(strstr(error.text, "install"));
+}
+
+/* ---- what a device says ---- */
+
+static void test_info(void **state)
+{
+    (void)state;
+    static const char *const strings[] = { "device_name", "architecture", "driver" };
+    static const char *const sizes[] = {
+        "max_buffer_length", "max_recommended_working_set_size", "memory_size", "subgroup_size",
+        "max_storage_buffer_range", "shared_memory_size",
+    };
+    static const char *const flags[] = {
+        "unified", "int8", "int16", "int64", "float16", "storage8", "storage16", "bfloat16", "cooperative_matrix",
+        "cooperative_matrix2", "push_descriptor", "integer_dot_product",
+    };
+    mlxvk_device d = open_device(NULL);
+    const char *text = NULL;
+    size_t value = 0;
+    for (size_t i = 0; i < COUNT(strings); i++) {
+        OK_DEVICE(mlxvk_device_info_get_string(&text, d, strings[i]), d);
+        assert_true(text[0]);
+    }
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+        OK_DEVICE(mlxvk_device_info_get_size(&value, d, sizes[i]), d);
+        assert_true(value > 0);
+    }
+    for (size_t i = 0; i < COUNT(flags); i++) {
+        OK_DEVICE(mlxvk_device_info_get_size(&value, d, flags[i]), d);
+        assert_true(value <= 1);
+    }
+    assert_int_equal(mlxvk_device_info_get_size(&value, d, "colour"), MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_device_info_get_size(&value, d, "driver"), MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_device_info_get_string(&text, d, "memory_size"), MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_device_status(d), 0);
+    assert_true(mlxvk_version()[0]);
+    mlxvk_device_free(d);
+}
+
+struct gates { int count; bool ops, no_barriers; char text[256]; };
+
+static void note_gate(const char *line, void *user)
+{
+    struct gates *g = user;
+    g->count++;
+    if (strstr(line, "MLX_VK_MAX_OPS_PER_BUFFER")) snprintf(g->text, sizeof g->text, "%s", line);
+    if (strstr(line, "MLX_VK_TEST_NO_BARRIERS")) g->no_barriers = true;
+}
+
+/* The description's gates win over the environment's. */
+static void test_gates(void **state)
+{
+    (void)state;
+    struct gates g = { 0 };
+    setenv("MLX_VK_MAX_OPS_PER_BUFFER", "31", 1);
+    mlxvk_device from_environment = open_device(NULL), from_desc = open_device("MLX_VK_MAX_OPS_PER_BUFFER=53");
+    unsetenv("MLX_VK_MAX_OPS_PER_BUFFER");
+    assert_int_equal(mlxvk_gates(from_environment, note_gate, &g), 0);
+    assert_true(g.count > 5 && g.no_barriers);
+    assert_non_null(strstr(g.text, "31"));
+    assert_int_equal(mlxvk_gates(from_desc, note_gate, &g), 0);
+    assert_non_null(strstr(g.text, "53"));
+    mlxvk_device_free(from_environment);
+    mlxvk_device_free(from_desc);
+}
+
+/* ---- lifetime ---- */
+
+/* The device lives as long as anything made from it. */
+static void test_outlived(void **state)
+{
+    (void)state;
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array a = counting(d, 3);
+    mlxvk_buffer buffer = { NULL };
+    mlxvk_event event = { NULL };
+    OK_DEVICE(mlxvk_buffer_new(&buffer, 1000, d), d);
+    OK_DEVICE(mlxvk_event_new(&event, d), d);
+    mlxvk_device_free(d);
+    OK(mlxvk_add(&a, a, a, s), s);
+    expect_ints(a, (int32_t[]){ 0, 2, 4 }, 3, s);
+    mlxvk_stream_free(s);
+    mlxvk_array_free(a);
+    mlxvk_event_free(event);
+    assert_true(mlxvk_buffer_size(buffer) >= 1000);
+    mlxvk_buffer_free(buffer);
+    assert_int_equal(mlxvk_device_free((mlxvk_device){ NULL }), 0);
+}
+
+/* Devices do not know of each other. */
+static void test_two(void **state)
+{
+    (void)state;
+    mlxvk_device one = open_device(NULL), two = open_device(NULL);
+    size_t bytes = 1;
+    mlxvk_array a = counting(one, 1000);
+    OK_DEVICE(mlxvk_get_active_memory(&bytes, two), two);
+    assert_int_equal(bytes, 0);
+    OK_DEVICE(mlxvk_get_active_memory(&bytes, one), one);
+    assert_true(bytes >= 4000);
+    mlxvk_array_free(a);
+    mlxvk_device_free(one);
+    mlxvk_device_free(two);
+}
+
+static void test_stats(void **state)
+{
+    (void)state;
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array a = counting(d, 3), b = { NULL };
+    OK(mlxvk_add(&b, a, a, s), s);
+    OK(mlxvk_synchronize(s), s);
+    mlxvk_stats stats = stats_of(d);
+    assert_int_equal(stats.operations, 1);
+    assert_int_equal(stats.dispatches, 1);
+    assert_int_equal(stats.submissions, 1);
+    assert_int_equal(stats.pipelines, 1);
+    assert_int_equal(mlxvk_reset_stats(d), 0);
+    stats = stats_of(d);
+    assert_int_equal(stats.operations + stats.dispatches + stats.submissions, 0);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+/* ---- the pipeline cache ---- */
+
+static void compute_with_cache(const void *data, size_t size)
+{
+    mlxvk_device d = { NULL };
+    mlxvk_error error = { 0 };
+    const mlxvk_device_desc desc = { .pipeline_cache = data, .pipeline_cache_size = size, .error = &error };
+    if (mlxvk_device_create(&d, &desc)) fail_msg("%s", error.text);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array a = counting(d, 3), b = { NULL };
+    OK(mlxvk_add(&b, a, a, s), s);
+    expect_ints(b, (int32_t[]){ 0, 2, 4 }, 3, s);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+/* A cache of an earlier run, a broken one and somebody else's: the result is the same. */
+static void test_pipeline_cache(void **state)
+{
+    (void)state;
+    mlxvk_device d = open_device(NULL);
+    size_t size = 0, less = 1;
+    OK_DEVICE(mlxvk_pipeline_cache_data(d, NULL, &size), d);
+    assert_true(size >= 16);
+    unsigned char *data = malloc(size);
+    OK_DEVICE(mlxvk_pipeline_cache_data(d, data, &size), d);
+    assert_int_not_equal(mlxvk_pipeline_cache_data(d, data, &less), 0);
+    mlxvk_device_free(d);
+    compute_with_cache(data, size);
+    compute_with_cache(data, size / 2);
+    memset(data, 0x5A, size);
+    compute_with_cache(data, size);
+    compute_with_cache(data, 3);
+    free(data);
+}
+
+/* ---- a device of the caller's, and a driver that fails ---- */
+
+static void *loader;
+static PFN_vkGetInstanceProcAddr get_instance;
+static PFN_vkGetDeviceProcAddr get_device;
+static VkInstance instance;
+static VkPhysicalDevice physical;
+static VkDevice logical;
+static VkQueue queue;
+static int locks, fail_submits_after = -1;
+static PFN_vkQueueSubmit real_submit;
+
+#define LOAD(name) PFN_##name name = (PFN_##name)get_instance(instance, #name)
+
+static bool make_instance(void)
+{
+    loader = dlopen("libvulkan.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!loader) return false;
+    *(void **)&get_instance = dlsym(loader, "vkGetInstanceProcAddr");
+    LOAD(vkCreateInstance);
+    const VkApplicationInfo application = { .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .apiVersion = VK_API_VERSION_1_2 };
+    const VkInstanceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, .pApplicationInfo = &application };
+    return vkCreateInstance(&info, NULL, &instance) == VK_SUCCESS;
+}
+
+static VkPhysicalDeviceVulkan11Features features11 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES };
+static VkPhysicalDeviceVulkan12Features features12 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES,
+                                                       .pNext = &features11, .timelineSemaphore = VK_TRUE };
+static VkPhysicalDeviceFeatures2 features = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, .pNext = &features12 };
+
+/* With small storage, which the kernels need, or with nothing at all; never more. */
+static bool make_logical(void)
+{
+    const float priority = 1;
+    uint32_t count = 1;
+    LOAD(vkEnumeratePhysicalDevices);
+    LOAD(vkCreateDevice);
+    LOAD(vkGetDeviceProcAddr);
+    const VkDeviceQueueCreateInfo queues = { .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueCount = 1,
+                                             .pQueuePriorities = &priority };
+    const VkDeviceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .pNext = &features,
+                                      .queueCreateInfoCount = 1, .pQueueCreateInfos = &queues };
+    get_device = vkGetDeviceProcAddr;
+    if (vkEnumeratePhysicalDevices(instance, &count, &physical) < 0 || !count) return false;
+    if (vkCreateDevice(physical, &info, NULL, &logical)) return false;
+    PFN_vkGetDeviceQueue vkGetDeviceQueue = (PFN_vkGetDeviceQueue)get_device(logical, "vkGetDeviceQueue");
+    real_submit = (PFN_vkQueueSubmit)get_device(logical, "vkQueueSubmit");
+    vkGetDeviceQueue(logical, 0, 0, &queue);
+    return true;
+}
+
+static void end_vulkan(void)
+{
+    LOAD(vkDestroyInstance);
+    PFN_vkDestroyDevice vkDestroyDevice = (PFN_vkDestroyDevice)get_device(logical, "vkDestroyDevice");
+    vkDestroyDevice(logical, NULL);
+    vkDestroyInstance(instance, NULL);
+    dlclose(loader);
+}
+
+static void lock_queue(void *user) { assert_ptr_equal(user, &locks); locks++; }
+static void unlock_queue(void *user) { assert_ptr_equal(user, &locks); }
+
+/* A driver whose vkQueueSubmit loses the device from some call on. */
+static VKAPI_ATTR VkResult VKAPI_CALL failing_submit(VkQueue q, uint32_t count, const VkSubmitInfo *submits, VkFence fence)
+{
+    if (fail_submits_after == 0) return VK_ERROR_DEVICE_LOST;
+    if (fail_submits_after > 0) fail_submits_after--;
+    return real_submit(q, count, submits, fence);
+}
+
+static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL failing_device_proc(VkDevice d, const char *name)
+{
+    return strcmp(name, "vkQueueSubmit") ? get_device(d, name) : (PFN_vkVoidFunction)failing_submit;
+}
+
+static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL failing_instance_proc(VkInstance i, const char *name)
+{
+    if (!strcmp(name, "vkGetDeviceProcAddr")) return (PFN_vkVoidFunction)failing_device_proc;
+    if (!strcmp(name, "vkQueueSubmit")) return (PFN_vkVoidFunction)failing_submit;
+    return get_instance(i, name);
+}
+
+static mlxvk_device adopt(PFN_vkGetInstanceProcAddr proc, bool small_storage)
+{
+    mlxvk_adopt a = {
+        .instance = instance, .physical_device = physical, .device = logical, .queue = queue, .features = &features,
+        .lock_queue = lock_queue, .unlock_queue = unlock_queue, .user = &locks,
+    };
+    mlxvk_device d = { NULL };
+    mlxvk_error error = { 0 };
+    memcpy(&a.get_instance_proc_addr, &proc, sizeof proc);
+    features11.storageBuffer16BitAccess = features12.storageBuffer8BitAccess = small_storage;
+    if (!make_instance() || !make_logical()) fail_msg("no Vulkan device of the test's own");
+    a.instance = instance, a.physical_device = physical, a.device = logical, a.queue = queue;
+    if (mlxvk_device_create(&d, &(mlxvk_device_desc){ .adopt = &a, .error = &error })) fail_msg("%s", error.text);
+    return d;
+}
+
+static void test_adopt(void **state)
+{
+    (void)state;
+    locks = 0;
+    mlxvk_device d = adopt(NULL, true);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array a = counting(d, 1000), b = { NULL };
+    OK(mlxvk_multiply(&b, a, a, s), s);
+    int32_t want[1000];
+    for (int i = 0; i < 1000; i++) want[i] = i * i;
+    expect_ints(b, want, 1000, s);
+    assert_true(locks > 0);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    end_vulkan();                                              /* still the caller's */
+}
+
+/* A feature that was not enabled: a clear error, or the right result without it. */
+static void test_least_device(void **state)
+{
+    (void)state;
+    mlxvk_device d = adopt(NULL, false);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array a = counting(d, 3), b = { NULL };
+    int32_t got[3] = { 0 };
+    mlxvk_error error = { 0 };
+    int code = mlxvk_add(&b, a, a, s);
+    if (!code) code = mlxvk_array_read(b, got, sizeof got, s);
+    mlxvk_stream_error(s, &error);
+    if (!code) assert_int_equal(got[2], 4);
+    else assert_int_equal(code, MLXVK_ERROR_UNSUPPORTED);
+    if (code && !strstr(error.text, "storage")) fail_msg("the text does not say what the device lacks: %s", error.text);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    end_vulkan();
+}
+
+/* A lost device is an error that stays; nothing crashes, and closing works. */
+static void test_lost(void **state)
+{
+    (void)state;
+    fail_submits_after = 1;
+    mlxvk_device d = adopt(failing_instance_proc, true);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array a = counting(d, 3), b = { NULL }, c = { NULL };
+    mlxvk_error error = { 0 };
+    int32_t got[3];
+    OK(mlxvk_add(&b, a, a, s), s);
+    expect_ints(b, (int32_t[]){ 0, 2, 4 }, 3, s);
+    int code = mlxvk_add(&c, b, a, s);
+    if (!code) code = mlxvk_array_read(c, got, sizeof got, s);
+    assert_int_equal(code, MLXVK_ERROR_DEVICE_LOST);
+    mlxvk_stream_error(s, &error);
+    assert_int_equal(error.code, MLXVK_ERROR_DEVICE_LOST);
+    fail_submits_after = -1;
+    assert_int_equal(mlxvk_device_status(d), MLXVK_ERROR_DEVICE_LOST);
+    assert_int_equal(mlxvk_add(&c, a, a, s), MLXVK_ERROR_DEVICE_LOST);
+    assert_int_equal(mlxvk_synchronize(s), MLXVK_ERROR_DEVICE_LOST);
+    assert_int_not_equal(mlxvk_array_read(c, got, sizeof got, s), 0);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(c);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    end_vulkan();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_list), cmocka_unit_test(test_choice), cmocka_unit_test(test_no_such_device),
+        cmocka_unit_test(test_environment_chooses), cmocka_unit_test(test_no_driver), cmocka_unit_test(test_info),
+        cmocka_unit_test(test_gates), cmocka_unit_test(test_outlived), cmocka_unit_test(test_two),
+        cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt),
+        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost),
+    };
+    return cmocka_run_group_tests_name("device", tests, NULL, NULL);
+}

@@ -1,0 +1,319 @@
+/* Errors: codes and texts, nothing changed by a refused call; an allocator that fails; a driver that fails. */
+#include "support.h"
+
+#include <stdio.h>
+
+static mlxvk_device device;
+static mlxvk_stream stream;
+static mlxvk_array a23, b34, i4, c2;                           /* float32 (2, 3), float32 (3, 4), int32 (4), complex64 (2) */
+
+static const float values[12] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 };
+
+static int set_up(void **state)
+{
+    (void)state;
+    device = open_device(NULL);
+    stream = open_stream(device);
+    a23 = floats(device, values, (int[]){ 2, 3 }, 2);
+    b34 = floats(device, values, (int[]){ 3, 4 }, 2);
+    i4 = counting(device, 4);
+    OK_DEVICE(mlxvk_array_new_data_device(&c2, values, (int[]){ 2 }, 1, MLXVK_COMPLEX64, device), device);
+    return 0;
+}
+
+static void expect_unchanged(void)
+{
+    float pairs[4];
+    expect_floats(a23, values, 6, 0, 0, stream);
+    expect_floats(b34, values, 12, 0, 0, stream);
+    expect_ints(i4, (int32_t[]){ 0, 1, 2, 3 }, 4, stream);
+    OK(mlxvk_array_read(c2, pairs, sizeof pairs, stream), stream);
+    assert_memory_equal(pairs, values, sizeof pairs);
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    expect_unchanged();
+    const mlxvk_array all[] = { a23, b34, i4, c2 };
+    for (size_t i = 0; i < COUNT(all); i++) mlxvk_array_free(all[i]);
+    mlxvk_stream_free(stream);
+    mlxvk_device_free(device);
+    return 0;
+}
+
+/* ---- texts ---- */
+
+static void test_result_texts(void **state)
+{
+    (void)state;
+    for (int code = 0; code < MLXVK_RESULT_COUNT; code++) {
+        assert_true(mlxvk_result_text(code)[0]);
+        for (int other = 0; other < code; other++)
+            assert_string_not_equal(mlxvk_result_text(code), mlxvk_result_text(other));
+    }
+    assert_non_null(mlxvk_result_text(-1));
+    assert_non_null(mlxvk_result_text(1000));
+}
+
+/* What a refused call must leave alone. */
+static mlxvk_array kept(void)
+{
+    mlxvk_array array = { NULL };
+    assert_int_equal(mlxvk_array_set(&array, i4), 0);
+    return array;
+}
+
+#define REFUSED_HERE(call, code, ...)                                                                                 \
+    do {                                                                                                              \
+        mlxvk_array res = kept();                                                                                     \
+        REFUSED(call, code, stream, __VA_ARGS__);                                                                     \
+        assert_ptr_equal(res.ctx, i4.ctx);                                                                            \
+        mlxvk_array_free(res);                                                                                        \
+    } while (0)
+
+static void test_shapes(void **state)
+{
+    (void)state;
+    REFUSED_HERE(mlxvk_add(&res, a23, b34, stream), MLXVK_ERROR_SHAPE, "add", "(2, 3)", "(3, 4)", "float32");
+    REFUSED_HERE(mlxvk_where(&res, a23, b34, a23, stream), MLXVK_ERROR_SHAPE, "where", "(2, 3)", "(3, 4)");
+    REFUSED_HERE(mlxvk_reshape(&res, a23, (int[]){ 4, 2 }, 2, stream), MLXVK_ERROR_SHAPE, "reshape", "(2, 3)");
+    REFUSED_HERE(mlxvk_reshape(&res, a23, (int[]){ -1, -1 }, 2, stream), MLXVK_ERROR_SHAPE, "reshape");
+    REFUSED_HERE(mlxvk_reshape(&res, a23, (int[]){ -1, 4 }, 2, stream), MLXVK_ERROR_SHAPE, "reshape");
+    REFUSED_HERE(mlxvk_broadcast_to(&res, a23, (int[]){ 2, 4 }, 2, stream), MLXVK_ERROR_SHAPE, "broadcast_to", "(2, 3)");
+    REFUSED_HERE(mlxvk_broadcast_to(&res, a23, (int[]){ 3 }, 1, stream), MLXVK_ERROR_SHAPE, "broadcast_to");
+    REFUSED_HERE(mlxvk_zeros(&res, (int[]){ 2, -1 }, 2, MLXVK_INT32, stream), MLXVK_ERROR_SHAPE, "zeros", "-1");
+    const int huge[] = { 1 << 30, 1 << 30, 1 << 30 };
+    REFUSED_HERE(mlxvk_zeros(&res, huge, 3, MLXVK_INT32, stream), MLXVK_ERROR_SHAPE, "zeros");
+    REFUSED_HERE(mlxvk_slice_update(&res, a23, b34, (int[]){ 0, 0 }, 2, (int[]){ 2, 2 }, 2, (int[]){ 1, 1 }, 2, stream),
+                 MLXVK_ERROR_SHAPE, "slice_update", "(3, 4)");
+}
+
+static void test_shapes_of_lists(void **state)
+{
+    (void)state;
+    mlxvk_vector_array list = mlxvk_vector_array_new_data((mlxvk_array[]){ a23, b34 }, 2), empty = mlxvk_vector_array_new();
+    mlxvk_vector_array parts = mlxvk_vector_array_new();
+    REFUSED_HERE(mlxvk_concatenate(&res, list, stream), MLXVK_ERROR_SHAPE, "concatenate", "(2, 3)", "(3, 4)");
+    REFUSED_HERE(mlxvk_stack(&res, list, stream), MLXVK_ERROR_SHAPE, "stack");
+    REFUSED(mlxvk_split(&parts, a23, 2, 1, stream), MLXVK_ERROR_SHAPE, stream, "split", "(2, 3)");
+    assert_int_equal(mlxvk_vector_array_size(parts), 0);
+    mlxvk_array res = kept();
+    assert_int_not_equal(mlxvk_concatenate(&res, empty, stream), 0);
+    assert_ptr_equal(res.ctx, i4.ctx);
+    mlxvk_array_free(res);
+    mlxvk_vector_array_free(list);
+    mlxvk_vector_array_free(empty);
+    mlxvk_vector_array_free(parts);
+}
+
+static void test_axes(void **state)
+{
+    (void)state;
+    REFUSED_HERE(mlxvk_transpose_axes(&res, a23, (int[]){ 0, 2 }, 2, stream), MLXVK_ERROR_AXIS, "transpose_axes", "2");
+    REFUSED_HERE(mlxvk_transpose_axes(&res, a23, (int[]){ 1, -1 }, 2, stream), MLXVK_ERROR_AXIS, "transpose_axes");
+    REFUSED_HERE(mlxvk_swapaxes(&res, a23, 0, 2, stream), MLXVK_ERROR_AXIS, "swapaxes");
+    REFUSED_HERE(mlxvk_expand_dims(&res, a23, 4, stream), MLXVK_ERROR_AXIS, "expand_dims");
+    REFUSED_HERE(mlxvk_flatten(&res, a23, 1, 0, stream), MLXVK_ERROR_AXIS, "flatten");
+    REFUSED_HERE(mlxvk_sum_axis(&res, a23, 2, false, stream), MLXVK_ERROR_AXIS, "sum_axis", "2");
+    REFUSED_HERE(mlxvk_sum_axes(&res, a23, (int[]){ 0, -2 }, 2, false, stream), MLXVK_ERROR_AXIS, "sum_axes");
+    REFUSED_HERE(mlxvk_softmax_axis(&res, a23, -3, false, stream), MLXVK_ERROR_AXIS, "softmax_axis");
+    REFUSED_HERE(mlxvk_sort_axis(&res, a23, 2, stream), MLXVK_ERROR_AXIS, "sort_axis");
+    REFUSED_HERE(mlxvk_cumsum(&res, a23, 2, false, true, stream), MLXVK_ERROR_AXIS, "cumsum");
+    REFUSED_HERE(mlxvk_take_axis(&res, a23, i4, 2, stream), MLXVK_ERROR_AXIS, "take_axis");
+    REFUSED_HERE(mlxvk_argmax_axis(&res, a23, -3, false, stream), MLXVK_ERROR_AXIS, "argmax_axis");
+}
+
+static void test_dtypes(void **state)
+{
+    (void)state;
+    REFUSED_HERE(mlxvk_bitwise_and(&res, a23, a23, stream), MLXVK_ERROR_DTYPE, "bitwise_and", "float32");
+    REFUSED_HERE(mlxvk_floor(&res, c2, stream), MLXVK_ERROR_DTYPE, "floor", "complex64");
+    REFUSED_HERE(mlxvk_astype(&res, a23, MLXVK_FLOAT64, stream), MLXVK_ERROR_DTYPE, "astype", "float64");
+    REFUSED_HERE(mlxvk_astype(&res, a23, (mlxvk_dtype)77, stream), MLXVK_ERROR_DTYPE, "astype");
+    REFUSED_HERE(mlxvk_full(&res, (int[]){ 2 }, 1, a23, MLXVK_FLOAT64, stream), MLXVK_ERROR_DTYPE, "full", "float64");
+    REFUSED_HERE(mlxvk_take(&res, i4, a23, stream), MLXVK_ERROR_DTYPE, "take", "float32");
+    REFUSED_HERE(mlxvk_matmul(&res, i4, i4, stream), MLXVK_ERROR_DTYPE, "matmul", "int32");
+}
+
+static void test_matrices(void **state)
+{
+    (void)state;
+    const mlxvk_optional_int none = { 0, false };
+    REFUSED_HERE(mlxvk_matmul(&res, a23, a23, stream), MLXVK_ERROR_SHAPE, "matmul", "(2, 3)");
+    REFUSED_HERE(mlxvk_addmm(&res, b34, a23, b34, 1, 1, stream), MLXVK_ERROR_SHAPE, "addmm", "(3, 4)");
+    REFUSED_HERE(mlxvk_fast_rms_norm(&res, a23, b34, 1e-5f, stream), MLXVK_ERROR_SHAPE, "fast_rms_norm", "(3, 4)");
+    mlxvk_array res = kept();
+    assert_int_not_equal(mlxvk_quantized_matmul(&res, a23, b34, a23, a23, true, none, none, "affine", stream), 0);
+    assert_int_not_equal(mlxvk_quantized_matmul(&res, a23, b34, a23, a23, true, none, none, "no such mode", stream), 0);
+    assert_int_not_equal(mlxvk_fast_scaled_dot_product_attention(&res, a23, a23, a23, 1, "", (mlxvk_array){ NULL },
+                                                                 (mlxvk_array){ NULL }, stream), 0);
+    assert_ptr_equal(res.ctx, i4.ctx);
+    mlxvk_array_free(res);
+}
+
+static void test_absent(void **state)
+{
+    (void)state;
+    const mlxvk_array none = { NULL };
+    REFUSED_HERE(mlxvk_add(&res, none, a23, stream), MLXVK_ERROR_ARGUMENT, "add");
+    REFUSED_HERE(mlxvk_negative(&res, none, stream), MLXVK_ERROR_ARGUMENT, "negative");
+    REFUSED_HERE(mlxvk_clip(&res, a23, none, none, stream), MLXVK_ERROR_ARGUMENT, "clip");
+    REFUSED_HERE(mlxvk_reshape(&res, a23, NULL, 2, stream), MLXVK_ERROR_ARGUMENT, "reshape");
+    assert_int_not_equal(mlxvk_add(NULL, a23, a23, stream), 0);
+    assert_int_not_equal(mlxvk_eval((mlxvk_vector_array){ NULL }), 0);
+}
+
+static void test_two_devices(void **state)
+{
+    (void)state;
+    mlxvk_device other = open_device(NULL);
+    mlxvk_array foreign = counting(other, 4);
+    REFUSED_HERE(mlxvk_add(&res, i4, foreign, stream), MLXVK_ERROR_ARGUMENT, "add", "device");
+    mlxvk_array_free(foreign);
+    mlxvk_device_free(other);
+}
+
+/* The last error stays until the next; a success does not clear it; streams do not share it. */
+static void test_error_stays(void **state)
+{
+    (void)state;
+    mlxvk_array res = { NULL };
+    mlxvk_error error = { 0 };
+    mlxvk_stream other = open_stream(device);
+    REFUSED(mlxvk_add(&res, a23, b34, stream), MLXVK_ERROR_SHAPE, stream, "add");
+    OK(mlxvk_add(&res, a23, a23, stream), stream);
+    assert_int_equal(mlxvk_stream_error(stream, &error), 0);
+    assert_int_equal(error.code, MLXVK_ERROR_SHAPE);
+    assert_string_equal(error.operation, "add");
+    assert_true(error.line > 0);
+    assert_int_equal(mlxvk_stream_error(other, &error), 0);
+    assert_int_equal(error.code, 0);
+    mlxvk_array_free(res);
+    mlxvk_stream_free(other);
+}
+
+static int errors_seen;
+
+static void count_error(const mlxvk_error *error, void *user)
+{
+    assert_ptr_equal(user, &errors_seen);
+    assert_int_equal(error->code, MLXVK_ERROR_SHAPE);
+    errors_seen++;
+}
+
+static void test_callback(void **state)
+{
+    (void)state;
+    mlxvk_device d = { NULL };
+    const mlxvk_device_desc desc = { .on_error = count_error, .user = &errors_seen };
+    assert_int_equal(mlxvk_device_create(&d, &desc), 0);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array x = counting(d, 2), y = counting(d, 3), res = { NULL };
+    assert_int_equal(mlxvk_add(&res, x, y, s), MLXVK_ERROR_SHAPE);
+    assert_int_equal(mlxvk_add(&res, y, x, s), MLXVK_ERROR_SHAPE);
+    assert_int_equal(errors_seen, 2);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+/* ---- an allocator that fails ---- */
+
+struct failing { size_t calls, fail_at, live; bool for_good; };
+
+static void *failing_allocate(size_t size, void *user)
+{
+    struct failing *f = user;
+    f->calls++;
+    if (f->calls == f->fail_at || (f->for_good && f->calls > f->fail_at)) return NULL;
+    void *pointer = malloc(size ? size : 1);
+    f->live += pointer != NULL;
+    return pointer;
+}
+
+static void failing_release(void *pointer, void *user)
+{
+    struct failing *f = user;
+    f->live -= pointer != NULL;
+    free(pointer);
+}
+
+/* Some of everything. 0, or the first error. */
+static int small_program(mlxvk_device d, mlxvk_stream s, int32_t got[6])
+{
+    const int shape[] = { 2, 3 }, axes[] = { 1, 0 }, zero[] = { 0, 0 }, one[] = { 1, 1 }, stop[] = { 3, 1 };
+    mlxvk_array x = { NULL }, y = { NULL }, z = { NULL }, update = { NULL };
+    mlxvk_vector_array list = { NULL };
+    mlxvk_event event = { NULL };
+    int code = mlxvk_array_new_data_device(&x, (int32_t[]){ 1, 2, 3, 4, 5, 6 }, shape, 2, MLXVK_INT32, d);
+    if (!code) code = mlxvk_array_new_data_device(&update, (int32_t[]){ 7 }, NULL, 0, MLXVK_INT32, d);
+    if (!code) code = mlxvk_transpose_axes(&y, x, axes, 2, s);
+    if (!code) code = mlxvk_add(&z, y, y, s);
+    if (!code) code = mlxvk_slice_update(&z, z, update, zero, 2, stop, 2, one, 2, s);
+    if (!code) code = mlxvk_event_new(&event, d);
+    if (!code) code = mlxvk_event_signal(event, 1, s);
+    if (!code) code = (list = mlxvk_vector_array_new_value(z)).ctx ? mlxvk_async_eval(list) : MLXVK_ERROR_HOST_MEMORY;
+    if (!code) code = mlxvk_negative(&z, z, s);
+    if (!code) code = mlxvk_array_read(z, got, 6 * sizeof *got, s);
+    mlxvk_event_free(event);
+    mlxvk_vector_array_free(list);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_array_free(z);
+    mlxvk_array_free(update);
+    return code;
+}
+
+/* The program with a failing allocation: right, or refused for want of memory; and nothing is leaked. */
+static int run_failing(struct failing *f)
+{
+    const mlxvk_device_desc desc = { .allocator = { failing_allocate, failing_release, f } };
+    const int32_t want[] = { -7, -8, -7, -10, -7, -12 };
+    int32_t got[6] = { 0 };
+    mlxvk_device d = { NULL };
+    mlxvk_stream s = { NULL };
+    int code = mlxvk_device_create(&d, &desc);
+    if (!code && !(s = mlxvk_stream_new_device(d)).ctx) code = MLXVK_ERROR_HOST_MEMORY;
+    if (!code) code = small_program(d, s, got);
+    if (!code) assert_memory_equal(got, want, sizeof want);
+    if (code && !f->for_good && s.ctx) {                       /* memory is there again: so must everything be */
+        assert_int_equal(small_program(d, s, got), 0);
+        assert_memory_equal(got, want, sizeof want);
+    }
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    assert_int_equal(f->live, 0);
+    return code;
+}
+
+static void fail_each(bool for_good)
+{
+    struct failing whole = { 0 };
+    assert_int_equal(run_failing(&whole), 0);
+    assert_true(whole.calls > 10);
+    size_t refused = 0;
+    for (size_t n = 1; n <= whole.calls; n++) {
+        struct failing f = { .fail_at = n, .for_good = for_good };
+        int code = run_failing(&f);
+        if (code != 0 && code != MLXVK_ERROR_HOST_MEMORY) fail_msg("allocation %zu failing: code %d", n, code);
+        refused += code != 0;
+    }
+    assert_true(refused > 5);
+}
+
+static void test_each_allocation_fails(void **state) { (void)state; fail_each(false); }
+static void test_allocations_fail_from_each(void **state) { (void)state; fail_each(true); }
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_result_texts), cmocka_unit_test(test_shapes), cmocka_unit_test(test_shapes_of_lists),
+        cmocka_unit_test(test_axes), cmocka_unit_test(test_dtypes), cmocka_unit_test(test_matrices),
+        cmocka_unit_test(test_absent), cmocka_unit_test(test_two_devices), cmocka_unit_test(test_error_stays),
+        cmocka_unit_test(test_callback), cmocka_unit_test(test_each_allocation_fails),
+        cmocka_unit_test(test_allocations_fail_from_each),
+    };
+    return cmocka_run_group_tests_name("errors", tests, set_up, tear_down);
+}

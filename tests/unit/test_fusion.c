@@ -1,0 +1,193 @@
+/* Each fusion against the same operations one by one: a gate turned off must give the same results and more dispatches.
+ * The same bits, but where a fused kernel adds a row up in another order. */
+#include "support.h"
+
+#include <math.h>
+
+enum { ROWS = 3, WIDTH = 256, HEADS = 4, KV_HEADS = 2, DIM = 64, CAPACITY = 16 };
+static const mlxvk_optional_float BASE = { 10000.0f, true };
+
+/* Everything a case works on, the same random numbers on every device. */
+struct bench {
+    mlxvk_device device;
+    mlxvk_stream s;
+    mlxvk_dtype dtype;
+    mlxvk_array a, b, weight, heads, head_weight, cache;
+};
+
+static void normal(struct bench *t, mlxvk_array *res, const int *shape, size_t ndim, uint32_t seed)
+{
+    mlxvk_array key = mlxvk_array_new();
+    OK_DEVICE(mlxvk_array_new_data_device(&key, (uint32_t[]){ 0, seed }, (int[]){ 2 }, 1, MLXVK_UINT32, t->device), t->device);
+    OK(mlxvk_random_normal(res, shape, ndim, t->dtype, 0, 1, key, t->s), t->s);
+    OK_DEVICE(mlxvk_array_eval(*res), t->device);
+    mlxvk_array_free(key);
+}
+
+static struct bench bench_open(const char *gates, mlxvk_dtype dtype)
+{
+    struct bench t = { .dtype = dtype };
+    t.device = open_device(gates);
+    t.s = open_stream(t.device);
+    normal(&t, &t.a, (int[]){ ROWS, WIDTH }, 2, 1);
+    normal(&t, &t.b, (int[]){ ROWS, WIDTH }, 2, 2);
+    normal(&t, &t.weight, (int[]){ WIDTH }, 1, 3);
+    normal(&t, &t.heads, (int[]){ 1, ROWS, KV_HEADS, DIM }, 4, 4);
+    normal(&t, &t.head_weight, (int[]){ DIM }, 1, 5);
+    normal(&t, &t.cache, (int[]){ 1, KV_HEADS, CAPACITY, DIM }, 4, 6);
+    mlxvk_reset_stats(t.device);
+    return t;
+}
+
+static void bench_close(struct bench *t)
+{
+    mlxvk_array all[] = { t->a, t->b, t->weight, t->heads, t->head_weight, t->cache };
+    for (size_t i = 0; i < COUNT(all); i++) mlxvk_array_free(all[i]);
+    mlxvk_stream_free(t->s);
+    mlxvk_device_free(t->device);
+}
+
+/* ---- the cases: each leaves up to two results ---- */
+
+static void swiglu(struct bench *t, mlxvk_array *res)
+{
+    mlxvk_array g = mlxvk_array_new();
+    OK(mlxvk_sigmoid(&g, t->a, t->s), t->s);
+    OK(mlxvk_multiply(&g, t->a, g, t->s), t->s);
+    OK(mlxvk_multiply(&res[0], g, t->b, t->s), t->s);
+    mlxvk_array_free(g);
+}
+
+static void add_norm(struct bench *t, mlxvk_array *res)
+{
+    OK(mlxvk_add(&res[0], t->a, t->b, t->s), t->s);
+    OK(mlxvk_fast_rms_norm(&res[1], res[0], t->weight, 1e-6f, t->s), t->s);
+}
+
+static void norm_rope_cache(struct bench *t, mlxvk_array *res)
+{
+    mlxvk_array k = mlxvk_array_new();
+    OK(mlxvk_fast_rms_norm(&k, t->heads, t->head_weight, 1e-6f, t->s), t->s);
+    OK(mlxvk_transpose_axes(&k, k, (int[]){ 0, 2, 1, 3 }, 4, t->s), t->s);
+    OK(mlxvk_fast_rope(&k, k, DIM, false, BASE, 1, 7, mlxvk_array_new(), t->s), t->s);
+    OK(mlxvk_slice_update(&t->cache, t->cache, k, (int[]){ 0, 0, 5, 0 }, 4, (int[]){ 1, KV_HEADS, 5 + ROWS, DIM }, 4,
+                          (int[]){ 1, 1, 1, 1 }, 4, t->s), t->s);
+    mlxvk_array_free(k);
+    OK(mlxvk_array_set(&res[0], t->cache), t->s);
+}
+
+static void rope_cache(struct bench *t, mlxvk_array *res)
+{
+    mlxvk_array k = mlxvk_array_new();
+    OK(mlxvk_transpose_axes(&k, t->heads, (int[]){ 0, 2, 1, 3 }, 4, t->s), t->s);
+    OK(mlxvk_fast_rope(&k, k, DIM, true, BASE, 1, 3, mlxvk_array_new(), t->s), t->s);
+    OK(mlxvk_slice_update(&t->cache, t->cache, k, (int[]){ 0, 0, 1, 0 }, 4, (int[]){ 1, KV_HEADS, 1 + ROWS, DIM }, 4,
+                          (int[]){ 1, 1, 1, 1 }, 4, t->s), t->s);
+    mlxvk_array_free(k);
+    OK(mlxvk_array_set(&res[0], t->cache), t->s);
+}
+
+static const struct fusion {
+    const char *name, *off;
+    void (*run)(struct bench *t, mlxvk_array *res);
+    uint64_t fused, apart;                           /* dispatches with the gate on and off */
+    double ulps;                                     /* units in the last place of 1 that results may differ by */
+} fusions[] = {
+    { "silu * x", "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16=0", swiglu, 1, 3, 0 },
+    { "add + rms_norm", "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE=0", add_norm, 1, 2, 0 },
+    { "rms_norm + rope + cache write", "MLX_VK_ENABLE_RMSNORM_ROPE=0 MLX_VK_ENABLE_ROPE_CACHE_WRITE=0", norm_rope_cache, 1, 3, 8 },
+    { "rope + cache write", "MLX_VK_ENABLE_ROPE_CACHE_WRITE=0", rope_cache, 1, 2, 0 },
+};
+
+/* The results of a case, as float32, one behind the other. */
+static size_t results_of(const struct fusion *f, const char *gates, mlxvk_dtype dtype, uint64_t dispatches, float *values)
+{
+    struct bench t = bench_open(gates, dtype);
+    mlxvk_array res[2] = { { NULL }, { NULL } };
+    size_t count = 0;
+    f->run(&t, res);
+    OK(mlxvk_synchronize(t.s), t.s);
+    if (stats_of(t.device).dispatches != dispatches)
+        fail_msg("%s (%s): %llu dispatches, expected %llu", f->name, gates ? gates : "all on",
+                 (unsigned long long)stats_of(t.device).dispatches, (unsigned long long)dispatches);
+    for (int i = 0; i < 2 && res[i].ctx; i++) {
+        OK(mlxvk_astype(&res[i], res[i], MLXVK_FLOAT32, t.s), t.s);
+        OK(mlxvk_array_read(res[i], values + count, mlxvk_array_nbytes(res[i]), t.s), t.s);
+        count += mlxvk_array_size(res[i]);
+        mlxvk_array_free(res[i]);
+    }
+    bench_close(&t);
+    return count;
+}
+
+static void test_equal(void **state)
+{
+    static const struct { mlxvk_dtype dtype; double ulp; } kinds[] = { { MLXVK_FLOAT32, 0x1p-23 }, { MLXVK_BFLOAT16, 0x1p-7 } };
+    static float on[4 * ROWS * WIDTH], off[4 * ROWS * WIDTH];
+    (void)state;
+    for (size_t i = 0; i < COUNT(fusions); i++)
+        for (size_t k = 0; k < COUNT(kinds); k++) {
+            const struct fusion *f = &fusions[i];
+            size_t n = results_of(f, NULL, kinds[k].dtype, f->fused, on);
+            assert_int_equal(n, results_of(f, f->off, kinds[k].dtype, f->apart, off));
+            for (size_t j = 0; j < n; j++)
+                if (!(fabs(on[j] - off[j]) <= f->ulps * kinds[k].ulp * fmax(1, fabs(off[j]))))
+                    fail_msg("%s (%s): element %zu is %.9g fused and %.9g apart", f->name, mlxvk_dtype_name(kinds[k].dtype), j, on[j], off[j]);
+        }
+}
+
+/* A result in between that somebody holds is computed, so the operations stay apart. */
+static void test_owned(void **state)
+{
+    struct bench t = bench_open(NULL, MLXVK_FLOAT32);
+    mlxvk_array sigmoid = mlxvk_array_new(), silu = mlxvk_array_new(), product = mlxvk_array_new();
+    float held[ROWS * WIDTH], again[ROWS * WIDTH];
+    (void)state;
+    OK(mlxvk_sigmoid(&sigmoid, t.a, t.s), t.s);
+    OK(mlxvk_multiply(&silu, t.a, sigmoid, t.s), t.s);
+    OK(mlxvk_multiply(&product, silu, t.b, t.s), t.s);
+    OK(mlxvk_synchronize(t.s), t.s);
+    assert_int_equal(stats_of(t.device).dispatches, 3);
+    OK(mlxvk_array_read(sigmoid, held, sizeof held, t.s), t.s);
+    OK(mlxvk_sigmoid(&product, t.a, t.s), t.s);
+    OK(mlxvk_array_read(product, again, sizeof again, t.s), t.s);
+    assert_memory_equal(held, again, sizeof held);
+    mlxvk_array_free(sigmoid);
+    mlxvk_array_free(silu);
+    mlxvk_array_free(product);
+    bench_close(&t);
+}
+
+/* An update of an operand between the nodes of a fusion must not be overtaken. */
+static void test_update_between(void **state)
+{
+    struct bench t = bench_open(NULL, MLXVK_FLOAT32);
+    mlxvk_array g = mlxvk_array_new(), res = mlxvk_array_new(), old = mlxvk_array_new();
+    float got[ROWS * WIDTH], want[ROWS * WIDTH];
+    mlxvk_array zero = mlxvk_array_new();
+    (void)state;
+    OK(mlxvk_zeros(&zero, NULL, 0, MLXVK_FLOAT32, t.s), t.s);
+    OK(mlxvk_contiguous(&old, t.b, false, t.s), t.s);
+    OK(mlxvk_sigmoid(&g, t.a, t.s), t.s);
+    OK(mlxvk_multiply(&g, t.a, g, t.s), t.s);
+    mlxvk_array_free(old);
+    OK(mlxvk_slice_update(&t.b, t.b, zero, (int[]){ 0, 0 }, 2, (int[]){ ROWS, WIDTH }, 2, (int[]){ 1, 1 }, 2, t.s), t.s);
+    OK(mlxvk_multiply(&res, g, t.b, t.s), t.s);
+    mlxvk_array_free(g);
+    OK(mlxvk_array_read(res, got, sizeof got, t.s), t.s);
+    memset(want, 0, sizeof want);
+    for (size_t i = 0; i < COUNT(got); i++) assert_true(got[i] == want[i]);
+    mlxvk_array_free(res);
+    mlxvk_array_free(zero);
+    bench_close(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_equal),
+        cmocka_unit_test(test_owned),
+        cmocka_unit_test(test_update_between),
+    };
+    return cmocka_run_group_tests_name("fusion", tests, NULL, NULL);
+}

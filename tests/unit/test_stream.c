@@ -1,0 +1,463 @@
+/* Streams: commit thresholds, the window of submissions, order across streams, events, threads. */
+#define _POSIX_C_SOURCE 200809L
+#include "support.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
+static void sleep_ms(long ms)
+{
+    nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL);
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+struct setting { mlxvk_device device; mlxvk_stream stream; };
+
+static struct setting start(const char *gates)
+{
+    struct setting s = { open_device(gates), { NULL } };
+    s.stream = open_stream(s.device);
+    return s;
+}
+
+static void finish(struct setting *s)
+{
+    mlxvk_stream_free(s->stream);
+    mlxvk_device_free(s->device);
+}
+
+static mlxvk_event new_event(mlxvk_device device)
+{
+    mlxvk_event event = { NULL };
+    OK_DEVICE(mlxvk_event_new(&event, device), device);
+    return event;
+}
+
+/* ---- commit thresholds ---- */
+
+/* Independent operations whose results are all held, so that none can be dropped or fused; the submissions that they
+ * took, or those among them that came before anything was asked for. */
+static uint64_t submissions_of(struct setting *s, int operations, int elements, bool unasked)
+{
+    mlxvk_array a = counting(s->device, elements), *results = calloc((size_t)operations, sizeof *results);
+    OK(mlxvk_synchronize(s->stream), s->stream);
+    uint64_t before = stats_of(s->device).submissions;
+    for (int i = 0; i < operations; i++) OK(mlxvk_square(&results[i], a, s->stream), s->stream);
+    uint64_t submissions = stats_of(s->device).submissions - before;
+    OK(mlxvk_synchronize(s->stream), s->stream);
+    if (!unasked) submissions = stats_of(s->device).submissions - before;
+    for (int i = 0; i < operations; i++) mlxvk_array_free(results[i]);
+    mlxvk_array_free(a);
+    free(results);
+    return submissions;
+}
+
+static void test_operations_threshold(void **state)
+{
+    (void)state;
+    struct setting few = start("MLX_VK_MAX_OPS_PER_BUFFER=10"), many = start("MLX_VK_MAX_OPS_PER_BUFFER=100");
+    assert_in_range(submissions_of(&few, 195, 16, false), 20, 21);
+    assert_in_range(submissions_of(&many, 195, 16, false), 2, 3);
+    assert_in_range(submissions_of(&many, 1000, 16, true), 7, 10);
+    finish(&few);
+    finish(&many);
+}
+
+/* The default is 100 operations. */
+static void test_default_threshold(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    assert_int_equal(submissions_of(&s, 90, 16, true), 0);
+    assert_in_range(submissions_of(&s, 995, 16, false), 10, 11);
+    finish(&s);
+}
+
+static void test_bytes_threshold(void **state)
+{
+    (void)state;
+    struct setting small = start("MLX_VK_MAX_MB_PER_BUFFER=4 MLX_VK_MAX_OPS_PER_BUFFER=100000");
+    struct setting large = start("MLX_VK_MAX_MB_PER_BUFFER=1000 MLX_VK_MAX_OPS_PER_BUFFER=100000");
+    assert_in_range(submissions_of(&small, 32, 1 << 18, false), 8, 12);       /* results of 1 MiB each */
+    assert_int_equal(submissions_of(&large, 32, 1 << 18, false), 1);
+    finish(&small);
+    finish(&large);
+}
+
+/* Nothing is submitted before something asks. */
+static void test_laziness(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_array a = counting(s.device, 8), b = { NULL };
+    OK(mlxvk_synchronize(s.stream), s.stream);
+    uint64_t before = stats_of(s.device).submissions;
+    OK(mlxvk_add(&b, a, a, s.stream), s.stream);
+    assert_int_equal(stats_of(s.device).submissions, before);
+    OK(mlxvk_finalize(s.stream), s.stream);
+    assert_int_equal(stats_of(s.device).submissions, before + 1);
+    expect_ints(b, (int32_t[]){ 0, 2, 4, 6, 8, 10, 12, 14 }, 8, s.stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    finish(&s);
+}
+
+/* ---- the window of submissions ---- */
+
+struct submitter { struct setting *s; atomic_int done; };
+
+enum { SUBMISSIONS = 6 };
+
+static void *submit_many(void *argument)
+{
+    struct submitter *w = argument;
+    mlxvk_array a = counting(w->s->device, 8);
+    for (int i = 0; i < SUBMISSIONS; i++) {
+        mlxvk_array b = { NULL };
+        if (mlxvk_add(&b, a, a, w->s->stream) || async_eval_one(b)) return "an operation failed";
+        mlxvk_array_free(b);
+        atomic_fetch_add(&w->done, 1);
+    }
+    mlxvk_array_free(a);
+    return NULL;
+}
+
+/* With a window of 2 and a GPU that may not begin, the third submission has to wait. */
+static void test_window(void **state)
+{
+    (void)state;
+    struct setting s = start("MLX_VK_MAX_INFLIGHT_SEQUENCES=2");
+    struct submitter w = { .s = &s };
+    mlxvk_event event = new_event(s.device);
+    pthread_t thread;
+    void *problem = NULL;
+    OK(mlxvk_event_wait(event, 1, s.stream), s.stream);
+    assert_int_equal(pthread_create(&thread, NULL, submit_many, &w), 0);
+    sleep_ms(300);
+    int before = atomic_load(&w.done);
+    OK_DEVICE(mlxvk_event_signal_host(event, 1), s.device);
+    pthread_join(thread, &problem);
+    if (problem) fail_msg("%s", (const char *)problem);
+    assert_in_range(before, 1, 3);
+    assert_int_equal(atomic_load(&w.done), SUBMISSIONS);
+    mlxvk_event_free(event);
+    finish(&s);
+}
+
+/* ---- finalize and synchronize ---- */
+
+static void test_async_does_not_wait(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_event gate = new_event(s.device), done = new_event(s.device);
+    mlxvk_array a = counting(s.device, 4), b = { NULL };
+    OK(mlxvk_event_wait(gate, 1, s.stream), s.stream);
+    OK(mlxvk_add(&b, a, a, s.stream), s.stream);
+    OK_DEVICE(async_eval_one(b), s.device);
+    OK(mlxvk_event_signal(done, 5, s.stream), s.stream);
+    OK(mlxvk_finalize(s.stream), s.stream);
+    assert_false(mlxvk_event_is_signaled(done, 5));
+    assert_int_equal(mlxvk_event_wait_host(done, 5, 20 * 1000000), MLXVK_ERROR_NOT_READY);
+    OK_DEVICE(mlxvk_event_signal_host(gate, 1), s.device);
+    OK(mlxvk_synchronize(s.stream), s.stream);
+    OK_DEVICE(mlxvk_event_wait_host(done, 5, 5u * 1000000000u), s.device);
+    expect_ints(b, (int32_t[]){ 0, 2, 4, 6 }, 4, s.stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_event_free(gate);
+    mlxvk_event_free(done);
+    finish(&s);
+}
+
+/* Freeing a stream waits for what it has submitted; its results stay. */
+static void test_free_stream(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_stream other = open_stream(s.device);
+    mlxvk_array a = counting(s.device, 4), b = { NULL }, c = { NULL };
+    OK(mlxvk_add(&b, a, a, other), other);
+    OK_DEVICE(async_eval_one(b), s.device);
+    OK(mlxvk_add(&c, b, a, other), other);                     /* recorded, never asked for */
+    mlxvk_stream_free(other);
+    expect_ints(b, (int32_t[]){ 0, 2, 4, 6 }, 4, s.stream);
+    expect_ints(c, (int32_t[]){ 0, 3, 6, 9 }, 4, s.stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(c);
+    assert_int_equal(mlxvk_stream_free((mlxvk_stream){ NULL }), 0);
+    finish(&s);
+}
+
+static void test_handles(void **state)
+{
+    (void)state;
+    mlxvk_stream one = mlxvk_default_gpu_stream_new(), two = mlxvk_default_gpu_stream_new(), new = mlxvk_stream_new();
+    int index[3] = { -1, -2, -3 };
+    assert_non_null(one.ctx);
+    assert_int_equal(mlxvk_stream_get_index(&index[0], one), 0);
+    assert_int_equal(mlxvk_stream_get_index(&index[1], two), 0);
+    assert_int_equal(mlxvk_stream_get_index(&index[2], new), 0);
+    assert_int_equal(index[0], index[1]);
+    assert_int_not_equal(index[0], index[2]);
+    assert_ptr_equal(mlxvk_stream_get_device(one).ctx, mlxvk_stream_get_device(new).ctx);
+    mlxvk_stream_free(one);
+    mlxvk_array a = counting(mlxvk_stream_get_device(two), 3), b = { NULL };
+    OK(mlxvk_add(&b, a, a, two), two);
+    expect_ints(b, (int32_t[]){ 0, 2, 4 }, 3, two);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_stream_free(two);
+    mlxvk_stream_free(new);
+}
+
+static void test_clear_streams(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_array a = counting(s.device, 3), b = { NULL };
+    OK(mlxvk_add(&b, a, a, s.stream), s.stream);
+    OK_DEVICE(mlxvk_clear_streams(s.device), s.device);
+    expect_ints(b, (int32_t[]){ 0, 2, 4 }, 3, s.stream);
+    OK(mlxvk_add(&b, b, a, s.stream), s.stream);
+    expect_ints(b, (int32_t[]){ 0, 3, 6 }, 3, s.stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    finish(&s);
+}
+
+/* ---- order across streams ---- */
+
+/* What one stream makes, another uses, and the first may not begin yet. */
+static void test_read_after_write(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_stream other = open_stream(s.device);
+    mlxvk_event gate = new_event(s.device);
+    mlxvk_array a = counting(s.device, 4), b = { NULL }, c = { NULL };
+    OK(mlxvk_event_wait(gate, 1, s.stream), s.stream);
+    OK(mlxvk_add(&b, a, a, s.stream), s.stream);
+    OK(mlxvk_add(&c, b, a, other), other);
+    OK_DEVICE(async_eval_one(c), s.device);
+    OK(mlxvk_finalize(other), other);
+    sleep_ms(30);
+    OK_DEVICE(mlxvk_event_signal_host(gate, 1), s.device);
+    expect_ints(c, (int32_t[]){ 0, 3, 6, 9 }, 4, other);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(c);
+    mlxvk_event_free(gate);
+    mlxvk_stream_free(other);
+    finish(&s);
+}
+
+/* One stream reads what another then updates in place: the reader must see the old values. */
+static void test_write_after_read(void **state)
+{
+    (void)state;
+    enum { N = 4096 };
+    struct setting s = start(NULL);
+    mlxvk_stream other = open_stream(s.device);
+    mlxvk_event gate = new_event(s.device);
+    mlxvk_array a = counting(s.device, N), update = counting(s.device, 10), doubled = { NULL };
+    int32_t want[N];
+    OK(mlxvk_event_wait(gate, 1, s.stream), s.stream);
+    OK(mlxvk_add(&doubled, a, a, s.stream), s.stream);
+    OK_DEVICE(async_eval_one(doubled), s.device);
+    OK(mlxvk_slice_update(&a, a, update, (int[]){ 5 }, 1, (int[]){ 15 }, 1, (int[]){ 1 }, 1, other), other);
+    OK_DEVICE(async_eval_one(a), s.device);
+    sleep_ms(30);
+    OK_DEVICE(mlxvk_event_signal_host(gate, 1), s.device);
+    for (int i = 0; i < N; i++) want[i] = 2 * i;
+    expect_ints(doubled, want, N, s.stream);
+    for (int i = 0; i < N; i++) want[i] = i >= 5 && i < 15 ? i - 5 : i;
+    expect_ints(a, want, N, s.stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(update);
+    mlxvk_array_free(doubled);
+    mlxvk_event_free(gate);
+    mlxvk_stream_free(other);
+    finish(&s);
+}
+
+/* ---- events ---- */
+
+static void test_event_host(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_event event = new_event(s.device);
+    assert_true(mlxvk_event_is_signaled(event, 0));
+    assert_false(mlxvk_event_is_signaled(event, 1));
+    double before = seconds();
+    assert_int_equal(mlxvk_event_wait_host(event, 1, 50 * 1000000), MLXVK_ERROR_NOT_READY);
+    assert_true(seconds() - before >= 0.045);
+    OK_DEVICE(mlxvk_event_signal_host(event, 3), s.device);
+    assert_true(mlxvk_event_is_signaled(event, 2));
+    OK_DEVICE(mlxvk_event_wait_host(event, 3, UINT64_MAX), s.device);
+    assert_false(mlxvk_event_is_signaled(event, 4));
+    mlxvk_event_free(event);
+    assert_int_equal(mlxvk_event_free((mlxvk_event){ NULL }), 0);
+    finish(&s);
+}
+
+static void *signal_later(void *event)
+{
+    sleep_ms(60);
+    mlxvk_event_signal_host(*(mlxvk_event *)event, 1);
+    return NULL;
+}
+
+static void test_event_between_threads(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_event event = new_event(s.device);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, signal_later, &event), 0);
+    OK_DEVICE(mlxvk_event_wait_host(event, 1, UINT64_MAX), s.device);
+    assert_true(mlxvk_event_is_signaled(event, 1));
+    pthread_join(thread, NULL);
+    mlxvk_event_free(event);
+    finish(&s);
+}
+
+/* Two streams hand a value back and forth through events alone (a buffer that the library cannot see ordered). */
+static void test_ping_pong(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_stream streams[2] = { s.stream, open_stream(s.device) };
+    mlxvk_event turn = new_event(s.device);
+    mlxvk_array values = counting(s.device, 3), one = mlxvk_array_new();
+    OK_DEVICE(mlxvk_array_new_data_device(&one, (int32_t[]){ 1 }, NULL, 0, MLXVK_INT32, s.device), s.device);
+    for (uint64_t i = 0; i < 12; i++) {
+        mlxvk_stream now = streams[i % 2];
+        OK(mlxvk_event_wait(turn, i, now), now);
+        OK(mlxvk_add(&values, values, one, now), now);
+        OK_DEVICE(async_eval_one(values), s.device);
+        OK(mlxvk_event_signal(turn, i + 1, now), now);
+        OK(mlxvk_finalize(now), now);
+    }
+    OK_DEVICE(mlxvk_event_wait_host(turn, 12, UINT64_MAX), s.device);
+    expect_ints(values, (int32_t[]){ 12, 13, 14 }, 3, s.stream);
+    mlxvk_array_free(values);
+    mlxvk_array_free(one);
+    mlxvk_event_free(turn);
+    mlxvk_stream_free(streams[1]);
+    finish(&s);
+}
+
+/* A wait holds back what comes after it and nothing that came before. */
+static void test_wait_orders(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_event gate = new_event(s.device), before = new_event(s.device), after = new_event(s.device);
+    OK(mlxvk_event_signal(before, 1, s.stream), s.stream);
+    OK(mlxvk_event_wait(gate, 1, s.stream), s.stream);
+    OK(mlxvk_event_signal(after, 1, s.stream), s.stream);
+    OK(mlxvk_finalize(s.stream), s.stream);
+    OK_DEVICE(mlxvk_event_wait_host(before, 1, 5u * 1000000000u), s.device);
+    sleep_ms(30);
+    assert_false(mlxvk_event_is_signaled(after, 1));
+    OK_DEVICE(mlxvk_event_signal_host(gate, 1), s.device);
+    OK_DEVICE(mlxvk_event_wait_host(after, 1, UINT64_MAX), s.device);
+    mlxvk_event_free(gate);
+    mlxvk_event_free(before);
+    mlxvk_event_free(after);
+    finish(&s);
+}
+
+/* ---- threads ---- */
+
+enum { THREADS = 4, ROUNDS = 40, WIDTH = 513 };
+
+struct worker { mlxvk_device device; mlxvk_array shared; int number; pthread_t thread; };
+
+static const char *work_once(struct worker *w, mlxvk_stream stream, int round)
+{
+    int32_t got[WIDTH];
+    mlxvk_array factor = { NULL }, res = { NULL };
+    const int32_t value = w->number * 1000 + round;
+    if (mlxvk_array_new_data_device(&factor, &value, NULL, 0, MLXVK_INT32, w->device)) return "no array";
+    if (mlxvk_multiply(&res, w->shared, factor, stream)) return "multiply failed";
+    if (mlxvk_add(&res, res, w->shared, stream)) return "add failed";
+    if (mlxvk_array_read(res, got, sizeof got, stream)) return "read failed";
+    mlxvk_array_free(factor);
+    mlxvk_array_free(res);
+    for (int i = 0; i < WIDTH; i++)
+        if (got[i] != i * (value + 1)) return "a wrong result";
+    return NULL;
+}
+
+static void *work(void *argument)
+{
+    struct worker *w = argument;
+    mlxvk_stream stream = mlxvk_stream_new_device(w->device);
+    const char *problem = stream.ctx ? NULL : "no stream";
+    for (int i = 0; i < ROUNDS && !problem; i++) problem = work_once(w, stream, i);
+    mlxvk_stream_free(stream);
+    return (void *)problem;
+}
+
+/* Several threads with a stream each, and an array that all of them read. */
+static void test_threads(void **state)
+{
+    (void)state;
+    struct setting s = start("MLX_VK_MAX_OPS_PER_BUFFER=3");
+    struct worker workers[THREADS];
+    mlxvk_array shared = counting(s.device, WIDTH);
+    for (int i = 0; i < THREADS; i++) {
+        workers[i] = (struct worker){ .device = s.device, .shared = shared, .number = i + 1 };
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        void *problem;
+        pthread_join(workers[i].thread, &problem);
+        if (problem) fail_msg("thread %d: %s", i, (const char *)problem);
+    }
+    mlxvk_array_free(shared);
+    finish(&s);
+}
+
+/* More streams than any device has queues. */
+static void test_many_streams(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_stream streams[24];
+    mlxvk_array sum = counting(s.device, 5), one = counting(s.device, 5);
+    for (int i = 0; i < 24; i++) {
+        streams[i] = open_stream(s.device);
+        OK(mlxvk_add(&sum, sum, one, streams[i]), streams[i]);
+    }
+    expect_ints(sum, (int32_t[]){ 0, 25, 50, 75, 100 }, 5, s.stream);
+    for (int i = 0; i < 24; i++) mlxvk_stream_free(streams[i]);
+    mlxvk_array_free(sum);
+    mlxvk_array_free(one);
+    finish(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_operations_threshold), cmocka_unit_test(test_default_threshold),
+        cmocka_unit_test(test_bytes_threshold), cmocka_unit_test(test_laziness), cmocka_unit_test(test_window),
+        cmocka_unit_test(test_async_does_not_wait), cmocka_unit_test(test_free_stream), cmocka_unit_test(test_handles),
+        cmocka_unit_test(test_clear_streams), cmocka_unit_test(test_read_after_write),
+        cmocka_unit_test(test_write_after_read), cmocka_unit_test(test_event_host),
+        cmocka_unit_test(test_event_between_threads), cmocka_unit_test(test_ping_pong),
+        cmocka_unit_test(test_wait_orders), cmocka_unit_test(test_threads), cmocka_unit_test(test_many_streams),
+    };
+    return cmocka_run_group_tests_name("stream", tests, NULL, NULL);
+}
