@@ -192,6 +192,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
+    X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
@@ -299,7 +300,10 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
-    X(CATEGORICAL,   categorical,   4, CAP_SMALL)
+    X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
+    X(SORT,          sort,          4, CAP_SMALL)                                                                      \
+    X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(MERGE,         merge,         4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -2051,7 +2055,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ROPE,        rope)                                                                                               \
     X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
-    X(CATEGORICAL, categorical)
+    X(CATEGORICAL, categorical)                                                                                        \
+    X(SORT,        sort)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -2071,6 +2076,7 @@ struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
+struct sort_params { bool index; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
@@ -2082,6 +2088,7 @@ union params {
     struct rope_params rope;
     struct attention_params attention;
     struct random_params random;
+    struct sort_params sort;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -5753,7 +5760,8 @@ static struct array *do_categorical(struct call *c, struct array *logits, int ax
     }
     for (int i = 0, k = 0; i <= ndim; i++) noise[i] = i == at ? logits->shape[axis] : shape[k++];
     out = do_random(c, RANDOM_GUMBEL, ndim + 1, noise, MLXVK_FLOAT32, 0, 0, key);
-    return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "several distributions");
+    return out && !out->size ? output(c, ndim, shape, MLXVK_UINT32)
+                             : do_reduce(c, R_argmax, do_binary(c, B_add, out, logits), 1u << at, false);
 }
 
 int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num, mlxvk_array key,
@@ -6258,6 +6266,230 @@ int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk
     struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
     return finish(&c, do_quantized_matmul(&c, a, q, k, b, p), res);
 }
+/* ==== >>sort ====================================================================================================== */
+
+/* FLAGS of the shaders: what is read and written. */
+enum { SORT_RAW = 1, SORT_INDEX_IN = 2, SORT_INDEX_OUT = 4, SORT_KEYS_OUT = 8, SORT_VALUES_OUT = 16, SORT_GATHER = 32, SORT_HIGH = 64 };
+enum { SORT_EACH = 8, RADIX_DIGITS = 256 };
+
+/* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of two
+ * arrays in turn, the last one to what is first here. */
+struct sort_rows {
+    struct array in, out, out_as_keys;
+    uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
+    bool index;
+    struct array *keys[2], *places[2], *owned[4];
+};
+struct sort_step { struct array *src, *place, *dst, *dst_place; uint32_t flags; };
+
+static struct array *sort_scratch(struct encoder *e, struct sort_rows *s, int i, bool needed)
+{
+    return s->owned[i] = needed ? scratch(e, (size_t)s->rows * s->n, MLXVK_UINT32) : NULL;
+}
+
+static void sort_begin(struct encoder *e, struct sort_rows *s, uint32_t phase_steps)
+{
+    bool in_out = !s->index && item_size(&s->out) == 4;
+    s->phase_steps = phase_steps;
+    s->steps = phase_steps * (item_size(&s->in) == 8 ? 2 : 1);
+    s->out_as_keys = s->out;
+    s->out_as_keys.dtype = MLXVK_UINT32;
+    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out);
+    s->keys[1] = sort_scratch(e, s, 1, s->steps > 1);
+    s->places[0] = s->index ? &s->out : NULL;
+    s->places[1] = sort_scratch(e, s, 2, s->steps > 1 && s->index);
+    if (in_out) s->keys[0] = &s->out_as_keys;
+}
+
+static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]); }
+
+static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
+{
+    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = last ? false : (i + 1) % s->phase_steps != 0;
+    uint32_t target = (s->steps - 1 - i) & 1;
+    struct sort_step p = { .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL, .dst = keys ? s->keys[target] : NULL,
+                           .dst_place = s->places[target], .flags = (raw ? SORT_RAW : 0) | (keys ? SORT_KEYS_OUT : 0) };
+    if (s->index) p.flags |= SORT_INDEX_OUT | (i ? SORT_INDEX_IN : 0) | (i && raw ? SORT_GATHER | SORT_HIGH : 0);
+    else if (last) { p.flags |= SORT_VALUES_OUT; p.dst = &s->out; }
+    return p;
+}
+
+/* ---- rows or blocks in shared memory, merges ---- */
+
+/* Threads of the largest workgroup whose elements fit into shared memory. */
+static uint32_t sort_threads(const struct encoder *e, bool index)
+{
+    const struct capabilities *c = &e->device->caps;
+    uint32_t threads = 512;
+    while (threads > 64 && (threads > c->max_threads || threads * SORT_EACH * 33 / 32 * (index ? 8 : 4) > c->shared_memory)) threads /= 2;
+    return threads;
+}
+
+static void sort_blocks(struct encoder *e, const struct sort_rows *s, const struct sort_step *p)
+{
+    uint32_t most = sort_threads(e, s->index), row_threads = 1, threads;
+    struct { uint32_t rows, n, blocks, row_threads, dst, src, place, dst_place, from, flags; } push = {
+        .rows = s->rows, .n = s->n, .from = (uint32_t)s->in.dtype, .flags = p->flags };
+    while (row_threads < most && row_threads * SORT_EACH < s->n) row_threads *= 2;
+    threads = row_threads > 256 ? row_threads : min_u32(most, 256);
+    push.blocks = ceil_div(s->n, row_threads * SORT_EACH);
+    push.row_threads = row_threads;
+    if (p->dst) push.dst = set_output(e, 0, p->dst);
+    push.src = set_input(e, 1, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+    KERNEL(e, K_SORT, threads, s->index);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, push.blocks > 1 ? (uint64_t)s->rows * push.blocks : ceil_div(s->rows, threads / row_threads));
+}
+
+static void sort_merge(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t run)
+{
+    struct { uint32_t rows, n, run, parts, dst, src, place, dst_place, from, flags; } push = {
+        .rows = s->rows, .n = s->n, .run = run, .parts = ceil_div(s->n, SORT_EACH), .from = (uint32_t)s->in.dtype, .flags = p->flags };
+    if (p->dst) push.dst = set_output(e, 0, p->dst);
+    push.src = set_input(e, 1, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+    KERNEL(e, K_MERGE, 128);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div((uint64_t)s->rows * push.parts, 128));
+}
+
+static void sort_by_merges(struct encoder *e, struct sort_rows *s)
+{
+    uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
+    while ((uint64_t)block << merges < s->n) merges++;
+    sort_begin(e, s, 1 + merges);
+    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
+        struct sort_step p = sort_step(s, i);
+        uint32_t round = i % s->phase_steps;
+        if (!round) sort_blocks(e, s, &p);
+        else sort_merge(e, s, &p, block << (round - 1));
+    }
+    sort_end(s);
+}
+
+/* ---- radix sort, a digit of eight bits a step ---- */
+
+static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift, struct array *counts,
+                       uint32_t tiles, uint32_t each)
+{
+    struct { uint32_t rows, n, tiles, shift, dst, src, place, dst_place, counts; } push = { s->rows, s->n, tiles, shift, 0, 0, 0, 0, 0 };
+    uint32_t flags[3] = { 0, 0, p->flags }, subgroups = RADIX_DIGITS / e->device->caps.subgroup;
+    if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
+    if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
+    for (uint32_t pass = 0; pass < 3; pass++) {      /* count, sum up, move */
+        if (pass != 1) push.src = set_input(e, 1, p->src);
+        if (flags[pass] & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+        if (pass == 2 && p->dst) push.dst = set_output(e, 0, p->dst);
+        if (pass == 2 && p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+        push.counts = pass == 2 ? set_input(e, 4, counts) : set_output(e, 4, counts);
+        KERNEL(e, K_RADIX, RADIX_DIGITS, pass, (uint32_t)(flags[pass] & (SORT_RAW | SORT_VALUES_OUT) ? s->in.dtype : MLXVK_UINT32), flags[pass],
+               each, subgroups);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
+    }
+}
+
+static void sort_by_digits(struct encoder *e, struct sort_rows *s)
+{
+    uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 4 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
+    struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
+    sort_begin(e, s, (uint32_t)min_size(item_size(&s->in), 4));
+    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
+        struct sort_step p = sort_step(s, i);
+        radix_step(e, s, &p, 8 * (i % s->phase_steps), counts, tiles, each);
+    }
+    sort_end(s);
+    array_release(counts);
+}
+
+/* Radix sort where subgroups are wide enough for it; a CPU is faster with merges. */
+static bool use_radix(const struct encoder *e, const struct sort_rows *s)
+{
+    const struct capabilities *c = &e->device->caps;
+    int gate = e->device->gate[GATE_RADIX];
+    if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) || c->max_threads < RADIX_DIGITS) return false;
+    return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && c->type != VK_PHYSICAL_DEVICE_TYPE_CPU));
+}
+
+/* As many rows at once as the device can bind, or fill 2^30 elements. */
+static void lower_sort(struct encoder *e, const struct node *n)
+{
+    struct array *in = n->in[0], *out = n->out[0];
+    uint32_t length = (uint32_t)dim_of(in, -1);
+    size_t rows = in->size / length, room = e->device->caps.max_range - e->device->caps.offset_align - 16, width = max_size(item_size(in), 4);
+    size_t step = max_size(min_size(room / width, (size_t)1 << 30) / length, 1);
+    for (size_t first = 0; first < rows && !e->code; first += step) {
+        struct sort_rows s = { .in = *in, .out = *out, .rows = (uint32_t)min_size(step, rows - first), .n = length, .index = n->p.sort.index };
+        s.in.ndim = s.out.ndim = 1;
+        s.in.strides[0] = s.out.strides[0] = 1;
+        s.in.shape[0] = s.out.shape[0] = (int)(s.rows * length);
+        s.in.size = s.out.size = (size_t)s.rows * length;
+        s.in.offset += (int64_t)(first * length * item_size(in));
+        s.out.offset += (int64_t)(first * length * item_size(out));
+        if (use_radix(e, &s)) sort_by_digits(e, &s);
+        else sort_by_merges(e, &s);
+    }
+}
+
+/* ---- fronts ---- */
+
+/* Sorted values, or positions. The axis is last in memory: the result is a view where it was not. */
+static struct array *do_sort(struct call *c, struct array *a, int axis, bool index)
+{
+    struct array *rows, *out;
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (!index && item_size(a) == 8) return do_take_along(c, a, do_sort(c, a, axis, true), axis);
+    rows = contiguous(c, do_moveaxis(c, a, axis, -1));
+    if (!rows) return NULL;
+    out = output(c, rows->ndim, rows->shape, index ? MLXVK_UINT32 : a->dtype);
+    append(c, OP_SORT, PARAMS(.sort = { index }), ARRAYS(rows), ARRAYS(out));
+    return axis == a->ndim - 1 ? out : do_moveaxis(c, out, -1, axis);
+}
+
+/* A full sort has every partition's properties. */
+static struct array *do_partition(struct call *c, struct array *a, int kth, int axis, bool index)
+{
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (kth < -a->shape[axis] || kth >= a->shape[axis]) return FAIL(c, MLXVK_ERROR_ARGUMENT, "kth %d along axis %d of %s", kth, axis, TEXT(a));
+    return do_sort(c, a, axis, index);
+}
+
+static struct array *do_topk(struct call *c, struct array *a, int k, int axis)
+{
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (k < 0 || k > a->shape[axis]) return FAIL(c, MLXVK_ERROR_ARGUMENT, "k %d along axis %d of %s", k, axis, TEXT(a));
+    if (k == a->shape[axis]) return a;
+    return slice_one(c, do_sort(c, a, axis, false), axis, a->shape[axis] - k, k);
+}
+
+#define SORT_FUNCTION(name, parameter, call_flat, call_axis)                                                          \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s)                                       \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1);                                                   \
+        return finish(&c, call_flat, res);                                                                            \
+    }                                                                                                                 \
+    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s)                      \
+    {                                                                                                                 \
+        struct call c = begin(#name "_axis", s);                                                                      \
+        struct array *x = input(&c, "a", a);                                                                          \
+        return finish(&c, call_axis, res);                                                                            \
+    }
+#define NO_PARAMETER
+#define KTH_PARAMETER , int kth
+#define K_PARAMETER , int k
+SORT_FUNCTION(sort, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
+SORT_FUNCTION(argsort, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
+SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_partition(&c, x, kth, axis, false))
+SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
+SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
+#undef SORT_FUNCTION
 
 /* ==== >>fusion ==================================================================================================== */
 
