@@ -5330,7 +5330,8 @@ static void product_whole(struct encoder *e, const struct node *n, struct array 
 static void product_split(struct encoder *e, const struct node *n, struct array *const *arrays)
 {
     struct array part[MATRICES], *parts[MATRICES] = { NULL }, *copy = NULL, packed;
-    int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT, along_k;
+    int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT;
+    bool along_k;
     for (axis = -1; operand >= 0 && axis < 0; operand--)
         if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1);
     operand++;
