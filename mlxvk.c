@@ -5206,7 +5206,7 @@ static void product_tiled(struct encoder *e, const struct product *p)
     const struct tile_row *r = choose_tile(e, p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
     struct launch l = prepare(e, p, cpu ? 1 : parts, r->bk);
     KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
-           even_operands(&l, along, 4));
+           even_operands(&l, along, 4), cpu ? 1 : r->bk);
     launch_tiles(e, p, &l, r);
 }
 
@@ -5294,21 +5294,50 @@ static void product_batch(struct encoder *e, const struct product *p)
     }
 }
 
+/* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not multiplied. */
+static struct array *packed_copy(struct encoder *e, const struct array *a, struct array *view)
+{
+    struct array compact = *a, *copy;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->strides[i] == 0 && a->shape[i] > 1) { compact.size /= (size_t)a->shape[i]; compact.shape[i] = 1; }
+    compact.row = row_contiguous(&compact);
+    copy = rows_of(e, &compact);
+    *view = *copy;
+    for (int i = 0; i < a->ndim; i++) {
+        view->shape[i] = a->shape[i];
+        if (a->strides[i] == 0) view->strides[i] = 0;
+    }
+    view->size = a->size;
+    return copy;
+}
+
+/* Lowers a product that can be bound whole; operands that the fast kernels cannot read are copied first where it is worth it. */
+static void product_whole(struct encoder *e, const struct node *n, struct array *const *arrays)
+{
+    const struct matmul_params *f = &n->p.matmul;
+    struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
+    bool large = p.m * p.n * p.k * product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
+    if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
+    if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
+    if (copies[0] || copies[1]) p = product_of(a, b, arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
+    product_batch(e, &p);
+    array_release(copies[0]);
+    array_release(copies[1]);
+}
+
 /* Splits what the device cannot bind whole, by rows, columns or batches. */
 static void product_split(struct encoder *e, const struct node *n, struct array *const *arrays)
 {
-    struct array part[MATRICES], *parts[MATRICES] = { NULL };
+    struct array part[MATRICES], *parts[MATRICES] = { NULL }, *copy = NULL, packed;
     int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT;
+    bool along_k;
     for (axis = -1; operand >= 0 && axis < 0; operand--)
         if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1);
     operand++;
-    if (operand == MAT_A && axis == last) axis = last - 1;     /* K is not split: rows of a, columns of b */
-    else if (operand == MAT_B && axis == last - 1) axis = last;
-    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) {
-        struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], n->p.matmul.alpha, n->p.matmul.beta);
-        product_batch(e, &p);
-        return;
-    }
+    along_k = (operand == MAT_A && axis == last) || (operand == MAT_B && axis == last - 1);
+    if (along_k) axis = operand == MAT_A ? last - 1 : last;    /* K is not split, but what lies between its elements left out */
+    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) { product_whole(e, n, arrays); return; }
     for (int half = 0; half < 2; half++) {
         for (int k = 0; k < MATRICES; k++) {
             int first = arrays[MAT_OUT]->shape[axis] / 2;
@@ -5320,7 +5349,9 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
             part[k].size = arrays[k]->size / (size_t)arrays[k]->shape[axis] * (size_t)part[k].shape[axis];
             if (half) part[k].offset += first * arrays[k]->strides[axis] * (int64_t)item_size(arrays[k]);
         }
+        if (along_k) { copy = packed_copy(e, parts[operand], &packed); parts[operand] = &packed; }
         product_split(e, n, parts);
+        array_release(copy);
     }
 }
 
