@@ -6306,10 +6306,13 @@ static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owne
 
 static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
 {
-    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = last ? false : (i + 1) % s->phase_steps != 0;
+    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = !last && (i + 1) % s->phase_steps;
     uint32_t target = (s->steps - 1 - i) & 1;
-    struct sort_step p = { .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL, .dst = keys ? s->keys[target] : NULL,
-                           .dst_place = s->places[target], .flags = (raw ? SORT_RAW : 0) | (keys ? SORT_KEYS_OUT : 0) };
+    struct sort_step p = {
+        .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL,
+        .dst = keys ? s->keys[target] : NULL, .dst_place = s->places[target],
+        .flags = (raw ? SORT_RAW : 0) | (keys ? SORT_KEYS_OUT : 0)
+    };
     if (s->index) p.flags |= SORT_INDEX_OUT | (i ? SORT_INDEX_IN : 0) | (i && raw ? SORT_GATHER | SORT_HIGH : 0);
     else if (last) { p.flags |= SORT_VALUES_OUT; p.dst = &s->out; }
     return p;
@@ -6381,14 +6384,14 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
     if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
     if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
     for (uint32_t pass = 0; pass < 3; pass++) {      /* count, sum up, move */
+        uint32_t dtype = flags[pass] & (SORT_RAW | SORT_VALUES_OUT) ? (uint32_t)s->in.dtype : MLXVK_UINT32;
         if (pass == 1 && tiles <= RADIX_FEW_TILES) continue;
         if (pass != 1) push.src = set_input(e, 1, p->src);
         if (flags[pass] & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
         if (pass == 2 && p->dst) push.dst = set_output(e, 0, p->dst);
         if (pass == 2 && p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
         push.counts = pass == 2 ? set_input(e, 4, counts) : set_output(e, 4, counts);
-        KERNEL(e, K_RADIX, RADIX_DIGITS, pass, (uint32_t)(flags[pass] & (SORT_RAW | SORT_VALUES_OUT) ? s->in.dtype : MLXVK_UINT32), flags[pass],
-               each, subgroups, tiles > RADIX_FEW_TILES);
+        KERNEL(e, K_RADIX, RADIX_DIGITS, pass, dtype, flags[pass], each, subgroups, tiles > RADIX_FEW_TILES);
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
     }
@@ -6421,10 +6424,11 @@ static void lower_sort(struct encoder *e, const struct node *n)
 {
     struct array *in = n->in[0], *out = n->out[0];
     uint32_t length = (uint32_t)dim_of(in, -1);
-    size_t rows = in->size / length, room = e->device->caps.max_range - e->device->caps.offset_align - 16, width = max_size(item_size(in), 4);
-    size_t step = max_size(min_size(room / width, (size_t)1 << 30) / length, 1);
+    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16, rows = in->size / length;
+    size_t step = max_size(min_size(room / max_size(item_size(in), 4), (size_t)1 << 30) / length, 1);
     for (size_t first = 0; first < rows && !e->code; first += step) {
-        struct sort_rows s = { .in = *in, .out = *out, .rows = (uint32_t)min_size(step, rows - first), .n = length, .index = n->p.sort.index };
+        struct sort_rows s = { .in = *in, .out = *out, .n = length, .index = n->p.sort.index };
+        s.rows = (uint32_t)min_size(step, rows - first);
         s.in.ndim = s.out.ndim = 1;
         s.in.strides[0] = s.out.strides[0] = 1;
         s.in.shape[0] = s.out.shape[0] = (int)(s.rows * length);
@@ -6457,7 +6461,8 @@ static struct array *do_partition(struct call *c, struct array *a, int kth, int 
 {
     axis = normal_axis(c, a, axis);
     if (axis < 0) return NULL;
-    if (kth < -a->shape[axis] || kth >= a->shape[axis]) return FAIL(c, MLXVK_ERROR_ARGUMENT, "kth %d along axis %d of %s", kth, axis, TEXT(a));
+    if (kth < -a->shape[axis] || kth >= a->shape[axis])
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "kth %d along axis %d of %s", kth, axis, TEXT(a));
     return do_sort(c, a, axis, index);
 }
 

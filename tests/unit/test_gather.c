@@ -32,7 +32,7 @@ static void positions_outside(void **state)
 {
     const int64_t wide[] = { 3, -1, (int64_t)1 << 40, -((int64_t)1 << 40), -7, 6 };
     const uint64_t large[] = { 2, UINT64_MAX, (uint64_t)1 << 32, 5, 6, 0 };
-    mlxvk_array a = counting(device, 6), i64 = array_of(MLXVK_INT64, wide, (int[]){ 6 }, 1);
+    mlxvk_array a = counting(device, 6), count = counting(device, 6), i64 = array_of(MLXVK_INT64, wide, (int[]){ 6 }, 1);
     mlxvk_array u64 = array_of(MLXVK_UINT64, large, (int[]){ 6 }, 1), res = { NULL };
     mlxvk_array values = ints(device, (int32_t[]){ 10, 11, 12, 13, 14, 15 }, (int[]){ 6 }, 1);
     (void)state;
@@ -45,9 +45,10 @@ static void positions_outside(void **state)
     expect_ints(a, (int32_t[]){ 0, 1, 2, 3, 4, 5 }, 6, stream);
     OK(mlxvk_put_along_axis(&a, a, u64, values, 0, stream), stream);
     expect_ints(a, (int32_t[]){ 15, 1, 10, 3, 4, 13 }, 6, stream);
-    OK(mlxvk_put_along_axis(&a, a, counting(device, 6), a, 0, stream), stream);      /* its own values */
+    OK(mlxvk_put_along_axis(&a, a, count, a, 0, stream), stream);                    /* its own values */
     expect_ints(a, (int32_t[]){ 15, 1, 10, 3, 4, 13 }, 6, stream);
     mlxvk_array_free(a);
+    mlxvk_array_free(count);
     mlxvk_array_free(i64);
     mlxvk_array_free(u64);
     mlxvk_array_free(values);
