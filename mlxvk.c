@@ -185,8 +185,14 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
+    X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
+    X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
+    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
+    X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
+    X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
@@ -266,6 +272,15 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
+    X(MATMUL_TILED,  matmul_tiled,  4, CAP_SMALL)                                                                      \
+    X(MATMUL_SUM,    matmul_sum,    4, CAP_SMALL)                                                                      \
+    X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
+    X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
+    X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
+    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)          \
+    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16) \
+    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)               \
+    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16) \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
@@ -287,7 +302,10 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
-    X(CATEGORICAL,   categorical,   4, CAP_SMALL)
+    X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
+    X(SORT,          sort,          4, CAP_SMALL)                                                                      \
+    X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(MERGE,         merge,         4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -319,6 +337,7 @@ struct capabilities {
     uint32_t subgroup, max_threads, max_groups[3], shared_memory, push_size;
     size_t max_range, max_allocation, offset_align, memory_size;
     double timestamp_ns;
+    uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     bool push_descriptor, mapped, subgroup_control, memory_budget, float_controls;
     uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
 };
@@ -526,21 +545,24 @@ static void adopt_features(struct features *f, const void *chain)
     }
 }
 
-/* Does the device multiply 16x16x16 tiles of this type into float32, by subgroup? */
-static bool has_coopmat(struct device *d, int component)
+/* The n of the n x n x n tiles of this type that the device multiplies into float32, by subgroup: 16, 8 or 0. */
+static uint8_t coopmat_size(struct device *d, int component)
 {
+    uint8_t best = 0;
     VkCooperativeMatrixPropertiesKHR rows[64];
     uint32_t n = COUNT(rows);
     get_coopmat_properties get = (get_coopmat_properties)(void (*)(void))vkGetInstanceProcAddr(
         d->instance, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR");
     memset(rows, 0, sizeof rows);
     for (uint32_t i = 0; i < n; i++) rows[i].sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR;
-    if (!get || get(d->physical, &n, rows) < 0) return false;
-    for (uint32_t i = 0; i < n; i++)
-        if (rows[i].MSize == 16 && rows[i].NSize == 16 && rows[i].KSize == 16 && rows[i].AType == component &&
-            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 &&
-            rows[i].ResultType == COMPONENT_FLOAT32 && rows[i].scope == SCOPE_SUBGROUP) return true;
-    return false;
+    if (!get || get(d->physical, &n, rows) < 0) return 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t size = rows[i].MSize;
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && rows[i].AType == component &&
+            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 && rows[i].ResultType == COMPONENT_FLOAT32 &&
+            rows[i].scope == SCOPE_SUBGROUP && size > best) best = (uint8_t)size;
+    }
+    return best;
 }
 
 static uint32_t capability_bits(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupProperties *sg)
@@ -563,8 +585,11 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
         sg->subgroupSize >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
     if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel && d->gate[GATE_COOPMAT]) {
-        if (has_coopmat(d, COMPONENT_FLOAT16)) bits |= CAP_COOPMAT;
-        if (f->bfloat16.shaderBFloat16CooperativeMatrix && has_coopmat(d, COMPONENT_BFLOAT16)) bits |= CAP_COOPMAT_BF16;
+        uint8_t *size = d->caps.coopmat_size;
+        size[0] = coopmat_size(d, COMPONENT_FLOAT16);
+        size[1] = f->bfloat16.shaderBFloat16CooperativeMatrix ? coopmat_size(d, COMPONENT_BFLOAT16) : 0;
+        if (size[0] == 16) bits |= CAP_COOPMAT;
+        if (size[1] == 16) bits |= CAP_COOPMAT_BF16;
         if (nv2) bits |= CAP_COOPMAT2;
     }
     return bits;
@@ -869,7 +894,7 @@ struct buffer {
     struct device *device;
     struct block *block;                             /* NULL: the caller's VkBuffer, or no bytes */
     VkBuffer handle;
-    size_t offset, size;                             /* size is what it can hold */
+    size_t offset, size, bytes;                      /* size is what it can hold, bytes what was asked for */
     char *map;
     struct use uses[MAX_USES];                       /* unfinished submissions that touch it */
     int use_count;
@@ -1156,6 +1181,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
         if (d->gate[GATE_POISON] && b->map && !b->use_count) memset(b->map, 0xcd, b->size);
     }
     b->refs = 1;
+    b->bytes = size;
     d->active += b->size;
     if (d->active > d->peak) d->peak = d->active;
     *out = b;
@@ -1179,12 +1205,15 @@ static void buffer_release(struct device *d, struct buffer *b)
 
 /* ==== >>timeline ================================================================================================== */
 
+/* The timeline of a stream that is gone goes on with the next one. */
 static struct timeline *timeline_create(struct device *d)
 {
     VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
                                        .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
     VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
     struct timeline *t;
+    for (uint32_t i = 0; i < d->timeline_count; i++)
+        if (!d->timelines[i]->stream) return d->timelines[i];
     if (d->timeline_count == d->timeline_slots) {
         uint32_t slots = d->timeline_slots ? 2 * d->timeline_slots : 16;
         struct timeline **grown = host_alloc(d, slots * sizeof *grown);
@@ -1239,7 +1268,7 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
 
 /* ==== >>encoder =================================================================================================== */
 
-enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 64, SETS_PER_POOL = 128, QUERIES = 1024 };
+enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
 struct access { VkBuffer handle; size_t low, high; bool write; };
 
@@ -1281,7 +1310,8 @@ struct stream {
     uint32_t queue;
     struct timeline *line;
     mlxvk_error error;
-    int deferred;                                    /* first error of deferred work since the last synchronize */
+    int deferred;                                    /* first error of deferred work since the last synchronize, */
+    char deferred_text[sizeof ((mlxvk_error *)0)->text];             /* and the last one's words */
     struct encoder encoder;
     struct slot slots[SLOTS];
     uint32_t slot, slot_count;
@@ -1452,12 +1482,27 @@ static void slot_recycle(struct device *d, struct slot *slot)
     slot->sets_used = 0;
 }
 
-/* Opens a command buffer in the next slot of the window, waiting for the oldest submission where all are in flight. */
+/* The slot whose submission is done, or a fresh one. The window is kept by end(), without the lock; only a call that makes
+ * more submissions than there are slots waits here. */
+static struct slot *next_slot(struct stream *s)
+{
+    uint32_t next = s->slot_count ? (s->slot + 1) % s->slot_count : 0;
+    s->device->polls++;
+    if (s->slot_count && s->slots[next].value > timeline_completed(s->device, s->line) && s->slot_count < SLOTS) {
+        memmove(s->slots + next + 1, s->slots + next, (s->slot_count - next) * sizeof *s->slots);
+        memset(&s->slots[next], 0, sizeof *s->slots);
+        s->slot_count++;
+    } else if (!s->slot_count) s->slot_count = 1;
+    s->slot = next;
+    return &s->slots[next];
+}
+
+/* Opens a command buffer in the next slot, waiting for its submission where that is still in flight. */
 static int open_commands(struct stream *s)
 {
     struct device *d = s->device;
     struct encoder *e = &s->encoder;
-    struct slot *slot = &s->slots[s->slot = (s->slot + 1) % s->slot_count];
+    struct slot *slot = next_slot(s);
     VkCommandBufferBeginInfo begin = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
                                        .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT };
     VkResult r = VK_SUCCESS;
@@ -1781,10 +1826,10 @@ enum { INLINE_BYTES = 16 };
 /* What arrays view: memory that comes when the first node that writes it is lowered. */
 struct storage {
     int refs, owned;                                 /* arrays on it; those that a handle is held on */
-    int readers, writers;                            /* nodes on the tape of `stream` */
+    int readers, writers;                            /* nodes on the tape of its stream */
     int failed;                                      /* the error of the node that should have written it */
     struct device *device;
-    struct stream *stream;                           /* whose tape holds nodes that touch it */
+    struct timeline *line;                           /* of the stream whose tape holds, or held, nodes that touch it */
     struct buffer *buffer;
     size_t nbytes;
     uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
@@ -1792,6 +1837,9 @@ struct storage {
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
     uint8_t bytes[INLINE_BYTES];
 };
+
+/* The stream that last recorded something with it; NULL where there was none, or it is gone. */
+static struct stream *stream_of(const struct storage *st) { return st->line ? st->line->stream : NULL; }
 
 struct array {
     int refs, handles;                               /* all references; those of the caller */
@@ -1960,7 +2008,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
                      end - start, e->device->caps.max_range);
         return 0;
     }
-    encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, write);
+    encoder_access(e, b, start, end, write);         /* all that is bound, as the validation layer sees it */
     bind_range(e, slot, b->handle, start, end - start);
     return (uint32_t)((int64_t)(b->offset - start) + a->offset) / (uint32_t)item_size(a);
 }
@@ -2010,7 +2058,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ROPE,        rope)                                                                                               \
     X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
-    X(CATEGORICAL, categorical)
+    X(CATEGORICAL, categorical)                                                                                        \
+    X(SORT,        sort)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -2031,6 +2080,7 @@ struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
+struct sort_params { bool index; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
@@ -2043,6 +2093,7 @@ union params {
     struct rope_params rope;
     struct attention_params attention;
     struct random_params random;
+    struct sort_params sort;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -2090,6 +2141,9 @@ static void node_failed(struct stream *s, struct node *n)
 {
     struct encoder *e = &s->encoder;
     struct device *d = s->device;
+    bool follows = false;                            /* the operand's own failure was told already */
+    for (int i = 0; i < n->inputs; i++) follows = follows || (n->in[i] && n->in[i]->storage->failed);
+    if (!follows) snprintf(s->deferred_text, sizeof s->deferred_text, "%s", e->error.text);
     for (int i = 0; i < n->outputs; i++)
         if (n->out[i]) n->out[i]->storage->failed = e->code;
     if (!s->deferred) {
@@ -2326,6 +2380,16 @@ static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype 
     return true;
 }
 
+/* Strides whose reach can be counted in bytes. */
+static bool check_strides(struct call *c, int ndim, const int *shape, const int64_t *strides)
+{
+    if (c->code || (ndim && !strides)) return !c->code;
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] && (strides[i] > INT64_MAX / 8 / MAXD / 2 / shape[i] || strides[i] < -(INT64_MAX / 8 / MAXD / 2 / shape[i])))
+            return FAIL(c, MLXVK_ERROR_SHAPE, "stride %lld of axis %d is too large", (long long)strides[i], i), false;
+    return true;
+}
+
 /* A fresh row-major result. */
 static struct array *output(struct call *c, int ndim, const int *shape, mlxvk_dtype dtype)
 {
@@ -2356,8 +2420,9 @@ static struct array *view_of(struct call *c, struct array *a, mlxvk_dtype dtype,
 /* Another stream's tape must not hold nodes on a storage that this call touches. */
 static void claim(struct call *c, struct storage *st)
 {
-    if (st->stream && st->stream != c->stream && (st->readers || st->writers)) stream_lower(st->stream, 0);
-    st->stream = c->stream;
+    struct stream *s = stream_of(st);
+    if (s && s != c->stream && (st->readers || st->writers)) stream_lower(s, 0);
+    st->line = c->stream->line;
 }
 
 static struct node *new_node(struct call *c)
@@ -3269,7 +3334,9 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
     struct call c = begin("as_strided", s);
     struct array *x = contiguous(&c, input(&c, "a", a)), *out = NULL;
     if (shape_num != strides_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && offset <= INT64_MAX / 16)
+    if (x && shape_num && !strides) FAIL(&c, MLXVK_ERROR_ARGUMENT, "strides is NULL");
+    if (x && offset > x->size) FAIL(&c, MLXVK_ERROR_SHAPE, "offset %zu of %s", offset, TEXT(x));
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && check_strides(&c, (int)shape_num, shape, strides))
         out = view_of(&c, x, x->dtype, (int)shape_num, shape, strides, x->offset + (int64_t)(offset * item_size(x)));
     if (out) {
         int64_t low, high, first = x->offset;
@@ -5144,6 +5211,9 @@ static struct product product_of(struct array *a, struct array *b, struct array 
         for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
     merge_batch(&p);
     merge_rows(&p);
+    if (p.m == 1) { p.a_row = p.a_k != 1; p.out_row = p.c_row = 0; }   /* strides that do not count: what suits kernels */
+    if (p.n == 1) { p.b_col = p.b_k != 1; p.out_col = 1; p.c_col = 0; }
+    if (p.k == 1) { p.a_k = p.a_row != 1; p.b_k = p.b_col != 1; }
     return p;
 }
 
@@ -5172,16 +5242,309 @@ static struct product_push bind_product(struct encoder *e, const struct product 
     return q;
 }
 
+/* ---- choosing kernels ---- */
+
+enum matmul_kind { MATMUL_AUTO, MATMUL_KIND_PLAIN, MATMUL_KIND_VECTOR, MATMUL_KIND_TILED, MATMUL_KIND_COOPMAT, MATMUL_KIND_COOPMAT2 };
+enum { FEW_ROWS = 8, SMALL_PRODUCT = 1 << 15 };
+
+/* Workgroups that a device runs at once, about. */
+static int64_t wide_of(const struct device *d)
+{
+    return d->caps.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU ? 132 : d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 16;
+}
+
+/* b^T @ a^T: the same product with rows and columns exchanged. */
+static struct product transposed(const struct product *p)
+{
+    struct product t = *p;
+    t.array[MAT_A] = p->array[MAT_B];
+    t.array[MAT_B] = p->array[MAT_A];
+    memcpy(t.stride[MAT_A], p->stride[MAT_B], sizeof *t.stride);
+    memcpy(t.stride[MAT_B], p->stride[MAT_A], sizeof *t.stride);
+    t.offset[MAT_A] = p->offset[MAT_B];
+    t.offset[MAT_B] = p->offset[MAT_A];
+    t.m = p->n;          t.n = p->m;
+    t.a_row = p->b_col;  t.a_k = p->b_k;
+    t.b_k = p->a_k;      t.b_col = p->a_row;
+    t.c_row = p->c_col;  t.c_col = p->c_row;
+    t.out_row = p->out_col;
+    t.out_col = p->out_row;
+    return t;
+}
+
+/* Can a bound operand be accessed `count` elements at a time, along a dimension of stride 1 and with `lead` as the other's? */
+static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
+{
+    uint32_t odd = q->offset[operand] | (uint32_t)lead;
+    for (int i = 0; i < BATCH_DIMS; i++) odd |= q->batch[operand][i];
+    return p->array[operand] && unit == 1 && !(odd & (count - 1));
+}
+
+/* One dispatch to come, for a product or for parts of it: K may be cut into parts whose float32 results go to a temporary. */
+struct launch {
+    struct product p;
+    struct product_push push;
+    uint32_t parts, batches, epilogue;
+    bool split;
+};
+
+static struct array *parts_array(struct encoder *e, const struct product *p, uint32_t parts)
+{
+    int size = (int)(p->m * p->n * product_batches(p) * parts);
+    struct storage *st = storage_create(e->device, (size_t)size * 4);
+    struct array *a = st ? array_create(st, MLXVK_FLOAT32, 1, &size, NULL, 0) : NULL;
+    if (a) return a;
+    if (st) { st->refs = 1; storage_release(st); }
+    encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "matmul", "out of host memory");
+    return NULL;
+}
+
+/* Binds a product's operands, K cut into `parts` parts of a multiple of `step`. */
+static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
+{
+    struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts > 1 };
+    l.epilogue = p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE;
+    if (l.split) {
+        l.p.array[MAT_OUT] = parts_array(e, p, parts);
+        l.p.array[MAT_C] = NULL;
+        l.p.offset[MAT_OUT] = 0;
+        l.p.out_row = p->n;
+        l.p.out_col = 1;
+        memset(l.p.stride[MAT_OUT], 0, sizeof *l.p.stride);
+        l.epilogue = EPILOGUE_PART;
+    }
+    l.push = bind_product(e, &l.p);
+    if (l.split) {
+        l.push.part = ceil_div(ceil_div((uint64_t)p->k, parts), step) * step;
+        l.parts = ceil_div((uint64_t)p->k, l.push.part);
+    }
+    return l;
+}
+
+/* Dispatches over x by y tiles; then adds up the parts, if there are any. */
+static void launch(struct encoder *e, const struct product *p, struct launch *l, uint32_t x, uint32_t y)
+{
+    struct product sum = *p;
+    struct product_push push;
+    set_bytes(e, &l->push, sizeof l->push);
+    dispatch(e, x, y, l->batches * l->parts);
+    if (!l->split) return;
+    sum.array[MAT_A] = l->p.array[MAT_OUT];
+    sum.array[MAT_B] = NULL;
+    sum.offset[MAT_A] = 0;
+    if (sum.array[MAT_A]) {
+        push = bind_product(e, &sum);
+        push.k = l->batches;
+        push.part = l->parts;
+        KERNEL(e, K_MATMUL_SUM, 256, (uint32_t)p->array[MAT_OUT]->dtype, EPILOGUE_NONE, p->array[MAT_C] != NULL);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * l->batches, 256));
+    }
+    array_release(sum.array[MAT_A]);
+}
+
+/* At most so many parts of K fit into a temporary and the grid. */
+static int64_t most_parts(const struct encoder *e, const struct product *p)
+{
+    int64_t room = (int64_t)min_size(e->device->caps.max_range, (size_t)1 << 28) / 4 / (p->m * p->n * product_batches(p));
+    int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
+    return room < grid ? room : grid;
+}
+
+/* In how many parts to cut K so that `groups` workgroups become enough; each part at least `least` long. */
+static uint32_t parts_for(const struct encoder *e, const struct product *p, int64_t groups, int64_t enough, int64_t least)
+{
+    int64_t parts = groups < enough ? enough / groups : 1, most = most_parts(e, p);
+    if (parts > p->k / least) parts = p->k / least;
+    if (parts > most) parts = most;
+    return parts > 1 ? (uint32_t)parts : 1;
+}
+
+/* ---- the kernels ---- */
+
 static void product_plain(struct encoder *e, const struct product *p)
 {
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
-    struct product_push q = bind_product(e, p);
-    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE);
-    set_bytes(e, &q, sizeof q);
-    dispatch(e, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16), (uint32_t)product_batches(p));
+    struct launch l = prepare(e, p, 1, 1);
+    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, l.epilogue);
+    launch(e, p, &l, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16));
 }
 
-static void product_dispatch(struct encoder *e, const struct product *p) { product_plain(e, p); }
+/* Few rows times a matrix that lies along K. */
+static void product_matvec(struct encoder *e, const struct product *p)
+{
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, groups, y;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, wide = few > 4 ? 2 : 4, threads = 32;
+    int64_t batches = product_batches(p), enough = 8 * wide_of(e->device);
+    bool subgroup = has_kernel(e->device, K_MATVEC_SUBGROUP), vector;
+    struct launch l;
+    while (wide > 1 && p->n * batches < wide * enough) wide /= 2;
+    groups = ceil_div((uint64_t)p->n, wide);
+    l = prepare(e, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
+    while (threads < (subgroup ? 256 : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
+    vector = evenly(p, &l.push, MAT_A, p->a_k, p->a_row, chunk) && evenly(p, &l.push, MAT_B, p->b_k, p->b_col, chunk);
+    KERNEL(e, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC, threads, type, l.epilogue, few, wide, vector);
+    y = ceil_div(groups, e->device->caps.max_groups[0]);       /* where one dimension of the grid is too short */
+    launch(e, p, &l, ceil_div(groups, y), y);
+}
+
+/* Few rows times a matrix that lies along its rows. */
+static void product_vecmat(struct encoder *e, const struct product *p)
+{
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, lanes = 16, y;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, lanes * chunk);
+    struct launch l = prepare(e, p, parts_for(e, p, groups * product_batches(p), 4 * wide_of(e->device), 128), 1);
+    KERNEL(e, K_VECMAT, 256, type, l.epilogue, few, lanes, evenly(p, &l.push, MAT_B, p->b_col, p->b_k, chunk));
+    y = ceil_div(groups, e->device->caps.max_groups[0]);
+    launch(e, p, &l, ceil_div(groups, y), y);
+}
+
+/* Shapes of tiles by kernel: rows and columns of a workgroup, depth; rows and columns of a thread or a subgroup; threads;
+ * speed where there are plenty of them, in millions of multiplications a microsecond on one multiprocessor of an H200.
+ * As measured there; elsewhere their order matters, not their values. */
+struct tile_row { uint16_t bm, bn, bk, tm, tn, threads; float speed; };
+static const struct tile_row tiled_rows[] = {
+    { 128, 128, 16, 8, 8, 256, 0.14f },
+    { 128,  64, 16, 8, 4, 256, 0.12f },
+    {  64,  64, 16, 4, 4, 256, 0.10f },
+    {  32,  32, 16, 4, 4,  64, 0.06f },
+};
+static const struct tile_row coopmat_rows[] = {
+    { 128, 128, 32, 64, 64,  4, 0.68f },             /* threads: subgroups here */
+    { 128, 128, 16, 64, 64,  4, 0.68f },
+    { 128,  64, 32, 64, 32,  4, 0.50f },
+    {  64,  64, 32, 32, 32,  4, 0.40f },
+    {  32,  64, 32, 16, 32,  4, 0.25f },
+    { 128, 256, 32, 64, 64,  8, 0.68f },
+};
+static const struct tile_row coopmat2_rows[] = {
+    { 128, 256, 64, 0, 0, 256, 1.09f },
+    { 128, 128, 64, 0, 0, 256, 1.01f },
+    { 128, 128, 32, 0, 0, 128, 0.97f },
+    { 256, 128, 64, 0, 0, 256, 1.05f },
+    {  64, 128, 64, 0, 0, 256, 0.75f },
+    {  64,  64, 64, 0, 0, 128, 0.60f },
+    {  32,  64, 64, 0, 0, 128, 0.35f },
+    {  64, 256, 64, 0, 0, 256, 0.80f },
+};
+
+/* Microseconds that a product takes by tiles of a shape and with K in parts, about: rounds of workgroups over the device, and
+ * what adding up the parts costs. */
+static double tile_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t parts)
+{
+    int64_t tiles = (int64_t)ceil_div((uint64_t)p->m, r->bm) * ceil_div((uint64_t)p->n, r->bn) * product_batches(p) * parts;
+    int64_t rounds = ceil_div((uint64_t)tiles, (uint64_t)wide_of(e->device)), depth = ceil_div((uint64_t)p->k, (uint64_t)parts) + r->bk;
+    double cost = (double)(rounds * r->bm * r->bn * depth) * 1e-6 / (double)r->speed;
+    return parts == 1 ? cost : cost + 3 + (double)(parts * p->m * p->n * product_batches(p)) * 3e-6;
+}
+
+static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p, const struct tile_row *rows, int count,
+                                          uint32_t *parts)
+{
+    int forced = e->device->gate[GATE_MATMUL_TILE], first = 0;
+    int64_t most = most_parts(e, p);
+    const struct tile_row *best = NULL;
+    double least = 0;
+    if (forced > 0 && forced <= count) { first = forced - 1; count = forced; }
+    for (int i = first; i < count; i++)
+        for (int64_t n = 1; n <= 16 && (n == 1 || (n <= most && p->k >= n * 4 * rows[i].bk)); n++) {
+            double cost = tile_cost(e, p, &rows[i], n);
+            if (best && cost >= least) continue;
+            best = &rows[i];
+            least = cost;
+            *parts = (uint32_t)n;
+        }
+    return best;
+}
+
+/* Bit 0: a is read along its columns, not its rows; bit 1: b is read along its columns. */
+static uint32_t reading_order(const struct product *p)
+{
+    return (p->a_k == 1 || p->a_row != 1 ? 0u : 1u) | (p->b_col == 1 || p->b_k != 1 ? 0u : 2u);
+}
+
+/* Bits: a, b and the result can be accessed `count` elements at a time. */
+static uint32_t even_operands(const struct launch *l, uint32_t along, uint32_t count)
+{
+    const struct product *p = &l->p;
+    bool a = evenly(p, &l->push, MAT_A, along & 1 ? p->a_row : p->a_k, along & 1 ? p->a_k : p->a_row, count);
+    bool b = evenly(p, &l->push, MAT_B, along & 2 ? p->b_k : p->b_col, along & 2 ? p->b_col : p->b_k, count);
+    bool out = evenly(p, &l->push, MAT_OUT, p->out_col, p->out_row, count) && !(l->split && p->m * p->n % count);
+    return (a ? 1u : 0u) | (b ? 2u : 0u) | (out ? 4u : 0u);
+}
+
+static void launch_tiles(struct encoder *e, const struct product *p, struct launch *l, const struct tile_row *r)
+{
+    launch(e, p, l, ceil_div((uint64_t)p->n, r->bn), ceil_div((uint64_t)p->m, r->bm));
+}
+
+static void product_tiled(struct encoder *e, const struct product *p)
+{
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;              /* few registers */
+    uint32_t parts = 1, along = reading_order(p);
+    const struct tile_row *r = choose_tile(e, p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
+    struct launch l = prepare(e, p, cpu ? 1 : parts, r->bk);
+    KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
+           even_operands(&l, along, 4), cpu ? 1 : r->bk);
+    launch_tiles(e, p, &l, r);
+}
+
+static void product_coopmat(struct encoder *e, const struct product *p)
+{
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
+    uint32_t parts, along = reading_order(p), lanes = e->device->caps.subgroup;
+    const struct tile_row *r = choose_tile(e, p, coopmat_rows, COUNT(coopmat_rows), &parts);
+    struct launch l = prepare(e, p, parts, r->bk);
+    KERNEL(e, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16, r->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
+           r->bm, r->bn, r->bk, r->tm, r->tn, e->device->caps.coopmat_size[bf16], lanes, along, even_operands(&l, along, 8));
+    launch_tiles(e, p, &l, r);
+}
+
+static void product_coopmat2(struct encoder *e, const struct product *p)
+{
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
+    uint32_t parts, along = reading_order(p);
+    const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
+    struct launch l = prepare(e, p, parts, r->bk);
+    KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
+           r->bm, r->bn, r->bk, along, even_operands(&l, along, 8));
+    launch_tiles(e, p, &l, r);
+}
+
+/* The kernel for a product: what a gate asks for if that can do it, else the fastest. */
+static enum matmul_kind choose_kind(const struct encoder *e, const struct product *p)
+{
+    const struct device *d = e->device;
+    enum matmul_kind wanted = (enum matmul_kind)d->gate[GATE_MATMUL_KERNEL];
+    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
+    bool bf16 = t == MLXVK_BFLOAT16, half = bf16 || t == MLXVK_FLOAT16, units = p->a_k == 1 || p->a_row == 1;
+    bool coopmat = half && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
+    bool coopmat2 = half && p->out_col == 1 && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
+    int64_t work = p->m * p->n * p->k * product_batches(p);
+    units = units && (p->b_k == 1 || p->b_col == 1);
+    if (is_complex(t) || !p->k || wanted == MATMUL_KIND_PLAIN) return MATMUL_KIND_PLAIN;
+    if (wanted == MATMUL_KIND_TILED || (wanted == MATMUL_KIND_COOPMAT2 && coopmat2 && units) ||
+        (wanted == MATMUL_KIND_COOPMAT && coopmat && units)) return wanted;
+    if (p->m <= FEW_ROWS && units && (work >= SMALL_PRODUCT / 8 || wanted == MATMUL_KIND_VECTOR)) return MATMUL_KIND_VECTOR;
+    if (work < SMALL_PRODUCT) return MATMUL_KIND_PLAIN;
+    return !units ? MATMUL_KIND_TILED : coopmat2 ? MATMUL_KIND_COOPMAT2 : coopmat ? MATMUL_KIND_COOPMAT : MATMUL_KIND_TILED;
+}
+
+static void product_dispatch(struct encoder *e, const struct product *p)
+{
+    struct product t;
+    if (p->n <= FEW_ROWS && p->n < p->m && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    switch (choose_kind(e, p)) {
+    case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
+    case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
+    case MATMUL_KIND_TILED: product_tiled(e, p); break;
+    case MATMUL_KIND_VECTOR:
+        if (p->b_k == 1) product_matvec(e, p);
+        else product_vecmat(e, p);
+        break;
+    default: product_plain(e, p);
+    }
+}
 
 /* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
 static void product_batch(struct encoder *e, const struct product *p)
@@ -5210,21 +5573,50 @@ static void product_batch(struct encoder *e, const struct product *p)
     }
 }
 
+/* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not multiplied. */
+static struct array *packed_copy(struct encoder *e, const struct array *a, struct array *view)
+{
+    struct array compact = *a, *copy;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->strides[i] == 0 && a->shape[i] > 1) { compact.size /= (size_t)a->shape[i]; compact.shape[i] = 1; }
+    compact.row = row_contiguous(&compact);
+    copy = rows_of(e, &compact);
+    *view = *copy;
+    for (int i = 0; i < a->ndim; i++) {
+        view->shape[i] = a->shape[i];
+        if (a->strides[i] == 0) view->strides[i] = 0;
+    }
+    view->size = a->size;
+    return copy;
+}
+
+/* Lowers a product that can be bound whole; operands that the fast kernels cannot read are copied first where it is worth it. */
+static void product_whole(struct encoder *e, const struct node *n, struct array *const *arrays)
+{
+    const struct matmul_params *f = &n->p.matmul;
+    struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
+    bool large = p.m * p.n * p.k * product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
+    if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
+    if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
+    if (copies[0] || copies[1]) p = product_of(a, b, arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
+    product_batch(e, &p);
+    array_release(copies[0]);
+    array_release(copies[1]);
+}
+
 /* Splits what the device cannot bind whole, by rows, columns or batches. */
 static void product_split(struct encoder *e, const struct node *n, struct array *const *arrays)
 {
-    struct array part[MATRICES], *parts[MATRICES] = { NULL };
+    struct array part[MATRICES], *parts[MATRICES] = { NULL }, *copy = NULL, packed;
     int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT;
+    bool along_k;
     for (axis = -1; operand >= 0 && axis < 0; operand--)
         if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1);
     operand++;
-    if (operand == MAT_A && axis == last) axis = last - 1;     /* K is not split: rows of a, columns of b */
-    else if (operand == MAT_B && axis == last - 1) axis = last;
-    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) {
-        struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], n->p.matmul.alpha, n->p.matmul.beta);
-        product_batch(e, &p);
-        return;
-    }
+    along_k = (operand == MAT_A && axis == last) || (operand == MAT_B && axis == last - 1);
+    if (along_k) axis = operand == MAT_A ? last - 1 : last;    /* K is not split, but what lies between its elements left out */
+    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) { product_whole(e, n, arrays); return; }
     for (int half = 0; half < 2; half++) {
         for (int k = 0; k < MATRICES; k++) {
             int first = arrays[MAT_OUT]->shape[axis] / 2;
@@ -5236,7 +5628,9 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
             part[k].size = arrays[k]->size / (size_t)arrays[k]->shape[axis] * (size_t)part[k].shape[axis];
             if (half) part[k].offset += first * arrays[k]->strides[axis] * (int64_t)item_size(arrays[k]);
         }
+        if (along_k) { copy = packed_copy(e, parts[operand], &packed); parts[operand] = &packed; }
         product_split(e, n, parts);
+        array_release(copy);
     }
 }
 
@@ -5311,7 +5705,7 @@ static struct array *product_bias(struct call *c, struct array *bias, const stru
     return view_of(c, bias, bias->dtype, out->ndim, out->shape, strides, bias->offset);
 }
 
-/* alpha * a @ b + beta * bias; bias may be NULL. */
+/* alpha * a @ b + beta * bias; bias may be NULL, and counts for nothing where beta is 0. */
 static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha, float beta)
 {
     int ndim, shape[MAXD];
@@ -5335,7 +5729,7 @@ static struct array *do_addmm(struct call *c, struct array *bias, struct array *
     out = output(c, ndim, shape, t);
     if (c->code || !out) return NULL;
     if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
-    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, bias), ARRAYS(out));
+    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, beta != 0 ? bias : NULL), ARRAYS(out));
     return without_units(c, out, row, column);
 }
 
@@ -5646,7 +6040,8 @@ static struct array *do_categorical(struct call *c, struct array *logits, int ax
     }
     for (int i = 0, k = 0; i <= ndim; i++) noise[i] = i == at ? logits->shape[axis] : shape[k++];
     out = do_random(c, RANDOM_GUMBEL, ndim + 1, noise, MLXVK_FLOAT32, 0, 0, key);
-    return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "several distributions");
+    return out && !out->size ? output(c, ndim, shape, MLXVK_UINT32)
+                             : do_reduce(c, R_argmax, do_binary(c, B_add, out, logits), 1u << at, false);
 }
 
 int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num, mlxvk_array key,
@@ -5866,14 +6261,20 @@ static const struct quant_tuning qmv_tunings[] = {
     { -1,                          4, 4, 128, 3072, 4 },
     { -1,                          8, 2, 128, 3072, 4 },
 };
-enum { QMV_MAX_M = 8 };
+enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
 
-static const struct quant_tuning *qmv_tuning(const struct device *d, uint32_t m)
+/* The row that holds, with what the gates force. */
+static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
 {
+    const int *gate = d->gate;
+    struct quant_tuning t;
     size_t i = 0;
     while (i + 1 < COUNT(qmv_tunings) && ((qmv_tunings[i].type >= 0 && (uint32_t)qmv_tunings[i].type != d->caps.type) ||
                                           qmv_tunings[i].max_m < m)) i++;
-    return &qmv_tunings[i];
+    t = qmv_tunings[i];
+    if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS) t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
+    if (gate[GATE_QMV_THREADS] > 0) t.threads = min_u32((uint32_t)gate[GATE_QMV_THREADS], d->caps.max_threads);
+    return t;
 }
 
 struct quant_push {
@@ -5912,19 +6313,20 @@ static uint32_t quant_alignment(const struct quant_job *j, const struct quant_pu
 /* Products with at most a few rows of x, by qmv.comp: any epilogue, several sets with one batch. */
 static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
-    const struct quant_tuning *t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
+    struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
     bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
     uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
-    uint32_t teams = max_size(t->threads / lanes, 1), split = 1, rows = 0, per, groups = 0;
+    uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
+    int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
-    while (2 * split <= min_u32(t->max_split, teams) && ceil_div(rows, t->rows) * split < t->teams &&
-           split * lanes < j->k / QUANT_BLOCK) split *= 2;
-    per = teams / split * t->rows / step;
+    while (2 * split <= teams && (forced > 0 ? 2 * split <= (uint32_t)forced
+               : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
+    per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
     KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t->rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
     set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
@@ -6144,6 +6546,236 @@ int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk
     struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
     return finish(&c, do_quantized_matmul(&c, a, q, k, b, p), res);
 }
+/* ==== >>sort ====================================================================================================== */
+
+/* FLAGS of the shaders: what is read and written. */
+enum { SORT_RAW = 1, SORT_INDEX_IN = 2, SORT_INDEX_OUT = 4, SORT_KEYS_OUT = 8, SORT_VALUES_OUT = 16, SORT_GATHER = 32, SORT_HIGH = 64 };
+enum { SORT_EACH = 8, RADIX_DIGITS = 256, RADIX_FEW_TILES = 96 };
+
+/* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of two
+ * arrays in turn, the last one to what is first here. */
+struct sort_rows {
+    struct array in, out, out_as_keys;
+    uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
+    bool index;
+    struct array *keys[2], *places[2], *owned[4];
+};
+struct sort_step { struct array *src, *place, *dst, *dst_place; uint32_t flags; };
+
+static struct array *sort_scratch(struct encoder *e, struct sort_rows *s, int i, bool needed)
+{
+    return s->owned[i] = needed ? scratch(e, (size_t)s->rows * s->n, MLXVK_UINT32) : NULL;
+}
+
+static void sort_begin(struct encoder *e, struct sort_rows *s, uint32_t phase_steps)
+{
+    bool in_out = !s->index && item_size(&s->out) == 4;
+    s->phase_steps = phase_steps;
+    s->steps = phase_steps * (item_size(&s->in) == 8 ? 2 : 1);
+    s->out_as_keys = s->out;
+    s->out_as_keys.dtype = MLXVK_UINT32;
+    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out);
+    s->keys[1] = sort_scratch(e, s, 1, s->steps > 1);
+    s->places[0] = s->index ? &s->out : NULL;
+    s->places[1] = sort_scratch(e, s, 2, s->steps > 1 && s->index);
+    if (in_out) s->keys[0] = &s->out_as_keys;
+}
+
+static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]); }
+
+static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
+{
+    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = !last && (i + 1) % s->phase_steps;
+    uint32_t target = (s->steps - 1 - i) & 1;
+    struct sort_step p = {
+        .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL,
+        .dst = keys ? s->keys[target] : NULL, .dst_place = s->places[target],
+        .flags = (raw ? SORT_RAW : 0) | (keys ? SORT_KEYS_OUT : 0)
+    };
+    if (s->index) p.flags |= SORT_INDEX_OUT | (i ? SORT_INDEX_IN : 0) | (i && raw ? SORT_GATHER | SORT_HIGH : 0);
+    else if (last) { p.flags |= SORT_VALUES_OUT; p.dst = &s->out; }
+    return p;
+}
+
+/* ---- rows or blocks in shared memory, merges ---- */
+
+/* Threads of the largest workgroup whose elements fit into shared memory. */
+static uint32_t sort_threads(const struct encoder *e, bool index)
+{
+    const struct capabilities *c = &e->device->caps;
+    uint32_t threads = 512;
+    while (threads > 64 && (threads > c->max_threads || threads * SORT_EACH * 33 / 32 * (index ? 8 : 4) > c->shared_memory)) threads /= 2;
+    return threads;
+}
+
+static void sort_blocks(struct encoder *e, const struct sort_rows *s, const struct sort_step *p)
+{
+    uint32_t most = sort_threads(e, s->index), row_threads = 1, threads;
+    struct { uint32_t rows, n, blocks, row_threads, dst, src, place, dst_place, from, flags; } push = {
+        .rows = s->rows, .n = s->n, .from = (uint32_t)s->in.dtype, .flags = p->flags };
+    while (row_threads < most && row_threads * SORT_EACH < s->n) row_threads *= 2;
+    threads = row_threads > 256 ? row_threads : min_u32(most, 256);
+    push.blocks = ceil_div(s->n, row_threads * SORT_EACH);
+    push.row_threads = row_threads;
+    if (p->dst) push.dst = set_output(e, 0, p->dst);
+    push.src = set_input(e, 1, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+    KERNEL(e, K_SORT, threads, s->index);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, push.blocks > 1 ? (uint64_t)s->rows * push.blocks : ceil_div(s->rows, threads / row_threads));
+}
+
+static void sort_merge(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t run)
+{
+    struct { uint32_t rows, n, run, parts, dst, src, place, dst_place, from, flags; } push = {
+        .rows = s->rows, .n = s->n, .run = run, .parts = ceil_div(s->n, SORT_EACH), .from = (uint32_t)s->in.dtype, .flags = p->flags };
+    if (p->dst) push.dst = set_output(e, 0, p->dst);
+    push.src = set_input(e, 1, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+    KERNEL(e, K_MERGE, 128);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div((uint64_t)s->rows * push.parts, 128));
+}
+
+static void sort_by_merges(struct encoder *e, struct sort_rows *s)
+{
+    uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
+    while ((uint64_t)block << merges < s->n) merges++;
+    sort_begin(e, s, 1 + merges);
+    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
+        struct sort_step p = sort_step(s, i);
+        uint32_t round = i % s->phase_steps;
+        if (!round) sort_blocks(e, s, &p);
+        else sort_merge(e, s, &p, block << (round - 1));
+    }
+    sort_end(s);
+}
+
+/* ---- radix sort, a digit of eight bits a step ---- */
+
+static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift, struct array *counts,
+                       uint32_t tiles, uint32_t each)
+{
+    struct { uint32_t rows, n, tiles, shift, dst, src, place, dst_place, counts; } push = { s->rows, s->n, tiles, shift, 0, 0, 0, 0, 0 };
+    uint32_t flags[3] = { 0, 0, p->flags }, subgroups = RADIX_DIGITS / e->device->caps.subgroup;
+    if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
+    if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
+    for (uint32_t pass = 0; pass < 3; pass++) {      /* count, sum up, move */
+        uint32_t dtype = flags[pass] & (SORT_RAW | SORT_VALUES_OUT) ? (uint32_t)s->in.dtype : MLXVK_UINT32;
+        if (pass == 1 && tiles <= RADIX_FEW_TILES) continue;
+        if (pass != 1) push.src = set_input(e, 1, p->src);
+        if (flags[pass] & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+        if (pass == 2 && p->dst) push.dst = set_output(e, 0, p->dst);
+        if (pass == 2 && p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+        push.counts = pass == 2 ? set_input(e, 4, counts) : set_output(e, 4, counts);
+        KERNEL(e, K_RADIX, RADIX_DIGITS, pass, dtype, flags[pass], each, subgroups, tiles > RADIX_FEW_TILES);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
+    }
+}
+
+static void sort_by_digits(struct encoder *e, struct sort_rows *s)
+{
+    uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
+    struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
+    sort_begin(e, s, (uint32_t)min_size(item_size(&s->in), 4));
+    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
+        struct sort_step p = sort_step(s, i);
+        radix_step(e, s, &p, 8 * (i % s->phase_steps), counts, tiles, each);
+    }
+    sort_end(s);
+    array_release(counts);
+}
+
+/* Radix sort where subgroups are wide enough for it; a CPU is faster with merges. */
+static bool use_radix(const struct encoder *e, const struct sort_rows *s)
+{
+    const struct capabilities *c = &e->device->caps;
+    int gate = e->device->gate[GATE_RADIX];
+    if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) || c->max_threads < RADIX_DIGITS) return false;
+    return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && c->type != VK_PHYSICAL_DEVICE_TYPE_CPU));
+}
+
+/* As many rows at once as the device can bind, or fill 2^30 elements. */
+static void lower_sort(struct encoder *e, const struct node *n)
+{
+    struct array *in = n->in[0], *out = n->out[0];
+    uint32_t length = (uint32_t)dim_of(in, -1);
+    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16, rows = in->size / length;
+    size_t step = max_size(min_size(room / max_size(item_size(in), 4), (size_t)1 << 30) / length, 1);
+    for (size_t first = 0; first < rows && !e->code; first += step) {
+        struct sort_rows s = { .in = *in, .out = *out, .n = length, .index = n->p.sort.index };
+        s.rows = (uint32_t)min_size(step, rows - first);
+        s.in.ndim = s.out.ndim = 1;
+        s.in.strides[0] = s.out.strides[0] = 1;
+        s.in.shape[0] = s.out.shape[0] = (int)(s.rows * length);
+        s.in.size = s.out.size = (size_t)s.rows * length;
+        s.in.offset += (int64_t)(first * length * item_size(in));
+        s.out.offset += (int64_t)(first * length * item_size(out));
+        if (use_radix(e, &s)) sort_by_digits(e, &s);
+        else sort_by_merges(e, &s);
+    }
+}
+
+/* ---- fronts ---- */
+
+/* Sorted values, or positions. The axis is last in memory: the result is a view where it was not. */
+static struct array *do_sort(struct call *c, struct array *a, int axis, bool index)
+{
+    struct array *rows, *out;
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (!index && item_size(a) == 8) return do_take_along(c, a, do_sort(c, a, axis, true), axis);
+    rows = contiguous(c, do_moveaxis(c, a, axis, -1));
+    if (!rows) return NULL;
+    out = output(c, rows->ndim, rows->shape, index ? MLXVK_UINT32 : a->dtype);
+    append(c, OP_SORT, PARAMS(.sort = { index }), ARRAYS(rows), ARRAYS(out));
+    return axis == a->ndim - 1 ? out : do_moveaxis(c, out, -1, axis);
+}
+
+/* A full sort has every partition's properties. */
+static struct array *do_partition(struct call *c, struct array *a, int kth, int axis, bool index)
+{
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (kth < -a->shape[axis] || kth >= a->shape[axis])
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "kth %d along axis %d of %s", kth, axis, TEXT(a));
+    return do_sort(c, a, axis, index);
+}
+
+static struct array *do_topk(struct call *c, struct array *a, int k, int axis)
+{
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (k < 0 || k > a->shape[axis]) return FAIL(c, MLXVK_ERROR_ARGUMENT, "k %d along axis %d of %s", k, axis, TEXT(a));
+    if (k == a->shape[axis]) return a;
+    return slice_one(c, do_sort(c, a, axis, false), axis, a->shape[axis] - k, k);
+}
+
+#define SORT_FUNCTION(name, parameter, call_flat, call_axis)                                                          \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s)                                       \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1);                                                   \
+        return finish(&c, call_flat, res);                                                                            \
+    }                                                                                                                 \
+    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s)                      \
+    {                                                                                                                 \
+        struct call c = begin(#name "_axis", s);                                                                      \
+        struct array *x = input(&c, "a", a);                                                                          \
+        return finish(&c, call_axis, res);                                                                            \
+    }
+#define NO_PARAMETER
+#define KTH_PARAMETER , int kth
+#define K_PARAMETER , int k
+SORT_FUNCTION(sort, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
+SORT_FUNCTION(argsort, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
+SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_partition(&c, x, kth, axis, false))
+SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
+SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
+#undef SORT_FUNCTION
 
 /* ==== >>fusion ==================================================================================================== */
 
@@ -6638,7 +7270,7 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
         b->refs = 1;
         b->device = d;
         b->offset = offset;
-        b->size = size;
+        b->size = b->bytes = size;
         b->map = mapped;
         d->active += size;
         put_buffer(d, res, b);
@@ -6660,7 +7292,7 @@ int mlxvk_buffer_free(mlxvk_buffer buffer)
     return 0;
 }
 
-size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->size : 0; }
+size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
 void *mlxvk_buffer_data(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->map : NULL; }
 
 /* Blocks until the buffer's submitted uses (or only its writes) are done, submitting what is recorded. The lock is held on
@@ -6735,7 +7367,7 @@ static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, vo
 static struct stream *stream_create(struct device *d)
 {
     struct stream *s = host_zalloc(d, sizeof *s);
-    uint32_t queue = 0, inflight = (uint32_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
+    uint32_t queue = 0;
     if (s) s->line = timeline_create(d);
     if (!s || !s->line) { host_free(d, s); return NULL; }
     for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
@@ -6743,7 +7375,6 @@ static struct stream *stream_create(struct device *d)
     s->device = d;
     s->queue = queue;
     s->index = d->stream_index++;
-    s->slot_count = min_u32(inflight + 2, SLOTS);
     s->line->stream = s;
     s->encoder.stream = s;
     s->encoder.device = d;
@@ -6774,6 +7405,21 @@ static int stream_drain(struct stream *s)
     return 0;
 }
 
+/* Submits and waits for what all streams have recorded. The lock is held on entry and on return, but not while waiting: what is
+ * waited for may need another thread's signal. */
+static void wait_streams(struct device *d)
+{
+    for (struct stream *s = d->streams; s; s = s->next) { stream_lower(s, 0); stream_submit(s); }
+    for (uint32_t i = 0; i < d->timeline_count && !d->lost; i++) {
+        struct timeline *t = d->timelines[i];
+        uint64_t value = t->submitted;
+        if (t->completed >= value) continue;
+        mutex_unlock(&d->lock);
+        timeline_wait(d, t, value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
+}
+
 static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
@@ -6786,7 +7432,6 @@ static void stream_destroy(struct stream *s)
     if (d->default_stream == s) d->default_stream = NULL;
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
-    s->line->completed = UINT64_MAX;
     host_free(d, s->nodes);
     host_free(d, s->seen);
     host_free(d, s);
@@ -6823,6 +7468,15 @@ int mlxvk_stream_free(mlxvk_stream stream)
     if (!s) return 0;
     d = s->device;
     mutex_lock(&d->lock);
+    if (s->refs == 1 && s != d->default_stream) {
+        uint64_t value;
+        stream_lower(s, 0);
+        stream_submit(s);
+        value = s->line->submitted;
+        mutex_unlock(&d->lock);
+        if (value) timeline_wait(d, s->line, value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
     d->refs--;
     unlock_and_release(d);
@@ -6890,10 +7544,10 @@ int mlxvk_clear_streams(mlxvk_device device)
     struct device *d = device_or_default(device);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
+    wait_streams(d);
     for (struct stream *s = d->streams, *next; s; s = next) {
         next = s->next;
-        if (s->refs) stream_drain(s);
-        else stream_destroy(s);
+        if (!s->refs) stream_destroy(s);
     }
     mutex_unlock(&d->lock);
     return d->lost;
@@ -6905,7 +7559,7 @@ int mlxvk_clear_streams(mlxvk_device device)
 static int array_submit(struct array *a)
 {
     struct storage *st = a->storage;
-    struct stream *s = st->stream;
+    struct stream *s = stream_of(st);
     if (s && (st->writers || st->readers)) stream_lower(s, 0);
     if (s && !st->failed) stream_submit(s);
     return st->failed ? st->failed : st->device->lost;
@@ -6976,9 +7630,7 @@ int mlxvk_event_free(mlxvk_event event)
     if (!ev) return 0;
     d = ev->device;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next) stream_submit(s);
-    for (struct stream *s = d->streams; s; s = s->next)
-        if (!d->lost && s->line->completed < s->line->submitted) stream_drain(s);
+    wait_streams(d);
     d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
     host_free(d, ev);
     d->refs--;
@@ -7156,9 +7808,10 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     mutex_lock(&d->lock);
     c.stream = default_stream(d);
     if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
-    if (check_shape(&c, dim, shape, dtype) && (offset > b->size || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->size);
-    st = c.code ? NULL : storage_create(d, b->size);
+    if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->bytes);
+    check_strides(&c, dim, shape, strides);
+    st = c.code ? NULL : storage_create(d, b->bytes);
     if (st) {
         st->refs = 1;
         st->buffer = b;
@@ -7168,8 +7821,8 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     }
     if (a) {
         array_span(a, &low, &high);
-        if (a->size && (low < 0 || high > (int64_t)b->size))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->size);
+        if (a->size && (low < 0 || high > (int64_t)b->bytes))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->bytes);
     }
     if (c.code) d->error = c.stream->error;
     return finish(&c, a, res);
@@ -7256,7 +7909,9 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     code = array_submit(a);
     if (!code) code = read_bytes(c.stream, a, data);
     drop_handle(a);
-    if (code && !c.code) FAIL(&c, code, "%s could not be computed: %s", TEXT(a), mlxvk_result_text(code));
+    if (code && !c.code)
+        FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
+             a->storage->failed && stream_of(a->storage) ? stream_of(a->storage)->deferred_text : mlxvk_result_text(code));
     return end(&c);
 }
 
@@ -7268,7 +7923,7 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
-    s = a->storage->stream ? a->storage->stream : default_stream(d);
+    s = stream_of(a->storage) ? stream_of(a->storage) : default_stream(d);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
     else if (a->dtype != dtype) code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else {
@@ -7432,10 +8087,8 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     if (!k) return 0;
     d = k->device;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next) {
-        stream_drain(s);
-        encoder_reset(&s->encoder);
-    }
+    wait_streams(d);
+    for (struct stream *s = d->streams; s; s = s->next) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -7496,7 +8149,8 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
     if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array", "no array of this device, or binding %u", binding);
     else {
-        if (a->storage->stream && a->storage->stream != e->stream && a->storage->writers) stream_lower(a->storage->stream, 0);
+        struct stream *s = stream_of(a->storage);
+        if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
         at = bind_array(e, binding, a, write);
     }
     if (shift) *shift = at;
@@ -7639,9 +8293,9 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     struct kernel_count counts[KERNEL_COUNT + 1];
     if (!d || !each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next)
-        if (d->gate[GATE_PROFILE] && !stream_drain(s))
-            for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
+    if (d->gate[GATE_PROFILE]) wait_streams(d);
+    for (struct stream *s = d->streams; s && d->gate[GATE_PROFILE] && !d->lost; s = s->next)
+        for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
     mutex_unlock(&d->lock);
     for (int i = 0; i <= KERNEL_COUNT; i++)
