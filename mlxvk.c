@@ -193,6 +193,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
+    X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
@@ -302,7 +303,10 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
-    X(CATEGORICAL,   categorical,   4, CAP_SMALL)
+    X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
+    X(SORT,          sort,          4, CAP_SMALL)                                                                      \
+    X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(MERGE,         merge,         4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -891,7 +895,7 @@ struct buffer {
     struct device *device;
     struct block *block;                             /* NULL: the caller's VkBuffer, or no bytes */
     VkBuffer handle;
-    size_t offset, size;                             /* size is what it can hold */
+    size_t offset, size, bytes;                      /* size is what it can hold, bytes what was asked for */
     char *map;
     struct use uses[MAX_USES];                       /* unfinished submissions that touch it */
     int use_count;
@@ -1178,6 +1182,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
         if (d->gate[GATE_POISON] && b->map && !b->use_count) memset(b->map, 0xcd, b->size);
     }
     b->refs = 1;
+    b->bytes = size;
     d->active += b->size;
     if (d->active > d->peak) d->peak = d->active;
     *out = b;
@@ -1201,12 +1206,15 @@ static void buffer_release(struct device *d, struct buffer *b)
 
 /* ==== >>timeline ================================================================================================== */
 
+/* The timeline of a stream that is gone goes on with the next one. */
 static struct timeline *timeline_create(struct device *d)
 {
     VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
                                        .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
     VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
     struct timeline *t;
+    for (uint32_t i = 0; i < d->timeline_count; i++)
+        if (!d->timelines[i]->stream) return d->timelines[i];
     if (d->timeline_count == d->timeline_slots) {
         uint32_t slots = d->timeline_slots ? 2 * d->timeline_slots : 16;
         struct timeline **grown = host_alloc(d, slots * sizeof *grown);
@@ -1261,7 +1269,7 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
 
 /* ==== >>encoder =================================================================================================== */
 
-enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 64, SETS_PER_POOL = 128, QUERIES = 1024 };
+enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
 struct access { VkBuffer handle; size_t low, high; bool write; };
 
@@ -1303,7 +1311,8 @@ struct stream {
     uint32_t queue;
     struct timeline *line;
     mlxvk_error error;
-    int deferred;                                    /* first error of deferred work since the last synchronize */
+    int deferred;                                    /* first error of deferred work since the last synchronize, */
+    char deferred_text[sizeof ((mlxvk_error *)0)->text];             /* and the last one's words */
     struct encoder encoder;
     struct slot slots[SLOTS];
     uint32_t slot, slot_count;
@@ -1474,12 +1483,27 @@ static void slot_recycle(struct device *d, struct slot *slot)
     slot->sets_used = 0;
 }
 
-/* Opens a command buffer in the next slot of the window, waiting for the oldest submission where all are in flight. */
+/* The slot whose submission is done, or a fresh one. The window is kept by end(), without the lock; only a call that makes
+ * more submissions than there are slots waits here. */
+static struct slot *next_slot(struct stream *s)
+{
+    uint32_t next = s->slot_count ? (s->slot + 1) % s->slot_count : 0;
+    s->device->polls++;
+    if (s->slot_count && s->slots[next].value > timeline_completed(s->device, s->line) && s->slot_count < SLOTS) {
+        memmove(s->slots + next + 1, s->slots + next, (s->slot_count - next) * sizeof *s->slots);
+        memset(&s->slots[next], 0, sizeof *s->slots);
+        s->slot_count++;
+    } else if (!s->slot_count) s->slot_count = 1;
+    s->slot = next;
+    return &s->slots[next];
+}
+
+/* Opens a command buffer in the next slot, waiting for its submission where that is still in flight. */
 static int open_commands(struct stream *s)
 {
     struct device *d = s->device;
     struct encoder *e = &s->encoder;
-    struct slot *slot = &s->slots[s->slot = (s->slot + 1) % s->slot_count];
+    struct slot *slot = next_slot(s);
     VkCommandBufferBeginInfo begin = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
                                        .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT };
     VkResult r = VK_SUCCESS;
@@ -1803,10 +1827,10 @@ enum { INLINE_BYTES = 16 };
 /* What arrays view: memory that comes when the first node that writes it is lowered. */
 struct storage {
     int refs, owned;                                 /* arrays on it; those that a handle is held on */
-    int readers, writers;                            /* nodes on the tape of `stream` */
+    int readers, writers;                            /* nodes on the tape of its stream */
     int failed;                                      /* the error of the node that should have written it */
     struct device *device;
-    struct stream *stream;                           /* whose tape holds nodes that touch it */
+    struct timeline *line;                           /* of the stream whose tape holds, or held, nodes that touch it */
     struct buffer *buffer;
     size_t nbytes;
     uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
@@ -1814,6 +1838,9 @@ struct storage {
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
     uint8_t bytes[INLINE_BYTES];
 };
+
+/* The stream that last recorded something with it; NULL where there was none, or it is gone. */
+static struct stream *stream_of(const struct storage *st) { return st->line ? st->line->stream : NULL; }
 
 struct array {
     int refs, handles;                               /* all references; those of the caller */
@@ -1982,7 +2009,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
                      end - start, e->device->caps.max_range);
         return 0;
     }
-    encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, write);
+    encoder_access(e, b, start, end, write);         /* all that is bound, as the validation layer sees it */
     bind_range(e, slot, b->handle, start, end - start);
     return (uint32_t)((int64_t)(b->offset - start) + a->offset) / (uint32_t)item_size(a);
 }
@@ -2031,7 +2058,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ROPE,        rope)                                                                                               \
     X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
-    X(CATEGORICAL, categorical)
+    X(CATEGORICAL, categorical)                                                                                        \
+    X(SORT,        sort)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -2051,6 +2079,7 @@ struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
+struct sort_params { bool index; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
@@ -2062,6 +2091,7 @@ union params {
     struct rope_params rope;
     struct attention_params attention;
     struct random_params random;
+    struct sort_params sort;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -2109,6 +2139,9 @@ static void node_failed(struct stream *s, struct node *n)
 {
     struct encoder *e = &s->encoder;
     struct device *d = s->device;
+    bool follows = false;                            /* the operand's own failure was told already */
+    for (int i = 0; i < n->inputs; i++) follows = follows || (n->in[i] && n->in[i]->storage->failed);
+    if (!follows) snprintf(s->deferred_text, sizeof s->deferred_text, "%s", e->error.text);
     for (int i = 0; i < n->outputs; i++)
         if (n->out[i]) n->out[i]->storage->failed = e->code;
     if (!s->deferred) {
@@ -2345,6 +2378,16 @@ static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype 
     return true;
 }
 
+/* Strides whose reach can be counted in bytes. */
+static bool check_strides(struct call *c, int ndim, const int *shape, const int64_t *strides)
+{
+    if (c->code || (ndim && !strides)) return !c->code;
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] && (strides[i] > INT64_MAX / 8 / MAXD / 2 / shape[i] || strides[i] < -(INT64_MAX / 8 / MAXD / 2 / shape[i])))
+            return FAIL(c, MLXVK_ERROR_SHAPE, "stride %lld of axis %d is too large", (long long)strides[i], i), false;
+    return true;
+}
+
 /* A fresh row-major result. */
 static struct array *output(struct call *c, int ndim, const int *shape, mlxvk_dtype dtype)
 {
@@ -2375,8 +2418,9 @@ static struct array *view_of(struct call *c, struct array *a, mlxvk_dtype dtype,
 /* Another stream's tape must not hold nodes on a storage that this call touches. */
 static void claim(struct call *c, struct storage *st)
 {
-    if (st->stream && st->stream != c->stream && (st->readers || st->writers)) stream_lower(st->stream, 0);
-    st->stream = c->stream;
+    struct stream *s = stream_of(st);
+    if (s && s != c->stream && (st->readers || st->writers)) stream_lower(s, 0);
+    st->line = c->stream->line;
 }
 
 static struct node *new_node(struct call *c)
@@ -3288,7 +3332,9 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
     struct call c = begin("as_strided", s);
     struct array *x = contiguous(&c, input(&c, "a", a)), *out = NULL;
     if (shape_num != strides_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && offset <= INT64_MAX / 16)
+    if (x && shape_num && !strides) FAIL(&c, MLXVK_ERROR_ARGUMENT, "strides is NULL");
+    if (x && offset > x->size) FAIL(&c, MLXVK_ERROR_SHAPE, "offset %zu of %s", offset, TEXT(x));
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && check_strides(&c, (int)shape_num, shape, strides))
         out = view_of(&c, x, x->dtype, (int)shape_num, shape, strides, x->offset + (int64_t)(offset * item_size(x)));
     if (out) {
         int64_t low, high, first = x->offset;
@@ -5163,7 +5209,7 @@ static void product_tiled(struct encoder *e, const struct product *p)
     const struct tile_row *r = choose_tile(e, p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
     struct launch l = prepare(e, p, cpu ? 1 : parts, r->bk);
     KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
-           even_operands(&l, along, 4));
+           even_operands(&l, along, 4), cpu ? 1 : r->bk);
     launch_tiles(e, p, &l, r);
 }
 
@@ -5251,21 +5297,50 @@ static void product_batch(struct encoder *e, const struct product *p)
     }
 }
 
+/* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not multiplied. */
+static struct array *packed_copy(struct encoder *e, const struct array *a, struct array *view)
+{
+    struct array compact = *a, *copy;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->strides[i] == 0 && a->shape[i] > 1) { compact.size /= (size_t)a->shape[i]; compact.shape[i] = 1; }
+    compact.row = row_contiguous(&compact);
+    copy = rows_of(e, &compact);
+    *view = *copy;
+    for (int i = 0; i < a->ndim; i++) {
+        view->shape[i] = a->shape[i];
+        if (a->strides[i] == 0) view->strides[i] = 0;
+    }
+    view->size = a->size;
+    return copy;
+}
+
+/* Lowers a product that can be bound whole; operands that the fast kernels cannot read are copied first where it is worth it. */
+static void product_whole(struct encoder *e, const struct node *n, struct array *const *arrays)
+{
+    const struct matmul_params *f = &n->p.matmul;
+    struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
+    bool large = p.m * p.n * p.k * product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
+    if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
+    if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
+    if (copies[0] || copies[1]) p = product_of(a, b, arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
+    product_batch(e, &p);
+    array_release(copies[0]);
+    array_release(copies[1]);
+}
+
 /* Splits what the device cannot bind whole, by rows, columns or batches. */
 static void product_split(struct encoder *e, const struct node *n, struct array *const *arrays)
 {
-    struct array part[MATRICES], *parts[MATRICES] = { NULL };
+    struct array part[MATRICES], *parts[MATRICES] = { NULL }, *copy = NULL, packed;
     int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT;
+    bool along_k;
     for (axis = -1; operand >= 0 && axis < 0; operand--)
         if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1);
     operand++;
-    if (operand == MAT_A && axis == last) axis = last - 1;     /* K is not split: rows of a, columns of b */
-    else if (operand == MAT_B && axis == last - 1) axis = last;
-    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) {
-        struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], n->p.matmul.alpha, n->p.matmul.beta);
-        product_batch(e, &p);
-        return;
-    }
+    along_k = (operand == MAT_A && axis == last) || (operand == MAT_B && axis == last - 1);
+    if (along_k) axis = operand == MAT_A ? last - 1 : last;    /* K is not split, but what lies between its elements left out */
+    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) { product_whole(e, n, arrays); return; }
     for (int half = 0; half < 2; half++) {
         for (int k = 0; k < MATRICES; k++) {
             int first = arrays[MAT_OUT]->shape[axis] / 2;
@@ -5277,7 +5352,9 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
             part[k].size = arrays[k]->size / (size_t)arrays[k]->shape[axis] * (size_t)part[k].shape[axis];
             if (half) part[k].offset += first * arrays[k]->strides[axis] * (int64_t)item_size(arrays[k]);
         }
+        if (along_k) { copy = packed_copy(e, parts[operand], &packed); parts[operand] = &packed; }
         product_split(e, n, parts);
+        array_release(copy);
     }
 }
 
@@ -5687,7 +5764,8 @@ static struct array *do_categorical(struct call *c, struct array *logits, int ax
     }
     for (int i = 0, k = 0; i <= ndim; i++) noise[i] = i == at ? logits->shape[axis] : shape[k++];
     out = do_random(c, RANDOM_GUMBEL, ndim + 1, noise, MLXVK_FLOAT32, 0, 0, key);
-    return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "several distributions");
+    return out && !out->size ? output(c, ndim, shape, MLXVK_UINT32)
+                             : do_reduce(c, R_argmax, do_binary(c, B_add, out, logits), 1u << at, false);
 }
 
 int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num, mlxvk_array key,
@@ -6267,6 +6345,236 @@ int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk
     struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
     return finish(&c, do_quantized_matmul(&c, a, q, k, b, p), res);
 }
+/* ==== >>sort ====================================================================================================== */
+
+/* FLAGS of the shaders: what is read and written. */
+enum { SORT_RAW = 1, SORT_INDEX_IN = 2, SORT_INDEX_OUT = 4, SORT_KEYS_OUT = 8, SORT_VALUES_OUT = 16, SORT_GATHER = 32, SORT_HIGH = 64 };
+enum { SORT_EACH = 8, RADIX_DIGITS = 256, RADIX_FEW_TILES = 96 };
+
+/* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of two
+ * arrays in turn, the last one to what is first here. */
+struct sort_rows {
+    struct array in, out, out_as_keys;
+    uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
+    bool index;
+    struct array *keys[2], *places[2], *owned[4];
+};
+struct sort_step { struct array *src, *place, *dst, *dst_place; uint32_t flags; };
+
+static struct array *sort_scratch(struct encoder *e, struct sort_rows *s, int i, bool needed)
+{
+    return s->owned[i] = needed ? scratch(e, (size_t)s->rows * s->n, MLXVK_UINT32) : NULL;
+}
+
+static void sort_begin(struct encoder *e, struct sort_rows *s, uint32_t phase_steps)
+{
+    bool in_out = !s->index && item_size(&s->out) == 4;
+    s->phase_steps = phase_steps;
+    s->steps = phase_steps * (item_size(&s->in) == 8 ? 2 : 1);
+    s->out_as_keys = s->out;
+    s->out_as_keys.dtype = MLXVK_UINT32;
+    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out);
+    s->keys[1] = sort_scratch(e, s, 1, s->steps > 1);
+    s->places[0] = s->index ? &s->out : NULL;
+    s->places[1] = sort_scratch(e, s, 2, s->steps > 1 && s->index);
+    if (in_out) s->keys[0] = &s->out_as_keys;
+}
+
+static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]); }
+
+static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
+{
+    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = !last && (i + 1) % s->phase_steps;
+    uint32_t target = (s->steps - 1 - i) & 1;
+    struct sort_step p = {
+        .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL,
+        .dst = keys ? s->keys[target] : NULL, .dst_place = s->places[target],
+        .flags = (raw ? SORT_RAW : 0) | (keys ? SORT_KEYS_OUT : 0)
+    };
+    if (s->index) p.flags |= SORT_INDEX_OUT | (i ? SORT_INDEX_IN : 0) | (i && raw ? SORT_GATHER | SORT_HIGH : 0);
+    else if (last) { p.flags |= SORT_VALUES_OUT; p.dst = &s->out; }
+    return p;
+}
+
+/* ---- rows or blocks in shared memory, merges ---- */
+
+/* Threads of the largest workgroup whose elements fit into shared memory. */
+static uint32_t sort_threads(const struct encoder *e, bool index)
+{
+    const struct capabilities *c = &e->device->caps;
+    uint32_t threads = 512;
+    while (threads > 64 && (threads > c->max_threads || threads * SORT_EACH * 33 / 32 * (index ? 8 : 4) > c->shared_memory)) threads /= 2;
+    return threads;
+}
+
+static void sort_blocks(struct encoder *e, const struct sort_rows *s, const struct sort_step *p)
+{
+    uint32_t most = sort_threads(e, s->index), row_threads = 1, threads;
+    struct { uint32_t rows, n, blocks, row_threads, dst, src, place, dst_place, from, flags; } push = {
+        .rows = s->rows, .n = s->n, .from = (uint32_t)s->in.dtype, .flags = p->flags };
+    while (row_threads < most && row_threads * SORT_EACH < s->n) row_threads *= 2;
+    threads = row_threads > 256 ? row_threads : min_u32(most, 256);
+    push.blocks = ceil_div(s->n, row_threads * SORT_EACH);
+    push.row_threads = row_threads;
+    if (p->dst) push.dst = set_output(e, 0, p->dst);
+    push.src = set_input(e, 1, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+    KERNEL(e, K_SORT, threads, s->index);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, push.blocks > 1 ? (uint64_t)s->rows * push.blocks : ceil_div(s->rows, threads / row_threads));
+}
+
+static void sort_merge(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t run)
+{
+    struct { uint32_t rows, n, run, parts, dst, src, place, dst_place, from, flags; } push = {
+        .rows = s->rows, .n = s->n, .run = run, .parts = ceil_div(s->n, SORT_EACH), .from = (uint32_t)s->in.dtype, .flags = p->flags };
+    if (p->dst) push.dst = set_output(e, 0, p->dst);
+    push.src = set_input(e, 1, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+    KERNEL(e, K_MERGE, 128);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div((uint64_t)s->rows * push.parts, 128));
+}
+
+static void sort_by_merges(struct encoder *e, struct sort_rows *s)
+{
+    uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
+    while ((uint64_t)block << merges < s->n) merges++;
+    sort_begin(e, s, 1 + merges);
+    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
+        struct sort_step p = sort_step(s, i);
+        uint32_t round = i % s->phase_steps;
+        if (!round) sort_blocks(e, s, &p);
+        else sort_merge(e, s, &p, block << (round - 1));
+    }
+    sort_end(s);
+}
+
+/* ---- radix sort, a digit of eight bits a step ---- */
+
+static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift, struct array *counts,
+                       uint32_t tiles, uint32_t each)
+{
+    struct { uint32_t rows, n, tiles, shift, dst, src, place, dst_place, counts; } push = { s->rows, s->n, tiles, shift, 0, 0, 0, 0, 0 };
+    uint32_t flags[3] = { 0, 0, p->flags }, subgroups = RADIX_DIGITS / e->device->caps.subgroup;
+    if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
+    if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
+    for (uint32_t pass = 0; pass < 3; pass++) {      /* count, sum up, move */
+        uint32_t dtype = flags[pass] & (SORT_RAW | SORT_VALUES_OUT) ? (uint32_t)s->in.dtype : MLXVK_UINT32;
+        if (pass == 1 && tiles <= RADIX_FEW_TILES) continue;
+        if (pass != 1) push.src = set_input(e, 1, p->src);
+        if (flags[pass] & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+        if (pass == 2 && p->dst) push.dst = set_output(e, 0, p->dst);
+        if (pass == 2 && p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+        push.counts = pass == 2 ? set_input(e, 4, counts) : set_output(e, 4, counts);
+        KERNEL(e, K_RADIX, RADIX_DIGITS, pass, dtype, flags[pass], each, subgroups, tiles > RADIX_FEW_TILES);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
+    }
+}
+
+static void sort_by_digits(struct encoder *e, struct sort_rows *s)
+{
+    uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
+    struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
+    sort_begin(e, s, (uint32_t)min_size(item_size(&s->in), 4));
+    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
+        struct sort_step p = sort_step(s, i);
+        radix_step(e, s, &p, 8 * (i % s->phase_steps), counts, tiles, each);
+    }
+    sort_end(s);
+    array_release(counts);
+}
+
+/* Radix sort where subgroups are wide enough for it; a CPU is faster with merges. */
+static bool use_radix(const struct encoder *e, const struct sort_rows *s)
+{
+    const struct capabilities *c = &e->device->caps;
+    int gate = e->device->gate[GATE_RADIX];
+    if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) || c->max_threads < RADIX_DIGITS) return false;
+    return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && c->type != VK_PHYSICAL_DEVICE_TYPE_CPU));
+}
+
+/* As many rows at once as the device can bind, or fill 2^30 elements. */
+static void lower_sort(struct encoder *e, const struct node *n)
+{
+    struct array *in = n->in[0], *out = n->out[0];
+    uint32_t length = (uint32_t)dim_of(in, -1);
+    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16, rows = in->size / length;
+    size_t step = max_size(min_size(room / max_size(item_size(in), 4), (size_t)1 << 30) / length, 1);
+    for (size_t first = 0; first < rows && !e->code; first += step) {
+        struct sort_rows s = { .in = *in, .out = *out, .n = length, .index = n->p.sort.index };
+        s.rows = (uint32_t)min_size(step, rows - first);
+        s.in.ndim = s.out.ndim = 1;
+        s.in.strides[0] = s.out.strides[0] = 1;
+        s.in.shape[0] = s.out.shape[0] = (int)(s.rows * length);
+        s.in.size = s.out.size = (size_t)s.rows * length;
+        s.in.offset += (int64_t)(first * length * item_size(in));
+        s.out.offset += (int64_t)(first * length * item_size(out));
+        if (use_radix(e, &s)) sort_by_digits(e, &s);
+        else sort_by_merges(e, &s);
+    }
+}
+
+/* ---- fronts ---- */
+
+/* Sorted values, or positions. The axis is last in memory: the result is a view where it was not. */
+static struct array *do_sort(struct call *c, struct array *a, int axis, bool index)
+{
+    struct array *rows, *out;
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (!index && item_size(a) == 8) return do_take_along(c, a, do_sort(c, a, axis, true), axis);
+    rows = contiguous(c, do_moveaxis(c, a, axis, -1));
+    if (!rows) return NULL;
+    out = output(c, rows->ndim, rows->shape, index ? MLXVK_UINT32 : a->dtype);
+    append(c, OP_SORT, PARAMS(.sort = { index }), ARRAYS(rows), ARRAYS(out));
+    return axis == a->ndim - 1 ? out : do_moveaxis(c, out, -1, axis);
+}
+
+/* A full sort has every partition's properties. */
+static struct array *do_partition(struct call *c, struct array *a, int kth, int axis, bool index)
+{
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (kth < -a->shape[axis] || kth >= a->shape[axis])
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "kth %d along axis %d of %s", kth, axis, TEXT(a));
+    return do_sort(c, a, axis, index);
+}
+
+static struct array *do_topk(struct call *c, struct array *a, int k, int axis)
+{
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (k < 0 || k > a->shape[axis]) return FAIL(c, MLXVK_ERROR_ARGUMENT, "k %d along axis %d of %s", k, axis, TEXT(a));
+    if (k == a->shape[axis]) return a;
+    return slice_one(c, do_sort(c, a, axis, false), axis, a->shape[axis] - k, k);
+}
+
+#define SORT_FUNCTION(name, parameter, call_flat, call_axis)                                                          \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s)                                       \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1);                                                   \
+        return finish(&c, call_flat, res);                                                                            \
+    }                                                                                                                 \
+    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s)                      \
+    {                                                                                                                 \
+        struct call c = begin(#name "_axis", s);                                                                      \
+        struct array *x = input(&c, "a", a);                                                                          \
+        return finish(&c, call_axis, res);                                                                            \
+    }
+#define NO_PARAMETER
+#define KTH_PARAMETER , int kth
+#define K_PARAMETER , int k
+SORT_FUNCTION(sort, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
+SORT_FUNCTION(argsort, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
+SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_partition(&c, x, kth, axis, false))
+SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
+SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
+#undef SORT_FUNCTION
 
 /* ==== >>fusion ==================================================================================================== */
 
@@ -6761,7 +7069,7 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
         b->refs = 1;
         b->device = d;
         b->offset = offset;
-        b->size = size;
+        b->size = b->bytes = size;
         b->map = mapped;
         d->active += size;
         put_buffer(d, res, b);
@@ -6783,7 +7091,7 @@ int mlxvk_buffer_free(mlxvk_buffer buffer)
     return 0;
 }
 
-size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->size : 0; }
+size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
 void *mlxvk_buffer_data(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->map : NULL; }
 
 /* Blocks until the buffer's submitted uses (or only its writes) are done, submitting what is recorded. The lock is held on
@@ -6858,7 +7166,7 @@ static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, vo
 static struct stream *stream_create(struct device *d)
 {
     struct stream *s = host_zalloc(d, sizeof *s);
-    uint32_t queue = 0, inflight = (uint32_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
+    uint32_t queue = 0;
     if (s) s->line = timeline_create(d);
     if (!s || !s->line) { host_free(d, s); return NULL; }
     for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
@@ -6866,7 +7174,6 @@ static struct stream *stream_create(struct device *d)
     s->device = d;
     s->queue = queue;
     s->index = d->stream_index++;
-    s->slot_count = min_u32(inflight + 2, SLOTS);
     s->line->stream = s;
     s->encoder.stream = s;
     s->encoder.device = d;
@@ -6897,6 +7204,21 @@ static int stream_drain(struct stream *s)
     return 0;
 }
 
+/* Submits and waits for what all streams have recorded. The lock is held on entry and on return, but not while waiting: what is
+ * waited for may need another thread's signal. */
+static void wait_streams(struct device *d)
+{
+    for (struct stream *s = d->streams; s; s = s->next) { stream_lower(s, 0); stream_submit(s); }
+    for (uint32_t i = 0; i < d->timeline_count && !d->lost; i++) {
+        struct timeline *t = d->timelines[i];
+        uint64_t value = t->submitted;
+        if (t->completed >= value) continue;
+        mutex_unlock(&d->lock);
+        timeline_wait(d, t, value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
+}
+
 static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
@@ -6909,7 +7231,6 @@ static void stream_destroy(struct stream *s)
     if (d->default_stream == s) d->default_stream = NULL;
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
-    s->line->completed = UINT64_MAX;
     host_free(d, s->nodes);
     host_free(d, s->seen);
     host_free(d, s);
@@ -6946,6 +7267,15 @@ int mlxvk_stream_free(mlxvk_stream stream)
     if (!s) return 0;
     d = s->device;
     mutex_lock(&d->lock);
+    if (s->refs == 1 && s != d->default_stream) {
+        uint64_t value;
+        stream_lower(s, 0);
+        stream_submit(s);
+        value = s->line->submitted;
+        mutex_unlock(&d->lock);
+        if (value) timeline_wait(d, s->line, value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
     d->refs--;
     unlock_and_release(d);
@@ -7013,10 +7343,10 @@ int mlxvk_clear_streams(mlxvk_device device)
     struct device *d = device_or_default(device);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
+    wait_streams(d);
     for (struct stream *s = d->streams, *next; s; s = next) {
         next = s->next;
-        if (s->refs) stream_drain(s);
-        else stream_destroy(s);
+        if (!s->refs) stream_destroy(s);
     }
     mutex_unlock(&d->lock);
     return d->lost;
@@ -7028,7 +7358,7 @@ int mlxvk_clear_streams(mlxvk_device device)
 static int array_submit(struct array *a)
 {
     struct storage *st = a->storage;
-    struct stream *s = st->stream;
+    struct stream *s = stream_of(st);
     if (s && (st->writers || st->readers)) stream_lower(s, 0);
     if (s && !st->failed) stream_submit(s);
     return st->failed ? st->failed : st->device->lost;
@@ -7099,9 +7429,7 @@ int mlxvk_event_free(mlxvk_event event)
     if (!ev) return 0;
     d = ev->device;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next) stream_submit(s);
-    for (struct stream *s = d->streams; s; s = s->next)
-        if (!d->lost && s->line->completed < s->line->submitted) stream_drain(s);
+    wait_streams(d);
     d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
     host_free(d, ev);
     d->refs--;
@@ -7279,9 +7607,10 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     mutex_lock(&d->lock);
     c.stream = default_stream(d);
     if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
-    if (check_shape(&c, dim, shape, dtype) && (offset > b->size || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->size);
-    st = c.code ? NULL : storage_create(d, b->size);
+    if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->bytes);
+    check_strides(&c, dim, shape, strides);
+    st = c.code ? NULL : storage_create(d, b->bytes);
     if (st) {
         st->refs = 1;
         st->buffer = b;
@@ -7291,8 +7620,8 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     }
     if (a) {
         array_span(a, &low, &high);
-        if (a->size && (low < 0 || high > (int64_t)b->size))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->size);
+        if (a->size && (low < 0 || high > (int64_t)b->bytes))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->bytes);
     }
     if (c.code) d->error = c.stream->error;
     return finish(&c, a, res);
@@ -7379,7 +7708,9 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     code = array_submit(a);
     if (!code) code = read_bytes(c.stream, a, data);
     drop_handle(a);
-    if (code && !c.code) FAIL(&c, code, "%s could not be computed: %s", TEXT(a), mlxvk_result_text(code));
+    if (code && !c.code)
+        FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
+             a->storage->failed && stream_of(a->storage) ? stream_of(a->storage)->deferred_text : mlxvk_result_text(code));
     return end(&c);
 }
 
@@ -7391,7 +7722,7 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
-    s = a->storage->stream ? a->storage->stream : default_stream(d);
+    s = stream_of(a->storage) ? stream_of(a->storage) : default_stream(d);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
     else if (a->dtype != dtype) code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else {
@@ -7555,10 +7886,8 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     if (!k) return 0;
     d = k->device;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next) {
-        stream_drain(s);
-        encoder_reset(&s->encoder);
-    }
+    wait_streams(d);
+    for (struct stream *s = d->streams; s; s = s->next) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -7619,7 +7948,8 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
     if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array", "no array of this device, or binding %u", binding);
     else {
-        if (a->storage->stream && a->storage->stream != e->stream && a->storage->writers) stream_lower(a->storage->stream, 0);
+        struct stream *s = stream_of(a->storage);
+        if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
         at = bind_array(e, binding, a, write);
     }
     if (shift) *shift = at;
@@ -7762,9 +8092,9 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     struct kernel_count counts[KERNEL_COUNT + 1];
     if (!d || !each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next)
-        if (d->gate[GATE_PROFILE] && !stream_drain(s))
-            for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
+    if (d->gate[GATE_PROFILE]) wait_streams(d);
+    for (struct stream *s = d->streams; s && d->gate[GATE_PROFILE] && !d->lost; s = s->next)
+        for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
     mutex_unlock(&d->lock);
     for (int i = 0; i <= KERNEL_COUNT; i++)

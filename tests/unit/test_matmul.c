@@ -172,6 +172,40 @@ static int cases(void)
     return text ? atoi(text) : 40;
 }
 
+/* Larger products of operands that no fast kernel reads as they are, and enough of K to be cut into parts. */
+static void test_large(void **state)
+{
+    static const struct { int m, k, n; int64_t step; } list[] = {
+        { 130, 170, 129, 2 }, { 40, 3000, 70, 1 }, { 3, 9000, 50, 3 }, { 2, 9001, 3, 1 },
+    };
+    mlxvk_stream s = mlxvk_default_gpu_stream_new();
+    (void)state;
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        int m = list[i].m, k = list[i].k, n = list[i].n, size = (int)list[i].step * k * (m > n ? m : n);
+        struct operand a = { .ndim = 3, .shape = { 1, m, k }, .stride = { 0, list[i].step * k, list[i].step } }, b = a;
+        float *got = malloc((size_t)(2 * m * n) * sizeof *got);
+        mlxvk_array all, res = { NULL };
+        b.shape[0] = 2; b.shape[1] = k; b.shape[2] = n;
+        b.stride[1] = list[i].step; b.stride[2] = list[i].step * k;
+        a.values = b.values = malloc((size_t)size * sizeof *a.values);
+        assert_true(a.values && got);
+        random_state = i;
+        for (int j = 0; j < size; j++) a.values[j] = (float)(random_bits() % 2001) / 1000.0f - 1.0f;
+        all = mlxvk_array_new_data(a.values, &size, 1, MLXVK_FLOAT32);
+        assert_int_equal(mlxvk_as_strided(&a.array, all, a.shape, 3, a.stride, 3, 0, s), 0);
+        assert_int_equal(mlxvk_as_strided(&b.array, all, b.shape, 3, b.stride, 3, 0, s), 0);
+        assert_int_equal(mlxvk_matmul(&res, a.array, b.array, s), 0);
+        assert_int_equal(mlxvk_array_read(res, got, mlxvk_array_nbytes(res), s), 0);
+        compare(&a, &b, NULL, 1, 0, 3, (int[]){ 2, m, n }, k, MLXVK_FLOAT32, got);
+        mlxvk_array_free(res);
+        mlxvk_array_free(all);
+        mlxvk_array_free(a.array);
+        operand_free(&b);
+        free(got);
+    }
+    mlxvk_stream_free(s);
+}
+
 static void test_chosen(void **state) { (void)state; run_cases("", cases()); }
 static void test_plain(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=1", 2 * cases()); }
 static void test_vector(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=2", cases()); }
@@ -183,6 +217,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain), cmocka_unit_test(test_chosen), cmocka_unit_test(test_vector), cmocka_unit_test(test_tiled),
+        cmocka_unit_test(test_large),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
