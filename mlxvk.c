@@ -185,6 +185,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul: 1 few rows, 2 tiles, 3 cooperative matrix, 4 unpacked; 0 chooses") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
@@ -286,6 +287,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
+    X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP) \
+    X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
@@ -6190,19 +6193,25 @@ int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int gr
     return finish_vector(&c, out, 3, res);
 }
 
-static void lower_dequantize(struct encoder *e, const struct node *n)
+/* Unpacks into a row-major array, rounding to a dtype first; w, scales and biases are row-contiguous. */
+static void unpack_dispatch(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
+                            struct array *biases, struct array *out, mlxvk_dtype first)
 {
-    struct array *in[3], *out = n->out[0];
-    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(&n->p.quant) };
-    for (uint32_t i = 0; i < 3; i++) {
-        in[i] = rows_of(e, n->in[i]);
-        push[2 + i] = set_input(e, i, in[i]);
-    }
+    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(f) };
+    push[2] = set_input(e, 0, w);
+    push[3] = set_input(e, 1, scales);
+    push[4] = set_input(e, 2, biases);
     push[5] = set_output(e, 3, out);
-    KERNEL(e, K_DEQUANTIZE, 256, n->p.quant.bits, (uint32_t)out->dtype, (uint32_t)in[1]->dtype, (uint32_t)out->dtype,
-           push[5] % 8 == 0);
+    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, (uint32_t)scales->dtype, (uint32_t)out->dtype, push[5] % 8 == 0);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(push[0], 256));
+}
+
+static void lower_dequantize(struct encoder *e, const struct node *n)
+{
+    struct array *in[3];
+    for (int i = 0; i < 3; i++) in[i] = rows_of(e, n->in[i]);
+    unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->out[0], in[1]->dtype);
     for (int i = 0; i < 3; i++) array_release(in[i]);
 }
 
@@ -6255,11 +6264,21 @@ struct quant_tuning {
     uint32_t max_split;
 };
 static const struct quant_tuning qmv_tunings[] = {
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 2,  64,    8, 1 },
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 1,  64,    8, 1 },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 4,  64,    8, 1 },
     { -1,                          2, 4, 128, 3072, 4 },
     { -1,                          4, 4, 128, 3072, 4 },
     { -1,                          8, 2, 128, 3072, 4 },
+};
+
+/* Rows of x up to which a route is taken: a few at a time, and from which the weight is unpacked for the plain matmul. */
+static const struct quant_route { int type; uint32_t few, unpack; } quant_routes[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, UINT32_MAX, UINT32_MAX },
+    { -1, 16, 192 },
+};
+
+/* Tiles of the cooperative matrix kernel: results a workgroup and a subgroup. The first that m fills half. */
+static const struct qmm_tile { uint16_t bm, bn, wm, wn; } qmm_tiles[] = {
+    { 128, 128, 64, 32 }, { 64, 128, 32, 32 }, { 32, 128, 32, 16 },
 };
 enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
 
@@ -6343,6 +6362,54 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
 }
 
+/* The same by qmm_coopmat.comp: W transposed, half types. False where the device or the operands do not allow it. */
+static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const struct device *d = e->device;
+    bool bf16 = j->to == MLXVK_BFLOAT16;
+    enum kernel_id kernel = bf16 ? K_QMM_BF16 : K_QMM_F16;
+    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
+    const struct qmm_tile *t = qmm_tiles;
+    struct quant_push p;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
+        !d->gate[GATE_QMM_NATIVE]) return false;
+    p = quant_bind(e, j, false);
+    aligned = quant_alignment(j, &p);
+    while (t < qmm_tiles + COUNT(qmm_tiles) - 1 && 2 * j->m <= t->bm) t++;
+    if (!(aligned & 1) || t->bm / t->wm * (t->bn / t->wn) * lanes > d->caps.max_threads) {
+        encoder_reset(e);
+        return false;
+    }
+    if (!((p.y_at[0] | p.y_row[0] | p.y_batch) % 8)) aligned |= 4;
+    KERNEL(e, kernel, t->bm / t->wm * (t->bn / t->wn) * lanes, j->format.bits, (uint32_t)j->x->dtype,
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, t->bm, t->bn, t->wm, t->wn, size, lanes, aligned);
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), j->batch);
+    return true;
+}
+
+/* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
+static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_set *t = &j->set[0];
+    bool transpose = j->format.transpose;
+    size_t count = (size_t)j->k * t->rows;
+    struct product p = { .m = j->m, .n = t->rows, .k = j->k, .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : t->rows,
+                         .b_col = transpose ? j->k : 1, .out_row = t->y_row, .out_col = 1, .alpha = 1 };
+    struct array *w;
+    if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
+    w = scratch(e, count, j->to);
+    if (w) {
+        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, w, j->to);
+        p.array[MAT_A] = j->x;
+        p.array[MAT_B] = w;
+        p.array[MAT_OUT] = t->y;
+        product_batch(e, &p);
+    }
+    array_release(w);
+    return true;
+}
+
 /* ---- quantized_matmul: from arrays to jobs ---- */
 
 /* Part of a weight (transposed: rows from `first` on), as views that live on the caller's stack. */
@@ -6355,19 +6422,30 @@ static struct array rows_from(const struct array *a, int axis, uint32_t first, u
     return v;
 }
 
-/* Runs a job of one set, in parts where the device cannot bind the whole weight or the grid would be too large. */
+enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED };      /* values of gate QMM_KERNEL */
+
+/* Picks the kernel for a job of one set without an epilogue. */
+static void quant_choose(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_route *r = quant_routes;
+    int wanted = e->device->gate[GATE_QMM_KERNEL];
+    bool transpose = j->format.transpose, few, unpack;
+    while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
+    few = wanted ? wanted == QMM_FEW : j->m <= r->few;
+    unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
+    if (few && transpose) qmv_dispatch(e, j);
+    else if (unpack && qmm_unpacked(e, j)) return;
+    else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
+}
+
+/* Runs such a job, in parts where the device cannot bind the whole weight or the grid would be too large. */
 static void quant_run(struct encoder *e, const struct quant_job *j)
 {
     const struct quant_set *t = &j->set[0];
     size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16;
-    size_t row_bytes = (size_t)j->k / QUANT_BLOCK * j->format.bits * 4;
+    size_t row_bytes = max_size((size_t)j->k / QUANT_BLOCK * j->format.bits * 4, 1);
     uint32_t most = (uint32_t)min_size(room / row_bytes, (size_t)e->device->caps.max_groups[0]) & ~31u;
-    bool few = j->format.transpose && j->m <= QMV_MAX_M;
-    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) {
-        if (few) qmv_dispatch(e, j);
-        else qmm_dispatch(e, j);
-        return;
-    }
+    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) { quant_choose(e, j); return; }
     for (uint32_t first = 0; first < t->rows; first += most) {
         struct quant_job part = *j;
         uint32_t count = min_u32(most, t->rows - first);
@@ -6375,7 +6453,7 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         struct array cut[4] = { rows_from(t->w, w, first, count), rows_from(t->scales, w, first, count),
                                 rows_from(t->biases, w, first, count), rows_from(t->y, y, first, count) };
         part.set[0] = (struct quant_set){ &cut[0], &cut[1], &cut[2], &cut[3], count, t->y_row };
-        quant_run(e, &part);
+        quant_choose(e, &part);
     }
 }
 
