@@ -185,10 +185,17 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul: 1 few rows, 2 tiles, 3 cooperative matrix, 4 unpacked; 0 chooses") \
+    X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
+    X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
+    X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
+    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
+    X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)")  \
+    X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
@@ -268,11 +275,22 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
+    X(MATMUL_TILED,  matmul_tiled,  4, CAP_SMALL)                                                                      \
+    X(MATMUL_SUM,    matmul_sum,    4, CAP_SMALL)                                                                      \
+    X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
+    X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
+    X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
+    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
+    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
+    X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
+    X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
@@ -280,6 +298,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(REDUCE_PAIR,   reduce_pair,   2, CAP_SMALL)                                                                      \
     X(REDUCE_INDEX,  reduce_index,  2, CAP_SMALL)                                                                      \
     X(SOFTMAX,       softmax,       3, CAP_SMALL)                                                                      \
+    X(SCAN,          scan,          3, CAP_SMALL)                                                                      \
+    X(SCAN_PAIR,     scan_pair,     3, CAP_SMALL)                                                                      \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
@@ -289,7 +309,10 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(ATTENTION_DECODE, attention_decode, 6, CAP_SMALL | CAP_SUBGROUP)                                                 \
     X(ATTENTION_COMBINE, attention_combine, 6, CAP_SMALL)                                                              \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
-    X(CATEGORICAL,   categorical,   4, CAP_SMALL)
+    X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
+    X(SORT,          sort,          4, CAP_SMALL)                                                                      \
+    X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(MERGE,         merge,         4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -321,6 +344,7 @@ struct capabilities {
     uint32_t subgroup, max_threads, max_groups[3], shared_memory, push_size;
     size_t max_range, max_allocation, offset_align, memory_size;
     double timestamp_ns;
+    uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     bool push_descriptor, mapped, subgroup_control, memory_budget, float_controls;
     uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
 };
@@ -528,21 +552,24 @@ static void adopt_features(struct features *f, const void *chain)
     }
 }
 
-/* Does the device multiply 16x16x16 tiles of this type into float32, by subgroup? */
-static bool has_coopmat(struct device *d, int component)
+/* The n of the n x n x n tiles of this type that the device multiplies into float32, by subgroup: 16, 8 or 0. */
+static uint8_t coopmat_size(struct device *d, int component)
 {
+    uint8_t best = 0;
     VkCooperativeMatrixPropertiesKHR rows[64];
     uint32_t n = COUNT(rows);
     get_coopmat_properties get = (get_coopmat_properties)(void (*)(void))vkGetInstanceProcAddr(
         d->instance, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR");
     memset(rows, 0, sizeof rows);
     for (uint32_t i = 0; i < n; i++) rows[i].sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR;
-    if (!get || get(d->physical, &n, rows) < 0) return false;
-    for (uint32_t i = 0; i < n; i++)
-        if (rows[i].MSize == 16 && rows[i].NSize == 16 && rows[i].KSize == 16 && rows[i].AType == component &&
-            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 &&
-            rows[i].ResultType == COMPONENT_FLOAT32 && rows[i].scope == SCOPE_SUBGROUP) return true;
-    return false;
+    if (!get || get(d->physical, &n, rows) < 0) return 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t size = rows[i].MSize;
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && rows[i].AType == component &&
+            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 && rows[i].ResultType == COMPONENT_FLOAT32 &&
+            rows[i].scope == SCOPE_SUBGROUP && size > best) best = (uint8_t)size;
+    }
+    return best;
 }
 
 static uint32_t capability_bits(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupProperties *sg)
@@ -565,8 +592,11 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
         sg->subgroupSize >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
     if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel && d->gate[GATE_COOPMAT]) {
-        if (has_coopmat(d, COMPONENT_FLOAT16)) bits |= CAP_COOPMAT;
-        if (f->bfloat16.shaderBFloat16CooperativeMatrix && has_coopmat(d, COMPONENT_BFLOAT16)) bits |= CAP_COOPMAT_BF16;
+        uint8_t *size = d->caps.coopmat_size;
+        size[0] = coopmat_size(d, COMPONENT_FLOAT16);
+        size[1] = f->bfloat16.shaderBFloat16CooperativeMatrix ? coopmat_size(d, COMPONENT_BFLOAT16) : 0;
+        if (size[0] == 16) bits |= CAP_COOPMAT;
+        if (size[1] == 16) bits |= CAP_COOPMAT_BF16;
         if (nv2) bits |= CAP_COOPMAT2;
     }
     return bits;
@@ -871,7 +901,7 @@ struct buffer {
     struct device *device;
     struct block *block;                             /* NULL: the caller's VkBuffer, or no bytes */
     VkBuffer handle;
-    size_t offset, size;                             /* size is what it can hold */
+    size_t offset, size, bytes;                      /* size is what it can hold, bytes what was asked for */
     char *map;
     struct use uses[MAX_USES];                       /* unfinished submissions that touch it */
     int use_count;
@@ -1158,6 +1188,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
         if (d->gate[GATE_POISON] && b->map && !b->use_count) memset(b->map, 0xcd, b->size);
     }
     b->refs = 1;
+    b->bytes = size;
     d->active += b->size;
     if (d->active > d->peak) d->peak = d->active;
     *out = b;
@@ -1181,12 +1212,15 @@ static void buffer_release(struct device *d, struct buffer *b)
 
 /* ==== >>timeline ================================================================================================== */
 
+/* The timeline of a stream that is gone goes on with the next one. */
 static struct timeline *timeline_create(struct device *d)
 {
     VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
                                        .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
     VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
     struct timeline *t;
+    for (uint32_t i = 0; i < d->timeline_count; i++)
+        if (!d->timelines[i]->stream) return d->timelines[i];
     if (d->timeline_count == d->timeline_slots) {
         uint32_t slots = d->timeline_slots ? 2 * d->timeline_slots : 16;
         struct timeline **grown = host_alloc(d, slots * sizeof *grown);
@@ -1241,7 +1275,7 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
 
 /* ==== >>encoder =================================================================================================== */
 
-enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 64, SETS_PER_POOL = 128, QUERIES = 1024 };
+enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
 struct access { VkBuffer handle; size_t low, high; bool write; };
 
@@ -1283,7 +1317,8 @@ struct stream {
     uint32_t queue;
     struct timeline *line;
     mlxvk_error error;
-    int deferred;                                    /* first error of deferred work since the last synchronize */
+    int deferred;                                    /* first error of deferred work since the last synchronize, */
+    char deferred_text[sizeof ((mlxvk_error *)0)->text];             /* and the last one's words */
     struct encoder encoder;
     struct slot slots[SLOTS];
     uint32_t slot, slot_count;
@@ -1454,12 +1489,27 @@ static void slot_recycle(struct device *d, struct slot *slot)
     slot->sets_used = 0;
 }
 
-/* Opens a command buffer in the next slot of the window, waiting for the oldest submission where all are in flight. */
+/* The slot whose submission is done, or a fresh one. The window is kept by end(), without the lock; only a call that makes
+ * more submissions than there are slots waits here. */
+static struct slot *next_slot(struct stream *s)
+{
+    uint32_t next = s->slot_count ? (s->slot + 1) % s->slot_count : 0;
+    s->device->polls++;
+    if (s->slot_count && s->slots[next].value > timeline_completed(s->device, s->line) && s->slot_count < SLOTS) {
+        memmove(s->slots + next + 1, s->slots + next, (s->slot_count - next) * sizeof *s->slots);
+        memset(&s->slots[next], 0, sizeof *s->slots);
+        s->slot_count++;
+    } else if (!s->slot_count) s->slot_count = 1;
+    s->slot = next;
+    return &s->slots[next];
+}
+
+/* Opens a command buffer in the next slot, waiting for its submission where that is still in flight. */
 static int open_commands(struct stream *s)
 {
     struct device *d = s->device;
     struct encoder *e = &s->encoder;
-    struct slot *slot = &s->slots[s->slot = (s->slot + 1) % s->slot_count];
+    struct slot *slot = next_slot(s);
     VkCommandBufferBeginInfo begin = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
                                        .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT };
     VkResult r = VK_SUCCESS;
@@ -1783,10 +1833,10 @@ enum { INLINE_BYTES = 16 };
 /* What arrays view: memory that comes when the first node that writes it is lowered. */
 struct storage {
     int refs, owned;                                 /* arrays on it; those that a handle is held on */
-    int readers, writers;                            /* nodes on the tape of `stream` */
+    int readers, writers;                            /* nodes on the tape of its stream */
     int failed;                                      /* the error of the node that should have written it */
     struct device *device;
-    struct stream *stream;                           /* whose tape holds nodes that touch it */
+    struct timeline *line;                           /* of the stream whose tape holds, or held, nodes that touch it */
     struct buffer *buffer;
     size_t nbytes;
     uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
@@ -1794,6 +1844,9 @@ struct storage {
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
     uint8_t bytes[INLINE_BYTES];
 };
+
+/* The stream that last recorded something with it; NULL where there was none, or it is gone. */
+static struct stream *stream_of(const struct storage *st) { return st->line ? st->line->stream : NULL; }
 
 struct array {
     int refs, handles;                               /* all references; those of the caller */
@@ -1962,7 +2015,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
                      end - start, e->device->caps.max_range);
         return 0;
     }
-    encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, write);
+    encoder_access(e, b, start, end, write);         /* all that is bound, as the validation layer sees it */
     bind_range(e, slot, b->handle, start, end - start);
     return (uint32_t)((int64_t)(b->offset - start) + a->offset) / (uint32_t)item_size(a);
 }
@@ -2006,12 +2059,14 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ARANGE,      arange)                                                                                             \
     X(REDUCE,      reduce)                                                                                             \
     X(SOFTMAX,     softmax)                                                                                            \
+    X(SCAN,        scan)                                                                                               \
     X(GATHER,      gather)                                                                                             \
     X(NORM,        norm)                                                                                               \
     X(ROPE,        rope)                                                                                               \
     X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
-    X(CATEGORICAL, categorical)
+    X(CATEGORICAL, categorical)                                                                                        \
+    X(SORT,        sort)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -2026,22 +2081,26 @@ struct matmul_params { float alpha, beta; };
 struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
+struct scan_params { uint8_t op, axis, flags; };
 struct gather_params { uint8_t mode, axis; };
 struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
+struct sort_params { bool index; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
     struct quant_params quant;
     struct arange_params arange;
     struct reduce_params reduce;
+    struct scan_params scan;
     struct gather_params gather;
     struct norm_params norm;
     struct rope_params rope;
     struct attention_params attention;
     struct random_params random;
+    struct sort_params sort;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -2089,6 +2148,9 @@ static void node_failed(struct stream *s, struct node *n)
 {
     struct encoder *e = &s->encoder;
     struct device *d = s->device;
+    bool follows = false;                            /* the operand's own failure was told already */
+    for (int i = 0; i < n->inputs; i++) follows = follows || (n->in[i] && n->in[i]->storage->failed);
+    if (!follows) snprintf(s->deferred_text, sizeof s->deferred_text, "%s", e->error.text);
     for (int i = 0; i < n->outputs; i++)
         if (n->out[i]) n->out[i]->storage->failed = e->code;
     if (!s->deferred) {
@@ -2325,6 +2387,16 @@ static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype 
     return true;
 }
 
+/* Strides whose reach can be counted in bytes. */
+static bool check_strides(struct call *c, int ndim, const int *shape, const int64_t *strides)
+{
+    if (c->code || (ndim && !strides)) return !c->code;
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] && (strides[i] > INT64_MAX / 8 / MAXD / 2 / shape[i] || strides[i] < -(INT64_MAX / 8 / MAXD / 2 / shape[i])))
+            return FAIL(c, MLXVK_ERROR_SHAPE, "stride %lld of axis %d is too large", (long long)strides[i], i), false;
+    return true;
+}
+
 /* A fresh row-major result. */
 static struct array *output(struct call *c, int ndim, const int *shape, mlxvk_dtype dtype)
 {
@@ -2355,8 +2427,9 @@ static struct array *view_of(struct call *c, struct array *a, mlxvk_dtype dtype,
 /* Another stream's tape must not hold nodes on a storage that this call touches. */
 static void claim(struct call *c, struct storage *st)
 {
-    if (st->stream && st->stream != c->stream && (st->readers || st->writers)) stream_lower(st->stream, 0);
-    st->stream = c->stream;
+    struct stream *s = stream_of(st);
+    if (s && s != c->stream && (st->readers || st->writers)) stream_lower(s, 0);
+    st->line = c->stream->line;
 }
 
 static struct node *new_node(struct call *c)
@@ -3268,7 +3341,9 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
     struct call c = begin("as_strided", s);
     struct array *x = contiguous(&c, input(&c, "a", a)), *out = NULL;
     if (shape_num != strides_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && offset <= INT64_MAX / 16)
+    if (x && shape_num && !strides) FAIL(&c, MLXVK_ERROR_ARGUMENT, "strides is NULL");
+    if (x && offset > x->size) FAIL(&c, MLXVK_ERROR_SHAPE, "offset %zu of %s", offset, TEXT(x));
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && check_strides(&c, (int)shape_num, shape, strides))
         out = view_of(&c, x, x->dtype, (int)shape_num, shape, strides, x->offset + (int64_t)(offset * item_size(x)));
     if (out) {
         int64_t low, high, first = x->offset;
@@ -3597,9 +3672,10 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
 }
 
-/* ==== >>reduce: reductions, arg reductions, softmax =============================================================== */
+/* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
 
-enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin };   /* as in the shader */
+/* As in the shader. */
+enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin, R_complex_logsumexp };
 
 /* Workgroups that fill a large GPU; elements that one should have at least before a reduction is cut; outer dimensions. */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_CHUNK = 4096, REDUCE_DIMS = 4 };
@@ -3614,17 +3690,18 @@ struct reduce_job {
     struct array *from, *out;
     mlxvk_dtype type;
     int64_t shift;
+    uint32_t place;                                  /* the position of the first element, for arg reductions */
     int ndim;
     struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
 };
 
 struct reduce_push {
-    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to;
+    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to, place;
     float scale;
     uint32_t ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS], out[REDUCE_DIMS];
 };
 
-static bool is_arg(enum reduction op) { return op >= R_argmax; }
+static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
 
 static uint32_t power_of_two(uint64_t at_least)
 {
@@ -3657,17 +3734,12 @@ static void join_dims(struct reduce_job *j)
     j->ndim = n;
 }
 
-static void plan_dims(struct reduce_job *j, const struct array *x, uint32_t mask)
+static void plan_dims(struct reduce_job *j, uint32_t mask)
 {
-    int64_t step[MAXD], out = 1;
     bool any = false;
     j->ndim = 0;
-    for (int i = x->ndim - 1; i >= 0; i--) {
-        step[i] = out;
-        if (!(mask & (1u << i))) out *= x->shape[i];
-    }
-    for (int i = 0; i < x->ndim; i++) {
-        struct reduce_dim d = { (uint32_t)x->shape[i], x->strides[i], step[i], mask >> i & 1 };
+    for (int i = 0; i < j->from->ndim; i++) {
+        struct reduce_dim d = { (uint32_t)j->from->shape[i], j->from->strides[i], j->out->strides[i], mask >> i & 1 };
         if (d.size == 1) continue;
         any |= d.reduced;
         if (d.reduced && d.in < 0 && !is_arg(j->op)) {                 /* the order does not matter: walk it upwards */
@@ -3680,29 +3752,30 @@ static void plan_dims(struct reduce_job *j, const struct array *x, uint32_t mask
     join_dims(j);
 }
 
-/* More outer dimensions than the shader has: the operand copied into row-major order, kept dimensions first. */
+/* More outer dimensions than the shader has: the operand copied into row-major order, reduced dimensions last. */
 static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask)
 {
     struct array view = *j->from, *copy;
-    uint32_t n = 1;
+    int64_t out[MAXD];
     view.refs = 1;
-    view.ndim = 0;
+    view.ndim = j->ndim = 0;
     for (uint32_t reduced = 0; reduced < 2; reduced++)
         for (int i = 0; i < j->from->ndim; i++)
             if ((mask >> i & 1) == reduced) {
                 view.shape[view.ndim] = j->from->shape[i];
-                view.strides[view.ndim++] = j->from->strides[i];
-                if (reduced) n *= (uint32_t)j->from->shape[i];
+                view.strides[view.ndim] = j->from->strides[i];
+                out[view.ndim++] = reduced ? -1 : j->out->strides[i];
             }
     view.row = row_contiguous(&view);
     copy = rows_of(e, &view);
     if (copy == &view) return;                       /* it failed */
+    for (int i = 0; i < view.ndim; i++)
+        if (view.shape[i] > 1) j->dim[j->ndim++] = (struct reduce_dim){ (uint32_t)view.shape[i], copy->strides[i], out[i], out[i] < 0 };
+    if (!j->ndim || !j->dim[j->ndim - 1].reduced) j->dim[j->ndim++] = (struct reduce_dim){ 1, 1, 0, true };
+    join_dims(j);
     array_release(j->from);
     j->from = copy;
     j->shift = 0;
-    j->ndim = 2;
-    j->dim[0] = (struct reduce_dim){ (uint32_t)(copy->size / n), n, 1, false };
-    j->dim[1] = (struct reduce_dim){ n, 1, 0, true };
 }
 
 static int last_reduced(const struct reduce_job *j, int *count)
@@ -3715,21 +3788,21 @@ static int last_reduced(const struct reduce_job *j, int *count)
 
 /* ---- lowering: one dispatch ---- */
 
-static enum kernel_id reduce_kernel(const struct reduce_job *j)
+/* The kernel by what it accumulates: base, base + 1: two words, base + 2: a key and an index. */
+static enum kernel_id accumulator(enum kernel_id base, enum reduction op, mlxvk_dtype type)
 {
-    if (is_arg(j->op)) return K_REDUCE_INDEX;
-    if (j->op == R_logsumexp) return K_REDUCE_PAIR;
-    return dtypes[j->type].size == 8 && j->op != R_all && j->op != R_any ? K_REDUCE_PAIR : K_REDUCE;
+    if (is_arg(op)) return (enum kernel_id)(base + 2);
+    return (enum kernel_id)(base + (op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any)));
 }
 
 /* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
-static mlxvk_dtype part_type(const struct reduce_job *j)
+static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
 {
-    if (is_arg(j->op) || j->op == R_logsumexp) return MLXVK_COMPLEX64;
-    if (j->op == R_all || j->op == R_any) return MLXVK_BOOL;
-    if (dtypes[j->type].size == 8) return j->type;
-    if (is_float(j->type) || j->op == R_mean) return MLXVK_FLOAT32;
-    return dtypes[j->type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
+    if (is_arg(op) || op == R_logsumexp) return MLXVK_COMPLEX64;
+    if (op == R_all || op == R_any) return MLXVK_BOOL;
+    if (dtypes[type].size == 8) return type;
+    if (is_float(type) || op == R_mean) return MLXVK_FLOAT32;
+    return dtypes[type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
 }
 
 /* How a step is laid out on workgroups. */
@@ -3746,11 +3819,17 @@ static void cut(struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t lea
     g->parts = ceil_div(n, g->chunk);
 }
 
-static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct reduce_push *p, bool whole, bool fours)
+/* Threads side by side on `units` columns, so that the others find at least 8 of n elements each to reduce. */
+static uint32_t column_width(uint64_t units, uint32_t n)
+{
+    return REDUCE_THREADS / min_u32(power_of_two((n + 7) / 8), REDUCE_THREADS / power_of_two(min_size(units, 32)));
+}
+
+static struct reduce_grid reduce_grid(const struct reduce_push *p, bool whole, bool fours)
 {
     struct reduce_grid g = { .parts = 1, .chunk = p->n };
     uint64_t units;
-    uint32_t narrow, height;
+    uint32_t height;
     if (p->inner == 1 && p->stride == 1) {
         uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
         g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
@@ -3760,9 +3839,8 @@ static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct r
     }
     g.by = fours ? 4 : 1;
     units = (uint64_t)p->outer * (p->inner / g.by);
-    narrow = power_of_two(min_size(units, j->ndim > 1 && p->inner == 1 && (uint64_t)p->n >= REDUCE_THREADS ? 1 : 32));
-    height = min_u32(power_of_two((p->n + 7) / 8), REDUCE_THREADS / narrow);
-    g.width = REDUCE_THREADS / height;
+    g.width = column_width(p->inner == 1 && p->n >= REDUCE_THREADS ? 1 : units, p->n);
+    height = REDUCE_THREADS / g.width;
     units = (units + g.width - 1) / g.width;
     if (!whole) cut(&g, p->n, units, 32 * height, 4 * height);
     g.groups = units * g.parts;
@@ -3773,7 +3851,8 @@ static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct r
 static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push *p)
 {
     int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
-    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1, .scale = j->scale };
+    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1,
+                               .scale = j->scale, .place = j->place };
     if (inner >= 0) {
         p->inner = j->dim[inner].size;
         p->inner_stride = (uint32_t)j->dim[inner].in;
@@ -3791,11 +3870,10 @@ static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push 
 }
 
 /* Columns that four-wide loads can take. */
-static bool reduces_by_fours(const struct reduce_push *p)
+static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, const uint32_t *outer_strides, uint32_t ndim)
 {
-    uint32_t odd = p->inner | p->stride | p->from;
-    for (uint32_t i = 0; i < p->ndim; i++) odd |= p->in[i];
-    return p->inner > 1 && p->inner_stride == 1 && !(odd & 3);
+    for (uint32_t i = 0; i < ndim; i++) others |= outer_strides[i];
+    return inner > 1 && inner_stride == 1 && !((inner | others) & 3);
 }
 
 /* The job that is left behind a step which wrote `out` as (outer dimensions, parts, inner) and not the result. */
@@ -3815,6 +3893,7 @@ static void reduce_next(struct reduce_job *j, int at, struct array *out, mlxvk_d
     j->from = out;
     j->type = type;
     j->shift = 0;
+    j->place = 0;
 }
 
 /* Reduces the innermost of the reduced dimensions; true when that gave the result. */
@@ -3825,13 +3904,16 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     struct array *out = j->out;
     mlxvk_dtype type = out->dtype;
     int count, at = last_reduced(j, &count);
-    reduce_shape(j, at, &p);
+    if (!reduce_shape(j, at, &p)) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "reduce", "too many dimensions in an operand too large to bind");
+        return true;
+    }
     p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
-    g = reduce_grid(j, &p, is_arg(j->op) && is_wide(j->type), reduces_by_fours(&p));
+    g = reduce_grid(&p, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
     p.parts = g.parts;
     p.chunk = g.chunk;
     if (count > 1 || g.parts > 1) {
-        type = part_type(j);
+        type = part_type(j->op, j->type);
         out = scratch(e, (size_t)p.outer * g.parts * p.inner, type);
         if (!out) return true;
         p.scale = 1;
@@ -3839,7 +3921,7 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
         for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out[i] = step;
     }
     p.to = set_output(e, 0, out);
-    KERNEL(e, reduce_kernel(j), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
+    KERNEL(e, accumulator(K_REDUCE, j->op, j->type), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, g.groups);
     if (out == j->out) return true;
@@ -3847,21 +3929,122 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     return false;
 }
 
-static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask, struct array *out)
+/* ---- lowering: operands that a device cannot bind whole ---- */
+
+static struct array half_of(const struct array *a, int axis, int half)
 {
-    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype };
+    struct array part = *a;
+    int first = a->shape[axis] / 2;
+    part.refs = 1;
+    part.shape[axis] = half ? a->shape[axis] - first : first;
+    part.size = a->size / (size_t)a->shape[axis] * (size_t)part.shape[axis];
+    if (half) part.offset += first * a->strides[axis] * (int64_t)item_size(a);
+    part.row = row_contiguous(&part);
+    return part;
+}
+
+/* The axis along which to halve arrays of one shape, but for axes of a mask, where one of them is too large; else -1. */
+static int axis_to_halve(struct encoder *e, const struct array *const *a, int count, uint32_t whole)
+{
+    for (int k = 0; k < count; k++) {
+        int64_t low, high, widest = 0;
+        int axis = -1;
+        array_span(a[k], &low, &high);
+        if ((size_t)(high - low) + e->device->caps.offset_align + 16 <= e->device->caps.max_range) continue;
+        for (int i = 0; i < a[k]->ndim; i++) {
+            int64_t reach = llabs(a[k]->strides[i]) * (a[k]->shape[i] - 1);
+            if (reach > widest && !(whole >> i & 1)) { widest = reach; axis = i; }
+        }
+        if (axis >= 0) return axis;
+    }
+    return -1;
+}
+
+/* Room of its own for a result that must be row-major, where `out` is not; unpack copies it there. */
+static struct array *pack(struct encoder *e, const struct array *out, struct array *packed)
+{
+    struct array *room = out->row ? NULL : scratch(e, out->size, out->dtype);
+    *packed = *out;
+    if (!room) return NULL;
+    packed->storage = room->storage;
+    packed->offset = 0;
+    packed->row = true;
+    row_strides(packed->ndim, packed->shape, packed->strides);
+    return room;
+}
+
+static void unpack(struct encoder *e, struct array *out, struct array *packed, struct array *room)
+{
+    struct elementwise_params p = { .kernel = K_COPY };
+    if (room && !e->code) elementwise_split(e, &p, (struct array *[]){ out, packed }, 2);
+    array_release(room);
+}
+
+static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                   struct array *out);
+
+/* The two halves of a reduced axis, then what they gave. */
+static void reduce_halves(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                          struct array *out, int axis)
+{
+    struct array *both = scratch(e, 2 * out->size, part_type(op, from->dtype)), pair, one;
+    if (!both) return;
+    one = *out;
+    one.storage = both->storage;
+    one.dtype = both->dtype;
+    one.offset = 0;
+    row_strides(one.ndim, one.shape, one.strides);
+    pair = one;
+    pair.refs = 1;
+    pair.shape[axis] = 2;
+    pair.strides[axis] = (int64_t)out->size;
+    pair.size = 2 * out->size;
+    pair.row = row_contiguous(&pair);
+    for (int half = 0; half < 2; half++) {
+        struct array part = half_of(from, axis, half);
+        one.offset = half * (int64_t)array_bytes(&one);
+        reduce(e, op, 1, place + (half ? (uint32_t)(from->shape[axis] / 2) : 0), &part, mask, &one);
+    }
+    reduce(e, op, scale, 0, &pair, 1u << axis, out);
+    array_release(both);
+}
+
+/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. */
+static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                   struct array *out)
+{
+    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype, .place = place };
     struct reduce_push p;
-    int count;
-    plan_dims(&j, from, mask);
+    uint32_t whole = is_arg(op) && is_wide(from->dtype) ? mask : 0;
+    int count, axis = axis_to_halve(e, (const struct array *[]){ from, out }, 2, whole);
+    if (axis >= 0 && (mask >> axis & 1)) { reduce_halves(e, op, scale, place, from, mask, out, axis); return; }
+    for (int half = 0; half < 2 && axis >= 0; half++) {
+        struct array part = half_of(from, axis, half), result = half_of(out, axis, half);
+        reduce(e, op, scale, place, &part, mask, &result);
+    }
+    if (axis >= 0) return;
+    plan_dims(&j, mask);
     from->refs++;
     if (!reduce_shape(&j, last_reduced(&j, &count), &p)) copy_rows(e, &j, mask);
     while (!e->code && !reduce_step(e, &j)) {}
     array_release(j.from);
 }
 
+/* A row-major result seen with the operand's dimensions. */
+static struct array full_rank(const struct array *from, uint32_t mask, const struct array *out)
+{
+    struct array view = *out;
+    view.ndim = from->ndim;
+    for (int i = 0; i < from->ndim; i++) view.shape[i] = mask >> i & 1 ? 1 : from->shape[i];
+    row_strides(view.ndim, view.shape, view.strides);
+    return view;
+}
+
 static void lower_reduce(struct encoder *e, const struct node *n)
 {
-    reduce(e, n->p.reduce.op, n->p.reduce.scale, n->in[0], n->p.reduce.mask, n->out[0]);
+    uint32_t mask = n->p.reduce.mask;
+    struct array out = full_rank(n->in[0], mask, n->out[0]);
+    reduce(e, n->p.reduce.op, n->p.reduce.scale, 0, n->in[0], mask, &out);
 }
 
 /* ---- fronts ---- */
@@ -4013,7 +4196,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
 {
     struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
-    struct array *pairs;
+    struct array *pairs, each;
     uint32_t step;
     for (int i = 0; i < x->ndim; i++) {
         uint32_t size = (uint32_t)x->shape[i];
@@ -4023,7 +4206,8 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
     }
     pairs = scratch(e, (size_t)p.outer * p.inner, MLXVK_COMPLEX64);
     if (!pairs) return;
-    reduce(e, R_logsumexp, 1, x, mask, pairs);
+    each = full_rank(x, mask, pairs);
+    reduce(e, R_logsumexp, 1, 0, x, mask, &each);
     p.n *= p.inner;
     p.from = set_input(e, 1, x);
     p.to = set_output(e, 0, out);
@@ -4037,19 +4221,29 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
 
 enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
 
-static void lower_softmax(struct encoder *e, const struct node *n)
+static void softmax(struct encoder *e, struct array *x, uint32_t mask, struct array *out)
 {
-    struct array *x = n->in[0], *rows;
-    uint32_t mask = n->p.reduce.mask, last = 1u << (x->ndim - 1);
+    uint32_t last = 1u << (x->ndim - 1);
     size_t length = (size_t)dim_of(x, -1);
     bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
-    if (mask == last && !few && softmax_rows(e, x, n->out[0])) return;
-    rows = rows_of(e, x);
-    if (e->code) { array_release(rows); return; }
-    if (mask != last || few) softmax_given(e, rows, n->out[0], mask);
-    else softmax_rows(e, rows, n->out[0]);
-    array_release(rows);
+    struct array *rows, *room, packed;
+    int axis = axis_to_halve(e, (const struct array *[]){ x, out }, 2, mask);
+    for (int half = 0; half < 2 && axis >= 0; half++) {
+        struct array part = half_of(x, axis, half), result = half_of(out, axis, half);
+        softmax(e, &part, mask, &result);
+    }
+    if (axis >= 0) return;
+    room = pack(e, out, &packed);
+    if (mask != last || few || !softmax_rows(e, x, &packed)) {
+        rows = rows_of(e, x);
+        if (!e->code && (mask != last || few)) softmax_given(e, rows, &packed, mask);
+        else if (!e->code) softmax_rows(e, rows, &packed);
+        array_release(rows);
+    }
+    unpack(e, out, &packed, room);
 }
+
+static void lower_softmax(struct encoder *e, const struct node *n) { softmax(e, n->in[0], n->p.reduce.mask, n->out[0]); }
 
 /* The axes of a mask last, the others in order. */
 static void axes_last(int ndim, uint32_t mask, int *order)
@@ -4133,6 +4327,161 @@ int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t 
     (void)precise;
     return softmax_call("softmax_axes", res, a, 2, axes, axes_num, s);
 }
+
+/* ---- scans ---- */
+
+enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4, SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64,
+       SCAN_COLUMNS = 128 * REDUCE_GROUPS };
+
+struct scan_push {
+    uint32_t n, outer, inner, stride, inner_stride, parts, chunk, from, to, before, flags, ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS];
+};
+
+/* The total of each part, as (outer, parts, inner). */
+static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s, uint32_t by,
+                        struct array *totals)
+{
+    struct reduce_push p = { .n = s->n, .outer = s->outer, .inner = s->inner, .stride = s->stride, .inner_stride = s->inner_stride,
+                             .parts = s->parts, .chunk = s->chunk, .scale = 1, .ndim = s->ndim };
+    uint64_t units = by ? (uint64_t)s->outer * (s->inner / by) : s->outer;
+    uint32_t width = by ? column_width(units, s->chunk) : REDUCE_THREADS;
+    memcpy(p.shape, s->shape, sizeof p.shape);
+    memcpy(p.in, s->in, sizeof p.in);
+    p.from = set_input(e, 1, from);
+    p.to = set_output(e, 0, totals);
+    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype, by, width);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (by ? (units + width - 1) / width : units) * s->parts);
+}
+
+/* Cuts long rows or columns, where there are too few to fill the device, and finds what comes before each part. */
+static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by);
+
+static void scan(struct encoder *e, enum reduction op, struct array *from, struct array *out, struct scan_push p)
+{
+    bool rows = p.inner == 1 && p.stride == 1;
+    uint32_t at = set_input(e, 1, from), by = rows ? 0 : 1, width, hold;
+    struct array *carry;
+    uint64_t groups;
+    p.to = set_output(e, 0, out);
+    if (!rows && by_fours(p.inner, p.inner_stride, p.stride | at | p.to, p.in, p.ndim)) by = 4;
+    encoder_reset(e);                                /* bound again behind what the carry needs */
+    carry = scan_carry(e, op, from, &p, by);
+    p.from = set_input(e, 1, from);
+    p.to = set_output(e, 0, out);
+    if (carry) { p.before = set_input(e, 2, carry); p.flags |= SCAN_CARRY; }
+    hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
+    width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
+    KERNEL(e, accumulator(K_SCAN, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
+           width, hold);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (groups + REDUCE_THREADS - 1) / REDUCE_THREADS);
+    array_release(carry);
+}
+
+static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by)
+{
+    uint64_t tasks = by ? (uint64_t)p->outer * (p->inner / by) : p->outer, enough = by ? SCAN_COLUMNS : REDUCE_GROUPS;
+    uint32_t least = by ? SCAN_COLUMN : SCAN_ROUND, most = p->n / least;
+    struct scan_push totals = { .outer = p->outer, .inner = p->inner, .stride = p->inner, .inner_stride = 1,
+                                .flags = p->flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p->outer } };
+    struct array *total, *carry;
+    p->parts = 1;
+    p->chunk = p->n;
+    if (2 * tasks >= enough || most < 2) return NULL;
+    most = (uint32_t)min_size(most, (enough + tasks - 1) / tasks);
+    p->chunk = (uint32_t)round_up((p->n + most - 1) / most, least);
+    p->parts = ceil_div(p->n, p->chunk);
+    if (p->parts < 2) return NULL;
+    total = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
+    carry = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
+    totals.n = p->parts;
+    totals.in[0] = p->parts * p->inner;
+    if (total && carry) {
+        scan_totals(e, op, from, p, by, total);
+        scan(e, op, total, carry, totals);
+    }
+    array_release(total);
+    return carry;
+}
+
+/* The dimensions around an axis; false where the operand has too many, or wide steps between what a thread group reads. */
+static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
+{
+    struct array around = *x, *list[1] = { &around };
+    struct dims g;
+    *p = (struct scan_push){ .n = (uint32_t)x->shape[axis], .outer = 1, .inner = 1, .stride = (uint32_t)x->strides[axis] };
+    around.ndim = axis;
+    g = merge_dims(list, 1);
+    if (g.ndim > REDUCE_DIMS) return false;
+    p->ndim = (uint32_t)g.ndim;
+    for (int i = 0; i < g.ndim; i++) {
+        p->shape[i] = (uint32_t)g.shape[i];
+        p->in[i] = (uint32_t)g.stride[0][i];
+        p->outer *= p->shape[i];
+    }
+    around.ndim = x->ndim - axis - 1;
+    for (int i = 0; i < around.ndim; i++) {
+        around.shape[i] = x->shape[axis + 1 + i];
+        around.strides[i] = x->strides[axis + 1 + i];
+    }
+    g = merge_dims(list, 1);
+    if (g.ndim > 1) return false;
+    if (!g.ndim) return p->stride == 1 || p->n == 1;
+    p->inner = (uint32_t)g.shape[0];
+    p->inner_stride = (uint32_t)g.stride[0][0];
+    return llabs(g.stride[0][0]) <= 4;
+}
+
+static void scan_axis(struct encoder *e, enum reduction op, struct array *x, struct array *out, int axis, uint32_t flags)
+{
+    struct array *rows = NULL, *room, packed;
+    struct scan_push p;
+    int split = axis_to_halve(e, (const struct array *[]){ x, out }, 2, 1u << axis);
+    for (int half = 0; half < 2 && split >= 0; half++) {
+        struct array part = half_of(x, split, half), result = half_of(out, split, half);
+        scan_axis(e, op, &part, &result, axis, flags);
+    }
+    if (split >= 0) return;
+    room = pack(e, out, &packed);
+    if (!scan_dims(x, axis, &p)) {
+        x = rows = rows_of(e, x);
+        scan_dims(x, axis, &p);
+    }
+    if (p.n == 1) p.stride = 1;
+    p.flags = flags;
+    scan(e, op, x, &packed, p);
+    array_release(rows);
+    unpack(e, out, &packed, room);
+}
+
+static void lower_scan(struct encoder *e, const struct node *n)
+{
+    scan_axis(e, n->p.scan.op, n->in[0], n->out[0], n->p.scan.axis, n->p.scan.flags);
+}
+
+static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int axis, bool reverse, bool inclusive,
+                     mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    axis = normal_axis(&c, x, axis);
+    if (op == R_logsumexp && x) x = as_float(&c, x);
+    if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
+    if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
+    if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
+    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)((reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE)) }),
+           ARRAYS(x), ARRAYS(out));
+    return finish(&c, out, res);
+}
+
+enum { R_cumsum = R_sum, R_cumprod = R_prod, R_cummax = R_max, R_cummin = R_min, R_logcumsumexp = R_logsumexp };
+#define X(name)                                                                                                       \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s)         \
+    { return scan_call(#name, res, a, (enum reduction)R_##name, axis, reverse, inclusive, s); }
+MLXVK_SCAN_FUNCTIONS(X)
+#undef X
 
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
 
@@ -4952,6 +5301,9 @@ static struct product product_of(struct array *a, struct array *b, struct array 
         for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
     merge_batch(&p);
     merge_rows(&p);
+    if (p.m == 1) { p.a_row = p.a_k != 1; p.out_row = p.c_row = 0; }   /* strides that do not count: what suits kernels */
+    if (p.n == 1) { p.b_col = p.b_k != 1; p.out_col = 1; p.c_col = 0; }
+    if (p.k == 1) { p.a_k = p.a_row != 1; p.b_k = p.b_col != 1; }
     return p;
 }
 
@@ -4980,16 +5332,309 @@ static struct product_push bind_product(struct encoder *e, const struct product 
     return q;
 }
 
+/* ---- choosing kernels ---- */
+
+enum matmul_kind { MATMUL_AUTO, MATMUL_KIND_PLAIN, MATMUL_KIND_VECTOR, MATMUL_KIND_TILED, MATMUL_KIND_COOPMAT, MATMUL_KIND_COOPMAT2 };
+enum { FEW_ROWS = 8, SMALL_PRODUCT = 1 << 15 };
+
+/* Workgroups that a device runs at once, about. */
+static int64_t wide_of(const struct device *d)
+{
+    return d->caps.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU ? 132 : d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 16;
+}
+
+/* b^T @ a^T: the same product with rows and columns exchanged. */
+static struct product transposed(const struct product *p)
+{
+    struct product t = *p;
+    t.array[MAT_A] = p->array[MAT_B];
+    t.array[MAT_B] = p->array[MAT_A];
+    memcpy(t.stride[MAT_A], p->stride[MAT_B], sizeof *t.stride);
+    memcpy(t.stride[MAT_B], p->stride[MAT_A], sizeof *t.stride);
+    t.offset[MAT_A] = p->offset[MAT_B];
+    t.offset[MAT_B] = p->offset[MAT_A];
+    t.m = p->n;          t.n = p->m;
+    t.a_row = p->b_col;  t.a_k = p->b_k;
+    t.b_k = p->a_k;      t.b_col = p->a_row;
+    t.c_row = p->c_col;  t.c_col = p->c_row;
+    t.out_row = p->out_col;
+    t.out_col = p->out_row;
+    return t;
+}
+
+/* Can a bound operand be accessed `count` elements at a time, along a dimension of stride 1 and with `lead` as the other's? */
+static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
+{
+    uint32_t odd = q->offset[operand] | (uint32_t)lead;
+    for (int i = 0; i < BATCH_DIMS; i++) odd |= q->batch[operand][i];
+    return p->array[operand] && unit == 1 && !(odd & (count - 1));
+}
+
+/* One dispatch to come, for a product or for parts of it: K may be cut into parts whose float32 results go to a temporary. */
+struct launch {
+    struct product p;
+    struct product_push push;
+    uint32_t parts, batches, epilogue;
+    bool split;
+};
+
+static struct array *parts_array(struct encoder *e, const struct product *p, uint32_t parts)
+{
+    int size = (int)(p->m * p->n * product_batches(p) * parts);
+    struct storage *st = storage_create(e->device, (size_t)size * 4);
+    struct array *a = st ? array_create(st, MLXVK_FLOAT32, 1, &size, NULL, 0) : NULL;
+    if (a) return a;
+    if (st) { st->refs = 1; storage_release(st); }
+    encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "matmul", "out of host memory");
+    return NULL;
+}
+
+/* Binds a product's operands, K cut into `parts` parts of a multiple of `step`. */
+static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
+{
+    struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts > 1 };
+    l.epilogue = p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE;
+    if (l.split) {
+        l.p.array[MAT_OUT] = parts_array(e, p, parts);
+        l.p.array[MAT_C] = NULL;
+        l.p.offset[MAT_OUT] = 0;
+        l.p.out_row = p->n;
+        l.p.out_col = 1;
+        memset(l.p.stride[MAT_OUT], 0, sizeof *l.p.stride);
+        l.epilogue = EPILOGUE_PART;
+    }
+    l.push = bind_product(e, &l.p);
+    if (l.split) {
+        l.push.part = ceil_div(ceil_div((uint64_t)p->k, parts), step) * step;
+        l.parts = ceil_div((uint64_t)p->k, l.push.part);
+    }
+    return l;
+}
+
+/* Dispatches over x by y tiles; then adds up the parts, if there are any. */
+static void launch(struct encoder *e, const struct product *p, struct launch *l, uint32_t x, uint32_t y)
+{
+    struct product sum = *p;
+    struct product_push push;
+    set_bytes(e, &l->push, sizeof l->push);
+    dispatch(e, x, y, l->batches * l->parts);
+    if (!l->split) return;
+    sum.array[MAT_A] = l->p.array[MAT_OUT];
+    sum.array[MAT_B] = NULL;
+    sum.offset[MAT_A] = 0;
+    if (sum.array[MAT_A]) {
+        push = bind_product(e, &sum);
+        push.k = l->batches;
+        push.part = l->parts;
+        KERNEL(e, K_MATMUL_SUM, 256, (uint32_t)p->array[MAT_OUT]->dtype, EPILOGUE_NONE, p->array[MAT_C] != NULL);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * l->batches, 256));
+    }
+    array_release(sum.array[MAT_A]);
+}
+
+/* At most so many parts of K fit into a temporary and the grid. */
+static int64_t most_parts(const struct encoder *e, const struct product *p)
+{
+    int64_t room = (int64_t)min_size(e->device->caps.max_range, (size_t)1 << 28) / 4 / (p->m * p->n * product_batches(p));
+    int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
+    return room < grid ? room : grid;
+}
+
+/* In how many parts to cut K so that `groups` workgroups become enough; each part at least `least` long. */
+static uint32_t parts_for(const struct encoder *e, const struct product *p, int64_t groups, int64_t enough, int64_t least)
+{
+    int64_t parts = groups < enough ? enough / groups : 1, most = most_parts(e, p);
+    if (parts > p->k / least) parts = p->k / least;
+    if (parts > most) parts = most;
+    return parts > 1 ? (uint32_t)parts : 1;
+}
+
+/* ---- the kernels ---- */
+
 static void product_plain(struct encoder *e, const struct product *p)
 {
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
-    struct product_push q = bind_product(e, p);
-    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE);
-    set_bytes(e, &q, sizeof q);
-    dispatch(e, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16), (uint32_t)product_batches(p));
+    struct launch l = prepare(e, p, 1, 1);
+    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, l.epilogue);
+    launch(e, p, &l, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16));
 }
 
-static void product_dispatch(struct encoder *e, const struct product *p) { product_plain(e, p); }
+/* Few rows times a matrix that lies along K. */
+static void product_matvec(struct encoder *e, const struct product *p)
+{
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, groups, y;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, wide = few > 4 ? 2 : 4, threads = 32;
+    int64_t batches = product_batches(p), enough = 8 * wide_of(e->device);
+    bool subgroup = has_kernel(e->device, K_MATVEC_SUBGROUP), vector;
+    struct launch l;
+    while (wide > 1 && p->n * batches < wide * enough) wide /= 2;
+    groups = ceil_div((uint64_t)p->n, wide);
+    l = prepare(e, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
+    while (threads < (subgroup ? 256 : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
+    vector = evenly(p, &l.push, MAT_A, p->a_k, p->a_row, chunk) && evenly(p, &l.push, MAT_B, p->b_k, p->b_col, chunk);
+    KERNEL(e, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC, threads, type, l.epilogue, few, wide, vector);
+    y = ceil_div(groups, e->device->caps.max_groups[0]);       /* where one dimension of the grid is too short */
+    launch(e, p, &l, ceil_div(groups, y), y);
+}
+
+/* Few rows times a matrix that lies along its rows. */
+static void product_vecmat(struct encoder *e, const struct product *p)
+{
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, lanes = 16, y;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, lanes * chunk);
+    struct launch l = prepare(e, p, parts_for(e, p, groups * product_batches(p), 4 * wide_of(e->device), 128), 1);
+    KERNEL(e, K_VECMAT, 256, type, l.epilogue, few, lanes, evenly(p, &l.push, MAT_B, p->b_col, p->b_k, chunk));
+    y = ceil_div(groups, e->device->caps.max_groups[0]);
+    launch(e, p, &l, ceil_div(groups, y), y);
+}
+
+/* Shapes of tiles by kernel: rows and columns of a workgroup, depth; rows and columns of a thread or a subgroup; threads;
+ * speed where there are plenty of them, in millions of multiplications a microsecond on one multiprocessor of an H200.
+ * As measured there; elsewhere their order matters, not their values. */
+struct tile_row { uint16_t bm, bn, bk, tm, tn, threads; float speed; };
+static const struct tile_row tiled_rows[] = {
+    { 128, 128, 16, 8, 8, 256, 0.14f },
+    { 128,  64, 16, 8, 4, 256, 0.12f },
+    {  64,  64, 16, 4, 4, 256, 0.10f },
+    {  32,  32, 16, 4, 4,  64, 0.06f },
+};
+static const struct tile_row coopmat_rows[] = {
+    { 128, 128, 32, 64, 64,  4, 0.68f },             /* threads: subgroups here */
+    { 128, 128, 16, 64, 64,  4, 0.68f },
+    { 128,  64, 32, 64, 32,  4, 0.50f },
+    {  64,  64, 32, 32, 32,  4, 0.40f },
+    {  32,  64, 32, 16, 32,  4, 0.25f },
+    { 128, 256, 32, 64, 64,  8, 0.68f },
+};
+static const struct tile_row coopmat2_rows[] = {
+    { 128, 256, 64, 0, 0, 256, 1.09f },
+    { 128, 128, 64, 0, 0, 256, 1.01f },
+    { 128, 128, 32, 0, 0, 128, 0.97f },
+    { 256, 128, 64, 0, 0, 256, 1.05f },
+    {  64, 128, 64, 0, 0, 256, 0.75f },
+    {  64,  64, 64, 0, 0, 128, 0.60f },
+    {  32,  64, 64, 0, 0, 128, 0.35f },
+    {  64, 256, 64, 0, 0, 256, 0.80f },
+};
+
+/* Microseconds that a product takes by tiles of a shape and with K in parts, about: rounds of workgroups over the device, and
+ * what adding up the parts costs. */
+static double tile_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t parts)
+{
+    int64_t tiles = (int64_t)ceil_div((uint64_t)p->m, r->bm) * ceil_div((uint64_t)p->n, r->bn) * product_batches(p) * parts;
+    int64_t rounds = ceil_div((uint64_t)tiles, (uint64_t)wide_of(e->device)), depth = ceil_div((uint64_t)p->k, (uint64_t)parts) + r->bk;
+    double cost = (double)(rounds * r->bm * r->bn * depth) * 1e-6 / (double)r->speed;
+    return parts == 1 ? cost : cost + 3 + (double)(parts * p->m * p->n * product_batches(p)) * 3e-6;
+}
+
+static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p, const struct tile_row *rows, int count,
+                                          uint32_t *parts)
+{
+    int forced = e->device->gate[GATE_MATMUL_TILE], first = 0;
+    int64_t most = most_parts(e, p);
+    const struct tile_row *best = NULL;
+    double least = 0;
+    if (forced > 0 && forced <= count) { first = forced - 1; count = forced; }
+    for (int i = first; i < count; i++)
+        for (int64_t n = 1; n <= 16 && (n == 1 || (n <= most && p->k >= n * 4 * rows[i].bk)); n++) {
+            double cost = tile_cost(e, p, &rows[i], n);
+            if (best && cost >= least) continue;
+            best = &rows[i];
+            least = cost;
+            *parts = (uint32_t)n;
+        }
+    return best;
+}
+
+/* Bit 0: a is read along its columns, not its rows; bit 1: b is read along its columns. */
+static uint32_t reading_order(const struct product *p)
+{
+    return (p->a_k == 1 || p->a_row != 1 ? 0u : 1u) | (p->b_col == 1 || p->b_k != 1 ? 0u : 2u);
+}
+
+/* Bits: a, b and the result can be accessed `count` elements at a time. */
+static uint32_t even_operands(const struct launch *l, uint32_t along, uint32_t count)
+{
+    const struct product *p = &l->p;
+    bool a = evenly(p, &l->push, MAT_A, along & 1 ? p->a_row : p->a_k, along & 1 ? p->a_k : p->a_row, count);
+    bool b = evenly(p, &l->push, MAT_B, along & 2 ? p->b_k : p->b_col, along & 2 ? p->b_col : p->b_k, count);
+    bool out = evenly(p, &l->push, MAT_OUT, p->out_col, p->out_row, count) && !(l->split && p->m * p->n % count);
+    return (a ? 1u : 0u) | (b ? 2u : 0u) | (out ? 4u : 0u);
+}
+
+static void launch_tiles(struct encoder *e, const struct product *p, struct launch *l, const struct tile_row *r)
+{
+    launch(e, p, l, ceil_div((uint64_t)p->n, r->bn), ceil_div((uint64_t)p->m, r->bm));
+}
+
+static void product_tiled(struct encoder *e, const struct product *p)
+{
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;              /* few registers */
+    uint32_t parts = 1, along = reading_order(p);
+    const struct tile_row *r = choose_tile(e, p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
+    struct launch l = prepare(e, p, cpu ? 1 : parts, r->bk);
+    KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
+           even_operands(&l, along, 4), cpu ? 1 : r->bk);
+    launch_tiles(e, p, &l, r);
+}
+
+static void product_coopmat(struct encoder *e, const struct product *p)
+{
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
+    uint32_t parts, along = reading_order(p), lanes = e->device->caps.subgroup;
+    const struct tile_row *r = choose_tile(e, p, coopmat_rows, COUNT(coopmat_rows), &parts);
+    struct launch l = prepare(e, p, parts, r->bk);
+    KERNEL(e, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16, r->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
+           r->bm, r->bn, r->bk, r->tm, r->tn, e->device->caps.coopmat_size[bf16], lanes, along, even_operands(&l, along, 8));
+    launch_tiles(e, p, &l, r);
+}
+
+static void product_coopmat2(struct encoder *e, const struct product *p)
+{
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
+    uint32_t parts, along = reading_order(p);
+    const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
+    struct launch l = prepare(e, p, parts, r->bk);
+    KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
+           r->bm, r->bn, r->bk, along, even_operands(&l, along, 8));
+    launch_tiles(e, p, &l, r);
+}
+
+/* The kernel for a product: what a gate asks for if that can do it, else the fastest. */
+static enum matmul_kind choose_kind(const struct encoder *e, const struct product *p)
+{
+    const struct device *d = e->device;
+    enum matmul_kind wanted = (enum matmul_kind)d->gate[GATE_MATMUL_KERNEL];
+    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
+    bool bf16 = t == MLXVK_BFLOAT16, half = bf16 || t == MLXVK_FLOAT16, units = p->a_k == 1 || p->a_row == 1;
+    bool coopmat = half && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
+    bool coopmat2 = half && p->out_col == 1 && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
+    int64_t work = p->m * p->n * p->k * product_batches(p);
+    units = units && (p->b_k == 1 || p->b_col == 1);
+    if (is_complex(t) || !p->k || wanted == MATMUL_KIND_PLAIN) return MATMUL_KIND_PLAIN;
+    if (wanted == MATMUL_KIND_TILED || (wanted == MATMUL_KIND_COOPMAT2 && coopmat2 && units) ||
+        (wanted == MATMUL_KIND_COOPMAT && coopmat && units)) return wanted;
+    if (p->m <= FEW_ROWS && units && (work >= SMALL_PRODUCT / 8 || wanted == MATMUL_KIND_VECTOR)) return MATMUL_KIND_VECTOR;
+    if (work < SMALL_PRODUCT) return MATMUL_KIND_PLAIN;
+    return !units ? MATMUL_KIND_TILED : coopmat2 ? MATMUL_KIND_COOPMAT2 : coopmat ? MATMUL_KIND_COOPMAT : MATMUL_KIND_TILED;
+}
+
+static void product_dispatch(struct encoder *e, const struct product *p)
+{
+    struct product t;
+    if (p->n <= FEW_ROWS && p->n < p->m && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    switch (choose_kind(e, p)) {
+    case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
+    case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
+    case MATMUL_KIND_TILED: product_tiled(e, p); break;
+    case MATMUL_KIND_VECTOR:
+        if (p->b_k == 1) product_matvec(e, p);
+        else product_vecmat(e, p);
+        break;
+    default: product_plain(e, p);
+    }
+}
 
 /* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
 static void product_batch(struct encoder *e, const struct product *p)
@@ -5018,21 +5663,50 @@ static void product_batch(struct encoder *e, const struct product *p)
     }
 }
 
+/* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not multiplied. */
+static struct array *packed_copy(struct encoder *e, const struct array *a, struct array *view)
+{
+    struct array compact = *a, *copy;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->strides[i] == 0 && a->shape[i] > 1) { compact.size /= (size_t)a->shape[i]; compact.shape[i] = 1; }
+    compact.row = row_contiguous(&compact);
+    copy = rows_of(e, &compact);
+    *view = *copy;
+    for (int i = 0; i < a->ndim; i++) {
+        view->shape[i] = a->shape[i];
+        if (a->strides[i] == 0) view->strides[i] = 0;
+    }
+    view->size = a->size;
+    return copy;
+}
+
+/* Lowers a product that can be bound whole; operands that the fast kernels cannot read are copied first where it is worth it. */
+static void product_whole(struct encoder *e, const struct node *n, struct array *const *arrays)
+{
+    const struct matmul_params *f = &n->p.matmul;
+    struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
+    bool large = p.m * p.n * p.k * product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
+    if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
+    if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
+    if (copies[0] || copies[1]) p = product_of(a, b, arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
+    product_batch(e, &p);
+    array_release(copies[0]);
+    array_release(copies[1]);
+}
+
 /* Splits what the device cannot bind whole, by rows, columns or batches. */
 static void product_split(struct encoder *e, const struct node *n, struct array *const *arrays)
 {
-    struct array part[MATRICES], *parts[MATRICES] = { NULL };
+    struct array part[MATRICES], *parts[MATRICES] = { NULL }, *copy = NULL, packed;
     int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT;
+    bool along_k;
     for (axis = -1; operand >= 0 && axis < 0; operand--)
         if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1);
     operand++;
-    if (operand == MAT_A && axis == last) axis = last - 1;     /* K is not split: rows of a, columns of b */
-    else if (operand == MAT_B && axis == last - 1) axis = last;
-    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) {
-        struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], n->p.matmul.alpha, n->p.matmul.beta);
-        product_batch(e, &p);
-        return;
-    }
+    along_k = (operand == MAT_A && axis == last) || (operand == MAT_B && axis == last - 1);
+    if (along_k) axis = operand == MAT_A ? last - 1 : last;    /* K is not split, but what lies between its elements left out */
+    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) { product_whole(e, n, arrays); return; }
     for (int half = 0; half < 2; half++) {
         for (int k = 0; k < MATRICES; k++) {
             int first = arrays[MAT_OUT]->shape[axis] / 2;
@@ -5044,7 +5718,9 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
             part[k].size = arrays[k]->size / (size_t)arrays[k]->shape[axis] * (size_t)part[k].shape[axis];
             if (half) part[k].offset += first * arrays[k]->strides[axis] * (int64_t)item_size(arrays[k]);
         }
+        if (along_k) { copy = packed_copy(e, parts[operand], &packed); parts[operand] = &packed; }
         product_split(e, n, parts);
+        array_release(copy);
     }
 }
 
@@ -5119,7 +5795,7 @@ static struct array *product_bias(struct call *c, struct array *bias, const stru
     return view_of(c, bias, bias->dtype, out->ndim, out->shape, strides, bias->offset);
 }
 
-/* alpha * a @ b + beta * bias; bias may be NULL. */
+/* alpha * a @ b + beta * bias; bias may be NULL, and counts for nothing where beta is 0. */
 static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha, float beta)
 {
     int ndim, shape[MAXD];
@@ -5143,7 +5819,7 @@ static struct array *do_addmm(struct call *c, struct array *bias, struct array *
     out = output(c, ndim, shape, t);
     if (c->code || !out) return NULL;
     if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
-    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, bias), ARRAYS(out));
+    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, beta != 0 ? bias : NULL), ARRAYS(out));
     return without_units(c, out, row, column);
 }
 
@@ -5454,7 +6130,8 @@ static struct array *do_categorical(struct call *c, struct array *logits, int ax
     }
     for (int i = 0, k = 0; i <= ndim; i++) noise[i] = i == at ? logits->shape[axis] : shape[k++];
     out = do_random(c, RANDOM_GUMBEL, ndim + 1, noise, MLXVK_FLOAT32, 0, 0, key);
-    return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "several distributions");
+    return out && !out->size ? output(c, ndim, shape, MLXVK_UINT32)
+                             : do_reduce(c, R_argmax, do_binary(c, B_add, out, logits), 1u << at, false);
 }
 
 int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num, mlxvk_array key,
@@ -5603,19 +6280,25 @@ int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int gr
     return finish_vector(&c, out, 3, res);
 }
 
-static void lower_dequantize(struct encoder *e, const struct node *n)
+/* Unpacks into a row-major array, rounding to a dtype first; w, scales and biases are row-contiguous. */
+static void unpack_dispatch(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
+                            struct array *biases, struct array *out, mlxvk_dtype first)
 {
-    struct array *in[3], *out = n->out[0];
-    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(&n->p.quant) };
-    for (uint32_t i = 0; i < 3; i++) {
-        in[i] = rows_of(e, n->in[i]);
-        push[2 + i] = set_input(e, i, in[i]);
-    }
+    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(f) };
+    push[2] = set_input(e, 0, w);
+    push[3] = set_input(e, 1, scales);
+    push[4] = set_input(e, 2, biases);
     push[5] = set_output(e, 3, out);
-    KERNEL(e, K_DEQUANTIZE, 256, n->p.quant.bits, (uint32_t)out->dtype, (uint32_t)in[1]->dtype, (uint32_t)out->dtype,
-           push[5] % 8 == 0);
+    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, (uint32_t)scales->dtype, (uint32_t)out->dtype, push[5] % 8 == 0);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(push[0], 256));
+}
+
+static void lower_dequantize(struct encoder *e, const struct node *n)
+{
+    struct array *in[3];
+    for (int i = 0; i < 3; i++) in[i] = rows_of(e, n->in[i]);
+    unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->out[0], in[1]->dtype);
     for (int i = 0; i < 3; i++) array_release(in[i]);
 }
 
@@ -5668,20 +6351,36 @@ struct quant_tuning {
     uint32_t max_split;
 };
 static const struct quant_tuning qmv_tunings[] = {
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 2,  64,    8, 1 },
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 1,  64,    8, 1 },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 4,  64,    8, 1 },
     { -1,                          2, 4, 128, 3072, 4 },
     { -1,                          4, 4, 128, 3072, 4 },
     { -1,                          8, 2, 128, 3072, 4 },
 };
-enum { QMV_MAX_M = 8 };
 
-static const struct quant_tuning *qmv_tuning(const struct device *d, uint32_t m)
+/* Rows of x up to which a route is taken: a few at a time, and from which the weight is unpacked for the plain matmul. */
+static const struct quant_route { int type; uint32_t few, unpack; } quant_routes[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, UINT32_MAX, UINT32_MAX },
+    { -1, 16, 192 },
+};
+
+/* Tiles of the cooperative matrix kernel: results a workgroup and a subgroup. The first that m fills half. */
+static const struct qmm_tile { uint16_t bm, bn, wm, wn; } qmm_tiles[] = {
+    { 128, 128, 64, 32 }, { 64, 128, 32, 32 }, { 32, 128, 32, 16 },
+};
+enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
+
+/* The row that holds, with what the gates force. */
+static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
 {
+    const int *gate = d->gate;
+    struct quant_tuning t;
     size_t i = 0;
     while (i + 1 < COUNT(qmv_tunings) && ((qmv_tunings[i].type >= 0 && (uint32_t)qmv_tunings[i].type != d->caps.type) ||
                                           qmv_tunings[i].max_m < m)) i++;
-    return &qmv_tunings[i];
+    t = qmv_tunings[i];
+    if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS) t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
+    if (gate[GATE_QMV_THREADS] > 0) t.threads = min_u32((uint32_t)gate[GATE_QMV_THREADS], d->caps.max_threads);
+    return t;
 }
 
 struct quant_push {
@@ -5720,19 +6419,20 @@ static uint32_t quant_alignment(const struct quant_job *j, const struct quant_pu
 /* Products with at most a few rows of x, by qmv.comp: any epilogue, several sets with one batch. */
 static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
-    const struct quant_tuning *t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
+    struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
     bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
     uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
-    uint32_t teams = max_size(t->threads / lanes, 1), split = 1, rows = 0, per, groups = 0;
+    uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
+    int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
-    while (2 * split <= min_u32(t->max_split, teams) && ceil_div(rows, t->rows) * split < t->teams &&
-           split * lanes < j->k / QUANT_BLOCK) split *= 2;
-    per = teams / split * t->rows / step;
+    while (2 * split <= teams && (forced > 0 ? 2 * split <= (uint32_t)forced
+               : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
+    per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
     KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t->rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
     set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
@@ -5749,6 +6449,54 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
 }
 
+/* The same by qmm_coopmat.comp: W transposed, half types. False where the device or the operands do not allow it. */
+static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const struct device *d = e->device;
+    bool bf16 = j->to == MLXVK_BFLOAT16;
+    enum kernel_id kernel = bf16 ? K_QMM_BF16 : K_QMM_F16;
+    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
+    const struct qmm_tile *t = qmm_tiles;
+    struct quant_push p;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
+        !d->gate[GATE_QMM_NATIVE]) return false;
+    p = quant_bind(e, j, false);
+    aligned = quant_alignment(j, &p);
+    while (t < qmm_tiles + COUNT(qmm_tiles) - 1 && 2 * j->m <= t->bm) t++;
+    if (!(aligned & 1) || t->bm / t->wm * (t->bn / t->wn) * lanes > d->caps.max_threads) {
+        encoder_reset(e);
+        return false;
+    }
+    if (!((p.y_at[0] | p.y_row[0] | p.y_batch) % 8)) aligned |= 4;
+    KERNEL(e, kernel, t->bm / t->wm * (t->bn / t->wn) * lanes, j->format.bits, (uint32_t)j->x->dtype,
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, t->bm, t->bn, t->wm, t->wn, size, lanes, aligned);
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), j->batch);
+    return true;
+}
+
+/* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
+static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_set *t = &j->set[0];
+    bool transpose = j->format.transpose;
+    size_t count = (size_t)j->k * t->rows;
+    struct product p = { .m = j->m, .n = t->rows, .k = j->k, .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : t->rows,
+                         .b_col = transpose ? j->k : 1, .out_row = t->y_row, .out_col = 1, .alpha = 1 };
+    struct array *w;
+    if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
+    w = scratch(e, count, j->to);
+    if (w) {
+        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, w, j->to);
+        p.array[MAT_A] = j->x;
+        p.array[MAT_B] = w;
+        p.array[MAT_OUT] = t->y;
+        product_batch(e, &p);
+    }
+    array_release(w);
+    return true;
+}
+
 /* ---- quantized_matmul: from arrays to jobs ---- */
 
 /* Part of a weight (transposed: rows from `first` on), as views that live on the caller's stack. */
@@ -5761,19 +6509,30 @@ static struct array rows_from(const struct array *a, int axis, uint32_t first, u
     return v;
 }
 
-/* Runs a job of one set, in parts where the device cannot bind the whole weight or the grid would be too large. */
+enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED };      /* values of gate QMM_KERNEL */
+
+/* Picks the kernel for a job of one set without an epilogue. */
+static void quant_choose(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_route *r = quant_routes;
+    int wanted = e->device->gate[GATE_QMM_KERNEL];
+    bool transpose = j->format.transpose, few, unpack;
+    while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
+    few = wanted ? wanted == QMM_FEW : j->m <= r->few;
+    unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
+    if (few && transpose) qmv_dispatch(e, j);
+    else if (unpack && qmm_unpacked(e, j)) return;
+    else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
+}
+
+/* Runs such a job, in parts where the device cannot bind the whole weight or the grid would be too large. */
 static void quant_run(struct encoder *e, const struct quant_job *j)
 {
     const struct quant_set *t = &j->set[0];
     size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16;
-    size_t row_bytes = (size_t)j->k / QUANT_BLOCK * j->format.bits * 4;
+    size_t row_bytes = max_size((size_t)j->k / QUANT_BLOCK * j->format.bits * 4, 1);
     uint32_t most = (uint32_t)min_size(room / row_bytes, (size_t)e->device->caps.max_groups[0]) & ~31u;
-    bool few = j->format.transpose && j->m <= QMV_MAX_M;
-    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) {
-        if (few) qmv_dispatch(e, j);
-        else qmm_dispatch(e, j);
-        return;
-    }
+    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) { quant_choose(e, j); return; }
     for (uint32_t first = 0; first < t->rows; first += most) {
         struct quant_job part = *j;
         uint32_t count = min_u32(most, t->rows - first);
@@ -5781,7 +6540,7 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         struct array cut[4] = { rows_from(t->w, w, first, count), rows_from(t->scales, w, first, count),
                                 rows_from(t->biases, w, first, count), rows_from(t->y, y, first, count) };
         part.set[0] = (struct quant_set){ &cut[0], &cut[1], &cut[2], &cut[3], count, t->y_row };
-        quant_run(e, &part);
+        quant_choose(e, &part);
     }
 }
 
@@ -5952,6 +6711,236 @@ int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk
     struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
     return finish(&c, do_quantized_matmul(&c, a, q, k, b, p), res);
 }
+/* ==== >>sort ====================================================================================================== */
+
+/* FLAGS of the shaders: what is read and written. */
+enum { SORT_RAW = 1, SORT_INDEX_IN = 2, SORT_INDEX_OUT = 4, SORT_KEYS_OUT = 8, SORT_VALUES_OUT = 16, SORT_GATHER = 32, SORT_HIGH = 64 };
+enum { SORT_EACH = 8, RADIX_DIGITS = 256, RADIX_FEW_TILES = 96 };
+
+/* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of two
+ * arrays in turn, the last one to what is first here. */
+struct sort_rows {
+    struct array in, out, out_as_keys;
+    uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
+    bool index;
+    struct array *keys[2], *places[2], *owned[4];
+};
+struct sort_step { struct array *src, *place, *dst, *dst_place; uint32_t flags; };
+
+static struct array *sort_scratch(struct encoder *e, struct sort_rows *s, int i, bool needed)
+{
+    return s->owned[i] = needed ? scratch(e, (size_t)s->rows * s->n, MLXVK_UINT32) : NULL;
+}
+
+static void sort_begin(struct encoder *e, struct sort_rows *s, uint32_t phase_steps)
+{
+    bool in_out = !s->index && item_size(&s->out) == 4;
+    s->phase_steps = phase_steps;
+    s->steps = phase_steps * (item_size(&s->in) == 8 ? 2 : 1);
+    s->out_as_keys = s->out;
+    s->out_as_keys.dtype = MLXVK_UINT32;
+    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out);
+    s->keys[1] = sort_scratch(e, s, 1, s->steps > 1);
+    s->places[0] = s->index ? &s->out : NULL;
+    s->places[1] = sort_scratch(e, s, 2, s->steps > 1 && s->index);
+    if (in_out) s->keys[0] = &s->out_as_keys;
+}
+
+static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]); }
+
+static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
+{
+    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = !last && (i + 1) % s->phase_steps;
+    uint32_t target = (s->steps - 1 - i) & 1;
+    struct sort_step p = {
+        .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL,
+        .dst = keys ? s->keys[target] : NULL, .dst_place = s->places[target],
+        .flags = (raw ? SORT_RAW : 0) | (keys ? SORT_KEYS_OUT : 0)
+    };
+    if (s->index) p.flags |= SORT_INDEX_OUT | (i ? SORT_INDEX_IN : 0) | (i && raw ? SORT_GATHER | SORT_HIGH : 0);
+    else if (last) { p.flags |= SORT_VALUES_OUT; p.dst = &s->out; }
+    return p;
+}
+
+/* ---- rows or blocks in shared memory, merges ---- */
+
+/* Threads of the largest workgroup whose elements fit into shared memory. */
+static uint32_t sort_threads(const struct encoder *e, bool index)
+{
+    const struct capabilities *c = &e->device->caps;
+    uint32_t threads = 512;
+    while (threads > 64 && (threads > c->max_threads || threads * SORT_EACH * 33 / 32 * (index ? 8 : 4) > c->shared_memory)) threads /= 2;
+    return threads;
+}
+
+static void sort_blocks(struct encoder *e, const struct sort_rows *s, const struct sort_step *p)
+{
+    uint32_t most = sort_threads(e, s->index), row_threads = 1, threads;
+    struct { uint32_t rows, n, blocks, row_threads, dst, src, place, dst_place, from, flags; } push = {
+        .rows = s->rows, .n = s->n, .from = (uint32_t)s->in.dtype, .flags = p->flags };
+    while (row_threads < most && row_threads * SORT_EACH < s->n) row_threads *= 2;
+    threads = row_threads > 256 ? row_threads : min_u32(most, 256);
+    push.blocks = ceil_div(s->n, row_threads * SORT_EACH);
+    push.row_threads = row_threads;
+    if (p->dst) push.dst = set_output(e, 0, p->dst);
+    push.src = set_input(e, 1, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+    KERNEL(e, K_SORT, threads, s->index);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, push.blocks > 1 ? (uint64_t)s->rows * push.blocks : ceil_div(s->rows, threads / row_threads));
+}
+
+static void sort_merge(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t run)
+{
+    struct { uint32_t rows, n, run, parts, dst, src, place, dst_place, from, flags; } push = {
+        .rows = s->rows, .n = s->n, .run = run, .parts = ceil_div(s->n, SORT_EACH), .from = (uint32_t)s->in.dtype, .flags = p->flags };
+    if (p->dst) push.dst = set_output(e, 0, p->dst);
+    push.src = set_input(e, 1, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+    KERNEL(e, K_MERGE, 128);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div((uint64_t)s->rows * push.parts, 128));
+}
+
+static void sort_by_merges(struct encoder *e, struct sort_rows *s)
+{
+    uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
+    while ((uint64_t)block << merges < s->n) merges++;
+    sort_begin(e, s, 1 + merges);
+    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
+        struct sort_step p = sort_step(s, i);
+        uint32_t round = i % s->phase_steps;
+        if (!round) sort_blocks(e, s, &p);
+        else sort_merge(e, s, &p, block << (round - 1));
+    }
+    sort_end(s);
+}
+
+/* ---- radix sort, a digit of eight bits a step ---- */
+
+static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift, struct array *counts,
+                       uint32_t tiles, uint32_t each)
+{
+    struct { uint32_t rows, n, tiles, shift, dst, src, place, dst_place, counts; } push = { s->rows, s->n, tiles, shift, 0, 0, 0, 0, 0 };
+    uint32_t flags[3] = { 0, 0, p->flags }, subgroups = RADIX_DIGITS / e->device->caps.subgroup;
+    if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
+    if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
+    for (uint32_t pass = 0; pass < 3; pass++) {      /* count, sum up, move */
+        uint32_t dtype = flags[pass] & (SORT_RAW | SORT_VALUES_OUT) ? (uint32_t)s->in.dtype : MLXVK_UINT32;
+        if (pass == 1 && tiles <= RADIX_FEW_TILES) continue;
+        if (pass != 1) push.src = set_input(e, 1, p->src);
+        if (flags[pass] & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
+        if (pass == 2 && p->dst) push.dst = set_output(e, 0, p->dst);
+        if (pass == 2 && p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
+        push.counts = pass == 2 ? set_input(e, 4, counts) : set_output(e, 4, counts);
+        KERNEL(e, K_RADIX, RADIX_DIGITS, pass, dtype, flags[pass], each, subgroups, tiles > RADIX_FEW_TILES);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
+    }
+}
+
+static void sort_by_digits(struct encoder *e, struct sort_rows *s)
+{
+    uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
+    struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
+    sort_begin(e, s, (uint32_t)min_size(item_size(&s->in), 4));
+    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
+        struct sort_step p = sort_step(s, i);
+        radix_step(e, s, &p, 8 * (i % s->phase_steps), counts, tiles, each);
+    }
+    sort_end(s);
+    array_release(counts);
+}
+
+/* Radix sort where subgroups are wide enough for it; a CPU is faster with merges. */
+static bool use_radix(const struct encoder *e, const struct sort_rows *s)
+{
+    const struct capabilities *c = &e->device->caps;
+    int gate = e->device->gate[GATE_RADIX];
+    if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) || c->max_threads < RADIX_DIGITS) return false;
+    return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && c->type != VK_PHYSICAL_DEVICE_TYPE_CPU));
+}
+
+/* As many rows at once as the device can bind, or fill 2^30 elements. */
+static void lower_sort(struct encoder *e, const struct node *n)
+{
+    struct array *in = n->in[0], *out = n->out[0];
+    uint32_t length = (uint32_t)dim_of(in, -1);
+    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16, rows = in->size / length;
+    size_t step = max_size(min_size(room / max_size(item_size(in), 4), (size_t)1 << 30) / length, 1);
+    for (size_t first = 0; first < rows && !e->code; first += step) {
+        struct sort_rows s = { .in = *in, .out = *out, .n = length, .index = n->p.sort.index };
+        s.rows = (uint32_t)min_size(step, rows - first);
+        s.in.ndim = s.out.ndim = 1;
+        s.in.strides[0] = s.out.strides[0] = 1;
+        s.in.shape[0] = s.out.shape[0] = (int)(s.rows * length);
+        s.in.size = s.out.size = (size_t)s.rows * length;
+        s.in.offset += (int64_t)(first * length * item_size(in));
+        s.out.offset += (int64_t)(first * length * item_size(out));
+        if (use_radix(e, &s)) sort_by_digits(e, &s);
+        else sort_by_merges(e, &s);
+    }
+}
+
+/* ---- fronts ---- */
+
+/* Sorted values, or positions. The axis is last in memory: the result is a view where it was not. */
+static struct array *do_sort(struct call *c, struct array *a, int axis, bool index)
+{
+    struct array *rows, *out;
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (!index && item_size(a) == 8) return do_take_along(c, a, do_sort(c, a, axis, true), axis);
+    rows = contiguous(c, do_moveaxis(c, a, axis, -1));
+    if (!rows) return NULL;
+    out = output(c, rows->ndim, rows->shape, index ? MLXVK_UINT32 : a->dtype);
+    append(c, OP_SORT, PARAMS(.sort = { index }), ARRAYS(rows), ARRAYS(out));
+    return axis == a->ndim - 1 ? out : do_moveaxis(c, out, -1, axis);
+}
+
+/* A full sort has every partition's properties. */
+static struct array *do_partition(struct call *c, struct array *a, int kth, int axis, bool index)
+{
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (kth < -a->shape[axis] || kth >= a->shape[axis])
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "kth %d along axis %d of %s", kth, axis, TEXT(a));
+    return do_sort(c, a, axis, index);
+}
+
+static struct array *do_topk(struct call *c, struct array *a, int k, int axis)
+{
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (k < 0 || k > a->shape[axis]) return FAIL(c, MLXVK_ERROR_ARGUMENT, "k %d along axis %d of %s", k, axis, TEXT(a));
+    if (k == a->shape[axis]) return a;
+    return slice_one(c, do_sort(c, a, axis, false), axis, a->shape[axis] - k, k);
+}
+
+#define SORT_FUNCTION(name, parameter, call_flat, call_axis)                                                          \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s)                                       \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1);                                                   \
+        return finish(&c, call_flat, res);                                                                            \
+    }                                                                                                                 \
+    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s)                      \
+    {                                                                                                                 \
+        struct call c = begin(#name "_axis", s);                                                                      \
+        struct array *x = input(&c, "a", a);                                                                          \
+        return finish(&c, call_axis, res);                                                                            \
+    }
+#define NO_PARAMETER
+#define KTH_PARAMETER , int kth
+#define K_PARAMETER , int k
+SORT_FUNCTION(sort, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
+SORT_FUNCTION(argsort, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
+SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_partition(&c, x, kth, axis, false))
+SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
+SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
+#undef SORT_FUNCTION
 
 /* ==== >>fusion ==================================================================================================== */
 
@@ -6446,7 +7435,7 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
         b->refs = 1;
         b->device = d;
         b->offset = offset;
-        b->size = size;
+        b->size = b->bytes = size;
         b->map = mapped;
         d->active += size;
         put_buffer(d, res, b);
@@ -6468,7 +7457,7 @@ int mlxvk_buffer_free(mlxvk_buffer buffer)
     return 0;
 }
 
-size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->size : 0; }
+size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
 void *mlxvk_buffer_data(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->map : NULL; }
 
 /* Blocks until the buffer's submitted uses (or only its writes) are done, submitting what is recorded. The lock is held on
@@ -6543,7 +7532,7 @@ static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, vo
 static struct stream *stream_create(struct device *d)
 {
     struct stream *s = host_zalloc(d, sizeof *s);
-    uint32_t queue = 0, inflight = (uint32_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
+    uint32_t queue = 0;
     if (s) s->line = timeline_create(d);
     if (!s || !s->line) { host_free(d, s); return NULL; }
     for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
@@ -6551,7 +7540,6 @@ static struct stream *stream_create(struct device *d)
     s->device = d;
     s->queue = queue;
     s->index = d->stream_index++;
-    s->slot_count = min_u32(inflight + 2, SLOTS);
     s->line->stream = s;
     s->encoder.stream = s;
     s->encoder.device = d;
@@ -6582,6 +7570,21 @@ static int stream_drain(struct stream *s)
     return 0;
 }
 
+/* Submits and waits for what all streams have recorded. The lock is held on entry and on return, but not while waiting: what is
+ * waited for may need another thread's signal. */
+static void wait_streams(struct device *d)
+{
+    for (struct stream *s = d->streams; s; s = s->next) { stream_lower(s, 0); stream_submit(s); }
+    for (uint32_t i = 0; i < d->timeline_count && !d->lost; i++) {
+        struct timeline *t = d->timelines[i];
+        uint64_t value = t->submitted;
+        if (t->completed >= value) continue;
+        mutex_unlock(&d->lock);
+        timeline_wait(d, t, value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
+}
+
 static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
@@ -6594,7 +7597,6 @@ static void stream_destroy(struct stream *s)
     if (d->default_stream == s) d->default_stream = NULL;
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
-    s->line->completed = UINT64_MAX;
     host_free(d, s->nodes);
     host_free(d, s->seen);
     host_free(d, s);
@@ -6631,6 +7633,15 @@ int mlxvk_stream_free(mlxvk_stream stream)
     if (!s) return 0;
     d = s->device;
     mutex_lock(&d->lock);
+    if (s->refs == 1 && s != d->default_stream) {
+        uint64_t value;
+        stream_lower(s, 0);
+        stream_submit(s);
+        value = s->line->submitted;
+        mutex_unlock(&d->lock);
+        if (value) timeline_wait(d, s->line, value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
     d->refs--;
     unlock_and_release(d);
@@ -6698,10 +7709,10 @@ int mlxvk_clear_streams(mlxvk_device device)
     struct device *d = device_or_default(device);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
+    wait_streams(d);
     for (struct stream *s = d->streams, *next; s; s = next) {
         next = s->next;
-        if (s->refs) stream_drain(s);
-        else stream_destroy(s);
+        if (!s->refs) stream_destroy(s);
     }
     mutex_unlock(&d->lock);
     return d->lost;
@@ -6713,7 +7724,7 @@ int mlxvk_clear_streams(mlxvk_device device)
 static int array_submit(struct array *a)
 {
     struct storage *st = a->storage;
-    struct stream *s = st->stream;
+    struct stream *s = stream_of(st);
     if (s && (st->writers || st->readers)) stream_lower(s, 0);
     if (s && !st->failed) stream_submit(s);
     return st->failed ? st->failed : st->device->lost;
@@ -6784,9 +7795,7 @@ int mlxvk_event_free(mlxvk_event event)
     if (!ev) return 0;
     d = ev->device;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next) stream_submit(s);
-    for (struct stream *s = d->streams; s; s = s->next)
-        if (!d->lost && s->line->completed < s->line->submitted) stream_drain(s);
+    wait_streams(d);
     d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
     host_free(d, ev);
     d->refs--;
@@ -6964,9 +7973,10 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     mutex_lock(&d->lock);
     c.stream = default_stream(d);
     if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
-    if (check_shape(&c, dim, shape, dtype) && (offset > b->size || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->size);
-    st = c.code ? NULL : storage_create(d, b->size);
+    if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->bytes);
+    check_strides(&c, dim, shape, strides);
+    st = c.code ? NULL : storage_create(d, b->bytes);
     if (st) {
         st->refs = 1;
         st->buffer = b;
@@ -6976,8 +7986,8 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     }
     if (a) {
         array_span(a, &low, &high);
-        if (a->size && (low < 0 || high > (int64_t)b->size))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->size);
+        if (a->size && (low < 0 || high > (int64_t)b->bytes))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->bytes);
     }
     if (c.code) d->error = c.stream->error;
     return finish(&c, a, res);
@@ -7064,7 +8074,9 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     code = array_submit(a);
     if (!code) code = read_bytes(c.stream, a, data);
     drop_handle(a);
-    if (code && !c.code) FAIL(&c, code, "%s could not be computed: %s", TEXT(a), mlxvk_result_text(code));
+    if (code && !c.code)
+        FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
+             a->storage->failed && stream_of(a->storage) ? stream_of(a->storage)->deferred_text : mlxvk_result_text(code));
     return end(&c);
 }
 
@@ -7076,7 +8088,7 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
-    s = a->storage->stream ? a->storage->stream : default_stream(d);
+    s = stream_of(a->storage) ? stream_of(a->storage) : default_stream(d);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
     else if (a->dtype != dtype) code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else {
@@ -7240,10 +8252,8 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     if (!k) return 0;
     d = k->device;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next) {
-        stream_drain(s);
-        encoder_reset(&s->encoder);
-    }
+    wait_streams(d);
+    for (struct stream *s = d->streams; s; s = s->next) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -7304,7 +8314,8 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
     if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array", "no array of this device, or binding %u", binding);
     else {
-        if (a->storage->stream && a->storage->stream != e->stream && a->storage->writers) stream_lower(a->storage->stream, 0);
+        struct stream *s = stream_of(a->storage);
+        if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
         at = bind_array(e, binding, a, write);
     }
     if (shift) *shift = at;
@@ -7447,9 +8458,9 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     struct kernel_count counts[KERNEL_COUNT + 1];
     if (!d || !each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
-    for (struct stream *s = d->streams; s; s = s->next)
-        if (d->gate[GATE_PROFILE] && !stream_drain(s))
-            for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
+    if (d->gate[GATE_PROFILE]) wait_streams(d);
+    for (struct stream *s = d->streams; s && d->gate[GATE_PROFILE] && !d->lost; s = s->next)
+        for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
     mutex_unlock(&d->lock);
     for (int i = 0; i <= KERNEL_COUNT; i++)

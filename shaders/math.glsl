@@ -1,12 +1,11 @@
 // Functions of float32, within about two units in the last place where the built-in ones promise less. NaN, infinities
-// and signed zeros come out as C's library has them. Nothing here needs a fused fma; where there is one it helps.
+// and signed zeros come out as C's library has them. Nothing here needs a fused fma; where there is one it helps. What
+// must not be rearranged is precise and without fma(), which does not carry that.
 #ifndef MATH_GLSL
 #define MATH_GLSL
 
-float with_sign(float x, float s)                                      // copysign
-{
-    return uintBitsToFloat((floatBitsToUint(x) & 0x7fffffffu) | (floatBitsToUint(s) & 0x80000000u));
-}
+// copysign for x >= 0. (Masking x too would be a select of bits, which Mesa 26 can get wrong.)
+float with_sign(float x, float s) { return uintBitsToFloat(floatBitsToUint(x) ^ (floatBitsToUint(s) & 0x80000000u)); }
 bool is_finite(float x) { return (floatBitsToUint(x) & 0x7f800000u) != 0x7f800000u; }
 float power_of_two(int i) { return uintBitsToFloat(uint(i + 127) << 23); }               // -126 <= i <= 127
 float scale(float x, int i) { return x * power_of_two(i >> 1) * power_of_two(i - (i >> 1)); }   // -252 <= i <= 254
@@ -32,8 +31,7 @@ float sqrt_of(float x)
 float exp_scaled(float x, int k)
 {
     float t = clamp(x, -104.0, 90.0);
-    precise float j = roundEven(t * 1.44269502), f = fma(j, -0.693145752, t);            // the product is exact
-    f = fma(j, -1.42860677e-6, f);
+    precise float j = roundEven(t * 1.44269502), f = t - j * 0.693145752 - j * 1.42860677e-6;   // the first product is exact
     float r = 1.37805939e-3;
     r = fma(r, f, 8.37312452e-3);
     r = fma(r, f, 4.16695364e-2);
@@ -49,8 +47,7 @@ float expm1(float x)
 {
     if (abs(x) < 2.9802322e-8) return x;
     float c = clamp(x, -17.5, 89.0);
-    precise float j = roundEven(c * 1.44269502), f = fma(j, -0.693145752, c);
-    f = fma(j, -1.42860677e-6, f);
+    precise float j = roundEven(c * 1.44269502), f = c - j * 0.693145752 - j * 1.42860677e-6;
     float r = 1.97350979e-4;                                           // e^f - 1 = f + f^2 r
     r = fma(r, f, 1.39309070e-3);
     r = fma(r, f, 8.33343994e-3);
@@ -118,7 +115,7 @@ float log1p(float x)
     if (!(x > -1.0 && x < 1e10)) return x == -1.0 ? -INFINITY : log_of(x);
     precise float u = 1.0 + x;
     int e = int(floatBitsToUint(u) - TWO_THIRDS) >> 23;
-    precise float s = power_of_two(-e), m = fma(x, s, s - 1.0);        // 1 + x = 2^e (1 + m)
+    precise float s = power_of_two(-e), m = x * s + (s - 1.0);         // 1 + x = 2^e (1 + m)
     return fma(float(e), 0.693147182, log1p_small(m));
 }
 

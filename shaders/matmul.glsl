@@ -34,4 +34,29 @@ Place place(uint z)
     } else p.d += i * batch_out[0] + j * batch_out[1] + k * batch_out[2];
     return p;
 }
+
+// The row and column of this workgroup's tile: eight rows of tiles are walked together, which keeps their operands in caches.
+uvec2 tile()
+{
+    uint columns = gl_NumWorkGroups.x, id = gl_WorkGroupID.y * columns + gl_WorkGroupID.x, first = id / (8u * columns) * 8u;
+    uint rows = min(gl_NumWorkGroups.y - first, 8u), rest = id - first * columns;
+    return uvec2(first + rest % rows, rest / rows);
+}
+
+const uint TO = EPILOGUE == 2u ? F32 : TYPE;            // the result's dtype
+const uint CHUNK = TYPE == F32 ? 4u : 8u;               // elements in 16 bytes
+
+// Two elements of a half type.
+vec2 halves(uint w)
+{
+    return TYPE == BF16 ? vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xffff0000u)) : unpackHalf2x16(w);
+}
+
+// One element; four elements whose first has an index that four divides.
+#define OPERAND(name) \
+    float get_##name(uint i) { return TYPE == F32 ? uintBitsToFloat(name##32[i]) : halves(uint(name##16[i])).x; } \
+    vec4 get4_##name(uint i) { \
+        if (TYPE == F32) return uintBitsToFloat(name##128[i / 4u]); \
+        uvec2 w = name##64[i / 4u]; \
+        return vec4(halves(w.x), halves(w.y)); }
 #endif

@@ -42,8 +42,6 @@ SOURCE(5, res)
 #endif
 
 const bool EXACT = TY == F32;                          // else codes are built as floats with an offset
-const bool PACKED = BITS == 2u || BITS == 4u || BITS == 8u;
-const uint CLASSES = PACKED ? 8u / BITS : 1u;          // codes of a byte have offsets of their own
 
 // What a lane holds: blocks of R rows with their scales and biases, the next ones on their way; sums for M x R results.
 uint code[8 * 8], scale[8], bias[8], next_code[8 * 8], next_scale[8], next_bias[8];
@@ -53,18 +51,14 @@ float total[64], dots[64], sums[8 * 4];
 float code_value(uint j, uint e)
 {
     uint bit = e * BITS & 31u, i = j * 8u + (e * BITS >> 5), w = code[i];
-    if (!EXACT && PACKED) {                            // its byte to bits 15 to 22, the mantissa's upper ones
-        uint inner = bit & 7u, byte = bit >> 3;
-        w = byte == 0u ? w << 15 : byte == 1u ? w << 7 : byte == 2u ? w >> 1 : w >> 9;
-        return uintBitsToFloat(w & (MASK << (15u + inner)) | (135u - inner) << 23);
-    }
+    if (!EXACT && PACKED) return packed_code(w, bit);
     w >>= bit;
     if (bit + BITS > 32u) w |= code[i + 1u] << (32u - bit);
     w &= MASK;
     if (EXACT) return fma(number(scale[j], TS), float(w), number(bias[j], TS));
     return uintBitsToFloat(w << (23u - BITS) | (127u + BITS) << 23);
 }
-float offset_of(uint c) { return float(1u << (PACKED ? 8u - c * BITS : BITS)); }
+float offset_of(uint c) { return PACKED ? packed_offset(c) : float(1u << BITS); }
 
 // Eight values of row i of x, from element `at` of the row on.
 void load_x(uint i, uint at, inout float v[64])

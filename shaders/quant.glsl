@@ -31,6 +31,18 @@ vec2 two_numbers(uint raw, uint t)                     // of one word with two h
 }
 float rounded(float x, uint t) { return t == F32 ? x : number(float_to_bits(x, t), t); }
 
+// Codes of 2, 4 and 8 bits as floats without a conversion: their byte is moved to bits 15 to 22, the mantissa's upper ones,
+// which gives packed_offset(c) + code for code c of a byte.
+const bool PACKED = BITS == 2u || BITS == 4u || BITS == 8u;
+const uint CLASSES = PACKED ? 8u / BITS : 1u;          // codes a byte
+float packed_offset(uint c) { return float(1u << (8u - c * BITS)); }
+float packed_code(uint w, uint bit)
+{
+    uint inner = bit & 7u, byte = bit >> 3;
+    w = byte == 0u ? w << 15 : byte == 1u ? w << 7 : byte == 2u ? w >> 1 : w >> 9;
+    return uintBitsToFloat(w & (MASK << (15u + inner)) | (135u - inner) << 23);
+}
+
 // Code i of the eight codes in the low 8 * BITS bits of v.
 uint code_of(uvec2 v, uint i)
 {

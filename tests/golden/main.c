@@ -96,18 +96,23 @@ static bool wanted(const struct options *o, const char *name, const char *op)
 
 /* ---- running ---- */
 
-static void note_missing(struct totals *t, const char *op)
+/* `variant`: a case of an operation that is there, but not in the mode that this case asks for. */
+static void note_missing(struct totals *t, const char *op, const cJSON *variant)
 {
+    char label[sizeof t->missing->op];
+    const cJSON *args = cJSON_GetObjectItemCaseSensitive(variant, "args");
+    const char *mode = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(args, "mode"));
+    snprintf(label, sizeof label, "%s%s%s", op, variant ? ": " : "", mode ? mode : variant ? "other variants" : "");
     t->not_there++;
     for (size_t i = 0; i < t->missing_count; i++) {
-        if (strcmp(t->missing[i].op, op)) continue;
+        if (strcmp(t->missing[i].op, label)) continue;
         t->missing[i].cases++;
         return;
     }
     t->missing = need(realloc(t->missing, (t->missing_count + 1) * sizeof *t->missing));
     struct missing *m = &t->missing[t->missing_count++];
     m->cases = 1;
-    snprintf(m->op, sizeof m->op, "%s", op);
+    memcpy(m->op, label, sizeof label);
 }
 
 static void run_item(const struct options *o, const struct golden_file *file, const cJSON *item, mlxvk_stream stream,
@@ -124,7 +129,7 @@ static void run_item(const struct options *o, const struct golden_file *file, co
     if (!wanted(o, name, op)) return;
     if (o->verbose) printf("     %s\n", name);
     enum outcome outcome = run_case(file, item, stream, &o->run, &problem);
-    if (outcome == NOT_THERE) note_missing(t, op);
+    if (outcome == NOT_THERE) note_missing(t, op, problem.text[0] ? item : NULL);
     else if (outcome == PASSED) t->passed++;
     else t->failed++;
     if (outcome == FAILED) printf("FAIL %s\n     %s\n", name, problem.text);
@@ -198,7 +203,7 @@ static void print_missing(struct totals *t)
 {
     if (!t->missing_count) return;
     qsort(t->missing, t->missing_count, sizeof *t->missing, by_op);
-    printf("not there yet: %d cases of %zu operations\n", t->not_there, t->missing_count);
+    printf("not there yet: %d cases of %zu operations or variants\n", t->not_there, t->missing_count);
     for (size_t i = 0; i < t->missing_count; i++)
         printf("  %-36s %4d\n", t->missing[i].op, t->missing[i].cases);
 }

@@ -289,7 +289,7 @@ static void test_over_buffers(void **state)
     struct rng r = { 5 };
     mlxvk_buffer buffer = { NULL };
     OK_DEVICE(mlxvk_buffer_new(&buffer, N * 4, device), device);
-    assert_int_equal(mlxvk_buffer_size(buffer), N * 4);
+    assert_true(mlxvk_buffer_size(buffer) >= N * 4);
     fill_buffer(buffer, N);
     struct host base = host_new((int[]){ N }, 1);
     for (int i = 0; i < N; i++) base.data[i] = i;
@@ -346,17 +346,21 @@ static void test_outside_buffers(void **state)
         { { -1, 2 }, { 1, 1 }, 0 },
     };
     mlxvk_buffer buffer = { NULL };
+    size_t made = 0;
     OK_DEVICE(mlxvk_buffer_new(&buffer, 1024, device), device);
+    assert_int_equal(mlxvk_buffer_size(buffer), 1024);
     for (size_t i = 0; i < COUNT(bad); i++) {
         mlxvk_array a = { NULL };
         mlxvk_error error = { 0 };
         int code = mlxvk_array_new_buffer(&a, buffer, bad[i].shape, bad[i].strides, 2, MLXVK_INT32, bad[i].offset);
         if (!code) print_error("bad array %zu was made\n", i);
-        assert_int_not_equal(code, 0);
-        assert_null(a.ctx);
+        made += !code;
         mlxvk_device_error(device, &error);
-        assert_int_equal(error.code, code);
+        if (code) assert_null(a.ctx);
+        if (code) assert_int_equal(error.code, code);
+        mlxvk_array_free(a);
     }
+    assert_int_equal(made, 0);
     mlxvk_buffer_free(buffer);
 }
 

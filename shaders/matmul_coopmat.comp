@@ -1,0 +1,140 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Matrix products of half types by cooperative matrices of a subgroup (VK_KHR_cooperative_matrix), sums in float32: tiles are
+// staged in shared memory as they lie in memory, the next one on its way in registers. A subgroup computes WM x WN of the
+// BM x BN elements. BF: bfloat16, else float16.
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#ifdef BF
+#extension GL_EXT_bfloat16 : require
+#define T bfloat16_t
+#else
+#define T float16_t
+#endif
+#include "matmul.glsl"
+layout(constant_id = 3) const uint BM = 128;
+layout(constant_id = 4) const uint BN = 128;
+layout(constant_id = 5) const uint BK = 32;
+layout(constant_id = 6) const uint WM = 64;
+layout(constant_id = 7) const uint WN = 64;
+layout(constant_id = 8) const uint SIZE = 16;         // of a cooperative matrix: SIZE x SIZE x SIZE
+layout(constant_id = 9) const uint LANES = 32;        // of a subgroup
+layout(constant_id = 10) const uint ALONG = 0;        // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
+layout(constant_id = 11) const uint ALIGNED = 0;      // bits: a, b, the result: first element and rows are multiples of 16 bytes
+BUFFER(0, d)
+BUFFER(1, a)
+BUFFER(2, b)
+BUFFER(3, c)
+ACCESS(d)
+OPERAND(c)
+layout(std430, set = 0, binding = 0) writeonly buffer Result { T d[]; };
+
+const bool A_ALONG_K = (ALONG & 1u) == 0u, B_ALONG_K = (ALONG & 2u) != 0u;
+const uint THREADS = BM / WM * (BN / WN) * LANES;
+const uint FETCH_A = BM * BK / 8 / THREADS, FETCH_B = BN * BK / 8 / THREADS;           // uvec4 that a thread reads of a tile
+const uint STEP_A = (A_ALONG_K ? BK : BM) / 8 + 1, STEP_B = (B_ALONG_K ? BK : BN) / 8 + 1;   // of tile rows, padded
+const uint PATCH = SIZE + 4;
+shared uvec4 tile_a[(A_ALONG_K ? BM : BK) * STEP_A], tile_b[(B_ALONG_K ? BN : BK) * STEP_B];
+shared float patches[THREADS / LANES * SIZE * PATCH];
+
+// Eight elements that follow each other in memory, of which `valid` lie in the matrix; zeros for the others.
+#define FETCH(name, bit) \
+    uvec4 fetch_##name(uint at, uint valid) { \
+        if ((ALIGNED & bit) != 0u && valid == 8u) return name##128[at / 8u]; \
+        uvec4 w = uvec4(0u); \
+        for (uint i = 0u; i < valid; i++) w[i / 2u] |= uint(name##16[at + i]) << (i % 2u * 16u); \
+        return w; }
+FETCH(a, 1u)
+FETCH(b, 2u)
+
+uint count(uint from, uint to) { return from < to ? min(to - from, 8u) : 0u; }
+
+uvec4 next_a[FETCH_A], next_b[FETCH_B];
+
+void fetch(Place p, uint row, uint column, uint k)
+{
+    uint t = gl_LocalInvocationID.x;
+    [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
+        uint g = t + i * THREADS, per = (A_ALONG_K ? BK : BM) / 8, line = g / per, at = g % per * 8;
+        uint m = row + (A_ALONG_K ? line : at), l = k + (A_ALONG_K ? at : line);
+        next_a[i] = fetch_a(p.a + m * a_row + l * a_k, A_ALONG_K ? m < M ? count(l, p.high) : 0u : l < p.high ? count(m, M) : 0u);
+    }
+    [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
+        uint g = t + i * THREADS, per = (B_ALONG_K ? BK : BN) / 8, line = g / per, at = g % per * 8;
+        uint n = column + (B_ALONG_K ? line : at), l = k + (B_ALONG_K ? at : line);
+        next_b[i] = fetch_b(p.b + l * b_k + n * b_col, B_ALONG_K ? n < N ? count(l, p.high) : 0u : l < p.high ? count(n, N) : 0u);
+    }
+}
+
+void stage()
+{
+    uint t = gl_LocalInvocationID.x;
+    [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
+        uint g = t + i * THREADS, per = (A_ALONG_K ? BK : BM) / 8;
+        tile_a[g / per * STEP_A + g % per] = next_a[i];
+    }
+    [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
+        uint g = t + i * THREADS, per = (B_ALONG_K ? BK : BN) / 8;
+        tile_b[g / per * STEP_B + g % per] = next_b[i];
+    }
+}
+
+void main()
+{
+    uvec2 at = tile();
+    uint row = at.x * BM, column = at.y * BN;
+    uint warp = gl_SubgroupID, lane = gl_SubgroupInvocationID, wm = warp / (BN / WN) * WM, wn = warp % (BN / WN) * WN;
+    Place p = place(gl_WorkGroupID.z);
+    coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator> sum[WM / SIZE * (WN / SIZE)];
+    [[unroll]] for (uint i = 0; i < WM / SIZE * (WN / SIZE); i++)
+        sum[i] = coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(0.0);
+
+    if (p.low < p.high) fetch(p, row, column, p.low);
+    for (uint k = p.low; k < p.high; k += BK) {
+        barrier();
+        stage();
+        barrier();
+        if (k + BK < p.high) fetch(p, row, column, k + BK);
+        [[unroll]] for (uint l = 0; l < BK; l += SIZE) {
+            coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA> x[WM / SIZE];
+            [[unroll]] for (uint i = 0; i < WM / SIZE; i++) {
+                uint m = wm + i * SIZE;
+                if (A_ALONG_K) coopMatLoad(x[i], tile_a, m * STEP_A + l / 8, STEP_A, gl_CooperativeMatrixLayoutRowMajor);
+                else coopMatLoad(x[i], tile_a, l * STEP_A + m / 8, STEP_A, gl_CooperativeMatrixLayoutColumnMajor);
+            }
+            [[unroll]] for (uint j = 0; j < WN / SIZE; j++) {
+                coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseB> y;
+                uint n = wn + j * SIZE;
+                if (B_ALONG_K) coopMatLoad(y, tile_b, n * STEP_B + l / 8, STEP_B, gl_CooperativeMatrixLayoutColumnMajor);
+                else coopMatLoad(y, tile_b, l * STEP_B + n / 8, STEP_B, gl_CooperativeMatrixLayoutRowMajor);
+                [[unroll]] for (uint i = 0; i < WM / SIZE; i++)
+                    sum[i * (WN / SIZE) + j] = coopMatMulAdd(x[i], y, sum[i * (WN / SIZE) + j]);
+            }
+        }
+    }
+
+    row += wm;
+    column += wn;
+    bool whole = EPILOGUE == 0u && (ALIGNED & 4u) != 0u && row + WM <= M && column + WN <= N;
+    [[unroll]] for (uint i = 0; i < WM / SIZE; i++)
+        [[unroll]] for (uint j = 0; j < WN / SIZE; j++) {
+            uint r = row + i * SIZE, s = column + j * SIZE, corner = warp * SIZE * PATCH;
+            if (whole) {
+                coopMatStore(coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(sum[i * (WN / SIZE) + j]), d,
+                             p.d + r * out_row + s, out_row, gl_CooperativeMatrixLayoutRowMajor);
+                continue;
+            }
+            coopMatStore(sum[i * (WN / SIZE) + j], patches, corner, PATCH, gl_CooperativeMatrixLayoutRowMajor);
+            subgroupBarrier();
+            for (uint e = lane; e < SIZE * SIZE; e += LANES) {
+                uint m = r + e / SIZE, n = s + e % SIZE;
+                float v = patches[corner + e / SIZE * PATCH + e % SIZE];
+                if (m >= M || n >= N) continue;
+                if (EPILOGUE == 1u) v = alpha * v + beta * get_c(p.c + m * c_row + n * c_col);
+                storef_d(p.d + m * out_row + n * out_col, TO, v);
+            }
+            subgroupBarrier();
+        }
+}

@@ -1,0 +1,102 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Matrix products of half types by cooperative matrices of a whole workgroup (VK_NV_cooperative_matrix2), sums in float32. The
+// compiler stages and pipelines the loads. What decides: rows that it can see to be multiples of 16 bytes (ALIGNED), loads
+// without bounds checks (tiles inside the matrix), the shape of the tile. BF: bfloat16, else float16.
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_NV_cooperative_matrix2 : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#ifdef BF
+#extension GL_EXT_bfloat16 : require
+#define T bfloat16_t
+#else
+#define T float16_t
+#endif
+#include "matmul.glsl"
+layout(constant_id = 3) const uint BM = 128;
+layout(constant_id = 4) const uint BN = 128;
+layout(constant_id = 5) const uint BK = 64;
+layout(constant_id = 6) const uint ALONG = 0;         // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
+layout(constant_id = 7) const uint ALIGNED = 0;       // bits: a, b, the result: first element and rows are multiples of 16 bytes
+layout(std430, set = 0, binding = 0) writeonly buffer Result { T d[]; };
+layout(std430, set = 0, binding = 0) writeonly buffer Parts { float parts[]; };
+layout(std430, set = 0, binding = 1) readonly buffer A { T a[]; };
+layout(std430, set = 0, binding = 2) readonly buffer B { T b[]; };
+layout(std430, set = 0, binding = 3) readonly buffer C { T c[]; };
+
+#define EDGE tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV>    // zeros beyond the matrix
+#define SUMS coopmat<float, gl_ScopeWorkgroup, BM, BN, gl_MatrixUseAccumulator>
+#define RESULT coopmat<T, gl_ScopeWorkgroup, BM, BN, gl_MatrixUseAccumulator>
+#define TILE_A coopmat<T, gl_ScopeWorkgroup, BM, BK, gl_MatrixUseA>
+#define TILE_B coopmat<T, gl_ScopeWorkgroup, BK, BN, gl_MatrixUseB>
+
+// One step along K, with tensor layouts that check bounds or do not.
+#define STEP(layout_a, layout_b) { \
+    TILE_A x; \
+    TILE_B y; \
+    if ((ALONG & 1u) == 0u) coopMatLoadTensorNV(x, a, first_a, sliceTensorLayoutNV(layout_a, row, BM, k, BK)); \
+    else coopMatLoadTensorNV(x, a, first_a, sliceTensorLayoutNV(layout_a, k, BK, row, BM), swap); \
+    if ((ALONG & 2u) == 0u) coopMatLoadTensorNV(y, b, first_b, sliceTensorLayoutNV(layout_b, k, BK, column, BN)); \
+    else coopMatLoadTensorNV(y, b, first_b, sliceTensorLayoutNV(layout_b, column, BN, k, BK), swap); \
+    sum = coopMatMulAdd(x, y, sum); }
+
+#define DIMENSIONS(layout_a, layout_b) \
+    if ((ALONG & 1u) == 0u) layout_a = setTensorLayoutDimensionNV(layout_a, M, p.high); \
+    else layout_a = setTensorLayoutDimensionNV(layout_a, p.high, M); \
+    layout_a = setTensorLayoutStrideNV(layout_a, lead_a, 1u); \
+    if ((ALONG & 2u) == 0u) layout_b = setTensorLayoutDimensionNV(layout_b, p.high, N); \
+    else layout_b = setTensorLayoutDimensionNV(layout_b, N, p.high); \
+    layout_b = setTensorLayoutStrideNV(layout_b, lead_b, 1u);
+
+void main()
+{
+    uvec2 at = tile();
+    uint row = at.x * BM, column = at.y * BN;
+    Place p = place(gl_WorkGroupID.z);
+    uint lead_a = (ALONG & 1u) == 0u ? a_row : a_k, lead_b = (ALONG & 2u) == 0u ? b_k : b_col, first_a = p.a, first_b = p.b;
+    uint lead_d = out_row, first_d = p.d;
+    if ((ALIGNED & 1u) != 0u) { lead_a &= ~7u; first_a &= ~7u; }
+    if ((ALIGNED & 2u) != 0u) { lead_b &= ~7u; first_b &= ~7u; }
+    if ((ALIGNED & 4u) != 0u) { lead_d &= ~7u; first_d &= ~7u; }
+
+    tensorViewNV<2, false, 1, 0> swap = createTensorViewNV(2, false, 1, 0);
+    EDGE edge_a = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+    EDGE edge_b = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+    DIMENSIONS(edge_a, edge_b)
+    SUMS sum = SUMS(0.0);
+    tensorLayoutNV<2> inner_a = createTensorLayoutNV(2), inner_b = createTensorLayoutNV(2);
+    DIMENSIONS(inner_a, inner_b)
+    bool rows_inside = row + BM <= M, columns_inside = column + BN <= N;
+    uint k = p.low & ~15u, last = columns_inside ? k + (p.high - k) / BK * BK : k;     // K is cut at multiples of BK
+    if (rows_inside) for (; k < last; k += BK) STEP(inner_a, inner_b)
+    else for (; k < last; k += BK) STEP(edge_a, inner_b)
+    for (; k < p.high; k += BK) STEP(edge_a, edge_b)
+
+    EDGE edge_d = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+    edge_d = setTensorLayoutDimensionNV(edge_d, M, N);
+    if (EPILOGUE == 2u) {
+        edge_d = setTensorLayoutStrideNV(edge_d, lead_d, 1u);
+        coopMatStoreTensorNV(sum, parts, p.d, sliceTensorLayoutNV(edge_d, row, BM, column, BN));
+        return;
+    }
+    if (EPILOGUE == 1u) {
+        sum = sum * alpha;
+        if (beta != 0.0) {
+            RESULT bias;
+            EDGE edge_c = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+            edge_c = setTensorLayoutDimensionNV(edge_c, M, N);
+            edge_c = setTensorLayoutStrideNV(edge_c, c_row, c_col);
+            coopMatLoadTensorNV(bias, c, p.c, sliceTensorLayoutNV(edge_c, row, BM, column, BN));
+            sum = sum + SUMS(bias) * beta;
+        }
+    }
+    edge_d = setTensorLayoutStrideNV(edge_d, lead_d, 1u);
+    RESULT rounded = RESULT(sum);
+    if (rows_inside && columns_inside) {
+        tensorLayoutNV<2> inner_d = createTensorLayoutNV(2);
+        inner_d = setTensorLayoutDimensionNV(inner_d, M, N);
+        inner_d = setTensorLayoutStrideNV(inner_d, lead_d, 1u);
+        coopMatStoreTensorNV(rounded, d, first_d, sliceTensorLayoutNV(inner_d, row, BM, column, BN));
+    } else coopMatStoreTensorNV(rounded, d, first_d, sliceTensorLayoutNV(edge_d, row, BM, column, BN));
+}

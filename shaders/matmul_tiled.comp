@@ -1,0 +1,109 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Matrix products by tiles in shared memory, in float32 arithmetic: a workgroup computes BM x BN elements of the result, a
+// thread TM x TN of them, as patches of 4 x 4 that lie a patch of all threads apart. The next tile is on its way from memory
+// while one is multiplied. Threads = BM / TM * BN / TN, with BN / TN a multiple of 8 and BM / TM one of 4.
+#include "matmul.glsl"
+layout(constant_id = 3) const uint BM = 64;
+layout(constant_id = 4) const uint BN = 64;
+layout(constant_id = 5) const uint BK = 16;
+layout(constant_id = 6) const uint TM = 4;
+layout(constant_id = 7) const uint TN = 4;
+layout(constant_id = 8) const uint ALONG = 0;         // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
+layout(constant_id = 9) const uint VECTOR = 0;        // bits: a, b, the result can be accessed by fours
+layout(constant_id = 10) const uint UNROLL = 1;       // steps of K that are written out
+BUFFER(0, d)
+BUFFER(1, a)
+BUFFER(2, b)
+BUFFER(3, c)
+ACCESS(d)
+OPERAND(a)
+OPERAND(b)
+OPERAND(c)
+
+const uint ROWS = BM / TM, COLUMNS = BN / TN, THREADS = ROWS * COLUMNS;       // of threads
+const uint FETCH_A = BM * BK / 4 / THREADS, FETCH_B = BN * BK / 4 / THREADS;  // fours a thread reads of a tile
+const uint STEP_A = BM / 4 + 1, STEP_B = BN / 4 + 1;
+shared vec4 tile_a[BK * STEP_A], tile_b[BK * STEP_B];                         // [k][row or column], padded
+
+// Four elements, `step` apart, of which `valid` lie in the matrix; zeros for the others.
+#define FETCH(name, bit) \
+    vec4 fetch_##name(uint at, uint step, uint valid) { \
+        if ((VECTOR & bit) != 0u && valid == 4u) return get4_##name(at); \
+        return vec4(valid > 0u ? get_##name(at) : 0.0, valid > 1u ? get_##name(at + step) : 0.0, \
+                    valid > 2u ? get_##name(at + 2u * step) : 0.0, valid > 3u ? get_##name(at + 3u * step) : 0.0); }
+FETCH(a, 1u)
+FETCH(b, 2u)
+
+uint count(uint from, uint to) { return from < to ? min(to - from, 4u) : 0u; }
+
+// Where group g of four lies in a tile: x along K, y along rows or columns.
+uvec2 spot(uint g, bool along_k, uint size)
+{
+    return along_k ? uvec2(g % (BK / 4) * 4, g / (BK / 4)) : uvec2(g / (size / 4), g % (size / 4) * 4);
+}
+
+void main()
+{
+    const bool a_along_k = (ALONG & 1u) == 0u, b_along_k = (ALONG & 2u) != 0u;
+    uint t = gl_LocalInvocationID.x, lane = t % 32u, warp = t / 32u;
+    uint tx = lane % 8u + warp % (COLUMNS / 8u) * 8u, ty = lane / 8u + warp / (COLUMNS / 8u) * 4u;
+    uvec2 at = tile() * uvec2(BM, BN);
+    Place p = place(gl_WorkGroupID.z);
+    vec4 next_a[FETCH_A], next_b[FETCH_B], sum[TM * TN / 4];
+    [[unroll]] for (uint i = 0; i < TM * TN / 4; i++) sum[i] = vec4(0.0);
+
+    for (uint k = p.low; k < p.high + BK; k += BK) {
+        if (k > p.low) {
+            barrier();
+            [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
+                uvec2 s = spot(t + i * THREADS, a_along_k, BM);
+                if (!a_along_k) tile_a[s.x * STEP_A + s.y / 4u] = next_a[i];
+                else [[unroll]] for (uint j = 0; j < 4; j++) tile_a[(s.x + j) * STEP_A + s.y / 4u][s.y % 4u] = next_a[i][j];
+            }
+            [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
+                uvec2 s = spot(t + i * THREADS, b_along_k, BN);
+                if (!b_along_k) tile_b[s.x * STEP_B + s.y / 4u] = next_b[i];
+                else [[unroll]] for (uint j = 0; j < 4; j++) tile_b[(s.x + j) * STEP_B + s.y / 4u][s.y % 4u] = next_b[i][j];
+            }
+            barrier();
+        }
+        if (k < p.high) {
+            [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
+                uvec2 s = spot(t + i * THREADS, a_along_k, BM);
+                uint row = at.x + s.y, column = k + s.x;
+                next_a[i] = fetch_a(p.a + row * a_row + column * a_k, a_along_k ? a_k : a_row,
+                                    a_along_k ? row < M ? count(column, p.high) : 0u : column < p.high ? count(row, M) : 0u);
+            }
+            [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
+                uvec2 s = spot(t + i * THREADS, b_along_k, BN);
+                uint row = k + s.x, column = at.y + s.y;
+                next_b[i] = fetch_b(p.b + row * b_k + column * b_col, b_along_k ? b_k : b_col,
+                                    b_along_k ? column < N ? count(row, p.high) : 0u : row < p.high ? count(column, N) : 0u);
+            }
+        }
+        if (k > p.low)
+            for (uint i = 0; i < BK; i += UNROLL) [[unroll]] for (uint u = 0; u < UNROLL; u++) {
+                vec4 x[TM / 4], y[TN / 4];
+                [[unroll]] for (uint j = 0; j < TM / 4; j++) x[j] = tile_a[(i + u) * STEP_A + j * ROWS + ty];
+                [[unroll]] for (uint j = 0; j < TN / 4; j++) y[j] = tile_b[(i + u) * STEP_B + j * COLUMNS + tx];
+                [[unroll]] for (uint j = 0; j < TM; j++)
+                    [[unroll]] for (uint l = 0; l < TN / 4; l++)
+                        sum[j * (TN / 4) + l] = fma(vec4(x[j / 4][j % 4]), y[l], sum[j * (TN / 4) + l]);
+            }
+    }
+
+    [[unroll]] for (uint j = 0; j < TM; j++) {
+        uint row = at.x + (j / 4 * ROWS + ty) * 4u + j % 4;
+        if (row >= M) continue;
+        [[unroll]] for (uint l = 0; l < TN / 4; l++) {
+            uint column = at.y + (l * COLUMNS + tx) * 4u, valid = count(column, N), to = p.d + row * out_row + column * out_col;
+            vec4 v = sum[j * (TN / 4) + l];
+            if (EPILOGUE == 1u)
+                [[unroll]] for (uint i = 0; i < 4; i++)
+                    if (i < valid) v[i] = alpha * v[i] + beta * get_c(p.c + row * c_row + (column + i) * c_col);
+            if ((VECTOR & 4u) != 0u && valid == 4u) storef4_d(to / 4u, TO, v);
+            else [[unroll]] for (uint i = 0; i < 4; i++) if (i < valid) storef_d(to + i * out_col, TO, v[i]);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Products of few rows (at most FEW, of a) with a matrix b that is contiguous along K: a workgroup computes WIDE columns of the
+// result, its threads share K. 16 bytes a load where VECTOR says that a and b allow it.
+#include "matmul.glsl"
+#ifdef SUBGROUP
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#endif
+layout(constant_id = 3) const uint FEW = 1;
+layout(constant_id = 4) const uint WIDE = 4;
+layout(constant_id = 5) const uint VECTOR = 0;
+BUFFER(0, d)
+BUFFER(1, a)
+BUFFER(2, b)
+BUFFER(3, c)
+ACCESS(d)
+OPERAND(a)
+OPERAND(b)
+OPERAND(c)
+
+const uint SUMS = FEW * WIDE;
+#ifdef SUBGROUP
+shared float partial[gl_WorkGroupSize.x / 4 * SUMS];   // a subgroup has four invocations or more
+#else
+shared float partial[gl_WorkGroupSize.x * SUMS];
+#endif
+
+float[8] unpack(uvec4 w)
+{
+    vec2 x = halves(w.x), y = halves(w.y), z = halves(w.z), u = halves(w.w);
+    return float[8](x.x, x.y, y.x, y.y, z.x, z.y, u.x, u.y);
+}
+
+void main()
+{
+    const uint size = gl_WorkGroupSize.x;
+    uint t = gl_LocalInvocationID.x, first = (gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * WIDE, k = 0u;
+    Place p = place(gl_WorkGroupID.z);
+    float sum[SUMS];
+    uint from_b[WIDE], from_a[FEW];
+    if (first >= N) return;
+    [[unroll]] for (uint i = 0; i < SUMS; i++) sum[i] = 0.0;
+    [[unroll]] for (uint j = 0; j < WIDE; j++) from_b[j] = p.b + min(first + j, N - 1u) * b_col;      // repeated at the edges
+    [[unroll]] for (uint i = 0; i < FEW; i++) from_a[i] = p.a + min(i, M - 1u) * a_row;
+
+    k = p.low + t;
+    if (VECTOR != 0u) {
+        for (k = p.low + t * CHUNK; k + CHUNK <= p.high; k += size * CHUNK) {
+            uvec4 w[WIDE];
+            [[unroll]] for (uint j = 0; j < WIDE; j++) w[j] = b128[(from_b[j] + k) / CHUNK];
+            if (TYPE == F32) {
+                [[unroll]] for (uint i = 0; i < FEW; i++) {
+                    vec4 x = uintBitsToFloat(a128[(from_a[i] + k) / CHUNK]);
+                    [[unroll]] for (uint j = 0; j < WIDE; j++) sum[i * WIDE + j] += dot(x, uintBitsToFloat(w[j]));
+                }
+            } else {
+                float x[FEW][8];
+                [[unroll]] for (uint i = 0; i < FEW; i++) x[i] = unpack(a128[(from_a[i] + k) / CHUNK]);
+                [[unroll]] for (uint j = 0; j < WIDE; j++) {
+                    float y[8] = unpack(w[j]);
+                    [[unroll]] for (uint i = 0; i < FEW; i++)
+                        [[unroll]] for (uint l = 0; l < 8; l++) sum[i * WIDE + j] = fma(x[i][l], y[l], sum[i * WIDE + j]);
+                }
+            }
+        }
+        k = p.low + (p.high - p.low) / CHUNK * CHUNK + t;
+    }
+    for (; k < p.high; k += size) {
+        float y[WIDE];
+        [[unroll]] for (uint j = 0; j < WIDE; j++) y[j] = get_b(from_b[j] + k * b_k);
+        [[unroll]] for (uint i = 0; i < FEW; i++) {
+            float x = get_a(from_a[i] + k * a_k);
+            [[unroll]] for (uint j = 0; j < WIDE; j++) sum[i * WIDE + j] = fma(x, y[j], sum[i * WIDE + j]);
+        }
+    }
+
+#ifdef SUBGROUP
+    uint groups = gl_NumSubgroups;
+    [[unroll]] for (uint i = 0; i < SUMS; i++) {
+        float all = subgroupAdd(sum[i]);
+        if (subgroupElect()) partial[gl_SubgroupID * SUMS + i] = all;
+    }
+#else
+    uint groups = size;
+    [[unroll]] for (uint i = 0; i < SUMS; i++) partial[t * SUMS + i] = sum[i];
+#endif
+    barrier();
+    for (uint i = t; i < SUMS; i += size) {
+        uint row = i / WIDE, column = first + i % WIDE;
+        float v = 0.0;
+        if (row >= M || column >= N) continue;
+        for (uint g = 0u; g < groups; g++) v += partial[g * SUMS + i];
+        if (EPILOGUE == 1u) v = alpha * v + beta * get_c(p.c + row * c_row + column * c_col);
+        storef_d(p.d + row * out_row + column * out_col, TO, v);
+    }
+}

@@ -1,0 +1,148 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// y = x W^T of half types by cooperative matrices of a subgroup, sums in float32: tiles of x and of decoded, rounded weights
+// are staged in shared memory, the next ones on their way in registers. A subgroup computes WM x WN of BM x BN results.
+// BF: bfloat16, else float16.
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#ifdef BF
+#extension GL_EXT_bfloat16 : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int16 : require
+#define T bfloat16_t
+#else
+#define T float16_t
+#endif
+#include "quant.glsl"
+layout(constant_id = 5) const uint BM = 128;
+layout(constant_id = 6) const uint BN = 128;
+layout(constant_id = 7) const uint WM = 64;
+layout(constant_id = 8) const uint WN = 32;
+layout(constant_id = 9) const uint SIZE = 16;          // of a cooperative matrix: SIZE x SIZE x SIZE
+layout(constant_id = 10) const uint LANES = 32;        // of a subgroup
+layout(constant_id = 11) const uint ALIGNED = 0;       // bit 1: W to 16 bytes (2 bits: any); bit 2: the result's rows to 16
+
+layout(push_constant) uniform Push {
+    uint m, k, group_shift;                            // a group is 32 << group_shift codes
+    uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
+    uint rows[3], w_at[3], s_at[3], b_at[3], y_at[3], y_row[3];
+};
+SOURCE(0, x)
+SOURCE(1, w)
+SOURCE(2, s)
+SOURCE(3, b)
+TARGET(4, y)
+EIGHT_CODES(eight_codes, w32)
+
+const uint BK = 32;                                    // a block of codes
+const uint THREADS = BM / WM * (BN / WN) * LANES;
+const uint FETCH_X = (BM * BK / 8 + THREADS - 1) / THREADS, FETCH_W = (BN * 2 + THREADS - 1) / THREADS;
+const uint STEP = BK / 8 + 1, PATCH = SIZE + 4;        // of a tile's rows, padded
+shared uvec4 tile_x[BM * STEP], tile_w[BN * STEP];
+shared float patches[THREADS / LANES * SIZE * PATCH];
+
+uint pack(float low, float high)
+{
+#ifdef BF
+    return pack32(bfloat16BitsToUintEXT(bf16vec2(vec2(low, high))));
+#else
+    return packHalf2x16(vec2(low, high));
+#endif
+}
+
+// A thread's share of the next tiles: eight elements of x, and half a block of codes with scale and bias.
+uvec4 next_x[FETCH_X], next_w[FETCH_W];
+uint next_scale[FETCH_W], next_bias[FETCH_W];
+
+void fetch(uint m0, uint n0, uint block)
+{
+    uint t = gl_LocalInvocationIndex, blocks = k / BK, groups = blocks >> group_shift;
+    [[unroll]] for (uint i = 0u; i < FETCH_X; i++) {
+        uint g = min(t + i * THREADS, BM * BK / 8u - 1u), row = min(m0 + g / 4u, m - 1u);
+        next_x[i] = x128[x_at + gl_WorkGroupID.z * x_batch + row * x_row + block * BK + g % 4u * 8u >> 3];
+    }
+    [[unroll]] for (uint i = 0u; i < FETCH_W; i++) {
+        uint g = min(t + i * THREADS, BN * 2u - 1u), n = min(n0 + g / 2u, rows[0] - 1u), part = g & 1u;
+        uint at = w_at[0] + gl_WorkGroupID.z * w_batch + (n * blocks + block) * BITS;
+        uint group = gl_WorkGroupID.z * s_batch + n * groups + (block >> group_shift);
+        if ((ALIGNED & 2u) != 0u && BITS == 4u) next_w[i].xy = w64[(at >> 1) + part];
+        else if ((ALIGNED & 2u) != 0u && BITS == 8u) next_w[i] = w128[(at >> 2) + part];
+        else if (PACKED) {
+            [[unroll]] for (uint l = 0u; l < BITS / 2u; l++) next_w[i][l] = w32[at + BITS / 2u * part + l];
+        } else next_w[i] = uvec4(eight_codes(at, 2u * part), eight_codes(at, 2u * part + 1u));
+        next_scale[i] = RAW(s, s_at[0] + group, TS);
+        next_bias[i] = RAW(b, b_at[0] + group, TS);
+    }
+}
+
+void stage()
+{
+    uint t = gl_LocalInvocationIndex;
+    [[unroll]] for (uint i = 0u; i < FETCH_X; i++) {
+        uint g = t + i * THREADS;
+        if (g < BM * BK / 8u) tile_x[g / 4u * STEP + g % 4u] = next_x[i];
+    }
+    [[unroll]] for (uint i = 0u; i < FETCH_W; i++) {
+        uint g = t + i * THREADS, halves[8];
+        float scale = number(next_scale[i], TS), bias = number(next_bias[i], TS), value[16];
+        [[unroll]] for (uint e = 0u; e < 16u; e++)
+            if (PACKED)
+                value[e] = fma(scale, packed_code(next_w[i][e * BITS / 32u], e * BITS % 32u),
+                               fma(-scale, packed_offset(e % CLASSES), bias));
+            else value[e] = fma(scale, float(code_of(e < 8u ? next_w[i].xy : next_w[i].zw, e % 8u)), bias);
+        [[unroll]] for (uint e = 0u; e < 8u; e++) halves[e] = pack(value[2u * e], value[2u * e + 1u]);
+        if (g < BN * 2u) {
+            tile_w[g / 2u * STEP + g % 2u * 2u] = uvec4(halves[0], halves[1], halves[2], halves[3]);
+            tile_w[g / 2u * STEP + g % 2u * 2u + 1u] = uvec4(halves[4], halves[5], halves[6], halves[7]);
+        }
+    }
+}
+
+void main()
+{
+    uint m0 = gl_WorkGroupID.x * BM, n0 = gl_WorkGroupID.y * BN, warp = gl_SubgroupID, blocks = k / BK;
+    uint wm = warp / (BN / WN) * WM, wn = warp % (BN / WN) * WN;
+    coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator> sum[WM / SIZE * (WN / SIZE)];
+    [[unroll]] for (uint i = 0u; i < WM / SIZE * (WN / SIZE); i++)
+        sum[i] = coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(0.0);
+
+    if (blocks > 0u) fetch(m0, n0, 0u);
+    for (uint block = 0u; block < blocks; block++) {
+        barrier();
+        stage();
+        barrier();
+        if (block + 1u < blocks) fetch(m0, n0, block + 1u);
+        [[unroll]] for (uint l = 0u; l < BK; l += SIZE) {
+            coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA> a[WM / SIZE];
+            [[unroll]] for (uint i = 0u; i < WM / SIZE; i++)
+                coopMatLoad(a[i], tile_x, (wm + i * SIZE) * STEP + l / 8u, STEP, gl_CooperativeMatrixLayoutRowMajor);
+            [[unroll]] for (uint j = 0u; j < WN / SIZE; j++) {
+                coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseB> c;
+                coopMatLoad(c, tile_w, (wn + j * SIZE) * STEP + l / 8u, STEP, gl_CooperativeMatrixLayoutColumnMajor);
+                [[unroll]] for (uint i = 0u; i < WM / SIZE; i++)
+                    sum[i * (WN / SIZE) + j] = coopMatMulAdd(a[i], c, sum[i * (WN / SIZE) + j]);
+            }
+        }
+    }
+
+    [[unroll]] for (uint i = 0u; i < WM / SIZE; i++)
+        [[unroll]] for (uint j = 0u; j < WN / SIZE; j++) {
+            uint corner = warp * SIZE * PATCH;
+            coopMatStore(sum[i * (WN / SIZE) + j], patches, corner, PATCH, gl_CooperativeMatrixLayoutRowMajor);
+            subgroupBarrier();
+            for (uint u = gl_SubgroupInvocationID; u < SIZE * SIZE / 8u; u += LANES) {
+                uint r = u * 8u / SIZE, c = u * 8u % SIZE, row = m0 + wm + i * SIZE + r, n = n0 + wn + j * SIZE + c;
+                uint at = y_at[0] + gl_WorkGroupID.z * y_batch + row * y_row[0] + n, halves[4];
+                float v[8];
+                [[unroll]] for (uint e = 0u; e < 8u; e++) v[e] = patches[corner + r * PATCH + c + e];
+                [[unroll]] for (uint e = 0u; e < 4u; e++) halves[e] = pack(v[2u * e], v[2u * e + 1u]);
+                if (row >= m) continue;
+                if ((ALIGNED & 4u) != 0u && n + 8u <= rows[0]) y128[at >> 3] = uvec4(halves[0], halves[1], halves[2], halves[3]);
+                else
+                    for (uint e = 0u; e < 8u; e++)
+                        if (n + e < rows[0]) y16[at + e] = uint16_t(halves[e / 2u] >> e % 2u * 16u);
+            }
+            subgroupBarrier();
+        }
+}

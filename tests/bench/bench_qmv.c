@@ -1,0 +1,186 @@
+/* Quantized matrix products as decoding and prompts use them: weights cold (copies that fill 1 GB take turns), each product
+ * ordered after the one before it, a whole round in one submission, so that the CPU's part does not count.
+ *
+ *     build/bench/bench_qmv              the shapes below, 4 and 8 bits, 1 to 8 rows; then many rows
+ *     build/bench/bench_qmv sweep        also every setting of the one-row kernel, best first
+ *     build/bench/bench_qmv N K [M] [BITS] [GROUP]      one shape */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "mlxvk.h"
+
+enum { MAX_COPIES = 512 };
+
+static mlxvk_device device;
+static mlxvk_stream stream;
+static bool gpu;
+
+struct weight { mlxvk_array w, scales, biases; };
+struct shape { int n, k; };
+static const struct shape shapes[] = { { 14336, 4096 }, { 4096, 14336 }, { 4096, 4096 }, { 3072, 1024 }, { 1024, 3072 }, { 151936, 1024 } };
+
+static double now(void)
+{
+    struct timespec t;
+    timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void check(int code, const char *what)
+{
+    mlxvk_error error = { 0 };
+    if (!code) return;
+    mlxvk_stream_error(stream, &error);
+    fprintf(stderr, "%s failed: %s (%s)\n", what, mlxvk_result_text(code), error.text);
+    exit(1);
+}
+
+static void open_device(const char *gates)
+{
+    char all[256];
+    mlxvk_error error = { 0 };
+    mlxvk_device_desc desc = { .error = &error, .gates = all };
+    const char *type = "";
+    snprintf(all, sizeof all, "MLX_VK_MAX_OPS_PER_BUFFER=100000000 MLX_VK_MAX_MB_PER_BUFFER=100000000 %s", gates);
+    if (mlxvk_device_create(&device, &desc)) { fprintf(stderr, "%s\n", error.text); exit(1); }
+    stream = mlxvk_stream_new_device(device);
+    mlxvk_device_info_get_string(&type, device, "type");
+    gpu = strcmp(type, "cpu") != 0;
+}
+
+static void close_device(void)
+{
+    mlxvk_stream_free(stream);
+    mlxvk_device_free(device);
+}
+
+static mlxvk_array uniform(int rows, int columns, mlxvk_dtype dtype)
+{
+    mlxvk_array low = mlxvk_array_new(), high = mlxvk_array_new(), res = mlxvk_array_new();
+    const float edges[2] = { -0.05f, 0.05f };
+    check(mlxvk_array_new_data_device(&low, &edges[0], NULL, 0, MLXVK_FLOAT32, device), "low");
+    check(mlxvk_array_new_data_device(&high, &edges[1], NULL, 0, MLXVK_FLOAT32, device), "high");
+    check(mlxvk_random_uniform(&res, low, high, (int[]){ rows, columns }, 2, dtype, (mlxvk_array){ NULL }, stream), "random_uniform");
+    mlxvk_array_free(low);
+    mlxvk_array_free(high);
+    return res;
+}
+
+static struct weight random_weight(int n, int k, int bits, int group)
+{
+    struct weight q = { mlxvk_array_new(), uniform(n, k / group, MLXVK_BFLOAT16), uniform(n, k / group, MLXVK_BFLOAT16) };
+    check(mlxvk_random_bits(&q.w, (int[]){ n, k / 32 * bits }, 2, 4, (mlxvk_array){ NULL }, stream), "random_bits");
+    check(mlxvk_synchronize(stream), "synchronize");
+    return q;
+}
+
+/* One round of products over all copies, submitted at once; its seconds. */
+static double round_of(const struct weight *q, int copies, mlxvk_array x, int bits, int group, int repeat)
+{
+    mlxvk_optional_int g = { group, true }, b = { bits, true };
+    double start;
+    check(mlxvk_synchronize(stream), "synchronize");
+    for (int r = 0; r < repeat; r++)
+        for (int i = 0; i < copies; i++) {
+            mlxvk_array y = mlxvk_array_new();
+            mlxvk_encoder e;
+            check(mlxvk_quantized_matmul(&y, x, q[i].w, q[i].scales, q[i].biases, true, g, b, "affine", stream), "quantized_matmul");
+            check(mlxvk_stream_encoder(&e, stream), "encoder");
+            check(mlxvk_encoder_barrier(e), "barrier");
+            mlxvk_array_free(y);
+        }
+    start = now();
+    check(mlxvk_finalize(stream), "finalize");
+    check(mlxvk_synchronize(stream), "synchronize");
+    return now() - start;
+}
+
+struct result { double us, bytes; };
+
+static struct result measure(int m, int n, int k, int bits, int group)
+{
+    static struct weight q[MAX_COPIES];
+    double bytes = (double)n * k * bits / 8 + (double)n * (k / group) * 4, best = 1e30, busy = 0, wanted = gpu ? 1e9 : 1;
+    int copies = (int)(wanted / bytes) + 1, repeat;
+    mlxvk_array x = uniform(m, k, MLXVK_BFLOAT16);
+    if (copies > MAX_COPIES) copies = MAX_COPIES;
+    for (int i = 0; i < copies; i++) q[i] = random_weight(n, k, bits, group);
+    repeat = 1 + 200 / copies;
+    if (!gpu) repeat = 1;
+    for (int i = 0; i < 5 || (busy < 0.4 && i < 1000); i++) {       /* the clock rises while it works */
+        double t = round_of(q, copies, x, bits, group, repeat);
+        busy += t;
+        if (t < best) best = t;
+    }
+    for (int i = 0; i < copies; i++) { mlxvk_array_free(q[i].w); mlxvk_array_free(q[i].scales); mlxvk_array_free(q[i].biases); }
+    mlxvk_array_free(x);
+    mlxvk_clear_cache(device);
+    return (struct result){ 1e6 * best / (copies * repeat), bytes };
+}
+
+static void print_kernel(const char *name, uint64_t count, uint64_t ns, void *user)
+{
+    (void)ns;
+    if (count && (!strncmp(name, "qm", 2) || !strncmp(name, "matmul", 6) || !strncmp(name, "dequant", 7))) printf("%s%s", *(int *)user ? ", " : "", name), *(int *)user = 1;
+}
+
+static void row(int m, int n, int k, int bits, int group)
+{
+    struct result r;
+    int first = 0;
+    mlxvk_reset_stats(device);
+    r = measure(m, n, k, bits, group);
+    printf("| %d x %d | %d | %d/%d | %.1f | %.0f | %.1f | ", n, k, m, bits, group, r.us, r.bytes / r.us * 1e-3, 2e-6 * m * n * k / r.us);
+    mlxvk_kernel_stats(device, print_kernel, &first);
+    printf(" |\n");
+    fflush(stdout);
+}
+
+static void heading(void)
+{
+    const char *name = "", *driver = "";
+    mlxvk_device_info_get_string(&name, device, "device_name");
+    mlxvk_device_info_get_string(&driver, device, "driver");
+    printf("\n%s, %s; bfloat16\n\n| N x K | M | bits/group | us | GB/s | TFLOP/s | kernels |\n|---|---|---|---|---|---|---|\n", name, driver);
+}
+
+/* Every setting of the one-row kernel for each shape. */
+static void sweep(void)
+{
+    static const int rows[] = { 1, 2, 4, 8 }, splits[] = { 1, 2, 4, 8 }, threads[] = { 64, 128, 256 };
+    char gates[160];
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int integer = 0; integer < 2; integer++)
+            for (size_t i = 0; i < 4; i++)
+                for (size_t j = 0; j < 4; j++)
+                    for (size_t t = 0; t < 3; t++) {
+                        struct result r;
+                        if (32 * splits[j] > threads[t]) continue;
+                        snprintf(gates, sizeof gates, "MLX_VK_QMV_ROWS=%d MLX_VK_QMV_SPLIT=%d MLX_VK_QMV_THREADS=%d MLX_VK_ENABLE_INTEGER_DOT=%d",
+                                 rows[i], splits[j], threads[t], integer);
+                        open_device(gates);
+                        r = measure(1, shapes[s].n, shapes[s].k, 4, 64);
+                        printf("%8.2f us  %6d x %5d  %s\n", r.us, shapes[s].n, shapes[s].k, gates);
+                        fflush(stdout);
+                        close_device();
+                    }
+}
+
+int main(int argc, char **argv)
+{
+    static const int few[] = { 1, 2, 4, 8 }, many[] = { 16, 32, 64, 128, 512, 2048 };
+    open_device("");
+    heading();
+    if (argc > 2) row(argc > 3 ? atoi(argv[3]) : 1, atoi(argv[1]), atoi(argv[2]), argc > 4 ? atoi(argv[4]) : 4, argc > 5 ? atoi(argv[5]) : 64);
+    else {
+        for (int bits = 4; bits <= 8; bits += 4)
+            for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+                for (size_t i = 0; i < (bits == 4 && gpu ? 4 : 1); i++) row(few[i], shapes[s].n, shapes[s].k, bits, 64);
+        for (size_t i = 0; gpu && i < sizeof many / sizeof *many; i++)
+            for (size_t s = 0; s < 3; s++) row(many[i], shapes[s].n, shapes[s].k, 4, 64);
+    }
+    close_device();
+    if (argc == 2 && !strcmp(argv[1], "sweep")) sweep();
+    return 0;
+}

@@ -1,0 +1,18 @@
+/* bench.h - how fast a model runs. */
+#ifndef QWEN3_BENCH_H
+#define QWEN3_BENCH_H
+
+#include "model.h"
+
+#include <stdio.h>
+
+struct bench {
+    int prompt, generate;   /* tokens; 0 leaves that test out */
+    int depth;              /* tokens in the context before either */
+    int trials;
+};
+
+/* Prints a table: prompt and generation, each beginning with `depth` tokens in the cache, after one run to warm up. */
+bool bench_run(const struct bench *b, struct model *m, const char *name, FILE *out, struct error *e);
+
+#endif

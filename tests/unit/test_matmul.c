@@ -1,0 +1,224 @@
+/* Matrix products of random shapes, layouts and batches against sums in double, for each kind of kernel in turn. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+#include "numbers.h"
+
+enum { MOST_DIMS = 6 };
+
+static uint64_t random_state;
+
+static uint32_t random_bits(void)
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(random_state >> 33);
+}
+
+static int below(int n) { return (int)(random_bits() % (uint32_t)n); }
+static int one_of(const int *list, int count) { return list[below(count)]; }
+#define ONE_OF(...) one_of((int[]){ __VA_ARGS__ }, (int)(sizeof (int[]){ __VA_ARGS__ } / sizeof(int)))
+
+/* An operand: the array, and how the reference reads it. */
+struct operand {
+    mlxvk_array array;
+    float *values;                                   /* of the stored elements, as rounded to the dtype */
+    int ndim, shape[MOST_DIMS];
+    int64_t stride[MOST_DIMS], first;
+};
+
+/* Random values in a random layout: the last two dimensions in either order, rows longer than needed, a first element that
+ * is not the storage's, a stride that repeats, reverses or skips. */
+static struct operand operand(int ndim, const int *shape, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct operand o = { .ndim = ndim };
+    int order[MOST_DIMS], size, even = below(2) ? 1 : 8;
+    int64_t step = ONE_OF(1, 1, 1, 1, 2);
+    uint8_t *bytes;
+    for (int i = 0; i < ndim; i++) { order[i] = i; o.shape[i] = shape[i]; }
+    if (ndim > 1 && below(2)) { order[ndim - 1] = ndim - 2; order[ndim - 2] = ndim - 1; }
+    o.first = even * below(3);
+    for (int i = ndim - 1; i >= 0; i--) {
+        int at = order[i];
+        o.stride[at] = step;
+        if (i < ndim - 2 && below(4) == 0) { o.stride[at] = 0; continue; }      /* broadcast */
+        step *= shape[at] ? shape[at] : 1;
+        if (i == ndim - 1) step = (step + even - 1) / even * even + even * below(2);
+        if (i == ndim - 2 && shape[at] && below(8) == 0) { o.first += o.stride[at] * (shape[at] - 1); o.stride[at] = -o.stride[at]; }
+    }
+    size = (int)(step + o.first + 1);
+    bytes = malloc((size_t)size * 4);
+    o.values = malloc((size_t)size * sizeof *o.values);
+    assert_true(bytes && o.values);
+    for (int i = 0; i < size; i++) {
+        o.values[i] = (float)(random_bits() % 2001) / 1000.0f - 1.0f;
+        store_number(dtype, bytes, (size_t)i, o.values[i]);
+        o.values[i] = (float)load_number(dtype, bytes, (size_t)i).re;
+    }
+    assert_int_equal(mlxvk_array_new_data_device(&o.array, bytes, &size, 1, dtype, mlxvk_stream_get_device(s)), 0);
+    assert_int_equal(mlxvk_as_strided(&o.array, o.array, shape, (size_t)ndim, o.stride, (size_t)ndim, (size_t)o.first, s), 0);
+    free(bytes);
+    return o;
+}
+
+static void operand_free(struct operand *o)
+{
+    mlxvk_array_free(o->array);
+    free(o->values);
+}
+
+/* An operand's element at the result's batch index, row and column; dimensions of 1 repeat. */
+static double element(const struct operand *o, int ndim, const int *batch, int row, int column)
+{
+    int64_t at = o->first;
+    for (int i = 0; i < o->ndim; i++) {
+        int from_end = o->ndim - i, index = from_end == 1 ? column : from_end == 2 ? row : batch[ndim - from_end];
+        if (o->shape[i] != 1) at += index * o->stride[i];
+    }
+    return o->values[at];
+}
+
+static void compare(const struct operand *a, const struct operand *b, const struct operand *c, float alpha, float beta, int ndim,
+                    const int *shape, int k, mlxvk_dtype dtype, const void *got)
+{
+    int m = shape[ndim - 2], n = shape[ndim - 1], count = 1, batch[MOST_DIMS] = { 0 };
+    for (int i = 0; i < ndim - 2; i++) count *= shape[i];
+    for (int z = 0; z < count; z++) {
+        int rest = z;
+        for (int i = ndim - 3; i >= 0; i--) { batch[i] = rest % shape[i]; rest /= shape[i]; }
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < n; j++) {
+                size_t at = ((size_t)z * (size_t)m + (size_t)i) * (size_t)n + (size_t)j;
+                double sum = 0, sizes = 0, want, value, epsilon = dtype == MLXVK_FLOAT32 ? 1e-6 : dtype == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
+                for (int l = 0; l < k; l++) {
+                    double t = element(a, ndim, batch, i, l) * element(b, ndim, batch, l, j);
+                    sum += t;
+                    sizes += fabs(t);
+                }
+                want = alpha * sum + (c ? beta * element(c, ndim, batch, i, j) : 0);
+                value = load_number(dtype, got, at).re;
+                if (!(fabs(value - want) <= epsilon * fabs(want) + 1e-6 + 2e-6 * fabs((double)alpha) * sizes))
+                    fail_msg("matrix %d row %d column %d: %.9g, expected %.9g (%s, %d x %d x %d)", z, i, j, value, want,
+                             mlxvk_dtype_name(dtype), m, k, n);
+            }
+    }
+}
+
+static void one_case(mlxvk_stream s)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
+    mlxvk_dtype dtype = dtypes[below(3)];
+    int m = ONE_OF(1, 1, 2, 5, 8, 17, 33, 64, 130), n = ONE_OF(1, 3, 8, 24, 65, 128, 200), k = ONE_OF(0, 1, 7, 32, 64, 100, 260);
+    int batches = ONE_OF(0, 0, 0, 1, 2, 3, 4), sa[MOST_DIMS], sb[MOST_DIMS], sc[MOST_DIMS], out[MOST_DIMS], ndim = batches + 2;
+    float alpha = below(2) ? 1.0f : 0.5f, beta = (float)below(3) - 1.0f;
+    bool bias = below(3) == 0;
+    struct operand a, b, c;
+    mlxvk_array res = { NULL };
+    size_t bytes;
+    void *got;
+    mlxvk_error error;
+    if (batches) { m = m > 40 ? 40 : m; n = n > 70 ? 70 : n; }
+    for (int i = 0; i < batches; i++) {
+        out[i] = ONE_OF(1, 2, 2, 3);
+        sa[i] = below(4) ? out[i] : 1;
+        sb[i] = sa[i] == 1 ? out[i] : below(4) ? out[i] : 1;
+        sc[i] = below(2) ? out[i] : 1;
+    }
+    sa[batches] = out[batches] = m;
+    sb[batches + 1] = out[batches + 1] = n;
+    sa[batches + 1] = sb[batches] = k;
+    sc[batches] = below(2) ? m : 1;
+    sc[batches + 1] = below(2) ? n : 1;
+    a = operand(ndim, sa, dtype, s);
+    b = operand(ndim, sb, dtype, s);
+    c = operand(ndim, sc, dtype, s);
+    assert_int_equal(bias ? mlxvk_addmm(&res, c.array, a.array, b.array, alpha, beta, s) : mlxvk_matmul(&res, a.array, b.array, s), 0);
+    assert_int_equal(mlxvk_array_ndim(res), ndim);
+    for (int i = 0; i < ndim; i++) assert_int_equal(mlxvk_array_dim(res, i), out[i]);
+    bytes = mlxvk_array_nbytes(res);
+    got = malloc(bytes + 4);
+    assert_non_null(got);
+    if (mlxvk_array_read(res, got, bytes, s)) { mlxvk_stream_error(s, &error); fail_msg("%s", error.text); }
+    compare(&a, &b, bias ? &c : NULL, bias ? alpha : 1, beta, ndim, out, k, dtype, got);
+    free(got);
+    mlxvk_array_free(res);
+    operand_free(&a);
+    operand_free(&b);
+    operand_free(&c);
+}
+
+static void run_cases(const char *gates, int cases)
+{
+    mlxvk_device_desc desc = { .gates = gates };
+    mlxvk_device device = { NULL };
+    mlxvk_stream s;
+    assert_int_equal(mlxvk_device_create(&device, &desc), 0);
+    s = mlxvk_stream_new_device(device);
+    assert_non_null(s.ctx);
+    for (int i = 0; i < cases; i++) {
+        random_state = (uint64_t)i * 7919 + 1;
+        one_case(s);
+    }
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+static int cases(void)
+{
+    const char *text = getenv("MATMUL_CASES");
+    return text ? atoi(text) : 40;
+}
+
+/* Larger products of operands that no fast kernel reads as they are, and enough of K to be cut into parts. */
+static void test_large(void **state)
+{
+    static const struct { int m, k, n; int64_t step; } list[] = {
+        { 130, 170, 129, 2 }, { 40, 3000, 70, 1 }, { 3, 9000, 50, 3 }, { 2, 9001, 3, 1 },
+    };
+    mlxvk_stream s = mlxvk_default_gpu_stream_new();
+    (void)state;
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        int m = list[i].m, k = list[i].k, n = list[i].n, size = (int)list[i].step * k * (m > n ? m : n);
+        struct operand a = { .ndim = 3, .shape = { 1, m, k }, .stride = { 0, list[i].step * k, list[i].step } }, b = a;
+        float *got = malloc((size_t)(2 * m * n) * sizeof *got);
+        mlxvk_array all, res = { NULL };
+        b.shape[0] = 2; b.shape[1] = k; b.shape[2] = n;
+        b.stride[1] = list[i].step; b.stride[2] = list[i].step * k;
+        a.values = b.values = malloc((size_t)size * sizeof *a.values);
+        assert_true(a.values && got);
+        random_state = i;
+        for (int j = 0; j < size; j++) a.values[j] = (float)(random_bits() % 2001) / 1000.0f - 1.0f;
+        all = mlxvk_array_new_data(a.values, &size, 1, MLXVK_FLOAT32);
+        assert_int_equal(mlxvk_as_strided(&a.array, all, a.shape, 3, a.stride, 3, 0, s), 0);
+        assert_int_equal(mlxvk_as_strided(&b.array, all, b.shape, 3, b.stride, 3, 0, s), 0);
+        assert_int_equal(mlxvk_matmul(&res, a.array, b.array, s), 0);
+        assert_int_equal(mlxvk_array_read(res, got, mlxvk_array_nbytes(res), s), 0);
+        compare(&a, &b, NULL, 1, 0, 3, (int[]){ 2, m, n }, k, MLXVK_FLOAT32, got);
+        mlxvk_array_free(res);
+        mlxvk_array_free(all);
+        mlxvk_array_free(a.array);
+        operand_free(&b);
+        free(got);
+    }
+    mlxvk_stream_free(s);
+}
+
+static void test_chosen(void **state) { (void)state; run_cases("", cases()); }
+static void test_plain(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=1", 2 * cases()); }
+static void test_vector(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=2", cases()); }
+static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=3", cases()); }
+static void test_coopmat(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=4", cases()); }
+static void test_coopmat2(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=5", cases()); }
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain), cmocka_unit_test(test_chosen), cmocka_unit_test(test_vector), cmocka_unit_test(test_tiled),
+        cmocka_unit_test(test_large),
+        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

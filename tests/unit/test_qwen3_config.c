@@ -1,0 +1,305 @@
+/* test_qwen3_config.c - config.json, chat templates and the command line: what is read, and what is refused and how. */
+#define _POSIX_C_SOURCE 200809L
+
+#include "../qwen3/chat.h"
+#include "../qwen3/config.h"
+#include "../qwen3/options.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char dir[] = "/tmp/mlxvk-config-XXXXXX";
+
+static int make_dir(void **state)
+{
+    (void)state;
+    return mkdtemp(dir) ? 0 : -1;
+}
+
+static int remove_dir(void **state)
+{
+    (void)state;
+    return rmdir(dir);
+}
+
+static void write_file(const char *name, const char *text)
+{
+    char *path = path_join(dir, name);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+    free(path);
+}
+
+static void remove_file(const char *name)
+{
+    char *path = path_join(dir, name);
+    unlink(path);
+    free(path);
+}
+
+/* ==== >>config ============================================================================================ */
+
+#define SIZES "\"hidden_size\": 64, \"intermediate_size\": 128, \"num_hidden_layers\": 2, \"num_attention_heads\": 4"
+#define GOOD "\"model_type\": \"qwen3\", " SIZES ", \"num_key_value_heads\": 2, \"head_dim\": 32, \"vocab_size\": 100"
+
+static void refused(const char *json, const char *why)
+{
+    struct config c;
+    struct error e = { "" };
+    write_file("config.json", json);
+    bool ok = config_read(&c, dir, &e);
+    if (ok || !strstr(e.text, why))
+        print_error("%s: expected \"%s\", got \"%s\"\n", json, why, e.text);
+    assert_false(ok);
+    assert_non_null(strstr(e.text, why));
+    assert_non_null(strstr(e.text, "config.json"));
+    remove_file("config.json");
+}
+
+static void accepted(const char *json, struct config *c)
+{
+    struct error e = { "" };
+    write_file("config.json", json);
+    bool ok = config_read(c, dir, &e);
+    if (!ok)
+        print_error("%s\n", e.text);
+    assert_true(ok);
+    remove_file("config.json");
+}
+
+static void test_config(void **state)
+{
+    struct config c;
+    (void)state;
+    accepted("{" GOOD ", \"eos_token_id\": [7, 8, 7], \"rope_theta\": 5000, \"tie_word_embeddings\": true}", &c);
+    assert_int_equal(c.layers, 2);
+    assert_int_equal(c.eos_count, 2);
+    assert_true(config_is_eos(&c, 8));
+    assert_false(config_is_eos(&c, 9));
+    assert_true(c.tied);
+    assert_true(c.rope.theta == 5000);
+    assert_null(config_quantization(&c, "lm_head"));
+    config_free(&c);
+    accepted("{\"model_type\": \"qwen3\", " SIZES ", \"vocab_size\": 100, \"eos_token_id\": null}", &c);
+    assert_int_equal(c.kv_heads, 4);
+    assert_int_equal(c.head_dim, 128);
+    assert_int_equal(c.eos_count, 0);
+    config_free(&c);
+}
+
+static void test_generation_config(void **state)
+{
+    struct config c;
+    (void)state;
+    write_file("generation_config.json", "{\"eos_token_id\": [3, 5]}");
+    accepted("{" GOOD ", \"eos_token_id\": 3}", &c);
+    assert_int_equal(c.eos_count, 2);
+    config_free(&c);
+    struct error e = { "" };
+    write_file("config.json", "{" GOOD "}");
+    write_file("generation_config.json", "{\"eos_token_id\": \"x\"}");
+    assert_false(config_read(&c, dir, &e));
+    assert_non_null(strstr(e.text, "generation_config.json"));
+    remove_file("generation_config.json");
+    remove_file("config.json");
+}
+
+static void test_quantization(void **state)
+{
+    struct config c;
+    (void)state;
+    accepted("{" GOOD ", \"quantization\": {\"group_size\": 32, \"bits\": 4, \"model.layers.0.mlp.up_proj\": false,"
+             "\"model.layers.0.mlp.down_proj\": {\"bits\": 8}, \"lm_head\": {\"bits\": 6, \"group_size\": 128},"
+             "\"model.embed_tokens\": true}}", &c);
+    assert_null(config_quantization(&c, "model.layers.0.mlp.up_proj"));
+    assert_int_equal(config_quantization(&c, "model.layers.0.mlp.down_proj")->bits, 8);
+    assert_int_equal(config_quantization(&c, "model.layers.0.mlp.down_proj")->group_size, 32);
+    assert_int_equal(config_quantization(&c, "lm_head")->bits, 6);
+    assert_int_equal(config_quantization(&c, "lm_head")->group_size, 128);
+    assert_int_equal(config_quantization(&c, "model.embed_tokens")->bits, 4);
+    assert_int_equal(config_quantization(&c, "model.layers.1.mlp.up_proj")->bits, 4);
+    config_free(&c);
+}
+
+static void test_bad_config(void **state)
+{
+    (void)state;
+    refused("", "invalid JSON");
+    refused("{" GOOD ", }", "invalid JSON at line 1");
+    refused("[]", "not a JSON object");
+    refused("{}", "model_type is missing");
+    refused("{\"model_type\": \"llama\"}", "model_type is llama");
+    refused("{\"model_type\": 3}", "model_type is missing");
+    refused("{\"model_type\": \"qwen3\", " SIZES "}", "vocab_size is missing");
+    refused("{\"model_type\": \"qwen3\", " SIZES ", \"vocab_size\": -1}", "vocab_size is -1");
+    refused("{\"model_type\": \"qwen3\", " SIZES ", \"vocab_size\": 1e18}", "vocab_size is not");
+    refused("{\"model_type\": \"qwen3\", " SIZES ", \"vocab_size\": 10.5}", "vocab_size is not an integer");
+    refused("{\"model_type\": \"qwen3\", " SIZES ", \"vocab_size\": \"10\"}", "vocab_size is not an integer");
+    refused("{\"model_type\": \"qwen3\", " SIZES ", \"vocab_size\": 9, \"num_key_value_heads\": 3}", "no multiple");
+    refused("{\"model_type\": \"qwen3\", " SIZES ", \"vocab_size\": 9, \"head_dim\": 33}", "odd");
+    refused("{" GOOD ", \"hidden_act\": \"gelu\"}", "hidden_act gelu");
+    refused("{" GOOD ", \"rms_norm_eps\": \"x\"}", "rms_norm_eps is not a number");
+    refused("{" GOOD ", \"rms_norm_eps\": -1}", "rms_norm_eps -1");
+    refused("{" GOOD ", \"tie_word_embeddings\": 1}", "tie_word_embeddings is not true or false");
+    refused("{" GOOD ", \"eos_token_id\": -4}", "eos_token_id");
+    refused("{" GOOD ", \"rope_scaling\": {\"rope_type\": \"longrope\"}}", "longrope");
+    refused("{" GOOD ", \"rope_theta\": 0}", "rope_theta");
+}
+
+static void test_bad_quantization(void **state)
+{
+    (void)state;
+    refused("{" GOOD ", \"quantization\": 4}", "not an object");
+    refused("{" GOOD ", \"quantization\": {\"bits\": 9}}", "bits is 9");
+    refused("{" GOOD ", \"quantization\": {\"bits\": 7}}", "7 bits");
+    refused("{" GOOD ", \"quantization\": {\"group_size\": 48}}", "group_size is 48");
+    refused("{" GOOD ", \"quantization\": {\"mode\": \"mxfp4\"}}", "mxfp4");
+    refused("{" GOOD ", \"quantization\": {\"a.b\": 3}}", "a.b");
+    refused("{" GOOD ", \"quantization\": {\"a.b\": {\"bits\": 1}}}", "bits is 1");
+    refused("{" GOOD ", \"quantization_config\": {\"quant_method\": \"awq\"}}", "awq");
+    struct config c;
+    struct error e = { "" };
+    assert_false(config_read(&c, "no/such/place", &e));
+    assert_non_null(strstr(e.text, "no/such/place/config.json"));
+}
+
+static void test_presets(void **state)
+{
+    struct config c;
+    struct error e = { "" };
+    (void)state;
+    assert_true(config_preset(&c, "8b", 4, &e));
+    assert_int_equal(c.intermediate, 12288);
+    assert_int_equal(config_quantization(&c, "lm_head")->group_size, 64);
+    assert_true(config_preset(&c, "0.6b", 16, &e));
+    assert_true(c.tied);
+    assert_null(config_quantization(&c, "model.embed_tokens"));
+    assert_false(config_preset(&c, "9b", 4, &e));
+    assert_false(config_preset(&c, "8b", 7, &e));
+}
+
+/* ==== >>chat ============================================================================================== */
+
+static void expect_chat(const char *name, const char *text, bool has, bool chatml, bool thinks)
+{
+    struct chat chat;
+    struct error e = { "" };
+    write_file(name, text);
+    assert_true(chat_read(&chat, dir, &e));
+    assert_int_equal(chat.has_template, has);
+    assert_int_equal(chat.is_chatml, chatml);
+    assert_int_equal(chat.opens_thinking, thinks);
+    remove_file(name);
+}
+
+static void test_chat_templates(void **state)
+{
+    (void)state;
+    expect_chat("other", "", false, false, false);
+    expect_chat("chat_template.jinja", "{{ '<|im_start|>' }}{{ '<|im_end|>' }}", true, true, false);
+    expect_chat("chat_template.jinja", "[INST]", true, false, false);
+    expect_chat("chat_template.jinja", "<|im_end|>{{- '<|im_start|>assistant\\n<think>\\n' }}", true, true, true);
+    /* the hybrid models: an empty thought, only where thinking is switched off */
+    expect_chat("chat_template.jinja", "<|im_end|>{{- '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and "
+                "enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}", true, true, false);
+    expect_chat("tokenizer_config.json", "{\"chat_template\": \"<|im_start|><|im_end|>\"}", true, true, false);
+    expect_chat("tokenizer_config.json", "{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"x\"},"
+                "{\"name\": \"default\", \"template\": \"<|im_start|><|im_end|>\"}]}", true, true, false);
+    expect_chat("tokenizer_config.json", "{\"chat_template\": null}", false, false, false);
+    struct chat chat;
+    struct error e = { "" };
+    write_file("tokenizer_config.json", "{");
+    assert_false(chat_read(&chat, dir, &e));
+    assert_non_null(strstr(e.text, "tokenizer_config.json"));
+    remove_file("tokenizer_config.json");
+}
+
+static void test_chat_text(void **state)
+{
+    struct text out = { 0 };
+    (void)state;
+    chat_render(&(struct chat){ .has_template = true }, NULL, "Hi", 2, &out);
+    assert_string_equal(out.data, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    out.length = 0;
+    chat_render(&(struct chat){ .opens_thinking = true }, "Be brief.", "Hi", 2, &out);
+    assert_string_equal(out.data, "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+                                  "<|im_start|>assistant\n<think>\n");
+    text_free(&out);
+}
+
+static void test_eos_token(void **state)
+{
+    static const char *const files[] = { "{\"eos_token\": \"<|im_end|>\"}", "{\"eos_token\": {\"content\": \"<|im_end|>\"}}" };
+    (void)state;
+    assert_null(chat_eos_token(dir));
+    for (int i = 0; i < 2; i++) {
+        write_file("tokenizer_config.json", files[i]);
+        char *token = chat_eos_token(dir);
+        assert_string_equal(token, "<|im_end|>");
+        free(token);
+        remove_file("tokenizer_config.json");
+    }
+}
+
+/* ==== >>options =========================================================================================== */
+
+static bool parse(struct options *o, struct error *e, const char *a, const char *b)
+{
+    char *argv[] = { "qwen3", (char *)(uintptr_t)a, (char *)(uintptr_t)b, NULL };
+    return options_read(o, b ? 3 : 2, argv, e);
+}
+
+static void test_options(void **state)
+{
+    struct options o;
+    struct error e = { "" };
+    (void)state;
+    assert_true(parse(&o, &e, "--max-tokens", "5"));
+    assert_int_equal(o.max_tokens, 5);
+    assert_true(parse(&o, &e, "--temp=0.5", NULL));
+    assert_true(o.temp == 0.5 && o.top_p == 1);
+    assert_true(parse(&o, &e, "--seed", "18446744073709551615"));
+    assert_true(o.has_seed && o.seed == UINT64_MAX);
+    assert_true(parse(&o, &e, "--prompt", "--ids"));
+    assert_string_equal(o.prompt, "--ids");
+    assert_false(o.ids);
+    assert_true(parse(&o, &e, "--ids", NULL));
+    assert_true(o.ids);
+}
+
+static void test_bad_options(void **state)
+{
+    static const char *const bad[][2] = {
+        { "--what", NULL }, { "x", NULL }, { "--model", NULL }, { "--max-tokens", "x" }, { "--max-tokens", "" },
+        { "--max-tokens", "-1" }, { "--max-tokens", "99999999999" }, { "--temp", "nan" }, { "--temp", "1x" },
+        { "--seed", "-1" }, { "--seed", "18446744073709551616" }, { "--ids=1", NULL }, { "--mod", "x" },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct options o;
+        struct error e = { "" };
+        assert_false(parse(&o, &e, bad[i][0], bad[i][1]));
+        assert_true(e.text[0]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_config),         cmocka_unit_test(test_generation_config),
+        cmocka_unit_test(test_quantization),   cmocka_unit_test(test_bad_config),
+        cmocka_unit_test(test_bad_quantization), cmocka_unit_test(test_presets),
+        cmocka_unit_test(test_chat_templates), cmocka_unit_test(test_chat_text),
+        cmocka_unit_test(test_eos_token),      cmocka_unit_test(test_options),
+        cmocka_unit_test(test_bad_options),
+    };
+    return cmocka_run_group_tests_name("qwen3 configuration", tests, make_dir, remove_dir);
+}
