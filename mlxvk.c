@@ -301,10 +301,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(SCAN,          scan,          3, CAP_SMALL)                                                                      \
     X(SCAN_PAIR,     scan_pair,     3, CAP_SMALL)                                                                      \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
-    X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
-    X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
+    X(NORM,          norm,          6, CAP_SMALL)                                                                      \
+    X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
     X(ATTENTION_DECODE, attention_decode, 6, CAP_SMALL | CAP_SUBGROUP)                                                 \
     X(ATTENTION_COMBINE, attention_combine, 6, CAP_SMALL)                                                              \
@@ -4796,7 +4794,7 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     lanes = row_lanes(e, eights ? n / 8 : n, &threads);
     held = eights ? ceil_div(n / 8, lanes) : 0;
     if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
-    KERNEL(e, has_kernel(e->device, K_NORM) ? K_NORM : K_NORM_PLAIN, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
+    KERNEL(e, K_NORM, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
     p.flags = flags;
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
@@ -4932,7 +4930,7 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     items = p->batches * p->tokens * p->heads;
     p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
     while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
-    KERNEL(e, has_kernel(e->device, K_ROPE) ? K_ROPE : K_ROPE_PLAIN, threads, lanes, fours, (uint32_t)x->dtype,
+    KERNEL(e, K_ROPE, threads, lanes, fours, (uint32_t)x->dtype,
            norm ? weight ? 2 : 1 : 0);
     set_bytes(e, p, sizeof *p);
     dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
