@@ -4365,6 +4365,7 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     if (carry) { p.before = set_input(e, 2, carry); p.flags |= SCAN_CARRY; }
     hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
     width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    if (width == 2) width = 4;                       /* the kernel walks by fours */
     groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
     KERNEL(e, accumulator(K_SCAN, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
            width, hold);
