@@ -4348,7 +4348,8 @@ static void scan_totals(struct encoder *e, enum reduction op, struct array *from
     memcpy(p.in, s->in, sizeof p.in);
     p.from = set_input(e, 1, from);
     p.to = set_output(e, 0, totals);
-    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype, by, width);
+    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype,
+           by, width);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (by ? (units + width - 1) / width : units) * s->parts);
 }
@@ -4371,6 +4372,7 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     if (carry) { p.before = set_input(e, 2, carry); p.flags |= SCAN_CARRY; }
     hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
     width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    if (width == 2) width = 4;                       /* the kernel walks by fours */
     groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
     KERNEL(e, accumulator(K_SCAN, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
            width, hold);
@@ -4465,13 +4467,14 @@ static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum red
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *out = NULL;
+    int flags;
     axis = normal_axis(&c, x, axis);
     if (op == R_logsumexp && x) x = as_float(&c, x);
     if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
     if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
     if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
-    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)((reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE)) }),
-           ARRAYS(x), ARRAYS(out));
+    flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
+    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(x), ARRAYS(out));
     return finish(&c, out, res);
 }
 
@@ -6460,6 +6463,7 @@ static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
+    if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
     while (2 * split <= teams && (forced > 0 ? 2 * split <= (uint32_t)forced
@@ -7136,6 +7140,80 @@ static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uin
     return true;
 }
 
+/* Can the product go into one dispatch with others of the same x? */
+static bool groups_well(const struct encoder *e, const struct node *n)
+{
+    const struct array *x = n->in[0], *w = n->in[1];
+    uint32_t stride;
+    int64_t low, high;
+    if (n->op != OP_QUANTIZED_MATMUL) return false;
+    array_span(w, &low, &high);
+    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
+           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+           (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
+}
+
+static bool same_product_kind(const struct node *a, const struct node *b)
+{
+    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits && a->p.quant.group == b->p.quant.group &&
+           a->in[2]->dtype == b->in[2]->dtype && a->out[0]->dtype == b->out[0]->dtype;
+}
+
+/* The nodes of silu(y0) * y1 behind the products m[0] and m[1], into m[2..4]; false where something else follows. */
+static bool swiglu_behind(struct stream *s, uint32_t m[5], uint32_t end)
+{
+    struct array *gate = s->nodes[m[0]].out[0], *up = s->nodes[m[1]].out[0];
+    const struct node *sigmoid, *silu, *product;
+    if (gate->storage->owned || gate->storage->readers != 2 || gate->storage->writers != 1 || !only_between(up)) return false;
+    m[2] = reader_of(s, m[1], end, gate);
+    if (m[2] == UINT32_MAX || !can_join(s, m, 2, m[2])) return false;
+    sigmoid = &s->nodes[m[2]];
+    if (sigmoid->op != OP_ELEMENTWISE || sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid ||
+        !same_view(sigmoid->in[0], gate) || !only_between(sigmoid->out[0])) return false;
+    m[3] = reader_of(s, m[2], end, sigmoid->out[0]);
+    if (m[3] == UINT32_MAX || !can_join(s, m, 3, m[3])) return false;
+    silu = &s->nodes[m[3]];
+    if (!is_binary(silu, B_multiply) || !only_between(silu->out[0]) || !same_view(silu->in[silu->in[0]->storage != gate->storage], gate))
+        return false;
+    m[4] = reader_of(s, m[3], end, silu->out[0]);
+    if (m[4] == UINT32_MAX || !can_join(s, m, 4, m[4])) return false;
+    product = &s->nodes[m[4]];
+    return is_binary(product, B_multiply) && same_view(product->in[product->in[0]->storage != up->storage], up) &&
+           same_shape(product->out[0], gate) && same_view(product->in[product->in[0]->storage == up->storage], silu->out[0]);
+}
+
+/* Products of one x with several weights, for a few rows: one dispatch; with silu(y0) * y1 where that is all that follows. */
+static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[5] = { at }, last = min_u32(end, at + FUSE_WINDOW);
+    const struct node *first = &s->nodes[at];
+    struct quant_job j;
+    int count = 1;
+    if (!has_kernel(e->device, K_QMV_SETS) || !groups_well(e, first)) return false;
+    for (uint32_t i = at + 1; i < last && count < QMV_SETS; i++) {
+        const struct node *n = &s->nodes[i];
+        if (!n->done && groups_well(e, n) && same_product_kind(first, n) && can_join(s, m, count, i)) m[count++] = i;
+    }
+    if (count == 1) return false;
+    quant_open(e, first, &j);
+    for (int i = 1; i < count; i++) {
+        const struct node *n = &s->nodes[m[i]];
+        uint32_t rows = (uint32_t)dim_of(n->out[0], -1);
+        for (int k = 1; k < 4; k++) n->in[k]->refs++;
+        j.set[j.sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows };
+    }
+    if (count == 2 && s->device->gate[GATE_SWIGLU] && j.set[0].rows == j.set[1].rows && swiglu_behind(s, m, end)) {
+        j.epilogue = QMV_SWIGLU;
+        j.set[0].y = s->nodes[m[4]].out[0];
+        j.set[1].y = NULL;
+        count = 5;
+    }
+    qmv_dispatch(e, &j);
+    quant_close(&j);
+    retire(s, m, count);
+    return true;
+}
+
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
@@ -7143,6 +7221,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
     { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
     { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
+    { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
