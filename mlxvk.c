@@ -185,6 +185,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul: 1 few rows, 2 tiles, 3 cooperative matrix, 4 unpacked; 0 chooses") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
@@ -192,6 +193,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
+    X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
+    X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)")  \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
@@ -277,15 +280,17 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
     X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
     X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
-    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)          \
-    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16) \
-    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)               \
-    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16) \
+    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
+    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
+    X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
+    X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
@@ -301,6 +306,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
+    X(ATTENTION_DECODE, attention_decode, 6, CAP_SMALL | CAP_SUBGROUP)                                                 \
+    X(ATTENTION_COMBINE, attention_combine, 6, CAP_SMALL)                                                              \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
     X(SORT,          sort,          4, CAP_SMALL)                                                                      \
@@ -4756,9 +4763,10 @@ static struct dims row_dims(struct array *const *a, int count)
 /* The workgroup and the threads a row of `steps` steps. */
 static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *threads)
 {
-    uint32_t limit = min_u32(ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;   /* where threads of a workgroup take turns */
+    uint32_t limit = min_u32(cpu ? 64 : ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
     while (lanes > limit) lanes /= 2;
-    *threads = lanes < 128 ? 128 : lanes;
+    *threads = lanes < 128 && !cpu ? 128 : lanes < 16 ? 16 : lanes;
     return lanes;
 }
 
@@ -5012,7 +5020,7 @@ struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; f
 
 struct attention_push {
     uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
-    uint32_t batches, query_heads, query_count, key_count, tiles, widths, kinds;
+    uint32_t batches, query_heads, query_count, key_count, tiles, splits, split_keys, widths, kinds;
     float scale;
 };
 
@@ -5060,6 +5068,87 @@ static void attention_general(struct encoder *e, struct attention *a)
     dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / heads) * p.batches);
 }
 
+/* By kind of device: how many workgroups to aim at, the fewest keys that are worth one, the rows that share what one reads,
+ * keys read at once for one or two rows and for more, and up to how many rows of a key's head. */
+static const struct decode_row { VkPhysicalDeviceType type; uint32_t groups, keys, rows, ahead, ahead_many, most; } decode_table[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, 264, 64, 8, 4, 2, 32 },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 1, 1, 1, 1, UINT32_MAX },      /* its caches do what tiles do elsewhere */
+    { VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM, 64, 128, 8, 4, 2, 32 },
+};
+
+static const struct decode_row *decode_tuning(const struct encoder *e)
+{
+    const struct decode_row *row = decode_table;
+    while (row->type != VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM && row->type != e->device->caps.type) row++;
+    return row;
+}
+
+enum { SPLIT_MOST = 256 };
+
+/* Into how many parts to split the keys: where one or two workgroups can have them all, a second step does not pay. */
+static uint32_t split_count(const struct encoder *e, uint32_t groups, uint32_t keys)
+{
+    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
+    if (forced) return min_u32(min_u32(forced, SPLIT_MOST), keys ? keys : 1);
+    n = min_u32(ceil_div(decode_tuning(e)->groups, groups), ceil_div(keys, decode_tuning(e)->keys));
+    return n < 3 ? 1 : min_u32(n, SPLIT_MOST);
+}
+
+/* Binds one result or the parts of it in its place, and dispatches. */
+static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t splits, struct array *parts)
+{
+    const struct decode_row *t = decode_tuning(e);
+    struct attention_push p = bind_attention(e, a);
+    uint32_t group = p.kinds >> 16, d = p.widths & 0xffff, dv = p.widths >> 16, size = e->device->caps.subgroup;
+    uint32_t chunks = rows <= 4 ? 2 : 1, lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * chunks));
+    if (lanes > size) lanes = size;
+    if (parts) p.o_at = set_output(e, 0, parts);
+    p.tiles = ceil_div((uint64_t)p.query_count * group, rows);
+    p.splits = splits;
+    p.split_keys = ceil_div(p.key_count, splits);
+    KERNEL(e, K_ATTENTION_DECODE, min_u32(8 * size, 256), (uint32_t)a->q->dtype, rows, lanes, ceil_div(d, 8 * lanes),
+           ceil_div(dv, 8 * lanes), rows <= 2 ? t->ahead : t->ahead_many, parts != NULL);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)splits * p.tiles * (p.query_heads / group) * p.batches);
+}
+
+static void combine_parts(struct encoder *e, struct attention *a, uint32_t splits, struct array *parts)
+{
+    struct attention_push p = bind_attention(e, a);
+    uint32_t lanes = pow2_at_least(ceil_div(p.widths >> 16, 4));
+    p.splits = splits;
+    p.q_at = set_input(e, 1, parts);
+    KERNEL(e, K_ATTENTION_COMBINE, 128, (uint32_t)a->q->dtype, lanes);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.batches * p.query_heads * p.query_count);
+}
+
+static void attention_decode(struct encoder *e, struct attention *a)
+{
+    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
+    uint32_t blocks = ceil_div(rows, decode_tuning(e)->rows), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
+    uint32_t splits = split_count(e, blocks * heads, (uint32_t)a->k->shape[2]);
+    struct array *parts = NULL;
+    size_t results = a->q->size / (size_t)a->q->shape[3];
+    a->flags |= ATTEND_FOLDED;
+    rows = ceil_div(rows, blocks);
+    if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
+    decode_pass(e, a, rows, splits, parts);
+    if (parts) combine_parts(e, a, splits, parts);
+    array_release(parts);
+}
+
+/* Few queries for each head of keys, whose features can be read by 16 bytes. */
+static bool is_decode(const struct encoder *e, const struct attention *a)
+{
+    uint32_t unit = 16 / (uint32_t)item_size(a->q), size = (uint32_t)item_size(a->q);
+    const struct array *operands[] = { a->q, a->k, a->v };
+    if (!e->device->gate[GATE_SDPA_DECODE] || !has_kernel(e->device, K_ATTENTION_DECODE) || !a->q->shape[3]) return false;
+    for (int i = 0; i < 3; i++)
+        if (operands[i]->shape[3] % 8 || operands[i]->offset % (unit * size) || !aligned_rows(operands[i], 0, unit)) return false;
+    return (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+}
+
 /* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
 static struct array *dense_rows(struct encoder *e, struct array *a)
 {
@@ -5078,7 +5167,8 @@ static void lower_attention(struct encoder *e, const struct node *n)
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
     o.strides[2] = n->out[0]->strides[1];
-    attention_general(e, &a);
+    if (is_decode(e, &a)) attention_decode(e, &a);
+    else attention_general(e, &a);
     array_release(q);
     array_release(k);
     array_release(v);
@@ -6190,19 +6280,25 @@ int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int gr
     return finish_vector(&c, out, 3, res);
 }
 
-static void lower_dequantize(struct encoder *e, const struct node *n)
+/* Unpacks into a row-major array, rounding to a dtype first; w, scales and biases are row-contiguous. */
+static void unpack_dispatch(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
+                            struct array *biases, struct array *out, mlxvk_dtype first)
 {
-    struct array *in[3], *out = n->out[0];
-    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(&n->p.quant) };
-    for (uint32_t i = 0; i < 3; i++) {
-        in[i] = rows_of(e, n->in[i]);
-        push[2 + i] = set_input(e, i, in[i]);
-    }
+    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(f) };
+    push[2] = set_input(e, 0, w);
+    push[3] = set_input(e, 1, scales);
+    push[4] = set_input(e, 2, biases);
     push[5] = set_output(e, 3, out);
-    KERNEL(e, K_DEQUANTIZE, 256, n->p.quant.bits, (uint32_t)out->dtype, (uint32_t)in[1]->dtype, (uint32_t)out->dtype,
-           push[5] % 8 == 0);
+    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, (uint32_t)scales->dtype, (uint32_t)out->dtype, push[5] % 8 == 0);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(push[0], 256));
+}
+
+static void lower_dequantize(struct encoder *e, const struct node *n)
+{
+    struct array *in[3];
+    for (int i = 0; i < 3; i++) in[i] = rows_of(e, n->in[i]);
+    unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->out[0], in[1]->dtype);
     for (int i = 0; i < 3; i++) array_release(in[i]);
 }
 
@@ -6255,11 +6351,21 @@ struct quant_tuning {
     uint32_t max_split;
 };
 static const struct quant_tuning qmv_tunings[] = {
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 2,  64,    8, 1 },
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 1,  64,    8, 1 },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 4,  64,    8, 1 },
     { -1,                          2, 4, 128, 3072, 4 },
     { -1,                          4, 4, 128, 3072, 4 },
     { -1,                          8, 2, 128, 3072, 4 },
+};
+
+/* Rows of x up to which a route is taken: a few at a time, and from which the weight is unpacked for the plain matmul. */
+static const struct quant_route { int type; uint32_t few, unpack; } quant_routes[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, UINT32_MAX, UINT32_MAX },
+    { -1, 16, 192 },
+};
+
+/* Tiles of the cooperative matrix kernel: results a workgroup and a subgroup. The first that m fills half. */
+static const struct qmm_tile { uint16_t bm, bn, wm, wn; } qmm_tiles[] = {
+    { 128, 128, 64, 32 }, { 64, 128, 32, 32 }, { 32, 128, 32, 16 },
 };
 enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
 
@@ -6319,6 +6425,7 @@ static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
+    if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
     while (2 * split <= teams && (forced > 0 ? 2 * split <= (uint32_t)forced
@@ -6343,6 +6450,54 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
 }
 
+/* The same by qmm_coopmat.comp: W transposed, half types. False where the device or the operands do not allow it. */
+static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const struct device *d = e->device;
+    bool bf16 = j->to == MLXVK_BFLOAT16;
+    enum kernel_id kernel = bf16 ? K_QMM_BF16 : K_QMM_F16;
+    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
+    const struct qmm_tile *t = qmm_tiles;
+    struct quant_push p;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
+        !d->gate[GATE_QMM_NATIVE]) return false;
+    p = quant_bind(e, j, false);
+    aligned = quant_alignment(j, &p);
+    while (t < qmm_tiles + COUNT(qmm_tiles) - 1 && 2 * j->m <= t->bm) t++;
+    if (!(aligned & 1) || t->bm / t->wm * (t->bn / t->wn) * lanes > d->caps.max_threads) {
+        encoder_reset(e);
+        return false;
+    }
+    if (!((p.y_at[0] | p.y_row[0] | p.y_batch) % 8)) aligned |= 4;
+    KERNEL(e, kernel, t->bm / t->wm * (t->bn / t->wn) * lanes, j->format.bits, (uint32_t)j->x->dtype,
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, t->bm, t->bn, t->wm, t->wn, size, lanes, aligned);
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), j->batch);
+    return true;
+}
+
+/* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
+static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_set *t = &j->set[0];
+    bool transpose = j->format.transpose;
+    size_t count = (size_t)j->k * t->rows;
+    struct product p = { .m = j->m, .n = t->rows, .k = j->k, .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : t->rows,
+                         .b_col = transpose ? j->k : 1, .out_row = t->y_row, .out_col = 1, .alpha = 1 };
+    struct array *w;
+    if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
+    w = scratch(e, count, j->to);
+    if (w) {
+        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, w, j->to);
+        p.array[MAT_A] = j->x;
+        p.array[MAT_B] = w;
+        p.array[MAT_OUT] = t->y;
+        product_batch(e, &p);
+    }
+    array_release(w);
+    return true;
+}
+
 /* ---- quantized_matmul: from arrays to jobs ---- */
 
 /* Part of a weight (transposed: rows from `first` on), as views that live on the caller's stack. */
@@ -6355,19 +6510,30 @@ static struct array rows_from(const struct array *a, int axis, uint32_t first, u
     return v;
 }
 
-/* Runs a job of one set, in parts where the device cannot bind the whole weight or the grid would be too large. */
+enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED };      /* values of gate QMM_KERNEL */
+
+/* Picks the kernel for a job of one set without an epilogue. */
+static void quant_choose(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_route *r = quant_routes;
+    int wanted = e->device->gate[GATE_QMM_KERNEL];
+    bool transpose = j->format.transpose, few, unpack;
+    while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
+    few = wanted ? wanted == QMM_FEW : j->m <= r->few;
+    unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
+    if (few && transpose) qmv_dispatch(e, j);
+    else if (unpack && qmm_unpacked(e, j)) return;
+    else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
+}
+
+/* Runs such a job, in parts where the device cannot bind the whole weight or the grid would be too large. */
 static void quant_run(struct encoder *e, const struct quant_job *j)
 {
     const struct quant_set *t = &j->set[0];
     size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16;
-    size_t row_bytes = (size_t)j->k / QUANT_BLOCK * j->format.bits * 4;
+    size_t row_bytes = max_size((size_t)j->k / QUANT_BLOCK * j->format.bits * 4, 1);
     uint32_t most = (uint32_t)min_size(room / row_bytes, (size_t)e->device->caps.max_groups[0]) & ~31u;
-    bool few = j->format.transpose && j->m <= QMV_MAX_M;
-    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) {
-        if (few) qmv_dispatch(e, j);
-        else qmm_dispatch(e, j);
-        return;
-    }
+    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) { quant_choose(e, j); return; }
     for (uint32_t first = 0; first < t->rows; first += most) {
         struct quant_job part = *j;
         uint32_t count = min_u32(most, t->rows - first);
@@ -6375,7 +6541,7 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         struct array cut[4] = { rows_from(t->w, w, first, count), rows_from(t->scales, w, first, count),
                                 rows_from(t->biases, w, first, count), rows_from(t->y, y, first, count) };
         part.set[0] = (struct quant_set){ &cut[0], &cut[1], &cut[2], &cut[3], count, t->y_row };
-        quant_run(e, &part);
+        quant_choose(e, &part);
     }
 }
 
@@ -6936,6 +7102,80 @@ static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uin
     return true;
 }
 
+/* Can the product go into one dispatch with others of the same x? */
+static bool groups_well(const struct encoder *e, const struct node *n)
+{
+    const struct array *x = n->in[0], *w = n->in[1];
+    uint32_t stride;
+    int64_t low, high;
+    if (n->op != OP_QUANTIZED_MATMUL) return false;
+    array_span(w, &low, &high);
+    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
+           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+           (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
+}
+
+static bool same_product_kind(const struct node *a, const struct node *b)
+{
+    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits && a->p.quant.group == b->p.quant.group &&
+           a->in[2]->dtype == b->in[2]->dtype && a->out[0]->dtype == b->out[0]->dtype;
+}
+
+/* The nodes of silu(y0) * y1 behind the products m[0] and m[1], into m[2..4]; false where something else follows. */
+static bool swiglu_behind(struct stream *s, uint32_t m[5], uint32_t end)
+{
+    struct array *gate = s->nodes[m[0]].out[0], *up = s->nodes[m[1]].out[0];
+    const struct node *sigmoid, *silu, *product;
+    if (gate->storage->owned || gate->storage->readers != 2 || gate->storage->writers != 1 || !only_between(up)) return false;
+    m[2] = reader_of(s, m[1], end, gate);
+    if (m[2] == UINT32_MAX || !can_join(s, m, 2, m[2])) return false;
+    sigmoid = &s->nodes[m[2]];
+    if (sigmoid->op != OP_ELEMENTWISE || sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid ||
+        !same_view(sigmoid->in[0], gate) || !only_between(sigmoid->out[0])) return false;
+    m[3] = reader_of(s, m[2], end, sigmoid->out[0]);
+    if (m[3] == UINT32_MAX || !can_join(s, m, 3, m[3])) return false;
+    silu = &s->nodes[m[3]];
+    if (!is_binary(silu, B_multiply) || !only_between(silu->out[0]) || !same_view(silu->in[silu->in[0]->storage != gate->storage], gate))
+        return false;
+    m[4] = reader_of(s, m[3], end, silu->out[0]);
+    if (m[4] == UINT32_MAX || !can_join(s, m, 4, m[4])) return false;
+    product = &s->nodes[m[4]];
+    return is_binary(product, B_multiply) && same_view(product->in[product->in[0]->storage != up->storage], up) &&
+           same_shape(product->out[0], gate) && same_view(product->in[product->in[0]->storage == up->storage], silu->out[0]);
+}
+
+/* Products of one x with several weights, for a few rows: one dispatch; with silu(y0) * y1 where that is all that follows. */
+static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[5] = { at }, last = min_u32(end, at + FUSE_WINDOW);
+    const struct node *first = &s->nodes[at];
+    struct quant_job j;
+    int count = 1;
+    if (!has_kernel(e->device, K_QMV_SETS) || !groups_well(e, first)) return false;
+    for (uint32_t i = at + 1; i < last && count < QMV_SETS; i++) {
+        const struct node *n = &s->nodes[i];
+        if (!n->done && groups_well(e, n) && same_product_kind(first, n) && can_join(s, m, count, i)) m[count++] = i;
+    }
+    if (count == 1) return false;
+    quant_open(e, first, &j);
+    for (int i = 1; i < count; i++) {
+        const struct node *n = &s->nodes[m[i]];
+        uint32_t rows = (uint32_t)dim_of(n->out[0], -1);
+        for (int k = 1; k < 4; k++) n->in[k]->refs++;
+        j.set[j.sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows };
+    }
+    if (count == 2 && s->device->gate[GATE_SWIGLU] && j.set[0].rows == j.set[1].rows && swiglu_behind(s, m, end)) {
+        j.epilogue = QMV_SWIGLU;
+        j.set[0].y = s->nodes[m[4]].out[0];
+        j.set[1].y = NULL;
+        count = 5;
+    }
+    qmv_dispatch(e, &j);
+    quant_close(&j);
+    retire(s, m, count);
+    return true;
+}
+
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
@@ -6943,6 +7183,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
     { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
     { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
+    { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)

@@ -2,6 +2,8 @@
 #include "arange_spv.h"
 #include "arange_wide_spv.h"
 #include "attention_spv.h"
+#include "attention_combine_spv.h"
+#include "attention_decode_spv.h"
 #include "binary_spv.h"
 #include "binary_complex_spv.h"
 #include "binary_wide_spv.h"
