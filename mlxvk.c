@@ -4349,7 +4349,8 @@ static void scan_totals(struct encoder *e, enum reduction op, struct array *from
     memcpy(p.in, s->in, sizeof p.in);
     p.from = set_input(e, 1, from);
     p.to = set_output(e, 0, totals);
-    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype, by, width);
+    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype,
+           by, width);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (by ? (units + width - 1) / width : units) * s->parts);
 }
@@ -4372,6 +4373,7 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     if (carry) { p.before = set_input(e, 2, carry); p.flags |= SCAN_CARRY; }
     hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
     width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    if (width == 2) width = 4;                       /* the kernel walks by fours */
     groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
     KERNEL(e, accumulator(K_SCAN, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
            width, hold);
@@ -4466,13 +4468,14 @@ static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum red
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *out = NULL;
+    int flags;
     axis = normal_axis(&c, x, axis);
     if (op == R_logsumexp && x) x = as_float(&c, x);
     if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
     if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
     if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
-    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)((reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE)) }),
-           ARRAYS(x), ARRAYS(out));
+    flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
+    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(x), ARRAYS(out));
     return finish(&c, out, res);
 }
 
