@@ -1297,7 +1297,7 @@ struct encoder {
     VkCommandBuffer commands;                        /* NULL: none open */
     const struct pipeline *pipeline, *bound;
     VkDescriptorBufferInfo bindings[MAX_BINDINGS];
-    uint32_t set_mask;
+    uint32_t set_mask, write_mask;       /* bindings that are set, and those of them that are written */
     uint8_t push[PUSH_SIZE];
     uint32_t push_used;
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the next dispatch; since the last barrier */
@@ -1689,7 +1689,7 @@ static void insert_barrier(struct encoder *e)
 static void encoder_reset(struct encoder *e)
 {
     e->pipeline = NULL;
-    e->set_mask = 0;
+    e->set_mask = e->write_mask = 0;
     e->push_used = 0;
     e->pending_count = 0;
 }
@@ -1752,7 +1752,9 @@ static void bind_descriptors(struct encoder *e)
     VkWriteDescriptorSet write = { .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .descriptorCount = n,
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = e->bindings };
     if (!n) return;
-    while (first < n && !(e->set_mask & (1u << first))) first++;
+    /* An unused binding gets what the dispatch writes anyway: to the validation layer every binding that a shader names
+     * is one that it writes. */
+    while (first < n && !((e->write_mask ? e->write_mask : e->set_mask) & (1u << first))) first++;
     for (uint32_t i = 0; i < n; i++) {
         if (e->set_mask & (1u << i)) continue;
         if (first == n || e->pipeline->kernel == KERNEL_COUNT) {
@@ -2017,6 +2019,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     }
     encoder_access(e, b, start, end, write);         /* all that is bound, as the validation layer sees it */
     bind_range(e, slot, b->handle, start, end - start);
+    if (write) e->write_mask |= 1u << slot;
     return (uint32_t)((int64_t)(b->offset - start) + a->offset) / (uint32_t)item_size(a);
 }
 
