@@ -15,6 +15,7 @@ static const char usage[] =
     "  --ops a,b              cases of these operations\n"
     "  --sample K/N           the K-th of N parts of the cases (K from 1), always the same ones\n"
     "  --no-contiguous-pass   do not run cases a second time with their viewed operands made contiguous\n"
+    "  --scattered-pass       run cases once more with all operands transposed, with steps and holes, some reversed\n"
     "  --device NAME          a device by index or part of its name\n"
     "  --verbose              name each case before it runs\n";
 
@@ -58,10 +59,11 @@ static bool parse_value(struct options *o, const char *option, const char *value
 
 static bool parse_options(struct options *o, int argc, char **argv)
 {
-    *o = (struct options){ .parts = 1, .part = 1, .run.contiguous_pass = true };
+    *o = (struct options){ .parts = 1, .part = 1, .run.layouts[CONTIGUOUS] = true };
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--verbose")) o->verbose = true;
-        else if (!strcmp(argv[i], "--no-contiguous-pass")) o->run.contiguous_pass = false;
+        else if (!strcmp(argv[i], "--no-contiguous-pass")) o->run.layouts[CONTIGUOUS] = false;
+        else if (!strcmp(argv[i], "--scattered-pass")) o->run.layouts[SCATTERED] = true;
         else if (argv[i][0] != '-' && !o->path) o->path = argv[i];
         else if (!parse_value(o, argv[i], argv[i + 1])) return false;
         else i++;

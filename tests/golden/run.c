@@ -148,20 +148,21 @@ static bool call_and_check(struct attempt *a, struct problem *problem)
     return refused ? check_refusal(a, code, problem) : check_success(a, code, problem);
 }
 
-static bool run_once(struct attempt *a, mlxvk_stream stream, bool contiguous, struct problem *problem)
+static bool run_once(struct attempt *a, mlxvk_stream stream, enum layout layout, struct problem *problem)
 {
+    static const char *const names[LAYOUTS] = { "", "operands made contiguous: ", "operands scattered: " };
     struct problem inner = { "" };
     a->call = need(calloc(1, sizeof *a->call));
     a->call->args = cJSON_GetObjectItemCaseSensitive(a->item, "args");
     a->call->stream = stream;
-    bool good = operands_bind(a->operands, a->call, a->in, contiguous, &inner) && call_and_check(a, &inner);
+    bool good = operands_bind(a->operands, a->call, a->in, layout, &inner) && call_and_check(a, &inner);
     operands_release(a->operands, a->call);
     for (int i = 0; i < 2; i++) mlxvk_array_free(a->call->results[i]);
     mlxvk_vector_array_free(a->call->result_vector);
     mlxvk_array_free(a->sentinel);
     free(a->call);
     if (good) return true;
-    return complain(problem, "%s%s", contiguous ? "operands made contiguous: " : "", inner.text);
+    return complain(problem, "%s%s", names[layout], inner.text);
 }
 
 enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_stream stream,
@@ -172,8 +173,11 @@ enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_s
     if (!a.operation) return op ? NOT_THERE : FAILED;
     a.in = cJSON_GetObjectItemCaseSensitive(item, "in");
     a.operands = need(calloc(1, sizeof *a.operands));
-    bool good = operands_load(a.operands, file, a.in, problem) && run_once(&a, stream, false, problem);
-    if (a.operands->has_views && options->contiguous_pass && !run_once(&a, stream, true, problem)) good = false;
+    bool good = operands_load(a.operands, file, a.in, problem) && run_once(&a, stream, AS_GIVEN, problem);
+    for (int layout = CONTIGUOUS; good && layout < LAYOUTS; layout++) {
+        bool differs = layout == CONTIGUOUS ? a.operands->has_views : a.operands->count > 0;
+        if (options->layouts[layout] && differs) good = run_once(&a, stream, (enum layout)layout, problem);
+    }
     operands_free(a.operands);
     free(a.operands);
     return good ? PASSED : a.not_there ? NOT_THERE : FAILED;
