@@ -185,6 +185,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul: 1 few rows, 2 tiles, 3 cooperative matrix, 4 unpacked; 0 chooses") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
@@ -286,6 +287,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
+    X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP) \
+    X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
@@ -293,6 +296,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(REDUCE_PAIR,   reduce_pair,   2, CAP_SMALL)                                                                      \
     X(REDUCE_INDEX,  reduce_index,  2, CAP_SMALL)                                                                      \
     X(SOFTMAX,       softmax,       3, CAP_SMALL)                                                                      \
+    X(SCAN,          scan,          3, CAP_SMALL)                                                                      \
+    X(SCAN_PAIR,     scan_pair,     3, CAP_SMALL)                                                                      \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
@@ -2050,6 +2055,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ARANGE,      arange)                                                                                             \
     X(REDUCE,      reduce)                                                                                             \
     X(SOFTMAX,     softmax)                                                                                            \
+    X(SCAN,        scan)                                                                                               \
     X(GATHER,      gather)                                                                                             \
     X(NORM,        norm)                                                                                               \
     X(ROPE,        rope)                                                                                               \
@@ -2071,6 +2077,7 @@ struct matmul_params { float alpha, beta; };
 struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
+struct scan_params { uint8_t op, axis, flags; };
 struct gather_params { uint8_t mode, axis; };
 struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
@@ -2083,6 +2090,7 @@ union params {
     struct quant_params quant;
     struct arange_params arange;
     struct reduce_params reduce;
+    struct scan_params scan;
     struct gather_params gather;
     struct norm_params norm;
     struct rope_params rope;
@@ -3660,9 +3668,10 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
 }
 
-/* ==== >>reduce: reductions, arg reductions, softmax =============================================================== */
+/* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
 
-enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin };   /* as in the shader */
+/* As in the shader. */
+enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin, R_complex_logsumexp };
 
 /* Workgroups that fill a large GPU; elements that one should have at least before a reduction is cut; outer dimensions. */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_CHUNK = 4096, REDUCE_DIMS = 4 };
@@ -3677,17 +3686,18 @@ struct reduce_job {
     struct array *from, *out;
     mlxvk_dtype type;
     int64_t shift;
+    uint32_t place;                                  /* the position of the first element, for arg reductions */
     int ndim;
     struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
 };
 
 struct reduce_push {
-    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to;
+    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to, place;
     float scale;
     uint32_t ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS], out[REDUCE_DIMS];
 };
 
-static bool is_arg(enum reduction op) { return op >= R_argmax; }
+static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
 
 static uint32_t power_of_two(uint64_t at_least)
 {
@@ -3720,17 +3730,12 @@ static void join_dims(struct reduce_job *j)
     j->ndim = n;
 }
 
-static void plan_dims(struct reduce_job *j, const struct array *x, uint32_t mask)
+static void plan_dims(struct reduce_job *j, uint32_t mask)
 {
-    int64_t step[MAXD], out = 1;
     bool any = false;
     j->ndim = 0;
-    for (int i = x->ndim - 1; i >= 0; i--) {
-        step[i] = out;
-        if (!(mask & (1u << i))) out *= x->shape[i];
-    }
-    for (int i = 0; i < x->ndim; i++) {
-        struct reduce_dim d = { (uint32_t)x->shape[i], x->strides[i], step[i], mask >> i & 1 };
+    for (int i = 0; i < j->from->ndim; i++) {
+        struct reduce_dim d = { (uint32_t)j->from->shape[i], j->from->strides[i], j->out->strides[i], mask >> i & 1 };
         if (d.size == 1) continue;
         any |= d.reduced;
         if (d.reduced && d.in < 0 && !is_arg(j->op)) {                 /* the order does not matter: walk it upwards */
@@ -3743,29 +3748,30 @@ static void plan_dims(struct reduce_job *j, const struct array *x, uint32_t mask
     join_dims(j);
 }
 
-/* More outer dimensions than the shader has: the operand copied into row-major order, kept dimensions first. */
+/* More outer dimensions than the shader has: the operand copied into row-major order, reduced dimensions last. */
 static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask)
 {
     struct array view = *j->from, *copy;
-    uint32_t n = 1;
+    int64_t out[MAXD];
     view.refs = 1;
-    view.ndim = 0;
+    view.ndim = j->ndim = 0;
     for (uint32_t reduced = 0; reduced < 2; reduced++)
         for (int i = 0; i < j->from->ndim; i++)
             if ((mask >> i & 1) == reduced) {
                 view.shape[view.ndim] = j->from->shape[i];
-                view.strides[view.ndim++] = j->from->strides[i];
-                if (reduced) n *= (uint32_t)j->from->shape[i];
+                view.strides[view.ndim] = j->from->strides[i];
+                out[view.ndim++] = reduced ? -1 : j->out->strides[i];
             }
     view.row = row_contiguous(&view);
     copy = rows_of(e, &view);
     if (copy == &view) return;                       /* it failed */
+    for (int i = 0; i < view.ndim; i++)
+        if (view.shape[i] > 1) j->dim[j->ndim++] = (struct reduce_dim){ (uint32_t)view.shape[i], copy->strides[i], out[i], out[i] < 0 };
+    if (!j->ndim || !j->dim[j->ndim - 1].reduced) j->dim[j->ndim++] = (struct reduce_dim){ 1, 1, 0, true };
+    join_dims(j);
     array_release(j->from);
     j->from = copy;
     j->shift = 0;
-    j->ndim = 2;
-    j->dim[0] = (struct reduce_dim){ (uint32_t)(copy->size / n), n, 1, false };
-    j->dim[1] = (struct reduce_dim){ n, 1, 0, true };
 }
 
 static int last_reduced(const struct reduce_job *j, int *count)
@@ -3778,21 +3784,21 @@ static int last_reduced(const struct reduce_job *j, int *count)
 
 /* ---- lowering: one dispatch ---- */
 
-static enum kernel_id reduce_kernel(const struct reduce_job *j)
+/* The kernel by what it accumulates: base, base + 1: two words, base + 2: a key and an index. */
+static enum kernel_id accumulator(enum kernel_id base, enum reduction op, mlxvk_dtype type)
 {
-    if (is_arg(j->op)) return K_REDUCE_INDEX;
-    if (j->op == R_logsumexp) return K_REDUCE_PAIR;
-    return dtypes[j->type].size == 8 && j->op != R_all && j->op != R_any ? K_REDUCE_PAIR : K_REDUCE;
+    if (is_arg(op)) return (enum kernel_id)(base + 2);
+    return (enum kernel_id)(base + (op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any)));
 }
 
 /* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
-static mlxvk_dtype part_type(const struct reduce_job *j)
+static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
 {
-    if (is_arg(j->op) || j->op == R_logsumexp) return MLXVK_COMPLEX64;
-    if (j->op == R_all || j->op == R_any) return MLXVK_BOOL;
-    if (dtypes[j->type].size == 8) return j->type;
-    if (is_float(j->type) || j->op == R_mean) return MLXVK_FLOAT32;
-    return dtypes[j->type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
+    if (is_arg(op) || op == R_logsumexp) return MLXVK_COMPLEX64;
+    if (op == R_all || op == R_any) return MLXVK_BOOL;
+    if (dtypes[type].size == 8) return type;
+    if (is_float(type) || op == R_mean) return MLXVK_FLOAT32;
+    return dtypes[type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
 }
 
 /* How a step is laid out on workgroups. */
@@ -3809,11 +3815,17 @@ static void cut(struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t lea
     g->parts = ceil_div(n, g->chunk);
 }
 
-static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct reduce_push *p, bool whole, bool fours)
+/* Threads side by side on `units` columns, so that the others find at least 8 of n elements each to reduce. */
+static uint32_t column_width(uint64_t units, uint32_t n)
+{
+    return REDUCE_THREADS / min_u32(power_of_two((n + 7) / 8), REDUCE_THREADS / power_of_two(min_size(units, 32)));
+}
+
+static struct reduce_grid reduce_grid(const struct reduce_push *p, bool whole, bool fours)
 {
     struct reduce_grid g = { .parts = 1, .chunk = p->n };
     uint64_t units;
-    uint32_t narrow, height;
+    uint32_t height;
     if (p->inner == 1 && p->stride == 1) {
         uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
         g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
@@ -3823,9 +3835,8 @@ static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct r
     }
     g.by = fours ? 4 : 1;
     units = (uint64_t)p->outer * (p->inner / g.by);
-    narrow = power_of_two(min_size(units, j->ndim > 1 && p->inner == 1 && (uint64_t)p->n >= REDUCE_THREADS ? 1 : 32));
-    height = min_u32(power_of_two((p->n + 7) / 8), REDUCE_THREADS / narrow);
-    g.width = REDUCE_THREADS / height;
+    g.width = column_width(p->inner == 1 && p->n >= REDUCE_THREADS ? 1 : units, p->n);
+    height = REDUCE_THREADS / g.width;
     units = (units + g.width - 1) / g.width;
     if (!whole) cut(&g, p->n, units, 32 * height, 4 * height);
     g.groups = units * g.parts;
@@ -3836,7 +3847,8 @@ static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct r
 static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push *p)
 {
     int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
-    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1, .scale = j->scale };
+    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1,
+                               .scale = j->scale, .place = j->place };
     if (inner >= 0) {
         p->inner = j->dim[inner].size;
         p->inner_stride = (uint32_t)j->dim[inner].in;
@@ -3854,11 +3866,10 @@ static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push 
 }
 
 /* Columns that four-wide loads can take. */
-static bool reduces_by_fours(const struct reduce_push *p)
+static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, const uint32_t *outer_strides, uint32_t ndim)
 {
-    uint32_t odd = p->inner | p->stride | p->from;
-    for (uint32_t i = 0; i < p->ndim; i++) odd |= p->in[i];
-    return p->inner > 1 && p->inner_stride == 1 && !(odd & 3);
+    for (uint32_t i = 0; i < ndim; i++) others |= outer_strides[i];
+    return inner > 1 && inner_stride == 1 && !((inner | others) & 3);
 }
 
 /* The job that is left behind a step which wrote `out` as (outer dimensions, parts, inner) and not the result. */
@@ -3878,6 +3889,7 @@ static void reduce_next(struct reduce_job *j, int at, struct array *out, mlxvk_d
     j->from = out;
     j->type = type;
     j->shift = 0;
+    j->place = 0;
 }
 
 /* Reduces the innermost of the reduced dimensions; true when that gave the result. */
@@ -3888,13 +3900,16 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     struct array *out = j->out;
     mlxvk_dtype type = out->dtype;
     int count, at = last_reduced(j, &count);
-    reduce_shape(j, at, &p);
+    if (!reduce_shape(j, at, &p)) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "reduce", "too many dimensions in an operand too large to bind");
+        return true;
+    }
     p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
-    g = reduce_grid(j, &p, is_arg(j->op) && is_wide(j->type), reduces_by_fours(&p));
+    g = reduce_grid(&p, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
     p.parts = g.parts;
     p.chunk = g.chunk;
     if (count > 1 || g.parts > 1) {
-        type = part_type(j);
+        type = part_type(j->op, j->type);
         out = scratch(e, (size_t)p.outer * g.parts * p.inner, type);
         if (!out) return true;
         p.scale = 1;
@@ -3902,7 +3917,7 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
         for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out[i] = step;
     }
     p.to = set_output(e, 0, out);
-    KERNEL(e, reduce_kernel(j), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
+    KERNEL(e, accumulator(K_REDUCE, j->op, j->type), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, g.groups);
     if (out == j->out) return true;
@@ -3910,21 +3925,122 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     return false;
 }
 
-static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask, struct array *out)
+/* ---- lowering: operands that a device cannot bind whole ---- */
+
+static struct array half_of(const struct array *a, int axis, int half)
 {
-    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype };
+    struct array part = *a;
+    int first = a->shape[axis] / 2;
+    part.refs = 1;
+    part.shape[axis] = half ? a->shape[axis] - first : first;
+    part.size = a->size / (size_t)a->shape[axis] * (size_t)part.shape[axis];
+    if (half) part.offset += first * a->strides[axis] * (int64_t)item_size(a);
+    part.row = row_contiguous(&part);
+    return part;
+}
+
+/* The axis along which to halve arrays of one shape, but for axes of a mask, where one of them is too large; else -1. */
+static int axis_to_halve(struct encoder *e, const struct array *const *a, int count, uint32_t whole)
+{
+    for (int k = 0; k < count; k++) {
+        int64_t low, high, widest = 0;
+        int axis = -1;
+        array_span(a[k], &low, &high);
+        if ((size_t)(high - low) + e->device->caps.offset_align + 16 <= e->device->caps.max_range) continue;
+        for (int i = 0; i < a[k]->ndim; i++) {
+            int64_t reach = llabs(a[k]->strides[i]) * (a[k]->shape[i] - 1);
+            if (reach > widest && !(whole >> i & 1)) { widest = reach; axis = i; }
+        }
+        if (axis >= 0) return axis;
+    }
+    return -1;
+}
+
+/* Room of its own for a result that must be row-major, where `out` is not; unpack copies it there. */
+static struct array *pack(struct encoder *e, const struct array *out, struct array *packed)
+{
+    struct array *room = out->row ? NULL : scratch(e, out->size, out->dtype);
+    *packed = *out;
+    if (!room) return NULL;
+    packed->storage = room->storage;
+    packed->offset = 0;
+    packed->row = true;
+    row_strides(packed->ndim, packed->shape, packed->strides);
+    return room;
+}
+
+static void unpack(struct encoder *e, struct array *out, struct array *packed, struct array *room)
+{
+    struct elementwise_params p = { .kernel = K_COPY };
+    if (room && !e->code) elementwise_split(e, &p, (struct array *[]){ out, packed }, 2);
+    array_release(room);
+}
+
+static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                   struct array *out);
+
+/* The two halves of a reduced axis, then what they gave. */
+static void reduce_halves(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                          struct array *out, int axis)
+{
+    struct array *both = scratch(e, 2 * out->size, part_type(op, from->dtype)), pair, one;
+    if (!both) return;
+    one = *out;
+    one.storage = both->storage;
+    one.dtype = both->dtype;
+    one.offset = 0;
+    row_strides(one.ndim, one.shape, one.strides);
+    pair = one;
+    pair.refs = 1;
+    pair.shape[axis] = 2;
+    pair.strides[axis] = (int64_t)out->size;
+    pair.size = 2 * out->size;
+    pair.row = row_contiguous(&pair);
+    for (int half = 0; half < 2; half++) {
+        struct array part = half_of(from, axis, half);
+        one.offset = half * (int64_t)array_bytes(&one);
+        reduce(e, op, 1, place + (half ? (uint32_t)(from->shape[axis] / 2) : 0), &part, mask, &one);
+    }
+    reduce(e, op, scale, 0, &pair, 1u << axis, out);
+    array_release(both);
+}
+
+/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. */
+static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                   struct array *out)
+{
+    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype, .place = place };
     struct reduce_push p;
-    int count;
-    plan_dims(&j, from, mask);
+    uint32_t whole = is_arg(op) && is_wide(from->dtype) ? mask : 0;
+    int count, axis = axis_to_halve(e, (const struct array *[]){ from, out }, 2, whole);
+    if (axis >= 0 && (mask >> axis & 1)) { reduce_halves(e, op, scale, place, from, mask, out, axis); return; }
+    for (int half = 0; half < 2 && axis >= 0; half++) {
+        struct array part = half_of(from, axis, half), result = half_of(out, axis, half);
+        reduce(e, op, scale, place, &part, mask, &result);
+    }
+    if (axis >= 0) return;
+    plan_dims(&j, mask);
     from->refs++;
     if (!reduce_shape(&j, last_reduced(&j, &count), &p)) copy_rows(e, &j, mask);
     while (!e->code && !reduce_step(e, &j)) {}
     array_release(j.from);
 }
 
+/* A row-major result seen with the operand's dimensions. */
+static struct array full_rank(const struct array *from, uint32_t mask, const struct array *out)
+{
+    struct array view = *out;
+    view.ndim = from->ndim;
+    for (int i = 0; i < from->ndim; i++) view.shape[i] = mask >> i & 1 ? 1 : from->shape[i];
+    row_strides(view.ndim, view.shape, view.strides);
+    return view;
+}
+
 static void lower_reduce(struct encoder *e, const struct node *n)
 {
-    reduce(e, n->p.reduce.op, n->p.reduce.scale, n->in[0], n->p.reduce.mask, n->out[0]);
+    uint32_t mask = n->p.reduce.mask;
+    struct array out = full_rank(n->in[0], mask, n->out[0]);
+    reduce(e, n->p.reduce.op, n->p.reduce.scale, 0, n->in[0], mask, &out);
 }
 
 /* ---- fronts ---- */
@@ -4076,7 +4192,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
 {
     struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
-    struct array *pairs;
+    struct array *pairs, each;
     uint32_t step;
     for (int i = 0; i < x->ndim; i++) {
         uint32_t size = (uint32_t)x->shape[i];
@@ -4086,7 +4202,8 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
     }
     pairs = scratch(e, (size_t)p.outer * p.inner, MLXVK_COMPLEX64);
     if (!pairs) return;
-    reduce(e, R_logsumexp, 1, x, mask, pairs);
+    each = full_rank(x, mask, pairs);
+    reduce(e, R_logsumexp, 1, 0, x, mask, &each);
     p.n *= p.inner;
     p.from = set_input(e, 1, x);
     p.to = set_output(e, 0, out);
@@ -4100,19 +4217,29 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
 
 enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
 
-static void lower_softmax(struct encoder *e, const struct node *n)
+static void softmax(struct encoder *e, struct array *x, uint32_t mask, struct array *out)
 {
-    struct array *x = n->in[0], *rows;
-    uint32_t mask = n->p.reduce.mask, last = 1u << (x->ndim - 1);
+    uint32_t last = 1u << (x->ndim - 1);
     size_t length = (size_t)dim_of(x, -1);
     bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
-    if (mask == last && !few && softmax_rows(e, x, n->out[0])) return;
-    rows = rows_of(e, x);
-    if (e->code) { array_release(rows); return; }
-    if (mask != last || few) softmax_given(e, rows, n->out[0], mask);
-    else softmax_rows(e, rows, n->out[0]);
-    array_release(rows);
+    struct array *rows, *room, packed;
+    int axis = axis_to_halve(e, (const struct array *[]){ x, out }, 2, mask);
+    for (int half = 0; half < 2 && axis >= 0; half++) {
+        struct array part = half_of(x, axis, half), result = half_of(out, axis, half);
+        softmax(e, &part, mask, &result);
+    }
+    if (axis >= 0) return;
+    room = pack(e, out, &packed);
+    if (mask != last || few || !softmax_rows(e, x, &packed)) {
+        rows = rows_of(e, x);
+        if (!e->code && (mask != last || few)) softmax_given(e, rows, &packed, mask);
+        else if (!e->code) softmax_rows(e, rows, &packed);
+        array_release(rows);
+    }
+    unpack(e, out, &packed, room);
 }
+
+static void lower_softmax(struct encoder *e, const struct node *n) { softmax(e, n->in[0], n->p.reduce.mask, n->out[0]); }
 
 /* The axes of a mask last, the others in order. */
 static void axes_last(int ndim, uint32_t mask, int *order)
@@ -4196,6 +4323,161 @@ int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t 
     (void)precise;
     return softmax_call("softmax_axes", res, a, 2, axes, axes_num, s);
 }
+
+/* ---- scans ---- */
+
+enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4, SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64,
+       SCAN_COLUMNS = 128 * REDUCE_GROUPS };
+
+struct scan_push {
+    uint32_t n, outer, inner, stride, inner_stride, parts, chunk, from, to, before, flags, ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS];
+};
+
+/* The total of each part, as (outer, parts, inner). */
+static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s, uint32_t by,
+                        struct array *totals)
+{
+    struct reduce_push p = { .n = s->n, .outer = s->outer, .inner = s->inner, .stride = s->stride, .inner_stride = s->inner_stride,
+                             .parts = s->parts, .chunk = s->chunk, .scale = 1, .ndim = s->ndim };
+    uint64_t units = by ? (uint64_t)s->outer * (s->inner / by) : s->outer;
+    uint32_t width = by ? column_width(units, s->chunk) : REDUCE_THREADS;
+    memcpy(p.shape, s->shape, sizeof p.shape);
+    memcpy(p.in, s->in, sizeof p.in);
+    p.from = set_input(e, 1, from);
+    p.to = set_output(e, 0, totals);
+    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype, by, width);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (by ? (units + width - 1) / width : units) * s->parts);
+}
+
+/* Cuts long rows or columns, where there are too few to fill the device, and finds what comes before each part. */
+static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by);
+
+static void scan(struct encoder *e, enum reduction op, struct array *from, struct array *out, struct scan_push p)
+{
+    bool rows = p.inner == 1 && p.stride == 1;
+    uint32_t at = set_input(e, 1, from), by = rows ? 0 : 1, width, hold;
+    struct array *carry;
+    uint64_t groups;
+    p.to = set_output(e, 0, out);
+    if (!rows && by_fours(p.inner, p.inner_stride, p.stride | at | p.to, p.in, p.ndim)) by = 4;
+    encoder_reset(e);                                /* bound again behind what the carry needs */
+    carry = scan_carry(e, op, from, &p, by);
+    p.from = set_input(e, 1, from);
+    p.to = set_output(e, 0, out);
+    if (carry) { p.before = set_input(e, 2, carry); p.flags |= SCAN_CARRY; }
+    hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
+    width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
+    KERNEL(e, accumulator(K_SCAN, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
+           width, hold);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (groups + REDUCE_THREADS - 1) / REDUCE_THREADS);
+    array_release(carry);
+}
+
+static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by)
+{
+    uint64_t tasks = by ? (uint64_t)p->outer * (p->inner / by) : p->outer, enough = by ? SCAN_COLUMNS : REDUCE_GROUPS;
+    uint32_t least = by ? SCAN_COLUMN : SCAN_ROUND, most = p->n / least;
+    struct scan_push totals = { .outer = p->outer, .inner = p->inner, .stride = p->inner, .inner_stride = 1,
+                                .flags = p->flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p->outer } };
+    struct array *total, *carry;
+    p->parts = 1;
+    p->chunk = p->n;
+    if (2 * tasks >= enough || most < 2) return NULL;
+    most = (uint32_t)min_size(most, (enough + tasks - 1) / tasks);
+    p->chunk = (uint32_t)round_up((p->n + most - 1) / most, least);
+    p->parts = ceil_div(p->n, p->chunk);
+    if (p->parts < 2) return NULL;
+    total = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
+    carry = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
+    totals.n = p->parts;
+    totals.in[0] = p->parts * p->inner;
+    if (total && carry) {
+        scan_totals(e, op, from, p, by, total);
+        scan(e, op, total, carry, totals);
+    }
+    array_release(total);
+    return carry;
+}
+
+/* The dimensions around an axis; false where the operand has too many, or wide steps between what a thread group reads. */
+static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
+{
+    struct array around = *x, *list[1] = { &around };
+    struct dims g;
+    *p = (struct scan_push){ .n = (uint32_t)x->shape[axis], .outer = 1, .inner = 1, .stride = (uint32_t)x->strides[axis] };
+    around.ndim = axis;
+    g = merge_dims(list, 1);
+    if (g.ndim > REDUCE_DIMS) return false;
+    p->ndim = (uint32_t)g.ndim;
+    for (int i = 0; i < g.ndim; i++) {
+        p->shape[i] = (uint32_t)g.shape[i];
+        p->in[i] = (uint32_t)g.stride[0][i];
+        p->outer *= p->shape[i];
+    }
+    around.ndim = x->ndim - axis - 1;
+    for (int i = 0; i < around.ndim; i++) {
+        around.shape[i] = x->shape[axis + 1 + i];
+        around.strides[i] = x->strides[axis + 1 + i];
+    }
+    g = merge_dims(list, 1);
+    if (g.ndim > 1) return false;
+    if (!g.ndim) return p->stride == 1 || p->n == 1;
+    p->inner = (uint32_t)g.shape[0];
+    p->inner_stride = (uint32_t)g.stride[0][0];
+    return llabs(g.stride[0][0]) <= 4;
+}
+
+static void scan_axis(struct encoder *e, enum reduction op, struct array *x, struct array *out, int axis, uint32_t flags)
+{
+    struct array *rows = NULL, *room, packed;
+    struct scan_push p;
+    int split = axis_to_halve(e, (const struct array *[]){ x, out }, 2, 1u << axis);
+    for (int half = 0; half < 2 && split >= 0; half++) {
+        struct array part = half_of(x, split, half), result = half_of(out, split, half);
+        scan_axis(e, op, &part, &result, axis, flags);
+    }
+    if (split >= 0) return;
+    room = pack(e, out, &packed);
+    if (!scan_dims(x, axis, &p)) {
+        x = rows = rows_of(e, x);
+        scan_dims(x, axis, &p);
+    }
+    if (p.n == 1) p.stride = 1;
+    p.flags = flags;
+    scan(e, op, x, &packed, p);
+    array_release(rows);
+    unpack(e, out, &packed, room);
+}
+
+static void lower_scan(struct encoder *e, const struct node *n)
+{
+    scan_axis(e, n->p.scan.op, n->in[0], n->out[0], n->p.scan.axis, n->p.scan.flags);
+}
+
+static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int axis, bool reverse, bool inclusive,
+                     mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    axis = normal_axis(&c, x, axis);
+    if (op == R_logsumexp && x) x = as_float(&c, x);
+    if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
+    if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
+    if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
+    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)((reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE)) }),
+           ARRAYS(x), ARRAYS(out));
+    return finish(&c, out, res);
+}
+
+enum { R_cumsum = R_sum, R_cumprod = R_prod, R_cummax = R_max, R_cummin = R_min, R_logcumsumexp = R_logsumexp };
+#define X(name)                                                                                                       \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s)         \
+    { return scan_call(#name, res, a, (enum reduction)R_##name, axis, reverse, inclusive, s); }
+MLXVK_SCAN_FUNCTIONS(X)
+#undef X
 
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
 
@@ -5206,7 +5488,7 @@ static void product_tiled(struct encoder *e, const struct product *p)
     const struct tile_row *r = choose_tile(e, p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
     struct launch l = prepare(e, p, cpu ? 1 : parts, r->bk);
     KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
-           even_operands(&l, along, 4));
+           even_operands(&l, along, 4), cpu ? 1 : r->bk);
     launch_tiles(e, p, &l, r);
 }
 
@@ -5300,6 +5582,7 @@ static struct array *packed_copy(struct encoder *e, const struct array *a, struc
     struct array compact = *a, *copy;
     for (int i = 0; i < a->ndim; i++)
         if (a->strides[i] == 0 && a->shape[i] > 1) { compact.size /= (size_t)a->shape[i]; compact.shape[i] = 1; }
+    compact.row = row_contiguous(&compact);
     copy = rows_of(e, &compact);
     *view = *copy;
     for (int i = 0; i < a->ndim; i++) {
@@ -5328,13 +5611,14 @@ static void product_whole(struct encoder *e, const struct node *n, struct array 
 /* Splits what the device cannot bind whole, by rows, columns or batches. */
 static void product_split(struct encoder *e, const struct node *n, struct array *const *arrays)
 {
-    struct array part[MATRICES], *parts[MATRICES] = { NULL };
+    struct array part[MATRICES], *parts[MATRICES] = { NULL }, *copy = NULL, packed;
     int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT;
+    bool along_k;
     for (axis = -1; operand >= 0 && axis < 0; operand--)
         if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1);
     operand++;
-    if (operand == MAT_A && axis == last) axis = last - 1;     /* K is not split: rows of a, columns of b */
-    else if (operand == MAT_B && axis == last - 1) axis = last;
+    along_k = (operand == MAT_A && axis == last) || (operand == MAT_B && axis == last - 1);
+    if (along_k) axis = operand == MAT_A ? last - 1 : last;    /* K is not split, but what lies between its elements left out */
     if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) { product_whole(e, n, arrays); return; }
     for (int half = 0; half < 2; half++) {
         for (int k = 0; k < MATRICES; k++) {
@@ -5347,7 +5631,9 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
             part[k].size = arrays[k]->size / (size_t)arrays[k]->shape[axis] * (size_t)part[k].shape[axis];
             if (half) part[k].offset += first * arrays[k]->strides[axis] * (int64_t)item_size(arrays[k]);
         }
+        if (along_k) { copy = packed_copy(e, parts[operand], &packed); parts[operand] = &packed; }
         product_split(e, n, parts);
+        array_release(copy);
     }
 }
 
@@ -5907,19 +6193,25 @@ int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int gr
     return finish_vector(&c, out, 3, res);
 }
 
-static void lower_dequantize(struct encoder *e, const struct node *n)
+/* Unpacks into a row-major array, rounding to a dtype first; w, scales and biases are row-contiguous. */
+static void unpack_dispatch(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
+                            struct array *biases, struct array *out, mlxvk_dtype first)
 {
-    struct array *in[3], *out = n->out[0];
-    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(&n->p.quant) };
-    for (uint32_t i = 0; i < 3; i++) {
-        in[i] = rows_of(e, n->in[i]);
-        push[2 + i] = set_input(e, i, in[i]);
-    }
+    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(f) };
+    push[2] = set_input(e, 0, w);
+    push[3] = set_input(e, 1, scales);
+    push[4] = set_input(e, 2, biases);
     push[5] = set_output(e, 3, out);
-    KERNEL(e, K_DEQUANTIZE, 256, n->p.quant.bits, (uint32_t)out->dtype, (uint32_t)in[1]->dtype, (uint32_t)out->dtype,
-           push[5] % 8 == 0);
+    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, (uint32_t)scales->dtype, (uint32_t)out->dtype, push[5] % 8 == 0);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(push[0], 256));
+}
+
+static void lower_dequantize(struct encoder *e, const struct node *n)
+{
+    struct array *in[3];
+    for (int i = 0; i < 3; i++) in[i] = rows_of(e, n->in[i]);
+    unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->out[0], in[1]->dtype);
     for (int i = 0; i < 3; i++) array_release(in[i]);
 }
 
@@ -5972,11 +6264,21 @@ struct quant_tuning {
     uint32_t max_split;
 };
 static const struct quant_tuning qmv_tunings[] = {
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 2,  64,    8, 1 },
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 1,  64,    8, 1 },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 4,  64,    8, 1 },
     { -1,                          2, 4, 128, 3072, 4 },
     { -1,                          4, 4, 128, 3072, 4 },
     { -1,                          8, 2, 128, 3072, 4 },
+};
+
+/* Rows of x up to which a route is taken: a few at a time, and from which the weight is unpacked for the plain matmul. */
+static const struct quant_route { int type; uint32_t few, unpack; } quant_routes[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, UINT32_MAX, UINT32_MAX },
+    { -1, 16, 192 },
+};
+
+/* Tiles of the cooperative matrix kernel: results a workgroup and a subgroup. The first that m fills half. */
+static const struct qmm_tile { uint16_t bm, bn, wm, wn; } qmm_tiles[] = {
+    { 128, 128, 64, 32 }, { 64, 128, 32, 32 }, { 32, 128, 32, 16 },
 };
 enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
 
@@ -6060,6 +6362,54 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
 }
 
+/* The same by qmm_coopmat.comp: W transposed, half types. False where the device or the operands do not allow it. */
+static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const struct device *d = e->device;
+    bool bf16 = j->to == MLXVK_BFLOAT16;
+    enum kernel_id kernel = bf16 ? K_QMM_BF16 : K_QMM_F16;
+    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
+    const struct qmm_tile *t = qmm_tiles;
+    struct quant_push p;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
+        !d->gate[GATE_QMM_NATIVE]) return false;
+    p = quant_bind(e, j, false);
+    aligned = quant_alignment(j, &p);
+    while (t < qmm_tiles + COUNT(qmm_tiles) - 1 && 2 * j->m <= t->bm) t++;
+    if (!(aligned & 1) || t->bm / t->wm * (t->bn / t->wn) * lanes > d->caps.max_threads) {
+        encoder_reset(e);
+        return false;
+    }
+    if (!((p.y_at[0] | p.y_row[0] | p.y_batch) % 8)) aligned |= 4;
+    KERNEL(e, kernel, t->bm / t->wm * (t->bn / t->wn) * lanes, j->format.bits, (uint32_t)j->x->dtype,
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, t->bm, t->bn, t->wm, t->wn, size, lanes, aligned);
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), j->batch);
+    return true;
+}
+
+/* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
+static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_set *t = &j->set[0];
+    bool transpose = j->format.transpose;
+    size_t count = (size_t)j->k * t->rows;
+    struct product p = { .m = j->m, .n = t->rows, .k = j->k, .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : t->rows,
+                         .b_col = transpose ? j->k : 1, .out_row = t->y_row, .out_col = 1, .alpha = 1 };
+    struct array *w;
+    if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
+    w = scratch(e, count, j->to);
+    if (w) {
+        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, w, j->to);
+        p.array[MAT_A] = j->x;
+        p.array[MAT_B] = w;
+        p.array[MAT_OUT] = t->y;
+        product_batch(e, &p);
+    }
+    array_release(w);
+    return true;
+}
+
 /* ---- quantized_matmul: from arrays to jobs ---- */
 
 /* Part of a weight (transposed: rows from `first` on), as views that live on the caller's stack. */
@@ -6072,19 +6422,30 @@ static struct array rows_from(const struct array *a, int axis, uint32_t first, u
     return v;
 }
 
-/* Runs a job of one set, in parts where the device cannot bind the whole weight or the grid would be too large. */
+enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED };      /* values of gate QMM_KERNEL */
+
+/* Picks the kernel for a job of one set without an epilogue. */
+static void quant_choose(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_route *r = quant_routes;
+    int wanted = e->device->gate[GATE_QMM_KERNEL];
+    bool transpose = j->format.transpose, few, unpack;
+    while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
+    few = wanted ? wanted == QMM_FEW : j->m <= r->few;
+    unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
+    if (few && transpose) qmv_dispatch(e, j);
+    else if (unpack && qmm_unpacked(e, j)) return;
+    else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
+}
+
+/* Runs such a job, in parts where the device cannot bind the whole weight or the grid would be too large. */
 static void quant_run(struct encoder *e, const struct quant_job *j)
 {
     const struct quant_set *t = &j->set[0];
     size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16;
-    size_t row_bytes = (size_t)j->k / QUANT_BLOCK * j->format.bits * 4;
+    size_t row_bytes = max_size((size_t)j->k / QUANT_BLOCK * j->format.bits * 4, 1);
     uint32_t most = (uint32_t)min_size(room / row_bytes, (size_t)e->device->caps.max_groups[0]) & ~31u;
-    bool few = j->format.transpose && j->m <= QMV_MAX_M;
-    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) {
-        if (few) qmv_dispatch(e, j);
-        else qmm_dispatch(e, j);
-        return;
-    }
+    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) { quant_choose(e, j); return; }
     for (uint32_t first = 0; first < t->rows; first += most) {
         struct quant_job part = *j;
         uint32_t count = min_u32(most, t->rows - first);
@@ -6092,7 +6453,7 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         struct array cut[4] = { rows_from(t->w, w, first, count), rows_from(t->scales, w, first, count),
                                 rows_from(t->biases, w, first, count), rows_from(t->y, y, first, count) };
         part.set[0] = (struct quant_set){ &cut[0], &cut[1], &cut[2], &cut[3], count, t->y_row };
-        quant_run(e, &part);
+        quant_choose(e, &part);
     }
 }
 
@@ -6267,7 +6628,7 @@ int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk
 
 /* FLAGS of the shaders: what is read and written. */
 enum { SORT_RAW = 1, SORT_INDEX_IN = 2, SORT_INDEX_OUT = 4, SORT_KEYS_OUT = 8, SORT_VALUES_OUT = 16, SORT_GATHER = 32, SORT_HIGH = 64 };
-enum { SORT_EACH = 8, RADIX_DIGITS = 256 };
+enum { SORT_EACH = 8, RADIX_DIGITS = 256, RADIX_FEW_TILES = 96 };
 
 /* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of two
  * arrays in turn, the last one to what is first here. */
@@ -6302,10 +6663,13 @@ static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owne
 
 static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
 {
-    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = last ? false : (i + 1) % s->phase_steps != 0;
+    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = !last && (i + 1) % s->phase_steps;
     uint32_t target = (s->steps - 1 - i) & 1;
-    struct sort_step p = { .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL, .dst = keys ? s->keys[target] : NULL,
-                           .dst_place = s->places[target], .flags = (raw ? SORT_RAW : 0) | (keys ? SORT_KEYS_OUT : 0) };
+    struct sort_step p = {
+        .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL,
+        .dst = keys ? s->keys[target] : NULL, .dst_place = s->places[target],
+        .flags = (raw ? SORT_RAW : 0) | (keys ? SORT_KEYS_OUT : 0)
+    };
     if (s->index) p.flags |= SORT_INDEX_OUT | (i ? SORT_INDEX_IN : 0) | (i && raw ? SORT_GATHER | SORT_HIGH : 0);
     else if (last) { p.flags |= SORT_VALUES_OUT; p.dst = &s->out; }
     return p;
@@ -6377,13 +6741,14 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
     if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
     if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
     for (uint32_t pass = 0; pass < 3; pass++) {      /* count, sum up, move */
+        uint32_t dtype = flags[pass] & (SORT_RAW | SORT_VALUES_OUT) ? (uint32_t)s->in.dtype : MLXVK_UINT32;
+        if (pass == 1 && tiles <= RADIX_FEW_TILES) continue;
         if (pass != 1) push.src = set_input(e, 1, p->src);
         if (flags[pass] & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
         if (pass == 2 && p->dst) push.dst = set_output(e, 0, p->dst);
         if (pass == 2 && p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
         push.counts = pass == 2 ? set_input(e, 4, counts) : set_output(e, 4, counts);
-        KERNEL(e, K_RADIX, RADIX_DIGITS, pass, (uint32_t)(flags[pass] & (SORT_RAW | SORT_VALUES_OUT) ? s->in.dtype : MLXVK_UINT32), flags[pass],
-               each, subgroups);
+        KERNEL(e, K_RADIX, RADIX_DIGITS, pass, dtype, flags[pass], each, subgroups, tiles > RADIX_FEW_TILES);
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
     }
@@ -6391,7 +6756,7 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
 
 static void sort_by_digits(struct encoder *e, struct sort_rows *s)
 {
-    uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 4 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
+    uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
     struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
     sort_begin(e, s, (uint32_t)min_size(item_size(&s->in), 4));
     for (uint32_t i = 0; i < s->steps && !e->code; i++) {
@@ -6416,10 +6781,11 @@ static void lower_sort(struct encoder *e, const struct node *n)
 {
     struct array *in = n->in[0], *out = n->out[0];
     uint32_t length = (uint32_t)dim_of(in, -1);
-    size_t rows = in->size / length, room = e->device->caps.max_range - e->device->caps.offset_align - 16, width = max_size(item_size(in), 4);
-    size_t step = max_size(min_size(room / width, (size_t)1 << 30) / length, 1);
+    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16, rows = in->size / length;
+    size_t step = max_size(min_size(room / max_size(item_size(in), 4), (size_t)1 << 30) / length, 1);
     for (size_t first = 0; first < rows && !e->code; first += step) {
-        struct sort_rows s = { .in = *in, .out = *out, .rows = (uint32_t)min_size(step, rows - first), .n = length, .index = n->p.sort.index };
+        struct sort_rows s = { .in = *in, .out = *out, .n = length, .index = n->p.sort.index };
+        s.rows = (uint32_t)min_size(step, rows - first);
         s.in.ndim = s.out.ndim = 1;
         s.in.strides[0] = s.out.strides[0] = 1;
         s.in.shape[0] = s.out.shape[0] = (int)(s.rows * length);
@@ -6452,7 +6818,8 @@ static struct array *do_partition(struct call *c, struct array *a, int kth, int 
 {
     axis = normal_axis(c, a, axis);
     if (axis < 0) return NULL;
-    if (kth < -a->shape[axis] || kth >= a->shape[axis]) return FAIL(c, MLXVK_ERROR_ARGUMENT, "kth %d along axis %d of %s", kth, axis, TEXT(a));
+    if (kth < -a->shape[axis] || kth >= a->shape[axis])
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "kth %d along axis %d of %s", kth, axis, TEXT(a));
     return do_sort(c, a, axis, index);
 }
 

@@ -36,6 +36,8 @@
 #include "reduce_pair_spv.h"
 #include "rope_spv.h"
 #include "rope_plain_spv.h"
+#include "scan_spv.h"
+#include "scan_pair_spv.h"
 #include "select_spv.h"
 #include "softmax_spv.h"
 #include "sort_spv.h"

@@ -1,6 +1,6 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Eight values a thread: round(scale * code + bias) in the scales' dtype, then as TY.
+// Eight values a thread: scale * code + bias rounded to TX, then to TY.
 #include "quant.glsl"
 SOURCE(0, w)
 SOURCE(1, s)
@@ -18,8 +18,8 @@ void main()
     uvec2 codes = eight_codes(w_at + block * BITS, i & 3u);
     float scale = bits_to_float(RAW(s, s_at + group, TS), TS), bias = bits_to_float(RAW(b, b_at + group, TS), TS);
     [[unroll]] for (uint k = 0u; k < 8u; k++) {
-        raw[k] = float_to_bits(scale * float(code_of(codes, k)) + bias, TS);
-        if (TS != TY) raw[k] = float_to_bits(bits_to_float(raw[k], TS), TY);
+        raw[k] = float_to_bits(scale * float(code_of(codes, k)) + bias, TX);
+        if (TX != TY) raw[k] = float_to_bits(bits_to_float(raw[k], TX), TY);
     }
     if (VECTOR && TY != F32)
         y128[to / 8u] = uvec4(raw[0] | raw[1] << 16, raw[2] | raw[3] << 16, raw[4] | raw[5] << 16, raw[6] | raw[7] << 16);

@@ -25,6 +25,7 @@ layout(std430, set = 0, binding = 1) readonly buffer A { T a[]; };
 layout(std430, set = 0, binding = 2) readonly buffer B { T b[]; };
 layout(std430, set = 0, binding = 3) readonly buffer C { T c[]; };
 
+#define EDGE tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV>    // zeros beyond the matrix
 #define SUMS coopmat<float, gl_ScopeWorkgroup, BM, BN, gl_MatrixUseAccumulator>
 #define RESULT coopmat<T, gl_ScopeWorkgroup, BM, BN, gl_MatrixUseAccumulator>
 #define TILE_A coopmat<T, gl_ScopeWorkgroup, BM, BK, gl_MatrixUseA>
@@ -60,20 +61,19 @@ void main()
     if ((ALIGNED & 4u) != 0u) { lead_d &= ~7u; first_d &= ~7u; }
 
     tensorViewNV<2, false, 1, 0> swap = createTensorViewNV(2, false, 1, 0);
-    tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV> edge_a = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
-    tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV> edge_b = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+    EDGE edge_a = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+    EDGE edge_b = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
     DIMENSIONS(edge_a, edge_b)
     SUMS sum = SUMS(0.0);
-    if (row + BM <= M && column + BN <= N) {
-        tensorLayoutNV<2> inner_a = createTensorLayoutNV(2), inner_b = createTensorLayoutNV(2);
-        DIMENSIONS(inner_a, inner_b)
-        uint k = p.low, last = p.low + (p.high - p.low) / BK * BK;
-        for (; k < last; k += BK) STEP(inner_a, inner_b)
-        if (k < p.high) STEP(edge_a, edge_b)
-    } else
-        for (uint k = p.low; k < p.high; k += BK) STEP(edge_a, edge_b)
+    tensorLayoutNV<2> inner_a = createTensorLayoutNV(2), inner_b = createTensorLayoutNV(2);
+    DIMENSIONS(inner_a, inner_b)
+    bool rows_inside = row + BM <= M, columns_inside = column + BN <= N;
+    uint k = p.low & ~15u, last = columns_inside ? k + (p.high - k) / BK * BK : k;     // K is cut at multiples of BK
+    if (rows_inside) for (; k < last; k += BK) STEP(inner_a, inner_b)
+    else for (; k < last; k += BK) STEP(edge_a, inner_b)
+    for (; k < p.high; k += BK) STEP(edge_a, edge_b)
 
-    tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV> edge_d = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+    EDGE edge_d = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
     edge_d = setTensorLayoutDimensionNV(edge_d, M, N);
     if (EPILOGUE == 2u) {
         edge_d = setTensorLayoutStrideNV(edge_d, lead_d, 1u);
@@ -84,7 +84,7 @@ void main()
         sum = sum * alpha;
         if (beta != 0.0) {
             RESULT bias;
-            tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV> edge_c = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+            EDGE edge_c = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
             edge_c = setTensorLayoutDimensionNV(edge_c, M, N);
             edge_c = setTensorLayoutStrideNV(edge_c, c_row, c_col);
             coopMatLoadTensorNV(bias, c, p.c, sliceTensorLayoutNV(edge_c, row, BM, column, BN));
@@ -93,7 +93,7 @@ void main()
     }
     edge_d = setTensorLayoutStrideNV(edge_d, lead_d, 1u);
     RESULT rounded = RESULT(sum);
-    if (row + BM <= M && column + BN <= N) {
+    if (rows_inside && columns_inside) {
         tensorLayoutNV<2> inner_d = createTensorLayoutNV(2);
         inner_d = setTensorLayoutDimensionNV(inner_d, M, N);
         inner_d = setTensorLayoutStrideNV(inner_d, lead_d, 1u);

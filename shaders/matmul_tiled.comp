@@ -11,6 +11,7 @@ layout(constant_id = 6) const uint TM = 4;
 layout(constant_id = 7) const uint TN = 4;
 layout(constant_id = 8) const uint ALONG = 0;         // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
 layout(constant_id = 9) const uint VECTOR = 0;        // bits: a, b, the result can be accessed by fours
+layout(constant_id = 10) const uint UNROLL = 1;       // steps of K that are written out
 BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, b)
@@ -37,7 +38,10 @@ FETCH(b, 2u)
 uint count(uint from, uint to) { return from < to ? min(to - from, 4u) : 0u; }
 
 // Where group g of four lies in a tile: x along K, y along rows or columns.
-uvec2 spot(uint g, bool along_k, uint size) { return along_k ? uvec2(g % (BK / 4) * 4, g / (BK / 4)) : uvec2(g / (size / 4), g % (size / 4) * 4); }
+uvec2 spot(uint g, bool along_k, uint size)
+{
+    return along_k ? uvec2(g % (BK / 4) * 4, g / (BK / 4)) : uvec2(g / (size / 4), g % (size / 4) * 4);
+}
 
 void main()
 {
@@ -79,10 +83,10 @@ void main()
             }
         }
         if (k > p.low)
-            for (uint i = 0; i < BK; i++) {
+            for (uint i = 0; i < BK; i += UNROLL) [[unroll]] for (uint u = 0; u < UNROLL; u++) {
                 vec4 x[TM / 4], y[TN / 4];
-                [[unroll]] for (uint j = 0; j < TM / 4; j++) x[j] = tile_a[i * STEP_A + j * ROWS + ty];
-                [[unroll]] for (uint j = 0; j < TN / 4; j++) y[j] = tile_b[i * STEP_B + j * COLUMNS + tx];
+                [[unroll]] for (uint j = 0; j < TM / 4; j++) x[j] = tile_a[(i + u) * STEP_A + j * ROWS + ty];
+                [[unroll]] for (uint j = 0; j < TN / 4; j++) y[j] = tile_b[(i + u) * STEP_B + j * COLUMNS + tx];
                 [[unroll]] for (uint j = 0; j < TM; j++)
                     [[unroll]] for (uint l = 0; l < TN / 4; l++)
                         sum[j * (TN / 4) + l] = fma(vec4(x[j / 4][j % 4]), y[l], sum[j * (TN / 4) + l]);

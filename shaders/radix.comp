@@ -1,7 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // One pass of a radix sort of long rows, least significant digit first, in three steps: count digits by tile, sum the
-// counts up along the tiles, move. Stable: the k-th of a digit in a tile goes to the k-th place of that digit and tile.
+// counts up along the tiles (of few tiles, the last step does it), move. Stable: the k-th of a digit in a tile goes to
+// the k-th place of that digit and tile.
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_ballot : require
 #include "sort.glsl"
@@ -10,6 +11,7 @@ layout(constant_id = 2) const uint FROM = 10;
 layout(constant_id = 3) const uint FLAGS = 0;
 layout(constant_id = 4) const uint EACH = 16;          // elements a thread
 layout(constant_id = 5) const uint SUBGROUPS = 8;      // in a workgroup, at most; even
+layout(constant_id = 6) const bool SUMMED = true;      // there was a step 1
 BUFFER(0, dst)
 BUFFER(1, src)
 BUFFER(2, place)
@@ -91,8 +93,17 @@ void scan_tiles(uint line)
 // Where each digit of this tile begins in the row, less where it begins in the tile.
 void find_offsets(uint row, uint tile, uint own, out uint start)
 {
-    uint t = gl_LocalInvocationID.x;
-    uint begins = sum_before(counts32[counts_at + (rows * tiles + row) * DIGITS + t]) + counts32[counts_at + (row * DIGITS + t) * tiles + tile];
+    uint t = gl_LocalInvocationID.x, at = counts_at + (row * DIGITS + t) * tiles, total = 0u, before = 0u;
+    if (SUMMED) {
+        total = counts32[counts_at + (rows * tiles + row) * DIGITS + t];
+        before = counts32[at + tile];
+    } else
+        for (uint i = 0; i < tiles; i++) {
+            uint c = counts32[at + i];
+            total += c;
+            if (i < tile) before += c;
+        }
+    uint begins = sum_before(total) + before;
     barrier();
     start = sum_before(own);
     digits[t] = begins - start;

@@ -133,8 +133,9 @@ static double worst_error(const struct pool *p, const struct product *x, size_t 
     if (!bytes) exit(1);
     check(mlxvk_array_read(got, bytes, size, stream), "read");
     for (int s = 0; s < SAMPLES; s++) {
-        int i = (int)((state = state * 1664525u + 1013904223u) >> 8) % x->m, j = (int)((state = state * 1664525u + 1013904223u) >> 8) % x->n;
-        double sum = 0, sizes = 0, value;
+        int i = (int)((state = state * 1664525u + 1013904223u) >> 8) % x->m;
+        int j = (int)((state = state * 1664525u + 1013904223u) >> 8) % x->n;
+        double sum = 0, sizes = 0, value, epsilon = p->dtype == MLXVK_FLOAT32 ? 1e-6 : p->dtype == MLXVK_FLOAT16 ? 6e-4 : 4.5e-3;
         if (s < 4) { i = s & 1 ? x->m - 1 : 0; j = s & 2 ? x->n - 1 : 0; }
         for (int k = 0; k < x->k; k++) {
             double t = at(p, x->m, x->k, x->a_transposed, 0, i, k) * at(p, x->k, x->n, x->b_transposed, first_b, k, j);
@@ -143,7 +144,7 @@ static double worst_error(const struct pool *p, const struct product *x, size_t 
         }
         if (x->bias) sum += number(p, p->bytes, (size_t)j);
         value = number(p, bytes, (size_t)i * (size_t)x->n + (size_t)j);
-        value = fabs(value - sum) / ((p->dtype == MLXVK_FLOAT32 ? 1e-6 : p->dtype == MLXVK_FLOAT16 ? 6e-4 : 4.5e-3) * fabs(sum) + 2e-6 * sizes);
+        value = fabs(value - sum) / (epsilon * fabs(sum) + 2e-6 * sizes);
         if (!(value <= worst)) worst = value;                       /* NaN too */
     }
     free(bytes);

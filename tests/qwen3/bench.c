@@ -97,6 +97,25 @@ static void print_table(const struct bench *b, struct model *m, const char *name
     fprintf(out, "weights %.3f GB, peak memory %.3f GB\n", (double)model_bytes(m) / 1e9, (double)peak / 1e9);
 }
 
+/* With MLX_VK_PROFILE=1: where the GPU's time went, over all runs. */
+static void print_kernel(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user)
+{
+    if (nanoseconds)
+        fprintf(user, "| %-24s | %8llu | %10.3f ms | %8.2f us each |\n", kernel, (unsigned long long)count,
+                1e-6 * (double)nanoseconds, 1e-3 * (double)nanoseconds / (double)count);
+}
+
+static void print_stats(struct gpu *g, FILE *out)
+{
+    mlxvk_stats s;
+    mlxvk_get_stats(&s, g->device);
+    mlxvk_kernel_stats(g->device, print_kernel, out);
+    fprintf(out, "%llu operations, %llu fused, %llu dropped; %llu dispatches, %llu barriers, %llu submissions; lowering %.1f ms\n",
+            (unsigned long long)s.operations, (unsigned long long)s.fused, (unsigned long long)s.dropped,
+            (unsigned long long)s.dispatches, (unsigned long long)s.barriers, (unsigned long long)s.submissions,
+            1e-6 * (double)s.lowering_ns);
+}
+
 bool bench_run(const struct bench *b, struct model *m, const char *name, FILE *out, struct error *e)
 {
     struct timing prompt = { 0 }, generation = { 0 }, warm = { 0 };
@@ -112,11 +131,16 @@ bool bench_run(const struct bench *b, struct model *m, const char *name, FILE *o
     fill(ids, count, m->config.vocab);
     mlxvk_reset_peak_memory(m->gpu->device); /* loading is not what is measured */
     bool ok = true;
-    for (int i = -1; ok && i < b->trials; i++)
+    for (int i = -1; ok && i < b->trials; i++) {
+        if (i == 0)
+            mlxvk_reset_stats(m->gpu->device);
         ok = time_prompt(b, m, ids, i < 0 ? &warm : &prompt, e) &&
              time_generation(b, m, &greedy, ids, i < 0 ? &warm : &generation, e);
-    if (ok)
+    }
+    if (ok) {
         print_table(b, m, name, &prompt, &generation, out);
+        print_stats(m->gpu, out);
+    }
     free(ids);
     sampler_close(&greedy);
     return ok;

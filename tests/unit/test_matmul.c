@@ -175,7 +175,9 @@ static int cases(void)
 /* Larger products of operands that no fast kernel reads as they are, and enough of K to be cut into parts. */
 static void test_large(void **state)
 {
-    static const struct { int m, k, n; int64_t step; } list[] = { { 130, 170, 129, 2 }, { 40, 3000, 70, 1 }, { 3, 9000, 50, 3 }, { 2, 9001, 3, 1 } };
+    static const struct { int m, k, n; int64_t step; } list[] = {
+        { 130, 170, 129, 2 }, { 40, 3000, 70, 1 }, { 3, 9000, 50, 3 }, { 2, 9001, 3, 1 },
+    };
     mlxvk_stream s = mlxvk_default_gpu_stream_new();
     (void)state;
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {

@@ -1,0 +1,109 @@
+/* Positions that lie outside of their axis, rows wider than a binding, updates in place; the rest is golden data's. */
+#include "support.h"
+
+static mlxvk_device device;
+static mlxvk_stream stream;
+
+static int set_up(void **state)
+{
+    (void)state;
+    device = open_device("MLX_VK_POISON=1");
+    stream = open_stream(device);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    mlxvk_stream_free(stream);
+    mlxvk_device_free(device);
+    return 0;
+}
+
+static mlxvk_array array_of(mlxvk_dtype dtype, const void *data, const int *shape, int ndim)
+{
+    mlxvk_array a = { NULL };
+    OK_DEVICE(mlxvk_array_new_data_device(&a, data, shape, ndim, dtype, device), device);
+    return a;
+}
+
+/* Negative positions wrap once; further out the nearest element is read, and nothing is written. */
+static void positions_outside(void **state)
+{
+    const int64_t wide[] = { 3, -1, (int64_t)1 << 40, -((int64_t)1 << 40), -7, 6 };
+    const uint64_t large[] = { 2, UINT64_MAX, (uint64_t)1 << 32, 5, 6, 0 };
+    mlxvk_array a = counting(device, 6), count = counting(device, 6), i64 = array_of(MLXVK_INT64, wide, (int[]){ 6 }, 1);
+    mlxvk_array u64 = array_of(MLXVK_UINT64, large, (int[]){ 6 }, 1), res = { NULL };
+    mlxvk_array values = ints(device, (int32_t[]){ 10, 11, 12, 13, 14, 15 }, (int[]){ 6 }, 1);
+    (void)state;
+    OK(mlxvk_take(&res, a, i64, stream), stream);
+    expect_ints(res, (int32_t[]){ 3, 5, 5, 0, 0, 5 }, 6, stream);
+    OK(mlxvk_take_along_axis(&res, a, u64, 0, stream), stream);
+    expect_ints(res, (int32_t[]){ 2, 5, 5, 5, 5, 0 }, 6, stream);
+    OK(mlxvk_put_along_axis(&res, a, i64, values, 0, stream), stream);
+    expect_ints(res, (int32_t[]){ 0, 1, 2, 10, 4, 11 }, 6, stream);
+    expect_ints(a, (int32_t[]){ 0, 1, 2, 3, 4, 5 }, 6, stream);
+    OK(mlxvk_put_along_axis(&a, a, u64, values, 0, stream), stream);
+    expect_ints(a, (int32_t[]){ 15, 1, 10, 3, 4, 13 }, 6, stream);
+    OK(mlxvk_put_along_axis(&a, a, count, a, 0, stream), stream);                    /* its own values */
+    expect_ints(a, (int32_t[]){ 15, 1, 10, 3, 4, 13 }, 6, stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(count);
+    mlxvk_array_free(i64);
+    mlxvk_array_free(u64);
+    mlxvk_array_free(values);
+    mlxvk_array_free(res);
+}
+
+/* Rows of a table beyond one binding, by words of every width and by elements. */
+static void large_tables(void **state)
+{
+    enum { ROWS = 140000, WIDTH = 1000, TAKEN = 5 };                             /* bytes: 134 MiB */
+    static const int cuts[][2] = { { 0, WIDTH }, { 4, 8 }, { 16, 496 }, { 3, 37 } };
+    const int32_t rows[TAKEN] = { 0, -1, 70001, -140000, 139999 };
+    unsigned char *data = malloc((size_t)ROWS * WIDTH), *got = malloc(TAKEN * WIDTH);
+    mlxvk_array table, part = { NULL }, res = { NULL }, index = array_of(MLXVK_INT32, rows, (int[]){ TAKEN }, 1);
+    (void)state;
+    assert_true(data && got);
+    for (size_t i = 0; i < (size_t)ROWS * WIDTH; i++) data[i] = (unsigned char)(i * 2654435761u >> 13);
+    table = array_of(MLXVK_UINT8, data, (int[]){ ROWS, WIDTH }, 2);
+    for (size_t k = 0; k < COUNT(cuts); k++) {
+        size_t first = (size_t)cuts[k][0], width = (size_t)cuts[k][1];
+        OK(mlxvk_slice(&part, table, (int[]){ 0, (int)first }, 2, (int[]){ ROWS, (int)(first + width) }, 2, (int[]){ 1, 1 }, 2, stream), stream);
+        OK(mlxvk_take_axis(&res, part, index, 0, stream), stream);
+        OK(mlxvk_array_read(res, got, TAKEN * width, stream), stream);
+        for (size_t i = 0; i < TAKEN; i++) {
+            size_t row = (size_t)(rows[i] < 0 ? rows[i] + ROWS : rows[i]);
+            assert_memory_equal(got + i * width, data + row * WIDTH + first, width);
+        }
+    }
+    mlxvk_array_free(table);
+    mlxvk_array_free(part);
+    mlxvk_array_free(index);
+    mlxvk_array_free(res);
+    free(data);
+    free(got);
+}
+
+static void refused(void **state)
+{
+    mlxvk_array a = counting(device, 6), f = floats(device, (float[]){ 0, 1 }, (int[]){ 2 }, 1), res = { NULL }, empty = { NULL };
+    (void)state;
+    OK(mlxvk_zeros(&empty, (int[]){ 0 }, 1, MLXVK_INT32, stream), stream);
+    REFUSED(mlxvk_take(&res, a, f, stream), MLXVK_ERROR_DTYPE, stream, "take", "integers");
+    REFUSED(mlxvk_take(&res, empty, a, stream), MLXVK_ERROR_SHAPE, stream, "empty");
+    REFUSED(mlxvk_take_axis(&res, a, a, 1, stream), MLXVK_ERROR_AXIS, stream, "take_axis");
+    OK(mlxvk_take(&res, empty, empty, stream), stream);
+    OK(mlxvk_put_along_axis(&res, a, empty, empty, 0, stream), stream);
+    expect_ints(res, (int32_t[]){ 0, 1, 2, 3, 4, 5 }, 6, stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(f);
+    mlxvk_array_free(res);
+    mlxvk_array_free(empty);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(positions_outside), cmocka_unit_test(large_tables), cmocka_unit_test(refused) };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,181 @@
+/* Quantized products of random shapes, formats and layouts against sums in double, by each kind of kernel. */
+#include "unit/support.h"
+#include <math.h>
+#include <stdio.h>
+
+struct format { int bits, group; bool transpose; mlxvk_dtype x, scales; };
+
+/* A quantized matrix of rows x columns values, in memory and as arrays. */
+struct weight { uint32_t *words; float *scales, *biases; mlxvk_array array[3]; };
+
+static float *random_floats(struct rng *r, size_t count, float size, mlxvk_dtype dtype, uint8_t *bytes)
+{
+    float *v = malloc((count + 1) * sizeof *v);
+    assert_non_null(v);
+    for (size_t i = 0; i < count; i++) {
+        store_number(dtype, bytes, i, size * ((float)random_int(r, -1000, 1000) / 1000.0f));
+        v[i] = (float)load_number(dtype, bytes, i).re;
+    }
+    return v;
+}
+
+/* An array of the last two dimensions given, with `lead` batches (0: none) and perhaps more columns than are seen. */
+static mlxvk_array upload(const void *bytes, int lead, int rows, int columns, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    mlxvk_array a = mlxvk_array_new();
+    int shape[3] = { lead, rows, columns };
+    OK(mlxvk_array_new_data_device(&a, bytes, lead ? shape : shape + 1, lead ? 3 : 2, dtype, mlxvk_stream_get_device(s)), s);
+    return a;
+}
+
+static struct weight random_weight(struct rng *r, const struct format *f, int lead, int rows, int columns, mlxvk_stream s)
+{
+    struct weight w;
+    size_t count = (size_t)(lead ? lead : 1) * (size_t)rows, words = (size_t)columns / 32 * (size_t)f->bits, groups = (size_t)(columns / f->group);
+    uint8_t *bytes = malloc(count * groups * 4 + 4);
+    w.words = malloc(count * words * 4 + 4);
+    assert_true(bytes && w.words);
+    for (size_t i = 0; i < count * words; i++) w.words[i] = (uint32_t)random_bits(r);
+    w.array[0] = upload(w.words, lead, rows, (int)words, MLXVK_UINT32, s);
+    w.scales = random_floats(r, count * groups, 2.0f / (float)(1 << f->bits), f->scales, bytes);
+    w.array[1] = upload(bytes, lead, rows, (int)groups, f->scales, s);
+    w.biases = random_floats(r, count * groups, 1.0f, f->scales, bytes);
+    w.array[2] = upload(bytes, lead, rows, (int)groups, f->scales, s);
+    free(bytes);
+    return w;
+}
+
+static void weight_free(struct weight *w)
+{
+    for (int i = 0; i < 3; i++) mlxvk_array_free(w->array[i]);
+    free(w->words);
+    free(w->scales);
+    free(w->biases);
+}
+
+/* The value in a row (counted over batches) and column; columns: of the matrix. */
+static double value(const struct weight *w, const struct format *f, size_t row, int column, int columns)
+{
+    size_t words = (size_t)columns / 32 * (size_t)f->bits, bit = (size_t)column * (size_t)f->bits, at = row * words + bit / 32;
+    size_t group = row * (size_t)(columns / f->group) + (size_t)(column / f->group);
+    uint64_t pair = w->words[at] | (bit % 32 + (size_t)f->bits > 32 ? (uint64_t)w->words[at + 1] << 32 : 0);
+    return (double)w->scales[group] * (double)((pair >> bit % 32) & ((1u << f->bits) - 1)) + w->biases[group];
+}
+
+static mlxvk_dtype wider(mlxvk_dtype a, mlxvk_dtype b) { return a == b ? a : MLXVK_FLOAT32; }
+
+/* All of its values, as columns of the product lie: [batch][n][k]. */
+static float *unpack(const struct weight *w, const struct format *f, int lead, int n, int k)
+{
+    size_t batches = (size_t)(lead ? lead : 1), size = (size_t)n * (size_t)k;
+    float *all = malloc((batches * size + 1) * sizeof *all);
+    assert_non_null(all);
+    for (size_t z = 0; z < batches; z++)
+        for (int j = 0; j < n; j++)
+            for (int l = 0; l < k; l++)
+                all[z * size + (size_t)j * (size_t)k + (size_t)l] =
+                    (float)(f->transpose ? value(w, f, z * (size_t)n + (size_t)j, l, k) : value(w, f, z * (size_t)k + (size_t)l, j, n));
+    return all;
+}
+
+static void compare(const struct format *f, const struct weight *w, const float *x, const void *y, int lead, int m, int n, int k)
+{
+    mlxvk_dtype to = wider(f->x, f->scales);
+    double unit = to == MLXVK_FLOAT32 ? 1e-6 : to == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
+    float *all = unpack(w, f, lead, n, k);
+    for (int z = 0; z < (lead ? lead : 1); z++)
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < n; j++) {
+                const float *a = x + ((size_t)z * (size_t)m + (size_t)i) * (size_t)k, *b = all + ((size_t)z * (size_t)n + (size_t)j) * (size_t)k;
+                double sum = 0, sizes = 0, got = load_number(to, y, ((size_t)z * (size_t)m + (size_t)i) * (size_t)n + (size_t)j).re;
+                for (int l = 0; l < k; l++) {
+                    sum += (double)a[l] * b[l];
+                    sizes += fabs((double)a[l] * b[l]);
+                }
+                /* weights rounded to a half type: errors that add up like a random walk, so well below their sum */
+                if (!(fabs(got - sum) <= unit * fabs(sum) + (to == MLXVK_FLOAT32 ? 2e-6 : unit * 0.2) * sizes + 1e-6))
+                    fail_msg("batch %d row %d column %d: %.9g, expected %.9g (%d bits, group %d, %s by %s, %d x %d x %d%s)", z, i, j,
+                             got, sum, f->bits, f->group, mlxvk_dtype_name(f->x), mlxvk_dtype_name(f->scales), m, k, n,
+                             f->transpose ? "" : ", not transposed");
+            }
+    free(all);
+}
+
+static void one_case(struct rng *r, mlxvk_stream s, struct format f, int lead, int m, int n, int k)
+{
+    size_t count = (size_t)(lead ? lead : 1) * (size_t)m, size = count * (size_t)n * 4;
+    struct weight w = random_weight(r, &f, lead, f.transpose ? n : k, f.transpose ? k : n, s);
+    uint8_t *bytes = malloc(count * (size_t)k * 4 + 4), *y = malloc(size + 4);
+    float *x = random_floats(r, count * (size_t)k, 1.0f, f.x, bytes);
+    mlxvk_array a = upload(bytes, lead, m, k, f.x, s), res = mlxvk_array_new();
+    mlxvk_optional_int group = { f.group, true }, bits = { f.bits, true };
+    OK(mlxvk_quantized_matmul(&res, a, w.array[0], w.array[1], w.array[2], f.transpose, group, bits, "affine", s), s);
+    assert_int_equal(mlxvk_array_dtype(res), wider(f.x, f.scales));
+    assert_int_equal(mlxvk_array_size(res), count * (size_t)n);
+    OK(mlxvk_array_read(res, y, mlxvk_array_nbytes(res), s), s);
+    compare(&f, &w, x, y, lead, m, n, k);
+    mlxvk_array_free(a);
+    mlxvk_array_free(res);
+    weight_free(&w);
+    free(x);
+    free(y);
+    free(bytes);
+}
+
+/* kernel: a value of gate MLX_VK_QMM_KERNEL; 0: the library chooses. */
+static void cases(int kernel, const char *more, int count)
+{
+    static const int widths[] = { 4, 8, 4, 8, 2, 3, 5, 6 }, groups[] = { 64, 32, 128 };
+    static const mlxvk_dtype dtypes[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32 };
+    char gates[128];
+    struct rng r = { 11 + (uint64_t)kernel };
+    mlxvk_device d;
+    mlxvk_stream s;
+    snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d %s", kernel, more);
+    d = open_device(gates);
+    s = open_stream(d);
+    for (int i = 0; i < count; i++) {
+        int which = random_int(&r, 0, 2);
+        struct format f = { widths[i % 8], groups[random_int(&r, 0, 2)], kernel == 1 || random_chance(&r, 80), dtypes[which], dtypes[which] };
+        int m = random_chance(&r, 50) ? random_int(&r, 1, 9) : random_int(&r, 10, 140), n = random_int(&r, 1, 150);
+        int k = random_int(&r, 1, 4) * f.group, lead = random_chance(&r, 20) ? random_int(&r, 1, 3) : 0;
+        if (random_chance(&r, 15)) f.scales = dtypes[random_int(&r, 0, 2)];
+        if (!f.transpose) { k = n; n = random_int(&r, 1, 3) * f.group; }
+        one_case(&r, s, f, lead, m, n, k);
+    }
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+static void test_chosen(void **state) { (void)state; cases(0, "", 24); }
+static void test_few_rows(void **state) { (void)state; cases(1, "", 16); }
+static void test_few_rows_plain(void **state) { (void)state; cases(1, "MLX_VK_ENABLE_SUBGROUP=0", 8); }
+static void test_few_rows_split(void **state) { (void)state; cases(1, "MLX_VK_QMV_SPLIT=4 MLX_VK_QMV_ROWS=2", 8); }
+static void test_tiles(void **state) { (void)state; cases(2, "", 8); }
+static void test_coopmat(void **state) { (void)state; cases(3, "", 16); }
+static void test_unpacked(void **state) { (void)state; cases(4, "", 8); }
+
+static void test_empty(void **state)
+{
+    struct rng r = { 5 };
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    struct format f = { 4, 64, true, MLXVK_FLOAT16, MLXVK_FLOAT16 };
+    (void)state;
+    one_case(&r, s, f, 0, 0, 5, 64);
+    one_case(&r, s, f, 0, 3, 0, 64);
+    one_case(&r, s, f, 0, 3, 5, 0);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_chosen), cmocka_unit_test(test_few_rows), cmocka_unit_test(test_few_rows_plain),
+        cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
+        cmocka_unit_test(test_unpacked), cmocka_unit_test(test_empty),
+    };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests_name("quantized", tests, NULL, NULL);
+}
