@@ -140,7 +140,7 @@ const char *error_text(char *text, size_t size, int code, mlxvk_stream stream);
 
 /* ---- run.c ---- */
 
-enum outcome { PASSED, FAILED, NOT_THERE };
+enum outcome { PASSED, FAILED, NOT_THERE, WRONG_DATA };
 
 struct run_options { bool layouts[LAYOUTS]; };
 
