@@ -126,7 +126,7 @@ void by_elements(uvec4 at, uint lane, bool inside)
 
 void main()
 {
-    uint thread = thread_index(), lane = thread & (LANES - 1u);
+    uint thread = gl_LocalInvocationID.x, lane = thread & (LANES - 1u);
     uint row = group_index() * (gl_WorkGroupSize.x / LANES) + thread / LANES;
     uvec4 at = locate(min(row, rows - 1u));
     if (HELD == 0u) by_elements(at, lane, row < rows);

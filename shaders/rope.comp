@@ -135,7 +135,7 @@ void rotate_pair(uint pair, uint y_row, uint x_row, uint count, float position)
 
 void main()
 {
-    uint thread = thread_index(), lane = thread & (LANES - 1u);
+    uint thread = gl_LocalInvocationID.x, lane = thread & (LANES - 1u);
     uint item = group_index() * (gl_WorkGroupSize.x / LANES) + thread / LANES;
     uint parts = (heads + heads_each - 1u) / heads_each, items = batches * tokens * parts;
     bool inside = item < items;
