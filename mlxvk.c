@@ -1108,7 +1108,7 @@ static void cache_trim(struct device *d, size_t bytes, bool wait)
     d->polls++;
     for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
         newer = b->newer;
-        if (!buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
+        if (!d->lost && !buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
         released += b->size;
         cache_remove(d, b);
         buffer_destroy(d, b);
