@@ -185,7 +185,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
-    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul: 1 few rows, 2 tiles, 3 cooperative matrix, 4 unpacked, 5 few rows held, 6 as floats; 0 chooses") \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 and 6 held rows") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
@@ -193,6 +193,9 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
+    X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
+    X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
+    X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)")  \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
@@ -278,10 +281,10 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
     X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
     X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
-    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)          \
-    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16) \
-    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)               \
-    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16) \
+    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
+    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
@@ -289,7 +292,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
     X(QMV_HELD,      qmv_held,      6, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                         \
     X(QMV_HELD_SETS, qmv_held_sets, 14, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                        \
-    X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP) \
+    X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
@@ -298,12 +301,14 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(REDUCE_PAIR,   reduce_pair,   2, CAP_SMALL)                                                                      \
     X(REDUCE_INDEX,  reduce_index,  2, CAP_SMALL)                                                                      \
     X(SOFTMAX,       softmax,       3, CAP_SMALL)                                                                      \
+    X(SCAN,          scan,          3, CAP_SMALL)                                                                      \
+    X(SCAN_PAIR,     scan_pair,     3, CAP_SMALL)                                                                      \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
-    X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
-    X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
+    X(NORM,          norm,          6, CAP_SMALL)                                                                      \
+    X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
+    X(ATTENTION_DECODE, attention_decode, 6, CAP_SMALL | CAP_SUBGROUP)                                                 \
+    X(ATTENTION_COMBINE, attention_combine, 6, CAP_SMALL)                                                              \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
     X(SORT,          sort,          4, CAP_SMALL)                                                                      \
@@ -1105,7 +1110,7 @@ static void cache_trim(struct device *d, size_t bytes, bool wait)
     d->polls++;
     for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
         newer = b->newer;
-        if (!buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
+        if (!d->lost && !buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
         released += b->size;
         cache_remove(d, b);
         buffer_destroy(d, b);
@@ -1293,7 +1298,7 @@ struct encoder {
     VkCommandBuffer commands;                        /* NULL: none open */
     const struct pipeline *pipeline, *bound;
     VkDescriptorBufferInfo bindings[MAX_BINDINGS];
-    uint32_t set_mask;
+    uint32_t set_mask, write_mask;       /* bindings that are set, and those of them that are written */
     uint8_t push[PUSH_SIZE];
     uint32_t push_used;
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the next dispatch; since the last barrier */
@@ -1685,7 +1690,7 @@ static void insert_barrier(struct encoder *e)
 static void encoder_reset(struct encoder *e)
 {
     e->pipeline = NULL;
-    e->set_mask = 0;
+    e->set_mask = e->write_mask = 0;
     e->push_used = 0;
     e->pending_count = 0;
 }
@@ -1748,7 +1753,9 @@ static void bind_descriptors(struct encoder *e)
     VkWriteDescriptorSet write = { .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .descriptorCount = n,
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = e->bindings };
     if (!n) return;
-    while (first < n && !(e->set_mask & (1u << first))) first++;
+    /* An unused binding gets what the dispatch writes anyway: to the validation layer every binding that a shader names
+     * is one that it writes. */
+    while (first < n && !((e->write_mask ? e->write_mask : e->set_mask) & (1u << first))) first++;
     for (uint32_t i = 0; i < n; i++) {
         if (e->set_mask & (1u << i)) continue;
         if (first == n || e->pipeline->kernel == KERNEL_COUNT) {
@@ -2013,6 +2020,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     }
     encoder_access(e, b, start, end, write);         /* all that is bound, as the validation layer sees it */
     bind_range(e, slot, b->handle, start, end - start);
+    if (write) e->write_mask |= 1u << slot;
     return (uint32_t)((int64_t)(b->offset - start) + a->offset) / (uint32_t)item_size(a);
 }
 
@@ -2055,6 +2063,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ARANGE,      arange)                                                                                             \
     X(REDUCE,      reduce)                                                                                             \
     X(SOFTMAX,     softmax)                                                                                            \
+    X(SCAN,        scan)                                                                                               \
     X(GATHER,      gather)                                                                                             \
     X(NORM,        norm)                                                                                               \
     X(ROPE,        rope)                                                                                               \
@@ -2076,6 +2085,7 @@ struct matmul_params { float alpha, beta; };
 struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
+struct scan_params { uint8_t op, axis, flags; };
 struct gather_params { uint8_t mode, axis; };
 struct norm_params { uint8_t flags; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
@@ -2088,6 +2098,7 @@ union params {
     struct quant_params quant;
     struct arange_params arange;
     struct reduce_params reduce;
+    struct scan_params scan;
     struct gather_params gather;
     struct norm_params norm;
     struct rope_params rope;
@@ -3665,9 +3676,10 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
 }
 
-/* ==== >>reduce: reductions, arg reductions, softmax =============================================================== */
+/* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
 
-enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin };   /* as in the shader */
+/* As in the shader. */
+enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin, R_complex_logsumexp };
 
 /* Workgroups that fill a large GPU; elements that one should have at least before a reduction is cut; outer dimensions. */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_CHUNK = 4096, REDUCE_DIMS = 4 };
@@ -3682,17 +3694,18 @@ struct reduce_job {
     struct array *from, *out;
     mlxvk_dtype type;
     int64_t shift;
+    uint32_t place;                                  /* the position of the first element, for arg reductions */
     int ndim;
     struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
 };
 
 struct reduce_push {
-    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to;
+    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to, place;
     float scale;
     uint32_t ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS], out[REDUCE_DIMS];
 };
 
-static bool is_arg(enum reduction op) { return op >= R_argmax; }
+static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
 
 static uint32_t power_of_two(uint64_t at_least)
 {
@@ -3725,17 +3738,12 @@ static void join_dims(struct reduce_job *j)
     j->ndim = n;
 }
 
-static void plan_dims(struct reduce_job *j, const struct array *x, uint32_t mask)
+static void plan_dims(struct reduce_job *j, uint32_t mask)
 {
-    int64_t step[MAXD], out = 1;
     bool any = false;
     j->ndim = 0;
-    for (int i = x->ndim - 1; i >= 0; i--) {
-        step[i] = out;
-        if (!(mask & (1u << i))) out *= x->shape[i];
-    }
-    for (int i = 0; i < x->ndim; i++) {
-        struct reduce_dim d = { (uint32_t)x->shape[i], x->strides[i], step[i], mask >> i & 1 };
+    for (int i = 0; i < j->from->ndim; i++) {
+        struct reduce_dim d = { (uint32_t)j->from->shape[i], j->from->strides[i], j->out->strides[i], mask >> i & 1 };
         if (d.size == 1) continue;
         any |= d.reduced;
         if (d.reduced && d.in < 0 && !is_arg(j->op)) {                 /* the order does not matter: walk it upwards */
@@ -3748,29 +3756,30 @@ static void plan_dims(struct reduce_job *j, const struct array *x, uint32_t mask
     join_dims(j);
 }
 
-/* More outer dimensions than the shader has: the operand copied into row-major order, kept dimensions first. */
+/* More outer dimensions than the shader has: the operand copied into row-major order, reduced dimensions last. */
 static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask)
 {
     struct array view = *j->from, *copy;
-    uint32_t n = 1;
+    int64_t out[MAXD];
     view.refs = 1;
-    view.ndim = 0;
+    view.ndim = j->ndim = 0;
     for (uint32_t reduced = 0; reduced < 2; reduced++)
         for (int i = 0; i < j->from->ndim; i++)
             if ((mask >> i & 1) == reduced) {
                 view.shape[view.ndim] = j->from->shape[i];
-                view.strides[view.ndim++] = j->from->strides[i];
-                if (reduced) n *= (uint32_t)j->from->shape[i];
+                view.strides[view.ndim] = j->from->strides[i];
+                out[view.ndim++] = reduced ? -1 : j->out->strides[i];
             }
     view.row = row_contiguous(&view);
     copy = rows_of(e, &view);
     if (copy == &view) return;                       /* it failed */
+    for (int i = 0; i < view.ndim; i++)
+        if (view.shape[i] > 1) j->dim[j->ndim++] = (struct reduce_dim){ (uint32_t)view.shape[i], copy->strides[i], out[i], out[i] < 0 };
+    if (!j->ndim || !j->dim[j->ndim - 1].reduced) j->dim[j->ndim++] = (struct reduce_dim){ 1, 1, 0, true };
+    join_dims(j);
     array_release(j->from);
     j->from = copy;
     j->shift = 0;
-    j->ndim = 2;
-    j->dim[0] = (struct reduce_dim){ (uint32_t)(copy->size / n), n, 1, false };
-    j->dim[1] = (struct reduce_dim){ n, 1, 0, true };
 }
 
 static int last_reduced(const struct reduce_job *j, int *count)
@@ -3783,21 +3792,21 @@ static int last_reduced(const struct reduce_job *j, int *count)
 
 /* ---- lowering: one dispatch ---- */
 
-static enum kernel_id reduce_kernel(const struct reduce_job *j)
+/* The kernel by what it accumulates: base, base + 1: two words, base + 2: a key and an index. */
+static enum kernel_id accumulator(enum kernel_id base, enum reduction op, mlxvk_dtype type)
 {
-    if (is_arg(j->op)) return K_REDUCE_INDEX;
-    if (j->op == R_logsumexp) return K_REDUCE_PAIR;
-    return dtypes[j->type].size == 8 && j->op != R_all && j->op != R_any ? K_REDUCE_PAIR : K_REDUCE;
+    if (is_arg(op)) return (enum kernel_id)(base + 2);
+    return (enum kernel_id)(base + (op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any)));
 }
 
 /* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
-static mlxvk_dtype part_type(const struct reduce_job *j)
+static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
 {
-    if (is_arg(j->op) || j->op == R_logsumexp) return MLXVK_COMPLEX64;
-    if (j->op == R_all || j->op == R_any) return MLXVK_BOOL;
-    if (dtypes[j->type].size == 8) return j->type;
-    if (is_float(j->type) || j->op == R_mean) return MLXVK_FLOAT32;
-    return dtypes[j->type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
+    if (is_arg(op) || op == R_logsumexp) return MLXVK_COMPLEX64;
+    if (op == R_all || op == R_any) return MLXVK_BOOL;
+    if (dtypes[type].size == 8) return type;
+    if (is_float(type) || op == R_mean) return MLXVK_FLOAT32;
+    return dtypes[type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
 }
 
 /* How a step is laid out on workgroups. */
@@ -3814,11 +3823,17 @@ static void cut(struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t lea
     g->parts = ceil_div(n, g->chunk);
 }
 
-static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct reduce_push *p, bool whole, bool fours)
+/* Threads side by side on `units` columns, so that the others find at least 8 of n elements each to reduce. */
+static uint32_t column_width(uint64_t units, uint32_t n)
+{
+    return REDUCE_THREADS / min_u32(power_of_two((n + 7) / 8), REDUCE_THREADS / power_of_two(min_size(units, 32)));
+}
+
+static struct reduce_grid reduce_grid(const struct reduce_push *p, bool whole, bool fours)
 {
     struct reduce_grid g = { .parts = 1, .chunk = p->n };
     uint64_t units;
-    uint32_t narrow, height;
+    uint32_t height;
     if (p->inner == 1 && p->stride == 1) {
         uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
         g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
@@ -3828,9 +3843,8 @@ static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct r
     }
     g.by = fours ? 4 : 1;
     units = (uint64_t)p->outer * (p->inner / g.by);
-    narrow = power_of_two(min_size(units, j->ndim > 1 && p->inner == 1 && (uint64_t)p->n >= REDUCE_THREADS ? 1 : 32));
-    height = min_u32(power_of_two((p->n + 7) / 8), REDUCE_THREADS / narrow);
-    g.width = REDUCE_THREADS / height;
+    g.width = column_width(p->inner == 1 && p->n >= REDUCE_THREADS ? 1 : units, p->n);
+    height = REDUCE_THREADS / g.width;
     units = (units + g.width - 1) / g.width;
     if (!whole) cut(&g, p->n, units, 32 * height, 4 * height);
     g.groups = units * g.parts;
@@ -3841,7 +3855,8 @@ static struct reduce_grid reduce_grid(const struct reduce_job *j, const struct r
 static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push *p)
 {
     int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
-    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1, .scale = j->scale };
+    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1,
+                               .scale = j->scale, .place = j->place };
     if (inner >= 0) {
         p->inner = j->dim[inner].size;
         p->inner_stride = (uint32_t)j->dim[inner].in;
@@ -3859,11 +3874,10 @@ static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push 
 }
 
 /* Columns that four-wide loads can take. */
-static bool reduces_by_fours(const struct reduce_push *p)
+static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, const uint32_t *outer_strides, uint32_t ndim)
 {
-    uint32_t odd = p->inner | p->stride | p->from;
-    for (uint32_t i = 0; i < p->ndim; i++) odd |= p->in[i];
-    return p->inner > 1 && p->inner_stride == 1 && !(odd & 3);
+    for (uint32_t i = 0; i < ndim; i++) others |= outer_strides[i];
+    return inner > 1 && inner_stride == 1 && !((inner | others) & 3);
 }
 
 /* The job that is left behind a step which wrote `out` as (outer dimensions, parts, inner) and not the result. */
@@ -3883,6 +3897,7 @@ static void reduce_next(struct reduce_job *j, int at, struct array *out, mlxvk_d
     j->from = out;
     j->type = type;
     j->shift = 0;
+    j->place = 0;
 }
 
 /* Reduces the innermost of the reduced dimensions; true when that gave the result. */
@@ -3893,13 +3908,16 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     struct array *out = j->out;
     mlxvk_dtype type = out->dtype;
     int count, at = last_reduced(j, &count);
-    reduce_shape(j, at, &p);
+    if (!reduce_shape(j, at, &p)) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "reduce", "too many dimensions in an operand too large to bind");
+        return true;
+    }
     p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
-    g = reduce_grid(j, &p, is_arg(j->op) && is_wide(j->type), reduces_by_fours(&p));
+    g = reduce_grid(&p, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
     p.parts = g.parts;
     p.chunk = g.chunk;
     if (count > 1 || g.parts > 1) {
-        type = part_type(j);
+        type = part_type(j->op, j->type);
         out = scratch(e, (size_t)p.outer * g.parts * p.inner, type);
         if (!out) return true;
         p.scale = 1;
@@ -3907,7 +3925,7 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
         for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out[i] = step;
     }
     p.to = set_output(e, 0, out);
-    KERNEL(e, reduce_kernel(j), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
+    KERNEL(e, accumulator(K_REDUCE, j->op, j->type), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, g.groups);
     if (out == j->out) return true;
@@ -3915,21 +3933,122 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     return false;
 }
 
-static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask, struct array *out)
+/* ---- lowering: operands that a device cannot bind whole ---- */
+
+static struct array half_of(const struct array *a, int axis, int half)
 {
-    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype };
+    struct array part = *a;
+    int first = a->shape[axis] / 2;
+    part.refs = 1;
+    part.shape[axis] = half ? a->shape[axis] - first : first;
+    part.size = a->size / (size_t)a->shape[axis] * (size_t)part.shape[axis];
+    if (half) part.offset += first * a->strides[axis] * (int64_t)item_size(a);
+    part.row = row_contiguous(&part);
+    return part;
+}
+
+/* The axis along which to halve arrays of one shape, but for axes of a mask, where one of them is too large; else -1. */
+static int axis_to_halve(struct encoder *e, const struct array *const *a, int count, uint32_t whole)
+{
+    for (int k = 0; k < count; k++) {
+        int64_t low, high, widest = 0;
+        int axis = -1;
+        array_span(a[k], &low, &high);
+        if ((size_t)(high - low) + e->device->caps.offset_align + 16 <= e->device->caps.max_range) continue;
+        for (int i = 0; i < a[k]->ndim; i++) {
+            int64_t reach = llabs(a[k]->strides[i]) * (a[k]->shape[i] - 1);
+            if (reach > widest && !(whole >> i & 1)) { widest = reach; axis = i; }
+        }
+        if (axis >= 0) return axis;
+    }
+    return -1;
+}
+
+/* Room of its own for a result that must be row-major, where `out` is not; unpack copies it there. */
+static struct array *pack(struct encoder *e, const struct array *out, struct array *packed)
+{
+    struct array *room = out->row ? NULL : scratch(e, out->size, out->dtype);
+    *packed = *out;
+    if (!room) return NULL;
+    packed->storage = room->storage;
+    packed->offset = 0;
+    packed->row = true;
+    row_strides(packed->ndim, packed->shape, packed->strides);
+    return room;
+}
+
+static void unpack(struct encoder *e, struct array *out, struct array *packed, struct array *room)
+{
+    struct elementwise_params p = { .kernel = K_COPY };
+    if (room && !e->code) elementwise_split(e, &p, (struct array *[]){ out, packed }, 2);
+    array_release(room);
+}
+
+static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                   struct array *out);
+
+/* The two halves of a reduced axis, then what they gave. */
+static void reduce_halves(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                          struct array *out, int axis)
+{
+    struct array *both = scratch(e, 2 * out->size, part_type(op, from->dtype)), pair, one;
+    if (!both) return;
+    one = *out;
+    one.storage = both->storage;
+    one.dtype = both->dtype;
+    one.offset = 0;
+    row_strides(one.ndim, one.shape, one.strides);
+    pair = one;
+    pair.refs = 1;
+    pair.shape[axis] = 2;
+    pair.strides[axis] = (int64_t)out->size;
+    pair.size = 2 * out->size;
+    pair.row = row_contiguous(&pair);
+    for (int half = 0; half < 2; half++) {
+        struct array part = half_of(from, axis, half);
+        one.offset = half * (int64_t)array_bytes(&one);
+        reduce(e, op, 1, place + (half ? (uint32_t)(from->shape[axis] / 2) : 0), &part, mask, &one);
+    }
+    reduce(e, op, scale, 0, &pair, 1u << axis, out);
+    array_release(both);
+}
+
+/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. */
+static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
+                   struct array *out)
+{
+    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype, .place = place };
     struct reduce_push p;
-    int count;
-    plan_dims(&j, from, mask);
+    uint32_t whole = is_arg(op) && is_wide(from->dtype) ? mask : 0;
+    int count, axis = axis_to_halve(e, (const struct array *[]){ from, out }, 2, whole);
+    if (axis >= 0 && (mask >> axis & 1)) { reduce_halves(e, op, scale, place, from, mask, out, axis); return; }
+    for (int half = 0; half < 2 && axis >= 0; half++) {
+        struct array part = half_of(from, axis, half), result = half_of(out, axis, half);
+        reduce(e, op, scale, place, &part, mask, &result);
+    }
+    if (axis >= 0) return;
+    plan_dims(&j, mask);
     from->refs++;
     if (!reduce_shape(&j, last_reduced(&j, &count), &p)) copy_rows(e, &j, mask);
     while (!e->code && !reduce_step(e, &j)) {}
     array_release(j.from);
 }
 
+/* A row-major result seen with the operand's dimensions. */
+static struct array full_rank(const struct array *from, uint32_t mask, const struct array *out)
+{
+    struct array view = *out;
+    view.ndim = from->ndim;
+    for (int i = 0; i < from->ndim; i++) view.shape[i] = mask >> i & 1 ? 1 : from->shape[i];
+    row_strides(view.ndim, view.shape, view.strides);
+    return view;
+}
+
 static void lower_reduce(struct encoder *e, const struct node *n)
 {
-    reduce(e, n->p.reduce.op, n->p.reduce.scale, n->in[0], n->p.reduce.mask, n->out[0]);
+    uint32_t mask = n->p.reduce.mask;
+    struct array out = full_rank(n->in[0], mask, n->out[0]);
+    reduce(e, n->p.reduce.op, n->p.reduce.scale, 0, n->in[0], mask, &out);
 }
 
 /* ---- fronts ---- */
@@ -4081,7 +4200,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
 {
     struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
-    struct array *pairs;
+    struct array *pairs, each;
     uint32_t step;
     for (int i = 0; i < x->ndim; i++) {
         uint32_t size = (uint32_t)x->shape[i];
@@ -4091,7 +4210,8 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
     }
     pairs = scratch(e, (size_t)p.outer * p.inner, MLXVK_COMPLEX64);
     if (!pairs) return;
-    reduce(e, R_logsumexp, 1, x, mask, pairs);
+    each = full_rank(x, mask, pairs);
+    reduce(e, R_logsumexp, 1, 0, x, mask, &each);
     p.n *= p.inner;
     p.from = set_input(e, 1, x);
     p.to = set_output(e, 0, out);
@@ -4105,19 +4225,29 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
 
 enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
 
-static void lower_softmax(struct encoder *e, const struct node *n)
+static void softmax(struct encoder *e, struct array *x, uint32_t mask, struct array *out)
 {
-    struct array *x = n->in[0], *rows;
-    uint32_t mask = n->p.reduce.mask, last = 1u << (x->ndim - 1);
+    uint32_t last = 1u << (x->ndim - 1);
     size_t length = (size_t)dim_of(x, -1);
     bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
-    if (mask == last && !few && softmax_rows(e, x, n->out[0])) return;
-    rows = rows_of(e, x);
-    if (e->code) { array_release(rows); return; }
-    if (mask != last || few) softmax_given(e, rows, n->out[0], mask);
-    else softmax_rows(e, rows, n->out[0]);
-    array_release(rows);
+    struct array *rows, *room, packed;
+    int axis = axis_to_halve(e, (const struct array *[]){ x, out }, 2, mask);
+    for (int half = 0; half < 2 && axis >= 0; half++) {
+        struct array part = half_of(x, axis, half), result = half_of(out, axis, half);
+        softmax(e, &part, mask, &result);
+    }
+    if (axis >= 0) return;
+    room = pack(e, out, &packed);
+    if (mask != last || few || !softmax_rows(e, x, &packed)) {
+        rows = rows_of(e, x);
+        if (!e->code && (mask != last || few)) softmax_given(e, rows, &packed, mask);
+        else if (!e->code) softmax_rows(e, rows, &packed);
+        array_release(rows);
+    }
+    unpack(e, out, &packed, room);
 }
+
+static void lower_softmax(struct encoder *e, const struct node *n) { softmax(e, n->in[0], n->p.reduce.mask, n->out[0]); }
 
 /* The axes of a mask last, the others in order. */
 static void axes_last(int ndim, uint32_t mask, int *order)
@@ -4201,6 +4331,164 @@ int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t 
     (void)precise;
     return softmax_call("softmax_axes", res, a, 2, axes, axes_num, s);
 }
+
+/* ---- scans ---- */
+
+enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4, SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64,
+       SCAN_COLUMNS = 128 * REDUCE_GROUPS };
+
+struct scan_push {
+    uint32_t n, outer, inner, stride, inner_stride, parts, chunk, from, to, before, flags, ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS];
+};
+
+/* The total of each part, as (outer, parts, inner). */
+static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s, uint32_t by,
+                        struct array *totals)
+{
+    struct reduce_push p = { .n = s->n, .outer = s->outer, .inner = s->inner, .stride = s->stride, .inner_stride = s->inner_stride,
+                             .parts = s->parts, .chunk = s->chunk, .scale = 1, .ndim = s->ndim };
+    uint64_t units = by ? (uint64_t)s->outer * (s->inner / by) : s->outer;
+    uint32_t width = by ? column_width(units, s->chunk) : REDUCE_THREADS;
+    memcpy(p.shape, s->shape, sizeof p.shape);
+    memcpy(p.in, s->in, sizeof p.in);
+    p.from = set_input(e, 1, from);
+    p.to = set_output(e, 0, totals);
+    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype,
+           by, width);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (by ? (units + width - 1) / width : units) * s->parts);
+}
+
+/* Cuts long rows or columns, where there are too few to fill the device, and finds what comes before each part. */
+static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by);
+
+static void scan(struct encoder *e, enum reduction op, struct array *from, struct array *out, struct scan_push p)
+{
+    bool rows = p.inner == 1 && p.stride == 1;
+    uint32_t at = set_input(e, 1, from), by = rows ? 0 : 1, width, hold;
+    struct array *carry;
+    uint64_t groups;
+    p.to = set_output(e, 0, out);
+    if (!rows && by_fours(p.inner, p.inner_stride, p.stride | at | p.to, p.in, p.ndim)) by = 4;
+    encoder_reset(e);                                /* bound again behind what the carry needs */
+    carry = scan_carry(e, op, from, &p, by);
+    p.from = set_input(e, 1, from);
+    p.to = set_output(e, 0, out);
+    if (carry) { p.before = set_input(e, 2, carry); p.flags |= SCAN_CARRY; }
+    hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
+    width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    if (width == 2) width = 4;                       /* the kernel walks by fours */
+    groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
+    KERNEL(e, accumulator(K_SCAN, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
+           width, hold);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (groups + REDUCE_THREADS - 1) / REDUCE_THREADS);
+    array_release(carry);
+}
+
+static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by)
+{
+    uint64_t tasks = by ? (uint64_t)p->outer * (p->inner / by) : p->outer, enough = by ? SCAN_COLUMNS : REDUCE_GROUPS;
+    uint32_t least = by ? SCAN_COLUMN : SCAN_ROUND, most = p->n / least;
+    struct scan_push totals = { .outer = p->outer, .inner = p->inner, .stride = p->inner, .inner_stride = 1,
+                                .flags = p->flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p->outer } };
+    struct array *total, *carry;
+    p->parts = 1;
+    p->chunk = p->n;
+    if (2 * tasks >= enough || most < 2) return NULL;
+    most = (uint32_t)min_size(most, (enough + tasks - 1) / tasks);
+    p->chunk = (uint32_t)round_up((p->n + most - 1) / most, least);
+    p->parts = ceil_div(p->n, p->chunk);
+    if (p->parts < 2) return NULL;
+    total = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
+    carry = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
+    totals.n = p->parts;
+    totals.in[0] = p->parts * p->inner;
+    if (total && carry) {
+        scan_totals(e, op, from, p, by, total);
+        scan(e, op, total, carry, totals);
+    }
+    array_release(total);
+    return carry;
+}
+
+/* The dimensions around an axis; false where the operand has too many, or wide steps between what a thread group reads. */
+static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
+{
+    struct array around = *x, *list[1] = { &around };
+    struct dims g;
+    *p = (struct scan_push){ .n = (uint32_t)x->shape[axis], .outer = 1, .inner = 1, .stride = (uint32_t)x->strides[axis] };
+    around.ndim = axis;
+    g = merge_dims(list, 1);
+    if (g.ndim > REDUCE_DIMS) return false;
+    p->ndim = (uint32_t)g.ndim;
+    for (int i = 0; i < g.ndim; i++) {
+        p->shape[i] = (uint32_t)g.shape[i];
+        p->in[i] = (uint32_t)g.stride[0][i];
+        p->outer *= p->shape[i];
+    }
+    around.ndim = x->ndim - axis - 1;
+    for (int i = 0; i < around.ndim; i++) {
+        around.shape[i] = x->shape[axis + 1 + i];
+        around.strides[i] = x->strides[axis + 1 + i];
+    }
+    g = merge_dims(list, 1);
+    if (g.ndim > 1) return false;
+    if (!g.ndim) return p->stride == 1 || p->n == 1;
+    p->inner = (uint32_t)g.shape[0];
+    p->inner_stride = (uint32_t)g.stride[0][0];
+    return llabs(g.stride[0][0]) <= 4;
+}
+
+static void scan_axis(struct encoder *e, enum reduction op, struct array *x, struct array *out, int axis, uint32_t flags)
+{
+    struct array *rows = NULL, *room, packed;
+    struct scan_push p;
+    int split = axis_to_halve(e, (const struct array *[]){ x, out }, 2, 1u << axis);
+    for (int half = 0; half < 2 && split >= 0; half++) {
+        struct array part = half_of(x, split, half), result = half_of(out, split, half);
+        scan_axis(e, op, &part, &result, axis, flags);
+    }
+    if (split >= 0) return;
+    room = pack(e, out, &packed);
+    if (!scan_dims(x, axis, &p)) {
+        x = rows = rows_of(e, x);
+        scan_dims(x, axis, &p);
+    }
+    if (p.n == 1) p.stride = 1;
+    p.flags = flags;
+    scan(e, op, x, &packed, p);
+    array_release(rows);
+    unpack(e, out, &packed, room);
+}
+
+static void lower_scan(struct encoder *e, const struct node *n)
+{
+    scan_axis(e, n->p.scan.op, n->in[0], n->out[0], n->p.scan.axis, n->p.scan.flags);
+}
+
+static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int axis, bool reverse, bool inclusive,
+                     mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    int flags;
+    axis = normal_axis(&c, x, axis);
+    if (op == R_logsumexp && x) x = as_float(&c, x);
+    if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
+    if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
+    if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
+    flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
+    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(x), ARRAYS(out));
+    return finish(&c, out, res);
+}
+
+enum { R_cumsum = R_sum, R_cumprod = R_prod, R_cummax = R_max, R_cummin = R_min, R_logcumsumexp = R_logsumexp };
+#define X(name)                                                                                                       \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s)         \
+    { return scan_call(#name, res, a, (enum reduction)R_##name, axis, reverse, inclusive, s); }
+MLXVK_SCAN_FUNCTIONS(X)
+#undef X
 
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
 
@@ -4482,9 +4770,10 @@ static struct dims row_dims(struct array *const *a, int count)
 /* The workgroup and the threads a row of `steps` steps. */
 static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *threads)
 {
-    uint32_t limit = min_u32(ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;   /* where threads of a workgroup take turns */
+    uint32_t limit = min_u32(cpu ? 64 : ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
     while (lanes > limit) lanes /= 2;
-    *threads = lanes < 128 ? 128 : lanes;
+    *threads = lanes < 128 && !cpu ? 128 : lanes < 16 ? 16 : lanes;
     return lanes;
 }
 
@@ -4514,7 +4803,7 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     lanes = row_lanes(e, eights ? n / 8 : n, &threads);
     held = eights ? ceil_div(n / 8, lanes) : 0;
     if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
-    KERNEL(e, has_kernel(e->device, K_NORM) ? K_NORM : K_NORM_PLAIN, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
+    KERNEL(e, K_NORM, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
     p.flags = flags;
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
@@ -4650,7 +4939,7 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     items = p->batches * p->tokens * p->heads;
     p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
     while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
-    KERNEL(e, has_kernel(e->device, K_ROPE) ? K_ROPE : K_ROPE_PLAIN, threads, lanes, fours, (uint32_t)x->dtype,
+    KERNEL(e, K_ROPE, threads, lanes, fours, (uint32_t)x->dtype,
            norm ? weight ? 2 : 1 : 0);
     set_bytes(e, p, sizeof *p);
     dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
@@ -4727,150 +5016,6 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
     struct call c = begin("fast_rope_dynamic", s);
     struct array *a = input(&c, "x", x), *at = input(&c, "offset", offset), *f = optional_input(&c, "freqs", freqs);
     return finish(&c, do_rope(&c, a, dims, traditional, base, scale, 0, at, f), res);
-}
-
-/* ==== >>attention ================================================================================================= */
-
-enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16, ATTEND_WIDTH = 256 };
-
-/* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
-struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; bool aligned; };
-
-struct attention_push {
-    uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
-    uint32_t batches, query_heads, query_count, key_count, tiles, widths, kinds;
-    float scale;
-};
-
-static void copy_strides(uint32_t *to, const struct array *a, int count)
-{
-    for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
-}
-
-/* Binds the operands, and finds out whether all rows can be read by 16 bytes. */
-static struct attention_push bind_attention(struct encoder *e, struct attention *a)
-{
-    struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
-        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2],
-        .widths = (uint32_t)(a->q->shape[3] | a->v->shape[3] << 16),
-        .kinds = a->flags | (uint32_t)(a->q->shape[1] / a->k->shape[1]) << 16, .scale = a->scale * 1.44269504088896341f };
-    uint32_t unit = 16 / (uint32_t)item_size(a->q);
-    p.o_at = set_output(e, 0, a->o);
-    p.q_at = set_input(e, 1, a->q);
-    p.k_at = set_input(e, 2, a->k);
-    p.v_at = set_input(e, 3, a->v);
-    copy_strides(p.o_stride, a->o, 3);
-    copy_strides(p.q_stride, a->q, 3);
-    copy_strides(p.k_stride, a->k, 3);
-    copy_strides(p.v_stride, a->v, 3);
-    if (a->mask) { p.mask_at = set_input(e, 4, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
-    if (a->sinks) p.sinks_at = set_input(e, 5, a->sinks);
-    a->aligned = dim_of(a->q, 3) % 8 == 0 && dim_of(a->v, 3) % 8 == 0 && aligned_rows(a->q, p.q_at, unit) &&
-                 aligned_rows(a->k, p.k_at, unit) && aligned_rows(a->v, p.v_at, unit);
-    return p;
-}
-
-static void attention_general(struct encoder *e, struct attention *a)
-{
-    struct attention_push p;
-    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), heads, rows, wide;
-    if (a->q->shape[2] < 32) a->flags |= ATTEND_FOLDED;
-    heads = a->flags & ATTEND_FOLDED ? group : 1;
-    p = bind_attention(e, a);
-    wide = (uint32_t)(a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3]);
-    wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
-    rows = p.query_count * heads <= 8 ? 8 : wide > 128 ? 16 : 32;
-    p.tiles = ceil_div((uint64_t)p.query_count * heads, rows);
-    KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, wide, a->aligned);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / heads) * p.batches);
-}
-
-/* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
-static struct array *dense_rows(struct encoder *e, struct array *a)
-{
-    if (dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return rows_of(e, a);
-    a->refs++;
-    return a;
-}
-
-static void lower_attention(struct encoder *e, const struct node *n)
-{
-    struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
-    struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
-    struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
-    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
-    o.shape[1] = n->out[0]->shape[2];
-    o.shape[2] = n->out[0]->shape[1];
-    o.strides[1] = n->out[0]->strides[2];
-    o.strides[2] = n->out[0]->strides[1];
-    attention_general(e, &a);
-    array_release(q);
-    array_release(k);
-    array_release(v);
-    array_release(sinks);
-}
-
-static bool check_attention(struct call *c, const struct array *q, const struct array *k, const struct array *v)
-{
-    if (c->code || !q || !k || !v) return false;
-    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k), TEXT(v)), false;
-    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
-    if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values (%d)",
-                    q->shape[1], k->shape[1], v->shape[1]), false;
-    return true;
-}
-
-/* The mask's kind from mode and array; -1 with an error. */
-static int mask_flags(struct call *c, const char *mode, const struct array *mask)
-{
-    if (c->code) return -1;
-    if (!mode) mode = "";
-    if (strcmp(mode, "") && strcmp(mode, "causal") && strcmp(mode, "array"))
-        return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"%s\" is none of \"\", \"causal\", \"array\"", mode), -1;
-    if (!strcmp(mode, "causal"))
-        return mask ? (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"causal\" takes no mask_arr"), -1) : ATTEND_CAUSAL;
-    if (!mask) return strcmp(mode, "array") ? 0 : (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1);
-    return mask->dtype == MLXVK_BOOL ? ATTEND_BOOL : ATTEND_ADD;
-}
-
-static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
-                                  struct array *mask, struct array *sinks)
-{
-    int flags = mask_flags(c, mode, mask), shape[4];
-    struct array *out;
-    mlxvk_dtype t;
-    if (!check_attention(c, q, k, v)) return NULL;
-    t = promote(promote(q->dtype, k->dtype), v->dtype);
-    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q));
-    if (flags == ATTEND_ADD && promote(mask->dtype, t) != t)
-        return FAIL(c, MLXVK_ERROR_DTYPE, "mask_arr must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(mask));
-    if (sinks && (sinks->ndim != 1 || sinks->shape[0] != q->shape[1]))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1], TEXT(sinks));
-    if (sinks && promote(sinks->dtype, t) != t)
-        return FAIL(c, MLXVK_ERROR_DTYPE, "sinks must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(sinks));
-    if (flags == ATTEND_CAUSAL && q->shape[2] == 1) flags = 0;
-    if (sinks) flags |= ATTEND_SINKS;
-    memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
-    if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
-    if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH)
-        return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "heads of more than %d features: %s and %s", ATTEND_WIDTH, TEXT(q), TEXT(v));
-    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
-    append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
-           ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
-    return do_swap(c, out, 1, 2);
-}
-
-int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values, float scale,
-                                            const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s)
-{
-    struct call c = begin("fast_scaled_dot_product_attention", s);
-    struct array *q = input(&c, "queries", queries), *k = input(&c, "keys", keys), *v = input(&c, "values", values);
-    struct array *m = optional_input(&c, "mask_arr", mask_arr), *si = optional_input(&c, "sinks", sinks);
-    return finish(&c, do_attention(&c, q, k, v, scale, mask_mode, m, si), res);
 }
 
 /* ==== >>matrix ==================================================================================================== */
@@ -5473,6 +5618,268 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     struct call k = begin("addmm", s);
     struct array *z = input(&k, "c", c), *x = input(&k, "a", a), *y = input(&k, "b", b);
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
+}
+
+/* ==== >>attention ================================================================================================= */
+
+enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16, ATTEND_WIDTH = 256 };
+
+/* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
+struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; bool aligned; };
+
+struct attention_push {
+    uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
+    uint32_t batches, query_heads, query_count, key_count, tiles, splits, split_keys, widths, kinds;
+    float scale;
+};
+
+static void copy_strides(uint32_t *to, const struct array *a, int count)
+{
+    for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
+}
+
+/* Binds the operands, and finds out whether all rows can be read by 16 bytes. */
+static struct attention_push bind_attention(struct encoder *e, struct attention *a)
+{
+    struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
+        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2],
+        .widths = (uint32_t)(a->q->shape[3] | a->v->shape[3] << 16),
+        .kinds = a->flags | (uint32_t)(a->q->shape[1] / a->k->shape[1]) << 16, .scale = a->scale * 1.44269504088896341f };
+    uint32_t unit = 16 / (uint32_t)item_size(a->q);
+    p.o_at = set_output(e, 0, a->o);
+    p.q_at = set_input(e, 1, a->q);
+    p.k_at = set_input(e, 2, a->k);
+    p.v_at = set_input(e, 3, a->v);
+    copy_strides(p.o_stride, a->o, 3);
+    copy_strides(p.q_stride, a->q, 3);
+    copy_strides(p.k_stride, a->k, 3);
+    copy_strides(p.v_stride, a->v, 3);
+    if (a->mask) { p.mask_at = set_input(e, 4, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
+    if (a->sinks) p.sinks_at = set_input(e, 5, a->sinks);
+    a->aligned = dim_of(a->q, 3) % 8 == 0 && dim_of(a->v, 3) % 8 == 0 && aligned_rows(a->q, p.q_at, unit) &&
+                 aligned_rows(a->k, p.k_at, unit) && aligned_rows(a->v, p.v_at, unit);
+    return p;
+}
+
+static void attention_general(struct encoder *e, struct attention *a)
+{
+    struct attention_push p;
+    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), heads, rows, wide;
+    if (a->q->shape[2] < 32) a->flags |= ATTEND_FOLDED;
+    heads = a->flags & ATTEND_FOLDED ? group : 1;
+    p = bind_attention(e, a);
+    wide = (uint32_t)(a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3]);
+    wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
+    rows = p.query_count * heads <= 8 ? 8 : wide > 128 ? 16 : 32;
+    p.tiles = ceil_div((uint64_t)p.query_count * heads, rows);
+    KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, wide, a->aligned);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / heads) * p.batches);
+}
+
+/* By kind of device: how many workgroups to aim at, the fewest keys that are worth one, the rows that share what one reads,
+ * keys read at once for one or two rows and for more, and up to how many rows of a key's head. */
+static const struct decode_row { VkPhysicalDeviceType type; uint32_t groups, keys, rows, ahead, ahead_many, most; } decode_table[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, 264, 64, 8, 4, 2, 32 },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 1, 1, 1, 1, UINT32_MAX },      /* its caches do what tiles do elsewhere */
+    { VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM, 64, 128, 8, 4, 2, 32 },
+};
+
+static const struct decode_row *decode_tuning(const struct encoder *e)
+{
+    const struct decode_row *row = decode_table;
+    if (e->device->gate[GATE_SDPA_ROWS]) return row;
+    while (row->type != VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM && row->type != e->device->caps.type) row++;
+    return row;
+}
+
+/* Queries of a workgroup; the kernel has at most 8. */
+static uint32_t decode_rows(const struct encoder *e)
+{
+    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_ROWS];
+    return forced ? min_u32(forced, 8) : decode_tuning(e)->rows;
+}
+
+enum { SPLIT_MOST = 256 };
+
+/* Into how many parts to split the keys: where one or two workgroups can have them all, a second step does not pay. */
+static uint32_t split_count(const struct encoder *e, uint32_t groups, uint32_t keys)
+{
+    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
+    if (forced) return min_u32(min_u32(forced, SPLIT_MOST), keys ? keys : 1);
+    n = min_u32(ceil_div(decode_tuning(e)->groups, groups), ceil_div(keys, decode_tuning(e)->keys));
+    return n < 3 ? 1 : min_u32(n, SPLIT_MOST);
+}
+
+/* Binds one result or the parts of it in its place, and dispatches. */
+static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t splits, struct array *parts)
+{
+    const struct decode_row *t = decode_tuning(e);
+    struct attention_push p = bind_attention(e, a);
+    uint32_t group = p.kinds >> 16, d = p.widths & 0xffff, dv = p.widths >> 16, size = e->device->caps.subgroup;
+    uint32_t chunks = rows <= 4 ? 2 : 1, lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * chunks));
+    if (lanes > size) lanes = size;
+    if (parts) p.o_at = set_output(e, 0, parts);
+    p.tiles = ceil_div((uint64_t)p.query_count * group, rows);
+    p.splits = splits;
+    p.split_keys = ceil_div(p.key_count, splits);
+    KERNEL(e, K_ATTENTION_DECODE, min_u32(8 * size, 256), (uint32_t)a->q->dtype, rows, lanes, ceil_div(d, 8 * lanes),
+           ceil_div(dv, 8 * lanes), rows <= 2 ? t->ahead : t->ahead_many, parts != NULL);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)splits * p.tiles * (p.query_heads / group) * p.batches);
+}
+
+static void combine_parts(struct encoder *e, struct attention *a, uint32_t splits, struct array *parts)
+{
+    struct attention_push p = bind_attention(e, a);
+    uint32_t lanes = pow2_at_least(ceil_div(p.widths >> 16, 4));
+    p.splits = splits;
+    p.q_at = set_input(e, 1, parts);
+    KERNEL(e, K_ATTENTION_COMBINE, 128, (uint32_t)a->q->dtype, lanes);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.batches * p.query_heads * p.query_count);
+}
+
+static void attention_decode(struct encoder *e, struct attention *a)
+{
+    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
+    uint32_t blocks = ceil_div(rows, decode_rows(e)), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
+    uint32_t splits = split_count(e, blocks * heads, (uint32_t)a->k->shape[2]);
+    struct array *parts = NULL;
+    size_t results = a->q->size / (size_t)a->q->shape[3];
+    a->flags |= ATTEND_FOLDED;
+    rows = ceil_div(rows, blocks);
+    if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
+    decode_pass(e, a, rows, splits, parts);
+    if (parts) combine_parts(e, a, splits, parts);
+    array_release(parts);
+}
+
+/* Few queries for each head of keys, whose features can be read by 16 bytes. */
+static bool is_decode(const struct encoder *e, const struct attention *a)
+{
+    uint32_t unit = 16 / (uint32_t)item_size(a->q), size = (uint32_t)item_size(a->q);
+    const struct array *operands[] = { a->q, a->k, a->v };
+    if (!e->device->gate[GATE_SDPA_DECODE] || !has_kernel(e->device, K_ATTENTION_DECODE) || !a->q->shape[3]) return false;
+    for (int i = 0; i < 3; i++)
+        if (operands[i]->shape[3] % 8 || operands[i]->offset % (unit * size) || !aligned_rows(operands[i], 0, unit)) return false;
+    return (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+}
+
+/* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
+static struct array *dense_rows(struct encoder *e, struct array *a)
+{
+    if (dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return rows_of(e, a);
+    a->refs++;
+    return a;
+}
+
+static void lower_attention(struct encoder *e, const struct node *n)
+{
+    struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
+    struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
+    struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
+    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
+    o.shape[1] = n->out[0]->shape[2];
+    o.shape[2] = n->out[0]->shape[1];
+    o.strides[1] = n->out[0]->strides[2];
+    o.strides[2] = n->out[0]->strides[1];
+    if (is_decode(e, &a)) attention_decode(e, &a);
+    else attention_general(e, &a);
+    array_release(q);
+    array_release(k);
+    array_release(v);
+    array_release(sinks);
+}
+
+static bool check_attention(struct call *c, const struct array *q, const struct array *k, const struct array *v)
+{
+    if (c->code || !q || !k || !v) return false;
+    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k), TEXT(v)), false;
+    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
+    if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values (%d)",
+                    q->shape[1], k->shape[1], v->shape[1]), false;
+    return true;
+}
+
+/* The mask's kind from mode and array; -1 with an error. */
+static int mask_flags(struct call *c, const char *mode, const struct array *mask)
+{
+    if (c->code) return -1;
+    if (!mode) mode = "";
+    if (strcmp(mode, "") && strcmp(mode, "causal") && strcmp(mode, "array"))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"%s\" is none of \"\", \"causal\", \"array\"", mode), -1;
+    if (!strcmp(mode, "causal"))
+        return mask ? (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"causal\" takes no mask_arr"), -1) : ATTEND_CAUSAL;
+    if (!mask) return strcmp(mode, "array") ? 0 : (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1);
+    return mask->dtype == MLXVK_BOOL ? ATTEND_BOOL : ATTEND_ADD;
+}
+
+/* The same in steps that keep all scores, in float32: for very wide heads, and with the gate off. */
+static struct array *compose_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, int flags,
+                                       struct array *mask, struct array *sinks)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int b = q->shape[0], h = q->shape[1], kv = k->shape[1], l = q->shape[2], n = k->shape[2];
+    const int scores[5] = { b, kv, h / kv, l, n };
+    struct array *low = scalar(c, -1e30, f), *s, *p;
+    q = do_binary(c, B_multiply, as_type(c, q, f), scalar(c, scale, f));
+    q = q ? do_reshape(c, q, 5, (int[]){ b, kv, h / kv, l, q->shape[3] }) : NULL;
+    s = do_matmul(c, q, do_swap(c, do_expand(c, as_type(c, k, f), (int[]){ 2 }, 1), 3, 4));
+    if (flags & ATTEND_CAUSAL) {
+        struct array *last = do_arange(c, (double)n - l, n, 1, MLXVK_INT32);
+        mask = do_binary(c, B_greater_equal, do_expand(c, last, (int[]){ 1 }, 1), do_arange(c, 0, n, 1, MLXVK_INT32));
+    } else if (mask) mask = do_reshape(c, mask, 5, scores);
+    if (flags & ATTEND_ADD) s = do_binary(c, B_add, s, as_type(c, mask, f));
+    else if (mask) s = do_select(c, mask, s, low);
+    s = do_binary(c, B_maximum, s, low);                             /* rows without keys have scores too, and weights of 0 */
+    p = do_softmax(c, s, 1u << 4);
+    if (sinks && s) {                                                /* one more score changes the sum alone */
+        sinks = do_reshape(c, as_type(c, sinks, f), 4, (int[]){ kv, h / kv, 1, 1 });
+        p = do_binary(c, B_multiply, p, do_unary(c, U_sigmoid, do_binary(c, B_subtract, do_reduce(c, R_logsumexp, s, 1u << 4, true), sinks)));
+    }
+    p = do_select(c, do_binary(c, B_less_equal, s, low), scalar(c, 0, f), p);
+    p = do_matmul(c, p, do_expand(c, as_type(c, v, f), (int[]){ 2 }, 1));
+    return p ? do_reshape(c, p, 4, (int[]){ b, h, l, v->shape[3] }) : NULL;
+}
+
+static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
+                                  struct array *mask, struct array *sinks)
+{
+    int flags = mask_flags(c, mode, mask), shape[4];
+    struct array *out;
+    mlxvk_dtype t;
+    if (!check_attention(c, q, k, v)) return NULL;
+    t = promote(promote(q->dtype, k->dtype), v->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q));
+    if (flags == ATTEND_ADD && promote(mask->dtype, t) != t)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "mask_arr must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(mask));
+    if (sinks && (sinks->ndim != 1 || sinks->shape[0] != q->shape[1]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1], TEXT(sinks));
+    if (sinks && promote(sinks->dtype, t) != t)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "sinks must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(sinks));
+    if (flags == ATTEND_CAUSAL && q->shape[2] == 1) flags = 0;
+    if (sinks) flags |= ATTEND_SINKS;
+    memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
+    if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
+    if (k->size && (!c->device->gate[GATE_SDPA_NATIVE] || q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH))
+        return as_type(c, compose_attention(c, q, k, v, scale, flags, mask, sinks), t);
+    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
+    append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
+           ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
+    return do_swap(c, out, 1, 2);
+}
+
+int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values, float scale,
+                                            const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s)
+{
+    struct call c = begin("fast_scaled_dot_product_attention", s);
+    struct array *q = input(&c, "queries", queries), *k = input(&c, "keys", keys), *v = input(&c, "values", values);
+    struct array *m = optional_input(&c, "mask_arr", mask_arr), *si = optional_input(&c, "sinks", sinks);
+    return finish(&c, do_attention(&c, q, k, v, scale, mask_mode, m, si), res);
 }
 
 /* ==== >>random: MLX's threefry generator ========================================================================== */
@@ -6079,6 +6486,7 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
+    if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
     while (2 * split <= teams && (forced > 0 ? 2 * split <= (uint32_t)forced
@@ -6797,6 +7205,80 @@ static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uin
     return true;
 }
 
+/* Can the product go into one dispatch with others of the same x? */
+static bool groups_well(const struct encoder *e, const struct node *n)
+{
+    const struct array *x = n->in[0], *w = n->in[1];
+    uint32_t stride;
+    int64_t low, high;
+    if (n->op != OP_QUANTIZED_MATMUL) return false;
+    array_span(w, &low, &high);
+    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
+           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+           (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
+}
+
+static bool same_product_kind(const struct node *a, const struct node *b)
+{
+    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits && a->p.quant.group == b->p.quant.group &&
+           a->in[2]->dtype == b->in[2]->dtype && a->out[0]->dtype == b->out[0]->dtype;
+}
+
+/* The nodes of silu(y0) * y1 behind the products m[0] and m[1], into m[2..4]; false where something else follows. */
+static bool swiglu_behind(struct stream *s, uint32_t m[5], uint32_t end)
+{
+    struct array *gate = s->nodes[m[0]].out[0], *up = s->nodes[m[1]].out[0];
+    const struct node *sigmoid, *silu, *product;
+    if (gate->storage->owned || gate->storage->readers != 2 || gate->storage->writers != 1 || !only_between(up)) return false;
+    m[2] = reader_of(s, m[1], end, gate);
+    if (m[2] == UINT32_MAX || !can_join(s, m, 2, m[2])) return false;
+    sigmoid = &s->nodes[m[2]];
+    if (sigmoid->op != OP_ELEMENTWISE || sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid ||
+        !same_view(sigmoid->in[0], gate) || !only_between(sigmoid->out[0])) return false;
+    m[3] = reader_of(s, m[2], end, sigmoid->out[0]);
+    if (m[3] == UINT32_MAX || !can_join(s, m, 3, m[3])) return false;
+    silu = &s->nodes[m[3]];
+    if (!is_binary(silu, B_multiply) || !only_between(silu->out[0]) || !same_view(silu->in[silu->in[0]->storage != gate->storage], gate))
+        return false;
+    m[4] = reader_of(s, m[3], end, silu->out[0]);
+    if (m[4] == UINT32_MAX || !can_join(s, m, 4, m[4])) return false;
+    product = &s->nodes[m[4]];
+    return is_binary(product, B_multiply) && same_view(product->in[product->in[0]->storage != up->storage], up) &&
+           same_shape(product->out[0], gate) && same_view(product->in[product->in[0]->storage == up->storage], silu->out[0]);
+}
+
+/* Products of one x with several weights, for a few rows: one dispatch; with silu(y0) * y1 where that is all that follows. */
+static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[5] = { at }, last = min_u32(end, at + FUSE_WINDOW);
+    const struct node *first = &s->nodes[at];
+    struct quant_job j;
+    int count = 1;
+    if (!has_kernel(e->device, K_QMV_SETS) || !groups_well(e, first)) return false;
+    for (uint32_t i = at + 1; i < last && count < QMV_SETS; i++) {
+        const struct node *n = &s->nodes[i];
+        if (!n->done && groups_well(e, n) && same_product_kind(first, n) && can_join(s, m, count, i)) m[count++] = i;
+    }
+    if (count == 1) return false;
+    quant_open(e, first, &j);
+    for (int i = 1; i < count; i++) {
+        const struct node *n = &s->nodes[m[i]];
+        uint32_t rows = (uint32_t)dim_of(n->out[0], -1);
+        for (int k = 1; k < 4; k++) n->in[k]->refs++;
+        j.set[j.sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows };
+    }
+    if (count == 2 && s->device->gate[GATE_SWIGLU] && j.set[0].rows == j.set[1].rows && swiglu_behind(s, m, end)) {
+        j.epilogue = QMV_SWIGLU;
+        j.set[0].y = s->nodes[m[4]].out[0];
+        j.set[1].y = NULL;
+        count = 5;
+    }
+    qmv_dispatch(e, &j);
+    quant_close(&j);
+    retire(s, m, count);
+    return true;
+}
+
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
@@ -6804,6 +7286,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
     { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
     { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
+    { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)

@@ -1,8 +1,10 @@
 /* One case: its operands, the call, and the comparison of what came out. */
 #include "golden.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include "unit/numbers.h"
 
 /* What a case's result handles hold before the call: a call that fails must leave it there. */
 enum { SENTINEL = 314159 };
@@ -92,6 +94,26 @@ static bool check_success(struct attempt *a, int code, struct problem *problem)
     return complain(problem, "mlxvk_%s returned %s", a->operation->name, text);
 }
 
+/* ---- cases whose data is known to be wrong ---- */
+
+static bool has_nan(const struct tensor *t)
+{
+    for (size_t i = 0; i < tensor_size(t); i++)
+        if (isnan(load_number(t->dtype, t->data, i).re)) return true;
+    return false;
+}
+
+/* Why a case's expected values are wrong, or NULL. */
+static const char *wrong_data(const struct attempt *a)
+{
+    const char *op = a->operation->name;
+    const struct tensor *in = a->operands->count ? &a->operands->list[0].value : NULL;
+    bool half = in && (in->dtype == MLXVK_FLOAT16 || in->dtype == MLXVK_BFLOAT16);
+    if ((!strcmp(op, "cummax") || !strcmp(op, "cummin")) && half && has_nan(in))
+        return "MLX's CPU backend gives 0 where a half-type NaN should stay, against the case's own note";
+    return NULL;
+}
+
 /* ---- a case that must be refused ---- */
 
 static bool unchanged_results(const struct attempt *a, struct problem *problem)
@@ -148,20 +170,21 @@ static bool call_and_check(struct attempt *a, struct problem *problem)
     return refused ? check_refusal(a, code, problem) : check_success(a, code, problem);
 }
 
-static bool run_once(struct attempt *a, mlxvk_stream stream, bool contiguous, struct problem *problem)
+static bool run_once(struct attempt *a, mlxvk_stream stream, enum layout layout, struct problem *problem)
 {
+    static const char *const names[LAYOUTS] = { "", "operands made contiguous: ", "operands scattered: " };
     struct problem inner = { "" };
     a->call = need(calloc(1, sizeof *a->call));
     a->call->args = cJSON_GetObjectItemCaseSensitive(a->item, "args");
     a->call->stream = stream;
-    bool good = operands_bind(a->operands, a->call, a->in, contiguous, &inner) && call_and_check(a, &inner);
+    bool good = operands_bind(a->operands, a->call, a->in, layout, &inner) && call_and_check(a, &inner);
     operands_release(a->operands, a->call);
     for (int i = 0; i < 2; i++) mlxvk_array_free(a->call->results[i]);
     mlxvk_vector_array_free(a->call->result_vector);
     mlxvk_array_free(a->sentinel);
     free(a->call);
     if (good) return true;
-    return complain(problem, "%s%s", contiguous ? "operands made contiguous: " : "", inner.text);
+    return complain(problem, "%s%s", names[layout], inner.text);
 }
 
 enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_stream stream,
@@ -172,9 +195,15 @@ enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_s
     if (!a.operation) return op ? NOT_THERE : FAILED;
     a.in = cJSON_GetObjectItemCaseSensitive(item, "in");
     a.operands = need(calloc(1, sizeof *a.operands));
-    bool good = operands_load(a.operands, file, a.in, problem) && run_once(&a, stream, false, problem);
-    if (a.operands->has_views && options->contiguous_pass && !run_once(&a, stream, true, problem)) good = false;
+    bool good = operands_load(a.operands, file, a.in, problem) && run_once(&a, stream, AS_GIVEN, problem);
+    for (int layout = CONTIGUOUS; good && layout < LAYOUTS; layout++) {
+        bool differs = layout == CONTIGUOUS ? a.operands->has_views : a.operands->count > 0;
+        if (options->layouts[layout] && differs) good = run_once(&a, stream, (enum layout)layout, problem);
+    }
+    const char *reason = good ? NULL : wrong_data(&a);
     operands_free(a.operands);
     free(a.operands);
-    return good ? PASSED : a.not_there ? NOT_THERE : FAILED;
+    if (reason) *problem = (struct problem){ "" };
+    if (reason) complain(problem, "%s", reason);
+    return good ? PASSED : reason ? WRONG_DATA : a.not_there ? NOT_THERE : FAILED;
 }

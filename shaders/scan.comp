@@ -1,0 +1,198 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Scans along one axis: `outer` rows (up to 4 strided dimensions) of `n` elements for each of `inner` columns; the result
+// is row-major. A row is scanned by WIDTH threads, tile by tile; a column by one thread. A long one is cut into `parts`,
+// each with what came before it in `carry`.
+#include "accumulate.glsl"
+layout(constant_id = 4) const uint COLUMNS = 0;        // 0: rows, 1: columns, 4: columns by fours
+layout(constant_id = 5) const uint WIDTH = 256;
+layout(constant_id = 6) const uint HOLD = 1;           // fours a thread has in a tile
+const uint REVERSE = 1, EXCLUSIVE = 2, CARRY = 4;
+
+layout(push_constant) uniform Push {
+    uint n, outer, inner;
+    uint stride, inner_stride;                         // of the operand: along the axis, between columns
+    uint parts, chunk;
+    uint from, to, before;                             // the first element of operand, result and carry
+    uint flags;
+    uint ndim, shape[4], in_stride[4];                 // of the outer dimensions
+};
+BUFFER(2, carry)
+
+uint locate(uint row)
+{
+    uint at = from;
+    [[unroll]] for (int d = 3; d >= 0; d--)
+        if (d < int(ndim)) {
+            uint q = row / shape[d];
+            at += (row - q * shape[d]) * in_stride[d];
+            row = q;
+        }
+    return at;
+}
+ACC carried(uint i)                                    // combined, as the identity may be of a wider type there
+{
+    if ((flags & CARRY) == 0u) return identity();
+#ifdef PAIR
+    return combine(identity(), carry64[before + i]);
+#else
+    return combine(identity(), carry32[before + i]);
+#endif
+}
+
+// ---- rows ----
+
+const uint SIZE = gl_WorkGroupSize.x * HOLD, SEGMENT = WIDTH < 16u ? WIDTH : 16u;
+shared ACC board[SIZE + SIZE / 16u + 1u], tops[SIZE / 16u + 1u];      // of threads, of segments of 16 of them
+ACC ahead[HOLD], sums[HOLD];                           // of the fours before this thread's in its round; of the whole round
+
+uint place(uint i) { return i + i / 16u; }             // so that threads which walk segments meet no bank twice
+
+// Scans a segment by each of the first threads: four at a time, and no work at all for the others.
+void walk(uint me, uint segments)
+{
+    ACC a = identity(), b[4];
+    for (uint k = me < segments ? 0u : SEGMENT; k < SEGMENT; k += 4u) {
+        uint at = place(me * SEGMENT + k);                             // segments of 16 are whole in there
+        [[unroll]] for (uint i = 0u; i < 4u; i++) b[i] = board[at + i];
+        [[unroll]] for (uint i = 0u; i < 4u; i++) board[at + i] = a = combine(a, b[i]);
+    }
+    if (WIDTH > SEGMENT && me < segments) tops[me] = a;
+}
+
+// From each thread's totals, `ahead` holding them on entry. All threads of the group take part.
+void spread(uint lane, uint first)
+{
+    uint me = gl_LocalInvocationID.x;
+    if (WIDTH == 1u) {
+        [[unroll]] for (uint v = 0u; v < HOLD; v++) { sums[v] = ahead[v]; ahead[v] = identity(); }
+        return;
+    }
+    [[unroll]] for (uint v = 0u; v < HOLD; v++) board[place(v * gl_WorkGroupSize.x + first + lane)] = ahead[v];
+    barrier();
+    walk(me, SIZE / SEGMENT);
+    barrier();
+    if (WIDTH > SEGMENT) {
+        const uint count = WIDTH / SEGMENT;
+        ACC a = identity();
+        for (uint k = me < SIZE / WIDTH ? 0u : count; k < count; k++) {
+            a = combine(a, tops[me * count + k]);
+            tops[me * count + k] = a;
+        }
+        barrier();
+    }
+    [[unroll]] for (uint v = 0u; v < HOLD; v++) {
+        uint start = v * gl_WorkGroupSize.x + first, i = start + lane, segment = i / SEGMENT, round = start / SEGMENT;
+        ahead[v] = lane % SEGMENT > 0u ? board[place(i - 1u)] : identity();
+        if (WIDTH > SEGMENT && segment > round) ahead[v] = combine(tops[segment - 1u], ahead[v]);
+        sums[v] = WIDTH > SEGMENT ? tops[round + WIDTH / SEGMENT - 1u] : board[place(start + WIDTH - 1u)];
+    }
+    barrier();
+}
+
+void write_four(uint at, uint skip, uint count, uvec2 v[4])   // elements at .. at + 3, which are `skip` .. of `count`
+{
+    if (at % 4u == 0u && skip + 4u <= count && skip < count) {
+        if (eight_out()) {
+            dst128[at / 2u] = uvec4(v[0], v[1]);
+            dst128[at / 2u + 1u] = uvec4(v[2], v[3]);
+        } else store4_dst(at / 4u, TO, uvec4(v[0].x, v[1].x, v[2].x, v[3].x));
+        return;
+    }
+    [[unroll]] for (uint k = 0u; k < 4u; k++)
+        if (skip + k < count) {
+            if (eight_out()) dst64[at + k] = v[k];
+            else store_dst(at + k, TO, v[k].x);
+        }
+}
+
+void rows()
+{
+    uint lane = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
+    uint task = group_index() * (gl_WorkGroupSize.x / WIDTH) + slot, row = task / parts, first = (task - row * parts) * chunk;
+    bool there = row < outer, reverse = (flags & REVERSE) != 0u, exclusive = (flags & EXCLUSIVE) != 0u;
+    uint base = locate(there ? row : 0u) + first, count = there ? min(chunk, n - first) : 0u, out_at = to + row * n + first;
+    uint lead = base & 3u, fours = (lead + count + 3u) / 4u, rounds = (min(chunk, n) + 6u) / 4u;
+    ACC before_tile = there ? carried(task) : identity();
+    for (uint tile = 0u; tile < rounds; tile += WIDTH * HOLD) {        // element i of a row is i - lead: i counts fours
+        ACC x[HOLD * 4u];
+        [[unroll]] for (uint v = 0u; v < HOLD; v++) {
+            uint i = tile + v * WIDTH + lane, g = reverse ? fours - 1u - i : i, skip = 4u * g - lead;
+            bool whole = i < fours && 4u * g >= lead && skip + 4u <= count;
+            Four f = Four(uvec4(0u), uvec4(0u));
+            if (whole) f = load_four(base / 4u + g);
+            [[unroll]] for (uint k = 0u; k < 4u; k++) {
+                uint j = skip + k;                                     // wraps where it is before the row
+                bool here = i < fours && j < count;
+                x[4u * v + k] = identity();
+                if (whole) x[4u * v + k] = value(of_four(f, k), 0u);
+                else if (here) x[4u * v + k] = value(load_one(base + j), 0u);
+            }
+            if (reverse) {
+                ACC a = x[4u * v], b = x[4u * v + 1u];
+                x[4u * v] = x[4u * v + 3u]; x[4u * v + 1u] = x[4u * v + 2u];
+                x[4u * v + 2u] = b; x[4u * v + 3u] = a;
+            }
+        }
+        [[unroll]] for (uint v = 0u; v < HOLD; v++)
+            ahead[v] = combine(combine(combine(x[4u * v], x[4u * v + 1u]), x[4u * v + 2u]), x[4u * v + 3u]);
+        spread(lane, slot * WIDTH);
+        [[unroll]] for (uint v = 0u; v < HOLD; v++) {
+            uint i = tile + v * WIDTH + lane, g = reverse ? fours - 1u - i : i;
+            ACC a = combine(before_tile, ahead[v]);
+            uvec2 y[4];
+            [[unroll]] for (uint k = 0u; k < 4u; k++) {
+                ACC b = combine(a, x[4u * v + k]);
+                y[k] = finish(exclusive ? a : b);
+                a = b;
+            }
+            if (reverse) { uvec2 p = y[0], q = y[1]; y[0] = y[3]; y[1] = y[2]; y[2] = q; y[3] = p; }
+            if (i < fours) write_four(out_at + 4u * g - lead, 4u * g - lead, count, y);
+            before_tile = combine(before_tile, sums[v]);
+        }
+    }
+}
+
+// ---- columns ----
+
+void columns()
+{
+    uint units = inner / COLUMNS, total = outer * units;
+    uint task = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
+    uint piece = task / total, q = task - piece * total, row = q / units, column = (q - row * units) * COLUMNS;
+    if (piece >= parts) return;
+    bool reverse = (flags & REVERSE) != 0u, exclusive = (flags & EXCLUSIVE) != 0u;
+    uint first = piece * chunk, count = min(chunk, n - first), step = reverse ? ~0u : 1u;
+    uint r = reverse ? first + count - 1u : first;
+    uint base = locate(row) + column * inner_stride, out_at = to + row * n * inner + column;
+    ACC a[4];
+    for (uint k = 0u; k < COLUMNS; k++) a[k] = carried((row * parts + piece) * inner + column + k);
+    for (uint i = 0u; i < count; i += 4u) {
+        Four f[4];
+        [[unroll]] for (uint j = 0u; j < 4u; j++)
+            if (i + j < count) {
+                if (COLUMNS == 4u) f[j] = load_four((base + (r + j * step) * stride) / 4u);
+                else f[j].low.xy = load_one(base + (r + j * step) * stride);
+            }
+        [[unroll]] for (uint j = 0u; j < 4u; j++)
+            if (i + j < count) {
+                uvec2 y[4];
+                [[unroll]] for (uint k = 0u; k < COLUMNS; k++) {
+                    ACC b = combine(a[k], value(COLUMNS == 4u ? of_four(f[j], k) : f[j].low.xy, 0u));
+                    y[k] = finish(exclusive ? a[k] : b);
+                    a[k] = b;
+                }
+                uint at = out_at + (r + j * step) * inner;
+                if (COLUMNS == 4u) write_four(at, 0u, 4u, y);
+                else if (eight_out()) dst64[at] = y[0];
+                else store_dst(at, TO, y[0].x);
+            }
+        r += 4u * step;
+    }
+}
+
+void main()
+{
+    if (COLUMNS == 0u) rows();
+    else columns();
+}

@@ -1,0 +1,313 @@
+/* Reductions, arg reductions, softmax and scans against plain loops: random shapes, axes, dtypes and views, and the sizes
+ * at which the library cuts a reduction into parts. Values are small whole numbers, so that sums are exact. */
+#include <math.h>
+#include <stdio.h>
+#include "support.h"
+
+enum op { SUM, PROD, MAX, MIN, MEAN, ALL, ANY, LSE, ARGMAX, ARGMIN, SOFTMAX, CUMSUM, CUMPROD, CUMMAX, CUMMIN, LOGCUMSUMEXP, OPS };
+static const char *const names[OPS] = { "sum", "prod", "max", "min", "mean", "all", "any", "logsumexp", "argmax", "argmin",
+                                        "softmax", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp" };
+
+static mlxvk_device device;
+static mlxvk_stream stream;
+
+typedef int (*axes_function)(mlxvk_array *, mlxvk_array, const int *, size_t, bool, mlxvk_stream);
+typedef int (*scan_function)(mlxvk_array *, mlxvk_array, int, bool, bool, mlxvk_stream);
+static const axes_function reductions[] = { mlxvk_sum_axes, mlxvk_prod_axes, mlxvk_max_axes, mlxvk_min_axes, mlxvk_mean_axes,
+                                            mlxvk_all_axes, mlxvk_any_axes, mlxvk_logsumexp_axes };
+static const scan_function scans[] = { mlxvk_cumsum, mlxvk_cumprod, mlxvk_cummax, mlxvk_cummin, mlxvk_logcumsumexp };
+
+/* ---- the operand as numbers ---- */
+
+/* What int32 values become in a dtype. */
+static double as_number(mlxvk_dtype dtype, int32_t value)
+{
+    unsigned char bytes[16];
+    store_number(dtype, bytes, 0, value);
+    return load_number(dtype, bytes, 0).re;
+}
+
+static double *numbers_of(const struct host *h, mlxvk_dtype dtype)
+{
+    double *x = malloc((host_size(h) + 1) * sizeof *x);
+    assert_non_null(x);
+    for (size_t i = 0; i < host_size(h); i++) x[i] = as_number(dtype, h->data[i]);
+    return x;
+}
+
+/* The position in the result (kept axes) of each element in turn. */
+static size_t kept_position(const struct host *h, size_t index, uint32_t mask)
+{
+    size_t at = 0, step = 1;
+    for (int i = h->ndim - 1; i >= 0; i--) {
+        size_t c = index % (size_t)h->shape[i];
+        index /= (size_t)h->shape[i];
+        if (mask >> i & 1) continue;
+        at += c * step;
+        step *= (size_t)h->shape[i];
+    }
+    return at;
+}
+
+static size_t kept_size(const struct host *h, uint32_t mask)
+{
+    size_t n = 1;
+    for (int i = 0; i < h->ndim; i++) if (!(mask >> i & 1)) n *= (size_t)h->shape[i];
+    return n;
+}
+
+/* ---- the reference ---- */
+
+static double start_of(enum op op)
+{
+    switch (op) {
+    case PROD: case CUMPROD: case ALL: return 1;
+    case MAX: case CUMMAX: return -INFINITY;
+    case MIN: case CUMMIN: return INFINITY;
+    default: return 0;
+    }
+}
+
+static double step_of(enum op op, double a, double x)
+{
+    switch (op) {
+    case PROD: case CUMPROD: return a * x;
+    case MAX: case CUMMAX: return fmax(a, x);
+    case MIN: case CUMMIN: return fmin(a, x);
+    case ALL: return a != 0 && x != 0;
+    case ANY: return a != 0 || x != 0;
+    case LSE: case SOFTMAX: case LOGCUMSUMEXP: return a + exp(x);      /* small values: no maximum needed */
+    default: return a + x;
+    }
+}
+
+static double *reduce(const struct host *h, const double *x, enum op op, uint32_t mask)
+{
+    size_t n = kept_size(h, mask), count = n ? host_size(h) / n : 0;
+    double *r = malloc((n + 1) * sizeof *r);
+    assert_non_null(r);
+    for (size_t i = 0; i < n; i++) r[i] = start_of(op);
+    for (size_t i = 0; i < host_size(h); i++) {
+        size_t k = kept_position(h, i, mask);
+        r[k] = step_of(op, r[k], x[i]);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (op == MEAN) r[i] /= (double)count;
+        if (op == LSE) r[i] = log(r[i]);
+    }
+    return r;
+}
+
+/* ---- comparing ---- */
+
+static void expect(mlxvk_array got, mlxvk_dtype dtype, const double *want, size_t n, const char *what)
+{
+    unsigned char *data = malloc(n * bytes_of(dtype) + 1);
+    double tolerance = dtype == MLXVK_BFLOAT16 ? 8e-3 : dtype == MLXVK_FLOAT16 ? 1e-3 : dtype_is_inexact(dtype) ? 1e-5 : 0;
+    assert_non_null(data);
+    assert_int_equal(mlxvk_array_dtype(got), dtype);
+    assert_int_equal(mlxvk_array_size(got), n);
+    OK(mlxvk_array_read(got, data, n * bytes_of(dtype), stream), stream);
+    for (size_t i = 0; i < n; i++) {
+        double g = load_number(dtype, data, i).re;
+        if (g == want[i] || fabs(g - want[i]) <= tolerance * fmax(1, fabs(want[i]))) continue;
+        print_error("%s: element %zu of %zu is %g and not %g\n", what, i, n, g, want[i]);
+        fail();
+    }
+    free(data);
+}
+
+static const char *describe(enum op op, mlxvk_dtype dtype, const struct host *h, uint32_t mask, mlxvk_array a)
+{
+    static char text[256];
+    int n = snprintf(text, sizeof text, "%s %s (", names[op], mlxvk_dtype_name(dtype));
+    for (int i = 0; i < h->ndim; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%d/%lld", i ? ", " : "", h->shape[i],
+                      (long long)mlxvk_array_strides(a)[i]);
+    snprintf(text + n, sizeof text - (size_t)n, ") axes %x", mask);
+    return text;
+}
+
+static mlxvk_dtype widened(enum op op, mlxvk_dtype t)
+{
+    if (op == ALL || op == ANY) return MLXVK_BOOL;
+    if (op == MEAN || op == LSE || op == LOGCUMSUMEXP) return dtype_is_inexact(t) ? t : MLXVK_FLOAT32;
+    if (op == CUMSUM) return t == MLXVK_BOOL ? MLXVK_INT32 : t;
+    if ((op != SUM && op != PROD) || dtype_is_inexact(t) || bytes_of(t) == 8) return t;
+    return t == MLXVK_BOOL || dtype_is_signed(t) ? MLXVK_INT32 : MLXVK_UINT32;
+}
+
+/* ---- checks of one operation on one operand ---- */
+
+static void check_reduction(const struct host *h, mlxvk_array a, mlxvk_dtype dtype, enum op op, uint32_t mask, bool keepdims)
+{
+    int axes[MLXVK_MAX_NDIM];
+    size_t count = 0;
+    mlxvk_array r = { NULL };
+    double *x = numbers_of(h, dtype), *want = reduce(h, x, op, mask);
+    for (int i = h->ndim - 1; i >= 0; i--) if (mask >> i & 1) axes[count++] = i % 2 ? i : i - h->ndim;
+    OK(reductions[op](&r, a, axes, count, keepdims, stream), stream);
+    assert_int_equal(mlxvk_array_ndim(r), keepdims ? h->ndim : h->ndim - (int)count);
+    expect(r, widened(op, dtype), want, kept_size(h, mask), describe(op, dtype, h, mask, a));
+    mlxvk_array_free(r);
+    free(x);
+    free(want);
+}
+
+static void check_arg(const struct host *h, mlxvk_array a, mlxvk_dtype dtype, enum op op, int axis)
+{
+    uint32_t mask = axis < 0 ? (1u << h->ndim) - 1 : 1u << axis;
+    size_t n = kept_size(h, mask), inner = 1;
+    mlxvk_array r = { NULL };
+    double *x = numbers_of(h, dtype), *best = malloc(n * sizeof *best), *want = malloc(n * sizeof *want);
+    assert_true(best && want);
+    for (size_t i = 0; i < n; i++) want[i] = -1;
+    for (int i = h->ndim - 1; axis >= 0 && i > axis; i--) inner *= (size_t)h->shape[i];
+    for (size_t i = 0; i < host_size(h); i++) {
+        size_t k = kept_position(h, i, mask), at = axis < 0 ? i : i / inner % (size_t)h->shape[axis];
+        if (want[k] >= 0 && !(op == ARGMAX ? x[i] > best[k] : x[i] < best[k])) continue;
+        best[k] = x[i];
+        want[k] = (double)at;
+    }
+    if (axis < 0) OK((op == ARGMAX ? mlxvk_argmax : mlxvk_argmin)(&r, a, false, stream), stream);
+    else OK((op == ARGMAX ? mlxvk_argmax_axis : mlxvk_argmin_axis)(&r, a, axis, true, stream), stream);
+    expect(r, MLXVK_UINT32, want, n, describe(op, dtype, h, mask, a));
+    mlxvk_array_free(r);
+    free(x);
+    free(best);
+    free(want);
+}
+
+static void check_softmax(const struct host *h, mlxvk_array a, mlxvk_dtype dtype, uint32_t mask)
+{
+    int axes[MLXVK_MAX_NDIM];
+    size_t count = 0, n = host_size(h);
+    mlxvk_array r = { NULL };
+    double *x = numbers_of(h, dtype), *sums = reduce(h, x, SOFTMAX, mask);
+    for (int i = 0; i < h->ndim; i++) if (mask >> i & 1) axes[count++] = i;
+    for (size_t i = 0; i < n; i++) x[i] = exp(x[i]) / sums[kept_position(h, i, mask)];
+    OK(mlxvk_softmax_axes(&r, a, axes, count, true, stream), stream);
+    expect(r, dtype, x, n, describe(SOFTMAX, dtype, h, mask, a));
+    mlxvk_array_free(r);
+    free(x);
+    free(sums);
+}
+
+/* Integers wrap to the dtype; exclusive scans of extrema begin with its last value. */
+static void check_scan(const struct host *h, mlxvk_array a, mlxvk_dtype dtype, enum op op, int axis, bool reverse, bool inclusive)
+{
+    size_t n = host_size(h), inner = 1, length = (size_t)h->shape[axis];
+    mlxvk_dtype to = widened(op, dtype);
+    mlxvk_array r = { NULL };
+    double *x = numbers_of(h, dtype), *want = malloc((n + 1) * sizeof *want);
+    assert_non_null(want);
+    for (int i = axis + 1; i < h->ndim; i++) inner *= (size_t)h->shape[i];
+    for (size_t row = 0; row < n / length; row++) {
+        double s = start_of(op);
+        size_t base = row / inner * length * inner + row % inner;
+        for (size_t i = 0; i < length; i++) {
+            size_t at = base + (reverse ? length - 1 - i : i) * inner;
+            double next = step_of(op, s, x[at]);
+            want[at] = inclusive ? next : s;
+            if (op == LOGCUMSUMEXP) want[at] = log(want[at]);
+            if (!dtype_is_inexact(to) && isfinite(want[at])) want[at] = as_number(to, (int32_t)want[at]);
+            if (!dtype_is_inexact(to) && isinf(want[at])) {
+                int bits = 8 * (int)bytes_of(to) - dtype_is_signed(to);
+                double top = to == MLXVK_BOOL ? 1 : ldexp(1, bits) - 1, bottom = dtype_is_signed(to) ? -ldexp(1, bits) : 0;
+                want[at] = op == CUMMAX ? bottom : top;
+            }
+            s = next;
+        }
+    }
+    OK(scans[op - CUMSUM](&r, a, axis, reverse, inclusive, stream), stream);
+    expect(r, to, want, n, describe(op, dtype, h, 1u << axis, a));
+    mlxvk_array_free(r);
+    free(x);
+    free(want);
+}
+
+/* ---- operands ---- */
+
+static const mlxvk_dtype types[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_INT32, MLXVK_INT64, MLXVK_INT8, MLXVK_FLOAT16, MLXVK_BOOL,
+                                     MLXVK_UINT16, MLXVK_UINT64, MLXVK_INT16, MLXVK_UINT8, MLXVK_UINT32, MLXVK_COMPLEX64 };
+
+static mlxvk_array upload(struct host *h, struct rng *r, mlxvk_dtype dtype, int range)
+{
+    mlxvk_array a, b = { NULL };
+    bool negative = dtype_is_signed(dtype) || dtype_is_inexact(dtype);
+    for (size_t i = 0; i < host_size(h); i++) h->data[i] = random_int(r, negative ? -range : 0, dtype == MLXVK_BOOL ? 1 : range);
+    a = host_upload(h, device);
+    OK(mlxvk_astype(&b, a, dtype, stream), stream);
+    mlxvk_array_free(a);
+    return b;
+}
+
+static void check_any(struct rng *r, const struct host *h, mlxvk_array a, mlxvk_dtype dtype, enum op op)
+{
+    uint32_t all = (1u << h->ndim) - 1, mask = (uint32_t)random_int(r, 1, (int)all);
+    int axis = random_int(r, 0, h->ndim - 1);
+    if (op <= LSE) check_reduction(h, a, dtype, op, mask, random_chance(r, 50));
+    else if (op <= ARGMIN) check_arg(h, a, dtype, op, random_chance(r, 20) ? -1 : axis);
+    else if (op == SOFTMAX) check_softmax(h, a, dtype, mask);
+    else check_scan(h, a, dtype, op, axis, random_chance(r, 50), random_chance(r, 50));
+}
+
+static bool takes(enum op op, mlxvk_dtype dtype)
+{
+    bool complex = dtype == MLXVK_COMPLEX64;
+    if (op == SOFTMAX) return dtype_is_inexact(dtype) && !complex;
+    return !(complex && (op == ARGMAX || op == ARGMIN));
+}
+
+static void random_views(void **state)
+{
+    struct rng r = { 2024 };
+    (void)state;
+    for (int k = 0; k < 320; k++) {
+        enum op op = (enum op)(k % OPS);
+        mlxvk_dtype dtype = types[random_int(&r, 0, COUNT(types) - 1)];
+        struct host h = host_random(&r, 5, 12);
+        mlxvk_array a;
+        if (!takes(op, dtype)) dtype = MLXVK_FLOAT32;
+        a = upload(&h, &r, dtype, op == PROD || op == CUMPROD ? 1 : 3);
+        for (int v = random_int(&r, 0, 3); v > 0; v--) random_view(&r, &a, &h, 6, 20000, stream);
+        if (h.ndim && host_size(&h)) check_any(&r, &h, a, dtype, op);
+        mlxvk_array_free(a);
+        host_free(&h);
+    }
+}
+
+/* Long rows, long columns, and both in one operand. */
+static void cut_into_parts(void **state)
+{
+    static const int shapes[][3] = { { 1, 1, 100003 }, { 3, 1, 40000 }, { 1, 70001, 1 }, { 1, 30011, 3 }, { 2, 9000, 4 }, { 40, 1, 9001 },
+                                     { 1, 3000, 32 }, { 600, 1, 600 }, { 300, 17, 20 }, { 1, 500, 513 } };
+    struct rng r = { 7 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(shapes); i++)
+        for (int op = 0; op < OPS; op++) {
+            mlxvk_dtype dtype = types[i % 5];
+            struct host h = host_new(shapes[i], 3);
+            mlxvk_array a;
+            if (!takes((enum op)op, dtype)) dtype = MLXVK_FLOAT16;
+            a = upload(&h, &r, dtype, op == PROD || op == CUMPROD ? 1 : 2);
+            int axis = shapes[i][2] > shapes[i][1] ? 2 : 1;
+            if (op <= LSE) check_reduction(&h, a, dtype, (enum op)op, op % 2 ? 1u << axis : 7, false);
+            else if (op <= ARGMIN) check_arg(&h, a, dtype, (enum op)op, op == ARGMAX ? axis : -1);
+            else if (op == SOFTMAX) check_softmax(&h, a, dtype, 1u << axis);
+            else check_scan(&h, a, dtype, (enum op)op, axis, op % 2, i % 2);
+            mlxvk_array_free(a);
+            host_free(&h);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(random_views), cmocka_unit_test(cut_into_parts) };
+    device = open_device(NULL);
+    stream = open_stream(device);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    mlxvk_stream_free(stream);
+    mlxvk_device_free(device);
+    return failed;
+}
