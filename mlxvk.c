@@ -20,9 +20,6 @@
  * An operation's front infers shape, dtype and layout at once; memory and dispatches come when the tape is lowered.
  */
 #define MLXVK_C
-#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
-#define _POSIX_C_SOURCE 200809L
-#endif
 #include "mlxvk.h"
 
 #include <float.h>
@@ -65,25 +62,19 @@ typedef SRWLOCK mutex;
 #define MUTEX_INIT SRWLOCK_INIT
 static void mutex_lock(mutex *m) { AcquireSRWLockExclusive(m); }
 static void mutex_unlock(mutex *m) { ReleaseSRWLockExclusive(m); }
-static uint64_t now_ns(void)
-{
-    LARGE_INTEGER count, rate;
-    QueryPerformanceCounter(&count);
-    QueryPerformanceFrequency(&rate);
-    return (uint64_t)((double)count.QuadPart * 1e9 / (double)rate.QuadPart);
-}
 #else
 typedef pthread_mutex_t mutex;
 #define MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 static void mutex_lock(mutex *m) { pthread_mutex_lock(m); }
 static void mutex_unlock(mutex *m) { pthread_mutex_unlock(m); }
-static uint64_t now_ns(void)
+#endif
+
+static uint64_t now_ns(void)                         /* for statistics */
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    timespec_get(&t, TIME_UTC);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
-#endif
 
 /* ---- dtypes: the one table ---- */
 
