@@ -3478,13 +3478,27 @@ static struct array *slice_one(struct call *c, struct array *a, int axis, int fi
     return do_slice(c, a, start, stop, NULL);
 }
 
+/* Does no element lie where another one does? Taken by size, each stride must reach over all that the smaller ones span. */
+static bool distinct_elements(const struct array *a)
+{
+    int64_t span = 1;
+    uint32_t taken = 0;
+    for (int round = 0; round < a->ndim; round++) {
+        int next = -1;
+        for (int i = 0; i < a->ndim; i++)
+            if (!(taken & (1u << i)) && (next < 0 || llabs(a->strides[i]) < llabs(a->strides[next]))) next = i;
+        taken |= 1u << next;
+        if (a->shape[next] <= 1) continue;
+        if (llabs(a->strides[next]) < span) return false;
+        span += llabs(a->strides[next]) * (a->shape[next] - 1);
+    }
+    return true;
+}
+
 /* May the contents of *res, which is also the operand, be overwritten? Only this handle sees them, each element once. */
 static bool updates_in_place(const mlxvk_array *res, const struct array *a)
 {
-    if (!res || res->ctx != a || a->handles != 1 || a->storage->owned != 1 || a->storage->literal) return false;
-    for (int i = 0; i < a->ndim; i++)
-        if (a->shape[i] > 1 && a->strides[i] == 0) return false;
-    return true;
+    return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal && distinct_elements(a);
 }
 
 static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update, const int *start,
