@@ -20,9 +20,6 @@
  * An operation's front infers shape, dtype and layout at once; memory and dispatches come when the tape is lowered.
  */
 #define MLXVK_C
-#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
-#define _POSIX_C_SOURCE 200809L
-#endif
 #include "mlxvk.h"
 
 #include <float.h>
@@ -65,25 +62,19 @@ typedef SRWLOCK mutex;
 #define MUTEX_INIT SRWLOCK_INIT
 static void mutex_lock(mutex *m) { AcquireSRWLockExclusive(m); }
 static void mutex_unlock(mutex *m) { ReleaseSRWLockExclusive(m); }
-static uint64_t now_ns(void)
-{
-    LARGE_INTEGER count, rate;
-    QueryPerformanceCounter(&count);
-    QueryPerformanceFrequency(&rate);
-    return (uint64_t)((double)count.QuadPart * 1e9 / (double)rate.QuadPart);
-}
 #else
 typedef pthread_mutex_t mutex;
 #define MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 static void mutex_lock(mutex *m) { pthread_mutex_lock(m); }
 static void mutex_unlock(mutex *m) { pthread_mutex_unlock(m); }
-static uint64_t now_ns(void)
+#endif
+
+static uint64_t now_ns(void)                         /* for statistics */
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    timespec_get(&t, TIME_UTC);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
-#endif
 
 /* ---- dtypes: the one table ---- */
 
@@ -185,7 +176,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
-    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul: 1 few rows, 2 tiles, 3 cooperative matrix, 4 unpacked; 0 chooses") \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 and 6 held rows") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
@@ -290,6 +281,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
+    X(QMV_HELD,      qmv_held,      6, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                         \
+    X(QMV_HELD_SETS, qmv_held_sets, 14, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                        \
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
@@ -1110,7 +1103,7 @@ static void cache_trim(struct device *d, size_t bytes, bool wait)
     d->polls++;
     for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
         newer = b->newer;
-        if (!buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
+        if (!d->lost && !buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
         released += b->size;
         cache_remove(d, b);
         buffer_destroy(d, b);
@@ -1298,7 +1291,7 @@ struct encoder {
     VkCommandBuffer commands;                        /* NULL: none open */
     const struct pipeline *pipeline, *bound;
     VkDescriptorBufferInfo bindings[MAX_BINDINGS];
-    uint32_t set_mask;
+    uint32_t set_mask, write_mask;       /* bindings that are set, and those of them that are written */
     uint8_t push[PUSH_SIZE];
     uint32_t push_used;
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the next dispatch; since the last barrier */
@@ -1690,7 +1683,7 @@ static void insert_barrier(struct encoder *e)
 static void encoder_reset(struct encoder *e)
 {
     e->pipeline = NULL;
-    e->set_mask = 0;
+    e->set_mask = e->write_mask = 0;
     e->push_used = 0;
     e->pending_count = 0;
 }
@@ -1753,7 +1746,9 @@ static void bind_descriptors(struct encoder *e)
     VkWriteDescriptorSet write = { .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .descriptorCount = n,
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = e->bindings };
     if (!n) return;
-    while (first < n && !(e->set_mask & (1u << first))) first++;
+    /* An unused binding gets what the dispatch writes anyway: to the validation layer every binding that a shader names
+     * is one that it writes. */
+    while (first < n && !((e->write_mask ? e->write_mask : e->set_mask) & (1u << first))) first++;
     for (uint32_t i = 0; i < n; i++) {
         if (e->set_mask & (1u << i)) continue;
         if (first == n || e->pipeline->kernel == KERNEL_COUNT) {
@@ -2018,6 +2013,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     }
     encoder_access(e, b, start, end, write);         /* all that is bound, as the validation layer sees it */
     bind_range(e, slot, b->handle, start, end - start);
+    if (write) e->write_mask |= 1u << slot;
     return (uint32_t)((int64_t)(b->offset - start) + a->offset) / (uint32_t)item_size(a);
 }
 
@@ -3484,13 +3480,27 @@ static struct array *slice_one(struct call *c, struct array *a, int axis, int fi
     return do_slice(c, a, start, stop, NULL);
 }
 
+/* Does no element lie where another one does? Taken by size, each stride must reach over all that the smaller ones span. */
+static bool distinct_elements(const struct array *a)
+{
+    int64_t span = 1;
+    uint32_t taken = 0;
+    for (int round = 0; round < a->ndim; round++) {
+        int next = -1;
+        for (int i = 0; i < a->ndim; i++)
+            if (!(taken & (1u << i)) && (next < 0 || llabs(a->strides[i]) < llabs(a->strides[next]))) next = i;
+        taken |= 1u << next;
+        if (a->shape[next] <= 1) continue;
+        if (llabs(a->strides[next]) < span) return false;
+        span += llabs(a->strides[next]) * (a->shape[next] - 1);
+    }
+    return true;
+}
+
 /* May the contents of *res, which is also the operand, be overwritten? Only this handle sees them, each element once. */
 static bool updates_in_place(const mlxvk_array *res, const struct array *a)
 {
-    if (!res || res->ctx != a || a->handles != 1 || a->storage->owned != 1 || a->storage->literal) return false;
-    for (int i = 0; i < a->ndim; i++)
-        if (a->shape[i] > 1 && a->strides[i] == 0) return false;
-    return true;
+    return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal && distinct_elements(a);
 }
 
 static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update, const int *start,
@@ -6434,6 +6444,22 @@ static const struct quant_tuning qmv_tunings[] = {
     { -1,                          8, 2, 128, 3072, 4 },
 };
 
+/* For the kernel that holds x in registers: rows of W a round, threads a workgroup, teams to spread over the device. */
+static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
+    { 1, 4, 256, 2112 },
+    { 2, 4, 256, 2112 },
+    { UINT32_MAX, 2, 256, 2112 },
+};
+enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
+
+/* Rounds that the rows of a job's matrices make. */
+static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
+{
+    uint32_t rounds = 0;
+    for (int i = 0; i < j->sets; i += j->epilogue == QMV_SWIGLU ? 2 : 1) rounds += ceil_div(j->set[i].rows, rows);
+    return rounds;
+}
+
 /* Rows of x up to which a route is taken: a few at a time, and from which the weight is unpacked for the plain matmul. */
 static const struct quant_route { int type; uint32_t few, unpack; } quant_routes[] = {
     { VK_PHYSICAL_DEVICE_TYPE_CPU, UINT32_MAX, UINT32_MAX },
@@ -6460,8 +6486,10 @@ static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
     return t;
 }
 
+enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD, QMM_HELD_FLOAT };    /* values of gate QMM_KERNEL */
+
 struct quant_push {
-    uint32_t m, k, group_shift, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
+    uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
     uint32_t rows[QMV_SETS], w_at[QMV_SETS], s_at[QMV_SETS], b_at[QMV_SETS], y_at[QMV_SETS], y_row[QMV_SETS];
 };
 
@@ -6493,8 +6521,8 @@ static uint32_t quant_alignment(const struct quant_job *j, const struct quant_pu
     return bits;
 }
 
-/* Products with at most a few rows of x, by qmv.comp: any epilogue, several sets with one batch. */
-static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
+/* Products with a few rows of x, by qmv.comp: all formats and alignments. */
+static void qmv_general(struct encoder *e, const struct quant_job *j)
 {
     struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
     bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
@@ -6513,6 +6541,50 @@ static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
            (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
     set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
+}
+
+/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it. */
+static bool qmv_held(struct encoder *e, const struct quant_job *j)
+{
+    const struct device *d = e->device;
+    const struct held_tuning *t = held_tunings;
+    int wanted = d->gate[GATE_QMM_KERNEL];
+    bool sets = j->sets > 1;
+    uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
+    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
+    struct quant_push p;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || (j->format.bits != 2 && j->format.bits != 4 && j->format.bits != 8) || !blocks ||
+        !has_kernel(d, sets ? K_QMV_HELD_SETS : K_QMV_HELD) ||
+        (!wanted && (j->m > 4 || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU))) return false;
+    while (t->max_m < m) t++;
+    rows = d->gate[GATE_QMV_ROWS] > 0 ? (uint32_t)d->gate[GATE_QMV_ROWS] : t->rows;
+    threads = d->gate[GATE_QMV_THREADS] > 0 ? (uint32_t)d->gate[GATE_QMV_THREADS] : t->threads;
+    held = ceil_div(blocks, lanes) <= threads / lanes ? 1 : 2;
+    if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
+    split = ceil_div(blocks, lanes * held);
+    if (held > 2 || split * lanes > d->caps.max_threads) return false;
+    while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
+    if (rows * m > lanes || rows < step) return false;
+    p = quant_bind(e, j, sets);
+    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return false; }
+    per = max_size(threads / lanes / split, 1);      /* rounds at a time */
+    rounds = held_rounds(j, rows / step);
+    groups = ceil_div(rounds, per * ceil_div(rounds * split, t->teams));
+    p.rounds = per * ceil_div(ceil_div(rounds, groups), per);
+    while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
+    KERNEL(e, sets ? K_QMV_HELD_SETS : K_QMV_HELD, per * split * lanes, j->format.bits, (uint32_t)j->x->dtype,
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format), j->epilogue,
+           wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
+    return true;
+}
+
+/* Products with a few rows of x: any epilogue, several sets where there is one batch. */
+static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
+{
+    int wanted = e->device->gate[GATE_QMM_KERNEL];
+    if ((wanted && wanted < QMM_HELD) || !qmv_held(e, j)) qmv_general(e, j);
 }
 
 /* Products of any shape, by qmm.comp: one set, no epilogue. */
@@ -6587,8 +6659,6 @@ static struct array rows_from(const struct array *a, int axis, uint32_t first, u
     return v;
 }
 
-enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED };      /* values of gate QMM_KERNEL */
-
 /* Picks the kernel for a job of one set without an epilogue. */
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
@@ -6596,7 +6666,7 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     int wanted = e->device->gate[GATE_QMM_KERNEL];
     bool transpose = j->format.transpose, few, unpack;
     while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
-    few = wanted ? wanted == QMM_FEW : j->m <= r->few;
+    few = wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : j->m <= r->few;
     unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
     if (few && transpose) qmv_dispatch(e, j);
     else if (unpack && qmm_unpacked(e, j)) return;

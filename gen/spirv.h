@@ -29,6 +29,8 @@
 #include "qmm_bf16_spv.h"
 #include "qmm_f16_spv.h"
 #include "qmv_spv.h"
+#include "qmv_held_spv.h"
+#include "qmv_held_sets_spv.h"
 #include "qmv_plain_spv.h"
 #include "qmv_sets_spv.h"
 #include "quantize_spv.h"

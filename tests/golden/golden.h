@@ -121,8 +121,16 @@ struct operands {
 };
 
 bool operands_load(struct operands *o, const struct golden_file *file, const cJSON *in, struct problem *problem);
-/* Makes the arrays, through the library's view operations or (contiguous) from the host's values, and binds them. */
-bool operands_bind(struct operands *o, struct call *call, const cJSON *in, bool contiguous, struct problem *problem);
+/* How the operands of a case are made. */
+enum layout {
+    AS_GIVEN,                                                           /* with the case's own views */
+    CONTIGUOUS,                                                         /* row-major */
+    SCATTERED,                                                          /* transposed, with steps and holes, some reversed */
+    LAYOUTS
+};
+
+/* Makes the arrays, through the library's view operations where they are views, and binds them. */
+bool operands_bind(struct operands *o, struct call *call, const cJSON *in, enum layout layout, struct problem *problem);
 void operands_release(struct operands *o, struct call *call);
 void operands_free(struct operands *o);
 /* Reads an array into a buffer that was filled with a pattern; *res owns its data. */
@@ -132,9 +140,9 @@ const char *error_text(char *text, size_t size, int code, mlxvk_stream stream);
 
 /* ---- run.c ---- */
 
-enum outcome { PASSED, FAILED, NOT_THERE };
+enum outcome { PASSED, FAILED, NOT_THERE, WRONG_DATA };
 
-struct run_options { bool contiguous_pass; };
+struct run_options { bool layouts[LAYOUTS]; };
 
 enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_stream stream,
                       const struct run_options *options, struct problem *problem);

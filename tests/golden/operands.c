@@ -74,15 +74,82 @@ static bool apply_step(mlxvk_array *array, const cJSON *step, struct call *call,
     return good;
 }
 
-static bool make_array(struct operand *operand, struct call *call, bool contiguous, struct problem *problem)
+static bool make_viewed(struct operand *operand, struct call *call, struct problem *problem)
 {
     const cJSON *step;
-    operand->array = array_of_tensor(contiguous ? &operand->value : &operand->base);
-    if (!operand->array.ctx) return complain(problem, "operand %s: no array from host data", operand->parameter);
-    if (contiguous) return true;
+    operand->array = array_of_tensor(&operand->base);
     cJSON_ArrayForEach(step, operand->view)
-        if (!apply_step(&operand->array, step, call, problem)) return false;
+        if (operand->array.ctx && !apply_step(&operand->array, step, call, problem)) return false;
     return true;
+}
+
+/* ---- scattered operands ---- */
+
+/* Where the elements of a tensor lie in a larger one: axis i is axis place[i] of it, from start in steps. */
+struct scatter {
+    struct tensor base;
+    int place[MLXVK_MAX_NDIM], start[MLXVK_MAX_NDIM], stop[MLXVK_MAX_NDIM], step[MLXVK_MAX_NDIM];
+};
+
+/* Some number that depends on the operand only. */
+static unsigned mix(unsigned seed) { return (seed * 2654435761u) >> 7; }
+
+static struct scatter plan_scatter(const struct tensor *t, unsigned seed)
+{
+    struct scatter s = { .base = { .dtype = t->dtype, .ndim = t->ndim } };
+    int turn = t->ndim ? (int)(mix(seed) % (unsigned)t->ndim) : 0;
+    for (int i = 0; i < t->ndim; i++) {
+        unsigned bits = mix(seed + 31u * (unsigned)i + 7);
+        int at = s.place[i] = (i + turn) % t->ndim, width = 1 + (int)(bits & 1), length = t->shape[i];
+        int lead = (int)(bits >> 1 & 3), last = lead + (length - 1) * width;
+        s.base.shape[at] = lead + length * width + 1;
+        s.start[at] = lead, s.stop[at] = lead + length * width, s.step[at] = width;
+        if (!(bits >> 3 & 1) || length == 0) continue;
+        s.start[at] = last, s.stop[at] = lead ? lead - 1 : -s.base.shape[at] - 1, s.step[at] = -width;
+    }
+    return s;
+}
+
+static void fill_scatter(struct scatter *s, const struct tensor *t)
+{
+    size_t size = tensor_size(t), item = bytes_of(t->dtype), stride[MLXVK_MAX_NDIM + 1] = { 0 };
+    int index[MLXVK_MAX_NDIM] = { 0 };
+    s->base.data = s->base.owned = need(malloc(tensor_bytes(&s->base) + 1));
+    memset(s->base.owned, 1, tensor_bytes(&s->base));
+    stride[t->ndim] = 1;
+    for (int i = t->ndim; i-- > 0;) stride[i] = stride[i + 1] * (size_t)s->base.shape[i];
+    for (size_t n = 0; n < size; n++) {
+        size_t to = 0;
+        for (int i = 0; i < t->ndim; i++)
+            to += (size_t)(s->start[s->place[i]] + index[i] * s->step[s->place[i]]) * stride[s->place[i] + 1];
+        memcpy(s->base.owned + to * item, t->data + n * item, item);
+        for (int i = t->ndim - 1; i >= 0 && ++index[i] == t->shape[i]; i--) index[i] = 0;
+    }
+}
+
+static bool make_scattered(struct operand *operand, struct call *call, unsigned seed, struct problem *problem)
+{
+    struct scatter s = plan_scatter(&operand->value, seed);
+    size_t n = (size_t)operand->value.ndim;
+    fill_scatter(&s, &operand->value);
+    operand->array = array_of_tensor(&s.base);
+    tensor_free(&s.base);
+    if (!operand->array.ctx) return true;
+    if (mlxvk_slice(&operand->array, operand->array, s.start, n, s.stop, n, s.step, n, call->stream) ||
+        mlxvk_transpose_axes(&operand->array, operand->array, s.place, n, call->stream))
+        return complain(problem, "operand %s: no view", operand->parameter);
+    return true;
+}
+
+static bool make_array(struct operands *o, int index, struct call *call, enum layout layout, struct problem *problem)
+{
+    struct operand *operand = &o->list[index];
+    bool good = true;
+    if (layout == CONTIGUOUS) operand->array = array_of_tensor(&operand->value);
+    else if (layout == AS_GIVEN) good = make_viewed(operand, call, problem);
+    else good = make_scattered(operand, call, (unsigned)index + (unsigned)tensor_bytes(&operand->value), problem);
+    if (!good || operand->array.ctx) return good;
+    return complain(problem, "operand %s: no array from host data", operand->parameter);
 }
 
 static void bind_array(struct call *call, const char *name, mlxvk_array array)
@@ -100,12 +167,12 @@ static bool bind_vector(struct call *call, const struct operands *o, int first, 
     return true;
 }
 
-bool operands_bind(struct operands *o, struct call *call, const cJSON *in, bool contiguous, struct problem *problem)
+bool operands_bind(struct operands *o, struct call *call, const cJSON *in, enum layout layout, struct problem *problem)
 {
     const cJSON *item;
     int next = 0;
     for (int i = 0; i < o->count; i++)
-        if (!make_array(&o->list[i], call, contiguous, problem)) return false;
+        if (!make_array(o, i, call, layout, problem)) return false;
     cJSON_ArrayForEach(item, in) {
         int count = cJSON_IsArray(item) ? cJSON_GetArraySize(item) : cJSON_IsObject(item);
         if (call->array_count == MAX_OPERANDS) return complain(problem, "more than %d operands", MAX_OPERANDS);
