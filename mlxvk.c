@@ -298,8 +298,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
-    X(ATTENTION_DECODE, attention_decode, 6, CAP_SMALL | CAP_SUBGROUP)                                                 \
-    X(ATTENTION_COMBINE, attention_combine, 6, CAP_SMALL)                                                              \
+    X(ATTENTION_DECODE, attention_decode, 8, CAP_SMALL | CAP_SUBGROUP)                                                 \
     X(ATTENTION_F16, attention_f16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(ATTENTION_BF16, attention_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)     \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
@@ -1322,6 +1321,7 @@ struct stream {
     uint64_t mark;                                   /* serial of the open command buffer, unique on the device */
     uint64_t *seen;                                  /* by timeline: highest value waited for */
     uint32_t seen_count;
+    struct buffer *counters;                         /* zeros, see set_counters */
     struct node *nodes;                              /* the tape */
     uint32_t node_count, node_slots;
     struct stream *next;
@@ -2040,6 +2040,35 @@ static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t
     encoder_access(e, b, b->offset, b->offset + size, false);
     bind_range(e, slot, b->handle, b->offset, round_up(size, 16));
     buffer_release(e->device, b);                    /* this stream reuses it only behind this dispatch */
+}
+
+enum { COUNTERS = 4096 };
+
+/* Binds the stream's counters: a kernel finds zeros there and leaves zeros. They are no array, and not counted as memory. */
+static void set_counters(struct encoder *e, uint32_t slot)
+{
+    const size_t size = 4 * COUNTERS;
+    struct buffer *b = e->stream->counters;
+    if (e->code) return;
+    if (!b) {
+        int code = buffer_fresh(e->device, size, &b);
+        if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return; }
+        e->stream->counters = b;
+        if (b->map) memset(b->map, 0, size);
+        else {
+            uint32_t n = e->pending_count;
+            struct access saved[MAX_PENDING];
+            memcpy(saved, e->pending, n * sizeof *saved);
+            e->pending_count = 0;
+            encoder_access(e, b, b->offset, b->offset + size, true);
+            insert_barrier(e);
+            if (!e->code) e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
+            memcpy(e->pending, saved, n * sizeof *saved);
+            e->pending_count = n;
+        }
+    }
+    encoder_access(e, b, b->offset, b->offset + size, true);
+    bind_range(e, slot, b->handle, b->offset, size);
 }
 
 /* ==== >>tape ====================================================================================================== */
@@ -5708,19 +5737,20 @@ static uint32_t decode_rows(const struct encoder *e)
     return forced ? min_u32(forced, 8) : decode_tuning(e)->rows;
 }
 
-enum { SPLIT_MOST = 256 };
+enum { SPLIT_MOST = 128 };
 
 /* The keys of one part: all of them where one or two workgroups can have them, for a second step does not pay then. */
 static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys)
 {
     const struct decode_row *t = decode_tuning(e);
     uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
+    if (groups > COUNTERS) return keys;
     if (forced) return ceil_div(keys, min_u32(forced, SPLIT_MOST));
     n = min_u32(min_u32(ceil_div(t->groups, groups), ceil_div(keys, t->keys)), SPLIT_MOST);
     return n < 3 ? keys : (uint32_t)round_up(ceil_div(keys, n), t->keys);
 }
 
-/* Binds one result or the parts of it in its place, and dispatches. */
+/* One dispatch: with parts, where the keys are split, the last workgroup to finish a row adds them up. */
 static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t each, uint32_t splits, struct array *parts)
 {
     const struct decode_row *t = decode_tuning(e);
@@ -5728,7 +5758,10 @@ static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, u
     uint32_t group = p.kinds >> 16, d = p.widths & 0xffff, dv = p.widths >> 16, size = e->device->caps.subgroup;
     uint32_t lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[rows > 2]));
     if (lanes > size) lanes = size;
-    if (parts) p.o_at = set_output(e, 0, parts);
+    if (parts) {
+        set_output(e, 6, parts);
+        set_counters(e, 7);
+    }
     p.row_blocks = ceil_div((uint64_t)p.query_count * group, rows);
     p.splits = splits;
     p.split_keys = each;
@@ -5736,17 +5769,6 @@ static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, u
            ceil_div(dv, 8 * lanes), t->ahead[rows > 2], parts != NULL);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)splits * p.row_blocks * (p.query_heads / group) * p.batches);
-}
-
-static void combine_parts(struct encoder *e, struct attention *a, uint32_t splits, struct array *parts)
-{
-    struct attention_push p = bind_attention(e, a);
-    uint32_t lanes = pow2_at_least(ceil_div(p.widths >> 16, 4));
-    p.splits = splits;
-    p.q_at = set_input(e, 1, parts);
-    KERNEL(e, K_ATTENTION_COMBINE, 128, (uint32_t)a->q->dtype, lanes);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.batches * p.query_heads * p.query_count);
 }
 
 static void attention_decode(struct encoder *e, struct attention *a)
@@ -5760,7 +5782,6 @@ static void attention_decode(struct encoder *e, struct attention *a)
     rows = ceil_div(rows, blocks);
     if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
     decode_pass(e, a, rows, each, splits, parts);
-    if (parts) combine_parts(e, a, splits, parts);
     array_release(parts);
 }
 
@@ -7818,6 +7839,7 @@ static void stream_destroy(struct stream *s)
     while (*link != s) link = &(*link)->next;
     *link = s->next;
     if (d->default_stream == s) d->default_stream = NULL;
+    if (s->counters) buffer_destroy(d, s->counters);
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
     host_free(d, s->nodes);
