@@ -5228,26 +5228,30 @@ static struct launch prepare(struct encoder *e, const struct product *p, uint32_
     return l;
 }
 
-/* Dispatches over x by y tiles; then adds up the parts, if there are any. */
-static void launch(struct encoder *e, const struct product *p, struct launch *l, uint32_t x, uint32_t y)
+/* Adds up the parts of a product: [part][row][column] in float32. */
+static void product_sum(struct encoder *e, const struct product *p, struct array *sums, uint32_t parts)
 {
     struct product sum = *p;
     struct product_push push;
+    sum.array[MAT_A] = sums;
+    sum.array[MAT_B] = NULL;
+    sum.offset[MAT_A] = 0;
+    push = bind_product(e, &sum);
+    push.k = (uint32_t)product_batches(p);
+    push.part = parts;
+    KERNEL(e, K_MATMUL_SUM, 256, (uint32_t)p->array[MAT_OUT]->dtype, EPILOGUE_NONE, p->array[MAT_C] != NULL);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * push.k, 256));
+}
+
+/* Dispatches over x by y tiles; then adds up the parts, if there are any. */
+static void launch(struct encoder *e, const struct product *p, struct launch *l, uint32_t x, uint32_t y)
+{
     set_bytes(e, &l->push, sizeof l->push);
     dispatch(e, x, y, l->batches * l->parts);
     if (!l->split) return;
-    sum.array[MAT_A] = l->p.array[MAT_OUT];
-    sum.array[MAT_B] = NULL;
-    sum.offset[MAT_A] = 0;
-    if (sum.array[MAT_A]) {
-        push = bind_product(e, &sum);
-        push.k = l->batches;
-        push.part = l->parts;
-        KERNEL(e, K_MATMUL_SUM, 256, (uint32_t)p->array[MAT_OUT]->dtype, EPILOGUE_NONE, p->array[MAT_C] != NULL);
-        set_bytes(e, &push, sizeof push);
-        dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * l->batches, 256));
-    }
-    array_release(sum.array[MAT_A]);
+    if (l->p.array[MAT_OUT]) product_sum(e, p, l->p.array[MAT_OUT], l->parts);
+    array_release(l->p.array[MAT_OUT]);
 }
 
 /* At most so many parts of K fit into a temporary and the grid. */
@@ -6487,10 +6491,18 @@ static const struct quant_route { int type; uint32_t few, unpack; } quant_routes
     { -1, 16, 192 },
 };
 
-/* Tiles of the cooperative matrix kernel: results a workgroup and a subgroup. The first that m fills half. */
-static const struct qmm_tile { uint16_t bm, bn, wm, wn; } qmm_tiles[] = {
-    { 128, 128, 64, 32 }, { 64, 128, 32, 32 }, { 32, 128, 32, 16 },
+/* Tiles of the cooperative matrix kernel: as tile_row says, rows and columns of a subgroup, subgroups. The deeper ones need
+ * more shared memory. */
+static const struct tile_row qmm_rows[] = {
+    { 128, 128, 64, 64, 32, 8, 0.45f },
+    {  64, 128, 64, 32, 32, 8, 0.35f },
+    {  32, 128, 64, 32, 16, 8, 0.20f },
+    { 128, 128, 32, 64, 32, 8, 0.40f },
+    {  64, 128, 32, 32, 32, 8, 0.30f },
+    {  32, 128, 32, 32, 16, 8, 0.18f },
 };
+enum { QMM_SHALLOW = 3, QMM_DEEP_MEMORY = 47 << 10 };
+
 enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
 
 /* The row that holds, with what the gates force. */
@@ -6620,48 +6632,58 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
 }
 
+static struct product product_of_job(const struct quant_job *j, struct array *a, struct array *b)
+{
+    bool transpose = j->format.transpose;
+    uint32_t n = j->set[0].rows;
+    return (struct product){ .array = { [MAT_A] = a, [MAT_B] = b, [MAT_OUT] = j->set[0].y }, .m = j->m, .n = n, .k = j->k,
+        .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : n, .b_col = transpose ? j->k : 1, .out_row = j->set[0].y_row,
+        .out_col = 1, .alpha = 1 };
+}
+
 /* The same by qmm_coopmat.comp: W transposed, half types. False where the device or the operands do not allow it. */
 static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
-    bool bf16 = j->to == MLXVK_BFLOAT16;
+    bool bf16 = j->to == MLXVK_BFLOAT16, shallow = d->caps.shared_memory < QMM_DEEP_MEMORY;
     enum kernel_id kernel = bf16 ? K_QMM_BF16 : K_QMM_F16;
-    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
-    const struct qmm_tile *t = qmm_tiles;
+    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, parts = 1, aligned;
+    struct product product = product_of_job(j, NULL, NULL);
+    struct quant_job part = *j;
     struct quant_push p;
+    const struct tile_row *t;
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
-        !d->gate[GATE_QMM_NATIVE]) return false;
-    p = quant_bind(e, j, false);
+        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
+    t = choose_tile(e, &product, qmm_rows + (shallow ? QMM_SHALLOW : 0), COUNT(qmm_rows) - (shallow ? QMM_SHALLOW : 0), &parts);
+    if (j->batch > 1) parts = 1;
+    if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
+    if (!part.set[0].y) return true;
+    p = quant_bind(e, &part, false);
+    p.rounds = ceil_div(j->k / QUANT_BLOCK, parts * t->bk / QUANT_BLOCK) * (t->bk / QUANT_BLOCK);
     aligned = quant_alignment(j, &p);
-    while (t < qmm_tiles + COUNT(qmm_tiles) - 1 && 2 * j->m <= t->bm) t++;
-    if (!(aligned & 1) || t->bm / t->wm * (t->bn / t->wn) * lanes > d->caps.max_threads) {
-        encoder_reset(e);
-        return false;
-    }
     if (!((p.y_at[0] | p.y_row[0] | p.y_batch) % 8)) aligned |= 4;
-    KERNEL(e, kernel, t->bm / t->wm * (t->bn / t->wn) * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, t->bm, t->bn, t->wm, t->wn, size, lanes, aligned);
-    set_bytes(e, &p, sizeof p);
-    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), j->batch);
-    return true;
+    if (aligned & 1) {
+        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to,
+               t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, parts > 1);
+        set_bytes(e, &p, sizeof p);
+        dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), parts > 1 ? ceil_div(j->k / QUANT_BLOCK, p.rounds) : j->batch);
+        if (parts > 1) product_sum(e, &product, part.set[0].y, ceil_div(j->k / QUANT_BLOCK, p.rounds));
+    } else encoder_reset(e);
+    if (parts > 1) array_release(part.set[0].y);
+    return aligned & 1;
 }
 
 /* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
 static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
 {
     const struct quant_set *t = &j->set[0];
-    bool transpose = j->format.transpose;
     size_t count = (size_t)j->k * t->rows;
-    struct product p = { .m = j->m, .n = t->rows, .k = j->k, .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : t->rows,
-                         .b_col = transpose ? j->k : 1, .out_row = t->y_row, .out_col = 1, .alpha = 1 };
     struct array *w;
     if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
     w = scratch(e, count, j->to);
     if (w) {
+        struct product p = product_of_job(j, j->x, w);
         unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, w, j->to);
-        p.array[MAT_A] = j->x;
-        p.array[MAT_B] = w;
-        p.array[MAT_OUT] = t->y;
         product_batch(e, &p);
     }
     array_release(w);
