@@ -5,7 +5,7 @@
 
 static mlxvk_device device;
 static mlxvk_stream stream;
-static mlxvk_array a23, b34, i4, c2;                           /* float32 (2, 3), float32 (3, 4), int32 (4), complex64 (2) */
+static mlxvk_array a23, b34, i4, c2;                           /* named by shape; float32, float32, int32, complex64 */
 
 static const float values[12] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 };
 
@@ -80,7 +80,8 @@ static void test_shapes(void **state)
     REFUSED_HERE(mlxvk_reshape(&res, a23, (int[]){ 4, 2 }, 2, stream), MLXVK_ERROR_SHAPE, "reshape", "(2, 3)");
     REFUSED_HERE(mlxvk_reshape(&res, a23, (int[]){ -1, -1 }, 2, stream), MLXVK_ERROR_SHAPE, "reshape");
     REFUSED_HERE(mlxvk_reshape(&res, a23, (int[]){ -1, 4 }, 2, stream), MLXVK_ERROR_SHAPE, "reshape");
-    REFUSED_HERE(mlxvk_broadcast_to(&res, a23, (int[]){ 2, 4 }, 2, stream), MLXVK_ERROR_SHAPE, "broadcast_to", "(2, 3)");
+    REFUSED_HERE(mlxvk_broadcast_to(&res, a23, (int[]){ 2, 4 }, 2, stream), MLXVK_ERROR_SHAPE, "broadcast_to",
+                 "(2, 3)");
     REFUSED_HERE(mlxvk_broadcast_to(&res, a23, (int[]){ 3 }, 1, stream), MLXVK_ERROR_SHAPE, "broadcast_to");
     REFUSED_HERE(mlxvk_zeros(&res, (int[]){ 2, -1 }, 2, MLXVK_INT32, stream), MLXVK_ERROR_SHAPE, "zeros", "-1");
     const int huge[] = { 1 << 30, 1 << 30, 1 << 30 };
@@ -92,7 +93,8 @@ static void test_shapes(void **state)
 static void test_shapes_of_lists(void **state)
 {
     (void)state;
-    mlxvk_vector_array list = mlxvk_vector_array_new_data((mlxvk_array[]){ a23, b34 }, 2), empty = mlxvk_vector_array_new();
+    mlxvk_vector_array list = mlxvk_vector_array_new_data((mlxvk_array[]){ a23, b34 }, 2);
+    mlxvk_vector_array empty = mlxvk_vector_array_new();
     mlxvk_vector_array parts = mlxvk_vector_array_new();
     REFUSED_HERE(mlxvk_concatenate(&res, list, stream), MLXVK_ERROR_SHAPE, "concatenate", "(2, 3)", "(3, 4)");
     REFUSED_HERE(mlxvk_stack(&res, list, stream), MLXVK_ERROR_SHAPE, "stack");
@@ -278,7 +280,8 @@ static int each_family(mlxvk_array x, mlxvk_array *res, mlxvk_stream s)
     if (!code) code = mlxvk_add(res, *res, t, s);
     if (!code) code = mlxvk_fast_rms_norm(&t, *res, (mlxvk_array){ NULL }, 1e-5f, s);
     if (!code) code = mlxvk_matmul(res, t, x, s);
-    if (!code) code = (pair = mlxvk_vector_array_new_data((mlxvk_array[]){ *res, t }, 2)).ctx ? 0 : MLXVK_ERROR_HOST_MEMORY;
+    if (!code) pair = mlxvk_vector_array_new_data((mlxvk_array[]){ *res, t }, 2);
+    if (!code && !pair.ctx) code = MLXVK_ERROR_HOST_MEMORY;
     if (!code) code = mlxvk_concatenate_axis(res, pair, 0, s);
     if (!code) code = mlxvk_argsort_axis(&t, *res, 1, s);
     if (!code) code = mlxvk_take_along_axis(res, *res, t, 1, s);

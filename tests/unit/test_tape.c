@@ -139,8 +139,8 @@ static void host_update(struct host *h, const struct view *v, const struct host 
     }
 }
 
-/* The result is the operand itself half of the time: in place where nobody else owns it, and where somebody does (a view
- * of it in the pool, an operation on the tape), that one must not see the change. */
+/* The result is the operand itself half of the time: in place where nobody else owns it, and where somebody does (a
+ * view of it in the pool, an operation on the tape), that one must not see the change. */
 static void step_update(struct program *p)
 {
     struct value *v = any_value(p), update, res;
@@ -291,7 +291,7 @@ static void test_update_of_shared(void **state)
     (void)state;
     struct setting s = start(NULL);
     mlxvk_array a = counting(s.device, 6), view = { NULL }, old = { NULL }, nines = { NULL };
-    OK_DEVICE(mlxvk_array_new_data_device(&nines, (int32_t[]){ 9, 9 }, (int[]){ 2 }, 1, MLXVK_INT32, s.device), s.device);
+    nines = ints(s.device, (int32_t[]){ 9, 9 }, (int[]){ 2 }, 1);
     OK(mlxvk_slice(&view, a, (int[]){ 1 }, 1, (int[]){ 4 }, 1, (int[]){ 1 }, 1, s.stream), s.stream);
     assert_int_equal(mlxvk_array_set(&old, a), 0);
     OK(mlxvk_slice_update(&a, a, nines, (int[]){ 2 }, 1, (int[]){ 4 }, 1, (int[]){ 1 }, 1, s.stream), s.stream);
@@ -314,7 +314,7 @@ static void test_update_after_recorded_read(void **state)
     (void)state;
     struct setting s = start(NULL);
     mlxvk_array a = counting(s.device, 4), doubled = { NULL }, seven = { NULL };
-    OK_DEVICE(mlxvk_array_new_data_device(&seven, (int32_t[]){ 7 }, (int[]){ 1 }, 1, MLXVK_INT32, s.device), s.device);
+    seven = ints(s.device, (int32_t[]){ 7 }, (int[]){ 1 }, 1);
     OK(mlxvk_add(&doubled, a, a, s.stream), s.stream);
     OK(mlxvk_slice_update(&a, a, seven, (int[]){ 3 }, 1, (int[]){ 4 }, 1, (int[]){ 1 }, 1, s.stream), s.stream);
     expect_ints(a, (int32_t[]){ 0, 1, 2, 7 }, 4, s.stream);
