@@ -193,6 +193,9 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
+    X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
+    X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
+    X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)")  \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
@@ -278,16 +281,16 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
     X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
     X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
-    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)          \
-    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16) \
-    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)               \
-    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16) \
+    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
+    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
-    X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP) \
+    X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
@@ -299,11 +302,11 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(SCAN,          scan,          3, CAP_SMALL)                                                                      \
     X(SCAN_PAIR,     scan_pair,     3, CAP_SMALL)                                                                      \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
-    X(NORM,          norm,          6, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(NORM_PLAIN,    norm_plain,    6, CAP_SMALL)                                                                      \
-    X(ROPE,          rope,          5, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(ROPE_PLAIN,    rope_plain,    5, CAP_SMALL)                                                                      \
+    X(NORM,          norm,          6, CAP_SMALL)                                                                      \
+    X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
+    X(ATTENTION_DECODE, attention_decode, 6, CAP_SMALL | CAP_SUBGROUP)                                                 \
+    X(ATTENTION_COMBINE, attention_combine, 6, CAP_SMALL)                                                              \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
     X(SORT,          sort,          4, CAP_SMALL)                                                                      \
@@ -1293,7 +1296,7 @@ struct encoder {
     VkCommandBuffer commands;                        /* NULL: none open */
     const struct pipeline *pipeline, *bound;
     VkDescriptorBufferInfo bindings[MAX_BINDINGS];
-    uint32_t set_mask;
+    uint32_t set_mask, write_mask;       /* bindings that are set, and those of them that are written */
     uint8_t push[PUSH_SIZE];
     uint32_t push_used;
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the next dispatch; since the last barrier */
@@ -1685,7 +1688,7 @@ static void insert_barrier(struct encoder *e)
 static void encoder_reset(struct encoder *e)
 {
     e->pipeline = NULL;
-    e->set_mask = 0;
+    e->set_mask = e->write_mask = 0;
     e->push_used = 0;
     e->pending_count = 0;
 }
@@ -1748,7 +1751,9 @@ static void bind_descriptors(struct encoder *e)
     VkWriteDescriptorSet write = { .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .descriptorCount = n,
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = e->bindings };
     if (!n) return;
-    while (first < n && !(e->set_mask & (1u << first))) first++;
+    /* An unused binding gets what the dispatch writes anyway: to the validation layer every binding that a shader names
+     * is one that it writes. */
+    while (first < n && !((e->write_mask ? e->write_mask : e->set_mask) & (1u << first))) first++;
     for (uint32_t i = 0; i < n; i++) {
         if (e->set_mask & (1u << i)) continue;
         if (first == n || e->pipeline->kernel == KERNEL_COUNT) {
@@ -2013,6 +2018,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     }
     encoder_access(e, b, start, end, write);         /* all that is bound, as the validation layer sees it */
     bind_range(e, slot, b->handle, start, end - start);
+    if (write) e->write_mask |= 1u << slot;
     return (uint32_t)((int64_t)(b->offset - start) + a->offset) / (uint32_t)item_size(a);
 }
 
@@ -4345,7 +4351,8 @@ static void scan_totals(struct encoder *e, enum reduction op, struct array *from
     memcpy(p.in, s->in, sizeof p.in);
     p.from = set_input(e, 1, from);
     p.to = set_output(e, 0, totals);
-    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype, by, width);
+    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype,
+           by, width);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (by ? (units + width - 1) / width : units) * s->parts);
 }
@@ -4368,6 +4375,7 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     if (carry) { p.before = set_input(e, 2, carry); p.flags |= SCAN_CARRY; }
     hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
     width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    if (width == 2) width = 4;                       /* the kernel walks by fours */
     groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
     KERNEL(e, accumulator(K_SCAN, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
            width, hold);
@@ -4462,13 +4470,14 @@ static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum red
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *out = NULL;
+    int flags;
     axis = normal_axis(&c, x, axis);
     if (op == R_logsumexp && x) x = as_float(&c, x);
     if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
     if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
     if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
-    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)((reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE)) }),
-           ARRAYS(x), ARRAYS(out));
+    flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
+    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(x), ARRAYS(out));
     return finish(&c, out, res);
 }
 
@@ -4759,9 +4768,10 @@ static struct dims row_dims(struct array *const *a, int count)
 /* The workgroup and the threads a row of `steps` steps. */
 static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *threads)
 {
-    uint32_t limit = min_u32(ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;   /* where threads of a workgroup take turns */
+    uint32_t limit = min_u32(cpu ? 64 : ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
     while (lanes > limit) lanes /= 2;
-    *threads = lanes < 128 ? 128 : lanes;
+    *threads = lanes < 128 && !cpu ? 128 : lanes < 16 ? 16 : lanes;
     return lanes;
 }
 
@@ -4791,7 +4801,7 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     lanes = row_lanes(e, eights ? n / 8 : n, &threads);
     held = eights ? ceil_div(n / 8, lanes) : 0;
     if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
-    KERNEL(e, has_kernel(e->device, K_NORM) ? K_NORM : K_NORM_PLAIN, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
+    KERNEL(e, K_NORM, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
     p.flags = flags;
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
@@ -4927,7 +4937,7 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     items = p->batches * p->tokens * p->heads;
     p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
     while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
-    KERNEL(e, has_kernel(e->device, K_ROPE) ? K_ROPE : K_ROPE_PLAIN, threads, lanes, fours, (uint32_t)x->dtype,
+    KERNEL(e, K_ROPE, threads, lanes, fours, (uint32_t)x->dtype,
            norm ? weight ? 2 : 1 : 0);
     set_bytes(e, p, sizeof *p);
     dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
@@ -5004,150 +5014,6 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
     struct call c = begin("fast_rope_dynamic", s);
     struct array *a = input(&c, "x", x), *at = input(&c, "offset", offset), *f = optional_input(&c, "freqs", freqs);
     return finish(&c, do_rope(&c, a, dims, traditional, base, scale, 0, at, f), res);
-}
-
-/* ==== >>attention ================================================================================================= */
-
-enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16, ATTEND_WIDTH = 256 };
-
-/* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
-struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; bool aligned; };
-
-struct attention_push {
-    uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
-    uint32_t batches, query_heads, query_count, key_count, tiles, widths, kinds;
-    float scale;
-};
-
-static void copy_strides(uint32_t *to, const struct array *a, int count)
-{
-    for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
-}
-
-/* Binds the operands, and finds out whether all rows can be read by 16 bytes. */
-static struct attention_push bind_attention(struct encoder *e, struct attention *a)
-{
-    struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
-        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2],
-        .widths = (uint32_t)(a->q->shape[3] | a->v->shape[3] << 16),
-        .kinds = a->flags | (uint32_t)(a->q->shape[1] / a->k->shape[1]) << 16, .scale = a->scale * 1.44269504088896341f };
-    uint32_t unit = 16 / (uint32_t)item_size(a->q);
-    p.o_at = set_output(e, 0, a->o);
-    p.q_at = set_input(e, 1, a->q);
-    p.k_at = set_input(e, 2, a->k);
-    p.v_at = set_input(e, 3, a->v);
-    copy_strides(p.o_stride, a->o, 3);
-    copy_strides(p.q_stride, a->q, 3);
-    copy_strides(p.k_stride, a->k, 3);
-    copy_strides(p.v_stride, a->v, 3);
-    if (a->mask) { p.mask_at = set_input(e, 4, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
-    if (a->sinks) p.sinks_at = set_input(e, 5, a->sinks);
-    a->aligned = dim_of(a->q, 3) % 8 == 0 && dim_of(a->v, 3) % 8 == 0 && aligned_rows(a->q, p.q_at, unit) &&
-                 aligned_rows(a->k, p.k_at, unit) && aligned_rows(a->v, p.v_at, unit);
-    return p;
-}
-
-static void attention_general(struct encoder *e, struct attention *a)
-{
-    struct attention_push p;
-    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), heads, rows, wide;
-    if (a->q->shape[2] < 32) a->flags |= ATTEND_FOLDED;
-    heads = a->flags & ATTEND_FOLDED ? group : 1;
-    p = bind_attention(e, a);
-    wide = (uint32_t)(a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3]);
-    wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
-    rows = p.query_count * heads <= 8 ? 8 : wide > 128 ? 16 : 32;
-    p.tiles = ceil_div((uint64_t)p.query_count * heads, rows);
-    KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, wide, a->aligned);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / heads) * p.batches);
-}
-
-/* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
-static struct array *dense_rows(struct encoder *e, struct array *a)
-{
-    if (dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return rows_of(e, a);
-    a->refs++;
-    return a;
-}
-
-static void lower_attention(struct encoder *e, const struct node *n)
-{
-    struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
-    struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
-    struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
-    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
-    o.shape[1] = n->out[0]->shape[2];
-    o.shape[2] = n->out[0]->shape[1];
-    o.strides[1] = n->out[0]->strides[2];
-    o.strides[2] = n->out[0]->strides[1];
-    attention_general(e, &a);
-    array_release(q);
-    array_release(k);
-    array_release(v);
-    array_release(sinks);
-}
-
-static bool check_attention(struct call *c, const struct array *q, const struct array *k, const struct array *v)
-{
-    if (c->code || !q || !k || !v) return false;
-    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k), TEXT(v)), false;
-    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
-    if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values (%d)",
-                    q->shape[1], k->shape[1], v->shape[1]), false;
-    return true;
-}
-
-/* The mask's kind from mode and array; -1 with an error. */
-static int mask_flags(struct call *c, const char *mode, const struct array *mask)
-{
-    if (c->code) return -1;
-    if (!mode) mode = "";
-    if (strcmp(mode, "") && strcmp(mode, "causal") && strcmp(mode, "array"))
-        return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"%s\" is none of \"\", \"causal\", \"array\"", mode), -1;
-    if (!strcmp(mode, "causal"))
-        return mask ? (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"causal\" takes no mask_arr"), -1) : ATTEND_CAUSAL;
-    if (!mask) return strcmp(mode, "array") ? 0 : (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1);
-    return mask->dtype == MLXVK_BOOL ? ATTEND_BOOL : ATTEND_ADD;
-}
-
-static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
-                                  struct array *mask, struct array *sinks)
-{
-    int flags = mask_flags(c, mode, mask), shape[4];
-    struct array *out;
-    mlxvk_dtype t;
-    if (!check_attention(c, q, k, v)) return NULL;
-    t = promote(promote(q->dtype, k->dtype), v->dtype);
-    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q));
-    if (flags == ATTEND_ADD && promote(mask->dtype, t) != t)
-        return FAIL(c, MLXVK_ERROR_DTYPE, "mask_arr must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(mask));
-    if (sinks && (sinks->ndim != 1 || sinks->shape[0] != q->shape[1]))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1], TEXT(sinks));
-    if (sinks && promote(sinks->dtype, t) != t)
-        return FAIL(c, MLXVK_ERROR_DTYPE, "sinks must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(sinks));
-    if (flags == ATTEND_CAUSAL && q->shape[2] == 1) flags = 0;
-    if (sinks) flags |= ATTEND_SINKS;
-    memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
-    if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
-    if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH)
-        return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "heads of more than %d features: %s and %s", ATTEND_WIDTH, TEXT(q), TEXT(v));
-    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
-    append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
-           ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
-    return do_swap(c, out, 1, 2);
-}
-
-int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values, float scale,
-                                            const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s)
-{
-    struct call c = begin("fast_scaled_dot_product_attention", s);
-    struct array *q = input(&c, "queries", queries), *k = input(&c, "keys", keys), *v = input(&c, "values", values);
-    struct array *m = optional_input(&c, "mask_arr", mask_arr), *si = optional_input(&c, "sinks", sinks);
-    return finish(&c, do_attention(&c, q, k, v, scale, mask_mode, m, si), res);
 }
 
 /* ==== >>matrix ==================================================================================================== */
@@ -5752,6 +5618,268 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
 }
 
+/* ==== >>attention ================================================================================================= */
+
+enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16, ATTEND_WIDTH = 256 };
+
+/* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
+struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; bool aligned; };
+
+struct attention_push {
+    uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
+    uint32_t batches, query_heads, query_count, key_count, tiles, splits, split_keys, widths, kinds;
+    float scale;
+};
+
+static void copy_strides(uint32_t *to, const struct array *a, int count)
+{
+    for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
+}
+
+/* Binds the operands, and finds out whether all rows can be read by 16 bytes. */
+static struct attention_push bind_attention(struct encoder *e, struct attention *a)
+{
+    struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
+        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2],
+        .widths = (uint32_t)(a->q->shape[3] | a->v->shape[3] << 16),
+        .kinds = a->flags | (uint32_t)(a->q->shape[1] / a->k->shape[1]) << 16, .scale = a->scale * 1.44269504088896341f };
+    uint32_t unit = 16 / (uint32_t)item_size(a->q);
+    p.o_at = set_output(e, 0, a->o);
+    p.q_at = set_input(e, 1, a->q);
+    p.k_at = set_input(e, 2, a->k);
+    p.v_at = set_input(e, 3, a->v);
+    copy_strides(p.o_stride, a->o, 3);
+    copy_strides(p.q_stride, a->q, 3);
+    copy_strides(p.k_stride, a->k, 3);
+    copy_strides(p.v_stride, a->v, 3);
+    if (a->mask) { p.mask_at = set_input(e, 4, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
+    if (a->sinks) p.sinks_at = set_input(e, 5, a->sinks);
+    a->aligned = dim_of(a->q, 3) % 8 == 0 && dim_of(a->v, 3) % 8 == 0 && aligned_rows(a->q, p.q_at, unit) &&
+                 aligned_rows(a->k, p.k_at, unit) && aligned_rows(a->v, p.v_at, unit);
+    return p;
+}
+
+static void attention_general(struct encoder *e, struct attention *a)
+{
+    struct attention_push p;
+    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), heads, rows, wide;
+    if (a->q->shape[2] < 32) a->flags |= ATTEND_FOLDED;
+    heads = a->flags & ATTEND_FOLDED ? group : 1;
+    p = bind_attention(e, a);
+    wide = (uint32_t)(a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3]);
+    wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
+    rows = p.query_count * heads <= 8 ? 8 : wide > 128 ? 16 : 32;
+    p.tiles = ceil_div((uint64_t)p.query_count * heads, rows);
+    KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, wide, a->aligned);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / heads) * p.batches);
+}
+
+/* By kind of device: how many workgroups to aim at, the fewest keys that are worth one, the rows that share what one reads,
+ * keys read at once for one or two rows and for more, and up to how many rows of a key's head. */
+static const struct decode_row { VkPhysicalDeviceType type; uint32_t groups, keys, rows, ahead, ahead_many, most; } decode_table[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, 264, 64, 8, 4, 2, 32 },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 1, 1, 1, 1, UINT32_MAX },      /* its caches do what tiles do elsewhere */
+    { VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM, 64, 128, 8, 4, 2, 32 },
+};
+
+static const struct decode_row *decode_tuning(const struct encoder *e)
+{
+    const struct decode_row *row = decode_table;
+    if (e->device->gate[GATE_SDPA_ROWS]) return row;
+    while (row->type != VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM && row->type != e->device->caps.type) row++;
+    return row;
+}
+
+/* Queries of a workgroup; the kernel has at most 8. */
+static uint32_t decode_rows(const struct encoder *e)
+{
+    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_ROWS];
+    return forced ? min_u32(forced, 8) : decode_tuning(e)->rows;
+}
+
+enum { SPLIT_MOST = 256 };
+
+/* Into how many parts to split the keys: where one or two workgroups can have them all, a second step does not pay. */
+static uint32_t split_count(const struct encoder *e, uint32_t groups, uint32_t keys)
+{
+    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
+    if (forced) return min_u32(min_u32(forced, SPLIT_MOST), keys ? keys : 1);
+    n = min_u32(ceil_div(decode_tuning(e)->groups, groups), ceil_div(keys, decode_tuning(e)->keys));
+    return n < 3 ? 1 : min_u32(n, SPLIT_MOST);
+}
+
+/* Binds one result or the parts of it in its place, and dispatches. */
+static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t splits, struct array *parts)
+{
+    const struct decode_row *t = decode_tuning(e);
+    struct attention_push p = bind_attention(e, a);
+    uint32_t group = p.kinds >> 16, d = p.widths & 0xffff, dv = p.widths >> 16, size = e->device->caps.subgroup;
+    uint32_t chunks = rows <= 4 ? 2 : 1, lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * chunks));
+    if (lanes > size) lanes = size;
+    if (parts) p.o_at = set_output(e, 0, parts);
+    p.tiles = ceil_div((uint64_t)p.query_count * group, rows);
+    p.splits = splits;
+    p.split_keys = ceil_div(p.key_count, splits);
+    KERNEL(e, K_ATTENTION_DECODE, min_u32(8 * size, 256), (uint32_t)a->q->dtype, rows, lanes, ceil_div(d, 8 * lanes),
+           ceil_div(dv, 8 * lanes), rows <= 2 ? t->ahead : t->ahead_many, parts != NULL);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)splits * p.tiles * (p.query_heads / group) * p.batches);
+}
+
+static void combine_parts(struct encoder *e, struct attention *a, uint32_t splits, struct array *parts)
+{
+    struct attention_push p = bind_attention(e, a);
+    uint32_t lanes = pow2_at_least(ceil_div(p.widths >> 16, 4));
+    p.splits = splits;
+    p.q_at = set_input(e, 1, parts);
+    KERNEL(e, K_ATTENTION_COMBINE, 128, (uint32_t)a->q->dtype, lanes);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.batches * p.query_heads * p.query_count);
+}
+
+static void attention_decode(struct encoder *e, struct attention *a)
+{
+    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
+    uint32_t blocks = ceil_div(rows, decode_rows(e)), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
+    uint32_t splits = split_count(e, blocks * heads, (uint32_t)a->k->shape[2]);
+    struct array *parts = NULL;
+    size_t results = a->q->size / (size_t)a->q->shape[3];
+    a->flags |= ATTEND_FOLDED;
+    rows = ceil_div(rows, blocks);
+    if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
+    decode_pass(e, a, rows, splits, parts);
+    if (parts) combine_parts(e, a, splits, parts);
+    array_release(parts);
+}
+
+/* Few queries for each head of keys, whose features can be read by 16 bytes. */
+static bool is_decode(const struct encoder *e, const struct attention *a)
+{
+    uint32_t unit = 16 / (uint32_t)item_size(a->q), size = (uint32_t)item_size(a->q);
+    const struct array *operands[] = { a->q, a->k, a->v };
+    if (!e->device->gate[GATE_SDPA_DECODE] || !has_kernel(e->device, K_ATTENTION_DECODE) || !a->q->shape[3]) return false;
+    for (int i = 0; i < 3; i++)
+        if (operands[i]->shape[3] % 8 || operands[i]->offset % (unit * size) || !aligned_rows(operands[i], 0, unit)) return false;
+    return (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+}
+
+/* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
+static struct array *dense_rows(struct encoder *e, struct array *a)
+{
+    if (dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return rows_of(e, a);
+    a->refs++;
+    return a;
+}
+
+static void lower_attention(struct encoder *e, const struct node *n)
+{
+    struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
+    struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
+    struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
+    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
+    o.shape[1] = n->out[0]->shape[2];
+    o.shape[2] = n->out[0]->shape[1];
+    o.strides[1] = n->out[0]->strides[2];
+    o.strides[2] = n->out[0]->strides[1];
+    if (is_decode(e, &a)) attention_decode(e, &a);
+    else attention_general(e, &a);
+    array_release(q);
+    array_release(k);
+    array_release(v);
+    array_release(sinks);
+}
+
+static bool check_attention(struct call *c, const struct array *q, const struct array *k, const struct array *v)
+{
+    if (c->code || !q || !k || !v) return false;
+    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k), TEXT(v)), false;
+    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
+    if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values (%d)",
+                    q->shape[1], k->shape[1], v->shape[1]), false;
+    return true;
+}
+
+/* The mask's kind from mode and array; -1 with an error. */
+static int mask_flags(struct call *c, const char *mode, const struct array *mask)
+{
+    if (c->code) return -1;
+    if (!mode) mode = "";
+    if (strcmp(mode, "") && strcmp(mode, "causal") && strcmp(mode, "array"))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"%s\" is none of \"\", \"causal\", \"array\"", mode), -1;
+    if (!strcmp(mode, "causal"))
+        return mask ? (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"causal\" takes no mask_arr"), -1) : ATTEND_CAUSAL;
+    if (!mask) return strcmp(mode, "array") ? 0 : (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1);
+    return mask->dtype == MLXVK_BOOL ? ATTEND_BOOL : ATTEND_ADD;
+}
+
+/* The same in steps that keep all scores, in float32: for very wide heads, and with the gate off. */
+static struct array *compose_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, int flags,
+                                       struct array *mask, struct array *sinks)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int b = q->shape[0], h = q->shape[1], kv = k->shape[1], l = q->shape[2], n = k->shape[2];
+    const int scores[5] = { b, kv, h / kv, l, n };
+    struct array *low = scalar(c, -1e30, f), *s, *p;
+    q = do_binary(c, B_multiply, as_type(c, q, f), scalar(c, scale, f));
+    q = q ? do_reshape(c, q, 5, (int[]){ b, kv, h / kv, l, q->shape[3] }) : NULL;
+    s = do_matmul(c, q, do_swap(c, do_expand(c, as_type(c, k, f), (int[]){ 2 }, 1), 3, 4));
+    if (flags & ATTEND_CAUSAL) {
+        struct array *last = do_arange(c, (double)n - l, n, 1, MLXVK_INT32);
+        mask = do_binary(c, B_greater_equal, do_expand(c, last, (int[]){ 1 }, 1), do_arange(c, 0, n, 1, MLXVK_INT32));
+    } else if (mask) mask = do_reshape(c, mask, 5, scores);
+    if (flags & ATTEND_ADD) s = do_binary(c, B_add, s, as_type(c, mask, f));
+    else if (mask) s = do_select(c, mask, s, low);
+    s = do_binary(c, B_maximum, s, low);                             /* rows without keys have scores too, and weights of 0 */
+    p = do_softmax(c, s, 1u << 4);
+    if (sinks && s) {                                                /* one more score changes the sum alone */
+        sinks = do_reshape(c, as_type(c, sinks, f), 4, (int[]){ kv, h / kv, 1, 1 });
+        p = do_binary(c, B_multiply, p, do_unary(c, U_sigmoid, do_binary(c, B_subtract, do_reduce(c, R_logsumexp, s, 1u << 4, true), sinks)));
+    }
+    p = do_select(c, do_binary(c, B_less_equal, s, low), scalar(c, 0, f), p);
+    p = do_matmul(c, p, do_expand(c, as_type(c, v, f), (int[]){ 2 }, 1));
+    return p ? do_reshape(c, p, 4, (int[]){ b, h, l, v->shape[3] }) : NULL;
+}
+
+static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
+                                  struct array *mask, struct array *sinks)
+{
+    int flags = mask_flags(c, mode, mask), shape[4];
+    struct array *out;
+    mlxvk_dtype t;
+    if (!check_attention(c, q, k, v)) return NULL;
+    t = promote(promote(q->dtype, k->dtype), v->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q));
+    if (flags == ATTEND_ADD && promote(mask->dtype, t) != t)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "mask_arr must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(mask));
+    if (sinks && (sinks->ndim != 1 || sinks->shape[0] != q->shape[1]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1], TEXT(sinks));
+    if (sinks && promote(sinks->dtype, t) != t)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "sinks must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(sinks));
+    if (flags == ATTEND_CAUSAL && q->shape[2] == 1) flags = 0;
+    if (sinks) flags |= ATTEND_SINKS;
+    memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
+    if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
+    if (k->size && (!c->device->gate[GATE_SDPA_NATIVE] || q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH))
+        return as_type(c, compose_attention(c, q, k, v, scale, flags, mask, sinks), t);
+    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
+    append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
+           ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
+    return do_swap(c, out, 1, 2);
+}
+
+int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values, float scale,
+                                            const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s)
+{
+    struct call c = begin("fast_scaled_dot_product_attention", s);
+    struct array *q = input(&c, "queries", queries), *k = input(&c, "keys", keys), *v = input(&c, "values", values);
+    struct array *m = optional_input(&c, "mask_arr", mask_arr), *si = optional_input(&c, "sinks", sinks);
+    return finish(&c, do_attention(&c, q, k, v, scale, mask_mode, m, si), res);
+}
+
 /* ==== >>random: MLX's threefry generator ========================================================================== */
 
 enum random_kind { RANDOM_BITS, RANDOM_UNIFORM, RANDOM_NORMAL, RANDOM_GUMBEL };
@@ -6338,6 +6466,7 @@ static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
+    if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
     while (2 * split <= teams && (forced > 0 ? 2 * split <= (uint32_t)forced
@@ -7014,6 +7143,80 @@ static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uin
     return true;
 }
 
+/* Can the product go into one dispatch with others of the same x? */
+static bool groups_well(const struct encoder *e, const struct node *n)
+{
+    const struct array *x = n->in[0], *w = n->in[1];
+    uint32_t stride;
+    int64_t low, high;
+    if (n->op != OP_QUANTIZED_MATMUL) return false;
+    array_span(w, &low, &high);
+    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
+           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+           (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
+}
+
+static bool same_product_kind(const struct node *a, const struct node *b)
+{
+    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits && a->p.quant.group == b->p.quant.group &&
+           a->in[2]->dtype == b->in[2]->dtype && a->out[0]->dtype == b->out[0]->dtype;
+}
+
+/* The nodes of silu(y0) * y1 behind the products m[0] and m[1], into m[2..4]; false where something else follows. */
+static bool swiglu_behind(struct stream *s, uint32_t m[5], uint32_t end)
+{
+    struct array *gate = s->nodes[m[0]].out[0], *up = s->nodes[m[1]].out[0];
+    const struct node *sigmoid, *silu, *product;
+    if (gate->storage->owned || gate->storage->readers != 2 || gate->storage->writers != 1 || !only_between(up)) return false;
+    m[2] = reader_of(s, m[1], end, gate);
+    if (m[2] == UINT32_MAX || !can_join(s, m, 2, m[2])) return false;
+    sigmoid = &s->nodes[m[2]];
+    if (sigmoid->op != OP_ELEMENTWISE || sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid ||
+        !same_view(sigmoid->in[0], gate) || !only_between(sigmoid->out[0])) return false;
+    m[3] = reader_of(s, m[2], end, sigmoid->out[0]);
+    if (m[3] == UINT32_MAX || !can_join(s, m, 3, m[3])) return false;
+    silu = &s->nodes[m[3]];
+    if (!is_binary(silu, B_multiply) || !only_between(silu->out[0]) || !same_view(silu->in[silu->in[0]->storage != gate->storage], gate))
+        return false;
+    m[4] = reader_of(s, m[3], end, silu->out[0]);
+    if (m[4] == UINT32_MAX || !can_join(s, m, 4, m[4])) return false;
+    product = &s->nodes[m[4]];
+    return is_binary(product, B_multiply) && same_view(product->in[product->in[0]->storage != up->storage], up) &&
+           same_shape(product->out[0], gate) && same_view(product->in[product->in[0]->storage == up->storage], silu->out[0]);
+}
+
+/* Products of one x with several weights, for a few rows: one dispatch; with silu(y0) * y1 where that is all that follows. */
+static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[5] = { at }, last = min_u32(end, at + FUSE_WINDOW);
+    const struct node *first = &s->nodes[at];
+    struct quant_job j;
+    int count = 1;
+    if (!has_kernel(e->device, K_QMV_SETS) || !groups_well(e, first)) return false;
+    for (uint32_t i = at + 1; i < last && count < QMV_SETS; i++) {
+        const struct node *n = &s->nodes[i];
+        if (!n->done && groups_well(e, n) && same_product_kind(first, n) && can_join(s, m, count, i)) m[count++] = i;
+    }
+    if (count == 1) return false;
+    quant_open(e, first, &j);
+    for (int i = 1; i < count; i++) {
+        const struct node *n = &s->nodes[m[i]];
+        uint32_t rows = (uint32_t)dim_of(n->out[0], -1);
+        for (int k = 1; k < 4; k++) n->in[k]->refs++;
+        j.set[j.sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows };
+    }
+    if (count == 2 && s->device->gate[GATE_SWIGLU] && j.set[0].rows == j.set[1].rows && swiglu_behind(s, m, end)) {
+        j.epilogue = QMV_SWIGLU;
+        j.set[0].y = s->nodes[m[4]].out[0];
+        j.set[1].y = NULL;
+        count = 5;
+    }
+    qmv_dispatch(e, &j);
+    quant_close(&j);
+    retire(s, m, count);
+    return true;
+}
+
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
@@ -7021,6 +7224,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
     { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
     { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
+    { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
 };
 
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)

@@ -127,7 +127,6 @@ void write(uint to, uint at_a, uint at_b)
 }
 
 #else
-float rounded(float x) { return bits_to_float(float_to_bits(x, TO), TO); }
 float value(float x, float y)
 {
     float r = x;
@@ -140,7 +139,7 @@ float value(float x, float y)
     if (OP == POWER) r = pow_of(x, y);
     if (OP == LOGADDEXP) r = logaddexp(x, y);
     if (OP == ARCTAN2) r = atan2_of(x, y);
-    if (OP == SILU_PRODUCT) r = rounded(x * rounded(sigmoid(x))) * y;  // as the three operations that it stands for
+    if (OP == SILU_PRODUCT) r = x * sigmoid(x) * y;   // three operations, rounded once
     return r;
 }
 uint apply(uint p, uint q)

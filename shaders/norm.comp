@@ -1,7 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // RMS and layer normalisation of rows, with an optional addition in front:
-//   h = x + residual, stored rounded;  y = (h - mean) * rsqrt(mean square + eps), rounded, then * weight + bias
+//   h = x + residual, stored rounded;  y = (h - mean) * rsqrt(mean square + eps) * weight + bias, rounded once (MLX rounds before the weight too)
 // where RMS takes no mean. LANES threads a row; the rows of a workgroup are independent.
 layout(constant_id = 1) const uint LANES = 32;
 layout(constant_id = 2) const uint HELD = 0;           // groups of eight that a thread holds; 0: element by element
@@ -86,7 +86,7 @@ void by_eights(uvec4 at, uint lane, bool inside)
         eight r = eight(v[i].a * factor, v[i].b * factor);
         if (has(WEIGHT)) {
             eight w = load8_weight(weight_at + 8u * g, DTYPE);
-            r = eight(rounded(r.a, DTYPE) * w.a, rounded(r.b, DTYPE) * w.b);
+            r = eight(r.a * w.a, r.b * w.b);
         }
         if (has(BIAS)) {
             eight b = load8_bias(bias_at + 8u * g, DTYPE);
@@ -118,7 +118,7 @@ void by_elements(uvec4 at, uint lane, bool inside)
     float factor = inversesqrt(row_sum(sum) / float(n) + eps);
     for (uint i = lane; i < count; i += LANES) {
         float r = (value(at, i) - mean) * factor;
-        if (has(WEIGHT)) r = rounded(r, DTYPE) * loadf_weight(weight_at + i * weight_step, DTYPE);
+        if (has(WEIGHT)) r *= loadf_weight(weight_at + i * weight_step, DTYPE);
         if (has(BIAS)) r += loadf_bias(bias_at + i * bias_step, DTYPE);
         storef_y(at.x + i, DTYPE, r);
     }
@@ -126,7 +126,7 @@ void by_elements(uvec4 at, uint lane, bool inside)
 
 void main()
 {
-    uint thread = thread_index(), lane = thread & (LANES - 1u);
+    uint thread = gl_LocalInvocationID.x, lane = thread & (LANES - 1u);
     uint row = group_index() * (gl_WorkGroupSize.x / LANES) + thread / LANES;
     uvec4 at = locate(min(row, rows - 1u));
     if (HELD == 0u) by_elements(at, lane, row < rows);

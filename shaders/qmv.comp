@@ -194,13 +194,7 @@ void store(uint set, uint i, uint n, float y)
         PUT(ya, at, TY, raw)
 }
 
-// silu(g) * u, rounded as the operations by themselves: sigmoid, product, product.
-float swiglu(float g, float u)
-{
-    g = rounded(g, TY);
-    float s = rounded(1.0 / (1.0 + exp(-g)), TY);
-    return rounded(g * s, TY) * rounded(u, TY);
-}
+float swiglu(float g, float u) { return g / (1.0 + exp(-g)) * u; }     // silu(g) * u, not rounded in between
 
 void main()
 {

@@ -80,7 +80,7 @@ vec2 cos_sin(float angle)
 vec4 normed(vec4 v, float factor, uint feature)
 {
     v *= factor;
-    return NORM == 2u ? rounded(rounded(v, DTYPE) * loadf4_weight((weight_at + feature) / 4u, DTYPE), DTYPE) : rounded(v, DTYPE);
+    return NORM == 2u ? v * loadf4_weight((weight_at + feature) / 4u, DTYPE) : v;
 }
 
 // Four pairs in each of `count` heads, of which `real` are there: all threads of a workgroup take as many steps.
@@ -135,7 +135,7 @@ void rotate_pair(uint pair, uint y_row, uint x_row, uint count, float position)
 
 void main()
 {
-    uint thread = thread_index(), lane = thread & (LANES - 1u);
+    uint thread = gl_LocalInvocationID.x, lane = thread & (LANES - 1u);
     uint item = group_index() * (gl_WorkGroupSize.x / LANES) + thread / LANES;
     uint parts = (heads + heads_each - 1u) / heads_each, items = batches * tokens * parts;
     bool inside = item < items;

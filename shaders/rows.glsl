@@ -1,42 +1,33 @@
-// Rows of numbers, each reduced by LANES threads of a workgroup (a power of two).
+// Rows of numbers, each reduced by LANES threads of a workgroup (a power of two, at most 512).
 #ifndef ROWS_GLSL
 #define ROWS_GLSL
 #include "common.glsl"
 #include "eights.glsl"
-#ifdef SUBGROUP
-#extension GL_KHR_shader_subgroup_basic : require
-#extension GL_KHR_shader_subgroup_shuffle : require
-shared float row_parts[256];
-uint thread_index() { return gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID; }
-#else
-shared float row_parts[1024];
-uint thread_index() { return gl_LocalInvocationID.x; }
-#endif
+shared vec4 row_parts[256], row_sums[16];
 
 // The sum of v over the threads of a row, in the same order for each of them. All threads of the workgroup call it.
+// Two steps through shared memory cost what shuffles do, and every device has them.
 float row_sum(float v)
 {
-    uint thread = thread_index(), lane = thread & (LANES - 1u);
-    float sum = 0.0;
-#ifdef SUBGROUP
-    for (uint d = 1u; d < LANES && d < gl_SubgroupSize; d *= 2u) v += subgroupShuffleXor(v, d);
-    if (LANES <= gl_SubgroupSize) return v;
-    uint parts = LANES / gl_SubgroupSize, first = (thread - lane) / gl_SubgroupSize;
+    uint thread = gl_LocalInvocationID.x, first = thread & ~(LANES - 1u);
+    vec4 sum = vec4(0.0);
+    if (LANES == 1u) return v;
     barrier();
-    if (gl_SubgroupInvocationID == 0u) row_parts[gl_SubgroupID] = v;
+    row_parts[thread / 4u][thread % 4u] = v;
     barrier();
-    for (uint i = 0u; i < parts; i++) sum += row_parts[first + i];
-#else
-    barrier();
-    row_parts[thread] = v;
-    for (uint d = LANES / 2u; d > 0u; d /= 2u) {
-        barrier();
-        if (lane < d) row_parts[thread] += row_parts[thread + d];
+    if (LANES <= 32u) {
+        if (LANES == 2u) return row_parts[first / 4u][first % 4u] + row_parts[first / 4u][first % 4u + 1u];
+        for (uint i = 0u; i < LANES / 4u; i++) sum += row_parts[first / 4u + i];
+        return dot(sum, vec4(1.0));
+    }
+    if (thread % 16u == 0u) {
+        for (uint i = 0u; i < 4u; i++) sum += row_parts[thread / 4u + i];
+        row_sums[thread / 64u][thread / 16u % 4u] = dot(sum, vec4(1.0));
+        sum = vec4(0.0);
     }
     barrier();
-    sum = row_parts[thread - lane];
-#endif
-    return sum;
+    for (uint i = 0u; i < LANES / 64u; i++) sum += row_sums[first / 64u + i];
+    return dot(sum, vec4(1.0));
 }
 
 #endif

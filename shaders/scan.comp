@@ -42,28 +42,50 @@ ACC carried(uint i)                                    // combined, as the ident
 
 // ---- rows ----
 
-shared ACC board[2u * gl_WorkGroupSize.x * HOLD];
+const uint SIZE = gl_WorkGroupSize.x * HOLD, SEGMENT = WIDTH < 16u ? WIDTH : 16u;
+shared ACC board[SIZE + SIZE / 16u + 1u], tops[SIZE / 16u + 1u];      // of threads, of segments of 16 of them
 ACC ahead[HOLD], sums[HOLD];                           // of the fours before this thread's in its round; of the whole round
+
+uint place(uint i) { return i + i / 16u; }             // so that threads which walk segments meet no bank twice
+
+// Scans a segment by each of the first threads: four at a time, and no work at all for the others.
+void walk(uint me, uint segments)
+{
+    ACC a = identity(), b[4];
+    for (uint k = me < segments ? 0u : SEGMENT; k < SEGMENT; k += 4u) {
+        uint at = place(me * SEGMENT + k);                             // segments of 16 are whole in there
+        [[unroll]] for (uint i = 0u; i < 4u; i++) b[i] = board[at + i];
+        [[unroll]] for (uint i = 0u; i < 4u; i++) board[at + i] = a = combine(a, b[i]);
+    }
+    if (WIDTH > SEGMENT && me < segments) tops[me] = a;
+}
 
 // From each thread's totals, `ahead` holding them on entry. All threads of the group take part.
 void spread(uint lane, uint first)
 {
-    const uint size = gl_WorkGroupSize.x, whole = size * HOLD;
-    uint at = first + lane;
-    for (uint v = 0u; v < HOLD; v++) board[at + v * size] = ahead[v];
+    uint me = gl_LocalInvocationID.x;
+    if (WIDTH == 1u) {
+        [[unroll]] for (uint v = 0u; v < HOLD; v++) { sums[v] = ahead[v]; ahead[v] = identity(); }
+        return;
+    }
+    [[unroll]] for (uint v = 0u; v < HOLD; v++) board[place(v * gl_WorkGroupSize.x + first + lane)] = ahead[v];
     barrier();
-    for (uint d = 1u; d < WIDTH; d *= 2u) {
-        uint next = at < whole ? at + whole : at - whole;
-        for (uint v = 0u; v < HOLD; v++) {
-            if (lane >= d) ahead[v] = combine(board[at + v * size - d], ahead[v]);
-            board[next + v * size] = ahead[v];
+    walk(me, SIZE / SEGMENT);
+    barrier();
+    if (WIDTH > SEGMENT) {
+        const uint count = WIDTH / SEGMENT;
+        ACC a = identity();
+        for (uint k = me < SIZE / WIDTH ? 0u : count; k < count; k++) {
+            a = combine(a, tops[me * count + k]);
+            tops[me * count + k] = a;
         }
-        at = next;
         barrier();
     }
-    for (uint v = 0u; v < HOLD; v++) {
-        sums[v] = board[at + v * size + WIDTH - 1u - lane];
-        ahead[v] = lane > 0u ? board[at + v * size - 1u] : identity();
+    [[unroll]] for (uint v = 0u; v < HOLD; v++) {
+        uint start = v * gl_WorkGroupSize.x + first, i = start + lane, segment = i / SEGMENT, round = start / SEGMENT;
+        ahead[v] = lane % SEGMENT > 0u ? board[place(i - 1u)] : identity();
+        if (WIDTH > SEGMENT && segment > round) ahead[v] = combine(tops[segment - 1u], ahead[v]);
+        sums[v] = WIDTH > SEGMENT ? tops[round + WIDTH / SEGMENT - 1u] : board[place(start + WIDTH - 1u)];
     }
     barrier();
 }

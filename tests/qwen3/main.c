@@ -142,6 +142,12 @@ static bool read_prompt(struct program *p, struct error *e)
     return ok;
 }
 
+static void put(const struct text *text)
+{
+    if (text->length)
+        fwrite(text->data, 1, text->length, stdout);
+}
+
 static void print_token(void *user, int32_t id)
 {
     struct program *p = user;
@@ -151,7 +157,7 @@ static void print_token(void *user, int32_t id)
         p->pending.length = 0;
         tokenizer_stream(p->tokenizer, id, &p->stream, &p->pending);
         p->written += p->pending.length;
-        fwrite(p->pending.data, 1, p->pending.length, stdout);
+        put(&p->pending);
     }
     fflush(stdout);
 }
@@ -160,7 +166,7 @@ static void print_rest(struct program *p)
 {
     p->pending.length = 0;
     utf8_flush(&p->stream, &p->pending);
-    fwrite(p->pending.data, 1, p->pending.length, stdout);
+    put(&p->pending);
     fputs("\n==========\n", stdout);
 }
 

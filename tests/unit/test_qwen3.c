@@ -923,7 +923,8 @@ static void test_random_weights(void **state)
     }
 }
 
-int main(void)
+/* An argument is a pattern of test names: "test_c*". */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_variants),        cmocka_unit_test(test_cache_growth),
@@ -933,5 +934,7 @@ int main(void)
         cmocka_unit_test(test_sampler_seed),    cmocka_unit_test(test_reference),
         cmocka_unit_test(test_generation),      cmocka_unit_test(test_random_weights),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("qwen3", tests, open_all, close_all);
 }

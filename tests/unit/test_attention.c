@@ -1,0 +1,228 @@
+/* Attention against sums in double, by each kernel and with keys in parts; rotary embedding at large positions; norms of rows
+ * in odd layouts. */
+#include "support.h"
+
+#include <math.h>
+
+enum mask_kind { NO_MASK, CAUSAL, BOOL_MASK, ADDED_MASK };
+
+struct shape { int batch, heads, kv_heads, queries, keys, width, value_width; enum mask_kind mask; bool sinks; };
+
+static const struct shape shapes[] = {
+    { 1, 4, 1,  1, 70, 64,  64, NO_MASK,    true  },
+    { 1, 2, 2,  5, 33, 80,  80, CAUSAL,     false },
+    { 2, 6, 2,  2, 40, 64, 128, BOOL_MASK,  false },
+    { 1, 2, 1, 20, 41, 64,  32, ADDED_MASK, true  },
+    { 1, 2, 1,  9,  5, 33,  40, CAUSAL,     true  },                /* rows before the first key */
+};
+
+/* A tensor on the host with its strides, and the array that views the same numbers. */
+struct tensor { float *data; int64_t stride[4]; mlxvk_array array; };
+
+static float noise(struct rng *r) { return (float)random_int(r, -1000, 1000) / 500.0f; }
+
+/* (b, h, n, d) in one of the layouts that models use: plain, part of a larger cache, or heads and positions swapped. */
+static struct tensor tensor(struct rng *r, int b, int h, int n, int d, mlxvk_device device, mlxvk_stream s)
+{
+    struct tensor t = { .array = mlxvk_array_new() };
+    int capacity = n + random_int(r, 0, 5), order = random_int(r, 0, 1), size = b * h * capacity * d;
+    const int shape[4] = { b, h, n, d };
+    t.data = malloc((size_t)size * sizeof *t.data);
+    assert_non_null(t.data);
+    for (int i = 0; i < size; i++) t.data[i] = noise(r);
+    t.stride[0] = (int64_t)h * capacity * d;
+    t.stride[1] = order ? d : (int64_t)capacity * d;
+    t.stride[2] = order ? (int64_t)h * d : d;
+    t.stride[3] = 1;
+    t.array = floats(device, t.data, &size, 1);
+    OK(mlxvk_as_strided(&t.array, t.array, shape, 4, t.stride, 4, 0, s), s);
+    return t;
+}
+
+static double at(const struct tensor *t, int b, int h, int n, int d)
+{
+    return t->data[b * t->stride[0] + h * t->stride[1] + n * t->stride[2] + d];
+}
+
+static void tensor_free(struct tensor *t)
+{
+    free(t->data);
+    mlxvk_array_free(t->array);
+}
+
+/* One row of scores with its mask applied; -inf where a key is not attended to. */
+static void score_row(const struct shape *p, const struct tensor *q, const struct tensor *k, const float *mask, double *score, int b,
+                      int h, int i)
+{
+    for (int j = 0; j < p->keys; j++) {
+        double m = p->mask == CAUSAL ? j <= i + p->keys - p->queries : p->mask == NO_MASK ? 1 : mask[i * p->keys + j];
+        score[j] = 0;
+        for (int d = 0; d < p->width; d++) score[j] += at(q, b, h, i, d) * at(k, b, h / (p->heads / p->kv_heads), j, d);
+        score[j] *= 0.125;
+        if (p->mask == ADDED_MASK) score[j] += m;
+        else if (m == 0) score[j] = -INFINITY;
+    }
+}
+
+static void reference(const struct shape *p, const struct tensor *q, const struct tensor *k, const struct tensor *v, const float *mask,
+                      const float *sinks, float *out)
+{
+    double score[128];
+    for (int row = 0; row < p->batch * p->heads * p->queries; row++) {
+        int i = row % p->queries, h = row / p->queries % p->heads, b = row / p->queries / p->heads;
+        double best = p->sinks ? sinks[h] : -1e30, sum;
+        score_row(p, q, k, mask, score, b, h, i);
+        for (int j = 0; j < p->keys; j++) best = fmax(best, score[j]);
+        sum = p->sinks ? exp(sinks[h] - best) : 0;
+        for (int j = 0; j < p->keys; j++) sum += score[j] = exp(score[j] - best);
+        for (int d = 0; d < p->value_width; d++) {
+            double x = 0;
+            for (int j = 0; j < p->keys; j++) x += score[j] * at(v, b, h / (p->heads / p->kv_heads), j, d);
+            out[row * p->value_width + d] = sum > 0 ? (float)(x / sum) : 0;
+        }
+    }
+}
+
+static mlxvk_array mask_array(const struct shape *p, const float *mask, mlxvk_device device, mlxvk_stream s)
+{
+    const int shape[2] = { p->queries, p->keys };
+    mlxvk_array a = mlxvk_array_new();
+    if (p->mask < BOOL_MASK) return a;
+    a = floats(device, mask, shape, 2);
+    if (p->mask == BOOL_MASK) OK(mlxvk_astype(&a, a, MLXVK_BOOL, s), s);
+    return a;
+}
+
+static void attend(const struct shape *p, mlxvk_device device, mlxvk_stream s, struct rng *r)
+{
+    struct tensor q = tensor(r, p->batch, p->heads, p->queries, p->width, device, s);
+    struct tensor k = tensor(r, p->batch, p->kv_heads, p->keys, p->width, device, s);
+    struct tensor v = tensor(r, p->batch, p->kv_heads, p->keys, p->value_width, device, s);
+    size_t count = (size_t)(p->batch * p->heads * p->queries * p->value_width);
+    float mask[20 * 128], sinks[8], *want = malloc(count * sizeof *want);
+    mlxvk_array out = mlxvk_array_new(), m, sink = mlxvk_array_new();
+    assert_non_null(want);
+    for (int i = 0; i < p->queries * p->keys; i++)                   /* the first row is masked as a whole */
+        mask[i] = p->mask == BOOL_MASK ? (float)(i >= p->keys && random_chance(r, 60)) : random_chance(r, 20) ? -INFINITY : noise(r);
+    for (int i = 0; i < p->heads; i++) sinks[i] = noise(r);
+    m = mask_array(p, mask, device, s);
+    if (p->sinks) sink = floats(device, sinks, &p->heads, 1);
+    OK(mlxvk_fast_scaled_dot_product_attention(&out, q.array, k.array, v.array, 0.125f, p->mask == CAUSAL ? "causal" : "", m, sink, s), s);
+    reference(p, &q, &k, &v, mask, sinks, want);
+    expect_floats(out, want, count, 1e-5, 1e-5, s);
+    free(want);
+    mlxvk_array_free(out);
+    mlxvk_array_free(m);
+    mlxvk_array_free(sink);
+    tensor_free(&q);
+    tensor_free(&k);
+    tensor_free(&v);
+}
+
+static void test_attention(void **state)
+{
+    static const char *const gates[] = { "", "MLX_VK_SDPA_SPLIT_K=3 MLX_VK_SDPA_DECODE_ROWS=4", "MLX_VK_SDPA_SPLIT_K=2",
+                                         "MLX_VK_ENABLE_SDPA_DECODE=0", "MLX_VK_ENABLE_SUBGROUP=0", "MLX_VK_ENABLE_SDPA_NATIVE=0" };
+    (void)state;
+    for (size_t g = 0; g < COUNT(gates); g++) {
+        mlxvk_device device = open_device(gates[g]);
+        mlxvk_stream s = open_stream(device);
+        struct rng r = { 7 };
+        for (size_t i = 0; i < COUNT(shapes); i++) attend(&shapes[i], device, s, &r);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(device);
+    }
+}
+
+/* Heads wider than the kernels' limit, and no keys at all. */
+static void test_attention_edges(void **state)
+{
+    static const struct shape wide = { 1, 2, 1, 3, 7, 264, 264, CAUSAL, false };
+    mlxvk_device device = open_device(NULL);
+    mlxvk_stream s = open_stream(device);
+    mlxvk_array q = mlxvk_array_new(), k = mlxvk_array_new(), out = mlxvk_array_new();
+    struct rng r = { 3 };
+    (void)state;
+    attend(&wide, device, s, &r);
+    OK(mlxvk_ones(&q, (int[]){ 1, 2, 1, 8 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&k, (int[]){ 1, 1, 0, 8 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_fast_scaled_dot_product_attention(&out, q, k, k, 1, "", (mlxvk_array){ NULL }, (mlxvk_array){ NULL }, s), s);
+    expect_floats(out, (float[16]){ 0 }, 16, 0, 0, s);
+    REFUSED(mlxvk_fast_scaled_dot_product_attention(&out, q, q, k, 1, "", (mlxvk_array){ NULL }, (mlxvk_array){ NULL }, s),
+            MLXVK_ERROR_SHAPE, s, "do not match");
+    REFUSED(mlxvk_fast_scaled_dot_product_attention(&out, q, q, q, 1, "causal", q, (mlxvk_array){ NULL }, s), MLXVK_ERROR_ARGUMENT, s,
+            "causal");
+    mlxvk_array_free(q);
+    mlxvk_array_free(k);
+    mlxvk_array_free(out);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+/* base 1 makes the position itself the angle, exactly: what comes out of (1, 0) is its cosine and sine. */
+static void test_rope_positions(void **state)
+{
+    static const int offsets[] = { 0, 3, 355, 4000, 39990, 131070, 16777000 };
+    enum { TOKENS = 40 };
+    mlxvk_device device = open_device(NULL);
+    mlxvk_stream s = open_stream(device);
+    mlxvk_array x = mlxvk_array_new(), y = mlxvk_array_new(), offset = mlxvk_array_new();
+    float in[2 * TOKENS], want[2 * TOKENS];
+    (void)state;
+    for (int i = 0; i < 2 * TOKENS; i++) in[i] = i % 2 == 0;
+    x = floats(device, in, (int[]){ 1, TOKENS, 2 }, 3);
+    for (size_t k = 0; k < COUNT(offsets); k++) {
+        const int32_t at = offsets[k];
+        for (int i = 0; i < TOKENS; i++) {
+            want[2 * i] = (float)cos(0.5 * (at + i));
+            want[2 * i + 1] = (float)sin(0.5 * (at + i));
+        }
+        OK(mlxvk_fast_rope(&y, x, 2, true, (mlxvk_optional_float){ 1, true }, 0.5f, at, (mlxvk_array){ NULL }, s), s);
+        expect_floats(y, want, 2 * TOKENS, 0, 3e-7, s);
+        offset = ints(device, &at, NULL, 0);
+        OK(mlxvk_fast_rope_dynamic(&y, x, 2, false, (mlxvk_optional_float){ 1, true }, 0.5f, offset, (mlxvk_array){ NULL }, s), s);
+        expect_floats(y, want, 2 * TOKENS, 0, 3e-7, s);
+        mlxvk_array_free(offset);
+    }
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+/* Rows whose leading dimensions do not merge: the same as for a copy of them. */
+static void test_norm_layouts(void **state)
+{
+    enum { A = 2, B = 3, C = 2, D = 3, N = 24, SIZE = A * B * C * D * N };
+    mlxvk_device device = open_device(NULL);
+    mlxvk_stream s = open_stream(device);
+    float data[SIZE], want[SIZE];
+    struct rng r = { 5 };
+    mlxvk_array x, y = mlxvk_array_new(), z = mlxvk_array_new();
+    (void)state;
+    for (int i = 0; i < SIZE; i++) data[i] = noise(&r);
+    x = floats(device, data, (int[]){ A, B, C, D, N }, 5);
+    OK(mlxvk_transpose_axes(&x, x, (int[]){ 3, 1, 2, 0, 4 }, 5, s), s);
+    OK(mlxvk_contiguous(&y, x, false, s), s);
+    for (int layer = 0; layer < 2; layer++) {
+        const mlxvk_array none = { NULL };
+        if (layer) OK(mlxvk_fast_layer_norm(&z, y, none, none, 1e-5f, s), s);
+        else OK(mlxvk_fast_rms_norm(&z, y, none, 1e-5f, s), s);
+        OK(mlxvk_array_read(z, want, sizeof want, s), s);
+        if (layer) OK(mlxvk_fast_layer_norm(&z, x, none, none, 1e-5f, s), s);
+        else OK(mlxvk_fast_rms_norm(&z, x, none, 1e-5f, s), s);
+        expect_floats(z, want, SIZE, 1e-6, 1e-6, s);
+    }
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_array_free(z);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_attention), cmocka_unit_test(test_attention_edges),
+                                        cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
