@@ -20,9 +20,6 @@
  * An operation's front infers shape, dtype and layout at once; memory and dispatches come when the tape is lowered.
  */
 #define MLXVK_C
-#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
-#define _POSIX_C_SOURCE 200809L
-#endif
 #include "mlxvk.h"
 
 #include <float.h>
@@ -65,25 +62,19 @@ typedef SRWLOCK mutex;
 #define MUTEX_INIT SRWLOCK_INIT
 static void mutex_lock(mutex *m) { AcquireSRWLockExclusive(m); }
 static void mutex_unlock(mutex *m) { ReleaseSRWLockExclusive(m); }
-static uint64_t now_ns(void)
-{
-    LARGE_INTEGER count, rate;
-    QueryPerformanceCounter(&count);
-    QueryPerformanceFrequency(&rate);
-    return (uint64_t)((double)count.QuadPart * 1e9 / (double)rate.QuadPart);
-}
 #else
 typedef pthread_mutex_t mutex;
 #define MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 static void mutex_lock(mutex *m) { pthread_mutex_lock(m); }
 static void mutex_unlock(mutex *m) { pthread_mutex_unlock(m); }
-static uint64_t now_ns(void)
+#endif
+
+static uint64_t now_ns(void)                         /* for statistics */
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    timespec_get(&t, TIME_UTC);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
-#endif
 
 /* ---- dtypes: the one table ---- */
 
@@ -185,7 +176,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
-    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul: 1 few rows, 2 tiles, 3 cooperative matrix, 4 unpacked; 0 chooses") \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 and 6 held rows") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
@@ -290,6 +281,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
+    X(QMV_HELD,      qmv_held,      6, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                         \
+    X(QMV_HELD_SETS, qmv_held_sets, 14, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                        \
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
@@ -307,6 +300,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
     X(ATTENTION_DECODE, attention_decode, 6, CAP_SMALL | CAP_SUBGROUP)                                                 \
     X(ATTENTION_COMBINE, attention_combine, 6, CAP_SMALL)                                                              \
+    X(ATTENTION_F16, attention_f16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
+    X(ATTENTION_BF16, attention_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)     \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
     X(SORT,          sort,          4, CAP_SMALL)                                                                      \
@@ -1108,7 +1103,7 @@ static void cache_trim(struct device *d, size_t bytes, bool wait)
     d->polls++;
     for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
         newer = b->newer;
-        if (!buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
+        if (!d->lost && !buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
         released += b->size;
         cache_remove(d, b);
         buffer_destroy(d, b);
@@ -3485,13 +3480,27 @@ static struct array *slice_one(struct call *c, struct array *a, int axis, int fi
     return do_slice(c, a, start, stop, NULL);
 }
 
+/* Does no element lie where another one does? Taken by size, each stride must reach over all that the smaller ones span. */
+static bool distinct_elements(const struct array *a)
+{
+    int64_t span = 1;
+    uint32_t taken = 0;
+    for (int round = 0; round < a->ndim; round++) {
+        int next = -1;
+        for (int i = 0; i < a->ndim; i++)
+            if (!(taken & (1u << i)) && (next < 0 || llabs(a->strides[i]) < llabs(a->strides[next]))) next = i;
+        taken |= 1u << next;
+        if (a->shape[next] <= 1) continue;
+        if (llabs(a->strides[next]) < span) return false;
+        span += llabs(a->strides[next]) * (a->shape[next] - 1);
+    }
+    return true;
+}
+
 /* May the contents of *res, which is also the operand, be overwritten? Only this handle sees them, each element once. */
 static bool updates_in_place(const mlxvk_array *res, const struct array *a)
 {
-    if (!res || res->ctx != a || a->handles != 1 || a->storage->owned != 1 || a->storage->literal) return false;
-    for (int i = 0; i < a->ndim; i++)
-        if (a->shape[i] > 1 && a->strides[i] == 0) return false;
-    return true;
+    return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal && distinct_elements(a);
 }
 
 static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update, const int *start,
@@ -5627,7 +5636,7 @@ struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; f
 
 struct attention_push {
     uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
-    uint32_t batches, query_heads, query_count, key_count, tiles, splits, split_keys, widths, kinds;
+    uint32_t batches, query_heads, query_count, key_count, row_blocks, splits, split_keys, widths, kinds;
     float scale;
 };
 
@@ -5669,18 +5678,19 @@ static void attention_general(struct encoder *e, struct attention *a)
     wide = (uint32_t)(a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3]);
     wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
     rows = p.query_count * heads <= 8 ? 8 : wide > 128 ? 16 : 32;
-    p.tiles = ceil_div((uint64_t)p.query_count * heads, rows);
+    p.row_blocks = ceil_div((uint64_t)p.query_count * heads, rows);
     KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, wide, a->aligned);
     set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / heads) * p.batches);
+    dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
 }
 
-/* By kind of device: how many workgroups to aim at, the fewest keys that are worth one, the rows that share what one reads,
- * keys read at once for one or two rows and for more, and up to how many rows of a key's head. */
-static const struct decode_row { VkPhysicalDeviceType type; uint32_t groups, keys, rows, ahead, ahead_many, most; } decode_table[] = {
-    { VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, 264, 64, 8, 4, 2, 32 },
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 1, 1, 1, 1, UINT32_MAX },      /* its caches do what tiles do elsewhere */
-    { VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM, 64, 128, 8, 4, 2, 32 },
+/* By kind of device: how many workgroups to aim at, the fewest keys that are worth one, the queries that share what one
+ * reads, up to how many queries of a key's head; and, for one or two queries and for more: keys that a thread reads at once,
+ * and groups of eight features of each. */
+static const struct decode_row { VkPhysicalDeviceType type; uint32_t groups, keys, rows, most, ahead[2], chunks[2]; } decode_table[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 } },   /* its caches do what tiles do elsewhere */
+    { VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM, 64, 128, 8, 32, { 4, 2 }, { 2, 1 } },
 };
 
 static const struct decode_row *decode_tuning(const struct encoder *e)
@@ -5700,31 +5710,32 @@ static uint32_t decode_rows(const struct encoder *e)
 
 enum { SPLIT_MOST = 256 };
 
-/* Into how many parts to split the keys: where one or two workgroups can have them all, a second step does not pay. */
-static uint32_t split_count(const struct encoder *e, uint32_t groups, uint32_t keys)
+/* The keys of one part: all of them where one or two workgroups can have them, for a second step does not pay then. */
+static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys)
 {
+    const struct decode_row *t = decode_tuning(e);
     uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
-    if (forced) return min_u32(min_u32(forced, SPLIT_MOST), keys ? keys : 1);
-    n = min_u32(ceil_div(decode_tuning(e)->groups, groups), ceil_div(keys, decode_tuning(e)->keys));
-    return n < 3 ? 1 : min_u32(n, SPLIT_MOST);
+    if (forced) return ceil_div(keys, min_u32(forced, SPLIT_MOST));
+    n = min_u32(min_u32(ceil_div(t->groups, groups), ceil_div(keys, t->keys)), SPLIT_MOST);
+    return n < 3 ? keys : (uint32_t)round_up(ceil_div(keys, n), t->keys);
 }
 
 /* Binds one result or the parts of it in its place, and dispatches. */
-static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t splits, struct array *parts)
+static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t each, uint32_t splits, struct array *parts)
 {
     const struct decode_row *t = decode_tuning(e);
     struct attention_push p = bind_attention(e, a);
     uint32_t group = p.kinds >> 16, d = p.widths & 0xffff, dv = p.widths >> 16, size = e->device->caps.subgroup;
-    uint32_t chunks = rows <= 4 ? 2 : 1, lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * chunks));
+    uint32_t lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[rows > 2]));
     if (lanes > size) lanes = size;
     if (parts) p.o_at = set_output(e, 0, parts);
-    p.tiles = ceil_div((uint64_t)p.query_count * group, rows);
+    p.row_blocks = ceil_div((uint64_t)p.query_count * group, rows);
     p.splits = splits;
-    p.split_keys = ceil_div(p.key_count, splits);
+    p.split_keys = each;
     KERNEL(e, K_ATTENTION_DECODE, min_u32(8 * size, 256), (uint32_t)a->q->dtype, rows, lanes, ceil_div(d, 8 * lanes),
-           ceil_div(dv, 8 * lanes), rows <= 2 ? t->ahead : t->ahead_many, parts != NULL);
+           ceil_div(dv, 8 * lanes), t->ahead[rows > 2], parts != NULL);
     set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)splits * p.tiles * (p.query_heads / group) * p.batches);
+    dispatch_groups(e, (uint64_t)splits * p.row_blocks * (p.query_heads / group) * p.batches);
 }
 
 static void combine_parts(struct encoder *e, struct attention *a, uint32_t splits, struct array *parts)
@@ -5742,26 +5753,61 @@ static void attention_decode(struct encoder *e, struct attention *a)
 {
     uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
     uint32_t blocks = ceil_div(rows, decode_rows(e)), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
-    uint32_t splits = split_count(e, blocks * heads, (uint32_t)a->k->shape[2]);
+    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
     struct array *parts = NULL;
     size_t results = a->q->size / (size_t)a->q->shape[3];
     a->flags |= ATTEND_FOLDED;
     rows = ceil_div(rows, blocks);
     if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
-    decode_pass(e, a, rows, splits, parts);
+    decode_pass(e, a, rows, each, splits, parts);
     if (parts) combine_parts(e, a, splits, parts);
     array_release(parts);
 }
 
-/* Few queries for each head of keys, whose features can be read by 16 bytes. */
-static bool is_decode(const struct encoder *e, const struct attention *a)
+/* Can all features be read by 16 bytes? */
+static bool reads_wide(const struct attention *a)
 {
-    uint32_t unit = 16 / (uint32_t)item_size(a->q), size = (uint32_t)item_size(a->q);
+    uint32_t size = (uint32_t)item_size(a->q), unit = 16 / size;
     const struct array *operands[] = { a->q, a->k, a->v };
-    if (!e->device->gate[GATE_SDPA_DECODE] || !has_kernel(e->device, K_ATTENTION_DECODE) || !a->q->shape[3]) return false;
+    if (!a->q->shape[3]) return false;
     for (int i = 0; i < 3; i++)
         if (operands[i]->shape[3] % 8 || operands[i]->offset % (unit * size) || !aligned_rows(operands[i], 0, unit)) return false;
-    return (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+    return true;
+}
+
+/* Few queries for each head of keys? */
+static bool is_decode(const struct encoder *e, const struct attention *a)
+{
+    return e->device->gate[GATE_SDPA_DECODE] && has_kernel(e->device, K_ATTENTION_DECODE) && reads_wide(a) &&
+           (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+}
+
+enum { COOPMAT_KEYS = 32, COOPMAT_SUBGROUPS = 4 };
+
+/* Half types by cooperative matrices; false where the device or the operands do not allow it. */
+static bool attention_coopmat(struct encoder *e, struct attention *a)
+{
+    const struct capabilities *c = &e->device->caps;
+    bool bf16 = a->q->dtype == MLXVK_BFLOAT16;
+    enum kernel_id kernel = bf16 ? K_ATTENTION_BF16 : K_ATTENTION_F16;
+    uint32_t size = c->coopmat_size[bf16], lanes = c->subgroup, d, dv, rows, heads, need;
+    struct attention_push p;
+    if (a->q->dtype == MLXVK_FLOAT32 || !size || !has_kernel(e->device, kernel) || !reads_wide(a)) return false;
+    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return false;
+    d = (uint32_t)round_up((size_t)a->q->shape[3], size);
+    dv = (uint32_t)round_up((size_t)a->v->shape[3], size);
+    rows = COOPMAT_SUBGROUPS * size;
+    need = 16 * COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
+    need += 16 * (COOPMAT_KEYS * (d / 8 + dv / 8 + 2) > rows * (d / 8 + 1) ? COOPMAT_KEYS * (d / 8 + dv / 8 + 2) : rows * (d / 8 + 1));
+    if (need > c->shared_memory) return false;
+    if ((uint32_t)a->q->shape[2] < rows) a->flags |= ATTEND_FOLDED;
+    heads = a->flags & ATTEND_FOLDED ? (uint32_t)(a->q->shape[1] / a->k->shape[1]) : 1;
+    p = bind_attention(e, a);
+    p.row_blocks = ceil_div((uint64_t)p.query_count * heads, rows);
+    KERNEL(e, kernel, COOPMAT_SUBGROUPS * lanes, (uint32_t)a->q->dtype, d, dv, COOPMAT_KEYS, size, lanes, c->type == VK_PHYSICAL_DEVICE_TYPE_CPU);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
+    return true;
 }
 
 /* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
@@ -5783,7 +5829,7 @@ static void lower_attention(struct encoder *e, const struct node *n)
     o.strides[1] = n->out[0]->strides[2];
     o.strides[2] = n->out[0]->strides[1];
     if (is_decode(e, &a)) attention_decode(e, &a);
-    else attention_general(e, &a);
+    else if (!attention_coopmat(e, &a)) attention_general(e, &a);
     array_release(q);
     array_release(k);
     array_release(v);
@@ -6398,6 +6444,22 @@ static const struct quant_tuning qmv_tunings[] = {
     { -1,                          8, 2, 128, 3072, 4 },
 };
 
+/* For the kernel that holds x in registers: rows of W a round, threads a workgroup, teams to spread over the device. */
+static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
+    { 1, 4, 256, 2112 },
+    { 2, 4, 256, 2112 },
+    { UINT32_MAX, 2, 256, 2112 },
+};
+enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
+
+/* Rounds that the rows of a job's matrices make. */
+static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
+{
+    uint32_t rounds = 0;
+    for (int i = 0; i < j->sets; i += j->epilogue == QMV_SWIGLU ? 2 : 1) rounds += ceil_div(j->set[i].rows, rows);
+    return rounds;
+}
+
 /* Rows of x up to which a route is taken: a few at a time, and from which the weight is unpacked for the plain matmul. */
 static const struct quant_route { int type; uint32_t few, unpack; } quant_routes[] = {
     { VK_PHYSICAL_DEVICE_TYPE_CPU, UINT32_MAX, UINT32_MAX },
@@ -6424,8 +6486,10 @@ static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
     return t;
 }
 
+enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD, QMM_HELD_FLOAT };    /* values of gate QMM_KERNEL */
+
 struct quant_push {
-    uint32_t m, k, group_shift, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
+    uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
     uint32_t rows[QMV_SETS], w_at[QMV_SETS], s_at[QMV_SETS], b_at[QMV_SETS], y_at[QMV_SETS], y_row[QMV_SETS];
 };
 
@@ -6457,8 +6521,8 @@ static uint32_t quant_alignment(const struct quant_job *j, const struct quant_pu
     return bits;
 }
 
-/* Products with at most a few rows of x, by qmv.comp: any epilogue, several sets with one batch. */
-static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
+/* Products with a few rows of x, by qmv.comp: all formats and alignments. */
+static void qmv_general(struct encoder *e, const struct quant_job *j)
 {
     struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
     bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
@@ -6477,6 +6541,50 @@ static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
            (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
     set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
+}
+
+/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it. */
+static bool qmv_held(struct encoder *e, const struct quant_job *j)
+{
+    const struct device *d = e->device;
+    const struct held_tuning *t = held_tunings;
+    int wanted = d->gate[GATE_QMM_KERNEL];
+    bool sets = j->sets > 1;
+    uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
+    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
+    struct quant_push p;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || (j->format.bits != 2 && j->format.bits != 4 && j->format.bits != 8) || !blocks ||
+        !has_kernel(d, sets ? K_QMV_HELD_SETS : K_QMV_HELD) ||
+        (!wanted && (j->m > 4 || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU))) return false;
+    while (t->max_m < m) t++;
+    rows = d->gate[GATE_QMV_ROWS] > 0 ? (uint32_t)d->gate[GATE_QMV_ROWS] : t->rows;
+    threads = d->gate[GATE_QMV_THREADS] > 0 ? (uint32_t)d->gate[GATE_QMV_THREADS] : t->threads;
+    held = ceil_div(blocks, lanes) <= threads / lanes ? 1 : 2;
+    if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
+    split = ceil_div(blocks, lanes * held);
+    if (held > 2 || split * lanes > d->caps.max_threads) return false;
+    while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
+    if (rows * m > lanes || rows < step) return false;
+    p = quant_bind(e, j, sets);
+    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return false; }
+    per = max_size(threads / lanes / split, 1);      /* rounds at a time */
+    rounds = held_rounds(j, rows / step);
+    groups = ceil_div(rounds, per * ceil_div(rounds * split, t->teams));
+    p.rounds = per * ceil_div(ceil_div(rounds, groups), per);
+    while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
+    KERNEL(e, sets ? K_QMV_HELD_SETS : K_QMV_HELD, per * split * lanes, j->format.bits, (uint32_t)j->x->dtype,
+           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format), j->epilogue,
+           wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
+    set_bytes(e, &p, sizeof p);
+    dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
+    return true;
+}
+
+/* Products with a few rows of x: any epilogue, several sets where there is one batch. */
+static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
+{
+    int wanted = e->device->gate[GATE_QMM_KERNEL];
+    if ((wanted && wanted < QMM_HELD) || !qmv_held(e, j)) qmv_general(e, j);
 }
 
 /* Products of any shape, by qmm.comp: one set, no epilogue. */
@@ -6551,8 +6659,6 @@ static struct array rows_from(const struct array *a, int axis, uint32_t first, u
     return v;
 }
 
-enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED };      /* values of gate QMM_KERNEL */
-
 /* Picks the kernel for a job of one set without an epilogue. */
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
@@ -6560,7 +6666,7 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     int wanted = e->device->gate[GATE_QMM_KERNEL];
     bool transpose = j->format.transpose, few, unpack;
     while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
-    few = wanted ? wanted == QMM_FEW : j->m <= r->few;
+    few = wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : j->m <= r->few;
     unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
     if (few && transpose) qmv_dispatch(e, j);
     else if (unpack && qmm_unpacked(e, j)) return;

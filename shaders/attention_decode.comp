@@ -102,9 +102,9 @@ void main()
 {
     uint lane = gl_SubgroupInvocationID, part = lane % LANES, keys_each = gl_SubgroupSize / LANES;
     uint group = group_index(), blocks = query_heads / block_heads(), rows = query_count * block_heads();
-    if (group >= splits * tiles * blocks * batches) return;
-    uint split = group % splits, first_row = group / splits % tiles * ROWS;
-    uint head = group / splits / tiles % blocks * block_heads(), batch = group / splits / tiles / blocks, kv = head / group_size();
+    if (group >= splits * row_blocks * blocks * batches) return;
+    uint split = group % splits, first_row = group / splits % row_blocks * ROWS;
+    uint head = group / splits / row_blocks % blocks * block_heads(), batch = group / splits / row_blocks / blocks, kv = head / group_size();
     uint k_row = k_at + batch * k_stride[0] + kv * k_stride[1], v_row = v_at + batch * v_stride[0] + kv * v_stride[1];
     uint end = min((split + 1u) * split_keys, key_end(first_row, min(first_row + ROWS, rows) - 1u));
     uint step = gl_NumSubgroups * keys_each, thread = gl_SubgroupID * gl_SubgroupSize + lane;

@@ -1,6 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // y = x W^T or x W in tiles of BM x BN: 32 steps of k at a time are decoded into shared memory; TM x TN results a thread.
+#define PRODUCT
 #include "quant.glsl"
 layout(constant_id = 5) const bool TRANSPOSED = true;  // W is N x K, with groups along K; else K x N, with groups along N
 layout(constant_id = 6) const uint BM = 32;
@@ -8,11 +9,6 @@ layout(constant_id = 7) const uint BN = 32;
 layout(constant_id = 8) const uint TM = 4;
 layout(constant_id = 9) const uint TN = 4;
 
-layout(push_constant) uniform Push {
-    uint m, k, group_shift;                            // a group is 32 << group_shift codes
-    uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
-    uint rows[3], w_at[3], s_at[3], b_at[3], y_at[3], y_row[3];
-};
 SOURCE(0, x)
 SOURCE(1, w)
 SOURCE(2, s)

@@ -14,6 +14,7 @@
 #else
 #define T float16_t
 #endif
+#define PRODUCT
 #include "quant.glsl"
 layout(constant_id = 5) const uint BM = 128;
 layout(constant_id = 6) const uint BN = 128;
@@ -23,11 +24,6 @@ layout(constant_id = 9) const uint SIZE = 16;          // of a cooperative matri
 layout(constant_id = 10) const uint LANES = 32;        // of a subgroup
 layout(constant_id = 11) const uint ALIGNED = 0;       // bit 1: W to 16 bytes (2 bits: any); bit 2: the result's rows to 16
 
-layout(push_constant) uniform Push {
-    uint m, k, group_shift;                            // a group is 32 << group_shift codes
-    uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
-    uint rows[3], w_at[3], s_at[3], b_at[3], y_at[3], y_row[3];
-};
 SOURCE(0, x)
 SOURCE(1, w)
 SOURCE(2, s)

@@ -8,6 +8,7 @@
 // time; SPLIT teams share a row's blocks. A block adds scale * dot(codes, x) + bias * sum(x), all in float32; where the
 // result is float32, it adds dot(scale * codes + bias, x), in which nothing cancels.
 // SETS: up to three matrices with the same x, their rows one after another, or the first two interleaved for SwiGLU.
+#define PRODUCT
 #include "quant.glsl"
 layout(constant_id = 5) const uint M = 1;              // rows of x a workgroup
 layout(constant_id = 6) const uint R = 4;
@@ -16,30 +17,7 @@ layout(constant_id = 8) const uint LANES = 32;
 layout(constant_id = 9) const uint ALIGNED = 0;        // bit 0: x to 16 bytes; bit 1: W to 16 (4, 8 bits), 8 (2, 6 bits)
 layout(constant_id = 10) const uint EPILOGUE = 0;      // 1: + residual; 2: silu(first) * second
 
-layout(push_constant) uniform Push {
-    uint m, k, group_shift;                            // a group is 32 << group_shift codes
-    uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
-    uint rows[3], w_at[3], s_at[3], b_at[3], y_at[3], y_row[3];
-};
-SOURCE(0, x)
-SOURCE(1, wa)
-SOURCE(2, sa)
-SOURCE(3, ba)
-#ifdef SETS
-SOURCE(4, wb)
-SOURCE(5, sb)
-SOURCE(6, bb)
-SOURCE(7, wc)
-SOURCE(8, sc)
-SOURCE(9, bc)
-TARGET(10, ya)
-TARGET(11, yb)
-TARGET(12, yc)
-SOURCE(13, res)
-#else
-TARGET(4, ya)
-SOURCE(5, res)
-#endif
+#include "qmv.glsl"
 
 const bool EXACT = TY == F32;                          // else codes are built as floats with an offset
 
@@ -108,7 +86,6 @@ void add_block(uint block, uint x_first, uint last)
     }
 }
 
-const uint STEP = EPILOGUE == 2u ? 2u : 1u;            // rows of this many matrices alternate
 #define LOAD_ROWS(name, set, slot, w, s, b) \
     void name(uint row, uint block) \
     { \
@@ -180,21 +157,6 @@ void add_lanes(uint lane, uint team)
     }
 }
 #endif
-
-void store(uint set, uint i, uint n, float y)
-{
-    uint at = gl_WorkGroupID.z * y_batch + y_at[set] + i * y_row[set] + n;
-    if (EPILOGUE == 1u) y = rounded(y, TY) + number(RAW(res, r_at + i * y_row[set] + n, TY), TY);
-    uint raw = float_to_bits(y, TY);
-#ifdef SETS
-    if (set == 1u) PUT(yb, at, TY, raw)
-    else if (set == 2u) PUT(yc, at, TY, raw)
-    else
-#endif
-        PUT(ya, at, TY, raw)
-}
-
-float swiglu(float g, float u) { return g / (1.0 + exp(-g)) * u; }     // silu(g) * u, not rounded in between
 
 void main()
 {

@@ -8,6 +8,14 @@ layout(constant_id = 2) const uint TX = 12;            // dtypes: of x (or of wh
 layout(constant_id = 3) const uint TS = 12;            // of the result
 layout(constant_id = 4) const uint TY = 12;
 
+#ifdef PRODUCT
+layout(push_constant) uniform Push {                   // of up to three matrices with the same x
+    uint m, k, group_shift, rounds;                    // a group is 32 << group_shift codes
+    uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
+    uint rows[3], w_at[3], s_at[3], b_at[3], y_at[3], y_row[3];
+};
+#endif
+
 const uint MASK = (1u << BITS) - 1u;
 
 // Readable views of one binding.

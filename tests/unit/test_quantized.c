@@ -136,7 +136,7 @@ static void cases(int kernel, const char *more, int count)
     s = open_stream(d);
     for (int i = 0; i < count; i++) {
         int which = random_int(&r, 0, 2);
-        struct format f = { widths[i % 8], groups[random_int(&r, 0, 2)], kernel == 1 || random_chance(&r, 80), dtypes[which], dtypes[which] };
+        struct format f = { widths[i % 8], groups[random_int(&r, 0, 2)], kernel == 1 || kernel > 4 || random_chance(&r, 80), dtypes[which], dtypes[which] };
         int m = random_chance(&r, 50) ? random_int(&r, 1, 9) : random_int(&r, 10, 140), n = random_int(&r, 1, 150);
         int k = random_int(&r, 1, 4) * f.group, lead = random_chance(&r, 20) ? random_int(&r, 1, 3) : 0;
         if (random_chance(&r, 15)) f.scales = dtypes[random_int(&r, 0, 2)];
@@ -151,6 +151,9 @@ static void test_chosen(void **state) { (void)state; cases(0, "", 24); }
 static void test_few_rows(void **state) { (void)state; cases(1, "", 16); }
 static void test_few_rows_plain(void **state) { (void)state; cases(1, "MLX_VK_ENABLE_SUBGROUP=0", 8); }
 static void test_few_rows_split(void **state) { (void)state; cases(1, "MLX_VK_QMV_SPLIT=4 MLX_VK_QMV_ROWS=2", 8); }
+static void test_held(void **state) { (void)state; cases(5, "", 16); }
+static void test_held_rows(void **state) { (void)state; cases(5, "MLX_VK_QMV_SPLIT=1 MLX_VK_QMV_ROWS=2 MLX_VK_QMV_THREADS=32", 8); }
+static void test_held_floats(void **state) { (void)state; cases(6, "", 8); }
 static void test_tiles(void **state) { (void)state; cases(2, "", 8); }
 static void test_coopmat(void **state) { (void)state; cases(3, "", 16); }
 static void test_unpacked(void **state) { (void)state; cases(4, "", 8); }
@@ -173,7 +176,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_few_rows), cmocka_unit_test(test_few_rows_plain),
-        cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
+        cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_held), cmocka_unit_test(test_held_rows),
+        cmocka_unit_test(test_held_floats), cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
         cmocka_unit_test(test_unpacked), cmocka_unit_test(test_empty),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -1,0 +1,39 @@
+// What the kernels for few rows of x share: bindings, and how a result is stored. SETS: up to three matrices.
+#ifndef QMV_GLSL
+#define QMV_GLSL
+SOURCE(0, x)
+SOURCE(1, wa)
+SOURCE(2, sa)
+SOURCE(3, ba)
+#ifdef SETS
+SOURCE(4, wb)
+SOURCE(5, sb)
+SOURCE(6, bb)
+SOURCE(7, wc)
+SOURCE(8, sc)
+SOURCE(9, bc)
+TARGET(10, ya)
+TARGET(11, yb)
+TARGET(12, yc)
+SOURCE(13, res)
+#else
+TARGET(4, ya)
+SOURCE(5, res)
+#endif
+const uint STEP = EPILOGUE == 2u ? 2u : 1u;            // rows of this many matrices alternate
+
+void store(uint set, uint i, uint n, float y)
+{
+    uint at = gl_WorkGroupID.z * y_batch + y_at[set] + i * y_row[set] + n;
+    if (EPILOGUE == 1u) y = rounded(y, TY) + number(RAW(res, r_at + i * y_row[set] + n, TY), TY);
+    uint raw = float_to_bits(y, TY);
+#ifdef SETS
+    if (set == 1u) PUT(yb, at, TY, raw)
+    else if (set == 2u) PUT(yc, at, TY, raw)
+    else
+#endif
+        PUT(ya, at, TY, raw)
+}
+
+float swiglu(float g, float u) { return g / (1.0 + exp(-g)) * u; }     // silu(g) * u, not rounded in between
+#endif
