@@ -298,8 +298,9 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
-    X(ATTENTION_DECODE, attention_decode, 6, CAP_SMALL | CAP_SUBGROUP)                                                 \
-    X(ATTENTION_COMBINE, attention_combine, 6, CAP_SMALL)                                                              \
+    X(ATTENTION_DECODE, attention_decode, 8, CAP_SMALL | CAP_SUBGROUP)                                                 \
+    X(ATTENTION_F16, attention_f16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
+    X(ATTENTION_BF16, attention_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)     \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
     X(SORT,          sort,          4, CAP_SMALL)                                                                      \
@@ -1320,6 +1321,7 @@ struct stream {
     uint64_t mark;                                   /* serial of the open command buffer, unique on the device */
     uint64_t *seen;                                  /* by timeline: highest value waited for */
     uint32_t seen_count;
+    struct buffer *counters;                         /* zeros, see set_counters */
     struct node *nodes;                              /* the tape */
     uint32_t node_count, node_slots;
     struct stream *next;
@@ -2038,6 +2040,35 @@ static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t
     encoder_access(e, b, b->offset, b->offset + size, false);
     bind_range(e, slot, b->handle, b->offset, round_up(size, 16));
     buffer_release(e->device, b);                    /* this stream reuses it only behind this dispatch */
+}
+
+enum { COUNTERS = 4096 };
+
+/* Binds the stream's counters: a kernel finds zeros there and leaves zeros. They are no array, and not counted as memory. */
+static void set_counters(struct encoder *e, uint32_t slot)
+{
+    const size_t size = 4 * COUNTERS;
+    struct buffer *b = e->stream->counters;
+    if (e->code) return;
+    if (!b) {
+        int code = buffer_fresh(e->device, size, &b);
+        if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return; }
+        e->stream->counters = b;
+        if (b->map) memset(b->map, 0, size);
+        else {
+            uint32_t n = e->pending_count;
+            struct access saved[MAX_PENDING];
+            memcpy(saved, e->pending, n * sizeof *saved);
+            e->pending_count = 0;
+            encoder_access(e, b, b->offset, b->offset + size, true);
+            insert_barrier(e);
+            if (!e->code) e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
+            memcpy(e->pending, saved, n * sizeof *saved);
+            e->pending_count = n;
+        }
+    }
+    encoder_access(e, b, b->offset, b->offset + size, true);
+    bind_range(e, slot, b->handle, b->offset, size);
 }
 
 /* ==== >>tape ====================================================================================================== */
@@ -4970,7 +5001,8 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
     if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
     if (!rope_strides(x, shape, ignored)) x = rows = rows_of(e, x);
     rope_strides(x, shape, p.x_stride);
-    if (!rope_strides(out, shape, p.y_stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
+    if (!rope_strides(out, shape, p.y_stride))
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
     p.batches = shape[0];
     p.heads = shape[1];
     p.tokens = shape[2];
@@ -5634,7 +5666,7 @@ struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; f
 
 struct attention_push {
     uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
-    uint32_t batches, query_heads, query_count, key_count, tiles, splits, split_keys, widths, kinds;
+    uint32_t batches, query_heads, query_count, key_count, row_blocks, splits, split_keys, widths, kinds;
     float scale;
 };
 
@@ -5676,18 +5708,19 @@ static void attention_general(struct encoder *e, struct attention *a)
     wide = (uint32_t)(a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3]);
     wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
     rows = p.query_count * heads <= 8 ? 8 : wide > 128 ? 16 : 32;
-    p.tiles = ceil_div((uint64_t)p.query_count * heads, rows);
+    p.row_blocks = ceil_div((uint64_t)p.query_count * heads, rows);
     KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, wide, a->aligned);
     set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.tiles * (p.query_heads / heads) * p.batches);
+    dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
 }
 
-/* By kind of device: how many workgroups to aim at, the fewest keys that are worth one, the rows that share what one reads,
- * keys read at once for one or two rows and for more, and up to how many rows of a key's head. */
-static const struct decode_row { VkPhysicalDeviceType type; uint32_t groups, keys, rows, ahead, ahead_many, most; } decode_table[] = {
-    { VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, 264, 64, 8, 4, 2, 32 },
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 1, 1, 1, 1, UINT32_MAX },      /* its caches do what tiles do elsewhere */
-    { VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM, 64, 128, 8, 4, 2, 32 },
+/* By kind of device: how many workgroups to aim at, the fewest keys that are worth one, the queries that share what one
+ * reads, up to how many queries of a key's head; and, for one or two queries and for more: keys that a thread reads at once,
+ * and groups of eight features of each. */
+static const struct decode_row { VkPhysicalDeviceType type; uint32_t groups, keys, rows, most, ahead[2], chunks[2]; } decode_table[] = {
+    { VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
+    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 } },   /* its caches do what tiles do elsewhere */
+    { VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM, 64, 128, 8, 32, { 4, 2 }, { 2, 1 } },
 };
 
 static const struct decode_row *decode_tuning(const struct encoder *e)
@@ -5705,70 +5738,99 @@ static uint32_t decode_rows(const struct encoder *e)
     return forced ? min_u32(forced, 8) : decode_tuning(e)->rows;
 }
 
-enum { SPLIT_MOST = 256 };
+enum { SPLIT_MOST = 128 };
 
-/* Into how many parts to split the keys: where one or two workgroups can have them all, a second step does not pay. */
-static uint32_t split_count(const struct encoder *e, uint32_t groups, uint32_t keys)
+/* The keys of one part: all of them where one or two workgroups can have them, for a second step does not pay then. */
+static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys)
 {
+    const struct decode_row *t = decode_tuning(e);
     uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
-    if (forced) return min_u32(min_u32(forced, SPLIT_MOST), keys ? keys : 1);
-    n = min_u32(ceil_div(decode_tuning(e)->groups, groups), ceil_div(keys, decode_tuning(e)->keys));
-    return n < 3 ? 1 : min_u32(n, SPLIT_MOST);
+    if (groups > COUNTERS) return keys;
+    if (forced) return ceil_div(keys, min_u32(forced, SPLIT_MOST));
+    n = min_u32(min_u32(ceil_div(t->groups, groups), ceil_div(keys, t->keys)), SPLIT_MOST);
+    return n < 3 ? keys : (uint32_t)round_up(ceil_div(keys, n), t->keys);
 }
 
-/* Binds one result or the parts of it in its place, and dispatches. */
-static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t splits, struct array *parts)
+/* One dispatch: with parts, where the keys are split, the last workgroup to finish a row adds them up. */
+static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t each, uint32_t splits, struct array *parts)
 {
     const struct decode_row *t = decode_tuning(e);
     struct attention_push p = bind_attention(e, a);
     uint32_t group = p.kinds >> 16, d = p.widths & 0xffff, dv = p.widths >> 16, size = e->device->caps.subgroup;
-    uint32_t chunks = rows <= 4 ? 2 : 1, lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * chunks));
+    uint32_t lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[rows > 2]));
     if (lanes > size) lanes = size;
-    if (parts) p.o_at = set_output(e, 0, parts);
-    p.tiles = ceil_div((uint64_t)p.query_count * group, rows);
+    if (parts) {
+        set_output(e, 6, parts);
+        set_counters(e, 7);
+    }
+    p.row_blocks = ceil_div((uint64_t)p.query_count * group, rows);
     p.splits = splits;
-    p.split_keys = ceil_div(p.key_count, splits);
+    p.split_keys = each;
     KERNEL(e, K_ATTENTION_DECODE, min_u32(8 * size, 256), (uint32_t)a->q->dtype, rows, lanes, ceil_div(d, 8 * lanes),
-           ceil_div(dv, 8 * lanes), rows <= 2 ? t->ahead : t->ahead_many, parts != NULL);
+           ceil_div(dv, 8 * lanes), t->ahead[rows > 2], parts != NULL);
     set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)splits * p.tiles * (p.query_heads / group) * p.batches);
-}
-
-static void combine_parts(struct encoder *e, struct attention *a, uint32_t splits, struct array *parts)
-{
-    struct attention_push p = bind_attention(e, a);
-    uint32_t lanes = pow2_at_least(ceil_div(p.widths >> 16, 4));
-    p.splits = splits;
-    p.q_at = set_input(e, 1, parts);
-    KERNEL(e, K_ATTENTION_COMBINE, 128, (uint32_t)a->q->dtype, lanes);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.batches * p.query_heads * p.query_count);
+    dispatch_groups(e, (uint64_t)splits * p.row_blocks * (p.query_heads / group) * p.batches);
 }
 
 static void attention_decode(struct encoder *e, struct attention *a)
 {
     uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
     uint32_t blocks = ceil_div(rows, decode_rows(e)), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
-    uint32_t splits = split_count(e, blocks * heads, (uint32_t)a->k->shape[2]);
+    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
     struct array *parts = NULL;
     size_t results = a->q->size / (size_t)a->q->shape[3];
     a->flags |= ATTEND_FOLDED;
     rows = ceil_div(rows, blocks);
     if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
-    decode_pass(e, a, rows, splits, parts);
-    if (parts) combine_parts(e, a, splits, parts);
+    decode_pass(e, a, rows, each, splits, parts);
     array_release(parts);
 }
 
-/* Few queries for each head of keys, whose features can be read by 16 bytes. */
-static bool is_decode(const struct encoder *e, const struct attention *a)
+/* Can all features be read by 16 bytes? */
+static bool reads_wide(const struct attention *a)
 {
-    uint32_t unit = 16 / (uint32_t)item_size(a->q), size = (uint32_t)item_size(a->q);
+    uint32_t size = (uint32_t)item_size(a->q), unit = 16 / size;
     const struct array *operands[] = { a->q, a->k, a->v };
-    if (!e->device->gate[GATE_SDPA_DECODE] || !has_kernel(e->device, K_ATTENTION_DECODE) || !a->q->shape[3]) return false;
+    if (!a->q->shape[3]) return false;
     for (int i = 0; i < 3; i++)
         if (operands[i]->shape[3] % 8 || operands[i]->offset % (unit * size) || !aligned_rows(operands[i], 0, unit)) return false;
-    return (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+    return true;
+}
+
+/* Few queries for each head of keys? */
+static bool is_decode(const struct encoder *e, const struct attention *a)
+{
+    return e->device->gate[GATE_SDPA_DECODE] && has_kernel(e->device, K_ATTENTION_DECODE) && reads_wide(a) &&
+           (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+}
+
+enum { COOPMAT_KEYS = 32, COOPMAT_SUBGROUPS = 4 };
+
+/* Half types by cooperative matrices; false where the device or the operands do not allow it. */
+static bool attention_coopmat(struct encoder *e, struct attention *a)
+{
+    const struct capabilities *c = &e->device->caps;
+    bool bf16 = a->q->dtype == MLXVK_BFLOAT16;
+    enum kernel_id kernel = bf16 ? K_ATTENTION_BF16 : K_ATTENTION_F16;
+    uint32_t size = c->coopmat_size[bf16], lanes = c->subgroup, d, dv, rows, heads, need;
+    struct attention_push p;
+    if (a->q->dtype == MLXVK_FLOAT32 || !size || !has_kernel(e->device, kernel) || !reads_wide(a)) return false;
+    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return false;
+    d = (uint32_t)round_up((size_t)a->q->shape[3], size);
+    dv = (uint32_t)round_up((size_t)a->v->shape[3], size);
+    rows = COOPMAT_SUBGROUPS * size;
+    need = 16 * COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
+    need += 16 * (COOPMAT_KEYS * (d / 8 + dv / 8 + 2) > rows * (d / 8 + 1) ? COOPMAT_KEYS * (d / 8 + dv / 8 + 2) : rows * (d / 8 + 1));
+    if (need > c->shared_memory) return false;
+    if ((uint32_t)a->q->shape[2] < rows) a->flags |= ATTEND_FOLDED;
+    heads = a->flags & ATTEND_FOLDED ? (uint32_t)(a->q->shape[1] / a->k->shape[1]) : 1;
+    p = bind_attention(e, a);
+    p.row_blocks = ceil_div((uint64_t)p.query_count * heads, rows);
+    KERNEL(e, kernel, COOPMAT_SUBGROUPS * lanes, (uint32_t)a->q->dtype, d, dv, COOPMAT_KEYS, size, lanes,
+           c->type == VK_PHYSICAL_DEVICE_TYPE_CPU);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
+    return true;
 }
 
 /* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
@@ -5790,7 +5852,7 @@ static void lower_attention(struct encoder *e, const struct node *n)
     o.strides[1] = n->out[0]->strides[2];
     o.strides[2] = n->out[0]->strides[1];
     if (is_decode(e, &a)) attention_decode(e, &a);
-    else attention_general(e, &a);
+    else if (!attention_coopmat(e, &a)) attention_general(e, &a);
     array_release(q);
     array_release(k);
     array_release(v);
@@ -5801,7 +5863,8 @@ static bool check_attention(struct call *c, const struct array *q, const struct 
 {
     if (c->code || !q || !k || !v) return false;
     if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k), TEXT(v)), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k),
+                    TEXT(v)), false;
     if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
         return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
     if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
@@ -5844,7 +5907,8 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
     p = do_softmax(c, s, 1u << 4);
     if (sinks && s) {                                                /* one more score changes the sum alone */
         sinks = do_reshape(c, as_type(c, sinks, f), 4, (int[]){ kv, h / kv, 1, 1 });
-        p = do_binary(c, B_multiply, p, do_unary(c, U_sigmoid, do_binary(c, B_subtract, do_reduce(c, R_logsumexp, s, 1u << 4, true), sinks)));
+        struct array *more = do_binary(c, B_subtract, do_reduce(c, R_logsumexp, s, 1u << 4, true), sinks);
+        p = do_binary(c, B_multiply, p, do_unary(c, U_sigmoid, more));
     }
     p = do_select(c, do_binary(c, B_less_equal, s, low), scalar(c, 0, f), p);
     p = do_matmul(c, p, do_expand(c, as_type(c, v, f), (int[]){ 2 }, 1));
@@ -7779,6 +7843,7 @@ static void stream_destroy(struct stream *s)
     while (*link != s) link = &(*link)->next;
     *link = s->next;
     if (d->default_stream == s) d->default_stream = NULL;
+    if (s->counters) buffer_destroy(d, s->counters);
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
     host_free(d, s->nodes);

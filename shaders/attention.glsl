@@ -15,7 +15,7 @@ layout(push_constant) uniform Push {
     uint o_at, q_at, k_at, v_at, mask_at, sinks_at;
     uint o_stride[3], q_stride[3], k_stride[3], v_stride[3];    // batch, head, position
     uint mask_stride[4];                                // batch, head, query, key
-    uint batches, query_heads, query_count, key_count, tiles, splits, split_keys;
+    uint batches, query_heads, query_count, key_count, row_blocks, splits, split_keys;
     uint widths;                                        // features of keys, of values in the upper half
     uint kinds;                                         // flags, query heads of one key head in the upper half
     float scale;                                        // times log2(e)
