@@ -6471,7 +6471,7 @@ static const struct quant_tuning qmv_tunings[] = {
 
 /* For the kernel that holds x in registers: rows of W a round, threads a workgroup, teams to spread over the device. */
 static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
-    { 1, 4, 256, 2112 },
+    { 1, 2, 256, 2112 },
     { 2, 4, 256, 2112 },
     { UINT32_MAX, 2, 256, 2112 },
 };
@@ -6587,7 +6587,7 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
     held = ceil_div(blocks, lanes) <= threads / lanes ? 1 : 2;
     if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
     split = ceil_div(blocks, lanes * held);
-    if (held > 2 || split * lanes > d->caps.max_threads) return false;
+    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return false;   /* long rows: slower than the general kernel */
     while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
     if (rows * m > lanes || rows < step) return false;
     p = quant_bind(e, j, sets);
