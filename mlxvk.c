@@ -5001,7 +5001,8 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
     if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
     if (!rope_strides(x, shape, ignored)) x = rows = rows_of(e, x);
     rope_strides(x, shape, p.x_stride);
-    if (!rope_strides(out, shape, p.y_stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
+    if (!rope_strides(out, shape, p.y_stride))
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
     p.batches = shape[0];
     p.heads = shape[1];
     p.tokens = shape[2];
@@ -5829,7 +5830,8 @@ static bool attention_coopmat(struct encoder *e, struct attention *a)
     heads = a->flags & ATTEND_FOLDED ? (uint32_t)(a->q->shape[1] / a->k->shape[1]) : 1;
     p = bind_attention(e, a);
     p.row_blocks = ceil_div((uint64_t)p.query_count * heads, rows);
-    KERNEL(e, kernel, COOPMAT_SUBGROUPS * lanes, (uint32_t)a->q->dtype, d, dv, COOPMAT_KEYS, size, lanes, c->type == VK_PHYSICAL_DEVICE_TYPE_CPU);
+    KERNEL(e, kernel, COOPMAT_SUBGROUPS * lanes, (uint32_t)a->q->dtype, d, dv, COOPMAT_KEYS, size, lanes,
+           c->type == VK_PHYSICAL_DEVICE_TYPE_CPU);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
     return true;
@@ -5865,7 +5867,8 @@ static bool check_attention(struct call *c, const struct array *q, const struct 
 {
     if (c->code || !q || !k || !v) return false;
     if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k), TEXT(v)), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k),
+                    TEXT(v)), false;
     if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
         return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
     if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
@@ -5908,7 +5911,8 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
     p = do_softmax(c, s, 1u << 4);
     if (sinks && s) {                                                /* one more score changes the sum alone */
         sinks = do_reshape(c, as_type(c, sinks, f), 4, (int[]){ kv, h / kv, 1, 1 });
-        p = do_binary(c, B_multiply, p, do_unary(c, U_sigmoid, do_binary(c, B_subtract, do_reduce(c, R_logsumexp, s, 1u << 4, true), sinks)));
+        struct array *more = do_binary(c, B_subtract, do_reduce(c, R_logsumexp, s, 1u << 4, true), sinks);
+        p = do_binary(c, B_multiply, p, do_unary(c, U_sigmoid, more));
     }
     p = do_select(c, do_binary(c, B_less_equal, s, low), scalar(c, 0, f), p);
     p = do_matmul(c, p, do_expand(c, as_type(c, v, f), (int[]){ 2 }, 1));
@@ -6471,7 +6475,7 @@ static const struct quant_tuning qmv_tunings[] = {
 
 /* For the kernel that holds x in registers: rows of W a round, threads a workgroup, teams to spread over the device. */
 static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
-    { 1, 4, 256, 2112 },
+    { 1, 2, 256, 2112 },
     { 2, 4, 256, 2112 },
     { UINT32_MAX, 2, 256, 2112 },
 };
@@ -6595,7 +6599,7 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
     held = ceil_div(blocks, lanes) <= threads / lanes ? 1 : 2;
     if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
     split = ceil_div(blocks, lanes * held);
-    if (held > 2 || split * lanes > d->caps.max_threads) return false;
+    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return false;   /* long rows: slower than the general kernel */
     while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
     if (rows * m > lanes || rows < step) return false;
     p = quant_bind(e, j, sets);

@@ -104,6 +104,7 @@ void join_lanes()
 }
 
 uint parts() { return batches * query_heads * query_count * splits; }
+vec2 figures(uint i) { return i % 2u == 0u ? results[i / 2u].xy : results[i / 2u].zw; }    // a part's largest score, and sum
 
 // Adds up the parts of `count` rows: a thread has four features of some parts.
 void join_parts(uint batch, uint head, uint first_row, uint count, uint thread)
@@ -122,13 +123,13 @@ void join_parts(uint batch, uint head, uint first_row, uint count, uint thread)
         uint r = min(c / fours, count - 1u), at = r * splits;
         row_place p = place_of(batch, head, first_row + r);
         float best = has(SINKS) ? sink_of(p.head) : LOWEST, sum = 0.0;
-        for (uint s = 0u; s < splits; s++) best = max(best, results[(at + s) / 2u][(at + s) % 2u * 2u]);
+        for (uint s = 0u; s < splits; s++) best = max(best, figures(at + s).x);
         if (has(SINKS)) sum = exp2(sink_of(p.head) - best);
         vec4 x = vec4(0.0);
-        for (uint s = 0u; s < splits; s++) sum += results[(at + s) / 2u][(at + s) % 2u * 2u + 1u] * exp2(results[(at + s) / 2u][(at + s) % 2u * 2u] - best);
+        for (uint s = 0u; s < splits; s++) sum += figures(at + s).y * exp2(figures(at + s).x - best);
         if (c < columns)
             for (uint s = thread / width; s < splits; s += shares)
-                x += exp2(results[(at + s) / 2u][(at + s) % 2u * 2u] - best) * part_four[(first + at + s) * fours + c % fours];
+                x += exp2(figures(at + s).x - best) * part_four[(first + at + s) * fours + c % fours];
         if (shares > 1u) {                               // then one round does
             results[JOIN + thread] = x;
             barrier();
@@ -146,7 +147,7 @@ void main()
     uint group = group_index(), blocks = query_heads / block_heads(), rows = query_count * block_heads();
     if (group >= splits * row_blocks * blocks * batches) return;
     uint split = group % splits, first_row = group / splits % row_blocks * ROWS;
-    uint head = group / splits / row_blocks % blocks * block_heads(), batch = group / splits / row_blocks / blocks, kv = head / group_size();
+    uint block = group / splits / row_blocks, head = block % blocks * block_heads(), batch = block / blocks, kv = head / group_size();
     uint k_row = k_at + batch * k_stride[0] + kv * k_stride[1], v_row = v_at + batch * v_stride[0] + kv * v_stride[1];
     uint end = min((split + 1u) * split_keys, key_end(first_row, min(first_row + ROWS, rows) - 1u));
     uint step = gl_NumSubgroups * keys_each, thread = gl_SubgroupID * gl_SubgroupSize + lane;

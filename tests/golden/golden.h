@@ -125,7 +125,7 @@ bool operands_load(struct operands *o, const struct golden_file *file, const cJS
 enum layout {
     AS_GIVEN,                                                           /* with the case's own views */
     CONTIGUOUS,                                                         /* row-major */
-    SCATTERED,                                                          /* transposed, with steps and holes, some reversed */
+    SCATTERED,                                                          /* transposed, stepped, some reversed */
     LAYOUTS
 };
 

@@ -306,7 +306,8 @@ static void test_over_buffers(void **state)
         struct host h = host_copy(&base);
         host_apply(&h, &v);
         mlxvk_array a = { NULL };
-        OK_DEVICE(mlxvk_array_new_buffer(&a, buffer, v.shape, v.strides, v.ndim, MLXVK_INT32, (size_t)v.offset * 4), device);
+        OK_DEVICE(mlxvk_array_new_buffer(&a, buffer, v.shape, v.strides, v.ndim, MLXVK_INT32, (size_t)v.offset * 4),
+                  device);
         host_expect(&h, a, stream);
         check_consumers(a, &h);
         mlxvk_array_free(a);

@@ -294,15 +294,18 @@ static bool make_instance(void)
     if (!loader) return false;
     *(void **)&get_instance = dlsym(loader, "vkGetInstanceProcAddr");
     LOAD(vkCreateInstance);
-    const VkApplicationInfo application = { .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .apiVersion = VK_API_VERSION_1_2 };
-    const VkInstanceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, .pApplicationInfo = &application };
+    const VkApplicationInfo application = { .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO,
+                                            .apiVersion = VK_API_VERSION_1_2 };
+    const VkInstanceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
+                                        .pApplicationInfo = &application };
     return vkCreateInstance(&info, NULL, &instance) == VK_SUCCESS;
 }
 
 static VkPhysicalDeviceVulkan11Features features11 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES };
 static VkPhysicalDeviceVulkan12Features features12 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES,
                                                        .pNext = &features11, .timelineSemaphore = VK_TRUE };
-static VkPhysicalDeviceFeatures2 features = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, .pNext = &features12 };
+static VkPhysicalDeviceFeatures2 features = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
+                                            .pNext = &features12 };
 
 /* With small storage, which the kernels need, or with nothing at all; never more. */
 static bool make_logical(void)
@@ -338,7 +341,8 @@ static void lock_queue(void *user) { assert_ptr_equal(user, &locks); locks++; }
 static void unlock_queue(void *user) { assert_ptr_equal(user, &locks); }
 
 /* A driver whose vkQueueSubmit loses the device from some call on. */
-static VKAPI_ATTR VkResult VKAPI_CALL failing_submit(VkQueue q, uint32_t count, const VkSubmitInfo *submits, VkFence fence)
+static VKAPI_ATTR VkResult VKAPI_CALL failing_submit(VkQueue q, uint32_t count, const VkSubmitInfo *submits,
+                                                     VkFence fence)
 {
     if (fail_submits_after == 0) return VK_ERROR_DEVICE_LOST;
     if (fail_submits_after > 0) fail_submits_after--;

@@ -413,7 +413,8 @@ static void test_kinds_of_hazard(void **state)
 {
     (void)state;
     struct world *w = world_new(ONE_BUFFER);
-    const struct range a = { 0, 0, 256 }, b = { 0, 256, 512 }, c = { 0, 512, 768 }, d = { 1, 0, 256 }, f = { 2, 0, 256 };
+    const struct range a = { 0, 0, 256 }, b = { 0, 256, 512 }, c = { 0, 512, 768 };
+    const struct range d = { 1, 0, 256 }, f = { 2, 0, 256 };
     barriers_of(w, a, b, c);
     assert_int_equal(barriers_of(w, a, b, d), 0);              /* read after read */
     assert_int_equal(barriers_of(w, c, b, f), 1);              /* read after write */
@@ -444,7 +445,8 @@ static void test_concurrent_scope(void **state)
     (void)state;
     skip_if_validating();
     struct world *w = world_new(ONE_BUFFER);
-    const struct range a = { 0, 0, 256 }, b = { 0, 256, 512 }, c = { 1, 0, 256 }, d = { 1, 256, 512 }, f = { 2, 0, 256 };
+    const struct range a = { 0, 0, 256 }, b = { 0, 256, 512 }, c = { 1, 0, 256 };
+    const struct range d = { 1, 256, 512 }, f = { 2, 0, 256 };
     barriers_of(w, a, b, c);
     OK(mlxvk_start_concurrent(encoder_of(w->stream)), w->stream);
     assert_int_equal(barriers_of(w, c, b, d), 1);              /* c is from before the scope */

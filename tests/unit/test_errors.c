@@ -5,7 +5,7 @@
 
 static mlxvk_device device;
 static mlxvk_stream stream;
-static mlxvk_array a23, b34, i4, c2;                           /* float32 (2, 3), float32 (3, 4), int32 (4), complex64 (2) */
+static mlxvk_array a23, b34, i4, c2;                           /* named by shape; float32, float32, int32, complex64 */
 
 static const float values[12] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 };
 
@@ -80,7 +80,8 @@ static void test_shapes(void **state)
     REFUSED_HERE(mlxvk_reshape(&res, a23, (int[]){ 4, 2 }, 2, stream), MLXVK_ERROR_SHAPE, "reshape", "(2, 3)");
     REFUSED_HERE(mlxvk_reshape(&res, a23, (int[]){ -1, -1 }, 2, stream), MLXVK_ERROR_SHAPE, "reshape");
     REFUSED_HERE(mlxvk_reshape(&res, a23, (int[]){ -1, 4 }, 2, stream), MLXVK_ERROR_SHAPE, "reshape");
-    REFUSED_HERE(mlxvk_broadcast_to(&res, a23, (int[]){ 2, 4 }, 2, stream), MLXVK_ERROR_SHAPE, "broadcast_to", "(2, 3)");
+    REFUSED_HERE(mlxvk_broadcast_to(&res, a23, (int[]){ 2, 4 }, 2, stream), MLXVK_ERROR_SHAPE, "broadcast_to",
+                 "(2, 3)");
     REFUSED_HERE(mlxvk_broadcast_to(&res, a23, (int[]){ 3 }, 1, stream), MLXVK_ERROR_SHAPE, "broadcast_to");
     REFUSED_HERE(mlxvk_zeros(&res, (int[]){ 2, -1 }, 2, MLXVK_INT32, stream), MLXVK_ERROR_SHAPE, "zeros", "-1");
     const int huge[] = { 1 << 30, 1 << 30, 1 << 30 };
@@ -92,7 +93,8 @@ static void test_shapes(void **state)
 static void test_shapes_of_lists(void **state)
 {
     (void)state;
-    mlxvk_vector_array list = mlxvk_vector_array_new_data((mlxvk_array[]){ a23, b34 }, 2), empty = mlxvk_vector_array_new();
+    mlxvk_vector_array list = mlxvk_vector_array_new_data((mlxvk_array[]){ a23, b34 }, 2);
+    mlxvk_vector_array empty = mlxvk_vector_array_new();
     mlxvk_vector_array parts = mlxvk_vector_array_new();
     REFUSED_HERE(mlxvk_concatenate(&res, list, stream), MLXVK_ERROR_SHAPE, "concatenate", "(2, 3)", "(3, 4)");
     REFUSED_HERE(mlxvk_stack(&res, list, stream), MLXVK_ERROR_SHAPE, "stack");
@@ -266,21 +268,65 @@ static int small_program(mlxvk_device d, mlxvk_stream s, int32_t got[6])
     return code;
 }
 
-/* The program with a failing allocation: right, or refused for want of memory; and nothing is leaked. */
+/* One result of each family of operations, added up, so that each has to be right. */
+static int each_family(mlxvk_array x, mlxvk_array *res, mlxvk_stream s)
+{
+    mlxvk_array t = { NULL };
+    mlxvk_vector_array pair = { NULL };
+    int code = mlxvk_softmax_axis(res, x, 1, true, s);
+    if (!code) code = mlxvk_sort_axis(&t, x, 0, s);
+    if (!code) code = mlxvk_add(res, *res, t, s);
+    if (!code) code = mlxvk_cumsum(&t, x, 1, true, true, s);
+    if (!code) code = mlxvk_add(res, *res, t, s);
+    if (!code) code = mlxvk_fast_rms_norm(&t, *res, (mlxvk_array){ NULL }, 1e-5f, s);
+    if (!code) code = mlxvk_matmul(res, t, x, s);
+    if (!code) pair = mlxvk_vector_array_new_data((mlxvk_array[]){ *res, t }, 2);
+    if (!code && !pair.ctx) code = MLXVK_ERROR_HOST_MEMORY;
+    if (!code) code = mlxvk_concatenate_axis(res, pair, 0, s);
+    if (!code) code = mlxvk_argsort_axis(&t, *res, 1, s);
+    if (!code) code = mlxvk_take_along_axis(res, *res, t, 1, s);
+    if (!code) code = mlxvk_sum_axis(res, *res, 0, false, s);
+    mlxvk_vector_array_free(pair);
+    mlxvk_array_free(t);
+    return code;
+}
+
+/* 0, or the first error. */
+static int large_program(mlxvk_device d, mlxvk_stream s, float got[3])
+{
+    const float data[9] = { 4, 1, 8, 2, 9, 3, 5, 7, 6 };
+    mlxvk_array x = { NULL }, res = { NULL };
+    int code = mlxvk_array_new_data_device(&x, data, (int[]){ 3, 3 }, 2, MLXVK_FLOAT32, d);
+    if (!code) code = each_family(x, &res, s);
+    if (!code) code = mlxvk_array_read(res, got, 3 * sizeof *got, s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(res);
+    return code;
+}
+
+static float reference[3];                                     /* of large_program, with memory enough */
+
+/* The programs with a failing allocation: right, or refused for want of memory; and nothing is leaked. */
 static int run_failing(struct failing *f)
 {
     const mlxvk_device_desc desc = { .allocator = { failing_allocate, failing_release, f } };
     const int32_t want[] = { -7, -8, -7, -10, -7, -12 };
     int32_t got[6] = { 0 };
+    float sums[3] = { 0 };
     mlxvk_device d = { NULL };
     mlxvk_stream s = { NULL };
     int code = mlxvk_device_create(&d, &desc);
     if (!code && !(s = mlxvk_stream_new_device(d)).ctx) code = MLXVK_ERROR_HOST_MEMORY;
     if (!code) code = small_program(d, s, got);
     if (!code) assert_memory_equal(got, want, sizeof want);
-    if (code && !f->for_good && s.ctx) {                       /* memory is there again: so must everything be */
+    const bool all = !f->for_good;                             /* failing for good, the small one says enough */
+    if (!code && all) code = large_program(d, s, sums);
+    if (!code && all) assert_memory_equal(sums, reference, sizeof sums);
+    if (code && all && s.ctx) {                                /* memory is there again: so must everything be */
         assert_int_equal(small_program(d, s, got), 0);
         assert_memory_equal(got, want, sizeof want);
+        assert_int_equal(large_program(d, s, sums), 0);
+        assert_memory_equal(sums, reference, sizeof sums);
     }
     mlxvk_stream_free(s);
     mlxvk_device_free(d);
@@ -290,7 +336,9 @@ static int run_failing(struct failing *f)
 
 static void fail_each(bool for_good)
 {
-    struct failing whole = { 0 };
+    struct failing whole = { .fail_at = SIZE_MAX, .for_good = for_good };
+    assert_int_equal(large_program(device, stream, reference), 0);
+    assert_true(reference[0] != reference[1]);
     assert_int_equal(run_failing(&whole), 0);
     assert_true(whole.calls > 10);
     size_t refused = 0;

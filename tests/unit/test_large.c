@@ -5,8 +5,9 @@ enum { ELEMENTS = 42 << 20, ROW = 1 << 20 };                   /* 168 MiB of 4 b
 
 static mlxvk_device device;
 static mlxvk_stream stream;
-static mlxvk_array base;                                       /* float32 (42, 2^20): i modulo 1021, exact in float16 too */
+static mlxvk_array base;                                       /* float32 (42, 2^20): i modulo 1021 */
 
+/* Exact in float16 too. */
 static float base_value(size_t i) { return (float)(i % 1021); }
 
 static int set_up(void **state)
@@ -116,7 +117,8 @@ static void test_small_part(void **state)
     (void)state;
     const int from = ELEMENTS / ROW - 1;
     mlxvk_array part = { NULL };
-    OK(mlxvk_slice(&part, base, (int[]){ from, ROW - 3 }, 2, (int[]){ from + 1, ROW }, 2, (int[]){ 1, 1 }, 2, stream), stream);
+    OK(mlxvk_slice(&part, base, (int[]){ from, ROW - 3 }, 2, (int[]){ from + 1, ROW }, 2, (int[]){ 1, 1 }, 2, stream),
+       stream);
     OK(mlxvk_add(&part, part, part, stream), stream);
     float want[3];
     for (size_t i = 0; i < 3; i++) want[i] = 2 * base_value((size_t)ELEMENTS - 3 + i);

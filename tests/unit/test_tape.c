@@ -139,8 +139,8 @@ static void host_update(struct host *h, const struct view *v, const struct host 
     }
 }
 
-/* The result is the operand itself half of the time: in place where nobody else owns it, and where somebody does (a view
- * of it in the pool, an operation on the tape), that one must not see the change. */
+/* The result is the operand itself half of the time: in place where nobody else owns it, and where somebody does (a
+ * view of it in the pool, an operation on the tape), that one must not see the change. */
 static void step_update(struct program *p)
 {
     struct value *v = any_value(p), update, res;
@@ -291,7 +291,7 @@ static void test_update_of_shared(void **state)
     (void)state;
     struct setting s = start(NULL);
     mlxvk_array a = counting(s.device, 6), view = { NULL }, old = { NULL }, nines = { NULL };
-    OK_DEVICE(mlxvk_array_new_data_device(&nines, (int32_t[]){ 9, 9 }, (int[]){ 2 }, 1, MLXVK_INT32, s.device), s.device);
+    nines = ints(s.device, (int32_t[]){ 9, 9 }, (int[]){ 2 }, 1);
     OK(mlxvk_slice(&view, a, (int[]){ 1 }, 1, (int[]){ 4 }, 1, (int[]){ 1 }, 1, s.stream), s.stream);
     assert_int_equal(mlxvk_array_set(&old, a), 0);
     OK(mlxvk_slice_update(&a, a, nines, (int[]){ 2 }, 1, (int[]){ 4 }, 1, (int[]){ 1 }, 1, s.stream), s.stream);
@@ -308,13 +308,32 @@ static void test_update_of_shared(void **state)
     finish(&s);
 }
 
+/* An array whose own elements share memory: the only owner of its memory, and still not to be written in place. */
+static void test_update_of_overlapping(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_array a = counting(s.device, 6), nine = ints(s.device, (int32_t[]){ 9 }, (int[]){ 1, 1 }, 2);
+    OK(mlxvk_as_strided(&a, a, (int[]){ 3, 3 }, 2, (int64_t[]){ 1, 1 }, 2, 0, s.stream), s.stream);
+    OK(mlxvk_slice_update(&a, a, nine, (int[]){ 0, 2 }, 2, (int[]){ 1, 3 }, 2, (int[]){ 1, 1 }, 2, s.stream), s.stream);
+    expect_ints(a, (int32_t[]){ 0, 1, 9, 1, 2, 3, 2, 3, 4 }, 9, s.stream);
+    mlxvk_array_free(a);
+    a = counting(s.device, 2);
+    OK(mlxvk_broadcast_to(&a, a, (int[]){ 2, 2 }, 2, s.stream), s.stream);
+    OK(mlxvk_slice_update(&a, a, nine, (int[]){ 0, 0 }, 2, (int[]){ 1, 1 }, 2, (int[]){ 1, 1 }, 2, s.stream), s.stream);
+    expect_ints(a, (int32_t[]){ 9, 1, 0, 1 }, 4, s.stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(nine);
+    finish(&s);
+}
+
 /* A reader recorded before the update sees the old values, also when both run later. */
 static void test_update_after_recorded_read(void **state)
 {
     (void)state;
     struct setting s = start(NULL);
     mlxvk_array a = counting(s.device, 4), doubled = { NULL }, seven = { NULL };
-    OK_DEVICE(mlxvk_array_new_data_device(&seven, (int32_t[]){ 7 }, (int[]){ 1 }, 1, MLXVK_INT32, s.device), s.device);
+    seven = ints(s.device, (int32_t[]){ 7 }, (int[]){ 1 }, 1);
     OK(mlxvk_add(&doubled, a, a, s.stream), s.stream);
     OK(mlxvk_slice_update(&a, a, seven, (int[]){ 3 }, 1, (int[]){ 4 }, 1, (int[]){ 1 }, 1, s.stream), s.stream);
     expect_ints(a, (int32_t[]){ 0, 1, 2, 7 }, 4, s.stream);
@@ -385,7 +404,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_programs_one_stream), cmocka_unit_test(test_programs_streams),
         cmocka_unit_test(test_programs_short_submissions), cmocka_unit_test(test_update_in_place),
-        cmocka_unit_test(test_update_of_shared), cmocka_unit_test(test_update_after_recorded_read),
+        cmocka_unit_test(test_update_of_shared), cmocka_unit_test(test_update_of_overlapping),
+        cmocka_unit_test(test_update_after_recorded_read),
         cmocka_unit_test(test_host_data_is_copied), cmocka_unit_test(test_dropped), cmocka_unit_test(test_chain),
     };
     return cmocka_run_group_tests_name("tape", tests, NULL, NULL);
