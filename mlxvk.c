@@ -6477,7 +6477,7 @@ static const struct quant_tuning qmv_tunings[] = {
 static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
     { 1, 2, 256, 2112 },
     { 2, 4, 256, 2112 },
-    { UINT32_MAX, 2, 256, 2112 },
+    { UINT32_MAX, 2, 512, 2112 },
 };
 enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
 
@@ -6489,10 +6489,12 @@ static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
     return rounds;
 }
 
-/* Rows of x up to which a route is taken: a few at a time, and from which the weight is unpacked for the plain matmul. */
+enum { UNPACK_MOST = 1 << 27 };                      /* more values than this are rather not unpacked: the temporary */
+
+/* Rows of x up to which they are taken a few at a time, and from which the weight is unpacked for the plain matmul. */
 static const struct quant_route { int type; uint32_t few, unpack; } quant_routes[] = {
     { VK_PHYSICAL_DEVICE_TYPE_CPU, UINT32_MAX, UINT32_MAX },
-    { -1, 16, 192 },
+    { -1, 16, 96 },
 };
 
 /* Tiles of the cooperative matrix kernel: as tile_row says, rows and columns of a subgroup, subgroups. The deeper ones need
@@ -6696,7 +6698,7 @@ static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
 
 /* ---- quantized_matmul: from arrays to jobs ---- */
 
-/* Part of a weight (transposed: rows from `first` on), as views that live on the caller's stack. */
+/* Part of an array along an axis, as a view that lives on the caller's stack. */
 static struct array rows_from(const struct array *a, int axis, uint32_t first, uint32_t count)
 {
     struct array v = *a;
@@ -6716,6 +6718,7 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     few = wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : j->m <= r->few;
     unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
     if (few && transpose) qmv_dispatch(e, j);
+    else if (unpack && !wanted && (uint64_t)j->k * j->set[0].rows > UNPACK_MOST && qmm_coopmat(e, j)) return;
     else if (unpack && qmm_unpacked(e, j)) return;
     else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
 }

@@ -123,7 +123,9 @@ static struct result measure(int m, int n, int k, int bits, int group)
 static void print_kernel(const char *name, uint64_t count, uint64_t ns, void *user)
 {
     (void)ns;
-    if (count && (!strncmp(name, "qm", 2) || !strncmp(name, "matmul", 6) || !strncmp(name, "dequant", 7))) printf("%s%s", *(int *)user ? ", " : "", name), *(int *)user = 1;
+    if (!count || (strncmp(name, "qm", 2) && strncmp(name, "matmul", 6) && strncmp(name, "dequant", 7))) return;
+    printf("%s%s", *(int *)user ? ", " : "", name);
+    *(int *)user = 1;
 }
 
 static void row(int m, int n, int k, int bits, int group)
@@ -143,13 +145,14 @@ static void heading(void)
     const char *name = "", *driver = "";
     mlxvk_device_info_get_string(&name, device, "device_name");
     mlxvk_device_info_get_string(&driver, device, "driver");
-    printf("\n%s, %s; bfloat16\n\n| N x K | M | bits/group | us | GB/s | TFLOP/s | kernels |\n|---|---|---|---|---|---|---|\n", name, driver);
+    printf("\n%s, %s; bfloat16\n\n", name, driver);
+    printf("| N x K | M | bits/group | us | GB/s | TFLOP/s | kernels |\n|---|---|---|---|---|---|---|\n");
 }
 
 /* Every setting of the kernels for one row, for each shape. */
 static void sweep(void)
 {
-    static const int kernels[] = { 5, 6, 1 }, rows[] = { 1, 2, 4, 8 }, splits[] = { 0, 1, 2, 4, 8 }, threads[] = { 64, 128, 256, 512 };
+    static const int kernels[] = { 5, 6, 1 }, rows[] = { 1, 2, 4, 8 }, splits[] = { 0, 1, 2, 4, 16 }, threads[] = { 64, 128, 256, 512 };
     char gates[160];
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (size_t n = 0; n < 3 * 4 * 5 * 4; n++) {
@@ -176,7 +179,7 @@ static void routes(void)
         open_device(gates);
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
             for (size_t s = 0; s < 3; s++)
-                if ((kernels[k] >= 5 && rows[i] <= 8) || (kernels[k] == 1 && rows[i] <= 32) || (kernels[k] < 5 && kernels[k] > 1 && rows[i] >= 8))
+                if (kernels[k] >= 5 ? rows[i] <= 8 : kernels[k] == 1 ? rows[i] <= 32 : rows[i] >= 8)
                     row(rows[i], shapes[s].n, shapes[s].k, 4, 64);
         close_device();
     }
@@ -187,7 +190,8 @@ int main(int argc, char **argv)
     static const int few[] = { 1, 2, 4, 8 }, many[] = { 16, 32, 64, 128, 512, 2048 };
     open_device("");
     heading();
-    if (argc > 2) row(argc > 3 ? atoi(argv[3]) : 1, atoi(argv[1]), atoi(argv[2]), argc > 4 ? atoi(argv[4]) : 4, argc > 5 ? atoi(argv[5]) : 64);
+    if (argc > 2)
+        row(argc > 3 ? atoi(argv[3]) : 1, atoi(argv[1]), atoi(argv[2]), argc > 4 ? atoi(argv[4]) : 4, argc > 5 ? atoi(argv[5]) : 64);
     else if (argc == 1) {
         for (int bits = 4; bits <= 8; bits += 4)
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
