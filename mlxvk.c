@@ -6477,7 +6477,7 @@ static const struct quant_tuning qmv_tunings[] = {
 static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
     { 1, 2, 256, 2112 },
     { 2, 4, 256, 2112 },
-    { UINT32_MAX, 2, 512, 2112 },
+    { UINT32_MAX, 2, 256, 2112 },
 };
 enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
 
