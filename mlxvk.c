@@ -298,8 +298,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
-    X(ATTENTION_DECODE, attention_decode, 6, CAP_SMALL | CAP_SUBGROUP)                                                 \
-    X(ATTENTION_COMBINE, attention_combine, 6, CAP_SMALL)                                                              \
+    X(ATTENTION_DECODE, attention_decode, 8, CAP_SMALL | CAP_SUBGROUP)                                                 \
     X(ATTENTION_F16, attention_f16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(ATTENTION_BF16, attention_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)     \
     X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
@@ -1322,6 +1321,7 @@ struct stream {
     uint64_t mark;                                   /* serial of the open command buffer, unique on the device */
     uint64_t *seen;                                  /* by timeline: highest value waited for */
     uint32_t seen_count;
+    struct buffer *counters;                         /* zeros, see set_counters */
     struct node *nodes;                              /* the tape */
     uint32_t node_count, node_slots;
     struct stream *next;
@@ -2040,6 +2040,35 @@ static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t
     encoder_access(e, b, b->offset, b->offset + size, false);
     bind_range(e, slot, b->handle, b->offset, round_up(size, 16));
     buffer_release(e->device, b);                    /* this stream reuses it only behind this dispatch */
+}
+
+enum { COUNTERS = 4096 };
+
+/* Binds the stream's counters: a kernel finds zeros there and leaves zeros. They are no array, and not counted as memory. */
+static void set_counters(struct encoder *e, uint32_t slot)
+{
+    const size_t size = 4 * COUNTERS;
+    struct buffer *b = e->stream->counters;
+    if (e->code) return;
+    if (!b) {
+        int code = buffer_fresh(e->device, size, &b);
+        if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return; }
+        e->stream->counters = b;
+        if (b->map) memset(b->map, 0, size);
+        else {
+            uint32_t n = e->pending_count;
+            struct access saved[MAX_PENDING];
+            memcpy(saved, e->pending, n * sizeof *saved);
+            e->pending_count = 0;
+            encoder_access(e, b, b->offset, b->offset + size, true);
+            insert_barrier(e);
+            if (!e->code) e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
+            memcpy(e->pending, saved, n * sizeof *saved);
+            e->pending_count = n;
+        }
+    }
+    encoder_access(e, b, b->offset, b->offset + size, true);
+    bind_range(e, slot, b->handle, b->offset, size);
 }
 
 /* ==== >>tape ====================================================================================================== */
@@ -4972,7 +5001,8 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
     if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
     if (!rope_strides(x, shape, ignored)) x = rows = rows_of(e, x);
     rope_strides(x, shape, p.x_stride);
-    if (!rope_strides(out, shape, p.y_stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
+    if (!rope_strides(out, shape, p.y_stride))
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
     p.batches = shape[0];
     p.heads = shape[1];
     p.tokens = shape[2];
@@ -5199,26 +5229,30 @@ static struct launch prepare(struct encoder *e, const struct product *p, uint32_
     return l;
 }
 
-/* Dispatches over x by y tiles; then adds up the parts, if there are any. */
-static void launch(struct encoder *e, const struct product *p, struct launch *l, uint32_t x, uint32_t y)
+/* Adds up the parts of a product: [part][row][column] in float32. */
+static void product_sum(struct encoder *e, const struct product *p, struct array *sums, uint32_t parts)
 {
     struct product sum = *p;
     struct product_push push;
+    sum.array[MAT_A] = sums;
+    sum.array[MAT_B] = NULL;
+    sum.offset[MAT_A] = 0;
+    push = bind_product(e, &sum);
+    push.k = (uint32_t)product_batches(p);
+    push.part = parts;
+    KERNEL(e, K_MATMUL_SUM, 256, (uint32_t)p->array[MAT_OUT]->dtype, EPILOGUE_NONE, p->array[MAT_C] != NULL);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * push.k, 256));
+}
+
+/* Dispatches over x by y tiles; then adds up the parts, if there are any. */
+static void launch(struct encoder *e, const struct product *p, struct launch *l, uint32_t x, uint32_t y)
+{
     set_bytes(e, &l->push, sizeof l->push);
     dispatch(e, x, y, l->batches * l->parts);
     if (!l->split) return;
-    sum.array[MAT_A] = l->p.array[MAT_OUT];
-    sum.array[MAT_B] = NULL;
-    sum.offset[MAT_A] = 0;
-    if (sum.array[MAT_A]) {
-        push = bind_product(e, &sum);
-        push.k = l->batches;
-        push.part = l->parts;
-        KERNEL(e, K_MATMUL_SUM, 256, (uint32_t)p->array[MAT_OUT]->dtype, EPILOGUE_NONE, p->array[MAT_C] != NULL);
-        set_bytes(e, &push, sizeof push);
-        dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * l->batches, 256));
-    }
-    array_release(sum.array[MAT_A]);
+    if (l->p.array[MAT_OUT]) product_sum(e, p, l->p.array[MAT_OUT], l->parts);
+    array_release(l->p.array[MAT_OUT]);
 }
 
 /* At most so many parts of K fit into a temporary and the grid. */
@@ -5708,19 +5742,20 @@ static uint32_t decode_rows(const struct encoder *e)
     return forced ? min_u32(forced, 8) : decode_tuning(e)->rows;
 }
 
-enum { SPLIT_MOST = 256 };
+enum { SPLIT_MOST = 128 };
 
 /* The keys of one part: all of them where one or two workgroups can have them, for a second step does not pay then. */
 static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys)
 {
     const struct decode_row *t = decode_tuning(e);
     uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
+    if (groups > COUNTERS) return keys;
     if (forced) return ceil_div(keys, min_u32(forced, SPLIT_MOST));
     n = min_u32(min_u32(ceil_div(t->groups, groups), ceil_div(keys, t->keys)), SPLIT_MOST);
     return n < 3 ? keys : (uint32_t)round_up(ceil_div(keys, n), t->keys);
 }
 
-/* Binds one result or the parts of it in its place, and dispatches. */
+/* One dispatch: with parts, where the keys are split, the last workgroup to finish a row adds them up. */
 static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t each, uint32_t splits, struct array *parts)
 {
     const struct decode_row *t = decode_tuning(e);
@@ -5728,7 +5763,10 @@ static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, u
     uint32_t group = p.kinds >> 16, d = p.widths & 0xffff, dv = p.widths >> 16, size = e->device->caps.subgroup;
     uint32_t lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[rows > 2]));
     if (lanes > size) lanes = size;
-    if (parts) p.o_at = set_output(e, 0, parts);
+    if (parts) {
+        set_output(e, 6, parts);
+        set_counters(e, 7);
+    }
     p.row_blocks = ceil_div((uint64_t)p.query_count * group, rows);
     p.splits = splits;
     p.split_keys = each;
@@ -5736,17 +5774,6 @@ static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, u
            ceil_div(dv, 8 * lanes), t->ahead[rows > 2], parts != NULL);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)splits * p.row_blocks * (p.query_heads / group) * p.batches);
-}
-
-static void combine_parts(struct encoder *e, struct attention *a, uint32_t splits, struct array *parts)
-{
-    struct attention_push p = bind_attention(e, a);
-    uint32_t lanes = pow2_at_least(ceil_div(p.widths >> 16, 4));
-    p.splits = splits;
-    p.q_at = set_input(e, 1, parts);
-    KERNEL(e, K_ATTENTION_COMBINE, 128, (uint32_t)a->q->dtype, lanes);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.batches * p.query_heads * p.query_count);
 }
 
 static void attention_decode(struct encoder *e, struct attention *a)
@@ -5760,7 +5787,6 @@ static void attention_decode(struct encoder *e, struct attention *a)
     rows = ceil_div(rows, blocks);
     if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
     decode_pass(e, a, rows, each, splits, parts);
-    if (parts) combine_parts(e, a, splits, parts);
     array_release(parts);
 }
 
@@ -5804,7 +5830,8 @@ static bool attention_coopmat(struct encoder *e, struct attention *a)
     heads = a->flags & ATTEND_FOLDED ? (uint32_t)(a->q->shape[1] / a->k->shape[1]) : 1;
     p = bind_attention(e, a);
     p.row_blocks = ceil_div((uint64_t)p.query_count * heads, rows);
-    KERNEL(e, kernel, COOPMAT_SUBGROUPS * lanes, (uint32_t)a->q->dtype, d, dv, COOPMAT_KEYS, size, lanes, c->type == VK_PHYSICAL_DEVICE_TYPE_CPU);
+    KERNEL(e, kernel, COOPMAT_SUBGROUPS * lanes, (uint32_t)a->q->dtype, d, dv, COOPMAT_KEYS, size, lanes,
+           c->type == VK_PHYSICAL_DEVICE_TYPE_CPU);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
     return true;
@@ -5840,7 +5867,8 @@ static bool check_attention(struct call *c, const struct array *q, const struct 
 {
     if (c->code || !q || !k || !v) return false;
     if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k), TEXT(v)), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k),
+                    TEXT(v)), false;
     if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
         return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
     if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
@@ -5883,7 +5911,8 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
     p = do_softmax(c, s, 1u << 4);
     if (sinks && s) {                                                /* one more score changes the sum alone */
         sinks = do_reshape(c, as_type(c, sinks, f), 4, (int[]){ kv, h / kv, 1, 1 });
-        p = do_binary(c, B_multiply, p, do_unary(c, U_sigmoid, do_binary(c, B_subtract, do_reduce(c, R_logsumexp, s, 1u << 4, true), sinks)));
+        struct array *more = do_binary(c, B_subtract, do_reduce(c, R_logsumexp, s, 1u << 4, true), sinks);
+        p = do_binary(c, B_multiply, p, do_unary(c, U_sigmoid, more));
     }
     p = do_select(c, do_binary(c, B_less_equal, s, low), scalar(c, 0, f), p);
     p = do_matmul(c, p, do_expand(c, as_type(c, v, f), (int[]){ 2 }, 1));
@@ -6446,9 +6475,9 @@ static const struct quant_tuning qmv_tunings[] = {
 
 /* For the kernel that holds x in registers: rows of W a round, threads a workgroup, teams to spread over the device. */
 static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
-    { 1, 4, 256, 2112 },
+    { 1, 2, 256, 2112 },
     { 2, 4, 256, 2112 },
-    { UINT32_MAX, 2, 256, 2112 },
+    { UINT32_MAX, 2, 512, 2112 },
 };
 enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
 
@@ -6460,16 +6489,26 @@ static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
     return rounds;
 }
 
-/* Rows of x up to which a route is taken: a few at a time, and from which the weight is unpacked for the plain matmul. */
+enum { UNPACK_MOST = 1 << 27 };                      /* more values than this are rather not unpacked: the temporary */
+
+/* Rows of x up to which they are taken a few at a time, and from which the weight is unpacked for the plain matmul. */
 static const struct quant_route { int type; uint32_t few, unpack; } quant_routes[] = {
     { VK_PHYSICAL_DEVICE_TYPE_CPU, UINT32_MAX, UINT32_MAX },
-    { -1, 16, 192 },
+    { -1, 16, 96 },
 };
 
-/* Tiles of the cooperative matrix kernel: results a workgroup and a subgroup. The first that m fills half. */
-static const struct qmm_tile { uint16_t bm, bn, wm, wn; } qmm_tiles[] = {
-    { 128, 128, 64, 32 }, { 64, 128, 32, 32 }, { 32, 128, 32, 16 },
+/* Tiles of the cooperative matrix kernel: as tile_row says, rows and columns of a subgroup, subgroups. The deeper ones need
+ * more shared memory. */
+static const struct tile_row qmm_rows[] = {
+    { 128, 128, 64, 64, 32, 8, 0.45f },
+    {  64, 128, 64, 32, 32, 8, 0.35f },
+    {  32, 128, 64, 32, 16, 8, 0.20f },
+    { 128, 128, 32, 64, 32, 8, 0.40f },
+    {  64, 128, 32, 32, 32, 8, 0.30f },
+    {  32, 128, 32, 32, 16, 8, 0.18f },
 };
+enum { QMM_SHALLOW = 3, QMM_DEEP_MEMORY = 47 << 10 };
+
 enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
 
 /* The row that holds, with what the gates force. */
@@ -6562,7 +6601,7 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
     held = ceil_div(blocks, lanes) <= threads / lanes ? 1 : 2;
     if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
     split = ceil_div(blocks, lanes * held);
-    if (held > 2 || split * lanes > d->caps.max_threads) return false;
+    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return false;   /* long rows: slower than the general kernel */
     while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
     if (rows * m > lanes || rows < step) return false;
     p = quant_bind(e, j, sets);
@@ -6599,48 +6638,58 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
 }
 
+static struct product product_of_job(const struct quant_job *j, struct array *a, struct array *b)
+{
+    bool transpose = j->format.transpose;
+    uint32_t n = j->set[0].rows;
+    return (struct product){ .array = { [MAT_A] = a, [MAT_B] = b, [MAT_OUT] = j->set[0].y }, .m = j->m, .n = n, .k = j->k,
+        .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : n, .b_col = transpose ? j->k : 1, .out_row = j->set[0].y_row,
+        .out_col = 1, .alpha = 1 };
+}
+
 /* The same by qmm_coopmat.comp: W transposed, half types. False where the device or the operands do not allow it. */
 static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
-    bool bf16 = j->to == MLXVK_BFLOAT16;
+    bool bf16 = j->to == MLXVK_BFLOAT16, shallow = d->caps.shared_memory < QMM_DEEP_MEMORY;
     enum kernel_id kernel = bf16 ? K_QMM_BF16 : K_QMM_F16;
-    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
-    const struct qmm_tile *t = qmm_tiles;
+    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, parts = 1, aligned;
+    struct product product = product_of_job(j, NULL, NULL);
+    struct quant_job part = *j;
     struct quant_push p;
+    const struct tile_row *t;
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
-        !d->gate[GATE_QMM_NATIVE]) return false;
-    p = quant_bind(e, j, false);
+        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
+    t = choose_tile(e, &product, qmm_rows + (shallow ? QMM_SHALLOW : 0), COUNT(qmm_rows) - (shallow ? QMM_SHALLOW : 0), &parts);
+    if (j->batch > 1) parts = 1;
+    if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
+    if (!part.set[0].y) return true;
+    p = quant_bind(e, &part, false);
+    p.rounds = ceil_div(j->k / QUANT_BLOCK, parts * t->bk / QUANT_BLOCK) * (t->bk / QUANT_BLOCK);
     aligned = quant_alignment(j, &p);
-    while (t < qmm_tiles + COUNT(qmm_tiles) - 1 && 2 * j->m <= t->bm) t++;
-    if (!(aligned & 1) || t->bm / t->wm * (t->bn / t->wn) * lanes > d->caps.max_threads) {
-        encoder_reset(e);
-        return false;
-    }
     if (!((p.y_at[0] | p.y_row[0] | p.y_batch) % 8)) aligned |= 4;
-    KERNEL(e, kernel, t->bm / t->wm * (t->bn / t->wn) * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, t->bm, t->bn, t->wm, t->wn, size, lanes, aligned);
-    set_bytes(e, &p, sizeof p);
-    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), j->batch);
-    return true;
+    if (aligned & 1) {
+        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to,
+               t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, parts > 1);
+        set_bytes(e, &p, sizeof p);
+        dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), parts > 1 ? ceil_div(j->k / QUANT_BLOCK, p.rounds) : j->batch);
+        if (parts > 1) product_sum(e, &product, part.set[0].y, ceil_div(j->k / QUANT_BLOCK, p.rounds));
+    } else encoder_reset(e);
+    if (parts > 1) array_release(part.set[0].y);
+    return aligned & 1;
 }
 
 /* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
 static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
 {
     const struct quant_set *t = &j->set[0];
-    bool transpose = j->format.transpose;
     size_t count = (size_t)j->k * t->rows;
-    struct product p = { .m = j->m, .n = t->rows, .k = j->k, .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : t->rows,
-                         .b_col = transpose ? j->k : 1, .out_row = t->y_row, .out_col = 1, .alpha = 1 };
     struct array *w;
     if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
     w = scratch(e, count, j->to);
     if (w) {
+        struct product p = product_of_job(j, j->x, w);
         unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, w, j->to);
-        p.array[MAT_A] = j->x;
-        p.array[MAT_B] = w;
-        p.array[MAT_OUT] = t->y;
         product_batch(e, &p);
     }
     array_release(w);
@@ -6649,7 +6698,7 @@ static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
 
 /* ---- quantized_matmul: from arrays to jobs ---- */
 
-/* Part of a weight (transposed: rows from `first` on), as views that live on the caller's stack. */
+/* Part of an array along an axis, as a view that lives on the caller's stack. */
 static struct array rows_from(const struct array *a, int axis, uint32_t first, uint32_t count)
 {
     struct array v = *a;
@@ -6669,6 +6718,7 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     few = wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : j->m <= r->few;
     unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
     if (few && transpose) qmv_dispatch(e, j);
+    else if (unpack && !wanted && (uint64_t)j->k * j->set[0].rows > UNPACK_MOST && qmm_coopmat(e, j)) return;
     else if (unpack && qmm_unpacked(e, j)) return;
     else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
 }
@@ -7818,6 +7868,7 @@ static void stream_destroy(struct stream *s)
     while (*link != s) link = &(*link)->next;
     *link = s->next;
     if (d->default_stream == s) d->default_stream = NULL;
+    if (s->counters) buffer_destroy(d, s->counters);
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
     host_free(d, s->nodes);

@@ -3,7 +3,6 @@
 #include "arange_wide_spv.h"
 #include "attention_spv.h"
 #include "attention_bf16_spv.h"
-#include "attention_combine_spv.h"
 #include "attention_decode_spv.h"
 #include "attention_f16_spv.h"
 #include "binary_spv.h"

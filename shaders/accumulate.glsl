@@ -158,8 +158,9 @@ ACC combine(ACC a, ACC b)
     if (floats()) {
         float x = uintBitsToFloat(a), y = uintBitsToFloat(b);
         if (OP == PROD) return floatBitsToUint(x * y);
-        if (OP == MAX) return x >= y || is_nan(x) ? a : b;
-        if (OP == MIN) return x <= y || is_nan(x) ? a : b;
+        if ((OP == MAX || OP == MIN) && (is_nan(x) || is_nan(y))) return is_nan(x) ? a : b;   // else it may become max()
+        if (OP == MAX) return x >= y ? a : b;
+        if (OP == MIN) return x <= y ? a : b;
         return floatBitsToUint(x + y);
     }
     if (OP == PROD) return a * b;

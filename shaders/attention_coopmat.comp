@@ -42,11 +42,13 @@ void fetch(uint k_row, uint v_row, uint first)
 {
     [[unroll]] for (uint i = 0u; i < FETCH_K; i++) {
         uint g = gl_LocalInvocationID.x + i * THREADS, key = first + g / (WIDTH / 8u), f = g % (WIDTH / 8u) * 8u;
-        next_k[i] = key < key_count && f < key_width() && g < KEYS * WIDTH / 8u ? k128[(k_row + key * k_stride[2] + f) / 8u] : uvec4(0u);
+        bool inside = key < key_count && f < key_width() && g < KEYS * WIDTH / 8u;
+        next_k[i] = inside ? k128[(k_row + key * k_stride[2] + f) / 8u] : uvec4(0u);
     }
     [[unroll]] for (uint i = 0u; i < FETCH_V; i++) {
         uint g = gl_LocalInvocationID.x + i * THREADS, key = first + g / (VALUE_WIDTH / 8u), f = g % (VALUE_WIDTH / 8u) * 8u;
-        next_v[i] = key < key_count && f < value_width() && g < KEYS * VALUE_WIDTH / 8u ? v128[(v_row + key * v_stride[2] + f) / 8u] : uvec4(0u);
+        bool inside = key < key_count && f < value_width() && g < KEYS * VALUE_WIDTH / 8u;
+        next_v[i] = inside ? v128[(v_row + key * v_stride[2] + f) / 8u] : uvec4(0u);
     }
 }
 

@@ -1,7 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // RMS and layer normalisation of rows, with an optional addition in front:
-//   h = x + residual, stored rounded;  y = (h - mean) * rsqrt(mean square + eps) * weight + bias, rounded once (MLX rounds before the weight too)
+//   h = x + residual, stored rounded;  y = (h - mean) * rsqrt(mean square + eps) * weight + bias, rounded once
+//   (MLX rounds before the weight too)
 // where RMS takes no mean. LANES threads a row; the rows of a workgroup are independent.
 layout(constant_id = 1) const uint LANES = 32;
 layout(constant_id = 2) const uint HELD = 0;           // groups of eight that a thread holds; 0: element by element

@@ -22,7 +22,9 @@ layout(constant_id = 7) const uint WM = 64;
 layout(constant_id = 8) const uint WN = 32;
 layout(constant_id = 9) const uint SIZE = 16;          // of a cooperative matrix: SIZE x SIZE x SIZE
 layout(constant_id = 10) const uint LANES = 32;        // of a subgroup
-layout(constant_id = 11) const uint ALIGNED = 0;       // bit 1: W to 16 bytes (2 bits: any); bit 2: the result's rows to 16
+layout(constant_id = 11) const uint DEPTH = 1;         // blocks of codes at a time
+layout(constant_id = 12) const uint ALIGNED = 0;       // bit 1: W to 16 bytes (2 bits: any); bit 2: the result's rows to 16
+layout(constant_id = 13) const bool PARTS = false;     // K is cut into parts of `rounds` blocks, whose float32 sums are stored
 
 SOURCE(0, x)
 SOURCE(1, w)
@@ -31,9 +33,9 @@ SOURCE(3, b)
 TARGET(4, y)
 EIGHT_CODES(eight_codes, w32)
 
-const uint BK = 32;                                    // a block of codes
+const uint BK = 32 * DEPTH;
 const uint THREADS = BM / WM * (BN / WN) * LANES;
-const uint FETCH_X = (BM * BK / 8 + THREADS - 1) / THREADS, FETCH_W = (BN * 2 + THREADS - 1) / THREADS;
+const uint FETCH_X = (BM * BK / 8 + THREADS - 1) / THREADS, FETCH_W = (BN * BK / 16 + THREADS - 1) / THREADS;
 const uint STEP = BK / 8 + 1, PATCH = SIZE + 4;        // of a tile's rows, padded
 shared uvec4 tile_x[BM * STEP], tile_w[BN * STEP];
 shared float patches[THREADS / LANES * SIZE * PATCH];
@@ -51,17 +53,18 @@ uint pack(float low, float high)
 uvec4 next_x[FETCH_X], next_w[FETCH_W];
 uint next_scale[FETCH_W], next_bias[FETCH_W];
 
-void fetch(uint m0, uint n0, uint block)
+void fetch(uint m0, uint n0, uint first, uint until)
 {
-    uint t = gl_LocalInvocationIndex, blocks = k / BK, groups = blocks >> group_shift;
+    uint t = gl_LocalInvocationIndex, blocks = k / 32u, groups = blocks >> group_shift, batch = PARTS ? 0u : gl_WorkGroupID.z;
     [[unroll]] for (uint i = 0u; i < FETCH_X; i++) {
-        uint g = min(t + i * THREADS, BM * BK / 8u - 1u), row = min(m0 + g / 4u, m - 1u);
-        next_x[i] = x128[x_at + gl_WorkGroupID.z * x_batch + row * x_row + block * BK + g % 4u * 8u >> 3];
+        uint g = min(t + i * THREADS, BM * BK / 8u - 1u), row = min(m0 + g / (BK / 8u), m - 1u), at = first * 32u + g % (BK / 8u) * 8u;
+        next_x[i] = x128[x_at + batch * x_batch + row * x_row + min(at, until * 32u - 8u) >> 3];
+        if (DEPTH > 1u && at >= until * 32u) next_x[i] = uvec4(0u);
     }
     [[unroll]] for (uint i = 0u; i < FETCH_W; i++) {
-        uint g = min(t + i * THREADS, BN * 2u - 1u), n = min(n0 + g / 2u, rows[0] - 1u), part = g & 1u;
-        uint at = w_at[0] + gl_WorkGroupID.z * w_batch + (n * blocks + block) * BITS;
-        uint group = gl_WorkGroupID.z * s_batch + n * groups + (block >> group_shift);
+        uint g = min(t + i * THREADS, BN * BK / 16u - 1u), n = min(n0 + g / (BK / 16u), rows[0] - 1u), part = g & 1u;
+        uint block = min(first + g / 2u % DEPTH, until - 1u), at = w_at[0] + batch * w_batch + (n * blocks + block) * BITS;
+        uint group = batch * s_batch + n * groups + (block >> group_shift);
         if ((ALIGNED & 2u) != 0u && BITS == 4u) next_w[i].xy = w64[(at >> 1) + part];
         else if ((ALIGNED & 2u) != 0u && BITS == 8u) next_w[i] = w128[(at >> 2) + part];
         else if (PACKED) {
@@ -77,7 +80,7 @@ void stage()
     uint t = gl_LocalInvocationIndex;
     [[unroll]] for (uint i = 0u; i < FETCH_X; i++) {
         uint g = t + i * THREADS;
-        if (g < BM * BK / 8u) tile_x[g / 4u * STEP + g % 4u] = next_x[i];
+        if (g < BM * BK / 8u) tile_x[g / (BK / 8u) * STEP + g % (BK / 8u)] = next_x[i];
     }
     [[unroll]] for (uint i = 0u; i < FETCH_W; i++) {
         uint g = t + i * THREADS, halves[8];
@@ -88,27 +91,46 @@ void stage()
                                fma(-scale, packed_offset(e % CLASSES), bias));
             else value[e] = fma(scale, float(code_of(e < 8u ? next_w[i].xy : next_w[i].zw, e % 8u)), bias);
         [[unroll]] for (uint e = 0u; e < 8u; e++) halves[e] = pack(value[2u * e], value[2u * e + 1u]);
-        if (g < BN * 2u) {
-            tile_w[g / 2u * STEP + g % 2u * 2u] = uvec4(halves[0], halves[1], halves[2], halves[3]);
-            tile_w[g / 2u * STEP + g % 2u * 2u + 1u] = uvec4(halves[4], halves[5], halves[6], halves[7]);
+        if (g < BN * BK / 16u) {
+            uint at = g / (BK / 16u) * STEP + g % (BK / 16u) * 2u;
+            tile_w[at] = uvec4(halves[0], halves[1], halves[2], halves[3]);
+            tile_w[at + 1u] = uvec4(halves[4], halves[5], halves[6], halves[7]);
         }
     }
 }
 
+// Eight results from column n on.
+void store(uint row, uint n, float v[8])
+{
+    if (PARTS) {
+        uint at = y_at[0] + (gl_WorkGroupID.z * m + row) * rows[0] + n;
+        for (uint e = 0u; e < 8u; e++)
+            if (n + e < rows[0]) y32[at + e] = floatBitsToUint(v[e]);
+        return;
+    }
+    uint at = y_at[0] + gl_WorkGroupID.z * y_batch + row * y_row[0] + n, halves[4];
+    [[unroll]] for (uint e = 0u; e < 4u; e++) halves[e] = pack(v[2u * e], v[2u * e + 1u]);
+    if ((ALIGNED & 4u) != 0u && n + 8u <= rows[0]) y128[at >> 3] = uvec4(halves[0], halves[1], halves[2], halves[3]);
+    else
+        for (uint e = 0u; e < 8u; e++)
+            if (n + e < rows[0]) y16[at + e] = uint16_t(halves[e / 2u] >> e % 2u * 16u);
+}
+
 void main()
 {
-    uint m0 = gl_WorkGroupID.x * BM, n0 = gl_WorkGroupID.y * BN, warp = gl_SubgroupID, blocks = k / BK;
+    uint m0 = gl_WorkGroupID.x * BM, n0 = gl_WorkGroupID.y * BN, warp = gl_SubgroupID;
+    uint first = PARTS ? gl_WorkGroupID.z * rounds : 0u, until = PARTS ? min(first + rounds, k / 32u) : k / 32u;
     uint wm = warp / (BN / WN) * WM, wn = warp % (BN / WN) * WN;
     coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator> sum[WM / SIZE * (WN / SIZE)];
     [[unroll]] for (uint i = 0u; i < WM / SIZE * (WN / SIZE); i++)
         sum[i] = coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(0.0);
 
-    if (blocks > 0u) fetch(m0, n0, 0u);
-    for (uint block = 0u; block < blocks; block++) {
+    if (first < until) fetch(m0, n0, first, until);
+    for (; first < until; first += DEPTH) {
         barrier();
         stage();
         barrier();
-        if (block + 1u < blocks) fetch(m0, n0, block + 1u);
+        if (first + DEPTH < until) fetch(m0, n0, first + DEPTH, until);
         [[unroll]] for (uint l = 0u; l < BK; l += SIZE) {
             coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA> a[WM / SIZE];
             [[unroll]] for (uint i = 0u; i < WM / SIZE; i++)
@@ -129,15 +151,9 @@ void main()
             subgroupBarrier();
             for (uint u = gl_SubgroupInvocationID; u < SIZE * SIZE / 8u; u += LANES) {
                 uint r = u * 8u / SIZE, c = u * 8u % SIZE, row = m0 + wm + i * SIZE + r, n = n0 + wn + j * SIZE + c;
-                uint at = y_at[0] + gl_WorkGroupID.z * y_batch + row * y_row[0] + n, halves[4];
                 float v[8];
                 [[unroll]] for (uint e = 0u; e < 8u; e++) v[e] = patches[corner + r * PATCH + c + e];
-                [[unroll]] for (uint e = 0u; e < 4u; e++) halves[e] = pack(v[2u * e], v[2u * e + 1u]);
-                if (row >= m) continue;
-                if ((ALIGNED & 4u) != 0u && n + 8u <= rows[0]) y128[at >> 3] = uvec4(halves[0], halves[1], halves[2], halves[3]);
-                else
-                    for (uint e = 0u; e < 8u; e++)
-                        if (n + e < rows[0]) y16[at + e] = uint16_t(halves[e / 2u] >> e % 2u * 16u);
+                if (row < m) store(row, n, v);
             }
             subgroupBarrier();
         }

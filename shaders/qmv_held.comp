@@ -211,7 +211,8 @@ void main()
     [[unroll]] for (uint i = 0u; i < M; i++)
         [[unroll]] for (uint l = 0u; l < BL; l++) {
             uint block = first + l * (SPLIT * LANES);
-            hold(i * BL + l, x_at + gl_WorkGroupID.z * x_batch + min(m0 + i, m - 1u) * x_row + 32u * min(block, BLOCKS - 1u), block < BLOCKS);
+            uint at = x_at + gl_WorkGroupID.z * x_batch + min(m0 + i, m - 1u) * x_row + 32u * min(block, BLOCKS - 1u);
+            hold(i * BL + l, at, block < BLOCKS);
         }
     for (; r < until; r += apart) {
         [[unroll]] for (uint i = 0u; i < R * BL * BITS; i++) code[i] = next_code[i];

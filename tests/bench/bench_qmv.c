@@ -2,7 +2,8 @@
  * ordered after the one before it, a whole round in one submission, so that the CPU's part does not count.
  *
  *     build/bench/bench_qmv              the shapes below, 4 and 8 bits, 1 to 8 rows; then many rows
- *     build/bench/bench_qmv sweep        also every setting of the one-row kernel, best first
+ *     build/bench/bench_qmv sweep        every setting of the kernels for one row
+ *     build/bench/bench_qmv routes       every kernel for 1 to 512 rows
  *     build/bench/bench_qmv N K [M] [BITS] [GROUP]      one shape */
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,7 +123,9 @@ static struct result measure(int m, int n, int k, int bits, int group)
 static void print_kernel(const char *name, uint64_t count, uint64_t ns, void *user)
 {
     (void)ns;
-    if (count && (!strncmp(name, "qm", 2) || !strncmp(name, "matmul", 6) || !strncmp(name, "dequant", 7))) printf("%s%s", *(int *)user ? ", " : "", name), *(int *)user = 1;
+    if (!count || (strncmp(name, "qm", 2) && strncmp(name, "matmul", 6) && strncmp(name, "dequant", 7))) return;
+    printf("%s%s", *(int *)user ? ", " : "", name);
+    *(int *)user = 1;
 }
 
 static void row(int m, int n, int k, int bits, int group)
@@ -142,29 +145,44 @@ static void heading(void)
     const char *name = "", *driver = "";
     mlxvk_device_info_get_string(&name, device, "device_name");
     mlxvk_device_info_get_string(&driver, device, "driver");
-    printf("\n%s, %s; bfloat16\n\n| N x K | M | bits/group | us | GB/s | TFLOP/s | kernels |\n|---|---|---|---|---|---|---|\n", name, driver);
+    printf("\n%s, %s; bfloat16\n\n", name, driver);
+    printf("| N x K | M | bits/group | us | GB/s | TFLOP/s | kernels |\n|---|---|---|---|---|---|---|\n");
 }
 
-/* Every setting of the one-row kernel for each shape. */
+/* Every setting of the kernels for one row, for each shape. */
 static void sweep(void)
 {
-    static const int rows[] = { 1, 2, 4, 8 }, splits[] = { 1, 2, 4, 8 }, threads[] = { 64, 128, 256 };
+    static const int kernels[] = { 5, 6, 1 }, rows[] = { 1, 2, 4, 8 }, splits[] = { 0, 1, 2, 4, 16 }, threads[] = { 64, 128, 256, 512 };
     char gates[160];
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-        for (int integer = 0; integer < 2; integer++)
-            for (size_t i = 0; i < 4; i++)
-                for (size_t j = 0; j < 4; j++)
-                    for (size_t t = 0; t < 3; t++) {
-                        struct result r;
-                        if (32 * splits[j] > threads[t]) continue;
-                        snprintf(gates, sizeof gates, "MLX_VK_QMV_ROWS=%d MLX_VK_QMV_SPLIT=%d MLX_VK_QMV_THREADS=%d MLX_VK_ENABLE_INTEGER_DOT=%d",
-                                 rows[i], splits[j], threads[t], integer);
-                        open_device(gates);
-                        r = measure(1, shapes[s].n, shapes[s].k, 4, 64);
-                        printf("%8.2f us  %6d x %5d  %s\n", r.us, shapes[s].n, shapes[s].k, gates);
-                        fflush(stdout);
-                        close_device();
-                    }
+        for (size_t n = 0; n < 3 * 4 * 5 * 4; n++) {
+            int kernel = kernels[n / 80], split = splits[n / 4 % 5], t = threads[n % 4];
+            struct result r;
+            if (32 * split > t && kernel == 1) continue;
+            snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d MLX_VK_QMV_ROWS=%d MLX_VK_QMV_SPLIT=%d MLX_VK_QMV_THREADS=%d", kernel,
+                     rows[n / 20 % 4], split, t);
+            open_device(gates);
+            r = measure(1, shapes[s].n, shapes[s].k, 4, 64);
+            printf("%8.2f us  %6d x %5d  %s\n", r.us, shapes[s].n, shapes[s].k, gates);
+            fflush(stdout);
+            close_device();
+        }
+}
+
+/* Each kernel for few and many rows: where to change from one to the other. */
+static void routes(void)
+{
+    static const int kernels[] = { 5, 6, 1, 3, 4 }, rows[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512 };
+    char gates[64];
+    for (size_t k = 0; k < 5; k++) {
+        snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k]);
+        open_device(gates);
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+            for (size_t s = 0; s < 3; s++)
+                if (kernels[k] >= 5 ? rows[i] <= 8 : kernels[k] == 1 ? rows[i] <= 32 : rows[i] >= 8)
+                    row(rows[i], shapes[s].n, shapes[s].k, 4, 64);
+        close_device();
+    }
 }
 
 int main(int argc, char **argv)
@@ -172,8 +190,9 @@ int main(int argc, char **argv)
     static const int few[] = { 1, 2, 4, 8 }, many[] = { 16, 32, 64, 128, 512, 2048 };
     open_device("");
     heading();
-    if (argc > 2) row(argc > 3 ? atoi(argv[3]) : 1, atoi(argv[1]), atoi(argv[2]), argc > 4 ? atoi(argv[4]) : 4, argc > 5 ? atoi(argv[5]) : 64);
-    else {
+    if (argc > 2)
+        row(argc > 3 ? atoi(argv[3]) : 1, atoi(argv[1]), atoi(argv[2]), argc > 4 ? atoi(argv[4]) : 4, argc > 5 ? atoi(argv[5]) : 64);
+    else if (argc == 1) {
         for (int bits = 4; bits <= 8; bits += 4)
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
                 for (size_t i = 0; i < (bits == 4 && gpu ? 4 : 1); i++) row(few[i], shapes[s].n, shapes[s].k, bits, 64);
@@ -182,5 +201,6 @@ int main(int argc, char **argv)
     }
     close_device();
     if (argc == 2 && !strcmp(argv[1], "sweep")) sweep();
+    if (argc == 2 && !strcmp(argv[1], "routes")) routes();
     return 0;
 }

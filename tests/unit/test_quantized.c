@@ -31,7 +31,8 @@ static mlxvk_array upload(const void *bytes, int lead, int rows, int columns, ml
 static struct weight random_weight(struct rng *r, const struct format *f, int lead, int rows, int columns, mlxvk_stream s)
 {
     struct weight w;
-    size_t count = (size_t)(lead ? lead : 1) * (size_t)rows, words = (size_t)columns / 32 * (size_t)f->bits, groups = (size_t)(columns / f->group);
+    size_t count = (size_t)(lead ? lead : 1) * (size_t)rows;
+    size_t words = (size_t)columns / 32 * (size_t)f->bits, groups = (size_t)(columns / f->group);
     uint8_t *bytes = malloc(count * groups * 4 + 4);
     w.words = malloc(count * words * 4 + 4);
     assert_true(bytes && w.words);
@@ -86,8 +87,9 @@ static void compare(const struct format *f, const struct weight *w, const float 
     for (int z = 0; z < (lead ? lead : 1); z++)
         for (int i = 0; i < m; i++)
             for (int j = 0; j < n; j++) {
-                const float *a = x + ((size_t)z * (size_t)m + (size_t)i) * (size_t)k, *b = all + ((size_t)z * (size_t)n + (size_t)j) * (size_t)k;
-                double sum = 0, sizes = 0, got = load_number(to, y, ((size_t)z * (size_t)m + (size_t)i) * (size_t)n + (size_t)j).re;
+                size_t row = (size_t)z * (size_t)m + (size_t)i, column = (size_t)z * (size_t)n + (size_t)j;
+                const float *a = x + row * (size_t)k, *b = all + column * (size_t)k;
+                double sum = 0, sizes = 0, got = load_number(to, y, row * (size_t)n + (size_t)j).re;
                 for (int l = 0; l < k; l++) {
                     sum += (double)a[l] * b[l];
                     sizes += fabs((double)a[l] * b[l]);
@@ -125,7 +127,7 @@ static void one_case(struct rng *r, mlxvk_stream s, struct format f, int lead, i
 /* kernel: a value of gate MLX_VK_QMM_KERNEL; 0: the library chooses. */
 static void cases(int kernel, const char *more, int count)
 {
-    static const int widths[] = { 4, 8, 4, 8, 2, 3, 5, 6 }, groups[] = { 64, 32, 128 };
+    static const int widths[] = { 4, 8, 4, 1, 2, 3, 5, 6 }, groups[] = { 64, 32, 128 };
     static const mlxvk_dtype dtypes[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32 };
     char gates[128];
     struct rng r = { 11 + (uint64_t)kernel };
@@ -136,7 +138,8 @@ static void cases(int kernel, const char *more, int count)
     s = open_stream(d);
     for (int i = 0; i < count; i++) {
         int which = random_int(&r, 0, 2);
-        struct format f = { widths[i % 8], groups[random_int(&r, 0, 2)], kernel == 1 || kernel > 4 || random_chance(&r, 80), dtypes[which], dtypes[which] };
+        bool transpose = kernel == 1 || kernel > 4 || random_chance(&r, 80);
+        struct format f = { widths[i % 8], groups[random_int(&r, 0, 2)], transpose, dtypes[which], dtypes[which] };
         int m = random_chance(&r, 50) ? random_int(&r, 1, 9) : random_int(&r, 10, 140), n = random_int(&r, 1, 150);
         int k = random_int(&r, 1, 4) * f.group, lead = random_chance(&r, 20) ? random_int(&r, 1, 3) : 0;
         if (random_chance(&r, 15)) f.scales = dtypes[random_int(&r, 0, 2)];
