@@ -301,9 +301,30 @@ static void cut_into_parts(void **state)
         }
 }
 
+/* NaN stays in all that comes after it, in half types too, where the golden data is of no use. */
+static void nan_stays(void **state)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(dtypes); i++)
+        for (int reverse = 0; reverse < 2; reverse++)
+            for (int low = 0; low < 2; low++) {
+                const float values[] = { 1, NAN, 2, 0, 3 };
+                float got[5];
+                mlxvk_array a = floats(device, values, (int[]){ 5 }, 1);
+                OK(mlxvk_astype(&a, a, dtypes[i], stream), stream);
+                OK((low ? mlxvk_cummin : mlxvk_cummax)(&a, a, 0, reverse, true, stream), stream);
+                OK(mlxvk_astype(&a, a, MLXVK_FLOAT32, stream), stream);
+                OK(mlxvk_array_read(a, got, sizeof got, stream), stream);
+                for (int j = 0; j < 5; j++) assert_int_equal(!!isnan(got[j]), reverse ? j <= 1 : j >= 1);
+                mlxvk_array_free(a);
+            }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(random_views), cmocka_unit_test(cut_into_parts) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(random_views), cmocka_unit_test(cut_into_parts),
+                                        cmocka_unit_test(nan_stays) };
     device = open_device(NULL);
     stream = open_stream(device);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
