@@ -6494,7 +6494,7 @@ enum { UNPACK_MOST = 1 << 27 };                      /* more values than this ar
 /* Rows of x up to which they are taken a few at a time, and from which the weight is unpacked for the plain matmul. */
 static const struct quant_route { int type; uint32_t few, unpack; } quant_routes[] = {
     { VK_PHYSICAL_DEVICE_TYPE_CPU, UINT32_MAX, UINT32_MAX },
-    { -1, 16, 96 },
+    { -1, 8, 33 },
 };
 
 /* Tiles of the cooperative matrix kernel: as tile_row says, rows and columns of a subgroup, subgroups. The deeper ones need
