@@ -5423,7 +5423,22 @@ static void product_coopmat2(struct encoder *e, const struct product *p)
     launch_tiles(e, p, &l, r);
 }
 
-/* The kernel for a product: what a gate asks for if that can do it, else the fastest. */
+/* Are all rows read and written in whole steps of 16 bytes (of half types)? */
+static bool in_eights(const struct product *p)
+{
+    const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k, [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k,
+                                     [MAT_OUT] = p->out_row };
+    for (int i = 0; i < MATRICES; i++) {
+        int64_t odd = lead[i] | p->offset[i];
+        if (i == MAT_C) continue;
+        for (int k = 0; k < p->ndim; k++) odd |= p->stride[i][k];
+        if ((odd & 7) || p->array[i]->offset % 16) return false;
+    }
+    return true;
+}
+
+/* The kernel for a product: what a gate asks for if that can do it, else the fastest. Cooperative matrices 2 get even
+ * operands only: with others some tiles do not come back from NVIDIA's driver (580.159). */
 static enum matmul_kind choose_kind(const struct encoder *e, const struct product *p)
 {
     const struct device *d = e->device;
@@ -5431,7 +5446,7 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
     bool bf16 = t == MLXVK_BFLOAT16, half = bf16 || t == MLXVK_FLOAT16, units = p->a_k == 1 || p->a_row == 1;
     bool coopmat = half && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
-    bool coopmat2 = half && p->out_col == 1 && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
+    bool coopmat2 = half && p->out_col == 1 && !p->array[MAT_C] && in_eights(p) && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
     int64_t work = p->m * p->n * p->k * product_batches(p);
     units = units && (p->b_k == 1 || p->b_col == 1);
     if (is_complex(t) || !p->k || wanted == MATMUL_KIND_PLAIN) return MATMUL_KIND_PLAIN;
