@@ -390,6 +390,7 @@ struct device {
     struct stream *streams;
     struct stream *default_stream;
     int stream_index;
+    struct event *freed_events;                      /* that submissions may still name */
     uint32_t random_state[2];
     bool random_seeded;
 
@@ -7480,9 +7481,12 @@ static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc
 
 static void stream_destroy(struct stream *s);
 
+static void reap_events(struct device *d, bool all);
+
 static void destroy_objects(struct device *d)
 {
     while (d->streams) stream_destroy(d->streams);
+    reap_events(d, true);
     cache_trim(d, SIZE_MAX, true);
     while (d->blocks) block_destroy(d, d->blocks);
     for (uint32_t i = 0; i < d->pipeline_slots; i++)
@@ -8084,7 +8088,63 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 
 /* ==== >>public: events ============================================================================================ */
 
-struct event { struct device *device; VkSemaphore semaphore; };
+/* uses: the last submission of each timeline that names the semaphore. */
+struct event {
+    struct device *device;
+    VkSemaphore semaphore;
+    struct event *next;                              /* once it is freed */
+    struct use *uses;
+    uint32_t use_count, use_slots;
+};
+
+static void event_destroy(struct device *d, struct event *ev)
+{
+    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
+    host_free(d, ev->uses);
+    host_free(d, ev);
+}
+
+/* One submission more than those that name it must be done: Mesa (22.3) looks at what a submission waited for once more after
+ * it has signalled. */
+static bool event_idle(struct device *d, const struct event *ev)
+{
+    for (uint32_t i = 0; i < ev->use_count; i++)
+        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
+    return true;
+}
+
+/* Destroys freed events that no submission names any more. */
+static void reap_events(struct device *d, bool all)
+{
+    d->polls++;
+    for (struct event **link = &d->freed_events, *ev; (ev = *link) != NULL;) {
+        if (!all && !event_idle(d, ev)) { link = &ev->next; continue; }
+        *link = ev->next;
+        event_destroy(d, ev);
+    }
+}
+
+/* Room to note a use; false with an error where there is none. */
+static bool event_room(struct call *c, struct event *ev)
+{
+    uint32_t slots = ev->use_slots ? 2 * ev->use_slots : 4;
+    struct use *grown;
+    if (c->code || ev->use_count < ev->use_slots) return !c->code;
+    grown = host_alloc(c->device, slots * sizeof *grown);
+    if (!grown) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
+    if (ev->uses) memcpy(grown, ev->uses, ev->use_count * sizeof *grown);
+    host_free(c->device, ev->uses);
+    ev->uses = grown;
+    ev->use_slots = slots;
+    return true;
+}
+
+/* The stream's open submission names the event. */
+static void event_use(struct event *ev, struct timeline *line)
+{
+    for (uint32_t i = 0; i < ev->use_count; i++) if (ev->uses[i].line == line) { ev->uses[i].value = line->open; return; }
+    ev->uses[ev->use_count++] = (struct use){ line, line->open, true };
+}
 
 int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
 {
@@ -8097,6 +8157,7 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     int code;
     if (!d || !res) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
+    reap_events(d, false);
     event = host_zalloc(d, sizeof *event);
     if (event) r = d->vk.vkCreateSemaphore(d->handle, &info, NULL, &event->semaphore);
     code = vk_code(d, r);
@@ -8112,7 +8173,7 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     return code;
 }
 
-/* Streams may have unsubmitted or unfinished work that names the semaphore: they are drained first. */
+/* Streams may have unsubmitted or unfinished work that names the semaphore: it goes when that is done. */
 int mlxvk_event_free(mlxvk_event event)
 {
     struct event *ev = event.ctx;
@@ -8120,9 +8181,9 @@ int mlxvk_event_free(mlxvk_event event)
     if (!ev) return 0;
     d = ev->device;
     mutex_lock(&d->lock);
-    wait_streams(d);
-    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
-    host_free(d, ev);
+    ev->next = d->freed_events;
+    d->freed_events = ev;
+    reap_events(d, false);
     d->refs--;
     unlock_and_release(d);
     return 0;
@@ -8133,8 +8194,9 @@ int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     struct call c = begin("event_signal", stream);
     struct event *ev = event.ctx;
     if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code) return end(&c);
+    if (c.code || !event_room(&c, ev)) return end(&c);
     stream_lower(c.stream, 0);
+    event_use(ev, c.stream->line);
     c.stream->signals[c.stream->signal_count++] = (struct wait){ NULL, ev->semaphore, value };
     c.code = stream_submit(c.stream);
     return end(&c);
@@ -8145,10 +8207,11 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     struct call c = begin("event_wait", stream);
     struct event *ev = event.ctx;
     if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code) return end(&c);
+    if (c.code || !event_room(&c, ev)) return end(&c);
     stream_lower(c.stream, 0);
     c.code = stream_submit(c.stream);
     if (!c.code) c.code = stream_wait(c.stream, ev->semaphore, value);
+    if (!c.code) event_use(ev, c.stream->line);
     return end(&c);
 }
 

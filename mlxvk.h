@@ -241,7 +241,7 @@ MLXVK_API int mlxvk_async_eval(mlxvk_vector_array outputs);
 
 /* An event starts at 0 and only grows. Waits and signals on a stream are ordered with the operations around them. */
 MLXVK_API int mlxvk_event_new(mlxvk_event *res, mlxvk_device device);
-MLXVK_API int mlxvk_event_free(mlxvk_event event);
+MLXVK_API int mlxvk_event_free(mlxvk_event event);   /* never blocks: submitted work may still wait for it or signal it */
 MLXVK_API int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 MLXVK_API int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 MLXVK_API int mlxvk_event_signal_host(mlxvk_event event, uint64_t value);
