@@ -357,6 +357,13 @@ MLXVK_API int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const
 MLXVK_API int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s);
 MLXVK_API int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
+/* Windows of a, of slice_sizes, that start at the indices along axes (0 to a.ndim - 1, each once) and at 0 along the others.
+ * The index arrays (one an axis, integers) are broadcast; res: their shape, then slice_sizes. Negative indices wrap once; a
+ * window that does not fit into a then is moved to the nearest place where it does. */
+MLXVK_API int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num,
+                           const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes,
+                                  size_t slice_sizes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                                    mlxvk_stream s);
 
