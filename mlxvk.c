@@ -8007,7 +8007,13 @@ static int take_deferred(struct stream *s)
 int mlxvk_finalize(mlxvk_stream stream)
 {
     struct call c = begin("finalize", stream);
-    if (!c.code) { stream_lower(c.stream, 0); c.code = stream_submit(c.stream); }
+    if (!c.code) {
+        int submitted;
+        stream_lower(c.stream, 0);
+        submitted = stream_submit(c.stream);
+        c.code = take_deferred(c.stream);
+        if (!c.code) c.code = submitted;
+    }
     return end(&c);
 }
 
@@ -8445,6 +8451,76 @@ const void *mlxvk_array_data(mlxvk_array array)
     st = a->storage;
     if (st->literal && !st->buffer) return st->bytes + a->offset;
     return st->buffer && st->buffer->map && !st->writers ? st->buffer->map + a->offset : NULL;
+}
+
+/* ---- memory under a front end's own arrays ---- */
+
+int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim, mlxvk_dtype dtype,
+                         size_t offset)
+{
+    struct array *from = base.ctx, *a;
+    struct device *d = from ? from->storage->device : NULL;
+    struct call c = { .name = "array_new_view", .device = d };
+    size_t nbytes = from ? from->storage->nbytes : 0;
+    int64_t low, high;
+    if (!from) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    c.stream = default_stream(d);
+    if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
+    if (check_shape(&c, dim, shape, dtype) && (offset > nbytes || offset % dtypes[dtype].size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, nbytes);
+    check_strides(&c, dim, shape, strides);
+    a = view_of(&c, from, dtype, dim, shape, strides, (int64_t)offset);
+    if (a) {
+        array_span(a, &low, &high);
+        if (a->size && (low < 0 || high > (int64_t)nbytes))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low, (long long)high, nbytes);
+    }
+    if (c.code) d->error = c.stream->error;
+    return finish(&c, a, res);
+}
+
+size_t mlxvk_array_offset(mlxvk_array array) { return array.ctx ? (size_t)((struct array *)array.ctx)->offset : 0; }
+
+size_t mlxvk_array_memory_size(mlxvk_array array)
+{
+    const struct storage *st = array.ctx ? ((struct array *)array.ctx)->storage : NULL;
+    return !st ? 0 : st->buffer ? st->buffer->size : capacity_for(st->nbytes);
+}
+
+bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)
+{
+    return a.ctx && b.ctx && ((struct array *)a.ctx)->storage == ((struct array *)b.ctx)->storage;
+}
+
+int mlxvk_array_host(void **data, mlxvk_array array)
+{
+    struct array *a = array.ctx;
+    struct storage *st;
+    struct device *d;
+    int code;
+    if (!a || !data) return MLXVK_ERROR_ARGUMENT;
+    st = a->storage;
+    d = lock_array(a);
+    if (st->writers && stream_of(st)) stream_lower(stream_of(st), 0);
+    code = st->failed ? st->failed : d->lost;
+    if (!code && !st->buffer) code = default_stream(d) ? storage_allocate(&default_stream(d)->encoder, st) : MLXVK_ERROR_HOST_MEMORY;
+    if (!code) *data = st->buffer->map;
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+int mlxvk_array_wait(mlxvk_array array, bool readers)
+{
+    struct array *a = array.ctx;
+    struct device *d;
+    int code;
+    if (!a) return MLXVK_ERROR_ARGUMENT;
+    d = lock_array(a);
+    code = array_submit(a);
+    if (!code) code = wait_buffer(d, a->storage->buffer, !readers);
+    mutex_unlock(&d->lock);
+    return code;
 }
 
 /* ---- vectors ---- */
