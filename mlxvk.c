@@ -171,6 +171,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(COOPMAT,       "MLX_VK_ENABLE_COOPERATIVE_MATRIX", 1, "kernels with cooperative matrices")                       \
     X(INT_DOT,       "MLX_VK_ENABLE_INTEGER_DOT",        1, "kernels with integer dot products")                       \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
+    X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
@@ -2624,27 +2625,54 @@ static void elementwise_split(struct encoder *e, const struct elementwise_params
     }
 }
 
-/* Lets the result take over the memory of a dying operand of the same layout. */
-static void donate(struct encoder *e, const struct node *n)
+/* ---- results in the place of operands ---- */
+
+enum { DONATE_ANYWAY = 1 << 20, DONATE_EXTRA = PAGE };
+
+static bool read_since_barrier(const struct encoder *e, const struct buffer *b)
 {
-    struct array *out = n->out[0];
-    (void)e;
-    if (out->storage->buffer || out->offset || out->storage->nbytes != array_bytes(out)) return;
-    for (int i = 0; i < n->inputs; i++) {
-        struct storage *st = n->in[i] ? n->in[i]->storage : NULL;
-        if (!st || st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
-            !n->in[i]->row || n->in[i]->size != out->size || item_size(n->in[i]) != item_size(out)) continue;
-        out->storage->buffer = st->buffer;
-        st->buffer->refs++;
-        return;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        const struct access *l = &e->live[i];
+        if (l->handle == b->handle && !l->write && l->low < b->offset + b->size && b->offset < l->high) return true;
     }
+    return false;
+}
+
+/* Do elements of the operand lie where the result's will lie? */
+static bool same_place(const struct array *in, const struct array *out)
+{
+    return in->row && !in->offset && in->size == out->size && item_size(in) == item_size(out);
+}
+
+/* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no element of
+ * it after another thread may have written there. in: all that is read, and read by nothing else; entries may be NULL. Other
+ * readers of small operands would make a barrier necessary, which costs more than memory. The operand's number, or -1. */
+static int donate(struct encoder *e, struct array *out, struct array *const *in, int count)
+{
+    struct storage *to = out->storage;
+    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || out->offset || !out->row || to->nbytes != array_bytes(out)) return -1;
+    for (int i = 0; i < count; i++) {
+        struct storage *st = in[i] ? in[i]->storage : NULL;
+        struct buffer *b = st ? st->buffer : NULL;
+        int reads = 0;
+        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes || b->size > to->nbytes + DONATE_EXTRA ||
+            (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b))) continue;
+        for (int k = 0; k < count; k++)
+            if (in[k] && in[k]->storage == st) reads += same_place(in[k], out) ? 1 : st->readers + 1;
+        if (reads != st->readers) continue;
+        to->buffer = b;
+        b->refs++;
+        b->bytes = to->nbytes;
+        return i;
+    }
+    return -1;
 }
 
 static void lower_elementwise(struct encoder *e, const struct node *n)
 {
     struct array *a[MAX_OPERANDS] = { n->out[0] };
     for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
-    donate(e, n);
+    if (donate(e, n->out[0], n->in, n->inputs) >= 0 && n->p.elementwise.kernel == K_COPY && a[0]->dtype == a[1]->dtype) return;
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
 }
 
@@ -4287,7 +4315,11 @@ static void softmax(struct encoder *e, struct array *x, uint32_t mask, struct ar
     unpack(e, out, &packed, room);
 }
 
-static void lower_softmax(struct encoder *e, const struct node *n) { softmax(e, n->in[0], n->p.reduce.mask, n->out[0]); }
+static void lower_softmax(struct encoder *e, const struct node *n)
+{
+    donate(e, n->out[0], n->in, 1);
+    softmax(e, n->in[0], n->p.reduce.mask, n->out[0]);
+}
 
 /* The axes of a mask last, the others in order. */
 static void axes_last(int ndim, uint32_t mask, int *order)
@@ -4504,6 +4536,7 @@ static void scan_axis(struct encoder *e, enum reduction op, struct array *x, str
 
 static void lower_scan(struct encoder *e, const struct node *n)
 {
+    donate(e, n->out[0], n->in, 1);
     scan_axis(e, n->p.scan.op, n->in[0], n->out[0], n->p.scan.axis, n->p.scan.flags);
 }
 
@@ -5101,7 +5134,7 @@ static void rms_norm_dispatch(struct encoder *e, struct array *x, struct array *
 
 static void lower_norm(struct encoder *e, const struct node *n)
 {
-    donate(e, n);
+    donate(e, n->out[0], n->in, 1);
     if (n->p.norm.flags) norm_dispatch(e, n->p.norm.flags, n->in[0], NULL, NULL, n->in[1], n->in[2], n->out[0], n->p.norm.eps);
     else rms_norm_dispatch(e, n->in[0], NULL, NULL, n->in[1], n->out[0], n->p.norm.eps);
 }
@@ -5236,7 +5269,7 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
 
 static void lower_rope(struct encoder *e, const struct node *n)
 {
-    if (!n->in[1] && !n->in[2]) donate(e, n);
+    donate(e, n->out[0], n->in, 1);
     rope_dispatch(e, &n->p.rope, n->in[0], n->out[0], n->in[1], n->in[2], false, NULL, 0);
 }
 
@@ -7459,6 +7492,7 @@ static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32
     a[0] = product->out[0];
     a[1] = gate;
     a[2] = up;
+    donate(e, a[0], ((struct array *[]){ gate, gate, up }), 3);
     elementwise_split(e, &p, a, 3);
     retire(s, m, 3);
     return true;
@@ -7475,6 +7509,8 @@ static bool fuse_add_norm(struct encoder *e, struct stream *s, uint32_t at, uint
     if (m[1] == UINT32_MAX) return false;
     norm = &s->nodes[m[1]];
     if (norm->op != OP_NORM || norm->p.norm.flags || !same_view(norm->in[0], h) || !can_join(s, m, 1, m[1])) return false;
+    donate(e, h, add->in, 2);
+    donate(e, norm->out[0], add->in, 2);
     rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
     retire(s, m, 2);
     return true;
@@ -8194,7 +8230,13 @@ static int take_deferred(struct stream *s)
 int mlxvk_finalize(mlxvk_stream stream)
 {
     struct call c = begin("finalize", stream);
-    if (!c.code) { stream_lower(c.stream, 0); c.code = stream_submit(c.stream); }
+    if (!c.code) {
+        int submitted;
+        stream_lower(c.stream, 0);
+        submitted = stream_submit(c.stream);
+        c.code = take_deferred(c.stream);
+        if (!c.code) c.code = submitted;
+    }
     return end(&c);
 }
 
@@ -8632,6 +8674,76 @@ const void *mlxvk_array_data(mlxvk_array array)
     st = a->storage;
     if (st->literal && !st->buffer) return st->bytes + a->offset;
     return st->buffer && st->buffer->map && !st->writers ? st->buffer->map + a->offset : NULL;
+}
+
+/* ---- memory under a front end's own arrays ---- */
+
+int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim, mlxvk_dtype dtype,
+                         size_t offset)
+{
+    struct array *from = base.ctx, *a;
+    struct device *d = from ? from->storage->device : NULL;
+    struct call c = { .name = "array_new_view", .device = d };
+    size_t nbytes = from ? from->storage->nbytes : 0;
+    int64_t low, high;
+    if (!from) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    c.stream = default_stream(d);
+    if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
+    if (check_shape(&c, dim, shape, dtype) && (offset > nbytes || offset % dtypes[dtype].size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, nbytes);
+    check_strides(&c, dim, shape, strides);
+    a = view_of(&c, from, dtype, dim, shape, strides, (int64_t)offset);
+    if (a) {
+        array_span(a, &low, &high);
+        if (a->size && (low < 0 || high > (int64_t)nbytes))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low, (long long)high, nbytes);
+    }
+    if (c.code) d->error = c.stream->error;
+    return finish(&c, a, res);
+}
+
+size_t mlxvk_array_offset(mlxvk_array array) { return array.ctx ? (size_t)((struct array *)array.ctx)->offset : 0; }
+
+size_t mlxvk_array_memory_size(mlxvk_array array)
+{
+    const struct storage *st = array.ctx ? ((struct array *)array.ctx)->storage : NULL;
+    return !st ? 0 : st->buffer ? st->buffer->size : capacity_for(st->nbytes);
+}
+
+bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)
+{
+    return a.ctx && b.ctx && ((struct array *)a.ctx)->storage == ((struct array *)b.ctx)->storage;
+}
+
+int mlxvk_array_host(void **data, mlxvk_array array)
+{
+    struct array *a = array.ctx;
+    struct storage *st;
+    struct device *d;
+    int code;
+    if (!a || !data) return MLXVK_ERROR_ARGUMENT;
+    st = a->storage;
+    d = lock_array(a);
+    if (st->writers && stream_of(st)) stream_lower(stream_of(st), 0);
+    code = st->failed ? st->failed : d->lost;
+    if (!code && !st->buffer) code = default_stream(d) ? storage_allocate(&default_stream(d)->encoder, st) : MLXVK_ERROR_HOST_MEMORY;
+    if (!code) *data = st->buffer->map;
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+int mlxvk_array_wait(mlxvk_array array, bool readers)
+{
+    struct array *a = array.ctx;
+    struct device *d;
+    int code;
+    if (!a) return MLXVK_ERROR_ARGUMENT;
+    d = lock_array(a);
+    code = array_submit(a);
+    if (!code) code = wait_buffer(d, a->storage->buffer, !readers);
+    mutex_unlock(&d->lock);
+    return code;
 }
 
 /* ---- vectors ---- */
