@@ -172,6 +172,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(COOPMAT,       "MLX_VK_ENABLE_COOPERATIVE_MATRIX", 1, "kernels with cooperative matrices")                       \
     X(INT_DOT,       "MLX_VK_ENABLE_INTEGER_DOT",        1, "kernels with integer dot products")                       \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
+    X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
@@ -296,6 +297,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(SCAN,          scan,          3, CAP_SMALL)                                                                      \
     X(SCAN_PAIR,     scan_pair,     3, CAP_SMALL)                                                                      \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
+    X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
     X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
@@ -2089,6 +2091,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(SOFTMAX,     softmax)                                                                                            \
     X(SCAN,        scan)                                                                                               \
     X(GATHER,      gather)                                                                                             \
+    X(POSITIONS,   positions)                                                                                          \
     X(NORM,        norm)                                                                                               \
     X(NORM_VJP,    norm_vjp)                                                                                           \
     X(ROPE,        rope)                                                                                               \
@@ -2111,7 +2114,8 @@ struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
 struct scan_params { uint8_t op, axis, flags; };
-struct gather_params { uint8_t mode, axis; };
+struct gather_params { uint8_t mode, axis, unit; uint32_t room; };
+struct positions_params { uint32_t flags, none, size[2], room[2], step[2]; };
 struct norm_params { uint8_t flags; float eps; };
 struct norm_vjp_params { uint8_t flags; uint32_t each; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
@@ -2126,6 +2130,7 @@ union params {
     struct reduce_params reduce;
     struct scan_params scan;
     struct gather_params gather;
+    struct positions_params positions;
     struct norm_params norm;
     struct norm_vjp_params norm_vjp;
     struct rope_params rope;
@@ -2625,27 +2630,54 @@ static void elementwise_split(struct encoder *e, const struct elementwise_params
     }
 }
 
-/* Lets the result take over the memory of a dying operand of the same layout. */
-static void donate(struct encoder *e, const struct node *n)
+/* ---- results in the place of operands ---- */
+
+enum { DONATE_ANYWAY = 1 << 20, DONATE_EXTRA = PAGE };
+
+static bool read_since_barrier(const struct encoder *e, const struct buffer *b)
 {
-    struct array *out = n->out[0];
-    (void)e;
-    if (out->storage->buffer || out->offset || out->storage->nbytes != array_bytes(out)) return;
-    for (int i = 0; i < n->inputs; i++) {
-        struct storage *st = n->in[i] ? n->in[i]->storage : NULL;
-        if (!st || st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
-            !n->in[i]->row || n->in[i]->size != out->size || item_size(n->in[i]) != item_size(out)) continue;
-        out->storage->buffer = st->buffer;
-        st->buffer->refs++;
-        return;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        const struct access *l = &e->live[i];
+        if (l->handle == b->handle && !l->write && l->low < b->offset + b->size && b->offset < l->high) return true;
     }
+    return false;
+}
+
+/* Do elements of the operand lie where the result's will lie? */
+static bool same_place(const struct array *in, const struct array *out)
+{
+    return in->row && !in->offset && in->size == out->size && item_size(in) == item_size(out);
+}
+
+/* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no element of
+ * it after another thread may have written there. in: all that is read, and read by nothing else; entries may be NULL. Other
+ * readers of small operands would make a barrier necessary, which costs more than memory. The operand's number, or -1. */
+static int donate(struct encoder *e, struct array *out, struct array *const *in, int count)
+{
+    struct storage *to = out->storage;
+    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || out->offset || !out->row || to->nbytes != array_bytes(out)) return -1;
+    for (int i = 0; i < count; i++) {
+        struct storage *st = in[i] ? in[i]->storage : NULL;
+        struct buffer *b = st ? st->buffer : NULL;
+        int reads = 0;
+        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes || b->size > to->nbytes + DONATE_EXTRA ||
+            (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b))) continue;
+        for (int k = 0; k < count; k++)
+            if (in[k] && in[k]->storage == st) reads += same_place(in[k], out) ? 1 : st->readers + 1;
+        if (reads != st->readers) continue;
+        to->buffer = b;
+        b->refs++;
+        b->bytes = to->nbytes;
+        return i;
+    }
+    return -1;
 }
 
 static void lower_elementwise(struct encoder *e, const struct node *n)
 {
     struct array *a[MAX_OPERANDS] = { n->out[0] };
     for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
-    donate(e, n);
+    if (donate(e, n->out[0], n->in, n->inputs) >= 0 && n->p.elementwise.kernel == K_COPY && a[0]->dtype == a[1]->dtype) return;
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
 }
 
@@ -4298,7 +4330,11 @@ static void softmax(struct encoder *e, struct array *x, uint32_t mask, struct ar
     unpack(e, out, &packed, room);
 }
 
-static void lower_softmax(struct encoder *e, const struct node *n) { softmax(e, n->in[0], n->p.reduce.mask, n->out[0]); }
+static void lower_softmax(struct encoder *e, const struct node *n)
+{
+    donate(e, n->out[0], n->in, 1);
+    softmax(e, n->in[0], n->p.reduce.mask, n->out[0]);
+}
 
 /* The axes of a mask last, the others in order. */
 static void axes_last(int ndim, uint32_t mask, int *order)
@@ -4515,6 +4551,7 @@ static void scan_axis(struct encoder *e, enum reduction op, struct array *x, str
 
 static void lower_scan(struct encoder *e, const struct node *n)
 {
+    donate(e, n->out[0], n->in, 1);
     scan_axis(e, n->p.scan.op, n->in[0], n->out[0], n->p.scan.axis, n->p.scan.flags);
 }
 
@@ -4543,7 +4580,19 @@ MLXVK_SCAN_FUNCTIONS(X)
 
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
 
-enum gather_mode { GATHER_TAKE, GATHER_ALONG, GATHER_PUT };
+enum gather_mode {
+    GATHER_TAKE, GATHER_ALONG,
+    GATHER_PUT,                                      /* the result is indexed, the source is not */
+    GATHER_SLICES,                                   /* windows of some size, at an index of one axis */
+    GATHER_STARTS,                                   /* windows at offsets in elements, all of which `unit` divides */
+    GATHER_MASKED                                    /* elements in order, where the number of those so far grows */
+};
+enum { TAKE_OP_PUT = 1, TAKE_OP_STARTS, TAKE_OP_MASKED };
+
+static uint32_t take_op(int mode)
+{
+    return mode == GATHER_PUT ? TAKE_OP_PUT : mode == GATHER_STARTS ? TAKE_OP_STARTS : mode == GATHER_MASKED ? TAKE_OP_MASKED : 0;
+}
 
 /* What stands in the shader's stride[3]: the axis' length and stride, and the part of it that a dispatch serves. */
 enum { AXIS_SIZE, AXIS_STRIDE, PART_FIRST, PART_SIZE };
@@ -4551,42 +4600,82 @@ enum { AXIS_SIZE, AXIS_STRIDE, PART_FIRST, PART_SIZE };
 /* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the axis. */
 static void gather_views(const struct gather_params *p, struct array view[3])
 {
-    int axis = p->axis, n = view[2].ndim;
-    if (p->mode == GATHER_TAKE) {
-        struct array a = view[1], indices = view[2];
+    struct array a = view[1], indices = view[2];
+    int first = p->mode == GATHER_TAKE ? p->axis : 0, last = first + indices.ndim, from = p->mode == GATHER_TAKE;
+    if (p->mode == GATHER_TAKE || p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
         view[1].ndim = view[2].ndim = view[0].ndim;
         for (int i = 0; i < view[0].ndim; i++) {
-            bool indexed = i >= axis && i < axis + n;
-            view[1].strides[i] = indexed ? 0 : a.strides[i < axis ? i : i - n + 1];
-            view[2].strides[i] = indexed ? indices.strides[i - axis] : 0;
+            bool indexed = i >= first && i < last;
+            view[1].strides[i] = indexed ? 0 : a.strides[i < first ? i : i - last + first + from];
+            view[2].strides[i] = indexed ? indices.strides[i - first] : 0;
         }
         memcpy(view[1].shape, view[0].shape, sizeof view[0].shape);
         memcpy(view[2].shape, view[0].shape, sizeof view[0].shape);
-        return;
+    } else if (p->mode == GATHER_MASKED) {
+        view[1].ndim = view[0].ndim;
+        memset(view[1].strides, 0, sizeof view[1].strides);
+    } else {
+        struct array *indexed = &view[p->mode == GATHER_PUT ? 0 : 1];
+        indexed->shape[p->axis] = indices.shape[p->axis];
+        indexed->strides[p->axis] = 0;
     }
-    struct array *indexed = &view[p->mode == GATHER_PUT ? 0 : 1];
-    indexed->shape[axis] = view[2].shape[axis];
-    indexed->strides[axis] = 0;
 }
 
-static mlxvk_dtype raw_dtype(const struct array *a)   /* of the same size, to move bits */
+static mlxvk_dtype raw_dtype(size_t size)            /* of that many bytes, to move bits */
 {
-    static const mlxvk_dtype by_size[] = { [1] = MLXVK_UINT8, [2] = MLXVK_UINT16, [4] = MLXVK_UINT32, [8] = MLXVK_UINT64 };
-    return by_size[item_size(a)];
+    return size == 1 ? MLXVK_UINT8 : size == 2 ? MLXVK_UINT16 : size == 4 ? MLXVK_UINT32 : size == 8 ? MLXVK_UINT64 : MLXVK_COMPLEX64;
+}
+
+/* How many elements can be moved as one: neighbours in result and source that share an index, with everything else in
+ * multiples of them. */
+static uint32_t gather_width(const struct gather_params *p, const struct dims *g, const struct elementwise_push *push, size_t item)
+{
+    int last = g->ndim - 1;
+    int64_t odd;
+    if (last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1 || g->stride[2][last] != 0) return 1;
+    odd = g->shape[last] | push->offset[0] | push->offset[1];
+    odd |= p->mode == GATHER_STARTS ? p->unit : (int32_t)push->stride[3][AXIS_STRIDE];
+    for (int i = 0; i < last; i++) odd |= g->stride[0][i] | g->stride[1][i];
+    for (size_t width = 16 / item; width > 1; width /= 2) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
+    return 1;
+}
+
+static void widen(struct dims *g, struct elementwise_push *push, uint32_t width)
+{
+    int last = g->ndim - 1;
+    g->shape[last] /= width;
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < last; i++) g->stride[k][i] /= width;
+        push->offset[k] /= width;
+    }
+    push->stride[3][AXIS_STRIDE] = (uint32_t)((int32_t)push->stride[3][AXIS_STRIDE] / (int32_t)width);
+    push->n /= width;
+}
+
+/* Offsets in elements as offsets in units of some bytes: times extra[0], shifted right by extra[1]. */
+static void scale_starts(struct elementwise_push *push, size_t item, size_t unit)
+{
+    push->extra[0] = unit < item ? (uint32_t)(item / unit) : 1;
+    push->extra[1] = 0;
+    for (; item < unit; item *= 2) push->extra[1]++;
 }
 
 static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
 {
     struct array view[3] = { *in[0], *in[1], *in[2] }, *views[3] = { &view[0], &view[1], &view[2] };
+    size_t item = item_size(in[0]);
     struct dims g;
-    uint32_t mode;
+    uint32_t mode, width;
     gather_views(p, view);
+    push->n = (uint32_t)in[p->mode == GATHER_PUT || p->mode == GATHER_ALONG ? 2 : 0]->size;
     g = merge_dims(views, 3);
+    width = gather_width(p, &g, push, item);
+    if (width > 1) widen(&g, push, width);
+    if (p->mode == GATHER_STARTS) scale_starts(push, item, item * width);
     mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
-    push->n = (uint32_t)in[p->mode == GATHER_TAKE ? 0 : 2]->size;
     if (mode == MODE_STRIDED) push_dims(push, &g, 3);
     else { push->ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 3); }
-    KERNEL(e, K_TAKE, 256, mode, 0, p->mode == GATHER_PUT, raw_dtype(in[0]), (uint32_t)in[2]->dtype);
+    KERNEL(e, K_TAKE, 256, mode, 0, take_op(p->mode), raw_dtype(item * width), (uint32_t)in[2]->dtype);
     set_bytes(e, push, sizeof *push);
     dispatch_groups(e, ceil_div(push->n, 256));
 }
@@ -4605,15 +4694,19 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
     return true;
 }
 
-/* Rows of 4-byte or 16-byte words, where what follows the axis is contiguous and aligned. */
+/* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned. */
 static bool gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
 {
-    const struct array *a = in[1];
-    size_t item = item_size(a), unit;
-    int64_t outer, outer_stride, row, row_stride, count, index_stride, axis_stride = a->strides[p->axis], odd;
-    if (p->mode != GATHER_TAKE || !one_stride(a, 0, p->axis, &outer, &outer_stride) ||
-        !one_stride(a, p->axis + 1, a->ndim, &row, &row_stride) || row_stride != 1 ||
-        !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return false;
+    struct array window = *in[1];
+    size_t item = item_size(in[1]), unit;
+    int64_t outer = 1, outer_stride = 0, row, row_stride, count, index_stride, axis_stride = window.strides[p->axis], odd;
+    if (p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
+        memcpy(window.shape, in[0]->shape + in[2]->ndim, (size_t)window.ndim * sizeof *window.shape);
+        if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return false;
+        if (p->mode == GATHER_STARTS) axis_stride = p->unit;
+    } else if (p->mode != GATHER_TAKE || !one_stride(&window, 0, p->axis, &outer, &outer_stride) ||
+               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride)) return false;
+    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return false;
     odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
     if (odd & 3) return false;
     unit = odd & 15 ? 4 : 16;
@@ -4621,10 +4714,11 @@ static bool gather_rows(struct encoder *e, const struct gather_params *p, struct
     push->shape[0] = (uint32_t)(row * (int64_t)item / (int64_t)unit);
     push->shape[1] = (uint32_t)count;
     push->stride[1][0] = (uint32_t)(outer_stride * (int64_t)item / (int64_t)unit);
-    push->stride[1][1] = (uint32_t)(axis_stride * (int64_t)item / (int64_t)unit);
+    push->stride[1][1] = p->mode == GATHER_STARTS ? 1 : (uint32_t)(axis_stride * (int64_t)item / (int64_t)unit);
     push->stride[2][0] = (uint32_t)index_stride;
     for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
-    KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, 0, unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
+    if (p->mode == GATHER_STARTS) scale_starts(push, item, unit);
+    KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, take_op(p->mode), unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
     set_bytes(e, push, sizeof *push);
     dispatch_groups(e, ceil_div(push->n, 4 * 256));
     return true;
@@ -4648,7 +4742,7 @@ static void lower_gather(struct encoder *e, const struct node *n)
     const struct gather_params *p = &n->p.gather;
     struct array *in[3] = { n->out[0], n->in[0], n->in[1] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
     const struct array *whole = *indexed;
-    int size = whole->shape[p->axis], step = axis_part(e, whole, p->axis);
+    int size = whole->shape[p->axis], step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
     for (int first = 0; first < size && !e->code; first += step) {
         struct elementwise_push push = { .n = 0 };
         part = *whole;
@@ -4662,9 +4756,77 @@ static void lower_gather(struct encoder *e, const struct node *n)
         push.stride[3][AXIS_STRIDE] = (uint32_t)whole->strides[p->axis];
         push.stride[3][PART_FIRST] = (uint32_t)first;
         push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
+        push.extra[0] = p->room;
         if (!gather_rows(e, p, in, &push)) gather_elements(e, p, in, &push);
     }
 }
+
+/* ---- where windows start: several index arrays as one array of offsets ---- */
+
+enum { POSITIONS_COUNT = 3, POSITIONS_STRICT = 4, POSITIONS_ADD = 8, POSITIONS_TABLE = 16 };
+
+/* out[1] is the result once more, with the strides of the base: what the walk's coordinates add to the offsets. */
+static void lower_positions(struct encoder *e, const struct node *n)
+{
+    const struct positions_params *p = &n->p.positions;
+    struct array *views[3] = { n->out[1], n->in[0], n->in[1] };
+    struct {
+        uint32_t n, ndim, flags, dtype, none, dst_at, at[2], shape[PUSH_DIMS], stride[3][PUSH_DIMS], size[2], room[2], step[2];
+    } push = { .n = (uint32_t)n->out[0]->size, .flags = p->flags | n->inputs, .none = p->none };
+    struct dims g = merge_dims(views, 1 + n->inputs);
+    push.ndim = (uint32_t)g.ndim;
+    push.dst_at = set_output(e, 0, n->out[0]);
+    for (uint32_t k = 0; k < n->inputs; k++) {
+        push.at[k] = set_input(e, 1 + k, n->in[k]);
+        push.dtype = (uint32_t)n->in[k]->dtype;
+        push.size[k] = p->size[k];
+        push.room[k] = p->room[k];
+        push.step[k] = p->step[k];
+    }
+    if (g.ndim > PUSH_DIMS) {
+        push.flags |= POSITIONS_TABLE;
+        table_dims(e, 3, &g, 3);
+    }
+    for (int i = 0; i < g.ndim && g.ndim <= PUSH_DIMS; i++) {
+        push.shape[i] = (uint32_t)g.shape[i];
+        for (int k = 0; k < 3; k++) push.stride[k][i] = (uint32_t)g.stride[k][i];
+    }
+    KERNEL(e, K_POSITIONS, 256);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div(push.n, 256));
+}
+
+/* Windows of an array: `count` index arrays of one shape and dtype say where they start along as many axes. */
+struct windows { int count, ndim, shape[MAXD], axes[MAXD], sizes[MAXD]; struct array *index[MAXD]; };
+
+/* Sums of index times step over the axes, and of the coordinates of a walk of some shape times base (NULL: none). Strict:
+ * windows that do not fit into `a` get the value `none`. */
+static struct array *do_positions(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
+                                  const int64_t *base, const int64_t *steps, uint32_t none, bool strict)
+{
+    static const int64_t zeros[MAXD] = { 0 };
+    struct array *out = output(c, ndim, shape, MLXVK_UINT32), *walk;
+    walk = out ? view_of(c, out, MLXVK_UINT32, ndim, shape, base ? base : zeros, 0) : NULL;
+    for (int first = 0; !first || first < w->count; first += 2) {
+        struct positions_params p = { .flags = (strict ? POSITIONS_STRICT : 0) | (first ? POSITIONS_ADD : 0), .none = none };
+        struct array *in[2] = { NULL, NULL };
+        int inputs = w->count - first < 2 ? w->count - first : 2;
+        if (first && walk) walk = view_of(c, out, MLXVK_UINT32, ndim, shape, zeros, 0);
+        for (int k = 0; k < inputs; k++) {
+            int axis = w->axes[first + k];
+            in[k] = w->index[first + k];
+            p.size[k] = (uint32_t)a->shape[axis];
+            p.room[k] = (uint32_t)(a->shape[axis] - w->sizes[axis] + 1);
+            p.step[k] = (uint32_t)steps[axis];
+            while (in[k] && in[k]->ndim < ndim) in[k] = do_expand(c, in[k], &in[k]->ndim, 1);
+            in[k] = broadcast(c, in[k], ndim, shape);
+        }
+        append(c, OP_POSITIONS, PARAMS(.positions = p), in, inputs, (struct array *[]){ out, walk }, 2);
+    }
+    return out;
+}
+
+/* ---- fronts ---- */
 
 static bool check_indices(struct call *c, const struct array *indices)
 {
@@ -4684,7 +4846,7 @@ static struct array *do_take(struct call *c, struct array *a, struct array *indi
     for (int i = 0; i < indices->ndim; i++) shape[ndim++] = indices->shape[i];
     for (int i = axis + 1; i < a->ndim; i++) shape[ndim++] = a->shape[i];
     out = output(c, ndim, shape, a->dtype);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis }), ARRAYS(a, indices), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }), ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
@@ -4701,6 +4863,100 @@ int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_strea
     struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1), *i = input(&c, "indices", indices);
     return finish(&c, do_take(&c, x, i, 0), res);
 }
+
+/* ---- windows: gather ---- */
+
+/* Index arrays broadcast together, of one integer dtype, for distinct axes of a; the windows' sizes fit into a. */
+static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *axes, size_t axes_num, const int *sizes)
+{
+    struct array probe = { .dtype = MLXVK_BOOL };
+    mlxvk_dtype dtype = MLXVK_BOOL;
+    uint32_t mask = 0;
+    if (c->code || !a) return false;
+    if (axes_num != (size_t)w->count) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes for %d index arrays", axes_num, w->count), false;
+    if (w->count && !axes) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axes is NULL"), false;
+    for (int k = 0; k < w->count; k++) {
+        if (!check_indices(c, w->index[k])) return false;
+        if (axes[k] < 0 || axes[k] >= a->ndim || (mask >> axes[k] & 1))
+            return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is outside, or named twice", axes[k], TEXT(a)), false;
+        mask |= 1u << axes[k];
+        w->axes[k] = axes[k];
+        dtype = k ? promote(dtype, w->index[k]->dtype) : w->index[k]->dtype;
+        if (!broadcast_shape(c, &probe, w->index[k], &w->ndim, w->shape)) return false;
+        probe.ndim = w->ndim;
+        memcpy(probe.shape, w->shape, sizeof w->shape);
+    }
+    if (w->count && !is_integer(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "index arrays of uint64 and of a signed dtype"), false;
+    for (int i = 0; i < a->ndim; i++) {
+        w->sizes[i] = sizes[i];
+        if (sizes[i] < 0 || sizes[i] > a->shape[i])
+            return FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a)), false;
+    }
+    for (int k = 0; k < w->count; k++)
+        w->index[k] = broadcast(c, as_type(c, w->index[k], dtype), w->ndim, w->shape);
+    return !c->code;
+}
+
+static bool index_inputs(struct call *c, const struct array *a, const struct vector *v, struct windows *w)
+{
+    w->count = 0;
+    w->ndim = 0;
+    if (c->code || !a || !v) return !c->code;
+    if (v->size > (size_t)a->ndim) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu index arrays for %s", v->size, TEXT(a)), false;
+    for (size_t k = 0; k < v->size; k++) w->index[w->count++] = vector_input(c, v, k);
+    return !c->code;
+}
+
+static struct array *do_gather(struct call *c, struct array *a, struct windows *w, const int *axes, size_t axes_num, const int *sizes,
+                               size_t sizes_num)
+{
+    struct gather_params p = { GATHER_STARTS, 0, 16, 0 };
+    struct array *out, *starts;
+    int shape[2 * MAXD], start[MAXD] = { 0 };
+    if (c->code || !a) return NULL;
+    if (sizes_num != (size_t)a->ndim || (sizes_num && !sizes))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu slice_sizes for %s", sizes ? sizes_num : 0, TEXT(a));
+    if (!check_windows(c, a, w, axes, axes_num, sizes)) return NULL;
+    if (!w->count) return do_slice(c, a, start, sizes, NULL);
+    if (w->ndim) memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
+    memcpy(shape + w->ndim, sizes, (size_t)a->ndim * sizeof *shape);
+    out = output(c, w->ndim + a->ndim, shape, a->dtype);
+    if (!out || !out->size) return out;
+    if (w->count == 1) {
+        int axis = w->axes[0];
+        p = (struct gather_params){ GATHER_SLICES, (uint8_t)axis, 1, (uint32_t)(a->shape[axis] - sizes[axis] + 1) };
+        starts = w->index[0];
+    } else {
+        for (int k = 0; k < w->count; k++) {
+            int64_t stride = a->strides[w->axes[k]];
+            while (stride < 0 ? p.unit > 1 : stride % p.unit != 0) p.unit /= 2;
+        }
+        starts = do_positions(c, a, w, w->ndim, w->shape, NULL, a->strides, UINT32_MAX, false);
+    }
+    append(c, OP_GATHER, PARAMS(.gather = p), ARRAYS(a, starts), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num, const int *slice_sizes,
+                 size_t slice_sizes_num, mlxvk_stream s)
+{
+    struct call c = begin("gather", s);
+    struct array *x = input(&c, "a", a);
+    struct windows w;
+    if (!index_inputs(&c, x, indices.ctx, &w)) x = NULL;
+    return finish(&c, do_gather(&c, x, &w, axes, axes_num, slice_sizes, slice_sizes_num), res);
+}
+
+int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes, size_t slice_sizes_num,
+                        mlxvk_stream s)
+{
+    struct call c = begin("gather_single", s);
+    struct array *x = input(&c, "a", a);
+    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    return finish(&c, do_gather(&c, x, &w, &axis, 1, slice_sizes, slice_sizes_num), res);
+}
+
+/* ---- along an axis ---- */
 
 /* a seen with the shape of `like` but along the axis, where it keeps its length. */
 static struct array *broadcast_beside(struct call *c, struct array *a, int axis, const struct array *like)
@@ -4733,7 +4989,7 @@ static struct array *do_take_along(struct call *c, struct array *a, struct array
     a = broadcast_beside(c, a, axis, &probe);
     indices = broadcast_beside(c, indices, axis, &probe);
     out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis }), ARRAYS(a, indices), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }), ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
@@ -4767,7 +5023,7 @@ static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct
         out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     if (indices->size)
-        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis }), ARRAYS(values, indices), ARRAYS(out));
+        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }), ARRAYS(values, indices), ARRAYS(out));
     return out;
 }
 
@@ -4893,7 +5149,7 @@ static void rms_norm_dispatch(struct encoder *e, struct array *x, struct array *
 
 static void lower_norm(struct encoder *e, const struct node *n)
 {
-    donate(e, n);
+    donate(e, n->out[0], n->in, 1);
     if (n->p.norm.flags) norm_dispatch(e, n->p.norm.flags, n->in[0], NULL, NULL, n->in[1], n->in[2], n->out[0], n->p.norm.eps);
     else rms_norm_dispatch(e, n->in[0], NULL, NULL, n->in[1], n->out[0], n->p.norm.eps);
 }
@@ -5105,7 +5361,7 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
 
 static void lower_rope(struct encoder *e, const struct node *n)
 {
-    if (!n->in[1] && !n->in[2]) donate(e, n);
+    donate(e, n->out[0], n->in, 1);
     rope_dispatch(e, &n->p.rope, n->in[0], n->out[0], n->in[1], n->in[2], false, NULL, 0);
 }
 
@@ -7854,6 +8110,7 @@ static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32
     a[0] = product->out[0];
     a[1] = gate;
     a[2] = up;
+    donate(e, a[0], ((struct array *[]){ gate, gate, up }), 3);
     elementwise_split(e, &p, a, 3);
     retire(s, m, 3);
     return true;
@@ -7870,6 +8127,8 @@ static bool fuse_add_norm(struct encoder *e, struct stream *s, uint32_t at, uint
     if (m[1] == UINT32_MAX) return false;
     norm = &s->nodes[m[1]];
     if (norm->op != OP_NORM || norm->p.norm.flags || !same_view(norm->in[0], h) || !can_join(s, m, 1, m[1])) return false;
+    donate(e, h, add->in, 2);
+    donate(e, norm->out[0], add->in, 2);
     rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
     retire(s, m, 2);
     return true;
@@ -8589,7 +8848,13 @@ static int take_deferred(struct stream *s)
 int mlxvk_finalize(mlxvk_stream stream)
 {
     struct call c = begin("finalize", stream);
-    if (!c.code) { stream_lower(c.stream, 0); c.code = stream_submit(c.stream); }
+    if (!c.code) {
+        int submitted;
+        stream_lower(c.stream, 0);
+        submitted = stream_submit(c.stream);
+        c.code = take_deferred(c.stream);
+        if (!c.code) c.code = submitted;
+    }
     return end(&c);
 }
 
@@ -9027,6 +9292,76 @@ const void *mlxvk_array_data(mlxvk_array array)
     st = a->storage;
     if (st->literal && !st->buffer) return st->bytes + a->offset;
     return st->buffer && st->buffer->map && !st->writers ? st->buffer->map + a->offset : NULL;
+}
+
+/* ---- memory under a front end's own arrays ---- */
+
+int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim, mlxvk_dtype dtype,
+                         size_t offset)
+{
+    struct array *from = base.ctx, *a;
+    struct device *d = from ? from->storage->device : NULL;
+    struct call c = { .name = "array_new_view", .device = d };
+    size_t nbytes = from ? from->storage->nbytes : 0;
+    int64_t low, high;
+    if (!from) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    c.stream = default_stream(d);
+    if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
+    if (check_shape(&c, dim, shape, dtype) && (offset > nbytes || offset % dtypes[dtype].size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, nbytes);
+    check_strides(&c, dim, shape, strides);
+    a = view_of(&c, from, dtype, dim, shape, strides, (int64_t)offset);
+    if (a) {
+        array_span(a, &low, &high);
+        if (a->size && (low < 0 || high > (int64_t)nbytes))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low, (long long)high, nbytes);
+    }
+    if (c.code) d->error = c.stream->error;
+    return finish(&c, a, res);
+}
+
+size_t mlxvk_array_offset(mlxvk_array array) { return array.ctx ? (size_t)((struct array *)array.ctx)->offset : 0; }
+
+size_t mlxvk_array_memory_size(mlxvk_array array)
+{
+    const struct storage *st = array.ctx ? ((struct array *)array.ctx)->storage : NULL;
+    return !st ? 0 : st->buffer ? st->buffer->size : capacity_for(st->nbytes);
+}
+
+bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)
+{
+    return a.ctx && b.ctx && ((struct array *)a.ctx)->storage == ((struct array *)b.ctx)->storage;
+}
+
+int mlxvk_array_host(void **data, mlxvk_array array)
+{
+    struct array *a = array.ctx;
+    struct storage *st;
+    struct device *d;
+    int code;
+    if (!a || !data) return MLXVK_ERROR_ARGUMENT;
+    st = a->storage;
+    d = lock_array(a);
+    if (st->writers && stream_of(st)) stream_lower(stream_of(st), 0);
+    code = st->failed ? st->failed : d->lost;
+    if (!code && !st->buffer) code = default_stream(d) ? storage_allocate(&default_stream(d)->encoder, st) : MLXVK_ERROR_HOST_MEMORY;
+    if (!code) *data = st->buffer->map;
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+int mlxvk_array_wait(mlxvk_array array, bool readers)
+{
+    struct array *a = array.ctx;
+    struct device *d;
+    int code;
+    if (!a) return MLXVK_ERROR_ARGUMENT;
+    d = lock_array(a);
+    code = array_submit(a);
+    if (!code) code = wait_buffer(d, a->storage->buffer, !readers);
+    mutex_unlock(&d->lock);
+    return code;
 }
 
 /* ---- vectors ---- */

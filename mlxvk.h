@@ -226,9 +226,9 @@ MLXVK_API int mlxvk_stream_free(mlxvk_stream stream);                /* waits fo
 MLXVK_API mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream); /* not a new handle: do not free it */
 MLXVK_API int mlxvk_stream_get_index(int *index, mlxvk_stream stream);
 MLXVK_API int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error);   /* copies the last error */
-/* Submits what is recorded, without waiting. */
+/* Submits what is recorded, without waiting. Returns the first error of deferred work since the last call. */
 MLXVK_API int mlxvk_finalize(mlxvk_stream stream);
-/* Submits what is recorded and blocks until it is done. Returns the first error of deferred work since the last call. */
+/* Submits what is recorded and blocks until it is done. Returns errors as mlxvk_finalize does. */
 MLXVK_API int mlxvk_synchronize(mlxvk_stream stream);
 /* Synchronises and frees all streams of the device but those that handles are held on. */
 MLXVK_API int mlxvk_clear_streams(mlxvk_device device);
@@ -293,6 +293,22 @@ MLXVK_API int mlxvk_array_item_uint64(uint64_t *res, mlxvk_array array);
 MLXVK_API int mlxvk_array_item_float32(float *res, mlxvk_array array);
 /* The host's pointer to element [0, ...] of an evaluated array, as its strides say; NULL where the memory is not mapped. */
 MLXVK_API const void *mlxvk_array_data(mlxvk_array array);
+
+/* For front ends with arrays of their own, which keep one handle on each piece of memory and lay views over it. An array's
+ * memory need not exist yet when these are called: it comes when the operation that writes it is lowered. */
+
+/* Another layout of the memory that base lies in: `offset` in bytes from the memory's start (not from base's first
+ * element), strides in elements (NULL: row-major), any sign, zero too. Every element must lie inside the memory. */
+MLXVK_API int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
+                                   mlxvk_dtype dtype, size_t offset);
+MLXVK_API size_t mlxvk_array_offset(mlxvk_array array);              /* bytes from the memory's start to element [0, ...] */
+MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes that the memory takes */
+MLXVK_API bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b);
+/* The host's pointer to the memory's start, or NULL where it is not mapped. The memory exists afterwards; it does not wait:
+ * what is there is right only after mlxvk_array_wait, or an event behind the work that writes it. */
+MLXVK_API int mlxvk_array_host(void **data, mlxvk_array array);
+/* Submits, and blocks until the work that writes the array's memory (with `readers`: all that uses it) is done. */
+MLXVK_API int mlxvk_array_wait(mlxvk_array array, bool readers);
 
 MLXVK_API mlxvk_vector_array mlxvk_vector_array_new(void);
 MLXVK_API mlxvk_vector_array mlxvk_vector_array_new_data(const mlxvk_array *data, size_t size);
@@ -398,6 +414,13 @@ MLXVK_API int mlxvk_depends(mlxvk_vector_array *res, mlxvk_vector_array inputs, 
 MLXVK_API int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s);
 MLXVK_API int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
+/* Windows of a, of slice_sizes, that start at the indices along axes (0 to a.ndim - 1, each once) and at 0 along the others.
+ * The index arrays (one an axis, integers) are broadcast; res: their shape, then slice_sizes. Negative indices wrap once; a
+ * window that does not fit into a then is moved to the nearest place where it does. */
+MLXVK_API int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num,
+                           const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes,
+                                  size_t slice_sizes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                                    mlxvk_stream s);
 

@@ -92,6 +92,8 @@
     X(take, ARRAY(a), ARRAY(indices))                                                                                 \
     X(take_axis, ARRAY(a), ARRAY(indices), INT(axis))                                                                 \
     X(take_along_axis, ARRAY(a), ARRAY(indices), INT(axis))                                                           \
+    X(gather, ARRAY(a), VECTOR(indices), INTS(axes), INTS(slice_sizes))                                               \
+    X(gather_single, ARRAY(a), ARRAY(indices), INT(axis), INTS(slice_sizes))                                          \
     X(put_along_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                             \
     X(round, ARRAY(a), INT(decimals))                                                                                 \
     X(where, ARRAY(condition), ARRAY(x), ARRAY(y))                                                                    \
