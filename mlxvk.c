@@ -13,6 +13,7 @@
  *     >>array        views on storage
  *     >>tape         recorded operations and how they are lowered
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
+ *     >>composites   operations made of others: creation, padding, comparisons, statistics
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, encoder, statistics
  *
@@ -298,6 +299,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
     X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
+    X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
     X(ATTENTION_DECODE, attention_decode, 8, CAP_SMALL | CAP_SUBGROUP)                                                 \
@@ -2092,6 +2094,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(GATHER,      gather)                                                                                             \
     X(POSITIONS,   positions)                                                                                          \
     X(NORM,        norm)                                                                                               \
+    X(NORM_VJP,    norm_vjp)                                                                                           \
     X(ROPE,        rope)                                                                                               \
     X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
@@ -2115,6 +2118,7 @@ struct scan_params { uint8_t op, axis, flags; };
 struct gather_params { uint8_t mode, axis, unit; uint32_t room; };
 struct positions_params { uint32_t flags, none, size[2], room[2], step[2]; };
 struct norm_params { uint8_t flags; float eps; };
+struct norm_vjp_params { uint8_t flags; uint32_t each; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
@@ -2129,6 +2133,7 @@ union params {
     struct gather_params gather;
     struct positions_params positions;
     struct norm_params norm;
+    struct norm_vjp_params norm_vjp;
     struct rope_params rope;
     struct attention_params attention;
     struct random_params random;
@@ -2919,7 +2924,7 @@ enum binary {
 #define X(name) B_##name,
     MLXVK_BINARY_FUNCTIONS(X)
 #undef X
-    B_floor_quotient, B_nan_equal, B_silu_product, B_COUNT
+    B_floor_quotient, B_nan_equal, B_silu_product, B_truncated_quotient, B_COUNT
 };
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
@@ -2930,7 +2935,7 @@ static const struct binary_row { const char *name; int rules; } binary_table[B_C
     R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
     R(greater_equal, B_COMPARE), R(less, B_COMPARE), R(less_equal, B_COMPARE), R(logical_and, B_COMPARE | B_LOGICAL),
     R(logical_or, B_COMPARE | B_LOGICAL), R(floor_quotient, B_NO_COMPLEX), R(nan_equal, B_COMPARE),
-    R(silu_product, B_FLOAT | B_NO_COMPLEX),
+    R(silu_product, B_FLOAT | B_NO_COMPLEX), R(truncated_quotient, B_NO_COMPLEX),
 #undef R
 };
 
@@ -2965,6 +2970,16 @@ static int binary(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s
     int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_##name); }
 MLXVK_BINARY_FUNCTIONS(X)
 #undef X
+
+int mlxvk_equal_nan(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_nan_equal); }
+
+int mlxvk_divide_truncate(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("divide_truncate", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    enum binary op = x && y && is_inexact(promote(x->dtype, y->dtype)) ? B_divide : B_truncated_quotient;
+    return finish(&c, do_binary(&c, op, x, y), res);
+}
 
 /* MLX rounds to decimals by scaling: round(x * 10^d) * (1 / 10^d), the factor in float32. */
 int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_stream s)
@@ -5175,6 +5190,83 @@ int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, m
     struct call c = begin("fast_layer_norm", s);
     struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
     return finish(&c, do_norm(&c, NORM_MEAN, a, w, b, eps), res);
+}
+
+/* ---- gradients ---- */
+
+enum { NORM_VJP_HELD = 16, NORM_VJP_PARTS = 1024 };
+
+/* How many rows a workgroup adds up before a reduction over workgroups. */
+static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
+{
+    size_t most = c->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 16 : NORM_VJP_PARTS;
+    most = max_size(min_size(most, ((size_t)1 << 24) / n), 1);
+    return ceil_div(rows, min_size(rows, most));
+}
+
+static void lower_norm_vjp(struct encoder *e, const struct node *n)
+{
+    struct array *x = n->in[0], *weight = n->in[2];
+    uint32_t length = (uint32_t)dim_of(x, -1), threads, lanes = row_lanes(e, length, &threads), held = ceil_div(length, threads);
+    struct { uint32_t rows, n, each; float eps; uint32_t dx_at, x_at, g_at, weight_at, dweight_at, dbias_at; } push = {
+        .rows = (uint32_t)(x->size / length), .n = length, .each = n->p.norm_vjp.each, .eps = n->p.norm_vjp.eps };
+    (void)lanes;
+    push.dx_at = set_output(e, 0, n->out[0]);
+    push.x_at = set_input(e, 1, x);
+    push.g_at = set_input(e, 2, n->in[1]);
+    if (weight) push.weight_at = set_input(e, 3, weight);
+    if (weight) push.dweight_at = set_output(e, 4, n->out[1]);
+    if (n->out[2]) push.dbias_at = set_output(e, 5, n->out[2]);
+    KERNEL(e, K_NORM_VJP, threads, threads, held > NORM_VJP_HELD ? 0 : held, (uint32_t)x->dtype,
+           n->p.norm_vjp.flags | (weight ? NORM_WEIGHT : 0));
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div(push.rows, push.each));
+}
+
+/* out: gradients of x, weight and bias, those that there are. */
+static size_t do_norm_vjp(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, struct array *cotangent,
+                          float eps, struct array *out[3])
+{
+    mlxvk_dtype t;
+    int n, shape[2];
+    uint32_t each = 1;
+    struct array *sums[2] = { NULL, NULL }, *whole;
+    if (c->code || !x || !cotangent) return 0;
+    if (!x->ndim || !same_shape(x, cotangent)) { FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for x %s", TEXT(cotangent), TEXT(x)); return 0; }
+    if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return 0;
+    t = promote(x->dtype, cotangent->dtype);
+    if (weight) t = promote(t, weight->dtype);
+    if (!is_float(t)) { FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x)); return 0; }
+    n = dim_of(x, -1);
+    if (x->size && weight) each = norm_vjp_rows(c, x->size / (size_t)n, (size_t)n);
+    shape[0] = x->size ? (int)ceil_div(x->size / (size_t)n, each) : 0;
+    shape[1] = n;
+    if (weight) sums[0] = output(c, 2, shape, MLXVK_FLOAT32);
+    if (weight && flags & NORM_MEAN) sums[1] = output(c, 2, shape, MLXVK_FLOAT32);
+    whole = output(c, x->ndim, x->shape, t);
+    append(c, OP_NORM_VJP, PARAMS(.norm_vjp = { flags, each, eps }),
+           ARRAYS(contiguous(c, as_type(c, x, t)), contiguous(c, as_type(c, cotangent, t)), contiguous(c, as_type(c, weight, t))),
+           ARRAYS(whole, sums[0], sums[1]));
+    out[0] = as_type(c, whole, x->dtype);
+    if (weight) out[1] = as_type(c, do_reduce(c, R_sum, sums[0], 1, false), weight->dtype);
+    if (weight && bias) out[2] = as_type(c, do_reduce(c, R_sum, sums[1], 1, false), bias->dtype);
+    return weight ? bias ? 3 : 2 : 1;
+}
+
+int mlxvk_fast_rms_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array cotangent, float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_rms_norm_vjp", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *g = input(&c, "cotangent", cotangent), *out[3];
+    return finish_vector(&c, out, do_norm_vjp(&c, 0, a, w, NULL, g, eps, out), res);
+}
+
+int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, mlxvk_array cotangent,
+                              float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_layer_norm_vjp", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
+    struct array *g = input(&c, "cotangent", cotangent), *out[3];
+    return finish_vector(&c, out, do_norm_vjp(&c, NORM_MEAN, a, w, b, g, eps, out), res);
 }
 
 /* ==== >>rope ====================================================================================================== */
@@ -7411,6 +7503,532 @@ SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_p
 SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
 SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 #undef SORT_FUNCTION
+
+/* ==== >>composites: operations made of others ===================================================================== */
+
+/* ---- creation ---- */
+
+static struct array *filled(struct call *c, int ndim, const int *shape, double value, mlxvk_dtype dtype)
+{
+    return check_shape(c, ndim, shape, dtype) ? do_full(c, ndim, shape, scalar(c, value, dtype), dtype) : NULL;
+}
+
+static struct array *do_eye(struct call *c, int n, int m, int k, mlxvk_dtype dtype)
+{
+    int64_t row = k < 0 ? -(int64_t)k : 0, column = k > 0 ? k : 0;
+    int64_t count = (int64_t)min_size((size_t)(n > row ? n - row : 0), (size_t)(m > column ? m - column : 0)), step = (int64_t)m + 1;
+    struct array *out = filled(c, 2, (int[]){ n, m }, 0, dtype), *diagonal;
+    if (!out || !count) return out;
+    diagonal = view_of(c, out, dtype, 1, (int[]){ (int)count }, &step, (row * m + column) * (int64_t)item_size(out));
+    append_copy(c, diagonal, broadcast(c, scalar(c, 1, dtype), 1, (int[]){ (int)count }));
+    return out;
+}
+
+int mlxvk_eye(mlxvk_array *res, int n, int m, int k, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("eye", s);
+    return finish(&c, do_eye(&c, n, m, k, dtype), res);
+}
+
+int mlxvk_identity(mlxvk_array *res, int n, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("identity", s);
+    return finish(&c, do_eye(&c, n, n, 0, dtype), res);
+}
+
+/* True at and below diagonal k. */
+static struct array *do_tri(struct call *c, int n, int m, int k)
+{
+    struct array *rows, *columns;
+    int last = 1;
+    if (!check_shape(c, 2, (int[]){ n, m }, MLXVK_BOOL)) return NULL;
+    k = k > m ? m : k < -n ? -n : k;
+    rows = do_expand(c, do_arange(c, 0, n, 1, MLXVK_INT32), &last, 1);
+    columns = do_arange(c, -(double)k, (double)m - k, 1, MLXVK_INT32);
+    return do_binary(c, B_greater_equal, rows, columns);
+}
+
+int mlxvk_tri(mlxvk_array *res, int n, int m, int k, mlxvk_dtype type, mlxvk_stream s)
+{
+    struct call c = begin("tri", s);
+    struct array *x = check_shape(&c, 0, NULL, type) ? as_type(&c, do_tri(&c, n, m, k), type) : NULL;
+    return finish(&c, x, res);
+}
+
+/* Zeros above (upper: below) diagonal k of each matrix. */
+static struct array *do_triangle(struct call *c, struct array *x, int k, bool upper)
+{
+    struct array *mask, *zero;
+    if (c->code || !x) return NULL;
+    if (x->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has fewer than two dimensions", TEXT(x));
+    mask = do_tri(c, dim_of(x, -2), dim_of(x, -1), upper ? k - (k > INT_MIN) : k);
+    zero = scalar(c, 0, x->dtype);
+    return upper ? do_select(c, mask, zero, x) : do_select(c, mask, x, zero);
+}
+
+static int triangle(const char *name, mlxvk_array *res, mlxvk_array x, int k, bool upper, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    return finish(&c, do_triangle(&c, input(&c, "x", x), k, upper), res);
+}
+
+int mlxvk_tril(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s) { return triangle("tril", res, x, k, false, s); }
+int mlxvk_triu(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s) { return triangle("triu", res, x, k, true, s); }
+
+int mlxvk_linspace(mlxvk_array *res, double start, double stop, int num, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("linspace", s);
+    struct array *t, *rest, *out = NULL;
+    if (num < 0) FAIL(&c, MLXVK_ERROR_SHAPE, "%d elements", num);
+    if (!check_shape(&c, 0, NULL, dtype)) return finish(&c, NULL, res);
+    if (num == 1) return finish(&c, as_type(&c, filled(&c, 1, &num, start, MLXVK_FLOAT32), dtype), res);
+    t = do_binary(&c, B_divide, do_arange(&c, 0, num, 1, MLXVK_FLOAT32), scalar(&c, (double)num - 1, MLXVK_FLOAT32));
+    rest = do_binary(&c, B_multiply, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), t), scalar(&c, start, MLXVK_FLOAT32));
+    out = do_binary(&c, B_add, rest, do_binary(&c, B_multiply, t, scalar(&c, stop, MLXVK_FLOAT32)));
+    return finish(&c, as_type(&c, out, dtype), res);
+}
+
+/* terms[0] + terms[1] cos x + terms[2] cos 2x, where x goes from 0 to 2 pi; without terms 1 - |x / pi - 1|. */
+static int window(const char *name, mlxvk_array *res, int m, const double *terms, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x, *out;
+    int n = m < 0 ? 0 : m;
+    if (m <= 1) return finish(&c, filled(&c, 1, &n, 1, MLXVK_FLOAT32), res);
+    x = do_binary(&c, B_multiply, do_arange(&c, 0, n, 1, MLXVK_FLOAT32), scalar(&c, (terms ? 6.283185307179586 : 2.0) / (n - 1), MLXVK_FLOAT32));
+    if (!terms) {
+        x = do_unary(&c, U_abs, do_binary(&c, B_subtract, x, scalar(&c, 1, MLXVK_FLOAT32)));
+        return finish(&c, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), x), res);
+    }
+    out = scalar(&c, terms[0], MLXVK_FLOAT32);
+    for (int i = 1; i < 3 && terms[i] != 0; i++) {
+        struct array *wave = do_unary(&c, U_cos, do_binary(&c, B_multiply, x, scalar(&c, i, MLXVK_FLOAT32)));
+        out = do_binary(&c, B_add, out, do_binary(&c, B_multiply, wave, scalar(&c, terms[i], MLXVK_FLOAT32)));
+    }
+    return finish(&c, out, res);
+}
+
+int mlxvk_bartlett(mlxvk_array *res, int M, mlxvk_stream s) { return window("bartlett", res, M, NULL, s); }
+int mlxvk_hanning(mlxvk_array *res, int M, mlxvk_stream s) { return window("hanning", res, M, (double[]){ 0.5, -0.5, 0 }, s); }
+int mlxvk_hamming(mlxvk_array *res, int M, mlxvk_stream s) { return window("hamming", res, M, (double[]){ 0.54, -0.46, 0 }, s); }
+int mlxvk_blackman(mlxvk_array *res, int M, mlxvk_stream s) { return window("blackman", res, M, (double[]){ 0.42, -0.5, 0.08 }, s); }
+
+/* ---- lists of arrays ---- */
+
+/* The arrays of a vector in a list to be freed by finish_list. */
+static struct array **vector_list(struct call *c, const char *name, mlxvk_vector_array arrays, size_t *count)
+{
+    struct vector *v = arrays.ctx;
+    struct array **list;
+    *count = 0;
+    if (c->code) return NULL;
+    if (!v) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is { NULL }", name);
+    list = host_zalloc(c->device, (v->size + 1) * sizeof *list);
+    if (!list) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    for (size_t i = 0; i < v->size; i++) list[i] = vector_input(c, v, i);
+    if (!c->code) *count = v->size;
+    return list;
+}
+
+static int finish_list(struct call *c, struct array **list, size_t count, mlxvk_vector_array *res)
+{
+    int code = finish_vector(c, list, count, res);
+    if (list) host_free(c->device, list);
+    return code;
+}
+
+int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_stream s)
+{
+    struct call c = begin("broadcast_arrays", s);
+    size_t count;
+    struct array **list = vector_list(&c, "inputs", inputs, &count), all = { .ndim = 0 }, before;
+    for (size_t i = 0; i < count && !c.code; i++) {
+        before = all;
+        broadcast_shape(&c, list[i], &before, &all.ndim, all.shape);
+    }
+    for (size_t i = 0; i < count && !c.code; i++) list[i] = broadcast(&c, list[i], all.ndim, all.shape);
+    return finish_list(&c, list, count, res);
+}
+
+int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing, mlxvk_stream s)
+{
+    struct call c = begin("meshgrid", s);
+    size_t count;
+    struct array **list = vector_list(&c, "arrays", arrays, &count);
+    bool swap = indexing && !strcmp(indexing, "xy");
+    int full[MAXD] = { 0 };
+    if (!swap && (!indexing || strcmp(indexing, "ij"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "indexing must be \"xy\" or \"ij\"");
+    if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%zu dimensions; at most %d", count, MAXD);
+    for (size_t i = 0; i < count && !c.code; i++) {
+        int shape[MAXD];
+        size_t axis = swap && count > 1 && i < 2 ? 1 - i : i;
+        for (size_t k = 0; k < count; k++) shape[k] = 1;
+        if (list[i]->size > INT_MAX) { FAIL(&c, MLXVK_ERROR_SHAPE, "%s is too large", TEXT(list[i])); break; }
+        full[axis] = shape[axis] = (int)list[i]->size;
+        list[i] = do_reshape(&c, list[i], (int)count, shape);
+    }
+    for (size_t i = 0; i < count && !sparse && !c.code; i++) list[i] = broadcast(&c, list[i], (int)count, full);
+    return finish_list(&c, list, count, res);
+}
+
+int mlxvk_depends(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_vector_array dependencies)
+{
+    struct vector *v = inputs.ctx;
+    return v && dependencies.ctx ? mlxvk_vector_array_set_data(res, v->data, v->size) : MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_divmod(mlxvk_vector_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("divmod", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *both[2];
+    both[0] = do_binary(&c, B_floor_quotient, x, y);
+    both[1] = do_binary(&c, B_remainder, x, y);
+    return finish_vector(&c, both, 2, res);
+}
+
+/* ---- shapes ---- */
+
+/* The array itself, as another handle. */
+int mlxvk_stop_gradient(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return mlxvk_copy(res, a, s); }
+
+static int at_least(const char *name, mlxvk_array *res, mlxvk_array a, int ndim, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    if (x && x->ndim < ndim) {
+        int shape[3] = { 1, 1, 1 };
+        if (x->ndim == 1) shape[ndim > 1] = x->shape[0];
+        if (x->ndim == 2) { shape[0] = x->shape[0]; shape[1] = x->shape[1]; }
+        x = do_reshape(&c, x, ndim, shape);
+    }
+    return finish(&c, x, res);
+}
+
+int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_1d", res, a, 1, s); }
+int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_2d", res, a, 2, s); }
+int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_3d", res, a, 3, s); }
+
+int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted, mlxvk_dtype dtype,
+                             mlxvk_stream s)
+{
+    struct call c = begin("number_of_elements", s);
+    struct array *x = input(&c, "a", a);
+    double count = 1;
+    if (axes_num && !axes) FAIL(&c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
+    for (size_t i = 0; i < axes_num && !c.code; i++) {
+        int axis = normal_axis(&c, x, axes[i]);
+        if (axis >= 0) count *= x->shape[axis];
+    }
+    if (!check_shape(&c, 0, NULL, dtype)) return finish(&c, NULL, res);
+    return finish(&c, scalar(&c, inverted ? 1 / count : count, dtype), res);
+}
+
+/* Every element of an axis `repeats` times in a row. */
+static struct array *do_repeat(struct call *c, struct array *a, int repeats, int axis)
+{
+    int shape[MAXD], next;
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (repeats < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d repeats", repeats);
+    if (repeats == 1) return a;
+    if ((int64_t)a->shape[axis] * repeats > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s %d times is too long", axis, TEXT(a), repeats);
+    next = axis + 1;
+    a = do_expand(c, a, &next, 1);
+    if (!a) return NULL;
+    memcpy(shape, a->shape, sizeof shape);
+    shape[next] = repeats;
+    return do_flatten(c, broadcast(c, a, a->ndim, shape), axis, next);
+}
+
+int mlxvk_repeat_axis(mlxvk_array *res, mlxvk_array arr, int repeats, int axis, mlxvk_stream s)
+{
+    struct call c = begin("repeat_axis", s);
+    return finish(&c, do_repeat(&c, input(&c, "arr", arr), repeats, axis), res);
+}
+
+int mlxvk_repeat(mlxvk_array *res, mlxvk_array arr, int repeats, mlxvk_stream s)
+{
+    struct call c = begin("repeat", s);
+    return finish(&c, do_repeat(&c, do_flatten(&c, input(&c, "arr", arr), 0, -1), repeats, 0), res);
+}
+
+int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_num, mlxvk_stream s)
+{
+    struct call c = begin("tile", s);
+    struct array *x = input(&c, "arr", arr);
+    int parts[2 * MAXD], from[2 * MAXD], final[MAXD], count = 0, ndim = x && (size_t)x->ndim > reps_num ? x->ndim : shape_count(reps_num);
+    if (reps_num && !reps) FAIL(&c, MLXVK_ERROR_ARGUMENT, "reps is NULL");
+    if (ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%d dimensions; at most %d", ndim, MAXD);
+    for (int i = 0; i < ndim && x && !c.code; i++) {         /* (2, 3) tiled by (4, 5): (1, 2, 1, 3) seen as (4, 2, 5, 3) */
+        int k = i - (ndim - (int)reps_num), rep = k < 0 ? 1 : reps[k], size = i < ndim - x->ndim ? 1 : x->shape[i - (ndim - x->ndim)];
+        if (rep < 0 || (int64_t)rep * size > INT_MAX) { FAIL(&c, MLXVK_ERROR_SHAPE, "%d repetitions of %s", rep, TEXT(x)); break; }
+        if (rep != 1) { parts[count] = rep; from[count++] = 1; }
+        parts[count] = from[count] = size;
+        count++;
+        final[i] = rep * size;
+    }
+    if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%s tiled along so many axes has more than %d dimensions", TEXT(x), MAXD);
+    if (c.code) return finish(&c, NULL, res);
+    return finish(&c, do_reshape(&c, broadcast(&c, do_reshape(&c, x, count, from), count, parts), ndim, final), res);
+}
+
+/* Shifted along an axis, what falls off one end coming back at the other. */
+static struct array *do_roll(struct call *c, struct array *a, int64_t shift, int axis)
+{
+    struct array *out;
+    int n, by;
+    axis = normal_axis(c, a, axis);
+    if (axis < 0 || !a->size) return axis < 0 ? NULL : a;
+    n = a->shape[axis];
+    by = (int)(shift % n);
+    by = by < 0 ? by + n : by;
+    if (!by) return a;
+    out = output(c, a->ndim, a->shape, a->dtype);
+    append_copy(c, slice_one(c, out, axis, by, n - by), slice_one(c, a, axis, 0, n - by));
+    append_copy(c, slice_one(c, out, axis, 0, by), slice_one(c, a, axis, n - by, by));
+    return out;
+}
+
+static int64_t total_shift(struct call *c, const int *shift, size_t count)
+{
+    int64_t total = 0;
+    if (count && !shift) FAIL(c, MLXVK_ERROR_ARGUMENT, "shift is NULL");
+    for (size_t i = 0; i < count && !c->code; i++) total += shift[i];
+    return total;
+}
+
+int mlxvk_roll(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, mlxvk_stream s)
+{
+    struct call c = begin("roll", s);
+    struct array *x = input(&c, "a", a), *flat = do_flatten(&c, x, 0, -1);
+    flat = do_roll(&c, flat, total_shift(&c, shift, shift_num), 0);
+    return finish(&c, x ? do_reshape(&c, flat, x->ndim, x->shape) : NULL, res);
+}
+
+int mlxvk_roll_axis(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, int axis, mlxvk_stream s)
+{
+    struct call c = begin("roll_axis", s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, do_roll(&c, x, total_shift(&c, shift, shift_num), axis), res);
+}
+
+int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    struct call c = begin("roll_axes", s);
+    struct array *x = input(&c, "a", a);
+    if (shift_num < axes_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu shifts for %zu axes", shift_num, axes_num);
+    if (axes_num && (!shift || !axes)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "shift or axes is NULL");
+    for (size_t i = 0; i < axes_num && !c.code; i++) x = do_roll(&c, x, shift[i], axes[i]);
+    return finish(&c, x, res);
+}
+
+/* ---- padding ---- */
+
+enum pad_mode { PAD_CONSTANT, PAD_EDGE, PAD_REFLECT, PAD_SYMMETRIC, PAD_MODES };
+static const char *const pad_modes[PAD_MODES] = { "constant", "edge", "reflect", "symmetric" };
+
+/* Which element of an axis of n stands at each position of the padded axis. */
+static struct array *pad_indices(struct call *c, enum pad_mode mode, int n, int low, int high)
+{
+    struct array *at = do_arange(c, -(double)low, (double)n + high, 1, MLXVK_INT32);
+    double period = mode == PAD_REFLECT ? 2.0 * (n - 1) : 2.0 * n;
+    if (n == 1 || mode == PAD_EDGE)
+        return do_binary(c, B_minimum, do_binary(c, B_maximum, at, scalar(c, 0, MLXVK_INT32)), scalar(c, n - 1, MLXVK_INT32));
+    if (period > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "an axis of %d elements cannot be mirrored", n);
+    at = do_binary(c, B_remainder, at, scalar(c, period, MLXVK_INT32));
+    return do_binary(c, B_minimum, at, do_binary(c, B_subtract, scalar(c, period - (mode == PAD_SYMMETRIC), MLXVK_INT32), at));
+}
+
+/* low, high: of each axis of a. */
+static struct array *do_pad(struct call *c, struct array *a, const int *low, const int *high, struct array *value, const char *name)
+{
+    enum pad_mode mode = PAD_CONSTANT;
+    int shape[MAXD], stop[MAXD];
+    struct array *out;
+    if (c->code || !a) return NULL;
+    while (mode < PAD_MODES && (!name || strcmp(name, pad_modes[mode]))) mode++;
+    if (mode == PAD_MODES) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode must be constant, edge, reflect or symmetric, not %s", name ? name : "NULL");
+    if (value && value->size != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "pad_value %s is not one number", TEXT(value));
+    for (int i = 0; i < a->ndim; i++) {
+        int64_t n = (int64_t)a->shape[i] + low[i] + high[i];
+        if (low[i] < 0 || high[i] < 0 || n > INT_MAX) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
+        shape[i] = (int)n;
+        stop[i] = low[i] + a->shape[i];
+    }
+    if (!memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
+    if (mode == PAD_CONSTANT || !a->size) {
+        value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) : scalar(c, 0, a->dtype);
+        out = do_full(c, a->ndim, shape, value, a->dtype);
+        append_copy(c, do_slice(c, out, low, stop, NULL), a);
+        return out;
+    }
+    for (int i = 0; i < a->ndim && a; i++)
+        if (low[i] || high[i]) a = do_take(c, a, pad_indices(c, mode, a->shape[i], low[i], high[i]), i);
+    return a;
+}
+
+int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size, size_t low_pad_size_num,
+              const int *high_pad_size, size_t high_pad_size_num, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+{
+    struct call c = begin("pad", s);
+    struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
+    int low[MAXD] = { 0 }, high[MAXD] = { 0 };
+    uint32_t mask;
+    if (axes_num != low_pad_size_num || axes_num != high_pad_size_num)
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes, %zu low and %zu high sizes", axes_num, low_pad_size_num, high_pad_size_num);
+    if (axes_num && (!low_pad_size || !high_pad_size)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "low_pad_size or high_pad_size is NULL");
+    if (!axes_mask(&c, x, axes, axes_num, &mask)) return finish(&c, NULL, res);
+    for (size_t i = 0; i < axes_num; i++) {
+        int axis = normal_axis(&c, x, axes[i]);
+        low[axis] = low_pad_size[i];
+        high[axis] = high_pad_size[i];
+    }
+    return finish(&c, do_pad(&c, x, low, high, value, mode), res);
+}
+
+int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+{
+    struct call c = begin("pad_symmetric", s);
+    struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
+    int each[MAXD];
+    for (int i = 0; i < MAXD; i++) each[i] = pad_width;
+    return finish(&c, do_pad(&c, x, each, each, value, mode), res);
+}
+
+/* ---- comparisons ---- */
+
+/* |a - b| <= atol + rtol |b|; infinities are close to themselves. */
+static struct array *do_isclose(struct call *c, struct array *a, struct array *b, double rtol, double atol, bool equal_nan)
+{
+    struct array *bound, *out, *finite;
+    if (c->code || !a || !b) return NULL;
+    bound = do_binary(c, B_multiply, scalar(c, rtol, MLXVK_FLOAT32), do_unary(c, U_abs, b));
+    bound = do_binary(c, B_add, scalar(c, atol, MLXVK_FLOAT32), bound);
+    out = do_binary(c, B_less_equal, do_unary(c, U_abs, do_binary(c, B_subtract, a, b)), bound);
+    if (is_inexact(a->dtype) || is_inexact(b->dtype)) {
+        finite = do_binary(c, B_logical_and, do_unary(c, U_isfinite, a), do_unary(c, U_isfinite, b));
+        out = do_select(c, finite, out, do_binary(c, equal_nan ? B_nan_equal : B_equal, a, b));
+    }
+    return out;
+}
+
+static struct array *all_of(struct call *c, struct array *a)
+{
+    return a && a->ndim ? do_reduce(c, R_all, a, (1u << a->ndim) - 1, false) : a;
+}
+
+int mlxvk_isclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
+{
+    struct call c = begin("isclose", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    return finish(&c, do_isclose(&c, x, y, rtol, atol, equal_nan), res);
+}
+
+int mlxvk_allclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
+{
+    struct call c = begin("allclose", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    return finish(&c, all_of(&c, do_isclose(&c, x, y, rtol, atol, equal_nan)), res);
+}
+
+int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal_nan, mlxvk_stream s)
+{
+    struct call c = begin("array_equal", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    if (x && y && !same_shape(x, y)) out = scalar(&c, 0, MLXVK_BOOL);
+    else out = all_of(&c, do_binary(&c, equal_nan ? B_nan_equal : B_equal, x, y));
+    return finish(&c, out, res);
+}
+
+int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf, mlxvk_optional_float neginf, mlxvk_stream s)
+{
+    struct call c = begin("nan_to_num", s);
+    struct array *x = input(&c, "a", a);
+    mlxvk_dtype t = x ? x->dtype : MLXVK_FLOAT32;
+    double most = t == MLXVK_FLOAT16 ? 65504.0 : t == MLXVK_BFLOAT16 ? 0x1.fep127 : (double)FLT_MAX;
+    struct { enum unary test; double value; } changes[] = { { U_isnan, nan }, { U_isposinf, posinf.has_value ? posinf.value : most },
+                                                            { U_isneginf, neginf.has_value ? neginf.value : -most } };
+    if (x && is_complex(t)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    for (size_t i = 0; i < COUNT(changes) && is_float(t) && x; i++)
+        x = do_select(&c, do_unary(&c, changes[i].test, x), scalar(&c, changes[i].value, t), x);
+    return finish(&c, x, res);
+}
+
+/* ---- statistics ---- */
+
+/* Mean square of the distances from the mean, or with root its square root: in two passes, in float32. */
+static struct array *do_variance(struct call *c, struct array *a, uint32_t mask, bool keepdims, int ddof, bool root)
+{
+    struct array *x, *away;
+    mlxvk_dtype t;
+    double n = 1;
+    if (c->code || !a) return NULL;
+    t = at_least_float(a->dtype);
+    x = as_type(c, a, is_complex(t) ? t : MLXVK_FLOAT32);
+    if (!x) return NULL;
+    for (int i = 0; i < x->ndim; i++) if (mask >> i & 1) n *= x->shape[i];
+    away = do_binary(c, B_subtract, x, mask ? do_reduce(c, R_mean, x, mask, true) : x);
+    if (is_complex(t)) away = do_unary(c, U_abs, away);
+    x = do_unary(c, U_square, away);
+    if (mask) x = do_reduce(c, R_sum, x, mask, keepdims);
+    x = do_binary(c, B_multiply, x, scalar(c, 1 / (n > ddof ? n - ddof : 0), MLXVK_FLOAT32));
+    if (root) x = do_unary(c, U_sqrt, x);
+    return is_complex(t) ? x : as_type(c, x, t);
+}
+
+static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count, bool keepdims, int ddof,
+                    bool root, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask = 0;
+    if (form) axes_mask(&c, x, axes, count, &mask);
+    else if (x) mask = (1u << x->ndim) - 1;
+    return finish(&c, do_variance(&c, x, mask, keepdims, ddof, root), res);
+}
+
+#define X(name, root)                                                                                                 \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s)                        \
+    { return variance(#name, res, a, 0, NULL, 0, keepdims, ddof, root, s); }                                          \
+    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s)       \
+    { return variance(#name "_axis", res, a, 1, &axis, 1, keepdims, ddof, root, s); }                                 \
+    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, mlxvk_stream s) \
+    { return variance(#name "_axes", res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
+X(var, false) X(std, true)
+#undef X
+
+/* The middle of the sorted elements, or the mean of the two in the middle; NaN where there is one. */
+static struct array *do_median(struct call *c, struct array *a, uint32_t mask, bool keepdims)
+{
+    int order[MAXD], shape[MAXD], ndim;
+    struct array *middle, *last;
+    mlxvk_dtype t;
+    if (c->code || !a) return NULL;
+    t = at_least_float(a->dtype);
+    if (!mask) return as_type(c, a, t);
+    ndim = reduced_shape(a, mask, false, shape);
+    shape[ndim] = 1;
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) shape[ndim] *= a->shape[i];
+    if (!shape[ndim]) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty along its axes", TEXT(a));
+    axes_last(a->ndim, mask, order);
+    middle = do_sort(c, do_reshape(c, do_transpose(c, a, order), ndim + 1, shape), -1, false);
+    last = slice_one(c, middle, ndim, shape[ndim] - 1, 1);
+    middle = slice_one(c, middle, ndim, (shape[ndim] - 1) / 2, shape[ndim] % 2 ? 1 : 2);
+    middle = do_reduce(c, R_mean, as_type(c, middle, t), 1u << ndim, false);
+    last = do_squeeze(c, last, 1u << ndim);
+    if (is_inexact(a->dtype)) middle = do_select(c, do_unary(c, U_isnan, last), last, middle);
+    ndim = reduced_shape(a, mask, keepdims, shape);
+    return do_reshape(c, middle, ndim, shape);
+}
+
+int mlxvk_median(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s)
+{
+    struct call c = begin("median", s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask;
+    if (x && x->ndim && !axes_num) FAIL(&c, MLXVK_ERROR_AXIS, "no axes of %s", TEXT(x));
+    return finish(&c, axes_mask(&c, x, axes, axes_num, &mask) ? do_median(&c, x, mask, keepdims) : NULL, res);
+}
 
 /* ==== >>fusion ==================================================================================================== */
 
