@@ -1964,6 +1964,23 @@ static void drop_handle(struct array *a)
     array_release(a);
 }
 
+/* Writes the first bytes of a buffer by the queue, in front of a dispatch that is being set up: `size` bytes of data (a multiple
+ * of 4), or zeros where data is NULL. */
+static void write_first(struct encoder *e, struct buffer *b, const void *data, size_t size)
+{
+    struct access saved[MAX_PENDING];
+    uint32_t n = e->pending_count;
+    memcpy(saved, e->pending, n * sizeof *saved);
+    e->pending_count = 0;
+    encoder_access(e, b, b->offset, b->offset + size, true);
+    if (e->code) return;
+    insert_barrier(e);
+    if (data) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, size, data);
+    else e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
+    memcpy(e->pending, saved, n * sizeof *saved);
+    e->pending_count = n;
+}
+
 /* Gives a storage its memory. The contents of a literal are written by the host where it can, else by the queue. */
 static int storage_allocate(struct encoder *e, struct storage *st)
 {
@@ -1978,20 +1995,8 @@ static int storage_allocate(struct encoder *e, struct storage *st)
     }
     if (!st->literal || !st->nbytes) return 0;
     if (st->buffer->map) memcpy(st->buffer->map, st->bytes, st->nbytes);
-    else {
-        struct buffer *b = st->buffer;
-        struct access saved[MAX_PENDING];
-        uint32_t n = e->pending_count;
-        memcpy(saved, e->pending, n * sizeof *saved);
-        e->pending_count = 0;
-        encoder_access(e, b, b->offset, b->offset + INLINE_BYTES, true);
-        if (e->code) return e->code;
-        insert_barrier(e);
-        e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, INLINE_BYTES, st->bytes);
-        memcpy(e->pending, saved, n * sizeof *saved);
-        e->pending_count = n;
-    }
-    return 0;
+    else write_first(e, st->buffer, st->bytes, INLINE_BYTES);
+    return e->code;
 }
 
 /* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
@@ -2029,19 +2034,11 @@ static uint32_t set_output(struct encoder *e, uint32_t slot, struct array *a) { 
 static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t size)
 {
     struct buffer *b;
-    uint32_t n = e->pending_count;
-    struct access saved[MAX_PENDING];
     int code;
     if (e->code) return;
     code = buffer_allocate(e->device, size, e->stream->line, &b);
     if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "%zu bytes of parameters", size); return; }
-    memcpy(saved, e->pending, n * sizeof *saved);
-    e->pending_count = 0;
-    encoder_access(e, b, b->offset, b->offset + size, true);
-    insert_barrier(e);
-    if (!e->code) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, round_up(size, 4), data);
-    memcpy(e->pending, saved, n * sizeof *saved);
-    e->pending_count = n;
+    write_first(e, b, data, round_up(size, 4));
     encoder_access(e, b, b->offset, b->offset + size, false);
     bind_range(e, slot, b->handle, b->offset, round_up(size, 16));
     buffer_release(e->device, b);                    /* this stream reuses it only behind this dispatch */
@@ -2060,17 +2057,7 @@ static void set_counters(struct encoder *e, uint32_t slot)
         if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return; }
         e->stream->counters = b;
         if (b->map) memset(b->map, 0, size);
-        else {
-            uint32_t n = e->pending_count;
-            struct access saved[MAX_PENDING];
-            memcpy(saved, e->pending, n * sizeof *saved);
-            e->pending_count = 0;
-            encoder_access(e, b, b->offset, b->offset + size, true);
-            insert_barrier(e);
-            if (!e->code) e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
-            memcpy(e->pending, saved, n * sizeof *saved);
-            e->pending_count = n;
-        }
+        else write_first(e, b, NULL, size);
     }
     encoder_access(e, b, b->offset, b->offset + size, true);
     bind_range(e, slot, b->handle, b->offset, size);
@@ -5768,7 +5755,7 @@ static void product_coopmat2(struct encoder *e, const struct product *p)
     const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
     struct launch l = prepare(e, p, parts, r->bk);
     KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
-           r->bm, r->bn, r->bk, along, even_operands(&l, along, 8));
+           r->bm, r->bn, r->bk, along);
     launch_tiles(e, p, &l, r);
 }
 
@@ -5777,6 +5764,7 @@ static bool in_eights(const struct product *p)
 {
     const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k, [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k,
                                      [MAT_OUT] = p->out_row };
+    if (p->n & 7) return false;                      /* parts of K have rows of n */
     for (int i = 0; i < MATRICES; i++) {
         int64_t odd = lead[i] | p->offset[i];
         if (i == MAT_C) continue;
@@ -8368,6 +8356,14 @@ static void unlock_and_release(struct device *d)
     if (last) device_destroy(d);
 }
 
+/* Ends a call that frees a handle. */
+static int unlock_and_drop(struct device *d)
+{
+    d->refs--;
+    unlock_and_release(d);
+    return 0;
+}
+
 int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
 {
     mlxvk_error local = { 0 }, *error = desc && desc->error ? desc->error : &local;
@@ -8425,9 +8421,7 @@ int mlxvk_device_free(mlxvk_device device)
     struct device *d = device.ctx;
     if (!d) return 0;
     mutex_lock(&d->lock);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
@@ -8621,9 +8615,7 @@ int mlxvk_buffer_free(mlxvk_buffer buffer)
     d = b->device;
     mutex_lock(&d->lock);
     buffer_release(d, b);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
@@ -8813,9 +8805,7 @@ int mlxvk_stream_free(mlxvk_stream stream)
         mutex_lock(&d->lock);
     }
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream)
@@ -9031,9 +9021,7 @@ int mlxvk_event_free(mlxvk_event event)
     ev->next = d->freed_events;
     d->freed_events = ev;
     reap_events(d, false);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
@@ -9562,9 +9550,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream)
