@@ -25,6 +25,8 @@
 #include "matvec_subgroup_spv.h"
 #include "merge_spv.h"
 #include "norm_spv.h"
+#include "norm_vjp_spv.h"
+#include "positions_spv.h"
 #include "qmm_spv.h"
 #include "qmm_bf16_spv.h"
 #include "qmm_f16_spv.h"
