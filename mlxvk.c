@@ -6,6 +6,7 @@
  *     >>gates        one table of switches, read once from the environment
  *     >>kernels      one table of SPIR-V kernels and what they need
  *     >>device       probing and choosing a Vulkan device, capabilities, quirks
+ *     >>notes        statistics by kernel and signature
  *     >>memory       blocks, suballocation, the cache, counters
  *     >>timeline     streams' timeline semaphores, who uses a buffer until when
  *     >>encoder      pipelines, descriptors, hazards, dispatch
@@ -23,6 +24,7 @@
 #define MLXVK_C
 #include "mlxvk.h"
 
+#include <assert.h>
 #include <float.h>
 #include <limits.h>
 #include <math.h>
@@ -161,7 +163,14 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
 
 /* ==== >>gates ===================================================================================================== */
 
-/* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path. */
+/* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path.
+ *
+ * Names of an earlier backend that have nothing to switch here:
+ *   MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP_G8, _G8_X2, _G16, _G24, _G32, _X2     one kernel with a table of tunings takes all
+ *       widths: MLX_VK_QMV_ROWS, _SPLIT and _THREADS force what these chose between
+ *   MLX_VK_ENABLE_SDPA_DECODE_SPLITK_REDUCE_L32, _SUBGROUP     parts are added up by the last workgroup, not in a step of its own
+ *   MLX_VK_ENABLE_ALGO_CACHE, _AUTO_DISABLE, MLX_VK_ALGO_CACHE_ZERO_HIT_DISABLE_THRESHOLD     bindings are pushed, or written into
+ *       pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
     X(MAX_OPS,       "MLX_VK_MAX_OPS_PER_BUFFER",      100, "operations recorded before a command buffer is committed") \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50, "MiB of distinct buffers touched before it is committed") \
@@ -177,7 +186,17 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
+    X(RMSNORM,       "MLX_VK_ENABLE_RMSNORM_NATIVE",     1, "rms_norm in one kernel")                                  \
+    X(ROPE,          "MLX_VK_ENABLE_ROPE_NATIVE",        1, "rope in one kernel")                                      \
+    X(ROPE_HS,       "MLX_VK_ENABLE_ROPE_HS_TRANSPOSED", 1, "rope reads heads and sequence transposed without a copy") \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMM_M1,        "MLX_VK_ENABLE_QMM_NATIVE_M1",      1, "those for 1 row")                                         \
+    X(QMM_M2,        "MLX_VK_ENABLE_QMM_NATIVE_M2",      1, "those for 2 rows")                                        \
+    X(QMM_M4,        "MLX_VK_ENABLE_QMM_NATIVE_M4",      1, "those for 3 and 4 rows")                                  \
+    X(QMM_M8,        "MLX_VK_ENABLE_QMM_NATIVE_M8",      1, "those for 5 to 8 rows")                                   \
+    X(QMM_M16,       "MLX_VK_ENABLE_QMM_NATIVE_M16",     1, "those for 9 to 16 rows")                                  \
+    X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
+    X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
     X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 and 6 held rows") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
@@ -188,9 +207,46 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
+    X(SDPA_D128,     "MLX_VK_ENABLE_SDPA_DECODE_D128",   1, "that kernel for heads of 128")                            \
+    X(SDPA_K32,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K32",  1, "there for up to 32 keys")                              \
+    X(SDPA_K64,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K64",  1, "there for 33 to 64 keys")                              \
+    X(SDPA_K128,     "MLX_VK_ENABLE_SDPA_DECODE_D128_K128", 1, "there for 65 to 128 keys")                             \
     X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)")  \
+    X(SPLIT_MIN,             "MLX_VK_SDPA_SPLITK_MIN_K_LEN",           0, "fewer keys than this are not split")        \
+    X(SPLIT_MIN_DECODE,      "MLX_VK_SDPA_SPLITK_MIN_K_LEN_DECODE",    0, "the same for one query (0: as above)")      \
+    X(SPLIT_MIN_PREFILL,     "MLX_VK_SDPA_SPLITK_MIN_K_LEN_PREFILL",   0, "the same for several (0: as above)")        \
+    X(SPLIT_CHUNK,           "MLX_VK_SDPA_SPLITK_TARGET_CHUNK",         0, "keys of a part at least (0: by device)")   \
+    X(SPLIT_CHUNK_DECODE,    "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_DECODE",  0, "the same for one query (0: as above)")     \
+    X(SPLIT_CHUNK_PREFILL,   "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_PREFILL", 0, "the same for several (0: as above)")       \
+    X(SPLIT_PARTS,           "MLX_VK_SDPA_SPLITK_MAX_PARTS",            0, "most parts (0: by device)")                \
+    X(SPLIT_PARTS_DECODE,    "MLX_VK_SDPA_SPLITK_MAX_PARTS_DECODE",     0, "the same for one query (0: as above)")     \
+    X(SPLIT_PARTS_PREFILL,   "MLX_VK_SDPA_SPLITK_MAX_PARTS_PREFILL",    0, "the same for several (0: as above)")       \
+    X(SPLIT_GROUPS,          "MLX_VK_SDPA_SPLITK_TARGET_WG_DECODE",     0, "workgroups to aim at (0: by device)")      \
+    X(SDPA_KEYS,             "MLX_VK_SDPA_MAX_K_LEN",                   0, "most keys that fused attention takes (0: any)") \
+    X(SDPA_KEYS_DECODE,      "MLX_VK_SDPA_MAX_K_LEN_DECODE",            0, "the same for one query (0: as above)")     \
+    X(SDPA_KEYS_PREFILL,     "MLX_VK_SDPA_MAX_K_LEN_PREFILL",           0, "the same for several (0: as above)")       \
+    X(ARGREDUCE,     "MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM", 1, "argmax and argmin along contiguous rows")           \
+    X(ADD_BF16,      "MLX_VK_ENABLE_ADD_BF16",           1, "bfloat16 additions four at a time")                       \
+    X(MUL_BF16,      "MLX_VK_ENABLE_MUL_BF16",           1, "bfloat16 products four at a time")                        \
+    X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
+    X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
+    X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
+    X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report")  \
+    X(QMM_STATS,     "MLX_VK_QMM_STATS",                 0, "the same for quantized matmul alone, printed when the device goes") \
+    X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                   \
+    X(ALGO_STATS,    "MLX_VK_ALGO_STATS",                0, "the same for pipelines and memory found again, or made")   \
+    X(DEBUG_ROPE,    "MLX_VK_DEBUG_ROPE_REJECT",         0, "print each rope once that takes a slower path, and why")   \
+    X(DEBUG_SDPA,    "MLX_VK_DEBUG_SDPA_REJECT",         0, "the same for attention")                                   \
+    X(DEBUG_SPLIT,   "MLX_VK_DEBUG_SDPA_SPLITK",         0, "print once how attention splits keys, for each signature") \
+    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0, "print each argmax or argmin once that takes a slower path, and why") \
+    X(DEBUG_BINARY,  "MLX_VK_DEBUG_BINARY_FALLBACK",     0, "the same for operations of two operands")                  \
+    X(DEBUG_BITWISE, "MLX_VK_DEBUG_BITWISE_FALLBACK",    0, "the same for bitwise ones")                                \
+    X(DEBUG_DEQUANTIZE, "MLX_VK_DEBUG_FAST_QUANTIZE_FALLBACK", 0, "the same for dequantize")                            \
+    X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                     \
+    X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")             \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
+    X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")     \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
@@ -201,27 +257,36 @@ enum gate {
     GATE_COUNT
 };
 
+/* The one whose value is text. */
+static const struct { const char *name, *what; } device_gate = { "MLX_VK_DEVICE", "the device, by index or part of its name" };
+enum { WANTED_TEXT = 64 };
+
 static const struct gate_row { const char *name; int value; const char *what; } gate_table[GATE_COUNT] = {
 #define X(id, name, value, what) { name, value, what },
     GATES(X)
 #undef X
 };
 
-/* Value of NAME in "NAME=value NAME=value", or the default. */
-static int gate_from_text(const char *text, const char *name, int value)
+/* What follows NAME= in "NAME=value NAME=value", else in the environment; NULL where it is in neither. */
+static const char *gate_text(const char *text, const char *name)
 {
     size_t n = strlen(name);
+    const char *env = getenv(name);
     for (const char *p = text; p && (p = strstr(p, name)); p += n)
-        if (p[n] == '=' && (p == text || p[-1] == ' ' || p[-1] == ',')) return atoi(p + n + 1);
-    return value;
+        if (p[n] == '=' && (p == text || p[-1] == ' ' || p[-1] == ',')) return p + n + 1;
+    return env && *env ? env : NULL;
 }
 
-static void read_gates(int values[GATE_COUNT], const char *text)
+/* wanted: the device's name, where the caller gives none. */
+static void read_gates(int values[GATE_COUNT], char wanted[WANTED_TEXT], const char *text, const char *name)
 {
+    const char *device = name && *name ? name : gate_text(text, device_gate.name);
     for (int i = 0; i < GATE_COUNT; i++) {
-        const char *env = getenv(gate_table[i].name);
-        values[i] = gate_from_text(text, gate_table[i].name, env && *env ? atoi(env) : gate_table[i].value);
+        const char *value = gate_text(text, gate_table[i].name);
+        values[i] = value ? atoi(value) : gate_table[i].value;
     }
+    snprintf(wanted, WANTED_TEXT, "%s", device ? device : "");
+    if (!(name && *name) && device != getenv(device_gate.name)) wanted[strcspn(wanted, " ,")] = 0;
 }
 
 /* ==== >>kernels =================================================================================================== */
@@ -357,6 +422,7 @@ struct pipeline {
 };
 
 struct kernel_count { uint64_t count, ns; };
+enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };   /* the callers' own; fused ones, with a gate */
 
 struct device {
     int refs;
@@ -367,6 +433,7 @@ struct device {
     mlxvk_error error;
     int lost;                                        /* sticky */
     int gate[GATE_COUNT];
+    char wanted[WANTED_TEXT];                        /* the device asked for, "" for any */
     struct capabilities caps;
 
     VkInstance instance;
@@ -402,7 +469,11 @@ struct device {
     mlxvk_stats stats;
     uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
                                                         searches of the cache */
-    struct kernel_count kernel_counts[KERNEL_COUNT + 1];   /* the last counts the callers' own kernels */
+    struct kernel_count kernel_counts[KERNEL_COUNTS];
+    uint32_t noted;                                  /* bits of families whose notes are taken */
+    struct note **notes;                             /* open addressing by key */
+    uint32_t note_slots, note_used;
+    uint64_t pipelines_found, buffers_found, buffers_made;
 };
 
 static void *host_alloc(struct device *d, size_t size)
@@ -730,21 +801,21 @@ static int choose_physical(struct device *d, const char *wanted, mlxvk_error *er
     VkPhysicalDevice list[32];
     uint32_t n = COUNT(list);
     char *end = NULL;
-    long index = wanted && *wanted ? strtol(wanted, &end, 10) : -1;
-    bool by_index = wanted && *wanted && *end == 0;
+    long index = *wanted ? strtol(wanted, &end, 10) : -1;
+    bool by_index = *wanted && *end == 0;
     int best = -1;
     if (vkEnumeratePhysicalDevices(d->instance, &n, list) < 0) n = 0;
     for (uint32_t i = 0; i < n; i++) {
         VkPhysicalDeviceProperties p;
         if (!usable(list[i], &p)) continue;
-        if (by_index ? index != (long)i : wanted && *wanted && !contains(p.deviceName, wanted)) continue;
+        if (by_index ? index != (long)i : *wanted && !contains(p.deviceName, wanted)) continue;
         if (best < 0 || type_rank(p.deviceType) < best) {
             best = type_rank(p.deviceType);
             d->physical = list[i];
         }
     }
     if (best >= 0) return 0;
-    if (wanted && *wanted && n)
+    if (*wanted && n)
         set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device", "no usable device matches \"%s\" (of %u found)", wanted, n);
     else
         set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
@@ -816,13 +887,13 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
     return MLXVK_ERROR_NO_DEVICE;
 }
 
-static int open_device(struct device *d, const char *name, mlxvk_error *error)
+static int open_device(struct device *d, mlxvk_error *error)
 {
     struct features f;
     bool has[EXT_COUNT];
     int code = load_vulkan(NULL, error);
     if (!code) code = create_instance(&d->instance, error);
-    if (!code) code = choose_physical(d, name && *name ? name : getenv("MLX_VK_DEVICE"), error);
+    if (!code) code = choose_physical(d, d->wanted, error);
     if (code) return code;
     find_extensions(d, has);
     chain_features(&f, has, VK_API_VERSION_1_2);
@@ -865,6 +936,112 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
               "the adopted device was made without timelineSemaphore (VkPhysicalDeviceVulkan12Features)");
     return MLXVK_ERROR_NO_DEVICE;
+}
+
+/* ==== >>notes ===================================================================================================== */
+
+/* What ran and what was refused, counted by family, kernel and signature where a gate asks for it. */
+
+enum family { NOTE_QMM, NOTE_SDPA, NOTE_SPLIT, NOTE_ROPE, NOTE_ARG, NOTE_BINARY, NOTE_BITWISE, NOTE_DEQUANTIZE, NOTE_GATHER, NOTE_FUSED,
+              NOTE_ALGO, FAMILIES };
+
+/* stats: counts, and prints the counts when the device goes; debug: prints each refusal once (`all`: each note). GATE_COUNT: none. */
+static const struct family_row { const char *name; enum gate stats, debug; bool all; } family_table[FAMILIES] = {
+    [NOTE_QMM]        = { "quantized_matmul", GATE_QMM_STATS,  GATE_COUNT,            false },
+    [NOTE_SDPA]       = { "attention",        GATE_SDPA_STATS, GATE_DEBUG_SDPA,       false },
+    [NOTE_SPLIT]      = { "attention parts",  GATE_COUNT,      GATE_DEBUG_SPLIT,      true },
+    [NOTE_ROPE]       = { "rope",             GATE_COUNT,      GATE_DEBUG_ROPE,       false },
+    [NOTE_ARG]        = { "argreduce",        GATE_COUNT,      GATE_DEBUG_ARG,        false },
+    [NOTE_BINARY]     = { "binary",           GATE_COUNT,      GATE_DEBUG_BINARY,     false },
+    [NOTE_BITWISE]    = { "bitwise",          GATE_COUNT,      GATE_DEBUG_BITWISE,    false },
+    [NOTE_DEQUANTIZE] = { "dequantize",       GATE_COUNT,      GATE_DEBUG_DEQUANTIZE, false },
+    [NOTE_GATHER]     = { "gather",           GATE_COUNT,      GATE_DEBUG_GATHER,     false },
+    [NOTE_FUSED]      = { "fused",            GATE_COUNT,      GATE_DEBUG_FUSED,      true },
+    [NOTE_ALGO]       = { "algorithms",       GATE_ALGO_STATS, GATE_COUNT,            false },
+};
+
+enum { NOTE_TEXT = 192 };
+
+/* kernel and reason are constant texts; reason: why something was refused, or NULL. */
+struct note { uint64_t key, count; enum family family; const char *kernel, *reason; char signature[NOTE_TEXT]; };
+
+static bool gate_on(const int *gate, enum gate g) { return g != GATE_COUNT && gate[g]; }
+
+static uint32_t noted_families(const int *gate)
+{
+    uint32_t bits = 0;
+    for (int i = 0; i < FAMILIES; i++)
+        if (gate[GATE_STATS] || gate_on(gate, family_table[i].stats) || gate_on(gate, family_table[i].debug)) bits |= 1u << i;
+    return bits;
+}
+
+static void print_note(const struct note *n, bool count)
+{
+    fprintf(stderr, "[mlxvk] %s: %s%s%s: %s", family_table[n->family].name, n->kernel, n->reason ? " not taken, " : "",
+            n->reason ? n->reason : "", n->signature);
+    if (count) fprintf(stderr, ": %llu", (unsigned long long)n->count);
+    fputc('\n', stderr);
+}
+
+static bool grow_notes(struct device *d)
+{
+    uint32_t slots = d->note_slots ? 2 * d->note_slots : 128;
+    struct note **table = host_zalloc(d, slots * sizeof *table);
+    if (!table) return false;
+    for (uint32_t i = 0; i < d->note_slots; i++)
+        if (d->notes[i]) {
+            uint32_t at = (uint32_t)d->notes[i]->key & (slots - 1);
+            while (table[at]) at = (at + 1) & (slots - 1);
+            table[at] = d->notes[i];
+        }
+    host_free(d, d->notes);
+    d->notes = table;
+    d->note_slots = slots;
+    return true;
+}
+
+static void free_notes(struct device *d)
+{
+    for (uint32_t i = 0; i < d->note_slots; i++) host_free(d, d->notes[i]);
+    host_free(d, d->notes);
+    d->notes = NULL;
+    d->note_slots = d->note_used = 0;
+}
+
+/* Without memory nothing is counted. */
+static void note(struct device *d, enum family family, const char *kernel, const char *reason, const char *format, ...)
+{
+    struct note n = { .family = family, .kernel = kernel, .reason = reason }, *kept;
+    const struct family_row *row = &family_table[family];
+    va_list arguments;
+    uint32_t at;
+    va_start(arguments, format);
+    vsnprintf(n.signature, sizeof n.signature, format, arguments);
+    va_end(arguments);
+    n.key = 0xcbf29ce484222325u ^ (uint64_t)(uintptr_t)kernel ^ (uint64_t)(uintptr_t)reason << 20 ^ (uint64_t)family << 56;
+    for (const char *p = n.signature; *p; p++) n.key = (n.key ^ (unsigned char)*p) * 0x100000001b3u;
+    n.key ^= n.key >> 32;
+    if (2 * (d->note_used + 1) > d->note_slots && !grow_notes(d)) return;
+    for (at = (uint32_t)n.key & (d->note_slots - 1); (kept = d->notes[at]) != NULL; at = (at + 1) & (d->note_slots - 1))
+        if (kept->key == n.key && kept->family == family && kept->kernel == kernel && kept->reason == reason &&
+            !strcmp(kept->signature, n.signature)) { kept->count++; return; }
+    if (!(kept = host_alloc(d, sizeof *kept))) return;
+    n.count = 1;
+    *kept = n;
+    d->notes[at] = kept;
+    d->note_used++;
+    if (gate_on(d->gate, row->debug) && (reason || row->all)) print_note(kept, false);
+}
+
+/* Arguments are looked at only where the family is noted. */
+#define NOTE(d, family, ...) ((d)->noted >> (family) & 1 ? note((struct device *)(d), family, __VA_ARGS__) : (void)0)
+
+/* Sizes that vary from step to step, by powers of two. */
+static uint32_t size_class(uint32_t n)
+{
+    uint32_t p = 1;
+    while (p < n && p < 1u << 31) p *= 2;
+    return p;
 }
 
 /* ==== >>memory ==================================================================================================== */
@@ -1175,7 +1352,9 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
     } else {
         if (capacity < size || capacity > d->caps.max_allocation) return MLXVK_ERROR_LIMIT;
         b = cache_find(d, capacity, line);
-        if (!b) {
+        if (b) d->buffers_found++;
+        else {
+            d->buffers_made++;
             size_t need = d->active + d->cached + capacity;
             if (need > d->memory_limit) cache_trim(d, need - d->memory_limit, false);
             code = buffer_fresh(d, capacity, &b);
@@ -1304,6 +1483,7 @@ struct encoder {
     uint32_t pending_count, live_count;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
+    uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
 };
@@ -1444,7 +1624,10 @@ static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k,
     }
     for (at = (uint32_t)key & (d->pipeline_slots - 1); d->pipelines[at]; at = (at + 1) & (d->pipeline_slots - 1)) {
         struct pipeline *p = d->pipelines[at];
-        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) return p;
+        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) {
+            d->pipelines_found++;
+            return p;
+        }
     }
     return new_pipeline(e, k, spec, n, key, at);
 }
@@ -1774,11 +1957,17 @@ static void bind_descriptors(struct encoder *e)
     }
 }
 
+/* Where the dispatch is counted. */
+static uint32_t counted_as(const struct encoder *e)
+{
+    return e->fusion && e->device->gate[GATE_PROFILE_FUSED] ? KERNEL_COUNT + e->fusion : e->pipeline->kernel;
+}
+
 static void write_timestamp(struct encoder *e)
 {
     struct slot *slot = &e->stream->slots[e->stream->slot];
     if (!slot->queries || slot->query_count >= QUERIES) return;
-    slot->query_kernel[slot->query_count / 2] = (uint16_t)e->pipeline->kernel;
+    slot->query_kernel[slot->query_count / 2] = (uint16_t)counted_as(e);
     e->device->vk.vkCmdWriteTimestamp(e->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->queries, slot->query_count++);
 }
 
@@ -1806,7 +1995,7 @@ static void encode_dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t 
     d->vk.vkCmdDispatch(e->commands, x, y, z);
     write_timestamp(e);
     d->stats.dispatches++;
-    d->kernel_counts[e->pipeline->kernel].count++;
+    d->kernel_counts[counted_as(e)].count++;
     e->stream->ops++;
 }
 
@@ -2381,6 +2570,17 @@ static const char *shape_text(const struct array *a, char *text, size_t size)
     return text;
 }
 #define TEXT(a) shape_text(a, (char[160]){ 0 }, 160)
+
+/* The same with strides, for notes. */
+static const char *layout_text(const struct array *a, char *text, size_t size)
+{
+    size_t n = strlen(shape_text(a, text, size));
+    if (n + 3 < size) n += (size_t)snprintf(text + n, size - n, " (");
+    for (int i = 0; i < a->ndim && n < size; i++) n += (size_t)snprintf(text + n, size - n, "%s%lld", i ? ", " : "", (long long)a->strides[i]);
+    if (n < size) snprintf(text + n, size - n, ")");
+    return text;
+}
+#define LAYOUT(a) layout_text(a, (char[96]){ 0 }, 96)
 
 static struct array *input(struct call *c, const char *name, mlxvk_array handle)
 {
@@ -8380,13 +8580,22 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
 };
 
+static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
+
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
 {
-    for (size_t i = 0; i < COUNT(fusion_table); i++) {
+    char text[160] = "";
+    bool fused = false;
+    if ((e->device->noted >> NOTE_FUSED & 1) && s->nodes[at].out[0]) shape_text(s->nodes[at].out[0], text, sizeof text);
+    for (size_t i = 0; i < COUNT(fusion_table) && !fused; i++) {
         const struct fusion_row *f = &fusion_table[i];
-        if (f->op == s->nodes[at].op && s->device->gate[f->gate] && f->apply(e, s, at, end)) return true;
+        if (f->op != s->nodes[at].op || !s->device->gate[f->gate]) continue;
+        e->fusion = (uint32_t)i + 1;
+        fused = f->apply(e, s, at, end);
+        if (fused) NOTE(e->device, NOTE_FUSED, f->name, NULL, "%s", text);
     }
-    return false;
+    e->fusion = 0;
+    return fused;
 }
 
 static const struct op_row op_table[OP_COUNT] = {
@@ -8427,6 +8636,8 @@ static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc
 static void stream_destroy(struct stream *s);
 
 static void reap_events(struct device *d, bool all);
+static void print_notes(struct device *d);
+static void print_default(void);
 
 static void destroy_objects(struct device *d)
 {
@@ -8455,6 +8666,8 @@ static void destroy_objects(struct device *d)
 
 static void device_destroy(struct device *d)
 {
+    print_notes(d);
+    free_notes(d);
     if (d->handle) {
         if (!d->lost && !d->adopted) d->vk.vkDeviceWaitIdle(d->handle);
         destroy_objects(d);
@@ -8495,8 +8708,9 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     d->lock = (mutex)MUTEX_INIT;
     d->allocator = a;
     if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
-    read_gates(d->gate, desc ? desc->gates : NULL);
-    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, desc ? desc->name : NULL, error);
+    read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
+    d->noted = noted_families(d->gate);
+    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
     if (code) {
@@ -8517,6 +8731,7 @@ static struct device *default_device(void)
     if (!the_default.device) {
         mlxvk_device handle = { NULL };
         if (!mlxvk_device_create(&handle, NULL)) the_default.device = handle.ctx;
+        if (the_default.device && the_default.device->noted) atexit(print_default);   /* it is never destroyed */
     }
     mutex_unlock(&the_default.lock);
     return the_default.device;
@@ -9830,8 +10045,10 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
     struct device *d = device_or_default(device);
     char line[256];
     if (!print) return MLXVK_ERROR_ARGUMENT;
+    snprintf(line, sizeof line, "%-47s %4s (default any)  %s", device_gate.name, d && *d->wanted ? d->wanted : "any", device_gate.what);
+    print(line, user);
     for (int i = 0; i < GATE_COUNT; i++) {
-        snprintf(line, sizeof line, "%-44s %4d (default %d)  %s", gate_table[i].name, d ? d->gate[i] : gate_table[i].value,
+        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", gate_table[i].name, d ? d->gate[i] : gate_table[i].value,
                  gate_table[i].value, gate_table[i].what);
         print(line, user);
     }
@@ -9855,6 +10072,8 @@ int mlxvk_reset_stats(mlxvk_device device)
     mutex_lock(&d->lock);
     memset(&d->stats, 0, sizeof d->stats);
     memset(d->kernel_counts, 0, sizeof d->kernel_counts);
+    d->pipelines_found = d->buffers_found = d->buffers_made = 0;
+    free_notes(d);
     mutex_unlock(&d->lock);
     return 0;
 }
@@ -9862,7 +10081,7 @@ int mlxvk_reset_stats(mlxvk_device device)
 int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
 {
     struct device *d = device_or_default(device);
-    struct kernel_count counts[KERNEL_COUNT + 1];
+    struct kernel_count counts[KERNEL_COUNTS];
     if (!d || !each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
     if (d->gate[GATE_PROFILE]) wait_streams(d);
@@ -9870,10 +10089,71 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
         for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
     mutex_unlock(&d->lock);
-    for (int i = 0; i <= KERNEL_COUNT; i++)
-        if (counts[i].count) each(i < KERNEL_COUNT ? kernel_table[i].name : "custom", counts[i].count, counts[i].ns, user);
+    for (int i = 0; i < KERNEL_COUNTS; i++)
+        if (counts[i].count)
+            each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom" : fusion_table[i - KERNEL_COUNT - 1].name,
+                 counts[i].count, counts[i].ns, user);
     return 0;
 }
+
+static int by_family_and_count(const void *a, const void *b)
+{
+    const struct note *x = a, *y = b;
+    if (x->family != y->family) return x->family < y->family ? -1 : 1;
+    if (!x->reason != !y->reason) return x->reason ? 1 : -1;
+    return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->signature, y->signature);
+}
+
+/* A sorted copy of the notes, with those that are counters; NULL without memory. The lock is held. */
+static struct note *list_notes(struct device *d, uint32_t *count)
+{
+    const struct { const char *kernel; uint64_t count; } counters[] = {
+        { "pipelines found", d->pipelines_found }, { "pipelines made", d->stats.pipelines },
+        { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
+        { "buffers allocated", d->buffers_made },
+    };
+    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
+    *count = 0;
+    if (!list) return NULL;
+    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
+    for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
+        list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel, .signature = "all" };
+    qsort(list, *count, sizeof *list, by_family_and_count);
+    return list;
+}
+
+int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user)
+{
+    struct device *d = device_or_default(device);
+    struct note *list;
+    uint32_t n;
+    if (!d || !each) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    list = list_notes(d, &n);
+    mutex_unlock(&d->lock);
+    for (uint32_t i = 0; i < n; i++)
+        each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason, list[i].count }, user);
+    if (!list) return MLXVK_ERROR_HOST_MEMORY;
+    mutex_lock(&d->lock);
+    host_free(d, list);
+    mutex_unlock(&d->lock);
+    return 0;
+}
+
+/* The families whose gate asks for it. */
+static void print_notes(struct device *d)
+{
+    uint32_t n;
+    struct note *list;
+    bool any = false;
+    for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
+    if (!any || !(list = list_notes(d, &n))) return;
+    for (uint32_t i = 0; i < n; i++)
+        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
+    host_free(d, list);
+}
+
+static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)
