@@ -281,7 +281,9 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
     X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
-    X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
+    X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
+    X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
+    X(FP8,           fp8,           3, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
@@ -395,6 +397,7 @@ struct device {
     struct stream *streams;
     struct stream *default_stream;
     int stream_index;
+    struct event *freed_events;                      /* that submissions may still name */
     uint32_t random_state[2];
     bool random_seeded;
 
@@ -1965,6 +1968,23 @@ static void drop_handle(struct array *a)
     array_release(a);
 }
 
+/* Writes the first bytes of a buffer by the queue, in front of a dispatch that is being set up: `size` bytes of data (a multiple
+ * of 4), or zeros where data is NULL. */
+static void write_first(struct encoder *e, struct buffer *b, const void *data, size_t size)
+{
+    struct access saved[MAX_PENDING];
+    uint32_t n = e->pending_count;
+    memcpy(saved, e->pending, n * sizeof *saved);
+    e->pending_count = 0;
+    encoder_access(e, b, b->offset, b->offset + size, true);
+    if (e->code) return;
+    insert_barrier(e);
+    if (data) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, size, data);
+    else e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
+    memcpy(e->pending, saved, n * sizeof *saved);
+    e->pending_count = n;
+}
+
 /* Gives a storage its memory. The contents of a literal are written by the host where it can, else by the queue. */
 static int storage_allocate(struct encoder *e, struct storage *st)
 {
@@ -1979,20 +1999,8 @@ static int storage_allocate(struct encoder *e, struct storage *st)
     }
     if (!st->literal || !st->nbytes) return 0;
     if (st->buffer->map) memcpy(st->buffer->map, st->bytes, st->nbytes);
-    else {
-        struct buffer *b = st->buffer;
-        struct access saved[MAX_PENDING];
-        uint32_t n = e->pending_count;
-        memcpy(saved, e->pending, n * sizeof *saved);
-        e->pending_count = 0;
-        encoder_access(e, b, b->offset, b->offset + INLINE_BYTES, true);
-        if (e->code) return e->code;
-        insert_barrier(e);
-        e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, INLINE_BYTES, st->bytes);
-        memcpy(e->pending, saved, n * sizeof *saved);
-        e->pending_count = n;
-    }
-    return 0;
+    else write_first(e, st->buffer, st->bytes, INLINE_BYTES);
+    return e->code;
 }
 
 /* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
@@ -2030,19 +2038,11 @@ static uint32_t set_output(struct encoder *e, uint32_t slot, struct array *a) { 
 static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t size)
 {
     struct buffer *b;
-    uint32_t n = e->pending_count;
-    struct access saved[MAX_PENDING];
     int code;
     if (e->code) return;
     code = buffer_allocate(e->device, size, e->stream->line, &b);
     if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "%zu bytes of parameters", size); return; }
-    memcpy(saved, e->pending, n * sizeof *saved);
-    e->pending_count = 0;
-    encoder_access(e, b, b->offset, b->offset + size, true);
-    insert_barrier(e);
-    if (!e->code) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, round_up(size, 4), data);
-    memcpy(e->pending, saved, n * sizeof *saved);
-    e->pending_count = n;
+    write_first(e, b, data, round_up(size, 4));
     encoder_access(e, b, b->offset, b->offset + size, false);
     bind_range(e, slot, b->handle, b->offset, round_up(size, 16));
     buffer_release(e->device, b);                    /* this stream reuses it only behind this dispatch */
@@ -2061,17 +2061,7 @@ static void set_counters(struct encoder *e, uint32_t slot)
         if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return; }
         e->stream->counters = b;
         if (b->map) memset(b->map, 0, size);
-        else {
-            uint32_t n = e->pending_count;
-            struct access saved[MAX_PENDING];
-            memcpy(saved, e->pending, n * sizeof *saved);
-            e->pending_count = 0;
-            encoder_access(e, b, b->offset, b->offset + size, true);
-            insert_barrier(e);
-            if (!e->code) e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
-            memcpy(e->pending, saved, n * sizeof *saved);
-            e->pending_count = n;
-        }
+        else write_first(e, b, NULL, size);
     }
     encoder_access(e, b, b->offset, b->offset + size, true);
     bind_range(e, slot, b->handle, b->offset, size);
@@ -2112,7 +2102,7 @@ enum operation {
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
-struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
+struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
 struct scan_params { uint8_t op, axis, flags; };
@@ -2571,7 +2561,7 @@ static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, i
 }
 
 /* Kernels that take four elements a thread. */
-static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT; }
+static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8; }
 
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
@@ -5769,7 +5759,7 @@ static void product_coopmat2(struct encoder *e, const struct product *p)
     const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
     struct launch l = prepare(e, p, parts, r->bk);
     KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
-           r->bm, r->bn, r->bk, along, even_operands(&l, along, 8));
+           r->bm, r->bn, r->bk, along);
     launch_tiles(e, p, &l, r);
 }
 
@@ -5778,6 +5768,7 @@ static bool in_eights(const struct product *p)
 {
     const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k, [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k,
                                      [MAT_OUT] = p->out_row };
+    if (p->n & 7) return false;                      /* parts of K have rows of n */
     for (int i = 0; i < MATRICES; i++) {
         int64_t odd = lead[i] | p->offset[i];
         if (i == MAT_C) continue;
@@ -6672,12 +6663,14 @@ int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, i
 
 /* ==== >>quantized: quantize, dequantize, quantized_matmul ========================================================= */
 
-/* One row a mode: what is the default, what is taken. Kernels exist for affine only. */
-static const struct quant_mode { const char *name; int group, bits; uint32_t groups, widths; bool native; } quant_modes[] = {
-    { "affine", 64, 4, 32 | 64 | 128, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8, true },
-    { "mxfp4",  32, 4, 32, 1 << 4, false },
-    { "mxfp8",  32, 8, 32, 1 << 8, false },
-    { "nvfp4",  16, 4, 16, 1 << 4, false },
+/* One row a mode: what is the default, what is taken; how kernels name its scales (0: by their dtype). Modes with scales of
+ * their own have no biases. */
+enum { QUANT_BLOCK = 32, QUANT_E8M0 = 32, QUANT_E4M3 = 33 };
+static const struct quant_mode { const char *name; int group, bits; uint32_t groups, widths, scales; } quant_modes[] = {
+    { "affine", 64, 4, 32 | 64 | 128, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8, 0 },
+    { "mxfp4",  32, 4, 32, 1 << 4, QUANT_E8M0 },
+    { "mxfp8",  32, 8, 32, 1 << 8, QUANT_E8M0 },
+    { "nvfp4",  16, 4, 16, 1 << 4, QUANT_E4M3 },
 };
 
 static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits, const char *mode,
@@ -6688,6 +6681,7 @@ static struct quant_params quant_format(struct call *c, mlxvk_optional_int group
     for (size_t i = 0; i < COUNT(quant_modes); i++)
         if (mode && !strcmp(mode, quant_modes[i].name)) row = &quant_modes[i];
     if (!row) { FAIL(c, MLXVK_ERROR_ARGUMENT, "\"%s\" is no quantization mode", mode ? mode : "(NULL)"); return p; }
+    p.mode = (uint8_t)(row - quant_modes);
     p.group = (uint16_t)(group.has_value ? group.value : row->group);
     p.bits = (uint8_t)(bits.has_value ? bits.value : row->bits);
     if (group.has_value && (group.value < 0 || group.value > 128 || (group.value & (group.value - 1)) ||
@@ -6695,11 +6689,17 @@ static struct quant_params quant_format(struct call *c, mlxvk_optional_int group
         FAIL(c, MLXVK_ERROR_ARGUMENT, "a group of %d is not taken in mode %s", group.value, mode);
     else if (bits.has_value && (bits.value < 1 || bits.value > 8 || !(row->widths >> bits.value & 1)))
         FAIL(c, MLXVK_ERROR_ARGUMENT, "%d bits are not taken in mode %s", bits.value, mode);
-    else if (!row->native) FAIL(c, MLXVK_ERROR_UNSUPPORTED, "mode %s is not there yet", mode);
     return p;
 }
 
-static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 2 : p->group == 64 ? 1 : 0; }
+/* A group is 16 << shift codes. */
+static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 3 : p->group == 64 ? 2 : p->group == 32; }
+
+static bool is_affine(const struct quant_params *p) { return !quant_modes[p->mode].scales; }
+static uint32_t scales_kind(const struct quant_params *p, const struct array *scales)
+{
+    return is_affine(p) ? (uint32_t)scales->dtype : quant_modes[p->mode].scales;
+}
 
 /* Values that a row of packed words holds. */
 static int64_t quant_width(const struct array *w, const struct quant_params *p) { return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits; }
@@ -6708,27 +6708,41 @@ static int64_t quant_width(const struct array *w, const struct quant_params *p) 
 static bool check_quantized(struct call *c, const struct array *w, const struct array *s, const struct array *b,
                             const struct quant_params *p)
 {
+    bool affine = is_affine(p);
     if (c->code || !w || !s) return false;
-    if (!b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "biases is { NULL }, which mode affine needs"), false;
+    if (affine && !b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "biases is { NULL }, which mode affine needs"), false;
+    if (!affine && b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode %s has no biases", quant_modes[p->mode].name), false;
     if (w->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "w is %s, not uint32", TEXT(w)), false;
-    if (!is_float(promote(s->dtype, b->dtype)))
+    if (affine && !is_float(promote(s->dtype, b->dtype)))
         return FAIL(c, MLXVK_ERROR_DTYPE, "scales %s and biases %s are not floating", TEXT(s), TEXT(b)), false;
-    if (w->ndim < 2 || !same_shape(s, b) || s->ndim != w->ndim ||
+    if (!affine && s->dtype != MLXVK_UINT8) return FAIL(c, MLXVK_ERROR_DTYPE, "scales are %s, not uint8", TEXT(s)), false;
+    if (w->ndim < 2 || (b && !same_shape(s, b)) || s->ndim != w->ndim ||
         memcmp(s->shape, w->shape, (size_t)(w->ndim - 1) * sizeof *w->shape) ||
         (int64_t)w->shape[w->ndim - 1] * 32 != (int64_t)s->shape[s->ndim - 1] * p->group * p->bits)
         return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits", TEXT(w),
-                    TEXT(s), TEXT(b), p->group, p->bits), false;
+                    TEXT(s), b ? TEXT(b) : "(none)", p->group, p->bits), false;
     return true;
 }
 
 /* ---- quantize, dequantize ---- */
 
-enum { QUANT_BLOCK = 32 };
+static void quantize_fp(struct encoder *e, const struct node *n, struct array *x)
+{
+    uint32_t groups = ceil_div(x->size, n->p.quant.group), push[5] = { groups };
+    push[1] = set_input(e, 0, x);
+    push[2] = set_output(e, 1, n->out[0]);
+    push[3] = set_output(e, 2, n->out[1]);
+    if (n->in[1]) push[4] = set_input(e, 3, n->in[1]);
+    KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), 0, n->in[1] != NULL);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, ceil_div(groups, 64));
+}
 
 static void lower_quantize(struct encoder *e, const struct node *n)
 {
     struct array *x = rows_of(e, n->in[0]);
-    uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) };
+    uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) - 1 };
+    if (!is_affine(&n->p.quant)) { quantize_fp(e, n, x); array_release(x); return; }
     push[2] = set_input(e, 0, x);
     for (uint32_t i = 0; i < 3; i++) push[3 + i] = set_output(e, 1 + i, n->out[i]);
     KERNEL(e, K_QUANTIZE, 64, n->p.quant.bits, (uint32_t)x->dtype);
@@ -6737,50 +6751,88 @@ static void lower_quantize(struct encoder *e, const struct node *n)
     array_release(x);
 }
 
+/* A tensor's scale: one float32, in mode nvfp4 only; NULL where there is none. */
+static struct array *tensor_scale(struct call *c, const char *name, mlxvk_array scale, const struct quant_params *p)
+{
+    struct array *g = optional_input(c, name, scale);
+    if (c->code || !g) return NULL;
+    if (quant_modes[p->mode].scales != QUANT_E4M3)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is not taken in mode %s", name, quant_modes[p->mode].name);
+    if (g->dtype != MLXVK_FLOAT32 || g->size != 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %s, not one float32", name, TEXT(g));
+    return g;
+}
+
+/* Codes, scales and, in mode affine, biases of x; how many that are. */
+static int do_quantize(struct call *c, struct array *x, struct array *scale, struct quant_params p, struct array *out[3])
+{
+    int shape[MAXD], last, count = is_affine(&p) ? 3 : 2;
+    if (c->code || !x) return 0;
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x)), 0;
+    if (x->ndim < 2 || x->shape[x->ndim - 1] % p.group)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group), 0;
+    last = x->shape[x->ndim - 1];
+    memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
+    shape[x->ndim - 1] = (int)((int64_t)last * p.bits / 32);
+    out[0] = output(c, x->ndim, shape, MLXVK_UINT32);
+    shape[x->ndim - 1] = last / p.group;
+    out[1] = output(c, x->ndim, shape, count == 3 ? x->dtype : MLXVK_UINT8);
+    if (count == 3) out[2] = output(c, x->ndim, shape, x->dtype);
+    append(c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x, scale), out, count);
+    return count;
+}
+
 int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size, mlxvk_optional_int bits,
                    const char *mode, mlxvk_array global_scale, mlxvk_stream s)
 {
     struct call c = begin("quantize", s);
     struct array *x = input(&c, "w", w), *out[3] = { NULL };
     struct quant_params p = quant_format(&c, group_size, bits, mode, true);
-    int shape[MAXD], last;
-    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
-    if (!c.code && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x));
-    if (!c.code && (x->ndim < 2 || x->shape[x->ndim - 1] % p.group))
-        FAIL(&c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group);
-    if (!c.code) {
-        last = x->shape[x->ndim - 1];
-        memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
-        shape[x->ndim - 1] = last / QUANT_BLOCK * p.bits;
-        out[0] = output(&c, x->ndim, shape, MLXVK_UINT32);
-        shape[x->ndim - 1] = last / p.group;
-        out[1] = output(&c, x->ndim, shape, x->dtype);
-        out[2] = output(&c, x->ndim, shape, x->dtype);
-        append(&c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x), out, 3);
-    }
-    return finish_vector(&c, out, 3, res);
+    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p);
+    int count = do_quantize(&c, x, scale, p, out);
+    return finish_vector(&c, out, (size_t)count, res);
 }
 
 /* Unpacks into a row-major array, rounding to a dtype first; w, scales and biases are row-contiguous. */
 static void unpack_dispatch(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
-                            struct array *biases, struct array *out, mlxvk_dtype first)
+                            struct array *biases, struct array *scale, struct array *out, mlxvk_dtype first)
 {
-    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(f) };
+    uint32_t push[7] = { ceil_div(out->size, 8), group_shift(f) };
     push[2] = set_input(e, 0, w);
     push[3] = set_input(e, 1, scales);
-    push[4] = set_input(e, 2, biases);
+    if (biases) push[4] = set_input(e, 2, biases);
     push[5] = set_output(e, 3, out);
-    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, (uint32_t)scales->dtype, (uint32_t)out->dtype, push[5] % 8 == 0);
+    if (scale) push[6] = set_input(e, 4, scale);
+    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, scales_kind(f, scales), (uint32_t)out->dtype, push[5] % 8 == 0, scale != NULL);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(push[0], 256));
 }
 
 static void lower_dequantize(struct encoder *e, const struct node *n)
 {
-    struct array *in[3];
-    for (int i = 0; i < 3; i++) in[i] = rows_of(e, n->in[i]);
-    unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->out[0], in[1]->dtype);
+    struct array *in[3] = { NULL };
+    for (int i = 0; i < 3; i++) if (n->in[i]) in[i] = rows_of(e, n->in[i]);
+    unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->in[3], n->out[0], in[2] ? in[1]->dtype : n->out[0]->dtype);
     for (int i = 0; i < 3; i++) array_release(in[i]);
+}
+
+/* Checked operands as values of a dtype. */
+static struct array *do_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct array *scale,
+                                   struct quant_params p, mlxvk_dtype to)
+{
+    struct array *out;
+    int shape[MAXD];
+    if (c->code || !w || !k) return NULL;
+    if (!is_dtype((int)to) || !is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+    memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
+    shape[w->ndim - 1] = (int)quant_width(w, &p);
+    out = output(c, w->ndim, shape, to);
+    if (b) {
+        mlxvk_dtype t = promote(k->dtype, b->dtype);
+        k = as_type(c, k, t);
+        b = as_type(c, b, t);
+    }
+    append(c, OP_DEQUANTIZE, PARAMS(.quant = p), ARRAYS(w, k, b, scale), ARRAYS(out));
+    return out;
 }
 
 int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, mlxvk_optional_int group_size,
@@ -6790,17 +6842,38 @@ int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_
     struct call c = begin("dequantize", s);
     struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases), *out = NULL;
     struct quant_params p = quant_format(&c, group_size, bits, mode, true);
-    int shape[MAXD];
-    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
+    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p);
     if (check_quantized(&c, q, k, b, &p)) {
-        mlxvk_dtype t = promote(k->dtype, b->dtype), to = dtype.has_value ? dtype.value : t;
-        if (!is_dtype((int)to) || !is_float(to)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
-        memcpy(shape, q->shape, (size_t)q->ndim * sizeof *shape);
-        shape[q->ndim - 1] = (int)quant_width(q, &p);
-        out = output(&c, q->ndim, shape, to);
-        append(&c, OP_DEQUANTIZE, PARAMS(.quant = p), ARRAYS(q, as_type(&c, k, t), as_type(&c, b, t)), ARRAYS(out));
+        mlxvk_dtype own = b ? promote(k->dtype, b->dtype) : MLXVK_BFLOAT16;
+        out = do_dequantize(&c, q, k, b, scale, p, dtype.has_value ? dtype.value : own);
     }
     return finish(&c, out, res);
+}
+
+/* ---- fp8 ---- */
+
+static struct array *convert_fp8(struct call *c, struct array *x, mlxvk_dtype to, bool encode)
+{
+    struct array *out;
+    if (c->code || !x) return NULL;
+    if (!is_dtype((int)to) || !is_float(encode ? x->dtype : to))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", encode ? TEXT(x) : mlxvk_dtype_name(to));
+    if (!encode && x->dtype != MLXVK_UINT8) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not uint8", TEXT(x));
+    out = output(c, x->ndim, x->shape, to);
+    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = K_FP8, .op = !encode }), ARRAYS(x), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s)
+{
+    struct call c = begin("to_fp8", s);
+    return finish(&c, convert_fp8(&c, input(&c, "x", x), MLXVK_UINT8, true), res);
+}
+
+int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("from_fp8", s);
+    return finish(&c, convert_fp8(&c, input(&c, "x", x), dtype, false), res);
 }
 
 /* ---- quantized_matmul: the jobs of its kernels ---- */
@@ -6809,7 +6882,7 @@ enum { QMV_SETS = 3 };
 enum qmv_epilogue { QMV_STORE, QMV_ADD, QMV_SWIGLU };
 
 /* Matrix products with the same x (m rows of k, the last dimension dense) and one format. A set is a weight with its
- * scales and biases, each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
+ * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
  * `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
 struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
 struct quant_job {
@@ -6908,7 +6981,7 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
         p.y_row[i] = t->y_row;
         p.w_at[i] = set_input(e, 1 + 3 * i, t->w);
         p.s_at[i] = set_input(e, 2 + 3 * i, t->scales);
-        p.b_at[i] = set_input(e, 3 + 3 * i, t->biases);
+        if (t->biases) p.b_at[i] = set_input(e, 3 + 3 * i, t->biases);
         if (t->y) p.y_at[i] = set_output(e, (sets ? 10 : 4) + i, t->y);
     }
     if (j->residual) p.r_at = set_input(e, sets ? 13 : 5, j->residual);
@@ -6942,7 +7015,7 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
     KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
     set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
@@ -6957,7 +7030,7 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
     uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
     struct quant_push p;
-    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || (j->format.bits != 2 && j->format.bits != 4 && j->format.bits != 8) || !blocks ||
+    if (!is_affine(&j->format) || j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || (j->format.bits != 2 && j->format.bits != 4 && j->format.bits != 8) || !blocks ||
         !has_kernel(d, sets ? K_QMV_HELD_SETS : K_QMV_HELD) ||
         (!wanted && (j->m > 4 || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU))) return false;
     while (t->max_m < m) t++;
@@ -6977,7 +7050,7 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
     p.rounds = per * ceil_div(ceil_div(rounds, groups), per);
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
     KERNEL(e, sets ? K_QMV_HELD_SETS : K_QMV_HELD, per * split * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format), j->epilogue,
+           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format) - 1, j->epilogue,
            wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
     set_bytes(e, &p, sizeof p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
@@ -6997,7 +7070,7 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     struct quant_push p = quant_bind(e, j, false);
     bool small = j->m <= 16;
     uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4;
-    KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, (uint32_t)j->set[0].scales->dtype,
+    KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
            (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
     set_bytes(e, &p, sizeof p);
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
@@ -7034,7 +7107,7 @@ static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
     aligned = quant_alignment(j, &p);
     if (!((p.y_at[0] | p.y_row[0] | p.y_batch) % 8)) aligned |= 4;
     if (aligned & 1) {
-        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to,
+        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to,
                t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, parts > 1);
         set_bytes(e, &p, sizeof p);
         dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), parts > 1 ? ceil_div(j->k / QUANT_BLOCK, p.rounds) : j->batch);
@@ -7054,7 +7127,7 @@ static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
     w = scratch(e, count, j->to);
     if (w) {
         struct product p = product_of_job(j, j->x, w);
-        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, w, j->to);
+        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
         product_batch(e, &p);
     }
     array_release(w);
@@ -7101,21 +7174,22 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         uint32_t count = min_u32(most, t->rows - first);
         int w = t->w->ndim - 2, y = t->y->ndim - 1;
         struct array cut[4] = { rows_from(t->w, w, first, count), rows_from(t->scales, w, first, count),
-                                rows_from(t->biases, w, first, count), rows_from(t->y, y, first, count) };
-        part.set[0] = (struct quant_set){ &cut[0], &cut[1], &cut[2], &cut[3], count, t->y_row };
+                                rows_from(t->biases ? t->biases : t->scales, w, first, count), rows_from(t->y, y, first, count) };
+        part.set[0] = (struct quant_set){ &cut[0], &cut[1], t->biases ? &cut[2] : NULL, &cut[3], count, t->y_row };
         quant_choose(e, &part);
     }
 }
 
 static bool dense_matrix(const struct array *a)
 {
-    return (a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
-           (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]);
+    return !a || ((a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
+                  (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]));
 }
 
 /* The operand itself where its matrices are dense (its rows, for x), else a copy. */
 static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
 {
+    if (!a) return NULL;
     if (matrix ? dense_matrix(a) : a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) { a->refs++; return a; }
     return rows_of(e, a);
 }
@@ -7134,11 +7208,11 @@ static void quant_batch(struct encoder *e, struct quant_job *j, struct array *x,
     j->s_batch = (uint32_t)s->strides[outer];
     j->y_batch = (uint32_t)y->strides[outer];
     for (size_t at = 0; at < count && !e->code; at++) {
-        struct array part[5] = { *x, *w, *s, *b, *y };
+        struct array part[5] = { *x, *w, *s, b ? *b : *s, *y };
         for (int a = 0; a < 5; a++)
             for (int i = 0; i < outer; i++) part[a] = rows_from(&part[a], i, (uint32_t)index[i], 1);
         j->x = &part[0];
-        j->set[0] = (struct quant_set){ &part[1], &part[2], &part[3], &part[4], j->set[0].rows, j->set[0].y_row };
+        j->set[0] = (struct quant_set){ &part[1], &part[2], b ? &part[3] : NULL, &part[4], j->set[0].rows, j->set[0].y_row };
         quant_run(e, j);
         for (int i = outer - 1; i >= 0 && ++index[i] == y->shape[i]; i--) index[i] = 0;
     }
@@ -7205,20 +7279,46 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
 /* A weight whose batch is one matrix as that matrix. */
 static struct array *without_batch(struct call *c, struct array *a)
 {
-    return a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+    return a && a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+}
+
+/* a with zeros behind its last dimension's elements. */
+static struct array *with_zeros(struct call *c, struct array *a, int count)
+{
+    struct array *out, *part;
+    int shape[MAXD], last;
+    if (c->code || !a) return NULL;
+    last = a->ndim - 1;
+    memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
+    shape[last] += count;
+    out = output(c, a->ndim, shape, a->dtype);
+    part = slice_one(c, out, last, a->shape[last], count);
+    if (!part) return NULL;
+    append_copy(c, part, broadcast(c, scalar(c, 0, a->dtype), part->ndim, part->shape));
+    append_copy(c, slice_one(c, out, last, 0, a->shape[last]), a);
+    return out;
+}
+
+/* Kernels take rows of whole blocks: what groups of 16 leave over is filled with zeros. Rows of x with them. */
+static void whole_blocks(struct call *c, struct array **x, struct array **w, struct array **s, const struct quant_params *p)
+{
+    if (c->code || !*x || !*w || !*s || quant_width(*w, p) % QUANT_BLOCK == 0) return;
+    *w = with_zeros(c, *w, p->bits / 2);
+    *s = with_zeros(c, *s, 1);
+    if (p->transpose) *x = with_zeros(c, *x, QUANT_BLOCK / 2);
 }
 
 /* The arrays of quantized_matmul, checked and promoted: in[] = x, w, scales, biases. */
 static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
                                          struct quant_params p)
 {
-    int ndim, shape[MAXD], n, k;
+    int ndim, shape[MAXD], n, k, columns;
     size_t matrices = 1;
     struct array *out;
     mlxvk_dtype t, to;
     if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
-    t = promote(s->dtype, b->dtype);
-    to = promote(x->dtype, t);
+    t = b ? promote(s->dtype, b->dtype) : s->dtype;
+    to = b ? promote(x->dtype, t) : x->dtype;
     n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
     k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
     if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
@@ -7226,10 +7326,15 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
         return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
                     p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
     for (int i = 0; i < w->ndim - 2; i++) matrices *= (size_t)w->shape[i];
+    whole_blocks(c, &x, &w, &s, &p);
+    if (c->code) return NULL;
+    columns = n;
+    n = p.transpose ? n : (int)quant_width(w, &p);
+    k = x->shape[x->ndim - 1];
     x = is_float(x->dtype) ? x : as_type(c, x, to);
     s = as_type(c, s, t);
     b = as_type(c, b, t);
-    if (!x || !s || !b) return NULL;
+    if (c->code) return NULL;
     if (matrices == 1 && x->ndim >= w->ndim) {
         w = without_batch(c, w);
         s = without_batch(c, s);
@@ -7255,14 +7360,14 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
         w = broadcast(c, w, ndim + 2, shape);
         shape[ndim + 1] = s->shape[s->ndim - 1];
         s = broadcast(c, s, ndim + 2, shape);
-        b = broadcast(c, b, ndim + 2, shape);
+        if (b) b = broadcast(c, b, ndim + 2, shape);
         if (s && b && memcmp(s->strides, b->strides, (size_t)s->ndim * sizeof *s->strides)) {
             s = copy_of(c, s);
             b = copy_of(c, b);
         }
     }
     append(c, OP_QUANTIZED_MATMUL, PARAMS(.quant = p), ARRAYS(x, w, s, b), ARRAYS(out));
-    return out;
+    return columns == n ? out : slice_one(c, out, out ? out->ndim - 1 : 0, 0, columns);
 }
 
 int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, bool transpose,
@@ -8446,7 +8551,7 @@ static bool groups_well(const struct encoder *e, const struct node *n)
 
 static bool same_product_kind(const struct node *a, const struct node *b)
 {
-    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits && a->p.quant.group == b->p.quant.group &&
+    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits && a->p.quant.group == b->p.quant.group && a->p.quant.mode == b->p.quant.mode &&
            a->in[2]->dtype == b->in[2]->dtype && a->out[0]->dtype == b->out[0]->dtype;
 }
 
@@ -8490,7 +8595,7 @@ static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint
     for (int i = 1; i < count; i++) {
         const struct node *n = &s->nodes[m[i]];
         uint32_t rows = (uint32_t)dim_of(n->out[0], -1);
-        for (int k = 1; k < 4; k++) n->in[k]->refs++;
+        for (int k = 1; k < 4; k++) if (n->in[k]) n->in[k]->refs++;
         j.set[j.sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows };
     }
     if (count == 2 && s->device->gate[GATE_SWIGLU] && j.set[0].rows == j.set[1].rows && swiglu_behind(s, m, end)) {
@@ -8561,9 +8666,12 @@ static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc
 
 static void stream_destroy(struct stream *s);
 
+static void reap_events(struct device *d, bool all);
+
 static void destroy_objects(struct device *d)
 {
     while (d->streams) stream_destroy(d->streams);
+    reap_events(d, true);
     cache_trim(d, SIZE_MAX, true);
     while (d->blocks) block_destroy(d, d->blocks);
     for (uint32_t i = 0; i < d->pipeline_slots; i++)
@@ -8602,6 +8710,14 @@ static void unlock_and_release(struct device *d)
     bool last = d->refs == 0;
     mutex_unlock(&d->lock);
     if (last) device_destroy(d);
+}
+
+/* Ends a call that frees a handle. */
+static int unlock_and_drop(struct device *d)
+{
+    d->refs--;
+    unlock_and_release(d);
+    return 0;
 }
 
 int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
@@ -8661,9 +8777,7 @@ int mlxvk_device_free(mlxvk_device device)
     struct device *d = device.ctx;
     if (!d) return 0;
     mutex_lock(&d->lock);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
@@ -8857,9 +8971,7 @@ int mlxvk_buffer_free(mlxvk_buffer buffer)
     d = b->device;
     mutex_lock(&d->lock);
     buffer_release(d, b);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
@@ -9049,9 +9161,7 @@ int mlxvk_stream_free(mlxvk_stream stream)
         mutex_lock(&d->lock);
     }
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream)
@@ -9171,7 +9281,63 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 
 /* ==== >>public: events ============================================================================================ */
 
-struct event { struct device *device; VkSemaphore semaphore; };
+/* uses: the last submission of each timeline that names the semaphore. */
+struct event {
+    struct device *device;
+    VkSemaphore semaphore;
+    struct event *next;                              /* once it is freed */
+    struct use *uses;
+    uint32_t use_count, use_slots;
+};
+
+static void event_destroy(struct device *d, struct event *ev)
+{
+    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
+    host_free(d, ev->uses);
+    host_free(d, ev);
+}
+
+/* One submission more than those that name it must be done: Mesa (22.3) looks at what a submission waited for once more after
+ * it has signalled. */
+static bool event_idle(struct device *d, const struct event *ev)
+{
+    for (uint32_t i = 0; i < ev->use_count; i++)
+        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
+    return true;
+}
+
+/* Destroys freed events that no submission names any more. */
+static void reap_events(struct device *d, bool all)
+{
+    d->polls++;
+    for (struct event **link = &d->freed_events, *ev; (ev = *link) != NULL;) {
+        if (!all && !event_idle(d, ev)) { link = &ev->next; continue; }
+        *link = ev->next;
+        event_destroy(d, ev);
+    }
+}
+
+/* Room to note a use; false with an error where there is none. */
+static bool event_room(struct call *c, struct event *ev)
+{
+    uint32_t slots = ev->use_slots ? 2 * ev->use_slots : 4;
+    struct use *grown;
+    if (c->code || ev->use_count < ev->use_slots) return !c->code;
+    grown = host_alloc(c->device, slots * sizeof *grown);
+    if (!grown) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
+    if (ev->uses) memcpy(grown, ev->uses, ev->use_count * sizeof *grown);
+    host_free(c->device, ev->uses);
+    ev->uses = grown;
+    ev->use_slots = slots;
+    return true;
+}
+
+/* The stream's open submission names the event. */
+static void event_use(struct event *ev, struct timeline *line)
+{
+    for (uint32_t i = 0; i < ev->use_count; i++) if (ev->uses[i].line == line) { ev->uses[i].value = line->open; return; }
+    ev->uses[ev->use_count++] = (struct use){ line, line->open, true };
+}
 
 int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
 {
@@ -9184,6 +9350,7 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     int code;
     if (!d || !res) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
+    reap_events(d, false);
     event = host_zalloc(d, sizeof *event);
     if (event) r = d->vk.vkCreateSemaphore(d->handle, &info, NULL, &event->semaphore);
     code = vk_code(d, r);
@@ -9199,7 +9366,7 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     return code;
 }
 
-/* Streams may have unsubmitted or unfinished work that names the semaphore: they are drained first. */
+/* Streams may have unsubmitted or unfinished work that names the semaphore: it goes when that is done. */
 int mlxvk_event_free(mlxvk_event event)
 {
     struct event *ev = event.ctx;
@@ -9207,12 +9374,10 @@ int mlxvk_event_free(mlxvk_event event)
     if (!ev) return 0;
     d = ev->device;
     mutex_lock(&d->lock);
-    wait_streams(d);
-    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
-    host_free(d, ev);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    ev->next = d->freed_events;
+    d->freed_events = ev;
+    reap_events(d, false);
+    return unlock_and_drop(d);
 }
 
 int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
@@ -9220,8 +9385,9 @@ int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     struct call c = begin("event_signal", stream);
     struct event *ev = event.ctx;
     if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code) return end(&c);
+    if (c.code || !event_room(&c, ev)) return end(&c);
     stream_lower(c.stream, 0);
+    event_use(ev, c.stream->line);
     c.stream->signals[c.stream->signal_count++] = (struct wait){ NULL, ev->semaphore, value };
     c.code = stream_submit(c.stream);
     return end(&c);
@@ -9232,10 +9398,11 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     struct call c = begin("event_wait", stream);
     struct event *ev = event.ctx;
     if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code) return end(&c);
+    if (c.code || !event_room(&c, ev)) return end(&c);
     stream_lower(c.stream, 0);
     c.code = stream_submit(c.stream);
     if (!c.code) c.code = stream_wait(c.stream, ev->semaphore, value);
+    if (!c.code) event_use(ev, c.stream->line);
     return end(&c);
 }
 
@@ -9739,9 +9906,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream)

@@ -241,7 +241,7 @@ MLXVK_API int mlxvk_async_eval(mlxvk_vector_array outputs);
 
 /* An event starts at 0 and only grows. Waits and signals on a stream are ordered with the operations around them. */
 MLXVK_API int mlxvk_event_new(mlxvk_event *res, mlxvk_device device);
-MLXVK_API int mlxvk_event_free(mlxvk_event event);
+MLXVK_API int mlxvk_event_free(mlxvk_event event);   /* never blocks: submitted work may still wait for it or signal it */
 MLXVK_API int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 MLXVK_API int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 MLXVK_API int mlxvk_event_signal_host(mlxvk_event event, uint64_t value);
@@ -528,16 +528,23 @@ MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_
                           mlxvk_stream s);
 /* x (..., M, K) times w, uint32 words that hold `bits`-bit codes in groups of group_size along w's last axis; scales and
  * biases of each group. transpose: w is (N, K * bits / 32) and the result x @ w^T; else w is (K, N * bits / 32).
- * mode "affine": value = scale * code + bias. Defaults: group_size 64, bits 4. */
+ * mode "affine": value = scale * code + bias; bits 1, 2, 3, 4, 5, 6, 8, groups of 32, 64, 128; default 4 and 64. Modes
+ * "mxfp4", "mxfp8" (groups of 32) and "nvfp4" (of 16): codes are small floats (e2m1, e4m3), scales uint8 (powers of two, e4m3
+ * for nvfp4), biases { NULL }; the result has x's dtype. */
 MLXVK_API int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales,
                                      mlxvk_array biases, bool transpose, mlxvk_optional_int group_size,
                                      mlxvk_optional_int bits, const char *mode, mlxvk_stream s);
-/* res: { codes, scales, biases }. global_scale: { NULL } for affine. */
+/* res: { codes, scales, biases }, or { codes, scales } in the modes without biases. global_scale: one float32 for nvfp4, the
+ * largest magnitude of the whole tensor, to which the scales become relative; else { NULL }. Scales that are powers of two
+ * are rounded up, as MLX has it since 0.31; before, to the nearest one. */
 MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size,
                              mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_stream s);
 MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
                                mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
                                mlxvk_array global_scale, mlxvk_optional_dtype dtype, mlxvk_stream s);
+/* To e4m3 bytes (nearest, ties to even; 448 is the largest, NaN becomes it too), and from them (0x7f and 0xff are +-480). */
+MLXVK_API int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s);
+MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s);
 
 /* ==== >>fast ====================================================================================================== */
 

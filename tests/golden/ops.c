@@ -128,6 +128,8 @@
     X(addmm, ARRAY(c), ARRAY(a), ARRAY(b), FLOAT(alpha), FLOAT(beta))                                                 \
     X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
     X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
+    X(to_fp8, ARRAY(x))                                                                                               \
+    X(from_fp8, ARRAY(x), DTYPE(dtype))                                                                               \
     X(fast_rms_norm, ARRAY(x), ARRAY(weight), FLOAT(eps))                                                             \
     X(fast_layer_norm, ARRAY(x), ARRAY(weight), ARRAY(bias), FLOAT(eps))                                              \
     X(fast_rope, ARRAY(x), INT(dims), BOOL(traditional), OPT_FLOAT(base), FLOAT(scale), INT(offset), ARRAY(freqs))    \
