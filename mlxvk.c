@@ -2763,6 +2763,11 @@ static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, i
 /* Kernels that take four elements a thread. */
 static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8; }
 
+/* Whether a gate keeps operations from walks without strides. (Operations by number: the table comes later.) */
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars);
+
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode);
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
@@ -2773,6 +2778,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
         if (!(scalars & (1u << k))) misaligned |= push.offset[k] & 3;
     }
+    if (walk_by_strides(e, p, a[1], scalars)) scalars = UINT32_MAX;
     if (scalars != UINT32_MAX && small && !misaligned) {
         mode = MODE_VECTOR;
         threads = push.n / 4 + (push.n & 3);
@@ -2782,6 +2788,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         if (mode == MODE_STRIDED) push_dims(&push, &g, count);
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
+    note_walk(e, p, a, mode);
     KERNEL(e, p->kernel, 256, mode, scalars, p->op, (uint32_t)a[0]->dtype, (uint32_t)a[count - 1]->dtype);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(threads, 256));
@@ -3129,6 +3136,24 @@ static const struct binary_row { const char *name; int rules; } binary_table[B_C
     R(silu_product, B_FLOAT | B_NO_COMPLEX), R(truncated_quotient, B_NO_COMPLEX),
 #undef R
 };
+
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars)
+{
+    const int *gate = e->device->gate;
+    if (p->kernel != K_BINARY) return false;
+    if (first->dtype == MLXVK_BFLOAT16) return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
+    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars && !gate[GATE_SHIFT_U32];
+}
+
+/* For those of two operands. */
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode)
+{
+    bool binary = p->kernel == K_BINARY || p->kernel == K_BINARY_WIDE || p->kernel == K_BINARY_COMPLEX;
+    bool bitwise = binary && (binary_table[p->op].rules & B_INTEGER);
+    const char *reason = mode == MODE_VECTOR || mode == MODE_FLAT ? NULL : mode == MODE_TABLE ? "more than 4 dimensions do not merge"
+                       : !a[1]->row || !a[2]->row ? "operands are strided" : "operands are not aligned, or a gate";
+    if (binary) NOTE(e->device, bitwise ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name, reason, "%s, %s", LAYOUT(a[1]), LAYOUT(a[2]));
+}
 
 static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
 {
@@ -4104,12 +4129,12 @@ static uint32_t column_width(uint64_t units, uint32_t n)
     return REDUCE_THREADS / min_u32(power_of_two((n + 7) / 8), REDUCE_THREADS / power_of_two(min_size(units, 32)));
 }
 
-static struct reduce_grid reduce_grid(const struct reduce_push *p, bool whole, bool fours)
+static struct reduce_grid reduce_grid(const struct reduce_push *p, bool rows, bool whole, bool fours)
 {
     struct reduce_grid g = { .parts = 1, .chunk = p->n };
     uint64_t units;
     uint32_t height;
-    if (p->inner == 1 && p->stride == 1) {
+    if (rows) {
         uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
         g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
         if (g.width == REDUCE_THREADS && !whole) cut(&g, p->n, p->outer, REDUCE_CHUNK, 4 * REDUCE_THREADS);
@@ -4183,12 +4208,16 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     struct array *out = j->out;
     mlxvk_dtype type = out->dtype;
     int count, at = last_reduced(j, &count);
+    bool rows;
     if (!reduce_shape(j, at, &p)) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "reduce", "too many dimensions in an operand too large to bind");
         return true;
     }
     p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
-    g = reduce_grid(&p, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
+    rows = p.inner == 1 && p.stride == 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
+    if (is_arg(j->op))
+        NOTE(e->device, NOTE_ARG, "rows", rows ? NULL : p.inner > 1 || p.stride > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(j->from));
+    g = reduce_grid(&p, rows, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
     p.parts = g.parts;
     p.chunk = g.chunk;
     if (count > 1 || g.parts > 1) {
@@ -4886,21 +4915,22 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
     return true;
 }
 
-/* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned. */
-static bool gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+/* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned; NULL, or why not. */
+static const char *gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
 {
     struct array window = *in[1];
     size_t item = item_size(in[1]), unit;
     int64_t outer = 1, outer_stride = 0, row, row_stride, count, index_stride, axis_stride = window.strides[p->axis], odd;
+    if (!e->device->gate[GATE_GATHER_WORDS]) return "a gate";
     if (p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
         memcpy(window.shape, in[0]->shape + in[2]->ndim, (size_t)window.ndim * sizeof *window.shape);
-        if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return false;
+        if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return "what is taken is strided";
         if (p->mode == GATHER_STARTS) axis_stride = p->unit;
     } else if (p->mode != GATHER_TAKE || !one_stride(&window, 0, p->axis, &outer, &outer_stride) ||
-               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride)) return false;
-    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return false;
+               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride)) return "what is taken is strided, or no rows";
+    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return "rows or indices are strided";
     odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
-    if (odd & 3) return false;
+    if (odd & 3) return "rows are not whole words";
     unit = odd & 15 ? 4 : 16;
     push->n = (uint32_t)(in[0]->size * item / unit);
     push->shape[0] = (uint32_t)(row * (int64_t)item / (int64_t)unit);
@@ -4913,7 +4943,7 @@ static bool gather_rows(struct encoder *e, const struct gather_params *p, struct
     KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, take_op(p->mode), unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
     set_bytes(e, push, sizeof *push);
     dispatch_groups(e, ceil_div(push->n, 4 * 256));
-    return true;
+    return NULL;
 }
 
 /* How many positions of the axis can be bound at once. */
@@ -4934,6 +4964,7 @@ static void lower_gather(struct encoder *e, const struct node *n)
     const struct gather_params *p = &n->p.gather;
     struct array *in[3] = { n->out[0], n->in[0], n->in[1] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
     const struct array *whole = *indexed;
+    const char *refusal;
     int size = whole->shape[p->axis], step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
     for (int first = 0; first < size && !e->code; first += step) {
         struct elementwise_push push = { .n = 0 };
@@ -4949,7 +4980,9 @@ static void lower_gather(struct encoder *e, const struct node *n)
         push.stride[3][PART_FIRST] = (uint32_t)first;
         push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
         push.extra[0] = p->room;
-        if (!gather_rows(e, p, in, &push)) gather_elements(e, p, in, &push);
+        refusal = gather_rows(e, p, in, &push);
+        NOTE(e->device, NOTE_GATHER, "rows", refusal, "%s at %s", LAYOUT(in[1]), LAYOUT(in[2]));
+        if (refusal) gather_elements(e, p, in, &push);
     }
 }
 
@@ -5353,6 +5386,17 @@ static bool check_norm(struct call *c, const struct array *x, const struct array
     return !c->code;
 }
 
+/* rms_norm in steps, in float32, with the gate off. */
+static struct array *compose_norm(struct call *c, struct array *x, struct array *weight, mlxvk_dtype t, float eps)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    struct array *y = as_type(c, x, f), *mean;
+    if (!y || !y->size) return as_type(c, x, t);
+    mean = do_reduce(c, R_mean, do_unary(c, U_square, y), 1u << (x->ndim - 1), true);
+    y = do_binary(c, B_multiply, y, do_unary(c, U_rsqrt, do_binary(c, B_add, mean, scalar(c, eps, f))));
+    return as_type(c, weight ? do_binary(c, B_multiply, y, as_type(c, weight, f)) : y, t);
+}
+
 static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, float eps)
 {
     struct array *out;
@@ -5363,6 +5407,7 @@ static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, str
     t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
     if (weight && bias) t = promote(t, bias->dtype);
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    if (!flags && !c->device->gate[GATE_RMSNORM]) return compose_norm(c, x, weight, t, eps);
     x = as_type(c, x, t);
     out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
     append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)), ARRAYS(out));
@@ -5511,6 +5556,8 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     if (freqs) { p->freqs_at = set_input(e, 3, freqs); p->freqs_step = last_stride(freqs); }
     if (weight) p->weight_at = set_input(e, 4, weight);
     fours = fours && aligned_rows(x, p->x_at, 4) && aligned_rows(out, p->y_at, 4);
+    NOTE(e->device, NOTE_ROPE, "by four pairs", fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned",
+         "%d of %s", r->dims, LAYOUT(x));
     lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
     items = p->batches * p->tokens * p->heads;
     p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
@@ -5539,7 +5586,11 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
     uint32_t shape[4], ignored[4];
     struct array *rows = NULL;
     if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
-    if (!rope_strides(x, shape, ignored)) x = rows = rows_of(e, x);
+    if (!rope_strides(x, shape, ignored) || !(x->row || e->device->gate[GATE_ROPE_HS])) {
+        NOTE(e->device, NOTE_ROPE, "without a copy", e->device->gate[GATE_ROPE_HS] ? "the layout is too complex" : "a gate", "%d of %s", r->dims,
+             LAYOUT(x));
+        x = rows = rows_of(e, x);
+    }
     rope_strides(x, shape, p.x_stride);
     if (!rope_strides(out, shape, p.y_stride))
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
@@ -5555,6 +5606,52 @@ static void lower_rope(struct encoder *e, const struct node *n)
 {
     donate(e, n->out[0], n->in, 1);
     rope_dispatch(e, &n->p.rope, n->in[0], n->out[0], n->in[1], n->in[2], false, NULL, 0);
+}
+
+/* Features first, first + step, ... of x, `count` of them. */
+static struct array *features(struct call *c, struct array *x, int first, int count, int step)
+{
+    int64_t strides[MAXD];
+    int shape[MAXD], last;
+    if (c->code || !x) return NULL;
+    last = x->ndim - 1;
+    memcpy(shape, x->shape, sizeof shape);
+    memcpy(strides, x->strides, sizeof strides);
+    shape[last] = count;
+    strides[last] *= step;
+    return view_of(c, x, x->dtype, x->ndim, shape, strides, x->offset + first * x->strides[last] * (int64_t)item_size(x));
+}
+
+/* The angles of all tokens, (B or nothing, 1 ..., T, dims / 2). */
+static struct array *rope_angles(struct call *c, const struct rope_params *r, const struct array *x, struct array *offsets, struct array *freqs)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int half = r->dims / 2, shape[MAXD];
+    struct array *at = do_arange(c, 0, dim_of(x, -2), 1, f), *steps;
+    if (offsets) {
+        for (int i = 0; i < x->ndim - 1; i++) shape[i] = 1;
+        shape[0] = (int)offsets->size;
+        at = do_binary(c, B_add, at, do_reshape(c, as_type(c, offsets, f), x->ndim - 1, shape));
+    } else at = do_binary(c, B_add, at, scalar(c, r->offset, f));
+    at = do_binary(c, B_multiply, at, scalar(c, r->scale, f));
+    steps = freqs ? do_unary(c, U_reciprocal, as_type(c, freqs, f))
+                  : do_unary(c, U_exp, do_binary(c, B_multiply, do_arange(c, 0, half, 1, f), scalar(c, r->rate * 0.69314718055994531, f)));
+    return at ? do_binary(c, B_multiply, do_expand(c, at, (int[]){ at->ndim }, 1), steps) : NULL;
+}
+
+/* rope in steps, in float32, with the gate off. */
+static struct array *compose_rope(struct call *c, const struct rope_params *r, struct array *x, struct array *offsets, struct array *freqs)
+{
+    int half = r->dims / 2, step = r->traditional ? 2 : 1;
+    struct array *angles = rope_angles(c, r, x, offsets, freqs), *k = do_unary(c, U_cos, angles), *s = do_unary(c, U_sin, angles);
+    struct array *y = as_type(c, x, MLXVK_FLOAT32), *out = x ? output(c, x->ndim, x->shape, x->dtype) : NULL;
+    struct array *a = features(c, y, 0, half, step), *b = features(c, y, r->traditional ? 1 : half, half, step);
+    append_copy(c, features(c, out, 0, half, step), do_binary(c, B_subtract, do_binary(c, B_multiply, a, k), do_binary(c, B_multiply, b, s)));
+    append_copy(c, features(c, out, r->traditional ? 1 : half, half, step),
+                do_binary(c, B_add, do_binary(c, B_multiply, a, s), do_binary(c, B_multiply, b, k)));
+    if (x && dim_of(x, -1) > r->dims)
+        append_copy(c, features(c, out, r->dims, dim_of(x, -1) - r->dims, 1), features(c, x, r->dims, dim_of(x, -1) - r->dims, 1));
+    return out;
 }
 
 static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base, float scale,
@@ -5574,6 +5671,10 @@ static struct array *do_rope(struct call *c, struct array *x, int dims, bool tra
         return FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
     if (offsets && !is_integer(offsets->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
     if (base.has_value) r.rate = -log2((double)base.value) / (dims / 2);
+    if (!c->device->gate[GATE_ROPE]) {
+        NOTE(c->device, NOTE_ROPE, "in one kernel", "a gate", "%d of %s", dims, LAYOUT(x));
+        return compose_rope(c, &r, x, offsets, freqs);
+    }
     out = output(c, x->ndim, x->shape, x->dtype);
     append(c, OP_ROPE, PARAMS(.rope = r), ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
     return out;
@@ -6230,6 +6331,15 @@ struct attention_push {
     float scale;
 };
 
+static const char *attention_text(const struct array *q, const struct array *k, const struct array *v, uint32_t flags, char text[NOTE_TEXT])
+{
+    snprintf(text, NOTE_TEXT, "%s, batch %d, heads %d on %d, queries %u, keys up to %u, width %d and %d, mask %s", dtypes[q->dtype].name,
+             q->shape[0], q->shape[1], k->shape[1], size_class((uint32_t)q->shape[2]), size_class((uint32_t)k->shape[2]), q->shape[3], v->shape[3],
+             flags & ATTEND_CAUSAL ? "causal" : flags & ATTEND_BOOL ? "bool" : flags & ATTEND_ADD ? "additive" : "none");
+    return text;
+}
+#define ATTENTION(a) attention_text((a)->q, (a)->k, (a)->v, (a)->flags, (char[NOTE_TEXT]){ 0 })
+
 static void copy_strides(uint32_t *to, const struct array *a, int count)
 {
     for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
@@ -6300,15 +6410,25 @@ static uint32_t decode_rows(const struct encoder *e)
 
 enum { SPLIT_MOST = 128 };
 
+/* A gate of three: for one query, for several, or else for both. 0 where none is set. */
+static uint32_t by_queries(const struct device *d, enum gate both, int queries)
+{
+    int own = d->gate[both + (queries > 1 ? 2 : 1)], value = own ? own : d->gate[both];
+    return value > 0 ? (uint32_t)value : 0;
+}
+
 /* The keys of one part: all of them where one or two workgroups can have them, for a second step does not pay then. */
-static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys)
+static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys, int queries)
 {
     const struct decode_row *t = decode_tuning(e);
-    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
-    if (groups > COUNTERS) return keys;
+    const struct device *d = e->device;
+    uint32_t forced = (uint32_t)d->gate[GATE_SDPA_SPLIT], most = by_queries(d, GATE_SPLIT_PARTS, queries), n;
+    uint32_t chunk = by_queries(d, GATE_SPLIT_CHUNK, queries), aim = queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0 ? (uint32_t)d->gate[GATE_SPLIT_GROUPS] : t->groups;
+    if (groups > COUNTERS || keys < by_queries(d, GATE_SPLIT_MIN, queries)) return keys;
     if (forced) return ceil_div(keys, min_u32(forced, SPLIT_MOST));
-    n = min_u32(min_u32(ceil_div(t->groups, groups), ceil_div(keys, t->keys)), SPLIT_MOST);
-    return n < 3 ? keys : (uint32_t)round_up(ceil_div(keys, n), t->keys);
+    if (!chunk) chunk = t->keys;
+    n = min_u32(min_u32(ceil_div(aim, groups), ceil_div(keys, chunk)), most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
+    return n < 3 && !(n == 2 && most == 2) ? keys : (uint32_t)round_up(ceil_div(keys, n), chunk);
 }
 
 /* One dispatch: with parts, where the keys are split, the last workgroup to finish a row adds them up. */
@@ -6336,11 +6456,12 @@ static void attention_decode(struct encoder *e, struct attention *a)
 {
     uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
     uint32_t blocks = ceil_div(rows, decode_rows(e)), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
-    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
+    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2], a->q->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
     struct array *parts = NULL;
     size_t results = a->q->size / (size_t)a->q->shape[3];
     a->flags |= ATTEND_FOLDED;
     rows = ceil_div(rows, blocks);
+    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), splits, size_class(each));
     if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
     decode_pass(e, a, rows, each, splits, parts);
     array_release(parts);
@@ -6357,31 +6478,38 @@ static bool reads_wide(const struct attention *a)
     return true;
 }
 
-/* Few queries for each head of keys? */
-static bool is_decode(const struct encoder *e, const struct attention *a)
+/* Why the kernel for few queries of each head of keys does not take these; NULL where it does. */
+static const char *decode_refusal(const struct encoder *e, const struct attention *a)
 {
-    return e->device->gate[GATE_SDPA_DECODE] && has_kernel(e->device, K_ATTENTION_DECODE) && reads_wide(a) &&
-           (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+    const int *gate = e->device->gate, keys = a->k->shape[2];
+    if ((int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) > decode_tuning(e)->most) return "more queries";
+    if (!has_kernel(e->device, K_ATTENTION_DECODE)) return "the device lacks subgroup operations";
+    if (!reads_wide(a)) return "rows are not aligned";
+    if (!gate[GATE_SDPA_DECODE]) return "a gate";
+    if (a->q->shape[3] != 128 || a->v->shape[3] != 128) return NULL;
+    return gate[GATE_SDPA_D128] && (keys > 128 || gate[keys <= 32 ? GATE_SDPA_K32 : keys <= 64 ? GATE_SDPA_K64 : GATE_SDPA_K128]) ? NULL : "a gate";
 }
 
 enum { COOPMAT_KEYS = 32, COOPMAT_SUBGROUPS = 4 };
 
-/* Half types by cooperative matrices; false where the device or the operands do not allow it. */
-static bool attention_coopmat(struct encoder *e, struct attention *a)
+/* Half types by cooperative matrices; NULL, or why the device or the operands do not allow it. */
+static const char *attention_coopmat(struct encoder *e, struct attention *a)
 {
     const struct capabilities *c = &e->device->caps;
     bool bf16 = a->q->dtype == MLXVK_BFLOAT16;
     enum kernel_id kernel = bf16 ? K_ATTENTION_BF16 : K_ATTENTION_F16;
     uint32_t size = c->coopmat_size[bf16], lanes = c->subgroup, d, dv, rows, heads, need;
     struct attention_push p;
-    if (a->q->dtype == MLXVK_FLOAT32 || !size || !has_kernel(e->device, kernel) || !reads_wide(a)) return false;
-    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return false;
+    if (a->q->dtype == MLXVK_FLOAT32) return "float32";
+    if (!size || !has_kernel(e->device, kernel)) return "the device lacks cooperative matrices";
+    if (!reads_wide(a)) return "rows are not aligned";
+    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return "the device's subgroups do not fit";
     d = (uint32_t)round_up((size_t)a->q->shape[3], size);
     dv = (uint32_t)round_up((size_t)a->v->shape[3], size);
     rows = COOPMAT_SUBGROUPS * size;
     need = 16 * COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
     need += 16 * (COOPMAT_KEYS * (d / 8 + dv / 8 + 2) > rows * (d / 8 + 1) ? COOPMAT_KEYS * (d / 8 + dv / 8 + 2) : rows * (d / 8 + 1));
-    if (need > c->shared_memory) return false;
+    if (need > c->shared_memory) return "the device has too little shared memory";
     if ((uint32_t)a->q->shape[2] < rows) a->flags |= ATTEND_FOLDED;
     heads = a->flags & ATTEND_FOLDED ? (uint32_t)(a->q->shape[1] / a->k->shape[1]) : 1;
     p = bind_attention(e, a);
@@ -6390,7 +6518,7 @@ static bool attention_coopmat(struct encoder *e, struct attention *a)
            c->type == VK_PHYSICAL_DEVICE_TYPE_CPU);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
-    return true;
+    return NULL;
 }
 
 /* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
@@ -6405,14 +6533,22 @@ static void lower_attention(struct encoder *e, const struct node *n)
 {
     struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
     struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
+    const char *refusal[2];
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
     struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
     o.shape[1] = n->out[0]->shape[2];
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
     o.strides[2] = n->out[0]->strides[1];
-    if (is_decode(e, &a)) attention_decode(e, &a);
-    else if (!attention_coopmat(e, &a)) attention_general(e, &a);
+    refusal[0] = decode_refusal(e, &a);
+    NOTE(e->device, NOTE_SDPA, "attention_decode", refusal[0], "%s", ATTENTION(&a));
+    if (!refusal[0]) attention_decode(e, &a);
+    else {
+        refusal[1] = attention_coopmat(e, &a);
+        NOTE(e->device, NOTE_SDPA, "attention by cooperative matrices", refusal[1], "%s", ATTENTION(&a));
+        if (refusal[1]) NOTE(e->device, NOTE_SDPA, "attention", NULL, "%s", ATTENTION(&a));
+        if (refusal[1]) attention_general(e, &a);
+    }
     array_release(q);
     array_release(k);
     array_release(v);
@@ -6475,11 +6611,22 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
     return p ? do_reshape(c, p, 4, (int[]){ b, h, l, v->shape[3] }) : NULL;
 }
 
+/* Why attention is composed of other operations; NULL where it is not. */
+static const char *fused_refusal(const struct device *d, const struct array *q, const struct array *k, const struct array *v)
+{
+    uint32_t most = by_queries(d, GATE_SDPA_KEYS, q->shape[2]);
+    if (!k->size) return NULL;
+    if (!d->gate[GATE_SDPA_NATIVE]) return "a gate";
+    if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH) return "features beyond 256";
+    return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
+}
+
 static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
                                   struct array *mask, struct array *sinks)
 {
     int flags = mask_flags(c, mode, mask), shape[4];
     struct array *out;
+    const char *refusal;
     mlxvk_dtype t;
     if (!check_attention(c, q, k, v)) return NULL;
     t = promote(promote(q->dtype, k->dtype), v->dtype);
@@ -6494,7 +6641,10 @@ static struct array *do_attention(struct call *c, struct array *q, struct array 
     if (sinks) flags |= ATTEND_SINKS;
     memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
     if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
-    if (k->size && (!c->device->gate[GATE_SDPA_NATIVE] || q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH))
+    refusal = fused_refusal(c->device, q, k, v);
+    if (refusal)
+        NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s", attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
+    if (refusal)
         return as_type(c, compose_attention(c, q, k, v, scale, flags, mask, sinks), t);
     out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
     append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
