@@ -8854,7 +8854,7 @@ int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *k
     c = &d->caps;
     const struct { const char *name; size_t value; } sizes[] = {
         { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
+        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align },
     };
@@ -8876,6 +8876,8 @@ int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 }
 
 /* ==== >>public: memory ============================================================================================ */
+
+static void wait_streams(struct device *d);          /* >>public: streams */
 
 /* One member of the device, read and where `set` is given changed, under the lock. */
 static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
@@ -8918,7 +8920,11 @@ int mlxvk_device_clear_cache(mlxvk_device device)
     struct device *d = device_or_default(device);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
-    cache_trim(d, SIZE_MAX, true);
+    cache_trim(d, SIZE_MAX, false);
+    if (d->cached) {                                 /* in flight: waited for without the lock, another thread may have to signal */
+        wait_streams(d);
+        cache_trim(d, SIZE_MAX, true);
+    }
     mutex_unlock(&d->lock);
     return 0;
 }
