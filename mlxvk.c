@@ -9287,14 +9287,19 @@ static void count_device(int index, const char *name, const char *type, void *us
     ++*(int *)user;
 }
 
-int mlxvk_device_count(void)
+int mlxvk_device_count(int *count, mlxvk_device_type type)
 {
-    int n = 0;
-    mlxvk_device_list(count_device, &n);
-    return n;
+    if (!count) return MLXVK_ERROR_ARGUMENT;
+    *count = 0;
+    if (type == MLXVK_GPU) mlxvk_device_list(count_device, count);
+    return 0;
 }
 
-bool mlxvk_is_available(void) { return mlxvk_device_count() > 0; }
+bool mlxvk_is_available(void)
+{
+    int count = 0;
+    return !mlxvk_device_count(&count, MLXVK_GPU) && count > 0;
+}
 
 int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key)
 {
@@ -9356,20 +9361,20 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     return 0;
 }
 
-int mlxvk_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
-int mlxvk_get_peak_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, peak), NULL); }
-int mlxvk_reset_peak_memory(mlxvk_device d) { return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 }); }
-int mlxvk_get_cache_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, cached), NULL); }
-int mlxvk_get_memory_limit(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, memory_limit), NULL); }
-int mlxvk_set_memory_limit(size_t *res, size_t limit, mlxvk_device d)
+int mlxvk_device_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
+int mlxvk_device_get_peak_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, peak), NULL); }
+int mlxvk_device_reset_peak_memory(mlxvk_device d) { return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 }); }
+int mlxvk_device_get_cache_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, cached), NULL); }
+int mlxvk_device_get_memory_limit(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, memory_limit), NULL); }
+int mlxvk_device_set_memory_limit(size_t *res, size_t limit, mlxvk_device d)
 {
     return memory_value(d, res, offsetof(struct device, memory_limit), &limit);
 }
-int mlxvk_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
+int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
 {
     return memory_value(d, res, offsetof(struct device, cache_limit), &limit);
 }
-int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
+int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
 {
     struct device *d = device_or_default(device);
     if (d && limit > d->caps.memory_size / 20 * 19)
@@ -9377,7 +9382,7 @@ int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
     return memory_value(device, res, offsetof(struct device, wired_limit), &limit);
 }
 
-int mlxvk_clear_cache(mlxvk_device device)
+int mlxvk_device_clear_cache(mlxvk_device device)
 {
     struct device *d = device_or_default(device);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
@@ -9390,6 +9395,19 @@ int mlxvk_clear_cache(mlxvk_device device)
     mutex_unlock(&d->lock);
     return 0;
 }
+
+/* mlx-c's forms, which name no device. */
+#define DEFAULT ((mlxvk_device){ NULL })
+int mlxvk_get_active_memory(size_t *res) { return mlxvk_device_get_active_memory(res, DEFAULT); }
+int mlxvk_get_peak_memory(size_t *res) { return mlxvk_device_get_peak_memory(res, DEFAULT); }
+int mlxvk_reset_peak_memory(void) { return mlxvk_device_reset_peak_memory(DEFAULT); }
+int mlxvk_get_cache_memory(size_t *res) { return mlxvk_device_get_cache_memory(res, DEFAULT); }
+int mlxvk_clear_cache(void) { return mlxvk_device_clear_cache(DEFAULT); }
+int mlxvk_get_memory_limit(size_t *res) { return mlxvk_device_get_memory_limit(res, DEFAULT); }
+int mlxvk_set_memory_limit(size_t *res, size_t limit) { return mlxvk_device_set_memory_limit(res, limit, DEFAULT); }
+int mlxvk_set_cache_limit(size_t *res, size_t limit) { return mlxvk_device_set_cache_limit(res, limit, DEFAULT); }
+int mlxvk_set_wired_limit(size_t *res, size_t limit) { return mlxvk_device_set_wired_limit(res, limit, DEFAULT); }
+#undef DEFAULT
 
 static int put_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b)
 {
@@ -9637,7 +9655,7 @@ int mlxvk_stream_free(mlxvk_stream stream)
     return unlock_and_drop(d);
 }
 
-mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream)
+mlxvk_device mlxvk_stream_device(mlxvk_stream stream)
 {
     mlxvk_device res = { stream.ctx ? ((struct stream *)stream.ctx)->device : NULL };
     return res;
