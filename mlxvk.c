@@ -2772,9 +2772,8 @@ static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, i
 /* Kernels that take four elements a thread. */
 static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8; }
 
-/* Whether a gate keeps operations from walks without strides. (Operations by number: the table comes later.) */
+/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it take? */
 static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars);
-
 static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode);
 
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
@@ -3154,14 +3153,12 @@ static bool walk_by_strides(const struct encoder *e, const struct elementwise_pa
     return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars && !gate[GATE_SHIFT_U32];
 }
 
-/* For those of two operands. */
 static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode)
 {
-    bool binary = p->kernel == K_BINARY || p->kernel == K_BINARY_WIDE || p->kernel == K_BINARY_COMPLEX;
-    bool bitwise = binary && (binary_table[p->op].rules & B_INTEGER);
-    const char *reason = mode == MODE_VECTOR || mode == MODE_FLAT ? NULL : mode == MODE_TABLE ? "more than 4 dimensions do not merge"
-                       : !a[1]->row || !a[2]->row ? "operands are strided" : "operands are not aligned, or a gate";
-    if (binary) NOTE(e->device, bitwise ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name, reason, "%s, %s", LAYOUT(a[1]), LAYOUT(a[2]));
+    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" : mode == MODE_STRIDED ? "strided, not aligned, or a gate" : NULL;
+    if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
+    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name, reason, "%s, %s", LAYOUT(a[1]),
+         LAYOUT(a[2]));
 }
 
 static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
@@ -4925,7 +4922,7 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
 }
 
 /* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned; NULL, or why not. */
-static const char *gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
 {
     struct array window = *in[1];
     size_t item = item_size(in[1]), unit;
@@ -4989,7 +4986,7 @@ static void lower_gather(struct encoder *e, const struct node *n)
         push.stride[3][PART_FIRST] = (uint32_t)first;
         push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
         push.extra[0] = p->room;
-        refusal = gather_rows(e, p, in, &push);
+        refusal = try_gather_rows(e, p, in, &push);
         NOTE(e->device, NOTE_GATHER, "rows", refusal, "%s at %s", LAYOUT(in[1]), LAYOUT(in[2]));
         if (refusal) gather_elements(e, p, in, &push);
     }
@@ -6960,7 +6957,7 @@ static const char *decode_refusal(const struct encoder *e, const struct attentio
 enum { COOPMAT_KEYS = 32, COOPMAT_SUBGROUPS = 4 };
 
 /* Half types by cooperative matrices; NULL, or why the device or the operands do not allow it. */
-static const char *attention_coopmat(struct encoder *e, struct attention *a)
+static const char *try_attention_coopmat(struct encoder *e, struct attention *a)
 {
     const struct capabilities *c = &e->device->caps;
     bool bf16 = a->q->dtype == MLXVK_BFLOAT16;
@@ -7011,7 +7008,7 @@ static void lower_attention(struct encoder *e, const struct node *n)
     NOTE(e->device, NOTE_SDPA, "attention_decode", refusal[0], "%s", ATTENTION(&a));
     if (!refusal[0]) attention_decode(e, &a);
     else {
-        refusal[1] = attention_coopmat(e, &a);
+        refusal[1] = try_attention_coopmat(e, &a);
         NOTE(e->device, NOTE_SDPA, "attention by cooperative matrices", refusal[1], "%s", ATTENTION(&a));
         if (refusal[1]) NOTE(e->device, NOTE_SDPA, "attention", NULL, "%s", ATTENTION(&a));
         if (refusal[1]) attention_general(e, &a);
@@ -7627,9 +7624,30 @@ static void unpack_dispatch(struct encoder *e, const struct quant_params *f, str
 static void lower_dequantize(struct encoder *e, const struct node *n)
 {
     struct array *in[3] = { NULL };
+    bool rows = n->in[0]->row && n->in[1]->row && (!n->in[2] || n->in[2]->row);
+    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", rows ? NULL : "an operand is strided", "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
     for (int i = 0; i < 3; i++) if (n->in[i]) in[i] = rows_of(e, n->in[i]);
     unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->in[3], n->out[0], in[2] ? in[1]->dtype : n->out[0]->dtype);
     for (int i = 0; i < 3; i++) array_release(in[i]);
+}
+
+/* dequantize of 4 bits in mode affine in steps, with the gate off. */
+static struct array *compose_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct quant_params p, mlxvk_dtype to)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int ndim = w->ndim + 1, shape[MAXD];
+    struct array *codes = do_expand(c, w, (int[]){ w->ndim }, 1), *y;
+    mlxvk_dtype t = promote(k->dtype, b->dtype);
+    codes = do_binary(c, B_right_shift, codes, do_binary(c, B_multiply, do_arange(c, 0, 8, 1, MLXVK_UINT32), scalar(c, 4, MLXVK_UINT32)));
+    codes = do_binary(c, B_bitwise_and, codes, scalar(c, 15, MLXVK_UINT32));
+    memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
+    shape[ndim - 1] = p.group;
+    codes = do_reshape(c, codes, ndim, shape);
+    y = do_binary(c, B_multiply, as_type(c, codes, f), do_expand(c, as_type(c, k, f), (int[]){ k->ndim }, 1));
+    y = as_type(c, do_binary(c, B_add, y, do_expand(c, as_type(c, b, f), (int[]){ b->ndim }, 1)), t);
+    memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
+    shape[w->ndim - 1] = (int)quant_width(w, &p);
+    return as_type(c, do_reshape(c, y, w->ndim, shape), to);
 }
 
 /* Checked operands as values of a dtype. */
@@ -7640,6 +7658,10 @@ static struct array *do_dequantize(struct call *c, struct array *w, struct array
     int shape[MAXD];
     if (c->code || !w || !k) return NULL;
     if (!is_dtype((int)to) || !is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+    if (is_affine(&p) && b && p.bits == 4 && w->ndim < MAXD && !c->device->gate[GATE_DEQUANTIZE_B4]) {
+        NOTE(c->device, NOTE_DEQUANTIZE, "dequantize", "a gate", "4 bits of %s", LAYOUT(w));
+        return compose_dequantize(c, w, k, b, p, to);
+    }
     memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
     shape[w->ndim - 1] = (int)quant_width(w, &p);
     out = output(c, w->ndim, shape, to);
@@ -7736,6 +7758,30 @@ static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_t
 };
 enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
 
+static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
+{
+    static const char *const epilogues[] = { [QMV_STORE] = "", [QMV_ADD] = ", added", [QMV_SWIGLU] = ", silu(y0) * y1" };
+    size_t n = (size_t)snprintf(text, NOTE_TEXT, "rows %u, groups per column %u, %u x ", j->m > 16 ? size_class(j->m) : j->m,
+                                j->k / j->format.group, j->k);
+    for (int i = 0; i < j->sets && n < NOTE_TEXT; i++) n += (size_t)snprintf(text + n, NOTE_TEXT - n, "%s%u", i ? " and " : "", j->set[i].rows);
+    if (n < NOTE_TEXT)
+        snprintf(text + n, NOTE_TEXT - n, ", %s of %u bits in groups of %u, %s, batch %u%s%s", quant_modes[j->format.mode].name, j->format.bits,
+                 j->format.group, dtypes[j->to].name, j->batch, j->format.transpose ? "" : ", not transposed", epilogues[j->epilogue]);
+    return text;
+}
+#define JOB(j) job_text(j, (char[NOTE_TEXT]){ 0 })
+
+/* Do the gates allow kernels made for so many rows of x? */
+static bool specialised(const struct device *d, uint32_t m)
+{
+    const int *gate = d->gate;
+    if (!gate[GATE_QMM_NATIVE] || (m == 1 && !gate[GATE_QMM_REDUCE])) return false;
+    return m > 16 || gate[m == 1 ? GATE_QMM_M1 : m == 2 ? GATE_QMM_M2 : m <= 4 ? GATE_QMM_M4 : m <= 8 ? GATE_QMM_M8 : GATE_QMM_M16];
+}
+
+/* May those kernels use subgroup operations? */
+static bool by_subgroups(const struct device *d, uint32_t m) { return m > 1 || d->gate[GATE_QMM_SUBGROUP]; }
+
 /* Rounds that the rows of a job's matrices make. */
 static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
 {
@@ -7819,11 +7865,12 @@ static uint32_t quant_alignment(const struct quant_job *j, const struct quant_pu
 static void qmv_general(struct encoder *e, const struct quant_job *j)
 {
     struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
-    bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
+    bool subgroup = has_kernel(e->device, K_QMV) && by_subgroups(e->device, j->m), sets = j->sets > 1;
     uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
+    NOTE(e->device, NOTE_QMM, sets ? "qmv_sets" : subgroup ? "qmv" : "qmv_plain", NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
@@ -7837,8 +7884,22 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
 
-/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it. */
-static bool qmv_held(struct encoder *e, const struct quant_job *j)
+/* What keeps qmv_held.comp from a job, alignment and long rows aside; NULL: nothing. */
+static const char *held_refusal(const struct device *d, const struct quant_job *j)
+{
+    int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
+    if (!is_affine(&j->format)) return "a mode without biases";
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
+    if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
+    if (j->k < QUANT_BLOCK) return "nothing to add up";
+    if (!has_kernel(d, j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD)) return "the device lacks subgroup operations or integer dot products";
+    if (!by_subgroups(d, j->m)) return "a gate";
+    if (!wanted && j->m > 4) return "more than 4 rows";
+    return !wanted && d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? "a driver on the CPU" : NULL;
+}
+
+/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it: NULL, or why not. */
+static const char *try_held(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
     const struct held_tuning *t = held_tunings;
@@ -7846,21 +7907,20 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
     bool sets = j->sets > 1;
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
     uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
+    const char *refusal = held_refusal(d, j);
     struct quant_push p;
-    if (!is_affine(&j->format) || j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || (j->format.bits != 2 && j->format.bits != 4 && j->format.bits != 8) || !blocks ||
-        !has_kernel(d, sets ? K_QMV_HELD_SETS : K_QMV_HELD) ||
-        (!wanted && (j->m > 4 || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU))) return false;
+    if (refusal) return refusal;
     while (t->max_m < m) t++;
     rows = d->gate[GATE_QMV_ROWS] > 0 ? (uint32_t)d->gate[GATE_QMV_ROWS] : t->rows;
     threads = d->gate[GATE_QMV_THREADS] > 0 ? (uint32_t)d->gate[GATE_QMV_THREADS] : t->threads;
     held = ceil_div(blocks, lanes) <= threads / lanes ? 1 : 2;
     if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
     split = ceil_div(blocks, lanes * held);
-    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return false;   /* long rows: slower than the general kernel */
+    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return "long rows";   /* slower than the general kernel */
     while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
-    if (rows * m > lanes || rows < step) return false;
+    if (rows * m > lanes || rows < step) return "the device's subgroups are small";
     p = quant_bind(e, j, sets);
-    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return false; }
+    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return "not aligned"; }
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
     rounds = held_rounds(j, rows / step);
     groups = ceil_div(rounds, per * ceil_div(rounds * split, t->teams));
@@ -7871,14 +7931,16 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
            wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
     set_bytes(e, &p, sizeof p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
-    return true;
+    return NULL;
 }
 
 /* Products with a few rows of x: any epilogue, several sets where there is one batch. */
 static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
     int wanted = e->device->gate[GATE_QMM_KERNEL];
-    if ((wanted && wanted < QMM_HELD) || !qmv_held(e, j)) qmv_general(e, j);
+    const char *refusal = wanted && wanted < QMM_HELD ? "a gate" : try_held(e, j);
+    NOTE(e->device, NOTE_QMM, j->sets > 1 ? "qmv_held_sets" : "qmv_held", refusal, "%s", JOB(j));
+    if (refusal) qmv_general(e, j);
 }
 
 /* Products of any shape, by qmm.comp: one set, no epilogue. */
@@ -7887,6 +7949,7 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     struct quant_push p = quant_bind(e, j, false);
     bool small = j->m <= 16;
     uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4;
+    NOTE(e->device, NOTE_QMM, "qmm", NULL, "%s", JOB(j));
     KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
            (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
     set_bytes(e, &p, sizeof p);
@@ -7902,8 +7965,8 @@ static struct product product_of_job(const struct quant_job *j, struct array *a,
         .out_col = 1, .alpha = 1 };
 }
 
-/* The same by qmm_coopmat.comp: W transposed, half types. False where the device or the operands do not allow it. */
-static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+/* The same by qmm_coopmat.comp: W transposed, half types. NULL, or why the device or the operands do not allow it. */
+static const char *try_coopmat(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
     bool bf16 = j->to == MLXVK_BFLOAT16, shallow = d->caps.shared_memory < QMM_DEEP_MEMORY;
@@ -7913,12 +7976,13 @@ static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
     struct quant_job part = *j;
     struct quant_push p;
     const struct tile_row *t;
-    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
-        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
+    if (!j->format.transpose) return "not transposed";
+    if (!size || !has_kernel(d, kernel) || 8 * lanes > d->caps.max_threads) return "the device lacks cooperative matrices";
     t = choose_tile(e, &product, qmm_rows + (shallow ? QMM_SHALLOW : 0), COUNT(qmm_rows) - (shallow ? QMM_SHALLOW : 0), &parts);
     if (j->batch > 1) parts = 1;
     if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
-    if (!part.set[0].y) return true;
+    if (!part.set[0].y) return NULL;
     p = quant_bind(e, &part, false);
     p.rounds = ceil_div(j->k / QUANT_BLOCK, parts * t->bk / QUANT_BLOCK) * (t->bk / QUANT_BLOCK);
     aligned = quant_alignment(j, &p);
@@ -7931,7 +7995,7 @@ static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
         if (parts > 1) product_sum(e, &product, part.set[0].y, ceil_div(j->k / QUANT_BLOCK, p.rounds));
     } else encoder_reset(e);
     if (parts > 1) array_release(part.set[0].y);
-    return aligned & 1;
+    return aligned & 1 ? NULL : "not aligned";
 }
 
 /* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
@@ -7942,6 +8006,7 @@ static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
     struct array *w;
     if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
     w = scratch(e, count, j->to);
+    NOTE(e->device, NOTE_QMM, "unpacked, matmul", NULL, "%s", JOB(j));
     if (w) {
         struct product p = product_of_job(j, j->x, w);
         unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
@@ -7963,6 +8028,13 @@ static struct array rows_from(const struct array *a, int axis, uint32_t first, u
     return v;
 }
 
+static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const char *refusal = try_coopmat(e, j);
+    NOTE(e->device, NOTE_QMM, "qmm by cooperative matrices", refusal, "%s", JOB(j));
+    return !refusal;
+}
+
 /* Picks the kernel for a job of one set without an epilogue. */
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
@@ -7972,7 +8044,10 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
     few = wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : j->m <= r->few;
     unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
-    if (few && transpose) qmv_dispatch(e, j);
+    if (!specialised(e->device, j->m)) {
+        NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
+        qmm_dispatch(e, j);
+    } else if (few && transpose) qmv_dispatch(e, j);
     else if (unpack && !wanted && (uint64_t)j->k * j->set[0].rows > UNPACK_MOST && qmm_coopmat(e, j)) return;
     else if (unpack && qmm_unpacked(e, j)) return;
     else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
@@ -9362,7 +9437,8 @@ static bool groups_well(const struct encoder *e, const struct node *n)
     if (n->op != OP_QUANTIZED_MATMUL) return false;
     array_span(w, &low, &high);
     return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
-           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && specialised(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) &&
+           by_subgroups(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
            (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
 }
 
