@@ -226,9 +226,9 @@ MLXVK_API int mlxvk_stream_free(mlxvk_stream stream);                /* waits fo
 MLXVK_API mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream); /* not a new handle: do not free it */
 MLXVK_API int mlxvk_stream_get_index(int *index, mlxvk_stream stream);
 MLXVK_API int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error);   /* copies the last error */
-/* Submits what is recorded, without waiting. */
+/* Submits what is recorded, without waiting. Returns the first error of deferred work since the last call. */
 MLXVK_API int mlxvk_finalize(mlxvk_stream stream);
-/* Submits what is recorded and blocks until it is done. Returns the first error of deferred work since the last call. */
+/* Submits what is recorded and blocks until it is done. Returns errors as mlxvk_finalize does. */
 MLXVK_API int mlxvk_synchronize(mlxvk_stream stream);
 /* Synchronises and frees all streams of the device but those that handles are held on. */
 MLXVK_API int mlxvk_clear_streams(mlxvk_device device);
@@ -241,7 +241,7 @@ MLXVK_API int mlxvk_async_eval(mlxvk_vector_array outputs);
 
 /* An event starts at 0 and only grows. Waits and signals on a stream are ordered with the operations around them. */
 MLXVK_API int mlxvk_event_new(mlxvk_event *res, mlxvk_device device);
-MLXVK_API int mlxvk_event_free(mlxvk_event event);
+MLXVK_API int mlxvk_event_free(mlxvk_event event);   /* never blocks: submitted work may still wait for it or signal it */
 MLXVK_API int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 MLXVK_API int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 MLXVK_API int mlxvk_event_signal_host(mlxvk_event event, uint64_t value);
@@ -294,6 +294,22 @@ MLXVK_API int mlxvk_array_item_float32(float *res, mlxvk_array array);
 /* The host's pointer to element [0, ...] of an evaluated array, as its strides say; NULL where the memory is not mapped. */
 MLXVK_API const void *mlxvk_array_data(mlxvk_array array);
 
+/* For front ends with arrays of their own, which keep one handle on each piece of memory and lay views over it. An array's
+ * memory need not exist yet when these are called: it comes when the operation that writes it is lowered. */
+
+/* Another layout of the memory that base lies in: `offset` in bytes from the memory's start (not from base's first
+ * element), strides in elements (NULL: row-major), any sign, zero too. Every element must lie inside the memory. */
+MLXVK_API int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
+                                   mlxvk_dtype dtype, size_t offset);
+MLXVK_API size_t mlxvk_array_offset(mlxvk_array array);              /* bytes from the memory's start to element [0, ...] */
+MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes that the memory takes */
+MLXVK_API bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b);
+/* The host's pointer to the memory's start, or NULL where it is not mapped. The memory exists afterwards; it does not wait:
+ * what is there is right only after mlxvk_array_wait, or an event behind the work that writes it. */
+MLXVK_API int mlxvk_array_host(void **data, mlxvk_array array);
+/* Submits, and blocks until the work that writes the array's memory (with `readers`: all that uses it) is done. */
+MLXVK_API int mlxvk_array_wait(mlxvk_array array, bool readers);
+
 MLXVK_API mlxvk_vector_array mlxvk_vector_array_new(void);
 MLXVK_API mlxvk_vector_array mlxvk_vector_array_new_data(const mlxvk_array *data, size_t size);
 MLXVK_API mlxvk_vector_array mlxvk_vector_array_new_value(mlxvk_array value);
@@ -316,6 +332,22 @@ MLXVK_API int mlxvk_zeros(mlxvk_array *res, const int *shape, size_t shape_num, 
 MLXVK_API int mlxvk_zeros_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_ones(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s);
 MLXVK_API int mlxvk_ones_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+/* num elements from start to stop, both included; computed in float32. */
+MLXVK_API int mlxvk_linspace(mlxvk_array *res, double start, double stop, int num, mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_eye(mlxvk_array *res, int n, int m, int k, mlxvk_dtype dtype, mlxvk_stream s);   /* ones on diagonal k */
+MLXVK_API int mlxvk_identity(mlxvk_array *res, int n, mlxvk_dtype dtype, mlxvk_stream s);
+/* Ones at and below diagonal k; x with zeros above (tril) or below (triu) it. */
+MLXVK_API int mlxvk_tri(mlxvk_array *res, int n, int m, int k, mlxvk_dtype type, mlxvk_stream s);
+MLXVK_API int mlxvk_tril(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s);
+MLXVK_API int mlxvk_triu(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s);
+/* Windows of M points, float32. */
+MLXVK_API int mlxvk_bartlett(mlxvk_array *res, int M, mlxvk_stream s);
+MLXVK_API int mlxvk_blackman(mlxvk_array *res, int M, mlxvk_stream s);
+MLXVK_API int mlxvk_hamming(mlxvk_array *res, int M, mlxvk_stream s);
+MLXVK_API int mlxvk_hanning(mlxvk_array *res, int M, mlxvk_stream s);
+/* Coordinates of a grid; indexing "xy" (the first two axes swapped) or "ij". sparse: not broadcast. */
+MLXVK_API int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing,
+                             mlxvk_stream s);
 
 /* ==== >>shape: views where MLX makes views; a kernel runs only where memory must move ============================== */
 
@@ -337,6 +369,10 @@ MLXVK_API int mlxvk_squeeze(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_squeeze_axis(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_squeeze_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_broadcast_to(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s);
+MLXVK_API int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_stream s);
+MLXVK_API int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num,
                                const int64_t *strides, size_t strides_num, size_t offset, mlxvk_stream s);
 /* a[start:stop:strides] by axis, NumPy's rules for negative and out-of-range values. Always a view. */
@@ -353,10 +389,38 @@ MLXVK_API int mlxvk_stack_axis(mlxvk_array *res, mlxvk_vector_array arrays, int 
 MLXVK_API int mlxvk_split(mlxvk_vector_array *res, mlxvk_array a, int num_splits, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indices, size_t indices_num,
                                    int axis, mlxvk_stream s);
+/* mode: "constant" (pad_value, one number; { NULL }: 0), "edge", "reflect" (without the edge) or "symmetric" (with it). */
+MLXVK_API int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size,
+                        size_t low_pad_size_num, const int *high_pad_size, size_t high_pad_size_num,
+                        mlxvk_array pad_value, const char *mode, mlxvk_stream s);
+MLXVK_API int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value,
+                                  const char *mode, mlxvk_stream s);
+/* Shifted along an axis, what falls off one end coming back at the other; several shifts of one axis add up. Without axis:
+ * of the flattened array. */
+MLXVK_API int mlxvk_roll(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, mlxvk_stream s);
+MLXVK_API int mlxvk_roll_axis(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, int axis,
+                              mlxvk_stream s);
+MLXVK_API int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes,
+                              size_t axes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_num, mlxvk_stream s);
+MLXVK_API int mlxvk_repeat(mlxvk_array *res, mlxvk_array arr, int repeats, mlxvk_stream s);      /* flattened */
+MLXVK_API int mlxvk_repeat_axis(mlxvk_array *res, mlxvk_array arr, int repeats, int axis, mlxvk_stream s);
+/* The product of a's sizes along the axes, or its inverse, as a scalar. */
+MLXVK_API int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted,
+                                       mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_stop_gradient(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);              /* a itself */
+MLXVK_API int mlxvk_depends(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_vector_array dependencies);
 /* Rows of a along axis (of a flattened: mlxvk_take) at integer indices; negative ones count from the end. */
 MLXVK_API int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s);
 MLXVK_API int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
+/* Windows of a, of slice_sizes, that start at the indices along axes (0 to a.ndim - 1, each once) and at 0 along the others.
+ * The index arrays (one an axis, integers) are broadcast; res: their shape, then slice_sizes. Negative indices wrap once; a
+ * window that does not fit into a then is moved to the nearest place where it does. */
+MLXVK_API int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num,
+                           const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes,
+                                  size_t slice_sizes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                                    mlxvk_stream s);
 
@@ -382,10 +446,26 @@ MLXVK_API int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_s
 #define MLXVK_X(name) MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
 MLXVK_BINARY_FUNCTIONS(MLXVK_X)
 #undef MLXVK_X
+/* { floor(a / b), remainder with b's sign }. */
+MLXVK_API int mlxvk_divmod(mlxvk_vector_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+/* Not in mlx-c: divide where integers stay integers and are rounded towards 0 (0 where b is 0), which is MLX's primitive
+ * Divide; equality where NaN equals NaN. */
+MLXVK_API int mlxvk_divide_truncate(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+MLXVK_API int mlxvk_equal_nan(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+/* |a - b| <= atol + rtol |b|, infinities equal to themselves; of all elements as one bool: allclose. array_equal: one bool,
+ * false where shapes differ. */
+MLXVK_API int mlxvk_isclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan,
+                            mlxvk_stream s);
+MLXVK_API int mlxvk_allclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan,
+                             mlxvk_stream s);
+MLXVK_API int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal_nan, mlxvk_stream s);
 /* condition ? x : y, element by element. */
 MLXVK_API int mlxvk_where(mlxvk_array *res, mlxvk_array condition, mlxvk_array x, mlxvk_array y, mlxvk_stream s);
 /* a_min and a_max may be { NULL }, not both. */
 MLXVK_API int mlxvk_clip(mlxvk_array *res, mlxvk_array a, mlxvk_array a_min, mlxvk_array a_max, mlxvk_stream s);
+/* posinf and neginf default to the dtype's largest and smallest finite numbers. */
+MLXVK_API int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf,
+                               mlxvk_optional_float neginf, mlxvk_stream s);
 
 /* ==== >>reductions ================================================================================================ */
 
@@ -409,6 +489,19 @@ MLXVK_API int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk
 MLXVK_API int mlxvk_softmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool precise, mlxvk_stream s);
 MLXVK_API int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool precise,
                                  mlxvk_stream s);
+/* Sum of the squared distances from the mean over n - ddof, in two passes in float32; std: its square root. */
+#define MLXVK_VARIANCE_FUNCTIONS(X) X(var) X(std)
+#define MLXVK_X(name)                                                                                                 \
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s);             \
+    MLXVK_API int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof,             \
+                                      mlxvk_stream s);                                                                \
+    MLXVK_API int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num,              \
+                                      bool keepdims, int ddof, mlxvk_stream s);
+MLXVK_VARIANCE_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* The middle of the sorted elements, or the mean of the two in the middle; NaN where there is one. */
+MLXVK_API int mlxvk_median(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims,
+                           mlxvk_stream s);
 #define MLXVK_SCAN_FUNCTIONS(X) X(cumsum) X(cumprod) X(cummax) X(cummin) X(logcumsumexp)
 #define MLXVK_X(name)                                                                                                 \
     MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s);
@@ -435,16 +528,23 @@ MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_
                           mlxvk_stream s);
 /* x (..., M, K) times w, uint32 words that hold `bits`-bit codes in groups of group_size along w's last axis; scales and
  * biases of each group. transpose: w is (N, K * bits / 32) and the result x @ w^T; else w is (K, N * bits / 32).
- * mode "affine": value = scale * code + bias. Defaults: group_size 64, bits 4. */
+ * mode "affine": value = scale * code + bias; bits 1, 2, 3, 4, 5, 6, 8, groups of 32, 64, 128; default 4 and 64. Modes
+ * "mxfp4", "mxfp8" (groups of 32) and "nvfp4" (of 16): codes are small floats (e2m1, e4m3), scales uint8 (powers of two, e4m3
+ * for nvfp4), biases { NULL }; the result has x's dtype. */
 MLXVK_API int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales,
                                      mlxvk_array biases, bool transpose, mlxvk_optional_int group_size,
                                      mlxvk_optional_int bits, const char *mode, mlxvk_stream s);
-/* res: { codes, scales, biases }. global_scale: { NULL } for affine. */
+/* res: { codes, scales, biases }, or { codes, scales } in the modes without biases. global_scale: one float32 for nvfp4, the
+ * largest magnitude of the whole tensor, to which the scales become relative; else { NULL }. Scales that are powers of two
+ * are rounded up, as MLX has it since 0.31; before, to the nearest one. */
 MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size,
                              mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_stream s);
 MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
                                mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
                                mlxvk_array global_scale, mlxvk_optional_dtype dtype, mlxvk_stream s);
+/* To e4m3 bytes (nearest, ties to even; 448 is the largest, NaN becomes it too), and from them (0x7f and 0xff are +-480). */
+MLXVK_API int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s);
+MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s);
 
 /* ==== >>fast ====================================================================================================== */
 
@@ -452,8 +552,15 @@ MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scal
 MLXVK_API int mlxvk_fast_rms_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, float eps, mlxvk_stream s);
 MLXVK_API int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps,
                                     mlxvk_stream s);
+/* Not in mlx-c: their gradients for the cotangent of the result. res: { dx }, { dx, dweight } where weight is given, or
+ * { dx, dweight, dbias } where bias is too. Deterministic. */
+MLXVK_API int mlxvk_fast_rms_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array cotangent,
+                                      float eps, mlxvk_stream s);
+MLXVK_API int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias,
+                                        mlxvk_array cotangent, float eps, mlxvk_stream s);
 /* Rotary embedding of the first dims features of x (B, ..., T, D) at positions scale * (offset + t). Exactly one of base
- * and freqs (float32, dims / 2). traditional: pairs (2j, 2j+1), else (j, j + dims/2). */
+ * and freqs (float32, dims / 2). traditional: pairs (2j, 2j+1), else (j, j + dims/2). A scale of the other sign rotates
+ * back, which is rope's gradient. */
 MLXVK_API int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base,
                               float scale, int offset, mlxvk_array freqs, mlxvk_stream s);
 /* offset as an integer array: one value, or one for each of B. */

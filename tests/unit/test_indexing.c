@@ -1,0 +1,254 @@
+/* Gather and scatter with random shapes, views and index arrays, against a plain computation on the host. */
+#include <stdio.h>
+#include "support.h"
+
+static mlxvk_device device;
+static mlxvk_stream stream;
+
+static int set_up(void **state)
+{
+    (void)state;
+    device = open_device("MLX_VK_POISON=1");
+    stream = open_stream(device);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    mlxvk_stream_free(stream);
+    mlxvk_device_free(device);
+    return 0;
+}
+
+enum { MAX_SIZE = 1 << 15, MAX_WINDOWS = 64 };
+
+/* ---- numbers on the host: the bytes of an array, row-major ---- */
+
+struct numbers { mlxvk_dtype dtype; int ndim, shape[MLXVK_MAX_NDIM]; size_t count; unsigned char bytes[8 * MAX_SIZE]; };
+
+static void set_shape(struct numbers *n, mlxvk_dtype dtype, int ndim, const int *shape)
+{
+    n->dtype = dtype;
+    n->ndim = ndim;
+    n->count = 1;
+    for (int i = 0; i < ndim; i++) n->count *= (size_t)(n->shape[i] = shape[i]);
+    assert_true(n->count <= MAX_SIZE);
+}
+
+static uint64_t get_bits(const struct numbers *n, size_t i)
+{
+    uint64_t v = 0;
+    size_t size = mlxvk_dtype_size(n->dtype);
+    memcpy(&v, n->bytes + i * size, size);
+    return v;
+}
+
+static void set_bits(struct numbers *n, size_t i, uint64_t v)
+{
+    size_t size = mlxvk_dtype_size(n->dtype);
+    memcpy(n->bytes + i * size, &v, size);
+}
+
+static void fill(struct numbers *n, struct rng *r, int low, int high)
+{
+    for (size_t i = 0; i < n->count; i++) set_bits(n, i, (uint64_t)(int64_t)random_int(r, low, high));
+}
+
+/* On the device; sometimes stored with its axes in another order, and seen through a transposition. */
+static mlxvk_array upload(const struct numbers *n, struct rng *r)
+{
+    mlxvk_array a = { NULL }, view = { NULL };
+    int order[MLXVK_MAX_NDIM], back[MLXVK_MAX_NDIM];
+    OK_DEVICE(mlxvk_array_new_data_device(&a, n->bytes, n->shape, n->ndim, n->dtype, device), device);
+    if (n->ndim < 2 || random_chance(r, 60)) return a;
+    for (int i = 0; i < n->ndim; i++) order[i] = i;
+    for (int i = n->ndim - 1; i > 0; i--) {
+        int k = random_int(r, 0, i), t = order[i];
+        order[i] = order[k];
+        order[k] = t;
+    }
+    for (int i = 0; i < n->ndim; i++) back[order[i]] = i;
+    OK(mlxvk_transpose_axes(&view, a, order, (size_t)n->ndim, stream), stream);
+    OK(mlxvk_contiguous(&view, view, false, stream), stream);
+    OK(mlxvk_transpose_axes(&view, view, back, (size_t)n->ndim, stream), stream);
+    mlxvk_array_free(a);
+    return view;
+}
+
+static void expect(const struct numbers *want, mlxvk_array got, const char *what)
+{
+    static unsigned char bytes[8 * MAX_SIZE];
+    size_t size = want->count * mlxvk_dtype_size(want->dtype);
+    assert_int_equal(mlxvk_array_dtype(got), want->dtype);
+    assert_int_equal(mlxvk_array_ndim(got), want->ndim);
+    for (int i = 0; i < want->ndim; i++) assert_int_equal(mlxvk_array_dim(got, i), want->shape[i]);
+    if (!size) return;
+    OK(mlxvk_array_read(got, bytes, size, stream), stream);
+    if (memcmp(bytes, want->bytes, size)) { print_message("%s\n", what); fail(); }
+}
+
+/* ---- windows: where they start, some of them outside ---- */
+
+struct windows {
+    mlxvk_dtype dtype;
+    int count, axes[MLXVK_MAX_NDIM], ndim, shape[2], sizes[MLXVK_MAX_NDIM];
+    size_t number;
+    int64_t at[MLXVK_MAX_NDIM][MAX_WINDOWS];         /* [index array][window] */
+    mlxvk_array arrays[MLXVK_MAX_NDIM];
+};
+
+static mlxvk_array index_array(struct windows *w, int k, int axis_size, struct rng *r)
+{
+    struct numbers *n = malloc(sizeof *n);
+    int shape[2] = { w->shape[0], w->ndim > 1 ? w->shape[1] : 1 };
+    mlxvk_array a;
+    assert_non_null(n);
+    if (w->ndim == 2 && random_chance(r, 30)) shape[0] = 1;          /* to be broadcast */
+    set_shape(n, w->dtype, w->ndim, shape);
+    for (size_t i = 0; i < n->count; i++) {
+        bool outside = random_chance(r, 8);
+        int low = w->dtype <= MLXVK_UINT64 ? 0 : -axis_size, v = random_int(r, outside ? 2 * low : low, outside ? 2 * axis_size : axis_size - 1);
+        set_bits(n, i, (uint64_t)(int64_t)v);
+    }
+    for (size_t i = 0; i < w->number; i++) {
+        uint64_t bits = get_bits(n, i % n->count);
+        int size = (int)mlxvk_dtype_size(w->dtype);
+        w->at[k][i] = w->dtype <= MLXVK_UINT64 || size == 8 ? (int64_t)bits : (int64_t)(bits << (64 - 8 * size)) >> (64 - 8 * size);
+        if (w->at[k][i] < 0) w->at[k][i] += axis_size;
+    }
+    a = upload(n, r);
+    free(n);
+    return a;
+}
+
+static void random_windows(struct windows *w, const struct numbers *a, struct rng *r, bool single)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_INT32, MLXVK_UINT32, MLXVK_INT64, MLXVK_UINT8, MLXVK_INT16, MLXVK_UINT64, MLXVK_INT8 };
+    bool taken[MLXVK_MAX_NDIM] = { false };
+    w->dtype = dtypes[random_int(r, 0, (int)COUNT(dtypes) - 1)];
+    w->ndim = random_int(r, 0, 2);
+    w->number = 1;
+    for (int i = 0; i < w->ndim; i++) w->number *= (size_t)(w->shape[i] = random_int(r, 1, 7));
+    if (w->ndim < 2) w->shape[1] = 1;
+    if (!w->ndim) w->shape[0] = 1;
+    w->count = random_int(r, 0, a->ndim);
+    for (int i = 0; i < a->ndim; i++) w->sizes[i] = random_chance(r, 60) ? a->shape[i] : random_int(r, 1, a->shape[i]);
+    for (int k = 0; k < w->count; k++) {
+        do w->axes[k] = random_int(r, 0, a->ndim - 1); while (taken[w->axes[k]]);
+        taken[w->axes[k]] = true;
+        if (single || random_chance(r, 70)) w->sizes[w->axes[k]] = 1;
+        w->arrays[k] = index_array(w, k, a->shape[w->axes[k]], r);
+    }
+    if (w->count) {                                  /* the broadcast shape is that of the largest */
+        size_t largest = 0;
+        for (int k = 0; k < w->count; k++) if (mlxvk_array_size(w->arrays[k]) > largest) largest = mlxvk_array_size(w->arrays[k]);
+        if (largest < w->number) { w->shape[0] = 1; w->number = largest; }
+    } else { w->ndim = 0; w->number = 1; }
+}
+
+static mlxvk_vector_array vector_of(const struct windows *w)
+{
+    mlxvk_vector_array v = mlxvk_vector_array_new();
+    for (int k = 0; k < w->count; k++) mlxvk_vector_array_append_value(v, w->arrays[k]);
+    return v;
+}
+
+static void free_windows(struct windows *w) { for (int k = 0; k < w->count; k++) mlxvk_array_free(w->arrays[k]); }
+
+/* The offset in a of element e of window i; -1: the window does not fit, and `clamp` is false. */
+static int64_t element_at(const struct numbers *a, const struct windows *w, size_t i, size_t e, bool clamp)
+{
+    int64_t at[MLXVK_MAX_NDIM], offset = 0;
+    for (int d = a->ndim - 1; d >= 0; d--) {
+        at[d] = (int64_t)(e % (size_t)w->sizes[d]);
+        e /= (size_t)w->sizes[d];
+    }
+    for (int k = 0; k < w->count; k++) {
+        int64_t p = w->at[k][i], room = a->shape[w->axes[k]] - w->sizes[w->axes[k]];
+        if (p < 0 || p > room) {
+            if (!clamp) return -1;
+            p = p < 0 ? 0 : room;
+        }
+        at[w->axes[k]] += p;
+    }
+    for (int d = 0; d < a->ndim; d++) offset = offset * a->shape[d] + at[d];
+    return offset;
+}
+
+static size_t window_size(const struct numbers *a, const struct windows *w)
+{
+    size_t size = 1;
+    for (int i = 0; i < a->ndim; i++) size *= (size_t)w->sizes[i];
+    return size;
+}
+
+static void random_source(struct numbers *a, struct rng *r, mlxvk_dtype dtype)
+{
+    int shape[MLXVK_MAX_NDIM], ndim = random_int(r, 1, 6);
+    for (int i = 0; i < ndim; i++) shape[i] = random_int(r, 1, ndim > 4 ? 3 : 5);
+    if (random_chance(r, 50)) shape[ndim - 1] = 16;
+    set_shape(a, dtype, ndim, shape);
+    fill(a, r, -100, 100);
+}
+
+static void random_gathers(void **state)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_UINT8, MLXVK_BFLOAT16, MLXVK_INT32, MLXVK_COMPLEX64 };
+    static struct numbers a, want;
+    struct rng r = { 5 };
+    (void)state;
+    for (int round = 0; round < 120; round++) {
+        struct windows w;
+        mlxvk_array x, res = { NULL };
+        mlxvk_vector_array v;
+        int shape[MLXVK_MAX_NDIM];
+        size_t each;
+        random_source(&a, &r, dtypes[round % (int)COUNT(dtypes)]);
+        random_windows(&w, &a, &r, false);
+        each = window_size(&a, &w);
+        for (int i = 0; i < w.ndim; i++) shape[i] = w.shape[i];
+        for (int i = 0; i < a.ndim; i++) shape[w.ndim + i] = w.sizes[i];
+        set_shape(&want, a.dtype, w.ndim + a.ndim, shape);
+        for (size_t i = 0; i < want.count; i++)
+            set_bits(&want, i, get_bits(&a, (size_t)element_at(&a, &w, i / each, i % each, true)));
+        x = upload(&a, &r);
+        v = vector_of(&w);
+        OK(mlxvk_gather(&res, x, v, w.axes, (size_t)w.count, w.sizes, (size_t)a.ndim, stream), stream);
+        expect(&want, res, "gather");
+        free_windows(&w);
+        mlxvk_vector_array_free(v);
+        mlxvk_array_free(x);
+        mlxvk_array_free(res);
+    }
+}
+
+static void gathers_refused(void **state)
+{
+    mlxvk_array a = { NULL }, i = counting(device, 2), f = floats(device, (float[]){ 0, 1 }, (int[]){ 2 }, 1), res = { NULL };
+    mlxvk_vector_array one = mlxvk_vector_array_new_value(i);
+    (void)state;
+    OK(mlxvk_zeros(&a, (int[]){ 2, 3 }, 2, MLXVK_INT32, stream), stream);
+    REFUSED(mlxvk_gather(&res, a, one, (int[]){ 2 }, 1, (int[]){ 1, 3 }, 2, stream), MLXVK_ERROR_AXIS, stream, "gather", "axis 2");
+    REFUSED(mlxvk_gather(&res, a, one, (int[]){ 0, 1 }, 2, (int[]){ 1, 3 }, 2, stream), MLXVK_ERROR_ARGUMENT, stream, "2 axes");
+    REFUSED(mlxvk_gather(&res, a, one, (int[]){ 0 }, 1, (int[]){ 1, 4 }, 2, stream), MLXVK_ERROR_SHAPE, stream, "windows of 4");
+    REFUSED(mlxvk_gather(&res, a, one, (int[]){ 0 }, 1, (int[]){ 1 }, 1, stream), MLXVK_ERROR_ARGUMENT, stream, "slice_sizes");
+    REFUSED(mlxvk_gather_single(&res, a, f, 0, (int[]){ 1, 3 }, 2, stream), MLXVK_ERROR_DTYPE, stream, "integers");
+    mlxvk_vector_array_append_value(one, i);
+    REFUSED(mlxvk_gather(&res, a, one, (int[]){ 0, 0 }, 2, (int[]){ 1, 1 }, 2, stream), MLXVK_ERROR_AXIS, stream, "twice");
+    mlxvk_vector_array_append_value(one, i);
+    REFUSED(mlxvk_gather(&res, a, one, (int[]){ 0, 1, 2 }, 3, (int[]){ 1, 1 }, 2, stream), MLXVK_ERROR_ARGUMENT, stream, "3 index arrays");
+    OK(mlxvk_gather_single(&res, a, i, 0, (int[]){ 0, 3 }, 2, stream), stream);
+    assert_int_equal(mlxvk_array_size(res), 0);
+    mlxvk_vector_array_free(one);
+    mlxvk_array_free(a);
+    mlxvk_array_free(i);
+    mlxvk_array_free(f);
+    mlxvk_array_free(res);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(random_gathers), cmocka_unit_test(gathers_refused) };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
