@@ -135,11 +135,11 @@ def print_table(figures, profile, bridge):
     rest = seconds - sum(parts.values())
     print("| ... the rest: waiting for the GPU, sampling, detokenizer | %s |" % milliseconds(rest, tokens))
     counted = profile["counted"]
-    for name, what in (("eval_seconds", "in gpu::eval of the bridge (part of async_eval)"), ("gpu_seconds", "GPU busy"),
-                       ("wait_seconds", "waiting for the GPU")):
+    for name, what in (("lowering_ns", "of it mlxvk's lowering and recording"), ("submit_ns", "of it mlxvk's submissions"),
+                       ("gpu_ns", "the GPU busy")):
         if name in counted:
-            print("| %s | %s |" % (what, milliseconds(counted[name], tokens)))
-    for name in ("operations", "dispatches", "barriers", "submissions", "native", "fallback"):
+            print("| %s | %s |" % (what, milliseconds(counted[name] * 1e-9, tokens)))
+    for name in ("operations", "fused", "dropped", "dispatches", "barriers", "submissions", "native", "fallback"):
         if name in counted:
             print("| %s a token | %.1f |" % (name, counted[name] / max(tokens, 1)))
 

@@ -164,7 +164,8 @@ def primitives():
 
 def device():
     """The name of the Vulkan device; an empty text when there is none."""
-    return stats().get("device", "")
+    name = stats().get("device", "")
+    return "" if name == "none" else name
 
 
 def is_available():

@@ -100,10 +100,10 @@ def info():
     stats = mlxvk_mlx.stats()
     print("MLX       %s, %s" % (".".join(map(str, mlxvk_mlx.mlx_version())), mlxvk_mlx._mlx_folder()))
     print("bridge    %s" % mlxvk_mlx.library())
-    print("device    %s" % (stats.get("device") or "none: MLX uses the CPU"))
-    if stats.get("driver"):
+    print("device    %s" % (mlxvk_mlx.device() or "none: MLX uses the CPU"))
+    if mlxvk_mlx.device() and stats.get("driver"):
         print("driver    %s" % stats["driver"])
-    return 0 if stats.get("device") else 1
+    return 0 if mlxvk_mlx.device() else 1
 
 
 def value(words, what):
