@@ -14,6 +14,8 @@
  *     >>tape         recorded operations and how they are lowered
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
+ *     >>distributions  random numbers made of others
+ *     >>linalg       norms, cross products, factorisations
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, encoder, statistics
  *
@@ -8134,6 +8136,244 @@ int mlxvk_median(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_n
     return finish(&c, axes_mask(&c, x, axes, axes_num, &mask) ? do_median(&c, x, mask, keepdims) : NULL, res);
 }
 
+/* ==== >>distributions: made of random bits and uniform numbers ==================================================== */
+
+static struct array *broadcast_to_shape(struct call *c, struct array *a, int ndim, const int *shape)
+{
+    return a && check_shape(c, ndim, shape, a->dtype) ? broadcast(c, a, ndim, shape) : NULL;
+}
+
+/* True with probability p. */
+int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_bernoulli", s);
+    struct array *x = input(&c, "p", p), *k, *bits;
+    int ndim = shape_count(shape_num);
+    if (x && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "p must be floating, not %s", TEXT(x));
+    k = key_input(&c, key);
+    x = broadcast_to_shape(&c, do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32)), ndim, shape);
+    bits = do_random(&c, RANDOM_BITS, ndim, shape, MLXVK_UINT32, 0, 0, k);
+    return finish(&c, do_binary(&c, B_less, bits, x), res);
+}
+
+/* Whole numbers from float32 ones, as MLX makes them, kept below high where float32 rounds up to it. */
+int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                         mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_randint", s);
+    struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k, *out;
+    if (!is_dtype((int)dtype) || is_inexact(dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
+    k = key_input(&c, key);
+    out = do_uniform(&c, x, y, shape_count(shape_num), shape, MLXVK_FLOAT32, k);
+    out = c.code ? NULL : as_type(&c, do_unary(&c, U_floor, out), dtype);
+    if (out && dtype != MLXVK_BOOL) {
+        out = do_binary(&c, B_minimum, out, do_binary(&c, B_subtract, as_type(&c, y, dtype), scalar(&c, 1, dtype)));
+        out = do_binary(&c, B_maximum, out, as_type(&c, x, dtype));
+    }
+    return finish(&c, out, res);
+}
+
+/* erfinv of a uniform number between -1 and 1: a normal one over the root of 2. */
+static struct array *normal_samples(struct call *c, int ndim, const int *shape, mlxvk_dtype dtype, struct array *key)
+{
+    int full[MAXD + 1];
+    struct array *out;
+    if (!check_shape(c, ndim, shape, dtype)) return NULL;
+    for (int i = 0; i < ndim; i++) full[i] = shape[i];
+    full[ndim] = 2;
+    out = do_random(c, RANDOM_UNIFORM, ndim + is_complex(dtype), full, MLXVK_FLOAT32, nextafterf(-1, 0), 1, key);
+    out = do_unary(c, U_erfinv, out);
+    if (!is_complex(dtype)) return as_type(c, out, dtype);
+    out = do_view(c, out, dtype);
+    return out ? do_reshape(c, out, ndim, shape) : NULL;
+}
+
+int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array loc,
+                                  mlxvk_array scale, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_normal_broadcast", s);
+    struct array *at = optional_input(&c, "loc", loc), *by = optional_input(&c, "scale", scale), *k, *out;
+    if (dtype != MLXVK_COMPLEX64) check_float(&c, dtype);
+    k = key_input(&c, key);
+    out = normal_samples(&c, shape_count(shape_num), shape, dtype, k);
+    if (!c.code && !is_complex(dtype)) {
+        struct array *root = scalar(&c, 1.4142135623730951, dtype);
+        by = by ? do_binary(&c, B_multiply, root, as_type(&c, by, dtype)) : root;
+        at = as_type(&c, at, dtype);
+    }
+    if (by) out = do_binary(&c, B_multiply, by, out);
+    if (at) out = do_binary(&c, B_add, at, out);
+    return finish(&c, out, res);
+}
+
+int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape, size_t shape_num,
+                                  mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_truncated_normal", s);
+    struct array *low = input(&c, "lower", lower), *high = input(&c, "upper", upper), *k, *root, *from, *to, *out;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    root = c.code ? NULL : scalar(&c, 1.4142135623730951, dtype);
+    low = c.code ? NULL : as_type(&c, low, dtype);
+    high = c.code ? NULL : as_type(&c, high, dtype);
+    from = do_unary(&c, U_erf, do_binary(&c, B_divide, low, root));
+    to = do_unary(&c, U_erf, do_binary(&c, B_divide, high, root));
+    out = do_uniform(&c, from, to, shape_count(shape_num), shape, dtype, k);
+    out = do_binary(&c, B_multiply, root, do_unary(&c, U_erfinv, out));
+    return finish(&c, do_binary(&c, B_maximum, do_binary(&c, B_minimum, high, out), low), res);
+}
+
+int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
+                         mlxvk_stream s)
+{
+    struct call c = begin("random_laplace", s);
+    struct array *k, *u, *out;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    u = do_random(&c, RANDOM_UNIFORM, shape_count(shape_num), shape, MLXVK_FLOAT32, nextafterf(-1, 0), 1, k);
+    out = do_unary(&c, U_log1p, do_unary(&c, U_negative, do_unary(&c, U_abs, u)));
+    out = do_binary(&c, B_multiply, do_unary(&c, U_sign, u), out);
+    if (!c.code) out = as_type(&c, out, dtype);
+    if (!c.code && scale != 1) out = do_binary(&c, B_multiply, scalar(&c, scale, dtype), out);
+    if (!c.code && loc != 0) out = do_binary(&c, B_add, scalar(&c, loc, dtype), out);
+    return finish(&c, out, res);
+}
+
+/* The numbers below n in random order: the order of as many random words. */
+static struct array *permuted_numbers(struct call *c, int n, struct array *key)
+{
+    return do_sort(c, do_random(c, RANDOM_BITS, 1, &n, MLXVK_UINT32, 0, 0, key), 0, true);
+}
+
+int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_permutation_arange", s);
+    return finish(&c, permuted_numbers(&c, x, key_input(&c, key)), res);
+}
+
+int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_permutation", s);
+    struct array *a = input(&c, "x", x), *k = NULL;
+    axis = normal_axis(&c, a, axis);
+    if (axis >= 0) k = permuted_numbers(&c, a->shape[axis], key_input(&c, key));
+    return finish(&c, a && a->size ? do_take(&c, a, k, axis) : a, res);
+}
+
+/* ==== >>linalg ==================================================================================================== */
+
+static struct array *reduced(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
+{
+    return mask ? do_reduce(c, op, a, mask, keepdims) : a;
+}
+
+static struct array *root_of_squares(struct call *c, struct array *x, uint32_t mask, bool keepdims)
+{
+    return do_unary(c, U_sqrt, reduced(c, R_sum, do_unary(c, U_square, x), mask, keepdims));
+}
+
+/* The magnitudes of elements in float32, in which norms are computed. */
+static struct array *magnitudes(struct call *c, struct array *a) { return a ? as_type(c, do_unary(c, U_abs, a), MLXVK_FLOAT32) : NULL; }
+
+static struct array *vector_norm(struct call *c, struct array *a, double order, uint32_t mask, bool keepdims)
+{
+    struct array *x = magnitudes(c, a);
+    if (!x) return NULL;
+    if (order == 0) {
+        x = as_type(c, do_binary(c, B_not_equal, x, scalar(c, 0, MLXVK_FLOAT32)), MLXVK_FLOAT32);
+        return reduced(c, R_sum, x, mask, keepdims);
+    }
+    if (order == 1) return reduced(c, R_sum, x, mask, keepdims);
+    if (order == 2) return root_of_squares(c, x, mask, keepdims);
+    if (isinf(order)) return reduced(c, order > 0 ? R_max : R_min, x, mask, keepdims);
+    x = reduced(c, R_sum, do_binary(c, B_power, x, scalar(c, order, MLXVK_FLOAT32)), mask, keepdims);
+    return do_binary(c, B_power, x, scalar(c, 1 / order, MLXVK_FLOAT32));
+}
+
+/* The largest or smallest sum of magnitudes of a column (order 1, -1) or a row (infinite orders). */
+static struct array *matrix_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
+{
+    int sum = isinf(order) ? axis[1] : axis[0], most = isinf(order) ? axis[0] : axis[1];
+    struct array *x = magnitudes(c, a);
+    if (!x) return NULL;
+    if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "order %g of matrices", order);
+    x = do_reduce(c, order > 0 ? R_max : R_min, do_reduce(c, R_sum, x, 1u << sum, true), 1u << most, true);
+    return keepdims ? x : do_squeeze(c, x, 1u << sum | 1u << most);
+}
+
+/* Normal axes of a norm: those given, or where axis is NULL all of them. Returns how many. */
+static int norm_axes(struct call *c, const struct array *a, const int *axis, size_t count, int most, int *axes, uint32_t *mask)
+{
+    *mask = 0;
+    if (c->code || !a) return 0;
+    if (!axis) count = (size_t)a->ndim;
+    if (count > (size_t)most) { FAIL(c, MLXVK_ERROR_AXIS, "%zu axes of %s; at most %d", count, TEXT(a), most); return 0; }
+    for (int i = 0; i < (int)count; i++) axes[i] = axis ? normal_axis(c, a, axis[i]) : i;
+    if (!axes_mask(c, a, axes, count, mask)) return 0;
+    return (int)count;
+}
+
+int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    struct call c = begin("linalg_norm", s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    int axes[MAXD], count;
+    uint32_t mask;
+    count = norm_axes(&c, x, axis, axis_num, 2, axes, &mask);
+    if (!c.code) out = count == 2 ? matrix_norm(&c, x, ord, axes, keepdims) : vector_norm(&c, x, ord, mask, keepdims);
+    if (out) out = as_type(&c, out, ord == 2 && is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
+    return finish(&c, out, res);
+}
+
+static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, int most, bool keepdims,
+                   mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    int axes[MAXD], count;
+    uint32_t mask;
+    count = norm_axes(&c, x, axis, axis_num, axis ? most : MAXD, axes, &mask);
+    if (ord && count != 2) FAIL(&c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", ord, count);
+    if (ord && strcmp(ord, "fro") && strcmp(ord, "f")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
+    if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
+    if (out) out = as_type(&c, out, is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
+    return finish(&c, out, res);
+}
+
+int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    return norm_l2("linalg_norm_matrix", res, a, ord ? ord : "NULL", axis, axis_num, 2, keepdims, s);
+}
+
+int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    return norm_l2("linalg_norm_l2", res, a, NULL, axis, axis_num, 2, keepdims, s);
+}
+
+/* Vectors of two elements get a third one, 0. */
+static struct array *three_long(struct call *c, struct array *a, int axis)
+{
+    int low[MAXD] = { 0 }, high[MAXD] = { 0 };
+    if (c->code || !a) return NULL;
+    if (a->shape[axis] != 2 && a->shape[axis] != 3)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s must have 2 or 3 elements", axis, TEXT(a));
+    high[axis] = 3 - a->shape[axis];
+    return do_pad(c, a, low, high, NULL, "constant");
+}
+
+int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s)
+{
+    struct call c = begin("linalg_cross", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *forth, *back;
+    int at_x = normal_axis(&c, x, axis), at_y = normal_axis(&c, y, axis);
+    x = three_long(&c, x, at_x);
+    y = three_long(&c, y, at_y);
+    if (x && y && x->ndim - at_x != y->ndim - at_y) FAIL(&c, MLXVK_ERROR_AXIS, "axis %d is not the same of %s and %s", axis, TEXT(x), TEXT(y));
+    forth = do_binary(&c, B_multiply, do_roll(&c, x, -1, at_x), do_roll(&c, y, -2, at_y));
+    back = do_binary(&c, B_multiply, do_roll(&c, x, -2, at_x), do_roll(&c, y, -1, at_y));
+    return finish(&c, do_binary(&c, B_subtract, forth, back), res);
+}
+
 /* ==== >>fusion ==================================================================================================== */
 
 /* A fusion applies where the results in between are wanted by nobody else. Its nodes are lowered at the first one's place:
@@ -8609,7 +8849,7 @@ int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *k
     c = &d->caps;
     const struct { const char *name; size_t value; } sizes[] = {
         { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
+        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align },
     };
@@ -8631,6 +8871,8 @@ int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 }
 
 /* ==== >>public: memory ============================================================================================ */
+
+static void wait_streams(struct device *d);          /* >>public: streams */
 
 /* One member of the device, read and where `set` is given changed, under the lock. */
 static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
@@ -8673,7 +8915,11 @@ int mlxvk_clear_cache(mlxvk_device device)
     struct device *d = device_or_default(device);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
-    cache_trim(d, SIZE_MAX, true);
+    cache_trim(d, SIZE_MAX, false);
+    if (d->cached) {                                 /* in flight: waited for without the lock, another thread may have to signal */
+        wait_streams(d);
+        cache_trim(d, SIZE_MAX, true);
+    }
     mutex_unlock(&d->lock);
     return 0;
 }

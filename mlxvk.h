@@ -178,7 +178,7 @@ MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const 
 
 /* What a device is. Keys of strings: device_name, architecture, driver. Keys of numbers: max_buffer_length,
  * max_recommended_working_set_size, memory_size, subgroup_size, max_storage_buffer_range, shared_memory_size, unified
- * (1 where the host maps device memory), and one per capability (1 or 0): int8, int16, int64, float16, storage8,
+ * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own), and one per capability (1 or 0): int8, int16, int64, float16, storage8,
  * storage16, bfloat16, cooperative_matrix, cooperative_matrix2, push_descriptor, integer_dot_product.
  * Returns ARGUMENT for a key that there is not. */
 MLXVK_API int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key);
@@ -594,6 +594,34 @@ MLXVK_API int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logit
                                              size_t shape_num, mlxvk_array key, mlxvk_stream s);
 MLXVK_API int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
                                                    mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num,
+                                     mlxvk_array key, mlxvk_stream s);
+/* From low to below high. Made of float32 numbers, as in MLX 0.32.4: not every integer beyond 2^24 can come. */
+MLXVK_API int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape,
+                                   size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
+/* loc and scale broadcast to shape; { NULL }: 0 and 1. */
+MLXVK_API int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                                            mlxvk_array loc, mlxvk_array scale, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape,
+                                            size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc,
+                                   float scale, mlxvk_array key, mlxvk_stream s);
+/* x in another order along axis; arange: the numbers below x, uint32. */
+MLXVK_API int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s);
+
+/* ==== >>linalg ==================================================================================================== */
+
+/* axis: one axis (vectors) or two (matrices), NULL: all. ord of vectors: any; of matrices 1, -1, inf, -inf, 2, -2 (singular
+ * values). norm_matrix: "fro", "nuc". norm_l2: root of the sum of squares. Computed in float32. */
+MLXVK_API int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num,
+                                bool keepdims, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis,
+                                       size_t axis_num, bool keepdims, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims,
+                                   mlxvk_stream s);
+/* Of vectors of 2 or 3 elements along axis. */
+MLXVK_API int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s);
 
 /* ==== >>encoder: kernels of the caller's, with the contract of Metal's CommandEncoder ============================== */
 

@@ -144,7 +144,18 @@
     X(random_gumbel, INTS(shape), DTYPE(dtype), ARRAY(key))                                                           \
     X(random_categorical, ARRAY(logits), INT(axis), ARRAY(key))                                                       \
     X(random_categorical_shape, ARRAY(logits), INT(axis), INTS(shape), ARRAY(key))                                    \
-    X(random_categorical_num_samples, ARRAY(logits_), INT(axis), INT(num_samples), ARRAY(key))
+    X(random_categorical_num_samples, ARRAY(logits_), INT(axis), INT(num_samples), ARRAY(key))                        \
+    X(random_bernoulli, ARRAY(p), INTS(shape), ARRAY(key))                                                            \
+    X(random_randint, ARRAY(low), ARRAY(high), INTS(shape), DTYPE(dtype), ARRAY(key))                                 \
+    X(random_normal_broadcast, INTS(shape), DTYPE(dtype), ARRAY(loc), ARRAY(scale), ARRAY(key))                       \
+    X(random_truncated_normal, ARRAY(lower), ARRAY(upper), INTS(shape), DTYPE(dtype), ARRAY(key))                     \
+    X(random_laplace, INTS(shape), DTYPE(dtype), FLOAT(loc), FLOAT(scale), ARRAY(key))                                \
+    X(random_permutation, ARRAY(x), INT(axis), ARRAY(key))                                                            \
+    X(random_permutation_arange, INT(x), ARRAY(key))                                                                  \
+    X(linalg_norm, ARRAY(a), DOUBLE(ord), INTS(axis), BOOL(keepdims))                                                 \
+    X(linalg_norm_matrix, ARRAY(a), STRING(ord), INTS(axis), BOOL(keepdims))                                          \
+    X(linalg_norm_l2, ARRAY(a), INTS(axis), BOOL(keepdims))                                                           \
+    X(linalg_cross, ARRAY(a), ARRAY(b), INT(axis))
 
 /* Functions with a vector of results. */
 #define VECTOR_RESULT_FUNCTIONS(X)                                                                                    \
