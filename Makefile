@@ -240,7 +240,7 @@ dist:
 
 # Sections of it alone: tests/tools/check SECTION ...
 check:
-	@tests/tools/setup build test ci
+	@tests/tools/setup build test ci mlx
 	@tests/tools/check
 
 clean:
