@@ -108,6 +108,8 @@ typedef enum mlxvk_dtype {
     MLXVK_DTYPE_COUNT
 } mlxvk_dtype;
 
+typedef enum mlxvk_device_type { MLXVK_CPU, MLXVK_GPU } mlxvk_device_type;   /* every Vulkan device counts as a GPU */
+
 typedef struct mlxvk_device  { void *ctx; } mlxvk_device;
 typedef struct mlxvk_stream  { void *ctx; } mlxvk_stream;
 typedef struct mlxvk_buffer  { void *ctx; } mlxvk_buffer;    /* device memory */
@@ -173,7 +175,7 @@ MLXVK_API int mlxvk_device_status(mlxvk_device device);
 
 /* How many Vulkan devices there are, and what they are called; neither makes an mlxvk device. */
 MLXVK_API bool mlxvk_is_available(void);
-MLXVK_API int mlxvk_device_count(void);
+MLXVK_API int mlxvk_device_count(int *count, mlxvk_device_type type);   /* of CPUs: 0 */
 MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user);
 
 /* What a device is. Keys of strings: device_name, architecture, driver. Keys of numbers: max_buffer_length,
@@ -189,17 +191,28 @@ MLXVK_API int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t 
 
 /* ==== >>memory ==================================================================================================== */
 
-/* MLX's counters and limits, in bytes. Freed memory is kept in a cache for reuse up to the cache limit; the memory limit
- * makes the cache shrink first and never makes an allocation fail. Setters return the old value in res (may be NULL). */
-MLXVK_API int mlxvk_get_active_memory(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_get_peak_memory(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_reset_peak_memory(mlxvk_device device);          /* to 0, as MLX does */
-MLXVK_API int mlxvk_get_cache_memory(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_clear_cache(mlxvk_device device);
-MLXVK_API int mlxvk_get_memory_limit(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_set_memory_limit(size_t *res, size_t limit, mlxvk_device device);
-MLXVK_API int mlxvk_set_cache_limit(size_t *res, size_t limit, mlxvk_device device);
-MLXVK_API int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device);   /* a stored value */
+/* MLX's counters and limits, in bytes, of the default device. Freed memory is kept in a cache for reuse up to the cache
+ * limit; the memory limit makes the cache shrink first and never makes an allocation fail. Setters return the old value in
+ * res (may be NULL). */
+MLXVK_API int mlxvk_get_active_memory(size_t *res);
+MLXVK_API int mlxvk_get_peak_memory(size_t *res);
+MLXVK_API int mlxvk_reset_peak_memory(void);                         /* to 0, as MLX does */
+MLXVK_API int mlxvk_get_cache_memory(size_t *res);
+MLXVK_API int mlxvk_clear_cache(void);
+MLXVK_API int mlxvk_get_memory_limit(size_t *res);
+MLXVK_API int mlxvk_set_memory_limit(size_t *res, size_t limit);
+MLXVK_API int mlxvk_set_cache_limit(size_t *res, size_t limit);
+MLXVK_API int mlxvk_set_wired_limit(size_t *res, size_t limit);      /* a stored value */
+/* The same of a device. */
+MLXVK_API int mlxvk_device_get_active_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_get_peak_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_reset_peak_memory(mlxvk_device device);
+MLXVK_API int mlxvk_device_get_cache_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_clear_cache(mlxvk_device device);
+MLXVK_API int mlxvk_device_get_memory_limit(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_set_memory_limit(size_t *res, size_t limit, mlxvk_device device);
+MLXVK_API int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device device);
+MLXVK_API int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device);
 
 /* Device memory of `size` bytes; zero bytes are allowed. The contents are undefined. */
 MLXVK_API int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device);
@@ -223,7 +236,7 @@ MLXVK_API mlxvk_stream mlxvk_stream_new(void);
 /* The default device's default stream (one more handle on it). */
 MLXVK_API mlxvk_stream mlxvk_default_gpu_stream_new(void);
 MLXVK_API int mlxvk_stream_free(mlxvk_stream stream);                /* waits for what it has submitted */
-MLXVK_API mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream); /* not a new handle: do not free it */
+MLXVK_API mlxvk_device mlxvk_stream_device(mlxvk_stream stream);     /* not a new handle: do not free it */
 MLXVK_API int mlxvk_stream_get_index(int *index, mlxvk_stream stream);
 MLXVK_API int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error);   /* copies the last error */
 /* Submits what is recorded, without waiting. Returns the first error of deferred work since the last call. */
@@ -545,6 +558,39 @@ MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scal
 /* To e4m3 bytes (nearest, ties to even; 448 is the largest, NaN becomes it too), and from them (0x7f and 0xff are +-480). */
 MLXVK_API int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s);
 MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s);
+
+/* ==== >>convolution =============================================================================================== */
+
+/* Convolutions as neural networks have them (cross-correlations): input (N, spatial axes, C), weight (O, kernel's axes,
+ * C / groups), result (N, spatial axes, O), of a floating dtype, sums in float32. One to three spatial axes; groups, which
+ * cut both kinds of channels into as many parts, with one or two. Along an axis the result at o is the sum over taps t of
+ *     weight[t] * input[(o * stride - padding_lo + t * kernel_dilation) / input_dilation]
+ * where that position exists; flip mirrors the kernel. Negative padding cuts from the input before it is dilated.
+ * A list has a value for each spatial axis, or one for all, or none (0 for padding, else 1). Errors: _SHAPE when shapes do
+ * not fit or the padded input is smaller than the kernel, _DTYPE when not floating, _ARGUMENT. Source: MLX conv_general. */
+MLXVK_API int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, const int *stride,
+                                 size_t stride_num, const int *padding_lo, size_t padding_lo_num, const int *padding_hi,
+                                 size_t padding_hi_num, const int *kernel_dilation, size_t kernel_dilation_num,
+                                 const int *input_dilation, size_t input_dilation_num, int groups, bool flip,
+                                 mlxvk_stream s);
+MLXVK_API int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
+                           int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int padding_0, int padding_1, int dilation_0, int dilation_1, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1,
+                           int dilation_2, int groups, mlxvk_stream s);
+/* The gradient of a convolution with respect to its input: an axis of n becomes
+ * (n - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + output_padding. */
+MLXVK_API int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding,
+                                     int dilation, int output_padding, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                                     int padding_0, int padding_1, int dilation_0, int dilation_1, int output_padding_0,
+                                     int output_padding_1, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                                     int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0,
+                                     int dilation_1, int dilation_2, int output_padding_0, int output_padding_1,
+                                     int output_padding_2, int groups, mlxvk_stream s);
 
 /* ==== >>fast ====================================================================================================== */
 

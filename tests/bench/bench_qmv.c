@@ -81,7 +81,7 @@ static struct result measure(int m, int n, int k, int bits, int group)
     }
     for (int i = 0; i < copies; i++) { mlxvk_array_free(q[i].w); mlxvk_array_free(q[i].scales); mlxvk_array_free(q[i].biases); }
     mlxvk_array_free(x);
-    mlxvk_clear_cache(device);
+    mlxvk_device_clear_cache(device);
     return (struct result){ 1e6 * best / (copies * repeat), bytes };
 }
 

@@ -276,14 +276,14 @@ static size_t set_memory_value(int (*set)(size_t*, size_t, mlxvk_device), size_t
   return old;
 }
 
-size_t get_active_memory() { return memory_value(mlxvk_get_active_memory); }
-size_t get_peak_memory() { return memory_value(mlxvk_get_peak_memory); }
-size_t get_cache_memory() { return memory_value(mlxvk_get_cache_memory); }
-size_t get_memory_limit() { return memory_value(mlxvk_get_memory_limit); }
-size_t set_memory_limit(size_t limit) { return set_memory_value(mlxvk_set_memory_limit, limit); }
-size_t set_cache_limit(size_t limit) { return set_memory_value(mlxvk_set_cache_limit, limit); }
-size_t set_wired_limit(size_t limit) { return set_memory_value(mlxvk_set_wired_limit, limit); }
-void reset_peak_memory() { if (mlxvk_mlx::has_device()) mlxvk_reset_peak_memory(mlxvk_mlx::device()); }
-void clear_cache() { if (mlxvk_mlx::has_device()) mlxvk_clear_cache(mlxvk_mlx::device()); }
+size_t get_active_memory() { return memory_value(mlxvk_device_get_active_memory); }
+size_t get_peak_memory() { return memory_value(mlxvk_device_get_peak_memory); }
+size_t get_cache_memory() { return memory_value(mlxvk_device_get_cache_memory); }
+size_t get_memory_limit() { return memory_value(mlxvk_device_get_memory_limit); }
+size_t set_memory_limit(size_t limit) { return set_memory_value(mlxvk_device_set_memory_limit, limit); }
+size_t set_cache_limit(size_t limit) { return set_memory_value(mlxvk_device_set_cache_limit, limit); }
+size_t set_wired_limit(size_t limit) { return set_memory_value(mlxvk_device_set_wired_limit, limit); }
+void reset_peak_memory() { if (mlxvk_mlx::has_device()) mlxvk_device_reset_peak_memory(mlxvk_mlx::device()); }
+void clear_cache() { if (mlxvk_mlx::has_device()) mlxvk_device_clear_cache(mlxvk_mlx::device()); }
 
 }  // namespace mlx::core
