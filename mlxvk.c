@@ -13,6 +13,9 @@
  *     >>array        views on storage
  *     >>tape         recorded operations and how they are lowered
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
+ *     >>composites   operations made of others: creation, padding, comparisons, statistics
+ *     >>distributions  random numbers made of others
+ *     >>linalg       norms, cross products, factorisations
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, encoder, statistics
  *
@@ -278,7 +281,9 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
     X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
-    X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
+    X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
+    X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
+    X(FP8,           fp8,           3, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
@@ -298,6 +303,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
     X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
+    X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
     X(ATTENTION_DECODE, attention_decode, 8, CAP_SMALL | CAP_SUBGROUP)                                                 \
@@ -393,6 +399,7 @@ struct device {
     struct stream *streams;
     struct stream *default_stream;
     int stream_index;
+    struct event *freed_events;                      /* that submissions may still name */
     uint32_t random_state[2];
     bool random_seeded;
 
@@ -1963,6 +1970,23 @@ static void drop_handle(struct array *a)
     array_release(a);
 }
 
+/* Writes the first bytes of a buffer by the queue, in front of a dispatch that is being set up: `size` bytes of data (a multiple
+ * of 4), or zeros where data is NULL. */
+static void write_first(struct encoder *e, struct buffer *b, const void *data, size_t size)
+{
+    struct access saved[MAX_PENDING];
+    uint32_t n = e->pending_count;
+    memcpy(saved, e->pending, n * sizeof *saved);
+    e->pending_count = 0;
+    encoder_access(e, b, b->offset, b->offset + size, true);
+    if (e->code) return;
+    insert_barrier(e);
+    if (data) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, size, data);
+    else e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
+    memcpy(e->pending, saved, n * sizeof *saved);
+    e->pending_count = n;
+}
+
 /* Gives a storage its memory. The contents of a literal are written by the host where it can, else by the queue. */
 static int storage_allocate(struct encoder *e, struct storage *st)
 {
@@ -1977,20 +2001,8 @@ static int storage_allocate(struct encoder *e, struct storage *st)
     }
     if (!st->literal || !st->nbytes) return 0;
     if (st->buffer->map) memcpy(st->buffer->map, st->bytes, st->nbytes);
-    else {
-        struct buffer *b = st->buffer;
-        struct access saved[MAX_PENDING];
-        uint32_t n = e->pending_count;
-        memcpy(saved, e->pending, n * sizeof *saved);
-        e->pending_count = 0;
-        encoder_access(e, b, b->offset, b->offset + INLINE_BYTES, true);
-        if (e->code) return e->code;
-        insert_barrier(e);
-        e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, INLINE_BYTES, st->bytes);
-        memcpy(e->pending, saved, n * sizeof *saved);
-        e->pending_count = n;
-    }
-    return 0;
+    else write_first(e, st->buffer, st->bytes, INLINE_BYTES);
+    return e->code;
 }
 
 /* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
@@ -2028,19 +2040,11 @@ static uint32_t set_output(struct encoder *e, uint32_t slot, struct array *a) { 
 static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t size)
 {
     struct buffer *b;
-    uint32_t n = e->pending_count;
-    struct access saved[MAX_PENDING];
     int code;
     if (e->code) return;
     code = buffer_allocate(e->device, size, e->stream->line, &b);
     if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "%zu bytes of parameters", size); return; }
-    memcpy(saved, e->pending, n * sizeof *saved);
-    e->pending_count = 0;
-    encoder_access(e, b, b->offset, b->offset + size, true);
-    insert_barrier(e);
-    if (!e->code) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, round_up(size, 4), data);
-    memcpy(e->pending, saved, n * sizeof *saved);
-    e->pending_count = n;
+    write_first(e, b, data, round_up(size, 4));
     encoder_access(e, b, b->offset, b->offset + size, false);
     bind_range(e, slot, b->handle, b->offset, round_up(size, 16));
     buffer_release(e->device, b);                    /* this stream reuses it only behind this dispatch */
@@ -2059,17 +2063,7 @@ static void set_counters(struct encoder *e, uint32_t slot)
         if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return; }
         e->stream->counters = b;
         if (b->map) memset(b->map, 0, size);
-        else {
-            uint32_t n = e->pending_count;
-            struct access saved[MAX_PENDING];
-            memcpy(saved, e->pending, n * sizeof *saved);
-            e->pending_count = 0;
-            encoder_access(e, b, b->offset, b->offset + size, true);
-            insert_barrier(e);
-            if (!e->code) e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
-            memcpy(e->pending, saved, n * sizeof *saved);
-            e->pending_count = n;
-        }
+        else write_first(e, b, NULL, size);
     }
     encoder_access(e, b, b->offset, b->offset + size, true);
     bind_range(e, slot, b->handle, b->offset, size);
@@ -2093,6 +2087,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(GATHER,      gather)                                                                                             \
     X(POSITIONS,   positions)                                                                                          \
     X(NORM,        norm)                                                                                               \
+    X(NORM_VJP,    norm_vjp)                                                                                           \
     X(ROPE,        rope)                                                                                               \
     X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
@@ -2110,13 +2105,14 @@ enum operation {
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
-struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
+struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
 struct scan_params { uint8_t op, axis, flags; };
 struct gather_params { uint8_t mode, axis, unit; uint32_t room; };
 struct positions_params { uint32_t flags, none, size[2], room[2], step[2]; };
 struct norm_params { uint8_t flags; float eps; };
+struct norm_vjp_params { uint8_t flags; uint32_t each; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
@@ -2132,6 +2128,7 @@ union params {
     struct gather_params gather;
     struct positions_params positions;
     struct norm_params norm;
+    struct norm_vjp_params norm_vjp;
     struct rope_params rope;
     struct attention_params attention;
     struct random_params random;
@@ -2569,7 +2566,7 @@ static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, i
 }
 
 /* Kernels that take four elements a thread. */
-static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT; }
+static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8; }
 
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
@@ -2923,7 +2920,7 @@ enum binary {
 #define X(name) B_##name,
     MLXVK_BINARY_FUNCTIONS(X)
 #undef X
-    B_floor_quotient, B_nan_equal, B_silu_product, B_COUNT
+    B_floor_quotient, B_nan_equal, B_silu_product, B_truncated_quotient, B_COUNT
 };
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
@@ -2934,7 +2931,7 @@ static const struct binary_row { const char *name; int rules; } binary_table[B_C
     R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
     R(greater_equal, B_COMPARE), R(less, B_COMPARE), R(less_equal, B_COMPARE), R(logical_and, B_COMPARE | B_LOGICAL),
     R(logical_or, B_COMPARE | B_LOGICAL), R(floor_quotient, B_NO_COMPLEX), R(nan_equal, B_COMPARE),
-    R(silu_product, B_FLOAT | B_NO_COMPLEX),
+    R(silu_product, B_FLOAT | B_NO_COMPLEX), R(truncated_quotient, B_NO_COMPLEX),
 #undef R
 };
 
@@ -2969,6 +2966,16 @@ static int binary(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s
     int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_##name); }
 MLXVK_BINARY_FUNCTIONS(X)
 #undef X
+
+int mlxvk_equal_nan(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_nan_equal); }
+
+int mlxvk_divide_truncate(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("divide_truncate", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    enum binary op = x && y && is_inexact(promote(x->dtype, y->dtype)) ? B_divide : B_truncated_quotient;
+    return finish(&c, do_binary(&c, op, x, y), res);
+}
 
 /* MLX rounds to decimals by scaling: round(x * 10^d) * (1 / 10^d), the factor in float32. */
 int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_stream s)
@@ -5195,6 +5202,83 @@ int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, m
     return finish(&c, do_norm(&c, NORM_MEAN, a, w, b, eps), res);
 }
 
+/* ---- gradients ---- */
+
+enum { NORM_VJP_HELD = 16, NORM_VJP_PARTS = 1024 };
+
+/* How many rows a workgroup adds up before a reduction over workgroups. */
+static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
+{
+    size_t most = c->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 16 : NORM_VJP_PARTS;
+    most = max_size(min_size(most, ((size_t)1 << 24) / n), 1);
+    return ceil_div(rows, min_size(rows, most));
+}
+
+static void lower_norm_vjp(struct encoder *e, const struct node *n)
+{
+    struct array *x = n->in[0], *weight = n->in[2];
+    uint32_t length = (uint32_t)dim_of(x, -1), threads, lanes = row_lanes(e, length, &threads), held = ceil_div(length, threads);
+    struct { uint32_t rows, n, each; float eps; uint32_t dx_at, x_at, g_at, weight_at, dweight_at, dbias_at; } push = {
+        .rows = (uint32_t)(x->size / length), .n = length, .each = n->p.norm_vjp.each, .eps = n->p.norm_vjp.eps };
+    (void)lanes;
+    push.dx_at = set_output(e, 0, n->out[0]);
+    push.x_at = set_input(e, 1, x);
+    push.g_at = set_input(e, 2, n->in[1]);
+    if (weight) push.weight_at = set_input(e, 3, weight);
+    if (weight) push.dweight_at = set_output(e, 4, n->out[1]);
+    if (n->out[2]) push.dbias_at = set_output(e, 5, n->out[2]);
+    KERNEL(e, K_NORM_VJP, threads, threads, held > NORM_VJP_HELD ? 0 : held, (uint32_t)x->dtype,
+           n->p.norm_vjp.flags | (weight ? NORM_WEIGHT : 0));
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div(push.rows, push.each));
+}
+
+/* out: gradients of x, weight and bias, those that there are. */
+static size_t do_norm_vjp(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, struct array *cotangent,
+                          float eps, struct array *out[3])
+{
+    mlxvk_dtype t;
+    int n, shape[2];
+    uint32_t each = 1;
+    struct array *sums[2] = { NULL, NULL }, *whole;
+    if (c->code || !x || !cotangent) return 0;
+    if (!x->ndim || !same_shape(x, cotangent)) { FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for x %s", TEXT(cotangent), TEXT(x)); return 0; }
+    if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return 0;
+    t = promote(x->dtype, cotangent->dtype);
+    if (weight) t = promote(t, weight->dtype);
+    if (!is_float(t)) { FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x)); return 0; }
+    n = dim_of(x, -1);
+    if (x->size && weight) each = norm_vjp_rows(c, x->size / (size_t)n, (size_t)n);
+    shape[0] = x->size ? (int)ceil_div(x->size / (size_t)n, each) : 0;
+    shape[1] = n;
+    if (weight) sums[0] = output(c, 2, shape, MLXVK_FLOAT32);
+    if (weight && flags & NORM_MEAN) sums[1] = output(c, 2, shape, MLXVK_FLOAT32);
+    whole = output(c, x->ndim, x->shape, t);
+    append(c, OP_NORM_VJP, PARAMS(.norm_vjp = { flags, each, eps }),
+           ARRAYS(contiguous(c, as_type(c, x, t)), contiguous(c, as_type(c, cotangent, t)), contiguous(c, as_type(c, weight, t))),
+           ARRAYS(whole, sums[0], sums[1]));
+    out[0] = as_type(c, whole, x->dtype);
+    if (weight) out[1] = as_type(c, do_reduce(c, R_sum, sums[0], 1, false), weight->dtype);
+    if (weight && bias) out[2] = as_type(c, do_reduce(c, R_sum, sums[1], 1, false), bias->dtype);
+    return weight ? bias ? 3 : 2 : 1;
+}
+
+int mlxvk_fast_rms_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array cotangent, float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_rms_norm_vjp", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *g = input(&c, "cotangent", cotangent), *out[3];
+    return finish_vector(&c, out, do_norm_vjp(&c, 0, a, w, NULL, g, eps, out), res);
+}
+
+int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, mlxvk_array cotangent,
+                              float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_layer_norm_vjp", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
+    struct array *g = input(&c, "cotangent", cotangent), *out[3];
+    return finish_vector(&c, out, do_norm_vjp(&c, NORM_MEAN, a, w, b, g, eps, out), res);
+}
+
 /* ==== >>rope ====================================================================================================== */
 
 enum { ROPE_TRADITIONAL = 1, ROPE_FREQS = 2, ROPE_OFFSETS = 4 };
@@ -5694,7 +5778,7 @@ static void product_coopmat2(struct encoder *e, const struct product *p)
     const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
     struct launch l = prepare(e, p, parts, r->bk);
     KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
-           r->bm, r->bn, r->bk, along, even_operands(&l, along, 8));
+           r->bm, r->bn, r->bk, along);
     launch_tiles(e, p, &l, r);
 }
 
@@ -5703,6 +5787,7 @@ static bool in_eights(const struct product *p)
 {
     const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k, [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k,
                                      [MAT_OUT] = p->out_row };
+    if (p->n & 7) return false;                      /* parts of K have rows of n */
     for (int i = 0; i < MATRICES; i++) {
         int64_t odd = lead[i] | p->offset[i];
         if (i == MAT_C) continue;
@@ -6597,12 +6682,14 @@ int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, i
 
 /* ==== >>quantized: quantize, dequantize, quantized_matmul ========================================================= */
 
-/* One row a mode: what is the default, what is taken. Kernels exist for affine only. */
-static const struct quant_mode { const char *name; int group, bits; uint32_t groups, widths; bool native; } quant_modes[] = {
-    { "affine", 64, 4, 32 | 64 | 128, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8, true },
-    { "mxfp4",  32, 4, 32, 1 << 4, false },
-    { "mxfp8",  32, 8, 32, 1 << 8, false },
-    { "nvfp4",  16, 4, 16, 1 << 4, false },
+/* One row a mode: what is the default, what is taken; how kernels name its scales (0: by their dtype). Modes with scales of
+ * their own have no biases. */
+enum { QUANT_BLOCK = 32, QUANT_E8M0 = 32, QUANT_E4M3 = 33 };
+static const struct quant_mode { const char *name; int group, bits; uint32_t groups, widths, scales; } quant_modes[] = {
+    { "affine", 64, 4, 32 | 64 | 128, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8, 0 },
+    { "mxfp4",  32, 4, 32, 1 << 4, QUANT_E8M0 },
+    { "mxfp8",  32, 8, 32, 1 << 8, QUANT_E8M0 },
+    { "nvfp4",  16, 4, 16, 1 << 4, QUANT_E4M3 },
 };
 
 static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits, const char *mode,
@@ -6613,6 +6700,7 @@ static struct quant_params quant_format(struct call *c, mlxvk_optional_int group
     for (size_t i = 0; i < COUNT(quant_modes); i++)
         if (mode && !strcmp(mode, quant_modes[i].name)) row = &quant_modes[i];
     if (!row) { FAIL(c, MLXVK_ERROR_ARGUMENT, "\"%s\" is no quantization mode", mode ? mode : "(NULL)"); return p; }
+    p.mode = (uint8_t)(row - quant_modes);
     p.group = (uint16_t)(group.has_value ? group.value : row->group);
     p.bits = (uint8_t)(bits.has_value ? bits.value : row->bits);
     if (group.has_value && (group.value < 0 || group.value > 128 || (group.value & (group.value - 1)) ||
@@ -6620,11 +6708,17 @@ static struct quant_params quant_format(struct call *c, mlxvk_optional_int group
         FAIL(c, MLXVK_ERROR_ARGUMENT, "a group of %d is not taken in mode %s", group.value, mode);
     else if (bits.has_value && (bits.value < 1 || bits.value > 8 || !(row->widths >> bits.value & 1)))
         FAIL(c, MLXVK_ERROR_ARGUMENT, "%d bits are not taken in mode %s", bits.value, mode);
-    else if (!row->native) FAIL(c, MLXVK_ERROR_UNSUPPORTED, "mode %s is not there yet", mode);
     return p;
 }
 
-static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 2 : p->group == 64 ? 1 : 0; }
+/* A group is 16 << shift codes. */
+static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 3 : p->group == 64 ? 2 : p->group == 32; }
+
+static bool is_affine(const struct quant_params *p) { return !quant_modes[p->mode].scales; }
+static uint32_t scales_kind(const struct quant_params *p, const struct array *scales)
+{
+    return is_affine(p) ? (uint32_t)scales->dtype : quant_modes[p->mode].scales;
+}
 
 /* Values that a row of packed words holds. */
 static int64_t quant_width(const struct array *w, const struct quant_params *p) { return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits; }
@@ -6633,27 +6727,41 @@ static int64_t quant_width(const struct array *w, const struct quant_params *p) 
 static bool check_quantized(struct call *c, const struct array *w, const struct array *s, const struct array *b,
                             const struct quant_params *p)
 {
+    bool affine = is_affine(p);
     if (c->code || !w || !s) return false;
-    if (!b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "biases is { NULL }, which mode affine needs"), false;
+    if (affine && !b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "biases is { NULL }, which mode affine needs"), false;
+    if (!affine && b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode %s has no biases", quant_modes[p->mode].name), false;
     if (w->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "w is %s, not uint32", TEXT(w)), false;
-    if (!is_float(promote(s->dtype, b->dtype)))
+    if (affine && !is_float(promote(s->dtype, b->dtype)))
         return FAIL(c, MLXVK_ERROR_DTYPE, "scales %s and biases %s are not floating", TEXT(s), TEXT(b)), false;
-    if (w->ndim < 2 || !same_shape(s, b) || s->ndim != w->ndim ||
+    if (!affine && s->dtype != MLXVK_UINT8) return FAIL(c, MLXVK_ERROR_DTYPE, "scales are %s, not uint8", TEXT(s)), false;
+    if (w->ndim < 2 || (b && !same_shape(s, b)) || s->ndim != w->ndim ||
         memcmp(s->shape, w->shape, (size_t)(w->ndim - 1) * sizeof *w->shape) ||
         (int64_t)w->shape[w->ndim - 1] * 32 != (int64_t)s->shape[s->ndim - 1] * p->group * p->bits)
         return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits", TEXT(w),
-                    TEXT(s), TEXT(b), p->group, p->bits), false;
+                    TEXT(s), b ? TEXT(b) : "(none)", p->group, p->bits), false;
     return true;
 }
 
 /* ---- quantize, dequantize ---- */
 
-enum { QUANT_BLOCK = 32 };
+static void quantize_fp(struct encoder *e, const struct node *n, struct array *x)
+{
+    uint32_t groups = ceil_div(x->size, n->p.quant.group), push[5] = { groups };
+    push[1] = set_input(e, 0, x);
+    push[2] = set_output(e, 1, n->out[0]);
+    push[3] = set_output(e, 2, n->out[1]);
+    if (n->in[1]) push[4] = set_input(e, 3, n->in[1]);
+    KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), 0, n->in[1] != NULL);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, ceil_div(groups, 64));
+}
 
 static void lower_quantize(struct encoder *e, const struct node *n)
 {
     struct array *x = rows_of(e, n->in[0]);
-    uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) };
+    uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) - 1 };
+    if (!is_affine(&n->p.quant)) { quantize_fp(e, n, x); array_release(x); return; }
     push[2] = set_input(e, 0, x);
     for (uint32_t i = 0; i < 3; i++) push[3 + i] = set_output(e, 1 + i, n->out[i]);
     KERNEL(e, K_QUANTIZE, 64, n->p.quant.bits, (uint32_t)x->dtype);
@@ -6662,50 +6770,88 @@ static void lower_quantize(struct encoder *e, const struct node *n)
     array_release(x);
 }
 
+/* A tensor's scale: one float32, in mode nvfp4 only; NULL where there is none. */
+static struct array *tensor_scale(struct call *c, const char *name, mlxvk_array scale, const struct quant_params *p)
+{
+    struct array *g = optional_input(c, name, scale);
+    if (c->code || !g) return NULL;
+    if (quant_modes[p->mode].scales != QUANT_E4M3)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is not taken in mode %s", name, quant_modes[p->mode].name);
+    if (g->dtype != MLXVK_FLOAT32 || g->size != 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %s, not one float32", name, TEXT(g));
+    return g;
+}
+
+/* Codes, scales and, in mode affine, biases of x; how many that are. */
+static int do_quantize(struct call *c, struct array *x, struct array *scale, struct quant_params p, struct array *out[3])
+{
+    int shape[MAXD], last, count = is_affine(&p) ? 3 : 2;
+    if (c->code || !x) return 0;
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x)), 0;
+    if (x->ndim < 2 || x->shape[x->ndim - 1] % p.group)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group), 0;
+    last = x->shape[x->ndim - 1];
+    memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
+    shape[x->ndim - 1] = (int)((int64_t)last * p.bits / 32);
+    out[0] = output(c, x->ndim, shape, MLXVK_UINT32);
+    shape[x->ndim - 1] = last / p.group;
+    out[1] = output(c, x->ndim, shape, count == 3 ? x->dtype : MLXVK_UINT8);
+    if (count == 3) out[2] = output(c, x->ndim, shape, x->dtype);
+    append(c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x, scale), out, count);
+    return count;
+}
+
 int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size, mlxvk_optional_int bits,
                    const char *mode, mlxvk_array global_scale, mlxvk_stream s)
 {
     struct call c = begin("quantize", s);
     struct array *x = input(&c, "w", w), *out[3] = { NULL };
     struct quant_params p = quant_format(&c, group_size, bits, mode, true);
-    int shape[MAXD], last;
-    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
-    if (!c.code && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x));
-    if (!c.code && (x->ndim < 2 || x->shape[x->ndim - 1] % p.group))
-        FAIL(&c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group);
-    if (!c.code) {
-        last = x->shape[x->ndim - 1];
-        memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
-        shape[x->ndim - 1] = last / QUANT_BLOCK * p.bits;
-        out[0] = output(&c, x->ndim, shape, MLXVK_UINT32);
-        shape[x->ndim - 1] = last / p.group;
-        out[1] = output(&c, x->ndim, shape, x->dtype);
-        out[2] = output(&c, x->ndim, shape, x->dtype);
-        append(&c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x), out, 3);
-    }
-    return finish_vector(&c, out, 3, res);
+    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p);
+    int count = do_quantize(&c, x, scale, p, out);
+    return finish_vector(&c, out, (size_t)count, res);
 }
 
 /* Unpacks into a row-major array, rounding to a dtype first; w, scales and biases are row-contiguous. */
 static void unpack_dispatch(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
-                            struct array *biases, struct array *out, mlxvk_dtype first)
+                            struct array *biases, struct array *scale, struct array *out, mlxvk_dtype first)
 {
-    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(f) };
+    uint32_t push[7] = { ceil_div(out->size, 8), group_shift(f) };
     push[2] = set_input(e, 0, w);
     push[3] = set_input(e, 1, scales);
-    push[4] = set_input(e, 2, biases);
+    if (biases) push[4] = set_input(e, 2, biases);
     push[5] = set_output(e, 3, out);
-    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, (uint32_t)scales->dtype, (uint32_t)out->dtype, push[5] % 8 == 0);
+    if (scale) push[6] = set_input(e, 4, scale);
+    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, scales_kind(f, scales), (uint32_t)out->dtype, push[5] % 8 == 0, scale != NULL);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(push[0], 256));
 }
 
 static void lower_dequantize(struct encoder *e, const struct node *n)
 {
-    struct array *in[3];
-    for (int i = 0; i < 3; i++) in[i] = rows_of(e, n->in[i]);
-    unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->out[0], in[1]->dtype);
+    struct array *in[3] = { NULL };
+    for (int i = 0; i < 3; i++) if (n->in[i]) in[i] = rows_of(e, n->in[i]);
+    unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->in[3], n->out[0], in[2] ? in[1]->dtype : n->out[0]->dtype);
     for (int i = 0; i < 3; i++) array_release(in[i]);
+}
+
+/* Checked operands as values of a dtype. */
+static struct array *do_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct array *scale,
+                                   struct quant_params p, mlxvk_dtype to)
+{
+    struct array *out;
+    int shape[MAXD];
+    if (c->code || !w || !k) return NULL;
+    if (!is_dtype((int)to) || !is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+    memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
+    shape[w->ndim - 1] = (int)quant_width(w, &p);
+    out = output(c, w->ndim, shape, to);
+    if (b) {
+        mlxvk_dtype t = promote(k->dtype, b->dtype);
+        k = as_type(c, k, t);
+        b = as_type(c, b, t);
+    }
+    append(c, OP_DEQUANTIZE, PARAMS(.quant = p), ARRAYS(w, k, b, scale), ARRAYS(out));
+    return out;
 }
 
 int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, mlxvk_optional_int group_size,
@@ -6715,17 +6861,38 @@ int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_
     struct call c = begin("dequantize", s);
     struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases), *out = NULL;
     struct quant_params p = quant_format(&c, group_size, bits, mode, true);
-    int shape[MAXD];
-    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
+    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p);
     if (check_quantized(&c, q, k, b, &p)) {
-        mlxvk_dtype t = promote(k->dtype, b->dtype), to = dtype.has_value ? dtype.value : t;
-        if (!is_dtype((int)to) || !is_float(to)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
-        memcpy(shape, q->shape, (size_t)q->ndim * sizeof *shape);
-        shape[q->ndim - 1] = (int)quant_width(q, &p);
-        out = output(&c, q->ndim, shape, to);
-        append(&c, OP_DEQUANTIZE, PARAMS(.quant = p), ARRAYS(q, as_type(&c, k, t), as_type(&c, b, t)), ARRAYS(out));
+        mlxvk_dtype own = b ? promote(k->dtype, b->dtype) : MLXVK_BFLOAT16;
+        out = do_dequantize(&c, q, k, b, scale, p, dtype.has_value ? dtype.value : own);
     }
     return finish(&c, out, res);
+}
+
+/* ---- fp8 ---- */
+
+static struct array *convert_fp8(struct call *c, struct array *x, mlxvk_dtype to, bool encode)
+{
+    struct array *out;
+    if (c->code || !x) return NULL;
+    if (!is_dtype((int)to) || !is_float(encode ? x->dtype : to))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", encode ? TEXT(x) : mlxvk_dtype_name(to));
+    if (!encode && x->dtype != MLXVK_UINT8) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not uint8", TEXT(x));
+    out = output(c, x->ndim, x->shape, to);
+    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = K_FP8, .op = !encode }), ARRAYS(x), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s)
+{
+    struct call c = begin("to_fp8", s);
+    return finish(&c, convert_fp8(&c, input(&c, "x", x), MLXVK_UINT8, true), res);
+}
+
+int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("from_fp8", s);
+    return finish(&c, convert_fp8(&c, input(&c, "x", x), dtype, false), res);
 }
 
 /* ---- quantized_matmul: the jobs of its kernels ---- */
@@ -6734,7 +6901,7 @@ enum { QMV_SETS = 3 };
 enum qmv_epilogue { QMV_STORE, QMV_ADD, QMV_SWIGLU };
 
 /* Matrix products with the same x (m rows of k, the last dimension dense) and one format. A set is a weight with its
- * scales and biases, each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
+ * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
  * `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
 struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
 struct quant_job {
@@ -6833,7 +7000,7 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
         p.y_row[i] = t->y_row;
         p.w_at[i] = set_input(e, 1 + 3 * i, t->w);
         p.s_at[i] = set_input(e, 2 + 3 * i, t->scales);
-        p.b_at[i] = set_input(e, 3 + 3 * i, t->biases);
+        if (t->biases) p.b_at[i] = set_input(e, 3 + 3 * i, t->biases);
         if (t->y) p.y_at[i] = set_output(e, (sets ? 10 : 4) + i, t->y);
     }
     if (j->residual) p.r_at = set_input(e, sets ? 13 : 5, j->residual);
@@ -6867,7 +7034,7 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
     KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
     set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
@@ -6882,7 +7049,7 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
     uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
     struct quant_push p;
-    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || (j->format.bits != 2 && j->format.bits != 4 && j->format.bits != 8) || !blocks ||
+    if (!is_affine(&j->format) || j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || (j->format.bits != 2 && j->format.bits != 4 && j->format.bits != 8) || !blocks ||
         !has_kernel(d, sets ? K_QMV_HELD_SETS : K_QMV_HELD) ||
         (!wanted && (j->m > 4 || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU))) return false;
     while (t->max_m < m) t++;
@@ -6902,7 +7069,7 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
     p.rounds = per * ceil_div(ceil_div(rounds, groups), per);
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
     KERNEL(e, sets ? K_QMV_HELD_SETS : K_QMV_HELD, per * split * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format), j->epilogue,
+           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format) - 1, j->epilogue,
            wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
     set_bytes(e, &p, sizeof p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
@@ -6922,7 +7089,7 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     struct quant_push p = quant_bind(e, j, false);
     bool small = j->m <= 16;
     uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4;
-    KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, (uint32_t)j->set[0].scales->dtype,
+    KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
            (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
     set_bytes(e, &p, sizeof p);
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
@@ -6959,7 +7126,7 @@ static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
     aligned = quant_alignment(j, &p);
     if (!((p.y_at[0] | p.y_row[0] | p.y_batch) % 8)) aligned |= 4;
     if (aligned & 1) {
-        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to,
+        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to,
                t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, parts > 1);
         set_bytes(e, &p, sizeof p);
         dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), parts > 1 ? ceil_div(j->k / QUANT_BLOCK, p.rounds) : j->batch);
@@ -6979,7 +7146,7 @@ static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
     w = scratch(e, count, j->to);
     if (w) {
         struct product p = product_of_job(j, j->x, w);
-        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, w, j->to);
+        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
         product_batch(e, &p);
     }
     array_release(w);
@@ -7026,21 +7193,22 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         uint32_t count = min_u32(most, t->rows - first);
         int w = t->w->ndim - 2, y = t->y->ndim - 1;
         struct array cut[4] = { rows_from(t->w, w, first, count), rows_from(t->scales, w, first, count),
-                                rows_from(t->biases, w, first, count), rows_from(t->y, y, first, count) };
-        part.set[0] = (struct quant_set){ &cut[0], &cut[1], &cut[2], &cut[3], count, t->y_row };
+                                rows_from(t->biases ? t->biases : t->scales, w, first, count), rows_from(t->y, y, first, count) };
+        part.set[0] = (struct quant_set){ &cut[0], &cut[1], t->biases ? &cut[2] : NULL, &cut[3], count, t->y_row };
         quant_choose(e, &part);
     }
 }
 
 static bool dense_matrix(const struct array *a)
 {
-    return (a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
-           (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]);
+    return !a || ((a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
+                  (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]));
 }
 
 /* The operand itself where its matrices are dense (its rows, for x), else a copy. */
 static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
 {
+    if (!a) return NULL;
     if (matrix ? dense_matrix(a) : a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) { a->refs++; return a; }
     return rows_of(e, a);
 }
@@ -7059,11 +7227,11 @@ static void quant_batch(struct encoder *e, struct quant_job *j, struct array *x,
     j->s_batch = (uint32_t)s->strides[outer];
     j->y_batch = (uint32_t)y->strides[outer];
     for (size_t at = 0; at < count && !e->code; at++) {
-        struct array part[5] = { *x, *w, *s, *b, *y };
+        struct array part[5] = { *x, *w, *s, b ? *b : *s, *y };
         for (int a = 0; a < 5; a++)
             for (int i = 0; i < outer; i++) part[a] = rows_from(&part[a], i, (uint32_t)index[i], 1);
         j->x = &part[0];
-        j->set[0] = (struct quant_set){ &part[1], &part[2], &part[3], &part[4], j->set[0].rows, j->set[0].y_row };
+        j->set[0] = (struct quant_set){ &part[1], &part[2], b ? &part[3] : NULL, &part[4], j->set[0].rows, j->set[0].y_row };
         quant_run(e, j);
         for (int i = outer - 1; i >= 0 && ++index[i] == y->shape[i]; i--) index[i] = 0;
     }
@@ -7130,20 +7298,46 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
 /* A weight whose batch is one matrix as that matrix. */
 static struct array *without_batch(struct call *c, struct array *a)
 {
-    return a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+    return a && a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+}
+
+/* a with zeros behind its last dimension's elements. */
+static struct array *with_zeros(struct call *c, struct array *a, int count)
+{
+    struct array *out, *part;
+    int shape[MAXD], last;
+    if (c->code || !a) return NULL;
+    last = a->ndim - 1;
+    memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
+    shape[last] += count;
+    out = output(c, a->ndim, shape, a->dtype);
+    part = slice_one(c, out, last, a->shape[last], count);
+    if (!part) return NULL;
+    append_copy(c, part, broadcast(c, scalar(c, 0, a->dtype), part->ndim, part->shape));
+    append_copy(c, slice_one(c, out, last, 0, a->shape[last]), a);
+    return out;
+}
+
+/* Kernels take rows of whole blocks: what groups of 16 leave over is filled with zeros. Rows of x with them. */
+static void whole_blocks(struct call *c, struct array **x, struct array **w, struct array **s, const struct quant_params *p)
+{
+    if (c->code || !*x || !*w || !*s || quant_width(*w, p) % QUANT_BLOCK == 0) return;
+    *w = with_zeros(c, *w, p->bits / 2);
+    *s = with_zeros(c, *s, 1);
+    if (p->transpose) *x = with_zeros(c, *x, QUANT_BLOCK / 2);
 }
 
 /* The arrays of quantized_matmul, checked and promoted: in[] = x, w, scales, biases. */
 static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
                                          struct quant_params p)
 {
-    int ndim, shape[MAXD], n, k;
+    int ndim, shape[MAXD], n, k, columns;
     size_t matrices = 1;
     struct array *out;
     mlxvk_dtype t, to;
     if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
-    t = promote(s->dtype, b->dtype);
-    to = promote(x->dtype, t);
+    t = b ? promote(s->dtype, b->dtype) : s->dtype;
+    to = b ? promote(x->dtype, t) : x->dtype;
     n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
     k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
     if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
@@ -7151,10 +7345,15 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
         return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
                     p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
     for (int i = 0; i < w->ndim - 2; i++) matrices *= (size_t)w->shape[i];
+    whole_blocks(c, &x, &w, &s, &p);
+    if (c->code) return NULL;
+    columns = n;
+    n = p.transpose ? n : (int)quant_width(w, &p);
+    k = x->shape[x->ndim - 1];
     x = is_float(x->dtype) ? x : as_type(c, x, to);
     s = as_type(c, s, t);
     b = as_type(c, b, t);
-    if (!x || !s || !b) return NULL;
+    if (c->code) return NULL;
     if (matrices == 1 && x->ndim >= w->ndim) {
         w = without_batch(c, w);
         s = without_batch(c, s);
@@ -7180,14 +7379,14 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
         w = broadcast(c, w, ndim + 2, shape);
         shape[ndim + 1] = s->shape[s->ndim - 1];
         s = broadcast(c, s, ndim + 2, shape);
-        b = broadcast(c, b, ndim + 2, shape);
+        if (b) b = broadcast(c, b, ndim + 2, shape);
         if (s && b && memcmp(s->strides, b->strides, (size_t)s->ndim * sizeof *s->strides)) {
             s = copy_of(c, s);
             b = copy_of(c, b);
         }
     }
     append(c, OP_QUANTIZED_MATMUL, PARAMS(.quant = p), ARRAYS(x, w, s, b), ARRAYS(out));
-    return out;
+    return columns == n ? out : slice_one(c, out, out ? out->ndim - 1 : 0, 0, columns);
 }
 
 int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, bool transpose,
@@ -7763,6 +7962,770 @@ int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxv
     return finish(&c, do_masked_scatter(&c, res, x, m, v), res);
 }
 
+/* ==== >>composites: operations made of others ===================================================================== */
+
+/* ---- creation ---- */
+
+static struct array *filled(struct call *c, int ndim, const int *shape, double value, mlxvk_dtype dtype)
+{
+    return check_shape(c, ndim, shape, dtype) ? do_full(c, ndim, shape, scalar(c, value, dtype), dtype) : NULL;
+}
+
+static struct array *do_eye(struct call *c, int n, int m, int k, mlxvk_dtype dtype)
+{
+    int64_t row = k < 0 ? -(int64_t)k : 0, column = k > 0 ? k : 0;
+    int64_t count = (int64_t)min_size((size_t)(n > row ? n - row : 0), (size_t)(m > column ? m - column : 0)), step = (int64_t)m + 1;
+    struct array *out = filled(c, 2, (int[]){ n, m }, 0, dtype), *diagonal;
+    if (!out || !count) return out;
+    diagonal = view_of(c, out, dtype, 1, (int[]){ (int)count }, &step, (row * m + column) * (int64_t)item_size(out));
+    append_copy(c, diagonal, broadcast(c, scalar(c, 1, dtype), 1, (int[]){ (int)count }));
+    return out;
+}
+
+int mlxvk_eye(mlxvk_array *res, int n, int m, int k, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("eye", s);
+    return finish(&c, do_eye(&c, n, m, k, dtype), res);
+}
+
+int mlxvk_identity(mlxvk_array *res, int n, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("identity", s);
+    return finish(&c, do_eye(&c, n, n, 0, dtype), res);
+}
+
+/* True at and below diagonal k. */
+static struct array *do_tri(struct call *c, int n, int m, int k)
+{
+    struct array *rows, *columns;
+    int last = 1;
+    if (!check_shape(c, 2, (int[]){ n, m }, MLXVK_BOOL)) return NULL;
+    k = k > m ? m : k < -n ? -n : k;
+    rows = do_expand(c, do_arange(c, 0, n, 1, MLXVK_INT32), &last, 1);
+    columns = do_arange(c, -(double)k, (double)m - k, 1, MLXVK_INT32);
+    return do_binary(c, B_greater_equal, rows, columns);
+}
+
+int mlxvk_tri(mlxvk_array *res, int n, int m, int k, mlxvk_dtype type, mlxvk_stream s)
+{
+    struct call c = begin("tri", s);
+    struct array *x = check_shape(&c, 0, NULL, type) ? as_type(&c, do_tri(&c, n, m, k), type) : NULL;
+    return finish(&c, x, res);
+}
+
+/* Zeros above (upper: below) diagonal k of each matrix. */
+static struct array *do_triangle(struct call *c, struct array *x, int k, bool upper)
+{
+    struct array *mask, *zero;
+    if (c->code || !x) return NULL;
+    if (x->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has fewer than two dimensions", TEXT(x));
+    mask = do_tri(c, dim_of(x, -2), dim_of(x, -1), upper ? k - (k > INT_MIN) : k);
+    zero = scalar(c, 0, x->dtype);
+    return upper ? do_select(c, mask, zero, x) : do_select(c, mask, x, zero);
+}
+
+static int triangle(const char *name, mlxvk_array *res, mlxvk_array x, int k, bool upper, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    return finish(&c, do_triangle(&c, input(&c, "x", x), k, upper), res);
+}
+
+int mlxvk_tril(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s) { return triangle("tril", res, x, k, false, s); }
+int mlxvk_triu(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s) { return triangle("triu", res, x, k, true, s); }
+
+int mlxvk_linspace(mlxvk_array *res, double start, double stop, int num, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("linspace", s);
+    struct array *t, *rest, *out = NULL;
+    if (num < 0) FAIL(&c, MLXVK_ERROR_SHAPE, "%d elements", num);
+    if (!check_shape(&c, 0, NULL, dtype)) return finish(&c, NULL, res);
+    if (num == 1) return finish(&c, as_type(&c, filled(&c, 1, &num, start, MLXVK_FLOAT32), dtype), res);
+    t = do_binary(&c, B_divide, do_arange(&c, 0, num, 1, MLXVK_FLOAT32), scalar(&c, (double)num - 1, MLXVK_FLOAT32));
+    rest = do_binary(&c, B_multiply, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), t), scalar(&c, start, MLXVK_FLOAT32));
+    out = do_binary(&c, B_add, rest, do_binary(&c, B_multiply, t, scalar(&c, stop, MLXVK_FLOAT32)));
+    return finish(&c, as_type(&c, out, dtype), res);
+}
+
+/* terms[0] + terms[1] cos x + terms[2] cos 2x, where x goes from 0 to 2 pi; without terms 1 - |x / pi - 1|. */
+static int window(const char *name, mlxvk_array *res, int m, const double *terms, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x, *out;
+    int n = m < 0 ? 0 : m;
+    if (m <= 1) return finish(&c, filled(&c, 1, &n, 1, MLXVK_FLOAT32), res);
+    x = do_binary(&c, B_multiply, do_arange(&c, 0, n, 1, MLXVK_FLOAT32), scalar(&c, (terms ? 6.283185307179586 : 2.0) / (n - 1), MLXVK_FLOAT32));
+    if (!terms) {
+        x = do_unary(&c, U_abs, do_binary(&c, B_subtract, x, scalar(&c, 1, MLXVK_FLOAT32)));
+        return finish(&c, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), x), res);
+    }
+    out = scalar(&c, terms[0], MLXVK_FLOAT32);
+    for (int i = 1; i < 3 && terms[i] != 0; i++) {
+        struct array *wave = do_unary(&c, U_cos, do_binary(&c, B_multiply, x, scalar(&c, i, MLXVK_FLOAT32)));
+        out = do_binary(&c, B_add, out, do_binary(&c, B_multiply, wave, scalar(&c, terms[i], MLXVK_FLOAT32)));
+    }
+    return finish(&c, out, res);
+}
+
+int mlxvk_bartlett(mlxvk_array *res, int M, mlxvk_stream s) { return window("bartlett", res, M, NULL, s); }
+int mlxvk_hanning(mlxvk_array *res, int M, mlxvk_stream s) { return window("hanning", res, M, (double[]){ 0.5, -0.5, 0 }, s); }
+int mlxvk_hamming(mlxvk_array *res, int M, mlxvk_stream s) { return window("hamming", res, M, (double[]){ 0.54, -0.46, 0 }, s); }
+int mlxvk_blackman(mlxvk_array *res, int M, mlxvk_stream s) { return window("blackman", res, M, (double[]){ 0.42, -0.5, 0.08 }, s); }
+
+/* ---- lists of arrays ---- */
+
+/* The arrays of a vector in a list to be freed by finish_list. */
+static struct array **vector_list(struct call *c, const char *name, mlxvk_vector_array arrays, size_t *count)
+{
+    struct vector *v = arrays.ctx;
+    struct array **list;
+    *count = 0;
+    if (c->code) return NULL;
+    if (!v) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is { NULL }", name);
+    list = host_zalloc(c->device, (v->size + 1) * sizeof *list);
+    if (!list) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    for (size_t i = 0; i < v->size; i++) list[i] = vector_input(c, v, i);
+    if (!c->code) *count = v->size;
+    return list;
+}
+
+static int finish_list(struct call *c, struct array **list, size_t count, mlxvk_vector_array *res)
+{
+    int code = finish_vector(c, list, count, res);
+    if (list) host_free(c->device, list);
+    return code;
+}
+
+int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_stream s)
+{
+    struct call c = begin("broadcast_arrays", s);
+    size_t count;
+    struct array **list = vector_list(&c, "inputs", inputs, &count), all = { .ndim = 0 }, before;
+    for (size_t i = 0; i < count && !c.code; i++) {
+        before = all;
+        broadcast_shape(&c, list[i], &before, &all.ndim, all.shape);
+    }
+    for (size_t i = 0; i < count && !c.code; i++) list[i] = broadcast(&c, list[i], all.ndim, all.shape);
+    return finish_list(&c, list, count, res);
+}
+
+int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing, mlxvk_stream s)
+{
+    struct call c = begin("meshgrid", s);
+    size_t count;
+    struct array **list = vector_list(&c, "arrays", arrays, &count);
+    bool swap = indexing && !strcmp(indexing, "xy");
+    int full[MAXD] = { 0 };
+    if (!swap && (!indexing || strcmp(indexing, "ij"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "indexing must be \"xy\" or \"ij\"");
+    if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%zu dimensions; at most %d", count, MAXD);
+    for (size_t i = 0; i < count && !c.code; i++) {
+        int shape[MAXD];
+        size_t axis = swap && count > 1 && i < 2 ? 1 - i : i;
+        for (size_t k = 0; k < count; k++) shape[k] = 1;
+        if (list[i]->size > INT_MAX) { FAIL(&c, MLXVK_ERROR_SHAPE, "%s is too large", TEXT(list[i])); break; }
+        full[axis] = shape[axis] = (int)list[i]->size;
+        list[i] = do_reshape(&c, list[i], (int)count, shape);
+    }
+    for (size_t i = 0; i < count && !sparse && !c.code; i++) list[i] = broadcast(&c, list[i], (int)count, full);
+    return finish_list(&c, list, count, res);
+}
+
+int mlxvk_depends(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_vector_array dependencies)
+{
+    struct vector *v = inputs.ctx;
+    return v && dependencies.ctx ? mlxvk_vector_array_set_data(res, v->data, v->size) : MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_divmod(mlxvk_vector_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("divmod", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *both[2];
+    both[0] = do_binary(&c, B_floor_quotient, x, y);
+    both[1] = do_binary(&c, B_remainder, x, y);
+    return finish_vector(&c, both, 2, res);
+}
+
+/* ---- shapes ---- */
+
+/* The array itself, as another handle. */
+int mlxvk_stop_gradient(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return mlxvk_copy(res, a, s); }
+
+static int at_least(const char *name, mlxvk_array *res, mlxvk_array a, int ndim, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    if (x && x->ndim < ndim) {
+        int shape[3] = { 1, 1, 1 };
+        if (x->ndim == 1) shape[ndim > 1] = x->shape[0];
+        if (x->ndim == 2) { shape[0] = x->shape[0]; shape[1] = x->shape[1]; }
+        x = do_reshape(&c, x, ndim, shape);
+    }
+    return finish(&c, x, res);
+}
+
+int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_1d", res, a, 1, s); }
+int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_2d", res, a, 2, s); }
+int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_3d", res, a, 3, s); }
+
+int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted, mlxvk_dtype dtype,
+                             mlxvk_stream s)
+{
+    struct call c = begin("number_of_elements", s);
+    struct array *x = input(&c, "a", a);
+    double count = 1;
+    if (axes_num && !axes) FAIL(&c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
+    for (size_t i = 0; i < axes_num && !c.code; i++) {
+        int axis = normal_axis(&c, x, axes[i]);
+        if (axis >= 0) count *= x->shape[axis];
+    }
+    if (!check_shape(&c, 0, NULL, dtype)) return finish(&c, NULL, res);
+    return finish(&c, scalar(&c, inverted ? 1 / count : count, dtype), res);
+}
+
+/* Every element of an axis `repeats` times in a row. */
+static struct array *do_repeat(struct call *c, struct array *a, int repeats, int axis)
+{
+    int shape[MAXD], next;
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (repeats < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d repeats", repeats);
+    if (repeats == 1) return a;
+    if ((int64_t)a->shape[axis] * repeats > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s %d times is too long", axis, TEXT(a), repeats);
+    next = axis + 1;
+    a = do_expand(c, a, &next, 1);
+    if (!a) return NULL;
+    memcpy(shape, a->shape, sizeof shape);
+    shape[next] = repeats;
+    return do_flatten(c, broadcast(c, a, a->ndim, shape), axis, next);
+}
+
+int mlxvk_repeat_axis(mlxvk_array *res, mlxvk_array arr, int repeats, int axis, mlxvk_stream s)
+{
+    struct call c = begin("repeat_axis", s);
+    return finish(&c, do_repeat(&c, input(&c, "arr", arr), repeats, axis), res);
+}
+
+int mlxvk_repeat(mlxvk_array *res, mlxvk_array arr, int repeats, mlxvk_stream s)
+{
+    struct call c = begin("repeat", s);
+    return finish(&c, do_repeat(&c, do_flatten(&c, input(&c, "arr", arr), 0, -1), repeats, 0), res);
+}
+
+int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_num, mlxvk_stream s)
+{
+    struct call c = begin("tile", s);
+    struct array *x = input(&c, "arr", arr);
+    int parts[2 * MAXD], from[2 * MAXD], final[MAXD], count = 0, ndim = x && (size_t)x->ndim > reps_num ? x->ndim : shape_count(reps_num);
+    if (reps_num && !reps) FAIL(&c, MLXVK_ERROR_ARGUMENT, "reps is NULL");
+    if (ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%d dimensions; at most %d", ndim, MAXD);
+    for (int i = 0; i < ndim && x && !c.code; i++) {         /* (2, 3) tiled by (4, 5): (1, 2, 1, 3) seen as (4, 2, 5, 3) */
+        int k = i - (ndim - (int)reps_num), rep = k < 0 ? 1 : reps[k], size = i < ndim - x->ndim ? 1 : x->shape[i - (ndim - x->ndim)];
+        if (rep < 0 || (int64_t)rep * size > INT_MAX) { FAIL(&c, MLXVK_ERROR_SHAPE, "%d repetitions of %s", rep, TEXT(x)); break; }
+        if (rep != 1) { parts[count] = rep; from[count++] = 1; }
+        parts[count] = from[count] = size;
+        count++;
+        final[i] = rep * size;
+    }
+    if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%s tiled along so many axes has more than %d dimensions", TEXT(x), MAXD);
+    if (c.code) return finish(&c, NULL, res);
+    return finish(&c, do_reshape(&c, broadcast(&c, do_reshape(&c, x, count, from), count, parts), ndim, final), res);
+}
+
+/* Shifted along an axis, what falls off one end coming back at the other. */
+static struct array *do_roll(struct call *c, struct array *a, int64_t shift, int axis)
+{
+    struct array *out;
+    int n, by;
+    axis = normal_axis(c, a, axis);
+    if (axis < 0 || !a->size) return axis < 0 ? NULL : a;
+    n = a->shape[axis];
+    by = (int)(shift % n);
+    by = by < 0 ? by + n : by;
+    if (!by) return a;
+    out = output(c, a->ndim, a->shape, a->dtype);
+    append_copy(c, slice_one(c, out, axis, by, n - by), slice_one(c, a, axis, 0, n - by));
+    append_copy(c, slice_one(c, out, axis, 0, by), slice_one(c, a, axis, n - by, by));
+    return out;
+}
+
+static int64_t total_shift(struct call *c, const int *shift, size_t count)
+{
+    int64_t total = 0;
+    if (count && !shift) FAIL(c, MLXVK_ERROR_ARGUMENT, "shift is NULL");
+    for (size_t i = 0; i < count && !c->code; i++) total += shift[i];
+    return total;
+}
+
+int mlxvk_roll(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, mlxvk_stream s)
+{
+    struct call c = begin("roll", s);
+    struct array *x = input(&c, "a", a), *flat = do_flatten(&c, x, 0, -1);
+    flat = do_roll(&c, flat, total_shift(&c, shift, shift_num), 0);
+    return finish(&c, x ? do_reshape(&c, flat, x->ndim, x->shape) : NULL, res);
+}
+
+int mlxvk_roll_axis(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, int axis, mlxvk_stream s)
+{
+    struct call c = begin("roll_axis", s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, do_roll(&c, x, total_shift(&c, shift, shift_num), axis), res);
+}
+
+int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    struct call c = begin("roll_axes", s);
+    struct array *x = input(&c, "a", a);
+    if (shift_num < axes_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu shifts for %zu axes", shift_num, axes_num);
+    if (axes_num && (!shift || !axes)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "shift or axes is NULL");
+    for (size_t i = 0; i < axes_num && !c.code; i++) x = do_roll(&c, x, shift[i], axes[i]);
+    return finish(&c, x, res);
+}
+
+/* ---- padding ---- */
+
+enum pad_mode { PAD_CONSTANT, PAD_EDGE, PAD_REFLECT, PAD_SYMMETRIC, PAD_MODES };
+static const char *const pad_modes[PAD_MODES] = { "constant", "edge", "reflect", "symmetric" };
+
+/* Which element of an axis of n stands at each position of the padded axis. */
+static struct array *pad_indices(struct call *c, enum pad_mode mode, int n, int low, int high)
+{
+    struct array *at = do_arange(c, -(double)low, (double)n + high, 1, MLXVK_INT32);
+    double period = mode == PAD_REFLECT ? 2.0 * (n - 1) : 2.0 * n;
+    if (n == 1 || mode == PAD_EDGE)
+        return do_binary(c, B_minimum, do_binary(c, B_maximum, at, scalar(c, 0, MLXVK_INT32)), scalar(c, n - 1, MLXVK_INT32));
+    if (period > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "an axis of %d elements cannot be mirrored", n);
+    at = do_binary(c, B_remainder, at, scalar(c, period, MLXVK_INT32));
+    return do_binary(c, B_minimum, at, do_binary(c, B_subtract, scalar(c, period - (mode == PAD_SYMMETRIC), MLXVK_INT32), at));
+}
+
+/* low, high: of each axis of a. */
+static struct array *do_pad(struct call *c, struct array *a, const int *low, const int *high, struct array *value, const char *name)
+{
+    enum pad_mode mode = PAD_CONSTANT;
+    int shape[MAXD], stop[MAXD];
+    struct array *out;
+    if (c->code || !a) return NULL;
+    while (mode < PAD_MODES && (!name || strcmp(name, pad_modes[mode]))) mode++;
+    if (mode == PAD_MODES) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode must be constant, edge, reflect or symmetric, not %s", name ? name : "NULL");
+    if (value && value->size != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "pad_value %s is not one number", TEXT(value));
+    for (int i = 0; i < a->ndim; i++) {
+        int64_t n = (int64_t)a->shape[i] + low[i] + high[i];
+        if (low[i] < 0 || high[i] < 0 || n > INT_MAX) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
+        shape[i] = (int)n;
+        stop[i] = low[i] + a->shape[i];
+    }
+    if (!memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
+    if (mode == PAD_CONSTANT || !a->size) {
+        value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) : scalar(c, 0, a->dtype);
+        out = do_full(c, a->ndim, shape, value, a->dtype);
+        append_copy(c, do_slice(c, out, low, stop, NULL), a);
+        return out;
+    }
+    for (int i = 0; i < a->ndim && a; i++)
+        if (low[i] || high[i]) a = do_take(c, a, pad_indices(c, mode, a->shape[i], low[i], high[i]), i);
+    return a;
+}
+
+int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size, size_t low_pad_size_num,
+              const int *high_pad_size, size_t high_pad_size_num, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+{
+    struct call c = begin("pad", s);
+    struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
+    int low[MAXD] = { 0 }, high[MAXD] = { 0 };
+    uint32_t mask;
+    if (axes_num != low_pad_size_num || axes_num != high_pad_size_num)
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes, %zu low and %zu high sizes", axes_num, low_pad_size_num, high_pad_size_num);
+    if (axes_num && (!low_pad_size || !high_pad_size)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "low_pad_size or high_pad_size is NULL");
+    if (!axes_mask(&c, x, axes, axes_num, &mask)) return finish(&c, NULL, res);
+    for (size_t i = 0; i < axes_num; i++) {
+        int axis = normal_axis(&c, x, axes[i]);
+        low[axis] = low_pad_size[i];
+        high[axis] = high_pad_size[i];
+    }
+    return finish(&c, do_pad(&c, x, low, high, value, mode), res);
+}
+
+int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+{
+    struct call c = begin("pad_symmetric", s);
+    struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
+    int each[MAXD];
+    for (int i = 0; i < MAXD; i++) each[i] = pad_width;
+    return finish(&c, do_pad(&c, x, each, each, value, mode), res);
+}
+
+/* ---- comparisons ---- */
+
+/* |a - b| <= atol + rtol |b|; infinities are close to themselves. */
+static struct array *do_isclose(struct call *c, struct array *a, struct array *b, double rtol, double atol, bool equal_nan)
+{
+    struct array *bound, *out, *finite;
+    if (c->code || !a || !b) return NULL;
+    bound = do_binary(c, B_multiply, scalar(c, rtol, MLXVK_FLOAT32), do_unary(c, U_abs, b));
+    bound = do_binary(c, B_add, scalar(c, atol, MLXVK_FLOAT32), bound);
+    out = do_binary(c, B_less_equal, do_unary(c, U_abs, do_binary(c, B_subtract, a, b)), bound);
+    if (is_inexact(a->dtype) || is_inexact(b->dtype)) {
+        finite = do_binary(c, B_logical_and, do_unary(c, U_isfinite, a), do_unary(c, U_isfinite, b));
+        out = do_select(c, finite, out, do_binary(c, equal_nan ? B_nan_equal : B_equal, a, b));
+    }
+    return out;
+}
+
+static struct array *all_of(struct call *c, struct array *a)
+{
+    return a && a->ndim ? do_reduce(c, R_all, a, (1u << a->ndim) - 1, false) : a;
+}
+
+int mlxvk_isclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
+{
+    struct call c = begin("isclose", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    return finish(&c, do_isclose(&c, x, y, rtol, atol, equal_nan), res);
+}
+
+int mlxvk_allclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
+{
+    struct call c = begin("allclose", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    return finish(&c, all_of(&c, do_isclose(&c, x, y, rtol, atol, equal_nan)), res);
+}
+
+int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal_nan, mlxvk_stream s)
+{
+    struct call c = begin("array_equal", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    if (x && y && !same_shape(x, y)) out = scalar(&c, 0, MLXVK_BOOL);
+    else out = all_of(&c, do_binary(&c, equal_nan ? B_nan_equal : B_equal, x, y));
+    return finish(&c, out, res);
+}
+
+int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf, mlxvk_optional_float neginf, mlxvk_stream s)
+{
+    struct call c = begin("nan_to_num", s);
+    struct array *x = input(&c, "a", a);
+    mlxvk_dtype t = x ? x->dtype : MLXVK_FLOAT32;
+    double most = t == MLXVK_FLOAT16 ? 65504.0 : t == MLXVK_BFLOAT16 ? 0x1.fep127 : (double)FLT_MAX;
+    struct { enum unary test; double value; } changes[] = { { U_isnan, nan }, { U_isposinf, posinf.has_value ? posinf.value : most },
+                                                            { U_isneginf, neginf.has_value ? neginf.value : -most } };
+    if (x && is_complex(t)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    for (size_t i = 0; i < COUNT(changes) && is_float(t) && x; i++)
+        x = do_select(&c, do_unary(&c, changes[i].test, x), scalar(&c, changes[i].value, t), x);
+    return finish(&c, x, res);
+}
+
+/* ---- statistics ---- */
+
+/* Mean square of the distances from the mean, or with root its square root: in two passes, in float32. */
+static struct array *do_variance(struct call *c, struct array *a, uint32_t mask, bool keepdims, int ddof, bool root)
+{
+    struct array *x, *away;
+    mlxvk_dtype t;
+    double n = 1;
+    if (c->code || !a) return NULL;
+    t = at_least_float(a->dtype);
+    x = as_type(c, a, is_complex(t) ? t : MLXVK_FLOAT32);
+    if (!x) return NULL;
+    for (int i = 0; i < x->ndim; i++) if (mask >> i & 1) n *= x->shape[i];
+    away = do_binary(c, B_subtract, x, mask ? do_reduce(c, R_mean, x, mask, true) : x);
+    if (is_complex(t)) away = do_unary(c, U_abs, away);
+    x = do_unary(c, U_square, away);
+    if (mask) x = do_reduce(c, R_sum, x, mask, keepdims);
+    x = do_binary(c, B_multiply, x, scalar(c, 1 / (n > ddof ? n - ddof : 0), MLXVK_FLOAT32));
+    if (root) x = do_unary(c, U_sqrt, x);
+    return is_complex(t) ? x : as_type(c, x, t);
+}
+
+static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count, bool keepdims, int ddof,
+                    bool root, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask = 0;
+    if (form) axes_mask(&c, x, axes, count, &mask);
+    else if (x) mask = (1u << x->ndim) - 1;
+    return finish(&c, do_variance(&c, x, mask, keepdims, ddof, root), res);
+}
+
+#define X(name, root)                                                                                                 \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s)                        \
+    { return variance(#name, res, a, 0, NULL, 0, keepdims, ddof, root, s); }                                          \
+    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s)       \
+    { return variance(#name "_axis", res, a, 1, &axis, 1, keepdims, ddof, root, s); }                                 \
+    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, mlxvk_stream s) \
+    { return variance(#name "_axes", res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
+X(var, false) X(std, true)
+#undef X
+
+/* The middle of the sorted elements, or the mean of the two in the middle; NaN where there is one. */
+static struct array *do_median(struct call *c, struct array *a, uint32_t mask, bool keepdims)
+{
+    int order[MAXD], shape[MAXD], ndim;
+    struct array *middle, *last;
+    mlxvk_dtype t;
+    if (c->code || !a) return NULL;
+    t = at_least_float(a->dtype);
+    if (!mask) return as_type(c, a, t);
+    ndim = reduced_shape(a, mask, false, shape);
+    shape[ndim] = 1;
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) shape[ndim] *= a->shape[i];
+    if (!shape[ndim]) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty along its axes", TEXT(a));
+    axes_last(a->ndim, mask, order);
+    middle = do_sort(c, do_reshape(c, do_transpose(c, a, order), ndim + 1, shape), -1, false);
+    last = slice_one(c, middle, ndim, shape[ndim] - 1, 1);
+    middle = slice_one(c, middle, ndim, (shape[ndim] - 1) / 2, shape[ndim] % 2 ? 1 : 2);
+    middle = do_reduce(c, R_mean, as_type(c, middle, t), 1u << ndim, false);
+    last = do_squeeze(c, last, 1u << ndim);
+    if (is_inexact(a->dtype)) middle = do_select(c, do_unary(c, U_isnan, last), last, middle);
+    ndim = reduced_shape(a, mask, keepdims, shape);
+    return do_reshape(c, middle, ndim, shape);
+}
+
+int mlxvk_median(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s)
+{
+    struct call c = begin("median", s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask;
+    if (x && x->ndim && !axes_num) FAIL(&c, MLXVK_ERROR_AXIS, "no axes of %s", TEXT(x));
+    return finish(&c, axes_mask(&c, x, axes, axes_num, &mask) ? do_median(&c, x, mask, keepdims) : NULL, res);
+}
+
+/* ==== >>distributions: made of random bits and uniform numbers ==================================================== */
+
+static struct array *broadcast_to_shape(struct call *c, struct array *a, int ndim, const int *shape)
+{
+    return a && check_shape(c, ndim, shape, a->dtype) ? broadcast(c, a, ndim, shape) : NULL;
+}
+
+/* True with probability p. */
+int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_bernoulli", s);
+    struct array *x = input(&c, "p", p), *k, *bits;
+    int ndim = shape_count(shape_num);
+    if (x && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "p must be floating, not %s", TEXT(x));
+    k = key_input(&c, key);
+    x = broadcast_to_shape(&c, do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32)), ndim, shape);
+    bits = do_random(&c, RANDOM_BITS, ndim, shape, MLXVK_UINT32, 0, 0, k);
+    return finish(&c, do_binary(&c, B_less, bits, x), res);
+}
+
+/* Whole numbers from float32 ones, as MLX makes them, kept below high where float32 rounds up to it. */
+int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                         mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_randint", s);
+    struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k, *out;
+    if (!is_dtype((int)dtype) || is_inexact(dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
+    k = key_input(&c, key);
+    out = do_uniform(&c, x, y, shape_count(shape_num), shape, MLXVK_FLOAT32, k);
+    out = c.code ? NULL : as_type(&c, do_unary(&c, U_floor, out), dtype);
+    if (out && dtype != MLXVK_BOOL) {
+        out = do_binary(&c, B_minimum, out, do_binary(&c, B_subtract, as_type(&c, y, dtype), scalar(&c, 1, dtype)));
+        out = do_binary(&c, B_maximum, out, as_type(&c, x, dtype));
+    }
+    return finish(&c, out, res);
+}
+
+/* erfinv of a uniform number between -1 and 1: a normal one over the root of 2. */
+static struct array *normal_samples(struct call *c, int ndim, const int *shape, mlxvk_dtype dtype, struct array *key)
+{
+    int full[MAXD + 1];
+    struct array *out;
+    if (!check_shape(c, ndim, shape, dtype)) return NULL;
+    for (int i = 0; i < ndim; i++) full[i] = shape[i];
+    full[ndim] = 2;
+    out = do_random(c, RANDOM_UNIFORM, ndim + is_complex(dtype), full, MLXVK_FLOAT32, nextafterf(-1, 0), 1, key);
+    out = do_unary(c, U_erfinv, out);
+    if (!is_complex(dtype)) return as_type(c, out, dtype);
+    out = do_view(c, out, dtype);
+    return out ? do_reshape(c, out, ndim, shape) : NULL;
+}
+
+int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array loc,
+                                  mlxvk_array scale, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_normal_broadcast", s);
+    struct array *at = optional_input(&c, "loc", loc), *by = optional_input(&c, "scale", scale), *k, *out;
+    if (dtype != MLXVK_COMPLEX64) check_float(&c, dtype);
+    k = key_input(&c, key);
+    out = normal_samples(&c, shape_count(shape_num), shape, dtype, k);
+    if (!c.code && !is_complex(dtype)) {
+        struct array *root = scalar(&c, 1.4142135623730951, dtype);
+        by = by ? do_binary(&c, B_multiply, root, as_type(&c, by, dtype)) : root;
+        at = as_type(&c, at, dtype);
+    }
+    if (by) out = do_binary(&c, B_multiply, by, out);
+    if (at) out = do_binary(&c, B_add, at, out);
+    return finish(&c, out, res);
+}
+
+int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape, size_t shape_num,
+                                  mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_truncated_normal", s);
+    struct array *low = input(&c, "lower", lower), *high = input(&c, "upper", upper), *k, *root, *from, *to, *out;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    root = c.code ? NULL : scalar(&c, 1.4142135623730951, dtype);
+    low = c.code ? NULL : as_type(&c, low, dtype);
+    high = c.code ? NULL : as_type(&c, high, dtype);
+    from = do_unary(&c, U_erf, do_binary(&c, B_divide, low, root));
+    to = do_unary(&c, U_erf, do_binary(&c, B_divide, high, root));
+    out = do_uniform(&c, from, to, shape_count(shape_num), shape, dtype, k);
+    out = do_binary(&c, B_multiply, root, do_unary(&c, U_erfinv, out));
+    return finish(&c, do_binary(&c, B_maximum, do_binary(&c, B_minimum, high, out), low), res);
+}
+
+int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
+                         mlxvk_stream s)
+{
+    struct call c = begin("random_laplace", s);
+    struct array *k, *u, *out;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    u = do_random(&c, RANDOM_UNIFORM, shape_count(shape_num), shape, MLXVK_FLOAT32, nextafterf(-1, 0), 1, k);
+    out = do_unary(&c, U_log1p, do_unary(&c, U_negative, do_unary(&c, U_abs, u)));
+    out = do_binary(&c, B_multiply, do_unary(&c, U_sign, u), out);
+    if (!c.code) out = as_type(&c, out, dtype);
+    if (!c.code && scale != 1) out = do_binary(&c, B_multiply, scalar(&c, scale, dtype), out);
+    if (!c.code && loc != 0) out = do_binary(&c, B_add, scalar(&c, loc, dtype), out);
+    return finish(&c, out, res);
+}
+
+/* The numbers below n in random order: the order of as many random words. */
+static struct array *permuted_numbers(struct call *c, int n, struct array *key)
+{
+    return do_sort(c, do_random(c, RANDOM_BITS, 1, &n, MLXVK_UINT32, 0, 0, key), 0, true);
+}
+
+int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_permutation_arange", s);
+    return finish(&c, permuted_numbers(&c, x, key_input(&c, key)), res);
+}
+
+int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_permutation", s);
+    struct array *a = input(&c, "x", x), *k = NULL;
+    axis = normal_axis(&c, a, axis);
+    if (axis >= 0) k = permuted_numbers(&c, a->shape[axis], key_input(&c, key));
+    return finish(&c, a && a->size ? do_take(&c, a, k, axis) : a, res);
+}
+
+/* ==== >>linalg ==================================================================================================== */
+
+static struct array *reduced(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
+{
+    return mask ? do_reduce(c, op, a, mask, keepdims) : a;
+}
+
+static struct array *root_of_squares(struct call *c, struct array *x, uint32_t mask, bool keepdims)
+{
+    return do_unary(c, U_sqrt, reduced(c, R_sum, do_unary(c, U_square, x), mask, keepdims));
+}
+
+/* The magnitudes of elements in float32, in which norms are computed. */
+static struct array *magnitudes(struct call *c, struct array *a) { return a ? as_type(c, do_unary(c, U_abs, a), MLXVK_FLOAT32) : NULL; }
+
+static struct array *vector_norm(struct call *c, struct array *a, double order, uint32_t mask, bool keepdims)
+{
+    struct array *x = magnitudes(c, a);
+    if (!x) return NULL;
+    if (order == 0) {
+        x = as_type(c, do_binary(c, B_not_equal, x, scalar(c, 0, MLXVK_FLOAT32)), MLXVK_FLOAT32);
+        return reduced(c, R_sum, x, mask, keepdims);
+    }
+    if (order == 1) return reduced(c, R_sum, x, mask, keepdims);
+    if (order == 2) return root_of_squares(c, x, mask, keepdims);
+    if (isinf(order)) return reduced(c, order > 0 ? R_max : R_min, x, mask, keepdims);
+    x = reduced(c, R_sum, do_binary(c, B_power, x, scalar(c, order, MLXVK_FLOAT32)), mask, keepdims);
+    return do_binary(c, B_power, x, scalar(c, 1 / order, MLXVK_FLOAT32));
+}
+
+/* The largest or smallest sum of magnitudes of a column (order 1, -1) or a row (infinite orders). */
+static struct array *matrix_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
+{
+    int sum = isinf(order) ? axis[1] : axis[0], most = isinf(order) ? axis[0] : axis[1];
+    struct array *x = magnitudes(c, a);
+    if (!x) return NULL;
+    if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "order %g of matrices", order);
+    x = do_reduce(c, order > 0 ? R_max : R_min, do_reduce(c, R_sum, x, 1u << sum, true), 1u << most, true);
+    return keepdims ? x : do_squeeze(c, x, 1u << sum | 1u << most);
+}
+
+/* Normal axes of a norm: those given, or where axis is NULL all of them. Returns how many. */
+static int norm_axes(struct call *c, const struct array *a, const int *axis, size_t count, int most, int *axes, uint32_t *mask)
+{
+    *mask = 0;
+    if (c->code || !a) return 0;
+    if (!axis) count = (size_t)a->ndim;
+    if (count > (size_t)most) { FAIL(c, MLXVK_ERROR_AXIS, "%zu axes of %s; at most %d", count, TEXT(a), most); return 0; }
+    for (int i = 0; i < (int)count; i++) axes[i] = axis ? normal_axis(c, a, axis[i]) : i;
+    if (!axes_mask(c, a, axes, count, mask)) return 0;
+    return (int)count;
+}
+
+int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    struct call c = begin("linalg_norm", s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    int axes[MAXD], count;
+    uint32_t mask;
+    count = norm_axes(&c, x, axis, axis_num, 2, axes, &mask);
+    if (!c.code) out = count == 2 ? matrix_norm(&c, x, ord, axes, keepdims) : vector_norm(&c, x, ord, mask, keepdims);
+    if (out) out = as_type(&c, out, ord == 2 && is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
+    return finish(&c, out, res);
+}
+
+static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, int most, bool keepdims,
+                   mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    int axes[MAXD], count;
+    uint32_t mask;
+    count = norm_axes(&c, x, axis, axis_num, axis ? most : MAXD, axes, &mask);
+    if (ord && count != 2) FAIL(&c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", ord, count);
+    if (ord && strcmp(ord, "fro") && strcmp(ord, "f")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
+    if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
+    if (out) out = as_type(&c, out, is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
+    return finish(&c, out, res);
+}
+
+int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    return norm_l2("linalg_norm_matrix", res, a, ord ? ord : "NULL", axis, axis_num, 2, keepdims, s);
+}
+
+int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    return norm_l2("linalg_norm_l2", res, a, NULL, axis, axis_num, 2, keepdims, s);
+}
+
+/* Vectors of two elements get a third one, 0. */
+static struct array *three_long(struct call *c, struct array *a, int axis)
+{
+    int low[MAXD] = { 0 }, high[MAXD] = { 0 };
+    if (c->code || !a) return NULL;
+    if (a->shape[axis] != 2 && a->shape[axis] != 3)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s must have 2 or 3 elements", axis, TEXT(a));
+    high[axis] = 3 - a->shape[axis];
+    return do_pad(c, a, low, high, NULL, "constant");
+}
+
+int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s)
+{
+    struct call c = begin("linalg_cross", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *forth, *back;
+    int at_x = normal_axis(&c, x, axis), at_y = normal_axis(&c, y, axis);
+    x = three_long(&c, x, at_x);
+    y = three_long(&c, y, at_y);
+    if (x && y && x->ndim - at_x != y->ndim - at_y) FAIL(&c, MLXVK_ERROR_AXIS, "axis %d is not the same of %s and %s", axis, TEXT(x), TEXT(y));
+    forth = do_binary(&c, B_multiply, do_roll(&c, x, -1, at_x), do_roll(&c, y, -2, at_y));
+    back = do_binary(&c, B_multiply, do_roll(&c, x, -2, at_x), do_roll(&c, y, -1, at_y));
+    return finish(&c, do_binary(&c, B_subtract, forth, back), res);
+}
+
 /* ==== >>fusion ==================================================================================================== */
 
 /* A fusion applies where the results in between are wanted by nobody else. Its nodes are lowered at the first one's place:
@@ -7940,7 +8903,7 @@ static bool groups_well(const struct encoder *e, const struct node *n)
 
 static bool same_product_kind(const struct node *a, const struct node *b)
 {
-    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits && a->p.quant.group == b->p.quant.group &&
+    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits && a->p.quant.group == b->p.quant.group && a->p.quant.mode == b->p.quant.mode &&
            a->in[2]->dtype == b->in[2]->dtype && a->out[0]->dtype == b->out[0]->dtype;
 }
 
@@ -7984,7 +8947,7 @@ static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint
     for (int i = 1; i < count; i++) {
         const struct node *n = &s->nodes[m[i]];
         uint32_t rows = (uint32_t)dim_of(n->out[0], -1);
-        for (int k = 1; k < 4; k++) n->in[k]->refs++;
+        for (int k = 1; k < 4; k++) if (n->in[k]) n->in[k]->refs++;
         j.set[j.sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows };
     }
     if (count == 2 && s->device->gate[GATE_SWIGLU] && j.set[0].rows == j.set[1].rows && swiglu_behind(s, m, end)) {
@@ -8055,9 +9018,12 @@ static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc
 
 static void stream_destroy(struct stream *s);
 
+static void reap_events(struct device *d, bool all);
+
 static void destroy_objects(struct device *d)
 {
     while (d->streams) stream_destroy(d->streams);
+    reap_events(d, true);
     cache_trim(d, SIZE_MAX, true);
     while (d->blocks) block_destroy(d, d->blocks);
     for (uint32_t i = 0; i < d->pipeline_slots; i++)
@@ -8096,6 +9062,14 @@ static void unlock_and_release(struct device *d)
     bool last = d->refs == 0;
     mutex_unlock(&d->lock);
     if (last) device_destroy(d);
+}
+
+/* Ends a call that frees a handle. */
+static int unlock_and_drop(struct device *d)
+{
+    d->refs--;
+    unlock_and_release(d);
+    return 0;
 }
 
 int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
@@ -8155,9 +9129,7 @@ int mlxvk_device_free(mlxvk_device device)
     struct device *d = device.ctx;
     if (!d) return 0;
     mutex_lock(&d->lock);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
@@ -8200,14 +9172,19 @@ static void count_device(int index, const char *name, const char *type, void *us
     ++*(int *)user;
 }
 
-int mlxvk_device_count(void)
+int mlxvk_device_count(int *count, mlxvk_device_type type)
 {
-    int n = 0;
-    mlxvk_device_list(count_device, &n);
-    return n;
+    if (!count) return MLXVK_ERROR_ARGUMENT;
+    *count = 0;
+    if (type == MLXVK_GPU) mlxvk_device_list(count_device, count);
+    return 0;
 }
 
-bool mlxvk_is_available(void) { return mlxvk_device_count() > 0; }
+bool mlxvk_is_available(void)
+{
+    int count = 0;
+    return !mlxvk_device_count(&count, MLXVK_GPU) && count > 0;
+}
 
 int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key)
 {
@@ -8229,7 +9206,7 @@ int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *k
     c = &d->caps;
     const struct { const char *name; size_t value; } sizes[] = {
         { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
+        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align },
     };
@@ -8252,6 +9229,8 @@ int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 
 /* ==== >>public: memory ============================================================================================ */
 
+static void wait_streams(struct device *d);          /* >>public: streams */
+
 /* One member of the device, read and where `set` is given changed, under the lock. */
 static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
 {
@@ -8267,20 +9246,20 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     return 0;
 }
 
-int mlxvk_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
-int mlxvk_get_peak_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, peak), NULL); }
-int mlxvk_reset_peak_memory(mlxvk_device d) { return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 }); }
-int mlxvk_get_cache_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, cached), NULL); }
-int mlxvk_get_memory_limit(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, memory_limit), NULL); }
-int mlxvk_set_memory_limit(size_t *res, size_t limit, mlxvk_device d)
+int mlxvk_device_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
+int mlxvk_device_get_peak_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, peak), NULL); }
+int mlxvk_device_reset_peak_memory(mlxvk_device d) { return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 }); }
+int mlxvk_device_get_cache_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, cached), NULL); }
+int mlxvk_device_get_memory_limit(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, memory_limit), NULL); }
+int mlxvk_device_set_memory_limit(size_t *res, size_t limit, mlxvk_device d)
 {
     return memory_value(d, res, offsetof(struct device, memory_limit), &limit);
 }
-int mlxvk_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
+int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
 {
     return memory_value(d, res, offsetof(struct device, cache_limit), &limit);
 }
-int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
+int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
 {
     struct device *d = device_or_default(device);
     if (d && limit > d->caps.memory_size / 20 * 19)
@@ -8288,15 +9267,32 @@ int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
     return memory_value(device, res, offsetof(struct device, wired_limit), &limit);
 }
 
-int mlxvk_clear_cache(mlxvk_device device)
+int mlxvk_device_clear_cache(mlxvk_device device)
 {
     struct device *d = device_or_default(device);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
-    cache_trim(d, SIZE_MAX, true);
+    cache_trim(d, SIZE_MAX, false);
+    if (d->cached) {                                 /* in flight: waited for without the lock, another thread may have to signal */
+        wait_streams(d);
+        cache_trim(d, SIZE_MAX, true);
+    }
     mutex_unlock(&d->lock);
     return 0;
 }
+
+/* mlx-c's forms, which name no device. */
+#define DEFAULT ((mlxvk_device){ NULL })
+int mlxvk_get_active_memory(size_t *res) { return mlxvk_device_get_active_memory(res, DEFAULT); }
+int mlxvk_get_peak_memory(size_t *res) { return mlxvk_device_get_peak_memory(res, DEFAULT); }
+int mlxvk_reset_peak_memory(void) { return mlxvk_device_reset_peak_memory(DEFAULT); }
+int mlxvk_get_cache_memory(size_t *res) { return mlxvk_device_get_cache_memory(res, DEFAULT); }
+int mlxvk_clear_cache(void) { return mlxvk_device_clear_cache(DEFAULT); }
+int mlxvk_get_memory_limit(size_t *res) { return mlxvk_device_get_memory_limit(res, DEFAULT); }
+int mlxvk_set_memory_limit(size_t *res, size_t limit) { return mlxvk_device_set_memory_limit(res, limit, DEFAULT); }
+int mlxvk_set_cache_limit(size_t *res, size_t limit) { return mlxvk_device_set_cache_limit(res, limit, DEFAULT); }
+int mlxvk_set_wired_limit(size_t *res, size_t limit) { return mlxvk_device_set_wired_limit(res, limit, DEFAULT); }
+#undef DEFAULT
 
 static int put_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b)
 {
@@ -8351,9 +9347,7 @@ int mlxvk_buffer_free(mlxvk_buffer buffer)
     d = b->device;
     mutex_lock(&d->lock);
     buffer_release(d, b);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
@@ -8543,12 +9537,10 @@ int mlxvk_stream_free(mlxvk_stream stream)
         mutex_lock(&d->lock);
     }
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
-mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream)
+mlxvk_device mlxvk_stream_device(mlxvk_stream stream)
 {
     mlxvk_device res = { stream.ctx ? ((struct stream *)stream.ctx)->device : NULL };
     return res;
@@ -8665,7 +9657,63 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 
 /* ==== >>public: events ============================================================================================ */
 
-struct event { struct device *device; VkSemaphore semaphore; };
+/* uses: the last submission of each timeline that names the semaphore. */
+struct event {
+    struct device *device;
+    VkSemaphore semaphore;
+    struct event *next;                              /* once it is freed */
+    struct use *uses;
+    uint32_t use_count, use_slots;
+};
+
+static void event_destroy(struct device *d, struct event *ev)
+{
+    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
+    host_free(d, ev->uses);
+    host_free(d, ev);
+}
+
+/* One submission more than those that name it must be done: Mesa (22.3) looks at what a submission waited for once more after
+ * it has signalled. */
+static bool event_idle(struct device *d, const struct event *ev)
+{
+    for (uint32_t i = 0; i < ev->use_count; i++)
+        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
+    return true;
+}
+
+/* Destroys freed events that no submission names any more. */
+static void reap_events(struct device *d, bool all)
+{
+    d->polls++;
+    for (struct event **link = &d->freed_events, *ev; (ev = *link) != NULL;) {
+        if (!all && !event_idle(d, ev)) { link = &ev->next; continue; }
+        *link = ev->next;
+        event_destroy(d, ev);
+    }
+}
+
+/* Room to note a use; false with an error where there is none. */
+static bool event_room(struct call *c, struct event *ev)
+{
+    uint32_t slots = ev->use_slots ? 2 * ev->use_slots : 4;
+    struct use *grown;
+    if (c->code || ev->use_count < ev->use_slots) return !c->code;
+    grown = host_alloc(c->device, slots * sizeof *grown);
+    if (!grown) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
+    if (ev->uses) memcpy(grown, ev->uses, ev->use_count * sizeof *grown);
+    host_free(c->device, ev->uses);
+    ev->uses = grown;
+    ev->use_slots = slots;
+    return true;
+}
+
+/* The stream's open submission names the event. */
+static void event_use(struct event *ev, struct timeline *line)
+{
+    for (uint32_t i = 0; i < ev->use_count; i++) if (ev->uses[i].line == line) { ev->uses[i].value = line->open; return; }
+    ev->uses[ev->use_count++] = (struct use){ line, line->open, true };
+}
 
 int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
 {
@@ -8678,6 +9726,7 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     int code;
     if (!d || !res) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
+    reap_events(d, false);
     event = host_zalloc(d, sizeof *event);
     if (event) r = d->vk.vkCreateSemaphore(d->handle, &info, NULL, &event->semaphore);
     code = vk_code(d, r);
@@ -8693,7 +9742,7 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     return code;
 }
 
-/* Streams may have unsubmitted or unfinished work that names the semaphore: they are drained first. */
+/* Streams may have unsubmitted or unfinished work that names the semaphore: it goes when that is done. */
 int mlxvk_event_free(mlxvk_event event)
 {
     struct event *ev = event.ctx;
@@ -8701,12 +9750,10 @@ int mlxvk_event_free(mlxvk_event event)
     if (!ev) return 0;
     d = ev->device;
     mutex_lock(&d->lock);
-    wait_streams(d);
-    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
-    host_free(d, ev);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    ev->next = d->freed_events;
+    d->freed_events = ev;
+    reap_events(d, false);
+    return unlock_and_drop(d);
 }
 
 int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
@@ -8714,8 +9761,9 @@ int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     struct call c = begin("event_signal", stream);
     struct event *ev = event.ctx;
     if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code) return end(&c);
+    if (c.code || !event_room(&c, ev)) return end(&c);
     stream_lower(c.stream, 0);
+    event_use(ev, c.stream->line);
     c.stream->signals[c.stream->signal_count++] = (struct wait){ NULL, ev->semaphore, value };
     c.code = stream_submit(c.stream);
     return end(&c);
@@ -8726,10 +9774,11 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     struct call c = begin("event_wait", stream);
     struct event *ev = event.ctx;
     if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code) return end(&c);
+    if (c.code || !event_room(&c, ev)) return end(&c);
     stream_lower(c.stream, 0);
     c.code = stream_submit(c.stream);
     if (!c.code) c.code = stream_wait(c.stream, ev->semaphore, value);
+    if (!c.code) event_use(ev, c.stream->line);
     return end(&c);
 }
 
@@ -9233,9 +10282,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream)

@@ -40,9 +40,9 @@ void stage_w(uint n0, uint k0)
         float value[8];
         if (inside) {
             uvec2 codes = eight_codes(w_at[0] + gl_WorkGroupID.z * w_batch + (w_row * along + block) * BITS, c & 3u);
-            uint group = gl_WorkGroupID.z * s_batch + w_row * (along >> group_shift) + (block >> group_shift);
-            float scale = number(RAW(s, s_at[0] + group, TS), TS), bias = number(RAW(b, b_at[0] + group, TS), TS);
-            [[unroll]] for (uint e = 0u; e < 8u; e++) value[e] = fma(scale, float(code_of(codes, e)), bias);
+            uint group = gl_WorkGroupID.z * s_batch + w_row * (2u * along >> group_shift) + (2u * block + (c >> 1 & 1u) >> group_shift);
+            float scale = number(RAW(s, s_at[0] + group, TS), TS), bias = FP ? 0.0 : number(RAW(b, b_at[0] + group, TS), TS);
+            [[unroll]] for (uint e = 0u; e < 8u; e++) value[e] = fma(scale, code_number(code_of(codes, e)), bias);
         }
         [[unroll]] for (uint e = 0u; e < 8u; e++)
             ws[TRANSPOSED ? (8u * c + e) * (BN + 1u) + row : row * (BN + 1u) + 8u * c + e] = inside ? value[e] : 0.0;

@@ -55,7 +55,7 @@ uint next_scale[FETCH_W], next_bias[FETCH_W];
 
 void fetch(uint m0, uint n0, uint first, uint until)
 {
-    uint t = gl_LocalInvocationIndex, blocks = k / 32u, groups = blocks >> group_shift, batch = PARTS ? 0u : gl_WorkGroupID.z;
+    uint t = gl_LocalInvocationIndex, blocks = k / 32u, groups = 2u * blocks >> group_shift, batch = PARTS ? 0u : gl_WorkGroupID.z;
     [[unroll]] for (uint i = 0u; i < FETCH_X; i++) {
         uint g = min(t + i * THREADS, BM * BK / 8u - 1u), row = min(m0 + g / (BK / 8u), m - 1u), at = first * 32u + g % (BK / 8u) * 8u;
         next_x[i] = x128[x_at + batch * x_batch + row * x_row + min(at, until * 32u - 8u) >> 3];
@@ -64,14 +64,14 @@ void fetch(uint m0, uint n0, uint first, uint until)
     [[unroll]] for (uint i = 0u; i < FETCH_W; i++) {
         uint g = min(t + i * THREADS, BN * BK / 16u - 1u), n = min(n0 + g / (BK / 16u), rows[0] - 1u), part = g & 1u;
         uint block = min(first + g / 2u % DEPTH, until - 1u), at = w_at[0] + batch * w_batch + (n * blocks + block) * BITS;
-        uint group = batch * s_batch + n * groups + (block >> group_shift);
+        uint group = batch * s_batch + n * groups + (2u * block + part >> group_shift);
         if ((ALIGNED & 2u) != 0u && BITS == 4u) next_w[i].xy = w64[(at >> 1) + part];
         else if ((ALIGNED & 2u) != 0u && BITS == 8u) next_w[i] = w128[(at >> 2) + part];
-        else if (PACKED) {
+        else if (WHOLE) {
             [[unroll]] for (uint l = 0u; l < BITS / 2u; l++) next_w[i][l] = w32[at + BITS / 2u * part + l];
         } else next_w[i] = uvec4(eight_codes(at, 2u * part), eight_codes(at, 2u * part + 1u));
         next_scale[i] = RAW(s, s_at[0] + group, TS);
-        next_bias[i] = RAW(b, b_at[0] + group, TS);
+        if (!FP) next_bias[i] = RAW(b, b_at[0] + group, TS);
     }
 }
 
@@ -84,11 +84,12 @@ void stage()
     }
     [[unroll]] for (uint i = 0u; i < FETCH_W; i++) {
         uint g = t + i * THREADS, halves[8];
-        float scale = number(next_scale[i], TS), bias = number(next_bias[i], TS), value[16];
+        float scale = number(next_scale[i], TS), bias = FP ? 0.0 : number(next_bias[i], TS), value[16];
         [[unroll]] for (uint e = 0u; e < 16u; e++)
             if (PACKED)
                 value[e] = fma(scale, packed_code(next_w[i][e * BITS / 32u], e * BITS % 32u),
                                fma(-scale, packed_offset(e % CLASSES), bias));
+            else if (WHOLE) value[e] = scale * code_number(next_w[i][e * BITS / 32u] >> e * BITS % 32u & MASK);
             else value[e] = fma(scale, float(code_of(e < 8u ? next_w[i].xy : next_w[i].zw, e % 8u)), bias);
         [[unroll]] for (uint e = 0u; e < 8u; e++) halves[e] = pack(value[2u * e], value[2u * e + 1u]);
         if (g < BN * BK / 16u) {

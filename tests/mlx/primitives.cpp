@@ -34,6 +34,7 @@ struct Row {
   Native native;                                           // 0 or mlxvk's error code
   Layout layout;                                           // MLX's arrays only: no data moves, or rarely
   bool in_place;                                           // the first input may be overwritten where MLX donates it
+  bool whole;                                              // each operand must fit into one storage-buffer binding
   const char* note;
 };
 
@@ -72,6 +73,14 @@ template <auto f> int ternary(Job& j) { return f(j.out, j.in[0], j.in[1], j.in[2
 
 using Unary = int (*)(mlxvk_array*, mlxvk_array, mlxvk_stream);
 using Binary = int (*)(mlxvk_array*, mlxvk_array, mlxvk_array, mlxvk_stream);
+
+/* The primitive keeps complex64; the front takes the real part. */
+static int abs_native(Job& j) {
+  if (mlxvk_array_dtype(j.in[0]) != MLXVK_COMPLEX64) return mlxvk_abs(j.out, j.in[0], j.s);
+  Handle size;
+  int code = mlxvk_abs(&size, j.in[0], j.s);
+  return code ? code : mlxvk_astype(j.out, size, MLXVK_COMPLEX64, j.s);
+}
 
 static int log_native(Job& j) {
   switch (j.as<Log>().state()) {
@@ -277,7 +286,7 @@ static array contiguous_copy(const array& in, Stream s) {
   array out(in.shape(), in.dtype(), nullptr, {});
   mlxvk_array from{}, to{};
   int code = operand(&from, in, s);
-  if (!code) code = mlxvk_copy(&to, from, stream_of(s));
+  if (!code) code = mlxvk_contiguous(&to, from, false, stream_of(s));
   mlxvk_array_free(from);
   if (code) raise(code, stream_of(s), "copy");
   adopt(out, to, {}, s);
@@ -315,15 +324,16 @@ static void view_bits_layout(Primitive& p, const Arrays& inputs, Arrays& outputs
 
 /* ---- the table: one row a primitive. States: native; layout; fallback (MLX on the CPU); refused ---- */
 
-#define NATIVE(type, call)   {typeid(type), #type, State::native, call, nullptr, false, ""}
-#define IN_PLACE(type, call) {typeid(type), #type, State::native, call, nullptr, true, ""}
-#define PARTLY(type, call, note) {typeid(type), #type, State::native, call, nullptr, false, note}
-#define LAYOUT(type, call)   {typeid(type), #type, State::layout, nullptr, call, false, ""}
-#define ON_CPU(type, note)   {typeid(type), #type, State::fallback, nullptr, nullptr, false, note}
-#define REFUSED(type, note)  {typeid(type), #type, State::refused, nullptr, nullptr, false, note}
+#define NATIVE(type, call)   {typeid(type), #type, State::native, call, nullptr, false, false, ""}
+#define WHOLE(type, call)    {typeid(type), #type, State::native, call, nullptr, false, true, ""}
+#define IN_PLACE(type, call) {typeid(type), #type, State::native, call, nullptr, true, false, ""}
+#define PARTLY(type, call, note) {typeid(type), #type, State::native, call, nullptr, false, false, note}
+#define LAYOUT(type, call)   {typeid(type), #type, State::layout, nullptr, call, false, false, ""}
+#define ON_CPU(type, note)   {typeid(type), #type, State::fallback, nullptr, nullptr, false, false, note}
+#define REFUSED(type, note)  {typeid(type), #type, State::refused, nullptr, nullptr, false, false, note}
 
 static const Row table[] = {
-    NATIVE(Abs, unary<mlxvk_abs>), NATIVE(ArcCos, unary<mlxvk_arccos>), NATIVE(ArcCosh, unary<mlxvk_arccosh>),
+    NATIVE(Abs, abs_native), NATIVE(ArcCos, unary<mlxvk_arccos>), NATIVE(ArcCosh, unary<mlxvk_arccosh>),
     NATIVE(ArcSin, unary<mlxvk_arcsin>), NATIVE(ArcSinh, unary<mlxvk_arcsinh>), NATIVE(ArcTan, unary<mlxvk_arctan>),
     NATIVE(ArcTanh, unary<mlxvk_arctanh>), NATIVE(AsType, astype_native), NATIVE(BitwiseInvert, unary<mlxvk_bitwise_invert>),
     NATIVE(Ceil, unary<mlxvk_ceil>), NATIVE(Conjugate, unary<mlxvk_conjugate>), NATIVE(Cos, unary<mlxvk_cos>),
@@ -346,15 +356,15 @@ static const Row table[] = {
 
     NATIVE(Arange, arange_native), NATIVE(Full, full_native), PARTLY(RandomBits, random_bits_native, "one key"),
     NATIVE(Concatenate, concatenate_native), NATIVE(Pad, pad_native), IN_PLACE(SliceUpdate, slice_update_native),
-    PARTLY(Gather, gather_native, "whole rows along one axis"), NATIVE(GatherAxis, gather_axis_native),
+    PARTLY(Gather, gather_native, "whole rows along one axis"), WHOLE(GatherAxis, gather_axis_native),
     PARTLY(ScatterAxis, scatter_axis_native, "without sum"),
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
-    NATIVE(LogSumExp, logsumexp_native), NATIVE(Scan, scan_native), NATIVE(Sort, sort_native), NATIVE(ArgSort, argsort_native),
-    NATIVE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
-    NATIVE(ArgPartition, (partition_native<ArgPartition, mlxvk_argpartition_axis>)),
+    NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
+    WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
+    WHOLE(ArgPartition, (partition_native<ArgPartition, mlxvk_argpartition_axis>)),
     NATIVE(Matmul, binary<mlxvk_matmul>), NATIVE(AddMM, addmm_native), NATIVE(QuantizedMatmul, quantized_matmul_native),
-    NATIVE(fast::Quantize, quantize_native), NATIVE(fast::RMSNorm, rms_norm_native), NATIVE(fast::LayerNorm, layer_norm_native),
-    NATIVE(fast::RoPE, rope_native), NATIVE(fast::ScaledDotProductAttention, attention_native),
+    WHOLE(fast::Quantize, quantize_native), WHOLE(fast::RMSNorm, rms_norm_native), WHOLE(fast::LayerNorm, layer_norm_native),
+    WHOLE(fast::RoPE, rope_native), WHOLE(fast::ScaledDotProductAttention, attention_native),
 
     LAYOUT(AsStrided, view_layout), LAYOUT(Broadcast, view_layout), LAYOUT(BroadcastAxes, view_layout),
     LAYOUT(Contiguous, contiguous_layout), LAYOUT(Copy, view_layout), LAYOUT(CustomTransforms, view_layout),
@@ -411,7 +421,7 @@ struct Operands {
   }
 
   int open(Stream s, bool in_place) {
-    given = in_place && arrays[0].is_donatable() && arrays[0].size() && !staged();
+    given = in_place && arrays[0].is_donatable() && arrays[0].size();
     for (size_t i = 0; i < in.size(); i++)
       if (int code = operand(&in[i], arrays[i], s, given && !i)) return code;
     if (given) out[0] = in[0];
@@ -427,10 +437,22 @@ struct Operands {
   }
 };
 
+/* Does each array fit into one storage-buffer binding? */
+static bool fits(const Arrays& arrays) {
+  static const size_t range = [] {
+    size_t value = 0;
+    mlxvk_device_info_get_size(&value, device(), "max_storage_buffer_range");
+    return value - 1024;
+  }();
+  for (auto& a : arrays) if (a.nbytes() > range || (a.data_shared_ptr() && a.data_size() * a.itemsize() > range)) return false;
+  return true;
+}
+
 /* Runs a row's call. Returns false, with the reason, where mlxvk does not have this case. */
 static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Arrays& outputs, std::string& reason) {
   const Stream s = p.stream();
   Operands o(inputs);
+  if (row.whole && !(fits(inputs) && fits(outputs))) { reason = "over the storage-buffer range"; return false; }
   int code = o.open(s, row.in_place);
   if (!code) {
     Job j{p, o.in.data(), o.in.size(), o.out, outputs.data(), stream_of(s)};
@@ -510,7 +532,7 @@ static int take_output(mlxvk_array* res, mlxvk_array value, const array& out, St
     return mlxvk_array_set(res, value);
   Handle wide;
   int code = mlxvk_broadcast_to(&wide, value, out.shape().data(), out.ndim(), stream_of(s));
-  return code ? code : mlxvk_copy(res, wide, stream_of(s));
+  return code ? code : mlxvk_contiguous(res, wide, false, stream_of(s));
 }
 
 }  // namespace mlxvk_mlx
