@@ -1215,6 +1215,7 @@ static void buffer_release(struct device *d, struct buffer *b)
     }
     d->active -= b->size;
     if (d->gate[GATE_POISON] && b->map && buffer_idle(d, b, NULL)) memset(b->map, 0xcd, b->size);
+    if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
     else buffer_destroy(d, b);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
@@ -9706,6 +9707,7 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
+    if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
