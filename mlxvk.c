@@ -384,7 +384,9 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
     X(SORT,          sort,          4, CAP_SMALL)                                                                      \
     X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(MERGE,         merge,         4, CAP_SMALL)
+    X(MERGE,         merge,         4, CAP_SMALL)                                                                      \
+    X(SCATTER,       scatter,       4, CAP_SMALL)                                                                      \
+    X(SCATTER_RUNS,  scatter_runs,  6, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -1392,6 +1394,7 @@ static void buffer_release(struct device *d, struct buffer *b)
     }
     d->active -= b->size;
     if (d->gate[GATE_POISON] && b->map && buffer_idle(d, b, NULL)) memset(b->map, 0xcd, b->size);
+    if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
     else buffer_destroy(d, b);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
@@ -2286,7 +2289,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
     X(CATEGORICAL, categorical)                                                                                        \
-    X(SORT,        sort)
+    X(SORT,        sort)                                                                                               \
+    X(SCATTER,     scatter)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -2311,6 +2315,7 @@ struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scal
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
 struct sort_params { bool index; };
+struct scatter_params { uint8_t op; uint32_t scale, none; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
@@ -2327,6 +2332,7 @@ union params {
     struct attention_params attention;
     struct random_params random;
     struct sort_params sort;
+    struct scatter_params scatter;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -5097,13 +5103,13 @@ int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_strea
 
 /* ---- windows: gather ---- */
 
-/* Index arrays broadcast together, of one integer dtype, for distinct axes of a; the windows' sizes fit into a. */
-static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *axes, size_t axes_num, const int *sizes)
+/* Index arrays for distinct axes of a: broadcast together, of one integer dtype. */
+static bool broadcast_windows(struct call *c, const struct array *a, struct windows *w, const int *axes, size_t axes_num)
 {
     struct array probe = { .dtype = MLXVK_BOOL };
     mlxvk_dtype dtype = MLXVK_BOOL;
     uint32_t mask = 0;
-    if (c->code || !a) return false;
+    if (c->code) return false;
     if (axes_num != (size_t)w->count) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes for %d index arrays", axes_num, w->count), false;
     if (w->count && !axes) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axes is NULL"), false;
     for (int k = 0; k < w->count; k++) {
@@ -5118,13 +5124,18 @@ static bool check_windows(struct call *c, const struct array *a, struct windows 
         memcpy(probe.shape, w->shape, sizeof w->shape);
     }
     if (w->count && !is_integer(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "index arrays of uint64 and of a signed dtype"), false;
-    for (int i = 0; i < a->ndim; i++) {
-        w->sizes[i] = sizes[i];
-        if (sizes[i] < 0 || sizes[i] > a->shape[i])
-            return FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a)), false;
-    }
     for (int k = 0; k < w->count; k++)
         w->index[k] = broadcast(c, as_type(c, w->index[k], dtype), w->ndim, w->shape);
+    return !c->code;
+}
+
+/* The windows' sizes fit into a. */
+static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *sizes)
+{
+    for (int i = 0; i < a->ndim && !c->code; i++) {
+        w->sizes[i] = sizes[i];
+        if (sizes[i] < 0 || sizes[i] > a->shape[i]) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
+    }
     return !c->code;
 }
 
@@ -5147,7 +5158,7 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
     if (c->code || !a) return NULL;
     if (sizes_num != (size_t)a->ndim || (sizes_num && !sizes))
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu slice_sizes for %s", sizes ? sizes_num : 0, TEXT(a));
-    if (!check_windows(c, a, w, axes, axes_num, sizes)) return NULL;
+    if (!broadcast_windows(c, a, w, axes, axes_num) || !check_windows(c, a, w, sizes)) return NULL;
     if (!w->count) return do_slice(c, a, start, sizes, NULL);
     if (w->ndim) memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
     memcpy(shape + w->ndim, sizes, (size_t)a->ndim * sizeof *shape);
@@ -5231,30 +5242,39 @@ int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, 
     return finish(&c, do_take_along(&c, x, i, axis), res);
 }
 
+/* Array, indices and values of put_along_axis and its like, broadcast together beside the axis. */
+static bool put_operands(struct call *c, struct array **a, struct array **indices, struct array **values, int axis)
+{
+    struct array probe, *v = *values;
+    int ndim, shape[MAXD];
+    if (!check_indices(c, *indices) || axis < 0 || !v) return false;
+    if ((*indices)->ndim != (*a)->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(*indices), TEXT(*a)), false;
+    if (!(*a)->size) return true;
+    while (v->ndim > (*indices)->ndim && v->shape[0] == 1 && (v = do_squeeze(c, v, 1)) != NULL) {}
+    if (!v || !broadcast_shape(c, *indices, v, &ndim, shape)) return false;
+    if (ndim != (*a)->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(v), TEXT(*a)), false;
+    v = broadcast(c, v, ndim, shape);
+    *indices = broadcast(c, *indices, ndim, shape);
+    if (!v || !*indices || !beside_shape(c, *a, *indices, axis, &probe)) return false;
+    *a = broadcast_beside(c, *a, axis, &probe);
+    *values = broadcast_beside(c, as_type(c, v, *a ? (*a)->dtype : MLXVK_BOOL), axis, &probe);
+    *indices = broadcast_beside(c, *indices, axis, &probe);
+    return *a && *values && *indices;
+}
+
 static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct array *a, struct array *indices,
                                   struct array *values, int axis)
 {
-    struct array probe, *out;
-    int ndim, shape[MAXD];
+    struct array *out;
     axis = normal_axis(c, a, axis);
-    if (!check_indices(c, indices) || axis < 0 || !values) return NULL;
-    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
-    if (!a->size) return a;
-    while (values->ndim > indices->ndim && values->shape[0] == 1 && (values = do_squeeze(c, values, 1)) != NULL) {}
-    if (!values || !broadcast_shape(c, indices, values, &ndim, shape)) return NULL;
-    if (ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(values), TEXT(a));
-    values = broadcast(c, values, ndim, shape);
-    indices = broadcast(c, indices, ndim, shape);
-    if (!values || !indices || !beside_shape(c, a, indices, axis, &probe)) return NULL;
-    a = broadcast_beside(c, a, axis, &probe);
-    values = broadcast_beside(c, as_type(c, values, a ? a->dtype : MLXVK_BOOL), axis, &probe);
-    indices = broadcast_beside(c, indices, axis, &probe);
-    if (!values || !indices) return NULL;
+    if (!put_operands(c, &a, &indices, &values, axis) || !a->size) return a;
     if (updates_in_place(res, a) && values->storage != a->storage && indices->storage != a->storage)
         out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     if (indices->size)
-        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }), ARRAYS(values, indices), ARRAYS(out));
+        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
+               ARRAYS(values, indices), ARRAYS(out));
     return out;
 }
 
@@ -8283,6 +8303,7 @@ struct sort_rows {
     struct array in, out, out_as_keys;
     uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
     bool index;
+    struct array *sorted;                            /* NULL, or for the keys of an argsort */
     struct array *keys[2], *places[2], *owned[4];
 };
 struct sort_step { struct array *src, *place, *dst, *dst_place; uint32_t flags; };
@@ -8299,18 +8320,20 @@ static void sort_begin(struct encoder *e, struct sort_rows *s, uint32_t phase_st
     s->steps = phase_steps * (item_size(&s->in) == 8 ? 2 : 1);
     s->out_as_keys = s->out;
     s->out_as_keys.dtype = MLXVK_UINT32;
-    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out);
+    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out && !s->sorted);
     s->keys[1] = sort_scratch(e, s, 1, s->steps > 1);
     s->places[0] = s->index ? &s->out : NULL;
     s->places[1] = sort_scratch(e, s, 2, s->steps > 1 && s->index);
     if (in_out) s->keys[0] = &s->out_as_keys;
+    if (s->sorted) s->keys[0] = s->sorted;
 }
 
 static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]); }
 
 static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
 {
-    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = !last && (i + 1) % s->phase_steps;
+    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps;
+    bool keys = last ? s->sorted != NULL : (i + 1) % s->phase_steps != 0;
     uint32_t target = (s->steps - 1 - i) & 1;
     struct sort_step p = {
         .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL,
@@ -8401,11 +8424,11 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
     }
 }
 
-static void sort_by_digits(struct encoder *e, struct sort_rows *s)
+static void sort_by_digits(struct encoder *e, struct sort_rows *s, uint32_t digits)
 {
     uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
     struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
-    sort_begin(e, s, (uint32_t)min_size(item_size(&s->in), 4));
+    sort_begin(e, s, digits);
     for (uint32_t i = 0; i < s->steps && !e->code; i++) {
         struct sort_step p = sort_step(s, i);
         radix_step(e, s, &p, 8 * (i % s->phase_steps), counts, tiles, each);
@@ -8439,9 +8462,19 @@ static void lower_sort(struct encoder *e, const struct node *n)
         s.in.size = s.out.size = (size_t)s.rows * length;
         s.in.offset += (int64_t)(first * length * item_size(in));
         s.out.offset += (int64_t)(first * length * item_size(out));
-        if (use_radix(e, &s)) sort_by_digits(e, &s);
+        if (use_radix(e, &s)) sort_by_digits(e, &s, (uint32_t)min_size(item_size(in), 4));
         else sort_by_merges(e, &s);
     }
+}
+
+/* For other lowerings: uint32 keys up to `most` in order, and where each one was. Stable. */
+static void sort_keys(struct encoder *e, struct array *keys, uint32_t most, struct array *sorted, struct array *places)
+{
+    struct sort_rows s = { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
+    uint32_t digits = 1;
+    while (digits < 4 && most >> 8 * digits) digits++;
+    if (use_radix(e, &s)) sort_by_digits(e, &s, digits);
+    else sort_by_merges(e, &s);
 }
 
 /* ---- fronts ---- */
@@ -8501,6 +8534,326 @@ SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_p
 SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
 SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 #undef SORT_FUNCTION
+
+/* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================== */
+
+enum scatter_op { SCATTER_NONE, SCATTER_SUM, SCATTER_PROD, SCATTER_MAX, SCATTER_MIN };
+enum scatter_step { SCATTER_CLEAR, SCATTER_MARK, SCATTER_PUT, SCATTER_ATOMIC };
+enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2 };  /* flags of the shaders */
+enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18 };
+
+/* Windows of one shape: key i says where window i goes, `none` nowhere. */
+struct scatter_work {
+    struct array *out, *updates, *keys;
+    struct dims window;                              /* in the result, merged */
+    size_t number, each;                             /* windows; elements of one */
+    uint32_t op, scale, none;
+};
+
+struct scatter_push {
+    uint32_t n, units, each, flags, none, scale, dst_at, src_at, key_at, place_at, ndim, shape[PUSH_DIMS], stride[PUSH_DIMS];
+};
+
+/* How many elements can be moved as one: `most` or, where `less` is allowed, a smaller power of two. */
+static uint32_t window_width(const struct scatter_work *w, const struct scatter_push *p, size_t most, bool less)
+{
+    int last = w->window.ndim - 1;
+    int64_t odd;
+    if (last < 0 || w->window.stride[0][last] != 1) return 1;
+    odd = w->window.shape[last] | w->scale | p->dst_at | p->src_at;
+    for (int i = 0; i < last; i++) odd |= w->window.stride[0][i];
+    for (size_t width = most; width > 1; width = less ? width / 2 : 1) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
+    return 1;
+}
+
+/* Binds result and source, and fills in what all kernels take: windows in units of the width that is returned. */
+static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p, size_t most, bool less)
+{
+    uint32_t width;
+    p->dst_at = set_output(e, 0, w->out);
+    p->src_at = set_input(e, 1, src);
+    width = window_width(w, p, most, less);
+    p->dst_at /= width;
+    p->src_at /= width;
+    p->units = (uint32_t)(w->each / width);
+    p->none = w->none;
+    p->scale = w->scale / width;
+    p->ndim = (uint32_t)w->window.ndim;
+    for (int i = 0; i < w->window.ndim; i++) {
+        bool last = i + 1 == w->window.ndim;
+        p->shape[i] = (uint32_t)(w->window.shape[i] / (last ? width : 1));
+        p->stride[i] = (uint32_t)(w->window.stride[0][i] / (last ? 1 : width));
+    }
+    return width;
+}
+
+/* The last of those with one key wins, whatever order they run in. */
+static void scatter_put(struct encoder *e, const struct scatter_work *w)
+{
+    struct array *winner = w->number > 1 ? scratch(e, w->none, MLXVK_UINT32) : NULL;
+    struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
+    uint32_t width;
+    for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
+        p.key_at = set_input(e, 2, w->keys);
+        set_output(e, 3, winner);
+        KERNEL(e, K_SCATTER, 256, step);
+        set_bytes(e, &p, sizeof p);
+        dispatch_groups(e, ceil_div(p.n, 256));
+    }
+    width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
+    p.key_at = set_input(e, 2, w->keys);
+    if (winner) { p.flags = SCATTER_WINNERS; set_input(e, 3, winner); }
+    KERNEL(e, K_SCATTER, 256, SCATTER_PUT, 0, raw_dtype(item_size(w->out) * width));
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
+    array_release(winner);
+}
+
+static void scatter_atomic(struct encoder *e, const struct scatter_work *w)
+{
+    struct scatter_push p = { .n = (uint32_t)w->number };
+    set_window(e, w, w->updates, &p, 1, false);
+    p.key_at = set_input(e, 2, w->keys);
+    KERNEL(e, K_SCATTER, 256, SCATTER_ATOMIC, w->op, (uint32_t)w->out->dtype);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
+}
+
+/* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come back. */
+static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values, struct array *keys,
+                          struct array *places, struct array *parts, struct array *slots, bool upper)
+{
+    uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
+    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 8;    /* there, it is short code that counts */
+    p.key_at = set_input(e, 2, keys);
+    p.flags = places ? 0 : SCATTER_IN_ORDER;
+    if (places) p.place_at = set_input(e, 3, places);
+    if (parts) set_output(e, 4, parts);
+    if (slots) set_output(e, 5, slots);
+    KERNEL(e, K_SCATTER_RUNS, 128, w->op, (uint32_t)w->out->dtype, width, upper, batch);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)ceil_div(p.n, p.each) * p.units, 128));
+}
+
+/* In the order of the windows with one key, by sorting them: sums of floats, and what has no atomics. */
+static void scatter_sorted(struct encoder *e, const struct scatter_work *w)
+{
+    struct scatter_push p = { .n = (uint32_t)w->number };
+    struct array *places = NULL, *keys = w->keys, *values = w->updates;
+    mlxvk_dtype wide = item_size(w->out) == 8 ? MLXVK_UINT64 : MLXVK_UINT32;
+    p.each = w->number * w->each < RUN_THREADS ? RUN_FEW : RUN_MANY;
+    keys->refs++;
+    values->refs++;
+    if (w->number > 1) {
+        struct array *sorted = scratch(e, w->number, MLXVK_UINT32);
+        places = scratch(e, w->number, MLXVK_UINT32);
+        if (!e->code) sort_keys(e, keys, w->none, sorted, places);
+        array_release(keys);
+        keys = sorted;
+    }
+    for (bool upper = false; !e->code; upper = true) {
+        uint32_t chunks = ceil_div(p.n, p.each);
+        struct array *parts = chunks > 1 ? scratch(e, 2 * (size_t)chunks * w->each, wide) : NULL;
+        struct array *slots = chunks > 1 ? scratch(e, 2 * (size_t)chunks, MLXVK_UINT64) : NULL;
+        if (!e->code) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper);
+        array_release(values);
+        array_release(keys);
+        values = parts;
+        keys = slots;
+        if (chunks == 1) break;
+        p.n = 2 * chunks;
+        p.each = RUN_MANY;
+    }
+    array_release(values);
+    array_release(keys);
+    array_release(places);
+}
+
+static bool atomic_dtype(int t) { return dtypes[t].kind <= KIND_INT && dtypes[t].size <= 4; }
+
+static void lower_scatter(struct encoder *e, const struct node *n)
+{
+    const struct scatter_params *p = &n->p.scatter;
+    struct array *out = n->out[0], *updates = rows_of(e, n->in[0]), window = *out, *one = &window;
+    struct scatter_work w = { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
+    w.number = w.keys->size;
+    w.each = updates->size / w.number;
+    if (w.each > 1) {
+        memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
+        w.window = merge_dims(&one, 1);
+    }
+    if (w.op == SCATTER_NONE && (w.number == 1 || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
+    else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
+    else scatter_sorted(e, &w);
+    array_release(updates);
+}
+
+/* ---- fronts ---- */
+
+/* A copy to be changed, or the operand itself where only this call sees it. */
+static struct array *scatter_target(struct call *c, const mlxvk_array *res, struct array *a, const struct array *updates,
+                                    const struct windows *w)
+{
+    bool in_place = updates_in_place(res, a) && a->row && updates->storage != a->storage;
+    for (int k = 0; k < w->count; k++) in_place = in_place && w->index[k]->storage != a->storage;
+    return in_place ? view_of(c, a, a->dtype, a->ndim, a->shape, NULL, a->offset) : copy_of(c, a);
+}
+
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b) { int64_t r = a % b; a = b; b = r; }
+    return a;
+}
+
+/* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as the
+ * axis. A key counts steps of `scale` elements. */
+static struct array *window_keys(struct call *c, const struct array *a, const struct windows *w, const int64_t *strides,
+                                 struct scatter_params *p)
+{
+    struct array probe = *a, *one = &probe;
+    int64_t steps[MAXD] = { 0 }, scale = 0, most = 0;
+    memcpy(probe.shape, w->sizes, (size_t)a->ndim * sizeof *w->sizes);
+    row_strides(a->ndim, a->shape, probe.strides);
+    if (merge_dims(&one, 1).ndim > PUSH_DIMS) return NULL;
+    for (int k = 0; k < w->count; k++) {
+        int axis = w->axes[k];
+        if (w->sizes[axis] != 1 && w->sizes[axis] != a->shape[axis]) return NULL;
+        if (a->shape[axis] > w->sizes[axis]) scale = common_divisor(scale, strides[axis]);
+    }
+    if (!scale) scale = 1;
+    for (int k = 0; k < w->count; k++) {
+        int axis = w->axes[k];
+        steps[axis] = strides[axis] / scale;
+        most += (a->shape[axis] - w->sizes[axis]) * steps[axis];
+    }
+    if (most >= UINT32_MAX || scale > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    p->scale = (uint32_t)scale;
+    p->none = (uint32_t)most + 1;
+    return do_positions(c, a, w, w->ndim, w->shape, NULL, steps, p->none, true);
+}
+
+/* Keys of the windows' elements, one by one. base: what the walk's coordinates add. */
+static struct array *element_keys(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
+                                  const int64_t *base, const int64_t *strides, struct scatter_params *p)
+{
+    if (c->code) return NULL;
+    if (a->size >= UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    p->scale = 1;
+    p->none = (uint32_t)a->size;
+    return do_positions(c, a, w, ndim, shape, base, strides, p->none, true);
+}
+
+static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct windows *w, struct array *updates,
+                                const int *axes, size_t axes_num, enum scatter_op op)
+{
+    struct scatter_params p = { .op = (uint8_t)op };
+    struct array *out, *keys;
+    int64_t strides[MAXD], base[MAXD] = { 0 };
+    if (c->code || !a || !updates || !broadcast_windows(c, a, w, axes, axes_num)) return NULL;
+    if (updates->ndim != w->ndim + a->ndim || (w->ndim && memcmp(updates->shape, w->shape, (size_t)w->ndim * sizeof *w->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "updates %s do not have the shape of the indices, then windows of %s", TEXT(updates), TEXT(a));
+    if (!check_windows(c, a, w, updates->shape + w->ndim)) return NULL;
+    updates = as_type(c, updates, a->dtype);
+    if (!updates || !a->size || !updates->size) return updates ? a : NULL;
+    row_strides(a->ndim, a->shape, strides);
+    keys = window_keys(c, a, w, strides, &p);
+    if (!keys) {
+        memcpy(base + w->ndim, strides, (size_t)a->ndim * sizeof *strides);
+        keys = element_keys(c, a, w, updates->ndim, updates->shape, base, strides, &p);
+    }
+    out = c->code ? NULL : scatter_target(c, res, a, updates, w);
+    append(c, OP_SCATTER, PARAMS(.scatter = p), ARRAYS(updates, keys), ARRAYS(out));
+    return out;
+}
+
+static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,
+                        const int *axes, size_t axes_num, enum scatter_op op, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
+    struct windows w;
+    if (!index_inputs(&c, x, indices.ctx, &w)) x = NULL;
+    return finish(&c, do_scatter(&c, res, x, &w, u, axes, axes_num, op), res);
+}
+
+static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,
+                          enum scatter_op op, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
+    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    return finish(&c, do_scatter(&c, res, x, &w, u, &axis, 1, op), res);
+}
+
+#define SCATTER_FUNCTIONS(name, op)                                                                                   \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
+                     size_t axes_num, mlxvk_stream s)                                                                 \
+    { return scatter_call(#name, res, a, indices, updates, axes, axes_num, op, s); }                                  \
+    int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,    \
+                              mlxvk_stream s)                                                                         \
+    { return scatter_single(#name "_single", res, a, indices, updates, axis, op, s); }
+SCATTER_FUNCTIONS(scatter, SCATTER_NONE)
+SCATTER_FUNCTIONS(scatter_add, SCATTER_SUM)
+SCATTER_FUNCTIONS(scatter_prod, SCATTER_PROD)
+SCATTER_FUNCTIONS(scatter_max, SCATTER_MAX)
+SCATTER_FUNCTIONS(scatter_min, SCATTER_MIN)
+#undef SCATTER_FUNCTIONS
+
+int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+{
+    struct call c = begin("scatter_add_axis", s);
+    struct array *x = input(&c, "a", a), *v = input(&c, "values", values), *keys = NULL, *out = NULL;
+    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    struct scatter_params p = { .op = SCATTER_SUM };
+    int64_t strides[MAXD], base[MAXD];
+    w.axes[0] = axis = normal_axis(&c, x, axis);
+    if (!put_operands(&c, &x, &w.index[0], &v, axis) || !x->size || !v->size) return finish(&c, x, res);
+    for (int i = 0; i < x->ndim; i++) w.sizes[i] = 1;
+    row_strides(x->ndim, x->shape, strides);
+    memcpy(base, strides, sizeof base);
+    base[axis] = 0;
+    keys = element_keys(&c, x, &w, v->ndim, v->shape, base, strides, &p);
+    out = c.code ? NULL : scatter_target(&c, res, x, v, &w);
+    append(&c, OP_SCATTER, PARAMS(.scatter = p), ARRAYS(v, keys), ARRAYS(out));
+    return finish(&c, out, res);
+}
+
+/* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the running
+ * count of what is true grows, the next element of src is put. */
+static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask, struct array *src)
+{
+    struct array *counts, *out;
+    int shape[MAXD + 1], rest;
+    if (c->code || !a || !mask || !src) return NULL;
+    rest = a->ndim - mask->ndim;
+    if (mask->dtype != MLXVK_BOOL) return FAIL(c, MLXVK_ERROR_DTYPE, "the mask must be bool, not %s", TEXT(mask));
+    if (rest < 0 || (mask->ndim && memcmp(mask->shape, a->shape, (size_t)mask->ndim * sizeof *a->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s does not have the first dimensions of %s", TEXT(mask), TEXT(a));
+    if (src->ndim > rest + 1) return FAIL(c, MLXVK_ERROR_SHAPE, "src %s has more dimensions than rows of %s", TEXT(src), TEXT(a));
+    while (mask && mask->ndim < a->ndim) mask = do_expand(c, mask, &mask->ndim, 1);
+    mask = broadcast(c, mask, a->ndim, a->shape);
+    src = as_type(c, src, a->dtype);
+    if (!mask || !src) return NULL;
+    if (src->ndim <= rest) return do_select(c, mask, broadcast(c, src, a->ndim, a->shape), a);
+    shape[0] = src->shape[0];
+    for (int i = 0; i < rest; i++) shape[1 + i] = a->shape[a->ndim - rest + i];
+    src = do_flatten(c, broadcast(c, src, rest + 1, shape), 0, -1);
+    mask = do_flatten(c, mask, 0, -1);
+    if (!src || !mask || !src->size || !a->size) return c->code ? NULL : a;
+    counts = output(c, 1, mask->shape, MLXVK_INT32);
+    append(c, OP_SCAN, PARAMS(.scan = { R_sum, 0, 0 }), ARRAYS(mask), ARRAYS(counts));
+    counts = do_reshape(c, counts, a->ndim, a->shape);
+    out = c->code ? NULL : scatter_target(c, res, a, src, &(struct windows){ .count = 0 });
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_MASKED, 0, 1, (uint32_t)src->size }), ARRAYS(src, counts), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s)
+{
+    struct call c = begin("masked_scatter", s);
+    struct array *x = input(&c, "a", a), *m = input(&c, "mask", mask), *v = input(&c, "src", src);
+    return finish(&c, do_masked_scatter(&c, res, x, m, v), res);
+}
 
 /* ==== >>composites: operations made of others ===================================================================== */
 
@@ -9795,6 +10148,7 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
+    if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);

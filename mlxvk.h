@@ -436,6 +436,24 @@ MLXVK_API int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array i
                                   size_t slice_sizes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                                    mlxvk_stream s);
+MLXVK_API int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
+                                     mlxvk_stream s);
+/* a with updates (cast to its dtype) put, added, multiplied, ... into windows that start at the indices, as for gather.
+ * updates: the index arrays' broadcast shape, then one dimension for each of a's, at most as long. Windows that do not fit
+ * into a are left out. Where several go to one place, the result is the same in every run: of mlxvk_scatter the last one
+ * stays; sums and products of floats are taken in order, in float32. max and min pass over NaN among the updates. In place
+ * where *res is a's only owner. _single: one index array. */
+#define MLXVK_SCATTER_FUNCTIONS(X) X(scatter) X(scatter_add) X(scatter_prod) X(scatter_max) X(scatter_min)
+#define MLXVK_X(name)                                                                                                 \
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,      \
+                               const int *axes, size_t axes_num, mlxvk_stream s);                                     \
+    MLXVK_API int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates,    \
+                                        int axis, mlxvk_stream s);
+MLXVK_SCATTER_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* a with the rows of src, in order, where mask is true. mask: bool, the first dimensions of a; src: a row for each true
+ * element (what it lacks stays a's), or, with fewer dimensions, one row for all. */
+MLXVK_API int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s);
 
 /* ==== >>elementwise =============================================================================================== */
 

@@ -50,6 +50,8 @@
 #include "rope_spv.h"
 #include "scan_spv.h"
 #include "scan_pair_spv.h"
+#include "scatter_spv.h"
+#include "scatter_runs_spv.h"
 #include "select_spv.h"
 #include "softmax_spv.h"
 #include "sort_spv.h"

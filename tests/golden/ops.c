@@ -27,6 +27,9 @@
     X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims))                                                               \
     X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims))
 #define SCAN(X, name) X(name, ARRAY(a), INT(axis), BOOL(reverse), BOOL(inclusive))
+#define SCATTER(X, name)                                                                                              \
+    X(name, ARRAY(a), VECTOR(indices), ARRAY(updates), INTS(axes))                                                    \
+    X(name##_single, ARRAY(a), ARRAY(indices), ARRAY(updates), INT(axis))
 #define VARIANCE(X, name)                                                                                             \
     X(name, ARRAY(a), BOOL(keepdims), INT(ddof))                                                                      \
     X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims), INT(ddof))                                                    \
@@ -97,6 +100,9 @@
     X(gather, ARRAY(a), VECTOR(indices), INTS(axes), INTS(slice_sizes))                                               \
     X(gather_single, ARRAY(a), ARRAY(indices), INT(axis), INTS(slice_sizes))                                          \
     X(put_along_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                             \
+    X(scatter_add_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                           \
+    SCATTER(X, scatter) SCATTER(X, scatter_add) SCATTER(X, scatter_prod) SCATTER(X, scatter_max) SCATTER(X, scatter_min) \
+    X(masked_scatter, ARRAY(a), ARRAY(mask), ARRAY(src))                                                              \
     X(round, ARRAY(a), INT(decimals))                                                                                 \
     X(where, ARRAY(condition), ARRAY(x), ARRAY(y))                                                                    \
     X(clip, ARRAY(a), ARRAY(a_min), ARRAY(a_max))                                                                     \

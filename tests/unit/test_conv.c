@@ -71,7 +71,7 @@ static struct operand operand(struct rng *r, const int *shape, int space, mlxvk_
         view[i] = shape[axis];
         strides[i] = o.stride[axis];
     }
-    OK(mlxvk_array_new_data_device(&o.array, bytes, &size, 1, dtype, mlxvk_stream_get_device(s)), s);
+    OK(mlxvk_array_new_data_device(&o.array, bytes, &size, 1, dtype, mlxvk_stream_device(s)), s);
     OK(mlxvk_as_strided(&o.array, o.array, view, (size_t)ndim, strides, (size_t)ndim, (size_t)o.first, s), s);
     free(bytes);
     return o;
