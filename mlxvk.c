@@ -582,9 +582,10 @@ static uint8_t coopmat_size(struct device *d, int component)
     if (!get || get(d->physical, &n, rows) < 0) return 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t size = rows[i].MSize;
-        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && rows[i].AType == component &&
-            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 && rows[i].ResultType == COMPONENT_FLOAT32 &&
-            rows[i].scope == SCOPE_SUBGROUP && size > best) best = (uint8_t)size;
+        int a = (int)rows[i].AType, b = (int)rows[i].BType, c = (int)rows[i].CType, result = (int)rows[i].ResultType;
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && a == component && b == component &&
+            c == COMPONENT_FLOAT32 && result == COMPONENT_FLOAT32 && (int)rows[i].scope == SCOPE_SUBGROUP && size > best)
+            best = (uint8_t)size;
     }
     return best;
 }
