@@ -55,6 +55,13 @@
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define MAXD MLXVK_MAX_NDIM
 
+/* The greatest common divisor; that of 0 and b is b. */
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b) { int64_t t = a % b; a = b; b = t; }
+    return a;
+}
+
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -646,9 +653,10 @@ static uint8_t coopmat_size(struct device *d, int component)
     if (!get || get(d->physical, &n, rows) < 0) return 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t size = rows[i].MSize;
-        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && rows[i].AType == component &&
-            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 && rows[i].ResultType == COMPONENT_FLOAT32 &&
-            rows[i].scope == SCOPE_SUBGROUP && size > best) best = (uint8_t)size;
+        int a = (int)rows[i].AType, b = (int)rows[i].BType, c = (int)rows[i].CType, result = (int)rows[i].ResultType;
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && a == component && b == component &&
+            c == COMPONENT_FLOAT32 && result == COMPONENT_FLOAT32 && (int)rows[i].scope == SCOPE_SUBGROUP && size > best)
+            best = (uint8_t)size;
     }
     return best;
 }
@@ -6534,12 +6542,6 @@ static void conv_rows_split(struct encoder *e, const struct conv *v)
     conv_rows_split(e, &part);
 }
 
-static int64_t common_divisor(int64_t a, int64_t b)
-{
-    while (b) { int64_t t = a % b; a = b; b = t; }
-    return a;
-}
-
 /* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input at
  * o * stride - low + t * kernel_dilation, which a dilated input has at multiples of input_dilation only: every few taps.
  * Returns how many remainders there are. */
@@ -8697,12 +8699,6 @@ static struct array *scatter_target(struct call *c, const mlxvk_array *res, stru
     bool in_place = updates_in_place(res, a) && a->row && updates->storage != a->storage;
     for (int k = 0; k < w->count; k++) in_place = in_place && w->index[k]->storage != a->storage;
     return in_place ? view_of(c, a, a->dtype, a->ndim, a->shape, NULL, a->offset) : copy_of(c, a);
-}
-
-static int64_t common_divisor(int64_t a, int64_t b)
-{
-    while (b) { int64_t r = a % b; a = b; b = r; }
-    return a;
 }
 
 /* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as the
