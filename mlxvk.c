@@ -187,6 +187,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix; 0 chooses")  \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
@@ -280,6 +281,11 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
     X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
+    X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
+    X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
+    X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
+    X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
+    X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
@@ -570,9 +576,10 @@ static uint8_t coopmat_size(struct device *d, int component)
     if (!get || get(d->physical, &n, rows) < 0) return 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t size = rows[i].MSize;
-        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && rows[i].AType == component &&
-            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 && rows[i].ResultType == COMPONENT_FLOAT32 &&
-            rows[i].scope == SCOPE_SUBGROUP && size > best) best = (uint8_t)size;
+        int a = (int)rows[i].AType, b = (int)rows[i].BType, c = (int)rows[i].CType, result = (int)rows[i].ResultType;
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && a == component && b == component &&
+            c == COMPONENT_FLOAT32 && result == COMPONENT_FLOAT32 && (int)rows[i].scope == SCOPE_SUBGROUP && size > best)
+            best = (uint8_t)size;
     }
     return best;
 }
@@ -1210,6 +1217,7 @@ static void buffer_release(struct device *d, struct buffer *b)
     }
     d->active -= b->size;
     if (d->gate[GATE_POISON] && b->map && buffer_idle(d, b, NULL)) memset(b->map, 0xcd, b->size);
+    if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
     else buffer_destroy(d, b);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
@@ -2078,6 +2086,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
     X(MATMUL,      matmul)                                                                                             \
+    X(CONVOLUTION, convolution)                                                                                        \
     X(QUANTIZE,    quantize)                                                                                           \
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
@@ -2107,6 +2116,7 @@ enum operation {
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
+struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
@@ -2124,6 +2134,7 @@ struct scatter_params { uint8_t op; uint32_t scale, none; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
+    struct conv_params conv;
     struct quant_params quant;
     struct arange_params arange;
     struct reduce_params reduce;
@@ -6143,6 +6154,464 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
 }
 
+/* ==== >>convolution =============================================================================================== */
+
+/* A convolution as kernels see it, with a zero-dilated input taken apart: see conv.glsl. Axes outermost first; sizes in elements. */
+enum { SPACE = 3 };
+
+struct conv {
+    struct array *in, *kernel, *out;
+    int64_t batch, groups, channels, c, n;           /* channels of the input; input and output channels of a group */
+    int64_t in_size[SPACE], out_size[SPACE], taps[SPACE], step[SPACE], tap_step[SPACE], base[SPACE];
+    int64_t b_row, b_tap[SPACE], out_step[SPACE], in_batch, out_batch;
+    int64_t in_first, b_first, out_first;
+};
+
+struct conv_push {
+    uint32_t m, n, c, offset_in, offset_kernel, offset_out, channels, b_row, part, steps[SPACE], out_size[SPACE], in_size[SPACE],
+             taps[SPACE], base[SPACE], b_tap[SPACE], out_step[SPACE], out_batch;
+};
+
+static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0] * v->out_size[1] * v->out_size[2]; }
+static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
+
+/* Do the result's positions follow each other in memory? */
+static bool conv_linear(const struct conv *v)
+{
+    int64_t step = v->out_step[2];
+    for (int i = SPACE - 1; i >= 0; step *= v->out_size[i], i--)
+        if (v->out_step[i] != step) return false;
+    return v->out_batch == step;
+}
+
+/* The convolution as a product of matrices, whose first one is the input itself only where the kernel has one tap. */
+static struct product conv_product(const struct conv *v)
+{
+    struct product p = { .array = { v->in, v->kernel, NULL, v->out }, .m = conv_rows(v), .n = v->n, .k = conv_depth(v),
+        .a_row = v->channels, .a_k = 1, .b_k = 1, .b_col = v->b_row, .out_row = v->out_step[2], .out_col = 1, .ndim = v->groups > 1,
+        .shape = { v->groups }, .stride = { [MAT_A] = { v->c }, [MAT_B] = { v->n * v->b_row }, [MAT_OUT] = { v->n } },
+        .offset = { [MAT_A] = v->in_first, [MAT_B] = v->b_first, [MAT_OUT] = v->out_first }, .alpha = 1 };
+    return p;
+}
+
+static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struct array *out)
+{
+    struct conv_push q = { .m = (uint32_t)conv_rows(v), .n = (uint32_t)v->n, .c = (uint32_t)v->c, .channels = (uint32_t)v->channels,
+                           .b_row = (uint32_t)v->b_row, .part = (uint32_t)v->groups, .out_batch = (uint32_t)v->out_batch };
+    q.offset_in = set_input(e, 1, v->in) + (uint32_t)v->in_first;
+    q.offset_kernel = set_input(e, 2, v->kernel) + (uint32_t)v->b_first;
+    q.offset_out = set_output(e, 0, out) + (out == v->out ? (uint32_t)v->out_first : 0);
+    for (int i = 0; i < SPACE; i++) {
+        if (v->step[i] > 0xffff || v->tap_step[i] > 0xffff)
+            encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "convolution", "strides and dilations are at most 65535");
+        q.steps[i] = (uint32_t)v->step[i] | (uint32_t)v->tap_step[i] << 16;
+        q.out_size[i] = (uint32_t)v->out_size[i];
+        q.in_size[i] = (uint32_t)v->in_size[i];
+        q.taps[i] = (uint32_t)v->taps[i];
+        q.base[i] = (uint32_t)v->base[i];
+        q.b_tap[i] = (uint32_t)v->b_tap[i];
+        q.out_step[i] = (uint32_t)v->out_step[i];
+    }
+    return q;
+}
+
+/* Bits: the input, the kernel, the result can be accessed `count` channels at a time; 8: the result's rows follow each other. */
+static uint32_t conv_even(const struct conv *v, const struct conv_push *q, bool split, uint32_t count)
+{
+    uint32_t in = q->offset_in | q->channels | q->c, kernel = q->offset_kernel | q->b_row | q->c, out = q->offset_out | q->n;
+    for (int i = 0; i < SPACE && !split; i++) out |= q->out_step[i];
+    if (!split) out |= q->out_batch;
+    return (in & (count - 1) ? 0u : 1u) | (kernel & (count - 1) ? 0u : 2u) | (out & (count - 1) ? 0u : 4u) | (conv_linear(v) ? 8u : 0u);
+}
+
+static void conv_plain(struct encoder *e, const struct conv *v)
+{
+    struct conv_push q = bind_conv(e, v, v->out);
+    KERNEL(e, K_CONV_PLAIN, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, conv_even(v, &q, false, 4) & 3);
+    set_bytes(e, &q, sizeof q);
+    dispatch_groups(e, ceil_div((uint64_t)q.m * q.n * q.part, 256));
+}
+
+static void conv_depthwise(struct encoder *e, const struct conv *v)
+{
+    struct conv all = *v;
+    struct conv_push q;
+    uint32_t run = 4, even;
+    uint64_t runs = (uint64_t)(v->batch * v->out_size[0] * v->out_size[1]) * ceil_div((uint64_t)v->out_size[2], run);
+    all.n = all.c = v->channels;                     /* of all groups */
+    q = bind_conv(e, &all, v->out);
+    even = conv_even(&all, &q, false, 4);
+    q.c = 1;
+    KERNEL(e, K_CONV_DEPTHWISE, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, run, (even & 1) | (even >> 1 & 2));
+    set_bytes(e, &q, sizeof q);
+    dispatch_groups(e, ceil_div(runs * ceil_div((uint64_t)v->channels, 4), 256));
+}
+
+/* By tiles, in float32 or (matrices) by cooperative matrices; K may be cut into parts. */
+static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
+{
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, bf16 = v->out->dtype == MLXVK_BFLOAT16;
+    uint32_t type = (uint32_t)v->out->dtype, parts = 1, along = 2, even, lanes = e->device->caps.subgroup, epilogue;
+    struct product p = conv_product(v);
+    const struct tile_row *r = matrices ? choose_tile(e, &p, coopmat_rows, COUNT(coopmat_rows), &parts)
+                                        : choose_tile(e, &p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
+    struct array *sums = NULL;
+    struct conv_push q;
+    if (!conv_linear(v) || (cpu && !matrices)) parts = 1;
+    if (parts > 1) sums = parts_array(e, &p, parts);
+    epilogue = sums ? EPILOGUE_PART : EPILOGUE_NONE;
+    q = bind_conv(e, v, sums ? sums : v->out);
+    q.part = ceil_div(ceil_div((uint64_t)p.k, parts), r->bk) * r->bk;
+    parts = sums ? ceil_div((uint64_t)p.k, q.part) : 1;
+    even = conv_even(v, &q, sums != NULL, matrices ? 8 : 4);
+    if (matrices)
+        KERNEL(e, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16, r->threads * lanes, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn,
+               e->device->caps.coopmat_size[bf16], lanes, along, even);
+    else
+        KERNEL(e, K_CONV_TILED, r->threads, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, cpu ? 1 : r->bk);
+    set_bytes(e, &q, sizeof q);
+    dispatch(e, ceil_div(q.n, r->bn), ceil_div(q.m, r->bm), (uint32_t)v->groups * parts);
+    if (sums) product_sum(e, &p, sums, parts);
+    array_release(sums);
+}
+
+/* ---- choosing kernels ---- */
+
+enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT };
+
+/* One tap over every position: the input itself is the first matrix. */
+static bool conv_pointwise(const struct conv *v)
+{
+    for (int i = 0; i < SPACE; i++)
+        if (v->taps[i] != 1 || v->base[i] || v->in_size[i] != v->out_size[i] || (v->out_size[i] > 1 && v->step[i] != 1)) return false;
+    return conv_linear(v);
+}
+
+static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
+{
+    const struct device *d = e->device;
+    enum conv_kind wanted = (enum conv_kind)d->gate[GATE_CONV_KERNEL];
+    bool bf16 = v->out->dtype == MLXVK_BFLOAT16, half = bf16 || v->out->dtype == MLXVK_FLOAT16, fits = v->groups <= d->caps.max_groups[2];
+    bool even = !((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) && !(v->in->offset % 16 || v->kernel->offset % 16);
+    bool coopmat = half && even && fits && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16);
+    int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
+    if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
+    if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
+    if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
+    if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
+    if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
+    return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
+}
+
+static void conv_dispatch(struct encoder *e, const struct conv *v)
+{
+    struct product p;
+    switch (choose_conv(e, v)) {
+    case CONV_KIND_DEPTHWISE: conv_depthwise(e, v); break;
+    case CONV_KIND_TILED: conv_tiles(e, v, false); break;
+    case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
+    case CONV_KIND_PRODUCT:
+        p = conv_product(v);
+        product_batch(e, &p);
+        break;
+    default: conv_plain(e, v);
+    }
+}
+
+/* ---- from MLX's parameters to kernels' ---- */
+
+/* Halves what the device's grid does not take in rows of the smallest tiles. */
+static void conv_rows_split(struct encoder *e, const struct conv *v)
+{
+    struct conv part = *v;
+    int axis = 0;
+    if (e->code) return;
+    if (conv_rows(v) <= (int64_t)32 * 65535) { conv_dispatch(e, v); return; }
+    if (v->batch > 1) {
+        part.batch /= 2;
+        conv_rows_split(e, &part);
+        part.in_first += part.batch * v->in_batch;
+        part.out_first += part.batch * v->out_batch;
+        part.batch = v->batch - part.batch;
+    } else {
+        while (v->out_size[axis] == 1) axis++;
+        part.out_size[axis] /= 2;
+        conv_rows_split(e, &part);
+        part.base[axis] += part.out_size[axis] * v->step[axis];
+        part.out_first += part.out_size[axis] * v->out_step[axis];
+        part.out_size[axis] = v->out_size[axis] - part.out_size[axis];
+    }
+    conv_rows_split(e, &part);
+}
+
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b) { int64_t t = a % b; a = b; b = t; }
+    return a;
+}
+
+/* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input at
+ * o * stride - low + t * kernel_dilation, which a dilated input has at multiples of input_dilation only: every few taps.
+ * Returns how many remainders there are. */
+static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, const struct conv_params *p, int64_t which)
+{
+    int64_t stride = p->stride[axis], low = p->low[axis], across = p->kernel_dilation[axis], within = p->input_dilation[axis];
+    int64_t count = within / common_divisor(stride, within), every = within / common_divisor(across, within), first = 0;
+    int64_t start = which * stride - low, unit = v->b_tap[axis];
+    while (first < every && (start + first * across) % within) first++;
+    v->out_size[axis] = which < size ? (size - which + count - 1) / count : 0;
+    v->taps[axis] = first < every && first < taps ? (taps - first + every - 1) / every : 0;
+    v->base[axis] = v->taps[axis] ? (start + first * across) / within : 0;
+    v->step[axis] = v->out_size[axis] > 1 ? stride * count / within : 0;
+    v->tap_step[axis] = v->taps[axis] > 1 ? across * every / within : 0;
+    v->b_first += unit * (p->flip ? taps - 1 - first : first);
+    v->b_tap[axis] = unit * (p->flip ? -every : every);
+    v->out_first += which * v->out_step[axis];
+    v->out_step[axis] *= count;
+    return count;
+}
+
+/* Lowers a convolution that can be bound whole: a dispatch for each remainder that a dilated input has. */
+static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
+{
+    int space = out->ndim - 2, lead = SPACE - space;
+    int64_t counts[SPACE] = { 1, 1, 1 }, total = 1;
+    struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups, .channels = dim_of(in, -1),
+                      .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups, .in_size = { 1, 1, 1 } };
+    int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c, out_units = dim_of(out, -1);
+    for (int i = SPACE - 1; i >= 0; i--) {
+        if (i >= lead) {
+            v.in_size[i] = in->shape[1 + i - lead];
+            taps[i] = kernel->shape[1 + i - lead];
+            sizes[i] = out->shape[1 + i - lead];
+        }
+        v.b_tap[i] = b_units;
+        v.out_step[i] = out_units;
+        b_units *= taps[i];
+        in_units *= v.in_size[i];
+        out_units *= sizes[i];
+    }
+    v.b_row = b_units;
+    v.in_batch = in_units;
+    v.out_batch = out_units;
+    for (int i = 0; i < SPACE; i++) {
+        struct conv probe = v;
+        counts[i] = conv_axis(&probe, i, sizes[i], taps[i], p, 0);
+        total *= counts[i] < sizes[i] ? counts[i] : sizes[i];
+    }
+    if (total > 1) { e->concurrent = true; e->concurrent_from = e->live_count; }     /* they write between each other's elements */
+    for (int64_t x = 0; x < counts[0] && x < sizes[0]; x++)
+        for (int64_t y = 0; y < counts[1] && y < sizes[1]; y++)
+            for (int64_t z = 0; z < counts[2] && z < sizes[2]; z++) {
+                struct conv one = v;
+                conv_axis(&one, 0, sizes[0], taps[0], p, x);
+                conv_axis(&one, 1, sizes[1], taps[1], p, y);
+                conv_axis(&one, 2, sizes[2], taps[2], p, z);
+                if (!(one.taps[0] && one.taps[1] && one.taps[2])) one.b_first = 0;
+                conv_rows_split(e, &one);
+            }
+    e->concurrent = false;
+}
+
+/* Halves batches that the device cannot bind whole. */
+static void conv_batches(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
+{
+    struct array part[2] = { *in, *out }, *pair[2] = { in, out };
+    int half = out->shape[0] / 2;
+    if (half == 0 || axis_to_split(e, pair, 2) < 0) { conv_whole(e, p, in, kernel, out); return; }
+    for (int second = 0; second < 2 && !e->code; second++) {
+        for (int k = 0; k < 2; k++) {
+            part[k].shape[0] = second ? out->shape[0] - half : half;
+            part[k].size = pair[k]->size / (size_t)out->shape[0] * (size_t)part[k].shape[0];
+            if (second) part[k].offset += half * pair[k]->strides[0] * (int64_t)item_size(pair[k]);
+        }
+        conv_batches(e, p, &part[0], kernel, &part[1]);
+    }
+}
+
+static void lower_convolution(struct encoder *e, const struct node *n)
+{
+    struct array *in = rows_of(e, n->in[0]), *kernel = rows_of(e, n->in[1]);
+    conv_batches(e, &n->p.conv, in, kernel, n->out[0]);
+    array_release(in);
+    array_release(kernel);
+}
+
+/* ---- fronts ---- */
+
+/* One value a spatial axis; one for all of them, or none, is allowed too. */
+struct ints { const int *values; size_t count; };
+struct conv_sizes { struct ints stride, low, high, kernel_dilation, input_dilation; };
+
+static bool conv_values(struct call *c, const char *name, struct ints from, int space, int missing, int least, int *to)
+{
+    if (from.count > 1 && from.count != (size_t)space)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu values of %s for %d spatial axes", from.count, name, space), false;
+    if (from.count && !from.values) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is NULL", name), false;
+    for (int i = 0; i < space; i++) {
+        to[i] = from.count ? from.values[from.count == 1 ? 0 : i] : missing;
+        if (to[i] < least) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %d; at least %d", name, to[i], least), false;
+    }
+    return true;
+}
+
+static bool check_conv(struct call *c, const struct array *in, const struct array *w, int groups)
+{
+    if (in->ndim < 3 || in->ndim > 5)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s: (batch, 1 to 3 spatial axes, channels) is expected", TEXT(in)), false;
+    if (w->ndim != in->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "weight %s has not as many axes as input %s", TEXT(w), TEXT(in)), false;
+    if (!is_float(in->dtype) || !is_float(promote(in->dtype, w->dtype)))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "input %s, weight %s: floating dtypes only", TEXT(in), TEXT(w)), false;
+    if (groups < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d groups", groups), false;
+    if (groups > 1 && in->ndim == 5) return FAIL(c, MLXVK_ERROR_ARGUMENT, "groups of three-dimensional convolutions are not supported"), false;
+    if (dim_of(in, -1) % groups || w->shape[0] % groups)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the channels of input %s and weight %s are not multiples of %d groups", TEXT(in), TEXT(w), groups), false;
+    if (dim_of(in, -1) / groups != dim_of(w, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s in %d groups does not have the channels of weight %s", TEXT(in), groups, TEXT(w)), false;
+    return true;
+}
+
+/* Negative padding cuts from the input, before it is dilated. */
+static struct array *conv_cut(struct call *c, struct array *in, int *low, int *high)
+{
+    int start[MAXD] = { 0 }, stop[MAXD], step[MAXD];
+    bool cut = false;
+    for (int i = 0; i < in->ndim; i++) {
+        int *lo = &low[i - 1], *hi = &high[i - 1];
+        stop[i] = in->shape[i];
+        step[i] = 1;
+        if (i == 0 || i == in->ndim - 1) continue;
+        if (*lo < 0) { start[i] = *lo < -in->shape[i] ? in->shape[i] : -*lo; *lo = 0; cut = true; }
+        if (*hi < 0) { stop[i] = *hi < -in->shape[i] ? 0 : in->shape[i] + *hi; *hi = 0; cut = true; }
+        if (stop[i] < start[i]) stop[i] = start[i];
+    }
+    return cut ? do_slice(c, in, start, stop, step) : in;
+}
+
+static struct array *do_conv(struct call *c, struct array *in, struct array *w, const struct conv_sizes *s, int groups, bool flip)
+{
+    struct conv_params p = { .groups = groups, .flip = flip };
+    int high[SPACE], low[SPACE], space, shape[SPACE + 2];
+    int *const all[4] = { p.stride, p.low, p.kernel_dilation, p.input_dilation };
+    mlxvk_dtype t;
+    struct array *out;
+    if (c->code || !in || !w || !check_conv(c, in, w, groups)) return NULL;
+    space = in->ndim - 2;
+    if (!conv_values(c, "stride", s->stride, space, 1, 1, p.stride) || !conv_values(c, "padding", s->low, space, 0, INT_MIN, low) ||
+        !conv_values(c, "padding", s->high, space, 0, INT_MIN, high) ||
+        !conv_values(c, "kernel_dilation", s->kernel_dilation, space, 1, 1, p.kernel_dilation) ||
+        !conv_values(c, "input_dilation", s->input_dilation, space, 1, 1, p.input_dilation)) return NULL;
+    t = promote(in->dtype, w->dtype);
+    in = conv_cut(c, as_type(c, in, t), low, high);
+    w = as_type(c, w, t);
+    if (c->code || !in || !w) return NULL;
+    for (int i = 0; i < space; i++) {
+        int64_t inside = 1 + (int64_t)p.input_dilation[i] * (in->shape[1 + i] - 1) + low[i] + high[i];
+        int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1), size = inside < kernel ? 0 : (inside - kernel) / p.stride[i] + 1;
+        if (size < 1 || !w->shape[1 + i])
+            return FAIL(c, MLXVK_ERROR_SHAPE, "input %s with padding %d + %d is smaller than weight %s along axis %d", TEXT(in), low[i],
+                        high[i], TEXT(w), 1 + i);
+        if (inside > INT_MAX || kernel > INT_MAX)
+            return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d has more than %d positions", 1 + i, INT_MAX);
+        shape[1 + i] = (int)size;
+        p.low[i] = low[i];
+    }
+    shape[0] = in->shape[0];
+    shape[1 + space] = w->shape[0];
+    out = output(c, in->ndim, shape, t);
+    for (int k = 0; k < 4; k++) {                    /* to the last of three axes */
+        memmove(all[k] + SPACE - space, all[k], (size_t)space * sizeof **all);
+        for (int i = 0; i < SPACE - space; i++) all[k][i] = k != 1;
+    }
+    append(c, OP_CONVOLUTION, PARAMS(.conv = p), ARRAYS(in, w), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input_, mlxvk_array weight, const int *stride, size_t stride_num,
+                       const int *padding_lo, size_t padding_lo_num, const int *padding_hi, size_t padding_hi_num,
+                       const int *kernel_dilation, size_t kernel_dilation_num, const int *input_dilation, size_t input_dilation_num,
+                       int groups, bool flip, mlxvk_stream s)
+{
+    struct call c = begin("conv_general", s);
+    struct array *x = input(&c, "input", input_), *w = input(&c, "weight", weight);
+    struct conv_sizes sizes = { { stride, stride_num }, { padding_lo, padding_lo_num }, { padding_hi, padding_hi_num },
+                                { kernel_dilation, kernel_dilation_num }, { input_dilation, input_dilation_num } };
+    return finish(&c, do_conv(&c, x, w, &sizes, groups, flip), res);
+}
+
+static int conv(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride, const int *padding,
+                const int *dilation, int space, int groups, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "input", in), *w = input(&c, "weight", weight);
+    size_t n = (size_t)space;
+    struct conv_sizes sizes = { { stride, n }, { padding, n }, { padding, n }, { dilation, n }, { NULL, 0 } };
+    return finish(&c, do_conv(&c, x, w, &sizes, groups, false), res);
+}
+
+int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation, int groups, mlxvk_stream s)
+{
+    return conv(res, "conv1d", input, weight, &stride, &padding, &dilation, 1, groups, s);
+}
+
+int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0, int padding_1,
+                 int dilation_0, int dilation_1, int groups, mlxvk_stream s)
+{
+    return conv(res, "conv2d", input, weight, (int[]){ stride_0, stride_1 }, (int[]){ padding_0, padding_1 },
+                (int[]){ dilation_0, dilation_1 }, 2, groups, s);
+}
+
+int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2, int padding_0,
+                 int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2, int groups, mlxvk_stream s)
+{
+    return conv(res, "conv3d", input, weight, (int[]){ stride_0, stride_1, stride_2 }, (int[]){ padding_0, padding_1, padding_2 },
+                (int[]){ dilation_0, dilation_1, dilation_2 }, 3, groups, s);
+}
+
+/* A convolution over the input with stride - 1 zeros between its elements, by the mirrored kernel. */
+static int conv_transpose(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride, const int *padding,
+                          const int *dilation, const int *output_padding, int space, int groups, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "input", in), *w = input(&c, "weight", weight);
+    int low[SPACE] = { 0 }, high[SPACE] = { 0 };
+    size_t n = (size_t)space;
+    struct conv_sizes sizes = { { NULL, 0 }, { low, n }, { high, n }, { dilation, n }, { stride, n } };
+    if (x && w && (x->ndim != space + 2 || w->ndim != space + 2))
+        FAIL(&c, MLXVK_ERROR_SHAPE, "input %s and weight %s: %d axes are expected", TEXT(x), TEXT(w), space + 2);
+    for (int i = 0; i < space && x && w && !c.code; i++) {
+        int64_t reach = (int64_t)dilation[i] * (w->shape[1 + i] - 1), lo = reach - padding[i], hi = lo + output_padding[i];
+        if (lo > INT_MAX || lo < INT_MIN || hi > INT_MAX || hi < INT_MIN) FAIL(&c, MLXVK_ERROR_ARGUMENT, "padding %d is too large", padding[i]);
+        low[i] = (int)lo;
+        high[i] = (int)hi;
+    }
+    return finish(&c, do_conv(&c, x, w, &sizes, groups, true), res);
+}
+
+int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
+                           int output_padding, int groups, mlxvk_stream s)
+{
+    return conv_transpose(res, "conv_transpose1d", input, weight, &stride, &padding, &dilation, &output_padding, 1, groups, s);
+}
+
+int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0,
+                           int padding_1, int dilation_0, int dilation_1, int output_padding_0, int output_padding_1, int groups,
+                           mlxvk_stream s)
+{
+    return conv_transpose(res, "conv_transpose2d", input, weight, (int[]){ stride_0, stride_1 }, (int[]){ padding_0, padding_1 },
+                          (int[]){ dilation_0, dilation_1 }, (int[]){ output_padding_0, output_padding_1 }, 2, groups, s);
+}
+
+int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2,
+                           int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2,
+                           int output_padding_0, int output_padding_1, int output_padding_2, int groups, mlxvk_stream s)
+{
+    return conv_transpose(res, "conv_transpose3d", input, weight, (int[]){ stride_0, stride_1, stride_2 },
+                          (int[]){ padding_0, padding_1, padding_2 }, (int[]){ dilation_0, dilation_1, dilation_2 },
+                          (int[]){ output_padding_0, output_padding_1, output_padding_2 }, 3, groups, s);
+}
+
 /* ==== >>attention ================================================================================================= */
 
 enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16, ATTEND_WIDTH = 256 };
@@ -7913,12 +8382,6 @@ static struct array *scatter_target(struct call *c, const mlxvk_array *res, stru
     return in_place ? view_of(c, a, a->dtype, a->ndim, a->shape, NULL, a->offset) : copy_of(c, a);
 }
 
-static int64_t common_divisor(int64_t a, int64_t b)
-{
-    while (b) { int64_t r = a % b; a = b; b = r; }
-    return a;
-}
-
 /* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as the
  * axis. A key counts steps of `scale` elements. */
 static struct array *window_keys(struct call *c, const struct array *a, const struct windows *w, const int64_t *strides,
@@ -9408,6 +9871,7 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
+    if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);

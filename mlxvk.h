@@ -598,6 +598,39 @@ MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scal
 MLXVK_API int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s);
 MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s);
 
+/* ==== >>convolution =============================================================================================== */
+
+/* Convolutions as neural networks have them (cross-correlations): input (N, spatial axes, C), weight (O, kernel's axes,
+ * C / groups), result (N, spatial axes, O), of a floating dtype, sums in float32. One to three spatial axes; groups, which
+ * cut both kinds of channels into as many parts, with one or two. Along an axis the result at o is the sum over taps t of
+ *     weight[t] * input[(o * stride - padding_lo + t * kernel_dilation) / input_dilation]
+ * where that position exists; flip mirrors the kernel. Negative padding cuts from the input before it is dilated.
+ * A list has a value for each spatial axis, or one for all, or none (0 for padding, else 1). Errors: _SHAPE when shapes do
+ * not fit or the padded input is smaller than the kernel, _DTYPE when not floating, _ARGUMENT. Source: MLX conv_general. */
+MLXVK_API int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, const int *stride,
+                                 size_t stride_num, const int *padding_lo, size_t padding_lo_num, const int *padding_hi,
+                                 size_t padding_hi_num, const int *kernel_dilation, size_t kernel_dilation_num,
+                                 const int *input_dilation, size_t input_dilation_num, int groups, bool flip,
+                                 mlxvk_stream s);
+MLXVK_API int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
+                           int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int padding_0, int padding_1, int dilation_0, int dilation_1, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1,
+                           int dilation_2, int groups, mlxvk_stream s);
+/* The gradient of a convolution with respect to its input: an axis of n becomes
+ * (n - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + output_padding. */
+MLXVK_API int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding,
+                                     int dilation, int output_padding, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                                     int padding_0, int padding_1, int dilation_0, int dilation_1, int output_padding_0,
+                                     int output_padding_1, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                                     int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0,
+                                     int dilation_1, int dilation_2, int output_padding_0, int output_padding_1,
+                                     int output_padding_2, int groups, mlxvk_stream s);
+
 /* ==== >>fast ====================================================================================================== */
 
 /* x * rsqrt(mean(x^2) + eps) over the last axis, rounded to x's dtype, times weight ({ NULL }: none). */

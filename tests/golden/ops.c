@@ -35,6 +35,8 @@
     X(name, ARRAY(a), BOOL(keepdims), INT(ddof))                                                                      \
     X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims), INT(ddof))                                                    \
     X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims), INT(ddof))
+#define TWO(name) int_of(c, #name "_0"), int_of(c, #name "_1")
+#define THREE(name) TWO(name), int_of(c, #name "_2")
 #define QUANT OPT_INT(group_size), OPT_INT(bits), STRING(mode)
 
 /* Functions with one result. */
@@ -140,6 +142,17 @@
     X(topk_axis, ARRAY(a), INT(k), INT(axis))                                                                         \
     X(matmul, ARRAY(a), ARRAY(b))                                                                                     \
     X(addmm, ARRAY(c), ARRAY(a), ARRAY(b), FLOAT(alpha), FLOAT(beta))                                                 \
+    X(conv_general, ARRAY(input), ARRAY(weight), INTS(stride), INTS(padding_lo), INTS(padding_hi), INTS(kernel_dilation), \
+      INTS(input_dilation), INT(groups), BOOL(flip))                                                                  \
+    X(conv1d, ARRAY(input), ARRAY(weight), INT(stride), INT(padding), INT(dilation), INT(groups))                     \
+    X(conv2d, ARRAY(input), ARRAY(weight), TWO(stride), TWO(padding), TWO(dilation), INT(groups))                     \
+    X(conv3d, ARRAY(input), ARRAY(weight), THREE(stride), THREE(padding), THREE(dilation), INT(groups))               \
+    X(conv_transpose1d, ARRAY(input), ARRAY(weight), INT(stride), INT(padding), INT(dilation), INT(output_padding),   \
+      INT(groups))                                                                                                    \
+    X(conv_transpose2d, ARRAY(input), ARRAY(weight), TWO(stride), TWO(padding), TWO(dilation), TWO(output_padding),   \
+      INT(groups))                                                                                                    \
+    X(conv_transpose3d, ARRAY(input), ARRAY(weight), THREE(stride), THREE(padding), THREE(dilation),                  \
+      THREE(output_padding), INT(groups))                                                                             \
     X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
     X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
     X(to_fp8, ARRAY(x))                                                                                               \
