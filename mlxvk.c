@@ -328,7 +328,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(MERGE,         merge,         4, CAP_SMALL)                                                                      \
     X(SCATTER,       scatter,       4, CAP_SMALL)                                                                      \
-    X(SCATTER_RUNS,  scatter_runs,  6, CAP_SMALL)
+    X(SCATTER_RUNS,  scatter_runs,  6, CAP_SMALL)                                                                      \
+    X(SEARCH,        search,        4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -2109,7 +2110,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(RANDOM,      random)                                                                                             \
     X(CATEGORICAL, categorical)                                                                                        \
     X(SORT,        sort)                                                                                               \
-    X(SCATTER,     scatter)
+    X(SCATTER,     scatter)                                                                                            \
+    X(SEARCH,      search)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -2134,6 +2136,7 @@ struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scal
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
 struct sort_params { bool index; };
+struct search_params { bool right; };
 struct scatter_params { uint8_t op; uint32_t scale, none; };
 union params {
     struct elementwise_params elementwise;
@@ -2152,6 +2155,7 @@ union params {
     struct random_params random;
     struct sort_params sort;
     struct scatter_params scatter;
+    struct search_params search;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -3594,29 +3598,40 @@ static bool updates_in_place(const mlxvk_array *res, const struct array *a)
     return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal && distinct_elements(a);
 }
 
+/* op: a binary operation on what is there and the update; B_COUNT: the update replaces it. */
 static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update, const int *start,
-                                     const int *stop, const int *step)
+                                     const int *stop, const int *step, enum binary op)
 {
     struct array *out, *target;
     if (c->code || !a || !update) return NULL;
-    if (updates_in_place(res, a)) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
+    if (updates_in_place(res, a) && update->storage != a->storage) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     target = do_slice(c, out, start, stop, step);
     if (!target) return NULL;
     update = broadcast(c, update, target->ndim, target->shape);
-    append_copy(c, target, update);
+    if (op == B_COUNT) append_copy(c, target, update);
+    else if ((update = as_type(c, update, a->dtype)) != NULL)
+        append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(a->dtype, K_BINARY), .op = (uint16_t)op }),
+               ARRAYS(target, update), ARRAYS(target));
     return out;
 }
 
-int mlxvk_slice_update(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, const int *stop,
-                       size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)
-{
-    struct call c = begin("slice_update", s);
-    struct array *x = input(&c, "src", src), *u = input(&c, "update", update);
-    if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;
-    while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);
-    return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides), res);
-}
+#define SLICE_UPDATE(name, op)                                                                                        \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num,       \
+                     const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)        \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = input(&c, "src", src), *u = input(&c, "update", update);                                    \
+        if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;                    \
+        while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);                             \
+        return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides, op), res);                             \
+    }
+SLICE_UPDATE(slice_update, B_COUNT)
+SLICE_UPDATE(slice_update_add, B_add)
+SLICE_UPDATE(slice_update_prod, B_multiply)
+SLICE_UPDATE(slice_update_max, B_maximum)
+SLICE_UPDATE(slice_update_min, B_minimum)
+#undef SLICE_UPDATE
 
 /* ---- joining and splitting ---- */
 
@@ -4974,6 +4989,98 @@ int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, in
     struct array *x = input(&c, "a", a);
     struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
     return finish(&c, do_gather(&c, x, &w, &axis, 1, slice_sizes, slice_sizes_num), res);
+}
+
+/* ---- slices that start where an array says ---- */
+
+/* The elements of `start` as index arrays of no dimensions, and their axes from 0 on. */
+static bool dynamic_windows(struct call *c, const struct array *a, struct array *start, const int *axes, size_t axes_num,
+                            struct windows *w, int *normal)
+{
+    uint32_t mask;
+    w->count = w->ndim = 0;
+    if (c->code || !a || !start) return false;
+    if (start->ndim > 1 || start->size != axes_num || axes_num > (size_t)a->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "start %s for %zu axes of %s", TEXT(start), axes_num, TEXT(a)), false;
+    if (!check_indices(c, start) || !axes_mask(c, a, axes, axes_num, &mask)) return false;
+    for (size_t k = 0; k < axes_num; k++) {
+        int64_t at = start->ndim ? (int64_t)k * start->strides[0] * (int64_t)item_size(start) : 0;
+        normal[k] = normal_axis(c, a, axes[k]);
+        w->index[w->count++] = view_of(c, start, start->dtype, 0, NULL, NULL, start->offset + at);
+    }
+    return !c->code;
+}
+
+int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num, const int *slice_size,
+                        size_t slice_size_num, mlxvk_stream s)
+{
+    struct call c = begin("slice_dynamic", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "start", start);
+    struct windows w;
+    int normal[MAXD];
+    if (!dynamic_windows(&c, x, i, axes, axes_num, &w, normal)) x = NULL;
+    return finish(&c, do_gather(&c, x, &w, normal, axes_num, slice_size, slice_size_num), res);
+}
+
+/* ---- diagonals ---- */
+
+/* A view: the two axes go, one for the diagonal comes last. */
+static struct array *do_diagonal(struct call *c, struct array *a, int offset, int axis1, int axis2)
+{
+    int shape[MAXD], n = 0;
+    int64_t strides[MAXD], row = offset < 0 ? -(int64_t)offset : 0, column = offset > 0 ? offset : 0, length;
+    if (c->code || !a) return NULL;
+    if (a->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no diagonal", TEXT(a));
+    axis1 = normal_axis(c, a, axis1);
+    axis2 = normal_axis(c, a, axis2);
+    if (axis1 < 0 || axis2 < 0) return NULL;
+    if (axis1 == axis2) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d twice for a diagonal of %s", axis1, TEXT(a));
+    length = a->shape[axis1] - row < a->shape[axis2] - column ? a->shape[axis1] - row : a->shape[axis2] - column;
+    for (int i = 0; i < a->ndim; i++) {
+        if (i == axis1 || i == axis2) continue;
+        shape[n] = a->shape[i];
+        strides[n++] = a->strides[i];
+    }
+    shape[n] = length > 0 ? (int)length : 0;
+    strides[n++] = a->strides[axis1] + a->strides[axis2];
+    if (length <= 0) row = column = 0;
+    return view_of(c, a, a->dtype, n, shape, strides,
+                   a->offset + (row * a->strides[axis1] + column * a->strides[axis2]) * (int64_t)item_size(a));
+}
+
+static struct array *do_diag(struct call *c, struct array *a, int k)
+{
+    int64_t n;
+    struct array *out, *diagonal;
+    if (c->code || !a) return NULL;
+    if (a->ndim == 2) return do_diagonal(c, a, k, 0, 1);
+    if (a->ndim != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is neither a diagonal nor a matrix", TEXT(a));
+    n = a->shape[0] + llabs(k);
+    if (n > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "a matrix of %lld rows", (long long)n);
+    out = do_full(c, 2, (int[]){ (int)n, (int)n }, scalar(c, 0, a->dtype), a->dtype);
+    diagonal = do_diagonal(c, out, k, 0, 1);
+    append_copy(c, diagonal, a);
+    return out;
+}
+
+int mlxvk_diagonal(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_stream s)
+{
+    struct call c = begin("diagonal", s);
+    return finish(&c, do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2), res);
+}
+
+int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s)
+{
+    struct call c = begin("diag", s);
+    return finish(&c, do_diag(&c, input(&c, "a", a), k), res);
+}
+
+int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("trace", s);
+    struct array *x = do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2);
+    if (x && check_shape(&c, 0, NULL, dtype)) x = as_type(&c, x, dtype);
+    return finish(&c, x ? do_reduce(&c, R_sum, x, 1u << (x->ndim - 1), false) : NULL, res);
 }
 
 /* ---- along an axis ---- */
@@ -8389,6 +8496,32 @@ int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices,
     return finish(&c, out, res);
 }
 
+/* update: along the axes as long as it is, beside them broadcast to src. */
+static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
+                                             struct array *start, const int *axes, size_t axes_num)
+{
+    struct windows w;
+    int normal[MAXD], shape[MAXD];
+    if (!update || !dynamic_windows(c, a, start, axes, axes_num, &w, normal)) return NULL;
+    while (update->ndim > a->ndim && update->shape[0] == 1)
+        if (!(update = do_squeeze(c, update, 1))) return NULL;
+    if (update->ndim > a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "update %s for %s", TEXT(update), TEXT(a));
+    memcpy(shape, a->shape, sizeof shape);
+    for (size_t k = 0; k < axes_num; k++) {
+        int i = normal[k] - (a->ndim - update->ndim);
+        shape[normal[k]] = i < 0 ? 1 : update->shape[i];
+    }
+    return do_scatter(c, res, a, &w, broadcast(c, update, a->ndim, shape), normal, axes_num, SCATTER_NONE);
+}
+
+int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start, const int *axes,
+                               size_t axes_num, mlxvk_stream s)
+{
+    struct call c = begin("slice_update_dynamic", s);
+    struct array *x = input(&c, "src", src), *u = input(&c, "update", update), *i = input(&c, "start", start);
+    return finish(&c, do_slice_update_dynamic(&c, res, x, u, i, axes, axes_num), res);
+}
+
 /* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the running
  * count of what is true grows, the next element of src is put. */
 static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask, struct array *src)
@@ -8424,6 +8557,42 @@ int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxv
     struct call c = begin("masked_scatter", s);
     struct array *x = input(&c, "a", a), *m = input(&c, "mask", mask), *v = input(&c, "src", src);
     return finish(&c, do_masked_scatter(&c, res, x, m, v), res);
+}
+
+/* ---- where values belong in a sorted sequence ---- */
+
+static void lower_search(struct encoder *e, const struct node *n)
+{
+    struct array *views[2] = { n->out[0], n->in[1] }, *sequence = n->in[0];
+    struct elementwise_push push = { .n = (uint32_t)n->out[0]->size, .extra = { (uint32_t)sequence->size, n->p.search.right } };
+    struct dims g = merge_dims(views, 2);
+    push.offset[0] = set_output(e, 0, n->out[0]);
+    push.offset[1] = set_input(e, 1, n->in[1]);
+    push.offset[2] = set_input(e, 2, sequence);
+    if (g.ndim <= PUSH_DIMS) push_dims(&push, &g, 2);
+    else { push.ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 2); }
+    push.stride[3][0] = (uint32_t)sequence->strides[0];
+    push.stride[3][1] = (uint32_t)sequence->dtype;
+    KERNEL(e, K_SEARCH, 256, g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div(push.n, 256));
+}
+
+int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s)
+{
+    struct call c = begin("searchsorted", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "v", v), *out = NULL;
+    bool right = side && !strcmp(side, "right");
+    if (!side || (!right && strcmp(side, "left"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
+    if (x && x->ndim != 1) FAIL(&c, MLXVK_ERROR_SHAPE, "%s is no sequence", TEXT(x));
+    if (!c.code) {
+        mlxvk_dtype t = promote(x->dtype, y->dtype);
+        x = as_type(&c, x, t);
+        y = as_type(&c, y, t);
+        out = y ? output(&c, y->ndim, y->shape, MLXVK_UINT32) : NULL;
+        append(&c, OP_SEARCH, PARAMS(.search = { right }), ARRAYS(x, y), ARRAYS(out));
+    }
+    return finish(&c, out, res);
 }
 
 /* ==== >>composites: operations made of others ===================================================================== */
