@@ -765,6 +765,15 @@ MLXVK_API int mlxvk_reset_stats(mlxvk_device device);
 MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
                                  void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user),
                                  void *user);
+
+/* What ran how often, or was refused (reason; else NULL), by signature: rows, groups per column, shapes, strides; sizes that
+ * change from step to step by powers of two. Counted where a gate asks for it: MLX_VK_STATS=1 all of it, MLX_VK_QMM_STATS,
+ * MLX_VK_SDPA_STATS and MLX_VK_ALGO_STATS their families, which are also printed to stderr when the device goes (the default
+ * device: at exit). Families: "quantized_matmul", "attention", "attention parts", "rope", "argreduce", "binary", "bitwise",
+ * "dequantize", "gather", "fused", "algorithms". In order of family and count; strings are valid during the call. */
+typedef struct mlxvk_stat { const char *family, *kernel, *signature, *reason; uint64_t count; } mlxvk_stat;
+
+MLXVK_API int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user);
 MLXVK_API const char *mlxvk_version(void);
 
 #ifdef __cplusplus
