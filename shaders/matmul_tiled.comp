@@ -3,6 +3,7 @@
 // Matrix products by tiles in shared memory, in float32 arithmetic: a workgroup computes BM x BN elements of the result, a
 // thread TM x TN of them, as patches of 4 x 4 that lie a patch of all threads apart. The next tile is on its way from memory
 // while one is multiplied. Threads = BM / TM * BN / TN, with BN / TN a multiple of 8 and BM / TM one of 4.
+// GROUPED: rows by the matrix that index arrays say they meet (grouped.glsl); a is read along its rows.
 #include "matmul.glsl"
 layout(constant_id = 3) const uint BM = 64;
 layout(constant_id = 4) const uint BN = 64;
@@ -15,11 +16,20 @@ layout(constant_id = 10) const uint UNROLL = 1;       // steps of K that are wri
 BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, b)
+#ifndef GROUPED
 BUFFER(3, c)
+#endif
 ACCESS(d)
 OPERAND(a)
 OPERAND(b)
+#ifndef GROUPED
 OPERAND(c)
+#endif
+#define GROUP_SLOT 3
+#define ENTRY_ROWS M
+#define X_PLACE(entry, i) offset_a + X_MATRIX(entry) * batch_a[0] + (i) * a_row
+#define Y_PLACE(row) offset_out + (row) * out_row
+#include "grouped.glsl"
 
 const uint ROWS = BM / TM, COLUMNS = BN / TN, THREADS = ROWS * COLUMNS;       // of threads
 const uint FETCH_A = BM * BK / 4 / THREADS, FETCH_B = BN * BK / 4 / THREADS;  // fours a thread reads of a tile
@@ -45,11 +55,22 @@ uvec2 spot(uint g, bool along_k, uint size)
 
 void main()
 {
+#ifdef GROUPED
+    const bool a_along_k = true, b_along_k = (ALONG & 2u) != 0u;
+#else
     const bool a_along_k = (ALONG & 1u) == 0u, b_along_k = (ALONG & 2u) != 0u;
+#endif
     uint t = gl_LocalInvocationID.x, lane = t % 32u, warp = t / 32u;
     uint tx = lane % 8u + warp % (COLUMNS / 8u) * 8u, ty = lane / 8u + warp / (COLUMNS / 8u) * 4u;
     uvec2 at = tile() * uvec2(BM, BN);
+#ifdef GROUPED
+    find_rows(at.x / BM);
+    if (tile_rows == 0u) return;
+    at.x = 0u;
+    Place p = place(w_matrix);
+#else
     Place p = place(gl_WorkGroupID.z);
+#endif
     vec4 next_a[FETCH_A], next_b[FETCH_B], sum[TM * TN / 4];
     [[unroll]] for (uint i = 0; i < TM * TN / 4; i++) sum[i] = vec4(0.0);
 
@@ -72,8 +93,12 @@ void main()
             [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
                 uvec2 s = spot(t + i * THREADS, a_along_k, BM);
                 uint row = at.x + s.y, column = k + s.x;
+#ifdef GROUPED
+                next_a[i] = fetch_a(place_x[s.y] + column, 1u, s.y < tile_rows ? count(column, p.high) : 0u);
+#else
                 next_a[i] = fetch_a(p.a + row * a_row + column * a_k, a_along_k ? a_k : a_row,
                                     a_along_k ? row < M ? count(column, p.high) : 0u : column < p.high ? count(row, M) : 0u);
+#endif
             }
             [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
                 uvec2 s = spot(t + i * THREADS, b_along_k, BN);
@@ -95,13 +120,21 @@ void main()
 
     [[unroll]] for (uint j = 0; j < TM; j++) {
         uint row = at.x + (j / 4 * ROWS + ty) * 4u + j % 4;
+#ifdef GROUPED
+        if (row >= tile_rows) continue;
+        uint from = place_y[row];
+#else
         if (row >= M) continue;
+        uint from = p.d + row * out_row;
+#endif
         [[unroll]] for (uint l = 0; l < TN / 4; l++) {
-            uint column = at.y + (l * COLUMNS + tx) * 4u, valid = count(column, N), to = p.d + row * out_row + column * out_col;
+            uint column = at.y + (l * COLUMNS + tx) * 4u, valid = count(column, N), to = from + column * out_col;
             vec4 v = sum[j * (TN / 4) + l];
+#ifndef GROUPED
             if (EPILOGUE == 1u)
                 [[unroll]] for (uint i = 0; i < 4; i++)
                     if (i < valid) v[i] = alpha * v[i] + beta * get_c(p.c + row * c_row + (column + i) * c_col);
+#endif
             if ((VECTOR & 4u) != 0u && valid == 4u) storef4_d(to / 4u, TO, v);
             else [[unroll]] for (uint i = 0; i < 4; i++) if (i < valid) storef_d(to + i * out_col, TO, v[i]);
         }
