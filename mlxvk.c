@@ -14,6 +14,8 @@
  *     >>tape         recorded operations and how they are lowered
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
+ *     >>distributions  random numbers made of others
+ *     >>linalg       norms, cross products, factorisations
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, encoder, statistics
  *
@@ -185,6 +187,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix; 0 chooses")  \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
@@ -281,6 +284,11 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_GROUPED, matmul_grouped, 6, CAP_SMALL)                                                                    \
     X(MATMUL_GROUPED_F16,   matmul_grouped_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
     X(MATMUL_GROUPED_BF16,  matmul_grouped_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
+    X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
+    X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
+    X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
+    X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
@@ -320,7 +328,9 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
     X(SORT,          sort,          4, CAP_SMALL)                                                                      \
     X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(MERGE,         merge,         4, CAP_SMALL)
+    X(MERGE,         merge,         4, CAP_SMALL)                                                                      \
+    X(SCATTER,       scatter,       4, CAP_SMALL)                                                                      \
+    X(SCATTER_RUNS,  scatter_runs,  6, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -1214,6 +1224,7 @@ static void buffer_release(struct device *d, struct buffer *b)
     }
     d->active -= b->size;
     if (d->gate[GATE_POISON] && b->map && buffer_idle(d, b, NULL)) memset(b->map, 0xcd, b->size);
+    if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
     else buffer_destroy(d, b);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
@@ -1975,6 +1986,23 @@ static void drop_handle(struct array *a)
     array_release(a);
 }
 
+/* Writes the first bytes of a buffer by the queue, in front of a dispatch that is being set up: `size` bytes of data (a multiple
+ * of 4), or zeros where data is NULL. */
+static void write_first(struct encoder *e, struct buffer *b, const void *data, size_t size)
+{
+    struct access saved[MAX_PENDING];
+    uint32_t n = e->pending_count;
+    memcpy(saved, e->pending, n * sizeof *saved);
+    e->pending_count = 0;
+    encoder_access(e, b, b->offset, b->offset + size, true);
+    if (e->code) return;
+    insert_barrier(e);
+    if (data) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, size, data);
+    else e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
+    memcpy(e->pending, saved, n * sizeof *saved);
+    e->pending_count = n;
+}
+
 /* Gives a storage its memory. The contents of a literal are written by the host where it can, else by the queue. */
 static int storage_allocate(struct encoder *e, struct storage *st)
 {
@@ -1989,20 +2017,8 @@ static int storage_allocate(struct encoder *e, struct storage *st)
     }
     if (!st->literal || !st->nbytes) return 0;
     if (st->buffer->map) memcpy(st->buffer->map, st->bytes, st->nbytes);
-    else {
-        struct buffer *b = st->buffer;
-        struct access saved[MAX_PENDING];
-        uint32_t n = e->pending_count;
-        memcpy(saved, e->pending, n * sizeof *saved);
-        e->pending_count = 0;
-        encoder_access(e, b, b->offset, b->offset + INLINE_BYTES, true);
-        if (e->code) return e->code;
-        insert_barrier(e);
-        e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, INLINE_BYTES, st->bytes);
-        memcpy(e->pending, saved, n * sizeof *saved);
-        e->pending_count = n;
-    }
-    return 0;
+    else write_first(e, st->buffer, st->bytes, INLINE_BYTES);
+    return e->code;
 }
 
 /* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
@@ -2040,19 +2056,11 @@ static uint32_t set_output(struct encoder *e, uint32_t slot, struct array *a) { 
 static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t size)
 {
     struct buffer *b;
-    uint32_t n = e->pending_count;
-    struct access saved[MAX_PENDING];
     int code;
     if (e->code) return;
     code = buffer_allocate(e->device, size, e->stream->line, &b);
     if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "%zu bytes of parameters", size); return; }
-    memcpy(saved, e->pending, n * sizeof *saved);
-    e->pending_count = 0;
-    encoder_access(e, b, b->offset, b->offset + size, true);
-    insert_barrier(e);
-    if (!e->code) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, round_up(size, 4), data);
-    memcpy(e->pending, saved, n * sizeof *saved);
-    e->pending_count = n;
+    write_first(e, b, data, round_up(size, 4));
     encoder_access(e, b, b->offset, b->offset + size, false);
     bind_range(e, slot, b->handle, b->offset, round_up(size, 16));
     buffer_release(e->device, b);                    /* this stream reuses it only behind this dispatch */
@@ -2071,17 +2079,7 @@ static void set_counters(struct encoder *e, uint32_t slot)
         if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return; }
         e->stream->counters = b;
         if (b->map) memset(b->map, 0, size);
-        else {
-            uint32_t n = e->pending_count;
-            struct access saved[MAX_PENDING];
-            memcpy(saved, e->pending, n * sizeof *saved);
-            e->pending_count = 0;
-            encoder_access(e, b, b->offset, b->offset + size, true);
-            insert_barrier(e);
-            if (!e->code) e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
-            memcpy(e->pending, saved, n * sizeof *saved);
-            e->pending_count = n;
-        }
+        else write_first(e, b, NULL, size);
     }
     encoder_access(e, b, b->offset, b->offset + size, true);
     bind_range(e, slot, b->handle, b->offset, size);
@@ -2095,6 +2093,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
     X(MATMUL,      matmul)                                                                                             \
+    X(CONVOLUTION, convolution)                                                                                        \
     X(QUANTIZE,    quantize)                                                                                           \
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
@@ -2112,7 +2111,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
     X(CATEGORICAL, categorical)                                                                                        \
-    X(SORT,        sort)
+    X(SORT,        sort)                                                                                               \
+    X(SCATTER,     scatter)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -2124,6 +2124,7 @@ enum operation {
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
+struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
 struct gather_mm_params { uint32_t every; };
 struct gather_qmm_params { struct quant_params quant; uint32_t every; };
@@ -2138,9 +2139,11 @@ struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scal
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
 struct sort_params { bool index; };
+struct scatter_params { uint8_t op; uint32_t scale, none; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
+    struct conv_params conv;
     struct quant_params quant;
     struct gather_mm_params gather_mm;
     struct gather_qmm_params gather_qmm;
@@ -2155,6 +2158,7 @@ union params {
     struct attention_params attention;
     struct random_params random;
     struct sort_params sort;
+    struct scatter_params scatter;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -4884,13 +4888,13 @@ int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_strea
 
 /* ---- windows: gather ---- */
 
-/* Index arrays broadcast together, of one integer dtype, for distinct axes of a; the windows' sizes fit into a. */
-static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *axes, size_t axes_num, const int *sizes)
+/* Index arrays for distinct axes of a: broadcast together, of one integer dtype. */
+static bool broadcast_windows(struct call *c, const struct array *a, struct windows *w, const int *axes, size_t axes_num)
 {
     struct array probe = { .dtype = MLXVK_BOOL };
     mlxvk_dtype dtype = MLXVK_BOOL;
     uint32_t mask = 0;
-    if (c->code || !a) return false;
+    if (c->code) return false;
     if (axes_num != (size_t)w->count) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes for %d index arrays", axes_num, w->count), false;
     if (w->count && !axes) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axes is NULL"), false;
     for (int k = 0; k < w->count; k++) {
@@ -4905,13 +4909,18 @@ static bool check_windows(struct call *c, const struct array *a, struct windows 
         memcpy(probe.shape, w->shape, sizeof w->shape);
     }
     if (w->count && !is_integer(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "index arrays of uint64 and of a signed dtype"), false;
-    for (int i = 0; i < a->ndim; i++) {
-        w->sizes[i] = sizes[i];
-        if (sizes[i] < 0 || sizes[i] > a->shape[i])
-            return FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a)), false;
-    }
     for (int k = 0; k < w->count; k++)
         w->index[k] = broadcast(c, as_type(c, w->index[k], dtype), w->ndim, w->shape);
+    return !c->code;
+}
+
+/* The windows' sizes fit into a. */
+static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *sizes)
+{
+    for (int i = 0; i < a->ndim && !c->code; i++) {
+        w->sizes[i] = sizes[i];
+        if (sizes[i] < 0 || sizes[i] > a->shape[i]) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
+    }
     return !c->code;
 }
 
@@ -4934,7 +4943,7 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
     if (c->code || !a) return NULL;
     if (sizes_num != (size_t)a->ndim || (sizes_num && !sizes))
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu slice_sizes for %s", sizes ? sizes_num : 0, TEXT(a));
-    if (!check_windows(c, a, w, axes, axes_num, sizes)) return NULL;
+    if (!broadcast_windows(c, a, w, axes, axes_num) || !check_windows(c, a, w, sizes)) return NULL;
     if (!w->count) return do_slice(c, a, start, sizes, NULL);
     if (w->ndim) memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
     memcpy(shape + w->ndim, sizes, (size_t)a->ndim * sizeof *shape);
@@ -5018,30 +5027,39 @@ int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, 
     return finish(&c, do_take_along(&c, x, i, axis), res);
 }
 
+/* Array, indices and values of put_along_axis and its like, broadcast together beside the axis. */
+static bool put_operands(struct call *c, struct array **a, struct array **indices, struct array **values, int axis)
+{
+    struct array probe, *v = *values;
+    int ndim, shape[MAXD];
+    if (!check_indices(c, *indices) || axis < 0 || !v) return false;
+    if ((*indices)->ndim != (*a)->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(*indices), TEXT(*a)), false;
+    if (!(*a)->size) return true;
+    while (v->ndim > (*indices)->ndim && v->shape[0] == 1 && (v = do_squeeze(c, v, 1)) != NULL) {}
+    if (!v || !broadcast_shape(c, *indices, v, &ndim, shape)) return false;
+    if (ndim != (*a)->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(v), TEXT(*a)), false;
+    v = broadcast(c, v, ndim, shape);
+    *indices = broadcast(c, *indices, ndim, shape);
+    if (!v || !*indices || !beside_shape(c, *a, *indices, axis, &probe)) return false;
+    *a = broadcast_beside(c, *a, axis, &probe);
+    *values = broadcast_beside(c, as_type(c, v, *a ? (*a)->dtype : MLXVK_BOOL), axis, &probe);
+    *indices = broadcast_beside(c, *indices, axis, &probe);
+    return *a && *values && *indices;
+}
+
 static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct array *a, struct array *indices,
                                   struct array *values, int axis)
 {
-    struct array probe, *out;
-    int ndim, shape[MAXD];
+    struct array *out;
     axis = normal_axis(c, a, axis);
-    if (!check_indices(c, indices) || axis < 0 || !values) return NULL;
-    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
-    if (!a->size) return a;
-    while (values->ndim > indices->ndim && values->shape[0] == 1 && (values = do_squeeze(c, values, 1)) != NULL) {}
-    if (!values || !broadcast_shape(c, indices, values, &ndim, shape)) return NULL;
-    if (ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(values), TEXT(a));
-    values = broadcast(c, values, ndim, shape);
-    indices = broadcast(c, indices, ndim, shape);
-    if (!values || !indices || !beside_shape(c, a, indices, axis, &probe)) return NULL;
-    a = broadcast_beside(c, a, axis, &probe);
-    values = broadcast_beside(c, as_type(c, values, a ? a->dtype : MLXVK_BOOL), axis, &probe);
-    indices = broadcast_beside(c, indices, axis, &probe);
-    if (!values || !indices) return NULL;
+    if (!put_operands(c, &a, &indices, &values, axis) || !a->size) return a;
     if (updates_in_place(res, a) && values->storage != a->storage && indices->storage != a->storage)
         out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     if (indices->size)
-        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }), ARRAYS(values, indices), ARRAYS(out));
+        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
+               ARRAYS(values, indices), ARRAYS(out));
     return out;
 }
 
@@ -5806,7 +5824,7 @@ static void product_coopmat2(struct encoder *e, const struct product *p)
     const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
     struct launch l = prepare(e, p, parts, r->bk);
     KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
-           r->bm, r->bn, r->bk, along, even_operands(&l, along, 8));
+           r->bm, r->bn, r->bk, along);
     launch_tiles(e, p, &l, r);
 }
 
@@ -5815,6 +5833,7 @@ static bool in_eights(const struct product *p)
 {
     const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k, [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k,
                                      [MAT_OUT] = p->out_row };
+    if (p->n & 7) return false;                      /* parts of K have rows of n */
     for (int i = 0; i < MATRICES; i++) {
         int64_t odd = lead[i] | p->offset[i];
         if (i == MAT_C) continue;
@@ -6303,6 +6322,464 @@ int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array 
         *rhs = optional_input(&c, "rhs_indices", rhs_indices);
     (void)sorted_indices;                            /* rows are grouped on the GPU where that pays */
     return finish(&c, do_gather_mm(&c, x, y, lhs, rhs), res);
+}
+
+/* ==== >>convolution =============================================================================================== */
+
+/* A convolution as kernels see it, with a zero-dilated input taken apart: see conv.glsl. Axes outermost first; sizes in elements. */
+enum { SPACE = 3 };
+
+struct conv {
+    struct array *in, *kernel, *out;
+    int64_t batch, groups, channels, c, n;           /* channels of the input; input and output channels of a group */
+    int64_t in_size[SPACE], out_size[SPACE], taps[SPACE], step[SPACE], tap_step[SPACE], base[SPACE];
+    int64_t b_row, b_tap[SPACE], out_step[SPACE], in_batch, out_batch;
+    int64_t in_first, b_first, out_first;
+};
+
+struct conv_push {
+    uint32_t m, n, c, offset_in, offset_kernel, offset_out, channels, b_row, part, steps[SPACE], out_size[SPACE], in_size[SPACE],
+             taps[SPACE], base[SPACE], b_tap[SPACE], out_step[SPACE], out_batch;
+};
+
+static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0] * v->out_size[1] * v->out_size[2]; }
+static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
+
+/* Do the result's positions follow each other in memory? */
+static bool conv_linear(const struct conv *v)
+{
+    int64_t step = v->out_step[2];
+    for (int i = SPACE - 1; i >= 0; step *= v->out_size[i], i--)
+        if (v->out_step[i] != step) return false;
+    return v->out_batch == step;
+}
+
+/* The convolution as a product of matrices, whose first one is the input itself only where the kernel has one tap. */
+static struct product conv_product(const struct conv *v)
+{
+    struct product p = { .array = { v->in, v->kernel, NULL, v->out }, .m = conv_rows(v), .n = v->n, .k = conv_depth(v),
+        .a_row = v->channels, .a_k = 1, .b_k = 1, .b_col = v->b_row, .out_row = v->out_step[2], .out_col = 1, .ndim = v->groups > 1,
+        .shape = { v->groups }, .stride = { [MAT_A] = { v->c }, [MAT_B] = { v->n * v->b_row }, [MAT_OUT] = { v->n } },
+        .offset = { [MAT_A] = v->in_first, [MAT_B] = v->b_first, [MAT_OUT] = v->out_first }, .alpha = 1 };
+    return p;
+}
+
+static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struct array *out)
+{
+    struct conv_push q = { .m = (uint32_t)conv_rows(v), .n = (uint32_t)v->n, .c = (uint32_t)v->c, .channels = (uint32_t)v->channels,
+                           .b_row = (uint32_t)v->b_row, .part = (uint32_t)v->groups, .out_batch = (uint32_t)v->out_batch };
+    q.offset_in = set_input(e, 1, v->in) + (uint32_t)v->in_first;
+    q.offset_kernel = set_input(e, 2, v->kernel) + (uint32_t)v->b_first;
+    q.offset_out = set_output(e, 0, out) + (out == v->out ? (uint32_t)v->out_first : 0);
+    for (int i = 0; i < SPACE; i++) {
+        if (v->step[i] > 0xffff || v->tap_step[i] > 0xffff)
+            encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "convolution", "strides and dilations are at most 65535");
+        q.steps[i] = (uint32_t)v->step[i] | (uint32_t)v->tap_step[i] << 16;
+        q.out_size[i] = (uint32_t)v->out_size[i];
+        q.in_size[i] = (uint32_t)v->in_size[i];
+        q.taps[i] = (uint32_t)v->taps[i];
+        q.base[i] = (uint32_t)v->base[i];
+        q.b_tap[i] = (uint32_t)v->b_tap[i];
+        q.out_step[i] = (uint32_t)v->out_step[i];
+    }
+    return q;
+}
+
+/* Bits: the input, the kernel, the result can be accessed `count` channels at a time; 8: the result's rows follow each other. */
+static uint32_t conv_even(const struct conv *v, const struct conv_push *q, bool split, uint32_t count)
+{
+    uint32_t in = q->offset_in | q->channels | q->c, kernel = q->offset_kernel | q->b_row | q->c, out = q->offset_out | q->n;
+    for (int i = 0; i < SPACE && !split; i++) out |= q->out_step[i];
+    if (!split) out |= q->out_batch;
+    return (in & (count - 1) ? 0u : 1u) | (kernel & (count - 1) ? 0u : 2u) | (out & (count - 1) ? 0u : 4u) | (conv_linear(v) ? 8u : 0u);
+}
+
+static void conv_plain(struct encoder *e, const struct conv *v)
+{
+    struct conv_push q = bind_conv(e, v, v->out);
+    KERNEL(e, K_CONV_PLAIN, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, conv_even(v, &q, false, 4) & 3);
+    set_bytes(e, &q, sizeof q);
+    dispatch_groups(e, ceil_div((uint64_t)q.m * q.n * q.part, 256));
+}
+
+static void conv_depthwise(struct encoder *e, const struct conv *v)
+{
+    struct conv all = *v;
+    struct conv_push q;
+    uint32_t run = 4, even;
+    uint64_t runs = (uint64_t)(v->batch * v->out_size[0] * v->out_size[1]) * ceil_div((uint64_t)v->out_size[2], run);
+    all.n = all.c = v->channels;                     /* of all groups */
+    q = bind_conv(e, &all, v->out);
+    even = conv_even(&all, &q, false, 4);
+    q.c = 1;
+    KERNEL(e, K_CONV_DEPTHWISE, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, run, (even & 1) | (even >> 1 & 2));
+    set_bytes(e, &q, sizeof q);
+    dispatch_groups(e, ceil_div(runs * ceil_div((uint64_t)v->channels, 4), 256));
+}
+
+/* By tiles, in float32 or (matrices) by cooperative matrices; K may be cut into parts. */
+static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
+{
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, bf16 = v->out->dtype == MLXVK_BFLOAT16;
+    uint32_t type = (uint32_t)v->out->dtype, parts = 1, along = 2, even, lanes = e->device->caps.subgroup, epilogue;
+    struct product p = conv_product(v);
+    const struct tile_row *r = matrices ? choose_tile(e, &p, coopmat_rows, COUNT(coopmat_rows), &parts)
+                                        : choose_tile(e, &p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
+    struct array *sums = NULL;
+    struct conv_push q;
+    if (!conv_linear(v) || (cpu && !matrices)) parts = 1;
+    if (parts > 1) sums = parts_array(e, &p, parts);
+    epilogue = sums ? EPILOGUE_PART : EPILOGUE_NONE;
+    q = bind_conv(e, v, sums ? sums : v->out);
+    q.part = ceil_div(ceil_div((uint64_t)p.k, parts), r->bk) * r->bk;
+    parts = sums ? ceil_div((uint64_t)p.k, q.part) : 1;
+    even = conv_even(v, &q, sums != NULL, matrices ? 8 : 4);
+    if (matrices)
+        KERNEL(e, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16, r->threads * lanes, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn,
+               e->device->caps.coopmat_size[bf16], lanes, along, even);
+    else
+        KERNEL(e, K_CONV_TILED, r->threads, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, cpu ? 1 : r->bk);
+    set_bytes(e, &q, sizeof q);
+    dispatch(e, ceil_div(q.n, r->bn), ceil_div(q.m, r->bm), (uint32_t)v->groups * parts);
+    if (sums) product_sum(e, &p, sums, parts);
+    array_release(sums);
+}
+
+/* ---- choosing kernels ---- */
+
+enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT };
+
+/* One tap over every position: the input itself is the first matrix. */
+static bool conv_pointwise(const struct conv *v)
+{
+    for (int i = 0; i < SPACE; i++)
+        if (v->taps[i] != 1 || v->base[i] || v->in_size[i] != v->out_size[i] || (v->out_size[i] > 1 && v->step[i] != 1)) return false;
+    return conv_linear(v);
+}
+
+static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
+{
+    const struct device *d = e->device;
+    enum conv_kind wanted = (enum conv_kind)d->gate[GATE_CONV_KERNEL];
+    bool bf16 = v->out->dtype == MLXVK_BFLOAT16, half = bf16 || v->out->dtype == MLXVK_FLOAT16, fits = v->groups <= d->caps.max_groups[2];
+    bool even = !((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) && !(v->in->offset % 16 || v->kernel->offset % 16);
+    bool coopmat = half && even && fits && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16);
+    int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
+    if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
+    if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
+    if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
+    if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
+    if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
+    return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
+}
+
+static void conv_dispatch(struct encoder *e, const struct conv *v)
+{
+    struct product p;
+    switch (choose_conv(e, v)) {
+    case CONV_KIND_DEPTHWISE: conv_depthwise(e, v); break;
+    case CONV_KIND_TILED: conv_tiles(e, v, false); break;
+    case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
+    case CONV_KIND_PRODUCT:
+        p = conv_product(v);
+        product_batch(e, &p);
+        break;
+    default: conv_plain(e, v);
+    }
+}
+
+/* ---- from MLX's parameters to kernels' ---- */
+
+/* Halves what the device's grid does not take in rows of the smallest tiles. */
+static void conv_rows_split(struct encoder *e, const struct conv *v)
+{
+    struct conv part = *v;
+    int axis = 0;
+    if (e->code) return;
+    if (conv_rows(v) <= (int64_t)32 * 65535) { conv_dispatch(e, v); return; }
+    if (v->batch > 1) {
+        part.batch /= 2;
+        conv_rows_split(e, &part);
+        part.in_first += part.batch * v->in_batch;
+        part.out_first += part.batch * v->out_batch;
+        part.batch = v->batch - part.batch;
+    } else {
+        while (v->out_size[axis] == 1) axis++;
+        part.out_size[axis] /= 2;
+        conv_rows_split(e, &part);
+        part.base[axis] += part.out_size[axis] * v->step[axis];
+        part.out_first += part.out_size[axis] * v->out_step[axis];
+        part.out_size[axis] = v->out_size[axis] - part.out_size[axis];
+    }
+    conv_rows_split(e, &part);
+}
+
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b) { int64_t t = a % b; a = b; b = t; }
+    return a;
+}
+
+/* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input at
+ * o * stride - low + t * kernel_dilation, which a dilated input has at multiples of input_dilation only: every few taps.
+ * Returns how many remainders there are. */
+static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, const struct conv_params *p, int64_t which)
+{
+    int64_t stride = p->stride[axis], low = p->low[axis], across = p->kernel_dilation[axis], within = p->input_dilation[axis];
+    int64_t count = within / common_divisor(stride, within), every = within / common_divisor(across, within), first = 0;
+    int64_t start = which * stride - low, unit = v->b_tap[axis];
+    while (first < every && (start + first * across) % within) first++;
+    v->out_size[axis] = which < size ? (size - which + count - 1) / count : 0;
+    v->taps[axis] = first < every && first < taps ? (taps - first + every - 1) / every : 0;
+    v->base[axis] = v->taps[axis] ? (start + first * across) / within : 0;
+    v->step[axis] = v->out_size[axis] > 1 ? stride * count / within : 0;
+    v->tap_step[axis] = v->taps[axis] > 1 ? across * every / within : 0;
+    v->b_first += unit * (p->flip ? taps - 1 - first : first);
+    v->b_tap[axis] = unit * (p->flip ? -every : every);
+    v->out_first += which * v->out_step[axis];
+    v->out_step[axis] *= count;
+    return count;
+}
+
+/* Lowers a convolution that can be bound whole: a dispatch for each remainder that a dilated input has. */
+static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
+{
+    int space = out->ndim - 2, lead = SPACE - space;
+    int64_t counts[SPACE] = { 1, 1, 1 }, total = 1;
+    struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups, .channels = dim_of(in, -1),
+                      .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups, .in_size = { 1, 1, 1 } };
+    int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c, out_units = dim_of(out, -1);
+    for (int i = SPACE - 1; i >= 0; i--) {
+        if (i >= lead) {
+            v.in_size[i] = in->shape[1 + i - lead];
+            taps[i] = kernel->shape[1 + i - lead];
+            sizes[i] = out->shape[1 + i - lead];
+        }
+        v.b_tap[i] = b_units;
+        v.out_step[i] = out_units;
+        b_units *= taps[i];
+        in_units *= v.in_size[i];
+        out_units *= sizes[i];
+    }
+    v.b_row = b_units;
+    v.in_batch = in_units;
+    v.out_batch = out_units;
+    for (int i = 0; i < SPACE; i++) {
+        struct conv probe = v;
+        counts[i] = conv_axis(&probe, i, sizes[i], taps[i], p, 0);
+        total *= counts[i] < sizes[i] ? counts[i] : sizes[i];
+    }
+    if (total > 1) { e->concurrent = true; e->concurrent_from = e->live_count; }     /* they write between each other's elements */
+    for (int64_t x = 0; x < counts[0] && x < sizes[0]; x++)
+        for (int64_t y = 0; y < counts[1] && y < sizes[1]; y++)
+            for (int64_t z = 0; z < counts[2] && z < sizes[2]; z++) {
+                struct conv one = v;
+                conv_axis(&one, 0, sizes[0], taps[0], p, x);
+                conv_axis(&one, 1, sizes[1], taps[1], p, y);
+                conv_axis(&one, 2, sizes[2], taps[2], p, z);
+                if (!(one.taps[0] && one.taps[1] && one.taps[2])) one.b_first = 0;
+                conv_rows_split(e, &one);
+            }
+    e->concurrent = false;
+}
+
+/* Halves batches that the device cannot bind whole. */
+static void conv_batches(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
+{
+    struct array part[2] = { *in, *out }, *pair[2] = { in, out };
+    int half = out->shape[0] / 2;
+    if (half == 0 || axis_to_split(e, pair, 2) < 0) { conv_whole(e, p, in, kernel, out); return; }
+    for (int second = 0; second < 2 && !e->code; second++) {
+        for (int k = 0; k < 2; k++) {
+            part[k].shape[0] = second ? out->shape[0] - half : half;
+            part[k].size = pair[k]->size / (size_t)out->shape[0] * (size_t)part[k].shape[0];
+            if (second) part[k].offset += half * pair[k]->strides[0] * (int64_t)item_size(pair[k]);
+        }
+        conv_batches(e, p, &part[0], kernel, &part[1]);
+    }
+}
+
+static void lower_convolution(struct encoder *e, const struct node *n)
+{
+    struct array *in = rows_of(e, n->in[0]), *kernel = rows_of(e, n->in[1]);
+    conv_batches(e, &n->p.conv, in, kernel, n->out[0]);
+    array_release(in);
+    array_release(kernel);
+}
+
+/* ---- fronts ---- */
+
+/* One value a spatial axis; one for all of them, or none, is allowed too. */
+struct ints { const int *values; size_t count; };
+struct conv_sizes { struct ints stride, low, high, kernel_dilation, input_dilation; };
+
+static bool conv_values(struct call *c, const char *name, struct ints from, int space, int missing, int least, int *to)
+{
+    if (from.count > 1 && from.count != (size_t)space)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu values of %s for %d spatial axes", from.count, name, space), false;
+    if (from.count && !from.values) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is NULL", name), false;
+    for (int i = 0; i < space; i++) {
+        to[i] = from.count ? from.values[from.count == 1 ? 0 : i] : missing;
+        if (to[i] < least) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %d; at least %d", name, to[i], least), false;
+    }
+    return true;
+}
+
+static bool check_conv(struct call *c, const struct array *in, const struct array *w, int groups)
+{
+    if (in->ndim < 3 || in->ndim > 5)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s: (batch, 1 to 3 spatial axes, channels) is expected", TEXT(in)), false;
+    if (w->ndim != in->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "weight %s has not as many axes as input %s", TEXT(w), TEXT(in)), false;
+    if (!is_float(in->dtype) || !is_float(promote(in->dtype, w->dtype)))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "input %s, weight %s: floating dtypes only", TEXT(in), TEXT(w)), false;
+    if (groups < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d groups", groups), false;
+    if (groups > 1 && in->ndim == 5) return FAIL(c, MLXVK_ERROR_ARGUMENT, "groups of three-dimensional convolutions are not supported"), false;
+    if (dim_of(in, -1) % groups || w->shape[0] % groups)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the channels of input %s and weight %s are not multiples of %d groups", TEXT(in), TEXT(w), groups), false;
+    if (dim_of(in, -1) / groups != dim_of(w, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s in %d groups does not have the channels of weight %s", TEXT(in), groups, TEXT(w)), false;
+    return true;
+}
+
+/* Negative padding cuts from the input, before it is dilated. */
+static struct array *conv_cut(struct call *c, struct array *in, int *low, int *high)
+{
+    int start[MAXD] = { 0 }, stop[MAXD], step[MAXD];
+    bool cut = false;
+    for (int i = 0; i < in->ndim; i++) {
+        int *lo = &low[i - 1], *hi = &high[i - 1];
+        stop[i] = in->shape[i];
+        step[i] = 1;
+        if (i == 0 || i == in->ndim - 1) continue;
+        if (*lo < 0) { start[i] = *lo < -in->shape[i] ? in->shape[i] : -*lo; *lo = 0; cut = true; }
+        if (*hi < 0) { stop[i] = *hi < -in->shape[i] ? 0 : in->shape[i] + *hi; *hi = 0; cut = true; }
+        if (stop[i] < start[i]) stop[i] = start[i];
+    }
+    return cut ? do_slice(c, in, start, stop, step) : in;
+}
+
+static struct array *do_conv(struct call *c, struct array *in, struct array *w, const struct conv_sizes *s, int groups, bool flip)
+{
+    struct conv_params p = { .groups = groups, .flip = flip };
+    int high[SPACE], low[SPACE], space, shape[SPACE + 2];
+    int *const all[4] = { p.stride, p.low, p.kernel_dilation, p.input_dilation };
+    mlxvk_dtype t;
+    struct array *out;
+    if (c->code || !in || !w || !check_conv(c, in, w, groups)) return NULL;
+    space = in->ndim - 2;
+    if (!conv_values(c, "stride", s->stride, space, 1, 1, p.stride) || !conv_values(c, "padding", s->low, space, 0, INT_MIN, low) ||
+        !conv_values(c, "padding", s->high, space, 0, INT_MIN, high) ||
+        !conv_values(c, "kernel_dilation", s->kernel_dilation, space, 1, 1, p.kernel_dilation) ||
+        !conv_values(c, "input_dilation", s->input_dilation, space, 1, 1, p.input_dilation)) return NULL;
+    t = promote(in->dtype, w->dtype);
+    in = conv_cut(c, as_type(c, in, t), low, high);
+    w = as_type(c, w, t);
+    if (c->code || !in || !w) return NULL;
+    for (int i = 0; i < space; i++) {
+        int64_t inside = 1 + (int64_t)p.input_dilation[i] * (in->shape[1 + i] - 1) + low[i] + high[i];
+        int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1), size = inside < kernel ? 0 : (inside - kernel) / p.stride[i] + 1;
+        if (size < 1 || !w->shape[1 + i])
+            return FAIL(c, MLXVK_ERROR_SHAPE, "input %s with padding %d + %d is smaller than weight %s along axis %d", TEXT(in), low[i],
+                        high[i], TEXT(w), 1 + i);
+        if (inside > INT_MAX || kernel > INT_MAX)
+            return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d has more than %d positions", 1 + i, INT_MAX);
+        shape[1 + i] = (int)size;
+        p.low[i] = low[i];
+    }
+    shape[0] = in->shape[0];
+    shape[1 + space] = w->shape[0];
+    out = output(c, in->ndim, shape, t);
+    for (int k = 0; k < 4; k++) {                    /* to the last of three axes */
+        memmove(all[k] + SPACE - space, all[k], (size_t)space * sizeof **all);
+        for (int i = 0; i < SPACE - space; i++) all[k][i] = k != 1;
+    }
+    append(c, OP_CONVOLUTION, PARAMS(.conv = p), ARRAYS(in, w), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input_, mlxvk_array weight, const int *stride, size_t stride_num,
+                       const int *padding_lo, size_t padding_lo_num, const int *padding_hi, size_t padding_hi_num,
+                       const int *kernel_dilation, size_t kernel_dilation_num, const int *input_dilation, size_t input_dilation_num,
+                       int groups, bool flip, mlxvk_stream s)
+{
+    struct call c = begin("conv_general", s);
+    struct array *x = input(&c, "input", input_), *w = input(&c, "weight", weight);
+    struct conv_sizes sizes = { { stride, stride_num }, { padding_lo, padding_lo_num }, { padding_hi, padding_hi_num },
+                                { kernel_dilation, kernel_dilation_num }, { input_dilation, input_dilation_num } };
+    return finish(&c, do_conv(&c, x, w, &sizes, groups, flip), res);
+}
+
+static int conv(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride, const int *padding,
+                const int *dilation, int space, int groups, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "input", in), *w = input(&c, "weight", weight);
+    size_t n = (size_t)space;
+    struct conv_sizes sizes = { { stride, n }, { padding, n }, { padding, n }, { dilation, n }, { NULL, 0 } };
+    return finish(&c, do_conv(&c, x, w, &sizes, groups, false), res);
+}
+
+int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation, int groups, mlxvk_stream s)
+{
+    return conv(res, "conv1d", input, weight, &stride, &padding, &dilation, 1, groups, s);
+}
+
+int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0, int padding_1,
+                 int dilation_0, int dilation_1, int groups, mlxvk_stream s)
+{
+    return conv(res, "conv2d", input, weight, (int[]){ stride_0, stride_1 }, (int[]){ padding_0, padding_1 },
+                (int[]){ dilation_0, dilation_1 }, 2, groups, s);
+}
+
+int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2, int padding_0,
+                 int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2, int groups, mlxvk_stream s)
+{
+    return conv(res, "conv3d", input, weight, (int[]){ stride_0, stride_1, stride_2 }, (int[]){ padding_0, padding_1, padding_2 },
+                (int[]){ dilation_0, dilation_1, dilation_2 }, 3, groups, s);
+}
+
+/* A convolution over the input with stride - 1 zeros between its elements, by the mirrored kernel. */
+static int conv_transpose(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride, const int *padding,
+                          const int *dilation, const int *output_padding, int space, int groups, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "input", in), *w = input(&c, "weight", weight);
+    int low[SPACE] = { 0 }, high[SPACE] = { 0 };
+    size_t n = (size_t)space;
+    struct conv_sizes sizes = { { NULL, 0 }, { low, n }, { high, n }, { dilation, n }, { stride, n } };
+    if (x && w && (x->ndim != space + 2 || w->ndim != space + 2))
+        FAIL(&c, MLXVK_ERROR_SHAPE, "input %s and weight %s: %d axes are expected", TEXT(x), TEXT(w), space + 2);
+    for (int i = 0; i < space && x && w && !c.code; i++) {
+        int64_t reach = (int64_t)dilation[i] * (w->shape[1 + i] - 1), lo = reach - padding[i], hi = lo + output_padding[i];
+        if (lo > INT_MAX || lo < INT_MIN || hi > INT_MAX || hi < INT_MIN) FAIL(&c, MLXVK_ERROR_ARGUMENT, "padding %d is too large", padding[i]);
+        low[i] = (int)lo;
+        high[i] = (int)hi;
+    }
+    return finish(&c, do_conv(&c, x, w, &sizes, groups, true), res);
+}
+
+int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
+                           int output_padding, int groups, mlxvk_stream s)
+{
+    return conv_transpose(res, "conv_transpose1d", input, weight, &stride, &padding, &dilation, &output_padding, 1, groups, s);
+}
+
+int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0,
+                           int padding_1, int dilation_0, int dilation_1, int output_padding_0, int output_padding_1, int groups,
+                           mlxvk_stream s)
+{
+    return conv_transpose(res, "conv_transpose2d", input, weight, (int[]){ stride_0, stride_1 }, (int[]){ padding_0, padding_1 },
+                          (int[]){ dilation_0, dilation_1 }, (int[]){ output_padding_0, output_padding_1 }, 2, groups, s);
+}
+
+int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2,
+                           int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2,
+                           int output_padding_0, int output_padding_1, int output_padding_2, int groups, mlxvk_stream s)
+{
+    return conv_transpose(res, "conv_transpose3d", input, weight, (int[]){ stride_0, stride_1, stride_2 },
+                          (int[]){ padding_0, padding_1, padding_2 }, (int[]){ dilation_0, dilation_1, dilation_2 },
+                          (int[]){ output_padding_0, output_padding_1, output_padding_2 }, 3, groups, s);
 }
 
 /* ==== >>attention ================================================================================================= */
@@ -7854,6 +8331,7 @@ struct sort_rows {
     struct array in, out, out_as_keys;
     uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
     bool index;
+    struct array *sorted;                            /* NULL, or for the keys of an argsort */
     struct array *keys[2], *places[2], *owned[4];
 };
 struct sort_step { struct array *src, *place, *dst, *dst_place; uint32_t flags; };
@@ -7870,18 +8348,20 @@ static void sort_begin(struct encoder *e, struct sort_rows *s, uint32_t phase_st
     s->steps = phase_steps * (item_size(&s->in) == 8 ? 2 : 1);
     s->out_as_keys = s->out;
     s->out_as_keys.dtype = MLXVK_UINT32;
-    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out);
+    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out && !s->sorted);
     s->keys[1] = sort_scratch(e, s, 1, s->steps > 1);
     s->places[0] = s->index ? &s->out : NULL;
     s->places[1] = sort_scratch(e, s, 2, s->steps > 1 && s->index);
     if (in_out) s->keys[0] = &s->out_as_keys;
+    if (s->sorted) s->keys[0] = s->sorted;
 }
 
 static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]); }
 
 static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
 {
-    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = !last && (i + 1) % s->phase_steps;
+    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps;
+    bool keys = last ? s->sorted != NULL : (i + 1) % s->phase_steps != 0;
     uint32_t target = (s->steps - 1 - i) & 1;
     struct sort_step p = {
         .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL,
@@ -7972,11 +8452,11 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
     }
 }
 
-static void sort_by_digits(struct encoder *e, struct sort_rows *s)
+static void sort_by_digits(struct encoder *e, struct sort_rows *s, uint32_t digits)
 {
     uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
     struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
-    sort_begin(e, s, (uint32_t)min_size(item_size(&s->in), 4));
+    sort_begin(e, s, digits);
     for (uint32_t i = 0; i < s->steps && !e->code; i++) {
         struct sort_step p = sort_step(s, i);
         radix_step(e, s, &p, 8 * (i % s->phase_steps), counts, tiles, each);
@@ -8010,9 +8490,19 @@ static void lower_sort(struct encoder *e, const struct node *n)
         s.in.size = s.out.size = (size_t)s.rows * length;
         s.in.offset += (int64_t)(first * length * item_size(in));
         s.out.offset += (int64_t)(first * length * item_size(out));
-        if (use_radix(e, &s)) sort_by_digits(e, &s);
+        if (use_radix(e, &s)) sort_by_digits(e, &s, (uint32_t)min_size(item_size(in), 4));
         else sort_by_merges(e, &s);
     }
+}
+
+/* For other lowerings: uint32 keys up to `most` in order, and where each one was. Stable. */
+static void sort_keys(struct encoder *e, struct array *keys, uint32_t most, struct array *sorted, struct array *places)
+{
+    struct sort_rows s = { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
+    uint32_t digits = 1;
+    while (digits < 4 && most >> 8 * digits) digits++;
+    if (use_radix(e, &s)) sort_by_digits(e, &s, digits);
+    else sort_by_merges(e, &s);
 }
 
 /* ---- fronts ---- */
@@ -8072,6 +8562,326 @@ SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_p
 SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
 SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 #undef SORT_FUNCTION
+
+/* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================== */
+
+enum scatter_op { SCATTER_NONE, SCATTER_SUM, SCATTER_PROD, SCATTER_MAX, SCATTER_MIN };
+enum scatter_step { SCATTER_CLEAR, SCATTER_MARK, SCATTER_PUT, SCATTER_ATOMIC };
+enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2 };  /* flags of the shaders */
+enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18 };
+
+/* Windows of one shape: key i says where window i goes, `none` nowhere. */
+struct scatter_work {
+    struct array *out, *updates, *keys;
+    struct dims window;                              /* in the result, merged */
+    size_t number, each;                             /* windows; elements of one */
+    uint32_t op, scale, none;
+};
+
+struct scatter_push {
+    uint32_t n, units, each, flags, none, scale, dst_at, src_at, key_at, place_at, ndim, shape[PUSH_DIMS], stride[PUSH_DIMS];
+};
+
+/* How many elements can be moved as one: `most` or, where `less` is allowed, a smaller power of two. */
+static uint32_t window_width(const struct scatter_work *w, const struct scatter_push *p, size_t most, bool less)
+{
+    int last = w->window.ndim - 1;
+    int64_t odd;
+    if (last < 0 || w->window.stride[0][last] != 1) return 1;
+    odd = w->window.shape[last] | w->scale | p->dst_at | p->src_at;
+    for (int i = 0; i < last; i++) odd |= w->window.stride[0][i];
+    for (size_t width = most; width > 1; width = less ? width / 2 : 1) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
+    return 1;
+}
+
+/* Binds result and source, and fills in what all kernels take: windows in units of the width that is returned. */
+static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p, size_t most, bool less)
+{
+    uint32_t width;
+    p->dst_at = set_output(e, 0, w->out);
+    p->src_at = set_input(e, 1, src);
+    width = window_width(w, p, most, less);
+    p->dst_at /= width;
+    p->src_at /= width;
+    p->units = (uint32_t)(w->each / width);
+    p->none = w->none;
+    p->scale = w->scale / width;
+    p->ndim = (uint32_t)w->window.ndim;
+    for (int i = 0; i < w->window.ndim; i++) {
+        bool last = i + 1 == w->window.ndim;
+        p->shape[i] = (uint32_t)(w->window.shape[i] / (last ? width : 1));
+        p->stride[i] = (uint32_t)(w->window.stride[0][i] / (last ? 1 : width));
+    }
+    return width;
+}
+
+/* The last of those with one key wins, whatever order they run in. */
+static void scatter_put(struct encoder *e, const struct scatter_work *w)
+{
+    struct array *winner = w->number > 1 ? scratch(e, w->none, MLXVK_UINT32) : NULL;
+    struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
+    uint32_t width;
+    for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
+        p.key_at = set_input(e, 2, w->keys);
+        set_output(e, 3, winner);
+        KERNEL(e, K_SCATTER, 256, step);
+        set_bytes(e, &p, sizeof p);
+        dispatch_groups(e, ceil_div(p.n, 256));
+    }
+    width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
+    p.key_at = set_input(e, 2, w->keys);
+    if (winner) { p.flags = SCATTER_WINNERS; set_input(e, 3, winner); }
+    KERNEL(e, K_SCATTER, 256, SCATTER_PUT, 0, raw_dtype(item_size(w->out) * width));
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
+    array_release(winner);
+}
+
+static void scatter_atomic(struct encoder *e, const struct scatter_work *w)
+{
+    struct scatter_push p = { .n = (uint32_t)w->number };
+    set_window(e, w, w->updates, &p, 1, false);
+    p.key_at = set_input(e, 2, w->keys);
+    KERNEL(e, K_SCATTER, 256, SCATTER_ATOMIC, w->op, (uint32_t)w->out->dtype);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
+}
+
+/* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come back. */
+static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values, struct array *keys,
+                          struct array *places, struct array *parts, struct array *slots, bool upper)
+{
+    uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
+    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 8;    /* there, it is short code that counts */
+    p.key_at = set_input(e, 2, keys);
+    p.flags = places ? 0 : SCATTER_IN_ORDER;
+    if (places) p.place_at = set_input(e, 3, places);
+    if (parts) set_output(e, 4, parts);
+    if (slots) set_output(e, 5, slots);
+    KERNEL(e, K_SCATTER_RUNS, 128, w->op, (uint32_t)w->out->dtype, width, upper, batch);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)ceil_div(p.n, p.each) * p.units, 128));
+}
+
+/* In the order of the windows with one key, by sorting them: sums of floats, and what has no atomics. */
+static void scatter_sorted(struct encoder *e, const struct scatter_work *w)
+{
+    struct scatter_push p = { .n = (uint32_t)w->number };
+    struct array *places = NULL, *keys = w->keys, *values = w->updates;
+    mlxvk_dtype wide = item_size(w->out) == 8 ? MLXVK_UINT64 : MLXVK_UINT32;
+    p.each = w->number * w->each < RUN_THREADS ? RUN_FEW : RUN_MANY;
+    keys->refs++;
+    values->refs++;
+    if (w->number > 1) {
+        struct array *sorted = scratch(e, w->number, MLXVK_UINT32);
+        places = scratch(e, w->number, MLXVK_UINT32);
+        if (!e->code) sort_keys(e, keys, w->none, sorted, places);
+        array_release(keys);
+        keys = sorted;
+    }
+    for (bool upper = false; !e->code; upper = true) {
+        uint32_t chunks = ceil_div(p.n, p.each);
+        struct array *parts = chunks > 1 ? scratch(e, 2 * (size_t)chunks * w->each, wide) : NULL;
+        struct array *slots = chunks > 1 ? scratch(e, 2 * (size_t)chunks, MLXVK_UINT64) : NULL;
+        if (!e->code) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper);
+        array_release(values);
+        array_release(keys);
+        values = parts;
+        keys = slots;
+        if (chunks == 1) break;
+        p.n = 2 * chunks;
+        p.each = RUN_MANY;
+    }
+    array_release(values);
+    array_release(keys);
+    array_release(places);
+}
+
+static bool atomic_dtype(int t) { return dtypes[t].kind <= KIND_INT && dtypes[t].size <= 4; }
+
+static void lower_scatter(struct encoder *e, const struct node *n)
+{
+    const struct scatter_params *p = &n->p.scatter;
+    struct array *out = n->out[0], *updates = rows_of(e, n->in[0]), window = *out, *one = &window;
+    struct scatter_work w = { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
+    w.number = w.keys->size;
+    w.each = updates->size / w.number;
+    if (w.each > 1) {
+        memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
+        w.window = merge_dims(&one, 1);
+    }
+    if (w.op == SCATTER_NONE && (w.number == 1 || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
+    else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
+    else scatter_sorted(e, &w);
+    array_release(updates);
+}
+
+/* ---- fronts ---- */
+
+/* A copy to be changed, or the operand itself where only this call sees it. */
+static struct array *scatter_target(struct call *c, const mlxvk_array *res, struct array *a, const struct array *updates,
+                                    const struct windows *w)
+{
+    bool in_place = updates_in_place(res, a) && a->row && updates->storage != a->storage;
+    for (int k = 0; k < w->count; k++) in_place = in_place && w->index[k]->storage != a->storage;
+    return in_place ? view_of(c, a, a->dtype, a->ndim, a->shape, NULL, a->offset) : copy_of(c, a);
+}
+
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b) { int64_t r = a % b; a = b; b = r; }
+    return a;
+}
+
+/* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as the
+ * axis. A key counts steps of `scale` elements. */
+static struct array *window_keys(struct call *c, const struct array *a, const struct windows *w, const int64_t *strides,
+                                 struct scatter_params *p)
+{
+    struct array probe = *a, *one = &probe;
+    int64_t steps[MAXD] = { 0 }, scale = 0, most = 0;
+    memcpy(probe.shape, w->sizes, (size_t)a->ndim * sizeof *w->sizes);
+    row_strides(a->ndim, a->shape, probe.strides);
+    if (merge_dims(&one, 1).ndim > PUSH_DIMS) return NULL;
+    for (int k = 0; k < w->count; k++) {
+        int axis = w->axes[k];
+        if (w->sizes[axis] != 1 && w->sizes[axis] != a->shape[axis]) return NULL;
+        if (a->shape[axis] > w->sizes[axis]) scale = common_divisor(scale, strides[axis]);
+    }
+    if (!scale) scale = 1;
+    for (int k = 0; k < w->count; k++) {
+        int axis = w->axes[k];
+        steps[axis] = strides[axis] / scale;
+        most += (a->shape[axis] - w->sizes[axis]) * steps[axis];
+    }
+    if (most >= UINT32_MAX || scale > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    p->scale = (uint32_t)scale;
+    p->none = (uint32_t)most + 1;
+    return do_positions(c, a, w, w->ndim, w->shape, NULL, steps, p->none, true);
+}
+
+/* Keys of the windows' elements, one by one. base: what the walk's coordinates add. */
+static struct array *element_keys(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
+                                  const int64_t *base, const int64_t *strides, struct scatter_params *p)
+{
+    if (c->code) return NULL;
+    if (a->size >= UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    p->scale = 1;
+    p->none = (uint32_t)a->size;
+    return do_positions(c, a, w, ndim, shape, base, strides, p->none, true);
+}
+
+static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct windows *w, struct array *updates,
+                                const int *axes, size_t axes_num, enum scatter_op op)
+{
+    struct scatter_params p = { .op = (uint8_t)op };
+    struct array *out, *keys;
+    int64_t strides[MAXD], base[MAXD] = { 0 };
+    if (c->code || !a || !updates || !broadcast_windows(c, a, w, axes, axes_num)) return NULL;
+    if (updates->ndim != w->ndim + a->ndim || (w->ndim && memcmp(updates->shape, w->shape, (size_t)w->ndim * sizeof *w->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "updates %s do not have the shape of the indices, then windows of %s", TEXT(updates), TEXT(a));
+    if (!check_windows(c, a, w, updates->shape + w->ndim)) return NULL;
+    updates = as_type(c, updates, a->dtype);
+    if (!updates || !a->size || !updates->size) return updates ? a : NULL;
+    row_strides(a->ndim, a->shape, strides);
+    keys = window_keys(c, a, w, strides, &p);
+    if (!keys) {
+        memcpy(base + w->ndim, strides, (size_t)a->ndim * sizeof *strides);
+        keys = element_keys(c, a, w, updates->ndim, updates->shape, base, strides, &p);
+    }
+    out = c->code ? NULL : scatter_target(c, res, a, updates, w);
+    append(c, OP_SCATTER, PARAMS(.scatter = p), ARRAYS(updates, keys), ARRAYS(out));
+    return out;
+}
+
+static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,
+                        const int *axes, size_t axes_num, enum scatter_op op, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
+    struct windows w;
+    if (!index_inputs(&c, x, indices.ctx, &w)) x = NULL;
+    return finish(&c, do_scatter(&c, res, x, &w, u, axes, axes_num, op), res);
+}
+
+static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,
+                          enum scatter_op op, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
+    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    return finish(&c, do_scatter(&c, res, x, &w, u, &axis, 1, op), res);
+}
+
+#define SCATTER_FUNCTIONS(name, op)                                                                                   \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
+                     size_t axes_num, mlxvk_stream s)                                                                 \
+    { return scatter_call(#name, res, a, indices, updates, axes, axes_num, op, s); }                                  \
+    int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,    \
+                              mlxvk_stream s)                                                                         \
+    { return scatter_single(#name "_single", res, a, indices, updates, axis, op, s); }
+SCATTER_FUNCTIONS(scatter, SCATTER_NONE)
+SCATTER_FUNCTIONS(scatter_add, SCATTER_SUM)
+SCATTER_FUNCTIONS(scatter_prod, SCATTER_PROD)
+SCATTER_FUNCTIONS(scatter_max, SCATTER_MAX)
+SCATTER_FUNCTIONS(scatter_min, SCATTER_MIN)
+#undef SCATTER_FUNCTIONS
+
+int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+{
+    struct call c = begin("scatter_add_axis", s);
+    struct array *x = input(&c, "a", a), *v = input(&c, "values", values), *keys = NULL, *out = NULL;
+    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    struct scatter_params p = { .op = SCATTER_SUM };
+    int64_t strides[MAXD], base[MAXD];
+    w.axes[0] = axis = normal_axis(&c, x, axis);
+    if (!put_operands(&c, &x, &w.index[0], &v, axis) || !x->size || !v->size) return finish(&c, x, res);
+    for (int i = 0; i < x->ndim; i++) w.sizes[i] = 1;
+    row_strides(x->ndim, x->shape, strides);
+    memcpy(base, strides, sizeof base);
+    base[axis] = 0;
+    keys = element_keys(&c, x, &w, v->ndim, v->shape, base, strides, &p);
+    out = c.code ? NULL : scatter_target(&c, res, x, v, &w);
+    append(&c, OP_SCATTER, PARAMS(.scatter = p), ARRAYS(v, keys), ARRAYS(out));
+    return finish(&c, out, res);
+}
+
+/* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the running
+ * count of what is true grows, the next element of src is put. */
+static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask, struct array *src)
+{
+    struct array *counts, *out;
+    int shape[MAXD + 1], rest;
+    if (c->code || !a || !mask || !src) return NULL;
+    rest = a->ndim - mask->ndim;
+    if (mask->dtype != MLXVK_BOOL) return FAIL(c, MLXVK_ERROR_DTYPE, "the mask must be bool, not %s", TEXT(mask));
+    if (rest < 0 || (mask->ndim && memcmp(mask->shape, a->shape, (size_t)mask->ndim * sizeof *a->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s does not have the first dimensions of %s", TEXT(mask), TEXT(a));
+    if (src->ndim > rest + 1) return FAIL(c, MLXVK_ERROR_SHAPE, "src %s has more dimensions than rows of %s", TEXT(src), TEXT(a));
+    while (mask && mask->ndim < a->ndim) mask = do_expand(c, mask, &mask->ndim, 1);
+    mask = broadcast(c, mask, a->ndim, a->shape);
+    src = as_type(c, src, a->dtype);
+    if (!mask || !src) return NULL;
+    if (src->ndim <= rest) return do_select(c, mask, broadcast(c, src, a->ndim, a->shape), a);
+    shape[0] = src->shape[0];
+    for (int i = 0; i < rest; i++) shape[1 + i] = a->shape[a->ndim - rest + i];
+    src = do_flatten(c, broadcast(c, src, rest + 1, shape), 0, -1);
+    mask = do_flatten(c, mask, 0, -1);
+    if (!src || !mask || !src->size || !a->size) return c->code ? NULL : a;
+    counts = output(c, 1, mask->shape, MLXVK_INT32);
+    append(c, OP_SCAN, PARAMS(.scan = { R_sum, 0, 0 }), ARRAYS(mask), ARRAYS(counts));
+    counts = do_reshape(c, counts, a->ndim, a->shape);
+    out = c->code ? NULL : scatter_target(c, res, a, src, &(struct windows){ .count = 0 });
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_MASKED, 0, 1, (uint32_t)src->size }), ARRAYS(src, counts), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s)
+{
+    struct call c = begin("masked_scatter", s);
+    struct array *x = input(&c, "a", a), *m = input(&c, "mask", mask), *v = input(&c, "src", src);
+    return finish(&c, do_masked_scatter(&c, res, x, m, v), res);
+}
 
 /* ==== >>composites: operations made of others ===================================================================== */
 
@@ -8599,6 +9409,244 @@ int mlxvk_median(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_n
     return finish(&c, axes_mask(&c, x, axes, axes_num, &mask) ? do_median(&c, x, mask, keepdims) : NULL, res);
 }
 
+/* ==== >>distributions: made of random bits and uniform numbers ==================================================== */
+
+static struct array *broadcast_to_shape(struct call *c, struct array *a, int ndim, const int *shape)
+{
+    return a && check_shape(c, ndim, shape, a->dtype) ? broadcast(c, a, ndim, shape) : NULL;
+}
+
+/* True with probability p. */
+int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_bernoulli", s);
+    struct array *x = input(&c, "p", p), *k, *bits;
+    int ndim = shape_count(shape_num);
+    if (x && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "p must be floating, not %s", TEXT(x));
+    k = key_input(&c, key);
+    x = broadcast_to_shape(&c, do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32)), ndim, shape);
+    bits = do_random(&c, RANDOM_BITS, ndim, shape, MLXVK_UINT32, 0, 0, k);
+    return finish(&c, do_binary(&c, B_less, bits, x), res);
+}
+
+/* Whole numbers from float32 ones, as MLX makes them, kept below high where float32 rounds up to it. */
+int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                         mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_randint", s);
+    struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k, *out;
+    if (!is_dtype((int)dtype) || is_inexact(dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
+    k = key_input(&c, key);
+    out = do_uniform(&c, x, y, shape_count(shape_num), shape, MLXVK_FLOAT32, k);
+    out = c.code ? NULL : as_type(&c, do_unary(&c, U_floor, out), dtype);
+    if (out && dtype != MLXVK_BOOL) {
+        out = do_binary(&c, B_minimum, out, do_binary(&c, B_subtract, as_type(&c, y, dtype), scalar(&c, 1, dtype)));
+        out = do_binary(&c, B_maximum, out, as_type(&c, x, dtype));
+    }
+    return finish(&c, out, res);
+}
+
+/* erfinv of a uniform number between -1 and 1: a normal one over the root of 2. */
+static struct array *normal_samples(struct call *c, int ndim, const int *shape, mlxvk_dtype dtype, struct array *key)
+{
+    int full[MAXD + 1];
+    struct array *out;
+    if (!check_shape(c, ndim, shape, dtype)) return NULL;
+    for (int i = 0; i < ndim; i++) full[i] = shape[i];
+    full[ndim] = 2;
+    out = do_random(c, RANDOM_UNIFORM, ndim + is_complex(dtype), full, MLXVK_FLOAT32, nextafterf(-1, 0), 1, key);
+    out = do_unary(c, U_erfinv, out);
+    if (!is_complex(dtype)) return as_type(c, out, dtype);
+    out = do_view(c, out, dtype);
+    return out ? do_reshape(c, out, ndim, shape) : NULL;
+}
+
+int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array loc,
+                                  mlxvk_array scale, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_normal_broadcast", s);
+    struct array *at = optional_input(&c, "loc", loc), *by = optional_input(&c, "scale", scale), *k, *out;
+    if (dtype != MLXVK_COMPLEX64) check_float(&c, dtype);
+    k = key_input(&c, key);
+    out = normal_samples(&c, shape_count(shape_num), shape, dtype, k);
+    if (!c.code && !is_complex(dtype)) {
+        struct array *root = scalar(&c, 1.4142135623730951, dtype);
+        by = by ? do_binary(&c, B_multiply, root, as_type(&c, by, dtype)) : root;
+        at = as_type(&c, at, dtype);
+    }
+    if (by) out = do_binary(&c, B_multiply, by, out);
+    if (at) out = do_binary(&c, B_add, at, out);
+    return finish(&c, out, res);
+}
+
+int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape, size_t shape_num,
+                                  mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_truncated_normal", s);
+    struct array *low = input(&c, "lower", lower), *high = input(&c, "upper", upper), *k, *root, *from, *to, *out;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    root = c.code ? NULL : scalar(&c, 1.4142135623730951, dtype);
+    low = c.code ? NULL : as_type(&c, low, dtype);
+    high = c.code ? NULL : as_type(&c, high, dtype);
+    from = do_unary(&c, U_erf, do_binary(&c, B_divide, low, root));
+    to = do_unary(&c, U_erf, do_binary(&c, B_divide, high, root));
+    out = do_uniform(&c, from, to, shape_count(shape_num), shape, dtype, k);
+    out = do_binary(&c, B_multiply, root, do_unary(&c, U_erfinv, out));
+    return finish(&c, do_binary(&c, B_maximum, do_binary(&c, B_minimum, high, out), low), res);
+}
+
+int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
+                         mlxvk_stream s)
+{
+    struct call c = begin("random_laplace", s);
+    struct array *k, *u, *out;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    u = do_random(&c, RANDOM_UNIFORM, shape_count(shape_num), shape, MLXVK_FLOAT32, nextafterf(-1, 0), 1, k);
+    out = do_unary(&c, U_log1p, do_unary(&c, U_negative, do_unary(&c, U_abs, u)));
+    out = do_binary(&c, B_multiply, do_unary(&c, U_sign, u), out);
+    if (!c.code) out = as_type(&c, out, dtype);
+    if (!c.code && scale != 1) out = do_binary(&c, B_multiply, scalar(&c, scale, dtype), out);
+    if (!c.code && loc != 0) out = do_binary(&c, B_add, scalar(&c, loc, dtype), out);
+    return finish(&c, out, res);
+}
+
+/* The numbers below n in random order: the order of as many random words. */
+static struct array *permuted_numbers(struct call *c, int n, struct array *key)
+{
+    return do_sort(c, do_random(c, RANDOM_BITS, 1, &n, MLXVK_UINT32, 0, 0, key), 0, true);
+}
+
+int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_permutation_arange", s);
+    return finish(&c, permuted_numbers(&c, x, key_input(&c, key)), res);
+}
+
+int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_permutation", s);
+    struct array *a = input(&c, "x", x), *k = NULL;
+    axis = normal_axis(&c, a, axis);
+    if (axis >= 0) k = permuted_numbers(&c, a->shape[axis], key_input(&c, key));
+    return finish(&c, a && a->size ? do_take(&c, a, k, axis) : a, res);
+}
+
+/* ==== >>linalg ==================================================================================================== */
+
+static struct array *reduced(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
+{
+    return mask ? do_reduce(c, op, a, mask, keepdims) : a;
+}
+
+static struct array *root_of_squares(struct call *c, struct array *x, uint32_t mask, bool keepdims)
+{
+    return do_unary(c, U_sqrt, reduced(c, R_sum, do_unary(c, U_square, x), mask, keepdims));
+}
+
+/* The magnitudes of elements in float32, in which norms are computed. */
+static struct array *magnitudes(struct call *c, struct array *a) { return a ? as_type(c, do_unary(c, U_abs, a), MLXVK_FLOAT32) : NULL; }
+
+static struct array *vector_norm(struct call *c, struct array *a, double order, uint32_t mask, bool keepdims)
+{
+    struct array *x = magnitudes(c, a);
+    if (!x) return NULL;
+    if (order == 0) {
+        x = as_type(c, do_binary(c, B_not_equal, x, scalar(c, 0, MLXVK_FLOAT32)), MLXVK_FLOAT32);
+        return reduced(c, R_sum, x, mask, keepdims);
+    }
+    if (order == 1) return reduced(c, R_sum, x, mask, keepdims);
+    if (order == 2) return root_of_squares(c, x, mask, keepdims);
+    if (isinf(order)) return reduced(c, order > 0 ? R_max : R_min, x, mask, keepdims);
+    x = reduced(c, R_sum, do_binary(c, B_power, x, scalar(c, order, MLXVK_FLOAT32)), mask, keepdims);
+    return do_binary(c, B_power, x, scalar(c, 1 / order, MLXVK_FLOAT32));
+}
+
+/* The largest or smallest sum of magnitudes of a column (order 1, -1) or a row (infinite orders). */
+static struct array *matrix_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
+{
+    int sum = isinf(order) ? axis[1] : axis[0], most = isinf(order) ? axis[0] : axis[1];
+    struct array *x = magnitudes(c, a);
+    if (!x) return NULL;
+    if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "order %g of matrices", order);
+    x = do_reduce(c, order > 0 ? R_max : R_min, do_reduce(c, R_sum, x, 1u << sum, true), 1u << most, true);
+    return keepdims ? x : do_squeeze(c, x, 1u << sum | 1u << most);
+}
+
+/* Normal axes of a norm: those given, or where axis is NULL all of them. Returns how many. */
+static int norm_axes(struct call *c, const struct array *a, const int *axis, size_t count, int most, int *axes, uint32_t *mask)
+{
+    *mask = 0;
+    if (c->code || !a) return 0;
+    if (!axis) count = (size_t)a->ndim;
+    if (count > (size_t)most) { FAIL(c, MLXVK_ERROR_AXIS, "%zu axes of %s; at most %d", count, TEXT(a), most); return 0; }
+    for (int i = 0; i < (int)count; i++) axes[i] = axis ? normal_axis(c, a, axis[i]) : i;
+    if (!axes_mask(c, a, axes, count, mask)) return 0;
+    return (int)count;
+}
+
+int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    struct call c = begin("linalg_norm", s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    int axes[MAXD], count;
+    uint32_t mask;
+    count = norm_axes(&c, x, axis, axis_num, 2, axes, &mask);
+    if (!c.code) out = count == 2 ? matrix_norm(&c, x, ord, axes, keepdims) : vector_norm(&c, x, ord, mask, keepdims);
+    if (out) out = as_type(&c, out, ord == 2 && is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
+    return finish(&c, out, res);
+}
+
+static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, int most, bool keepdims,
+                   mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    int axes[MAXD], count;
+    uint32_t mask;
+    count = norm_axes(&c, x, axis, axis_num, axis ? most : MAXD, axes, &mask);
+    if (ord && count != 2) FAIL(&c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", ord, count);
+    if (ord && strcmp(ord, "fro") && strcmp(ord, "f")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
+    if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
+    if (out) out = as_type(&c, out, is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
+    return finish(&c, out, res);
+}
+
+int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    return norm_l2("linalg_norm_matrix", res, a, ord ? ord : "NULL", axis, axis_num, 2, keepdims, s);
+}
+
+int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    return norm_l2("linalg_norm_l2", res, a, NULL, axis, axis_num, 2, keepdims, s);
+}
+
+/* Vectors of two elements get a third one, 0. */
+static struct array *three_long(struct call *c, struct array *a, int axis)
+{
+    int low[MAXD] = { 0 }, high[MAXD] = { 0 };
+    if (c->code || !a) return NULL;
+    if (a->shape[axis] != 2 && a->shape[axis] != 3)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s must have 2 or 3 elements", axis, TEXT(a));
+    high[axis] = 3 - a->shape[axis];
+    return do_pad(c, a, low, high, NULL, "constant");
+}
+
+int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s)
+{
+    struct call c = begin("linalg_cross", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *forth, *back;
+    int at_x = normal_axis(&c, x, axis), at_y = normal_axis(&c, y, axis);
+    x = three_long(&c, x, at_x);
+    y = three_long(&c, y, at_y);
+    if (x && y && x->ndim - at_x != y->ndim - at_y) FAIL(&c, MLXVK_ERROR_AXIS, "axis %d is not the same of %s and %s", axis, TEXT(x), TEXT(y));
+    forth = do_binary(&c, B_multiply, do_roll(&c, x, -1, at_x), do_roll(&c, y, -2, at_y));
+    back = do_binary(&c, B_multiply, do_roll(&c, x, -2, at_x), do_roll(&c, y, -1, at_y));
+    return finish(&c, do_binary(&c, B_subtract, forth, back), res);
+}
+
 /* ==== >>fusion ==================================================================================================== */
 
 /* A fusion applies where the results in between are wanted by nobody else. Its nodes are lowered at the first one's place:
@@ -8937,6 +9985,14 @@ static void unlock_and_release(struct device *d)
     if (last) device_destroy(d);
 }
 
+/* Ends a call that frees a handle. */
+static int unlock_and_drop(struct device *d)
+{
+    d->refs--;
+    unlock_and_release(d);
+    return 0;
+}
+
 int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
 {
     mlxvk_error local = { 0 }, *error = desc && desc->error ? desc->error : &local;
@@ -8994,9 +10050,7 @@ int mlxvk_device_free(mlxvk_device device)
     struct device *d = device.ctx;
     if (!d) return 0;
     mutex_lock(&d->lock);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
@@ -9039,14 +10093,19 @@ static void count_device(int index, const char *name, const char *type, void *us
     ++*(int *)user;
 }
 
-int mlxvk_device_count(void)
+int mlxvk_device_count(int *count, mlxvk_device_type type)
 {
-    int n = 0;
-    mlxvk_device_list(count_device, &n);
-    return n;
+    if (!count) return MLXVK_ERROR_ARGUMENT;
+    *count = 0;
+    if (type == MLXVK_GPU) mlxvk_device_list(count_device, count);
+    return 0;
 }
 
-bool mlxvk_is_available(void) { return mlxvk_device_count() > 0; }
+bool mlxvk_is_available(void)
+{
+    int count = 0;
+    return !mlxvk_device_count(&count, MLXVK_GPU) && count > 0;
+}
 
 int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key)
 {
@@ -9068,7 +10127,7 @@ int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *k
     c = &d->caps;
     const struct { const char *name; size_t value; } sizes[] = {
         { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
+        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align },
     };
@@ -9091,6 +10150,8 @@ int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 
 /* ==== >>public: memory ============================================================================================ */
 
+static void wait_streams(struct device *d);          /* >>public: streams */
+
 /* One member of the device, read and where `set` is given changed, under the lock. */
 static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
 {
@@ -9099,6 +10160,7 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
+    if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
@@ -9106,20 +10168,20 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     return 0;
 }
 
-int mlxvk_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
-int mlxvk_get_peak_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, peak), NULL); }
-int mlxvk_reset_peak_memory(mlxvk_device d) { return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 }); }
-int mlxvk_get_cache_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, cached), NULL); }
-int mlxvk_get_memory_limit(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, memory_limit), NULL); }
-int mlxvk_set_memory_limit(size_t *res, size_t limit, mlxvk_device d)
+int mlxvk_device_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
+int mlxvk_device_get_peak_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, peak), NULL); }
+int mlxvk_device_reset_peak_memory(mlxvk_device d) { return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 }); }
+int mlxvk_device_get_cache_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, cached), NULL); }
+int mlxvk_device_get_memory_limit(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, memory_limit), NULL); }
+int mlxvk_device_set_memory_limit(size_t *res, size_t limit, mlxvk_device d)
 {
     return memory_value(d, res, offsetof(struct device, memory_limit), &limit);
 }
-int mlxvk_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
+int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
 {
     return memory_value(d, res, offsetof(struct device, cache_limit), &limit);
 }
-int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
+int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
 {
     struct device *d = device_or_default(device);
     if (d && limit > d->caps.memory_size / 20 * 19)
@@ -9127,15 +10189,32 @@ int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
     return memory_value(device, res, offsetof(struct device, wired_limit), &limit);
 }
 
-int mlxvk_clear_cache(mlxvk_device device)
+int mlxvk_device_clear_cache(mlxvk_device device)
 {
     struct device *d = device_or_default(device);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
-    cache_trim(d, SIZE_MAX, true);
+    cache_trim(d, SIZE_MAX, false);
+    if (d->cached) {                                 /* in flight: waited for without the lock, another thread may have to signal */
+        wait_streams(d);
+        cache_trim(d, SIZE_MAX, true);
+    }
     mutex_unlock(&d->lock);
     return 0;
 }
+
+/* mlx-c's forms, which name no device. */
+#define DEFAULT ((mlxvk_device){ NULL })
+int mlxvk_get_active_memory(size_t *res) { return mlxvk_device_get_active_memory(res, DEFAULT); }
+int mlxvk_get_peak_memory(size_t *res) { return mlxvk_device_get_peak_memory(res, DEFAULT); }
+int mlxvk_reset_peak_memory(void) { return mlxvk_device_reset_peak_memory(DEFAULT); }
+int mlxvk_get_cache_memory(size_t *res) { return mlxvk_device_get_cache_memory(res, DEFAULT); }
+int mlxvk_clear_cache(void) { return mlxvk_device_clear_cache(DEFAULT); }
+int mlxvk_get_memory_limit(size_t *res) { return mlxvk_device_get_memory_limit(res, DEFAULT); }
+int mlxvk_set_memory_limit(size_t *res, size_t limit) { return mlxvk_device_set_memory_limit(res, limit, DEFAULT); }
+int mlxvk_set_cache_limit(size_t *res, size_t limit) { return mlxvk_device_set_cache_limit(res, limit, DEFAULT); }
+int mlxvk_set_wired_limit(size_t *res, size_t limit) { return mlxvk_device_set_wired_limit(res, limit, DEFAULT); }
+#undef DEFAULT
 
 static int put_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b)
 {
@@ -9190,9 +10269,7 @@ int mlxvk_buffer_free(mlxvk_buffer buffer)
     d = b->device;
     mutex_lock(&d->lock);
     buffer_release(d, b);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
@@ -9382,12 +10459,10 @@ int mlxvk_stream_free(mlxvk_stream stream)
         mutex_lock(&d->lock);
     }
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
-mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream)
+mlxvk_device mlxvk_stream_device(mlxvk_stream stream)
 {
     mlxvk_device res = { stream.ctx ? ((struct stream *)stream.ctx)->device : NULL };
     return res;
@@ -9600,9 +10675,7 @@ int mlxvk_event_free(mlxvk_event event)
     ev->next = d->freed_events;
     d->freed_events = ev;
     reap_events(d, false);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
@@ -10131,9 +11204,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream)

@@ -108,6 +108,8 @@ typedef enum mlxvk_dtype {
     MLXVK_DTYPE_COUNT
 } mlxvk_dtype;
 
+typedef enum mlxvk_device_type { MLXVK_CPU, MLXVK_GPU } mlxvk_device_type;   /* every Vulkan device counts as a GPU */
+
 typedef struct mlxvk_device  { void *ctx; } mlxvk_device;
 typedef struct mlxvk_stream  { void *ctx; } mlxvk_stream;
 typedef struct mlxvk_buffer  { void *ctx; } mlxvk_buffer;    /* device memory */
@@ -173,12 +175,12 @@ MLXVK_API int mlxvk_device_status(mlxvk_device device);
 
 /* How many Vulkan devices there are, and what they are called; neither makes an mlxvk device. */
 MLXVK_API bool mlxvk_is_available(void);
-MLXVK_API int mlxvk_device_count(void);
+MLXVK_API int mlxvk_device_count(int *count, mlxvk_device_type type);   /* of CPUs: 0 */
 MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user);
 
 /* What a device is. Keys of strings: device_name, architecture, driver. Keys of numbers: max_buffer_length,
  * max_recommended_working_set_size, memory_size, subgroup_size, max_storage_buffer_range, shared_memory_size, unified
- * (1 where the host maps device memory), and one per capability (1 or 0): int8, int16, int64, float16, storage8,
+ * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own), and one per capability (1 or 0): int8, int16, int64, float16, storage8,
  * storage16, bfloat16, cooperative_matrix, cooperative_matrix2, push_descriptor, integer_dot_product.
  * Returns ARGUMENT for a key that there is not. */
 MLXVK_API int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key);
@@ -189,17 +191,28 @@ MLXVK_API int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t 
 
 /* ==== >>memory ==================================================================================================== */
 
-/* MLX's counters and limits, in bytes. Freed memory is kept in a cache for reuse up to the cache limit; the memory limit
- * makes the cache shrink first and never makes an allocation fail. Setters return the old value in res (may be NULL). */
-MLXVK_API int mlxvk_get_active_memory(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_get_peak_memory(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_reset_peak_memory(mlxvk_device device);          /* to 0, as MLX does */
-MLXVK_API int mlxvk_get_cache_memory(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_clear_cache(mlxvk_device device);
-MLXVK_API int mlxvk_get_memory_limit(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_set_memory_limit(size_t *res, size_t limit, mlxvk_device device);
-MLXVK_API int mlxvk_set_cache_limit(size_t *res, size_t limit, mlxvk_device device);
-MLXVK_API int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device);   /* a stored value */
+/* MLX's counters and limits, in bytes, of the default device. Freed memory is kept in a cache for reuse up to the cache
+ * limit; the memory limit makes the cache shrink first and never makes an allocation fail. Setters return the old value in
+ * res (may be NULL). */
+MLXVK_API int mlxvk_get_active_memory(size_t *res);
+MLXVK_API int mlxvk_get_peak_memory(size_t *res);
+MLXVK_API int mlxvk_reset_peak_memory(void);                         /* to 0, as MLX does */
+MLXVK_API int mlxvk_get_cache_memory(size_t *res);
+MLXVK_API int mlxvk_clear_cache(void);
+MLXVK_API int mlxvk_get_memory_limit(size_t *res);
+MLXVK_API int mlxvk_set_memory_limit(size_t *res, size_t limit);
+MLXVK_API int mlxvk_set_cache_limit(size_t *res, size_t limit);
+MLXVK_API int mlxvk_set_wired_limit(size_t *res, size_t limit);      /* a stored value */
+/* The same of a device. */
+MLXVK_API int mlxvk_device_get_active_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_get_peak_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_reset_peak_memory(mlxvk_device device);
+MLXVK_API int mlxvk_device_get_cache_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_clear_cache(mlxvk_device device);
+MLXVK_API int mlxvk_device_get_memory_limit(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_set_memory_limit(size_t *res, size_t limit, mlxvk_device device);
+MLXVK_API int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device device);
+MLXVK_API int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device);
 
 /* Device memory of `size` bytes; zero bytes are allowed. The contents are undefined. */
 MLXVK_API int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device);
@@ -223,7 +236,7 @@ MLXVK_API mlxvk_stream mlxvk_stream_new(void);
 /* The default device's default stream (one more handle on it). */
 MLXVK_API mlxvk_stream mlxvk_default_gpu_stream_new(void);
 MLXVK_API int mlxvk_stream_free(mlxvk_stream stream);                /* waits for what it has submitted */
-MLXVK_API mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream); /* not a new handle: do not free it */
+MLXVK_API mlxvk_device mlxvk_stream_device(mlxvk_stream stream);     /* not a new handle: do not free it */
 MLXVK_API int mlxvk_stream_get_index(int *index, mlxvk_stream stream);
 MLXVK_API int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error);   /* copies the last error */
 /* Submits what is recorded, without waiting. Returns the first error of deferred work since the last call. */
@@ -423,6 +436,24 @@ MLXVK_API int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array i
                                   size_t slice_sizes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                                    mlxvk_stream s);
+MLXVK_API int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
+                                     mlxvk_stream s);
+/* a with updates (cast to its dtype) put, added, multiplied, ... into windows that start at the indices, as for gather.
+ * updates: the index arrays' broadcast shape, then one dimension for each of a's, at most as long. Windows that do not fit
+ * into a are left out. Where several go to one place, the result is the same in every run: of mlxvk_scatter the last one
+ * stays; sums and products of floats are taken in order, in float32. max and min pass over NaN among the updates. In place
+ * where *res is a's only owner. _single: one index array. */
+#define MLXVK_SCATTER_FUNCTIONS(X) X(scatter) X(scatter_add) X(scatter_prod) X(scatter_max) X(scatter_min)
+#define MLXVK_X(name)                                                                                                 \
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,      \
+                               const int *axes, size_t axes_num, mlxvk_stream s);                                     \
+    MLXVK_API int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates,    \
+                                        int axis, mlxvk_stream s);
+MLXVK_SCATTER_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* a with the rows of src, in order, where mask is true. mask: bool, the first dimensions of a; src: a row for each true
+ * element (what it lacks stays a's), or, with fewer dimensions, one row for all. */
+MLXVK_API int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s);
 
 /* ==== >>elementwise =============================================================================================== */
 
@@ -558,6 +589,39 @@ MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scal
 MLXVK_API int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s);
 MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s);
 
+/* ==== >>convolution =============================================================================================== */
+
+/* Convolutions as neural networks have them (cross-correlations): input (N, spatial axes, C), weight (O, kernel's axes,
+ * C / groups), result (N, spatial axes, O), of a floating dtype, sums in float32. One to three spatial axes; groups, which
+ * cut both kinds of channels into as many parts, with one or two. Along an axis the result at o is the sum over taps t of
+ *     weight[t] * input[(o * stride - padding_lo + t * kernel_dilation) / input_dilation]
+ * where that position exists; flip mirrors the kernel. Negative padding cuts from the input before it is dilated.
+ * A list has a value for each spatial axis, or one for all, or none (0 for padding, else 1). Errors: _SHAPE when shapes do
+ * not fit or the padded input is smaller than the kernel, _DTYPE when not floating, _ARGUMENT. Source: MLX conv_general. */
+MLXVK_API int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, const int *stride,
+                                 size_t stride_num, const int *padding_lo, size_t padding_lo_num, const int *padding_hi,
+                                 size_t padding_hi_num, const int *kernel_dilation, size_t kernel_dilation_num,
+                                 const int *input_dilation, size_t input_dilation_num, int groups, bool flip,
+                                 mlxvk_stream s);
+MLXVK_API int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
+                           int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int padding_0, int padding_1, int dilation_0, int dilation_1, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1,
+                           int dilation_2, int groups, mlxvk_stream s);
+/* The gradient of a convolution with respect to its input: an axis of n becomes
+ * (n - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + output_padding. */
+MLXVK_API int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding,
+                                     int dilation, int output_padding, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                                     int padding_0, int padding_1, int dilation_0, int dilation_1, int output_padding_0,
+                                     int output_padding_1, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                                     int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0,
+                                     int dilation_1, int dilation_2, int output_padding_0, int output_padding_1,
+                                     int output_padding_2, int groups, mlxvk_stream s);
+
 /* ==== >>fast ====================================================================================================== */
 
 /* x * rsqrt(mean(x^2) + eps) over the last axis, rounded to x's dtype, times weight ({ NULL }: none). */
@@ -606,6 +670,34 @@ MLXVK_API int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logit
                                              size_t shape_num, mlxvk_array key, mlxvk_stream s);
 MLXVK_API int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
                                                    mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num,
+                                     mlxvk_array key, mlxvk_stream s);
+/* From low to below high. Made of float32 numbers, as in MLX 0.32.4: not every integer beyond 2^24 can come. */
+MLXVK_API int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape,
+                                   size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
+/* loc and scale broadcast to shape; { NULL }: 0 and 1. */
+MLXVK_API int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                                            mlxvk_array loc, mlxvk_array scale, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape,
+                                            size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc,
+                                   float scale, mlxvk_array key, mlxvk_stream s);
+/* x in another order along axis; arange: the numbers below x, uint32. */
+MLXVK_API int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s);
+
+/* ==== >>linalg ==================================================================================================== */
+
+/* axis: one axis (vectors) or two (matrices), NULL: all. ord of vectors: any; of matrices 1, -1, inf, -inf, 2, -2 (singular
+ * values). norm_matrix: "fro", "nuc". norm_l2: root of the sum of squares. Computed in float32. */
+MLXVK_API int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num,
+                                bool keepdims, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis,
+                                       size_t axis_num, bool keepdims, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims,
+                                   mlxvk_stream s);
+/* Of vectors of 2 or 3 elements along axis. */
+MLXVK_API int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s);
 
 /* ==== >>encoder: kernels of the caller's, with the contract of Metal's CommandEncoder ============================== */
 

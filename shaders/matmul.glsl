@@ -7,6 +7,9 @@
 layout(constant_id = 1) const uint TYPE = 10;
 layout(constant_id = 2) const uint EPILOGUE = 0;      // 0: a @ b; 1: with alpha, beta and c; 2: float32 parts, to be added up
 
+#ifdef CONV
+#include "conv.glsl"
+#else
 layout(push_constant) uniform Push {
     uint M, N, K;
     uint offset_a, offset_b, offset_c, offset_out;
@@ -58,6 +61,7 @@ Place place(uint z)
     } else p.d += i * batch_out[0] + j * batch_out[1] + k * batch_out[2];
     return p;
 }
+#endif
 #endif
 
 // The row and column of this workgroup's tile: eight rows of tiles are walked together, which keeps their operands in caches.

@@ -27,10 +27,15 @@
     X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims))                                                               \
     X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims))
 #define SCAN(X, name) X(name, ARRAY(a), INT(axis), BOOL(reverse), BOOL(inclusive))
+#define SCATTER(X, name)                                                                                              \
+    X(name, ARRAY(a), VECTOR(indices), ARRAY(updates), INTS(axes))                                                    \
+    X(name##_single, ARRAY(a), ARRAY(indices), ARRAY(updates), INT(axis))
 #define VARIANCE(X, name)                                                                                             \
     X(name, ARRAY(a), BOOL(keepdims), INT(ddof))                                                                      \
     X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims), INT(ddof))                                                    \
     X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims), INT(ddof))
+#define TWO(name) int_of(c, #name "_0"), int_of(c, #name "_1")
+#define THREE(name) TWO(name), int_of(c, #name "_2")
 #define QUANT OPT_INT(group_size), OPT_INT(bits), STRING(mode)
 
 /* Functions with one result. */
@@ -95,6 +100,9 @@
     X(gather, ARRAY(a), VECTOR(indices), INTS(axes), INTS(slice_sizes))                                               \
     X(gather_single, ARRAY(a), ARRAY(indices), INT(axis), INTS(slice_sizes))                                          \
     X(put_along_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                             \
+    X(scatter_add_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                           \
+    SCATTER(X, scatter) SCATTER(X, scatter_add) SCATTER(X, scatter_prod) SCATTER(X, scatter_max) SCATTER(X, scatter_min) \
+    X(masked_scatter, ARRAY(a), ARRAY(mask), ARRAY(src))                                                              \
     X(round, ARRAY(a), INT(decimals))                                                                                 \
     X(where, ARRAY(condition), ARRAY(x), ARRAY(y))                                                                    \
     X(clip, ARRAY(a), ARRAY(a_min), ARRAY(a_max))                                                                     \
@@ -126,6 +134,17 @@
     X(topk_axis, ARRAY(a), INT(k), INT(axis))                                                                         \
     X(matmul, ARRAY(a), ARRAY(b))                                                                                     \
     X(addmm, ARRAY(c), ARRAY(a), ARRAY(b), FLOAT(alpha), FLOAT(beta))                                                 \
+    X(conv_general, ARRAY(input), ARRAY(weight), INTS(stride), INTS(padding_lo), INTS(padding_hi), INTS(kernel_dilation), \
+      INTS(input_dilation), INT(groups), BOOL(flip))                                                                  \
+    X(conv1d, ARRAY(input), ARRAY(weight), INT(stride), INT(padding), INT(dilation), INT(groups))                     \
+    X(conv2d, ARRAY(input), ARRAY(weight), TWO(stride), TWO(padding), TWO(dilation), INT(groups))                     \
+    X(conv3d, ARRAY(input), ARRAY(weight), THREE(stride), THREE(padding), THREE(dilation), INT(groups))               \
+    X(conv_transpose1d, ARRAY(input), ARRAY(weight), INT(stride), INT(padding), INT(dilation), INT(output_padding),   \
+      INT(groups))                                                                                                    \
+    X(conv_transpose2d, ARRAY(input), ARRAY(weight), TWO(stride), TWO(padding), TWO(dilation), TWO(output_padding),   \
+      INT(groups))                                                                                                    \
+    X(conv_transpose3d, ARRAY(input), ARRAY(weight), THREE(stride), THREE(padding), THREE(dilation),                  \
+      THREE(output_padding), INT(groups))                                                                             \
     X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
     X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
     X(gather_mm, ARRAY(a), ARRAY(b), ARRAY(lhs_indices), ARRAY(rhs_indices), BOOL(sorted_indices))                    \
@@ -147,7 +166,18 @@
     X(random_gumbel, INTS(shape), DTYPE(dtype), ARRAY(key))                                                           \
     X(random_categorical, ARRAY(logits), INT(axis), ARRAY(key))                                                       \
     X(random_categorical_shape, ARRAY(logits), INT(axis), INTS(shape), ARRAY(key))                                    \
-    X(random_categorical_num_samples, ARRAY(logits_), INT(axis), INT(num_samples), ARRAY(key))
+    X(random_categorical_num_samples, ARRAY(logits_), INT(axis), INT(num_samples), ARRAY(key))                        \
+    X(random_bernoulli, ARRAY(p), INTS(shape), ARRAY(key))                                                            \
+    X(random_randint, ARRAY(low), ARRAY(high), INTS(shape), DTYPE(dtype), ARRAY(key))                                 \
+    X(random_normal_broadcast, INTS(shape), DTYPE(dtype), ARRAY(loc), ARRAY(scale), ARRAY(key))                       \
+    X(random_truncated_normal, ARRAY(lower), ARRAY(upper), INTS(shape), DTYPE(dtype), ARRAY(key))                     \
+    X(random_laplace, INTS(shape), DTYPE(dtype), FLOAT(loc), FLOAT(scale), ARRAY(key))                                \
+    X(random_permutation, ARRAY(x), INT(axis), ARRAY(key))                                                            \
+    X(random_permutation_arange, INT(x), ARRAY(key))                                                                  \
+    X(linalg_norm, ARRAY(a), DOUBLE(ord), INTS(axis), BOOL(keepdims))                                                 \
+    X(linalg_norm_matrix, ARRAY(a), STRING(ord), INTS(axis), BOOL(keepdims))                                          \
+    X(linalg_norm_l2, ARRAY(a), INTS(axis), BOOL(keepdims))                                                           \
+    X(linalg_cross, ARRAY(a), ARRAY(b), INT(axis))
 
 /* Functions with a vector of results. */
 #define VECTOR_RESULT_FUNCTIONS(X)                                                                                    \

@@ -40,7 +40,7 @@ using Arrays = std::vector<array>;
 /* The device, made at first use. Without one (or with a MLX of another version) everything stays on the CPU. */
 mlxvk_device device();
 bool has_device();
-/* True where the host cannot map device memory: MLX's buffers then are host memory with copies on the device. */
+/* True where the host does not read device memory as fast as its own: what it computes with has a copy there. */
 bool staged();
 mlxvk_stream stream_of(Stream s);
 /* Submits what every stream has recorded: before the host waits for anything. */
@@ -62,6 +62,12 @@ void give_back(const array& a, mlxvk_array handle);
 void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s);
 /* Blocks until the GPU's work that writes (with `readers`: uses) the array's memory is done. */
 void wait_for(const array& a, bool readers);
+
+/* While it lives, allocations of this thread are for a file's contents. */
+struct Loading {
+  explicit Loading(bool on);
+  ~Loading();
+};
 
 /* ---- primitives.cpp ---- */
 

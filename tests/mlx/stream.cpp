@@ -61,9 +61,9 @@ mlxvk_device device() { static mlxvk_device d = make_device(); return d; }
 bool has_device() { return device().ctx; }
 
 bool staged() {
-  static bool value = [] {
-    size_t mapped = 1;
-    return has_device() && !mlxvk_device_info_get_size(&mapped, device(), "unified") && !mapped;
+  static const bool value = [] {
+    size_t cached = 1;
+    return has_device() && !mlxvk_device_info_get_size(&cached, device(), "cached") && !cached;
   }();
   return value;
 }
@@ -125,7 +125,8 @@ static void stop_if_exiting() { while (exiting) pause(); }
  * condition variable. */
 class Counter {
  public:
-  Counter() {
+  /* of: the stream that will signal it. */
+  explicit Counter(Stream of) : of_(of) {
     if (!has_device()) return;
     auto& p = pool();
     std::lock_guard<std::mutex> lock(p.mutex);
@@ -157,9 +158,9 @@ class Counter {
     changed_.notify_all();
   }
 
-  /* In the order of the GPU stream. Where memory is not mapped the host waits: what follows copies it. */
+  /* In the order of the GPU stream. What the CPU computes into its own memory must be there to be uploaded: the host waits. */
   void wait(uint64_t value, Stream s) {
-    if (staged()) { submit_all(); wait(value); return; }
+    if (staged() && of_.device == Device::cpu) { submit_all(); wait(value); return; }
     if (int code = mlxvk_event_wait(line_.event, line_.base + value, stream_of(s))) raise(code, stream_of(s), "Event::wait");
   }
 
@@ -174,6 +175,7 @@ class Counter {
     return value_ >= value;
   }
 
+  Stream of() const { return of_; }
   bool issued() const { return last_ > line_.base; }
   uint64_t next() { return ++issued_; }
   uint64_t current() const { return issued_; }
@@ -191,6 +193,7 @@ class Counter {
     if (code) throw std::runtime_error(std::string("[Event::") + what + "] " + mlxvk_result_text(code));
   }
 
+  Stream of_;
   Line line_;
   std::atomic<uint64_t> last_{0};                          // largest value that somebody will signal
   std::atomic<uint64_t> issued_{0};
@@ -199,7 +202,7 @@ class Counter {
   uint64_t value_ = 0;
 };
 
-static std::shared_ptr<void> new_counter() { return std::make_shared<Counter>(); }
+static std::shared_ptr<void> new_counter(Stream of) { return std::make_shared<Counter>(of); }
 
 /* A CPU stream calls in its own thread, in order; a GPU stream takes it into its timeline. */
 static void wait_in(Stream s, std::shared_ptr<void> counter, uint64_t value) {
@@ -214,6 +217,12 @@ static void signal_in(Stream s, std::shared_ptr<void> counter, uint64_t value) {
   auto c = std::static_pointer_cast<Counter>(counter);
   if (s.device == Device::gpu) c->signal(value, s);
   else scheduler::enqueue(s, [c, value] { c->signal(value); });
+}
+
+/* A CPU stream's worker still writes what a GPU operation is about to take in: MLX would let go of it when that operation is
+ * recorded. The stream itself holds it until then, which also keeps it from being overwritten in place. */
+static void hold_in(Stream producer, const array& a) {
+  if (producer.device == Device::cpu && a.data_shared_ptr()) scheduler::enqueue(producer, [data = a.data_shared_ptr()] {});
 }
 
 /* Events that an evaluation in this thread made and has not signalled yet. When it ends with an exception nobody will: what
@@ -239,7 +248,7 @@ using mlxvk_mlx::Counter;
 static Counter* counter(const std::shared_ptr<void>& p) { return static_cast<Counter*>(p.get()); }
 
 Event::Event(Stream s) : stream_(s) {
-  event_ = mlxvk_mlx::new_counter();
+  event_ = mlxvk_mlx::new_counter(s);
   mlxvk_mlx::promise(s, event_);
 }
 void Event::wait() { mlxvk_mlx::stop_if_exiting(); counter(event_)->wait(value_); }
@@ -247,8 +256,11 @@ void Event::wait(Stream s) { mlxvk_mlx::wait_in(s, event_, value_); }
 void Event::signal(Stream s) { mlxvk_mlx::signal_in(s, event_, value_); }
 bool Event::is_signaled() const { return counter(event_)->reached(value_); }
 
-Fence::Fence(Stream) { fence_ = mlxvk_mlx::new_counter(); }
-void Fence::wait(Stream s, const array&) { mlxvk_mlx::wait_in(s, fence_, counter(fence_)->current()); }
+Fence::Fence(Stream s) { fence_ = mlxvk_mlx::new_counter(s); }
+void Fence::wait(Stream s, const array& a) {
+  mlxvk_mlx::wait_in(s, fence_, counter(fence_)->current());
+  if (s.device == Device::gpu) mlxvk_mlx::hold_in(counter(fence_)->of(), a);
+}
 void Fence::update(Stream s, const array&, bool) { mlxvk_mlx::signal_in(s, fence_, counter(fence_)->next()); }
 
 namespace gpu {
@@ -261,6 +273,8 @@ void eval(array& a) {
   auto outputs = a.outputs();
   std::vector<array> held;                                 // the inputs of a tracer must not be donated
   if (a.is_tracer()) held = a.inputs();
+  for (auto& in : a.inputs())
+    if (in.event().valid() && !in.event().is_signaled()) mlxvk_mlx::hold_in(in.event().stream(), in);
   try {
     mlxvk_mlx::run(a.primitive(), a.inputs(), outputs);
   } catch (...) {
@@ -299,6 +313,7 @@ void eval(array& a) {
   {
     std::vector<array> held;
     if (a.is_tracer()) held = a.inputs();
+    mlxvk_mlx::Loading loading(typeid(a.primitive()) == typeid(Load));
     a.primitive().eval_cpu(a.inputs(), outputs);
   }
   std::vector<std::shared_ptr<array::Data>> buffers;

@@ -284,11 +284,56 @@ static void empty_arrays(void **state)
     mlxvk_array_free(r);
 }
 
+/* ---- random integers: MLX's answers for key 3 ---- */
+
+static mlxvk_array bound(double value)
+{
+    bool whole = value == floor(value) && fabs(value) < 2147483648.0;
+    return whole ? ints(device, (int32_t[]){ (int32_t)value }, NULL, 0) : floats(device, (float[]){ (float)value }, NULL, 0);
+}
+
+static void random_integers(void **state)
+{
+    static const struct { double low, high; mlxvk_dtype dtype; double want[6]; } cases[] = {
+        { 0, 2, MLXVK_BOOL, { 0, 0, 0, 1, 1, 1 } },
+        { 1, 2, MLXVK_BOOL, { 1, 1, 1, 1, 1, 1 } },
+        { 0, 0, MLXVK_UINT8, { 0, 0, 0, 0, 0, 0 } },
+        { 3, 0, MLXVK_UINT32, { 3, 3, 3, 3, 3, 3 } },
+        { 16777216, 16777219, MLXVK_UINT32, { 16777216, 16777218, 16777218, 16777218, 16777218, 16777218 } },
+        { -1.5, 1.5, MLXVK_INT32, { -1, -1, -1, 0, 0, 0 } },
+        { 0, 4294967296.0, MLXVK_INT64, { 877192960, 1614509696, 1950127104, 3448417024.0, 2823528448.0, 3529024768.0 } },
+    };
+    mlxvk_array key = { NULL }, low, high, r = { NULL };
+    (void)state;
+    key = array_of(MLXVK_UINT32, (uint32_t[]){ 0, 3 }, (int[]){ 2 }, 1);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        unsigned char got[48];
+        low = bound(cases[i].low);
+        high = bound(cases[i].high);
+        OK(mlxvk_random_randint(&r, low, high, (int[]){ 2, 3 }, 2, cases[i].dtype, key, stream), stream);
+        OK(mlxvk_array_read(r, got, 6 * bytes_of(cases[i].dtype), stream), stream);
+        for (size_t k = 0; k < 6; k++) {
+            double g = load_number(cases[i].dtype, got, k).re;
+            if (g != cases[i].want[k]) print_error("case %zu: element %zu is %g and not %g\n", i, k, g, cases[i].want[k]);
+            assert_true(g == cases[i].want[k]);
+        }
+        mlxvk_array_free(low);
+        mlxvk_array_free(high);
+    }
+    REFUSED(mlxvk_random_randint(&r, key, key, (int[]){ 2 }, 1, MLXVK_FLOAT32, key, stream), MLXVK_ERROR_DTYPE, stream, "float32");
+    REFUSED(mlxvk_random_bernoulli(&r, key, (int[]){ 2 }, 1, key, stream), MLXVK_ERROR_DTYPE, stream, "uint32");
+    REFUSED(mlxvk_random_laplace(&r, (int[]){ 2 }, 1, MLXVK_INT32, 0, 1, key, stream), MLXVK_ERROR_DTYPE, stream, "int32");
+    REFUSED(mlxvk_random_permutation_arange(&r, -3, key, stream), MLXVK_ERROR_SHAPE, stream, "-3");
+    mlxvk_array_free(key);
+    mlxvk_array_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(gradients_of_norms), cmocka_unit_test(norms_refuse),
         cmocka_unit_test(rope_backwards), cmocka_unit_test(refusals), cmocka_unit_test(empty_arrays),
+        cmocka_unit_test(random_integers),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

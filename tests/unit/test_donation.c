@@ -33,7 +33,7 @@ static int tear_down(void **state)
 static size_t active(int on)
 {
     size_t bytes = 0;
-    OK_DEVICE(mlxvk_get_active_memory(&bytes, devices[on]), devices[on]);
+    OK_DEVICE(mlxvk_device_get_active_memory(&bytes, devices[on]), devices[on]);
     return bytes;
 }
 
@@ -41,7 +41,7 @@ static size_t active(int on)
 static size_t peak(int on)
 {
     size_t bytes = 0;
-    OK_DEVICE(mlxvk_get_peak_memory(&bytes, devices[on]), devices[on]);
+    OK_DEVICE(mlxvk_device_get_peak_memory(&bytes, devices[on]), devices[on]);
     return bytes;
 }
 
@@ -135,7 +135,7 @@ static void test_steps(void **state)
             struct rng r = { 5 };
             pair[on] = random_floats(&r, shape, 3, on);
             OK(eval_one(pair[on]), streams[on]);
-            OK_DEVICE(mlxvk_reset_peak_memory(devices[on]), devices[on]);
+            OK_DEVICE(mlxvk_device_reset_peak_memory(devices[on]), devices[on]);
             size_t before = active(on);
             OK(steps[k](&pair[on], streams[on]), streams[on]);
             OK(eval_one(pair[on]), streams[on]);

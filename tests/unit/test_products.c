@@ -119,7 +119,7 @@ static mlxvk_array random_array(struct rng *r, float **values, const int *shape,
         (*values)[i] = (float)random_int(r, -64, 64) / 32;
         store_number(dtype, bytes, i, (*values)[i]);
     }
-    OK(mlxvk_array_new_data_device(&a, bytes, shape, ndim, dtype, mlxvk_stream_get_device(s)), s);
+    OK(mlxvk_array_new_data_device(&a, bytes, shape, ndim, dtype, mlxvk_stream_device(s)), s);
     free(bytes);
     return a;
 }
@@ -170,7 +170,7 @@ static void expect_gathered(const struct gather_case *g, const float *a, const f
 
 static void gather_one(struct rng *r, const struct gather_case *g, mlxvk_stream s)
 {
-    mlxvk_device d = mlxvk_stream_get_device(s);
+    mlxvk_device d = mlxvk_stream_device(s);
     bool quantized = g->mode != NULL, odd_a = random_chance(r, 30), odd_b = random_chance(r, 30);
     int *lhs = malloc((size_t)g->entries * sizeof *lhs), *rhs = malloc((size_t)g->entries * sizeof *rhs);
     int rows = g->transpose ? g->n : g->k, columns = g->transpose ? g->k : g->n;

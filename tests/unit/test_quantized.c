@@ -37,7 +37,7 @@ static mlxvk_array upload(const void *bytes, int lead, int rows, int columns, ml
 {
     mlxvk_array a = mlxvk_array_new();
     int shape[3] = { lead, rows, columns };
-    OK(mlxvk_array_new_data_device(&a, bytes, lead ? shape : shape + 1, lead ? 3 : 2, dtype, mlxvk_stream_get_device(s)), s);
+    OK(mlxvk_array_new_data_device(&a, bytes, lead ? shape : shape + 1, lead ? 3 : 2, dtype, mlxvk_stream_device(s)), s);
     return a;
 }
 

@@ -208,9 +208,9 @@ static void test_handles(void **state)
     assert_int_equal(mlxvk_stream_get_index(&index[2], new), 0);
     assert_int_equal(index[0], index[1]);
     assert_int_not_equal(index[0], index[2]);
-    assert_ptr_equal(mlxvk_stream_get_device(one).ctx, mlxvk_stream_get_device(new).ctx);
+    assert_ptr_equal(mlxvk_stream_device(one).ctx, mlxvk_stream_device(new).ctx);
     mlxvk_stream_free(one);
-    mlxvk_array a = counting(mlxvk_stream_get_device(two), 3), b = { NULL };
+    mlxvk_array a = counting(mlxvk_stream_device(two), 3), b = { NULL };
     OK(mlxvk_add(&b, a, a, two), two);
     expect_ints(b, (int32_t[]){ 0, 2, 4 }, 3, two);
     mlxvk_array_free(a);
