@@ -584,9 +584,10 @@ static uint8_t coopmat_size(struct device *d, int component)
     if (!get || get(d->physical, &n, rows) < 0) return 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t size = rows[i].MSize;
-        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && rows[i].AType == component &&
-            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 && rows[i].ResultType == COMPONENT_FLOAT32 &&
-            rows[i].scope == SCOPE_SUBGROUP && size > best) best = (uint8_t)size;
+        int a = (int)rows[i].AType, b = (int)rows[i].BType, c = (int)rows[i].CType, result = (int)rows[i].ResultType;
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && a == component && b == component &&
+            c == COMPONENT_FLOAT32 && result == COMPONENT_FLOAT32 && (int)rows[i].scope == SCOPE_SUBGROUP && size > best)
+            best = (uint8_t)size;
     }
     return best;
 }
@@ -8725,12 +8726,6 @@ static struct array *scatter_target(struct call *c, const mlxvk_array *res, stru
     bool in_place = updates_in_place(res, a) && a->row && updates->storage != a->storage;
     for (int k = 0; k < w->count; k++) in_place = in_place && w->index[k]->storage != a->storage;
     return in_place ? view_of(c, a, a->dtype, a->ndim, a->shape, NULL, a->offset) : copy_of(c, a);
-}
-
-static int64_t common_divisor(int64_t a, int64_t b)
-{
-    while (b) { int64_t r = a % b; a = b; b = r; }
-    return a;
 }
 
 /* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as the
