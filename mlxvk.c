@@ -342,17 +342,20 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL | CAP_INT64)                                                          \
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
-    X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
-    X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
-    X(MATMUL_TILED,  matmul_tiled,  4, CAP_SMALL)                                                                      \
-    X(MATMUL_SUM,    matmul_sum,    4, CAP_SMALL)                                                                      \
-    X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
-    X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
-    X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
-    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
-    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
-    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
-    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
+    X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
+    X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
+    X(MATMUL_TILED,  matmul_tiled,  6, CAP_SMALL)                                                                      \
+    X(MATMUL_SUM,    matmul_sum,    6, CAP_SMALL)                                                                      \
+    X(MATVEC,        matvec,        6, CAP_SMALL)                                                                      \
+    X(MATVEC_SUBGROUP, matvec_subgroup, 6, CAP_SMALL | CAP_SUBGROUP)                                                   \
+    X(VECMAT,        vecmat,        6, CAP_SMALL)                                                                      \
+    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
+    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
+    X(MATMUL_GROUPED, matmul_grouped, 6, CAP_SMALL)                                                                    \
+    X(MATMUL_GROUPED_F16,   matmul_grouped_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_GROUPED_BF16,  matmul_grouped_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
     X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
@@ -370,6 +373,12 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
+    X(QMV_GATHER,    qmv_gather,    8, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(QMV_GATHER_PLAIN, qmv_gather_plain, 8, CAP_SMALL)                                                                \
+    X(QMM_GROUPED,   qmm_grouped,   8, CAP_SMALL)                                                                      \
+    X(QMM_GROUPED_BF16, qmm_grouped_bf16, 8, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
+    X(QMM_GROUPED_F16, qmm_grouped_f16, 8, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                  \
+    X(GROUP_ROWS,    group_rows,    3, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
     X(REDUCE,        reduce,        2, CAP_SMALL)                                                                      \
@@ -2286,6 +2295,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(QUANTIZE,    quantize)                                                                                           \
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
+    X(GATHER_MM,   gather_mm)                                                                                          \
+    X(GATHER_QMM,  gather_qmm)                                                                                         \
     X(ARANGE,      arange)                                                                                             \
     X(REDUCE,      reduce)                                                                                             \
     X(SOFTMAX,     softmax)                                                                                            \
@@ -2314,6 +2325,8 @@ struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
+struct gather_mm_params { uint32_t every; };
+struct gather_qmm_params { struct quant_params quant; uint32_t every; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
 struct scan_params { uint8_t op, axis, flags; };
@@ -2332,6 +2345,8 @@ union params {
     struct matmul_params matmul;
     struct conv_params conv;
     struct quant_params quant;
+    struct gather_mm_params gather_mm;
+    struct gather_qmm_params gather_qmm;
     struct arange_params arange;
     struct reduce_params reduce;
     struct scan_params scan;
@@ -5842,6 +5857,10 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
 /* One product as kernels see it: out = alpha * a @ b + beta * c for each matrix of a batch. Strides in elements. */
 enum { MAT_A, MAT_B, MAT_C, MAT_OUT, MATRICES, BATCH_DIMS = 3 };
 
+/* Which matrix of a meets which matrix of b (x and weights): `entries` products of the same shape. Entry i takes matrix
+ * lhs[i] of a, or i / every where that is not 0, and matrix rhs[i] of b. `first`: the entry to begin with. */
+struct gather { struct array *lhs, *rhs; uint32_t every, entries, first, matrices, weights; };
+
 struct product {
     struct array *array[MATRICES];                   /* c may be NULL */
     int64_t m, n, k;
@@ -5849,6 +5868,7 @@ struct product {
     int ndim;                                        /* of the batch, outermost first */
     int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
     float alpha, beta;
+    const struct gather *gather;                     /* then the batch is its entries: one dimension, with the matrices' strides */
 };
 
 struct product_push {
@@ -5889,6 +5909,14 @@ static void merge_rows(struct product *p)
     }
 }
 
+/* Strides that do not count become what suits kernels. */
+static void suit_strides(struct product *p)
+{
+    if (p->m == 1) { p->a_row = p->a_k != 1; p->out_row = p->c_row = 0; }
+    if (p->n == 1) { p->b_col = p->b_k != 1; p->out_col = 1; p->c_col = 0; }
+    if (p->k == 1) { p->a_k = p->a_row != 1; p->b_k = p->b_col != 1; }
+}
+
 static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
 {
     int i = out->ndim - 1;
@@ -5901,9 +5929,7 @@ static struct product product_of(struct array *a, struct array *b, struct array 
         for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
     merge_batch(&p);
     merge_rows(&p);
-    if (p.m == 1) { p.a_row = p.a_k != 1; p.out_row = p.c_row = 0; }   /* strides that do not count: what suits kernels */
-    if (p.n == 1) { p.b_col = p.b_k != 1; p.out_col = 1; p.c_col = 0; }
-    if (p.k == 1) { p.a_k = p.a_row != 1; p.b_k = p.b_col != 1; }
+    suit_strides(&p);
     return p;
 }
 
@@ -5929,6 +5955,15 @@ static struct product_push bind_product(struct encoder *e, const struct product 
     }
     if (p->ndim > 0) q.inner = (uint32_t)p->shape[p->ndim - 1];
     if (p->ndim > 1) q.middle = (uint32_t)p->shape[p->ndim - 2];
+    if (p->gather) {                                 /* matmul.glsl says what is where */
+        const struct gather *g = p->gather;
+        q.inner = 0;
+        q.middle = g->every;
+        if (!g->every) q.batch[MAT_A][1] = set_input(e, 4, g->lhs) + g->first;
+        q.batch[MAT_A][2] = g->matrices - 1;
+        q.batch[MAT_B][1] = set_input(e, 5, g->rhs) + g->first;
+        q.batch[MAT_B][2] = g->weights - 1;
+    }
     return q;
 }
 
@@ -5966,7 +6001,7 @@ static struct product transposed(const struct product *p)
 static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
 {
     uint32_t odd = q->offset[operand] | (uint32_t)lead;
-    for (int i = 0; i < BATCH_DIMS; i++) odd |= q->batch[operand][i];
+    for (int i = 0; i < (p->gather ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
     return p->array[operand] && unit == 1 && !(odd & (count - 1));
 }
 
@@ -6018,6 +6053,7 @@ static void product_sum(struct encoder *e, const struct product *p, struct array
     struct product_push push;
     sum.array[MAT_A] = sums;
     sum.array[MAT_B] = NULL;
+    sum.gather = NULL;
     sum.offset[MAT_A] = 0;
     push = bind_product(e, &sum);
     push.k = (uint32_t)product_batches(p);
@@ -6243,7 +6279,7 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
     struct product t;
-    if (p->n <= FEW_ROWS && p->n < p->m && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    if (p->n <= FEW_ROWS && p->n < p->m && !p->gather && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
     switch (choose_kind(e, p)) {
     case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
     case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
@@ -6347,6 +6383,173 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
 static void lower_matmul(struct encoder *e, const struct node *n)
 {
     product_split(e, n, (struct array *[MATRICES]){ n->in[0], n->in[1], n->in[2], n->out[0] });
+}
+
+/* ---- gather_mm: matrices chosen by index arrays ---- */
+
+static bool dense_matrix(const struct array *a)
+{
+    return !a || ((a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
+                  (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]));
+}
+
+/* The one stride between the matrices of an operand, counted over all its batch dimensions; false where there is none. */
+static bool matrix_stride(const struct array *a, uint32_t *stride)
+{
+    int64_t step = 0, reach = 0;
+    bool begun = false;
+    for (int i = a->ndim - 3; i >= 0; i--) {
+        if (a->shape[i] == 1) continue;
+        if (!begun) step = a->strides[i];
+        else if (a->strides[i] != reach) return false;
+        reach = a->strides[i] * a->shape[i];
+        begun = true;
+    }
+    *stride = (uint32_t)step;
+    return step >= 0;
+}
+
+/* The operand itself where kernels can read it, else a row-major copy. */
+static struct array *matrices_of(struct encoder *e, struct array *a, bool dense, uint32_t *stride)
+{
+    struct array *rows;
+    if (!a) return NULL;
+    if (matrix_stride(a, stride) && (dense ? dense_matrix(a) : a->strides[a->ndim - 1] == 1 || a->shape[a->ndim - 1] == 1)) {
+        a->refs++;
+        return a;
+    }
+    rows = rows_of(e, a);
+    if (!matrix_stride(rows, stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "gather", "no stride of the matrices");
+    return rows;
+}
+
+static uint32_t matrix_count(const struct array *a)
+{
+    size_t count = 1;
+    for (int i = 0; i < a->ndim - 2; i++) count *= (size_t)a->shape[i];
+    return (uint32_t)count;
+}
+
+enum { GROUP_WEIGHTS = 4096, GROUP_ROWS = 4 };       /* weights that can be counted; rows a weight from which grouping pays */
+
+/* Entries sorted by weight and the tiles of `size` rows that they make, for kernels GROUPED. */
+struct row_groups { struct array *tiles, *order; uint32_t count; };
+
+static struct row_groups group_rows(struct encoder *e, const struct gather *g, uint32_t m, uint32_t size)
+{
+    uint64_t rows = (uint64_t)g->entries * m;
+    bool grouped = g->weights <= GROUP_WEIGHTS && m < size;
+    uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->weights, g->entries) : (uint64_t)g->entries * ceil_div(m, size);
+    struct row_groups r = { scratch(e, (size_t)count * 4, MLXVK_UINT32), scratch(e, g->entries, MLXVK_UINT32), (uint32_t)count };
+    uint32_t push[8] = { g->entries, g->weights, m, size, r.count };
+    if (e->code) return r;
+    push[5] = set_output(e, 0, r.tiles) / 4;
+    push[6] = set_output(e, 1, r.order);
+    push[7] = set_input(e, 2, g->rhs);
+    KERNEL(e, K_GROUP_ROWS, grouped ? min_u32(1024, e->device->caps.max_threads) : 256, grouped);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, grouped ? 1 : ceil_div(max_size(g->entries, r.count), 256));
+    return r;
+}
+
+/* Rows of a sorted by the matrix of b that they meet, in tiles; a lies along its rows. */
+static void gather_grouped(struct encoder *e, const struct product *p)
+{
+    const struct device *d = e->device;
+    const struct gather *g = p->gather;
+    int wanted = d->gate[GATE_MATMUL_KERNEL];
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16, half = bf16 || p->array[MAT_A]->dtype == MLXVK_FLOAT16;
+    enum kernel_id kernel = bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16;
+    bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
+    uint64_t each = (uint64_t)p->m * g->entries / g->weights;
+    const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 3 : 4]
+                                       : &tiled_rows[each > 96 && d->caps.type != VK_PHYSICAL_DEVICE_TYPE_CPU ? 0 : each > 40 ? 2 : 3];
+    struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
+    struct launch l = { .p = *p };
+    uint32_t along = reading_order(p) & 2, even, lanes = d->caps.subgroup;
+    if (!e->code) {
+        l.p.gather = NULL;
+        l.push = bind_product(e, &l.p);
+        l.p.gather = g;
+        even = even_operands(&l, along, coopmat ? 8 : 4);
+        l.push.middle = g->every;                    /* matmul.glsl says what is where */
+        if (!g->every) l.push.batch[MAT_A][1] = set_input(e, 5, g->lhs);
+        l.push.batch[MAT_A][2] = g->matrices - 1;
+        l.push.batch[MAT_OUT][1] = set_input(e, 3, r.tiles);
+        l.push.batch[MAT_OUT][2] = set_input(e, 4, r.order);
+        if (coopmat)
+            KERNEL(e, kernel, t->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
+                   d->caps.coopmat_size[bf16], lanes, along, even);
+        else
+            KERNEL(e, K_MATMUL_GROUPED, t->threads, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
+                   along, even, d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 1 : t->bk);
+        set_bytes(e, &l.push, sizeof l.push);
+        dispatch(e, ceil_div((uint64_t)p->n, t->bn), r.count, 1);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+}
+
+/* Entry by entry, as many at a time as the grid takes. */
+static void gather_entries(struct encoder *e, const struct product *p)
+{
+    struct gather part = *p->gather;
+    struct product one = *p;
+    uint32_t step = part.every ? part.every : 1, most = e->device->caps.max_groups[2] / step * step;
+    one.gather = &part;
+    for (part.first = 0; part.first < part.entries && !e->code; part.first += most) {
+        one.shape[0] = min_u32(part.entries - part.first, most);
+        one.offset[MAT_OUT] = (int64_t)part.first * one.stride[MAT_OUT][0];
+        if (part.every) {
+            one.offset[MAT_A] = (int64_t)(part.first / step) * one.stride[MAT_A][0];
+            part.matrices = p->gather->matrices - part.first / step;
+        }
+        product_batch(e, &one);
+    }
+}
+
+static bool unit_stride(const struct array *a)
+{
+    int i = a->ndim - 1;
+    return a->strides[i] == 1 || a->strides[i - 1] == 1 || a->shape[i] == 1 || a->shape[i - 1] == 1;
+}
+
+static void lower_gather_mm(struct encoder *e, const struct node *n)
+{
+    struct array *y = n->out[0], *in[2];
+    uint32_t stride[2], rows = (uint32_t)dim_of(y, -2), columns = (uint32_t)dim_of(y, -1);
+    struct gather g = { .lhs = n->in[2], .rhs = n->in[3], .every = n->p.gather_mm.every, .entries = (uint32_t)(y->size / rows / columns),
+                        .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+    struct product p = { .m = rows, .n = columns, .k = dim_of(n->in[0], -1), .out_row = columns, .out_col = 1, .ndim = 1,
+                         .alpha = 1, .gather = &g, .shape = { g.entries } };
+    bool many = rows <= 64 && (uint64_t)g.entries * rows >= (uint64_t)GROUP_ROWS * g.weights && g.weights <= GROUP_WEIGHTS && g.entries > 1 &&
+                (uint64_t)g.entries * rows / 32 + g.weights < e->device->caps.max_groups[1] &&
+                e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_PLAIN && e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_VECTOR;
+    for (int i = 0; i < 2; i++) {
+        struct array *a = n->in[i];
+        bool fits = matrix_stride(a, &stride[i]) && (i == 0 && many ? a->strides[a->ndim - 1] == 1 || p.k == 1 : unit_stride(a));
+        in[i] = fits ? a : rows_of(e, a);
+        if (fits) a->refs++;
+        else matrix_stride(in[i], &stride[i]);
+    }
+    p.array[MAT_A] = in[0];
+    p.array[MAT_B] = in[1];
+    p.array[MAT_OUT] = y;
+    p.a_row = in[0]->strides[in[0]->ndim - 2];
+    p.a_k = in[0]->strides[in[0]->ndim - 1];
+    p.b_k = in[1]->strides[in[1]->ndim - 2];
+    p.b_col = in[1]->strides[in[1]->ndim - 1];
+    p.stride[MAT_A][0] = stride[0];
+    p.stride[MAT_B][0] = stride[1];
+    p.stride[MAT_OUT][0] = (int64_t)rows * columns;
+    if (many) {
+        gather_grouped(e, &p);
+    } else {
+        suit_strides(&p);
+        gather_entries(e, &p);
+    }
+    array_release(in[0]);
+    array_release(in[1]);
 }
 
 /* ---- fronts ---- */
@@ -6457,6 +6660,81 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     struct call k = begin("addmm", s);
     struct array *z = input(&k, "c", c), *x = input(&k, "a", a), *y = input(&k, "b", b);
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
+}
+
+/* Index arrays of the matrices of two operands, as uint32 of one shape, row-major. One that is absent counts its operand's
+ * matrices; *every: where that is lhs's, and each number comes so many times in a row, no array is made of it. */
+static bool matrix_indices(struct call *c, const struct array *a, const struct array *b, struct array **lhs, struct array **rhs,
+                           uint32_t *every, int *ndim, int *shape)
+{
+    const struct array *operands[2] = { a, b };
+    struct array **index[2] = { lhs, rhs }, whole[2];
+    *every = 0;
+    for (int i = 0; i < 2; i++) {
+        struct array *given = *index[i];
+        if (c->code || (given && !is_integer(given->dtype)))
+            return FAIL(c, MLXVK_ERROR_DTYPE, "indices %s are no integers", given ? TEXT(given) : ""), false;
+        if (given) { whole[i] = *given; continue; }
+        whole[i] = *operands[i];
+        whole[i].ndim -= 2;
+    }
+    if (!broadcast_shape(c, &whole[0], &whole[1], ndim, shape)) return false;
+    for (int i = 0; i < 2; i++) {
+        uint32_t count = matrix_count(operands[i]), repeats = 1;
+        int same = 0;
+        if (!*index[i]) {
+            int lead = *ndim - whole[i].ndim, total = (int)count;
+            while (lead + same < *ndim && whole[i].shape[same] == shape[lead + same]) same++;
+            for (int k = lead + same; k < *ndim; k++) { repeats *= (uint32_t)shape[k]; if (whole[i].shape[k - lead] != 1) same = -1; }
+            for (int k = 0; k < lead; k++) if (shape[k] != 1) same = -1;
+            if (i == 0 && same >= 0 && repeats && repeats <= 1 << 14) { *every = repeats; continue; }
+            *index[i] = do_reshape(c, do_arange(c, 0, total, 1, MLXVK_UINT32), whole[i].ndim, whole[i].shape);
+        }
+        *index[i] = contiguous(c, broadcast(c, as_type(c, *index[i], MLXVK_UINT32), *ndim, shape));
+    }
+    return !c->code;
+}
+
+static struct array *do_gather_mm(struct call *c, struct array *a, struct array *b, struct array *lhs, struct array *rhs)
+{
+    struct gather_mm_params f = { 0 };
+    struct array *out;
+    int ndim, shape[MAXD];
+    bool row, column;
+    mlxvk_dtype t;
+    if (!lhs && !rhs) return do_matmul(c, a, b);
+    if (c->code || !a || !b) return NULL;
+    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
+    t = promote(a->dtype, b->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    row = a->ndim == 1;
+    column = b->ndim == 1;
+    a = as_matrix(c, as_type(c, a, t), 0);
+    b = as_matrix(c, as_type(c, b, t), 1);
+    if (c->code) return NULL;
+    if (dim_of(a, -1) != dim_of(b, -2))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (!matrix_indices(c, a, b, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    shape[ndim] = dim_of(a, -2);
+    shape[ndim + 1] = dim_of(b, -1);
+    out = output(c, ndim + 2, shape, t);
+    if (!out) return NULL;
+    if (out->size && dim_of(a, -1) == 0) append_copy(c, out, broadcast(c, scalar(c, 0, t), out->ndim, out->shape));
+    else if (out->size && (!a->size || !b->size))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(a), TEXT(b));
+    else append(c, OP_GATHER_MM, PARAMS(.gather_mm = f), ARRAYS(a, b, f.every ? NULL : lhs, rhs), ARRAYS(out));
+    return without_units(c, out, row, column);
+}
+
+int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices, mlxvk_array rhs_indices,
+                    bool sorted_indices, mlxvk_stream s)
+{
+    struct call c = begin("gather_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *lhs = optional_input(&c, "lhs_indices", lhs_indices),
+        *rhs = optional_input(&c, "rhs_indices", rhs_indices);
+    (void)sorted_indices;                            /* rows are grouped on the GPU where that pays */
+    return finish(&c, do_gather_mm(&c, x, y, lhs, rhs), res);
 }
 
 /* ==== >>convolution =============================================================================================== */
@@ -7853,6 +8131,7 @@ enum qmv_epilogue { QMV_STORE, QMV_ADD, QMV_SWIGLU };
  * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
  * `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
 struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
+
 struct quant_job {
     struct quant_params format;
     struct array *x, *residual;
@@ -7861,6 +8140,7 @@ struct quant_job {
     int sets;
     enum qmv_epilogue epilogue;
     struct quant_set set[QMV_SETS];
+    const struct gather *gather;
 };
 
 /* How the kernels cut their work, by class of device. The first row that fits holds. */
@@ -7980,6 +8260,22 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
     return p;
 }
 
+/* Push constants of the kernels that follow index arrays. */
+struct gather_push {
+    uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at, rows, w_at, s_at, b_at, y_at, y_row;
+    uint32_t first_entry, every, lhs_at, lhs_last, rhs_at, rhs_last, tiles_at, order_at;
+};
+
+static struct gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p, uint32_t lhs_slot)
+{
+    const struct gather *g = j->gather;
+    struct gather_push q = { p->m, p->k, p->group_shift, p->rounds, p->x_at, p->x_row, p->x_batch, p->w_batch, p->s_batch,
+        p->y_batch, p->r_at, p->rows[0], p->w_at[0], p->s_at[0], p->b_at[0], p->y_at[0], p->y_row[0], .first_entry = g->first,
+        .every = g->every, .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1 };
+    if (!g->every) q.lhs_at = set_input(e, lhs_slot, g->lhs);
+    return q;
+}
+
 /* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
 static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
 {
@@ -8007,9 +8303,13 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
                : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
+    KERNEL(e, j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
            scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
-    set_bytes(e, &p, sizeof p);
+    if (j->gather) {
+        struct gather_push q = gather_bind(e, j, &p, 6);
+        q.rhs_at = set_input(e, 7, j->gather->rhs);
+        set_bytes(e, &q, sizeof q);
+    } else set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
 
@@ -8201,12 +8501,6 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
     }
 }
 
-static bool dense_matrix(const struct array *a)
-{
-    return !a || ((a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
-                  (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]));
-}
-
 /* The operand itself where its matrices are dense (its rows, for x), else a copy. */
 static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
 {
@@ -8295,6 +8589,115 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
         quant_batch(e, &j, in[0], in[1], in[2], in[3], y);
         for (int i = 0; i < 4; i++) array_release(in[i]);
     }
+}
+
+/* ---- gather_qmm ---- */
+
+/* Binds what kernels GROUPED need besides the operands. */
+static void bind_groups(struct encoder *e, const struct quant_job *j, const struct quant_push *p, const struct row_groups *r)
+{
+    struct gather_push q = gather_bind(e, j, p, 7);
+    q.tiles_at = set_input(e, 5, r->tiles);
+    q.order_at = set_input(e, 6, r->order);
+    set_bytes(e, &q, sizeof q);
+}
+
+/* Rows and shape of the tiles for a product by index arrays; rows of x that meet one weight, about. */
+static const struct tile_row *grouped_tile(const struct encoder *e, const struct quant_job *j)
+{
+    uint64_t rows = (uint64_t)j->gather->entries * j->m / j->gather->weights;
+    if (j->m > rows) rows = j->m;
+    return qmm_rows + (e->device->caps.shared_memory < QMM_DEEP_MEMORY + 1024 ? QMM_SHALLOW : 0) + (rows > 96 ? 0 : rows > 40 ? 1 : 2);
+}
+
+/* By cooperative matrices; false where the device or the operands do not allow it. */
+static bool gather_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const struct device *d = e->device;
+    const struct tile_row *t = grouped_tile(e, j);
+    bool bf16 = j->to == MLXVK_BFLOAT16;
+    enum kernel_id kernel = bf16 ? K_QMM_GROUPED_BF16 : K_QMM_GROUPED_F16;
+    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
+    struct quant_push p;
+    struct row_groups r;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
+        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
+    p = quant_bind(e, j, false);
+    aligned = quant_alignment(j, &p) | ((p.y_at[0] | p.y_row[0]) % 8 ? 0 : 4);
+    encoder_reset(e);
+    if (!(aligned & 1)) return false;
+    r = group_rows(e, j->gather, j->m, t->bm);
+    p = quant_bind(e, j, false);
+    if (!e->code) {
+        bind_groups(e, j, &p, &r);
+        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
+               (uint32_t)j->to, t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, false);
+        dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), 1);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+    return true;
+}
+
+static void gather_tiles(struct encoder *e, const struct quant_job *j)
+{
+    bool small = (uint64_t)j->gather->entries * j->m / j->gather->weights <= 16 && j->m <= 16;
+    uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4, most = e->device->caps.max_groups[1];
+    struct row_groups r = group_rows(e, j->gather, j->m, bm);
+    if (!e->code) {
+        struct quant_push p = quant_bind(e, j, false);
+        uint32_t z = ceil_div(r.count, most);
+        bind_groups(e, j, &p, &r);
+        KERNEL(e, K_QMM_GROUPED, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype,
+               scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
+        dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(r.count, z), z);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+}
+
+/* Entry by entry where few rows meet each weight; else rows are grouped by weight. */
+static void gather_choose(struct encoder *e, struct quant_job *j, struct gather *g)
+{
+    int wanted = e->device->gate[GATE_QMM_KERNEL];
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
+    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : cpu || !many);
+    if (!few) {
+        if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
+        return;
+    }
+    for (g->first = 0; g->first < g->entries && !e->code; g->first += j->batch) {
+        j->batch = min_u32(g->entries - g->first, e->device->caps.max_groups[2]);
+        qmv_general(e, j);
+    }
+}
+
+static void lower_gather_qmm(struct encoder *e, const struct node *n)
+{
+    struct array *y = n->out[0], *in[4];
+    uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
+    struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
+                              .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1, .y_batch = m * rows, .gather = &g };
+    in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
+    in[1] = matrices_of(e, n->in[1], true, &j.w_batch);
+    in[2] = matrices_of(e, n->in[2], true, &j.s_batch);
+    in[3] = matrices_of(e, n->in[3], true, &b_batch);
+    if (in[3] && b_batch != j.s_batch) {             /* kernels have one stride for both */
+        struct array *scales = in[2], *biases = in[3];
+        in[2] = rows_of(e, scales);
+        in[3] = rows_of(e, biases);
+        matrix_stride(in[2], &j.s_batch);
+        array_release(scales);
+        array_release(biases);
+    }
+    j.k = (uint32_t)dim_of(in[0], -1);
+    j.x = in[0];
+    j.x_row = (uint32_t)in[0]->strides[in[0]->ndim - 2];
+    j.set[0] = (struct quant_set){ in[1], in[2], in[3], y, rows, rows };
+    if (!e->code) gather_choose(e, &j, &g);
+    for (int i = 0; i < 4; i++) array_release(in[i]);
 }
 
 /* A weight whose batch is one matrix as that matrix. */
@@ -8400,6 +8803,56 @@ int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk
     struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
     return finish(&c, do_quantized_matmul(&c, a, q, k, b, p), res);
 }
+
+static struct array *do_gather_qmm(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
+                                   struct array *lhs, struct array *rhs, struct quant_params p)
+{
+    struct gather_qmm_params f = { .quant = p };
+    struct array *out;
+    int ndim, shape[MAXD], n, k, columns;
+    mlxvk_dtype t, to;
+    if (!lhs && !rhs) return do_quantized_matmul(c, x, w, s, b, p);
+    if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
+    t = b ? promote(s->dtype, b->dtype) : s->dtype;
+    to = b ? promote(x->dtype, t) : x->dtype;
+    n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
+    k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
+    columns = n;
+    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    if (x->ndim < 2 || dim_of(x, -1) != k)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
+                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+    if (!matrix_indices(c, x, w, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    shape[ndim] = dim_of(x, -2);
+    whole_blocks(c, &x, &w, &s, &p);
+    if (c->code) return NULL;
+    n = p.transpose ? n : (int)quant_width(w, &p);
+    shape[ndim + 1] = n;
+    out = output(c, ndim + 2, shape, to);
+    if (!out) return NULL;
+    if (out->size && (!x->size || !w->size)) {
+        if (k == 0) return append_copy(c, out, broadcast(c, scalar(c, 0, to), out->ndim, out->shape)), out;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
+    }
+    x = is_float(x->dtype) ? x : as_type(c, x, to);
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
+    return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
+}
+
+int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                     mlxvk_array lhs_indices, mlxvk_array rhs_indices, bool transpose, mlxvk_optional_int group_size,
+                     mlxvk_optional_int bits, const char *mode, bool sorted_indices, mlxvk_stream s)
+{
+    struct call c = begin("gather_qmm", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = input(&c, "scales", scales),
+        *b = optional_input(&c, "biases", biases), *lhs = optional_input(&c, "lhs_indices", lhs_indices),
+        *rhs = optional_input(&c, "rhs_indices", rhs_indices);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
+    (void)sorted_indices;                            /* entries are sorted on the GPU where that pays */
+    return finish(&c, do_gather_qmm(&c, a, q, k, b, lhs, rhs, p), res);
+}
+
 /* ==== >>sort ====================================================================================================== */
 
 /* FLAGS of the shaders: what is read and written. */
