@@ -10767,6 +10767,10 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
+    if (d->cached > d->cache_limit) {                /* still in flight: waited for without the lock */
+        wait_streams(d);
+        cache_trim(d, d->cached - d->cache_limit, false);
+    }
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
