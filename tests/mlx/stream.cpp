@@ -69,12 +69,16 @@ bool staged() {
 }
 
 mlxvk_stream stream_of(Stream s) {
+  static thread_local int last_index = -1;                 // nearly always the same one
+  static thread_local mlxvk_stream last{};
+  if (s.index == last_index) return last;
   auto& all = streams();
   std::lock_guard<std::mutex> lock(all.mutex);
   auto& stream = all.by_index[s.index];
   if (!stream.ctx) stream = mlxvk_stream_new_device(device());
   if (!stream.ctx) throw std::runtime_error("[mlxvk] no stream could be made");
-  return stream;
+  last_index = s.index;
+  return last = stream;
 }
 
 size_t stream_count() {
