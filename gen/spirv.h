@@ -63,6 +63,7 @@
 #include "scan_pair_spv.h"
 #include "scatter_spv.h"
 #include "scatter_runs_spv.h"
+#include "search_spv.h"
 #include "select_spv.h"
 #include "softmax_spv.h"
 #include "sort_spv.h"
