@@ -361,6 +361,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
     X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
+    X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
@@ -2296,6 +2298,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
     X(GATHER_MM,   gather_mm)                                                                                          \
+    X(HADAMARD,    hadamard)                                                                                           \
     X(GATHER_QMM,  gather_qmm)                                                                                         \
     X(ARANGE,      arange)                                                                                             \
     X(REDUCE,      reduce)                                                                                             \
@@ -2325,6 +2328,7 @@ struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
+struct hadamard_params { float scale; };
 struct gather_mm_params { uint32_t every; };
 struct gather_qmm_params { struct quant_params quant; uint32_t every; };
 struct arange_params { double start, step; };
@@ -2345,6 +2349,7 @@ union params {
     struct matmul_params matmul;
     struct conv_params conv;
     struct quant_params quant;
+    struct hadamard_params hadamard;
     struct gather_mm_params gather_mm;
     struct gather_qmm_params gather_qmm;
     struct arange_params arange;
@@ -6735,6 +6740,89 @@ int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array 
         *rhs = optional_input(&c, "rhs_indices", rhs_indices);
     (void)sorted_indices;                            /* rows are grouped on the GPU where that pays */
     return finish(&c, do_gather_mm(&c, x, y, lhs, rhs), res);
+}
+
+/* ==== >>hadamard ================================================================================================== */
+
+enum { HADAMARD_BITS = 4, HADAMARD_CHUNK = 12 };     /* of an index, that a step takes; that one workgroup takes of longer rows */
+
+/* n as m * 2^bits with m of 1, 12, 20, 28; 0 where it is no such number. */
+static uint32_t hadamard_factor(uint32_t n, uint32_t *bits)
+{
+    static const uint32_t factors[] = { 1, 12, 20, 28 };
+    for (size_t i = 0; i < COUNT(factors); i++)
+        for (*bits = 0; *bits < 31 && n; ++*bits)
+            if ((uint64_t)factors[i] << *bits == n) return factors[i];
+    return 0;
+}
+
+/* Rows of m << bits elements that fit into shared memory. */
+static void hadamard_rows(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, float scale)
+{
+    struct { uint32_t count, dst_at, src_at; float scale; } p = { .count = (uint32_t)x->size, .scale = scale };
+    uint32_t n = m << bits, length = n < 2048 ? 2048 / n * n : n, threads = 64;
+    bool vector;
+    p.dst_at = set_output(e, 0, y);
+    p.src_at = set_input(e, 1, x);
+    vector = !((p.dst_at | p.src_at | length) & 3);
+    while (threads < 256 && threads * 16 < length) threads *= 2;
+    KERNEL(e, K_HADAMARD, threads, (uint32_t)x->dtype, (uint32_t)y->dtype, m, bits, length, vector);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(x->size, length));
+}
+
+/* One step over elements `stride` apart: m of them, or 1 << bits. */
+static void hadamard_step(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, uint32_t stride, float scale)
+{
+    struct { uint32_t count, dst_at, src_at; float scale; uint32_t stride; } p = { .scale = scale, .stride = stride };
+    p.count = (uint32_t)(x->size / (m > 1 ? m : 1u << bits));
+    p.dst_at = set_output(e, 0, y);
+    p.src_at = set_input(e, 1, x);
+    KERNEL(e, K_HADAMARD_STEP, 256, (uint32_t)x->dtype, (uint32_t)y->dtype, m, m > 1 ? 0 : bits);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(p.count, 256));
+}
+
+static void lower_hadamard(struct encoder *e, const struct node *n)
+{
+    struct array *x = rows_of(e, n->in[0]), *y = n->out[0], *sums;
+    uint32_t bits, m, size = x->ndim ? (uint32_t)dim_of(x, -1) : 1, done = HADAMARD_CHUNK;
+    float scale = n->p.hadamard.scale;
+    m = hadamard_factor(size, &bits);
+    if ((uint64_t)size * 4 + size / 8 + 4 <= e->device->caps.shared_memory) hadamard_rows(e, x, y, m, bits, scale);
+    else {
+        if (y->dtype == MLXVK_FLOAT32) { sums = y; y->refs++; }
+        else sums = scratch(e, x->size, MLXVK_FLOAT32);
+        if (bits < done) done = bits;
+        if (sums) hadamard_rows(e, x, sums, 1, done, 1);
+        while (sums && (done < bits || m > 1)) {
+            uint32_t step = bits - done < HADAMARD_BITS ? bits - done : HADAMARD_BITS, factor = step ? 1 : m;
+            bool last = !step || (done + step == bits && m == 1);
+            hadamard_step(e, sums, last ? y : sums, factor, step, 1u << done, last ? scale : 1);
+            done += step;
+            if (!step) break;
+        }
+        array_release(sums);
+    }
+    array_release(x);
+}
+
+int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_float scale, mlxvk_stream s)
+{
+    struct call c = begin("hadamard_transform", s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    uint32_t bits, size;
+    if (x && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
+    if (x) {
+        size = x->ndim ? (uint32_t)dim_of(x, -1) : 1;
+        if (!hadamard_factor(size, &bits))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "rows of %s are not of m * 2^k elements, m of 1, 12, 20, 28", TEXT(x));
+        x = as_type(&c, x, is_float(x->dtype) ? x->dtype : MLXVK_FLOAT32);
+        if (x) out = output(&c, x->ndim, x->shape, x->dtype);
+        append(&c, OP_HADAMARD, PARAMS(.hadamard = { scale.has_value ? scale.value : (float)(1 / sqrt((double)size)) }), ARRAYS(x),
+               ARRAYS(out));
+    }
+    return finish(&c, out, res);
 }
 
 /* ==== >>convolution =============================================================================================== */

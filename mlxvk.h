@@ -606,6 +606,9 @@ MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optio
 MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
                                mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
                                mlxvk_array global_scale, mlxvk_optional_dtype dtype, mlxvk_stream s);
+/* The Hadamard transform of rows of m * 2^k elements, m of 1, 12, 20, 28, times scale (1 / sqrt of their number); in float32,
+ * rounded once. Dtypes that are not floating are cast to float32. */
+MLXVK_API int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_float scale, mlxvk_stream s);
 /* To e4m3 bytes (nearest, ties to even; 448 is the largest, NaN becomes it too), and from them (0x7f and 0xff are +-480). */
 MLXVK_API int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s);
 MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s);
