@@ -27,10 +27,16 @@
     X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims))                                                               \
     X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims))
 #define SCAN(X, name) X(name, ARRAY(a), INT(axis), BOOL(reverse), BOOL(inclusive))
+#define SLICE_UPDATE(X, name) X(name, ARRAY(src), ARRAY(update), INTS(start), INTS(stop), INTS(strides))
+#define SCATTER(X, name)                                                                                              \
+    X(name, ARRAY(a), VECTOR(indices), ARRAY(updates), INTS(axes))                                                    \
+    X(name##_single, ARRAY(a), ARRAY(indices), ARRAY(updates), INT(axis))
 #define VARIANCE(X, name)                                                                                             \
     X(name, ARRAY(a), BOOL(keepdims), INT(ddof))                                                                      \
     X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims), INT(ddof))                                                    \
     X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims), INT(ddof))
+#define TWO(name) int_of(c, #name "_0"), int_of(c, #name "_1")
+#define THREE(name) TWO(name), int_of(c, #name "_2")
 #define QUANT OPT_INT(group_size), OPT_INT(bits), STRING(mode)
 
 /* Functions with one result. */
@@ -84,7 +90,14 @@
     X(stop_gradient, ARRAY(a))                                                                                        \
     X(as_strided, ARRAY(a), INTS(shape), LONGS(strides), (size_t)U64(offset))                                         \
     X(slice, ARRAY(a), INTS(start), INTS(stop), INTS(strides))                                                        \
-    X(slice_update, ARRAY(src), ARRAY(update), INTS(start), INTS(stop), INTS(strides))                                \
+    SLICE_UPDATE(X, slice_update) SLICE_UPDATE(X, slice_update_add) SLICE_UPDATE(X, slice_update_prod)                \
+    SLICE_UPDATE(X, slice_update_max) SLICE_UPDATE(X, slice_update_min)                                               \
+    X(slice_dynamic, ARRAY(a), ARRAY(start), INTS(axes), INTS(slice_size))                                            \
+    X(slice_update_dynamic, ARRAY(src), ARRAY(update), ARRAY(start), INTS(axes))                                      \
+    X(diag, ARRAY(a), INT(k))                                                                                         \
+    X(diagonal, ARRAY(a), INT(offset), INT(axis1), INT(axis2))                                                        \
+    X(trace, ARRAY(a), INT(offset), INT(axis1), INT(axis2), DTYPE(dtype))                                             \
+    X(searchsorted, ARRAY(a), ARRAY(v), STRING(side))                                                                 \
     X(concatenate, VECTOR(arrays))                                                                                    \
     X(concatenate_axis, VECTOR(arrays), INT(axis))                                                                    \
     X(stack, VECTOR(arrays))                                                                                          \
@@ -95,6 +108,9 @@
     X(gather, ARRAY(a), VECTOR(indices), INTS(axes), INTS(slice_sizes))                                               \
     X(gather_single, ARRAY(a), ARRAY(indices), INT(axis), INTS(slice_sizes))                                          \
     X(put_along_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                             \
+    X(scatter_add_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                           \
+    SCATTER(X, scatter) SCATTER(X, scatter_add) SCATTER(X, scatter_prod) SCATTER(X, scatter_max) SCATTER(X, scatter_min) \
+    X(masked_scatter, ARRAY(a), ARRAY(mask), ARRAY(src))                                                              \
     X(round, ARRAY(a), INT(decimals))                                                                                 \
     X(where, ARRAY(condition), ARRAY(x), ARRAY(y))                                                                    \
     X(clip, ARRAY(a), ARRAY(a_min), ARRAY(a_max))                                                                     \
@@ -126,8 +142,22 @@
     X(topk_axis, ARRAY(a), INT(k), INT(axis))                                                                         \
     X(matmul, ARRAY(a), ARRAY(b))                                                                                     \
     X(addmm, ARRAY(c), ARRAY(a), ARRAY(b), FLOAT(alpha), FLOAT(beta))                                                 \
+    X(conv_general, ARRAY(input), ARRAY(weight), INTS(stride), INTS(padding_lo), INTS(padding_hi), INTS(kernel_dilation), \
+      INTS(input_dilation), INT(groups), BOOL(flip))                                                                  \
+    X(conv1d, ARRAY(input), ARRAY(weight), INT(stride), INT(padding), INT(dilation), INT(groups))                     \
+    X(conv2d, ARRAY(input), ARRAY(weight), TWO(stride), TWO(padding), TWO(dilation), INT(groups))                     \
+    X(conv3d, ARRAY(input), ARRAY(weight), THREE(stride), THREE(padding), THREE(dilation), INT(groups))               \
+    X(conv_transpose1d, ARRAY(input), ARRAY(weight), INT(stride), INT(padding), INT(dilation), INT(output_padding),   \
+      INT(groups))                                                                                                    \
+    X(conv_transpose2d, ARRAY(input), ARRAY(weight), TWO(stride), TWO(padding), TWO(dilation), TWO(output_padding),   \
+      INT(groups))                                                                                                    \
+    X(conv_transpose3d, ARRAY(input), ARRAY(weight), THREE(stride), THREE(padding), THREE(dilation),                  \
+      THREE(output_padding), INT(groups))                                                                             \
     X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
     X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
+    X(gather_mm, ARRAY(a), ARRAY(b), ARRAY(lhs_indices), ARRAY(rhs_indices), BOOL(sorted_indices))                    \
+    X(gather_qmm, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), ARRAY(lhs_indices), ARRAY(rhs_indices),           \
+      BOOL(transpose), QUANT, BOOL(sorted_indices))                                                                   \
     X(to_fp8, ARRAY(x))                                                                                               \
     X(from_fp8, ARRAY(x), DTYPE(dtype))                                                                               \
     X(fast_rms_norm, ARRAY(x), ARRAY(weight), FLOAT(eps))                                                             \

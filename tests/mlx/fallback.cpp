@@ -69,7 +69,9 @@ static Stream cpu_stream() {
 
 static void on_cpu(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   static std::mutex mutex;
+  const mlxvk_stream stream = stream_of(p.stream());
   submit_all();
+  if (int code = mlxvk_synchronize(stream)) raise(code, stream, p.name());
   for (auto& in : inputs) wait_for(in, true);
   std::lock_guard<std::mutex> lock(mutex);
   const Stream s = cpu_stream();

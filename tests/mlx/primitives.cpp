@@ -58,11 +58,11 @@ struct Vector {
 
 static const mlxvk_array none{};
 
-/* Calls in a row: the first that fails is the answer. */
-template <class... Codes> static int first_error(Codes... codes) {
-  int result = 0;
-  ((result = result ? result : codes), ...);
-  return result;
+/* A call's several results into the primitive's outputs. */
+static int spread(Job& j, const Vector& all) {
+  int code = 0;
+  for (size_t i = 0; i < mlxvk_vector_array_size(all.v) && !code; i++) code = mlxvk_vector_array_get(&j.out[i], all.v, i);
+  return code;
 }
 
 /* ---- shapes of calls that many primitives share ---- */
@@ -103,26 +103,35 @@ static int bitwise_native(Job& j) {
   return calls[j.as<BitwiseBinary>().state()](j.out, j.in[0], j.in[1], j.s);
 }
 
-/* NaN equals NaN where MLX asks for that: a == b, or both differ from themselves. */
-static int equal_native(Job& j) {
-  if (!j.as<Equal>().state()) return mlxvk_equal(j.out, j.in[0], j.in[1], j.s);
-  Handle same, a, b, both;
-  int code = mlxvk_equal(&same, j.in[0], j.in[1], j.s);
-  if (!code) code = mlxvk_not_equal(&a, j.in[0], j.in[0], j.s);
-  if (!code) code = mlxvk_not_equal(&b, j.in[1], j.in[1], j.s);
-  if (!code) code = mlxvk_logical_and(&both, a, b, j.s);
-  return code ? code : mlxvk_logical_or(j.out, same, both, j.s);
-}
+static int equal_native(Job& j) { return (j.as<Equal>().state() ? mlxvk_equal_nan : mlxvk_equal)(j.out, j.in[0], j.in[1], j.s); }
 
-static bool is_integer(mlxvk_array a) {
-  const mlxvk_dtype t = mlxvk_array_dtype(a);
-  return t < MLXVK_FLOAT16;
-}
-
-/* The primitive truncates integers; mlxvk_floor_divide is the nearest. */
+/* In integers the primitive truncates. */
 static int divide_native(Job& j) {
-  if (!is_integer(j.in[0])) return mlxvk_divide(j.out, j.in[0], j.in[1], j.s);
-  return MLXVK_ERROR_UNSUPPORTED;
+  const bool integers = mlxvk_array_dtype(j.in[0]) < MLXVK_FLOAT16;
+  return (integers ? mlxvk_divide_truncate : mlxvk_divide)(j.out, j.in[0], j.in[1], j.s);
+}
+
+/* As the wheel's CPU has it: the quotient towards 0, the remainder with the dividend's sign. Ours has the divisor's: where
+ * they differ, one divisor less. */
+static int divmod_native(Job& j) {
+  const mlxvk_array x = j.in[0], y = j.in[1];
+  const bool integers = mlxvk_array_dtype(x) < MLXVK_FLOAT16;
+  Handle r, zero, x_negative, r_negative, other, shifted, quotient, up, down, negative;
+  int code = mlxvk_remainder(&r, x, y, j.s);
+  if (!code) code = mlxvk_zeros_like(&zero, r, j.s);
+  if (!code) code = mlxvk_less(&x_negative, x, zero, j.s);
+  if (!code) code = mlxvk_less(&r_negative, r, zero, j.s);
+  if (!code) code = mlxvk_not_equal(&other, x_negative, r_negative, j.s);
+  if (!code) code = mlxvk_not_equal(&negative, r, zero, j.s);
+  if (!code) code = mlxvk_logical_and(&other, other, negative, j.s);
+  if (!code) code = mlxvk_subtract(&shifted, r, y, j.s);
+  if (!code) code = mlxvk_where(&j.out[1], other, shifted, r, j.s);
+  if (!code && integers) return mlxvk_divide_truncate(&j.out[0], x, y, j.s);
+  if (!code) code = mlxvk_divide(&quotient, x, y, j.s);
+  if (!code) code = mlxvk_less(&negative, quotient, zero, j.s);
+  if (!code) code = mlxvk_ceil(&up, quotient, j.s);
+  if (!code) code = mlxvk_floor(&down, quotient, j.s);
+  return code ? code : mlxvk_where(&j.out[0], negative, up, down, j.s);
 }
 
 static int broadcast_native(Job& j) { return mlxvk_array_set(j.out, j.in[0]); }
@@ -156,30 +165,15 @@ static int slice_update_native(Job& j) {
                             strides.size(), j.s);
 }
 
-/* A constant, then the input written into its middle in place. */
 static int pad_native(Job& j) {
   auto [axes, low, high] = j.as<Pad>().state();
-  std::vector<int> start(j.ndim(), 0), stop(j.shape(), j.shape() + j.ndim()), strides(j.ndim(), 1);
-  for (size_t i = 0; i < axes.size(); i++) {
-    start[axes[i]] = low[i];
-    stop[axes[i]] = low[i] + mlxvk_array_dim(j.in[0], axes[i]);
-  }
-  int code = mlxvk_full(j.out, j.shape(), j.ndim(), j.in[1], dtype_of(*j.like), j.s);
-  if (code || !mlxvk_array_size(j.in[0])) return code;
-  return mlxvk_slice_update(j.out, *j.out, j.in[0], start.data(), start.size(), stop.data(), stop.size(), strides.data(),
-                            strides.size(), j.s);
+  return mlxvk_pad(j.out, j.in[0], axes.data(), axes.size(), low.data(), low.size(), high.data(), high.size(), j.in[1], "constant", j.s);
 }
 
-/* Rows along one axis: the general form has several index arrays. */
 static int gather_native(Job& j) {
   auto [axes, sizes] = j.as<Gather>().state();
-  if (axes.size() != 1 || sizes[axes[0]] != 1) return MLXVK_ERROR_UNSUPPORTED;
-  for (size_t i = 0; i < sizes.size(); i++)
-    if (int(i) != axes[0] && sizes[i] != mlxvk_array_dim(j.in[0], int(i))) return MLXVK_ERROR_UNSUPPORTED;
-  if (axes[0] == 0) return mlxvk_take_axis(j.out, j.in[0], j.in[1], 0, j.s);
-  Handle front;                                            // taken along the front: indices first, as the primitive has it
-  int code = mlxvk_moveaxis(&front, j.in[0], axes[0], 0, j.s);
-  return code ? code : mlxvk_take_axis(j.out, front, j.in[1], 0, j.s);
+  Vector indices(j.in + 1, j.inputs - 1);
+  return mlxvk_gather(j.out, j.in[0], indices.v, axes.data(), axes.size(), sizes.data(), sizes.size(), j.s);
 }
 
 static int gather_axis_native(Job& j) {
@@ -188,8 +182,15 @@ static int gather_axis_native(Job& j) {
 
 static int scatter_axis_native(Job& j) {
   auto [reduce, axis] = j.as<ScatterAxis>().state();
-  if (reduce != ScatterAxis::None) return MLXVK_ERROR_UNSUPPORTED;
-  return mlxvk_put_along_axis(j.out, j.in[0], j.in[1], j.in[2], axis, j.s);
+  return (reduce == ScatterAxis::None ? mlxvk_put_along_axis : mlxvk_scatter_add_axis)(j.out, j.in[0], j.in[1], j.in[2], axis, j.s);
+}
+
+static int scatter_native(Job& j) {
+  static int (*const calls[])(mlxvk_array*, mlxvk_array, mlxvk_vector_array, mlxvk_array, const int*, size_t, mlxvk_stream) = {
+      mlxvk_scatter_max, mlxvk_scatter_min, mlxvk_scatter_add, mlxvk_scatter_prod, mlxvk_scatter};
+  auto [reduce, axes] = j.as<Scatter>().state();
+  Vector indices(j.in + 1, j.inputs - 2);
+  return calls[reduce](j.out, j.in[0], indices.v, j.in[j.inputs - 1], axes.data(), axes.size(), j.s);
 }
 
 /* ---- reductions, scans, sorting ---- */
@@ -231,6 +232,24 @@ static int addmm_native(Job& j) {
   return mlxvk_addmm(j.out, j.in[2], j.in[0], j.in[1], alpha, beta, j.s);
 }
 
+/* The primitive works on batches: (B, ...), a mask of that shape, and each batch's source flattened. */
+static int masked_scatter_native(Job& j) {
+  const int whole = -1;
+  Handle target, mask, source, flat;
+  if (mlxvk_array_dim(j.in[0], 0) != 1) return MLXVK_ERROR_UNSUPPORTED;
+  int code = mlxvk_reshape(&target, j.in[0], &whole, 1, j.s);
+  if (!code) code = mlxvk_reshape(&mask, j.in[1], &whole, 1, j.s);
+  if (!code) code = mlxvk_reshape(&source, j.in[2], &whole, 1, j.s);
+  if (!code) code = mlxvk_masked_scatter(&flat, target, mask, source, j.s);
+  return code ? code : mlxvk_reshape(j.out, flat, j.shape(), j.ndim(), j.s);
+}
+
+static int convolution_native(Job& j) {
+  auto [stride, low, high, dilation, input_dilation, groups, flip] = j.as<Convolution>().state();
+  return mlxvk_conv_general(j.out, j.in[0], j.in[1], stride.data(), stride.size(), low.data(), low.size(), high.data(), high.size(),
+                            dilation.data(), dilation.size(), input_dilation.data(), input_dilation.size(), groups, flip, j.s);
+}
+
 static int quantized_matmul_native(Job& j) {
   auto [group, bits, mode, transpose] = j.as<QuantizedMatmul>().state();
   return mlxvk_quantized_matmul(j.out, j.in[0], j.in[1], j.in[2], j.inputs > 3 ? j.in[3] : none, transpose, {group, true},
@@ -240,13 +259,17 @@ static int quantized_matmul_native(Job& j) {
 static int quantize_native(Job& j) {
   auto [unused, group, bits, mode, dequantize] = j.as<fast::Quantize>().state();
   const std::string name = quantization_mode_to_string(mode);
+  if (!dequantize && (mode == QuantizationMode::Mxfp4 || mode == QuantizationMode::Mxfp8)) return MLXVK_ERROR_UNSUPPORTED;
   if (dequantize)
     return mlxvk_dequantize(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true}, name.c_str(),
                             none, {dtype_of(*j.like), true}, j.s);
   Vector all;
   int code = mlxvk_quantize(&all.v, j.in[0], {group, true}, {bits, true}, name.c_str(), none, j.s);
-  for (size_t i = 0; i < mlxvk_vector_array_size(all.v) && !code; i++) code = mlxvk_vector_array_get(&j.out[i], all.v, i);
-  return code;
+  return code ? code : spread(j, all);
+}
+
+static int fp8_native(Job& j) {
+  return j.as<fast::ConvertFP8>().state() ? mlxvk_to_fp8(j.out, j.in[0], j.s) : mlxvk_from_fp8(j.out, j.in[0], dtype_of(*j.like), j.s);
 }
 
 /* ---- fast ---- */
@@ -262,11 +285,35 @@ static int layer_norm_native(Job& j) {
   return mlxvk_fast_layer_norm(j.out, j.in[0], or_none(j.in[1]), or_none(j.in[2]), j.as<fast::LayerNorm>().state().second, j.s);
 }
 
+/* Outputs that belong to no parameter are zeros of the parameter's shape. */
+static int zeros_for_absent(Job& j, size_t from, size_t outputs) {
+  int code = 0;
+  for (size_t i = from; i < outputs && !code; i++) code = mlxvk_zeros_like(&j.out[i], j.in[i], j.s);
+  return code;
+}
+
+static int rms_norm_vjp_native(Job& j) {
+  Vector all;
+  int code = mlxvk_fast_rms_norm_vjp(&all.v, j.in[0], or_none(j.in[1]), j.in[2], j.as<fast::RMSNormVJP>().state().second, j.s);
+  if (!code) code = spread(j, all);
+  return code ? code : zeros_for_absent(j, mlxvk_vector_array_size(all.v), 2);
+}
+
+static int layer_norm_vjp_native(Job& j) {
+  const mlxvk_array w = or_none(j.in[1]), b = or_none(j.in[2]);
+  Vector all;
+  if (!w.ctx && b.ctx) return MLXVK_ERROR_UNSUPPORTED;
+  int code = mlxvk_fast_layer_norm_vjp(&all.v, j.in[0], w, b, j.in[3], j.as<fast::LayerNormVJP>().state().second, j.s);
+  if (!code) code = spread(j, all);
+  return code ? code : zeros_for_absent(j, mlxvk_vector_array_size(all.v), 3);
+}
+
+/* Backwards is a rotation by the negative angles. */
 static int rope_native(Job& j) {
   auto [unused, dims, traditional, base, scale, forward] = j.as<fast::RoPE>().state();
   const bool freqs = j.inputs > 2;
-  if (!forward) return MLXVK_ERROR_UNSUPPORTED;
-  return mlxvk_fast_rope_dynamic(j.out, j.in[0], dims, traditional, {base, !freqs}, scale, j.in[1], freqs ? j.in[2] : none, j.s);
+  return mlxvk_fast_rope_dynamic(j.out, j.in[0], dims, traditional, {base, !freqs}, forward ? scale : -scale, j.in[1],
+                                 freqs ? j.in[2] : none, j.s);
 }
 
 static int attention_native(Job& j) {
@@ -346,7 +393,7 @@ static const Row table[] = {
     NATIVE(Square, unary<mlxvk_square>), NATIVE(Tan, unary<mlxvk_tan>), NATIVE(Tanh, unary<mlxvk_tanh>),
 
     NATIVE(Add, binary<mlxvk_add>), NATIVE(ArcTan2, binary<mlxvk_arctan2>), NATIVE(BitwiseBinary, bitwise_native),
-    PARTLY(Divide, divide_native, "integers on the CPU"), NATIVE(Equal, equal_native), NATIVE(Greater, binary<mlxvk_greater>),
+    NATIVE(Divide, divide_native), NATIVE(DivMod, divmod_native), NATIVE(Equal, equal_native), NATIVE(Greater, binary<mlxvk_greater>),
     NATIVE(GreaterEqual, binary<mlxvk_greater_equal>), NATIVE(Less, binary<mlxvk_less>),
     NATIVE(LessEqual, binary<mlxvk_less_equal>), NATIVE(LogAddExp, binary<mlxvk_logaddexp>),
     NATIVE(LogicalAnd, binary<mlxvk_logical_and>), NATIVE(LogicalOr, binary<mlxvk_logical_or>),
@@ -356,15 +403,17 @@ static const Row table[] = {
 
     NATIVE(Arange, arange_native), NATIVE(Full, full_native), PARTLY(RandomBits, random_bits_native, "one key"),
     NATIVE(Concatenate, concatenate_native), NATIVE(Pad, pad_native), IN_PLACE(SliceUpdate, slice_update_native),
-    PARTLY(Gather, gather_native, "whole rows along one axis"), WHOLE(GatherAxis, gather_axis_native),
-    PARTLY(ScatterAxis, scatter_axis_native, "without sum"),
+    NATIVE(Gather, gather_native), WHOLE(GatherAxis, gather_axis_native),
+    IN_PLACE(ScatterAxis, scatter_axis_native),
+    IN_PLACE(Scatter, scatter_native), PARTLY(MaskedScatter, masked_scatter_native, "batches of one"), NATIVE(Convolution, convolution_native),
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
     NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
     WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
     WHOLE(ArgPartition, (partition_native<ArgPartition, mlxvk_argpartition_axis>)),
     NATIVE(Matmul, binary<mlxvk_matmul>), NATIVE(AddMM, addmm_native), NATIVE(QuantizedMatmul, quantized_matmul_native),
     WHOLE(fast::Quantize, quantize_native), WHOLE(fast::RMSNorm, rms_norm_native), WHOLE(fast::LayerNorm, layer_norm_native),
-    WHOLE(fast::RoPE, rope_native), WHOLE(fast::ScaledDotProductAttention, attention_native),
+    WHOLE(fast::RoPE, rope_native), WHOLE(fast::RMSNormVJP, rms_norm_vjp_native),
+    WHOLE(fast::LayerNormVJP, layer_norm_vjp_native), NATIVE(fast::ConvertFP8, fp8_native), WHOLE(fast::ScaledDotProductAttention, attention_native),
 
     LAYOUT(AsStrided, view_layout), LAYOUT(Broadcast, view_layout), LAYOUT(BroadcastAxes, view_layout),
     LAYOUT(Contiguous, contiguous_layout), LAYOUT(Copy, view_layout), LAYOUT(CustomTransforms, view_layout),
@@ -373,11 +422,10 @@ static const Row table[] = {
     LAYOUT(Split, view_layout), LAYOUT(Squeeze, view_layout), LAYOUT(StopGradient, view_layout),
     LAYOUT(Transpose, view_layout), LAYOUT(Unflatten, reshape_layout), LAYOUT(View, view_bits_layout),
 
-    ON_CPU(BlockMaskedMM, ""), ON_CPU(Convolution, ""), ON_CPU(DivMod, ""), ON_CPU(DynamicSlice, ""),
+    ON_CPU(BlockMaskedMM, ""), ON_CPU(DynamicSlice, ""),
     ON_CPU(DynamicSliceUpdate, ""), ON_CPU(FFT, ""), ON_CPU(GatherMM, ""), ON_CPU(GatherQMM, ""), ON_CPU(Hadamard, ""),
-    ON_CPU(Load, "reads files"), ON_CPU(MaskedScatter, ""), ON_CPU(QQMatmul, ""), ON_CPU(Scatter, ""), ON_CPU(SegmentedMM, ""),
-    ON_CPU(fast::ConvertFP8, ""), ON_CPU(fast::RMSNormVJP, "by its graph, on the GPU"),
-    ON_CPU(fast::LayerNormVJP, "by its graph, on the GPU"), ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
+    ON_CPU(Load, "reads files"), ON_CPU(QQMatmul, ""), ON_CPU(SegmentedMM, ""),
+    ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
     ON_CPU(Cholesky, ""), ON_CPU(Eig, ""), ON_CPU(Eigh, ""), ON_CPU(Inverse, ""), ON_CPU(LUF, ""), ON_CPU(QRF, ""), ON_CPU(SVD, ""),
     REFUSED(fast::CustomKernel, "Metal source"),
 };
