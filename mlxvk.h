@@ -578,6 +578,11 @@ MLXVK_API int mlxvk_matmul(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk
 /* alpha * a @ b + beta * c, c broadcast to the result. */
 MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, float alpha, float beta,
                           mlxvk_stream s);
+/* Products of matrices chosen by index arrays, which broadcast: res[i...] = a[lhs[i...]] @ b[rhs[i...]], the batch dimensions of
+ * a and b counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the last matrix. sorted_indices needs
+ * not be true: rows are grouped by the matrix of b on the GPU where that pays. */
+MLXVK_API int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices,
+                              mlxvk_array rhs_indices, bool sorted_indices, mlxvk_stream s);
 /* x (..., M, K) times w, uint32 words that hold `bits`-bit codes in groups of group_size along w's last axis; scales and
  * biases of each group. transpose: w is (N, K * bits / 32) and the result x @ w^T; else w is (K, N * bits / 32).
  * mode "affine": value = scale * code + bias; bits 1, 2, 3, 4, 5, 6, 8, groups of 32, 64, 128; default 4 and 64. Modes
@@ -586,6 +591,13 @@ MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_
 MLXVK_API int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales,
                                      mlxvk_array biases, bool transpose, mlxvk_optional_int group_size,
                                      mlxvk_optional_int bits, const char *mode, mlxvk_stream s);
+/* quantized_matmul of matrices chosen by index arrays, which broadcast: res[i...] = x[lhs[i...]] times w[rhs[i...]], the batch
+ * dimensions of x and w counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the last matrix.
+ * sorted_indices needs not be true: rows are grouped by weight on the GPU. */
+MLXVK_API int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                               mlxvk_array lhs_indices, mlxvk_array rhs_indices, bool transpose,
+                               mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                               bool sorted_indices, mlxvk_stream s);
 /* res: { codes, scales, biases }, or { codes, scales } in the modes without biases. global_scale: one float32 for nvfp4, the
  * largest magnitude of the whole tensor, to which the scales become relative; else { NULL }. Scales that are powers of two
  * are rounded up, as MLX has it since 0.31; before, to the nearest one. */
@@ -765,6 +777,15 @@ MLXVK_API int mlxvk_reset_stats(mlxvk_device device);
 MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
                                  void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user),
                                  void *user);
+
+/* What ran how often, or was refused (reason; else NULL), by signature: rows, groups per column, shapes, strides; sizes that
+ * change from step to step by powers of two. Counted where a gate asks for it: MLX_VK_STATS=1 all of it, MLX_VK_QMM_STATS,
+ * MLX_VK_SDPA_STATS and MLX_VK_ALGO_STATS their families, which are also printed to stderr when the device goes (the default
+ * device: at exit). Families: "quantized_matmul", "attention", "attention parts", "rope", "argreduce", "binary", "bitwise",
+ * "dequantize", "gather", "fused", "algorithms". In order of family and count; strings are valid during the call. */
+typedef struct mlxvk_stat { const char *family, *kernel, *signature, *reason; uint64_t count; } mlxvk_stat;
+
+MLXVK_API int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user);
 MLXVK_API const char *mlxvk_version(void);
 
 #ifdef __cplusplus
