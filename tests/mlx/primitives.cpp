@@ -519,14 +519,20 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
   return true;
 }
 
+/* Those of Compiled and View are made up for each. */
+static const char* lasting_name(const Row& row, const Primitive& p) {
+  return row.type == typeid(Compiled) || row.type == typeid(View) ? short_name(row.name) : p.name();
+}
+
 void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   const Row* row = find_row(p);
-  std::string reason = row ? row->note : "unknown to the bridge";
+  std::string reason;
   if (!row && !std::strcmp(p.name(), "Synchronize")) return;   // what an evaluation ends with
   if (row && row->state == State::refused) throw std::runtime_error(std::string("[") + p.name() + "] " + row->note + " cannot run on Vulkan");
-  if (row && row->state == State::layout) { row->layout(p, inputs, outputs); count_native(p); return; }
+  if (row && row->state == State::layout) { row->layout(p, inputs, outputs); count_native(lasting_name(*row, p)); return; }
   if (row && row->type == typeid(Compiled)) { p.eval_gpu(inputs, outputs); return; }
-  if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) { count_native(p); return; }
+  if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) { count_native(lasting_name(*row, p)); return; }
+  if (reason.empty()) reason = row ? row->note : "unknown to the bridge";
   fall_back(p, inputs, outputs, reason);
 }
 
@@ -615,7 +621,7 @@ void Compiled::eval_gpu(const std::vector<array>& inputs, std::vector<array>& ou
     return;
   }
   for (size_t i = 0; i < outputs.size(); i++) adopt(outputs[i], results[i], inputs, s);
-  count_native(*this);
+  count_native("Compiled");
 }
 
 namespace fast {

@@ -281,6 +281,73 @@ static void test_gather_edges(void **state)
     mlxvk_device_free(d);
 }
 
+/* ---- Hadamard transforms ---- */
+
+static void hadamard_case(struct rng *r, mlxvk_stream s, int m, int bits, int rows, mlxvk_dtype dtype)
+{
+    mlxvk_device d = mlxvk_stream_device(s);
+    int n = m << bits, wide = n + 3;
+    float signs[28 * 28], identity[28 * 28] = { 0 }, *values;
+    uint8_t *got = malloc((size_t)rows * (size_t)n * 4);
+    double *row = malloc((size_t)n * sizeof *row), unit = dtype == MLXVK_FLOAT32 ? 1e-6 : dtype == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
+    mlxvk_array y = mlxvk_array_new(), one, a = random_array(r, &values, (int[]){ rows, wide }, 2, dtype, s);
+    mlxvk_optional_float scale = { 0.125f, true };
+    for (int i = 0; i < m; i++) identity[i * m + i] = 1;
+    one = floats(d, identity, (int[]){ m, m }, 2);
+    OK(mlxvk_hadamard_transform(&y, one, (mlxvk_optional_float){ 1, true }, s), s);
+    OK(mlxvk_array_read(y, signs, mlxvk_array_nbytes(y), s), s);       /* row j: column j of the matrix */
+    OK(mlxvk_slice(&a, a, (int[]){ 0, 3 }, 2, (int[]){ rows, wide }, 2, (int[]){ 1, 1 }, 2, s), s);
+    OK(mlxvk_hadamard_transform(&y, a, scale, s), s);
+    assert_int_equal(mlxvk_array_dtype(y), dtype);
+    OK(mlxvk_array_read(y, got, mlxvk_array_nbytes(y), s), s);
+    for (int t = 0; t < rows; t++) {
+        for (int i = 0; i < n; i++) row[i] = values[t * wide + 3 + i];
+        for (int h = 1; h < 1 << bits; h *= 2)
+            for (int i = 0; i < n; i++)
+                if (!(i % (1 << bits) & h)) { double x = row[i], z = row[i + h]; row[i] = x + z; row[i + h] = x - z; }
+        for (int i = 0; i < n; i++) {
+            double sum = 0, number = load_number(dtype, got, (size_t)t * (size_t)n + (size_t)i).re;
+            for (int j = 0; j < m; j++) sum += signs[j * m + i / (1 << bits)] * row[(j << bits) + i % (1 << bits)];
+            if (!(fabs(number - sum / 8) <= unit * fabs(sum) + 2e-6 * n))
+                fail_msg("%d * 2^%d, row %d, element %d: %.9g, expected %.9g", m, bits, t, i, number, sum / 8);
+        }
+    }
+    mlxvk_array_free(a);
+    mlxvk_array_free(one);
+    mlxvk_array_free(y);
+    free(values);
+    free(got);
+    free(row);
+}
+
+static void test_hadamard(void **state)
+{
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    struct rng r = { 31 };
+    mlxvk_array a = mlxvk_array_new(), y = mlxvk_array_new();
+    (void)state;
+    hadamard_case(&r, s, 1, 0, 5, MLXVK_FLOAT16);
+    hadamard_case(&r, s, 1, 3, 700, MLXVK_FLOAT32);
+    hadamard_case(&r, s, 12, 1, 100, MLXVK_BFLOAT16);
+    hadamard_case(&r, s, 20, 8, 3, MLXVK_FLOAT32);
+    hadamard_case(&r, s, 1, 14, 3, MLXVK_FLOAT16);             /* too long for one workgroup */
+    hadamard_case(&r, s, 1, 17, 1, MLXVK_FLOAT32);
+    hadamard_case(&r, s, 28, 9, 2, MLXVK_BFLOAT16);
+    hadamard_case(&r, s, 12, 14, 1, MLXVK_FLOAT32);
+    OK(mlxvk_array_new_data_device(&a, (int32_t[]){ 1, 1, 0, 0 }, (int[]){ 4 }, 1, MLXVK_INT32, d), s);
+    OK(mlxvk_hadamard_transform(&y, a, (mlxvk_optional_float){ 0, false }, s), s);
+    expect_floats(y, (float[]){ 1, 0, 1, 0 }, 4, 1e-6, 0, s);
+    OK(mlxvk_slice(&a, a, (int[]){ 0 }, 1, (int[]){ 3 }, 1, (int[]){ 1 }, 1, s), s);
+    REFUSED(mlxvk_hadamard_transform(&y, a, (mlxvk_optional_float){ 0, false }, s), MLXVK_ERROR_SHAPE, s, "hadamard", "(3)");
+    OK(mlxvk_slice(&a, a, (int[]){ 0 }, 1, (int[]){ 0 }, 1, (int[]){ 1 }, 1, s), s);
+    REFUSED(mlxvk_hadamard_transform(&y, a, (mlxvk_optional_float){ 0, false }, s), MLXVK_ERROR_SHAPE, s, "empty");
+    mlxvk_array_free(a);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -288,7 +355,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_gather_qmm), cmocka_unit_test(test_gather_qmm_plain), cmocka_unit_test(test_gather_qmm_tiles),
         cmocka_unit_test(test_gather_qmm_matrices), cmocka_unit_test(test_gather_mm), cmocka_unit_test(test_gather_mm_plain),
         cmocka_unit_test(test_gather_mm_vector), cmocka_unit_test(test_gather_mm_tiled), cmocka_unit_test(test_gather_mm_matrices),
-        cmocka_unit_test(test_gather_edges),
+        cmocka_unit_test(test_gather_edges), cmocka_unit_test(test_hadamard),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("products", tests, NULL, NULL);
