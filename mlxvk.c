@@ -6,6 +6,7 @@
  *     >>gates        one table of switches, read once from the environment
  *     >>kernels      one table of SPIR-V kernels and what they need
  *     >>device       probing and choosing a Vulkan device, capabilities, quirks
+ *     >>notes        statistics by kernel and signature
  *     >>memory       blocks, suballocation, the cache, counters
  *     >>timeline     streams' timeline semaphores, who uses a buffer until when
  *     >>encoder      pipelines, descriptors, hazards, dispatch
@@ -25,6 +26,7 @@
 #define MLXVK_C
 #include "mlxvk.h"
 
+#include <assert.h>
 #include <float.h>
 #include <limits.h>
 #include <math.h>
@@ -52,6 +54,13 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define MAXD MLXVK_MAX_NDIM
+
+/* The greatest common divisor; that of 0 and b is b. */
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b) { int64_t t = a % b; a = b; b = t; }
+    return a;
+}
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -163,7 +172,14 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
 
 /* ==== >>gates ===================================================================================================== */
 
-/* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path. */
+/* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path.
+ *
+ * Names of an earlier backend that have nothing to switch here:
+ *   MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP_G8, _G8_X2, _G16, _G24, _G32, _X2     one kernel with a table of tunings takes all
+ *       widths: MLX_VK_QMV_ROWS, _SPLIT and _THREADS force what these chose between
+ *   MLX_VK_ENABLE_SDPA_DECODE_SPLITK_REDUCE_L32, _SUBGROUP     parts are added up by the last workgroup, not in a step of its own
+ *   MLX_VK_ENABLE_ALGO_CACHE, _AUTO_DISABLE, MLX_VK_ALGO_CACHE_ZERO_HIT_DISABLE_THRESHOLD     bindings are pushed, or written into
+ *       pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
     X(MAX_OPS,       "MLX_VK_MAX_OPS_PER_BUFFER",      100, "operations recorded before a command buffer is committed") \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50, "MiB of distinct buffers touched before it is committed") \
@@ -179,7 +195,17 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
+    X(RMSNORM,       "MLX_VK_ENABLE_RMSNORM_NATIVE",     1, "rms_norm in one kernel")                                  \
+    X(ROPE,          "MLX_VK_ENABLE_ROPE_NATIVE",        1, "rope in one kernel")                                      \
+    X(ROPE_HS,       "MLX_VK_ENABLE_ROPE_HS_TRANSPOSED", 1, "rope reads heads and sequence transposed without a copy") \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMM_M1,        "MLX_VK_ENABLE_QMM_NATIVE_M1",      1, "those for 1 row")                                         \
+    X(QMM_M2,        "MLX_VK_ENABLE_QMM_NATIVE_M2",      1, "those for 2 rows")                                        \
+    X(QMM_M4,        "MLX_VK_ENABLE_QMM_NATIVE_M4",      1, "those for 3 and 4 rows")                                  \
+    X(QMM_M8,        "MLX_VK_ENABLE_QMM_NATIVE_M8",      1, "those for 5 to 8 rows")                                   \
+    X(QMM_M16,       "MLX_VK_ENABLE_QMM_NATIVE_M16",     1, "those for 9 to 16 rows")                                  \
+    X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
+    X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
     X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 and 6 held rows") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
@@ -191,9 +217,46 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
+    X(SDPA_D128,     "MLX_VK_ENABLE_SDPA_DECODE_D128",   1, "that kernel for heads of 128")                            \
+    X(SDPA_K32,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K32",  1, "there for up to 32 keys")                              \
+    X(SDPA_K64,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K64",  1, "there for 33 to 64 keys")                              \
+    X(SDPA_K128,     "MLX_VK_ENABLE_SDPA_DECODE_D128_K128", 1, "there for 65 to 128 keys")                             \
     X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)")  \
+    X(SPLIT_MIN,             "MLX_VK_SDPA_SPLITK_MIN_K_LEN",           0, "fewer keys than this are not split")        \
+    X(SPLIT_MIN_DECODE,      "MLX_VK_SDPA_SPLITK_MIN_K_LEN_DECODE",    0, "the same for one query (0: as above)")      \
+    X(SPLIT_MIN_PREFILL,     "MLX_VK_SDPA_SPLITK_MIN_K_LEN_PREFILL",   0, "the same for several (0: as above)")        \
+    X(SPLIT_CHUNK,           "MLX_VK_SDPA_SPLITK_TARGET_CHUNK",         0, "keys of a part at least (0: by device)")   \
+    X(SPLIT_CHUNK_DECODE,    "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_DECODE",  0, "the same for one query (0: as above)")     \
+    X(SPLIT_CHUNK_PREFILL,   "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_PREFILL", 0, "the same for several (0: as above)")       \
+    X(SPLIT_PARTS,           "MLX_VK_SDPA_SPLITK_MAX_PARTS",            0, "most parts (0: by device)")                \
+    X(SPLIT_PARTS_DECODE,    "MLX_VK_SDPA_SPLITK_MAX_PARTS_DECODE",     0, "the same for one query (0: as above)")     \
+    X(SPLIT_PARTS_PREFILL,   "MLX_VK_SDPA_SPLITK_MAX_PARTS_PREFILL",    0, "the same for several (0: as above)")       \
+    X(SPLIT_GROUPS,          "MLX_VK_SDPA_SPLITK_TARGET_WG_DECODE",     0, "workgroups to aim at (0: by device)")      \
+    X(SDPA_KEYS,             "MLX_VK_SDPA_MAX_K_LEN",                   0, "most keys that fused attention takes (0: any)") \
+    X(SDPA_KEYS_DECODE,      "MLX_VK_SDPA_MAX_K_LEN_DECODE",            0, "the same for one query (0: as above)")     \
+    X(SDPA_KEYS_PREFILL,     "MLX_VK_SDPA_MAX_K_LEN_PREFILL",           0, "the same for several (0: as above)")       \
+    X(ARGREDUCE,     "MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM", 1, "argmax and argmin along contiguous rows")           \
+    X(ADD_BF16,      "MLX_VK_ENABLE_ADD_BF16",           1, "bfloat16 additions four at a time")                       \
+    X(MUL_BF16,      "MLX_VK_ENABLE_MUL_BF16",           1, "bfloat16 products four at a time")                        \
+    X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
+    X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
+    X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
+    X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report")  \
+    X(QMM_STATS,     "MLX_VK_QMM_STATS",                 0, "the same for quantized matmul alone, printed when the device goes") \
+    X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                   \
+    X(ALGO_STATS,    "MLX_VK_ALGO_STATS",                0, "the same for pipelines and memory found again, or made")   \
+    X(DEBUG_ROPE,    "MLX_VK_DEBUG_ROPE_REJECT",         0, "print each rope once that takes a slower path, and why")   \
+    X(DEBUG_SDPA,    "MLX_VK_DEBUG_SDPA_REJECT",         0, "the same for attention")                                   \
+    X(DEBUG_SPLIT,   "MLX_VK_DEBUG_SDPA_SPLITK",         0, "print once how attention splits keys, for each signature") \
+    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0, "print each argmax or argmin once that takes a slower path, and why") \
+    X(DEBUG_BINARY,  "MLX_VK_DEBUG_BINARY_FALLBACK",     0, "the same for operations of two operands")                  \
+    X(DEBUG_BITWISE, "MLX_VK_DEBUG_BITWISE_FALLBACK",    0, "the same for bitwise ones")                                \
+    X(DEBUG_DEQUANTIZE, "MLX_VK_DEBUG_FAST_QUANTIZE_FALLBACK", 0, "the same for dequantize")                            \
+    X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                     \
+    X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")             \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
+    X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")     \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
@@ -204,27 +267,36 @@ enum gate {
     GATE_COUNT
 };
 
+/* The one whose value is text. */
+static const struct { const char *name, *what; } device_gate = { "MLX_VK_DEVICE", "the device, by index or part of its name" };
+enum { WANTED_TEXT = 64 };
+
 static const struct gate_row { const char *name; int value; const char *what; } gate_table[GATE_COUNT] = {
 #define X(id, name, value, what) { name, value, what },
     GATES(X)
 #undef X
 };
 
-/* Value of NAME in "NAME=value NAME=value", or the default. */
-static int gate_from_text(const char *text, const char *name, int value)
+/* What follows NAME= in "NAME=value NAME=value", else in the environment; NULL where it is in neither. */
+static const char *gate_text(const char *text, const char *name)
 {
     size_t n = strlen(name);
+    const char *env = getenv(name);
     for (const char *p = text; p && (p = strstr(p, name)); p += n)
-        if (p[n] == '=' && (p == text || p[-1] == ' ' || p[-1] == ',')) return atoi(p + n + 1);
-    return value;
+        if (p[n] == '=' && (p == text || p[-1] == ' ' || p[-1] == ',')) return p + n + 1;
+    return env && *env ? env : NULL;
 }
 
-static void read_gates(int values[GATE_COUNT], const char *text)
+/* wanted: the device's name, where the caller gives none. */
+static void read_gates(int values[GATE_COUNT], char wanted[WANTED_TEXT], const char *text, const char *name)
 {
+    const char *device = name && *name ? name : gate_text(text, device_gate.name);
     for (int i = 0; i < GATE_COUNT; i++) {
-        const char *env = getenv(gate_table[i].name);
-        values[i] = gate_from_text(text, gate_table[i].name, env && *env ? atoi(env) : gate_table[i].value);
+        const char *value = gate_text(text, gate_table[i].name);
+        values[i] = value ? atoi(value) : gate_table[i].value;
     }
+    snprintf(wanted, WANTED_TEXT, "%s", device ? device : "");
+    if (!(name && *name) && device != getenv(device_gate.name)) wanted[strcspn(wanted, " ,")] = 0;
 }
 
 /* ==== >>kernels =================================================================================================== */
@@ -270,17 +342,20 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL | CAP_INT64)                                                          \
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
-    X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
-    X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
-    X(MATMUL_TILED,  matmul_tiled,  4, CAP_SMALL)                                                                      \
-    X(MATMUL_SUM,    matmul_sum,    4, CAP_SMALL)                                                                      \
-    X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
-    X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
-    X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
-    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
-    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
-    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
-    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
+    X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
+    X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
+    X(MATMUL_TILED,  matmul_tiled,  6, CAP_SMALL)                                                                      \
+    X(MATMUL_SUM,    matmul_sum,    6, CAP_SMALL)                                                                      \
+    X(MATVEC,        matvec,        6, CAP_SMALL)                                                                      \
+    X(MATVEC_SUBGROUP, matvec_subgroup, 6, CAP_SMALL | CAP_SUBGROUP)                                                   \
+    X(VECMAT,        vecmat,        6, CAP_SMALL)                                                                      \
+    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
+    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
+    X(MATMUL_GROUPED, matmul_grouped, 6, CAP_SMALL)                                                                    \
+    X(MATMUL_GROUPED_F16,   matmul_grouped_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_GROUPED_BF16,  matmul_grouped_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
     X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
@@ -298,6 +373,12 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
+    X(QMV_GATHER,    qmv_gather,    8, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(QMV_GATHER_PLAIN, qmv_gather_plain, 8, CAP_SMALL)                                                                \
+    X(QMM_GROUPED,   qmm_grouped,   8, CAP_SMALL)                                                                      \
+    X(QMM_GROUPED_BF16, qmm_grouped_bf16, 8, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
+    X(QMM_GROUPED_F16, qmm_grouped_f16, 8, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                  \
+    X(GROUP_ROWS,    group_rows,    3, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
     X(REDUCE,        reduce,        2, CAP_SMALL)                                                                      \
@@ -321,7 +402,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(MERGE,         merge,         4, CAP_SMALL)                                                                      \
     X(SCATTER,       scatter,       4, CAP_SMALL)                                                                      \
-    X(SCATTER_RUNS,  scatter_runs,  6, CAP_SMALL)
+    X(SCATTER_RUNS,  scatter_runs,  6, CAP_SMALL)                                                                      \
+    X(SEARCH,        search,        4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -367,6 +449,7 @@ struct pipeline {
 };
 
 struct kernel_count { uint64_t count, ns; };
+enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };   /* the callers' own; fused ones, with a gate */
 
 struct device {
     int refs;
@@ -377,6 +460,7 @@ struct device {
     mlxvk_error error;
     int lost;                                        /* sticky */
     int gate[GATE_COUNT];
+    char wanted[WANTED_TEXT];                        /* the device asked for, "" for any */
     struct capabilities caps;
 
     VkInstance instance;
@@ -412,7 +496,11 @@ struct device {
     mlxvk_stats stats;
     uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
                                                         searches of the cache */
-    struct kernel_count kernel_counts[KERNEL_COUNT + 1];   /* the last counts the callers' own kernels */
+    struct kernel_count kernel_counts[KERNEL_COUNTS];
+    uint32_t noted;                                  /* bits of families whose notes are taken */
+    struct note **notes;                             /* open addressing by key */
+    uint32_t note_slots, note_used;
+    uint64_t pipelines_found, buffers_found, buffers_made;
 };
 
 static void *host_alloc(struct device *d, size_t size)
@@ -741,21 +829,21 @@ static int choose_physical(struct device *d, const char *wanted, mlxvk_error *er
     VkPhysicalDevice list[32];
     uint32_t n = COUNT(list);
     char *end = NULL;
-    long index = wanted && *wanted ? strtol(wanted, &end, 10) : -1;
-    bool by_index = wanted && *wanted && *end == 0;
+    long index = *wanted ? strtol(wanted, &end, 10) : -1;
+    bool by_index = *wanted && *end == 0;
     int best = -1;
     if (vkEnumeratePhysicalDevices(d->instance, &n, list) < 0) n = 0;
     for (uint32_t i = 0; i < n; i++) {
         VkPhysicalDeviceProperties p;
         if (!usable(list[i], &p)) continue;
-        if (by_index ? index != (long)i : wanted && *wanted && !contains(p.deviceName, wanted)) continue;
+        if (by_index ? index != (long)i : *wanted && !contains(p.deviceName, wanted)) continue;
         if (best < 0 || type_rank(p.deviceType) < best) {
             best = type_rank(p.deviceType);
             d->physical = list[i];
         }
     }
     if (best >= 0) return 0;
-    if (wanted && *wanted && n)
+    if (*wanted && n)
         set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device", "no usable device matches \"%s\" (of %u found)", wanted, n);
     else
         set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
@@ -827,13 +915,13 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
     return MLXVK_ERROR_NO_DEVICE;
 }
 
-static int open_device(struct device *d, const char *name, mlxvk_error *error)
+static int open_device(struct device *d, mlxvk_error *error)
 {
     struct features f;
     bool has[EXT_COUNT];
     int code = load_vulkan(NULL, error);
     if (!code) code = create_instance(&d->instance, error);
-    if (!code) code = choose_physical(d, name && *name ? name : getenv("MLX_VK_DEVICE"), error);
+    if (!code) code = choose_physical(d, d->wanted, error);
     if (code) return code;
     find_extensions(d, has);
     chain_features(&f, has, VK_API_VERSION_1_2);
@@ -876,6 +964,112 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
               "the adopted device was made without timelineSemaphore (VkPhysicalDeviceVulkan12Features)");
     return MLXVK_ERROR_NO_DEVICE;
+}
+
+/* ==== >>notes ===================================================================================================== */
+
+/* What ran and what was refused, counted by family, kernel and signature where a gate asks for it. */
+
+enum family { NOTE_QMM, NOTE_SDPA, NOTE_SPLIT, NOTE_ROPE, NOTE_ARG, NOTE_BINARY, NOTE_BITWISE, NOTE_DEQUANTIZE, NOTE_GATHER, NOTE_FUSED,
+              NOTE_ALGO, FAMILIES };
+
+/* stats: counts, and prints the counts when the device goes; debug: prints each refusal once (`all`: each note). GATE_COUNT: none. */
+static const struct family_row { const char *name; enum gate stats, debug; bool all; } family_table[FAMILIES] = {
+    [NOTE_QMM]        = { "quantized_matmul", GATE_QMM_STATS,  GATE_COUNT,            false },
+    [NOTE_SDPA]       = { "attention",        GATE_SDPA_STATS, GATE_DEBUG_SDPA,       false },
+    [NOTE_SPLIT]      = { "attention parts",  GATE_COUNT,      GATE_DEBUG_SPLIT,      true },
+    [NOTE_ROPE]       = { "rope",             GATE_COUNT,      GATE_DEBUG_ROPE,       false },
+    [NOTE_ARG]        = { "argreduce",        GATE_COUNT,      GATE_DEBUG_ARG,        false },
+    [NOTE_BINARY]     = { "binary",           GATE_COUNT,      GATE_DEBUG_BINARY,     false },
+    [NOTE_BITWISE]    = { "bitwise",          GATE_COUNT,      GATE_DEBUG_BITWISE,    false },
+    [NOTE_DEQUANTIZE] = { "dequantize",       GATE_COUNT,      GATE_DEBUG_DEQUANTIZE, false },
+    [NOTE_GATHER]     = { "gather",           GATE_COUNT,      GATE_DEBUG_GATHER,     false },
+    [NOTE_FUSED]      = { "fused",            GATE_COUNT,      GATE_DEBUG_FUSED,      true },
+    [NOTE_ALGO]       = { "algorithms",       GATE_ALGO_STATS, GATE_COUNT,            false },
+};
+
+enum { NOTE_TEXT = 192 };
+
+/* kernel and reason are constant texts; reason: why something was refused, or NULL. */
+struct note { uint64_t key, count; enum family family; const char *kernel, *reason; char signature[NOTE_TEXT]; };
+
+static bool gate_on(const int *gate, enum gate g) { return g != GATE_COUNT && gate[g]; }
+
+static uint32_t noted_families(const int *gate)
+{
+    uint32_t bits = 0;
+    for (int i = 0; i < FAMILIES; i++)
+        if (gate[GATE_STATS] || gate_on(gate, family_table[i].stats) || gate_on(gate, family_table[i].debug)) bits |= 1u << i;
+    return bits;
+}
+
+static void print_note(const struct note *n, bool count)
+{
+    fprintf(stderr, "[mlxvk] %s: %s%s%s: %s", family_table[n->family].name, n->kernel, n->reason ? " not taken, " : "",
+            n->reason ? n->reason : "", n->signature);
+    if (count) fprintf(stderr, ": %llu", (unsigned long long)n->count);
+    fputc('\n', stderr);
+}
+
+static bool grow_notes(struct device *d)
+{
+    uint32_t slots = d->note_slots ? 2 * d->note_slots : 128;
+    struct note **table = host_zalloc(d, slots * sizeof *table);
+    if (!table) return false;
+    for (uint32_t i = 0; i < d->note_slots; i++)
+        if (d->notes[i]) {
+            uint32_t at = (uint32_t)d->notes[i]->key & (slots - 1);
+            while (table[at]) at = (at + 1) & (slots - 1);
+            table[at] = d->notes[i];
+        }
+    host_free(d, d->notes);
+    d->notes = table;
+    d->note_slots = slots;
+    return true;
+}
+
+static void free_notes(struct device *d)
+{
+    for (uint32_t i = 0; i < d->note_slots; i++) host_free(d, d->notes[i]);
+    host_free(d, d->notes);
+    d->notes = NULL;
+    d->note_slots = d->note_used = 0;
+}
+
+/* Without memory nothing is counted. */
+static void note(struct device *d, enum family family, const char *kernel, const char *reason, const char *format, ...)
+{
+    struct note n = { .family = family, .kernel = kernel, .reason = reason }, *kept;
+    const struct family_row *row = &family_table[family];
+    va_list arguments;
+    uint32_t at;
+    va_start(arguments, format);
+    vsnprintf(n.signature, sizeof n.signature, format, arguments);
+    va_end(arguments);
+    n.key = 0xcbf29ce484222325u ^ (uint64_t)(uintptr_t)kernel ^ (uint64_t)(uintptr_t)reason << 20 ^ (uint64_t)family << 56;
+    for (const char *p = n.signature; *p; p++) n.key = (n.key ^ (unsigned char)*p) * 0x100000001b3u;
+    n.key ^= n.key >> 32;
+    if (2 * (d->note_used + 1) > d->note_slots && !grow_notes(d)) return;
+    for (at = (uint32_t)n.key & (d->note_slots - 1); (kept = d->notes[at]) != NULL; at = (at + 1) & (d->note_slots - 1))
+        if (kept->key == n.key && kept->family == family && kept->kernel == kernel && kept->reason == reason &&
+            !strcmp(kept->signature, n.signature)) { kept->count++; return; }
+    if (!(kept = host_alloc(d, sizeof *kept))) return;
+    n.count = 1;
+    *kept = n;
+    d->notes[at] = kept;
+    d->note_used++;
+    if (gate_on(d->gate, row->debug) && (reason || row->all)) print_note(kept, false);
+}
+
+/* Arguments are looked at only where the family is noted. */
+#define NOTE(d, family, ...) ((d)->noted >> (family) & 1 ? note((struct device *)(d), family, __VA_ARGS__) : (void)0)
+
+/* Sizes that vary from step to step, by powers of two. */
+static uint32_t size_class(uint32_t n)
+{
+    uint32_t p = 1;
+    while (p < n && p < 1u << 31) p *= 2;
+    return p;
 }
 
 /* ==== >>memory ==================================================================================================== */
@@ -1186,7 +1380,9 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
     } else {
         if (capacity < size || capacity > d->caps.max_allocation) return MLXVK_ERROR_LIMIT;
         b = cache_find(d, capacity, line);
-        if (!b) {
+        if (b) d->buffers_found++;
+        else {
+            d->buffers_made++;
             size_t need = d->active + d->cached + capacity;
             if (need > d->memory_limit) cache_trim(d, need - d->memory_limit, false);
             code = buffer_fresh(d, capacity, &b);
@@ -1316,6 +1512,7 @@ struct encoder {
     uint32_t pending_count, live_count;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
+    uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
 };
@@ -1456,7 +1653,10 @@ static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k,
     }
     for (at = (uint32_t)key & (d->pipeline_slots - 1); d->pipelines[at]; at = (at + 1) & (d->pipeline_slots - 1)) {
         struct pipeline *p = d->pipelines[at];
-        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) return p;
+        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) {
+            d->pipelines_found++;
+            return p;
+        }
     }
     return new_pipeline(e, k, spec, n, key, at);
 }
@@ -1786,11 +1986,17 @@ static void bind_descriptors(struct encoder *e)
     }
 }
 
+/* Where the dispatch is counted. */
+static uint32_t counted_as(const struct encoder *e)
+{
+    return e->fusion && e->device->gate[GATE_PROFILE_FUSED] ? KERNEL_COUNT + e->fusion : e->pipeline->kernel;
+}
+
 static void write_timestamp(struct encoder *e)
 {
     struct slot *slot = &e->stream->slots[e->stream->slot];
     if (!slot->queries || slot->query_count >= QUERIES) return;
-    slot->query_kernel[slot->query_count / 2] = (uint16_t)e->pipeline->kernel;
+    slot->query_kernel[slot->query_count / 2] = (uint16_t)counted_as(e);
     e->device->vk.vkCmdWriteTimestamp(e->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->queries, slot->query_count++);
 }
 
@@ -1818,7 +2024,7 @@ static void encode_dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t 
     d->vk.vkCmdDispatch(e->commands, x, y, z);
     write_timestamp(e);
     d->stats.dispatches++;
-    d->kernel_counts[e->pipeline->kernel].count++;
+    d->kernel_counts[counted_as(e)].count++;
     e->stream->ops++;
 }
 
@@ -2089,6 +2295,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(QUANTIZE,    quantize)                                                                                           \
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
+    X(GATHER_MM,   gather_mm)                                                                                          \
+    X(GATHER_QMM,  gather_qmm)                                                                                         \
     X(ARANGE,      arange)                                                                                             \
     X(REDUCE,      reduce)                                                                                             \
     X(SOFTMAX,     softmax)                                                                                            \
@@ -2102,7 +2310,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(RANDOM,      random)                                                                                             \
     X(CATEGORICAL, categorical)                                                                                        \
     X(SORT,        sort)                                                                                               \
-    X(SCATTER,     scatter)
+    X(SCATTER,     scatter)                                                                                            \
+    X(SEARCH,      search)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -2116,6 +2325,8 @@ struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
+struct gather_mm_params { uint32_t every; };
+struct gather_qmm_params { struct quant_params quant; uint32_t every; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
 struct scan_params { uint8_t op, axis, flags; };
@@ -2127,12 +2338,15 @@ struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scal
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
 struct sort_params { bool index; };
+struct search_params { bool right; };
 struct scatter_params { uint8_t op; uint32_t scale, none; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
     struct conv_params conv;
     struct quant_params quant;
+    struct gather_mm_params gather_mm;
+    struct gather_qmm_params gather_qmm;
     struct arange_params arange;
     struct reduce_params reduce;
     struct scan_params scan;
@@ -2145,6 +2359,7 @@ union params {
     struct random_params random;
     struct sort_params sort;
     struct scatter_params scatter;
+    struct search_params search;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -2400,6 +2615,17 @@ static const char *shape_text(const struct array *a, char *text, size_t size)
 }
 #define TEXT(a) shape_text(a, (char[160]){ 0 }, 160)
 
+/* The same with strides, for notes. */
+static const char *layout_text(const struct array *a, char *text, size_t size)
+{
+    size_t n = strlen(shape_text(a, text, size));
+    if (n + 3 < size) n += (size_t)snprintf(text + n, size - n, " (");
+    for (int i = 0; i < a->ndim && n < size; i++) n += (size_t)snprintf(text + n, size - n, "%s%lld", i ? ", " : "", (long long)a->strides[i]);
+    if (n < size) snprintf(text + n, size - n, ")");
+    return text;
+}
+#define LAYOUT(a) layout_text(a, (char[96]){ 0 }, 96)
+
 static struct array *input(struct call *c, const char *name, mlxvk_array handle)
 {
     struct array *a = handle.ctx;
@@ -2579,6 +2805,10 @@ static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, i
 /* Kernels that take four elements a thread. */
 static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8; }
 
+/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it take? */
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars);
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode);
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
@@ -2589,6 +2819,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
         if (!(scalars & (1u << k))) misaligned |= push.offset[k] & 3;
     }
+    if (walk_by_strides(e, p, a[1], scalars)) scalars = UINT32_MAX;
     if (scalars != UINT32_MAX && small && !misaligned) {
         mode = MODE_VECTOR;
         threads = push.n / 4 + (push.n & 3);
@@ -2598,6 +2829,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         if (mode == MODE_STRIDED) push_dims(&push, &g, count);
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
+    note_walk(e, p, a, mode);
     KERNEL(e, p->kernel, 256, mode, scalars, p->op, (uint32_t)a[0]->dtype, (uint32_t)a[count - 1]->dtype);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(threads, 256));
@@ -2945,6 +3177,22 @@ static const struct binary_row { const char *name; int rules; } binary_table[B_C
     R(silu_product, B_FLOAT | B_NO_COMPLEX), R(truncated_quotient, B_NO_COMPLEX),
 #undef R
 };
+
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars)
+{
+    const int *gate = e->device->gate;
+    if (p->kernel != K_BINARY) return false;
+    if (first->dtype == MLXVK_BFLOAT16) return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
+    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars && !gate[GATE_SHIFT_U32];
+}
+
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode)
+{
+    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" : mode == MODE_STRIDED ? "strided, not aligned, or a gate" : NULL;
+    if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
+    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name, reason, "%s, %s", LAYOUT(a[1]),
+         LAYOUT(a[2]));
+}
 
 static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
 {
@@ -3587,29 +3835,40 @@ static bool updates_in_place(const mlxvk_array *res, const struct array *a)
     return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal && distinct_elements(a);
 }
 
+/* op: a binary operation on what is there and the update; B_COUNT: the update replaces it. */
 static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update, const int *start,
-                                     const int *stop, const int *step)
+                                     const int *stop, const int *step, enum binary op)
 {
     struct array *out, *target;
     if (c->code || !a || !update) return NULL;
-    if (updates_in_place(res, a)) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
+    if (updates_in_place(res, a) && update->storage != a->storage) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     target = do_slice(c, out, start, stop, step);
     if (!target) return NULL;
     update = broadcast(c, update, target->ndim, target->shape);
-    append_copy(c, target, update);
+    if (op == B_COUNT) append_copy(c, target, update);
+    else if ((update = as_type(c, update, a->dtype)) != NULL)
+        append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(a->dtype, K_BINARY), .op = (uint16_t)op }),
+               ARRAYS(target, update), ARRAYS(target));
     return out;
 }
 
-int mlxvk_slice_update(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, const int *stop,
-                       size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)
-{
-    struct call c = begin("slice_update", s);
-    struct array *x = input(&c, "src", src), *u = input(&c, "update", update);
-    if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;
-    while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);
-    return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides), res);
-}
+#define SLICE_UPDATE(name, op)                                                                                        \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num,       \
+                     const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)        \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = input(&c, "src", src), *u = input(&c, "update", update);                                    \
+        if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;                    \
+        while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);                             \
+        return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides, op), res);                             \
+    }
+SLICE_UPDATE(slice_update, B_COUNT)
+SLICE_UPDATE(slice_update_add, B_add)
+SLICE_UPDATE(slice_update_prod, B_multiply)
+SLICE_UPDATE(slice_update_max, B_maximum)
+SLICE_UPDATE(slice_update_min, B_minimum)
+#undef SLICE_UPDATE
 
 /* ---- joining and splitting ---- */
 
@@ -3920,12 +4179,12 @@ static uint32_t column_width(uint64_t units, uint32_t n)
     return REDUCE_THREADS / min_u32(power_of_two((n + 7) / 8), REDUCE_THREADS / power_of_two(min_size(units, 32)));
 }
 
-static struct reduce_grid reduce_grid(const struct reduce_push *p, bool whole, bool fours)
+static struct reduce_grid reduce_grid(const struct reduce_push *p, bool rows, bool whole, bool fours)
 {
     struct reduce_grid g = { .parts = 1, .chunk = p->n };
     uint64_t units;
     uint32_t height;
-    if (p->inner == 1 && p->stride == 1) {
+    if (rows) {
         uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
         g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
         if (g.width == REDUCE_THREADS && !whole) cut(&g, p->n, p->outer, REDUCE_CHUNK, 4 * REDUCE_THREADS);
@@ -3999,12 +4258,16 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     struct array *out = j->out;
     mlxvk_dtype type = out->dtype;
     int count, at = last_reduced(j, &count);
+    bool rows;
     if (!reduce_shape(j, at, &p)) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "reduce", "too many dimensions in an operand too large to bind");
         return true;
     }
     p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
-    g = reduce_grid(&p, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
+    rows = p.inner == 1 && p.stride == 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
+    if (is_arg(j->op))
+        NOTE(e->device, NOTE_ARG, "rows", rows ? NULL : p.inner > 1 || p.stride > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(j->from));
+    g = reduce_grid(&p, rows, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
     p.parts = g.parts;
     p.chunk = g.chunk;
     if (count > 1 || g.parts > 1) {
@@ -4702,21 +4965,22 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
     return true;
 }
 
-/* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned. */
-static bool gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+/* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned; NULL, or why not. */
+static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
 {
     struct array window = *in[1];
     size_t item = item_size(in[1]), unit;
     int64_t outer = 1, outer_stride = 0, row, row_stride, count, index_stride, axis_stride = window.strides[p->axis], odd;
+    if (!e->device->gate[GATE_GATHER_WORDS]) return "a gate";
     if (p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
         memcpy(window.shape, in[0]->shape + in[2]->ndim, (size_t)window.ndim * sizeof *window.shape);
-        if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return false;
+        if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return "what is taken is strided";
         if (p->mode == GATHER_STARTS) axis_stride = p->unit;
     } else if (p->mode != GATHER_TAKE || !one_stride(&window, 0, p->axis, &outer, &outer_stride) ||
-               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride)) return false;
-    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return false;
+               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride)) return "what is taken is strided, or no rows";
+    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return "rows or indices are strided";
     odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
-    if (odd & 3) return false;
+    if (odd & 3) return "rows are not whole words";
     unit = odd & 15 ? 4 : 16;
     push->n = (uint32_t)(in[0]->size * item / unit);
     push->shape[0] = (uint32_t)(row * (int64_t)item / (int64_t)unit);
@@ -4729,7 +4993,7 @@ static bool gather_rows(struct encoder *e, const struct gather_params *p, struct
     KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, take_op(p->mode), unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
     set_bytes(e, push, sizeof *push);
     dispatch_groups(e, ceil_div(push->n, 4 * 256));
-    return true;
+    return NULL;
 }
 
 /* How many positions of the axis can be bound at once. */
@@ -4750,6 +5014,7 @@ static void lower_gather(struct encoder *e, const struct node *n)
     const struct gather_params *p = &n->p.gather;
     struct array *in[3] = { n->out[0], n->in[0], n->in[1] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
     const struct array *whole = *indexed;
+    const char *refusal;
     int size = whole->shape[p->axis], step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
     for (int first = 0; first < size && !e->code; first += step) {
         struct elementwise_push push = { .n = 0 };
@@ -4765,7 +5030,9 @@ static void lower_gather(struct encoder *e, const struct node *n)
         push.stride[3][PART_FIRST] = (uint32_t)first;
         push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
         push.extra[0] = p->room;
-        if (!gather_rows(e, p, in, &push)) gather_elements(e, p, in, &push);
+        refusal = try_gather_rows(e, p, in, &push);
+        NOTE(e->device, NOTE_GATHER, "rows", refusal, "%s at %s", LAYOUT(in[1]), LAYOUT(in[2]));
+        if (refusal) gather_elements(e, p, in, &push);
     }
 }
 
@@ -4967,6 +5234,98 @@ int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, in
     struct array *x = input(&c, "a", a);
     struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
     return finish(&c, do_gather(&c, x, &w, &axis, 1, slice_sizes, slice_sizes_num), res);
+}
+
+/* ---- slices that start where an array says ---- */
+
+/* The elements of `start` as index arrays of no dimensions, and their axes from 0 on. */
+static bool dynamic_windows(struct call *c, const struct array *a, struct array *start, const int *axes, size_t axes_num,
+                            struct windows *w, int *normal)
+{
+    uint32_t mask;
+    w->count = w->ndim = 0;
+    if (c->code || !a || !start) return false;
+    if (start->ndim > 1 || start->size != axes_num || axes_num > (size_t)a->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "start %s for %zu axes of %s", TEXT(start), axes_num, TEXT(a)), false;
+    if (!check_indices(c, start) || !axes_mask(c, a, axes, axes_num, &mask)) return false;
+    for (size_t k = 0; k < axes_num; k++) {
+        int64_t at = start->ndim ? (int64_t)k * start->strides[0] * (int64_t)item_size(start) : 0;
+        normal[k] = normal_axis(c, a, axes[k]);
+        w->index[w->count++] = view_of(c, start, start->dtype, 0, NULL, NULL, start->offset + at);
+    }
+    return !c->code;
+}
+
+int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num, const int *slice_size,
+                        size_t slice_size_num, mlxvk_stream s)
+{
+    struct call c = begin("slice_dynamic", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "start", start);
+    struct windows w;
+    int normal[MAXD];
+    if (!dynamic_windows(&c, x, i, axes, axes_num, &w, normal)) x = NULL;
+    return finish(&c, do_gather(&c, x, &w, normal, axes_num, slice_size, slice_size_num), res);
+}
+
+/* ---- diagonals ---- */
+
+/* A view: the two axes go, one for the diagonal comes last. */
+static struct array *do_diagonal(struct call *c, struct array *a, int offset, int axis1, int axis2)
+{
+    int shape[MAXD], n = 0;
+    int64_t strides[MAXD], row = offset < 0 ? -(int64_t)offset : 0, column = offset > 0 ? offset : 0, length;
+    if (c->code || !a) return NULL;
+    if (a->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no diagonal", TEXT(a));
+    axis1 = normal_axis(c, a, axis1);
+    axis2 = normal_axis(c, a, axis2);
+    if (axis1 < 0 || axis2 < 0) return NULL;
+    if (axis1 == axis2) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d twice for a diagonal of %s", axis1, TEXT(a));
+    length = a->shape[axis1] - row < a->shape[axis2] - column ? a->shape[axis1] - row : a->shape[axis2] - column;
+    for (int i = 0; i < a->ndim; i++) {
+        if (i == axis1 || i == axis2) continue;
+        shape[n] = a->shape[i];
+        strides[n++] = a->strides[i];
+    }
+    shape[n] = length > 0 ? (int)length : 0;
+    strides[n++] = a->strides[axis1] + a->strides[axis2];
+    if (length <= 0) row = column = 0;
+    return view_of(c, a, a->dtype, n, shape, strides,
+                   a->offset + (row * a->strides[axis1] + column * a->strides[axis2]) * (int64_t)item_size(a));
+}
+
+static struct array *do_diag(struct call *c, struct array *a, int k)
+{
+    int64_t n;
+    struct array *out, *diagonal;
+    if (c->code || !a) return NULL;
+    if (a->ndim == 2) return do_diagonal(c, a, k, 0, 1);
+    if (a->ndim != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is neither a diagonal nor a matrix", TEXT(a));
+    n = a->shape[0] + llabs(k);
+    if (n > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "a matrix of %lld rows", (long long)n);
+    out = do_full(c, 2, (int[]){ (int)n, (int)n }, scalar(c, 0, a->dtype), a->dtype);
+    diagonal = do_diagonal(c, out, k, 0, 1);
+    append_copy(c, diagonal, a);
+    return out;
+}
+
+int mlxvk_diagonal(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_stream s)
+{
+    struct call c = begin("diagonal", s);
+    return finish(&c, do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2), res);
+}
+
+int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s)
+{
+    struct call c = begin("diag", s);
+    return finish(&c, do_diag(&c, input(&c, "a", a), k), res);
+}
+
+int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("trace", s);
+    struct array *x = do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2);
+    if (x && check_shape(&c, 0, NULL, dtype)) x = as_type(&c, x, dtype);
+    return finish(&c, x ? do_reduce(&c, R_sum, x, 1u << (x->ndim - 1), false) : NULL, res);
 }
 
 /* ---- along an axis ---- */
@@ -5183,6 +5542,17 @@ static bool check_norm(struct call *c, const struct array *x, const struct array
     return !c->code;
 }
 
+/* rms_norm in steps, in float32, with the gate off. */
+static struct array *compose_norm(struct call *c, struct array *x, struct array *weight, mlxvk_dtype t, float eps)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    struct array *y = as_type(c, x, f), *mean;
+    if (!y || !y->size) return as_type(c, x, t);
+    mean = do_reduce(c, R_mean, do_unary(c, U_square, y), 1u << (x->ndim - 1), true);
+    y = do_binary(c, B_multiply, y, do_unary(c, U_rsqrt, do_binary(c, B_add, mean, scalar(c, eps, f))));
+    return as_type(c, weight ? do_binary(c, B_multiply, y, as_type(c, weight, f)) : y, t);
+}
+
 static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, float eps)
 {
     struct array *out;
@@ -5193,6 +5563,7 @@ static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, str
     t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
     if (weight && bias) t = promote(t, bias->dtype);
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    if (!flags && !c->device->gate[GATE_RMSNORM]) return compose_norm(c, x, weight, t, eps);
     x = as_type(c, x, t);
     out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
     append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)), ARRAYS(out));
@@ -5341,6 +5712,8 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     if (freqs) { p->freqs_at = set_input(e, 3, freqs); p->freqs_step = last_stride(freqs); }
     if (weight) p->weight_at = set_input(e, 4, weight);
     fours = fours && aligned_rows(x, p->x_at, 4) && aligned_rows(out, p->y_at, 4);
+    NOTE(e->device, NOTE_ROPE, "by four pairs", fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned",
+         "%d of %s", r->dims, LAYOUT(x));
     lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
     items = p->batches * p->tokens * p->heads;
     p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
@@ -5369,7 +5742,11 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
     uint32_t shape[4], ignored[4];
     struct array *rows = NULL;
     if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
-    if (!rope_strides(x, shape, ignored)) x = rows = rows_of(e, x);
+    if (!rope_strides(x, shape, ignored) || !(x->row || e->device->gate[GATE_ROPE_HS])) {
+        NOTE(e->device, NOTE_ROPE, "without a copy", e->device->gate[GATE_ROPE_HS] ? "the layout is too complex" : "a gate", "%d of %s", r->dims,
+             LAYOUT(x));
+        x = rows = rows_of(e, x);
+    }
     rope_strides(x, shape, p.x_stride);
     if (!rope_strides(out, shape, p.y_stride))
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
@@ -5385,6 +5762,52 @@ static void lower_rope(struct encoder *e, const struct node *n)
 {
     donate(e, n->out[0], n->in, 1);
     rope_dispatch(e, &n->p.rope, n->in[0], n->out[0], n->in[1], n->in[2], false, NULL, 0);
+}
+
+/* Features first, first + step, ... of x, `count` of them. */
+static struct array *features(struct call *c, struct array *x, int first, int count, int step)
+{
+    int64_t strides[MAXD];
+    int shape[MAXD], last;
+    if (c->code || !x) return NULL;
+    last = x->ndim - 1;
+    memcpy(shape, x->shape, sizeof shape);
+    memcpy(strides, x->strides, sizeof strides);
+    shape[last] = count;
+    strides[last] *= step;
+    return view_of(c, x, x->dtype, x->ndim, shape, strides, x->offset + first * x->strides[last] * (int64_t)item_size(x));
+}
+
+/* The angles of all tokens, (B or nothing, 1 ..., T, dims / 2). */
+static struct array *rope_angles(struct call *c, const struct rope_params *r, const struct array *x, struct array *offsets, struct array *freqs)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int half = r->dims / 2, shape[MAXD];
+    struct array *at = do_arange(c, 0, dim_of(x, -2), 1, f), *steps;
+    if (offsets) {
+        for (int i = 0; i < x->ndim - 1; i++) shape[i] = 1;
+        shape[0] = (int)offsets->size;
+        at = do_binary(c, B_add, at, do_reshape(c, as_type(c, offsets, f), x->ndim - 1, shape));
+    } else at = do_binary(c, B_add, at, scalar(c, r->offset, f));
+    at = do_binary(c, B_multiply, at, scalar(c, r->scale, f));
+    steps = freqs ? do_unary(c, U_reciprocal, as_type(c, freqs, f))
+                  : do_unary(c, U_exp, do_binary(c, B_multiply, do_arange(c, 0, half, 1, f), scalar(c, r->rate * 0.69314718055994531, f)));
+    return at ? do_binary(c, B_multiply, do_expand(c, at, (int[]){ at->ndim }, 1), steps) : NULL;
+}
+
+/* rope in steps, in float32, with the gate off. */
+static struct array *compose_rope(struct call *c, const struct rope_params *r, struct array *x, struct array *offsets, struct array *freqs)
+{
+    int half = r->dims / 2, step = r->traditional ? 2 : 1;
+    struct array *angles = rope_angles(c, r, x, offsets, freqs), *k = do_unary(c, U_cos, angles), *s = do_unary(c, U_sin, angles);
+    struct array *y = as_type(c, x, MLXVK_FLOAT32), *out = x ? output(c, x->ndim, x->shape, x->dtype) : NULL;
+    struct array *a = features(c, y, 0, half, step), *b = features(c, y, r->traditional ? 1 : half, half, step);
+    append_copy(c, features(c, out, 0, half, step), do_binary(c, B_subtract, do_binary(c, B_multiply, a, k), do_binary(c, B_multiply, b, s)));
+    append_copy(c, features(c, out, r->traditional ? 1 : half, half, step),
+                do_binary(c, B_add, do_binary(c, B_multiply, a, s), do_binary(c, B_multiply, b, k)));
+    if (x && dim_of(x, -1) > r->dims)
+        append_copy(c, features(c, out, r->dims, dim_of(x, -1) - r->dims, 1), features(c, x, r->dims, dim_of(x, -1) - r->dims, 1));
+    return out;
 }
 
 static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base, float scale,
@@ -5404,6 +5827,10 @@ static struct array *do_rope(struct call *c, struct array *x, int dims, bool tra
         return FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
     if (offsets && !is_integer(offsets->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
     if (base.has_value) r.rate = -log2((double)base.value) / (dims / 2);
+    if (!c->device->gate[GATE_ROPE]) {
+        NOTE(c->device, NOTE_ROPE, "in one kernel", "a gate", "%d of %s", dims, LAYOUT(x));
+        return compose_rope(c, &r, x, offsets, freqs);
+    }
     out = output(c, x->ndim, x->shape, x->dtype);
     append(c, OP_ROPE, PARAMS(.rope = r), ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
     return out;
@@ -5430,6 +5857,10 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
 /* One product as kernels see it: out = alpha * a @ b + beta * c for each matrix of a batch. Strides in elements. */
 enum { MAT_A, MAT_B, MAT_C, MAT_OUT, MATRICES, BATCH_DIMS = 3 };
 
+/* Which matrix of a meets which matrix of b (x and weights): `entries` products of the same shape. Entry i takes matrix
+ * lhs[i] of a, or i / every where that is not 0, and matrix rhs[i] of b. `first`: the entry to begin with. */
+struct gather { struct array *lhs, *rhs; uint32_t every, entries, first, matrices, weights; };
+
 struct product {
     struct array *array[MATRICES];                   /* c may be NULL */
     int64_t m, n, k;
@@ -5437,6 +5868,7 @@ struct product {
     int ndim;                                        /* of the batch, outermost first */
     int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
     float alpha, beta;
+    const struct gather *gather;                     /* then the batch is its entries: one dimension, with the matrices' strides */
 };
 
 struct product_push {
@@ -5477,6 +5909,14 @@ static void merge_rows(struct product *p)
     }
 }
 
+/* Strides that do not count become what suits kernels. */
+static void suit_strides(struct product *p)
+{
+    if (p->m == 1) { p->a_row = p->a_k != 1; p->out_row = p->c_row = 0; }
+    if (p->n == 1) { p->b_col = p->b_k != 1; p->out_col = 1; p->c_col = 0; }
+    if (p->k == 1) { p->a_k = p->a_row != 1; p->b_k = p->b_col != 1; }
+}
+
 static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
 {
     int i = out->ndim - 1;
@@ -5489,9 +5929,7 @@ static struct product product_of(struct array *a, struct array *b, struct array 
         for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
     merge_batch(&p);
     merge_rows(&p);
-    if (p.m == 1) { p.a_row = p.a_k != 1; p.out_row = p.c_row = 0; }   /* strides that do not count: what suits kernels */
-    if (p.n == 1) { p.b_col = p.b_k != 1; p.out_col = 1; p.c_col = 0; }
-    if (p.k == 1) { p.a_k = p.a_row != 1; p.b_k = p.b_col != 1; }
+    suit_strides(&p);
     return p;
 }
 
@@ -5517,6 +5955,15 @@ static struct product_push bind_product(struct encoder *e, const struct product 
     }
     if (p->ndim > 0) q.inner = (uint32_t)p->shape[p->ndim - 1];
     if (p->ndim > 1) q.middle = (uint32_t)p->shape[p->ndim - 2];
+    if (p->gather) {                                 /* matmul.glsl says what is where */
+        const struct gather *g = p->gather;
+        q.inner = 0;
+        q.middle = g->every;
+        if (!g->every) q.batch[MAT_A][1] = set_input(e, 4, g->lhs) + g->first;
+        q.batch[MAT_A][2] = g->matrices - 1;
+        q.batch[MAT_B][1] = set_input(e, 5, g->rhs) + g->first;
+        q.batch[MAT_B][2] = g->weights - 1;
+    }
     return q;
 }
 
@@ -5554,7 +6001,7 @@ static struct product transposed(const struct product *p)
 static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
 {
     uint32_t odd = q->offset[operand] | (uint32_t)lead;
-    for (int i = 0; i < BATCH_DIMS; i++) odd |= q->batch[operand][i];
+    for (int i = 0; i < (p->gather ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
     return p->array[operand] && unit == 1 && !(odd & (count - 1));
 }
 
@@ -5606,6 +6053,7 @@ static void product_sum(struct encoder *e, const struct product *p, struct array
     struct product_push push;
     sum.array[MAT_A] = sums;
     sum.array[MAT_B] = NULL;
+    sum.gather = NULL;
     sum.offset[MAT_A] = 0;
     push = bind_product(e, &sum);
     push.k = (uint32_t)product_batches(p);
@@ -5831,7 +6279,7 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
     struct product t;
-    if (p->n <= FEW_ROWS && p->n < p->m && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    if (p->n <= FEW_ROWS && p->n < p->m && !p->gather && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
     switch (choose_kind(e, p)) {
     case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
     case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
@@ -5935,6 +6383,173 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
 static void lower_matmul(struct encoder *e, const struct node *n)
 {
     product_split(e, n, (struct array *[MATRICES]){ n->in[0], n->in[1], n->in[2], n->out[0] });
+}
+
+/* ---- gather_mm: matrices chosen by index arrays ---- */
+
+static bool dense_matrix(const struct array *a)
+{
+    return !a || ((a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
+                  (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]));
+}
+
+/* The one stride between the matrices of an operand, counted over all its batch dimensions; false where there is none. */
+static bool matrix_stride(const struct array *a, uint32_t *stride)
+{
+    int64_t step = 0, reach = 0;
+    bool begun = false;
+    for (int i = a->ndim - 3; i >= 0; i--) {
+        if (a->shape[i] == 1) continue;
+        if (!begun) step = a->strides[i];
+        else if (a->strides[i] != reach) return false;
+        reach = a->strides[i] * a->shape[i];
+        begun = true;
+    }
+    *stride = (uint32_t)step;
+    return step >= 0;
+}
+
+/* The operand itself where kernels can read it, else a row-major copy. */
+static struct array *matrices_of(struct encoder *e, struct array *a, bool dense, uint32_t *stride)
+{
+    struct array *rows;
+    if (!a) return NULL;
+    if (matrix_stride(a, stride) && (dense ? dense_matrix(a) : a->strides[a->ndim - 1] == 1 || a->shape[a->ndim - 1] == 1)) {
+        a->refs++;
+        return a;
+    }
+    rows = rows_of(e, a);
+    if (!matrix_stride(rows, stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "gather", "no stride of the matrices");
+    return rows;
+}
+
+static uint32_t matrix_count(const struct array *a)
+{
+    size_t count = 1;
+    for (int i = 0; i < a->ndim - 2; i++) count *= (size_t)a->shape[i];
+    return (uint32_t)count;
+}
+
+enum { GROUP_WEIGHTS = 4096, GROUP_ROWS = 4 };       /* weights that can be counted; rows a weight from which grouping pays */
+
+/* Entries sorted by weight and the tiles of `size` rows that they make, for kernels GROUPED. */
+struct row_groups { struct array *tiles, *order; uint32_t count; };
+
+static struct row_groups group_rows(struct encoder *e, const struct gather *g, uint32_t m, uint32_t size)
+{
+    uint64_t rows = (uint64_t)g->entries * m;
+    bool grouped = g->weights <= GROUP_WEIGHTS && m < size;
+    uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->weights, g->entries) : (uint64_t)g->entries * ceil_div(m, size);
+    struct row_groups r = { scratch(e, (size_t)count * 4, MLXVK_UINT32), scratch(e, g->entries, MLXVK_UINT32), (uint32_t)count };
+    uint32_t push[8] = { g->entries, g->weights, m, size, r.count };
+    if (e->code) return r;
+    push[5] = set_output(e, 0, r.tiles) / 4;
+    push[6] = set_output(e, 1, r.order);
+    push[7] = set_input(e, 2, g->rhs);
+    KERNEL(e, K_GROUP_ROWS, grouped ? min_u32(1024, e->device->caps.max_threads) : 256, grouped);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, grouped ? 1 : ceil_div(max_size(g->entries, r.count), 256));
+    return r;
+}
+
+/* Rows of a sorted by the matrix of b that they meet, in tiles; a lies along its rows. */
+static void gather_grouped(struct encoder *e, const struct product *p)
+{
+    const struct device *d = e->device;
+    const struct gather *g = p->gather;
+    int wanted = d->gate[GATE_MATMUL_KERNEL];
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16, half = bf16 || p->array[MAT_A]->dtype == MLXVK_FLOAT16;
+    enum kernel_id kernel = bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16;
+    bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
+    uint64_t each = (uint64_t)p->m * g->entries / g->weights;
+    const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 3 : 4]
+                                       : &tiled_rows[each > 96 && d->caps.type != VK_PHYSICAL_DEVICE_TYPE_CPU ? 0 : each > 40 ? 2 : 3];
+    struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
+    struct launch l = { .p = *p };
+    uint32_t along = reading_order(p) & 2, even, lanes = d->caps.subgroup;
+    if (!e->code) {
+        l.p.gather = NULL;
+        l.push = bind_product(e, &l.p);
+        l.p.gather = g;
+        even = even_operands(&l, along, coopmat ? 8 : 4);
+        l.push.middle = g->every;                    /* matmul.glsl says what is where */
+        if (!g->every) l.push.batch[MAT_A][1] = set_input(e, 5, g->lhs);
+        l.push.batch[MAT_A][2] = g->matrices - 1;
+        l.push.batch[MAT_OUT][1] = set_input(e, 3, r.tiles);
+        l.push.batch[MAT_OUT][2] = set_input(e, 4, r.order);
+        if (coopmat)
+            KERNEL(e, kernel, t->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
+                   d->caps.coopmat_size[bf16], lanes, along, even);
+        else
+            KERNEL(e, K_MATMUL_GROUPED, t->threads, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
+                   along, even, d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 1 : t->bk);
+        set_bytes(e, &l.push, sizeof l.push);
+        dispatch(e, ceil_div((uint64_t)p->n, t->bn), r.count, 1);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+}
+
+/* Entry by entry, as many at a time as the grid takes. */
+static void gather_entries(struct encoder *e, const struct product *p)
+{
+    struct gather part = *p->gather;
+    struct product one = *p;
+    uint32_t step = part.every ? part.every : 1, most = e->device->caps.max_groups[2] / step * step;
+    one.gather = &part;
+    for (part.first = 0; part.first < part.entries && !e->code; part.first += most) {
+        one.shape[0] = min_u32(part.entries - part.first, most);
+        one.offset[MAT_OUT] = (int64_t)part.first * one.stride[MAT_OUT][0];
+        if (part.every) {
+            one.offset[MAT_A] = (int64_t)(part.first / step) * one.stride[MAT_A][0];
+            part.matrices = p->gather->matrices - part.first / step;
+        }
+        product_batch(e, &one);
+    }
+}
+
+static bool unit_stride(const struct array *a)
+{
+    int i = a->ndim - 1;
+    return a->strides[i] == 1 || a->strides[i - 1] == 1 || a->shape[i] == 1 || a->shape[i - 1] == 1;
+}
+
+static void lower_gather_mm(struct encoder *e, const struct node *n)
+{
+    struct array *y = n->out[0], *in[2];
+    uint32_t stride[2], rows = (uint32_t)dim_of(y, -2), columns = (uint32_t)dim_of(y, -1);
+    struct gather g = { .lhs = n->in[2], .rhs = n->in[3], .every = n->p.gather_mm.every, .entries = (uint32_t)(y->size / rows / columns),
+                        .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+    struct product p = { .m = rows, .n = columns, .k = dim_of(n->in[0], -1), .out_row = columns, .out_col = 1, .ndim = 1,
+                         .alpha = 1, .gather = &g, .shape = { g.entries } };
+    bool many = rows <= 64 && (uint64_t)g.entries * rows >= (uint64_t)GROUP_ROWS * g.weights && g.weights <= GROUP_WEIGHTS && g.entries > 1 &&
+                (uint64_t)g.entries * rows / 32 + g.weights < e->device->caps.max_groups[1] &&
+                e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_PLAIN && e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_VECTOR;
+    for (int i = 0; i < 2; i++) {
+        struct array *a = n->in[i];
+        bool fits = matrix_stride(a, &stride[i]) && (i == 0 && many ? a->strides[a->ndim - 1] == 1 || p.k == 1 : unit_stride(a));
+        in[i] = fits ? a : rows_of(e, a);
+        if (fits) a->refs++;
+        else matrix_stride(in[i], &stride[i]);
+    }
+    p.array[MAT_A] = in[0];
+    p.array[MAT_B] = in[1];
+    p.array[MAT_OUT] = y;
+    p.a_row = in[0]->strides[in[0]->ndim - 2];
+    p.a_k = in[0]->strides[in[0]->ndim - 1];
+    p.b_k = in[1]->strides[in[1]->ndim - 2];
+    p.b_col = in[1]->strides[in[1]->ndim - 1];
+    p.stride[MAT_A][0] = stride[0];
+    p.stride[MAT_B][0] = stride[1];
+    p.stride[MAT_OUT][0] = (int64_t)rows * columns;
+    if (many) {
+        gather_grouped(e, &p);
+    } else {
+        suit_strides(&p);
+        gather_entries(e, &p);
+    }
+    array_release(in[0]);
+    array_release(in[1]);
 }
 
 /* ---- fronts ---- */
@@ -6045,6 +6660,81 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     struct call k = begin("addmm", s);
     struct array *z = input(&k, "c", c), *x = input(&k, "a", a), *y = input(&k, "b", b);
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
+}
+
+/* Index arrays of the matrices of two operands, as uint32 of one shape, row-major. One that is absent counts its operand's
+ * matrices; *every: where that is lhs's, and each number comes so many times in a row, no array is made of it. */
+static bool matrix_indices(struct call *c, const struct array *a, const struct array *b, struct array **lhs, struct array **rhs,
+                           uint32_t *every, int *ndim, int *shape)
+{
+    const struct array *operands[2] = { a, b };
+    struct array **index[2] = { lhs, rhs }, whole[2];
+    *every = 0;
+    for (int i = 0; i < 2; i++) {
+        struct array *given = *index[i];
+        if (c->code || (given && !is_integer(given->dtype)))
+            return FAIL(c, MLXVK_ERROR_DTYPE, "indices %s are no integers", given ? TEXT(given) : ""), false;
+        if (given) { whole[i] = *given; continue; }
+        whole[i] = *operands[i];
+        whole[i].ndim -= 2;
+    }
+    if (!broadcast_shape(c, &whole[0], &whole[1], ndim, shape)) return false;
+    for (int i = 0; i < 2; i++) {
+        uint32_t count = matrix_count(operands[i]), repeats = 1;
+        int same = 0;
+        if (!*index[i]) {
+            int lead = *ndim - whole[i].ndim, total = (int)count;
+            while (lead + same < *ndim && whole[i].shape[same] == shape[lead + same]) same++;
+            for (int k = lead + same; k < *ndim; k++) { repeats *= (uint32_t)shape[k]; if (whole[i].shape[k - lead] != 1) same = -1; }
+            for (int k = 0; k < lead; k++) if (shape[k] != 1) same = -1;
+            if (i == 0 && same >= 0 && repeats && repeats <= 1 << 14) { *every = repeats; continue; }
+            *index[i] = do_reshape(c, do_arange(c, 0, total, 1, MLXVK_UINT32), whole[i].ndim, whole[i].shape);
+        }
+        *index[i] = contiguous(c, broadcast(c, as_type(c, *index[i], MLXVK_UINT32), *ndim, shape));
+    }
+    return !c->code;
+}
+
+static struct array *do_gather_mm(struct call *c, struct array *a, struct array *b, struct array *lhs, struct array *rhs)
+{
+    struct gather_mm_params f = { 0 };
+    struct array *out;
+    int ndim, shape[MAXD];
+    bool row, column;
+    mlxvk_dtype t;
+    if (!lhs && !rhs) return do_matmul(c, a, b);
+    if (c->code || !a || !b) return NULL;
+    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
+    t = promote(a->dtype, b->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    row = a->ndim == 1;
+    column = b->ndim == 1;
+    a = as_matrix(c, as_type(c, a, t), 0);
+    b = as_matrix(c, as_type(c, b, t), 1);
+    if (c->code) return NULL;
+    if (dim_of(a, -1) != dim_of(b, -2))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (!matrix_indices(c, a, b, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    shape[ndim] = dim_of(a, -2);
+    shape[ndim + 1] = dim_of(b, -1);
+    out = output(c, ndim + 2, shape, t);
+    if (!out) return NULL;
+    if (out->size && dim_of(a, -1) == 0) append_copy(c, out, broadcast(c, scalar(c, 0, t), out->ndim, out->shape));
+    else if (out->size && (!a->size || !b->size))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(a), TEXT(b));
+    else append(c, OP_GATHER_MM, PARAMS(.gather_mm = f), ARRAYS(a, b, f.every ? NULL : lhs, rhs), ARRAYS(out));
+    return without_units(c, out, row, column);
+}
+
+int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices, mlxvk_array rhs_indices,
+                    bool sorted_indices, mlxvk_stream s)
+{
+    struct call c = begin("gather_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *lhs = optional_input(&c, "lhs_indices", lhs_indices),
+        *rhs = optional_input(&c, "rhs_indices", rhs_indices);
+    (void)sorted_indices;                            /* rows are grouped on the GPU where that pays */
+    return finish(&c, do_gather_mm(&c, x, y, lhs, rhs), res);
 }
 
 /* ==== >>convolution =============================================================================================== */
@@ -6235,12 +6925,6 @@ static void conv_rows_split(struct encoder *e, const struct conv *v)
         part.out_size[axis] = v->out_size[axis] - part.out_size[axis];
     }
     conv_rows_split(e, &part);
-}
-
-static int64_t common_divisor(int64_t a, int64_t b)
-{
-    while (b) { int64_t t = a % b; a = b; b = t; }
-    return a;
 }
 
 /* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input at
@@ -6518,6 +7202,15 @@ struct attention_push {
     float scale;
 };
 
+static const char *attention_text(const struct array *q, const struct array *k, const struct array *v, uint32_t flags, char text[NOTE_TEXT])
+{
+    snprintf(text, NOTE_TEXT, "%s, batch %d, heads %d on %d, queries %u, keys up to %u, width %d and %d, mask %s", dtypes[q->dtype].name,
+             q->shape[0], q->shape[1], k->shape[1], size_class((uint32_t)q->shape[2]), size_class((uint32_t)k->shape[2]), q->shape[3], v->shape[3],
+             flags & ATTEND_CAUSAL ? "causal" : flags & ATTEND_BOOL ? "bool" : flags & ATTEND_ADD ? "additive" : "none");
+    return text;
+}
+#define ATTENTION(a) attention_text((a)->q, (a)->k, (a)->v, (a)->flags, (char[NOTE_TEXT]){ 0 })
+
 static void copy_strides(uint32_t *to, const struct array *a, int count)
 {
     for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
@@ -6588,15 +7281,25 @@ static uint32_t decode_rows(const struct encoder *e)
 
 enum { SPLIT_MOST = 128 };
 
+/* A gate of three: for one query, for several, or else for both. 0 where none is set. */
+static uint32_t by_queries(const struct device *d, enum gate both, int queries)
+{
+    int own = d->gate[both + (queries > 1 ? 2 : 1)], value = own ? own : d->gate[both];
+    return value > 0 ? (uint32_t)value : 0;
+}
+
 /* The keys of one part: all of them where one or two workgroups can have them, for a second step does not pay then. */
-static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys)
+static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys, int queries)
 {
     const struct decode_row *t = decode_tuning(e);
-    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
-    if (groups > COUNTERS) return keys;
+    const struct device *d = e->device;
+    uint32_t forced = (uint32_t)d->gate[GATE_SDPA_SPLIT], most = by_queries(d, GATE_SPLIT_PARTS, queries), n;
+    uint32_t chunk = by_queries(d, GATE_SPLIT_CHUNK, queries), aim = queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0 ? (uint32_t)d->gate[GATE_SPLIT_GROUPS] : t->groups;
+    if (groups > COUNTERS || keys < by_queries(d, GATE_SPLIT_MIN, queries)) return keys;
     if (forced) return ceil_div(keys, min_u32(forced, SPLIT_MOST));
-    n = min_u32(min_u32(ceil_div(t->groups, groups), ceil_div(keys, t->keys)), SPLIT_MOST);
-    return n < 3 ? keys : (uint32_t)round_up(ceil_div(keys, n), t->keys);
+    if (!chunk) chunk = t->keys;
+    n = min_u32(min_u32(ceil_div(aim, groups), ceil_div(keys, chunk)), most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
+    return n < 3 && !(n == 2 && most == 2) ? keys : (uint32_t)round_up(ceil_div(keys, n), chunk);
 }
 
 /* One dispatch: with parts, where the keys are split, the last workgroup to finish a row adds them up. */
@@ -6624,11 +7327,12 @@ static void attention_decode(struct encoder *e, struct attention *a)
 {
     uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
     uint32_t blocks = ceil_div(rows, decode_rows(e)), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
-    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
+    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2], a->q->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
     struct array *parts = NULL;
     size_t results = a->q->size / (size_t)a->q->shape[3];
     a->flags |= ATTEND_FOLDED;
     rows = ceil_div(rows, blocks);
+    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), splits, size_class(each));
     if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
     decode_pass(e, a, rows, each, splits, parts);
     array_release(parts);
@@ -6645,31 +7349,38 @@ static bool reads_wide(const struct attention *a)
     return true;
 }
 
-/* Few queries for each head of keys? */
-static bool is_decode(const struct encoder *e, const struct attention *a)
+/* Why the kernel for few queries of each head of keys does not take these; NULL where it does. */
+static const char *decode_refusal(const struct encoder *e, const struct attention *a)
 {
-    return e->device->gate[GATE_SDPA_DECODE] && has_kernel(e->device, K_ATTENTION_DECODE) && reads_wide(a) &&
-           (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+    const int *gate = e->device->gate, keys = a->k->shape[2];
+    if ((int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) > decode_tuning(e)->most) return "more queries";
+    if (!has_kernel(e->device, K_ATTENTION_DECODE)) return "the device lacks subgroup operations";
+    if (!reads_wide(a)) return "rows are not aligned";
+    if (!gate[GATE_SDPA_DECODE]) return "a gate";
+    if (a->q->shape[3] != 128 || a->v->shape[3] != 128) return NULL;
+    return gate[GATE_SDPA_D128] && (keys > 128 || gate[keys <= 32 ? GATE_SDPA_K32 : keys <= 64 ? GATE_SDPA_K64 : GATE_SDPA_K128]) ? NULL : "a gate";
 }
 
 enum { COOPMAT_KEYS = 32, COOPMAT_SUBGROUPS = 4 };
 
-/* Half types by cooperative matrices; false where the device or the operands do not allow it. */
-static bool attention_coopmat(struct encoder *e, struct attention *a)
+/* Half types by cooperative matrices; NULL, or why the device or the operands do not allow it. */
+static const char *try_attention_coopmat(struct encoder *e, struct attention *a)
 {
     const struct capabilities *c = &e->device->caps;
     bool bf16 = a->q->dtype == MLXVK_BFLOAT16;
     enum kernel_id kernel = bf16 ? K_ATTENTION_BF16 : K_ATTENTION_F16;
     uint32_t size = c->coopmat_size[bf16], lanes = c->subgroup, d, dv, rows, heads, need;
     struct attention_push p;
-    if (a->q->dtype == MLXVK_FLOAT32 || !size || !has_kernel(e->device, kernel) || !reads_wide(a)) return false;
-    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return false;
+    if (a->q->dtype == MLXVK_FLOAT32) return "float32";
+    if (!size || !has_kernel(e->device, kernel)) return "the device lacks cooperative matrices";
+    if (!reads_wide(a)) return "rows are not aligned";
+    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return "the device's subgroups do not fit";
     d = (uint32_t)round_up((size_t)a->q->shape[3], size);
     dv = (uint32_t)round_up((size_t)a->v->shape[3], size);
     rows = COOPMAT_SUBGROUPS * size;
     need = 16 * COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
     need += 16 * (COOPMAT_KEYS * (d / 8 + dv / 8 + 2) > rows * (d / 8 + 1) ? COOPMAT_KEYS * (d / 8 + dv / 8 + 2) : rows * (d / 8 + 1));
-    if (need > c->shared_memory) return false;
+    if (need > c->shared_memory) return "the device has too little shared memory";
     if ((uint32_t)a->q->shape[2] < rows) a->flags |= ATTEND_FOLDED;
     heads = a->flags & ATTEND_FOLDED ? (uint32_t)(a->q->shape[1] / a->k->shape[1]) : 1;
     p = bind_attention(e, a);
@@ -6678,7 +7389,7 @@ static bool attention_coopmat(struct encoder *e, struct attention *a)
            c->type == VK_PHYSICAL_DEVICE_TYPE_CPU);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
-    return true;
+    return NULL;
 }
 
 /* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
@@ -6693,14 +7404,22 @@ static void lower_attention(struct encoder *e, const struct node *n)
 {
     struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
     struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
+    const char *refusal[2];
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
     struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
     o.shape[1] = n->out[0]->shape[2];
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
     o.strides[2] = n->out[0]->strides[1];
-    if (is_decode(e, &a)) attention_decode(e, &a);
-    else if (!attention_coopmat(e, &a)) attention_general(e, &a);
+    refusal[0] = decode_refusal(e, &a);
+    NOTE(e->device, NOTE_SDPA, "attention_decode", refusal[0], "%s", ATTENTION(&a));
+    if (!refusal[0]) attention_decode(e, &a);
+    else {
+        refusal[1] = try_attention_coopmat(e, &a);
+        NOTE(e->device, NOTE_SDPA, "attention by cooperative matrices", refusal[1], "%s", ATTENTION(&a));
+        if (refusal[1]) NOTE(e->device, NOTE_SDPA, "attention", NULL, "%s", ATTENTION(&a));
+        if (refusal[1]) attention_general(e, &a);
+    }
     array_release(q);
     array_release(k);
     array_release(v);
@@ -6763,11 +7482,22 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
     return p ? do_reshape(c, p, 4, (int[]){ b, h, l, v->shape[3] }) : NULL;
 }
 
+/* Why attention is composed of other operations; NULL where it is not. */
+static const char *fused_refusal(const struct device *d, const struct array *q, const struct array *k, const struct array *v)
+{
+    uint32_t most = by_queries(d, GATE_SDPA_KEYS, q->shape[2]);
+    if (!k->size) return NULL;
+    if (!d->gate[GATE_SDPA_NATIVE]) return "a gate";
+    if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH) return "features beyond 256";
+    return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
+}
+
 static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
                                   struct array *mask, struct array *sinks)
 {
     int flags = mask_flags(c, mode, mask), shape[4];
     struct array *out;
+    const char *refusal;
     mlxvk_dtype t;
     if (!check_attention(c, q, k, v)) return NULL;
     t = promote(promote(q->dtype, k->dtype), v->dtype);
@@ -6782,7 +7512,10 @@ static struct array *do_attention(struct call *c, struct array *q, struct array 
     if (sinks) flags |= ATTEND_SINKS;
     memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
     if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
-    if (k->size && (!c->device->gate[GATE_SDPA_NATIVE] || q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH))
+    refusal = fused_refusal(c->device, q, k, v);
+    if (refusal)
+        NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s", attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
+    if (refusal)
         return as_type(c, compose_attention(c, q, k, v, scale, flags, mask, sinks), t);
     out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
     append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
@@ -7298,9 +8031,30 @@ static void unpack_dispatch(struct encoder *e, const struct quant_params *f, str
 static void lower_dequantize(struct encoder *e, const struct node *n)
 {
     struct array *in[3] = { NULL };
+    bool rows = n->in[0]->row && n->in[1]->row && (!n->in[2] || n->in[2]->row);
+    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", rows ? NULL : "an operand is strided", "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
     for (int i = 0; i < 3; i++) if (n->in[i]) in[i] = rows_of(e, n->in[i]);
     unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->in[3], n->out[0], in[2] ? in[1]->dtype : n->out[0]->dtype);
     for (int i = 0; i < 3; i++) array_release(in[i]);
+}
+
+/* dequantize of 4 bits in mode affine in steps, with the gate off. */
+static struct array *compose_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct quant_params p, mlxvk_dtype to)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int ndim = w->ndim + 1, shape[MAXD];
+    struct array *codes = do_expand(c, w, (int[]){ w->ndim }, 1), *y;
+    mlxvk_dtype t = promote(k->dtype, b->dtype);
+    codes = do_binary(c, B_right_shift, codes, do_binary(c, B_multiply, do_arange(c, 0, 8, 1, MLXVK_UINT32), scalar(c, 4, MLXVK_UINT32)));
+    codes = do_binary(c, B_bitwise_and, codes, scalar(c, 15, MLXVK_UINT32));
+    memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
+    shape[ndim - 1] = p.group;
+    codes = do_reshape(c, codes, ndim, shape);
+    y = do_binary(c, B_multiply, as_type(c, codes, f), do_expand(c, as_type(c, k, f), (int[]){ k->ndim }, 1));
+    y = as_type(c, do_binary(c, B_add, y, do_expand(c, as_type(c, b, f), (int[]){ b->ndim }, 1)), t);
+    memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
+    shape[w->ndim - 1] = (int)quant_width(w, &p);
+    return as_type(c, do_reshape(c, y, w->ndim, shape), to);
 }
 
 /* Checked operands as values of a dtype. */
@@ -7311,6 +8065,10 @@ static struct array *do_dequantize(struct call *c, struct array *w, struct array
     int shape[MAXD];
     if (c->code || !w || !k) return NULL;
     if (!is_dtype((int)to) || !is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+    if (is_affine(&p) && b && p.bits == 4 && w->ndim < MAXD && !c->device->gate[GATE_DEQUANTIZE_B4]) {
+        NOTE(c->device, NOTE_DEQUANTIZE, "dequantize", "a gate", "4 bits of %s", LAYOUT(w));
+        return compose_dequantize(c, w, k, b, p, to);
+    }
     memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
     shape[w->ndim - 1] = (int)quant_width(w, &p);
     out = output(c, w->ndim, shape, to);
@@ -7373,6 +8131,7 @@ enum qmv_epilogue { QMV_STORE, QMV_ADD, QMV_SWIGLU };
  * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
  * `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
 struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
+
 struct quant_job {
     struct quant_params format;
     struct array *x, *residual;
@@ -7381,6 +8140,7 @@ struct quant_job {
     int sets;
     enum qmv_epilogue epilogue;
     struct quant_set set[QMV_SETS];
+    const struct gather *gather;
 };
 
 /* How the kernels cut their work, by class of device. The first row that fits holds. */
@@ -7406,6 +8166,30 @@ static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_t
     { UINT32_MAX, 2, 256, 2112 },
 };
 enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
+
+static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
+{
+    static const char *const epilogues[] = { [QMV_STORE] = "", [QMV_ADD] = ", added", [QMV_SWIGLU] = ", silu(y0) * y1" };
+    size_t n = (size_t)snprintf(text, NOTE_TEXT, "rows %u, groups per column %u, %u x ", j->m > 16 ? size_class(j->m) : j->m,
+                                j->k / j->format.group, j->k);
+    for (int i = 0; i < j->sets && n < NOTE_TEXT; i++) n += (size_t)snprintf(text + n, NOTE_TEXT - n, "%s%u", i ? " and " : "", j->set[i].rows);
+    if (n < NOTE_TEXT)
+        snprintf(text + n, NOTE_TEXT - n, ", %s of %u bits in groups of %u, %s, batch %u%s%s", quant_modes[j->format.mode].name, j->format.bits,
+                 j->format.group, dtypes[j->to].name, j->batch, j->format.transpose ? "" : ", not transposed", epilogues[j->epilogue]);
+    return text;
+}
+#define JOB(j) job_text(j, (char[NOTE_TEXT]){ 0 })
+
+/* Do the gates allow kernels made for so many rows of x? */
+static bool specialised(const struct device *d, uint32_t m)
+{
+    const int *gate = d->gate;
+    if (!gate[GATE_QMM_NATIVE] || (m == 1 && !gate[GATE_QMM_REDUCE])) return false;
+    return m > 16 || gate[m == 1 ? GATE_QMM_M1 : m == 2 ? GATE_QMM_M2 : m <= 4 ? GATE_QMM_M4 : m <= 8 ? GATE_QMM_M8 : GATE_QMM_M16];
+}
+
+/* May those kernels use subgroup operations? */
+static bool by_subgroups(const struct device *d, uint32_t m) { return m > 1 || d->gate[GATE_QMM_SUBGROUP]; }
 
 /* Rounds that the rows of a job's matrices make. */
 static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
@@ -7476,6 +8260,22 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
     return p;
 }
 
+/* Push constants of the kernels that follow index arrays. */
+struct gather_push {
+    uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at, rows, w_at, s_at, b_at, y_at, y_row;
+    uint32_t first_entry, every, lhs_at, lhs_last, rhs_at, rhs_last, tiles_at, order_at;
+};
+
+static struct gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p, uint32_t lhs_slot)
+{
+    const struct gather *g = j->gather;
+    struct gather_push q = { p->m, p->k, p->group_shift, p->rounds, p->x_at, p->x_row, p->x_batch, p->w_batch, p->s_batch,
+        p->y_batch, p->r_at, p->rows[0], p->w_at[0], p->s_at[0], p->b_at[0], p->y_at[0], p->y_row[0], .first_entry = g->first,
+        .every = g->every, .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1 };
+    if (!g->every) q.lhs_at = set_input(e, lhs_slot, g->lhs);
+    return q;
+}
+
 /* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
 static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
 {
@@ -7490,11 +8290,12 @@ static uint32_t quant_alignment(const struct quant_job *j, const struct quant_pu
 static void qmv_general(struct encoder *e, const struct quant_job *j)
 {
     struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
-    bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
+    bool subgroup = has_kernel(e->device, K_QMV) && by_subgroups(e->device, j->m), sets = j->sets > 1;
     uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
+    NOTE(e->device, NOTE_QMM, sets ? "qmv_sets" : subgroup ? "qmv" : "qmv_plain", NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
@@ -7502,14 +8303,32 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
                : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
+    KERNEL(e, j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
            scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
-    set_bytes(e, &p, sizeof p);
+    if (j->gather) {
+        struct gather_push q = gather_bind(e, j, &p, 6);
+        q.rhs_at = set_input(e, 7, j->gather->rhs);
+        set_bytes(e, &q, sizeof q);
+    } else set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
 
-/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it. */
-static bool qmv_held(struct encoder *e, const struct quant_job *j)
+/* What keeps qmv_held.comp from a job, alignment and long rows aside; NULL: nothing. */
+static const char *held_refusal(const struct device *d, const struct quant_job *j)
+{
+    int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
+    if (!is_affine(&j->format)) return "a mode without biases";
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
+    if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
+    if (j->k < QUANT_BLOCK) return "nothing to add up";
+    if (!has_kernel(d, j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD)) return "the device lacks subgroup operations or integer dot products";
+    if (!by_subgroups(d, j->m)) return "a gate";
+    if (!wanted && j->m > 4) return "more than 4 rows";
+    return !wanted && d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? "a driver on the CPU" : NULL;
+}
+
+/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it: NULL, or why not. */
+static const char *try_held(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
     const struct held_tuning *t = held_tunings;
@@ -7517,21 +8336,20 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
     bool sets = j->sets > 1;
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
     uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
+    const char *refusal = held_refusal(d, j);
     struct quant_push p;
-    if (!is_affine(&j->format) || j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || (j->format.bits != 2 && j->format.bits != 4 && j->format.bits != 8) || !blocks ||
-        !has_kernel(d, sets ? K_QMV_HELD_SETS : K_QMV_HELD) ||
-        (!wanted && (j->m > 4 || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU))) return false;
+    if (refusal) return refusal;
     while (t->max_m < m) t++;
     rows = d->gate[GATE_QMV_ROWS] > 0 ? (uint32_t)d->gate[GATE_QMV_ROWS] : t->rows;
     threads = d->gate[GATE_QMV_THREADS] > 0 ? (uint32_t)d->gate[GATE_QMV_THREADS] : t->threads;
     held = ceil_div(blocks, lanes) <= threads / lanes ? 1 : 2;
     if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
     split = ceil_div(blocks, lanes * held);
-    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return false;   /* long rows: slower than the general kernel */
+    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return "long rows";   /* slower than the general kernel */
     while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
-    if (rows * m > lanes || rows < step) return false;
+    if (rows * m > lanes || rows < step) return "the device's subgroups are small";
     p = quant_bind(e, j, sets);
-    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return false; }
+    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return "not aligned"; }
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
     rounds = held_rounds(j, rows / step);
     groups = ceil_div(rounds, per * ceil_div(rounds * split, t->teams));
@@ -7542,14 +8360,16 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
            wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
     set_bytes(e, &p, sizeof p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
-    return true;
+    return NULL;
 }
 
 /* Products with a few rows of x: any epilogue, several sets where there is one batch. */
 static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
     int wanted = e->device->gate[GATE_QMM_KERNEL];
-    if ((wanted && wanted < QMM_HELD) || !qmv_held(e, j)) qmv_general(e, j);
+    const char *refusal = wanted && wanted < QMM_HELD ? "a gate" : try_held(e, j);
+    NOTE(e->device, NOTE_QMM, j->sets > 1 ? "qmv_held_sets" : "qmv_held", refusal, "%s", JOB(j));
+    if (refusal) qmv_general(e, j);
 }
 
 /* Products of any shape, by qmm.comp: one set, no epilogue. */
@@ -7558,6 +8378,7 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     struct quant_push p = quant_bind(e, j, false);
     bool small = j->m <= 16;
     uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4;
+    NOTE(e->device, NOTE_QMM, "qmm", NULL, "%s", JOB(j));
     KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
            (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
     set_bytes(e, &p, sizeof p);
@@ -7573,8 +8394,8 @@ static struct product product_of_job(const struct quant_job *j, struct array *a,
         .out_col = 1, .alpha = 1 };
 }
 
-/* The same by qmm_coopmat.comp: W transposed, half types. False where the device or the operands do not allow it. */
-static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+/* The same by qmm_coopmat.comp: W transposed, half types. NULL, or why the device or the operands do not allow it. */
+static const char *try_coopmat(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
     bool bf16 = j->to == MLXVK_BFLOAT16, shallow = d->caps.shared_memory < QMM_DEEP_MEMORY;
@@ -7584,12 +8405,13 @@ static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
     struct quant_job part = *j;
     struct quant_push p;
     const struct tile_row *t;
-    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
-        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
+    if (!j->format.transpose) return "not transposed";
+    if (!size || !has_kernel(d, kernel) || 8 * lanes > d->caps.max_threads) return "the device lacks cooperative matrices";
     t = choose_tile(e, &product, qmm_rows + (shallow ? QMM_SHALLOW : 0), COUNT(qmm_rows) - (shallow ? QMM_SHALLOW : 0), &parts);
     if (j->batch > 1) parts = 1;
     if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
-    if (!part.set[0].y) return true;
+    if (!part.set[0].y) return NULL;
     p = quant_bind(e, &part, false);
     p.rounds = ceil_div(j->k / QUANT_BLOCK, parts * t->bk / QUANT_BLOCK) * (t->bk / QUANT_BLOCK);
     aligned = quant_alignment(j, &p);
@@ -7602,7 +8424,7 @@ static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
         if (parts > 1) product_sum(e, &product, part.set[0].y, ceil_div(j->k / QUANT_BLOCK, p.rounds));
     } else encoder_reset(e);
     if (parts > 1) array_release(part.set[0].y);
-    return aligned & 1;
+    return aligned & 1 ? NULL : "not aligned";
 }
 
 /* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
@@ -7613,6 +8435,7 @@ static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
     struct array *w;
     if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
     w = scratch(e, count, j->to);
+    NOTE(e->device, NOTE_QMM, "unpacked, matmul", NULL, "%s", JOB(j));
     if (w) {
         struct product p = product_of_job(j, j->x, w);
         unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
@@ -7634,6 +8457,13 @@ static struct array rows_from(const struct array *a, int axis, uint32_t first, u
     return v;
 }
 
+static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const char *refusal = try_coopmat(e, j);
+    NOTE(e->device, NOTE_QMM, "qmm by cooperative matrices", refusal, "%s", JOB(j));
+    return !refusal;
+}
+
 /* Picks the kernel for a job of one set without an epilogue. */
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
@@ -7643,7 +8473,10 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
     few = wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : j->m <= r->few;
     unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
-    if (few && transpose) qmv_dispatch(e, j);
+    if (!specialised(e->device, j->m)) {
+        NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
+        qmm_dispatch(e, j);
+    } else if (few && transpose) qmv_dispatch(e, j);
     else if (unpack && !wanted && (uint64_t)j->k * j->set[0].rows > UNPACK_MOST && qmm_coopmat(e, j)) return;
     else if (unpack && qmm_unpacked(e, j)) return;
     else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
@@ -7666,12 +8499,6 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         part.set[0] = (struct quant_set){ &cut[0], &cut[1], t->biases ? &cut[2] : NULL, &cut[3], count, t->y_row };
         quant_choose(e, &part);
     }
-}
-
-static bool dense_matrix(const struct array *a)
-{
-    return !a || ((a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
-                  (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]));
 }
 
 /* The operand itself where its matrices are dense (its rows, for x), else a copy. */
@@ -7762,6 +8589,115 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
         quant_batch(e, &j, in[0], in[1], in[2], in[3], y);
         for (int i = 0; i < 4; i++) array_release(in[i]);
     }
+}
+
+/* ---- gather_qmm ---- */
+
+/* Binds what kernels GROUPED need besides the operands. */
+static void bind_groups(struct encoder *e, const struct quant_job *j, const struct quant_push *p, const struct row_groups *r)
+{
+    struct gather_push q = gather_bind(e, j, p, 7);
+    q.tiles_at = set_input(e, 5, r->tiles);
+    q.order_at = set_input(e, 6, r->order);
+    set_bytes(e, &q, sizeof q);
+}
+
+/* Rows and shape of the tiles for a product by index arrays; rows of x that meet one weight, about. */
+static const struct tile_row *grouped_tile(const struct encoder *e, const struct quant_job *j)
+{
+    uint64_t rows = (uint64_t)j->gather->entries * j->m / j->gather->weights;
+    if (j->m > rows) rows = j->m;
+    return qmm_rows + (e->device->caps.shared_memory < QMM_DEEP_MEMORY + 1024 ? QMM_SHALLOW : 0) + (rows > 96 ? 0 : rows > 40 ? 1 : 2);
+}
+
+/* By cooperative matrices; false where the device or the operands do not allow it. */
+static bool gather_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const struct device *d = e->device;
+    const struct tile_row *t = grouped_tile(e, j);
+    bool bf16 = j->to == MLXVK_BFLOAT16;
+    enum kernel_id kernel = bf16 ? K_QMM_GROUPED_BF16 : K_QMM_GROUPED_F16;
+    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
+    struct quant_push p;
+    struct row_groups r;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
+        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
+    p = quant_bind(e, j, false);
+    aligned = quant_alignment(j, &p) | ((p.y_at[0] | p.y_row[0]) % 8 ? 0 : 4);
+    encoder_reset(e);
+    if (!(aligned & 1)) return false;
+    r = group_rows(e, j->gather, j->m, t->bm);
+    p = quant_bind(e, j, false);
+    if (!e->code) {
+        bind_groups(e, j, &p, &r);
+        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
+               (uint32_t)j->to, t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, false);
+        dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), 1);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+    return true;
+}
+
+static void gather_tiles(struct encoder *e, const struct quant_job *j)
+{
+    bool small = (uint64_t)j->gather->entries * j->m / j->gather->weights <= 16 && j->m <= 16;
+    uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4, most = e->device->caps.max_groups[1];
+    struct row_groups r = group_rows(e, j->gather, j->m, bm);
+    if (!e->code) {
+        struct quant_push p = quant_bind(e, j, false);
+        uint32_t z = ceil_div(r.count, most);
+        bind_groups(e, j, &p, &r);
+        KERNEL(e, K_QMM_GROUPED, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype,
+               scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
+        dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(r.count, z), z);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+}
+
+/* Entry by entry where few rows meet each weight; else rows are grouped by weight. */
+static void gather_choose(struct encoder *e, struct quant_job *j, struct gather *g)
+{
+    int wanted = e->device->gate[GATE_QMM_KERNEL];
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
+    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : cpu || !many);
+    if (!few) {
+        if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
+        return;
+    }
+    for (g->first = 0; g->first < g->entries && !e->code; g->first += j->batch) {
+        j->batch = min_u32(g->entries - g->first, e->device->caps.max_groups[2]);
+        qmv_general(e, j);
+    }
+}
+
+static void lower_gather_qmm(struct encoder *e, const struct node *n)
+{
+    struct array *y = n->out[0], *in[4];
+    uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
+    struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
+                              .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1, .y_batch = m * rows, .gather = &g };
+    in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
+    in[1] = matrices_of(e, n->in[1], true, &j.w_batch);
+    in[2] = matrices_of(e, n->in[2], true, &j.s_batch);
+    in[3] = matrices_of(e, n->in[3], true, &b_batch);
+    if (in[3] && b_batch != j.s_batch) {             /* kernels have one stride for both */
+        struct array *scales = in[2], *biases = in[3];
+        in[2] = rows_of(e, scales);
+        in[3] = rows_of(e, biases);
+        matrix_stride(in[2], &j.s_batch);
+        array_release(scales);
+        array_release(biases);
+    }
+    j.k = (uint32_t)dim_of(in[0], -1);
+    j.x = in[0];
+    j.x_row = (uint32_t)in[0]->strides[in[0]->ndim - 2];
+    j.set[0] = (struct quant_set){ in[1], in[2], in[3], y, rows, rows };
+    if (!e->code) gather_choose(e, &j, &g);
+    for (int i = 0; i < 4; i++) array_release(in[i]);
 }
 
 /* A weight whose batch is one matrix as that matrix. */
@@ -7867,6 +8803,56 @@ int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk
     struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
     return finish(&c, do_quantized_matmul(&c, a, q, k, b, p), res);
 }
+
+static struct array *do_gather_qmm(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
+                                   struct array *lhs, struct array *rhs, struct quant_params p)
+{
+    struct gather_qmm_params f = { .quant = p };
+    struct array *out;
+    int ndim, shape[MAXD], n, k, columns;
+    mlxvk_dtype t, to;
+    if (!lhs && !rhs) return do_quantized_matmul(c, x, w, s, b, p);
+    if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
+    t = b ? promote(s->dtype, b->dtype) : s->dtype;
+    to = b ? promote(x->dtype, t) : x->dtype;
+    n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
+    k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
+    columns = n;
+    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    if (x->ndim < 2 || dim_of(x, -1) != k)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
+                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+    if (!matrix_indices(c, x, w, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    shape[ndim] = dim_of(x, -2);
+    whole_blocks(c, &x, &w, &s, &p);
+    if (c->code) return NULL;
+    n = p.transpose ? n : (int)quant_width(w, &p);
+    shape[ndim + 1] = n;
+    out = output(c, ndim + 2, shape, to);
+    if (!out) return NULL;
+    if (out->size && (!x->size || !w->size)) {
+        if (k == 0) return append_copy(c, out, broadcast(c, scalar(c, 0, to), out->ndim, out->shape)), out;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
+    }
+    x = is_float(x->dtype) ? x : as_type(c, x, to);
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
+    return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
+}
+
+int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                     mlxvk_array lhs_indices, mlxvk_array rhs_indices, bool transpose, mlxvk_optional_int group_size,
+                     mlxvk_optional_int bits, const char *mode, bool sorted_indices, mlxvk_stream s)
+{
+    struct call c = begin("gather_qmm", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = input(&c, "scales", scales),
+        *b = optional_input(&c, "biases", biases), *lhs = optional_input(&c, "lhs_indices", lhs_indices),
+        *rhs = optional_input(&c, "rhs_indices", rhs_indices);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
+    (void)sorted_indices;                            /* entries are sorted on the GPU where that pays */
+    return finish(&c, do_gather_qmm(&c, a, q, k, b, lhs, rhs, p), res);
+}
+
 /* ==== >>sort ====================================================================================================== */
 
 /* FLAGS of the shaders: what is read and written. */
@@ -8388,6 +9374,32 @@ int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices,
     return finish(&c, out, res);
 }
 
+/* update: along the axes as long as it is, beside them broadcast to src. */
+static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
+                                             struct array *start, const int *axes, size_t axes_num)
+{
+    struct windows w;
+    int normal[MAXD], shape[MAXD];
+    if (!update || !dynamic_windows(c, a, start, axes, axes_num, &w, normal)) return NULL;
+    while (update->ndim > a->ndim && update->shape[0] == 1)
+        if (!(update = do_squeeze(c, update, 1))) return NULL;
+    if (update->ndim > a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "update %s for %s", TEXT(update), TEXT(a));
+    memcpy(shape, a->shape, sizeof shape);
+    for (size_t k = 0; k < axes_num; k++) {
+        int i = normal[k] - (a->ndim - update->ndim);
+        shape[normal[k]] = i < 0 ? 1 : update->shape[i];
+    }
+    return do_scatter(c, res, a, &w, broadcast(c, update, a->ndim, shape), normal, axes_num, SCATTER_NONE);
+}
+
+int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start, const int *axes,
+                               size_t axes_num, mlxvk_stream s)
+{
+    struct call c = begin("slice_update_dynamic", s);
+    struct array *x = input(&c, "src", src), *u = input(&c, "update", update), *i = input(&c, "start", start);
+    return finish(&c, do_slice_update_dynamic(&c, res, x, u, i, axes, axes_num), res);
+}
+
 /* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the running
  * count of what is true grows, the next element of src is put. */
 static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask, struct array *src)
@@ -8423,6 +9435,42 @@ int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxv
     struct call c = begin("masked_scatter", s);
     struct array *x = input(&c, "a", a), *m = input(&c, "mask", mask), *v = input(&c, "src", src);
     return finish(&c, do_masked_scatter(&c, res, x, m, v), res);
+}
+
+/* ---- where values belong in a sorted sequence ---- */
+
+static void lower_search(struct encoder *e, const struct node *n)
+{
+    struct array *views[2] = { n->out[0], n->in[1] }, *sequence = n->in[0];
+    struct elementwise_push push = { .n = (uint32_t)n->out[0]->size, .extra = { (uint32_t)sequence->size, n->p.search.right } };
+    struct dims g = merge_dims(views, 2);
+    push.offset[0] = set_output(e, 0, n->out[0]);
+    push.offset[1] = set_input(e, 1, n->in[1]);
+    push.offset[2] = set_input(e, 2, sequence);
+    if (g.ndim <= PUSH_DIMS) push_dims(&push, &g, 2);
+    else { push.ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 2); }
+    push.stride[3][0] = (uint32_t)sequence->strides[0];
+    push.stride[3][1] = (uint32_t)sequence->dtype;
+    KERNEL(e, K_SEARCH, 256, g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div(push.n, 256));
+}
+
+int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s)
+{
+    struct call c = begin("searchsorted", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "v", v), *out = NULL;
+    bool right = side && !strcmp(side, "right");
+    if (!side || (!right && strcmp(side, "left"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
+    if (x && x->ndim != 1) FAIL(&c, MLXVK_ERROR_SHAPE, "%s is no sequence", TEXT(x));
+    if (!c.code) {
+        mlxvk_dtype t = promote(x->dtype, y->dtype);
+        x = as_type(&c, x, t);
+        y = as_type(&c, y, t);
+        out = y ? output(&c, y->ndim, y->shape, MLXVK_UINT32) : NULL;
+        append(&c, OP_SEARCH, PARAMS(.search = { right }), ARRAYS(x, y), ARRAYS(out));
+    }
+    return finish(&c, out, res);
 }
 
 /* ==== >>composites: operations made of others ===================================================================== */
@@ -9360,7 +10408,8 @@ static bool groups_well(const struct encoder *e, const struct node *n)
     if (n->op != OP_QUANTIZED_MATMUL) return false;
     array_span(w, &low, &high);
     return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
-           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && specialised(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) &&
+           by_subgroups(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
            (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
 }
 
@@ -9435,13 +10484,22 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
 };
 
+static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
+
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
 {
-    for (size_t i = 0; i < COUNT(fusion_table); i++) {
+    char text[160] = "";
+    bool fused = false;
+    if ((e->device->noted >> NOTE_FUSED & 1) && s->nodes[at].out[0]) shape_text(s->nodes[at].out[0], text, sizeof text);
+    for (size_t i = 0; i < COUNT(fusion_table) && !fused; i++) {
         const struct fusion_row *f = &fusion_table[i];
-        if (f->op == s->nodes[at].op && s->device->gate[f->gate] && f->apply(e, s, at, end)) return true;
+        if (f->op != s->nodes[at].op || !s->device->gate[f->gate]) continue;
+        e->fusion = (uint32_t)i + 1;
+        fused = f->apply(e, s, at, end);
+        if (fused) NOTE(e->device, NOTE_FUSED, f->name, NULL, "%s", text);
     }
-    return false;
+    e->fusion = 0;
+    return fused;
 }
 
 static const struct op_row op_table[OP_COUNT] = {
@@ -9482,6 +10540,8 @@ static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc
 static void stream_destroy(struct stream *s);
 
 static void reap_events(struct device *d, bool all);
+static void print_notes(struct device *d);
+static void print_default(void);
 
 static void destroy_objects(struct device *d)
 {
@@ -9510,6 +10570,8 @@ static void destroy_objects(struct device *d)
 
 static void device_destroy(struct device *d)
 {
+    print_notes(d);
+    free_notes(d);
     if (d->handle) {
         if (!d->lost && !d->adopted) d->vk.vkDeviceWaitIdle(d->handle);
         destroy_objects(d);
@@ -9550,8 +10612,9 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     d->lock = (mutex)MUTEX_INIT;
     d->allocator = a;
     if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
-    read_gates(d->gate, desc ? desc->gates : NULL);
-    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, desc ? desc->name : NULL, error);
+    read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
+    d->noted = noted_families(d->gate);
+    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
     if (code) {
@@ -9572,6 +10635,7 @@ static struct device *default_device(void)
     if (!the_default.device) {
         mlxvk_device handle = { NULL };
         if (!mlxvk_device_create(&handle, NULL)) the_default.device = handle.ctx;
+        if (the_default.device && the_default.device->noted) atexit(print_default);   /* it is never destroyed */
     }
     mutex_unlock(&the_default.lock);
     return the_default.device;
@@ -10910,8 +11974,10 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
     struct device *d = device_or_default(device);
     char line[256];
     if (!print) return MLXVK_ERROR_ARGUMENT;
+    snprintf(line, sizeof line, "%-47s %4s (default any)  %s", device_gate.name, d && *d->wanted ? d->wanted : "any", device_gate.what);
+    print(line, user);
     for (int i = 0; i < GATE_COUNT; i++) {
-        snprintf(line, sizeof line, "%-44s %4d (default %d)  %s", gate_table[i].name, d ? d->gate[i] : gate_table[i].value,
+        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", gate_table[i].name, d ? d->gate[i] : gate_table[i].value,
                  gate_table[i].value, gate_table[i].what);
         print(line, user);
     }
@@ -10935,6 +12001,8 @@ int mlxvk_reset_stats(mlxvk_device device)
     mutex_lock(&d->lock);
     memset(&d->stats, 0, sizeof d->stats);
     memset(d->kernel_counts, 0, sizeof d->kernel_counts);
+    d->pipelines_found = d->buffers_found = d->buffers_made = 0;
+    free_notes(d);
     mutex_unlock(&d->lock);
     return 0;
 }
@@ -10942,7 +12010,7 @@ int mlxvk_reset_stats(mlxvk_device device)
 int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
 {
     struct device *d = device_or_default(device);
-    struct kernel_count counts[KERNEL_COUNT + 1];
+    struct kernel_count counts[KERNEL_COUNTS];
     if (!d || !each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
     if (d->gate[GATE_PROFILE]) wait_streams(d);
@@ -10950,10 +12018,71 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
         for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
     mutex_unlock(&d->lock);
-    for (int i = 0; i <= KERNEL_COUNT; i++)
-        if (counts[i].count) each(i < KERNEL_COUNT ? kernel_table[i].name : "custom", counts[i].count, counts[i].ns, user);
+    for (int i = 0; i < KERNEL_COUNTS; i++)
+        if (counts[i].count)
+            each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom" : fusion_table[i - KERNEL_COUNT - 1].name,
+                 counts[i].count, counts[i].ns, user);
     return 0;
 }
+
+static int by_family_and_count(const void *a, const void *b)
+{
+    const struct note *x = a, *y = b;
+    if (x->family != y->family) return x->family < y->family ? -1 : 1;
+    if (!x->reason != !y->reason) return x->reason ? 1 : -1;
+    return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->signature, y->signature);
+}
+
+/* A sorted copy of the notes, with those that are counters; NULL without memory. The lock is held. */
+static struct note *list_notes(struct device *d, uint32_t *count)
+{
+    const struct { const char *kernel; uint64_t count; } counters[] = {
+        { "pipelines found", d->pipelines_found }, { "pipelines made", d->stats.pipelines },
+        { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
+        { "buffers allocated", d->buffers_made },
+    };
+    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
+    *count = 0;
+    if (!list) return NULL;
+    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
+    for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
+        list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel, .signature = "all" };
+    qsort(list, *count, sizeof *list, by_family_and_count);
+    return list;
+}
+
+int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user)
+{
+    struct device *d = device_or_default(device);
+    struct note *list;
+    uint32_t n;
+    if (!d || !each) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    list = list_notes(d, &n);
+    mutex_unlock(&d->lock);
+    for (uint32_t i = 0; i < n; i++)
+        each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason, list[i].count }, user);
+    if (!list) return MLXVK_ERROR_HOST_MEMORY;
+    mutex_lock(&d->lock);
+    host_free(d, list);
+    mutex_unlock(&d->lock);
+    return 0;
+}
+
+/* The families whose gate asks for it. */
+static void print_notes(struct device *d)
+{
+    uint32_t n;
+    struct note *list;
+    bool any = false;
+    for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
+    if (!any || !(list = list_notes(d, &n))) return;
+    for (uint32_t i = 0; i < n; i++)
+        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
+    host_free(d, list);
+}
+
+static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)

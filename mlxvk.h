@@ -395,6 +395,24 @@ MLXVK_API int mlxvk_slice(mlxvk_array *res, mlxvk_array a, const int *start, siz
 MLXVK_API int mlxvk_slice_update(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start,
                                  size_t start_num, const int *stop, size_t stop_num, const int *strides,
                                  size_t strides_num, mlxvk_stream s);
+/* The same with what is there and update added, multiplied, or the greater or lesser one. */
+#define MLXVK_SLICE_UPDATE_FUNCTIONS(X) X(slice_update_add) X(slice_update_prod) X(slice_update_max) X(slice_update_min)
+#define MLXVK_X(name)                                                                                                 \
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, \
+                               const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s);
+MLXVK_SLICE_UPDATE_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* slice_size elements of a, from start (integers, one an axis of axes; 0 along others) on. A slice that would
+ * reach over a's end is moved to where it fits. slice_update_dynamic: src with update there, broadcast to src's shape beside
+ * the axes; one that would reach over src's end is left out. In place where *res is src's only owner. */
+MLXVK_API int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num,
+                                  const int *slice_size, size_t slice_size_num, mlxvk_stream s);
+MLXVK_API int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start,
+                                         const int *axes, size_t axes_num, mlxvk_stream s);
+/* Elements offset to the right of the diagonal of two axes, as a last axis: a view. trace: their sum, in dtype. */
+MLXVK_API int mlxvk_diagonal(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_stream s);
+MLXVK_API int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s);       /* of a matrix, or a matrix with it */
 MLXVK_API int mlxvk_concatenate(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s);          /* axis 0 */
 MLXVK_API int mlxvk_concatenate_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_stack(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s);
@@ -454,6 +472,9 @@ MLXVK_SCATTER_FUNCTIONS(MLXVK_X)
 /* a with the rows of src, in order, where mask is true. mask: bool, the first dimensions of a; src: a row for each true
  * element (what it lacks stays a's), or, with fewer dimensions, one row for all. */
 MLXVK_API int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s);
+/* For each element of v, how many of the sorted sequence a are less (side "left") or not greater ("right"): uint32. NaN is
+ * the greatest, as in sort. In MLX, but not in mlx-c yet. */
+MLXVK_API int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s);
 
 /* ==== >>elementwise =============================================================================================== */
 
@@ -557,6 +578,11 @@ MLXVK_API int mlxvk_matmul(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk
 /* alpha * a @ b + beta * c, c broadcast to the result. */
 MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, float alpha, float beta,
                           mlxvk_stream s);
+/* Products of matrices chosen by index arrays, which broadcast: res[i...] = a[lhs[i...]] @ b[rhs[i...]], the batch dimensions of
+ * a and b counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the last matrix. sorted_indices needs
+ * not be true: rows are grouped by the matrix of b on the GPU where that pays. */
+MLXVK_API int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices,
+                              mlxvk_array rhs_indices, bool sorted_indices, mlxvk_stream s);
 /* x (..., M, K) times w, uint32 words that hold `bits`-bit codes in groups of group_size along w's last axis; scales and
  * biases of each group. transpose: w is (N, K * bits / 32) and the result x @ w^T; else w is (K, N * bits / 32).
  * mode "affine": value = scale * code + bias; bits 1, 2, 3, 4, 5, 6, 8, groups of 32, 64, 128; default 4 and 64. Modes
@@ -565,6 +591,13 @@ MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_
 MLXVK_API int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales,
                                      mlxvk_array biases, bool transpose, mlxvk_optional_int group_size,
                                      mlxvk_optional_int bits, const char *mode, mlxvk_stream s);
+/* quantized_matmul of matrices chosen by index arrays, which broadcast: res[i...] = x[lhs[i...]] times w[rhs[i...]], the batch
+ * dimensions of x and w counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the last matrix.
+ * sorted_indices needs not be true: rows are grouped by weight on the GPU. */
+MLXVK_API int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                               mlxvk_array lhs_indices, mlxvk_array rhs_indices, bool transpose,
+                               mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                               bool sorted_indices, mlxvk_stream s);
 /* res: { codes, scales, biases }, or { codes, scales } in the modes without biases. global_scale: one float32 for nvfp4, the
  * largest magnitude of the whole tensor, to which the scales become relative; else { NULL }. Scales that are powers of two
  * are rounded up, as MLX has it since 0.31; before, to the nearest one. */
@@ -744,6 +777,15 @@ MLXVK_API int mlxvk_reset_stats(mlxvk_device device);
 MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
                                  void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user),
                                  void *user);
+
+/* What ran how often, or was refused (reason; else NULL), by signature: rows, groups per column, shapes, strides; sizes that
+ * change from step to step by powers of two. Counted where a gate asks for it: MLX_VK_STATS=1 all of it, MLX_VK_QMM_STATS,
+ * MLX_VK_SDPA_STATS and MLX_VK_ALGO_STATS their families, which are also printed to stderr when the device goes (the default
+ * device: at exit). Families: "quantized_matmul", "attention", "attention parts", "rope", "argreduce", "binary", "bitwise",
+ * "dequantize", "gather", "fused", "algorithms". In order of family and count; strings are valid during the call. */
+typedef struct mlxvk_stat { const char *family, *kernel, *signature, *reason; uint64_t count; } mlxvk_stat;
+
+MLXVK_API int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user);
 MLXVK_API const char *mlxvk_version(void);
 
 #ifdef __cplusplus

@@ -27,6 +27,7 @@
     X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims))                                                               \
     X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims))
 #define SCAN(X, name) X(name, ARRAY(a), INT(axis), BOOL(reverse), BOOL(inclusive))
+#define SLICE_UPDATE(X, name) X(name, ARRAY(src), ARRAY(update), INTS(start), INTS(stop), INTS(strides))
 #define SCATTER(X, name)                                                                                              \
     X(name, ARRAY(a), VECTOR(indices), ARRAY(updates), INTS(axes))                                                    \
     X(name##_single, ARRAY(a), ARRAY(indices), ARRAY(updates), INT(axis))
@@ -89,7 +90,14 @@
     X(stop_gradient, ARRAY(a))                                                                                        \
     X(as_strided, ARRAY(a), INTS(shape), LONGS(strides), (size_t)U64(offset))                                         \
     X(slice, ARRAY(a), INTS(start), INTS(stop), INTS(strides))                                                        \
-    X(slice_update, ARRAY(src), ARRAY(update), INTS(start), INTS(stop), INTS(strides))                                \
+    SLICE_UPDATE(X, slice_update) SLICE_UPDATE(X, slice_update_add) SLICE_UPDATE(X, slice_update_prod)                \
+    SLICE_UPDATE(X, slice_update_max) SLICE_UPDATE(X, slice_update_min)                                               \
+    X(slice_dynamic, ARRAY(a), ARRAY(start), INTS(axes), INTS(slice_size))                                            \
+    X(slice_update_dynamic, ARRAY(src), ARRAY(update), ARRAY(start), INTS(axes))                                      \
+    X(diag, ARRAY(a), INT(k))                                                                                         \
+    X(diagonal, ARRAY(a), INT(offset), INT(axis1), INT(axis2))                                                        \
+    X(trace, ARRAY(a), INT(offset), INT(axis1), INT(axis2), DTYPE(dtype))                                             \
+    X(searchsorted, ARRAY(a), ARRAY(v), STRING(side))                                                                 \
     X(concatenate, VECTOR(arrays))                                                                                    \
     X(concatenate_axis, VECTOR(arrays), INT(axis))                                                                    \
     X(stack, VECTOR(arrays))                                                                                          \
@@ -147,6 +155,9 @@
       THREE(output_padding), INT(groups))                                                                             \
     X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
     X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
+    X(gather_mm, ARRAY(a), ARRAY(b), ARRAY(lhs_indices), ARRAY(rhs_indices), BOOL(sorted_indices))                    \
+    X(gather_qmm, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), ARRAY(lhs_indices), ARRAY(rhs_indices),           \
+      BOOL(transpose), QUANT, BOOL(sorted_indices))                                                                   \
     X(to_fp8, ARRAY(x))                                                                                               \
     X(from_fp8, ARRAY(x), DTYPE(dtype))                                                                               \
     X(fast_rms_norm, ARRAY(x), ARRAY(weight), FLOAT(eps))                                                             \

@@ -182,8 +182,15 @@ static int gather_axis_native(Job& j) {
 
 static int scatter_axis_native(Job& j) {
   auto [reduce, axis] = j.as<ScatterAxis>().state();
-  if (reduce != ScatterAxis::None) return MLXVK_ERROR_UNSUPPORTED;
-  return mlxvk_put_along_axis(j.out, j.in[0], j.in[1], j.in[2], axis, j.s);
+  return (reduce == ScatterAxis::None ? mlxvk_put_along_axis : mlxvk_scatter_add_axis)(j.out, j.in[0], j.in[1], j.in[2], axis, j.s);
+}
+
+static int scatter_native(Job& j) {
+  static int (*const calls[])(mlxvk_array*, mlxvk_array, mlxvk_vector_array, mlxvk_array, const int*, size_t, mlxvk_stream) = {
+      mlxvk_scatter_max, mlxvk_scatter_min, mlxvk_scatter_add, mlxvk_scatter_prod, mlxvk_scatter};
+  auto [reduce, axes] = j.as<Scatter>().state();
+  Vector indices(j.in + 1, j.inputs - 2);
+  return calls[reduce](j.out, j.in[0], indices.v, j.in[j.inputs - 1], axes.data(), axes.size(), j.s);
 }
 
 /* ---- reductions, scans, sorting ---- */
@@ -223,6 +230,24 @@ template <class P, auto f> int partition_native(Job& j) {
 static int addmm_native(Job& j) {
   auto [alpha, beta] = j.as<AddMM>().state();
   return mlxvk_addmm(j.out, j.in[2], j.in[0], j.in[1], alpha, beta, j.s);
+}
+
+/* The primitive works on batches: (B, ...), a mask of that shape, and each batch's source flattened. */
+static int masked_scatter_native(Job& j) {
+  const int whole = -1;
+  Handle target, mask, source, flat;
+  if (mlxvk_array_dim(j.in[0], 0) != 1) return MLXVK_ERROR_UNSUPPORTED;
+  int code = mlxvk_reshape(&target, j.in[0], &whole, 1, j.s);
+  if (!code) code = mlxvk_reshape(&mask, j.in[1], &whole, 1, j.s);
+  if (!code) code = mlxvk_reshape(&source, j.in[2], &whole, 1, j.s);
+  if (!code) code = mlxvk_masked_scatter(&flat, target, mask, source, j.s);
+  return code ? code : mlxvk_reshape(j.out, flat, j.shape(), j.ndim(), j.s);
+}
+
+static int convolution_native(Job& j) {
+  auto [stride, low, high, dilation, input_dilation, groups, flip] = j.as<Convolution>().state();
+  return mlxvk_conv_general(j.out, j.in[0], j.in[1], stride.data(), stride.size(), low.data(), low.size(), high.data(), high.size(),
+                            dilation.data(), dilation.size(), input_dilation.data(), input_dilation.size(), groups, flip, j.s);
 }
 
 static int quantized_matmul_native(Job& j) {
@@ -379,7 +404,8 @@ static const Row table[] = {
     NATIVE(Arange, arange_native), NATIVE(Full, full_native), PARTLY(RandomBits, random_bits_native, "one key"),
     NATIVE(Concatenate, concatenate_native), NATIVE(Pad, pad_native), IN_PLACE(SliceUpdate, slice_update_native),
     NATIVE(Gather, gather_native), WHOLE(GatherAxis, gather_axis_native),
-    PARTLY(ScatterAxis, scatter_axis_native, "without sum"),
+    IN_PLACE(ScatterAxis, scatter_axis_native),
+    IN_PLACE(Scatter, scatter_native), PARTLY(MaskedScatter, masked_scatter_native, "batches of one"), NATIVE(Convolution, convolution_native),
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
     NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
     WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
@@ -396,9 +422,9 @@ static const Row table[] = {
     LAYOUT(Split, view_layout), LAYOUT(Squeeze, view_layout), LAYOUT(StopGradient, view_layout),
     LAYOUT(Transpose, view_layout), LAYOUT(Unflatten, reshape_layout), LAYOUT(View, view_bits_layout),
 
-    ON_CPU(BlockMaskedMM, ""), ON_CPU(Convolution, ""), ON_CPU(DynamicSlice, ""),
+    ON_CPU(BlockMaskedMM, ""), ON_CPU(DynamicSlice, ""),
     ON_CPU(DynamicSliceUpdate, ""), ON_CPU(FFT, ""), ON_CPU(GatherMM, ""), ON_CPU(GatherQMM, ""), ON_CPU(Hadamard, ""),
-    ON_CPU(Load, "reads files"), ON_CPU(MaskedScatter, ""), ON_CPU(QQMatmul, ""), ON_CPU(Scatter, ""), ON_CPU(SegmentedMM, ""),
+    ON_CPU(Load, "reads files"), ON_CPU(QQMatmul, ""), ON_CPU(SegmentedMM, ""),
     ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
     ON_CPU(Cholesky, ""), ON_CPU(Eig, ""), ON_CPU(Eigh, ""), ON_CPU(Inverse, ""), ON_CPU(LUF, ""), ON_CPU(QRF, ""), ON_CPU(SVD, ""),
     REFUSED(fast::CustomKernel, "Metal source"),

@@ -1,4 +1,5 @@
 /* Gather and scatter with random shapes, views and index arrays, against a plain computation on the host. */
+#include <math.h>
 #include <stdio.h>
 #include "support.h"
 
@@ -464,12 +465,104 @@ static void scatters_refused(void **state)
     mlxvk_array_free(res);
 }
 
+/* ---- slices, diagonals, searches ---- */
+
+static void slices_at_run_time(void **state)
+{
+    mlxvk_array six = counting(device, 6), a = { NULL }, at = ints(device, (int32_t[]){ 1, 1 }, (int[]){ 2 }, 1), far = { NULL }, u = { NULL }, res = { NULL };
+    const int64_t outside = (int64_t)1 << 40;
+    (void)state;
+    OK(mlxvk_reshape(&a, six, (int[]){ 2, 3 }, 2, stream), stream);
+    OK_DEVICE(mlxvk_array_new_data_device(&far, &outside, NULL, 0, MLXVK_INT64, device), device);
+    OK(mlxvk_slice_dynamic(&res, a, at, (int[]){ 0, -1 }, 2, (int[]){ 1, 2 }, 2, stream), stream);
+    expect_ints(res, (int32_t[]){ 4, 5 }, 2, stream);
+    OK(mlxvk_slice_dynamic(&res, a, far, (int[]){ 1 }, 1, (int[]){ 2, 2 }, 2, stream), stream);      /* the nearest place */
+    expect_ints(res, (int32_t[]){ 1, 2, 4, 5 }, 4, stream);
+    REFUSED(mlxvk_slice_dynamic(&res, a, far, NULL, 0, (int[]){ 1, 1 }, 2, stream), MLXVK_ERROR_SHAPE, stream, "start");
+    u = ints(device, (int32_t[]){ 70, 80 }, (int[]){ 2 }, 1);
+    OK(mlxvk_array_free(six), stream);
+    OK(mlxvk_slice_update_dynamic(&a, a, u, at, (int[]){ 0, 1 }, 2, stream), stream);
+    expect_ints(a, (int32_t[]){ 0, 1, 2, 3, 70, 80 }, 6, stream);
+    OK(mlxvk_slice_update_dynamic(&res, a, u, far, (int[]){ 1 }, 1, stream), stream);                /* nowhere */
+    expect_ints(res, (int32_t[]){ 0, 1, 2, 3, 70, 80 }, 6, stream);
+    REFUSED(mlxvk_slice_update_dynamic(&res, a, u, at, (int[]){ 0, 0 }, 2, stream), MLXVK_ERROR_AXIS, stream, "slice_update_dynamic", "twice");
+    REFUSED(mlxvk_slice_dynamic(&res, a, at, (int[]){ 1 }, 1, (int[]){ 2, 2 }, 2, stream), MLXVK_ERROR_SHAPE, stream, "slice_dynamic");
+    REFUSED(mlxvk_slice_dynamic(&res, a, at, (int[]){ 0, 1 }, 2, (int[]){ 2, 4 }, 2, stream), MLXVK_ERROR_SHAPE, stream, "windows of 4");
+    OK(mlxvk_slice_update_add(&a, a, a, (int[]){ 1, 2 }, 2, (int[]){ -3, -4 }, 2, (int[]){ -1, -1 }, 2, stream), stream);   /* itself, reversed */
+    expect_ints(a, (int32_t[]){ 80, 71, 5, 5, 71, 80 }, 6, stream);
+    OK(mlxvk_slice_update_max(&a, a, u, (int[]){ 0, 1 }, 2, (int[]){ 2, 3 }, 2, (int[]){ 1, 1 }, 2, stream), stream);
+    expect_ints(a, (int32_t[]){ 80, 71, 80, 5, 71, 80 }, 6, stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(at);
+    mlxvk_array_free(far);
+    mlxvk_array_free(u);
+    mlxvk_array_free(res);
+}
+
+static void diagonals(void **state)
+{
+    mlxvk_array six = counting(device, 6), a = { NULL }, res = { NULL };
+    (void)state;
+    OK(mlxvk_reshape(&a, six, (int[]){ 2, 3 }, 2, stream), stream);
+    OK(mlxvk_diagonal(&res, a, 1, -2, -1, stream), stream);
+    expect_ints(res, (int32_t[]){ 1, 5 }, 2, stream);
+    OK(mlxvk_diagonal(&res, a, -1, 0, 1, stream), stream);
+    expect_ints(res, (int32_t[]){ 3 }, 1, stream);
+    OK(mlxvk_diag(&res, a, 5, stream), stream);
+    assert_int_equal(mlxvk_array_size(res), 0);
+    OK(mlxvk_diag(&res, res, -2, stream), stream);
+    expect_ints(res, (int32_t[]){ 0, 0, 0, 0 }, 4, stream);
+    OK(mlxvk_trace(&res, a, 0, 0, 1, MLXVK_INT32, stream), stream);
+    expect_ints(res, (int32_t[]){ 4 }, 1, stream);
+    OK(mlxvk_trace(&res, a, 0, 0, 1, MLXVK_BOOL, stream), stream);
+    assert_int_equal(mlxvk_array_dtype(res), MLXVK_INT32);
+    expect_ints(res, (int32_t[]){ 1 }, 1, stream);
+    REFUSED(mlxvk_diagonal(&res, six, 0, 0, 1, stream), MLXVK_ERROR_SHAPE, stream, "diagonal");
+    REFUSED(mlxvk_diagonal(&res, a, 0, 1, 1, stream), MLXVK_ERROR_AXIS, stream, "twice");
+    REFUSED(mlxvk_diag(&res, six, INT32_MAX, stream), MLXVK_ERROR_SHAPE, stream, "diag", "rows");
+    mlxvk_array_free(six);
+    mlxvk_array_free(a);
+    mlxvk_array_free(res);
+}
+
+static void searches(void **state)
+{
+    const float sorted[] = { -2, 0, 0, 1, NAN }, values[] = { -3, 0, -0.0f, 1.5f, NAN, 1, INFINITY };
+    const int64_t wide[] = { -((int64_t)1 << 40), 5, 5, (int64_t)1 << 40 };
+    mlxvk_array a = floats(device, sorted, (int[]){ 5 }, 1), v = floats(device, values, (int[]){ 7 }, 1), w = { NULL }, res = { NULL };
+    mlxvk_array five = ints(device, (int32_t[]){ 5, 6, -1 }, (int[]){ 3 }, 1), empty = { NULL };
+    (void)state;
+    OK_DEVICE(mlxvk_array_new_data_device(&w, wide, (int[]){ 4 }, 1, MLXVK_INT64, device), device);
+    OK(mlxvk_zeros(&empty, (int[]){ 0 }, 1, MLXVK_INT32, stream), stream);
+    OK(mlxvk_searchsorted(&res, a, v, "left", stream), stream);
+    assert_int_equal(mlxvk_array_dtype(res), MLXVK_UINT32);
+    OK(mlxvk_view(&res, res, MLXVK_INT32, stream), stream);
+    expect_ints(res, (int32_t[]){ 0, 1, 1, 4, 4, 3, 4 }, 7, stream);
+    OK(mlxvk_searchsorted(&res, a, v, "right", stream), stream);
+    OK(mlxvk_view(&res, res, MLXVK_INT32, stream), stream);
+    expect_ints(res, (int32_t[]){ 0, 3, 3, 4, 5, 4, 4 }, 7, stream);
+    OK(mlxvk_searchsorted(&res, w, five, "right", stream), stream);
+    OK(mlxvk_view(&res, res, MLXVK_INT32, stream), stream);
+    expect_ints(res, (int32_t[]){ 3, 3, 1 }, 3, stream);
+    OK(mlxvk_searchsorted(&res, empty, five, "left", stream), stream);
+    OK(mlxvk_view(&res, res, MLXVK_INT32, stream), stream);
+    expect_ints(res, (int32_t[]){ 0, 0, 0 }, 3, stream);
+    REFUSED(mlxvk_searchsorted(&res, a, v, "up", stream), MLXVK_ERROR_ARGUMENT, stream, "searchsorted", "up");
+    mlxvk_array_free(a);
+    mlxvk_array_free(v);
+    mlxvk_array_free(w);
+    mlxvk_array_free(five);
+    mlxvk_array_free(empty);
+    mlxvk_array_free(res);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_gathers), cmocka_unit_test(gathers_refused), cmocka_unit_test(random_scatters),
         cmocka_unit_test(sorted_by_merges), cmocka_unit_test(sorted_by_digits), cmocka_unit_test(nan_updates),
-        cmocka_unit_test(masked), cmocka_unit_test(scatters_refused)
+        cmocka_unit_test(masked), cmocka_unit_test(scatters_refused), cmocka_unit_test(slices_at_run_time), cmocka_unit_test(diagonals),
+        cmocka_unit_test(searches)
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
