@@ -9190,8 +9190,8 @@ SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 
 enum scatter_op { SCATTER_NONE, SCATTER_SUM, SCATTER_PROD, SCATTER_MAX, SCATTER_MIN };
 enum scatter_step { SCATTER_CLEAR, SCATTER_MARK, SCATTER_PUT, SCATTER_ATOMIC };
-enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2 };  /* flags of the shaders */
-enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18 };
+enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2, SCATTER_SEARCH = 4 };     /* flags of the shaders */
+enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18, PUT_FEW = 32 };
 
 /* Windows of one shape: key i says where window i goes, `none` nowhere. */
 struct scatter_work {
@@ -9241,7 +9241,7 @@ static uint32_t set_window(struct encoder *e, const struct scatter_work *w, stru
 /* The last of those with one key wins, whatever order they run in. */
 static void scatter_put(struct encoder *e, const struct scatter_work *w)
 {
-    struct array *winner = w->number > 1 ? scratch(e, w->none, MLXVK_UINT32) : NULL;
+    struct array *winner = w->number > PUT_FEW ? scratch(e, w->none, MLXVK_UINT32) : NULL;
     struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
     uint32_t width;
     for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
@@ -9253,7 +9253,8 @@ static void scatter_put(struct encoder *e, const struct scatter_work *w)
     }
     width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
     p.key_at = set_input(e, 2, w->keys);
-    if (winner) { p.flags = SCATTER_WINNERS; set_input(e, 3, winner); }
+    p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
+    if (winner) set_input(e, 3, winner);
     KERNEL(e, K_SCATTER, 256, SCATTER_PUT, 0, raw_dtype(item_size(w->out) * width));
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
@@ -9333,7 +9334,7 @@ static void lower_scatter(struct encoder *e, const struct node *n)
         memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
         w.window = merge_dims(&one, 1);
     }
-    if (w.op == SCATTER_NONE && (w.number == 1 || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
+    if (w.op == SCATTER_NONE && (w.number <= PUT_FEW || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
     else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
     else scatter_sorted(e, &w);
     array_release(updates);

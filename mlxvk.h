@@ -612,6 +612,7 @@ MLXVK_API int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array i
                            const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes,
                                   size_t slice_sizes_num, mlxvk_stream s);
+/* a with values put, or added, along axis; put: of several values for one place any one stays. Positions outside are left out. */
 MLXVK_API int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                                    mlxvk_stream s);
 MLXVK_API int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,

@@ -45,15 +45,9 @@ static void at_exit() {
 }
 
 static mlxvk_device make_device() {
-  mlxvk_error error{};
-  mlxvk_device_desc desc{};
-  mlxvk_device d{};
-  desc.error = &error;
-  if (mlxvk_device_create(&d, &desc)) {
-    if (std::getenv("MLX_VK_STATS")) std::fprintf(stderr, "mlxvk: no GPU: %s\n", error.text);
-    return {};
-  }
-  std::atexit(at_exit);
+  mlxvk_device d = mlxvk_device_new();
+  if (d.ctx) std::atexit(at_exit);
+  else if (std::getenv("MLX_VK_STATS")) std::fprintf(stderr, "mlxvk: no Vulkan device, MLX stays on the CPU\n");
   return d;
 }
 
