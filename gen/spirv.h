@@ -17,6 +17,8 @@
 #include "copy_spv.h"
 #include "copy_wide_spv.h"
 #include "dequantize_spv.h"
+#include "fft_spv.h"
+#include "fft_chirp_spv.h"
 #include "fp8_spv.h"
 #include "matmul_complex_spv.h"
 #include "matmul_coopmat2_bf16_spv.h"
