@@ -288,6 +288,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(FFT,           fft,           4, CAP_SMALL)                                                                      \
+    X(FFT_FIXED,     fft_fixed,     4, CAP_SMALL)                                                                      \
     X(FFT_CHIRP,     fft_chirp,     2, CAP_SMALL)                                                                      \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
@@ -8875,11 +8876,20 @@ struct fft_push {
     float scale;
 };
 
-/* Elements that a workgroup can hold. */
+/* A pipeline for each length, or one for all: where compiling takes longer than transforming. */
+static bool fft_fixed(const struct device *d)
+{
+    return d->gate[GATE_FFT_KERNEL] ? d->gate[GATE_FFT_KERNEL] == 1 : d->caps.type != VK_PHYSICAL_DEVICE_TYPE_CPU;
+}
+
+static uint32_t fft_threads(const struct device *d) { return min_u32(FFT_THREADS, d->caps.max_threads / 32 * 32); }
+
+/* Elements that a workgroup can hold: in registers and shared memory, or in each half of shared memory. */
 static uint32_t fft_room(const struct encoder *e)
 {
-    uint32_t threads = min_u32(FFT_THREADS, e->device->caps.max_threads / 32 * 32), room = FFT_HELD * threads;
-    while (room * 8 > e->device->caps.shared_memory) room /= 2;
+    const struct device *d = e->device;
+    uint32_t room = FFT_HELD * FFT_THREADS, each = fft_fixed(d) ? 8 : 16;
+    while (room * each > d->caps.shared_memory || (each == 8 && room > FFT_HELD * fft_threads(d))) room /= 2;
     return room;
 }
 
@@ -8923,8 +8933,8 @@ static int fft_cut(uint32_t n, uint32_t room, uint32_t part[FFT_STEPS])
 static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
 {
     struct device *d = e->device;
-    bool cpu = d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, fixed = d->gate[GATE_FFT_KERNEL] == 1 || (!cpu && d->gate[GATE_FFT_KERNEL] != 2);
-    uint32_t room = fft_room(e), threads = room / FFT_HELD, lines, radices = transform ? fft_radices(l->size) : 0, few;
+    bool cpu = d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, fixed = fft_fixed(d);
+    uint32_t room = fft_room(e), threads = fft_threads(d), lines, radices = transform ? fft_radices(l->size) : 0, few;
     struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len, .valid = f->valid,
         .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2,
         .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
@@ -8944,8 +8954,8 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     q.offset_out = set_output(e, 0, f->out);
     if (f->first) q.offset_first = set_input(e, 2, f->first);
     if (f->last) q.offset_last = set_input(e, 3, f->last);
-    if (fixed && radices) KERNEL(e, K_FFT, threads, l->size, radices, lines, q.flags, room);
-    else KERNEL(e, K_FFT, threads, 0, 0, 0, 0, room);
+    if (fixed && radices) KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags);
+    else KERNEL(e, K_FFT, threads, room);
     set_bytes(e, &q, sizeof q);
     dispatch_groups(e, ceil_div(q.ids, lines));
 }

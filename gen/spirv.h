@@ -19,6 +19,7 @@
 #include "dequantize_spv.h"
 #include "fft_spv.h"
 #include "fft_chirp_spv.h"
+#include "fft_fixed_spv.h"
 #include "fp8_spv.h"
 #include "matmul_complex_spv.h"
 #include "matmul_coopmat2_bf16_spv.h"

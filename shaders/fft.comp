@@ -4,13 +4,14 @@
 // of radix 2 to 16; or one step of longer ones. A workgroup transforms some lines; a step's line is one of several that a row
 // of the whole transform is cut into (subs), with its elements a_step apart, and the result's b_step. What is around a
 // transform (packing of reals, chirps, the twiddles between steps, scaling) happens while loading and storing.
-// SIZE != 0: length, radices and flags are constants, and the first and the last pass work on memory directly.
+// FIXED: length, radices and flags are constants, elements stay in registers between passes, and the first and the last pass
+// work on memory; else one pipeline serves all lengths, and passes go from one half of the shared memory to the other.
 #include "fft.glsl"
-layout(constant_id = 1) const uint SIZE = 0;
-layout(constant_id = 2) const uint RADICES = 0;
-layout(constant_id = 3) const uint LINES = 0;
-layout(constant_id = 4) const uint FLAGS = 0;
-layout(constant_id = 5) const uint ROOM = 4096;       // elements in shared memory
+layout(constant_id = 1) const uint ROOM = 2048;       // elements of a workgroup
+layout(constant_id = 2) const uint SIZE = 1;
+layout(constant_id = 3) const uint RADICES = 0;
+layout(constant_id = 4) const uint LINES = 1;
+layout(constant_id = 5) const uint FLAGS = 0;
 BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, first)
@@ -28,10 +29,15 @@ layout(push_constant) uniform Push {
     float scale;
 };
 
-const bool FIXED = SIZE != 0u;
-uint size() { return FIXED ? SIZE : size_; }
-uint lines() { return FIXED ? LINES : lines_; }
-uint flags() { return FIXED ? FLAGS : flags_; }
+#ifdef FIXED
+#define size SIZE
+#define lines LINES
+#define flags FLAGS
+#else
+#define size size_
+#define lines lines_
+#define flags flags_
+#endif
 
 // Flags. How elements are loaded: complex; real; pairs of reals as complex numbers; the half of a symmetric spectrum, its
 // transform being real; that of a real row twice as long, whose even and odd elements become pairs; pairs' spectrum as a half.
@@ -41,9 +47,13 @@ const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE
 // Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
            LINES_IN = 1u << 12, LINES_OUT = 1u << 13;
-bool has(uint flag) { return (flags() & flag) != 0u; }
+bool has(uint flag) { return (flags & flag) != 0u; }
 
+#ifdef FIXED
 shared vec2 staged[ROOM];
+#else
+shared vec2 staged[2 * ROOM];
+#endif
 uint slot(uint i) { return i ^ (((i >> 4) ^ (i >> 8)) & 15u); }      // so that neither neighbours nor steps of 16 or 256 collide
 
 vec2 element(uint at, uint e) { return e < valid ? uintBitsToFloat(a64[at + e * step_a]) : vec2(0.0); }
@@ -63,7 +73,7 @@ vec2 split(vec2 x, vec2 y, uint e)
 
 vec2 load(uint at, uint e)
 {
-    uint how = flags() & LOAD;
+    uint how = flags & LOAD;
     vec2 x;
     if (e >= len + uint(how == LOAD_SPLIT)) return vec2(0.0);
     if (how == LOAD_COMPLEX) x = element(at, e);
@@ -81,7 +91,7 @@ vec2 load(uint at, uint e)
 
 void store(uint at, uint e, vec2 x)
 {
-    uint how = flags() & STORE;
+    uint how = flags & STORE;
     if (e >= limit) return;
     if (has(SWAP_OUT)) x = x.yx;
     if (has(TABLE_OUT)) x = multiply(x, uintBitsToFloat(last64[offset_last + e]));
@@ -99,14 +109,14 @@ uint row_at(uint row, uint far, uint middle, uint near) { return row / c2 / c1 *
 // Element e of line l of this workgroup.
 vec2 fetch(uint l, uint e)
 {
-    uint id = group_index() * lines() + l, sub = id % subs;
+    uint id = group_index() * lines + l, sub = id % subs;
     if (id >= ids) return vec2(0.0);
     return load(offset_a + row_at(id / subs, row_a[0], row_a[1], row_a[2]), sub / inner * a1 + sub % inner * a2 + e * a_step);
 }
 
 void put(uint l, uint e, vec2 x)
 {
-    uint id = group_index() * lines() + l, sub = id % subs;
+    uint id = group_index() * lines + l, sub = id % subs;
     if (id >= ids) return;
     if (has(TURN)) x = multiply(x, root(sub % inner * e, turn));
     store(offset_d + row_at(id / subs, row_d[0], row_d[1], row_d[2]), sub / inner * b1 + sub % inner * b2 + e * b_step, x);
@@ -114,7 +124,11 @@ void put(uint l, uint e, vec2 x)
 
 // ---- transforms of a few elements, in v[o], v[o + 1], ... of a thread ----
 
+#ifdef FIXED
 vec2 v[26];
+#else
+vec2 v[16];
+#endif
 
 #define FOUR(a, b, c, d) { \
     vec2 p = a + c, q = a - c, r = b + d, s = (b - d).yx * vec2(1.0, -1.0); \
@@ -187,91 +201,163 @@ ODD(3) ODD(5) ODD(7) ODD(11) ODD(13)
 
 uint order(uint r, uint i) { return r == 16u ? i % 4u * 4u + i / 4u : r == 8u ? i % 4u * 2u + i / 4u : i; }
 
-// ---- passes: of radix R, of which a thread does at most B ----
+// ---- passes: of radix r, after passes that together transformed `done` elements ----
 
-#define PASS(R, B) \
-    void pass##R(uint done, bool from_memory, bool to_memory) \
-    { \
-        uint many = size() / R, total = many * lines(); \
-        bool by_line = from_memory ? has(LINES_IN) : to_memory && has(LINES_OUT); \
-        [[unroll]] for (uint b = 0; b < B; b++) { \
-            uint q = gl_LocalInvocationID.x + b * gl_WorkGroupSize.x, l = by_line ? q % lines() : q / many, j = by_line ? q / lines() : q % many; \
-            if (q >= total) continue; \
-            [[unroll]] for (uint i = 0; i < R; i++) \
-                v[b * R + i] = from_memory ? fetch(l, j + i * many) : staged[slot(l * size() + j + i * many)]; \
-            if (done > 1u) { \
-                vec2 w[R]; \
-                w[1] = root(j % done, done * R); \
-                v[b * R + 1] = multiply(v[b * R + 1], w[1]); \
-                [[unroll]] for (uint i = 2; i < R; i++) { \
-                    w[i] = multiply(w[i / 2], w[i - i / 2]); \
-                    v[b * R + i] = multiply(v[b * R + i], w[i]); \
-                } \
-            } \
-            butterfly##R(b * R); \
-        } \
-        if (!from_memory) barrier(); \
-        [[unroll]] for (uint b = 0; b < B; b++) { \
-            uint q = gl_LocalInvocationID.x + b * gl_WorkGroupSize.x, l = by_line ? q % lines() : q / many, j = by_line ? q / lines() : q % many; \
-            if (q >= total) continue; \
-            uint to = j / done * done * R + j % done; \
-            [[unroll]] for (uint i = 0; i < R; i++) \
-                if (to_memory) put(l, to + i * done, v[b * R + order(R, i)]); \
-                else staged[slot(l * size() + to + i * done)] = v[b * R + order(R, i)]; \
-        } \
-        if (!to_memory) barrier(); \
-    }
-PASS(2, 8) PASS(3, 6) PASS(4, 4) PASS(5, 4) PASS(7, 3) PASS(8, 2) PASS(11, 2) PASS(13, 2) PASS(16, 1)
-
-void pass(uint radix, uint done, bool from_memory, bool to_memory)
+// A group of r elements, of line g.x the one number g.y, from shared memory to v[o], v[o + 1], ... and back.
+void get(uint o, uint r, uint done, uvec2 g, uint base)
 {
-    switch (radix) {
-    case 2u: pass2(done, from_memory, to_memory); break;
-    case 3u: pass3(done, from_memory, to_memory); break;
-    case 4u: pass4(done, from_memory, to_memory); break;
-    case 5u: pass5(done, from_memory, to_memory); break;
-    case 7u: pass7(done, from_memory, to_memory); break;
-    case 8u: pass8(done, from_memory, to_memory); break;
-    case 11u: pass11(done, from_memory, to_memory); break;
-    case 13u: pass13(done, from_memory, to_memory); break;
-    default: pass16(done, from_memory, to_memory);
+    uint k = g.y % done;
+    vec2 w[16];
+    [[unroll]] for (uint i = 0; i < r; i++) v[o + i] = staged[base + slot(g.x * size + g.y + i * (size / r))];
+    if (done == 1u) return;
+    w[1] = root(k, done * r);
+    [[unroll]] for (uint i = 1; i < r; i++) {
+        if (i > 1u) w[i] = multiply(w[i / 2u], w[i - i / 2u]);
+        v[o + i] = multiply(v[o + i], w[i]);
     }
+}
+
+uint target(uint r, uint done, uint j) { return j / done * done * r + j % done; }   // of a group's first result
+
+void set(uint o, uint r, uint done, uvec2 g, uint base)
+{
+    uint to = g.x * size + target(r, done, g.y);
+    [[unroll]] for (uint i = 0; i < r; i++) staged[base + slot(to + i * done)] = v[o + order(r, i)];
 }
 
 // All of this workgroup's elements from shared memory to the result.
-void put_all()
+void put_all(uint base)
 {
-    bool halves = (flags() & STORE) == STORE_SPLIT;
-    uint many = size() + uint(halves), total = many * lines();
+    bool halves = (flags & STORE) == STORE_SPLIT;
+    uint many = size + uint(halves), total = many * lines;
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
-        uint l = has(LINES_OUT) ? i % lines() : i / many, e = has(LINES_OUT) ? i / lines() : i % many, from = l * size();
-        if (halves) put(l, e, split(staged[slot(from + (e < size() ? e : 0u))], staged[slot(from + (e > 0u ? size() - e : 0u))], e));
-        else put(l, e, staged[slot(from + e)]);
+        uint l = has(LINES_OUT) ? i % lines : i / many, e = has(LINES_OUT) ? i / lines : i % many, from = l * size;
+        vec2 x = staged[base + slot(from + (e < size ? e : 0u))];
+        if (halves) x = split(x, staged[base + slot(from + (e > 0u ? size - e : 0u))], e);
+        put(l, e, x);
     }
 }
 
-void main()
+#ifdef FIXED
+const uint HELD = 16;                                  // elements of a thread, but whole groups
+const uint R0 = (RADICES & 15u) + 1u, R1 = (RADICES >> 4 & 15u) + 1u, R2 = (RADICES >> 8 & 15u) + 1u, R3 = (RADICES >> 12 & 15u) + 1u,
+           R4 = (RADICES >> 16 & 15u) + 1u, R5 = (RADICES >> 20 & 15u) + 1u, R6 = (RADICES >> 24 & 15u) + 1u, R7 = (RADICES >> 28) + 1u;
+const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT;
+
+// The workgroup's group that this thread holds at v[o]; by_line: neighbours are those of other lines. z: there is one.
+uvec3 group_at(uint o, uint r, bool by_line)
 {
-    if (FIXED && RADICES != 0u) {
-        const bool staged_out = (FLAGS & STORE) == STORE_SPLIT;
-        uint done = 1u, list = RADICES;
-        [[unroll]] for (uint i = 0; i < 8; i++) {
-            if (list != 0u) pass((list & 15u) + 1u, done, i == 0u, (list >> 4) == 0u && !staged_out);
-            done *= (list & 15u) + 1u;
-            list >>= 4;
+    uint q = gl_LocalInvocationID.x + o / r * gl_WorkGroupSize.x, many = size / r;
+    return uvec3(by_line ? q % lines : q / many, by_line ? q / lines : q % many, q < many * lines ? 1u : 0u);
+}
+
+void butterflies(uint r)
+{
+    [[unroll]] for (uint o = 0; o < HELD; o += r)
+        switch (r) {
+        case 2u: butterfly2(o); break;
+        case 3u: butterfly3(o); break;
+        case 4u: butterfly4(o); break;
+        case 5u: butterfly5(o); break;
+        case 7u: butterfly7(o); break;
+        case 8u: butterfly8(o); break;
+        case 11u: butterfly11(o); break;
+        case 13u: butterfly13(o); break;
+        default: butterfly16(o);
         }
-        if (staged_out) put_all();
+}
+
+void from_shared(uint r, uint done, bool by_line)
+{
+    [[unroll]] for (uint o = 0; o < HELD; o += r) {
+        uvec3 g = group_at(o, r, by_line);
+        if (g.z != 0u) get(o, r, done, g.xy, 0u);
+    }
+}
+
+void to_shared(uint r, uint done, bool by_line)
+{
+    [[unroll]] for (uint o = 0; o < HELD; o += r) {
+        uvec3 g = group_at(o, r, by_line);
+        if (g.z != 0u) set(o, r, done, g.xy, 0u);
+    }
+}
+
+void first_pass(bool by_line)
+{
+    [[unroll]] for (uint o = 0; o < HELD; o += R0) {
+        uvec3 g = group_at(o, R0, by_line);
+        if (g.z == 0u) continue;
+        [[unroll]] for (uint i = 0; i < R0; i++) v[o + i] = fetch(g.x, g.y + i * (size / R0));
+    }
+    butterflies(R0);
+}
+
+// The last pass, of radix r: results are complete in registers.
+void finish(uint r, uint done, bool by_line)
+{
+    if (STAGED_OUT) {
+        if (done > 1u) barrier();
+        to_shared(r, done, by_line);
+        barrier();
+        put_all(0u);
         return;
     }
-    uint total = size() * lines(), done = 1u;
+    [[unroll]] for (uint o = 0; o < HELD; o += r) {
+        uvec3 g = group_at(o, r, by_line);
+        uint to = target(r, done, g.y);
+        if (g.z == 0u) continue;
+        [[unroll]] for (uint i = 0; i < r; i++) put(g.x, to + i * done, v[o + order(r, i)]);
+    }
+}
+
+// One more pass, of radix r, of what radix `before` left; `after`: the next radix, 1 where there is none.
+#define NEXT(before, done, r, after) { \
+    const bool by_line = after == 1u && has(LINES_OUT) && !STAGED_OUT; \
+    if (done > 1u) barrier(); \
+    to_shared(before, done, done == 1u && has(LINES_IN)); \
+    barrier(); \
+    from_shared(r, done * before, by_line); \
+    butterflies(r); \
+    if (after == 1u) { finish(r, done * before, by_line); return; } }
+
+void main()
+{
+    first_pass(has(LINES_IN));
+    if (R1 == 1u) { finish(R0, 1u, has(LINES_IN)); return; }
+    NEXT(R0, 1u, R1, R2)
+    NEXT(R1, R0, R2, R3)
+    NEXT(R2, R0 * R1, R3, R4)
+    NEXT(R3, R0 * R1 * R2, R4, R5)
+    NEXT(R4, R0 * R1 * R2 * R3, R5, R6)
+    NEXT(R5, R0 * R1 * R2 * R3 * R4, R6, R7)
+    NEXT(R6, R0 * R1 * R2 * R3 * R4 * R5, R7, 1u)
+}
+#else
+#define GROUP(R) case R: \
+    get(0u, R, done, g, base); \
+    butterfly##R(0u); \
+    set(0u, R, done, g, ROOM - base); \
+    break;
+
+void main()
+{
+    uint total = size * lines, done = 1u, base = 0u;
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
-        uint l = has(LINES_IN) ? i % lines() : i / size(), e = has(LINES_IN) ? i / lines() : i % size();
-        staged[slot(l * size() + e)] = fetch(l, e);
+        uint l = has(LINES_IN) ? i % lines : i / size, e = has(LINES_IN) ? i / lines : i % size;
+        staged[slot(l * size + e)] = fetch(l, e);
+    }
+    for (uint list = radices_; list != 0u; list >>= 4) {
+        uint r = (list & 15u) + 1u, many = size / r;
+        barrier();
+        for (uint q = gl_LocalInvocationID.x; q < many * lines; q += gl_WorkGroupSize.x) {
+            uvec2 g = uvec2(q / many, q % many);
+            switch (r) { GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(7) GROUP(8) GROUP(11) GROUP(13) GROUP(16) }
+        }
+        base = ROOM - base;
+        done *= r;
     }
     barrier();
-    for (uint list = radices_; list != 0u; list >>= 4) {
-        pass((list & 15u) + 1u, done, false, false);
-        done *= (list & 15u) + 1u;
-    }
-    put_all();
+    put_all(base);
 }
+#endif
