@@ -82,7 +82,7 @@ def generation(options, bridge):
     model, tokenizer = load(options.model)
     tokenizer._eos_token_ids = {}
     prompt = mx.random.randint(0, model.args.vocab_size, (options.prompt,)).tolist()
-    for _ in stream_generate(model, tokenizer, prompt, max_tokens=8):
+    for _ in stream_generate(model, tokenizer, prompt, max_tokens=options.generate):
         pass
     clock = Clock()
 

@@ -21,7 +21,7 @@ import sys
 __all__ = ["device", "is_available", "library", "mlx_version", "primitives", "reset_stats", "stats"]
 
 NAME = "libmlxvk_mlx.so"
-OLDEST, NEWEST, TESTED = (0, 29, 4), (0, 30, 3), (0, 30, 3)
+OLDEST, NEWEST, TESTED = (0, 30, 1), (0, 30, 3), (0, 30, 3)
 
 _bridge = None
 
