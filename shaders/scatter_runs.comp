@@ -152,16 +152,16 @@ void main()
         bool there[BATCH], direct[BATCH];
         uvec4 unit[BATCH], old[BATCH];
         [[unroll]] for (uint j = 0; j <= BATCH; j++) key[j] = key_of(from + j);
-        [[unroll]] for (uint j = 0; j < BATCH; j++) {
+        [[unroll]] for (uint j = 0; j < BATCH; j++) {                   // no branches: all loads are under way at once
+            uint i = min(from + j, n - 1u);
             there[j] = key[j] != none && from + j < end;
             direct[j] = !UPPER && key[j] != open_left && key[j] != open_right;
-            if (UPPER) there[j] = there[j] && key64[key_at + from + j].y != 0u;
-            else if (there[j]) {
-                uint w = (flags & IN_ORDER) != 0u ? from + j : place32[place_at + from + j];
-                unit[j] = load_unit(src_at + w * units + unit_at);
+            if (UPPER) there[j] = there[j] && key64[key_at + i].y != 0u;
+            else {
+                if ((flags & IN_ORDER) == 0u) i = place32[place_at + i];
+                unit[j] = load_unit(src_at + i * units + unit_at);
+                if (OP != NONE) old[j] = load_result(dst_at + min(key[j], none - 1u) * scale + window);
             }
-            if (OP != NONE && there[j] && direct[j] && key[j] != (j == 0u ? previous : key[j - 1u]))
-                old[j] = load_result(dst_at + key[j] * scale + window);
         }
         [[unroll]] for (uint j = 0; j < BATCH; j++) {
             if (from + j >= end || key[j] == none) continue;
