@@ -278,6 +278,19 @@ static int gather_qmm_native(Job& j) {
                           {group, true}, {bits, true}, quantization_mode_to_string(mode).c_str(), left || right, j.s);
 }
 
+/* Inputs: a, b, then the result's mask where there is one, then those of a and b where they are. */
+static int block_masked_mm_native(Job& j) {
+  const bool masks = j.inputs > 3, of_result = j.inputs == 3 || j.inputs == 5;
+  return mlxvk_block_masked_mm(j.out, j.in[0], j.in[1], j.as<BlockMaskedMM>().state(), of_result ? j.in[2] : none,
+                               masks ? j.in[j.inputs - 2] : none, masks ? j.in[j.inputs - 1] : none, j.s);
+}
+
+static int qqmm_native(Job& j) {
+  auto [group, bits, mode] = j.as<QQMatmul>().state();
+  return mlxvk_qqmm(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true},
+                    quantization_mode_to_string(mode).c_str(), none, none, j.s);
+}
+
 static int hadamard_native(Job& j) {
   return mlxvk_hadamard_transform(j.out, j.in[0], {j.as<Hadamard>().state(), true}, j.s);
 }
@@ -434,6 +447,7 @@ static const Row table[] = {
     IN_PLACE(Scatter, scatter_native), PARTLY(MaskedScatter, masked_scatter_native, "batches of one"), NATIVE(Convolution, convolution_native),
     NATIVE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native),
     NATIVE(GatherMM, gather_mm_native), NATIVE(GatherQMM, gather_qmm_native), NATIVE(Hadamard, hadamard_native),
+    NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>), NATIVE(QQMatmul, qqmm_native),
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
     NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
     WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
@@ -450,8 +464,7 @@ static const Row table[] = {
     LAYOUT(Split, view_layout), LAYOUT(Squeeze, view_layout), LAYOUT(StopGradient, view_layout),
     LAYOUT(Transpose, view_layout), LAYOUT(Unflatten, reshape_layout), LAYOUT(View, view_bits_layout),
 
-    ON_CPU(BlockMaskedMM, ""), ON_CPU(FFT, ""), 
-    ON_CPU(Load, "reads files"), ON_CPU(QQMatmul, ""), ON_CPU(SegmentedMM, ""),
+    ON_CPU(FFT, ""), ON_CPU(Load, "reads files"),
     ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
     ON_CPU(Cholesky, ""), ON_CPU(Eig, ""), ON_CPU(Eigh, ""), ON_CPU(Inverse, ""), ON_CPU(LUF, ""), ON_CPU(QRF, ""), ON_CPU(SVD, ""),
     REFUSED(fast::CustomKernel, "Metal source"),
