@@ -227,8 +227,11 @@ def fallbacks():
 
 
 def run(code, timeout=120, **environment):
-    """A program of its own with the bridge as this one has it."""
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, timeout=timeout,
+    """A program of its own, with the bridge as this one has it: preloaded or imported."""
+    if "mlxvk_mlx" in sys.modules:
+        code = "import mlxvk_mlx\n" + code
+    here = os.path.dirname(os.path.abspath(__file__))
+    return subprocess.run([sys.executable, "-B", "-c", code], env={**os.environ, "PYTHONPATH": here, **environment}, timeout=timeout,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

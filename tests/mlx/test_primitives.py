@@ -31,7 +31,8 @@ UNARY = {  # name: (dtypes, kind of data)
 }
 # sigmoid and degrees are several steps in the half type.
 LOOSER = {"sigmoid": 2, "degrees": 4, "radians": 2, "logaddexp": 2, "power": 4, "tan": 4, "rsqrt": 2, "erfinv": 4, "arccosh": 2}
-OWN = ("to_fp8", "round", "floor_divide", "remainder", "divmod", "nan_to_num")
+# Computed in the half type by definition. (The CPU's remainder of float16 has the wrong sign.)
+OWN = ("to_fp8", "round", "floor_divide", "nan_to_num")
 SPECIAL = ("abs", "negative", "square", "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sinh", "cosh", "arctan", "arcsinh",
            "arcsin", "arccosh", "arctanh", "erf", "erfinv", "sigmoid", "floor", "ceil", "round", "sign", "rsqrt", "reciprocal", "log2", "log10")
 
@@ -171,7 +172,6 @@ for name in ("cumsum", "cummax", "cummin"):
     row(name, SOME, (3, 5, 34), scale=20, tolerance=2)(many(getattr(mx, name), *SCAN))
 row("cumprod", (mx.int32, mx.complex64) + FLOATS, (3, 4, 6), kind="near one", tolerance=8)(many(mx.cumprod, *SCAN))
 row("logcumsumexp", FLOATS, (3, 5, 34), kind="small", tolerance=3)(many(mx.logcumsumexp, *SCAN))
-row("scan nan", FLOATS, (4, 40), kind="special")(lambda x: [mx.cummax(x, axis=1), mx.cummin(x, axis=0)])
 SORT = [{}, {"axis": 0}, {"axis": 1}, {"axis": None}]
 for name in ("sort", "argsort"):
     row(name, ALL[:-1], (3, 5, 37))(many(getattr(mx, name), *SORT))
@@ -208,6 +208,17 @@ def put(x, y, cut):
     x = mx.array(x)
     x[cut] = y
     return x
+
+
+def test_nan_stays_in_scans():
+    """As on MLX's GPUs; its CPU loses it along the last axis."""
+    x = values(seeded("scan nan"), mx.float32, (4, 40), "special")
+    for dtype in FLOATS:
+        y = x.astype(dtype)
+        for axis in (0, 1):
+            for name, function in (("cummax", np.maximum), ("cummin", np.minimum)):
+                got = getattr(mx, name)(y, axis=axis)
+                assert np.array_equal(as_numpy(got), function.accumulate(as_numpy(y), axis=axis), equal_nan=True), f"{name} {name_of(dtype)}"
 
 
 # Creation takes no operand but its dtype. MLX's GPUs do not scatter what has 8 bytes.

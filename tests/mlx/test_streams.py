@@ -250,8 +250,8 @@ def test_cpu_error_reaches_python_or_later_work_runs():
 
 BUSY = """
 import mlx.core as mx, threading, sys, os, atexit, gc
-def work(stream=None, steps=300):
-    x = mx.random.uniform(shape=(200, 200), stream=stream)
+def work(stream=None, steps=300):  # threads must not share the graph of the random state
+    x = mx.random.uniform(shape=(200, 200), key=mx.random.key(7), stream=stream)
     for _ in range(steps):
         x = mx.sin(mx.matmul(x, x, stream=stream) / 100, stream=stream)
     mx.async_eval(x)
@@ -268,8 +268,10 @@ EXITS = {
     "gpu waits for the cpu": "x = mx.exp(work(mx.cpu, 50), stream=mx.gpu); mx.async_eval(x)",
     "a stream for each thread": "ts = [threading.Thread(target=lambda: mx.eval(work(mx.new_stream(mx.gpu), 50))) for _ in range(3)]; [t.start() for t in ts]",
     "threads that leave work": "ts = [threading.Thread(target=work, args=(mx.new_stream(mx.gpu), 100)) for _ in range(3)]; [t.start() for t in ts]; [t.join() for t in ts]",
-    "daemon threads": "def loop():\n    while True: mx.eval(work(None, 5))\nimport time; threading.Thread(target=loop, daemon=True).start(); time.sleep(0.3)",
-    "an idle daemon thread": "e = threading.Event(); threading.Thread(target=lambda: (work(), e.wait()), daemon=True).start()",
+    # (Python ends a daemon thread that is inside of MLX by unwinding it, and the process aborts, on every device.)
+    "idle daemon threads": "e, r = threading.Event(), [threading.Event() for _ in range(3)]\n"
+                           "for i in r: threading.Thread(target=lambda i=i: (work(), i.set(), e.wait()), daemon=True).start()\n"
+                           "[i.wait() for i in r]",
     "sys.exit": "x = work(); sys.exit(0)",
     "at exit": "x = work(); atexit.register(lambda: (mx.eval(x), print(x.shape)))",
     "cycle": "a = []; a.append((a, work())); del a",
