@@ -6,6 +6,7 @@
  *     >>gates        one table of switches, read once from the environment
  *     >>kernels      one table of SPIR-V kernels and what they need
  *     >>device       probing and choosing a Vulkan device, capabilities, quirks
+ *     >>notes        statistics by kernel and signature
  *     >>memory       blocks, suballocation, the cache, counters
  *     >>timeline     streams' timeline semaphores, who uses a buffer until when
  *     >>encoder      pipelines, descriptors, hazards, dispatch
@@ -13,6 +14,9 @@
  *     >>array        views on storage
  *     >>tape         recorded operations and how they are lowered
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
+ *     >>composites   operations made of others: creation, padding, comparisons, statistics
+ *     >>distributions  random numbers made of others
+ *     >>linalg       norms, cross products, factorisations
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, encoder, statistics
  *
@@ -22,6 +26,7 @@
 #define MLXVK_C
 #include "mlxvk.h"
 
+#include <assert.h>
 #include <float.h>
 #include <limits.h>
 #include <math.h>
@@ -49,6 +54,13 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define MAXD MLXVK_MAX_NDIM
+
+/* The greatest common divisor; that of 0 and b is b. */
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b) { int64_t t = a % b; a = b; b = t; }
+    return a;
+}
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -160,7 +172,14 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
 
 /* ==== >>gates ===================================================================================================== */
 
-/* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path. */
+/* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path.
+ *
+ * Names of an earlier backend that have nothing to switch here:
+ *   MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP_G8, _G8_X2, _G16, _G24, _G32, _X2     one kernel with a table of tunings takes all
+ *       widths: MLX_VK_QMV_ROWS, _SPLIT and _THREADS force what these chose between
+ *   MLX_VK_ENABLE_SDPA_DECODE_SPLITK_REDUCE_L32, _SUBGROUP     parts are added up by the last workgroup, not in a step of its own
+ *   MLX_VK_ENABLE_ALGO_CACHE, _AUTO_DISABLE, MLX_VK_ALGO_CACHE_ZERO_HIT_DISABLE_THRESHOLD     bindings are pushed, or written into
+ *       pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
     X(MAX_OPS,       "MLX_VK_MAX_OPS_PER_BUFFER",      100, "operations recorded before a command buffer is committed") \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50, "MiB of distinct buffers touched before it is committed") \
@@ -171,11 +190,22 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(COOPMAT,       "MLX_VK_ENABLE_COOPERATIVE_MATRIX", 1, "kernels with cooperative matrices")                       \
     X(INT_DOT,       "MLX_VK_ENABLE_INTEGER_DOT",        1, "kernels with integer dot products")                       \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
+    X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
+    X(RMSNORM,       "MLX_VK_ENABLE_RMSNORM_NATIVE",     1, "rms_norm in one kernel")                                  \
+    X(ROPE,          "MLX_VK_ENABLE_ROPE_NATIVE",        1, "rope in one kernel")                                      \
+    X(ROPE_HS,       "MLX_VK_ENABLE_ROPE_HS_TRANSPOSED", 1, "rope reads heads and sequence transposed without a copy") \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMM_M1,        "MLX_VK_ENABLE_QMM_NATIVE_M1",      1, "those for 1 row")                                         \
+    X(QMM_M2,        "MLX_VK_ENABLE_QMM_NATIVE_M2",      1, "those for 2 rows")                                        \
+    X(QMM_M4,        "MLX_VK_ENABLE_QMM_NATIVE_M4",      1, "those for 3 and 4 rows")                                  \
+    X(QMM_M8,        "MLX_VK_ENABLE_QMM_NATIVE_M8",      1, "those for 5 to 8 rows")                                   \
+    X(QMM_M16,       "MLX_VK_ENABLE_QMM_NATIVE_M16",     1, "those for 9 to 16 rows")                                  \
+    X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
+    X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
     X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 and 6 held rows") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
@@ -183,12 +213,50 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix; 0 chooses")  \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
+    X(SDPA_D128,     "MLX_VK_ENABLE_SDPA_DECODE_D128",   1, "that kernel for heads of 128")                            \
+    X(SDPA_K32,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K32",  1, "there for up to 32 keys")                              \
+    X(SDPA_K64,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K64",  1, "there for 33 to 64 keys")                              \
+    X(SDPA_K128,     "MLX_VK_ENABLE_SDPA_DECODE_D128_K128", 1, "there for 65 to 128 keys")                             \
     X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)")  \
+    X(SPLIT_MIN,             "MLX_VK_SDPA_SPLITK_MIN_K_LEN",           0, "fewer keys than this are not split")        \
+    X(SPLIT_MIN_DECODE,      "MLX_VK_SDPA_SPLITK_MIN_K_LEN_DECODE",    0, "the same for one query (0: as above)")      \
+    X(SPLIT_MIN_PREFILL,     "MLX_VK_SDPA_SPLITK_MIN_K_LEN_PREFILL",   0, "the same for several (0: as above)")        \
+    X(SPLIT_CHUNK,           "MLX_VK_SDPA_SPLITK_TARGET_CHUNK",         0, "keys of a part at least (0: by device)")   \
+    X(SPLIT_CHUNK_DECODE,    "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_DECODE",  0, "the same for one query (0: as above)")     \
+    X(SPLIT_CHUNK_PREFILL,   "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_PREFILL", 0, "the same for several (0: as above)")       \
+    X(SPLIT_PARTS,           "MLX_VK_SDPA_SPLITK_MAX_PARTS",            0, "most parts (0: by device)")                \
+    X(SPLIT_PARTS_DECODE,    "MLX_VK_SDPA_SPLITK_MAX_PARTS_DECODE",     0, "the same for one query (0: as above)")     \
+    X(SPLIT_PARTS_PREFILL,   "MLX_VK_SDPA_SPLITK_MAX_PARTS_PREFILL",    0, "the same for several (0: as above)")       \
+    X(SPLIT_GROUPS,          "MLX_VK_SDPA_SPLITK_TARGET_WG_DECODE",     0, "workgroups to aim at (0: by device)")      \
+    X(SDPA_KEYS,             "MLX_VK_SDPA_MAX_K_LEN",                   0, "most keys that fused attention takes (0: any)") \
+    X(SDPA_KEYS_DECODE,      "MLX_VK_SDPA_MAX_K_LEN_DECODE",            0, "the same for one query (0: as above)")     \
+    X(SDPA_KEYS_PREFILL,     "MLX_VK_SDPA_MAX_K_LEN_PREFILL",           0, "the same for several (0: as above)")       \
+    X(ARGREDUCE,     "MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM", 1, "argmax and argmin along contiguous rows")           \
+    X(ADD_BF16,      "MLX_VK_ENABLE_ADD_BF16",           1, "bfloat16 additions four at a time")                       \
+    X(MUL_BF16,      "MLX_VK_ENABLE_MUL_BF16",           1, "bfloat16 products four at a time")                        \
+    X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
+    X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
+    X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
+    X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report")  \
+    X(QMM_STATS,     "MLX_VK_QMM_STATS",                 0, "the same for quantized matmul alone, printed when the device goes") \
+    X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                   \
+    X(ALGO_STATS,    "MLX_VK_ALGO_STATS",                0, "the same for pipelines and memory found again, or made")   \
+    X(DEBUG_ROPE,    "MLX_VK_DEBUG_ROPE_REJECT",         0, "print each rope once that takes a slower path, and why")   \
+    X(DEBUG_SDPA,    "MLX_VK_DEBUG_SDPA_REJECT",         0, "the same for attention")                                   \
+    X(DEBUG_SPLIT,   "MLX_VK_DEBUG_SDPA_SPLITK",         0, "print once how attention splits keys, for each signature") \
+    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0, "print each argmax or argmin once that takes a slower path, and why") \
+    X(DEBUG_BINARY,  "MLX_VK_DEBUG_BINARY_FALLBACK",     0, "the same for operations of two operands")                  \
+    X(DEBUG_BITWISE, "MLX_VK_DEBUG_BITWISE_FALLBACK",    0, "the same for bitwise ones")                                \
+    X(DEBUG_DEQUANTIZE, "MLX_VK_DEBUG_FAST_QUANTIZE_FALLBACK", 0, "the same for dequantize")                            \
+    X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                     \
+    X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")             \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
+    X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")     \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
@@ -199,27 +267,36 @@ enum gate {
     GATE_COUNT
 };
 
+/* The one whose value is text. */
+static const struct { const char *name, *what; } device_gate = { "MLX_VK_DEVICE", "the device, by index or part of its name" };
+enum { WANTED_TEXT = 64 };
+
 static const struct gate_row { const char *name; int value; const char *what; } gate_table[GATE_COUNT] = {
 #define X(id, name, value, what) { name, value, what },
     GATES(X)
 #undef X
 };
 
-/* Value of NAME in "NAME=value NAME=value", or the default. */
-static int gate_from_text(const char *text, const char *name, int value)
+/* What follows NAME= in "NAME=value NAME=value", else in the environment; NULL where it is in neither. */
+static const char *gate_text(const char *text, const char *name)
 {
     size_t n = strlen(name);
+    const char *env = getenv(name);
     for (const char *p = text; p && (p = strstr(p, name)); p += n)
-        if (p[n] == '=' && (p == text || p[-1] == ' ' || p[-1] == ',')) return atoi(p + n + 1);
-    return value;
+        if (p[n] == '=' && (p == text || p[-1] == ' ' || p[-1] == ',')) return p + n + 1;
+    return env && *env ? env : NULL;
 }
 
-static void read_gates(int values[GATE_COUNT], const char *text)
+/* wanted: the device's name, where the caller gives none. */
+static void read_gates(int values[GATE_COUNT], char wanted[WANTED_TEXT], const char *text, const char *name)
 {
+    const char *device = name && *name ? name : gate_text(text, device_gate.name);
     for (int i = 0; i < GATE_COUNT; i++) {
-        const char *env = getenv(gate_table[i].name);
-        values[i] = gate_from_text(text, gate_table[i].name, env && *env ? atoi(env) : gate_table[i].value);
+        const char *value = gate_text(text, gate_table[i].name);
+        values[i] = value ? atoi(value) : gate_table[i].value;
     }
+    snprintf(wanted, WANTED_TEXT, "%s", device ? device : "");
+    if (!(name && *name) && device != getenv(device_gate.name)) wanted[strcspn(wanted, " ,")] = 0;
 }
 
 /* ==== >>kernels =================================================================================================== */
@@ -265,19 +342,29 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL | CAP_INT64)                                                          \
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
-    X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
-    X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
-    X(MATMUL_TILED,  matmul_tiled,  4, CAP_SMALL)                                                                      \
-    X(MATMUL_SUM,    matmul_sum,    4, CAP_SMALL)                                                                      \
-    X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
-    X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
-    X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
-    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
-    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
-    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
-    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
+    X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
+    X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
+    X(MATMUL_TILED,  matmul_tiled,  6, CAP_SMALL)                                                                      \
+    X(MATMUL_SUM,    matmul_sum,    6, CAP_SMALL)                                                                      \
+    X(MATVEC,        matvec,        6, CAP_SMALL)                                                                      \
+    X(MATVEC_SUBGROUP, matvec_subgroup, 6, CAP_SMALL | CAP_SUBGROUP)                                                   \
+    X(VECMAT,        vecmat,        6, CAP_SMALL)                                                                      \
+    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
+    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
+    X(MATMUL_GROUPED, matmul_grouped, 6, CAP_SMALL)                                                                    \
+    X(MATMUL_GROUPED_F16,   matmul_grouped_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_GROUPED_BF16,  matmul_grouped_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
+    X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
+    X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
+    X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
+    X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
-    X(DEQUANTIZE,    dequantize,    4, CAP_SMALL)                                                                      \
+    X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
+    X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
+    X(FP8,           fp8,           3, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
@@ -286,6 +373,12 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
+    X(QMV_GATHER,    qmv_gather,    8, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(QMV_GATHER_PLAIN, qmv_gather_plain, 8, CAP_SMALL)                                                                \
+    X(QMM_GROUPED,   qmm_grouped,   8, CAP_SMALL)                                                                      \
+    X(QMM_GROUPED_BF16, qmm_grouped_bf16, 8, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
+    X(QMM_GROUPED_F16, qmm_grouped_f16, 8, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                  \
+    X(GROUP_ROWS,    group_rows,    3, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
     X(REDUCE,        reduce,        2, CAP_SMALL)                                                                      \
@@ -295,7 +388,9 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(SCAN,          scan,          3, CAP_SMALL)                                                                      \
     X(SCAN_PAIR,     scan_pair,     3, CAP_SMALL)                                                                      \
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
+    X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
+    X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
     X(ATTENTION_DECODE, attention_decode, 8, CAP_SMALL | CAP_SUBGROUP)                                                 \
@@ -305,7 +400,10 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
     X(SORT,          sort,          4, CAP_SMALL)                                                                      \
     X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(MERGE,         merge,         4, CAP_SMALL)
+    X(MERGE,         merge,         4, CAP_SMALL)                                                                      \
+    X(SCATTER,       scatter,       4, CAP_SMALL)                                                                      \
+    X(SCATTER_RUNS,  scatter_runs,  6, CAP_SMALL)                                                                      \
+    X(SEARCH,        search,        4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -351,6 +449,7 @@ struct pipeline {
 };
 
 struct kernel_count { uint64_t count, ns; };
+enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };   /* the callers' own; fused ones, with a gate */
 
 struct device {
     int refs;
@@ -361,6 +460,7 @@ struct device {
     mlxvk_error error;
     int lost;                                        /* sticky */
     int gate[GATE_COUNT];
+    char wanted[WANTED_TEXT];                        /* the device asked for, "" for any */
     struct capabilities caps;
 
     VkInstance instance;
@@ -389,13 +489,18 @@ struct device {
     struct stream *streams;
     struct stream *default_stream;
     int stream_index;
+    struct event *freed_events;                      /* that submissions may still name */
     uint32_t random_state[2];
     bool random_seeded;
 
     mlxvk_stats stats;
     uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
                                                         searches of the cache */
-    struct kernel_count kernel_counts[KERNEL_COUNT + 1];   /* the last counts the callers' own kernels */
+    struct kernel_count kernel_counts[KERNEL_COUNTS];
+    uint32_t noted;                                  /* bits of families whose notes are taken */
+    struct note **notes;                             /* open addressing by key */
+    uint32_t note_slots, note_used;
+    uint64_t pipelines_found, buffers_found, buffers_made;
 };
 
 static void *host_alloc(struct device *d, size_t size)
@@ -558,9 +663,10 @@ static uint8_t coopmat_size(struct device *d, int component)
     if (!get || get(d->physical, &n, rows) < 0) return 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t size = rows[i].MSize;
-        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && rows[i].AType == component &&
-            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 && rows[i].ResultType == COMPONENT_FLOAT32 &&
-            rows[i].scope == SCOPE_SUBGROUP && size > best) best = (uint8_t)size;
+        int a = (int)rows[i].AType, b = (int)rows[i].BType, c = (int)rows[i].CType, result = (int)rows[i].ResultType;
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && a == component && b == component &&
+            c == COMPONENT_FLOAT32 && result == COMPONENT_FLOAT32 && (int)rows[i].scope == SCOPE_SUBGROUP && size > best)
+            best = (uint8_t)size;
     }
     return best;
 }
@@ -723,21 +829,21 @@ static int choose_physical(struct device *d, const char *wanted, mlxvk_error *er
     VkPhysicalDevice list[32];
     uint32_t n = COUNT(list);
     char *end = NULL;
-    long index = wanted && *wanted ? strtol(wanted, &end, 10) : -1;
-    bool by_index = wanted && *wanted && *end == 0;
+    long index = *wanted ? strtol(wanted, &end, 10) : -1;
+    bool by_index = *wanted && *end == 0;
     int best = -1;
     if (vkEnumeratePhysicalDevices(d->instance, &n, list) < 0) n = 0;
     for (uint32_t i = 0; i < n; i++) {
         VkPhysicalDeviceProperties p;
         if (!usable(list[i], &p)) continue;
-        if (by_index ? index != (long)i : wanted && *wanted && !contains(p.deviceName, wanted)) continue;
+        if (by_index ? index != (long)i : *wanted && !contains(p.deviceName, wanted)) continue;
         if (best < 0 || type_rank(p.deviceType) < best) {
             best = type_rank(p.deviceType);
             d->physical = list[i];
         }
     }
     if (best >= 0) return 0;
-    if (wanted && *wanted && n)
+    if (*wanted && n)
         set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device", "no usable device matches \"%s\" (of %u found)", wanted, n);
     else
         set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
@@ -809,13 +915,13 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
     return MLXVK_ERROR_NO_DEVICE;
 }
 
-static int open_device(struct device *d, const char *name, mlxvk_error *error)
+static int open_device(struct device *d, mlxvk_error *error)
 {
     struct features f;
     bool has[EXT_COUNT];
     int code = load_vulkan(NULL, error);
     if (!code) code = create_instance(&d->instance, error);
-    if (!code) code = choose_physical(d, name && *name ? name : getenv("MLX_VK_DEVICE"), error);
+    if (!code) code = choose_physical(d, d->wanted, error);
     if (code) return code;
     find_extensions(d, has);
     chain_features(&f, has, VK_API_VERSION_1_2);
@@ -858,6 +964,112 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
               "the adopted device was made without timelineSemaphore (VkPhysicalDeviceVulkan12Features)");
     return MLXVK_ERROR_NO_DEVICE;
+}
+
+/* ==== >>notes ===================================================================================================== */
+
+/* What ran and what was refused, counted by family, kernel and signature where a gate asks for it. */
+
+enum family { NOTE_QMM, NOTE_SDPA, NOTE_SPLIT, NOTE_ROPE, NOTE_ARG, NOTE_BINARY, NOTE_BITWISE, NOTE_DEQUANTIZE, NOTE_GATHER, NOTE_FUSED,
+              NOTE_ALGO, FAMILIES };
+
+/* stats: counts, and prints the counts when the device goes; debug: prints each refusal once (`all`: each note). GATE_COUNT: none. */
+static const struct family_row { const char *name; enum gate stats, debug; bool all; } family_table[FAMILIES] = {
+    [NOTE_QMM]        = { "quantized_matmul", GATE_QMM_STATS,  GATE_COUNT,            false },
+    [NOTE_SDPA]       = { "attention",        GATE_SDPA_STATS, GATE_DEBUG_SDPA,       false },
+    [NOTE_SPLIT]      = { "attention parts",  GATE_COUNT,      GATE_DEBUG_SPLIT,      true },
+    [NOTE_ROPE]       = { "rope",             GATE_COUNT,      GATE_DEBUG_ROPE,       false },
+    [NOTE_ARG]        = { "argreduce",        GATE_COUNT,      GATE_DEBUG_ARG,        false },
+    [NOTE_BINARY]     = { "binary",           GATE_COUNT,      GATE_DEBUG_BINARY,     false },
+    [NOTE_BITWISE]    = { "bitwise",          GATE_COUNT,      GATE_DEBUG_BITWISE,    false },
+    [NOTE_DEQUANTIZE] = { "dequantize",       GATE_COUNT,      GATE_DEBUG_DEQUANTIZE, false },
+    [NOTE_GATHER]     = { "gather",           GATE_COUNT,      GATE_DEBUG_GATHER,     false },
+    [NOTE_FUSED]      = { "fused",            GATE_COUNT,      GATE_DEBUG_FUSED,      true },
+    [NOTE_ALGO]       = { "algorithms",       GATE_ALGO_STATS, GATE_COUNT,            false },
+};
+
+enum { NOTE_TEXT = 192 };
+
+/* kernel and reason are constant texts; reason: why something was refused, or NULL. */
+struct note { uint64_t key, count; enum family family; const char *kernel, *reason; char signature[NOTE_TEXT]; };
+
+static bool gate_on(const int *gate, enum gate g) { return g != GATE_COUNT && gate[g]; }
+
+static uint32_t noted_families(const int *gate)
+{
+    uint32_t bits = 0;
+    for (int i = 0; i < FAMILIES; i++)
+        if (gate[GATE_STATS] || gate_on(gate, family_table[i].stats) || gate_on(gate, family_table[i].debug)) bits |= 1u << i;
+    return bits;
+}
+
+static void print_note(const struct note *n, bool count)
+{
+    fprintf(stderr, "[mlxvk] %s: %s%s%s: %s", family_table[n->family].name, n->kernel, n->reason ? " not taken, " : "",
+            n->reason ? n->reason : "", n->signature);
+    if (count) fprintf(stderr, ": %llu", (unsigned long long)n->count);
+    fputc('\n', stderr);
+}
+
+static bool grow_notes(struct device *d)
+{
+    uint32_t slots = d->note_slots ? 2 * d->note_slots : 128;
+    struct note **table = host_zalloc(d, slots * sizeof *table);
+    if (!table) return false;
+    for (uint32_t i = 0; i < d->note_slots; i++)
+        if (d->notes[i]) {
+            uint32_t at = (uint32_t)d->notes[i]->key & (slots - 1);
+            while (table[at]) at = (at + 1) & (slots - 1);
+            table[at] = d->notes[i];
+        }
+    host_free(d, d->notes);
+    d->notes = table;
+    d->note_slots = slots;
+    return true;
+}
+
+static void free_notes(struct device *d)
+{
+    for (uint32_t i = 0; i < d->note_slots; i++) host_free(d, d->notes[i]);
+    host_free(d, d->notes);
+    d->notes = NULL;
+    d->note_slots = d->note_used = 0;
+}
+
+/* Without memory nothing is counted. */
+static void note(struct device *d, enum family family, const char *kernel, const char *reason, const char *format, ...)
+{
+    struct note n = { .family = family, .kernel = kernel, .reason = reason }, *kept;
+    const struct family_row *row = &family_table[family];
+    va_list arguments;
+    uint32_t at;
+    va_start(arguments, format);
+    vsnprintf(n.signature, sizeof n.signature, format, arguments);
+    va_end(arguments);
+    n.key = 0xcbf29ce484222325u ^ (uint64_t)(uintptr_t)kernel ^ (uint64_t)(uintptr_t)reason << 20 ^ (uint64_t)family << 56;
+    for (const char *p = n.signature; *p; p++) n.key = (n.key ^ (unsigned char)*p) * 0x100000001b3u;
+    n.key ^= n.key >> 32;
+    if (2 * (d->note_used + 1) > d->note_slots && !grow_notes(d)) return;
+    for (at = (uint32_t)n.key & (d->note_slots - 1); (kept = d->notes[at]) != NULL; at = (at + 1) & (d->note_slots - 1))
+        if (kept->key == n.key && kept->family == family && kept->kernel == kernel && kept->reason == reason &&
+            !strcmp(kept->signature, n.signature)) { kept->count++; return; }
+    if (!(kept = host_alloc(d, sizeof *kept))) return;
+    n.count = 1;
+    *kept = n;
+    d->notes[at] = kept;
+    d->note_used++;
+    if (gate_on(d->gate, row->debug) && (reason || row->all)) print_note(kept, false);
+}
+
+/* Arguments are looked at only where the family is noted. */
+#define NOTE(d, family, ...) ((d)->noted >> (family) & 1 ? note((struct device *)(d), family, __VA_ARGS__) : (void)0)
+
+/* Sizes that vary from step to step, by powers of two. */
+static uint32_t size_class(uint32_t n)
+{
+    uint32_t p = 1;
+    while (p < n && p < 1u << 31) p *= 2;
+    return p;
 }
 
 /* ==== >>memory ==================================================================================================== */
@@ -1168,7 +1380,9 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
     } else {
         if (capacity < size || capacity > d->caps.max_allocation) return MLXVK_ERROR_LIMIT;
         b = cache_find(d, capacity, line);
-        if (!b) {
+        if (b) d->buffers_found++;
+        else {
+            d->buffers_made++;
             size_t need = d->active + d->cached + capacity;
             if (need > d->memory_limit) cache_trim(d, need - d->memory_limit, false);
             code = buffer_fresh(d, capacity, &b);
@@ -1198,6 +1412,7 @@ static void buffer_release(struct device *d, struct buffer *b)
     }
     d->active -= b->size;
     if (d->gate[GATE_POISON] && b->map && buffer_idle(d, b, NULL)) memset(b->map, 0xcd, b->size);
+    if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
     else buffer_destroy(d, b);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
@@ -1297,6 +1512,7 @@ struct encoder {
     uint32_t pending_count, live_count;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
+    uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
 };
@@ -1437,7 +1653,10 @@ static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k,
     }
     for (at = (uint32_t)key & (d->pipeline_slots - 1); d->pipelines[at]; at = (at + 1) & (d->pipeline_slots - 1)) {
         struct pipeline *p = d->pipelines[at];
-        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) return p;
+        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) {
+            d->pipelines_found++;
+            return p;
+        }
     }
     return new_pipeline(e, k, spec, n, key, at);
 }
@@ -1767,11 +1986,17 @@ static void bind_descriptors(struct encoder *e)
     }
 }
 
+/* Where the dispatch is counted. */
+static uint32_t counted_as(const struct encoder *e)
+{
+    return e->fusion && e->device->gate[GATE_PROFILE_FUSED] ? KERNEL_COUNT + e->fusion : e->pipeline->kernel;
+}
+
 static void write_timestamp(struct encoder *e)
 {
     struct slot *slot = &e->stream->slots[e->stream->slot];
     if (!slot->queries || slot->query_count >= QUERIES) return;
-    slot->query_kernel[slot->query_count / 2] = (uint16_t)e->pipeline->kernel;
+    slot->query_kernel[slot->query_count / 2] = (uint16_t)counted_as(e);
     e->device->vk.vkCmdWriteTimestamp(e->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->queries, slot->query_count++);
 }
 
@@ -1799,7 +2024,7 @@ static void encode_dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t 
     d->vk.vkCmdDispatch(e->commands, x, y, z);
     write_timestamp(e);
     d->stats.dispatches++;
-    d->kernel_counts[e->pipeline->kernel].count++;
+    d->kernel_counts[counted_as(e)].count++;
     e->stream->ops++;
 }
 
@@ -1959,6 +2184,23 @@ static void drop_handle(struct array *a)
     array_release(a);
 }
 
+/* Writes the first bytes of a buffer by the queue, in front of a dispatch that is being set up: `size` bytes of data (a multiple
+ * of 4), or zeros where data is NULL. */
+static void write_first(struct encoder *e, struct buffer *b, const void *data, size_t size)
+{
+    struct access saved[MAX_PENDING];
+    uint32_t n = e->pending_count;
+    memcpy(saved, e->pending, n * sizeof *saved);
+    e->pending_count = 0;
+    encoder_access(e, b, b->offset, b->offset + size, true);
+    if (e->code) return;
+    insert_barrier(e);
+    if (data) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, size, data);
+    else e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
+    memcpy(e->pending, saved, n * sizeof *saved);
+    e->pending_count = n;
+}
+
 /* Gives a storage its memory. The contents of a literal are written by the host where it can, else by the queue. */
 static int storage_allocate(struct encoder *e, struct storage *st)
 {
@@ -1973,20 +2215,8 @@ static int storage_allocate(struct encoder *e, struct storage *st)
     }
     if (!st->literal || !st->nbytes) return 0;
     if (st->buffer->map) memcpy(st->buffer->map, st->bytes, st->nbytes);
-    else {
-        struct buffer *b = st->buffer;
-        struct access saved[MAX_PENDING];
-        uint32_t n = e->pending_count;
-        memcpy(saved, e->pending, n * sizeof *saved);
-        e->pending_count = 0;
-        encoder_access(e, b, b->offset, b->offset + INLINE_BYTES, true);
-        if (e->code) return e->code;
-        insert_barrier(e);
-        e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, INLINE_BYTES, st->bytes);
-        memcpy(e->pending, saved, n * sizeof *saved);
-        e->pending_count = n;
-    }
-    return 0;
+    else write_first(e, st->buffer, st->bytes, INLINE_BYTES);
+    return e->code;
 }
 
 /* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
@@ -2024,19 +2254,11 @@ static uint32_t set_output(struct encoder *e, uint32_t slot, struct array *a) { 
 static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t size)
 {
     struct buffer *b;
-    uint32_t n = e->pending_count;
-    struct access saved[MAX_PENDING];
     int code;
     if (e->code) return;
     code = buffer_allocate(e->device, size, e->stream->line, &b);
     if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "%zu bytes of parameters", size); return; }
-    memcpy(saved, e->pending, n * sizeof *saved);
-    e->pending_count = 0;
-    encoder_access(e, b, b->offset, b->offset + size, true);
-    insert_barrier(e);
-    if (!e->code) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, round_up(size, 4), data);
-    memcpy(e->pending, saved, n * sizeof *saved);
-    e->pending_count = n;
+    write_first(e, b, data, round_up(size, 4));
     encoder_access(e, b, b->offset, b->offset + size, false);
     bind_range(e, slot, b->handle, b->offset, round_up(size, 16));
     buffer_release(e->device, b);                    /* this stream reuses it only behind this dispatch */
@@ -2055,17 +2277,7 @@ static void set_counters(struct encoder *e, uint32_t slot)
         if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return; }
         e->stream->counters = b;
         if (b->map) memset(b->map, 0, size);
-        else {
-            uint32_t n = e->pending_count;
-            struct access saved[MAX_PENDING];
-            memcpy(saved, e->pending, n * sizeof *saved);
-            e->pending_count = 0;
-            encoder_access(e, b, b->offset, b->offset + size, true);
-            insert_barrier(e);
-            if (!e->code) e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
-            memcpy(e->pending, saved, n * sizeof *saved);
-            e->pending_count = n;
-        }
+        else write_first(e, b, NULL, size);
     }
     encoder_access(e, b, b->offset, b->offset + size, true);
     bind_range(e, slot, b->handle, b->offset, size);
@@ -2079,20 +2291,27 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 #define OPERATIONS(X)                                                                                                 \
     X(ELEMENTWISE, elementwise)                                                                                        \
     X(MATMUL,      matmul)                                                                                             \
+    X(CONVOLUTION, convolution)                                                                                        \
     X(QUANTIZE,    quantize)                                                                                           \
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
+    X(GATHER_MM,   gather_mm)                                                                                          \
+    X(GATHER_QMM,  gather_qmm)                                                                                         \
     X(ARANGE,      arange)                                                                                             \
     X(REDUCE,      reduce)                                                                                             \
     X(SOFTMAX,     softmax)                                                                                            \
     X(SCAN,        scan)                                                                                               \
     X(GATHER,      gather)                                                                                             \
+    X(POSITIONS,   positions)                                                                                          \
     X(NORM,        norm)                                                                                               \
+    X(NORM_VJP,    norm_vjp)                                                                                           \
     X(ROPE,        rope)                                                                                               \
     X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
     X(CATEGORICAL, categorical)                                                                                        \
-    X(SORT,        sort)
+    X(SORT,        sort)                                                                                               \
+    X(SCATTER,     scatter)                                                                                            \
+    X(SEARCH,      search)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -2104,29 +2323,43 @@ enum operation {
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
-struct quant_params { uint16_t group; uint8_t bits; bool transpose; };
+struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
+struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
+struct gather_mm_params { uint32_t every; };
+struct gather_qmm_params { struct quant_params quant; uint32_t every; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
 struct scan_params { uint8_t op, axis, flags; };
-struct gather_params { uint8_t mode, axis; };
+struct gather_params { uint8_t mode, axis, unit; uint32_t room; };
+struct positions_params { uint32_t flags, none, size[2], room[2], step[2]; };
 struct norm_params { uint8_t flags; float eps; };
+struct norm_vjp_params { uint8_t flags; uint32_t each; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
 struct sort_params { bool index; };
+struct search_params { bool right; };
+struct scatter_params { uint8_t op; uint32_t scale, none; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
+    struct conv_params conv;
     struct quant_params quant;
+    struct gather_mm_params gather_mm;
+    struct gather_qmm_params gather_qmm;
     struct arange_params arange;
     struct reduce_params reduce;
     struct scan_params scan;
     struct gather_params gather;
+    struct positions_params positions;
     struct norm_params norm;
+    struct norm_vjp_params norm_vjp;
     struct rope_params rope;
     struct attention_params attention;
     struct random_params random;
     struct sort_params sort;
+    struct scatter_params scatter;
+    struct search_params search;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -2382,6 +2615,17 @@ static const char *shape_text(const struct array *a, char *text, size_t size)
 }
 #define TEXT(a) shape_text(a, (char[160]){ 0 }, 160)
 
+/* The same with strides, for notes. */
+static const char *layout_text(const struct array *a, char *text, size_t size)
+{
+    size_t n = strlen(shape_text(a, text, size));
+    if (n + 3 < size) n += (size_t)snprintf(text + n, size - n, " (");
+    for (int i = 0; i < a->ndim && n < size; i++) n += (size_t)snprintf(text + n, size - n, "%s%lld", i ? ", " : "", (long long)a->strides[i]);
+    if (n < size) snprintf(text + n, size - n, ")");
+    return text;
+}
+#define LAYOUT(a) layout_text(a, (char[96]){ 0 }, 96)
+
 static struct array *input(struct call *c, const char *name, mlxvk_array handle)
 {
     struct array *a = handle.ctx;
@@ -2559,7 +2803,11 @@ static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, i
 }
 
 /* Kernels that take four elements a thread. */
-static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT; }
+static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8; }
+
+/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it take? */
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars);
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode);
 
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
@@ -2571,6 +2819,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
         if (!(scalars & (1u << k))) misaligned |= push.offset[k] & 3;
     }
+    if (walk_by_strides(e, p, a[1], scalars)) scalars = UINT32_MAX;
     if (scalars != UINT32_MAX && small && !misaligned) {
         mode = MODE_VECTOR;
         threads = push.n / 4 + (push.n & 3);
@@ -2580,6 +2829,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         if (mode == MODE_STRIDED) push_dims(&push, &g, count);
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
+    note_walk(e, p, a, mode);
     KERNEL(e, p->kernel, 256, mode, scalars, p->op, (uint32_t)a[0]->dtype, (uint32_t)a[count - 1]->dtype);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(threads, 256));
@@ -2620,27 +2870,54 @@ static void elementwise_split(struct encoder *e, const struct elementwise_params
     }
 }
 
-/* Lets the result take over the memory of a dying operand of the same layout. */
-static void donate(struct encoder *e, const struct node *n)
+/* ---- results in the place of operands ---- */
+
+enum { DONATE_ANYWAY = 1 << 20, DONATE_EXTRA = PAGE };
+
+static bool read_since_barrier(const struct encoder *e, const struct buffer *b)
 {
-    struct array *out = n->out[0];
-    (void)e;
-    if (out->storage->buffer || out->offset || out->storage->nbytes != array_bytes(out)) return;
-    for (int i = 0; i < n->inputs; i++) {
-        struct storage *st = n->in[i] ? n->in[i]->storage : NULL;
-        if (!st || st->owned || st->readers != 1 || st->writers || !st->buffer || !st->buffer->block || n->in[i]->offset ||
-            !n->in[i]->row || n->in[i]->size != out->size || item_size(n->in[i]) != item_size(out)) continue;
-        out->storage->buffer = st->buffer;
-        st->buffer->refs++;
-        return;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        const struct access *l = &e->live[i];
+        if (l->handle == b->handle && !l->write && l->low < b->offset + b->size && b->offset < l->high) return true;
     }
+    return false;
+}
+
+/* Do elements of the operand lie where the result's will lie? */
+static bool same_place(const struct array *in, const struct array *out)
+{
+    return in->row && !in->offset && in->size == out->size && item_size(in) == item_size(out);
+}
+
+/* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no element of
+ * it after another thread may have written there. in: all that is read, and read by nothing else; entries may be NULL. Other
+ * readers of small operands would make a barrier necessary, which costs more than memory. The operand's number, or -1. */
+static int donate(struct encoder *e, struct array *out, struct array *const *in, int count)
+{
+    struct storage *to = out->storage;
+    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || out->offset || !out->row || to->nbytes != array_bytes(out)) return -1;
+    for (int i = 0; i < count; i++) {
+        struct storage *st = in[i] ? in[i]->storage : NULL;
+        struct buffer *b = st ? st->buffer : NULL;
+        int reads = 0;
+        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes || b->size > to->nbytes + DONATE_EXTRA ||
+            (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b))) continue;
+        for (int k = 0; k < count; k++)
+            if (in[k] && in[k]->storage == st) reads += same_place(in[k], out) ? 1 : st->readers + 1;
+        if (reads != st->readers) continue;
+        to->buffer = b;
+        b->refs++;
+        b->bytes = to->nbytes;
+        return i;
+    }
+    return -1;
 }
 
 static void lower_elementwise(struct encoder *e, const struct node *n)
 {
     struct array *a[MAX_OPERANDS] = { n->out[0] };
     for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
-    donate(e, n);
+    if (donate(e, n->out[0], n->in, n->inputs) >= 0 && n->p.elementwise.kernel == K_COPY && a[0]->dtype == a[1]->dtype) return;
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
 }
 
@@ -2886,7 +3163,7 @@ enum binary {
 #define X(name) B_##name,
     MLXVK_BINARY_FUNCTIONS(X)
 #undef X
-    B_floor_quotient, B_nan_equal, B_silu_product, B_COUNT
+    B_floor_quotient, B_nan_equal, B_silu_product, B_truncated_quotient, B_COUNT
 };
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
@@ -2897,9 +3174,25 @@ static const struct binary_row { const char *name; int rules; } binary_table[B_C
     R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
     R(greater_equal, B_COMPARE), R(less, B_COMPARE), R(less_equal, B_COMPARE), R(logical_and, B_COMPARE | B_LOGICAL),
     R(logical_or, B_COMPARE | B_LOGICAL), R(floor_quotient, B_NO_COMPLEX), R(nan_equal, B_COMPARE),
-    R(silu_product, B_FLOAT | B_NO_COMPLEX),
+    R(silu_product, B_FLOAT | B_NO_COMPLEX), R(truncated_quotient, B_NO_COMPLEX),
 #undef R
 };
+
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars)
+{
+    const int *gate = e->device->gate;
+    if (p->kernel != K_BINARY) return false;
+    if (first->dtype == MLXVK_BFLOAT16) return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
+    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars && !gate[GATE_SHIFT_U32];
+}
+
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode)
+{
+    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" : mode == MODE_STRIDED ? "strided, not aligned, or a gate" : NULL;
+    if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
+    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name, reason, "%s, %s", LAYOUT(a[1]),
+         LAYOUT(a[2]));
+}
 
 static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
 {
@@ -2932,6 +3225,16 @@ static int binary(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s
     int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_##name); }
 MLXVK_BINARY_FUNCTIONS(X)
 #undef X
+
+int mlxvk_equal_nan(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_nan_equal); }
+
+int mlxvk_divide_truncate(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("divide_truncate", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    enum binary op = x && y && is_inexact(promote(x->dtype, y->dtype)) ? B_divide : B_truncated_quotient;
+    return finish(&c, do_binary(&c, op, x, y), res);
+}
 
 /* MLX rounds to decimals by scaling: round(x * 10^d) * (1 / 10^d), the factor in float32. */
 int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_stream s)
@@ -3532,29 +3835,40 @@ static bool updates_in_place(const mlxvk_array *res, const struct array *a)
     return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal && distinct_elements(a);
 }
 
+/* op: a binary operation on what is there and the update; B_COUNT: the update replaces it. */
 static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update, const int *start,
-                                     const int *stop, const int *step)
+                                     const int *stop, const int *step, enum binary op)
 {
     struct array *out, *target;
     if (c->code || !a || !update) return NULL;
-    if (updates_in_place(res, a)) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
+    if (updates_in_place(res, a) && update->storage != a->storage) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     target = do_slice(c, out, start, stop, step);
     if (!target) return NULL;
     update = broadcast(c, update, target->ndim, target->shape);
-    append_copy(c, target, update);
+    if (op == B_COUNT) append_copy(c, target, update);
+    else if ((update = as_type(c, update, a->dtype)) != NULL)
+        append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(a->dtype, K_BINARY), .op = (uint16_t)op }),
+               ARRAYS(target, update), ARRAYS(target));
     return out;
 }
 
-int mlxvk_slice_update(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, const int *stop,
-                       size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)
-{
-    struct call c = begin("slice_update", s);
-    struct array *x = input(&c, "src", src), *u = input(&c, "update", update);
-    if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;
-    while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);
-    return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides), res);
-}
+#define SLICE_UPDATE(name, op)                                                                                        \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num,       \
+                     const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)        \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = input(&c, "src", src), *u = input(&c, "update", update);                                    \
+        if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;                    \
+        while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);                             \
+        return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides, op), res);                             \
+    }
+SLICE_UPDATE(slice_update, B_COUNT)
+SLICE_UPDATE(slice_update_add, B_add)
+SLICE_UPDATE(slice_update_prod, B_multiply)
+SLICE_UPDATE(slice_update_max, B_maximum)
+SLICE_UPDATE(slice_update_min, B_minimum)
+#undef SLICE_UPDATE
 
 /* ---- joining and splitting ---- */
 
@@ -3865,12 +4179,12 @@ static uint32_t column_width(uint64_t units, uint32_t n)
     return REDUCE_THREADS / min_u32(power_of_two((n + 7) / 8), REDUCE_THREADS / power_of_two(min_size(units, 32)));
 }
 
-static struct reduce_grid reduce_grid(const struct reduce_push *p, bool whole, bool fours)
+static struct reduce_grid reduce_grid(const struct reduce_push *p, bool rows, bool whole, bool fours)
 {
     struct reduce_grid g = { .parts = 1, .chunk = p->n };
     uint64_t units;
     uint32_t height;
-    if (p->inner == 1 && p->stride == 1) {
+    if (rows) {
         uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
         g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
         if (g.width == REDUCE_THREADS && !whole) cut(&g, p->n, p->outer, REDUCE_CHUNK, 4 * REDUCE_THREADS);
@@ -3944,12 +4258,16 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     struct array *out = j->out;
     mlxvk_dtype type = out->dtype;
     int count, at = last_reduced(j, &count);
+    bool rows;
     if (!reduce_shape(j, at, &p)) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "reduce", "too many dimensions in an operand too large to bind");
         return true;
     }
     p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
-    g = reduce_grid(&p, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
+    rows = p.inner == 1 && p.stride == 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
+    if (is_arg(j->op))
+        NOTE(e->device, NOTE_ARG, "rows", rows ? NULL : p.inner > 1 || p.stride > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(j->from));
+    g = reduce_grid(&p, rows, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
     p.parts = g.parts;
     p.chunk = g.chunk;
     if (count > 1 || g.parts > 1) {
@@ -4283,7 +4601,11 @@ static void softmax(struct encoder *e, struct array *x, uint32_t mask, struct ar
     unpack(e, out, &packed, room);
 }
 
-static void lower_softmax(struct encoder *e, const struct node *n) { softmax(e, n->in[0], n->p.reduce.mask, n->out[0]); }
+static void lower_softmax(struct encoder *e, const struct node *n)
+{
+    donate(e, n->out[0], n->in, 1);
+    softmax(e, n->in[0], n->p.reduce.mask, n->out[0]);
+}
 
 /* The axes of a mask last, the others in order. */
 static void axes_last(int ndim, uint32_t mask, int *order)
@@ -4500,6 +4822,7 @@ static void scan_axis(struct encoder *e, enum reduction op, struct array *x, str
 
 static void lower_scan(struct encoder *e, const struct node *n)
 {
+    donate(e, n->out[0], n->in, 1);
     scan_axis(e, n->p.scan.op, n->in[0], n->out[0], n->p.scan.axis, n->p.scan.flags);
 }
 
@@ -4528,7 +4851,19 @@ MLXVK_SCAN_FUNCTIONS(X)
 
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
 
-enum gather_mode { GATHER_TAKE, GATHER_ALONG, GATHER_PUT };
+enum gather_mode {
+    GATHER_TAKE, GATHER_ALONG,
+    GATHER_PUT,                                      /* the result is indexed, the source is not */
+    GATHER_SLICES,                                   /* windows of some size, at an index of one axis */
+    GATHER_STARTS,                                   /* windows at offsets in elements, all of which `unit` divides */
+    GATHER_MASKED                                    /* elements in order, where the number of those so far grows */
+};
+enum { TAKE_OP_PUT = 1, TAKE_OP_STARTS, TAKE_OP_MASKED };
+
+static uint32_t take_op(int mode)
+{
+    return mode == GATHER_PUT ? TAKE_OP_PUT : mode == GATHER_STARTS ? TAKE_OP_STARTS : mode == GATHER_MASKED ? TAKE_OP_MASKED : 0;
+}
 
 /* What stands in the shader's stride[3]: the axis' length and stride, and the part of it that a dispatch serves. */
 enum { AXIS_SIZE, AXIS_STRIDE, PART_FIRST, PART_SIZE };
@@ -4536,42 +4871,82 @@ enum { AXIS_SIZE, AXIS_STRIDE, PART_FIRST, PART_SIZE };
 /* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the axis. */
 static void gather_views(const struct gather_params *p, struct array view[3])
 {
-    int axis = p->axis, n = view[2].ndim;
-    if (p->mode == GATHER_TAKE) {
-        struct array a = view[1], indices = view[2];
+    struct array a = view[1], indices = view[2];
+    int first = p->mode == GATHER_TAKE ? p->axis : 0, last = first + indices.ndim, from = p->mode == GATHER_TAKE;
+    if (p->mode == GATHER_TAKE || p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
         view[1].ndim = view[2].ndim = view[0].ndim;
         for (int i = 0; i < view[0].ndim; i++) {
-            bool indexed = i >= axis && i < axis + n;
-            view[1].strides[i] = indexed ? 0 : a.strides[i < axis ? i : i - n + 1];
-            view[2].strides[i] = indexed ? indices.strides[i - axis] : 0;
+            bool indexed = i >= first && i < last;
+            view[1].strides[i] = indexed ? 0 : a.strides[i < first ? i : i - last + first + from];
+            view[2].strides[i] = indexed ? indices.strides[i - first] : 0;
         }
         memcpy(view[1].shape, view[0].shape, sizeof view[0].shape);
         memcpy(view[2].shape, view[0].shape, sizeof view[0].shape);
-        return;
+    } else if (p->mode == GATHER_MASKED) {
+        view[1].ndim = view[0].ndim;
+        memset(view[1].strides, 0, sizeof view[1].strides);
+    } else {
+        struct array *indexed = &view[p->mode == GATHER_PUT ? 0 : 1];
+        indexed->shape[p->axis] = indices.shape[p->axis];
+        indexed->strides[p->axis] = 0;
     }
-    struct array *indexed = &view[p->mode == GATHER_PUT ? 0 : 1];
-    indexed->shape[axis] = view[2].shape[axis];
-    indexed->strides[axis] = 0;
 }
 
-static mlxvk_dtype raw_dtype(const struct array *a)   /* of the same size, to move bits */
+static mlxvk_dtype raw_dtype(size_t size)            /* of that many bytes, to move bits */
 {
-    static const mlxvk_dtype by_size[] = { [1] = MLXVK_UINT8, [2] = MLXVK_UINT16, [4] = MLXVK_UINT32, [8] = MLXVK_UINT64 };
-    return by_size[item_size(a)];
+    return size == 1 ? MLXVK_UINT8 : size == 2 ? MLXVK_UINT16 : size == 4 ? MLXVK_UINT32 : size == 8 ? MLXVK_UINT64 : MLXVK_COMPLEX64;
+}
+
+/* How many elements can be moved as one: neighbours in result and source that share an index, with everything else in
+ * multiples of them. */
+static uint32_t gather_width(const struct gather_params *p, const struct dims *g, const struct elementwise_push *push, size_t item)
+{
+    int last = g->ndim - 1;
+    int64_t odd;
+    if (last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1 || g->stride[2][last] != 0) return 1;
+    odd = g->shape[last] | push->offset[0] | push->offset[1];
+    odd |= p->mode == GATHER_STARTS ? p->unit : (int32_t)push->stride[3][AXIS_STRIDE];
+    for (int i = 0; i < last; i++) odd |= g->stride[0][i] | g->stride[1][i];
+    for (size_t width = 16 / item; width > 1; width /= 2) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
+    return 1;
+}
+
+static void widen(struct dims *g, struct elementwise_push *push, uint32_t width)
+{
+    int last = g->ndim - 1;
+    g->shape[last] /= width;
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < last; i++) g->stride[k][i] /= width;
+        push->offset[k] /= width;
+    }
+    push->stride[3][AXIS_STRIDE] = (uint32_t)((int32_t)push->stride[3][AXIS_STRIDE] / (int32_t)width);
+    push->n /= width;
+}
+
+/* Offsets in elements as offsets in units of some bytes: times extra[0], shifted right by extra[1]. */
+static void scale_starts(struct elementwise_push *push, size_t item, size_t unit)
+{
+    push->extra[0] = unit < item ? (uint32_t)(item / unit) : 1;
+    push->extra[1] = 0;
+    for (; item < unit; item *= 2) push->extra[1]++;
 }
 
 static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
 {
     struct array view[3] = { *in[0], *in[1], *in[2] }, *views[3] = { &view[0], &view[1], &view[2] };
+    size_t item = item_size(in[0]);
     struct dims g;
-    uint32_t mode;
+    uint32_t mode, width;
     gather_views(p, view);
+    push->n = (uint32_t)in[p->mode == GATHER_PUT || p->mode == GATHER_ALONG ? 2 : 0]->size;
     g = merge_dims(views, 3);
+    width = gather_width(p, &g, push, item);
+    if (width > 1) widen(&g, push, width);
+    if (p->mode == GATHER_STARTS) scale_starts(push, item, item * width);
     mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
-    push->n = (uint32_t)in[p->mode == GATHER_TAKE ? 0 : 2]->size;
     if (mode == MODE_STRIDED) push_dims(push, &g, 3);
     else { push->ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 3); }
-    KERNEL(e, K_TAKE, 256, mode, 0, p->mode == GATHER_PUT, raw_dtype(in[0]), (uint32_t)in[2]->dtype);
+    KERNEL(e, K_TAKE, 256, mode, 0, take_op(p->mode), raw_dtype(item * width), (uint32_t)in[2]->dtype);
     set_bytes(e, push, sizeof *push);
     dispatch_groups(e, ceil_div(push->n, 256));
 }
@@ -4590,29 +4965,35 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
     return true;
 }
 
-/* Rows of 4-byte or 16-byte words, where what follows the axis is contiguous and aligned. */
-static bool gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+/* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned; NULL, or why not. */
+static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
 {
-    const struct array *a = in[1];
-    size_t item = item_size(a), unit;
-    int64_t outer, outer_stride, row, row_stride, count, index_stride, axis_stride = a->strides[p->axis], odd;
-    if (p->mode != GATHER_TAKE || !one_stride(a, 0, p->axis, &outer, &outer_stride) ||
-        !one_stride(a, p->axis + 1, a->ndim, &row, &row_stride) || row_stride != 1 ||
-        !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return false;
+    struct array window = *in[1];
+    size_t item = item_size(in[1]), unit;
+    int64_t outer = 1, outer_stride = 0, row, row_stride, count, index_stride, axis_stride = window.strides[p->axis], odd;
+    if (!e->device->gate[GATE_GATHER_WORDS]) return "a gate";
+    if (p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
+        memcpy(window.shape, in[0]->shape + in[2]->ndim, (size_t)window.ndim * sizeof *window.shape);
+        if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return "what is taken is strided";
+        if (p->mode == GATHER_STARTS) axis_stride = p->unit;
+    } else if (p->mode != GATHER_TAKE || !one_stride(&window, 0, p->axis, &outer, &outer_stride) ||
+               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride)) return "what is taken is strided, or no rows";
+    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return "rows or indices are strided";
     odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
-    if (odd & 3) return false;
+    if (odd & 3) return "rows are not whole words";
     unit = odd & 15 ? 4 : 16;
     push->n = (uint32_t)(in[0]->size * item / unit);
     push->shape[0] = (uint32_t)(row * (int64_t)item / (int64_t)unit);
     push->shape[1] = (uint32_t)count;
     push->stride[1][0] = (uint32_t)(outer_stride * (int64_t)item / (int64_t)unit);
-    push->stride[1][1] = (uint32_t)(axis_stride * (int64_t)item / (int64_t)unit);
+    push->stride[1][1] = p->mode == GATHER_STARTS ? 1 : (uint32_t)(axis_stride * (int64_t)item / (int64_t)unit);
     push->stride[2][0] = (uint32_t)index_stride;
     for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
-    KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, 0, unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
+    if (p->mode == GATHER_STARTS) scale_starts(push, item, unit);
+    KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, take_op(p->mode), unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
     set_bytes(e, push, sizeof *push);
     dispatch_groups(e, ceil_div(push->n, 4 * 256));
-    return true;
+    return NULL;
 }
 
 /* How many positions of the axis can be bound at once. */
@@ -4633,7 +5014,8 @@ static void lower_gather(struct encoder *e, const struct node *n)
     const struct gather_params *p = &n->p.gather;
     struct array *in[3] = { n->out[0], n->in[0], n->in[1] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
     const struct array *whole = *indexed;
-    int size = whole->shape[p->axis], step = axis_part(e, whole, p->axis);
+    const char *refusal;
+    int size = whole->shape[p->axis], step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
     for (int first = 0; first < size && !e->code; first += step) {
         struct elementwise_push push = { .n = 0 };
         part = *whole;
@@ -4647,9 +5029,79 @@ static void lower_gather(struct encoder *e, const struct node *n)
         push.stride[3][AXIS_STRIDE] = (uint32_t)whole->strides[p->axis];
         push.stride[3][PART_FIRST] = (uint32_t)first;
         push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
-        if (!gather_rows(e, p, in, &push)) gather_elements(e, p, in, &push);
+        push.extra[0] = p->room;
+        refusal = try_gather_rows(e, p, in, &push);
+        NOTE(e->device, NOTE_GATHER, "rows", refusal, "%s at %s", LAYOUT(in[1]), LAYOUT(in[2]));
+        if (refusal) gather_elements(e, p, in, &push);
     }
 }
+
+/* ---- where windows start: several index arrays as one array of offsets ---- */
+
+enum { POSITIONS_COUNT = 3, POSITIONS_STRICT = 4, POSITIONS_ADD = 8, POSITIONS_TABLE = 16 };
+
+/* out[1] is the result once more, with the strides of the base: what the walk's coordinates add to the offsets. */
+static void lower_positions(struct encoder *e, const struct node *n)
+{
+    const struct positions_params *p = &n->p.positions;
+    struct array *views[3] = { n->out[1], n->in[0], n->in[1] };
+    struct {
+        uint32_t n, ndim, flags, dtype, none, dst_at, at[2], shape[PUSH_DIMS], stride[3][PUSH_DIMS], size[2], room[2], step[2];
+    } push = { .n = (uint32_t)n->out[0]->size, .flags = p->flags | n->inputs, .none = p->none };
+    struct dims g = merge_dims(views, 1 + n->inputs);
+    push.ndim = (uint32_t)g.ndim;
+    push.dst_at = set_output(e, 0, n->out[0]);
+    for (uint32_t k = 0; k < n->inputs; k++) {
+        push.at[k] = set_input(e, 1 + k, n->in[k]);
+        push.dtype = (uint32_t)n->in[k]->dtype;
+        push.size[k] = p->size[k];
+        push.room[k] = p->room[k];
+        push.step[k] = p->step[k];
+    }
+    if (g.ndim > PUSH_DIMS) {
+        push.flags |= POSITIONS_TABLE;
+        table_dims(e, 3, &g, 3);
+    }
+    for (int i = 0; i < g.ndim && g.ndim <= PUSH_DIMS; i++) {
+        push.shape[i] = (uint32_t)g.shape[i];
+        for (int k = 0; k < 3; k++) push.stride[k][i] = (uint32_t)g.stride[k][i];
+    }
+    KERNEL(e, K_POSITIONS, 256);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div(push.n, 256));
+}
+
+/* Windows of an array: `count` index arrays of one shape and dtype say where they start along as many axes. */
+struct windows { int count, ndim, shape[MAXD], axes[MAXD], sizes[MAXD]; struct array *index[MAXD]; };
+
+/* Sums of index times step over the axes, and of the coordinates of a walk of some shape times base (NULL: none). Strict:
+ * windows that do not fit into `a` get the value `none`. */
+static struct array *do_positions(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
+                                  const int64_t *base, const int64_t *steps, uint32_t none, bool strict)
+{
+    static const int64_t zeros[MAXD] = { 0 };
+    struct array *out = output(c, ndim, shape, MLXVK_UINT32), *walk;
+    walk = out ? view_of(c, out, MLXVK_UINT32, ndim, shape, base ? base : zeros, 0) : NULL;
+    for (int first = 0; !first || first < w->count; first += 2) {
+        struct positions_params p = { .flags = (strict ? POSITIONS_STRICT : 0) | (first ? POSITIONS_ADD : 0), .none = none };
+        struct array *in[2] = { NULL, NULL };
+        int inputs = w->count - first < 2 ? w->count - first : 2;
+        if (first && walk) walk = view_of(c, out, MLXVK_UINT32, ndim, shape, zeros, 0);
+        for (int k = 0; k < inputs; k++) {
+            int axis = w->axes[first + k];
+            in[k] = w->index[first + k];
+            p.size[k] = (uint32_t)a->shape[axis];
+            p.room[k] = (uint32_t)(a->shape[axis] - w->sizes[axis] + 1);
+            p.step[k] = (uint32_t)steps[axis];
+            while (in[k] && in[k]->ndim < ndim) in[k] = do_expand(c, in[k], &in[k]->ndim, 1);
+            in[k] = broadcast(c, in[k], ndim, shape);
+        }
+        append(c, OP_POSITIONS, PARAMS(.positions = p), in, inputs, (struct array *[]){ out, walk }, 2);
+    }
+    return out;
+}
+
+/* ---- fronts ---- */
 
 static bool check_indices(struct call *c, const struct array *indices)
 {
@@ -4669,7 +5121,7 @@ static struct array *do_take(struct call *c, struct array *a, struct array *indi
     for (int i = 0; i < indices->ndim; i++) shape[ndim++] = indices->shape[i];
     for (int i = axis + 1; i < a->ndim; i++) shape[ndim++] = a->shape[i];
     out = output(c, ndim, shape, a->dtype);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis }), ARRAYS(a, indices), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }), ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
@@ -4686,6 +5138,197 @@ int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_strea
     struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1), *i = input(&c, "indices", indices);
     return finish(&c, do_take(&c, x, i, 0), res);
 }
+
+/* ---- windows: gather ---- */
+
+/* Index arrays for distinct axes of a: broadcast together, of one integer dtype. */
+static bool broadcast_windows(struct call *c, const struct array *a, struct windows *w, const int *axes, size_t axes_num)
+{
+    struct array probe = { .dtype = MLXVK_BOOL };
+    mlxvk_dtype dtype = MLXVK_BOOL;
+    uint32_t mask = 0;
+    if (c->code) return false;
+    if (axes_num != (size_t)w->count) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes for %d index arrays", axes_num, w->count), false;
+    if (w->count && !axes) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axes is NULL"), false;
+    for (int k = 0; k < w->count; k++) {
+        if (!check_indices(c, w->index[k])) return false;
+        if (axes[k] < 0 || axes[k] >= a->ndim || (mask >> axes[k] & 1))
+            return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is outside, or named twice", axes[k], TEXT(a)), false;
+        mask |= 1u << axes[k];
+        w->axes[k] = axes[k];
+        dtype = k ? promote(dtype, w->index[k]->dtype) : w->index[k]->dtype;
+        if (!broadcast_shape(c, &probe, w->index[k], &w->ndim, w->shape)) return false;
+        probe.ndim = w->ndim;
+        memcpy(probe.shape, w->shape, sizeof w->shape);
+    }
+    if (w->count && !is_integer(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "index arrays of uint64 and of a signed dtype"), false;
+    for (int k = 0; k < w->count; k++)
+        w->index[k] = broadcast(c, as_type(c, w->index[k], dtype), w->ndim, w->shape);
+    return !c->code;
+}
+
+/* The windows' sizes fit into a. */
+static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *sizes)
+{
+    for (int i = 0; i < a->ndim && !c->code; i++) {
+        w->sizes[i] = sizes[i];
+        if (sizes[i] < 0 || sizes[i] > a->shape[i]) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
+    }
+    return !c->code;
+}
+
+static bool index_inputs(struct call *c, const struct array *a, const struct vector *v, struct windows *w)
+{
+    w->count = 0;
+    w->ndim = 0;
+    if (c->code || !a || !v) return !c->code;
+    if (v->size > (size_t)a->ndim) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu index arrays for %s", v->size, TEXT(a)), false;
+    for (size_t k = 0; k < v->size; k++) w->index[w->count++] = vector_input(c, v, k);
+    return !c->code;
+}
+
+static struct array *do_gather(struct call *c, struct array *a, struct windows *w, const int *axes, size_t axes_num, const int *sizes,
+                               size_t sizes_num)
+{
+    struct gather_params p = { GATHER_STARTS, 0, 16, 0 };
+    struct array *out, *starts;
+    int shape[2 * MAXD], start[MAXD] = { 0 };
+    if (c->code || !a) return NULL;
+    if (sizes_num != (size_t)a->ndim || (sizes_num && !sizes))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu slice_sizes for %s", sizes ? sizes_num : 0, TEXT(a));
+    if (!broadcast_windows(c, a, w, axes, axes_num) || !check_windows(c, a, w, sizes)) return NULL;
+    if (!w->count) return do_slice(c, a, start, sizes, NULL);
+    if (w->ndim) memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
+    memcpy(shape + w->ndim, sizes, (size_t)a->ndim * sizeof *shape);
+    out = output(c, w->ndim + a->ndim, shape, a->dtype);
+    if (!out || !out->size) return out;
+    if (w->count == 1) {
+        int axis = w->axes[0];
+        p = (struct gather_params){ GATHER_SLICES, (uint8_t)axis, 1, (uint32_t)(a->shape[axis] - sizes[axis] + 1) };
+        starts = w->index[0];
+    } else {
+        for (int k = 0; k < w->count; k++) {
+            int64_t stride = a->strides[w->axes[k]];
+            while (stride < 0 ? p.unit > 1 : stride % p.unit != 0) p.unit /= 2;
+        }
+        starts = do_positions(c, a, w, w->ndim, w->shape, NULL, a->strides, UINT32_MAX, false);
+    }
+    append(c, OP_GATHER, PARAMS(.gather = p), ARRAYS(a, starts), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num, const int *slice_sizes,
+                 size_t slice_sizes_num, mlxvk_stream s)
+{
+    struct call c = begin("gather", s);
+    struct array *x = input(&c, "a", a);
+    struct windows w;
+    if (!index_inputs(&c, x, indices.ctx, &w)) x = NULL;
+    return finish(&c, do_gather(&c, x, &w, axes, axes_num, slice_sizes, slice_sizes_num), res);
+}
+
+int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes, size_t slice_sizes_num,
+                        mlxvk_stream s)
+{
+    struct call c = begin("gather_single", s);
+    struct array *x = input(&c, "a", a);
+    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    return finish(&c, do_gather(&c, x, &w, &axis, 1, slice_sizes, slice_sizes_num), res);
+}
+
+/* ---- slices that start where an array says ---- */
+
+/* The elements of `start` as index arrays of no dimensions, and their axes from 0 on. */
+static bool dynamic_windows(struct call *c, const struct array *a, struct array *start, const int *axes, size_t axes_num,
+                            struct windows *w, int *normal)
+{
+    uint32_t mask;
+    w->count = w->ndim = 0;
+    if (c->code || !a || !start) return false;
+    if (start->ndim > 1 || start->size != axes_num || axes_num > (size_t)a->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "start %s for %zu axes of %s", TEXT(start), axes_num, TEXT(a)), false;
+    if (!check_indices(c, start) || !axes_mask(c, a, axes, axes_num, &mask)) return false;
+    for (size_t k = 0; k < axes_num; k++) {
+        int64_t at = start->ndim ? (int64_t)k * start->strides[0] * (int64_t)item_size(start) : 0;
+        normal[k] = normal_axis(c, a, axes[k]);
+        w->index[w->count++] = view_of(c, start, start->dtype, 0, NULL, NULL, start->offset + at);
+    }
+    return !c->code;
+}
+
+int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num, const int *slice_size,
+                        size_t slice_size_num, mlxvk_stream s)
+{
+    struct call c = begin("slice_dynamic", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "start", start);
+    struct windows w;
+    int normal[MAXD];
+    if (!dynamic_windows(&c, x, i, axes, axes_num, &w, normal)) x = NULL;
+    return finish(&c, do_gather(&c, x, &w, normal, axes_num, slice_size, slice_size_num), res);
+}
+
+/* ---- diagonals ---- */
+
+/* A view: the two axes go, one for the diagonal comes last. */
+static struct array *do_diagonal(struct call *c, struct array *a, int offset, int axis1, int axis2)
+{
+    int shape[MAXD], n = 0;
+    int64_t strides[MAXD], row = offset < 0 ? -(int64_t)offset : 0, column = offset > 0 ? offset : 0, length;
+    if (c->code || !a) return NULL;
+    if (a->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no diagonal", TEXT(a));
+    axis1 = normal_axis(c, a, axis1);
+    axis2 = normal_axis(c, a, axis2);
+    if (axis1 < 0 || axis2 < 0) return NULL;
+    if (axis1 == axis2) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d twice for a diagonal of %s", axis1, TEXT(a));
+    length = a->shape[axis1] - row < a->shape[axis2] - column ? a->shape[axis1] - row : a->shape[axis2] - column;
+    for (int i = 0; i < a->ndim; i++) {
+        if (i == axis1 || i == axis2) continue;
+        shape[n] = a->shape[i];
+        strides[n++] = a->strides[i];
+    }
+    shape[n] = length > 0 ? (int)length : 0;
+    strides[n++] = a->strides[axis1] + a->strides[axis2];
+    if (length <= 0) row = column = 0;
+    return view_of(c, a, a->dtype, n, shape, strides,
+                   a->offset + (row * a->strides[axis1] + column * a->strides[axis2]) * (int64_t)item_size(a));
+}
+
+static struct array *do_diag(struct call *c, struct array *a, int k)
+{
+    int64_t n;
+    struct array *out, *diagonal;
+    if (c->code || !a) return NULL;
+    if (a->ndim == 2) return do_diagonal(c, a, k, 0, 1);
+    if (a->ndim != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is neither a diagonal nor a matrix", TEXT(a));
+    n = a->shape[0] + llabs(k);
+    if (n > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "a matrix of %lld rows", (long long)n);
+    out = do_full(c, 2, (int[]){ (int)n, (int)n }, scalar(c, 0, a->dtype), a->dtype);
+    diagonal = do_diagonal(c, out, k, 0, 1);
+    append_copy(c, diagonal, a);
+    return out;
+}
+
+int mlxvk_diagonal(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_stream s)
+{
+    struct call c = begin("diagonal", s);
+    return finish(&c, do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2), res);
+}
+
+int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s)
+{
+    struct call c = begin("diag", s);
+    return finish(&c, do_diag(&c, input(&c, "a", a), k), res);
+}
+
+int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("trace", s);
+    struct array *x = do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2);
+    if (x && check_shape(&c, 0, NULL, dtype)) x = as_type(&c, x, dtype);
+    return finish(&c, x ? do_reduce(&c, R_sum, x, 1u << (x->ndim - 1), false) : NULL, res);
+}
+
+/* ---- along an axis ---- */
 
 /* a seen with the shape of `like` but along the axis, where it keeps its length. */
 static struct array *broadcast_beside(struct call *c, struct array *a, int axis, const struct array *like)
@@ -4718,7 +5361,7 @@ static struct array *do_take_along(struct call *c, struct array *a, struct array
     a = broadcast_beside(c, a, axis, &probe);
     indices = broadcast_beside(c, indices, axis, &probe);
     out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis }), ARRAYS(a, indices), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }), ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
@@ -4729,30 +5372,39 @@ int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, 
     return finish(&c, do_take_along(&c, x, i, axis), res);
 }
 
+/* Array, indices and values of put_along_axis and its like, broadcast together beside the axis. */
+static bool put_operands(struct call *c, struct array **a, struct array **indices, struct array **values, int axis)
+{
+    struct array probe, *v = *values;
+    int ndim, shape[MAXD];
+    if (!check_indices(c, *indices) || axis < 0 || !v) return false;
+    if ((*indices)->ndim != (*a)->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(*indices), TEXT(*a)), false;
+    if (!(*a)->size) return true;
+    while (v->ndim > (*indices)->ndim && v->shape[0] == 1 && (v = do_squeeze(c, v, 1)) != NULL) {}
+    if (!v || !broadcast_shape(c, *indices, v, &ndim, shape)) return false;
+    if (ndim != (*a)->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(v), TEXT(*a)), false;
+    v = broadcast(c, v, ndim, shape);
+    *indices = broadcast(c, *indices, ndim, shape);
+    if (!v || !*indices || !beside_shape(c, *a, *indices, axis, &probe)) return false;
+    *a = broadcast_beside(c, *a, axis, &probe);
+    *values = broadcast_beside(c, as_type(c, v, *a ? (*a)->dtype : MLXVK_BOOL), axis, &probe);
+    *indices = broadcast_beside(c, *indices, axis, &probe);
+    return *a && *values && *indices;
+}
+
 static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct array *a, struct array *indices,
                                   struct array *values, int axis)
 {
-    struct array probe, *out;
-    int ndim, shape[MAXD];
+    struct array *out;
     axis = normal_axis(c, a, axis);
-    if (!check_indices(c, indices) || axis < 0 || !values) return NULL;
-    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
-    if (!a->size) return a;
-    while (values->ndim > indices->ndim && values->shape[0] == 1 && (values = do_squeeze(c, values, 1)) != NULL) {}
-    if (!values || !broadcast_shape(c, indices, values, &ndim, shape)) return NULL;
-    if (ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(values), TEXT(a));
-    values = broadcast(c, values, ndim, shape);
-    indices = broadcast(c, indices, ndim, shape);
-    if (!values || !indices || !beside_shape(c, a, indices, axis, &probe)) return NULL;
-    a = broadcast_beside(c, a, axis, &probe);
-    values = broadcast_beside(c, as_type(c, values, a ? a->dtype : MLXVK_BOOL), axis, &probe);
-    indices = broadcast_beside(c, indices, axis, &probe);
-    if (!values || !indices) return NULL;
+    if (!put_operands(c, &a, &indices, &values, axis) || !a->size) return a;
     if (updates_in_place(res, a) && values->storage != a->storage && indices->storage != a->storage)
         out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     if (indices->size)
-        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis }), ARRAYS(values, indices), ARRAYS(out));
+        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
+               ARRAYS(values, indices), ARRAYS(out));
     return out;
 }
 
@@ -4878,7 +5530,7 @@ static void rms_norm_dispatch(struct encoder *e, struct array *x, struct array *
 
 static void lower_norm(struct encoder *e, const struct node *n)
 {
-    donate(e, n);
+    donate(e, n->out[0], n->in, 1);
     if (n->p.norm.flags) norm_dispatch(e, n->p.norm.flags, n->in[0], NULL, NULL, n->in[1], n->in[2], n->out[0], n->p.norm.eps);
     else rms_norm_dispatch(e, n->in[0], NULL, NULL, n->in[1], n->out[0], n->p.norm.eps);
 }
@@ -4888,6 +5540,17 @@ static bool check_norm(struct call *c, const struct array *x, const struct array
     if (weight && (weight->ndim != 1 || weight->shape[0] != dim_of(x, -1)))
         FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name, TEXT(weight), TEXT(x));
     return !c->code;
+}
+
+/* rms_norm in steps, in float32, with the gate off. */
+static struct array *compose_norm(struct call *c, struct array *x, struct array *weight, mlxvk_dtype t, float eps)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    struct array *y = as_type(c, x, f), *mean;
+    if (!y || !y->size) return as_type(c, x, t);
+    mean = do_reduce(c, R_mean, do_unary(c, U_square, y), 1u << (x->ndim - 1), true);
+    y = do_binary(c, B_multiply, y, do_unary(c, U_rsqrt, do_binary(c, B_add, mean, scalar(c, eps, f))));
+    return as_type(c, weight ? do_binary(c, B_multiply, y, as_type(c, weight, f)) : y, t);
 }
 
 static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, float eps)
@@ -4900,6 +5563,7 @@ static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, str
     t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
     if (weight && bias) t = promote(t, bias->dtype);
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    if (!flags && !c->device->gate[GATE_RMSNORM]) return compose_norm(c, x, weight, t, eps);
     x = as_type(c, x, t);
     out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
     append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)), ARRAYS(out));
@@ -4918,6 +5582,83 @@ int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, m
     struct call c = begin("fast_layer_norm", s);
     struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
     return finish(&c, do_norm(&c, NORM_MEAN, a, w, b, eps), res);
+}
+
+/* ---- gradients ---- */
+
+enum { NORM_VJP_HELD = 16, NORM_VJP_PARTS = 1024 };
+
+/* How many rows a workgroup adds up before a reduction over workgroups. */
+static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
+{
+    size_t most = c->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 16 : NORM_VJP_PARTS;
+    most = max_size(min_size(most, ((size_t)1 << 24) / n), 1);
+    return ceil_div(rows, min_size(rows, most));
+}
+
+static void lower_norm_vjp(struct encoder *e, const struct node *n)
+{
+    struct array *x = n->in[0], *weight = n->in[2];
+    uint32_t length = (uint32_t)dim_of(x, -1), threads, lanes = row_lanes(e, length, &threads), held = ceil_div(length, threads);
+    struct { uint32_t rows, n, each; float eps; uint32_t dx_at, x_at, g_at, weight_at, dweight_at, dbias_at; } push = {
+        .rows = (uint32_t)(x->size / length), .n = length, .each = n->p.norm_vjp.each, .eps = n->p.norm_vjp.eps };
+    (void)lanes;
+    push.dx_at = set_output(e, 0, n->out[0]);
+    push.x_at = set_input(e, 1, x);
+    push.g_at = set_input(e, 2, n->in[1]);
+    if (weight) push.weight_at = set_input(e, 3, weight);
+    if (weight) push.dweight_at = set_output(e, 4, n->out[1]);
+    if (n->out[2]) push.dbias_at = set_output(e, 5, n->out[2]);
+    KERNEL(e, K_NORM_VJP, threads, threads, held > NORM_VJP_HELD ? 0 : held, (uint32_t)x->dtype,
+           n->p.norm_vjp.flags | (weight ? NORM_WEIGHT : 0));
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div(push.rows, push.each));
+}
+
+/* out: gradients of x, weight and bias, those that there are. */
+static size_t do_norm_vjp(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, struct array *cotangent,
+                          float eps, struct array *out[3])
+{
+    mlxvk_dtype t;
+    int n, shape[2];
+    uint32_t each = 1;
+    struct array *sums[2] = { NULL, NULL }, *whole;
+    if (c->code || !x || !cotangent) return 0;
+    if (!x->ndim || !same_shape(x, cotangent)) { FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for x %s", TEXT(cotangent), TEXT(x)); return 0; }
+    if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return 0;
+    t = promote(x->dtype, cotangent->dtype);
+    if (weight) t = promote(t, weight->dtype);
+    if (!is_float(t)) { FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x)); return 0; }
+    n = dim_of(x, -1);
+    if (x->size && weight) each = norm_vjp_rows(c, x->size / (size_t)n, (size_t)n);
+    shape[0] = x->size ? (int)ceil_div(x->size / (size_t)n, each) : 0;
+    shape[1] = n;
+    if (weight) sums[0] = output(c, 2, shape, MLXVK_FLOAT32);
+    if (weight && flags & NORM_MEAN) sums[1] = output(c, 2, shape, MLXVK_FLOAT32);
+    whole = output(c, x->ndim, x->shape, t);
+    append(c, OP_NORM_VJP, PARAMS(.norm_vjp = { flags, each, eps }),
+           ARRAYS(contiguous(c, as_type(c, x, t)), contiguous(c, as_type(c, cotangent, t)), contiguous(c, as_type(c, weight, t))),
+           ARRAYS(whole, sums[0], sums[1]));
+    out[0] = as_type(c, whole, x->dtype);
+    if (weight) out[1] = as_type(c, do_reduce(c, R_sum, sums[0], 1, false), weight->dtype);
+    if (weight && bias) out[2] = as_type(c, do_reduce(c, R_sum, sums[1], 1, false), bias->dtype);
+    return weight ? bias ? 3 : 2 : 1;
+}
+
+int mlxvk_fast_rms_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array cotangent, float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_rms_norm_vjp", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *g = input(&c, "cotangent", cotangent), *out[3];
+    return finish_vector(&c, out, do_norm_vjp(&c, 0, a, w, NULL, g, eps, out), res);
+}
+
+int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, mlxvk_array cotangent,
+                              float eps, mlxvk_stream s)
+{
+    struct call c = begin("fast_layer_norm_vjp", s);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
+    struct array *g = input(&c, "cotangent", cotangent), *out[3];
+    return finish_vector(&c, out, do_norm_vjp(&c, NORM_MEAN, a, w, b, g, eps, out), res);
 }
 
 /* ==== >>rope ====================================================================================================== */
@@ -4971,6 +5712,8 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     if (freqs) { p->freqs_at = set_input(e, 3, freqs); p->freqs_step = last_stride(freqs); }
     if (weight) p->weight_at = set_input(e, 4, weight);
     fours = fours && aligned_rows(x, p->x_at, 4) && aligned_rows(out, p->y_at, 4);
+    NOTE(e->device, NOTE_ROPE, "by four pairs", fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned",
+         "%d of %s", r->dims, LAYOUT(x));
     lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
     items = p->batches * p->tokens * p->heads;
     p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
@@ -4999,7 +5742,11 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
     uint32_t shape[4], ignored[4];
     struct array *rows = NULL;
     if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
-    if (!rope_strides(x, shape, ignored)) x = rows = rows_of(e, x);
+    if (!rope_strides(x, shape, ignored) || !(x->row || e->device->gate[GATE_ROPE_HS])) {
+        NOTE(e->device, NOTE_ROPE, "without a copy", e->device->gate[GATE_ROPE_HS] ? "the layout is too complex" : "a gate", "%d of %s", r->dims,
+             LAYOUT(x));
+        x = rows = rows_of(e, x);
+    }
     rope_strides(x, shape, p.x_stride);
     if (!rope_strides(out, shape, p.y_stride))
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
@@ -5013,8 +5760,54 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
 
 static void lower_rope(struct encoder *e, const struct node *n)
 {
-    if (!n->in[1] && !n->in[2]) donate(e, n);
+    donate(e, n->out[0], n->in, 1);
     rope_dispatch(e, &n->p.rope, n->in[0], n->out[0], n->in[1], n->in[2], false, NULL, 0);
+}
+
+/* Features first, first + step, ... of x, `count` of them. */
+static struct array *features(struct call *c, struct array *x, int first, int count, int step)
+{
+    int64_t strides[MAXD];
+    int shape[MAXD], last;
+    if (c->code || !x) return NULL;
+    last = x->ndim - 1;
+    memcpy(shape, x->shape, sizeof shape);
+    memcpy(strides, x->strides, sizeof strides);
+    shape[last] = count;
+    strides[last] *= step;
+    return view_of(c, x, x->dtype, x->ndim, shape, strides, x->offset + first * x->strides[last] * (int64_t)item_size(x));
+}
+
+/* The angles of all tokens, (B or nothing, 1 ..., T, dims / 2). */
+static struct array *rope_angles(struct call *c, const struct rope_params *r, const struct array *x, struct array *offsets, struct array *freqs)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int half = r->dims / 2, shape[MAXD];
+    struct array *at = do_arange(c, 0, dim_of(x, -2), 1, f), *steps;
+    if (offsets) {
+        for (int i = 0; i < x->ndim - 1; i++) shape[i] = 1;
+        shape[0] = (int)offsets->size;
+        at = do_binary(c, B_add, at, do_reshape(c, as_type(c, offsets, f), x->ndim - 1, shape));
+    } else at = do_binary(c, B_add, at, scalar(c, r->offset, f));
+    at = do_binary(c, B_multiply, at, scalar(c, r->scale, f));
+    steps = freqs ? do_unary(c, U_reciprocal, as_type(c, freqs, f))
+                  : do_unary(c, U_exp, do_binary(c, B_multiply, do_arange(c, 0, half, 1, f), scalar(c, r->rate * 0.69314718055994531, f)));
+    return at ? do_binary(c, B_multiply, do_expand(c, at, (int[]){ at->ndim }, 1), steps) : NULL;
+}
+
+/* rope in steps, in float32, with the gate off. */
+static struct array *compose_rope(struct call *c, const struct rope_params *r, struct array *x, struct array *offsets, struct array *freqs)
+{
+    int half = r->dims / 2, step = r->traditional ? 2 : 1;
+    struct array *angles = rope_angles(c, r, x, offsets, freqs), *k = do_unary(c, U_cos, angles), *s = do_unary(c, U_sin, angles);
+    struct array *y = as_type(c, x, MLXVK_FLOAT32), *out = x ? output(c, x->ndim, x->shape, x->dtype) : NULL;
+    struct array *a = features(c, y, 0, half, step), *b = features(c, y, r->traditional ? 1 : half, half, step);
+    append_copy(c, features(c, out, 0, half, step), do_binary(c, B_subtract, do_binary(c, B_multiply, a, k), do_binary(c, B_multiply, b, s)));
+    append_copy(c, features(c, out, r->traditional ? 1 : half, half, step),
+                do_binary(c, B_add, do_binary(c, B_multiply, a, s), do_binary(c, B_multiply, b, k)));
+    if (x && dim_of(x, -1) > r->dims)
+        append_copy(c, features(c, out, r->dims, dim_of(x, -1) - r->dims, 1), features(c, x, r->dims, dim_of(x, -1) - r->dims, 1));
+    return out;
 }
 
 static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base, float scale,
@@ -5034,6 +5827,10 @@ static struct array *do_rope(struct call *c, struct array *x, int dims, bool tra
         return FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
     if (offsets && !is_integer(offsets->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
     if (base.has_value) r.rate = -log2((double)base.value) / (dims / 2);
+    if (!c->device->gate[GATE_ROPE]) {
+        NOTE(c->device, NOTE_ROPE, "in one kernel", "a gate", "%d of %s", dims, LAYOUT(x));
+        return compose_rope(c, &r, x, offsets, freqs);
+    }
     out = output(c, x->ndim, x->shape, x->dtype);
     append(c, OP_ROPE, PARAMS(.rope = r), ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
     return out;
@@ -5060,6 +5857,10 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
 /* One product as kernels see it: out = alpha * a @ b + beta * c for each matrix of a batch. Strides in elements. */
 enum { MAT_A, MAT_B, MAT_C, MAT_OUT, MATRICES, BATCH_DIMS = 3 };
 
+/* Which matrix of a meets which matrix of b (x and weights): `entries` products of the same shape. Entry i takes matrix
+ * lhs[i] of a, or i / every where that is not 0, and matrix rhs[i] of b. `first`: the entry to begin with. */
+struct gather { struct array *lhs, *rhs; uint32_t every, entries, first, matrices, weights; };
+
 struct product {
     struct array *array[MATRICES];                   /* c may be NULL */
     int64_t m, n, k;
@@ -5067,6 +5868,7 @@ struct product {
     int ndim;                                        /* of the batch, outermost first */
     int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
     float alpha, beta;
+    const struct gather *gather;                     /* then the batch is its entries: one dimension, with the matrices' strides */
 };
 
 struct product_push {
@@ -5107,6 +5909,14 @@ static void merge_rows(struct product *p)
     }
 }
 
+/* Strides that do not count become what suits kernels. */
+static void suit_strides(struct product *p)
+{
+    if (p->m == 1) { p->a_row = p->a_k != 1; p->out_row = p->c_row = 0; }
+    if (p->n == 1) { p->b_col = p->b_k != 1; p->out_col = 1; p->c_col = 0; }
+    if (p->k == 1) { p->a_k = p->a_row != 1; p->b_k = p->b_col != 1; }
+}
+
 static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
 {
     int i = out->ndim - 1;
@@ -5119,9 +5929,7 @@ static struct product product_of(struct array *a, struct array *b, struct array 
         for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
     merge_batch(&p);
     merge_rows(&p);
-    if (p.m == 1) { p.a_row = p.a_k != 1; p.out_row = p.c_row = 0; }   /* strides that do not count: what suits kernels */
-    if (p.n == 1) { p.b_col = p.b_k != 1; p.out_col = 1; p.c_col = 0; }
-    if (p.k == 1) { p.a_k = p.a_row != 1; p.b_k = p.b_col != 1; }
+    suit_strides(&p);
     return p;
 }
 
@@ -5147,6 +5955,15 @@ static struct product_push bind_product(struct encoder *e, const struct product 
     }
     if (p->ndim > 0) q.inner = (uint32_t)p->shape[p->ndim - 1];
     if (p->ndim > 1) q.middle = (uint32_t)p->shape[p->ndim - 2];
+    if (p->gather) {                                 /* matmul.glsl says what is where */
+        const struct gather *g = p->gather;
+        q.inner = 0;
+        q.middle = g->every;
+        if (!g->every) q.batch[MAT_A][1] = set_input(e, 4, g->lhs) + g->first;
+        q.batch[MAT_A][2] = g->matrices - 1;
+        q.batch[MAT_B][1] = set_input(e, 5, g->rhs) + g->first;
+        q.batch[MAT_B][2] = g->weights - 1;
+    }
     return q;
 }
 
@@ -5184,7 +6001,7 @@ static struct product transposed(const struct product *p)
 static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
 {
     uint32_t odd = q->offset[operand] | (uint32_t)lead;
-    for (int i = 0; i < BATCH_DIMS; i++) odd |= q->batch[operand][i];
+    for (int i = 0; i < (p->gather ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
     return p->array[operand] && unit == 1 && !(odd & (count - 1));
 }
 
@@ -5236,6 +6053,7 @@ static void product_sum(struct encoder *e, const struct product *p, struct array
     struct product_push push;
     sum.array[MAT_A] = sums;
     sum.array[MAT_B] = NULL;
+    sum.gather = NULL;
     sum.offset[MAT_A] = 0;
     push = bind_product(e, &sum);
     push.k = (uint32_t)product_batches(p);
@@ -5419,7 +6237,7 @@ static void product_coopmat2(struct encoder *e, const struct product *p)
     const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
     struct launch l = prepare(e, p, parts, r->bk);
     KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
-           r->bm, r->bn, r->bk, along, even_operands(&l, along, 8));
+           r->bm, r->bn, r->bk, along);
     launch_tiles(e, p, &l, r);
 }
 
@@ -5428,6 +6246,7 @@ static bool in_eights(const struct product *p)
 {
     const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k, [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k,
                                      [MAT_OUT] = p->out_row };
+    if (p->n & 7) return false;                      /* parts of K have rows of n */
     for (int i = 0; i < MATRICES; i++) {
         int64_t odd = lead[i] | p->offset[i];
         if (i == MAT_C) continue;
@@ -5460,7 +6279,7 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
     struct product t;
-    if (p->n <= FEW_ROWS && p->n < p->m && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    if (p->n <= FEW_ROWS && p->n < p->m && !p->gather && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
     switch (choose_kind(e, p)) {
     case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
     case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
@@ -5564,6 +6383,173 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
 static void lower_matmul(struct encoder *e, const struct node *n)
 {
     product_split(e, n, (struct array *[MATRICES]){ n->in[0], n->in[1], n->in[2], n->out[0] });
+}
+
+/* ---- gather_mm: matrices chosen by index arrays ---- */
+
+static bool dense_matrix(const struct array *a)
+{
+    return !a || ((a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
+                  (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]));
+}
+
+/* The one stride between the matrices of an operand, counted over all its batch dimensions; false where there is none. */
+static bool matrix_stride(const struct array *a, uint32_t *stride)
+{
+    int64_t step = 0, reach = 0;
+    bool begun = false;
+    for (int i = a->ndim - 3; i >= 0; i--) {
+        if (a->shape[i] == 1) continue;
+        if (!begun) step = a->strides[i];
+        else if (a->strides[i] != reach) return false;
+        reach = a->strides[i] * a->shape[i];
+        begun = true;
+    }
+    *stride = (uint32_t)step;
+    return step >= 0;
+}
+
+/* The operand itself where kernels can read it, else a row-major copy. */
+static struct array *matrices_of(struct encoder *e, struct array *a, bool dense, uint32_t *stride)
+{
+    struct array *rows;
+    if (!a) return NULL;
+    if (matrix_stride(a, stride) && (dense ? dense_matrix(a) : a->strides[a->ndim - 1] == 1 || a->shape[a->ndim - 1] == 1)) {
+        a->refs++;
+        return a;
+    }
+    rows = rows_of(e, a);
+    if (!matrix_stride(rows, stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "gather", "no stride of the matrices");
+    return rows;
+}
+
+static uint32_t matrix_count(const struct array *a)
+{
+    size_t count = 1;
+    for (int i = 0; i < a->ndim - 2; i++) count *= (size_t)a->shape[i];
+    return (uint32_t)count;
+}
+
+enum { GROUP_WEIGHTS = 4096, GROUP_ROWS = 4 };       /* weights that can be counted; rows a weight from which grouping pays */
+
+/* Entries sorted by weight and the tiles of `size` rows that they make, for kernels GROUPED. */
+struct row_groups { struct array *tiles, *order; uint32_t count; };
+
+static struct row_groups group_rows(struct encoder *e, const struct gather *g, uint32_t m, uint32_t size)
+{
+    uint64_t rows = (uint64_t)g->entries * m;
+    bool grouped = g->weights <= GROUP_WEIGHTS && m < size;
+    uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->weights, g->entries) : (uint64_t)g->entries * ceil_div(m, size);
+    struct row_groups r = { scratch(e, (size_t)count * 4, MLXVK_UINT32), scratch(e, g->entries, MLXVK_UINT32), (uint32_t)count };
+    uint32_t push[8] = { g->entries, g->weights, m, size, r.count };
+    if (e->code) return r;
+    push[5] = set_output(e, 0, r.tiles) / 4;
+    push[6] = set_output(e, 1, r.order);
+    push[7] = set_input(e, 2, g->rhs);
+    KERNEL(e, K_GROUP_ROWS, grouped ? min_u32(1024, e->device->caps.max_threads) : 256, grouped);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, grouped ? 1 : ceil_div(max_size(g->entries, r.count), 256));
+    return r;
+}
+
+/* Rows of a sorted by the matrix of b that they meet, in tiles; a lies along its rows. */
+static void gather_grouped(struct encoder *e, const struct product *p)
+{
+    const struct device *d = e->device;
+    const struct gather *g = p->gather;
+    int wanted = d->gate[GATE_MATMUL_KERNEL];
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16, half = bf16 || p->array[MAT_A]->dtype == MLXVK_FLOAT16;
+    enum kernel_id kernel = bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16;
+    bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
+    uint64_t each = (uint64_t)p->m * g->entries / g->weights;
+    const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 3 : 4]
+                                       : &tiled_rows[each > 96 && d->caps.type != VK_PHYSICAL_DEVICE_TYPE_CPU ? 0 : each > 40 ? 2 : 3];
+    struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
+    struct launch l = { .p = *p };
+    uint32_t along = reading_order(p) & 2, even, lanes = d->caps.subgroup;
+    if (!e->code) {
+        l.p.gather = NULL;
+        l.push = bind_product(e, &l.p);
+        l.p.gather = g;
+        even = even_operands(&l, along, coopmat ? 8 : 4);
+        l.push.middle = g->every;                    /* matmul.glsl says what is where */
+        if (!g->every) l.push.batch[MAT_A][1] = set_input(e, 5, g->lhs);
+        l.push.batch[MAT_A][2] = g->matrices - 1;
+        l.push.batch[MAT_OUT][1] = set_input(e, 3, r.tiles);
+        l.push.batch[MAT_OUT][2] = set_input(e, 4, r.order);
+        if (coopmat)
+            KERNEL(e, kernel, t->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
+                   d->caps.coopmat_size[bf16], lanes, along, even);
+        else
+            KERNEL(e, K_MATMUL_GROUPED, t->threads, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
+                   along, even, d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 1 : t->bk);
+        set_bytes(e, &l.push, sizeof l.push);
+        dispatch(e, ceil_div((uint64_t)p->n, t->bn), r.count, 1);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+}
+
+/* Entry by entry, as many at a time as the grid takes. */
+static void gather_entries(struct encoder *e, const struct product *p)
+{
+    struct gather part = *p->gather;
+    struct product one = *p;
+    uint32_t step = part.every ? part.every : 1, most = e->device->caps.max_groups[2] / step * step;
+    one.gather = &part;
+    for (part.first = 0; part.first < part.entries && !e->code; part.first += most) {
+        one.shape[0] = min_u32(part.entries - part.first, most);
+        one.offset[MAT_OUT] = (int64_t)part.first * one.stride[MAT_OUT][0];
+        if (part.every) {
+            one.offset[MAT_A] = (int64_t)(part.first / step) * one.stride[MAT_A][0];
+            part.matrices = p->gather->matrices - part.first / step;
+        }
+        product_batch(e, &one);
+    }
+}
+
+static bool unit_stride(const struct array *a)
+{
+    int i = a->ndim - 1;
+    return a->strides[i] == 1 || a->strides[i - 1] == 1 || a->shape[i] == 1 || a->shape[i - 1] == 1;
+}
+
+static void lower_gather_mm(struct encoder *e, const struct node *n)
+{
+    struct array *y = n->out[0], *in[2];
+    uint32_t stride[2], rows = (uint32_t)dim_of(y, -2), columns = (uint32_t)dim_of(y, -1);
+    struct gather g = { .lhs = n->in[2], .rhs = n->in[3], .every = n->p.gather_mm.every, .entries = (uint32_t)(y->size / rows / columns),
+                        .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+    struct product p = { .m = rows, .n = columns, .k = dim_of(n->in[0], -1), .out_row = columns, .out_col = 1, .ndim = 1,
+                         .alpha = 1, .gather = &g, .shape = { g.entries } };
+    bool many = rows <= 64 && (uint64_t)g.entries * rows >= (uint64_t)GROUP_ROWS * g.weights && g.weights <= GROUP_WEIGHTS && g.entries > 1 &&
+                (uint64_t)g.entries * rows / 32 + g.weights < e->device->caps.max_groups[1] &&
+                e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_PLAIN && e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_VECTOR;
+    for (int i = 0; i < 2; i++) {
+        struct array *a = n->in[i];
+        bool fits = matrix_stride(a, &stride[i]) && (i == 0 && many ? a->strides[a->ndim - 1] == 1 || p.k == 1 : unit_stride(a));
+        in[i] = fits ? a : rows_of(e, a);
+        if (fits) a->refs++;
+        else matrix_stride(in[i], &stride[i]);
+    }
+    p.array[MAT_A] = in[0];
+    p.array[MAT_B] = in[1];
+    p.array[MAT_OUT] = y;
+    p.a_row = in[0]->strides[in[0]->ndim - 2];
+    p.a_k = in[0]->strides[in[0]->ndim - 1];
+    p.b_k = in[1]->strides[in[1]->ndim - 2];
+    p.b_col = in[1]->strides[in[1]->ndim - 1];
+    p.stride[MAT_A][0] = stride[0];
+    p.stride[MAT_B][0] = stride[1];
+    p.stride[MAT_OUT][0] = (int64_t)rows * columns;
+    if (many) {
+        gather_grouped(e, &p);
+    } else {
+        suit_strides(&p);
+        gather_entries(e, &p);
+    }
+    array_release(in[0]);
+    array_release(in[1]);
 }
 
 /* ---- fronts ---- */
@@ -5676,6 +6662,533 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
 }
 
+/* Index arrays of the matrices of two operands, as uint32 of one shape, row-major. One that is absent counts its operand's
+ * matrices; *every: where that is lhs's, and each number comes so many times in a row, no array is made of it. */
+static bool matrix_indices(struct call *c, const struct array *a, const struct array *b, struct array **lhs, struct array **rhs,
+                           uint32_t *every, int *ndim, int *shape)
+{
+    const struct array *operands[2] = { a, b };
+    struct array **index[2] = { lhs, rhs }, whole[2];
+    *every = 0;
+    for (int i = 0; i < 2; i++) {
+        struct array *given = *index[i];
+        if (c->code || (given && !is_integer(given->dtype)))
+            return FAIL(c, MLXVK_ERROR_DTYPE, "indices %s are no integers", given ? TEXT(given) : ""), false;
+        if (given) { whole[i] = *given; continue; }
+        whole[i] = *operands[i];
+        whole[i].ndim -= 2;
+    }
+    if (!broadcast_shape(c, &whole[0], &whole[1], ndim, shape)) return false;
+    for (int i = 0; i < 2; i++) {
+        uint32_t count = matrix_count(operands[i]), repeats = 1;
+        int same = 0;
+        if (!*index[i]) {
+            int lead = *ndim - whole[i].ndim, total = (int)count;
+            while (lead + same < *ndim && whole[i].shape[same] == shape[lead + same]) same++;
+            for (int k = lead + same; k < *ndim; k++) { repeats *= (uint32_t)shape[k]; if (whole[i].shape[k - lead] != 1) same = -1; }
+            for (int k = 0; k < lead; k++) if (shape[k] != 1) same = -1;
+            if (i == 0 && same >= 0 && repeats && repeats <= 1 << 14) { *every = repeats; continue; }
+            *index[i] = do_reshape(c, do_arange(c, 0, total, 1, MLXVK_UINT32), whole[i].ndim, whole[i].shape);
+        }
+        *index[i] = contiguous(c, broadcast(c, as_type(c, *index[i], MLXVK_UINT32), *ndim, shape));
+    }
+    return !c->code;
+}
+
+static struct array *do_gather_mm(struct call *c, struct array *a, struct array *b, struct array *lhs, struct array *rhs)
+{
+    struct gather_mm_params f = { 0 };
+    struct array *out;
+    int ndim, shape[MAXD];
+    bool row, column;
+    mlxvk_dtype t;
+    if (!lhs && !rhs) return do_matmul(c, a, b);
+    if (c->code || !a || !b) return NULL;
+    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
+    t = promote(a->dtype, b->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    row = a->ndim == 1;
+    column = b->ndim == 1;
+    a = as_matrix(c, as_type(c, a, t), 0);
+    b = as_matrix(c, as_type(c, b, t), 1);
+    if (c->code) return NULL;
+    if (dim_of(a, -1) != dim_of(b, -2))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (!matrix_indices(c, a, b, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    shape[ndim] = dim_of(a, -2);
+    shape[ndim + 1] = dim_of(b, -1);
+    out = output(c, ndim + 2, shape, t);
+    if (!out) return NULL;
+    if (out->size && dim_of(a, -1) == 0) append_copy(c, out, broadcast(c, scalar(c, 0, t), out->ndim, out->shape));
+    else if (out->size && (!a->size || !b->size))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(a), TEXT(b));
+    else append(c, OP_GATHER_MM, PARAMS(.gather_mm = f), ARRAYS(a, b, f.every ? NULL : lhs, rhs), ARRAYS(out));
+    return without_units(c, out, row, column);
+}
+
+int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices, mlxvk_array rhs_indices,
+                    bool sorted_indices, mlxvk_stream s)
+{
+    struct call c = begin("gather_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *lhs = optional_input(&c, "lhs_indices", lhs_indices),
+        *rhs = optional_input(&c, "rhs_indices", rhs_indices);
+    (void)sorted_indices;                            /* rows are grouped on the GPU where that pays */
+    return finish(&c, do_gather_mm(&c, x, y, lhs, rhs), res);
+}
+
+/* ==== >>convolution =============================================================================================== */
+
+/* A convolution as kernels see it, with a zero-dilated input taken apart: see conv.glsl. Axes outermost first; sizes in elements. */
+enum { SPACE = 3 };
+
+struct conv {
+    struct array *in, *kernel, *out;
+    int64_t batch, groups, channels, c, n;           /* channels of the input; input and output channels of a group */
+    int64_t in_size[SPACE], out_size[SPACE], taps[SPACE], step[SPACE], tap_step[SPACE], base[SPACE];
+    int64_t b_row, b_tap[SPACE], out_step[SPACE], in_batch, out_batch;
+    int64_t in_first, b_first, out_first;
+};
+
+struct conv_push {
+    uint32_t m, n, c, offset_in, offset_kernel, offset_out, channels, b_row, part, steps[SPACE], out_size[SPACE], in_size[SPACE],
+             taps[SPACE], base[SPACE], b_tap[SPACE], out_step[SPACE], out_batch;
+};
+
+static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0] * v->out_size[1] * v->out_size[2]; }
+static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
+
+/* Do the result's positions follow each other in memory? */
+static bool conv_linear(const struct conv *v)
+{
+    int64_t step = v->out_step[2];
+    for (int i = SPACE - 1; i >= 0; step *= v->out_size[i], i--)
+        if (v->out_step[i] != step) return false;
+    return v->out_batch == step;
+}
+
+/* The convolution as a product of matrices, whose first one is the input itself only where the kernel has one tap. */
+static struct product conv_product(const struct conv *v)
+{
+    struct product p = { .array = { v->in, v->kernel, NULL, v->out }, .m = conv_rows(v), .n = v->n, .k = conv_depth(v),
+        .a_row = v->channels, .a_k = 1, .b_k = 1, .b_col = v->b_row, .out_row = v->out_step[2], .out_col = 1, .ndim = v->groups > 1,
+        .shape = { v->groups }, .stride = { [MAT_A] = { v->c }, [MAT_B] = { v->n * v->b_row }, [MAT_OUT] = { v->n } },
+        .offset = { [MAT_A] = v->in_first, [MAT_B] = v->b_first, [MAT_OUT] = v->out_first }, .alpha = 1 };
+    return p;
+}
+
+static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struct array *out)
+{
+    struct conv_push q = { .m = (uint32_t)conv_rows(v), .n = (uint32_t)v->n, .c = (uint32_t)v->c, .channels = (uint32_t)v->channels,
+                           .b_row = (uint32_t)v->b_row, .part = (uint32_t)v->groups, .out_batch = (uint32_t)v->out_batch };
+    q.offset_in = set_input(e, 1, v->in) + (uint32_t)v->in_first;
+    q.offset_kernel = set_input(e, 2, v->kernel) + (uint32_t)v->b_first;
+    q.offset_out = set_output(e, 0, out) + (out == v->out ? (uint32_t)v->out_first : 0);
+    for (int i = 0; i < SPACE; i++) {
+        if (v->step[i] > 0xffff || v->tap_step[i] > 0xffff)
+            encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "convolution", "strides and dilations are at most 65535");
+        q.steps[i] = (uint32_t)v->step[i] | (uint32_t)v->tap_step[i] << 16;
+        q.out_size[i] = (uint32_t)v->out_size[i];
+        q.in_size[i] = (uint32_t)v->in_size[i];
+        q.taps[i] = (uint32_t)v->taps[i];
+        q.base[i] = (uint32_t)v->base[i];
+        q.b_tap[i] = (uint32_t)v->b_tap[i];
+        q.out_step[i] = (uint32_t)v->out_step[i];
+    }
+    return q;
+}
+
+/* Bits: the input, the kernel, the result can be accessed `count` channels at a time; 8: the result's rows follow each other. */
+static uint32_t conv_even(const struct conv *v, const struct conv_push *q, bool split, uint32_t count)
+{
+    uint32_t in = q->offset_in | q->channels | q->c, kernel = q->offset_kernel | q->b_row | q->c, out = q->offset_out | q->n;
+    for (int i = 0; i < SPACE && !split; i++) out |= q->out_step[i];
+    if (!split) out |= q->out_batch;
+    return (in & (count - 1) ? 0u : 1u) | (kernel & (count - 1) ? 0u : 2u) | (out & (count - 1) ? 0u : 4u) | (conv_linear(v) ? 8u : 0u);
+}
+
+static void conv_plain(struct encoder *e, const struct conv *v)
+{
+    struct conv_push q = bind_conv(e, v, v->out);
+    KERNEL(e, K_CONV_PLAIN, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, conv_even(v, &q, false, 4) & 3);
+    set_bytes(e, &q, sizeof q);
+    dispatch_groups(e, ceil_div((uint64_t)q.m * q.n * q.part, 256));
+}
+
+static void conv_depthwise(struct encoder *e, const struct conv *v)
+{
+    struct conv all = *v;
+    struct conv_push q;
+    uint32_t run = 4, even;
+    uint64_t runs = (uint64_t)(v->batch * v->out_size[0] * v->out_size[1]) * ceil_div((uint64_t)v->out_size[2], run);
+    all.n = all.c = v->channels;                     /* of all groups */
+    q = bind_conv(e, &all, v->out);
+    even = conv_even(&all, &q, false, 4);
+    q.c = 1;
+    KERNEL(e, K_CONV_DEPTHWISE, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, run, (even & 1) | (even >> 1 & 2));
+    set_bytes(e, &q, sizeof q);
+    dispatch_groups(e, ceil_div(runs * ceil_div((uint64_t)v->channels, 4), 256));
+}
+
+/* By tiles, in float32 or (matrices) by cooperative matrices; K may be cut into parts. */
+static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
+{
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, bf16 = v->out->dtype == MLXVK_BFLOAT16;
+    uint32_t type = (uint32_t)v->out->dtype, parts = 1, along = 2, even, lanes = e->device->caps.subgroup, epilogue;
+    struct product p = conv_product(v);
+    const struct tile_row *r = matrices ? choose_tile(e, &p, coopmat_rows, COUNT(coopmat_rows), &parts)
+                                        : choose_tile(e, &p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
+    struct array *sums = NULL;
+    struct conv_push q;
+    if (!conv_linear(v) || (cpu && !matrices)) parts = 1;
+    if (parts > 1) sums = parts_array(e, &p, parts);
+    epilogue = sums ? EPILOGUE_PART : EPILOGUE_NONE;
+    q = bind_conv(e, v, sums ? sums : v->out);
+    q.part = ceil_div(ceil_div((uint64_t)p.k, parts), r->bk) * r->bk;
+    parts = sums ? ceil_div((uint64_t)p.k, q.part) : 1;
+    even = conv_even(v, &q, sums != NULL, matrices ? 8 : 4);
+    if (matrices)
+        KERNEL(e, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16, r->threads * lanes, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn,
+               e->device->caps.coopmat_size[bf16], lanes, along, even);
+    else
+        KERNEL(e, K_CONV_TILED, r->threads, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, cpu ? 1 : r->bk);
+    set_bytes(e, &q, sizeof q);
+    dispatch(e, ceil_div(q.n, r->bn), ceil_div(q.m, r->bm), (uint32_t)v->groups * parts);
+    if (sums) product_sum(e, &p, sums, parts);
+    array_release(sums);
+}
+
+/* ---- choosing kernels ---- */
+
+enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT };
+
+/* One tap over every position: the input itself is the first matrix. */
+static bool conv_pointwise(const struct conv *v)
+{
+    for (int i = 0; i < SPACE; i++)
+        if (v->taps[i] != 1 || v->base[i] || v->in_size[i] != v->out_size[i] || (v->out_size[i] > 1 && v->step[i] != 1)) return false;
+    return conv_linear(v);
+}
+
+static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
+{
+    const struct device *d = e->device;
+    enum conv_kind wanted = (enum conv_kind)d->gate[GATE_CONV_KERNEL];
+    bool bf16 = v->out->dtype == MLXVK_BFLOAT16, half = bf16 || v->out->dtype == MLXVK_FLOAT16, fits = v->groups <= d->caps.max_groups[2];
+    bool even = !((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) && !(v->in->offset % 16 || v->kernel->offset % 16);
+    bool coopmat = half && even && fits && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16);
+    int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
+    if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
+    if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
+    if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
+    if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
+    if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
+    return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
+}
+
+static void conv_dispatch(struct encoder *e, const struct conv *v)
+{
+    struct product p;
+    switch (choose_conv(e, v)) {
+    case CONV_KIND_DEPTHWISE: conv_depthwise(e, v); break;
+    case CONV_KIND_TILED: conv_tiles(e, v, false); break;
+    case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
+    case CONV_KIND_PRODUCT:
+        p = conv_product(v);
+        product_batch(e, &p);
+        break;
+    default: conv_plain(e, v);
+    }
+}
+
+/* ---- from MLX's parameters to kernels' ---- */
+
+/* Halves what the device's grid does not take in rows of the smallest tiles. */
+static void conv_rows_split(struct encoder *e, const struct conv *v)
+{
+    struct conv part = *v;
+    int axis = 0;
+    if (e->code) return;
+    if (conv_rows(v) <= (int64_t)32 * 65535) { conv_dispatch(e, v); return; }
+    if (v->batch > 1) {
+        part.batch /= 2;
+        conv_rows_split(e, &part);
+        part.in_first += part.batch * v->in_batch;
+        part.out_first += part.batch * v->out_batch;
+        part.batch = v->batch - part.batch;
+    } else {
+        while (v->out_size[axis] == 1) axis++;
+        part.out_size[axis] /= 2;
+        conv_rows_split(e, &part);
+        part.base[axis] += part.out_size[axis] * v->step[axis];
+        part.out_first += part.out_size[axis] * v->out_step[axis];
+        part.out_size[axis] = v->out_size[axis] - part.out_size[axis];
+    }
+    conv_rows_split(e, &part);
+}
+
+/* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input at
+ * o * stride - low + t * kernel_dilation, which a dilated input has at multiples of input_dilation only: every few taps.
+ * Returns how many remainders there are. */
+static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, const struct conv_params *p, int64_t which)
+{
+    int64_t stride = p->stride[axis], low = p->low[axis], across = p->kernel_dilation[axis], within = p->input_dilation[axis];
+    int64_t count = within / common_divisor(stride, within), every = within / common_divisor(across, within), first = 0;
+    int64_t start = which * stride - low, unit = v->b_tap[axis];
+    while (first < every && (start + first * across) % within) first++;
+    v->out_size[axis] = which < size ? (size - which + count - 1) / count : 0;
+    v->taps[axis] = first < every && first < taps ? (taps - first + every - 1) / every : 0;
+    v->base[axis] = v->taps[axis] ? (start + first * across) / within : 0;
+    v->step[axis] = v->out_size[axis] > 1 ? stride * count / within : 0;
+    v->tap_step[axis] = v->taps[axis] > 1 ? across * every / within : 0;
+    v->b_first += unit * (p->flip ? taps - 1 - first : first);
+    v->b_tap[axis] = unit * (p->flip ? -every : every);
+    v->out_first += which * v->out_step[axis];
+    v->out_step[axis] *= count;
+    return count;
+}
+
+/* Lowers a convolution that can be bound whole: a dispatch for each remainder that a dilated input has. */
+static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
+{
+    int space = out->ndim - 2, lead = SPACE - space;
+    int64_t counts[SPACE] = { 1, 1, 1 }, total = 1;
+    struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups, .channels = dim_of(in, -1),
+                      .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups, .in_size = { 1, 1, 1 } };
+    int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c, out_units = dim_of(out, -1);
+    for (int i = SPACE - 1; i >= 0; i--) {
+        if (i >= lead) {
+            v.in_size[i] = in->shape[1 + i - lead];
+            taps[i] = kernel->shape[1 + i - lead];
+            sizes[i] = out->shape[1 + i - lead];
+        }
+        v.b_tap[i] = b_units;
+        v.out_step[i] = out_units;
+        b_units *= taps[i];
+        in_units *= v.in_size[i];
+        out_units *= sizes[i];
+    }
+    v.b_row = b_units;
+    v.in_batch = in_units;
+    v.out_batch = out_units;
+    for (int i = 0; i < SPACE; i++) {
+        struct conv probe = v;
+        counts[i] = conv_axis(&probe, i, sizes[i], taps[i], p, 0);
+        total *= counts[i] < sizes[i] ? counts[i] : sizes[i];
+    }
+    if (total > 1) { e->concurrent = true; e->concurrent_from = e->live_count; }     /* they write between each other's elements */
+    for (int64_t x = 0; x < counts[0] && x < sizes[0]; x++)
+        for (int64_t y = 0; y < counts[1] && y < sizes[1]; y++)
+            for (int64_t z = 0; z < counts[2] && z < sizes[2]; z++) {
+                struct conv one = v;
+                conv_axis(&one, 0, sizes[0], taps[0], p, x);
+                conv_axis(&one, 1, sizes[1], taps[1], p, y);
+                conv_axis(&one, 2, sizes[2], taps[2], p, z);
+                if (!(one.taps[0] && one.taps[1] && one.taps[2])) one.b_first = 0;
+                conv_rows_split(e, &one);
+            }
+    e->concurrent = false;
+}
+
+/* Halves batches that the device cannot bind whole. */
+static void conv_batches(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
+{
+    struct array part[2] = { *in, *out }, *pair[2] = { in, out };
+    int half = out->shape[0] / 2;
+    if (half == 0 || axis_to_split(e, pair, 2) < 0) { conv_whole(e, p, in, kernel, out); return; }
+    for (int second = 0; second < 2 && !e->code; second++) {
+        for (int k = 0; k < 2; k++) {
+            part[k].shape[0] = second ? out->shape[0] - half : half;
+            part[k].size = pair[k]->size / (size_t)out->shape[0] * (size_t)part[k].shape[0];
+            if (second) part[k].offset += half * pair[k]->strides[0] * (int64_t)item_size(pair[k]);
+        }
+        conv_batches(e, p, &part[0], kernel, &part[1]);
+    }
+}
+
+static void lower_convolution(struct encoder *e, const struct node *n)
+{
+    struct array *in = rows_of(e, n->in[0]), *kernel = rows_of(e, n->in[1]);
+    conv_batches(e, &n->p.conv, in, kernel, n->out[0]);
+    array_release(in);
+    array_release(kernel);
+}
+
+/* ---- fronts ---- */
+
+/* One value a spatial axis; one for all of them, or none, is allowed too. */
+struct ints { const int *values; size_t count; };
+struct conv_sizes { struct ints stride, low, high, kernel_dilation, input_dilation; };
+
+static bool conv_values(struct call *c, const char *name, struct ints from, int space, int missing, int least, int *to)
+{
+    if (from.count > 1 && from.count != (size_t)space)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu values of %s for %d spatial axes", from.count, name, space), false;
+    if (from.count && !from.values) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is NULL", name), false;
+    for (int i = 0; i < space; i++) {
+        to[i] = from.count ? from.values[from.count == 1 ? 0 : i] : missing;
+        if (to[i] < least) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %d; at least %d", name, to[i], least), false;
+    }
+    return true;
+}
+
+static bool check_conv(struct call *c, const struct array *in, const struct array *w, int groups)
+{
+    if (in->ndim < 3 || in->ndim > 5)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s: (batch, 1 to 3 spatial axes, channels) is expected", TEXT(in)), false;
+    if (w->ndim != in->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "weight %s has not as many axes as input %s", TEXT(w), TEXT(in)), false;
+    if (!is_float(in->dtype) || !is_float(promote(in->dtype, w->dtype)))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "input %s, weight %s: floating dtypes only", TEXT(in), TEXT(w)), false;
+    if (groups < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d groups", groups), false;
+    if (groups > 1 && in->ndim == 5) return FAIL(c, MLXVK_ERROR_ARGUMENT, "groups of three-dimensional convolutions are not supported"), false;
+    if (dim_of(in, -1) % groups || w->shape[0] % groups)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the channels of input %s and weight %s are not multiples of %d groups", TEXT(in), TEXT(w), groups), false;
+    if (dim_of(in, -1) / groups != dim_of(w, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s in %d groups does not have the channels of weight %s", TEXT(in), groups, TEXT(w)), false;
+    return true;
+}
+
+/* Negative padding cuts from the input, before it is dilated. */
+static struct array *conv_cut(struct call *c, struct array *in, int *low, int *high)
+{
+    int start[MAXD] = { 0 }, stop[MAXD], step[MAXD];
+    bool cut = false;
+    for (int i = 0; i < in->ndim; i++) {
+        int *lo = &low[i - 1], *hi = &high[i - 1];
+        stop[i] = in->shape[i];
+        step[i] = 1;
+        if (i == 0 || i == in->ndim - 1) continue;
+        if (*lo < 0) { start[i] = *lo < -in->shape[i] ? in->shape[i] : -*lo; *lo = 0; cut = true; }
+        if (*hi < 0) { stop[i] = *hi < -in->shape[i] ? 0 : in->shape[i] + *hi; *hi = 0; cut = true; }
+        if (stop[i] < start[i]) stop[i] = start[i];
+    }
+    return cut ? do_slice(c, in, start, stop, step) : in;
+}
+
+static struct array *do_conv(struct call *c, struct array *in, struct array *w, const struct conv_sizes *s, int groups, bool flip)
+{
+    struct conv_params p = { .groups = groups, .flip = flip };
+    int high[SPACE], low[SPACE], space, shape[SPACE + 2];
+    int *const all[4] = { p.stride, p.low, p.kernel_dilation, p.input_dilation };
+    mlxvk_dtype t;
+    struct array *out;
+    if (c->code || !in || !w || !check_conv(c, in, w, groups)) return NULL;
+    space = in->ndim - 2;
+    if (!conv_values(c, "stride", s->stride, space, 1, 1, p.stride) || !conv_values(c, "padding", s->low, space, 0, INT_MIN, low) ||
+        !conv_values(c, "padding", s->high, space, 0, INT_MIN, high) ||
+        !conv_values(c, "kernel_dilation", s->kernel_dilation, space, 1, 1, p.kernel_dilation) ||
+        !conv_values(c, "input_dilation", s->input_dilation, space, 1, 1, p.input_dilation)) return NULL;
+    t = promote(in->dtype, w->dtype);
+    in = conv_cut(c, as_type(c, in, t), low, high);
+    w = as_type(c, w, t);
+    if (c->code || !in || !w) return NULL;
+    for (int i = 0; i < space; i++) {
+        int64_t inside = 1 + (int64_t)p.input_dilation[i] * (in->shape[1 + i] - 1) + low[i] + high[i];
+        int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1), size = inside < kernel ? 0 : (inside - kernel) / p.stride[i] + 1;
+        if (size < 1 || !w->shape[1 + i])
+            return FAIL(c, MLXVK_ERROR_SHAPE, "input %s with padding %d + %d is smaller than weight %s along axis %d", TEXT(in), low[i],
+                        high[i], TEXT(w), 1 + i);
+        if (inside > INT_MAX || kernel > INT_MAX)
+            return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d has more than %d positions", 1 + i, INT_MAX);
+        shape[1 + i] = (int)size;
+        p.low[i] = low[i];
+    }
+    shape[0] = in->shape[0];
+    shape[1 + space] = w->shape[0];
+    out = output(c, in->ndim, shape, t);
+    for (int k = 0; k < 4; k++) {                    /* to the last of three axes */
+        memmove(all[k] + SPACE - space, all[k], (size_t)space * sizeof **all);
+        for (int i = 0; i < SPACE - space; i++) all[k][i] = k != 1;
+    }
+    append(c, OP_CONVOLUTION, PARAMS(.conv = p), ARRAYS(in, w), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input_, mlxvk_array weight, const int *stride, size_t stride_num,
+                       const int *padding_lo, size_t padding_lo_num, const int *padding_hi, size_t padding_hi_num,
+                       const int *kernel_dilation, size_t kernel_dilation_num, const int *input_dilation, size_t input_dilation_num,
+                       int groups, bool flip, mlxvk_stream s)
+{
+    struct call c = begin("conv_general", s);
+    struct array *x = input(&c, "input", input_), *w = input(&c, "weight", weight);
+    struct conv_sizes sizes = { { stride, stride_num }, { padding_lo, padding_lo_num }, { padding_hi, padding_hi_num },
+                                { kernel_dilation, kernel_dilation_num }, { input_dilation, input_dilation_num } };
+    return finish(&c, do_conv(&c, x, w, &sizes, groups, flip), res);
+}
+
+static int conv(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride, const int *padding,
+                const int *dilation, int space, int groups, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "input", in), *w = input(&c, "weight", weight);
+    size_t n = (size_t)space;
+    struct conv_sizes sizes = { { stride, n }, { padding, n }, { padding, n }, { dilation, n }, { NULL, 0 } };
+    return finish(&c, do_conv(&c, x, w, &sizes, groups, false), res);
+}
+
+int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation, int groups, mlxvk_stream s)
+{
+    return conv(res, "conv1d", input, weight, &stride, &padding, &dilation, 1, groups, s);
+}
+
+int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0, int padding_1,
+                 int dilation_0, int dilation_1, int groups, mlxvk_stream s)
+{
+    return conv(res, "conv2d", input, weight, (int[]){ stride_0, stride_1 }, (int[]){ padding_0, padding_1 },
+                (int[]){ dilation_0, dilation_1 }, 2, groups, s);
+}
+
+int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2, int padding_0,
+                 int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2, int groups, mlxvk_stream s)
+{
+    return conv(res, "conv3d", input, weight, (int[]){ stride_0, stride_1, stride_2 }, (int[]){ padding_0, padding_1, padding_2 },
+                (int[]){ dilation_0, dilation_1, dilation_2 }, 3, groups, s);
+}
+
+/* A convolution over the input with stride - 1 zeros between its elements, by the mirrored kernel. */
+static int conv_transpose(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride, const int *padding,
+                          const int *dilation, const int *output_padding, int space, int groups, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "input", in), *w = input(&c, "weight", weight);
+    int low[SPACE] = { 0 }, high[SPACE] = { 0 };
+    size_t n = (size_t)space;
+    struct conv_sizes sizes = { { NULL, 0 }, { low, n }, { high, n }, { dilation, n }, { stride, n } };
+    if (x && w && (x->ndim != space + 2 || w->ndim != space + 2))
+        FAIL(&c, MLXVK_ERROR_SHAPE, "input %s and weight %s: %d axes are expected", TEXT(x), TEXT(w), space + 2);
+    for (int i = 0; i < space && x && w && !c.code; i++) {
+        int64_t reach = (int64_t)dilation[i] * (w->shape[1 + i] - 1), lo = reach - padding[i], hi = lo + output_padding[i];
+        if (lo > INT_MAX || lo < INT_MIN || hi > INT_MAX || hi < INT_MIN) FAIL(&c, MLXVK_ERROR_ARGUMENT, "padding %d is too large", padding[i]);
+        low[i] = (int)lo;
+        high[i] = (int)hi;
+    }
+    return finish(&c, do_conv(&c, x, w, &sizes, groups, true), res);
+}
+
+int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
+                           int output_padding, int groups, mlxvk_stream s)
+{
+    return conv_transpose(res, "conv_transpose1d", input, weight, &stride, &padding, &dilation, &output_padding, 1, groups, s);
+}
+
+int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0,
+                           int padding_1, int dilation_0, int dilation_1, int output_padding_0, int output_padding_1, int groups,
+                           mlxvk_stream s)
+{
+    return conv_transpose(res, "conv_transpose2d", input, weight, (int[]){ stride_0, stride_1 }, (int[]){ padding_0, padding_1 },
+                          (int[]){ dilation_0, dilation_1 }, (int[]){ output_padding_0, output_padding_1 }, 2, groups, s);
+}
+
+int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2,
+                           int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2,
+                           int output_padding_0, int output_padding_1, int output_padding_2, int groups, mlxvk_stream s)
+{
+    return conv_transpose(res, "conv_transpose3d", input, weight, (int[]){ stride_0, stride_1, stride_2 },
+                          (int[]){ padding_0, padding_1, padding_2 }, (int[]){ dilation_0, dilation_1, dilation_2 },
+                          (int[]){ output_padding_0, output_padding_1, output_padding_2 }, 3, groups, s);
+}
+
 /* ==== >>attention ================================================================================================= */
 
 enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16, ATTEND_WIDTH = 256 };
@@ -5688,6 +7201,15 @@ struct attention_push {
     uint32_t batches, query_heads, query_count, key_count, row_blocks, splits, split_keys, widths, kinds;
     float scale;
 };
+
+static const char *attention_text(const struct array *q, const struct array *k, const struct array *v, uint32_t flags, char text[NOTE_TEXT])
+{
+    snprintf(text, NOTE_TEXT, "%s, batch %d, heads %d on %d, queries %u, keys up to %u, width %d and %d, mask %s", dtypes[q->dtype].name,
+             q->shape[0], q->shape[1], k->shape[1], size_class((uint32_t)q->shape[2]), size_class((uint32_t)k->shape[2]), q->shape[3], v->shape[3],
+             flags & ATTEND_CAUSAL ? "causal" : flags & ATTEND_BOOL ? "bool" : flags & ATTEND_ADD ? "additive" : "none");
+    return text;
+}
+#define ATTENTION(a) attention_text((a)->q, (a)->k, (a)->v, (a)->flags, (char[NOTE_TEXT]){ 0 })
 
 static void copy_strides(uint32_t *to, const struct array *a, int count)
 {
@@ -5759,15 +7281,25 @@ static uint32_t decode_rows(const struct encoder *e)
 
 enum { SPLIT_MOST = 128 };
 
+/* A gate of three: for one query, for several, or else for both. 0 where none is set. */
+static uint32_t by_queries(const struct device *d, enum gate both, int queries)
+{
+    int own = d->gate[both + (queries > 1 ? 2 : 1)], value = own ? own : d->gate[both];
+    return value > 0 ? (uint32_t)value : 0;
+}
+
 /* The keys of one part: all of them where one or two workgroups can have them, for a second step does not pay then. */
-static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys)
+static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys, int queries)
 {
     const struct decode_row *t = decode_tuning(e);
-    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
-    if (groups > COUNTERS) return keys;
+    const struct device *d = e->device;
+    uint32_t forced = (uint32_t)d->gate[GATE_SDPA_SPLIT], most = by_queries(d, GATE_SPLIT_PARTS, queries), n;
+    uint32_t chunk = by_queries(d, GATE_SPLIT_CHUNK, queries), aim = queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0 ? (uint32_t)d->gate[GATE_SPLIT_GROUPS] : t->groups;
+    if (groups > COUNTERS || keys < by_queries(d, GATE_SPLIT_MIN, queries)) return keys;
     if (forced) return ceil_div(keys, min_u32(forced, SPLIT_MOST));
-    n = min_u32(min_u32(ceil_div(t->groups, groups), ceil_div(keys, t->keys)), SPLIT_MOST);
-    return n < 3 ? keys : (uint32_t)round_up(ceil_div(keys, n), t->keys);
+    if (!chunk) chunk = t->keys;
+    n = min_u32(min_u32(ceil_div(aim, groups), ceil_div(keys, chunk)), most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
+    return n < 3 && !(n == 2 && most == 2) ? keys : (uint32_t)round_up(ceil_div(keys, n), chunk);
 }
 
 /* One dispatch: with parts, where the keys are split, the last workgroup to finish a row adds them up. */
@@ -5795,11 +7327,12 @@ static void attention_decode(struct encoder *e, struct attention *a)
 {
     uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
     uint32_t blocks = ceil_div(rows, decode_rows(e)), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
-    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
+    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2], a->q->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
     struct array *parts = NULL;
     size_t results = a->q->size / (size_t)a->q->shape[3];
     a->flags |= ATTEND_FOLDED;
     rows = ceil_div(rows, blocks);
+    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), splits, size_class(each));
     if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
     decode_pass(e, a, rows, each, splits, parts);
     array_release(parts);
@@ -5816,31 +7349,38 @@ static bool reads_wide(const struct attention *a)
     return true;
 }
 
-/* Few queries for each head of keys? */
-static bool is_decode(const struct encoder *e, const struct attention *a)
+/* Why the kernel for few queries of each head of keys does not take these; NULL where it does. */
+static const char *decode_refusal(const struct encoder *e, const struct attention *a)
 {
-    return e->device->gate[GATE_SDPA_DECODE] && has_kernel(e->device, K_ATTENTION_DECODE) && reads_wide(a) &&
-           (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+    const int *gate = e->device->gate, keys = a->k->shape[2];
+    if ((int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) > decode_tuning(e)->most) return "more queries";
+    if (!has_kernel(e->device, K_ATTENTION_DECODE)) return "the device lacks subgroup operations";
+    if (!reads_wide(a)) return "rows are not aligned";
+    if (!gate[GATE_SDPA_DECODE]) return "a gate";
+    if (a->q->shape[3] != 128 || a->v->shape[3] != 128) return NULL;
+    return gate[GATE_SDPA_D128] && (keys > 128 || gate[keys <= 32 ? GATE_SDPA_K32 : keys <= 64 ? GATE_SDPA_K64 : GATE_SDPA_K128]) ? NULL : "a gate";
 }
 
 enum { COOPMAT_KEYS = 32, COOPMAT_SUBGROUPS = 4 };
 
-/* Half types by cooperative matrices; false where the device or the operands do not allow it. */
-static bool attention_coopmat(struct encoder *e, struct attention *a)
+/* Half types by cooperative matrices; NULL, or why the device or the operands do not allow it. */
+static const char *try_attention_coopmat(struct encoder *e, struct attention *a)
 {
     const struct capabilities *c = &e->device->caps;
     bool bf16 = a->q->dtype == MLXVK_BFLOAT16;
     enum kernel_id kernel = bf16 ? K_ATTENTION_BF16 : K_ATTENTION_F16;
     uint32_t size = c->coopmat_size[bf16], lanes = c->subgroup, d, dv, rows, heads, need;
     struct attention_push p;
-    if (a->q->dtype == MLXVK_FLOAT32 || !size || !has_kernel(e->device, kernel) || !reads_wide(a)) return false;
-    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return false;
+    if (a->q->dtype == MLXVK_FLOAT32) return "float32";
+    if (!size || !has_kernel(e->device, kernel)) return "the device lacks cooperative matrices";
+    if (!reads_wide(a)) return "rows are not aligned";
+    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return "the device's subgroups do not fit";
     d = (uint32_t)round_up((size_t)a->q->shape[3], size);
     dv = (uint32_t)round_up((size_t)a->v->shape[3], size);
     rows = COOPMAT_SUBGROUPS * size;
     need = 16 * COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
     need += 16 * (COOPMAT_KEYS * (d / 8 + dv / 8 + 2) > rows * (d / 8 + 1) ? COOPMAT_KEYS * (d / 8 + dv / 8 + 2) : rows * (d / 8 + 1));
-    if (need > c->shared_memory) return false;
+    if (need > c->shared_memory) return "the device has too little shared memory";
     if ((uint32_t)a->q->shape[2] < rows) a->flags |= ATTEND_FOLDED;
     heads = a->flags & ATTEND_FOLDED ? (uint32_t)(a->q->shape[1] / a->k->shape[1]) : 1;
     p = bind_attention(e, a);
@@ -5849,7 +7389,7 @@ static bool attention_coopmat(struct encoder *e, struct attention *a)
            c->type == VK_PHYSICAL_DEVICE_TYPE_CPU);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
-    return true;
+    return NULL;
 }
 
 /* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
@@ -5864,14 +7404,22 @@ static void lower_attention(struct encoder *e, const struct node *n)
 {
     struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
     struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
+    const char *refusal[2];
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
     struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
     o.shape[1] = n->out[0]->shape[2];
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
     o.strides[2] = n->out[0]->strides[1];
-    if (is_decode(e, &a)) attention_decode(e, &a);
-    else if (!attention_coopmat(e, &a)) attention_general(e, &a);
+    refusal[0] = decode_refusal(e, &a);
+    NOTE(e->device, NOTE_SDPA, "attention_decode", refusal[0], "%s", ATTENTION(&a));
+    if (!refusal[0]) attention_decode(e, &a);
+    else {
+        refusal[1] = try_attention_coopmat(e, &a);
+        NOTE(e->device, NOTE_SDPA, "attention by cooperative matrices", refusal[1], "%s", ATTENTION(&a));
+        if (refusal[1]) NOTE(e->device, NOTE_SDPA, "attention", NULL, "%s", ATTENTION(&a));
+        if (refusal[1]) attention_general(e, &a);
+    }
     array_release(q);
     array_release(k);
     array_release(v);
@@ -5934,11 +7482,22 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
     return p ? do_reshape(c, p, 4, (int[]){ b, h, l, v->shape[3] }) : NULL;
 }
 
+/* Why attention is composed of other operations; NULL where it is not. */
+static const char *fused_refusal(const struct device *d, const struct array *q, const struct array *k, const struct array *v)
+{
+    uint32_t most = by_queries(d, GATE_SDPA_KEYS, q->shape[2]);
+    if (!k->size) return NULL;
+    if (!d->gate[GATE_SDPA_NATIVE]) return "a gate";
+    if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH) return "features beyond 256";
+    return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
+}
+
 static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
                                   struct array *mask, struct array *sinks)
 {
     int flags = mask_flags(c, mode, mask), shape[4];
     struct array *out;
+    const char *refusal;
     mlxvk_dtype t;
     if (!check_attention(c, q, k, v)) return NULL;
     t = promote(promote(q->dtype, k->dtype), v->dtype);
@@ -5953,7 +7512,10 @@ static struct array *do_attention(struct call *c, struct array *q, struct array 
     if (sinks) flags |= ATTEND_SINKS;
     memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
     if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
-    if (k->size && (!c->device->gate[GATE_SDPA_NATIVE] || q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH))
+    refusal = fused_refusal(c->device, q, k, v);
+    if (refusal)
+        NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s", attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
+    if (refusal)
         return as_type(c, compose_attention(c, q, k, v, scale, flags, mask, sinks), t);
     out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
     append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
@@ -6322,12 +7884,14 @@ int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, i
 
 /* ==== >>quantized: quantize, dequantize, quantized_matmul ========================================================= */
 
-/* One row a mode: what is the default, what is taken. Kernels exist for affine only. */
-static const struct quant_mode { const char *name; int group, bits; uint32_t groups, widths; bool native; } quant_modes[] = {
-    { "affine", 64, 4, 32 | 64 | 128, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8, true },
-    { "mxfp4",  32, 4, 32, 1 << 4, false },
-    { "mxfp8",  32, 8, 32, 1 << 8, false },
-    { "nvfp4",  16, 4, 16, 1 << 4, false },
+/* One row a mode: what is the default, what is taken; how kernels name its scales (0: by their dtype). Modes with scales of
+ * their own have no biases. */
+enum { QUANT_BLOCK = 32, QUANT_E8M0 = 32, QUANT_E4M3 = 33 };
+static const struct quant_mode { const char *name; int group, bits; uint32_t groups, widths, scales; } quant_modes[] = {
+    { "affine", 64, 4, 32 | 64 | 128, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8, 0 },
+    { "mxfp4",  32, 4, 32, 1 << 4, QUANT_E8M0 },
+    { "mxfp8",  32, 8, 32, 1 << 8, QUANT_E8M0 },
+    { "nvfp4",  16, 4, 16, 1 << 4, QUANT_E4M3 },
 };
 
 static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits, const char *mode,
@@ -6338,6 +7902,7 @@ static struct quant_params quant_format(struct call *c, mlxvk_optional_int group
     for (size_t i = 0; i < COUNT(quant_modes); i++)
         if (mode && !strcmp(mode, quant_modes[i].name)) row = &quant_modes[i];
     if (!row) { FAIL(c, MLXVK_ERROR_ARGUMENT, "\"%s\" is no quantization mode", mode ? mode : "(NULL)"); return p; }
+    p.mode = (uint8_t)(row - quant_modes);
     p.group = (uint16_t)(group.has_value ? group.value : row->group);
     p.bits = (uint8_t)(bits.has_value ? bits.value : row->bits);
     if (group.has_value && (group.value < 0 || group.value > 128 || (group.value & (group.value - 1)) ||
@@ -6345,11 +7910,17 @@ static struct quant_params quant_format(struct call *c, mlxvk_optional_int group
         FAIL(c, MLXVK_ERROR_ARGUMENT, "a group of %d is not taken in mode %s", group.value, mode);
     else if (bits.has_value && (bits.value < 1 || bits.value > 8 || !(row->widths >> bits.value & 1)))
         FAIL(c, MLXVK_ERROR_ARGUMENT, "%d bits are not taken in mode %s", bits.value, mode);
-    else if (!row->native) FAIL(c, MLXVK_ERROR_UNSUPPORTED, "mode %s is not there yet", mode);
     return p;
 }
 
-static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 2 : p->group == 64 ? 1 : 0; }
+/* A group is 16 << shift codes. */
+static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 3 : p->group == 64 ? 2 : p->group == 32; }
+
+static bool is_affine(const struct quant_params *p) { return !quant_modes[p->mode].scales; }
+static uint32_t scales_kind(const struct quant_params *p, const struct array *scales)
+{
+    return is_affine(p) ? (uint32_t)scales->dtype : quant_modes[p->mode].scales;
+}
 
 /* Values that a row of packed words holds. */
 static int64_t quant_width(const struct array *w, const struct quant_params *p) { return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits; }
@@ -6358,27 +7929,41 @@ static int64_t quant_width(const struct array *w, const struct quant_params *p) 
 static bool check_quantized(struct call *c, const struct array *w, const struct array *s, const struct array *b,
                             const struct quant_params *p)
 {
+    bool affine = is_affine(p);
     if (c->code || !w || !s) return false;
-    if (!b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "biases is { NULL }, which mode affine needs"), false;
+    if (affine && !b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "biases is { NULL }, which mode affine needs"), false;
+    if (!affine && b) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode %s has no biases", quant_modes[p->mode].name), false;
     if (w->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "w is %s, not uint32", TEXT(w)), false;
-    if (!is_float(promote(s->dtype, b->dtype)))
+    if (affine && !is_float(promote(s->dtype, b->dtype)))
         return FAIL(c, MLXVK_ERROR_DTYPE, "scales %s and biases %s are not floating", TEXT(s), TEXT(b)), false;
-    if (w->ndim < 2 || !same_shape(s, b) || s->ndim != w->ndim ||
+    if (!affine && s->dtype != MLXVK_UINT8) return FAIL(c, MLXVK_ERROR_DTYPE, "scales are %s, not uint8", TEXT(s)), false;
+    if (w->ndim < 2 || (b && !same_shape(s, b)) || s->ndim != w->ndim ||
         memcmp(s->shape, w->shape, (size_t)(w->ndim - 1) * sizeof *w->shape) ||
         (int64_t)w->shape[w->ndim - 1] * 32 != (int64_t)s->shape[s->ndim - 1] * p->group * p->bits)
         return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits", TEXT(w),
-                    TEXT(s), TEXT(b), p->group, p->bits), false;
+                    TEXT(s), b ? TEXT(b) : "(none)", p->group, p->bits), false;
     return true;
 }
 
 /* ---- quantize, dequantize ---- */
 
-enum { QUANT_BLOCK = 32 };
+static void quantize_fp(struct encoder *e, const struct node *n, struct array *x)
+{
+    uint32_t groups = ceil_div(x->size, n->p.quant.group), push[5] = { groups };
+    push[1] = set_input(e, 0, x);
+    push[2] = set_output(e, 1, n->out[0]);
+    push[3] = set_output(e, 2, n->out[1]);
+    if (n->in[1]) push[4] = set_input(e, 3, n->in[1]);
+    KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), 0, n->in[1] != NULL);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, ceil_div(groups, 64));
+}
 
 static void lower_quantize(struct encoder *e, const struct node *n)
 {
     struct array *x = rows_of(e, n->in[0]);
-    uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) };
+    uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) - 1 };
+    if (!is_affine(&n->p.quant)) { quantize_fp(e, n, x); array_release(x); return; }
     push[2] = set_input(e, 0, x);
     for (uint32_t i = 0; i < 3; i++) push[3 + i] = set_output(e, 1 + i, n->out[i]);
     KERNEL(e, K_QUANTIZE, 64, n->p.quant.bits, (uint32_t)x->dtype);
@@ -6387,50 +7972,113 @@ static void lower_quantize(struct encoder *e, const struct node *n)
     array_release(x);
 }
 
+/* A tensor's scale: one float32, in mode nvfp4 only; NULL where there is none. */
+static struct array *tensor_scale(struct call *c, const char *name, mlxvk_array scale, const struct quant_params *p)
+{
+    struct array *g = optional_input(c, name, scale);
+    if (c->code || !g) return NULL;
+    if (quant_modes[p->mode].scales != QUANT_E4M3)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is not taken in mode %s", name, quant_modes[p->mode].name);
+    if (g->dtype != MLXVK_FLOAT32 || g->size != 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %s, not one float32", name, TEXT(g));
+    return g;
+}
+
+/* Codes, scales and, in mode affine, biases of x; how many that are. */
+static int do_quantize(struct call *c, struct array *x, struct array *scale, struct quant_params p, struct array *out[3])
+{
+    int shape[MAXD], last, count = is_affine(&p) ? 3 : 2;
+    if (c->code || !x) return 0;
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x)), 0;
+    if (x->ndim < 2 || x->shape[x->ndim - 1] % p.group)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group), 0;
+    last = x->shape[x->ndim - 1];
+    memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
+    shape[x->ndim - 1] = (int)((int64_t)last * p.bits / 32);
+    out[0] = output(c, x->ndim, shape, MLXVK_UINT32);
+    shape[x->ndim - 1] = last / p.group;
+    out[1] = output(c, x->ndim, shape, count == 3 ? x->dtype : MLXVK_UINT8);
+    if (count == 3) out[2] = output(c, x->ndim, shape, x->dtype);
+    append(c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x, scale), out, count);
+    return count;
+}
+
 int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size, mlxvk_optional_int bits,
                    const char *mode, mlxvk_array global_scale, mlxvk_stream s)
 {
     struct call c = begin("quantize", s);
     struct array *x = input(&c, "w", w), *out[3] = { NULL };
     struct quant_params p = quant_format(&c, group_size, bits, mode, true);
-    int shape[MAXD], last;
-    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
-    if (!c.code && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x));
-    if (!c.code && (x->ndim < 2 || x->shape[x->ndim - 1] % p.group))
-        FAIL(&c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group);
-    if (!c.code) {
-        last = x->shape[x->ndim - 1];
-        memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
-        shape[x->ndim - 1] = last / QUANT_BLOCK * p.bits;
-        out[0] = output(&c, x->ndim, shape, MLXVK_UINT32);
-        shape[x->ndim - 1] = last / p.group;
-        out[1] = output(&c, x->ndim, shape, x->dtype);
-        out[2] = output(&c, x->ndim, shape, x->dtype);
-        append(&c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x), out, 3);
-    }
-    return finish_vector(&c, out, 3, res);
+    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p);
+    int count = do_quantize(&c, x, scale, p, out);
+    return finish_vector(&c, out, (size_t)count, res);
 }
 
 /* Unpacks into a row-major array, rounding to a dtype first; w, scales and biases are row-contiguous. */
 static void unpack_dispatch(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
-                            struct array *biases, struct array *out, mlxvk_dtype first)
+                            struct array *biases, struct array *scale, struct array *out, mlxvk_dtype first)
 {
-    uint32_t push[6] = { ceil_div(out->size, 8), group_shift(f) };
+    uint32_t push[7] = { ceil_div(out->size, 8), group_shift(f) };
     push[2] = set_input(e, 0, w);
     push[3] = set_input(e, 1, scales);
-    push[4] = set_input(e, 2, biases);
+    if (biases) push[4] = set_input(e, 2, biases);
     push[5] = set_output(e, 3, out);
-    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, (uint32_t)scales->dtype, (uint32_t)out->dtype, push[5] % 8 == 0);
+    if (scale) push[6] = set_input(e, 4, scale);
+    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, scales_kind(f, scales), (uint32_t)out->dtype, push[5] % 8 == 0, scale != NULL);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(push[0], 256));
 }
 
 static void lower_dequantize(struct encoder *e, const struct node *n)
 {
-    struct array *in[3];
-    for (int i = 0; i < 3; i++) in[i] = rows_of(e, n->in[i]);
-    unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->out[0], in[1]->dtype);
+    struct array *in[3] = { NULL };
+    bool rows = n->in[0]->row && n->in[1]->row && (!n->in[2] || n->in[2]->row);
+    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", rows ? NULL : "an operand is strided", "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
+    for (int i = 0; i < 3; i++) if (n->in[i]) in[i] = rows_of(e, n->in[i]);
+    unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->in[3], n->out[0], in[2] ? in[1]->dtype : n->out[0]->dtype);
     for (int i = 0; i < 3; i++) array_release(in[i]);
+}
+
+/* dequantize of 4 bits in mode affine in steps, with the gate off. */
+static struct array *compose_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct quant_params p, mlxvk_dtype to)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int ndim = w->ndim + 1, shape[MAXD];
+    struct array *codes = do_expand(c, w, (int[]){ w->ndim }, 1), *y;
+    mlxvk_dtype t = promote(k->dtype, b->dtype);
+    codes = do_binary(c, B_right_shift, codes, do_binary(c, B_multiply, do_arange(c, 0, 8, 1, MLXVK_UINT32), scalar(c, 4, MLXVK_UINT32)));
+    codes = do_binary(c, B_bitwise_and, codes, scalar(c, 15, MLXVK_UINT32));
+    memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
+    shape[ndim - 1] = p.group;
+    codes = do_reshape(c, codes, ndim, shape);
+    y = do_binary(c, B_multiply, as_type(c, codes, f), do_expand(c, as_type(c, k, f), (int[]){ k->ndim }, 1));
+    y = as_type(c, do_binary(c, B_add, y, do_expand(c, as_type(c, b, f), (int[]){ b->ndim }, 1)), t);
+    memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
+    shape[w->ndim - 1] = (int)quant_width(w, &p);
+    return as_type(c, do_reshape(c, y, w->ndim, shape), to);
+}
+
+/* Checked operands as values of a dtype. */
+static struct array *do_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct array *scale,
+                                   struct quant_params p, mlxvk_dtype to)
+{
+    struct array *out;
+    int shape[MAXD];
+    if (c->code || !w || !k) return NULL;
+    if (!is_dtype((int)to) || !is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+    if (is_affine(&p) && b && p.bits == 4 && w->ndim < MAXD && !c->device->gate[GATE_DEQUANTIZE_B4]) {
+        NOTE(c->device, NOTE_DEQUANTIZE, "dequantize", "a gate", "4 bits of %s", LAYOUT(w));
+        return compose_dequantize(c, w, k, b, p, to);
+    }
+    memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
+    shape[w->ndim - 1] = (int)quant_width(w, &p);
+    out = output(c, w->ndim, shape, to);
+    if (b) {
+        mlxvk_dtype t = promote(k->dtype, b->dtype);
+        k = as_type(c, k, t);
+        b = as_type(c, b, t);
+    }
+    append(c, OP_DEQUANTIZE, PARAMS(.quant = p), ARRAYS(w, k, b, scale), ARRAYS(out));
+    return out;
 }
 
 int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, mlxvk_optional_int group_size,
@@ -6440,17 +8088,38 @@ int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_
     struct call c = begin("dequantize", s);
     struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases), *out = NULL;
     struct quant_params p = quant_format(&c, group_size, bits, mode, true);
-    int shape[MAXD];
-    if (global_scale.ctx) FAIL(&c, MLXVK_ERROR_ARGUMENT, "global_scale is not taken in mode %s", mode);
+    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p);
     if (check_quantized(&c, q, k, b, &p)) {
-        mlxvk_dtype t = promote(k->dtype, b->dtype), to = dtype.has_value ? dtype.value : t;
-        if (!is_dtype((int)to) || !is_float(to)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
-        memcpy(shape, q->shape, (size_t)q->ndim * sizeof *shape);
-        shape[q->ndim - 1] = (int)quant_width(q, &p);
-        out = output(&c, q->ndim, shape, to);
-        append(&c, OP_DEQUANTIZE, PARAMS(.quant = p), ARRAYS(q, as_type(&c, k, t), as_type(&c, b, t)), ARRAYS(out));
+        mlxvk_dtype own = b ? promote(k->dtype, b->dtype) : MLXVK_BFLOAT16;
+        out = do_dequantize(&c, q, k, b, scale, p, dtype.has_value ? dtype.value : own);
     }
     return finish(&c, out, res);
+}
+
+/* ---- fp8 ---- */
+
+static struct array *convert_fp8(struct call *c, struct array *x, mlxvk_dtype to, bool encode)
+{
+    struct array *out;
+    if (c->code || !x) return NULL;
+    if (!is_dtype((int)to) || !is_float(encode ? x->dtype : to))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", encode ? TEXT(x) : mlxvk_dtype_name(to));
+    if (!encode && x->dtype != MLXVK_UINT8) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not uint8", TEXT(x));
+    out = output(c, x->ndim, x->shape, to);
+    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = K_FP8, .op = !encode }), ARRAYS(x), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s)
+{
+    struct call c = begin("to_fp8", s);
+    return finish(&c, convert_fp8(&c, input(&c, "x", x), MLXVK_UINT8, true), res);
+}
+
+int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("from_fp8", s);
+    return finish(&c, convert_fp8(&c, input(&c, "x", x), dtype, false), res);
 }
 
 /* ---- quantized_matmul: the jobs of its kernels ---- */
@@ -6459,9 +8128,10 @@ enum { QMV_SETS = 3 };
 enum qmv_epilogue { QMV_STORE, QMV_ADD, QMV_SWIGLU };
 
 /* Matrix products with the same x (m rows of k, the last dimension dense) and one format. A set is a weight with its
- * scales and biases, each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
+ * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
  * `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
 struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
+
 struct quant_job {
     struct quant_params format;
     struct array *x, *residual;
@@ -6470,6 +8140,7 @@ struct quant_job {
     int sets;
     enum qmv_epilogue epilogue;
     struct quant_set set[QMV_SETS];
+    const struct gather *gather;
 };
 
 /* How the kernels cut their work, by class of device. The first row that fits holds. */
@@ -6495,6 +8166,30 @@ static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_t
     { UINT32_MAX, 2, 256, 2112 },
 };
 enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
+
+static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
+{
+    static const char *const epilogues[] = { [QMV_STORE] = "", [QMV_ADD] = ", added", [QMV_SWIGLU] = ", silu(y0) * y1" };
+    size_t n = (size_t)snprintf(text, NOTE_TEXT, "rows %u, groups per column %u, %u x ", j->m > 16 ? size_class(j->m) : j->m,
+                                j->k / j->format.group, j->k);
+    for (int i = 0; i < j->sets && n < NOTE_TEXT; i++) n += (size_t)snprintf(text + n, NOTE_TEXT - n, "%s%u", i ? " and " : "", j->set[i].rows);
+    if (n < NOTE_TEXT)
+        snprintf(text + n, NOTE_TEXT - n, ", %s of %u bits in groups of %u, %s, batch %u%s%s", quant_modes[j->format.mode].name, j->format.bits,
+                 j->format.group, dtypes[j->to].name, j->batch, j->format.transpose ? "" : ", not transposed", epilogues[j->epilogue]);
+    return text;
+}
+#define JOB(j) job_text(j, (char[NOTE_TEXT]){ 0 })
+
+/* Do the gates allow kernels made for so many rows of x? */
+static bool specialised(const struct device *d, uint32_t m)
+{
+    const int *gate = d->gate;
+    if (!gate[GATE_QMM_NATIVE] || (m == 1 && !gate[GATE_QMM_REDUCE])) return false;
+    return m > 16 || gate[m == 1 ? GATE_QMM_M1 : m == 2 ? GATE_QMM_M2 : m <= 4 ? GATE_QMM_M4 : m <= 8 ? GATE_QMM_M8 : GATE_QMM_M16];
+}
+
+/* May those kernels use subgroup operations? */
+static bool by_subgroups(const struct device *d, uint32_t m) { return m > 1 || d->gate[GATE_QMM_SUBGROUP]; }
 
 /* Rounds that the rows of a job's matrices make. */
 static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
@@ -6558,11 +8253,27 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
         p.y_row[i] = t->y_row;
         p.w_at[i] = set_input(e, 1 + 3 * i, t->w);
         p.s_at[i] = set_input(e, 2 + 3 * i, t->scales);
-        p.b_at[i] = set_input(e, 3 + 3 * i, t->biases);
+        if (t->biases) p.b_at[i] = set_input(e, 3 + 3 * i, t->biases);
         if (t->y) p.y_at[i] = set_output(e, (sets ? 10 : 4) + i, t->y);
     }
     if (j->residual) p.r_at = set_input(e, sets ? 13 : 5, j->residual);
     return p;
+}
+
+/* Push constants of the kernels that follow index arrays. */
+struct gather_push {
+    uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at, rows, w_at, s_at, b_at, y_at, y_row;
+    uint32_t first_entry, every, lhs_at, lhs_last, rhs_at, rhs_last, tiles_at, order_at;
+};
+
+static struct gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p, uint32_t lhs_slot)
+{
+    const struct gather *g = j->gather;
+    struct gather_push q = { p->m, p->k, p->group_shift, p->rounds, p->x_at, p->x_row, p->x_batch, p->w_batch, p->s_batch,
+        p->y_batch, p->r_at, p->rows[0], p->w_at[0], p->s_at[0], p->b_at[0], p->y_at[0], p->y_row[0], .first_entry = g->first,
+        .every = g->every, .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1 };
+    if (!g->every) q.lhs_at = set_input(e, lhs_slot, g->lhs);
+    return q;
 }
 
 /* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
@@ -6579,11 +8290,12 @@ static uint32_t quant_alignment(const struct quant_job *j, const struct quant_pu
 static void qmv_general(struct encoder *e, const struct quant_job *j)
 {
     struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
-    bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
+    bool subgroup = has_kernel(e->device, K_QMV) && by_subgroups(e->device, j->m), sets = j->sets > 1;
     uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
+    NOTE(e->device, NOTE_QMM, sets ? "qmv_sets" : subgroup ? "qmv" : "qmv_plain", NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
@@ -6591,14 +8303,32 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
                : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
-    set_bytes(e, &p, sizeof p);
+    KERNEL(e, j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
+           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+    if (j->gather) {
+        struct gather_push q = gather_bind(e, j, &p, 6);
+        q.rhs_at = set_input(e, 7, j->gather->rhs);
+        set_bytes(e, &q, sizeof q);
+    } else set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
 
-/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it. */
-static bool qmv_held(struct encoder *e, const struct quant_job *j)
+/* What keeps qmv_held.comp from a job, alignment and long rows aside; NULL: nothing. */
+static const char *held_refusal(const struct device *d, const struct quant_job *j)
+{
+    int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
+    if (!is_affine(&j->format)) return "a mode without biases";
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
+    if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
+    if (j->k < QUANT_BLOCK) return "nothing to add up";
+    if (!has_kernel(d, j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD)) return "the device lacks subgroup operations or integer dot products";
+    if (!by_subgroups(d, j->m)) return "a gate";
+    if (!wanted && j->m > 4) return "more than 4 rows";
+    return !wanted && d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? "a driver on the CPU" : NULL;
+}
+
+/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it: NULL, or why not. */
+static const char *try_held(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
     const struct held_tuning *t = held_tunings;
@@ -6606,39 +8336,40 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
     bool sets = j->sets > 1;
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
     uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
+    const char *refusal = held_refusal(d, j);
     struct quant_push p;
-    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || (j->format.bits != 2 && j->format.bits != 4 && j->format.bits != 8) || !blocks ||
-        !has_kernel(d, sets ? K_QMV_HELD_SETS : K_QMV_HELD) ||
-        (!wanted && (j->m > 4 || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU))) return false;
+    if (refusal) return refusal;
     while (t->max_m < m) t++;
     rows = d->gate[GATE_QMV_ROWS] > 0 ? (uint32_t)d->gate[GATE_QMV_ROWS] : t->rows;
     threads = d->gate[GATE_QMV_THREADS] > 0 ? (uint32_t)d->gate[GATE_QMV_THREADS] : t->threads;
     held = ceil_div(blocks, lanes) <= threads / lanes ? 1 : 2;
     if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
     split = ceil_div(blocks, lanes * held);
-    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return false;   /* long rows: slower than the general kernel */
+    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return "long rows";   /* slower than the general kernel */
     while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
-    if (rows * m > lanes || rows < step) return false;
+    if (rows * m > lanes || rows < step) return "the device's subgroups are small";
     p = quant_bind(e, j, sets);
-    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return false; }
+    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return "not aligned"; }
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
     rounds = held_rounds(j, rows / step);
     groups = ceil_div(rounds, per * ceil_div(rounds * split, t->teams));
     p.rounds = per * ceil_div(ceil_div(rounds, groups), per);
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
     KERNEL(e, sets ? K_QMV_HELD_SETS : K_QMV_HELD, per * split * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format), j->epilogue,
+           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format) - 1, j->epilogue,
            wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
     set_bytes(e, &p, sizeof p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
-    return true;
+    return NULL;
 }
 
 /* Products with a few rows of x: any epilogue, several sets where there is one batch. */
 static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
     int wanted = e->device->gate[GATE_QMM_KERNEL];
-    if ((wanted && wanted < QMM_HELD) || !qmv_held(e, j)) qmv_general(e, j);
+    const char *refusal = wanted && wanted < QMM_HELD ? "a gate" : try_held(e, j);
+    NOTE(e->device, NOTE_QMM, j->sets > 1 ? "qmv_held_sets" : "qmv_held", refusal, "%s", JOB(j));
+    if (refusal) qmv_general(e, j);
 }
 
 /* Products of any shape, by qmm.comp: one set, no epilogue. */
@@ -6647,7 +8378,8 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     struct quant_push p = quant_bind(e, j, false);
     bool small = j->m <= 16;
     uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4;
-    KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, (uint32_t)j->set[0].scales->dtype,
+    NOTE(e->device, NOTE_QMM, "qmm", NULL, "%s", JOB(j));
+    KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
            (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
     set_bytes(e, &p, sizeof p);
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
@@ -6662,8 +8394,8 @@ static struct product product_of_job(const struct quant_job *j, struct array *a,
         .out_col = 1, .alpha = 1 };
 }
 
-/* The same by qmm_coopmat.comp: W transposed, half types. False where the device or the operands do not allow it. */
-static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+/* The same by qmm_coopmat.comp: W transposed, half types. NULL, or why the device or the operands do not allow it. */
+static const char *try_coopmat(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
     bool bf16 = j->to == MLXVK_BFLOAT16, shallow = d->caps.shared_memory < QMM_DEEP_MEMORY;
@@ -6673,25 +8405,26 @@ static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
     struct quant_job part = *j;
     struct quant_push p;
     const struct tile_row *t;
-    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
-        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
+    if (!j->format.transpose) return "not transposed";
+    if (!size || !has_kernel(d, kernel) || 8 * lanes > d->caps.max_threads) return "the device lacks cooperative matrices";
     t = choose_tile(e, &product, qmm_rows + (shallow ? QMM_SHALLOW : 0), COUNT(qmm_rows) - (shallow ? QMM_SHALLOW : 0), &parts);
     if (j->batch > 1) parts = 1;
     if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
-    if (!part.set[0].y) return true;
+    if (!part.set[0].y) return NULL;
     p = quant_bind(e, &part, false);
     p.rounds = ceil_div(j->k / QUANT_BLOCK, parts * t->bk / QUANT_BLOCK) * (t->bk / QUANT_BLOCK);
     aligned = quant_alignment(j, &p);
     if (!((p.y_at[0] | p.y_row[0] | p.y_batch) % 8)) aligned |= 4;
     if (aligned & 1) {
-        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, (uint32_t)j->set[0].scales->dtype, (uint32_t)j->to,
+        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to,
                t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, parts > 1);
         set_bytes(e, &p, sizeof p);
         dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), parts > 1 ? ceil_div(j->k / QUANT_BLOCK, p.rounds) : j->batch);
         if (parts > 1) product_sum(e, &product, part.set[0].y, ceil_div(j->k / QUANT_BLOCK, p.rounds));
     } else encoder_reset(e);
     if (parts > 1) array_release(part.set[0].y);
-    return aligned & 1;
+    return aligned & 1 ? NULL : "not aligned";
 }
 
 /* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
@@ -6702,9 +8435,10 @@ static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
     struct array *w;
     if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
     w = scratch(e, count, j->to);
+    NOTE(e->device, NOTE_QMM, "unpacked, matmul", NULL, "%s", JOB(j));
     if (w) {
         struct product p = product_of_job(j, j->x, w);
-        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, w, j->to);
+        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
         product_batch(e, &p);
     }
     array_release(w);
@@ -6723,6 +8457,13 @@ static struct array rows_from(const struct array *a, int axis, uint32_t first, u
     return v;
 }
 
+static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const char *refusal = try_coopmat(e, j);
+    NOTE(e->device, NOTE_QMM, "qmm by cooperative matrices", refusal, "%s", JOB(j));
+    return !refusal;
+}
+
 /* Picks the kernel for a job of one set without an epilogue. */
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
@@ -6732,7 +8473,10 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
     few = wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : j->m <= r->few;
     unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
-    if (few && transpose) qmv_dispatch(e, j);
+    if (!specialised(e->device, j->m)) {
+        NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
+        qmm_dispatch(e, j);
+    } else if (few && transpose) qmv_dispatch(e, j);
     else if (unpack && !wanted && (uint64_t)j->k * j->set[0].rows > UNPACK_MOST && qmm_coopmat(e, j)) return;
     else if (unpack && qmm_unpacked(e, j)) return;
     else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
@@ -6751,21 +8495,16 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         uint32_t count = min_u32(most, t->rows - first);
         int w = t->w->ndim - 2, y = t->y->ndim - 1;
         struct array cut[4] = { rows_from(t->w, w, first, count), rows_from(t->scales, w, first, count),
-                                rows_from(t->biases, w, first, count), rows_from(t->y, y, first, count) };
-        part.set[0] = (struct quant_set){ &cut[0], &cut[1], &cut[2], &cut[3], count, t->y_row };
+                                rows_from(t->biases ? t->biases : t->scales, w, first, count), rows_from(t->y, y, first, count) };
+        part.set[0] = (struct quant_set){ &cut[0], &cut[1], t->biases ? &cut[2] : NULL, &cut[3], count, t->y_row };
         quant_choose(e, &part);
     }
-}
-
-static bool dense_matrix(const struct array *a)
-{
-    return (a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
-           (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]);
 }
 
 /* The operand itself where its matrices are dense (its rows, for x), else a copy. */
 static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
 {
+    if (!a) return NULL;
     if (matrix ? dense_matrix(a) : a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) { a->refs++; return a; }
     return rows_of(e, a);
 }
@@ -6784,11 +8523,11 @@ static void quant_batch(struct encoder *e, struct quant_job *j, struct array *x,
     j->s_batch = (uint32_t)s->strides[outer];
     j->y_batch = (uint32_t)y->strides[outer];
     for (size_t at = 0; at < count && !e->code; at++) {
-        struct array part[5] = { *x, *w, *s, *b, *y };
+        struct array part[5] = { *x, *w, *s, b ? *b : *s, *y };
         for (int a = 0; a < 5; a++)
             for (int i = 0; i < outer; i++) part[a] = rows_from(&part[a], i, (uint32_t)index[i], 1);
         j->x = &part[0];
-        j->set[0] = (struct quant_set){ &part[1], &part[2], &part[3], &part[4], j->set[0].rows, j->set[0].y_row };
+        j->set[0] = (struct quant_set){ &part[1], &part[2], b ? &part[3] : NULL, &part[4], j->set[0].rows, j->set[0].y_row };
         quant_run(e, j);
         for (int i = outer - 1; i >= 0 && ++index[i] == y->shape[i]; i--) index[i] = 0;
     }
@@ -6852,23 +8591,158 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
     }
 }
 
+/* ---- gather_qmm ---- */
+
+/* Binds what kernels GROUPED need besides the operands. */
+static void bind_groups(struct encoder *e, const struct quant_job *j, const struct quant_push *p, const struct row_groups *r)
+{
+    struct gather_push q = gather_bind(e, j, p, 7);
+    q.tiles_at = set_input(e, 5, r->tiles);
+    q.order_at = set_input(e, 6, r->order);
+    set_bytes(e, &q, sizeof q);
+}
+
+/* Rows and shape of the tiles for a product by index arrays; rows of x that meet one weight, about. */
+static const struct tile_row *grouped_tile(const struct encoder *e, const struct quant_job *j)
+{
+    uint64_t rows = (uint64_t)j->gather->entries * j->m / j->gather->weights;
+    if (j->m > rows) rows = j->m;
+    return qmm_rows + (e->device->caps.shared_memory < QMM_DEEP_MEMORY + 1024 ? QMM_SHALLOW : 0) + (rows > 96 ? 0 : rows > 40 ? 1 : 2);
+}
+
+/* By cooperative matrices; false where the device or the operands do not allow it. */
+static bool gather_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const struct device *d = e->device;
+    const struct tile_row *t = grouped_tile(e, j);
+    bool bf16 = j->to == MLXVK_BFLOAT16;
+    enum kernel_id kernel = bf16 ? K_QMM_GROUPED_BF16 : K_QMM_GROUPED_F16;
+    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
+    struct quant_push p;
+    struct row_groups r;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
+        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
+    p = quant_bind(e, j, false);
+    aligned = quant_alignment(j, &p) | ((p.y_at[0] | p.y_row[0]) % 8 ? 0 : 4);
+    encoder_reset(e);
+    if (!(aligned & 1)) return false;
+    r = group_rows(e, j->gather, j->m, t->bm);
+    p = quant_bind(e, j, false);
+    if (!e->code) {
+        bind_groups(e, j, &p, &r);
+        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
+               (uint32_t)j->to, t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, false);
+        dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), 1);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+    return true;
+}
+
+static void gather_tiles(struct encoder *e, const struct quant_job *j)
+{
+    bool small = (uint64_t)j->gather->entries * j->m / j->gather->weights <= 16 && j->m <= 16;
+    uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4, most = e->device->caps.max_groups[1];
+    struct row_groups r = group_rows(e, j->gather, j->m, bm);
+    if (!e->code) {
+        struct quant_push p = quant_bind(e, j, false);
+        uint32_t z = ceil_div(r.count, most);
+        bind_groups(e, j, &p, &r);
+        KERNEL(e, K_QMM_GROUPED, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype,
+               scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
+        dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(r.count, z), z);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+}
+
+/* Entry by entry where few rows meet each weight; else rows are grouped by weight. */
+static void gather_choose(struct encoder *e, struct quant_job *j, struct gather *g)
+{
+    int wanted = e->device->gate[GATE_QMM_KERNEL];
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
+    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : cpu || !many);
+    if (!few) {
+        if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
+        return;
+    }
+    for (g->first = 0; g->first < g->entries && !e->code; g->first += j->batch) {
+        j->batch = min_u32(g->entries - g->first, e->device->caps.max_groups[2]);
+        qmv_general(e, j);
+    }
+}
+
+static void lower_gather_qmm(struct encoder *e, const struct node *n)
+{
+    struct array *y = n->out[0], *in[4];
+    uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
+    struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
+                              .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1, .y_batch = m * rows, .gather = &g };
+    in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
+    in[1] = matrices_of(e, n->in[1], true, &j.w_batch);
+    in[2] = matrices_of(e, n->in[2], true, &j.s_batch);
+    in[3] = matrices_of(e, n->in[3], true, &b_batch);
+    if (in[3] && b_batch != j.s_batch) {             /* kernels have one stride for both */
+        struct array *scales = in[2], *biases = in[3];
+        in[2] = rows_of(e, scales);
+        in[3] = rows_of(e, biases);
+        matrix_stride(in[2], &j.s_batch);
+        array_release(scales);
+        array_release(biases);
+    }
+    j.k = (uint32_t)dim_of(in[0], -1);
+    j.x = in[0];
+    j.x_row = (uint32_t)in[0]->strides[in[0]->ndim - 2];
+    j.set[0] = (struct quant_set){ in[1], in[2], in[3], y, rows, rows };
+    if (!e->code) gather_choose(e, &j, &g);
+    for (int i = 0; i < 4; i++) array_release(in[i]);
+}
+
 /* A weight whose batch is one matrix as that matrix. */
 static struct array *without_batch(struct call *c, struct array *a)
 {
-    return a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+    return a && a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+}
+
+/* a with zeros behind its last dimension's elements. */
+static struct array *with_zeros(struct call *c, struct array *a, int count)
+{
+    struct array *out, *part;
+    int shape[MAXD], last;
+    if (c->code || !a) return NULL;
+    last = a->ndim - 1;
+    memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
+    shape[last] += count;
+    out = output(c, a->ndim, shape, a->dtype);
+    part = slice_one(c, out, last, a->shape[last], count);
+    if (!part) return NULL;
+    append_copy(c, part, broadcast(c, scalar(c, 0, a->dtype), part->ndim, part->shape));
+    append_copy(c, slice_one(c, out, last, 0, a->shape[last]), a);
+    return out;
+}
+
+/* Kernels take rows of whole blocks: what groups of 16 leave over is filled with zeros. Rows of x with them. */
+static void whole_blocks(struct call *c, struct array **x, struct array **w, struct array **s, const struct quant_params *p)
+{
+    if (c->code || !*x || !*w || !*s || quant_width(*w, p) % QUANT_BLOCK == 0) return;
+    *w = with_zeros(c, *w, p->bits / 2);
+    *s = with_zeros(c, *s, 1);
+    if (p->transpose) *x = with_zeros(c, *x, QUANT_BLOCK / 2);
 }
 
 /* The arrays of quantized_matmul, checked and promoted: in[] = x, w, scales, biases. */
 static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
                                          struct quant_params p)
 {
-    int ndim, shape[MAXD], n, k;
+    int ndim, shape[MAXD], n, k, columns;
     size_t matrices = 1;
     struct array *out;
     mlxvk_dtype t, to;
     if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
-    t = promote(s->dtype, b->dtype);
-    to = promote(x->dtype, t);
+    t = b ? promote(s->dtype, b->dtype) : s->dtype;
+    to = b ? promote(x->dtype, t) : x->dtype;
     n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
     k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
     if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
@@ -6876,10 +8750,15 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
         return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
                     p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
     for (int i = 0; i < w->ndim - 2; i++) matrices *= (size_t)w->shape[i];
+    whole_blocks(c, &x, &w, &s, &p);
+    if (c->code) return NULL;
+    columns = n;
+    n = p.transpose ? n : (int)quant_width(w, &p);
+    k = x->shape[x->ndim - 1];
     x = is_float(x->dtype) ? x : as_type(c, x, to);
     s = as_type(c, s, t);
     b = as_type(c, b, t);
-    if (!x || !s || !b) return NULL;
+    if (c->code) return NULL;
     if (matrices == 1 && x->ndim >= w->ndim) {
         w = without_batch(c, w);
         s = without_batch(c, s);
@@ -6905,14 +8784,14 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
         w = broadcast(c, w, ndim + 2, shape);
         shape[ndim + 1] = s->shape[s->ndim - 1];
         s = broadcast(c, s, ndim + 2, shape);
-        b = broadcast(c, b, ndim + 2, shape);
+        if (b) b = broadcast(c, b, ndim + 2, shape);
         if (s && b && memcmp(s->strides, b->strides, (size_t)s->ndim * sizeof *s->strides)) {
             s = copy_of(c, s);
             b = copy_of(c, b);
         }
     }
     append(c, OP_QUANTIZED_MATMUL, PARAMS(.quant = p), ARRAYS(x, w, s, b), ARRAYS(out));
-    return out;
+    return columns == n ? out : slice_one(c, out, out ? out->ndim - 1 : 0, 0, columns);
 }
 
 int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, bool transpose,
@@ -6924,6 +8803,56 @@ int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk
     struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
     return finish(&c, do_quantized_matmul(&c, a, q, k, b, p), res);
 }
+
+static struct array *do_gather_qmm(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
+                                   struct array *lhs, struct array *rhs, struct quant_params p)
+{
+    struct gather_qmm_params f = { .quant = p };
+    struct array *out;
+    int ndim, shape[MAXD], n, k, columns;
+    mlxvk_dtype t, to;
+    if (!lhs && !rhs) return do_quantized_matmul(c, x, w, s, b, p);
+    if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
+    t = b ? promote(s->dtype, b->dtype) : s->dtype;
+    to = b ? promote(x->dtype, t) : x->dtype;
+    n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
+    k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
+    columns = n;
+    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    if (x->ndim < 2 || dim_of(x, -1) != k)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
+                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+    if (!matrix_indices(c, x, w, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    shape[ndim] = dim_of(x, -2);
+    whole_blocks(c, &x, &w, &s, &p);
+    if (c->code) return NULL;
+    n = p.transpose ? n : (int)quant_width(w, &p);
+    shape[ndim + 1] = n;
+    out = output(c, ndim + 2, shape, to);
+    if (!out) return NULL;
+    if (out->size && (!x->size || !w->size)) {
+        if (k == 0) return append_copy(c, out, broadcast(c, scalar(c, 0, to), out->ndim, out->shape)), out;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
+    }
+    x = is_float(x->dtype) ? x : as_type(c, x, to);
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
+    return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
+}
+
+int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                     mlxvk_array lhs_indices, mlxvk_array rhs_indices, bool transpose, mlxvk_optional_int group_size,
+                     mlxvk_optional_int bits, const char *mode, bool sorted_indices, mlxvk_stream s)
+{
+    struct call c = begin("gather_qmm", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = input(&c, "scales", scales),
+        *b = optional_input(&c, "biases", biases), *lhs = optional_input(&c, "lhs_indices", lhs_indices),
+        *rhs = optional_input(&c, "rhs_indices", rhs_indices);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
+    (void)sorted_indices;                            /* entries are sorted on the GPU where that pays */
+    return finish(&c, do_gather_qmm(&c, a, q, k, b, lhs, rhs, p), res);
+}
+
 /* ==== >>sort ====================================================================================================== */
 
 /* FLAGS of the shaders: what is read and written. */
@@ -6936,6 +8865,7 @@ struct sort_rows {
     struct array in, out, out_as_keys;
     uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
     bool index;
+    struct array *sorted;                            /* NULL, or for the keys of an argsort */
     struct array *keys[2], *places[2], *owned[4];
 };
 struct sort_step { struct array *src, *place, *dst, *dst_place; uint32_t flags; };
@@ -6952,18 +8882,20 @@ static void sort_begin(struct encoder *e, struct sort_rows *s, uint32_t phase_st
     s->steps = phase_steps * (item_size(&s->in) == 8 ? 2 : 1);
     s->out_as_keys = s->out;
     s->out_as_keys.dtype = MLXVK_UINT32;
-    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out);
+    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out && !s->sorted);
     s->keys[1] = sort_scratch(e, s, 1, s->steps > 1);
     s->places[0] = s->index ? &s->out : NULL;
     s->places[1] = sort_scratch(e, s, 2, s->steps > 1 && s->index);
     if (in_out) s->keys[0] = &s->out_as_keys;
+    if (s->sorted) s->keys[0] = s->sorted;
 }
 
 static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]); }
 
 static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
 {
-    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = !last && (i + 1) % s->phase_steps;
+    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps;
+    bool keys = last ? s->sorted != NULL : (i + 1) % s->phase_steps != 0;
     uint32_t target = (s->steps - 1 - i) & 1;
     struct sort_step p = {
         .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL,
@@ -7054,11 +8986,11 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
     }
 }
 
-static void sort_by_digits(struct encoder *e, struct sort_rows *s)
+static void sort_by_digits(struct encoder *e, struct sort_rows *s, uint32_t digits)
 {
     uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
     struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
-    sort_begin(e, s, (uint32_t)min_size(item_size(&s->in), 4));
+    sort_begin(e, s, digits);
     for (uint32_t i = 0; i < s->steps && !e->code; i++) {
         struct sort_step p = sort_step(s, i);
         radix_step(e, s, &p, 8 * (i % s->phase_steps), counts, tiles, each);
@@ -7092,9 +9024,19 @@ static void lower_sort(struct encoder *e, const struct node *n)
         s.in.size = s.out.size = (size_t)s.rows * length;
         s.in.offset += (int64_t)(first * length * item_size(in));
         s.out.offset += (int64_t)(first * length * item_size(out));
-        if (use_radix(e, &s)) sort_by_digits(e, &s);
+        if (use_radix(e, &s)) sort_by_digits(e, &s, (uint32_t)min_size(item_size(in), 4));
         else sort_by_merges(e, &s);
     }
+}
+
+/* For other lowerings: uint32 keys up to `most` in order, and where each one was. Stable. */
+static void sort_keys(struct encoder *e, struct array *keys, uint32_t most, struct array *sorted, struct array *places)
+{
+    struct sort_rows s = { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
+    uint32_t digits = 1;
+    while (digits < 4 && most >> 8 * digits) digits++;
+    if (use_radix(e, &s)) sort_by_digits(e, &s, digits);
+    else sort_by_merges(e, &s);
 }
 
 /* ---- fronts ---- */
@@ -7154,6 +9096,1146 @@ SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_p
 SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
 SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 #undef SORT_FUNCTION
+
+/* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================== */
+
+enum scatter_op { SCATTER_NONE, SCATTER_SUM, SCATTER_PROD, SCATTER_MAX, SCATTER_MIN };
+enum scatter_step { SCATTER_CLEAR, SCATTER_MARK, SCATTER_PUT, SCATTER_ATOMIC };
+enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2 };  /* flags of the shaders */
+enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18 };
+
+/* Windows of one shape: key i says where window i goes, `none` nowhere. */
+struct scatter_work {
+    struct array *out, *updates, *keys;
+    struct dims window;                              /* in the result, merged */
+    size_t number, each;                             /* windows; elements of one */
+    uint32_t op, scale, none;
+};
+
+struct scatter_push {
+    uint32_t n, units, each, flags, none, scale, dst_at, src_at, key_at, place_at, ndim, shape[PUSH_DIMS], stride[PUSH_DIMS];
+};
+
+/* How many elements can be moved as one: `most` or, where `less` is allowed, a smaller power of two. */
+static uint32_t window_width(const struct scatter_work *w, const struct scatter_push *p, size_t most, bool less)
+{
+    int last = w->window.ndim - 1;
+    int64_t odd;
+    if (last < 0 || w->window.stride[0][last] != 1) return 1;
+    odd = w->window.shape[last] | w->scale | p->dst_at | p->src_at;
+    for (int i = 0; i < last; i++) odd |= w->window.stride[0][i];
+    for (size_t width = most; width > 1; width = less ? width / 2 : 1) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
+    return 1;
+}
+
+/* Binds result and source, and fills in what all kernels take: windows in units of the width that is returned. */
+static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p, size_t most, bool less)
+{
+    uint32_t width;
+    p->dst_at = set_output(e, 0, w->out);
+    p->src_at = set_input(e, 1, src);
+    width = window_width(w, p, most, less);
+    p->dst_at /= width;
+    p->src_at /= width;
+    p->units = (uint32_t)(w->each / width);
+    p->none = w->none;
+    p->scale = w->scale / width;
+    p->ndim = (uint32_t)w->window.ndim;
+    for (int i = 0; i < w->window.ndim; i++) {
+        bool last = i + 1 == w->window.ndim;
+        p->shape[i] = (uint32_t)(w->window.shape[i] / (last ? width : 1));
+        p->stride[i] = (uint32_t)(w->window.stride[0][i] / (last ? 1 : width));
+    }
+    return width;
+}
+
+/* The last of those with one key wins, whatever order they run in. */
+static void scatter_put(struct encoder *e, const struct scatter_work *w)
+{
+    struct array *winner = w->number > 1 ? scratch(e, w->none, MLXVK_UINT32) : NULL;
+    struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
+    uint32_t width;
+    for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
+        p.key_at = set_input(e, 2, w->keys);
+        set_output(e, 3, winner);
+        KERNEL(e, K_SCATTER, 256, step);
+        set_bytes(e, &p, sizeof p);
+        dispatch_groups(e, ceil_div(p.n, 256));
+    }
+    width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
+    p.key_at = set_input(e, 2, w->keys);
+    if (winner) { p.flags = SCATTER_WINNERS; set_input(e, 3, winner); }
+    KERNEL(e, K_SCATTER, 256, SCATTER_PUT, 0, raw_dtype(item_size(w->out) * width));
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
+    array_release(winner);
+}
+
+static void scatter_atomic(struct encoder *e, const struct scatter_work *w)
+{
+    struct scatter_push p = { .n = (uint32_t)w->number };
+    set_window(e, w, w->updates, &p, 1, false);
+    p.key_at = set_input(e, 2, w->keys);
+    KERNEL(e, K_SCATTER, 256, SCATTER_ATOMIC, w->op, (uint32_t)w->out->dtype);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
+}
+
+/* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come back. */
+static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values, struct array *keys,
+                          struct array *places, struct array *parts, struct array *slots, bool upper)
+{
+    uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
+    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 8;    /* there, it is short code that counts */
+    p.key_at = set_input(e, 2, keys);
+    p.flags = places ? 0 : SCATTER_IN_ORDER;
+    if (places) p.place_at = set_input(e, 3, places);
+    if (parts) set_output(e, 4, parts);
+    if (slots) set_output(e, 5, slots);
+    KERNEL(e, K_SCATTER_RUNS, 128, w->op, (uint32_t)w->out->dtype, width, upper, batch);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)ceil_div(p.n, p.each) * p.units, 128));
+}
+
+/* In the order of the windows with one key, by sorting them: sums of floats, and what has no atomics. */
+static void scatter_sorted(struct encoder *e, const struct scatter_work *w)
+{
+    struct scatter_push p = { .n = (uint32_t)w->number };
+    struct array *places = NULL, *keys = w->keys, *values = w->updates;
+    mlxvk_dtype wide = item_size(w->out) == 8 ? MLXVK_UINT64 : MLXVK_UINT32;
+    p.each = w->number * w->each < RUN_THREADS ? RUN_FEW : RUN_MANY;
+    keys->refs++;
+    values->refs++;
+    if (w->number > 1) {
+        struct array *sorted = scratch(e, w->number, MLXVK_UINT32);
+        places = scratch(e, w->number, MLXVK_UINT32);
+        if (!e->code) sort_keys(e, keys, w->none, sorted, places);
+        array_release(keys);
+        keys = sorted;
+    }
+    for (bool upper = false; !e->code; upper = true) {
+        uint32_t chunks = ceil_div(p.n, p.each);
+        struct array *parts = chunks > 1 ? scratch(e, 2 * (size_t)chunks * w->each, wide) : NULL;
+        struct array *slots = chunks > 1 ? scratch(e, 2 * (size_t)chunks, MLXVK_UINT64) : NULL;
+        if (!e->code) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper);
+        array_release(values);
+        array_release(keys);
+        values = parts;
+        keys = slots;
+        if (chunks == 1) break;
+        p.n = 2 * chunks;
+        p.each = RUN_MANY;
+    }
+    array_release(values);
+    array_release(keys);
+    array_release(places);
+}
+
+static bool atomic_dtype(int t) { return dtypes[t].kind <= KIND_INT && dtypes[t].size <= 4; }
+
+static void lower_scatter(struct encoder *e, const struct node *n)
+{
+    const struct scatter_params *p = &n->p.scatter;
+    struct array *out = n->out[0], *updates = rows_of(e, n->in[0]), window = *out, *one = &window;
+    struct scatter_work w = { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
+    w.number = w.keys->size;
+    w.each = updates->size / w.number;
+    if (w.each > 1) {
+        memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
+        w.window = merge_dims(&one, 1);
+    }
+    if (w.op == SCATTER_NONE && (w.number == 1 || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
+    else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
+    else scatter_sorted(e, &w);
+    array_release(updates);
+}
+
+/* ---- fronts ---- */
+
+/* A copy to be changed, or the operand itself where only this call sees it. */
+static struct array *scatter_target(struct call *c, const mlxvk_array *res, struct array *a, const struct array *updates,
+                                    const struct windows *w)
+{
+    bool in_place = updates_in_place(res, a) && a->row && updates->storage != a->storage;
+    for (int k = 0; k < w->count; k++) in_place = in_place && w->index[k]->storage != a->storage;
+    return in_place ? view_of(c, a, a->dtype, a->ndim, a->shape, NULL, a->offset) : copy_of(c, a);
+}
+
+/* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as the
+ * axis. A key counts steps of `scale` elements. */
+static struct array *window_keys(struct call *c, const struct array *a, const struct windows *w, const int64_t *strides,
+                                 struct scatter_params *p)
+{
+    struct array probe = *a, *one = &probe;
+    int64_t steps[MAXD] = { 0 }, scale = 0, most = 0;
+    memcpy(probe.shape, w->sizes, (size_t)a->ndim * sizeof *w->sizes);
+    row_strides(a->ndim, a->shape, probe.strides);
+    if (merge_dims(&one, 1).ndim > PUSH_DIMS) return NULL;
+    for (int k = 0; k < w->count; k++) {
+        int axis = w->axes[k];
+        if (w->sizes[axis] != 1 && w->sizes[axis] != a->shape[axis]) return NULL;
+        if (a->shape[axis] > w->sizes[axis]) scale = common_divisor(scale, strides[axis]);
+    }
+    if (!scale) scale = 1;
+    for (int k = 0; k < w->count; k++) {
+        int axis = w->axes[k];
+        steps[axis] = strides[axis] / scale;
+        most += (a->shape[axis] - w->sizes[axis]) * steps[axis];
+    }
+    if (most >= UINT32_MAX || scale > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    p->scale = (uint32_t)scale;
+    p->none = (uint32_t)most + 1;
+    return do_positions(c, a, w, w->ndim, w->shape, NULL, steps, p->none, true);
+}
+
+/* Keys of the windows' elements, one by one. base: what the walk's coordinates add. */
+static struct array *element_keys(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
+                                  const int64_t *base, const int64_t *strides, struct scatter_params *p)
+{
+    if (c->code) return NULL;
+    if (a->size >= UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    p->scale = 1;
+    p->none = (uint32_t)a->size;
+    return do_positions(c, a, w, ndim, shape, base, strides, p->none, true);
+}
+
+static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct windows *w, struct array *updates,
+                                const int *axes, size_t axes_num, enum scatter_op op)
+{
+    struct scatter_params p = { .op = (uint8_t)op };
+    struct array *out, *keys;
+    int64_t strides[MAXD], base[MAXD] = { 0 };
+    if (c->code || !a || !updates || !broadcast_windows(c, a, w, axes, axes_num)) return NULL;
+    if (updates->ndim != w->ndim + a->ndim || (w->ndim && memcmp(updates->shape, w->shape, (size_t)w->ndim * sizeof *w->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "updates %s do not have the shape of the indices, then windows of %s", TEXT(updates), TEXT(a));
+    if (!check_windows(c, a, w, updates->shape + w->ndim)) return NULL;
+    updates = as_type(c, updates, a->dtype);
+    if (!updates || !a->size || !updates->size) return updates ? a : NULL;
+    row_strides(a->ndim, a->shape, strides);
+    keys = window_keys(c, a, w, strides, &p);
+    if (!keys) {
+        memcpy(base + w->ndim, strides, (size_t)a->ndim * sizeof *strides);
+        keys = element_keys(c, a, w, updates->ndim, updates->shape, base, strides, &p);
+    }
+    out = c->code ? NULL : scatter_target(c, res, a, updates, w);
+    append(c, OP_SCATTER, PARAMS(.scatter = p), ARRAYS(updates, keys), ARRAYS(out));
+    return out;
+}
+
+static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,
+                        const int *axes, size_t axes_num, enum scatter_op op, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
+    struct windows w;
+    if (!index_inputs(&c, x, indices.ctx, &w)) x = NULL;
+    return finish(&c, do_scatter(&c, res, x, &w, u, axes, axes_num, op), res);
+}
+
+static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,
+                          enum scatter_op op, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
+    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    return finish(&c, do_scatter(&c, res, x, &w, u, &axis, 1, op), res);
+}
+
+#define SCATTER_FUNCTIONS(name, op)                                                                                   \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
+                     size_t axes_num, mlxvk_stream s)                                                                 \
+    { return scatter_call(#name, res, a, indices, updates, axes, axes_num, op, s); }                                  \
+    int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,    \
+                              mlxvk_stream s)                                                                         \
+    { return scatter_single(#name "_single", res, a, indices, updates, axis, op, s); }
+SCATTER_FUNCTIONS(scatter, SCATTER_NONE)
+SCATTER_FUNCTIONS(scatter_add, SCATTER_SUM)
+SCATTER_FUNCTIONS(scatter_prod, SCATTER_PROD)
+SCATTER_FUNCTIONS(scatter_max, SCATTER_MAX)
+SCATTER_FUNCTIONS(scatter_min, SCATTER_MIN)
+#undef SCATTER_FUNCTIONS
+
+int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+{
+    struct call c = begin("scatter_add_axis", s);
+    struct array *x = input(&c, "a", a), *v = input(&c, "values", values), *keys = NULL, *out = NULL;
+    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    struct scatter_params p = { .op = SCATTER_SUM };
+    int64_t strides[MAXD], base[MAXD];
+    w.axes[0] = axis = normal_axis(&c, x, axis);
+    if (!put_operands(&c, &x, &w.index[0], &v, axis) || !x->size || !v->size) return finish(&c, x, res);
+    for (int i = 0; i < x->ndim; i++) w.sizes[i] = 1;
+    row_strides(x->ndim, x->shape, strides);
+    memcpy(base, strides, sizeof base);
+    base[axis] = 0;
+    keys = element_keys(&c, x, &w, v->ndim, v->shape, base, strides, &p);
+    out = c.code ? NULL : scatter_target(&c, res, x, v, &w);
+    append(&c, OP_SCATTER, PARAMS(.scatter = p), ARRAYS(v, keys), ARRAYS(out));
+    return finish(&c, out, res);
+}
+
+/* update: along the axes as long as it is, beside them broadcast to src. */
+static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
+                                             struct array *start, const int *axes, size_t axes_num)
+{
+    struct windows w;
+    int normal[MAXD], shape[MAXD];
+    if (!update || !dynamic_windows(c, a, start, axes, axes_num, &w, normal)) return NULL;
+    while (update->ndim > a->ndim && update->shape[0] == 1)
+        if (!(update = do_squeeze(c, update, 1))) return NULL;
+    if (update->ndim > a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "update %s for %s", TEXT(update), TEXT(a));
+    memcpy(shape, a->shape, sizeof shape);
+    for (size_t k = 0; k < axes_num; k++) {
+        int i = normal[k] - (a->ndim - update->ndim);
+        shape[normal[k]] = i < 0 ? 1 : update->shape[i];
+    }
+    return do_scatter(c, res, a, &w, broadcast(c, update, a->ndim, shape), normal, axes_num, SCATTER_NONE);
+}
+
+int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start, const int *axes,
+                               size_t axes_num, mlxvk_stream s)
+{
+    struct call c = begin("slice_update_dynamic", s);
+    struct array *x = input(&c, "src", src), *u = input(&c, "update", update), *i = input(&c, "start", start);
+    return finish(&c, do_slice_update_dynamic(&c, res, x, u, i, axes, axes_num), res);
+}
+
+/* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the running
+ * count of what is true grows, the next element of src is put. */
+static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask, struct array *src)
+{
+    struct array *counts, *out;
+    int shape[MAXD + 1], rest;
+    if (c->code || !a || !mask || !src) return NULL;
+    rest = a->ndim - mask->ndim;
+    if (mask->dtype != MLXVK_BOOL) return FAIL(c, MLXVK_ERROR_DTYPE, "the mask must be bool, not %s", TEXT(mask));
+    if (rest < 0 || (mask->ndim && memcmp(mask->shape, a->shape, (size_t)mask->ndim * sizeof *a->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s does not have the first dimensions of %s", TEXT(mask), TEXT(a));
+    if (src->ndim > rest + 1) return FAIL(c, MLXVK_ERROR_SHAPE, "src %s has more dimensions than rows of %s", TEXT(src), TEXT(a));
+    while (mask && mask->ndim < a->ndim) mask = do_expand(c, mask, &mask->ndim, 1);
+    mask = broadcast(c, mask, a->ndim, a->shape);
+    src = as_type(c, src, a->dtype);
+    if (!mask || !src) return NULL;
+    if (src->ndim <= rest) return do_select(c, mask, broadcast(c, src, a->ndim, a->shape), a);
+    shape[0] = src->shape[0];
+    for (int i = 0; i < rest; i++) shape[1 + i] = a->shape[a->ndim - rest + i];
+    src = do_flatten(c, broadcast(c, src, rest + 1, shape), 0, -1);
+    mask = do_flatten(c, mask, 0, -1);
+    if (!src || !mask || !src->size || !a->size) return c->code ? NULL : a;
+    counts = output(c, 1, mask->shape, MLXVK_INT32);
+    append(c, OP_SCAN, PARAMS(.scan = { R_sum, 0, 0 }), ARRAYS(mask), ARRAYS(counts));
+    counts = do_reshape(c, counts, a->ndim, a->shape);
+    out = c->code ? NULL : scatter_target(c, res, a, src, &(struct windows){ .count = 0 });
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_MASKED, 0, 1, (uint32_t)src->size }), ARRAYS(src, counts), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s)
+{
+    struct call c = begin("masked_scatter", s);
+    struct array *x = input(&c, "a", a), *m = input(&c, "mask", mask), *v = input(&c, "src", src);
+    return finish(&c, do_masked_scatter(&c, res, x, m, v), res);
+}
+
+/* ---- where values belong in a sorted sequence ---- */
+
+static void lower_search(struct encoder *e, const struct node *n)
+{
+    struct array *views[2] = { n->out[0], n->in[1] }, *sequence = n->in[0];
+    struct elementwise_push push = { .n = (uint32_t)n->out[0]->size, .extra = { (uint32_t)sequence->size, n->p.search.right } };
+    struct dims g = merge_dims(views, 2);
+    push.offset[0] = set_output(e, 0, n->out[0]);
+    push.offset[1] = set_input(e, 1, n->in[1]);
+    push.offset[2] = set_input(e, 2, sequence);
+    if (g.ndim <= PUSH_DIMS) push_dims(&push, &g, 2);
+    else { push.ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 2); }
+    push.stride[3][0] = (uint32_t)sequence->strides[0];
+    push.stride[3][1] = (uint32_t)sequence->dtype;
+    KERNEL(e, K_SEARCH, 256, g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div(push.n, 256));
+}
+
+int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s)
+{
+    struct call c = begin("searchsorted", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "v", v), *out = NULL;
+    bool right = side && !strcmp(side, "right");
+    if (!side || (!right && strcmp(side, "left"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
+    if (x && x->ndim != 1) FAIL(&c, MLXVK_ERROR_SHAPE, "%s is no sequence", TEXT(x));
+    if (!c.code) {
+        mlxvk_dtype t = promote(x->dtype, y->dtype);
+        x = as_type(&c, x, t);
+        y = as_type(&c, y, t);
+        out = y ? output(&c, y->ndim, y->shape, MLXVK_UINT32) : NULL;
+        append(&c, OP_SEARCH, PARAMS(.search = { right }), ARRAYS(x, y), ARRAYS(out));
+    }
+    return finish(&c, out, res);
+}
+
+/* ==== >>composites: operations made of others ===================================================================== */
+
+/* ---- creation ---- */
+
+static struct array *filled(struct call *c, int ndim, const int *shape, double value, mlxvk_dtype dtype)
+{
+    return check_shape(c, ndim, shape, dtype) ? do_full(c, ndim, shape, scalar(c, value, dtype), dtype) : NULL;
+}
+
+static struct array *do_eye(struct call *c, int n, int m, int k, mlxvk_dtype dtype)
+{
+    int64_t row = k < 0 ? -(int64_t)k : 0, column = k > 0 ? k : 0;
+    int64_t count = (int64_t)min_size((size_t)(n > row ? n - row : 0), (size_t)(m > column ? m - column : 0)), step = (int64_t)m + 1;
+    struct array *out = filled(c, 2, (int[]){ n, m }, 0, dtype), *diagonal;
+    if (!out || !count) return out;
+    diagonal = view_of(c, out, dtype, 1, (int[]){ (int)count }, &step, (row * m + column) * (int64_t)item_size(out));
+    append_copy(c, diagonal, broadcast(c, scalar(c, 1, dtype), 1, (int[]){ (int)count }));
+    return out;
+}
+
+int mlxvk_eye(mlxvk_array *res, int n, int m, int k, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("eye", s);
+    return finish(&c, do_eye(&c, n, m, k, dtype), res);
+}
+
+int mlxvk_identity(mlxvk_array *res, int n, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("identity", s);
+    return finish(&c, do_eye(&c, n, n, 0, dtype), res);
+}
+
+/* True at and below diagonal k. */
+static struct array *do_tri(struct call *c, int n, int m, int k)
+{
+    struct array *rows, *columns;
+    int last = 1;
+    if (!check_shape(c, 2, (int[]){ n, m }, MLXVK_BOOL)) return NULL;
+    k = k > m ? m : k < -n ? -n : k;
+    rows = do_expand(c, do_arange(c, 0, n, 1, MLXVK_INT32), &last, 1);
+    columns = do_arange(c, -(double)k, (double)m - k, 1, MLXVK_INT32);
+    return do_binary(c, B_greater_equal, rows, columns);
+}
+
+int mlxvk_tri(mlxvk_array *res, int n, int m, int k, mlxvk_dtype type, mlxvk_stream s)
+{
+    struct call c = begin("tri", s);
+    struct array *x = check_shape(&c, 0, NULL, type) ? as_type(&c, do_tri(&c, n, m, k), type) : NULL;
+    return finish(&c, x, res);
+}
+
+/* Zeros above (upper: below) diagonal k of each matrix. */
+static struct array *do_triangle(struct call *c, struct array *x, int k, bool upper)
+{
+    struct array *mask, *zero;
+    if (c->code || !x) return NULL;
+    if (x->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has fewer than two dimensions", TEXT(x));
+    mask = do_tri(c, dim_of(x, -2), dim_of(x, -1), upper ? k - (k > INT_MIN) : k);
+    zero = scalar(c, 0, x->dtype);
+    return upper ? do_select(c, mask, zero, x) : do_select(c, mask, x, zero);
+}
+
+static int triangle(const char *name, mlxvk_array *res, mlxvk_array x, int k, bool upper, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    return finish(&c, do_triangle(&c, input(&c, "x", x), k, upper), res);
+}
+
+int mlxvk_tril(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s) { return triangle("tril", res, x, k, false, s); }
+int mlxvk_triu(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s) { return triangle("triu", res, x, k, true, s); }
+
+int mlxvk_linspace(mlxvk_array *res, double start, double stop, int num, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("linspace", s);
+    struct array *t, *rest, *out = NULL;
+    if (num < 0) FAIL(&c, MLXVK_ERROR_SHAPE, "%d elements", num);
+    if (!check_shape(&c, 0, NULL, dtype)) return finish(&c, NULL, res);
+    if (num == 1) return finish(&c, as_type(&c, filled(&c, 1, &num, start, MLXVK_FLOAT32), dtype), res);
+    t = do_binary(&c, B_divide, do_arange(&c, 0, num, 1, MLXVK_FLOAT32), scalar(&c, (double)num - 1, MLXVK_FLOAT32));
+    rest = do_binary(&c, B_multiply, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), t), scalar(&c, start, MLXVK_FLOAT32));
+    out = do_binary(&c, B_add, rest, do_binary(&c, B_multiply, t, scalar(&c, stop, MLXVK_FLOAT32)));
+    return finish(&c, as_type(&c, out, dtype), res);
+}
+
+/* terms[0] + terms[1] cos x + terms[2] cos 2x, where x goes from 0 to 2 pi; without terms 1 - |x / pi - 1|. */
+static int window(const char *name, mlxvk_array *res, int m, const double *terms, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x, *out;
+    int n = m < 0 ? 0 : m;
+    if (m <= 1) return finish(&c, filled(&c, 1, &n, 1, MLXVK_FLOAT32), res);
+    x = do_binary(&c, B_multiply, do_arange(&c, 0, n, 1, MLXVK_FLOAT32), scalar(&c, (terms ? 6.283185307179586 : 2.0) / (n - 1), MLXVK_FLOAT32));
+    if (!terms) {
+        x = do_unary(&c, U_abs, do_binary(&c, B_subtract, x, scalar(&c, 1, MLXVK_FLOAT32)));
+        return finish(&c, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), x), res);
+    }
+    out = scalar(&c, terms[0], MLXVK_FLOAT32);
+    for (int i = 1; i < 3 && terms[i] != 0; i++) {
+        struct array *wave = do_unary(&c, U_cos, do_binary(&c, B_multiply, x, scalar(&c, i, MLXVK_FLOAT32)));
+        out = do_binary(&c, B_add, out, do_binary(&c, B_multiply, wave, scalar(&c, terms[i], MLXVK_FLOAT32)));
+    }
+    return finish(&c, out, res);
+}
+
+int mlxvk_bartlett(mlxvk_array *res, int M, mlxvk_stream s) { return window("bartlett", res, M, NULL, s); }
+int mlxvk_hanning(mlxvk_array *res, int M, mlxvk_stream s) { return window("hanning", res, M, (double[]){ 0.5, -0.5, 0 }, s); }
+int mlxvk_hamming(mlxvk_array *res, int M, mlxvk_stream s) { return window("hamming", res, M, (double[]){ 0.54, -0.46, 0 }, s); }
+int mlxvk_blackman(mlxvk_array *res, int M, mlxvk_stream s) { return window("blackman", res, M, (double[]){ 0.42, -0.5, 0.08 }, s); }
+
+/* ---- lists of arrays ---- */
+
+/* The arrays of a vector in a list to be freed by finish_list. */
+static struct array **vector_list(struct call *c, const char *name, mlxvk_vector_array arrays, size_t *count)
+{
+    struct vector *v = arrays.ctx;
+    struct array **list;
+    *count = 0;
+    if (c->code) return NULL;
+    if (!v) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is { NULL }", name);
+    list = host_zalloc(c->device, (v->size + 1) * sizeof *list);
+    if (!list) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    for (size_t i = 0; i < v->size; i++) list[i] = vector_input(c, v, i);
+    if (!c->code) *count = v->size;
+    return list;
+}
+
+static int finish_list(struct call *c, struct array **list, size_t count, mlxvk_vector_array *res)
+{
+    int code = finish_vector(c, list, count, res);
+    if (list) host_free(c->device, list);
+    return code;
+}
+
+int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_stream s)
+{
+    struct call c = begin("broadcast_arrays", s);
+    size_t count;
+    struct array **list = vector_list(&c, "inputs", inputs, &count), all = { .ndim = 0 }, before;
+    for (size_t i = 0; i < count && !c.code; i++) {
+        before = all;
+        broadcast_shape(&c, list[i], &before, &all.ndim, all.shape);
+    }
+    for (size_t i = 0; i < count && !c.code; i++) list[i] = broadcast(&c, list[i], all.ndim, all.shape);
+    return finish_list(&c, list, count, res);
+}
+
+int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing, mlxvk_stream s)
+{
+    struct call c = begin("meshgrid", s);
+    size_t count;
+    struct array **list = vector_list(&c, "arrays", arrays, &count);
+    bool swap = indexing && !strcmp(indexing, "xy");
+    int full[MAXD] = { 0 };
+    if (!swap && (!indexing || strcmp(indexing, "ij"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "indexing must be \"xy\" or \"ij\"");
+    if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%zu dimensions; at most %d", count, MAXD);
+    for (size_t i = 0; i < count && !c.code; i++) {
+        int shape[MAXD];
+        size_t axis = swap && count > 1 && i < 2 ? 1 - i : i;
+        for (size_t k = 0; k < count; k++) shape[k] = 1;
+        if (list[i]->size > INT_MAX) { FAIL(&c, MLXVK_ERROR_SHAPE, "%s is too large", TEXT(list[i])); break; }
+        full[axis] = shape[axis] = (int)list[i]->size;
+        list[i] = do_reshape(&c, list[i], (int)count, shape);
+    }
+    for (size_t i = 0; i < count && !sparse && !c.code; i++) list[i] = broadcast(&c, list[i], (int)count, full);
+    return finish_list(&c, list, count, res);
+}
+
+int mlxvk_depends(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_vector_array dependencies)
+{
+    struct vector *v = inputs.ctx;
+    return v && dependencies.ctx ? mlxvk_vector_array_set_data(res, v->data, v->size) : MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_divmod(mlxvk_vector_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("divmod", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *both[2];
+    both[0] = do_binary(&c, B_floor_quotient, x, y);
+    both[1] = do_binary(&c, B_remainder, x, y);
+    return finish_vector(&c, both, 2, res);
+}
+
+/* ---- shapes ---- */
+
+/* The array itself, as another handle. */
+int mlxvk_stop_gradient(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return mlxvk_copy(res, a, s); }
+
+static int at_least(const char *name, mlxvk_array *res, mlxvk_array a, int ndim, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    if (x && x->ndim < ndim) {
+        int shape[3] = { 1, 1, 1 };
+        if (x->ndim == 1) shape[ndim > 1] = x->shape[0];
+        if (x->ndim == 2) { shape[0] = x->shape[0]; shape[1] = x->shape[1]; }
+        x = do_reshape(&c, x, ndim, shape);
+    }
+    return finish(&c, x, res);
+}
+
+int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_1d", res, a, 1, s); }
+int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_2d", res, a, 2, s); }
+int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_3d", res, a, 3, s); }
+
+int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted, mlxvk_dtype dtype,
+                             mlxvk_stream s)
+{
+    struct call c = begin("number_of_elements", s);
+    struct array *x = input(&c, "a", a);
+    double count = 1;
+    if (axes_num && !axes) FAIL(&c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
+    for (size_t i = 0; i < axes_num && !c.code; i++) {
+        int axis = normal_axis(&c, x, axes[i]);
+        if (axis >= 0) count *= x->shape[axis];
+    }
+    if (!check_shape(&c, 0, NULL, dtype)) return finish(&c, NULL, res);
+    return finish(&c, scalar(&c, inverted ? 1 / count : count, dtype), res);
+}
+
+/* Every element of an axis `repeats` times in a row. */
+static struct array *do_repeat(struct call *c, struct array *a, int repeats, int axis)
+{
+    int shape[MAXD], next;
+    axis = normal_axis(c, a, axis);
+    if (axis < 0) return NULL;
+    if (repeats < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d repeats", repeats);
+    if (repeats == 1) return a;
+    if ((int64_t)a->shape[axis] * repeats > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s %d times is too long", axis, TEXT(a), repeats);
+    next = axis + 1;
+    a = do_expand(c, a, &next, 1);
+    if (!a) return NULL;
+    memcpy(shape, a->shape, sizeof shape);
+    shape[next] = repeats;
+    return do_flatten(c, broadcast(c, a, a->ndim, shape), axis, next);
+}
+
+int mlxvk_repeat_axis(mlxvk_array *res, mlxvk_array arr, int repeats, int axis, mlxvk_stream s)
+{
+    struct call c = begin("repeat_axis", s);
+    return finish(&c, do_repeat(&c, input(&c, "arr", arr), repeats, axis), res);
+}
+
+int mlxvk_repeat(mlxvk_array *res, mlxvk_array arr, int repeats, mlxvk_stream s)
+{
+    struct call c = begin("repeat", s);
+    return finish(&c, do_repeat(&c, do_flatten(&c, input(&c, "arr", arr), 0, -1), repeats, 0), res);
+}
+
+int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_num, mlxvk_stream s)
+{
+    struct call c = begin("tile", s);
+    struct array *x = input(&c, "arr", arr);
+    int parts[2 * MAXD], from[2 * MAXD], final[MAXD], count = 0, ndim = x && (size_t)x->ndim > reps_num ? x->ndim : shape_count(reps_num);
+    if (reps_num && !reps) FAIL(&c, MLXVK_ERROR_ARGUMENT, "reps is NULL");
+    if (ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%d dimensions; at most %d", ndim, MAXD);
+    for (int i = 0; i < ndim && x && !c.code; i++) {         /* (2, 3) tiled by (4, 5): (1, 2, 1, 3) seen as (4, 2, 5, 3) */
+        int k = i - (ndim - (int)reps_num), rep = k < 0 ? 1 : reps[k], size = i < ndim - x->ndim ? 1 : x->shape[i - (ndim - x->ndim)];
+        if (rep < 0 || (int64_t)rep * size > INT_MAX) { FAIL(&c, MLXVK_ERROR_SHAPE, "%d repetitions of %s", rep, TEXT(x)); break; }
+        if (rep != 1) { parts[count] = rep; from[count++] = 1; }
+        parts[count] = from[count] = size;
+        count++;
+        final[i] = rep * size;
+    }
+    if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%s tiled along so many axes has more than %d dimensions", TEXT(x), MAXD);
+    if (c.code) return finish(&c, NULL, res);
+    return finish(&c, do_reshape(&c, broadcast(&c, do_reshape(&c, x, count, from), count, parts), ndim, final), res);
+}
+
+/* Shifted along an axis, what falls off one end coming back at the other. */
+static struct array *do_roll(struct call *c, struct array *a, int64_t shift, int axis)
+{
+    struct array *out;
+    int n, by;
+    axis = normal_axis(c, a, axis);
+    if (axis < 0 || !a->size) return axis < 0 ? NULL : a;
+    n = a->shape[axis];
+    by = (int)(shift % n);
+    by = by < 0 ? by + n : by;
+    if (!by) return a;
+    out = output(c, a->ndim, a->shape, a->dtype);
+    append_copy(c, slice_one(c, out, axis, by, n - by), slice_one(c, a, axis, 0, n - by));
+    append_copy(c, slice_one(c, out, axis, 0, by), slice_one(c, a, axis, n - by, by));
+    return out;
+}
+
+static int64_t total_shift(struct call *c, const int *shift, size_t count)
+{
+    int64_t total = 0;
+    if (count && !shift) FAIL(c, MLXVK_ERROR_ARGUMENT, "shift is NULL");
+    for (size_t i = 0; i < count && !c->code; i++) total += shift[i];
+    return total;
+}
+
+int mlxvk_roll(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, mlxvk_stream s)
+{
+    struct call c = begin("roll", s);
+    struct array *x = input(&c, "a", a), *flat = do_flatten(&c, x, 0, -1);
+    flat = do_roll(&c, flat, total_shift(&c, shift, shift_num), 0);
+    return finish(&c, x ? do_reshape(&c, flat, x->ndim, x->shape) : NULL, res);
+}
+
+int mlxvk_roll_axis(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, int axis, mlxvk_stream s)
+{
+    struct call c = begin("roll_axis", s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, do_roll(&c, x, total_shift(&c, shift, shift_num), axis), res);
+}
+
+int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    struct call c = begin("roll_axes", s);
+    struct array *x = input(&c, "a", a);
+    if (shift_num < axes_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu shifts for %zu axes", shift_num, axes_num);
+    if (axes_num && (!shift || !axes)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "shift or axes is NULL");
+    for (size_t i = 0; i < axes_num && !c.code; i++) x = do_roll(&c, x, shift[i], axes[i]);
+    return finish(&c, x, res);
+}
+
+/* ---- padding ---- */
+
+enum pad_mode { PAD_CONSTANT, PAD_EDGE, PAD_REFLECT, PAD_SYMMETRIC, PAD_MODES };
+static const char *const pad_modes[PAD_MODES] = { "constant", "edge", "reflect", "symmetric" };
+
+/* Which element of an axis of n stands at each position of the padded axis. */
+static struct array *pad_indices(struct call *c, enum pad_mode mode, int n, int low, int high)
+{
+    struct array *at = do_arange(c, -(double)low, (double)n + high, 1, MLXVK_INT32);
+    double period = mode == PAD_REFLECT ? 2.0 * (n - 1) : 2.0 * n;
+    if (n == 1 || mode == PAD_EDGE)
+        return do_binary(c, B_minimum, do_binary(c, B_maximum, at, scalar(c, 0, MLXVK_INT32)), scalar(c, n - 1, MLXVK_INT32));
+    if (period > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "an axis of %d elements cannot be mirrored", n);
+    at = do_binary(c, B_remainder, at, scalar(c, period, MLXVK_INT32));
+    return do_binary(c, B_minimum, at, do_binary(c, B_subtract, scalar(c, period - (mode == PAD_SYMMETRIC), MLXVK_INT32), at));
+}
+
+/* low, high: of each axis of a. */
+static struct array *do_pad(struct call *c, struct array *a, const int *low, const int *high, struct array *value, const char *name)
+{
+    enum pad_mode mode = PAD_CONSTANT;
+    int shape[MAXD], stop[MAXD];
+    struct array *out;
+    if (c->code || !a) return NULL;
+    while (mode < PAD_MODES && (!name || strcmp(name, pad_modes[mode]))) mode++;
+    if (mode == PAD_MODES) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode must be constant, edge, reflect or symmetric, not %s", name ? name : "NULL");
+    if (value && value->size != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "pad_value %s is not one number", TEXT(value));
+    for (int i = 0; i < a->ndim; i++) {
+        int64_t n = (int64_t)a->shape[i] + low[i] + high[i];
+        if (low[i] < 0 || high[i] < 0 || n > INT_MAX) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
+        shape[i] = (int)n;
+        stop[i] = low[i] + a->shape[i];
+    }
+    if (!memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
+    if (mode == PAD_CONSTANT || !a->size) {
+        value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) : scalar(c, 0, a->dtype);
+        out = do_full(c, a->ndim, shape, value, a->dtype);
+        append_copy(c, do_slice(c, out, low, stop, NULL), a);
+        return out;
+    }
+    for (int i = 0; i < a->ndim && a; i++)
+        if (low[i] || high[i]) a = do_take(c, a, pad_indices(c, mode, a->shape[i], low[i], high[i]), i);
+    return a;
+}
+
+int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size, size_t low_pad_size_num,
+              const int *high_pad_size, size_t high_pad_size_num, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+{
+    struct call c = begin("pad", s);
+    struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
+    int low[MAXD] = { 0 }, high[MAXD] = { 0 };
+    uint32_t mask;
+    if (axes_num != low_pad_size_num || axes_num != high_pad_size_num)
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes, %zu low and %zu high sizes", axes_num, low_pad_size_num, high_pad_size_num);
+    if (axes_num && (!low_pad_size || !high_pad_size)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "low_pad_size or high_pad_size is NULL");
+    if (!axes_mask(&c, x, axes, axes_num, &mask)) return finish(&c, NULL, res);
+    for (size_t i = 0; i < axes_num; i++) {
+        int axis = normal_axis(&c, x, axes[i]);
+        low[axis] = low_pad_size[i];
+        high[axis] = high_pad_size[i];
+    }
+    return finish(&c, do_pad(&c, x, low, high, value, mode), res);
+}
+
+int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+{
+    struct call c = begin("pad_symmetric", s);
+    struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
+    int each[MAXD];
+    for (int i = 0; i < MAXD; i++) each[i] = pad_width;
+    return finish(&c, do_pad(&c, x, each, each, value, mode), res);
+}
+
+/* ---- comparisons ---- */
+
+/* |a - b| <= atol + rtol |b|; infinities are close to themselves. */
+static struct array *do_isclose(struct call *c, struct array *a, struct array *b, double rtol, double atol, bool equal_nan)
+{
+    struct array *bound, *out, *finite;
+    if (c->code || !a || !b) return NULL;
+    bound = do_binary(c, B_multiply, scalar(c, rtol, MLXVK_FLOAT32), do_unary(c, U_abs, b));
+    bound = do_binary(c, B_add, scalar(c, atol, MLXVK_FLOAT32), bound);
+    out = do_binary(c, B_less_equal, do_unary(c, U_abs, do_binary(c, B_subtract, a, b)), bound);
+    if (is_inexact(a->dtype) || is_inexact(b->dtype)) {
+        finite = do_binary(c, B_logical_and, do_unary(c, U_isfinite, a), do_unary(c, U_isfinite, b));
+        out = do_select(c, finite, out, do_binary(c, equal_nan ? B_nan_equal : B_equal, a, b));
+    }
+    return out;
+}
+
+static struct array *all_of(struct call *c, struct array *a)
+{
+    return a && a->ndim ? do_reduce(c, R_all, a, (1u << a->ndim) - 1, false) : a;
+}
+
+int mlxvk_isclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
+{
+    struct call c = begin("isclose", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    return finish(&c, do_isclose(&c, x, y, rtol, atol, equal_nan), res);
+}
+
+int mlxvk_allclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
+{
+    struct call c = begin("allclose", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    return finish(&c, all_of(&c, do_isclose(&c, x, y, rtol, atol, equal_nan)), res);
+}
+
+int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal_nan, mlxvk_stream s)
+{
+    struct call c = begin("array_equal", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    if (x && y && !same_shape(x, y)) out = scalar(&c, 0, MLXVK_BOOL);
+    else out = all_of(&c, do_binary(&c, equal_nan ? B_nan_equal : B_equal, x, y));
+    return finish(&c, out, res);
+}
+
+int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf, mlxvk_optional_float neginf, mlxvk_stream s)
+{
+    struct call c = begin("nan_to_num", s);
+    struct array *x = input(&c, "a", a);
+    mlxvk_dtype t = x ? x->dtype : MLXVK_FLOAT32;
+    double most = t == MLXVK_FLOAT16 ? 65504.0 : t == MLXVK_BFLOAT16 ? 0x1.fep127 : (double)FLT_MAX;
+    struct { enum unary test; double value; } changes[] = { { U_isnan, nan }, { U_isposinf, posinf.has_value ? posinf.value : most },
+                                                            { U_isneginf, neginf.has_value ? neginf.value : -most } };
+    if (x && is_complex(t)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    for (size_t i = 0; i < COUNT(changes) && is_float(t) && x; i++)
+        x = do_select(&c, do_unary(&c, changes[i].test, x), scalar(&c, changes[i].value, t), x);
+    return finish(&c, x, res);
+}
+
+/* ---- statistics ---- */
+
+/* Mean square of the distances from the mean, or with root its square root: in two passes, in float32. */
+static struct array *do_variance(struct call *c, struct array *a, uint32_t mask, bool keepdims, int ddof, bool root)
+{
+    struct array *x, *away;
+    mlxvk_dtype t;
+    double n = 1;
+    if (c->code || !a) return NULL;
+    t = at_least_float(a->dtype);
+    x = as_type(c, a, is_complex(t) ? t : MLXVK_FLOAT32);
+    if (!x) return NULL;
+    for (int i = 0; i < x->ndim; i++) if (mask >> i & 1) n *= x->shape[i];
+    away = do_binary(c, B_subtract, x, mask ? do_reduce(c, R_mean, x, mask, true) : x);
+    if (is_complex(t)) away = do_unary(c, U_abs, away);
+    x = do_unary(c, U_square, away);
+    if (mask) x = do_reduce(c, R_sum, x, mask, keepdims);
+    x = do_binary(c, B_multiply, x, scalar(c, 1 / (n > ddof ? n - ddof : 0), MLXVK_FLOAT32));
+    if (root) x = do_unary(c, U_sqrt, x);
+    return is_complex(t) ? x : as_type(c, x, t);
+}
+
+static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count, bool keepdims, int ddof,
+                    bool root, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask = 0;
+    if (form) axes_mask(&c, x, axes, count, &mask);
+    else if (x) mask = (1u << x->ndim) - 1;
+    return finish(&c, do_variance(&c, x, mask, keepdims, ddof, root), res);
+}
+
+#define X(name, root)                                                                                                 \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s)                        \
+    { return variance(#name, res, a, 0, NULL, 0, keepdims, ddof, root, s); }                                          \
+    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s)       \
+    { return variance(#name "_axis", res, a, 1, &axis, 1, keepdims, ddof, root, s); }                                 \
+    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, mlxvk_stream s) \
+    { return variance(#name "_axes", res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
+X(var, false) X(std, true)
+#undef X
+
+/* The middle of the sorted elements, or the mean of the two in the middle; NaN where there is one. */
+static struct array *do_median(struct call *c, struct array *a, uint32_t mask, bool keepdims)
+{
+    int order[MAXD], shape[MAXD], ndim;
+    struct array *middle, *last;
+    mlxvk_dtype t;
+    if (c->code || !a) return NULL;
+    t = at_least_float(a->dtype);
+    if (!mask) return as_type(c, a, t);
+    ndim = reduced_shape(a, mask, false, shape);
+    shape[ndim] = 1;
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) shape[ndim] *= a->shape[i];
+    if (!shape[ndim]) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty along its axes", TEXT(a));
+    axes_last(a->ndim, mask, order);
+    middle = do_sort(c, do_reshape(c, do_transpose(c, a, order), ndim + 1, shape), -1, false);
+    last = slice_one(c, middle, ndim, shape[ndim] - 1, 1);
+    middle = slice_one(c, middle, ndim, (shape[ndim] - 1) / 2, shape[ndim] % 2 ? 1 : 2);
+    middle = do_reduce(c, R_mean, as_type(c, middle, t), 1u << ndim, false);
+    last = do_squeeze(c, last, 1u << ndim);
+    if (is_inexact(a->dtype)) middle = do_select(c, do_unary(c, U_isnan, last), last, middle);
+    ndim = reduced_shape(a, mask, keepdims, shape);
+    return do_reshape(c, middle, ndim, shape);
+}
+
+int mlxvk_median(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s)
+{
+    struct call c = begin("median", s);
+    struct array *x = input(&c, "a", a);
+    uint32_t mask;
+    if (x && x->ndim && !axes_num) FAIL(&c, MLXVK_ERROR_AXIS, "no axes of %s", TEXT(x));
+    return finish(&c, axes_mask(&c, x, axes, axes_num, &mask) ? do_median(&c, x, mask, keepdims) : NULL, res);
+}
+
+/* ==== >>distributions: made of random bits and uniform numbers ==================================================== */
+
+static struct array *broadcast_to_shape(struct call *c, struct array *a, int ndim, const int *shape)
+{
+    return a && check_shape(c, ndim, shape, a->dtype) ? broadcast(c, a, ndim, shape) : NULL;
+}
+
+/* True with probability p. */
+int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_bernoulli", s);
+    struct array *x = input(&c, "p", p), *k, *bits;
+    int ndim = shape_count(shape_num);
+    if (x && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "p must be floating, not %s", TEXT(x));
+    k = key_input(&c, key);
+    x = broadcast_to_shape(&c, do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32)), ndim, shape);
+    bits = do_random(&c, RANDOM_BITS, ndim, shape, MLXVK_UINT32, 0, 0, k);
+    return finish(&c, do_binary(&c, B_less, bits, x), res);
+}
+
+/* Whole numbers from float32 ones, as MLX makes them, kept below high where float32 rounds up to it. */
+int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                         mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_randint", s);
+    struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k, *out;
+    if (!is_dtype((int)dtype) || is_inexact(dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
+    k = key_input(&c, key);
+    out = do_uniform(&c, x, y, shape_count(shape_num), shape, MLXVK_FLOAT32, k);
+    out = c.code ? NULL : as_type(&c, do_unary(&c, U_floor, out), dtype);
+    if (out && dtype != MLXVK_BOOL) {
+        out = do_binary(&c, B_minimum, out, do_binary(&c, B_subtract, as_type(&c, y, dtype), scalar(&c, 1, dtype)));
+        out = do_binary(&c, B_maximum, out, as_type(&c, x, dtype));
+    }
+    return finish(&c, out, res);
+}
+
+/* erfinv of a uniform number between -1 and 1: a normal one over the root of 2. */
+static struct array *normal_samples(struct call *c, int ndim, const int *shape, mlxvk_dtype dtype, struct array *key)
+{
+    int full[MAXD + 1];
+    struct array *out;
+    if (!check_shape(c, ndim, shape, dtype)) return NULL;
+    for (int i = 0; i < ndim; i++) full[i] = shape[i];
+    full[ndim] = 2;
+    out = do_random(c, RANDOM_UNIFORM, ndim + is_complex(dtype), full, MLXVK_FLOAT32, nextafterf(-1, 0), 1, key);
+    out = do_unary(c, U_erfinv, out);
+    if (!is_complex(dtype)) return as_type(c, out, dtype);
+    out = do_view(c, out, dtype);
+    return out ? do_reshape(c, out, ndim, shape) : NULL;
+}
+
+int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array loc,
+                                  mlxvk_array scale, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_normal_broadcast", s);
+    struct array *at = optional_input(&c, "loc", loc), *by = optional_input(&c, "scale", scale), *k, *out;
+    if (dtype != MLXVK_COMPLEX64) check_float(&c, dtype);
+    k = key_input(&c, key);
+    out = normal_samples(&c, shape_count(shape_num), shape, dtype, k);
+    if (!c.code && !is_complex(dtype)) {
+        struct array *root = scalar(&c, 1.4142135623730951, dtype);
+        by = by ? do_binary(&c, B_multiply, root, as_type(&c, by, dtype)) : root;
+        at = as_type(&c, at, dtype);
+    }
+    if (by) out = do_binary(&c, B_multiply, by, out);
+    if (at) out = do_binary(&c, B_add, at, out);
+    return finish(&c, out, res);
+}
+
+int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape, size_t shape_num,
+                                  mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_truncated_normal", s);
+    struct array *low = input(&c, "lower", lower), *high = input(&c, "upper", upper), *k, *root, *from, *to, *out;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    root = c.code ? NULL : scalar(&c, 1.4142135623730951, dtype);
+    low = c.code ? NULL : as_type(&c, low, dtype);
+    high = c.code ? NULL : as_type(&c, high, dtype);
+    from = do_unary(&c, U_erf, do_binary(&c, B_divide, low, root));
+    to = do_unary(&c, U_erf, do_binary(&c, B_divide, high, root));
+    out = do_uniform(&c, from, to, shape_count(shape_num), shape, dtype, k);
+    out = do_binary(&c, B_multiply, root, do_unary(&c, U_erfinv, out));
+    return finish(&c, do_binary(&c, B_maximum, do_binary(&c, B_minimum, high, out), low), res);
+}
+
+int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
+                         mlxvk_stream s)
+{
+    struct call c = begin("random_laplace", s);
+    struct array *k, *u, *out;
+    check_float(&c, dtype);
+    k = key_input(&c, key);
+    u = do_random(&c, RANDOM_UNIFORM, shape_count(shape_num), shape, MLXVK_FLOAT32, nextafterf(-1, 0), 1, k);
+    out = do_unary(&c, U_log1p, do_unary(&c, U_negative, do_unary(&c, U_abs, u)));
+    out = do_binary(&c, B_multiply, do_unary(&c, U_sign, u), out);
+    if (!c.code) out = as_type(&c, out, dtype);
+    if (!c.code && scale != 1) out = do_binary(&c, B_multiply, scalar(&c, scale, dtype), out);
+    if (!c.code && loc != 0) out = do_binary(&c, B_add, scalar(&c, loc, dtype), out);
+    return finish(&c, out, res);
+}
+
+/* The numbers below n in random order: the order of as many random words. */
+static struct array *permuted_numbers(struct call *c, int n, struct array *key)
+{
+    return do_sort(c, do_random(c, RANDOM_BITS, 1, &n, MLXVK_UINT32, 0, 0, key), 0, true);
+}
+
+int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_permutation_arange", s);
+    return finish(&c, permuted_numbers(&c, x, key_input(&c, key)), res);
+}
+
+int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_permutation", s);
+    struct array *a = input(&c, "x", x), *k = NULL;
+    axis = normal_axis(&c, a, axis);
+    if (axis >= 0) k = permuted_numbers(&c, a->shape[axis], key_input(&c, key));
+    return finish(&c, a && a->size ? do_take(&c, a, k, axis) : a, res);
+}
+
+/* ==== >>linalg ==================================================================================================== */
+
+static struct array *reduced(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
+{
+    return mask ? do_reduce(c, op, a, mask, keepdims) : a;
+}
+
+static struct array *root_of_squares(struct call *c, struct array *x, uint32_t mask, bool keepdims)
+{
+    return do_unary(c, U_sqrt, reduced(c, R_sum, do_unary(c, U_square, x), mask, keepdims));
+}
+
+/* The magnitudes of elements in float32, in which norms are computed. */
+static struct array *magnitudes(struct call *c, struct array *a) { return a ? as_type(c, do_unary(c, U_abs, a), MLXVK_FLOAT32) : NULL; }
+
+static struct array *vector_norm(struct call *c, struct array *a, double order, uint32_t mask, bool keepdims)
+{
+    struct array *x = magnitudes(c, a);
+    if (!x) return NULL;
+    if (order == 0) {
+        x = as_type(c, do_binary(c, B_not_equal, x, scalar(c, 0, MLXVK_FLOAT32)), MLXVK_FLOAT32);
+        return reduced(c, R_sum, x, mask, keepdims);
+    }
+    if (order == 1) return reduced(c, R_sum, x, mask, keepdims);
+    if (order == 2) return root_of_squares(c, x, mask, keepdims);
+    if (isinf(order)) return reduced(c, order > 0 ? R_max : R_min, x, mask, keepdims);
+    x = reduced(c, R_sum, do_binary(c, B_power, x, scalar(c, order, MLXVK_FLOAT32)), mask, keepdims);
+    return do_binary(c, B_power, x, scalar(c, 1 / order, MLXVK_FLOAT32));
+}
+
+/* The largest or smallest sum of magnitudes of a column (order 1, -1) or a row (infinite orders). */
+static struct array *matrix_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
+{
+    int sum = isinf(order) ? axis[1] : axis[0], most = isinf(order) ? axis[0] : axis[1];
+    struct array *x = magnitudes(c, a);
+    if (!x) return NULL;
+    if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "order %g of matrices", order);
+    x = do_reduce(c, order > 0 ? R_max : R_min, do_reduce(c, R_sum, x, 1u << sum, true), 1u << most, true);
+    return keepdims ? x : do_squeeze(c, x, 1u << sum | 1u << most);
+}
+
+/* Normal axes of a norm: those given, or where axis is NULL all of them. Returns how many. */
+static int norm_axes(struct call *c, const struct array *a, const int *axis, size_t count, int most, int *axes, uint32_t *mask)
+{
+    *mask = 0;
+    if (c->code || !a) return 0;
+    if (!axis) count = (size_t)a->ndim;
+    if (count > (size_t)most) { FAIL(c, MLXVK_ERROR_AXIS, "%zu axes of %s; at most %d", count, TEXT(a), most); return 0; }
+    for (int i = 0; i < (int)count; i++) axes[i] = axis ? normal_axis(c, a, axis[i]) : i;
+    if (!axes_mask(c, a, axes, count, mask)) return 0;
+    return (int)count;
+}
+
+int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    struct call c = begin("linalg_norm", s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    int axes[MAXD], count;
+    uint32_t mask;
+    count = norm_axes(&c, x, axis, axis_num, 2, axes, &mask);
+    if (!c.code) out = count == 2 ? matrix_norm(&c, x, ord, axes, keepdims) : vector_norm(&c, x, ord, mask, keepdims);
+    if (out) out = as_type(&c, out, ord == 2 && is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
+    return finish(&c, out, res);
+}
+
+static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, int most, bool keepdims,
+                   mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    int axes[MAXD], count;
+    uint32_t mask;
+    count = norm_axes(&c, x, axis, axis_num, axis ? most : MAXD, axes, &mask);
+    if (ord && count != 2) FAIL(&c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", ord, count);
+    if (ord && strcmp(ord, "fro") && strcmp(ord, "f")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
+    if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
+    if (out) out = as_type(&c, out, is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
+    return finish(&c, out, res);
+}
+
+int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    return norm_l2("linalg_norm_matrix", res, a, ord ? ord : "NULL", axis, axis_num, 2, keepdims, s);
+}
+
+int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+{
+    return norm_l2("linalg_norm_l2", res, a, NULL, axis, axis_num, 2, keepdims, s);
+}
+
+/* Vectors of two elements get a third one, 0. */
+static struct array *three_long(struct call *c, struct array *a, int axis)
+{
+    int low[MAXD] = { 0 }, high[MAXD] = { 0 };
+    if (c->code || !a) return NULL;
+    if (a->shape[axis] != 2 && a->shape[axis] != 3)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s must have 2 or 3 elements", axis, TEXT(a));
+    high[axis] = 3 - a->shape[axis];
+    return do_pad(c, a, low, high, NULL, "constant");
+}
+
+int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s)
+{
+    struct call c = begin("linalg_cross", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *forth, *back;
+    int at_x = normal_axis(&c, x, axis), at_y = normal_axis(&c, y, axis);
+    x = three_long(&c, x, at_x);
+    y = three_long(&c, y, at_y);
+    if (x && y && x->ndim - at_x != y->ndim - at_y) FAIL(&c, MLXVK_ERROR_AXIS, "axis %d is not the same of %s and %s", axis, TEXT(x), TEXT(y));
+    forth = do_binary(&c, B_multiply, do_roll(&c, x, -1, at_x), do_roll(&c, y, -2, at_y));
+    back = do_binary(&c, B_multiply, do_roll(&c, x, -2, at_x), do_roll(&c, y, -1, at_y));
+    return finish(&c, do_binary(&c, B_subtract, forth, back), res);
+}
 
 /* ==== >>fusion ==================================================================================================== */
 
@@ -7236,6 +10318,7 @@ static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32
     a[0] = product->out[0];
     a[1] = gate;
     a[2] = up;
+    donate(e, a[0], ((struct array *[]){ gate, gate, up }), 3);
     elementwise_split(e, &p, a, 3);
     retire(s, m, 3);
     return true;
@@ -7252,6 +10335,8 @@ static bool fuse_add_norm(struct encoder *e, struct stream *s, uint32_t at, uint
     if (m[1] == UINT32_MAX) return false;
     norm = &s->nodes[m[1]];
     if (norm->op != OP_NORM || norm->p.norm.flags || !same_view(norm->in[0], h) || !can_join(s, m, 1, m[1])) return false;
+    donate(e, h, add->in, 2);
+    donate(e, norm->out[0], add->in, 2);
     rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
     retire(s, m, 2);
     return true;
@@ -7323,13 +10408,14 @@ static bool groups_well(const struct encoder *e, const struct node *n)
     if (n->op != OP_QUANTIZED_MATMUL) return false;
     array_span(w, &low, &high);
     return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
-           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && specialised(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) &&
+           by_subgroups(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
            (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
 }
 
 static bool same_product_kind(const struct node *a, const struct node *b)
 {
-    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits && a->p.quant.group == b->p.quant.group &&
+    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits && a->p.quant.group == b->p.quant.group && a->p.quant.mode == b->p.quant.mode &&
            a->in[2]->dtype == b->in[2]->dtype && a->out[0]->dtype == b->out[0]->dtype;
 }
 
@@ -7373,7 +10459,7 @@ static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint
     for (int i = 1; i < count; i++) {
         const struct node *n = &s->nodes[m[i]];
         uint32_t rows = (uint32_t)dim_of(n->out[0], -1);
-        for (int k = 1; k < 4; k++) n->in[k]->refs++;
+        for (int k = 1; k < 4; k++) if (n->in[k]) n->in[k]->refs++;
         j.set[j.sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows };
     }
     if (count == 2 && s->device->gate[GATE_SWIGLU] && j.set[0].rows == j.set[1].rows && swiglu_behind(s, m, end)) {
@@ -7398,13 +10484,22 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
 };
 
+static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
+
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
 {
-    for (size_t i = 0; i < COUNT(fusion_table); i++) {
+    char text[160] = "";
+    bool fused = false;
+    if ((e->device->noted >> NOTE_FUSED & 1) && s->nodes[at].out[0]) shape_text(s->nodes[at].out[0], text, sizeof text);
+    for (size_t i = 0; i < COUNT(fusion_table) && !fused; i++) {
         const struct fusion_row *f = &fusion_table[i];
-        if (f->op == s->nodes[at].op && s->device->gate[f->gate] && f->apply(e, s, at, end)) return true;
+        if (f->op != s->nodes[at].op || !s->device->gate[f->gate]) continue;
+        e->fusion = (uint32_t)i + 1;
+        fused = f->apply(e, s, at, end);
+        if (fused) NOTE(e->device, NOTE_FUSED, f->name, NULL, "%s", text);
     }
-    return false;
+    e->fusion = 0;
+    return fused;
 }
 
 static const struct op_row op_table[OP_COUNT] = {
@@ -7444,9 +10539,14 @@ static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc
 
 static void stream_destroy(struct stream *s);
 
+static void reap_events(struct device *d, bool all);
+static void print_notes(struct device *d);
+static void print_default(void);
+
 static void destroy_objects(struct device *d)
 {
     while (d->streams) stream_destroy(d->streams);
+    reap_events(d, true);
     cache_trim(d, SIZE_MAX, true);
     while (d->blocks) block_destroy(d, d->blocks);
     for (uint32_t i = 0; i < d->pipeline_slots; i++)
@@ -7470,6 +10570,8 @@ static void destroy_objects(struct device *d)
 
 static void device_destroy(struct device *d)
 {
+    print_notes(d);
+    free_notes(d);
     if (d->handle) {
         if (!d->lost && !d->adopted) d->vk.vkDeviceWaitIdle(d->handle);
         destroy_objects(d);
@@ -7487,6 +10589,14 @@ static void unlock_and_release(struct device *d)
     if (last) device_destroy(d);
 }
 
+/* Ends a call that frees a handle. */
+static int unlock_and_drop(struct device *d)
+{
+    d->refs--;
+    unlock_and_release(d);
+    return 0;
+}
+
 int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
 {
     mlxvk_error local = { 0 }, *error = desc && desc->error ? desc->error : &local;
@@ -7502,8 +10612,9 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     d->lock = (mutex)MUTEX_INIT;
     d->allocator = a;
     if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
-    read_gates(d->gate, desc ? desc->gates : NULL);
-    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, desc ? desc->name : NULL, error);
+    read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
+    d->noted = noted_families(d->gate);
+    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
     if (code) {
@@ -7524,6 +10635,7 @@ static struct device *default_device(void)
     if (!the_default.device) {
         mlxvk_device handle = { NULL };
         if (!mlxvk_device_create(&handle, NULL)) the_default.device = handle.ctx;
+        if (the_default.device && the_default.device->noted) atexit(print_default);   /* it is never destroyed */
     }
     mutex_unlock(&the_default.lock);
     return the_default.device;
@@ -7544,9 +10656,7 @@ int mlxvk_device_free(mlxvk_device device)
     struct device *d = device.ctx;
     if (!d) return 0;
     mutex_lock(&d->lock);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
@@ -7589,14 +10699,19 @@ static void count_device(int index, const char *name, const char *type, void *us
     ++*(int *)user;
 }
 
-int mlxvk_device_count(void)
+int mlxvk_device_count(int *count, mlxvk_device_type type)
 {
-    int n = 0;
-    mlxvk_device_list(count_device, &n);
-    return n;
+    if (!count) return MLXVK_ERROR_ARGUMENT;
+    *count = 0;
+    if (type == MLXVK_GPU) mlxvk_device_list(count_device, count);
+    return 0;
 }
 
-bool mlxvk_is_available(void) { return mlxvk_device_count() > 0; }
+bool mlxvk_is_available(void)
+{
+    int count = 0;
+    return !mlxvk_device_count(&count, MLXVK_GPU) && count > 0;
+}
 
 int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key)
 {
@@ -7618,7 +10733,7 @@ int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *k
     c = &d->caps;
     const struct { const char *name; size_t value; } sizes[] = {
         { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
+        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align },
     };
@@ -7641,6 +10756,8 @@ int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 
 /* ==== >>public: memory ============================================================================================ */
 
+static void wait_streams(struct device *d);          /* >>public: streams */
+
 /* One member of the device, read and where `set` is given changed, under the lock. */
 static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
 {
@@ -7649,6 +10766,7 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
+    if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
@@ -7656,20 +10774,20 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     return 0;
 }
 
-int mlxvk_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
-int mlxvk_get_peak_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, peak), NULL); }
-int mlxvk_reset_peak_memory(mlxvk_device d) { return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 }); }
-int mlxvk_get_cache_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, cached), NULL); }
-int mlxvk_get_memory_limit(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, memory_limit), NULL); }
-int mlxvk_set_memory_limit(size_t *res, size_t limit, mlxvk_device d)
+int mlxvk_device_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
+int mlxvk_device_get_peak_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, peak), NULL); }
+int mlxvk_device_reset_peak_memory(mlxvk_device d) { return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 }); }
+int mlxvk_device_get_cache_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, cached), NULL); }
+int mlxvk_device_get_memory_limit(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, memory_limit), NULL); }
+int mlxvk_device_set_memory_limit(size_t *res, size_t limit, mlxvk_device d)
 {
     return memory_value(d, res, offsetof(struct device, memory_limit), &limit);
 }
-int mlxvk_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
+int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
 {
     return memory_value(d, res, offsetof(struct device, cache_limit), &limit);
 }
-int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
+int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
 {
     struct device *d = device_or_default(device);
     if (d && limit > d->caps.memory_size / 20 * 19)
@@ -7677,15 +10795,32 @@ int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
     return memory_value(device, res, offsetof(struct device, wired_limit), &limit);
 }
 
-int mlxvk_clear_cache(mlxvk_device device)
+int mlxvk_device_clear_cache(mlxvk_device device)
 {
     struct device *d = device_or_default(device);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
-    cache_trim(d, SIZE_MAX, true);
+    cache_trim(d, SIZE_MAX, false);
+    if (d->cached) {                                 /* in flight: waited for without the lock, another thread may have to signal */
+        wait_streams(d);
+        cache_trim(d, SIZE_MAX, true);
+    }
     mutex_unlock(&d->lock);
     return 0;
 }
+
+/* mlx-c's forms, which name no device. */
+#define DEFAULT ((mlxvk_device){ NULL })
+int mlxvk_get_active_memory(size_t *res) { return mlxvk_device_get_active_memory(res, DEFAULT); }
+int mlxvk_get_peak_memory(size_t *res) { return mlxvk_device_get_peak_memory(res, DEFAULT); }
+int mlxvk_reset_peak_memory(void) { return mlxvk_device_reset_peak_memory(DEFAULT); }
+int mlxvk_get_cache_memory(size_t *res) { return mlxvk_device_get_cache_memory(res, DEFAULT); }
+int mlxvk_clear_cache(void) { return mlxvk_device_clear_cache(DEFAULT); }
+int mlxvk_get_memory_limit(size_t *res) { return mlxvk_device_get_memory_limit(res, DEFAULT); }
+int mlxvk_set_memory_limit(size_t *res, size_t limit) { return mlxvk_device_set_memory_limit(res, limit, DEFAULT); }
+int mlxvk_set_cache_limit(size_t *res, size_t limit) { return mlxvk_device_set_cache_limit(res, limit, DEFAULT); }
+int mlxvk_set_wired_limit(size_t *res, size_t limit) { return mlxvk_device_set_wired_limit(res, limit, DEFAULT); }
+#undef DEFAULT
 
 static int put_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b)
 {
@@ -7740,9 +10875,7 @@ int mlxvk_buffer_free(mlxvk_buffer buffer)
     d = b->device;
     mutex_lock(&d->lock);
     buffer_release(d, b);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
@@ -7932,12 +11065,10 @@ int mlxvk_stream_free(mlxvk_stream stream)
         mutex_lock(&d->lock);
     }
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
-mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream)
+mlxvk_device mlxvk_stream_device(mlxvk_stream stream)
 {
     mlxvk_device res = { stream.ctx ? ((struct stream *)stream.ctx)->device : NULL };
     return res;
@@ -7971,7 +11102,13 @@ static int take_deferred(struct stream *s)
 int mlxvk_finalize(mlxvk_stream stream)
 {
     struct call c = begin("finalize", stream);
-    if (!c.code) { stream_lower(c.stream, 0); c.code = stream_submit(c.stream); }
+    if (!c.code) {
+        int submitted;
+        stream_lower(c.stream, 0);
+        submitted = stream_submit(c.stream);
+        c.code = take_deferred(c.stream);
+        if (!c.code) c.code = submitted;
+    }
     return end(&c);
 }
 
@@ -8048,7 +11185,63 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 
 /* ==== >>public: events ============================================================================================ */
 
-struct event { struct device *device; VkSemaphore semaphore; };
+/* uses: the last submission of each timeline that names the semaphore. */
+struct event {
+    struct device *device;
+    VkSemaphore semaphore;
+    struct event *next;                              /* once it is freed */
+    struct use *uses;
+    uint32_t use_count, use_slots;
+};
+
+static void event_destroy(struct device *d, struct event *ev)
+{
+    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
+    host_free(d, ev->uses);
+    host_free(d, ev);
+}
+
+/* One submission more than those that name it must be done: Mesa (22.3) looks at what a submission waited for once more after
+ * it has signalled. */
+static bool event_idle(struct device *d, const struct event *ev)
+{
+    for (uint32_t i = 0; i < ev->use_count; i++)
+        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
+    return true;
+}
+
+/* Destroys freed events that no submission names any more. */
+static void reap_events(struct device *d, bool all)
+{
+    d->polls++;
+    for (struct event **link = &d->freed_events, *ev; (ev = *link) != NULL;) {
+        if (!all && !event_idle(d, ev)) { link = &ev->next; continue; }
+        *link = ev->next;
+        event_destroy(d, ev);
+    }
+}
+
+/* Room to note a use; false with an error where there is none. */
+static bool event_room(struct call *c, struct event *ev)
+{
+    uint32_t slots = ev->use_slots ? 2 * ev->use_slots : 4;
+    struct use *grown;
+    if (c->code || ev->use_count < ev->use_slots) return !c->code;
+    grown = host_alloc(c->device, slots * sizeof *grown);
+    if (!grown) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
+    if (ev->uses) memcpy(grown, ev->uses, ev->use_count * sizeof *grown);
+    host_free(c->device, ev->uses);
+    ev->uses = grown;
+    ev->use_slots = slots;
+    return true;
+}
+
+/* The stream's open submission names the event. */
+static void event_use(struct event *ev, struct timeline *line)
+{
+    for (uint32_t i = 0; i < ev->use_count; i++) if (ev->uses[i].line == line) { ev->uses[i].value = line->open; return; }
+    ev->uses[ev->use_count++] = (struct use){ line, line->open, true };
+}
 
 int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
 {
@@ -8061,6 +11254,7 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     int code;
     if (!d || !res) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
+    reap_events(d, false);
     event = host_zalloc(d, sizeof *event);
     if (event) r = d->vk.vkCreateSemaphore(d->handle, &info, NULL, &event->semaphore);
     code = vk_code(d, r);
@@ -8076,7 +11270,7 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     return code;
 }
 
-/* Streams may have unsubmitted or unfinished work that names the semaphore: they are drained first. */
+/* Streams may have unsubmitted or unfinished work that names the semaphore: it goes when that is done. */
 int mlxvk_event_free(mlxvk_event event)
 {
     struct event *ev = event.ctx;
@@ -8084,12 +11278,10 @@ int mlxvk_event_free(mlxvk_event event)
     if (!ev) return 0;
     d = ev->device;
     mutex_lock(&d->lock);
-    wait_streams(d);
-    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
-    host_free(d, ev);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    ev->next = d->freed_events;
+    d->freed_events = ev;
+    reap_events(d, false);
+    return unlock_and_drop(d);
 }
 
 int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
@@ -8097,8 +11289,9 @@ int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     struct call c = begin("event_signal", stream);
     struct event *ev = event.ctx;
     if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code) return end(&c);
+    if (c.code || !event_room(&c, ev)) return end(&c);
     stream_lower(c.stream, 0);
+    event_use(ev, c.stream->line);
     c.stream->signals[c.stream->signal_count++] = (struct wait){ NULL, ev->semaphore, value };
     c.code = stream_submit(c.stream);
     return end(&c);
@@ -8109,10 +11302,11 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     struct call c = begin("event_wait", stream);
     struct event *ev = event.ctx;
     if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code) return end(&c);
+    if (c.code || !event_room(&c, ev)) return end(&c);
     stream_lower(c.stream, 0);
     c.code = stream_submit(c.stream);
     if (!c.code) c.code = stream_wait(c.stream, ev->semaphore, value);
+    if (!c.code) event_use(ev, c.stream->line);
     return end(&c);
 }
 
@@ -8411,6 +11605,76 @@ const void *mlxvk_array_data(mlxvk_array array)
     return st->buffer && st->buffer->map && !st->writers ? st->buffer->map + a->offset : NULL;
 }
 
+/* ---- memory under a front end's own arrays ---- */
+
+int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim, mlxvk_dtype dtype,
+                         size_t offset)
+{
+    struct array *from = base.ctx, *a;
+    struct device *d = from ? from->storage->device : NULL;
+    struct call c = { .name = "array_new_view", .device = d };
+    size_t nbytes = from ? from->storage->nbytes : 0;
+    int64_t low, high;
+    if (!from) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    c.stream = default_stream(d);
+    if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
+    if (check_shape(&c, dim, shape, dtype) && (offset > nbytes || offset % dtypes[dtype].size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, nbytes);
+    check_strides(&c, dim, shape, strides);
+    a = view_of(&c, from, dtype, dim, shape, strides, (int64_t)offset);
+    if (a) {
+        array_span(a, &low, &high);
+        if (a->size && (low < 0 || high > (int64_t)nbytes))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low, (long long)high, nbytes);
+    }
+    if (c.code) d->error = c.stream->error;
+    return finish(&c, a, res);
+}
+
+size_t mlxvk_array_offset(mlxvk_array array) { return array.ctx ? (size_t)((struct array *)array.ctx)->offset : 0; }
+
+size_t mlxvk_array_memory_size(mlxvk_array array)
+{
+    const struct storage *st = array.ctx ? ((struct array *)array.ctx)->storage : NULL;
+    return !st ? 0 : st->buffer ? st->buffer->size : capacity_for(st->nbytes);
+}
+
+bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)
+{
+    return a.ctx && b.ctx && ((struct array *)a.ctx)->storage == ((struct array *)b.ctx)->storage;
+}
+
+int mlxvk_array_host(void **data, mlxvk_array array)
+{
+    struct array *a = array.ctx;
+    struct storage *st;
+    struct device *d;
+    int code;
+    if (!a || !data) return MLXVK_ERROR_ARGUMENT;
+    st = a->storage;
+    d = lock_array(a);
+    if (st->writers && stream_of(st)) stream_lower(stream_of(st), 0);
+    code = st->failed ? st->failed : d->lost;
+    if (!code && !st->buffer) code = default_stream(d) ? storage_allocate(&default_stream(d)->encoder, st) : MLXVK_ERROR_HOST_MEMORY;
+    if (!code) *data = st->buffer->map;
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+int mlxvk_array_wait(mlxvk_array array, bool readers)
+{
+    struct array *a = array.ctx;
+    struct device *d;
+    int code;
+    if (!a) return MLXVK_ERROR_ARGUMENT;
+    d = lock_array(a);
+    code = array_submit(a);
+    if (!code) code = wait_buffer(d, a->storage->buffer, !readers);
+    mutex_unlock(&d->lock);
+    return code;
+}
+
 /* ---- vectors ---- */
 
 static int vector_append(struct vector *v, const mlxvk_array *data, size_t size)
@@ -8546,9 +11810,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream)
@@ -8712,8 +11974,10 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
     struct device *d = device_or_default(device);
     char line[256];
     if (!print) return MLXVK_ERROR_ARGUMENT;
+    snprintf(line, sizeof line, "%-47s %4s (default any)  %s", device_gate.name, d && *d->wanted ? d->wanted : "any", device_gate.what);
+    print(line, user);
     for (int i = 0; i < GATE_COUNT; i++) {
-        snprintf(line, sizeof line, "%-44s %4d (default %d)  %s", gate_table[i].name, d ? d->gate[i] : gate_table[i].value,
+        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", gate_table[i].name, d ? d->gate[i] : gate_table[i].value,
                  gate_table[i].value, gate_table[i].what);
         print(line, user);
     }
@@ -8737,6 +12001,8 @@ int mlxvk_reset_stats(mlxvk_device device)
     mutex_lock(&d->lock);
     memset(&d->stats, 0, sizeof d->stats);
     memset(d->kernel_counts, 0, sizeof d->kernel_counts);
+    d->pipelines_found = d->buffers_found = d->buffers_made = 0;
+    free_notes(d);
     mutex_unlock(&d->lock);
     return 0;
 }
@@ -8744,7 +12010,7 @@ int mlxvk_reset_stats(mlxvk_device device)
 int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
 {
     struct device *d = device_or_default(device);
-    struct kernel_count counts[KERNEL_COUNT + 1];
+    struct kernel_count counts[KERNEL_COUNTS];
     if (!d || !each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
     if (d->gate[GATE_PROFILE]) wait_streams(d);
@@ -8752,10 +12018,71 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
         for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
     mutex_unlock(&d->lock);
-    for (int i = 0; i <= KERNEL_COUNT; i++)
-        if (counts[i].count) each(i < KERNEL_COUNT ? kernel_table[i].name : "custom", counts[i].count, counts[i].ns, user);
+    for (int i = 0; i < KERNEL_COUNTS; i++)
+        if (counts[i].count)
+            each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom" : fusion_table[i - KERNEL_COUNT - 1].name,
+                 counts[i].count, counts[i].ns, user);
     return 0;
 }
+
+static int by_family_and_count(const void *a, const void *b)
+{
+    const struct note *x = a, *y = b;
+    if (x->family != y->family) return x->family < y->family ? -1 : 1;
+    if (!x->reason != !y->reason) return x->reason ? 1 : -1;
+    return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->signature, y->signature);
+}
+
+/* A sorted copy of the notes, with those that are counters; NULL without memory. The lock is held. */
+static struct note *list_notes(struct device *d, uint32_t *count)
+{
+    const struct { const char *kernel; uint64_t count; } counters[] = {
+        { "pipelines found", d->pipelines_found }, { "pipelines made", d->stats.pipelines },
+        { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
+        { "buffers allocated", d->buffers_made },
+    };
+    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
+    *count = 0;
+    if (!list) return NULL;
+    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
+    for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
+        list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel, .signature = "all" };
+    qsort(list, *count, sizeof *list, by_family_and_count);
+    return list;
+}
+
+int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user)
+{
+    struct device *d = device_or_default(device);
+    struct note *list;
+    uint32_t n;
+    if (!d || !each) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    list = list_notes(d, &n);
+    mutex_unlock(&d->lock);
+    for (uint32_t i = 0; i < n; i++)
+        each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason, list[i].count }, user);
+    if (!list) return MLXVK_ERROR_HOST_MEMORY;
+    mutex_lock(&d->lock);
+    host_free(d, list);
+    mutex_unlock(&d->lock);
+    return 0;
+}
+
+/* The families whose gate asks for it. */
+static void print_notes(struct device *d)
+{
+    uint32_t n;
+    struct note *list;
+    bool any = false;
+    for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
+    if (!any || !(list = list_notes(d, &n))) return;
+    for (uint32_t i = 0; i < n; i++)
+        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
+    host_free(d, list);
+}
+
+static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)

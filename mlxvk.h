@@ -108,6 +108,8 @@ typedef enum mlxvk_dtype {
     MLXVK_DTYPE_COUNT
 } mlxvk_dtype;
 
+typedef enum mlxvk_device_type { MLXVK_CPU, MLXVK_GPU } mlxvk_device_type;   /* every Vulkan device counts as a GPU */
+
 typedef struct mlxvk_device  { void *ctx; } mlxvk_device;
 typedef struct mlxvk_stream  { void *ctx; } mlxvk_stream;
 typedef struct mlxvk_buffer  { void *ctx; } mlxvk_buffer;    /* device memory */
@@ -173,12 +175,12 @@ MLXVK_API int mlxvk_device_status(mlxvk_device device);
 
 /* How many Vulkan devices there are, and what they are called; neither makes an mlxvk device. */
 MLXVK_API bool mlxvk_is_available(void);
-MLXVK_API int mlxvk_device_count(void);
+MLXVK_API int mlxvk_device_count(int *count, mlxvk_device_type type);   /* of CPUs: 0 */
 MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user);
 
 /* What a device is. Keys of strings: device_name, architecture, driver. Keys of numbers: max_buffer_length,
  * max_recommended_working_set_size, memory_size, subgroup_size, max_storage_buffer_range, shared_memory_size, unified
- * (1 where the host maps device memory), and one per capability (1 or 0): int8, int16, int64, float16, storage8,
+ * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own), and one per capability (1 or 0): int8, int16, int64, float16, storage8,
  * storage16, bfloat16, cooperative_matrix, cooperative_matrix2, push_descriptor, integer_dot_product.
  * Returns ARGUMENT for a key that there is not. */
 MLXVK_API int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key);
@@ -189,17 +191,28 @@ MLXVK_API int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t 
 
 /* ==== >>memory ==================================================================================================== */
 
-/* MLX's counters and limits, in bytes. Freed memory is kept in a cache for reuse up to the cache limit; the memory limit
- * makes the cache shrink first and never makes an allocation fail. Setters return the old value in res (may be NULL). */
-MLXVK_API int mlxvk_get_active_memory(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_get_peak_memory(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_reset_peak_memory(mlxvk_device device);          /* to 0, as MLX does */
-MLXVK_API int mlxvk_get_cache_memory(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_clear_cache(mlxvk_device device);
-MLXVK_API int mlxvk_get_memory_limit(size_t *res, mlxvk_device device);
-MLXVK_API int mlxvk_set_memory_limit(size_t *res, size_t limit, mlxvk_device device);
-MLXVK_API int mlxvk_set_cache_limit(size_t *res, size_t limit, mlxvk_device device);
-MLXVK_API int mlxvk_set_wired_limit(size_t *res, size_t limit, mlxvk_device device);   /* a stored value */
+/* MLX's counters and limits, in bytes, of the default device. Freed memory is kept in a cache for reuse up to the cache
+ * limit; the memory limit makes the cache shrink first and never makes an allocation fail. Setters return the old value in
+ * res (may be NULL). */
+MLXVK_API int mlxvk_get_active_memory(size_t *res);
+MLXVK_API int mlxvk_get_peak_memory(size_t *res);
+MLXVK_API int mlxvk_reset_peak_memory(void);                         /* to 0, as MLX does */
+MLXVK_API int mlxvk_get_cache_memory(size_t *res);
+MLXVK_API int mlxvk_clear_cache(void);
+MLXVK_API int mlxvk_get_memory_limit(size_t *res);
+MLXVK_API int mlxvk_set_memory_limit(size_t *res, size_t limit);
+MLXVK_API int mlxvk_set_cache_limit(size_t *res, size_t limit);
+MLXVK_API int mlxvk_set_wired_limit(size_t *res, size_t limit);      /* a stored value */
+/* The same of a device. */
+MLXVK_API int mlxvk_device_get_active_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_get_peak_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_reset_peak_memory(mlxvk_device device);
+MLXVK_API int mlxvk_device_get_cache_memory(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_clear_cache(mlxvk_device device);
+MLXVK_API int mlxvk_device_get_memory_limit(size_t *res, mlxvk_device device);
+MLXVK_API int mlxvk_device_set_memory_limit(size_t *res, size_t limit, mlxvk_device device);
+MLXVK_API int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device device);
+MLXVK_API int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device);
 
 /* Device memory of `size` bytes; zero bytes are allowed. The contents are undefined. */
 MLXVK_API int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device);
@@ -223,12 +236,12 @@ MLXVK_API mlxvk_stream mlxvk_stream_new(void);
 /* The default device's default stream (one more handle on it). */
 MLXVK_API mlxvk_stream mlxvk_default_gpu_stream_new(void);
 MLXVK_API int mlxvk_stream_free(mlxvk_stream stream);                /* waits for what it has submitted */
-MLXVK_API mlxvk_device mlxvk_stream_get_device(mlxvk_stream stream); /* not a new handle: do not free it */
+MLXVK_API mlxvk_device mlxvk_stream_device(mlxvk_stream stream);     /* not a new handle: do not free it */
 MLXVK_API int mlxvk_stream_get_index(int *index, mlxvk_stream stream);
 MLXVK_API int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error);   /* copies the last error */
-/* Submits what is recorded, without waiting. */
+/* Submits what is recorded, without waiting. Returns the first error of deferred work since the last call. */
 MLXVK_API int mlxvk_finalize(mlxvk_stream stream);
-/* Submits what is recorded and blocks until it is done. Returns the first error of deferred work since the last call. */
+/* Submits what is recorded and blocks until it is done. Returns errors as mlxvk_finalize does. */
 MLXVK_API int mlxvk_synchronize(mlxvk_stream stream);
 /* Synchronises and frees all streams of the device but those that handles are held on. */
 MLXVK_API int mlxvk_clear_streams(mlxvk_device device);
@@ -241,7 +254,7 @@ MLXVK_API int mlxvk_async_eval(mlxvk_vector_array outputs);
 
 /* An event starts at 0 and only grows. Waits and signals on a stream are ordered with the operations around them. */
 MLXVK_API int mlxvk_event_new(mlxvk_event *res, mlxvk_device device);
-MLXVK_API int mlxvk_event_free(mlxvk_event event);
+MLXVK_API int mlxvk_event_free(mlxvk_event event);   /* never blocks: submitted work may still wait for it or signal it */
 MLXVK_API int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 MLXVK_API int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 MLXVK_API int mlxvk_event_signal_host(mlxvk_event event, uint64_t value);
@@ -294,6 +307,22 @@ MLXVK_API int mlxvk_array_item_float32(float *res, mlxvk_array array);
 /* The host's pointer to element [0, ...] of an evaluated array, as its strides say; NULL where the memory is not mapped. */
 MLXVK_API const void *mlxvk_array_data(mlxvk_array array);
 
+/* For front ends with arrays of their own, which keep one handle on each piece of memory and lay views over it. An array's
+ * memory need not exist yet when these are called: it comes when the operation that writes it is lowered. */
+
+/* Another layout of the memory that base lies in: `offset` in bytes from the memory's start (not from base's first
+ * element), strides in elements (NULL: row-major), any sign, zero too. Every element must lie inside the memory. */
+MLXVK_API int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
+                                   mlxvk_dtype dtype, size_t offset);
+MLXVK_API size_t mlxvk_array_offset(mlxvk_array array);              /* bytes from the memory's start to element [0, ...] */
+MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes that the memory takes */
+MLXVK_API bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b);
+/* The host's pointer to the memory's start, or NULL where it is not mapped. The memory exists afterwards; it does not wait:
+ * what is there is right only after mlxvk_array_wait, or an event behind the work that writes it. */
+MLXVK_API int mlxvk_array_host(void **data, mlxvk_array array);
+/* Submits, and blocks until the work that writes the array's memory (with `readers`: all that uses it) is done. */
+MLXVK_API int mlxvk_array_wait(mlxvk_array array, bool readers);
+
 MLXVK_API mlxvk_vector_array mlxvk_vector_array_new(void);
 MLXVK_API mlxvk_vector_array mlxvk_vector_array_new_data(const mlxvk_array *data, size_t size);
 MLXVK_API mlxvk_vector_array mlxvk_vector_array_new_value(mlxvk_array value);
@@ -316,6 +345,22 @@ MLXVK_API int mlxvk_zeros(mlxvk_array *res, const int *shape, size_t shape_num, 
 MLXVK_API int mlxvk_zeros_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_ones(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s);
 MLXVK_API int mlxvk_ones_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+/* num elements from start to stop, both included; computed in float32. */
+MLXVK_API int mlxvk_linspace(mlxvk_array *res, double start, double stop, int num, mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_eye(mlxvk_array *res, int n, int m, int k, mlxvk_dtype dtype, mlxvk_stream s);   /* ones on diagonal k */
+MLXVK_API int mlxvk_identity(mlxvk_array *res, int n, mlxvk_dtype dtype, mlxvk_stream s);
+/* Ones at and below diagonal k; x with zeros above (tril) or below (triu) it. */
+MLXVK_API int mlxvk_tri(mlxvk_array *res, int n, int m, int k, mlxvk_dtype type, mlxvk_stream s);
+MLXVK_API int mlxvk_tril(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s);
+MLXVK_API int mlxvk_triu(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s);
+/* Windows of M points, float32. */
+MLXVK_API int mlxvk_bartlett(mlxvk_array *res, int M, mlxvk_stream s);
+MLXVK_API int mlxvk_blackman(mlxvk_array *res, int M, mlxvk_stream s);
+MLXVK_API int mlxvk_hamming(mlxvk_array *res, int M, mlxvk_stream s);
+MLXVK_API int mlxvk_hanning(mlxvk_array *res, int M, mlxvk_stream s);
+/* Coordinates of a grid; indexing "xy" (the first two axes swapped) or "ij". sparse: not broadcast. */
+MLXVK_API int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing,
+                             mlxvk_stream s);
 
 /* ==== >>shape: views where MLX makes views; a kernel runs only where memory must move ============================== */
 
@@ -337,6 +382,10 @@ MLXVK_API int mlxvk_squeeze(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_squeeze_axis(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_squeeze_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_broadcast_to(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s);
+MLXVK_API int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_stream s);
+MLXVK_API int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num,
                                const int64_t *strides, size_t strides_num, size_t offset, mlxvk_stream s);
 /* a[start:stop:strides] by axis, NumPy's rules for negative and out-of-range values. Always a view. */
@@ -346,6 +395,24 @@ MLXVK_API int mlxvk_slice(mlxvk_array *res, mlxvk_array a, const int *start, siz
 MLXVK_API int mlxvk_slice_update(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start,
                                  size_t start_num, const int *stop, size_t stop_num, const int *strides,
                                  size_t strides_num, mlxvk_stream s);
+/* The same with what is there and update added, multiplied, or the greater or lesser one. */
+#define MLXVK_SLICE_UPDATE_FUNCTIONS(X) X(slice_update_add) X(slice_update_prod) X(slice_update_max) X(slice_update_min)
+#define MLXVK_X(name)                                                                                                 \
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, \
+                               const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s);
+MLXVK_SLICE_UPDATE_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* slice_size elements of a, from start (integers, one an axis of axes; 0 along others) on. A slice that would
+ * reach over a's end is moved to where it fits. slice_update_dynamic: src with update there, broadcast to src's shape beside
+ * the axes; one that would reach over src's end is left out. In place where *res is src's only owner. */
+MLXVK_API int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num,
+                                  const int *slice_size, size_t slice_size_num, mlxvk_stream s);
+MLXVK_API int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start,
+                                         const int *axes, size_t axes_num, mlxvk_stream s);
+/* Elements offset to the right of the diagonal of two axes, as a last axis: a view. trace: their sum, in dtype. */
+MLXVK_API int mlxvk_diagonal(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_stream s);
+MLXVK_API int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s);       /* of a matrix, or a matrix with it */
 MLXVK_API int mlxvk_concatenate(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s);          /* axis 0 */
 MLXVK_API int mlxvk_concatenate_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_stack(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s);
@@ -353,12 +420,61 @@ MLXVK_API int mlxvk_stack_axis(mlxvk_array *res, mlxvk_vector_array arrays, int 
 MLXVK_API int mlxvk_split(mlxvk_vector_array *res, mlxvk_array a, int num_splits, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indices, size_t indices_num,
                                    int axis, mlxvk_stream s);
+/* mode: "constant" (pad_value, one number; { NULL }: 0), "edge", "reflect" (without the edge) or "symmetric" (with it). */
+MLXVK_API int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size,
+                        size_t low_pad_size_num, const int *high_pad_size, size_t high_pad_size_num,
+                        mlxvk_array pad_value, const char *mode, mlxvk_stream s);
+MLXVK_API int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value,
+                                  const char *mode, mlxvk_stream s);
+/* Shifted along an axis, what falls off one end coming back at the other; several shifts of one axis add up. Without axis:
+ * of the flattened array. */
+MLXVK_API int mlxvk_roll(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, mlxvk_stream s);
+MLXVK_API int mlxvk_roll_axis(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, int axis,
+                              mlxvk_stream s);
+MLXVK_API int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes,
+                              size_t axes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_num, mlxvk_stream s);
+MLXVK_API int mlxvk_repeat(mlxvk_array *res, mlxvk_array arr, int repeats, mlxvk_stream s);      /* flattened */
+MLXVK_API int mlxvk_repeat_axis(mlxvk_array *res, mlxvk_array arr, int repeats, int axis, mlxvk_stream s);
+/* The product of a's sizes along the axes, or its inverse, as a scalar. */
+MLXVK_API int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted,
+                                       mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_stop_gradient(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);              /* a itself */
+MLXVK_API int mlxvk_depends(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_vector_array dependencies);
 /* Rows of a along axis (of a flattened: mlxvk_take) at integer indices; negative ones count from the end. */
 MLXVK_API int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s);
 MLXVK_API int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
+/* Windows of a, of slice_sizes, that start at the indices along axes (0 to a.ndim - 1, each once) and at 0 along the others.
+ * The index arrays (one an axis, integers) are broadcast; res: their shape, then slice_sizes. Negative indices wrap once; a
+ * window that does not fit into a then is moved to the nearest place where it does. */
+MLXVK_API int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num,
+                           const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes,
+                                  size_t slice_sizes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                                    mlxvk_stream s);
+MLXVK_API int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
+                                     mlxvk_stream s);
+/* a with updates (cast to its dtype) put, added, multiplied, ... into windows that start at the indices, as for gather.
+ * updates: the index arrays' broadcast shape, then one dimension for each of a's, at most as long. Windows that do not fit
+ * into a are left out. Where several go to one place, the result is the same in every run: of mlxvk_scatter the last one
+ * stays; sums and products of floats are taken in order, in float32. max and min pass over NaN among the updates. In place
+ * where *res is a's only owner. _single: one index array. */
+#define MLXVK_SCATTER_FUNCTIONS(X) X(scatter) X(scatter_add) X(scatter_prod) X(scatter_max) X(scatter_min)
+#define MLXVK_X(name)                                                                                                 \
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,      \
+                               const int *axes, size_t axes_num, mlxvk_stream s);                                     \
+    MLXVK_API int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates,    \
+                                        int axis, mlxvk_stream s);
+MLXVK_SCATTER_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* a with the rows of src, in order, where mask is true. mask: bool, the first dimensions of a; src: a row for each true
+ * element (what it lacks stays a's), or, with fewer dimensions, one row for all. */
+MLXVK_API int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s);
+/* For each element of v, how many of the sorted sequence a are less (side "left") or not greater ("right"): uint32. NaN is
+ * the greatest, as in sort. In MLX, but not in mlx-c yet. */
+MLXVK_API int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s);
 
 /* ==== >>elementwise =============================================================================================== */
 
@@ -382,10 +498,26 @@ MLXVK_API int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_s
 #define MLXVK_X(name) MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
 MLXVK_BINARY_FUNCTIONS(MLXVK_X)
 #undef MLXVK_X
+/* { floor(a / b), remainder with b's sign }. */
+MLXVK_API int mlxvk_divmod(mlxvk_vector_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+/* Not in mlx-c: divide where integers stay integers and are rounded towards 0 (0 where b is 0), which is MLX's primitive
+ * Divide; equality where NaN equals NaN. */
+MLXVK_API int mlxvk_divide_truncate(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+MLXVK_API int mlxvk_equal_nan(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+/* |a - b| <= atol + rtol |b|, infinities equal to themselves; of all elements as one bool: allclose. array_equal: one bool,
+ * false where shapes differ. */
+MLXVK_API int mlxvk_isclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan,
+                            mlxvk_stream s);
+MLXVK_API int mlxvk_allclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan,
+                             mlxvk_stream s);
+MLXVK_API int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal_nan, mlxvk_stream s);
 /* condition ? x : y, element by element. */
 MLXVK_API int mlxvk_where(mlxvk_array *res, mlxvk_array condition, mlxvk_array x, mlxvk_array y, mlxvk_stream s);
 /* a_min and a_max may be { NULL }, not both. */
 MLXVK_API int mlxvk_clip(mlxvk_array *res, mlxvk_array a, mlxvk_array a_min, mlxvk_array a_max, mlxvk_stream s);
+/* posinf and neginf default to the dtype's largest and smallest finite numbers. */
+MLXVK_API int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf,
+                               mlxvk_optional_float neginf, mlxvk_stream s);
 
 /* ==== >>reductions ================================================================================================ */
 
@@ -409,6 +541,19 @@ MLXVK_API int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk
 MLXVK_API int mlxvk_softmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool precise, mlxvk_stream s);
 MLXVK_API int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool precise,
                                  mlxvk_stream s);
+/* Sum of the squared distances from the mean over n - ddof, in two passes in float32; std: its square root. */
+#define MLXVK_VARIANCE_FUNCTIONS(X) X(var) X(std)
+#define MLXVK_X(name)                                                                                                 \
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s);             \
+    MLXVK_API int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof,             \
+                                      mlxvk_stream s);                                                                \
+    MLXVK_API int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num,              \
+                                      bool keepdims, int ddof, mlxvk_stream s);
+MLXVK_VARIANCE_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* The middle of the sorted elements, or the mean of the two in the middle; NaN where there is one. */
+MLXVK_API int mlxvk_median(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims,
+                           mlxvk_stream s);
 #define MLXVK_SCAN_FUNCTIONS(X) X(cumsum) X(cumprod) X(cummax) X(cummin) X(logcumsumexp)
 #define MLXVK_X(name)                                                                                                 \
     MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s);
@@ -433,18 +578,70 @@ MLXVK_API int mlxvk_matmul(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk
 /* alpha * a @ b + beta * c, c broadcast to the result. */
 MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, float alpha, float beta,
                           mlxvk_stream s);
+/* Products of matrices chosen by index arrays, which broadcast: res[i...] = a[lhs[i...]] @ b[rhs[i...]], the batch dimensions of
+ * a and b counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the last matrix. sorted_indices needs
+ * not be true: rows are grouped by the matrix of b on the GPU where that pays. */
+MLXVK_API int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices,
+                              mlxvk_array rhs_indices, bool sorted_indices, mlxvk_stream s);
 /* x (..., M, K) times w, uint32 words that hold `bits`-bit codes in groups of group_size along w's last axis; scales and
  * biases of each group. transpose: w is (N, K * bits / 32) and the result x @ w^T; else w is (K, N * bits / 32).
- * mode "affine": value = scale * code + bias. Defaults: group_size 64, bits 4. */
+ * mode "affine": value = scale * code + bias; bits 1, 2, 3, 4, 5, 6, 8, groups of 32, 64, 128; default 4 and 64. Modes
+ * "mxfp4", "mxfp8" (groups of 32) and "nvfp4" (of 16): codes are small floats (e2m1, e4m3), scales uint8 (powers of two, e4m3
+ * for nvfp4), biases { NULL }; the result has x's dtype. */
 MLXVK_API int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales,
                                      mlxvk_array biases, bool transpose, mlxvk_optional_int group_size,
                                      mlxvk_optional_int bits, const char *mode, mlxvk_stream s);
-/* res: { codes, scales, biases }. global_scale: { NULL } for affine. */
+/* quantized_matmul of matrices chosen by index arrays, which broadcast: res[i...] = x[lhs[i...]] times w[rhs[i...]], the batch
+ * dimensions of x and w counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the last matrix.
+ * sorted_indices needs not be true: rows are grouped by weight on the GPU. */
+MLXVK_API int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                               mlxvk_array lhs_indices, mlxvk_array rhs_indices, bool transpose,
+                               mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                               bool sorted_indices, mlxvk_stream s);
+/* res: { codes, scales, biases }, or { codes, scales } in the modes without biases. global_scale: one float32 for nvfp4, the
+ * largest magnitude of the whole tensor, to which the scales become relative; else { NULL }. Scales that are powers of two
+ * are rounded up, as MLX has it since 0.31; before, to the nearest one. */
 MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size,
                              mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_stream s);
 MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
                                mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
                                mlxvk_array global_scale, mlxvk_optional_dtype dtype, mlxvk_stream s);
+/* To e4m3 bytes (nearest, ties to even; 448 is the largest, NaN becomes it too), and from them (0x7f and 0xff are +-480). */
+MLXVK_API int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s);
+MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s);
+
+/* ==== >>convolution =============================================================================================== */
+
+/* Convolutions as neural networks have them (cross-correlations): input (N, spatial axes, C), weight (O, kernel's axes,
+ * C / groups), result (N, spatial axes, O), of a floating dtype, sums in float32. One to three spatial axes; groups, which
+ * cut both kinds of channels into as many parts, with one or two. Along an axis the result at o is the sum over taps t of
+ *     weight[t] * input[(o * stride - padding_lo + t * kernel_dilation) / input_dilation]
+ * where that position exists; flip mirrors the kernel. Negative padding cuts from the input before it is dilated.
+ * A list has a value for each spatial axis, or one for all, or none (0 for padding, else 1). Errors: _SHAPE when shapes do
+ * not fit or the padded input is smaller than the kernel, _DTYPE when not floating, _ARGUMENT. Source: MLX conv_general. */
+MLXVK_API int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, const int *stride,
+                                 size_t stride_num, const int *padding_lo, size_t padding_lo_num, const int *padding_hi,
+                                 size_t padding_hi_num, const int *kernel_dilation, size_t kernel_dilation_num,
+                                 const int *input_dilation, size_t input_dilation_num, int groups, bool flip,
+                                 mlxvk_stream s);
+MLXVK_API int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
+                           int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int padding_0, int padding_1, int dilation_0, int dilation_1, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1,
+                           int dilation_2, int groups, mlxvk_stream s);
+/* The gradient of a convolution with respect to its input: an axis of n becomes
+ * (n - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + output_padding. */
+MLXVK_API int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding,
+                                     int dilation, int output_padding, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                                     int padding_0, int padding_1, int dilation_0, int dilation_1, int output_padding_0,
+                                     int output_padding_1, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                                     int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0,
+                                     int dilation_1, int dilation_2, int output_padding_0, int output_padding_1,
+                                     int output_padding_2, int groups, mlxvk_stream s);
 
 /* ==== >>fast ====================================================================================================== */
 
@@ -452,8 +649,15 @@ MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scal
 MLXVK_API int mlxvk_fast_rms_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, float eps, mlxvk_stream s);
 MLXVK_API int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps,
                                     mlxvk_stream s);
+/* Not in mlx-c: their gradients for the cotangent of the result. res: { dx }, { dx, dweight } where weight is given, or
+ * { dx, dweight, dbias } where bias is too. Deterministic. */
+MLXVK_API int mlxvk_fast_rms_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array cotangent,
+                                      float eps, mlxvk_stream s);
+MLXVK_API int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias,
+                                        mlxvk_array cotangent, float eps, mlxvk_stream s);
 /* Rotary embedding of the first dims features of x (B, ..., T, D) at positions scale * (offset + t). Exactly one of base
- * and freqs (float32, dims / 2). traditional: pairs (2j, 2j+1), else (j, j + dims/2). */
+ * and freqs (float32, dims / 2). traditional: pairs (2j, 2j+1), else (j, j + dims/2). A scale of the other sign rotates
+ * back, which is rope's gradient. */
 MLXVK_API int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base,
                               float scale, int offset, mlxvk_array freqs, mlxvk_stream s);
 /* offset as an integer array: one value, or one for each of B. */
@@ -487,6 +691,34 @@ MLXVK_API int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logit
                                              size_t shape_num, mlxvk_array key, mlxvk_stream s);
 MLXVK_API int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
                                                    mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num,
+                                     mlxvk_array key, mlxvk_stream s);
+/* From low to below high. Made of float32 numbers, as in MLX 0.32.4: not every integer beyond 2^24 can come. */
+MLXVK_API int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape,
+                                   size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
+/* loc and scale broadcast to shape; { NULL }: 0 and 1. */
+MLXVK_API int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                                            mlxvk_array loc, mlxvk_array scale, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape,
+                                            size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc,
+                                   float scale, mlxvk_array key, mlxvk_stream s);
+/* x in another order along axis; arange: the numbers below x, uint32. */
+MLXVK_API int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s);
+MLXVK_API int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s);
+
+/* ==== >>linalg ==================================================================================================== */
+
+/* axis: one axis (vectors) or two (matrices), NULL: all. ord of vectors: any; of matrices 1, -1, inf, -inf, 2, -2 (singular
+ * values). norm_matrix: "fro", "nuc". norm_l2: root of the sum of squares. Computed in float32. */
+MLXVK_API int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num,
+                                bool keepdims, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis,
+                                       size_t axis_num, bool keepdims, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims,
+                                   mlxvk_stream s);
+/* Of vectors of 2 or 3 elements along axis. */
+MLXVK_API int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s);
 
 /* ==== >>encoder: kernels of the caller's, with the contract of Metal's CommandEncoder ============================== */
 
@@ -545,6 +777,15 @@ MLXVK_API int mlxvk_reset_stats(mlxvk_device device);
 MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
                                  void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user),
                                  void *user);
+
+/* What ran how often, or was refused (reason; else NULL), by signature: rows, groups per column, shapes, strides; sizes that
+ * change from step to step by powers of two. Counted where a gate asks for it: MLX_VK_STATS=1 all of it, MLX_VK_QMM_STATS,
+ * MLX_VK_SDPA_STATS and MLX_VK_ALGO_STATS their families, which are also printed to stderr when the device goes (the default
+ * device: at exit). Families: "quantized_matmul", "attention", "attention parts", "rope", "argreduce", "binary", "bitwise",
+ * "dequantize", "gather", "fused", "algorithms". In order of family and count; strings are valid during the call. */
+typedef struct mlxvk_stat { const char *family, *kernel, *signature, *reason; uint64_t count; } mlxvk_stat;
+
+MLXVK_API int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user);
 MLXVK_API const char *mlxvk_version(void);
 
 #ifdef __cplusplus

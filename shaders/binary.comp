@@ -1,7 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Functions of two operands of one dtype, OP by OP: MLXVK_BINARY_FUNCTIONS in order, then the quotient of divmod and
-// equality with NaN equal to NaN, and x sigmoid(x) y. Comparisons give bool. WIDE: 64-bit integers. COMPLEX: complex64.
+// Functions of two operands of one dtype, OP by OP: MLXVK_BINARY_FUNCTIONS in order, then the quotient of divmod,
+// equality with NaN equal to NaN, x sigmoid(x) y and the quotient rounded towards 0. Comparisons give bool. WIDE: 64-bit integers. COMPLEX: complex64.
 #include "elementwise.glsl"
 #ifdef COMPLEX
 #include "complex.glsl"
@@ -20,7 +20,7 @@ LOCATE_TABLE(table)
 const uint ADD = 0, SUBTRACT = 1, MULTIPLY = 2, DIVIDE = 3, FLOOR_DIVIDE = 4, REMAINDER = 5, POWER = 6, MAXIMUM = 7,
     MINIMUM = 8, LOGADDEXP = 9, ARCTAN2 = 10, BITWISE_AND = 11, BITWISE_OR = 12, BITWISE_XOR = 13, LEFT_SHIFT = 14,
     RIGHT_SHIFT = 15, EQUAL = 16, NOT_EQUAL = 17, GREATER = 18, GREATER_EQUAL = 19, LESS = 20, LESS_EQUAL = 21,
-    LOGICAL_AND = 22, LOGICAL_OR = 23, FLOOR_QUOTIENT = 24, NAN_EQUAL = 25, SILU_PRODUCT = 26;
+    LOGICAL_AND = 22, LOGICAL_OR = 23, FLOOR_QUOTIENT = 24, NAN_EQUAL = 25, SILU_PRODUCT = 26, TRUNCATED_QUOTIENT = 27;
 bool is_test() { return (OP >= EQUAL && OP <= LOGICAL_OR) || OP == NAN_EQUAL; }
 
 // By what the operands are to each other; unordered: one is NaN.
@@ -47,6 +47,12 @@ uint width_of(uint t) { return is_small(t) ? 8u : is_half(t) ? 16u : 32u; }
 #endif
 bool is_negative(UNSIGNED x) { return is_signed(FROM) && SIGNED(x) < SIGNED(0); }
 UNSIGNED magnitude(UNSIGNED x) { return is_negative(x) ? UNSIGNED(0) - x : x; }
+UNSIGNED truncated_quotient(UNSIGNED x, UNSIGNED y)
+{
+    UNSIGNED m = magnitude(x), d = magnitude(y), q = UNSIGNED(0);
+    if (d != UNSIGNED(0)) q = m / d;
+    return is_negative(x) != is_negative(y) ? UNSIGNED(0) - q : q;
+}
 // Rounded down, the remainder with the divisor's sign; both 0 where the divisor is 0.
 UNSIGNED floor_quotient(UNSIGNED x, UNSIGNED y)
 {
@@ -76,6 +82,7 @@ UNSIGNED integer(UNSIGNED x, UNSIGNED y)                               // extend
     if (OP == MULTIPLY) r = x * y;
     if (OP == FLOOR_DIVIDE || OP == FLOOR_QUOTIENT || OP == REMAINDER) r = floor_quotient(x, y);
     if (OP == REMAINDER) r = y == UNSIGNED(0) ? y : x - y * r;
+    if (OP == TRUNCATED_QUOTIENT) r = truncated_quotient(x, y);
     if (OP == POWER) r = integer_power(x, y);
     if (OP == MAXIMUM) r = less ? y : x;
     if (OP == MINIMUM) r = less ? x : y;

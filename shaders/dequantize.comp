@@ -1,24 +1,27 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Eight values a thread: scale * code + bias rounded to TX, then to TY.
+// Eight values a thread: scale * code (+ bias) rounded to TX, then to TY; times the tensor's scale where there is one.
 #include "quant.glsl"
 SOURCE(0, w)
 SOURCE(1, s)
 SOURCE(2, b)
 TARGET(3, y)
-layout(push_constant) uniform Push { uint count, group_shift, w_at, s_at, b_at, y_at; };     // count: of eights
+SOURCE(4, g)
+layout(push_constant) uniform Push { uint count, group_shift, w_at, s_at, b_at, y_at, g_at; };     // count: of eights
 layout(constant_id = 5) const bool VECTOR = false;     // the result is aligned to eight elements
+layout(constant_id = 6) const bool SCALED = false;
 EIGHT_CODES(eight_codes, w32)
 
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
     if (i >= count) return;
-    uint block = i >> 2, group = block >> group_shift, to = y_at + 8u * i, raw[8];
+    uint block = i >> 2, group = i >> 1 >> group_shift, to = y_at + 8u * i, raw[8];
     uvec2 codes = eight_codes(w_at + block * BITS, i & 3u);
-    float scale = bits_to_float(RAW(s, s_at + group, TS), TS), bias = bits_to_float(RAW(b, b_at + group, TS), TS);
+    float scale = number(RAW(s, s_at + group, TS), TS), bias = FP ? 0.0 : number(RAW(b, b_at + group, TS), TS);
+    if (SCALED) scale *= uintBitsToFloat(g32[g_at]) * (1.0 / 2688.0);
     [[unroll]] for (uint k = 0u; k < 8u; k++) {
-        raw[k] = float_to_bits(scale * float(code_of(codes, k)) + bias, TX);
+        raw[k] = float_to_bits(FP ? scale * code_number(code_of(codes, k)) : scale * float(code_of(codes, k)) + bias, TX);
         if (TX != TY) raw[k] = float_to_bits(bits_to_float(raw[k], TX), TY);
     }
     if (VECTOR && TY != F32)

@@ -3,6 +3,7 @@
 // Matrix products of half types by cooperative matrices of a subgroup (VK_KHR_cooperative_matrix), sums in float32: tiles are
 // staged in shared memory as they lie in memory, the next one on its way in registers. A subgroup computes WM x WN of the
 // BM x BN elements. BF: bfloat16, else float16.
+// GROUPED: rows by the matrix that index arrays say they meet (grouped.glsl); a is read along its rows.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -26,9 +27,25 @@ layout(constant_id = 11) const uint ALIGNED = 0;      // bits: a, b, the result:
 BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, b)
-BUFFER(3, c)
 ACCESS(d)
+#ifdef CONV
+#define LAST_ROW M
+#elif defined(GROUPED)
+#define GROUP_SLOT 3
+#define ENTRY_ROWS M
+#define X_PLACE(entry, i) offset_a + X_MATRIX(entry) * batch_a[0] + (i) * a_row
+#define Y_PLACE(row) offset_out + (row) * out_row
+#include "grouped.glsl"
+#define FIRST_A(p, row) place_x[row]
+#define FIRST_D(p, row) place_y[row]
+#define LAST_ROW tile_rows
+#else
+BUFFER(3, c)
 OPERAND(c)
+#define FIRST_A(p, row) (p.a + (row) * a_row)
+#define FIRST_D(p, row) (p.d + (row) * out_row)
+#define LAST_ROW M
+#endif
 layout(std430, set = 0, binding = 0) writeonly buffer Result { T d[]; };
 
 const bool A_ALONG_K = (ALONG & 1u) == 0u, B_ALONG_K = (ALONG & 2u) != 0u;
@@ -39,6 +56,34 @@ const uint PATCH = SIZE + 4;
 shared uvec4 tile_a[(A_ALONG_K ? BM : BK) * STEP_A], tile_b[(B_ALONG_K ? BN : BK) * STEP_B];
 shared float patches[THREADS / LANES * SIZE * PATCH];
 
+uvec4 next_a[FETCH_A], next_b[FETCH_B];
+
+#ifdef CONV
+Row rows[FETCH_A];
+Tap tap;                                               // of this thread's columns of K, the same in all its eights
+
+void start(Place p, uint row)
+{
+    uint t = gl_LocalInvocationID.x;
+    [[unroll]] for (uint i = 0; i < FETCH_A; i++) rows[i] = row_at(p.a, row + (t + i * THREADS) / (BK / 8));
+    tap = tap_at(p.low + t % (BK / 8) * 8);
+}
+
+// Channels are a multiple of eight.
+void fetch(Place p, uint row, uint column, uint k)
+{
+    uint t = gl_LocalInvocationID.x;
+    Reach x = reach(tap);
+    bool valid = k + t % (BK / 8) * 8 < p.high;
+    [[unroll]] for (uint i = 0; i < FETCH_A; i++)
+        next_a[i] = valid && inside(rows[i], x) ? a128[(rows[i].at + x.a) / 8u] : uvec4(0u);
+    [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
+        uint n = column + (t + i * THREADS) / (BK / 8);
+        next_b[i] = valid && n < N ? b128[(p.b + n * b_row + x.b) / 8u] : uvec4(0u);
+    }
+    advance(tap, BK);
+}
+#else
 // Eight elements that follow each other in memory, of which `valid` lie in the matrix; zeros for the others.
 #define FETCH(name, bit) \
     uvec4 fetch_##name(uint at, uint valid) { \
@@ -51,7 +96,7 @@ FETCH(b, 2u)
 
 uint count(uint from, uint to) { return from < to ? min(to - from, 8u) : 0u; }
 
-uvec4 next_a[FETCH_A], next_b[FETCH_B];
+void start(Place p, uint row) { }
 
 void fetch(Place p, uint row, uint column, uint k)
 {
@@ -59,7 +104,7 @@ void fetch(Place p, uint row, uint column, uint k)
     [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
         uint g = t + i * THREADS, per = (A_ALONG_K ? BK : BM) / 8, line = g / per, at = g % per * 8;
         uint m = row + (A_ALONG_K ? line : at), l = k + (A_ALONG_K ? at : line);
-        next_a[i] = fetch_a(p.a + m * a_row + l * a_k, A_ALONG_K ? m < M ? count(l, p.high) : 0u : l < p.high ? count(m, M) : 0u);
+        next_a[i] = fetch_a(FIRST_A(p, m) + l * a_k, A_ALONG_K ? m < LAST_ROW ? count(l, p.high) : 0u : l < p.high ? count(m, M) : 0u);
     }
     [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
         uint g = t + i * THREADS, per = (B_ALONG_K ? BK : BN) / 8, line = g / per, at = g % per * 8;
@@ -67,6 +112,7 @@ void fetch(Place p, uint row, uint column, uint k)
         next_b[i] = fetch_b(p.b + l * b_k + n * b_col, B_ALONG_K ? n < N ? count(l, p.high) : 0u : l < p.high ? count(n, N) : 0u);
     }
 }
+#endif
 
 void stage()
 {
@@ -86,11 +132,19 @@ void main()
     uvec2 at = tile();
     uint row = at.x * BM, column = at.y * BN;
     uint warp = gl_SubgroupID, lane = gl_SubgroupInvocationID, wm = warp / (BN / WN) * WM, wn = warp % (BN / WN) * WN;
+#ifdef GROUPED
+    find_rows(at.x);
+    if (tile_rows == 0u) return;
+    row = 0u;
+    Place p = place(w_matrix);
+#else
     Place p = place(gl_WorkGroupID.z);
+#endif
     coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator> sum[WM / SIZE * (WN / SIZE)];
     [[unroll]] for (uint i = 0; i < WM / SIZE * (WN / SIZE); i++)
         sum[i] = coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(0.0);
 
+    start(p, row);
     if (p.low < p.high) fetch(p, row, column, p.low);
     for (uint k = p.low; k < p.high; k += BK) {
         barrier();
@@ -117,7 +171,14 @@ void main()
 
     row += wm;
     column += wn;
+#ifdef CONV
+    uint out_row = out_step[2];                        // of results whose rows follow each other, which ALIGNED's bit 3 says
+    bool whole = EPILOGUE == 0u && (ALIGNED & 12u) == 12u && row + WM <= M && column + WN <= N;
+#elif defined(GROUPED)
+    const bool whole = false;
+#else
     bool whole = EPILOGUE == 0u && (ALIGNED & 4u) != 0u && row + WM <= M && column + WN <= N;
+#endif
     [[unroll]] for (uint i = 0; i < WM / SIZE; i++)
         [[unroll]] for (uint j = 0; j < WN / SIZE; j++) {
             uint r = row + i * SIZE, s = column + j * SIZE, corner = warp * SIZE * PATCH;
@@ -128,13 +189,26 @@ void main()
             }
             coopMatStore(sum[i * (WN / SIZE) + j], patches, corner, PATCH, gl_CooperativeMatrixLayoutRowMajor);
             subgroupBarrier();
+#ifdef CONV
+            for (uint e = lane; e < SIZE * SIZE / 4; e += LANES) {
+                uint m = r + e / (SIZE / 4), n = s + e % (SIZE / 4) * 4, from = corner + e / (SIZE / 4) * PATCH + e % (SIZE / 4) * 4;
+                if (m >= M || n >= N) continue;
+                vec4 v = vec4(patches[from], patches[from + 1], patches[from + 2], patches[from + 3]);
+                uint to = out_at(p.d, m) + n;
+                if ((ALIGNED & 4u) != 0u && n + 4 <= N) storef4_d(to / 4u, TO, v);
+                else [[unroll]] for (uint i = 0; i < 4; i++) if (n + i < N) storef_d(to + i, TO, v[i]);
+            }
+#else
             for (uint e = lane; e < SIZE * SIZE; e += LANES) {
                 uint m = r + e / SIZE, n = s + e % SIZE;
                 float v = patches[corner + e / SIZE * PATCH + e % SIZE];
-                if (m >= M || n >= N) continue;
+                if (m >= LAST_ROW || n >= N) continue;
+#ifndef GROUPED
                 if (EPILOGUE == 1u) v = alpha * v + beta * get_c(p.c + m * c_row + n * c_col);
-                storef_d(p.d + m * out_row + n * out_col, TO, v);
+#endif
+                storef_d(FIRST_D(p, m) + n * out_col, TO, v);
             }
+#endif
             subgroupBarrier();
         }
 }

@@ -1,8 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // Matrix products of half types by cooperative matrices of a whole workgroup (VK_NV_cooperative_matrix2), sums in float32. The
-// compiler stages and pipelines the loads. What decides: rows that it can see to be multiples of 16 bytes (ALIGNED), loads
-// without bounds checks (tiles inside the matrix), the shape of the tile. BF: bfloat16, else float16.
+// compiler stages and pipelines the loads. What decides: rows that it can see to be multiples of 16 bytes, which those of all
+// operands must be, loads without bounds checks (tiles inside the matrix), the shape of the tile. BF: bfloat16, else float16.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_NV_cooperative_matrix2 : require
@@ -18,12 +18,10 @@ layout(constant_id = 3) const uint BM = 128;
 layout(constant_id = 4) const uint BN = 128;
 layout(constant_id = 5) const uint BK = 64;
 layout(constant_id = 6) const uint ALONG = 0;         // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
-layout(constant_id = 7) const uint ALIGNED = 0;       // bits: a, b, the result: first element and rows are multiples of 16 bytes
 layout(std430, set = 0, binding = 0) writeonly buffer Result { T d[]; };
 layout(std430, set = 0, binding = 0) writeonly buffer Parts { float parts[]; };
 layout(std430, set = 0, binding = 1) readonly buffer A { T a[]; };
 layout(std430, set = 0, binding = 2) readonly buffer B { T b[]; };
-layout(std430, set = 0, binding = 3) readonly buffer C { T c[]; };
 
 #define EDGE tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV>    // zeros beyond the matrix
 #define SUMS coopmat<float, gl_ScopeWorkgroup, BM, BN, gl_MatrixUseAccumulator>
@@ -54,11 +52,8 @@ void main()
     uvec2 at = tile();
     uint row = at.x * BM, column = at.y * BN;
     Place p = place(gl_WorkGroupID.z);
-    uint lead_a = (ALONG & 1u) == 0u ? a_row : a_k, lead_b = (ALONG & 2u) == 0u ? b_k : b_col, first_a = p.a, first_b = p.b;
-    uint lead_d = out_row, first_d = p.d;
-    if ((ALIGNED & 1u) != 0u) { lead_a &= ~7u; first_a &= ~7u; }
-    if ((ALIGNED & 2u) != 0u) { lead_b &= ~7u; first_b &= ~7u; }
-    if ((ALIGNED & 4u) != 0u) { lead_d &= ~7u; first_d &= ~7u; }
+    uint lead_a = ((ALONG & 1u) == 0u ? a_row : a_k) & ~7u, lead_b = ((ALONG & 2u) == 0u ? b_k : b_col) & ~7u;
+    uint first_a = p.a & ~7u, first_b = p.b & ~7u, lead_d = out_row & ~7u, first_d = p.d & ~7u;
 
     tensorViewNV<2, false, 1, 0> swap = createTensorViewNV(2, false, 1, 0);
     EDGE edge_a = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
@@ -80,17 +75,7 @@ void main()
         coopMatStoreTensorNV(sum, parts, p.d, sliceTensorLayoutNV(edge_d, row, BM, column, BN));
         return;
     }
-    if (EPILOGUE == 1u) {
-        sum = sum * alpha;
-        if (beta != 0.0) {
-            RESULT bias;
-            EDGE edge_c = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
-            edge_c = setTensorLayoutDimensionNV(edge_c, M, N);
-            edge_c = setTensorLayoutStrideNV(edge_c, c_row, c_col);
-            coopMatLoadTensorNV(bias, c, p.c, sliceTensorLayoutNV(edge_c, row, BM, column, BN));
-            sum = sum + SUMS(bias) * beta;
-        }
-    }
+    if (EPILOGUE == 1u) sum = sum * alpha;
     edge_d = setTensorLayoutStrideNV(edge_d, lead_d, 1u);
     RESULT rounded = RESULT(sum);
     if (rows_inside && columns_inside) {

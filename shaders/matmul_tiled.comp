@@ -3,6 +3,7 @@
 // Matrix products by tiles in shared memory, in float32 arithmetic: a workgroup computes BM x BN elements of the result, a
 // thread TM x TN of them, as patches of 4 x 4 that lie a patch of all threads apart. The next tile is on its way from memory
 // while one is multiplied. Threads = BM / TM * BN / TN, with BN / TN a multiple of 8 and BM / TM one of 4.
+// GROUPED: rows by the matrix that index arrays say they meet (grouped.glsl); a is read along its rows.
 #include "matmul.glsl"
 layout(constant_id = 3) const uint BM = 64;
 layout(constant_id = 4) const uint BN = 64;
@@ -15,25 +16,33 @@ layout(constant_id = 10) const uint UNROLL = 1;       // steps of K that are wri
 BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, b)
-BUFFER(3, c)
 ACCESS(d)
 OPERAND(a)
 OPERAND(b)
+#ifdef CONV
+#define LAST_ROW M
+#elif defined(GROUPED)
+#define GROUP_SLOT 3
+#define ENTRY_ROWS M
+#define X_PLACE(entry, i) offset_a + X_MATRIX(entry) * batch_a[0] + (i) * a_row
+#define Y_PLACE(row) offset_out + (row) * out_row
+#include "grouped.glsl"
+#define FIRST_A(p, row) place_x[row]
+#define FIRST_D(p, row) place_y[row]
+#define LAST_ROW tile_rows
+#else
+BUFFER(3, c)
 OPERAND(c)
+#define FIRST_A(p, row) (p.a + (row) * a_row)
+#define FIRST_D(p, row) (p.d + (row) * out_row)
+#define LAST_ROW M
+#endif
 
+const bool A_ALONG_K = (ALONG & 1u) == 0u, B_ALONG_K = (ALONG & 2u) != 0u;
 const uint ROWS = BM / TM, COLUMNS = BN / TN, THREADS = ROWS * COLUMNS;       // of threads
 const uint FETCH_A = BM * BK / 4 / THREADS, FETCH_B = BN * BK / 4 / THREADS;  // fours a thread reads of a tile
 const uint STEP_A = BM / 4 + 1, STEP_B = BN / 4 + 1;
 shared vec4 tile_a[BK * STEP_A], tile_b[BK * STEP_B];                         // [k][row or column], padded
-
-// Four elements, `step` apart, of which `valid` lie in the matrix; zeros for the others.
-#define FETCH(name, bit) \
-    vec4 fetch_##name(uint at, uint step, uint valid) { \
-        if ((VECTOR & bit) != 0u && valid == 4u) return get4_##name(at); \
-        return vec4(valid > 0u ? get_##name(at) : 0.0, valid > 1u ? get_##name(at + step) : 0.0, \
-                    valid > 2u ? get_##name(at + 2u * step) : 0.0, valid > 3u ? get_##name(at + 3u * step) : 0.0); }
-FETCH(a, 1u)
-FETCH(b, 2u)
 
 uint count(uint from, uint to) { return from < to ? min(to - from, 4u) : 0u; }
 
@@ -43,45 +52,104 @@ uvec2 spot(uint g, bool along_k, uint size)
     return along_k ? uvec2(g % (BK / 4) * 4, g / (BK / 4)) : uvec2(g / (size / 4), g % (size / 4) * 4);
 }
 
+vec4 next_a[FETCH_A], next_b[FETCH_B];
+
+#ifdef CONV
+Row rows[FETCH_A];
+Tap tap;                                               // of this thread's columns of K, the same in all its fours
+
+void start(Place p, uvec2 at)
+{
+    uint t = gl_LocalInvocationID.x;
+    [[unroll]] for (uint i = 0; i < FETCH_A; i++) rows[i] = row_at(p.a, at.x + (t + i * THREADS) / (BK / 4));
+    tap = tap_at(p.low + t % (BK / 4) * 4);
+}
+
+// The next fours of both tiles. Unless VECTOR says that fours do not straddle taps, each element has a tap of its own.
+void fetch(Place p, uvec2 at, uint k)
+{
+    const bool whole = (VECTOR & 3u) == 3u;
+    uint t = gl_LocalInvocationID.x, first = k + t % (BK / 4) * 4;
+    [[unroll]] for (uint j = 0; j < (whole ? 1u : 4u); j++) {
+        Reach x = reach(whole ? tap : tap_at(first + j));
+        bool valid = first + j < p.high;
+        [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
+            bool there = valid && inside(rows[i], x);
+            if (whole) next_a[i] = there ? get4_a(rows[i].at + x.a) : vec4(0.0);
+            else next_a[i][j] = there ? get_a(rows[i].at + x.a) : 0.0;
+        }
+        [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
+            uint column = at.y + (t + i * THREADS) / (BK / 4), from = p.b + column * b_row + x.b;
+            bool there = valid && column < N;
+            if (whole) next_b[i] = there ? get4_b(from) : vec4(0.0);
+            else next_b[i][j] = there ? get_b(from) : 0.0;
+        }
+    }
+    if (whole) advance(tap, BK);
+}
+#else
+// Four elements, `step` apart, of which `valid` lie in the matrix; zeros for the others.
+#define FETCH(name, bit) \
+    vec4 fetch_##name(uint at, uint step, uint valid) { \
+        if ((VECTOR & bit) != 0u && valid == 4u) return get4_##name(at); \
+        return vec4(valid > 0u ? get_##name(at) : 0.0, valid > 1u ? get_##name(at + step) : 0.0, \
+                    valid > 2u ? get_##name(at + 2u * step) : 0.0, valid > 3u ? get_##name(at + 3u * step) : 0.0); }
+FETCH(a, 1u)
+FETCH(b, 2u)
+
+void start(Place p, uvec2 at) { }
+
+void fetch(Place p, uvec2 at, uint k)
+{
+    uint t = gl_LocalInvocationID.x;
+    [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
+        uvec2 s = spot(t + i * THREADS, A_ALONG_K, BM);
+        uint row = at.x + s.y, column = k + s.x;
+        next_a[i] = fetch_a(FIRST_A(p, row) + column * a_k, A_ALONG_K ? a_k : a_row,
+                            A_ALONG_K ? row < LAST_ROW ? count(column, p.high) : 0u : column < p.high ? count(row, M) : 0u);
+    }
+    [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
+        uvec2 s = spot(t + i * THREADS, B_ALONG_K, BN);
+        uint row = k + s.x, column = at.y + s.y;
+        next_b[i] = fetch_b(p.b + row * b_k + column * b_col, B_ALONG_K ? b_k : b_col,
+                            B_ALONG_K ? column < N ? count(row, p.high) : 0u : row < p.high ? count(column, N) : 0u);
+    }
+}
+#endif
+
 void main()
 {
-    const bool a_along_k = (ALONG & 1u) == 0u, b_along_k = (ALONG & 2u) != 0u;
     uint t = gl_LocalInvocationID.x, lane = t % 32u, warp = t / 32u;
     uint tx = lane % 8u + warp % (COLUMNS / 8u) * 8u, ty = lane / 8u + warp / (COLUMNS / 8u) * 4u;
     uvec2 at = tile() * uvec2(BM, BN);
+#ifdef GROUPED
+    find_rows(at.x / BM);
+    if (tile_rows == 0u) return;
+    at.x = 0u;
+    Place p = place(w_matrix);
+#else
     Place p = place(gl_WorkGroupID.z);
-    vec4 next_a[FETCH_A], next_b[FETCH_B], sum[TM * TN / 4];
+#endif
+    vec4 sum[TM * TN / 4];
     [[unroll]] for (uint i = 0; i < TM * TN / 4; i++) sum[i] = vec4(0.0);
+    start(p, at);
 
     for (uint k = p.low; k < p.high + BK; k += BK) {
         if (k > p.low) {
             barrier();
             [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
-                uvec2 s = spot(t + i * THREADS, a_along_k, BM);
-                if (!a_along_k) tile_a[s.x * STEP_A + s.y / 4u] = next_a[i];
+                uvec2 s = spot(t + i * THREADS, A_ALONG_K, BM);
+                if (!A_ALONG_K) tile_a[s.x * STEP_A + s.y / 4u] = next_a[i];
                 else [[unroll]] for (uint j = 0; j < 4; j++) tile_a[(s.x + j) * STEP_A + s.y / 4u][s.y % 4u] = next_a[i][j];
             }
             [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
-                uvec2 s = spot(t + i * THREADS, b_along_k, BN);
-                if (!b_along_k) tile_b[s.x * STEP_B + s.y / 4u] = next_b[i];
+                uvec2 s = spot(t + i * THREADS, B_ALONG_K, BN);
+                if (!B_ALONG_K) tile_b[s.x * STEP_B + s.y / 4u] = next_b[i];
                 else [[unroll]] for (uint j = 0; j < 4; j++) tile_b[(s.x + j) * STEP_B + s.y / 4u][s.y % 4u] = next_b[i][j];
             }
             barrier();
         }
-        if (k < p.high) {
-            [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
-                uvec2 s = spot(t + i * THREADS, a_along_k, BM);
-                uint row = at.x + s.y, column = k + s.x;
-                next_a[i] = fetch_a(p.a + row * a_row + column * a_k, a_along_k ? a_k : a_row,
-                                    a_along_k ? row < M ? count(column, p.high) : 0u : column < p.high ? count(row, M) : 0u);
-            }
-            [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
-                uvec2 s = spot(t + i * THREADS, b_along_k, BN);
-                uint row = k + s.x, column = at.y + s.y;
-                next_b[i] = fetch_b(p.b + row * b_k + column * b_col, b_along_k ? b_k : b_col,
-                                    b_along_k ? column < N ? count(row, p.high) : 0u : row < p.high ? count(column, N) : 0u);
-            }
-        }
+        if (k < p.high) fetch(p, at, k);
         if (k > p.low)
             for (uint i = 0; i < BK; i += UNROLL) [[unroll]] for (uint u = 0; u < UNROLL; u++) {
                 vec4 x[TM / 4], y[TN / 4];
@@ -95,15 +163,23 @@ void main()
 
     [[unroll]] for (uint j = 0; j < TM; j++) {
         uint row = at.x + (j / 4 * ROWS + ty) * 4u + j % 4;
-        if (row >= M) continue;
+        if (row >= LAST_ROW) continue;
+#ifdef CONV
+        uint first = out_at(p.d, row);
+        const uint step = 1u;
+#else
+        uint first = FIRST_D(p, row), step = out_col;
+#endif
         [[unroll]] for (uint l = 0; l < TN / 4; l++) {
-            uint column = at.y + (l * COLUMNS + tx) * 4u, valid = count(column, N), to = p.d + row * out_row + column * out_col;
+            uint column = at.y + (l * COLUMNS + tx) * 4u, valid = count(column, N), to = first + column * step;
             vec4 v = sum[j * (TN / 4) + l];
+#if !defined(CONV) && !defined(GROUPED)
             if (EPILOGUE == 1u)
                 [[unroll]] for (uint i = 0; i < 4; i++)
                     if (i < valid) v[i] = alpha * v[i] + beta * get_c(p.c + row * c_row + (column + i) * c_col);
+#endif
             if ((VECTOR & 4u) != 0u && valid == 4u) storef4_d(to / 4u, TO, v);
-            else [[unroll]] for (uint i = 0; i < 4; i++) if (i < valid) storef_d(to + i * out_col, TO, v[i]);
+            else [[unroll]] for (uint i = 0; i < 4; i++) if (i < valid) storef_d(to + i * step, TO, v[i]);
         }
     }
 }

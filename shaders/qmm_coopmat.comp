@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // y = x W^T of half types by cooperative matrices of a subgroup, sums in float32: tiles of x and of decoded, rounded weights
 // are staged in shared memory, the next ones on their way in registers. A subgroup computes WM x WN of BM x BN results.
-// BF: bfloat16, else float16.
+// BF: bfloat16, else float16. GROUPED: rows by the weight that index arrays say they meet (grouped.glsl).
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -32,6 +32,11 @@ SOURCE(2, s)
 SOURCE(3, b)
 TARGET(4, y)
 EIGHT_CODES(eight_codes, w32)
+#define GROUP_SLOT 5
+#define ENTRY_ROWS m
+#define X_PLACE(entry, i) x_at + X_MATRIX(entry) * x_batch + (i) * x_row
+#define Y_PLACE(row) y_at[0] + (row) * y_row[0]
+#include "grouped.glsl"
 
 const uint BK = 32 * DEPTH;
 const uint THREADS = BM / WM * (BN / WN) * LANES;
@@ -55,23 +60,30 @@ uint next_scale[FETCH_W], next_bias[FETCH_W];
 
 void fetch(uint m0, uint n0, uint first, uint until)
 {
-    uint t = gl_LocalInvocationIndex, blocks = k / 32u, groups = blocks >> group_shift, batch = PARTS ? 0u : gl_WorkGroupID.z;
+    uint t = gl_LocalInvocationIndex, blocks = k / 32u, groups = 2u * blocks >> group_shift, batch = PARTS ? 0u : gl_WorkGroupID.z;
+#ifdef GROUPED
+    batch = w_matrix;
+#endif
     [[unroll]] for (uint i = 0u; i < FETCH_X; i++) {
         uint g = min(t + i * THREADS, BM * BK / 8u - 1u), row = min(m0 + g / (BK / 8u), m - 1u), at = first * 32u + g % (BK / 8u) * 8u;
+#ifdef GROUPED
+        next_x[i] = x128[place_x[g / (BK / 8u)] + min(at, until * 32u - 8u) >> 3];
+#else
         next_x[i] = x128[x_at + batch * x_batch + row * x_row + min(at, until * 32u - 8u) >> 3];
+#endif
         if (DEPTH > 1u && at >= until * 32u) next_x[i] = uvec4(0u);
     }
     [[unroll]] for (uint i = 0u; i < FETCH_W; i++) {
         uint g = min(t + i * THREADS, BN * BK / 16u - 1u), n = min(n0 + g / (BK / 16u), rows[0] - 1u), part = g & 1u;
         uint block = min(first + g / 2u % DEPTH, until - 1u), at = w_at[0] + batch * w_batch + (n * blocks + block) * BITS;
-        uint group = batch * s_batch + n * groups + (block >> group_shift);
+        uint group = batch * s_batch + n * groups + (2u * block + part >> group_shift);
         if ((ALIGNED & 2u) != 0u && BITS == 4u) next_w[i].xy = w64[(at >> 1) + part];
         else if ((ALIGNED & 2u) != 0u && BITS == 8u) next_w[i] = w128[(at >> 2) + part];
-        else if (PACKED) {
+        else if (WHOLE) {
             [[unroll]] for (uint l = 0u; l < BITS / 2u; l++) next_w[i][l] = w32[at + BITS / 2u * part + l];
         } else next_w[i] = uvec4(eight_codes(at, 2u * part), eight_codes(at, 2u * part + 1u));
         next_scale[i] = RAW(s, s_at[0] + group, TS);
-        next_bias[i] = RAW(b, b_at[0] + group, TS);
+        if (!FP) next_bias[i] = RAW(b, b_at[0] + group, TS);
     }
 }
 
@@ -84,11 +96,12 @@ void stage()
     }
     [[unroll]] for (uint i = 0u; i < FETCH_W; i++) {
         uint g = t + i * THREADS, halves[8];
-        float scale = number(next_scale[i], TS), bias = number(next_bias[i], TS), value[16];
+        float scale = number(next_scale[i], TS), bias = FP ? 0.0 : number(next_bias[i], TS), value[16];
         [[unroll]] for (uint e = 0u; e < 16u; e++)
             if (PACKED)
                 value[e] = fma(scale, packed_code(next_w[i][e * BITS / 32u], e * BITS % 32u),
                                fma(-scale, packed_offset(e % CLASSES), bias));
+            else if (WHOLE) value[e] = scale * code_number(next_w[i][e * BITS / 32u] >> e * BITS % 32u & MASK);
             else value[e] = fma(scale, float(code_of(e < 8u ? next_w[i].xy : next_w[i].zw, e % 8u)), bias);
         [[unroll]] for (uint e = 0u; e < 8u; e++) halves[e] = pack(value[2u * e], value[2u * e + 1u]);
         if (g < BN * BK / 16u) {
@@ -108,7 +121,11 @@ void store(uint row, uint n, float v[8])
             if (n + e < rows[0]) y32[at + e] = floatBitsToUint(v[e]);
         return;
     }
+#ifdef GROUPED
+    uint at = place_y[row] + n, halves[4];
+#else
     uint at = y_at[0] + gl_WorkGroupID.z * y_batch + row * y_row[0] + n, halves[4];
+#endif
     [[unroll]] for (uint e = 0u; e < 4u; e++) halves[e] = pack(v[2u * e], v[2u * e + 1u]);
     if ((ALIGNED & 4u) != 0u && n + 8u <= rows[0]) y128[at >> 3] = uvec4(halves[0], halves[1], halves[2], halves[3]);
     else
@@ -125,6 +142,13 @@ void main()
     [[unroll]] for (uint i = 0u; i < WM / SIZE * (WN / SIZE); i++)
         sum[i] = coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(0.0);
 
+#ifdef GROUPED
+    find_rows(gl_WorkGroupID.x);
+    if (tile_rows == 0u) return;
+    m0 = 0u;
+#else
+    uint tile_rows = m;
+#endif
     if (first < until) fetch(m0, n0, first, until);
     for (; first < until; first += DEPTH) {
         barrier();
@@ -153,7 +177,7 @@ void main()
                 uint r = u * 8u / SIZE, c = u * 8u % SIZE, row = m0 + wm + i * SIZE + r, n = n0 + wn + j * SIZE + c;
                 float v[8];
                 [[unroll]] for (uint e = 0u; e < 8u; e++) v[e] = patches[corner + r * PATCH + c + e];
-                if (row < m) store(row, n, v);
+                if (row < tile_rows) store(row, n, v);
             }
             subgroupBarrier();
         }

@@ -6,7 +6,8 @@
 #endif
 // y = x W^T for a few rows of x. A team of LANES lanes (a subgroup) takes R rows of W, a lane one block of 32 codes at a
 // time; SPLIT teams share a row's blocks. A block adds scale * dot(codes, x) + bias * sum(x), all in float32; where the
-// result is float32, it adds dot(scale * codes + bias, x), in which nothing cancels.
+// result is float32, it adds dot(scale * codes + bias, x), in which nothing cancels. Small floats have no bias.
+// GATHER: index arrays say which matrix of x meets which weight.
 // SETS: up to three matrices with the same x, their rows one after another, or the first two interleaved for SwiGLU.
 #define PRODUCT
 #include "quant.glsl"
@@ -19,10 +20,11 @@ layout(constant_id = 10) const uint EPILOGUE = 0;      // 1: + residual; 2: silu
 
 #include "qmv.glsl"
 
-const bool EXACT = TY == F32;                          // else codes are built as floats with an offset
+const bool EXACT = TY == F32 && !FP;                   // else codes are built as floats with an offset
+const uint SCALES = TS == E4M3 ? 2 : 1;                // of a block
 
 // What a lane holds: blocks of R rows with their scales and biases, the next ones on their way; sums for M x R results.
-uint code[8 * 8], scale[8], bias[8], next_code[8 * 8], next_scale[8], next_bias[8];
+uint code[8 * 8], scale[16], bias[8], next_code[8 * 8], next_scale[16], next_bias[8];
 float total[64], dots[64], sums[8 * 4];
 
 // Code e of row j's block: offset_of(e % CLASSES) + code, or its value where EXACT.
@@ -33,6 +35,7 @@ float code_value(uint j, uint e)
     w >>= bit;
     if (bit + BITS > 32u) w |= code[i + 1u] << (32u - bit);
     w &= MASK;
+    if (FP) return code_number(w);
     if (EXACT) return fma(number(scale[j], TS), float(w), number(bias[j], TS));
     return uintBitsToFloat(w << (23u - BITS) | (127u + BITS) << 23);
 }
@@ -74,7 +77,13 @@ void add_block(uint block, uint x_first, uint last)
                 float q = code_value(j, 8u * c + e);
                 [[unroll]] for (uint i = 0u; i < M; i++) dots[i * R + j] = fma(q, v[8u * i + e], dots[i * R + j]);
             }
+        if (FP && (c == 3u || SCALES * c == 2u))
+            [[unroll]] for (uint v = 0u; v < M * R; v++) {
+                total[v] = fma(number(scale[SCALES * (v % R) + (SCALES - 1u) * (c >> 1)], TS), dots[v], total[v]);
+                dots[v] = 0.0;
+            }
     }
+    if (FP) return;
     [[unroll]] for (uint i = 0u; i < M; i++) {
         float sum = 0.0, offset = 0.0;
         [[unroll]] for (uint c = 0u; c < CLASSES; c++) {
@@ -89,11 +98,11 @@ void add_block(uint block, uint x_first, uint last)
 #define LOAD_ROWS(name, set, slot, w, s, b) \
     void name(uint row, uint block) \
     { \
-        uint blocks = k >> 5, groups = blocks >> group_shift; \
+        uint blocks = k >> 5, groups = 2u * blocks >> group_shift; \
         [[unroll]] for (uint j = slot; j < R; j += STEP) { \
             uint n = min(row + j / STEP, rows[set] - 1u); \
-            uint at = gl_WorkGroupID.z * w_batch + w_at[set] + (n * blocks + block) * BITS; \
-            uint group = gl_WorkGroupID.z * s_batch + n * groups + (block >> group_shift); \
+            uint at = w_matrix * w_batch + w_at[set] + (n * blocks + block) * BITS; \
+            uint group = w_matrix * s_batch + n * groups + (2u * block >> group_shift); \
             if ((ALIGNED & 2u) != 0u && (BITS & 3u) == 0u) \
                 [[unroll]] for (uint i = 0u; i < BITS; i += 4u) { \
                     uvec4 q = w##128[at + i >> 2]; \
@@ -107,8 +116,8 @@ void add_block(uint block, uint x_first, uint last)
                 } \
             else \
                 [[unroll]] for (uint i = 0u; i < BITS; i++) next_code[8u * j + i] = w##32[at + i]; \
-            next_scale[j] = RAW(s, s_at[set] + group, TS); \
-            next_bias[j] = RAW(b, b_at[set] + group, TS); \
+            [[unroll]] for (uint h = 0u; h < SCALES; h++) next_scale[SCALES * j + h] = RAW(s, s_at[set] + group + h, TS); \
+            if (!FP) next_bias[j] = RAW(b, b_at[set] + group, TS); \
         } \
     }
 LOAD_ROWS(load_a, 0, 0u, wa, sa, ba)
@@ -160,6 +169,11 @@ void add_lanes(uint lane, uint team)
 
 void main()
 {
+#ifdef GATHER
+    y_matrix = first_entry + gl_WorkGroupID.z;
+    x_matrix = X_MATRIX(y_matrix);
+    w_matrix = min(rhs32[rhs_at + y_matrix], rhs_last);
+#endif
 #ifdef SUBGROUP
     uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID;
 #else
@@ -171,7 +185,7 @@ void main()
         while (set < 2u && group >= (rows[set] + per - 1u) / per) group -= (rows[set++] + per - 1u) / per;
 #endif
     uint row = group * per + team / SPLIT * (R / STEP), first = gl_WorkGroupID.y * M, blocks = k >> 5;
-    uint x_first = x_at + gl_WorkGroupID.z * x_batch + first * x_row, start = team % SPLIT * LANES + lane;
+    uint x_first = x_at + x_matrix * x_batch + first * x_row, start = team % SPLIT * LANES + lane;
     [[unroll]] for (uint v = 0u; v < M * R; v++) total[v] = 0.0;
     if (start < blocks) load_rows(set, row, start);
     for (uint block = start; block < blocks; block += SPLIT * LANES) {

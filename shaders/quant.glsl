@@ -1,16 +1,27 @@
 // What kernels over quantized weights share. Codes of BITS bits lie in a little-endian bit stream of 32-bit words along
-// a row; 32 codes are a block of BITS words, and a group is 1, 2 or 4 blocks: value = scale * code + bias.
+// a row; 32 codes are a block of BITS words, and a group is a half, 1, 2 or 4 blocks. Codes are integers, and a value is
+// scale * code + bias; or they are small floats with a scale of one byte and no bias (FP).
 #ifndef QUANT_GLSL
 #define QUANT_GLSL
-#include "common.glsl"
+#include "fp8.glsl"
 layout(constant_id = 1) const uint BITS = 4;
 layout(constant_id = 2) const uint TX = 12;            // dtypes: of x (or of what is quantized), of scales and biases,
 layout(constant_id = 3) const uint TS = 12;            // of the result
 layout(constant_id = 4) const uint TY = 12;
+const uint E8M0 = 32, E4M3 = 33;                       // TS where codes are small floats: powers of two; groups of 16 codes
+const bool FP = TS >= E8M0;
 
-#ifdef PRODUCT
+#if defined(GATHER) || defined(GROUPED)
+layout(push_constant) uniform Push {                   // of matrices of x and weights that index arrays choose
+    uint m, k, group_shift, rounds;
+    uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
+    uint rows[1], w_at[1], s_at[1], b_at[1], y_at[1], y_row[1];
+    uint first_entry, every, lhs_at, lhs_last, rhs_at, rhs_last, tiles_at, order_at;   // every: entries a matrix of x, 0: lhs
+};
+#define X_MATRIX(entry) min(every != 0u ? (entry) / every : lhs32[lhs_at + (entry)], lhs_last)
+#elif defined(PRODUCT)
 layout(push_constant) uniform Push {                   // of up to three matrices with the same x
-    uint m, k, group_shift, rounds;                    // a group is 32 << group_shift codes
+    uint m, k, group_shift, rounds;                    // a group is 16 << group_shift codes
     uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
     uint rows[3], w_at[3], s_at[3], b_at[3], y_at[3], y_row[3];
 };
@@ -20,6 +31,7 @@ const uint MASK = (1u << BITS) - 1u;
 
 // Readable views of one binding.
 #define SOURCE(slot, name) \
+    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_bytes { uint8_t name##8[]; }; \
     layout(std430, set = 0, binding = slot) restrict readonly buffer name##_halves { uint16_t name##16[]; }; \
     layout(std430, set = 0, binding = slot) restrict readonly buffer name##_words { uint name##32[]; }; \
     layout(std430, set = 0, binding = slot) restrict readonly buffer name##_pairs { uvec2 name##64[]; }; \
@@ -29,19 +41,30 @@ const uint MASK = (1u << BITS) - 1u;
     layout(std430, set = 0, binding = slot) restrict buffer name##_words { uint name##32[]; }; \
     layout(std430, set = 0, binding = slot) restrict buffer name##_pairs { uvec2 name##64[]; }; \
     layout(std430, set = 0, binding = slot) restrict buffer name##_quads { uvec4 name##128[]; };
-#define RAW(name, i, t) ((t) == F32 ? name##32[i] : uint(name##16[i]))
+#define RAW(name, i, t) ((t) == F32 ? name##32[i] : (t) >= E8M0 ? uint(name##8[i]) : uint(name##16[i]))
 #define PUT(name, i, t, raw) { if ((t) == F32) name##32[i] = raw; else name##16[i] = uint16_t(raw); }
 
-float number(uint raw, uint t) { return t == F32 ? uintBitsToFloat(raw) : t == BF16 ? bf16_to_float(raw) : unpackHalf2x16(raw).x; }
+float number(uint raw, uint t)
+{
+    if (t == E8M0) return uintBitsToFloat(raw == 0u ? 0x400000u : raw << 23);
+    return t == F32 ? uintBitsToFloat(raw) : t == BF16 ? bf16_to_float(raw) : t == E4M3 ? e4m3(raw) : unpackHalf2x16(raw).x;
+}
+float code_number(uint c) { return !FP ? float(c) : BITS == 4u ? e2m1(c) : e4m3(c); }
 vec2 two_numbers(uint raw, uint t)                     // of one word with two halves
 {
     return t == BF16 ? vec2(uintBitsToFloat(raw << 16), uintBitsToFloat(raw & 0xffff0000u)) : unpackHalf2x16(raw);
+}
+// Also right where a division is a product with a reciprocal: one step of Newton's.
+float quotient(float a, float b)
+{
+    float q = a / b, r = fma(-q, b, a);
+    return is_inf(q) || is_nan(q) || is_nan(r) || is_inf(r) ? q : q + r / b;
 }
 float rounded(float x, uint t) { return t == F32 ? x : number(float_to_bits(x, t), t); }
 
 // Codes of 2, 4 and 8 bits as floats without a conversion: their byte is moved to bits 15 to 22, the mantissa's upper ones,
 // which gives packed_offset(c) + code for code c of a byte.
-const bool PACKED = BITS == 2u || BITS == 4u || BITS == 8u;
+const bool WHOLE = BITS == 2u || BITS == 4u || BITS == 8u, PACKED = WHOLE && !FP;   // WHOLE: no code lies in two words
 const uint CLASSES = PACKED ? 8u / BITS : 1u;          // codes a byte
 float packed_offset(uint c) { return float(1u << (8u - c * BITS)); }
 float packed_code(uint w, uint bit)

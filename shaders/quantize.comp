@@ -10,13 +10,6 @@ TARGET(3, b)
 layout(push_constant) uniform Push { uint blocks, group_shift, x_at, w_at, s_at, b_at; };
 shared vec2 extremes[gl_WorkGroupSize.x];
 
-// Also right where a division is a product with a reciprocal: one step of Newton's.
-float quotient(float a, float b)
-{
-    float q = a / b, r = fma(-q, b, a);
-    return is_inf(q) || is_nan(q) || is_nan(r) || is_inf(r) ? q : q + r / b;
-}
-
 void main()
 {
     uint me = gl_LocalInvocationID.x, block = group_index() * gl_WorkGroupSize.x + me, per = 1u << group_shift;

@@ -1,9 +1,10 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Elements at computed positions of one axis, by raw bits: TO is U8, U16, U32 or U64 by item size, FROM the indices' dtype.
+// Elements at computed positions, by raw bits: TO is U8, U16, U32, U64 or, for 16 bytes, C64; FROM the indices' dtype.
 // Operands: 0 the result, 1 the source (take) or the values (put), 2 the indices. The one that is indexed has a stride of
 // 0 along the axis here, the real one in stride[3], with the axis' length and the part of it that this dispatch serves.
 #include "elementwise.glsl"
+#include "position.glsl"
 BUFFER(0, dst)
 BUFFER(1, src)
 BUFFER(2, index)
@@ -14,30 +15,20 @@ ACCESS(index)
 LOCATE_TABLE(table)
 
 const uint ROWS = 0;                                  // MODE: whole rows, by units of 4 bytes (TO U32) or 16 (TO C64)
-const uint PUT = 1;                                   // OP
-const uint NOWHERE = 0xffffffffu;
+const uint PUT = 1;                                   // OP: written where the indices say
+const uint STARTS = 2;                                // OP: the indices are offsets, to be scaled by extra
+const uint MASKED = 3;                                // OP: they count what is taken, in order
 
-// Where index i points, counted from the part's start. Negative indices wrap once; what is outside of the axis is
-// clamped on reading, and nowhere on writing.
+// What index i adds to the source's offset, counted from the part's start (put: to the result's).
 uint position(uint i)
 {
-    uint size = stride[3][0], v;
-    bool negative = false, beyond = false;
-    if (FROM == U64 || FROM == I64) {
-        uvec2 w = index64[i];
-        v = w.x;
-        negative = FROM == I64 && int(w.y) < 0;
-        beyond = negative ? w.y != 0xffffffffu || int(w.x) >= 0 : w.y != 0u;
-    } else {
-        v = sign_extend(load_index(i, FROM), FROM);
-        negative = is_signed(FROM) && int(v) < 0;
+    if (OP == STARTS) return (index32[i] * extra[0]) >> extra[1];
+    if (OP == MASKED) {
+        uint count = index32[i];
+        return count != (i == offset[2] ? 0u : index32[i - 1u]) && count <= extra[0] ? count - 1u : NOWHERE;
     }
-    if (negative) v += size;
-    if (beyond || v >= size) {
-        if (OP == PUT) return NOWHERE;
-        v = negative ? 0u : size - 1u;
-    }
-    v -= stride[3][2];
+    uvec2 raw = FROM == U64 || FROM == I64 ? index64[i] : uvec2(load_index(i, FROM), 0u);
+    uint v = position_of(raw, FROM, stride[3][0], extra[0], OP == PUT) - stride[3][2];
     return v < stride[3][3] ? v : NOWHERE;
 }
 
@@ -52,7 +43,7 @@ void copy_rows()
         from[k] = NOWHERE;
         if (unit >= n) continue;
         uint at = position(offset[2] + (row - outer * shape[1]) * stride[2][0]);
-        if (at != NOWHERE) from[k] = offset[1] + outer * stride[1][0] + at * stride[1][1] + (unit - row * shape[0]);
+        if (OP == STARTS || at != NOWHERE) from[k] = offset[1] + outer * stride[1][0] + at * stride[1][1] + (unit - row * shape[0]);
     }
     [[unroll]] for (uint k = 0; k < 4; k++)
         if (from[k] != NOWHERE) {
@@ -74,9 +65,11 @@ void main()
     if (i >= n) return;
     uvec4 at = MODE == 2u ? locate(i) : locate_table(i);
     uint p = position(at.z);
-    if (p == NOWHERE) return;
-    if (OP == PUT) at.x += p * stride[3][1];
+    if (OP != STARTS && p == NOWHERE) return;
+    if (OP == STARTS) at.y += p;
+    else if (OP == PUT) at.x += p * stride[3][1];
     else at.y += p * stride[3][1];
-    if (TO == U64) dst64[at.x] = src64[at.y];
+    if (TO == C64) dst128[at.x] = src128[at.y];
+    else if (TO == U64) dst64[at.x] = src64[at.y];
     else store_dst(at.x, TO, load_src(at.y, TO));
 }

@@ -4,35 +4,12 @@
  *
  * Decode steps depend on each other, so a step's time includes its barriers; keys and values rotate over 256 MB, so that
  * they come from memory and not from a cache. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include "mlxvk.h"
+#include "bench.h"
 
 enum { WIDTH = 128, GROUP = 4, ROUNDS = 5 };
 
-static mlxvk_device device;
-static mlxvk_stream stream;
 static mlxvk_dtype dtype = MLXVK_BFLOAT16;
 static int heads;
-static bool gpu;
-
-static double now(void)
-{
-    struct timespec t;
-    timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void check(int code, const char *what)
-{
-    mlxvk_error error = { 0 };
-    if (!code) return;
-    mlxvk_stream_error(stream, &error);
-    fprintf(stderr, "%s failed: %s (%s)\n", what, mlxvk_result_text(code), error.text);
-    exit(1);
-}
 
 static mlxvk_array noise(int h, int length, int width)
 {
@@ -152,19 +129,11 @@ static void bench_rope(int length)
 
 int main(int argc, char **argv)
 {
-    mlxvk_error error = { 0 };
-    mlxvk_device_desc desc = { .error = &error };
-    const char *name = "", *driver = "", *type = "";
-    if (mlxvk_device_create(&device, &desc)) { fprintf(stderr, "%s\n", error.text); return 1; }
-    stream = mlxvk_stream_new_device(device);
-    mlxvk_device_info_get_string(&name, device, "device_name");
-    mlxvk_device_info_get_string(&driver, device, "driver");
-    mlxvk_device_info_get_string(&type, device, "type");
-    gpu = strcmp(type, "cpu") != 0;
+    open_device(NULL);
     if (argc > 1) dtype = !strcmp(argv[1], "f32") ? MLXVK_FLOAT32 : !strcmp(argv[1], "f16") ? MLXVK_FLOAT16 : MLXVK_BFLOAT16;
     heads = argc > 2 ? atoi(argv[2]) / GROUP * GROUP : gpu ? 32 : 4;
     if (heads < GROUP) { fprintf(stderr, "heads must be a multiple of %d\n", GROUP); return 1; }
-    printf("%s, %s, mlxvk %s, %s\n\n| %d heads on %d, width %d | time | |\n|---|---|---|\n", name, driver, mlxvk_version(),
+    printf("%s, %s, mlxvk %s, %s\n\n| %d heads on %d, width %d | time | |\n|---|---|---|\n", device_name, driver, mlxvk_version(),
            mlxvk_dtype_name(dtype), heads, heads / GROUP, WIDTH);
     for (int i = 0; i < 3; i++) bench_decode((int[]){ 512, gpu ? 8192 : 2048, gpu ? 32768 : 4096 }[i]);
     bench_prefill(gpu ? 512 : 128, "causal");
@@ -175,7 +144,6 @@ int main(int argc, char **argv)
     bench_rows(gpu ? 32 * 4096 : 512, 128);
     bench_rope(1);
     bench_rope(gpu ? 4096 : 64);
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
+    close_device();
     return 0;
 }

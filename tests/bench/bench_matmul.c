@@ -7,53 +7,13 @@
  * nt: b is stored N x K and seen transposed, as weights are. Gates (MLX_VK_MATMUL_KERNEL, ...) count. */
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include "mlxvk.h"
+#include "bench.h"
 
 enum { RING = 16, SAMPLES = 200, OTHER = 4096 };     /* OTHER: b is not a's elements */
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-static bool gpu;
 static int failures;
 
 struct pool { mlxvk_dtype dtype; size_t count; uint8_t *bytes; mlxvk_array array; };
-
-static double now(void)
-{
-    struct timespec t;
-    timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void check(int code, const char *what)
-{
-    mlxvk_error error = { 0 };
-    if (!code) return;
-    mlxvk_stream_error(stream, &error);
-    fprintf(stderr, "%s failed: %s (%s)\n", what, mlxvk_result_text(code), error.text);
-    exit(1);
-}
-
-static void open_device(const char *gates)
-{
-    mlxvk_error error = { 0 };
-    mlxvk_device_desc desc = { .error = &error, .gates = gates };
-    const char *type = "";
-    if (mlxvk_device_create(&device, &desc)) { fprintf(stderr, "%s\n", error.text); exit(1); }
-    stream = mlxvk_stream_new_device(device);
-    mlxvk_device_info_get_string(&type, device, "type");
-    gpu = strcmp(type, "cpu") != 0;
-}
-
-static void close_device(void)
-{
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-}
 
 /* ---- random elements, on the host and on the device ---- */
 
@@ -312,11 +272,8 @@ static int one(char **argv, int argc)
 
 int main(int argc, char **argv)
 {
-    const char *name = "", *driver = "";
     open_device(NULL);
-    mlxvk_device_info_get_string(&name, device, "device_name");
-    mlxvk_device_info_get_string(&driver, device, "driver");
-    printf("%s, %s, mlxvk %s\n\n", name, driver, mlxvk_version());
+    printf("%s, %s, mlxvk %s\n\n", device_name, driver, mlxvk_version());
     if (argc > 4) one(argv, argc);
     else if (argc > 1 && !strcmp(argv[1], "sweep")) { close_device(); sweep(); return failures > 0; }
     else table();

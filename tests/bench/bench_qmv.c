@@ -5,55 +5,20 @@
  *     build/bench/bench_qmv sweep        every setting of the kernels for one row
  *     build/bench/bench_qmv routes       every kernel for 1 to 512 rows
  *     build/bench/bench_qmv N K [M] [BITS] [GROUP]      one shape */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include "mlxvk.h"
+#include "bench.h"
 
 enum { MAX_COPIES = 512 };
-
-static mlxvk_device device;
-static mlxvk_stream stream;
-static bool gpu;
 
 struct weight { mlxvk_array w, scales, biases; };
 struct shape { int n, k; };
 static const struct shape shapes[] = { { 14336, 4096 }, { 4096, 14336 }, { 4096, 4096 }, { 3072, 1024 }, { 1024, 3072 }, { 151936, 1024 } };
 
-static double now(void)
-{
-    struct timespec t;
-    timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void check(int code, const char *what)
-{
-    mlxvk_error error = { 0 };
-    if (!code) return;
-    mlxvk_stream_error(stream, &error);
-    fprintf(stderr, "%s failed: %s (%s)\n", what, mlxvk_result_text(code), error.text);
-    exit(1);
-}
-
-static void open_device(const char *gates)
+/* With submissions as long as a round. */
+static void open_for_rounds(const char *gates)
 {
     char all[256];
-    mlxvk_error error = { 0 };
-    mlxvk_device_desc desc = { .error = &error, .gates = all };
-    const char *type = "";
     snprintf(all, sizeof all, "MLX_VK_MAX_OPS_PER_BUFFER=100000000 MLX_VK_MAX_MB_PER_BUFFER=100000000 %s", gates);
-    if (mlxvk_device_create(&device, &desc)) { fprintf(stderr, "%s\n", error.text); exit(1); }
-    stream = mlxvk_stream_new_device(device);
-    mlxvk_device_info_get_string(&type, device, "type");
-    gpu = strcmp(type, "cpu") != 0;
-}
-
-static void close_device(void)
-{
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
+    open_device(all);
 }
 
 static mlxvk_array uniform(int rows, int columns, mlxvk_dtype dtype)
@@ -116,7 +81,7 @@ static struct result measure(int m, int n, int k, int bits, int group)
     }
     for (int i = 0; i < copies; i++) { mlxvk_array_free(q[i].w); mlxvk_array_free(q[i].scales); mlxvk_array_free(q[i].biases); }
     mlxvk_array_free(x);
-    mlxvk_clear_cache(device);
+    mlxvk_device_clear_cache(device);
     return (struct result){ 1e6 * best / (copies * repeat), bytes };
 }
 
@@ -142,10 +107,7 @@ static void row(int m, int n, int k, int bits, int group)
 
 static void heading(void)
 {
-    const char *name = "", *driver = "";
-    mlxvk_device_info_get_string(&name, device, "device_name");
-    mlxvk_device_info_get_string(&driver, device, "driver");
-    printf("\n%s, %s; bfloat16\n\n", name, driver);
+    printf("\n%s, %s; bfloat16\n\n", device_name, driver);
     printf("| N x K | M | bits/group | us | GB/s | TFLOP/s | kernels |\n|---|---|---|---|---|---|---|\n");
 }
 
@@ -161,7 +123,7 @@ static void sweep(void)
             if (32 * split > t && kernel == 1) continue;
             snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d MLX_VK_QMV_ROWS=%d MLX_VK_QMV_SPLIT=%d MLX_VK_QMV_THREADS=%d", kernel,
                      rows[n / 20 % 4], split, t);
-            open_device(gates);
+            open_for_rounds(gates);
             r = measure(1, shapes[s].n, shapes[s].k, 4, 64);
             printf("%8.2f us  %6d x %5d  %s\n", r.us, shapes[s].n, shapes[s].k, gates);
             fflush(stdout);
@@ -176,7 +138,7 @@ static void routes(void)
     char gates[64];
     for (size_t k = 0; k < 5; k++) {
         snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k]);
-        open_device(gates);
+        open_for_rounds(gates);
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
             for (size_t s = 0; s < 3; s++)
                 if (kernels[k] >= 5 ? rows[i] <= 8 : kernels[k] == 1 ? rows[i] <= 32 : rows[i] >= 8)
@@ -188,7 +150,7 @@ static void routes(void)
 int main(int argc, char **argv)
 {
     static const int few[] = { 1, 2, 4, 8 }, many[] = { 16, 32, 64, 128, 512, 2048 };
-    open_device("");
+    open_for_rounds("");
     heading();
     if (argc > 2)
         row(argc > 3 ? atoi(argv[3]) : 1, atoi(argv[1]), atoi(argv[2]), argc > 4 ? atoi(argv[4]) : 4, argc > 5 ? atoi(argv[5]) : 64);

@@ -3,35 +3,12 @@
  *     build/bench/bench_reduce [log2 of the elements, default 28 on a GPU and 22 on a CPU driver]
  *
  * Results of one operation are not used by the next, so short ones overlap: their times are those of a busy device. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include "mlxvk.h"
+#include "bench.h"
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-static bool gpu;
 static double copy_speed;
 
 enum what { COPY, SUM, SUM_ROWS, SUM_COLUMNS, MEAN_ROWS, MAX_COLUMNS, ALL, ARGMAX_ROWS, LOGSUMEXP_ROWS, SOFTMAX_ROWS, SOFTMAX_COLUMNS,
             CUMSUM_ROWS, CUMSUM_COLUMNS };
-
-static double now(void)
-{
-    struct timespec t;
-    timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void check(int code, const char *what)
-{
-    mlxvk_error error = { 0 };
-    if (!code) return;
-    mlxvk_stream_error(stream, &error);
-    fprintf(stderr, "%s failed: %s (%s)\n", what, mlxvk_result_text(code), error.text);
-    exit(1);
-}
 
 static int apply(enum what what, mlxvk_array *y, mlxvk_array x)
 {
@@ -78,9 +55,16 @@ static double measure(enum what what, mlxvk_array x)
     return best / repeat;
 }
 
+static mlxvk_array number(float value)
+{
+    mlxvk_array a = { NULL };
+    check(mlxvk_array_new_data_device(&a, &value, NULL, 0, MLXVK_FLOAT32, device), "array");
+    return a;
+}
+
 static void line(const char *name, enum what what, mlxvk_dtype dtype, int rows, int columns)
 {
-    mlxvk_array x = { NULL }, low = mlxvk_array_new_float(-4), high = mlxvk_array_new_float(4);
+    mlxvk_array x = { NULL }, low = number(-4), high = number(4);
     bool writes = what == COPY || what >= SOFTMAX_ROWS;
     double seconds, speed;
     check(mlxvk_random_uniform(&x, low, high, (int[]){ rows, columns }, 2, dtype, (mlxvk_array){ NULL }, stream), "uniform");
@@ -98,19 +82,13 @@ static void line(const char *name, enum what what, mlxvk_dtype dtype, int rows, 
 
 int main(int argc, char **argv)
 {
-    const char *name = "", *type = "";
     int log, n, r, c;
-    device = mlxvk_device_new();
-    if (!device.ctx) { fprintf(stderr, "no Vulkan device\n"); return 1; }
-    stream = mlxvk_default_gpu_stream_new();
-    mlxvk_device_info_get_string(&name, device, "device_name");
-    mlxvk_device_info_get_string(&type, device, "type");
-    gpu = strcmp(type, "cpu") != 0;
+    open_device(NULL);
     log = argc > 1 ? atoi(argv[1]) : gpu ? 28 : 22;
     n = 1 << log;
     r = 1 << log / 2;
     c = n / r;
-    printf("%s\n\n| what | time | read and written | of the copy |\n|---|---|---|---|\n", name);
+    printf("%s\n\n| what | time | read and written | of the copy |\n|---|---|---|---|\n", device_name);
     line("copy", COPY, MLXVK_FLOAT32, r, c);
     line("sum of all", SUM, MLXVK_FLOAT32, 1, n);
     line("sum of all", SUM, MLXVK_BFLOAT16, 1, n);
@@ -137,7 +115,6 @@ int main(int argc, char **argv)
     line("cumsum of rows", CUMSUM_ROWS, MLXVK_FLOAT32, n / 128, 128);
     line("cumsum of columns", CUMSUM_COLUMNS, MLXVK_FLOAT32, r, c);
     line("cumsum of columns", CUMSUM_COLUMNS, MLXVK_FLOAT32, n / 3, 3);
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
+    close_device();
     return 0;
 }

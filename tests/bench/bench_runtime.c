@@ -1,31 +1,8 @@
 /* What the runtime costs: copy bandwidth through the library beside a plain copy kernel, and CPU time per operation.
  *
  *     build/bench/bench_runtime [MiB of the copy, default 1024 on a GPU and 64 on a CPU driver] */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include "mlxvk.h"
+#include "bench.h"
 #include "copy_spv.h"
-
-static mlxvk_device device;
-static mlxvk_stream stream;
-
-static double now(void)
-{
-    struct timespec t;
-    timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void check(int code, const char *what)
-{
-    mlxvk_error error = { 0 };
-    if (!code) return;
-    mlxvk_stream_error(stream, &error);
-    fprintf(stderr, "%s failed: %s (%s)\n", what, mlxvk_result_text(code), error.text);
-    exit(1);
-}
 
 /* One copy through the library: concatenating one array moves it. */
 static void library_copy(mlxvk_array x, mlxvk_array *y)
@@ -67,7 +44,7 @@ static double bandwidth(mlxvk_kernel copy, mlxvk_array x, mlxvk_array y, int rep
     return bytes * repeat / best * 1e-9;
 }
 
-static void bench_copy(size_t mib, bool gpu)
+static void bench_copy(size_t mib)
 {
     mlxvk_kernel copy = { NULL };
     mlxvk_kernel_desc desc = { .name = "copy", .spirv = copy_spv, .spirv_size = sizeof copy_spv, .bindings = 2, .push_size = 4,
@@ -90,7 +67,7 @@ static void bench_copy(size_t mib, bool gpu)
 }
 
 /* Independent small additions: what a call and a dispatch cost the CPU. */
-static void bench_calls(bool gpu)
+static void bench_calls(void)
 {
     enum { BATCH = 64 };
     mlxvk_array x = mlxvk_array_new(), y[BATCH] = { { NULL } };
@@ -119,20 +96,10 @@ static void bench_calls(bool gpu)
 
 int main(int argc, char **argv)
 {
-    mlxvk_error error = { 0 };
-    mlxvk_device_desc desc = { .error = &error };
-    const char *name = "", *driver = "", *type = "";
-    bool gpu;
-    if (mlxvk_device_create(&device, &desc)) { fprintf(stderr, "%s\n", error.text); return 1; }
-    stream = mlxvk_stream_new_device(device);
-    mlxvk_device_info_get_string(&name, device, "device_name");
-    mlxvk_device_info_get_string(&driver, device, "driver");
-    mlxvk_device_info_get_string(&type, device, "type");
-    gpu = strcmp(type, "cpu") != 0;
-    printf("%s, %s, mlxvk %s\n\n| what | measured | |\n|---|---|---|\n", name, driver, mlxvk_version());
-    bench_copy(argc > 1 ? (size_t)atol(argv[1]) : gpu ? 1024 : 64, gpu);
-    bench_calls(gpu);
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
+    open_device(NULL);
+    printf("%s, %s, mlxvk %s\n\n| what | measured | |\n|---|---|---|\n", device_name, driver, mlxvk_version());
+    bench_copy(argc > 1 ? (size_t)atol(argv[1]) : gpu ? 1024 : 64);
+    bench_calls();
+    close_device();
     return 0;
 }

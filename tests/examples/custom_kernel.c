@@ -17,7 +17,7 @@ int main(void)
     mlxvk_kernel_desc desc = { .name = "saxpy", .spirv = saxpy_spv, .spirv_size = sizeof saxpy_spv, .bindings = 2,
                                .push_size = sizeof push, .threads = { 64 } };
 
-    if (mlxvk_kernel_new(&saxpy, &desc, mlxvk_stream_get_device(s))) return 1;
+    if (mlxvk_kernel_new(&saxpy, &desc, mlxvk_stream_device(s))) return 1;
     mlxvk_arange(&x, 0, N, 1, MLXVK_FLOAT32, s);                   /* recorded, not run yet */
     mlxvk_ones(&y, (int[]){ N }, 1, MLXVK_FLOAT32, s);
 

@@ -160,7 +160,7 @@ static void run_file(const struct options *o, const char *path, mlxvk_stream str
     }
     cJSON_ArrayForEach(item, file.cases) {
         run_item(o, &file, item, stream, t);
-        if (mlxvk_device_status(mlxvk_stream_get_device(stream))) break;
+        if (mlxvk_device_status(mlxvk_stream_device(stream))) break;
     }
     golden_close(&file);
     int passed = t->passed - before.passed, failed = t->failed - before.failed;
@@ -225,7 +225,7 @@ static int run_all(const struct options *o, mlxvk_stream stream)
     free(paths);
     print_missing(&totals);
     free(totals.missing);
-    int lost = mlxvk_device_status(mlxvk_stream_get_device(stream));
+    int lost = mlxvk_device_status(mlxvk_stream_device(stream));
     if (totals.wrong_data) printf("wrong data: %d cases (DATA above)\n", totals.wrong_data);
     if (lost) printf("stopped: %s\n", mlxvk_result_text(lost));
     printf("%d passed, %d failed\n", totals.passed, totals.failed);

@@ -27,6 +27,16 @@
     X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims))                                                               \
     X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims))
 #define SCAN(X, name) X(name, ARRAY(a), INT(axis), BOOL(reverse), BOOL(inclusive))
+#define SLICE_UPDATE(X, name) X(name, ARRAY(src), ARRAY(update), INTS(start), INTS(stop), INTS(strides))
+#define SCATTER(X, name)                                                                                              \
+    X(name, ARRAY(a), VECTOR(indices), ARRAY(updates), INTS(axes))                                                    \
+    X(name##_single, ARRAY(a), ARRAY(indices), ARRAY(updates), INT(axis))
+#define VARIANCE(X, name)                                                                                             \
+    X(name, ARRAY(a), BOOL(keepdims), INT(ddof))                                                                      \
+    X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims), INT(ddof))                                                    \
+    X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims), INT(ddof))
+#define TWO(name) int_of(c, #name "_0"), int_of(c, #name "_1")
+#define THREE(name) TWO(name), int_of(c, #name "_2")
 #define QUANT OPT_INT(group_size), OPT_INT(bits), STRING(mode)
 
 /* Functions with one result. */
@@ -38,6 +48,16 @@
     X(zeros_like, ARRAY(a))                                                                                           \
     X(ones, INTS(shape), DTYPE(dtype))                                                                                \
     X(ones_like, ARRAY(a))                                                                                            \
+    X(linspace, DOUBLE(start), DOUBLE(stop), INT(num), DTYPE(dtype))                                                  \
+    X(eye, INT(n), INT(m), INT(k), DTYPE(dtype))                                                                      \
+    X(identity, INT(n), DTYPE(dtype))                                                                                 \
+    X(tri, INT(n), INT(m), INT(k), DTYPE(type))                                                                       \
+    X(tril, ARRAY(x), INT(k))                                                                                         \
+    X(triu, ARRAY(x), INT(k))                                                                                         \
+    X(bartlett, INT(M))                                                                                               \
+    X(blackman, INT(M))                                                                                               \
+    X(hamming, INT(M))                                                                                                \
+    X(hanning, INT(M))                                                                                                \
     X(copy, ARRAY(a))                                                                                                 \
     X(contiguous, ARRAY(a), BOOL(allow_col_major))                                                                    \
     X(astype, ARRAY(a), DTYPE(dtype))                                                                                 \
@@ -55,9 +75,29 @@
     X(squeeze_axis, ARRAY(a), INT(axis))                                                                              \
     X(squeeze_axes, ARRAY(a), INTS(axes))                                                                             \
     X(broadcast_to, ARRAY(a), INTS(shape))                                                                            \
+    X(atleast_1d, ARRAY(a))                                                                                           \
+    X(atleast_2d, ARRAY(a))                                                                                           \
+    X(atleast_3d, ARRAY(a))                                                                                           \
+    X(pad, ARRAY(a), INTS(axes), INTS(low_pad_size), INTS(high_pad_size), ARRAY(pad_value), STRING(mode))             \
+    X(pad_symmetric, ARRAY(a), INT(pad_width), ARRAY(pad_value), STRING(mode))                                        \
+    X(roll, ARRAY(a), INTS(shift))                                                                                    \
+    X(roll_axis, ARRAY(a), INTS(shift), INT(axis))                                                                    \
+    X(roll_axes, ARRAY(a), INTS(shift), INTS(axes))                                                                   \
+    X(tile, ARRAY(arr), INTS(reps))                                                                                   \
+    X(repeat, ARRAY(arr), INT(repeats))                                                                               \
+    X(repeat_axis, ARRAY(arr), INT(repeats), INT(axis))                                                               \
+    X(number_of_elements, ARRAY(a), INTS(axes), BOOL(inverted), DTYPE(dtype))                                         \
+    X(stop_gradient, ARRAY(a))                                                                                        \
     X(as_strided, ARRAY(a), INTS(shape), LONGS(strides), (size_t)U64(offset))                                         \
     X(slice, ARRAY(a), INTS(start), INTS(stop), INTS(strides))                                                        \
-    X(slice_update, ARRAY(src), ARRAY(update), INTS(start), INTS(stop), INTS(strides))                                \
+    SLICE_UPDATE(X, slice_update) SLICE_UPDATE(X, slice_update_add) SLICE_UPDATE(X, slice_update_prod)                \
+    SLICE_UPDATE(X, slice_update_max) SLICE_UPDATE(X, slice_update_min)                                               \
+    X(slice_dynamic, ARRAY(a), ARRAY(start), INTS(axes), INTS(slice_size))                                            \
+    X(slice_update_dynamic, ARRAY(src), ARRAY(update), ARRAY(start), INTS(axes))                                      \
+    X(diag, ARRAY(a), INT(k))                                                                                         \
+    X(diagonal, ARRAY(a), INT(offset), INT(axis1), INT(axis2))                                                        \
+    X(trace, ARRAY(a), INT(offset), INT(axis1), INT(axis2), DTYPE(dtype))                                             \
+    X(searchsorted, ARRAY(a), ARRAY(v), STRING(side))                                                                 \
     X(concatenate, VECTOR(arrays))                                                                                    \
     X(concatenate_axis, VECTOR(arrays), INT(axis))                                                                    \
     X(stack, VECTOR(arrays))                                                                                          \
@@ -65,10 +105,21 @@
     X(take, ARRAY(a), ARRAY(indices))                                                                                 \
     X(take_axis, ARRAY(a), ARRAY(indices), INT(axis))                                                                 \
     X(take_along_axis, ARRAY(a), ARRAY(indices), INT(axis))                                                           \
+    X(gather, ARRAY(a), VECTOR(indices), INTS(axes), INTS(slice_sizes))                                               \
+    X(gather_single, ARRAY(a), ARRAY(indices), INT(axis), INTS(slice_sizes))                                          \
     X(put_along_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                             \
+    X(scatter_add_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                           \
+    SCATTER(X, scatter) SCATTER(X, scatter_add) SCATTER(X, scatter_prod) SCATTER(X, scatter_max) SCATTER(X, scatter_min) \
+    X(masked_scatter, ARRAY(a), ARRAY(mask), ARRAY(src))                                                              \
     X(round, ARRAY(a), INT(decimals))                                                                                 \
     X(where, ARRAY(condition), ARRAY(x), ARRAY(y))                                                                    \
     X(clip, ARRAY(a), ARRAY(a_min), ARRAY(a_max))                                                                     \
+    X(nan_to_num, ARRAY(a), FLOAT(nan), OPT_FLOAT(posinf), OPT_FLOAT(neginf))                                         \
+    X(isclose, ARRAY(a), ARRAY(b), DOUBLE(rtol), DOUBLE(atol), BOOL(equal_nan))                                       \
+    X(allclose, ARRAY(a), ARRAY(b), DOUBLE(rtol), DOUBLE(atol), BOOL(equal_nan))                                      \
+    X(array_equal, ARRAY(a), ARRAY(b), BOOL(equal_nan))                                                               \
+    VARIANCE(X, var) VARIANCE(X, std)                                                                                 \
+    X(median, ARRAY(a), INTS(axes), BOOL(keepdims))                                                                   \
     REDUCE(X, sum) REDUCE(X, prod) REDUCE(X, max) REDUCE(X, min)                                                      \
     REDUCE(X, mean) REDUCE(X, all) REDUCE(X, any) REDUCE(X, logsumexp)                                                \
     X(argmax, ARRAY(a), BOOL(keepdims))                                                                               \
@@ -91,8 +142,24 @@
     X(topk_axis, ARRAY(a), INT(k), INT(axis))                                                                         \
     X(matmul, ARRAY(a), ARRAY(b))                                                                                     \
     X(addmm, ARRAY(c), ARRAY(a), ARRAY(b), FLOAT(alpha), FLOAT(beta))                                                 \
+    X(conv_general, ARRAY(input), ARRAY(weight), INTS(stride), INTS(padding_lo), INTS(padding_hi), INTS(kernel_dilation), \
+      INTS(input_dilation), INT(groups), BOOL(flip))                                                                  \
+    X(conv1d, ARRAY(input), ARRAY(weight), INT(stride), INT(padding), INT(dilation), INT(groups))                     \
+    X(conv2d, ARRAY(input), ARRAY(weight), TWO(stride), TWO(padding), TWO(dilation), INT(groups))                     \
+    X(conv3d, ARRAY(input), ARRAY(weight), THREE(stride), THREE(padding), THREE(dilation), INT(groups))               \
+    X(conv_transpose1d, ARRAY(input), ARRAY(weight), INT(stride), INT(padding), INT(dilation), INT(output_padding),   \
+      INT(groups))                                                                                                    \
+    X(conv_transpose2d, ARRAY(input), ARRAY(weight), TWO(stride), TWO(padding), TWO(dilation), TWO(output_padding),   \
+      INT(groups))                                                                                                    \
+    X(conv_transpose3d, ARRAY(input), ARRAY(weight), THREE(stride), THREE(padding), THREE(dilation),                  \
+      THREE(output_padding), INT(groups))                                                                             \
     X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
     X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
+    X(gather_mm, ARRAY(a), ARRAY(b), ARRAY(lhs_indices), ARRAY(rhs_indices), BOOL(sorted_indices))                    \
+    X(gather_qmm, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), ARRAY(lhs_indices), ARRAY(rhs_indices),           \
+      BOOL(transpose), QUANT, BOOL(sorted_indices))                                                                   \
+    X(to_fp8, ARRAY(x))                                                                                               \
+    X(from_fp8, ARRAY(x), DTYPE(dtype))                                                                               \
     X(fast_rms_norm, ARRAY(x), ARRAY(weight), FLOAT(eps))                                                             \
     X(fast_layer_norm, ARRAY(x), ARRAY(weight), ARRAY(bias), FLOAT(eps))                                              \
     X(fast_rope, ARRAY(x), INT(dims), BOOL(traditional), OPT_FLOAT(base), FLOAT(scale), INT(offset), ARRAY(freqs))    \
@@ -107,12 +174,26 @@
     X(random_gumbel, INTS(shape), DTYPE(dtype), ARRAY(key))                                                           \
     X(random_categorical, ARRAY(logits), INT(axis), ARRAY(key))                                                       \
     X(random_categorical_shape, ARRAY(logits), INT(axis), INTS(shape), ARRAY(key))                                    \
-    X(random_categorical_num_samples, ARRAY(logits_), INT(axis), INT(num_samples), ARRAY(key))
+    X(random_categorical_num_samples, ARRAY(logits_), INT(axis), INT(num_samples), ARRAY(key))                        \
+    X(random_bernoulli, ARRAY(p), INTS(shape), ARRAY(key))                                                            \
+    X(random_randint, ARRAY(low), ARRAY(high), INTS(shape), DTYPE(dtype), ARRAY(key))                                 \
+    X(random_normal_broadcast, INTS(shape), DTYPE(dtype), ARRAY(loc), ARRAY(scale), ARRAY(key))                       \
+    X(random_truncated_normal, ARRAY(lower), ARRAY(upper), INTS(shape), DTYPE(dtype), ARRAY(key))                     \
+    X(random_laplace, INTS(shape), DTYPE(dtype), FLOAT(loc), FLOAT(scale), ARRAY(key))                                \
+    X(random_permutation, ARRAY(x), INT(axis), ARRAY(key))                                                            \
+    X(random_permutation_arange, INT(x), ARRAY(key))                                                                  \
+    X(linalg_norm, ARRAY(a), DOUBLE(ord), INTS(axis), BOOL(keepdims))                                                 \
+    X(linalg_norm_matrix, ARRAY(a), STRING(ord), INTS(axis), BOOL(keepdims))                                          \
+    X(linalg_norm_l2, ARRAY(a), INTS(axis), BOOL(keepdims))                                                           \
+    X(linalg_cross, ARRAY(a), ARRAY(b), INT(axis))
 
 /* Functions with a vector of results. */
 #define VECTOR_RESULT_FUNCTIONS(X)                                                                                    \
     X(split, ARRAY(a), INT(num_splits), INT(axis))                                                                    \
     X(split_sections, ARRAY(a), INTS(indices), INT(axis))                                                             \
+    X(divmod, ARRAY(a), ARRAY(b))                                                                                     \
+    X(meshgrid, VECTOR(arrays), BOOL(sparse), STRING(indexing))                                                       \
+    X(broadcast_arrays, VECTOR(inputs))                                                                               \
     X(quantize, ARRAY(w), QUANT, ARRAY(global_scale))
 
 /* Functions with two results. */
@@ -122,6 +203,9 @@
 /* Functions with one result and no stream. */
 #define STREAMLESS_FUNCTIONS(X)                                                                                       \
     X(random_key, U64(seed))
+/* Functions with a vector of results and no stream. */
+#define STREAMLESS_VECTOR_FUNCTIONS(X)                                                                                \
+    X(depends, VECTOR(inputs), VECTOR(dependencies))
 
 /* ---- parameters ---- */
 
@@ -265,6 +349,7 @@ ONE_RESULT_FUNCTIONS(WEAK)
 VECTOR_RESULT_FUNCTIONS(WEAK)
 TWO_RESULT_FUNCTIONS(WEAK)
 STREAMLESS_FUNCTIONS(WEAK)
+STREAMLESS_VECTOR_FUNCTIONS(WEAK)
 MLXVK_UNARY_FUNCTIONS(UNARY_WEAK)
 MLXVK_BINARY_FUNCTIONS(UNARY_WEAK)
 
@@ -279,12 +364,15 @@ MLXVK_BINARY_FUNCTIONS(UNARY_WEAK)
     }
 #define DEFINE_STREAMLESS(name, ...)                                                                                  \
     static int call_##name(struct call *c) { return mlxvk_##name(&c->results[0], __VA_ARGS__); }
+#define DEFINE_STREAMLESS_VECTOR(name, ...)                                                                           \
+    static int call_##name(struct call *c) { return mlxvk_##name(&c->result_vector, __VA_ARGS__); }
 #define DEFINE_UNARY(name)  DEFINE_ONE(name, ARRAY(a))
 #define DEFINE_BINARY(name) DEFINE_ONE(name, ARRAY(a), ARRAY(b))
 ONE_RESULT_FUNCTIONS(DEFINE_ONE)
 VECTOR_RESULT_FUNCTIONS(DEFINE_VECTOR)
 TWO_RESULT_FUNCTIONS(DEFINE_TWO)
 STREAMLESS_FUNCTIONS(DEFINE_STREAMLESS)
+STREAMLESS_VECTOR_FUNCTIONS(DEFINE_STREAMLESS_VECTOR)
 MLXVK_UNARY_FUNCTIONS(DEFINE_UNARY)
 MLXVK_BINARY_FUNCTIONS(DEFINE_BINARY)
 
@@ -301,6 +389,7 @@ const struct operation *find_operation(const char *name)
         VECTOR_RESULT_FUNCTIONS(ROW_VECTOR)
         TWO_RESULT_FUNCTIONS(ROW_TWO)
         STREAMLESS_FUNCTIONS(ROW_ONE)
+        STREAMLESS_VECTOR_FUNCTIONS(ROW_VECTOR)
         MLXVK_UNARY_FUNCTIONS(ROW_PLAIN)
         MLXVK_BINARY_FUNCTIONS(ROW_PLAIN)
     };

@@ -88,7 +88,7 @@ static void print_table(const struct bench *b, struct model *m, const char *name
     size_t peak = 0;
     mlxvk_device_info_get_string(&device, m->gpu->device, "device_name");
     mlxvk_device_info_get_string(&driver, m->gpu->device, "driver");
-    mlxvk_get_peak_memory(&peak, m->gpu->device);
+    mlxvk_device_get_peak_memory(&peak, m->gpu->device);
     fprintf(out, "%s on %s (%s), mean of %d\n", name, device, driver, b->trials);
     fprintf(out, "| test     | tokens |  depth |       tokens per second |\n");
     fprintf(out, "|----------|-------:|-------:|------------------------:|\n");
@@ -129,7 +129,7 @@ bool bench_run(const struct bench *b, struct model *m, const char *name, FILE *o
     size_t count = (size_t)(b->depth > b->prompt ? b->depth : b->prompt) + 1;
     int32_t *ids = new_bytes(count, sizeof *ids);
     fill(ids, count, m->config.vocab);
-    mlxvk_reset_peak_memory(m->gpu->device); /* loading is not what is measured */
+    mlxvk_device_reset_peak_memory(m->gpu->device); /* loading is not what is measured */
     bool ok = true;
     for (int i = -1; ok && i < b->trials; i++) {
         if (i == 0)

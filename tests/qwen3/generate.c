@@ -89,7 +89,7 @@ bool generate(struct generation *run, struct model *m, struct sampler *s, const 
         token = next;
         next = none;
         if (n % CLEAR_EVERY == 0)
-            gpu_check(m->gpu, mlxvk_clear_cache(m->gpu->device));
+            gpu_check(m->gpu, mlxvk_device_clear_cache(m->gpu->device));
     }
     gpu_drop(&token);
     gpu_drop(&next);

@@ -45,7 +45,7 @@ static void print_device(int index, const char *name, const char *type, void *us
 
 static bool list_devices(struct error *e)
 {
-    if (mlxvk_device_count() <= 0)
+    if (!mlxvk_is_available())
         return fail(e, "no Vulkan device; a driver is needed (Debian and Ubuntu: mesa-vulkan-drivers or the GPU maker's)");
     int code = mlxvk_device_list(print_device, NULL);
     return code == 0 || fail(e, "%s", mlxvk_result_text(code));
@@ -183,7 +183,7 @@ static void print_figures(struct program *p, const struct generation *run)
         printf("No text generated for this prompt\n");
         return;
     }
-    mlxvk_get_peak_memory(&peak, p->gpu.device);
+    mlxvk_device_get_peak_memory(&peak, p->gpu.device);
     printf("Prompt: %zu tokens, %.3f tokens-per-sec\n", run->prompt_tokens, rate(run->prompt_tokens, run->prompt_seconds));
     printf("Generation: %zu tokens, %.3f tokens-per-sec\n", run->tokens, rate(run->tokens, run->seconds));
     printf("Peak memory: %.3f GB\n", (double)peak / 1e9);

@@ -343,7 +343,7 @@ static bool draw_linear(void *user, const char *path, int out, int in, struct li
         gpu_check(g, mlxvk_array_eval(l->weight));
         gpu_check(g, mlxvk_transpose(&l->weight, l->weight, g->stream));
     }
-    gpu_check(g, mlxvk_clear_cache(g->device)); /* what drawing needed besides */
+    gpu_check(g, mlxvk_device_clear_cache(g->device)); /* what drawing needed besides */
     return gpu_ok(g, path, d->e);
 }
 
@@ -608,7 +608,7 @@ bool model_prompt(struct model *m, const int32_t *ids, size_t count, enum model_
         gpu_drop(&tokens);
         if (!last) {
             model_eval_cache(m);
-            gpu_check(g, mlxvk_clear_cache(g->device));
+            gpu_check(g, mlxvk_device_clear_cache(g->device));
         }
         if (!gpu_ok(g, "prompt", e))
             return false;

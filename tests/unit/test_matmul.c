@@ -58,7 +58,7 @@ static struct operand operand(int ndim, const int *shape, mlxvk_dtype dtype, mlx
         store_number(dtype, bytes, (size_t)i, o.values[i]);
         o.values[i] = (float)load_number(dtype, bytes, (size_t)i).re;
     }
-    assert_int_equal(mlxvk_array_new_data_device(&o.array, bytes, &size, 1, dtype, mlxvk_stream_get_device(s)), 0);
+    assert_int_equal(mlxvk_array_new_data_device(&o.array, bytes, &size, 1, dtype, mlxvk_stream_device(s)), 0);
     assert_int_equal(mlxvk_as_strided(&o.array, o.array, shape, (size_t)ndim, o.stride, (size_t)ndim, (size_t)o.first, s), 0);
     free(bytes);
     return o;

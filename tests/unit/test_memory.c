@@ -26,21 +26,21 @@ static int tear_down(void **state)
 static size_t active(void)
 {
     size_t bytes = 0;
-    OK_DEVICE(mlxvk_get_active_memory(&bytes, device), device);
+    OK_DEVICE(mlxvk_device_get_active_memory(&bytes, device), device);
     return bytes;
 }
 
 static size_t cached(void)
 {
     size_t bytes = 0;
-    OK_DEVICE(mlxvk_get_cache_memory(&bytes, device), device);
+    OK_DEVICE(mlxvk_device_get_cache_memory(&bytes, device), device);
     return bytes;
 }
 
 static size_t peak(void)
 {
     size_t bytes = 0;
-    OK_DEVICE(mlxvk_get_peak_memory(&bytes, device), device);
+    OK_DEVICE(mlxvk_device_get_peak_memory(&bytes, device), device);
     return bytes;
 }
 
@@ -64,11 +64,11 @@ static void test_counters(void **state)
     assert_int_equal(active() - start, 8192);
     assert_int_equal(cached(), 65536);
     assert_int_equal(peak() - start, 8192 + 65536);
-    OK_DEVICE(mlxvk_reset_peak_memory(device), device);
+    OK_DEVICE(mlxvk_device_reset_peak_memory(device), device);
     assert_int_equal(peak(), 0);                               /* MLX's way: not to what is active */
     mlxvk_buffer_free(a);
     assert_int_equal(active(), start);
-    OK_DEVICE(mlxvk_clear_cache(device), device);
+    OK_DEVICE(mlxvk_device_clear_cache(device), device);
     assert_int_equal(cached(), 0);
 }
 
@@ -92,7 +92,7 @@ static void test_arrays_are_counted(void **state)
 /* Whether a buffer of `want` bytes is made of a cached one of `have`. */
 static bool reuses(size_t have, size_t want)
 {
-    OK_DEVICE(mlxvk_clear_cache(device), device);
+    OK_DEVICE(mlxvk_device_clear_cache(device), device);
     mlxvk_buffer_free(buffer_of(have));
     assert_int_equal(cached(), have);
     mlxvk_buffer buffer = buffer_of(want);
@@ -130,17 +130,17 @@ static void test_cache_limit(void **state)
 {
     (void)state;
     size_t old = 0, back = 0;
-    OK_DEVICE(mlxvk_set_cache_limit(&old, 16384, device), device);
+    OK_DEVICE(mlxvk_device_set_cache_limit(&old, 16384, device), device);
     mlxvk_buffer parts[4];
     for (int i = 0; i < 4; i++) parts[i] = buffer_of(8192);
     for (int i = 0; i < 4; i++) mlxvk_buffer_free(parts[i]);
     assert_true(cached() <= 16384 + 8192);
-    OK_DEVICE(mlxvk_set_cache_limit(&back, 0, device), device);
+    OK_DEVICE(mlxvk_device_set_cache_limit(&back, 0, device), device);
     assert_int_equal(back, 16384);
     mlxvk_buffer_free(buffer_of(4096));
     mlxvk_buffer_free(buffer_of(4096));
     assert_int_equal(cached(), 0);
-    OK_DEVICE(mlxvk_set_cache_limit(NULL, old, device), device);
+    OK_DEVICE(mlxvk_device_set_cache_limit(NULL, old, device), device);
 }
 
 /* A guide, not a wall: the cache goes first, and allocation does not fail. */
@@ -148,28 +148,28 @@ static void test_memory_limit(void **state)
 {
     (void)state;
     size_t old = 0, now = 0;
-    OK_DEVICE(mlxvk_get_memory_limit(&old, device), device);
+    OK_DEVICE(mlxvk_device_get_memory_limit(&old, device), device);
     assert_true(old > 0);
     mlxvk_buffer_free(buffer_of(1 << 22));
     assert_int_equal(cached(), 1 << 22);
-    OK_DEVICE(mlxvk_set_memory_limit(&now, 5 << 20, device), device);
+    OK_DEVICE(mlxvk_device_set_memory_limit(&now, 5 << 20, device), device);
     assert_int_equal(now, old);
-    OK_DEVICE(mlxvk_get_memory_limit(&now, device), device);
+    OK_DEVICE(mlxvk_device_get_memory_limit(&now, device), device);
     assert_int_equal(now, 5 << 20);
     mlxvk_buffer big = buffer_of(1 << 24);
     assert_int_equal(cached(), 0);
     assert_true(active() >= 1 << 24);
     mlxvk_buffer_free(big);
-    OK_DEVICE(mlxvk_set_memory_limit(NULL, old, device), device);
+    OK_DEVICE(mlxvk_device_set_memory_limit(NULL, old, device), device);
 }
 
 static void test_wired_limit(void **state)
 {
     (void)state;
     size_t old = 1, now = 0;
-    OK_DEVICE(mlxvk_set_wired_limit(&old, 1 << 20, device), device);
+    OK_DEVICE(mlxvk_device_set_wired_limit(&old, 1 << 20, device), device);
     assert_int_equal(old, 0);
-    OK_DEVICE(mlxvk_set_wired_limit(&now, 0, device), device);
+    OK_DEVICE(mlxvk_device_set_wired_limit(&now, 0, device), device);
     assert_int_equal(now, 1 << 20);
 }
 
@@ -242,7 +242,7 @@ static void test_churn(void **state)
         if (o->array.ctx) check_owned(o);
         mlxvk_array_free(o->array);
         *o = make_owned(&r, round * 1000000);
-        if (round % 97 == 0) OK_DEVICE(mlxvk_clear_cache(device), device);
+        if (round % 97 == 0) OK_DEVICE(mlxvk_device_clear_cache(device), device);
     }
     for (int i = 0; i < LIVE; i++) {
         if (all[i].array.ctx) check_owned(&all[i]);

@@ -3,10 +3,23 @@
 #include <math.h>
 #include <stdio.h>
 
-struct format { int bits, group; bool transpose; mlxvk_dtype x, scales; };
+/* mode: NULL is affine. In the others scales are of one byte, read as powers of two (groups of 32) or as e4m3 (of 16). */
+struct format { int bits, group; bool transpose; mlxvk_dtype x, scales; const char *mode; };
 
 /* A quantized matrix of rows x columns values, in memory and as arrays. */
 struct weight { uint32_t *words; float *scales, *biases; mlxvk_array array[3]; };
+
+static double e4m3(unsigned c)
+{
+    double v = c >> 3 & 15 ? ldexp(8 + (int)(c & 7), (int)(c >> 3 & 15) - 10) : ldexp((int)(c & 7), -9);
+    return c & 128 ? -v : v;
+}
+
+static double e2m1(unsigned c)
+{
+    static const double sizes[] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6 };
+    return c & 8 ? -sizes[c & 7] : sizes[c & 7];
+}
 
 static float *random_floats(struct rng *r, size_t count, float size, mlxvk_dtype dtype, uint8_t *bytes)
 {
@@ -24,7 +37,7 @@ static mlxvk_array upload(const void *bytes, int lead, int rows, int columns, ml
 {
     mlxvk_array a = mlxvk_array_new();
     int shape[3] = { lead, rows, columns };
-    OK(mlxvk_array_new_data_device(&a, bytes, lead ? shape : shape + 1, lead ? 3 : 2, dtype, mlxvk_stream_get_device(s)), s);
+    OK(mlxvk_array_new_data_device(&a, bytes, lead ? shape : shape + 1, lead ? 3 : 2, dtype, mlxvk_stream_device(s)), s);
     return a;
 }
 
@@ -32,12 +45,25 @@ static struct weight random_weight(struct rng *r, const struct format *f, int le
 {
     struct weight w;
     size_t count = (size_t)(lead ? lead : 1) * (size_t)rows;
-    size_t words = (size_t)columns / 32 * (size_t)f->bits, groups = (size_t)(columns / f->group);
+    size_t words = (size_t)columns * (size_t)f->bits / 32, groups = (size_t)(columns / f->group);
     uint8_t *bytes = malloc(count * groups * 4 + 4);
     w.words = malloc(count * words * 4 + 4);
     assert_true(bytes && w.words);
     for (size_t i = 0; i < count * words; i++) w.words[i] = (uint32_t)random_bits(r);
     w.array[0] = upload(w.words, lead, rows, (int)words, MLXVK_UINT32, s);
+    if (f->mode) {                                   /* what is large in the codes is small in the scales */
+        w.scales = malloc((count * groups + 1) * sizeof *w.scales);
+        assert_non_null(w.scales);
+        for (size_t i = 0; i < count * groups; i++) {
+            bytes[i] = (uint8_t)(f->group == 16 ? random_int(r, 0, 60) + 128 * random_int(r, 0, 1) : random_int(r, 116, 128));
+            w.scales[i] = (float)(f->group == 16 ? e4m3(bytes[i]) : ldexp(1, bytes[i] - 127));
+        }
+        w.array[1] = upload(bytes, lead, rows, (int)groups, MLXVK_UINT8, s);
+        w.biases = NULL;
+        w.array[2] = mlxvk_array_new();
+        free(bytes);
+        return w;
+    }
     w.scales = random_floats(r, count * groups, 2.0f / (float)(1 << f->bits), f->scales, bytes);
     w.array[1] = upload(bytes, lead, rows, (int)groups, f->scales, s);
     w.biases = random_floats(r, count * groups, 1.0f, f->scales, bytes);
@@ -57,13 +83,15 @@ static void weight_free(struct weight *w)
 /* The value in a row (counted over batches) and column; columns: of the matrix. */
 static double value(const struct weight *w, const struct format *f, size_t row, int column, int columns)
 {
-    size_t words = (size_t)columns / 32 * (size_t)f->bits, bit = (size_t)column * (size_t)f->bits, at = row * words + bit / 32;
+    size_t words = (size_t)columns * (size_t)f->bits / 32, bit = (size_t)column * (size_t)f->bits, at = row * words + bit / 32;
     size_t group = row * (size_t)(columns / f->group) + (size_t)(column / f->group);
     uint64_t pair = w->words[at] | (bit % 32 + (size_t)f->bits > 32 ? (uint64_t)w->words[at + 1] << 32 : 0);
+    unsigned code = (unsigned)(pair >> bit % 32) & ((1u << f->bits) - 1);
+    if (f->mode) return w->scales[group] * (f->bits == 4 ? e2m1(code) : e4m3(code));
     return (double)w->scales[group] * (double)((pair >> bit % 32) & ((1u << f->bits) - 1)) + w->biases[group];
 }
 
-static mlxvk_dtype wider(mlxvk_dtype a, mlxvk_dtype b) { return a == b ? a : MLXVK_FLOAT32; }
+static mlxvk_dtype result_of(const struct format *f) { return f->mode || f->x == f->scales ? f->x : MLXVK_FLOAT32; }
 
 /* All of its values, as columns of the product lie: [batch][n][k]. */
 static float *unpack(const struct weight *w, const struct format *f, int lead, int n, int k)
@@ -81,7 +109,7 @@ static float *unpack(const struct weight *w, const struct format *f, int lead, i
 
 static void compare(const struct format *f, const struct weight *w, const float *x, const void *y, int lead, int m, int n, int k)
 {
-    mlxvk_dtype to = wider(f->x, f->scales);
+    mlxvk_dtype to = result_of(f);
     double unit = to == MLXVK_FLOAT32 ? 1e-6 : to == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
     float *all = unpack(w, f, lead, n, k);
     for (int z = 0; z < (lead ? lead : 1); z++)
@@ -96,8 +124,8 @@ static void compare(const struct format *f, const struct weight *w, const float 
                 }
                 /* weights rounded to a half type: errors that add up like a random walk, so well below their sum */
                 if (!(fabs(got - sum) <= unit * fabs(sum) + (to == MLXVK_FLOAT32 ? 2e-6 : unit * 0.2) * sizes + 1e-6))
-                    fail_msg("batch %d row %d column %d: %.9g, expected %.9g (%d bits, group %d, %s by %s, %d x %d x %d%s)", z, i, j,
-                             got, sum, f->bits, f->group, mlxvk_dtype_name(f->x), mlxvk_dtype_name(f->scales), m, k, n,
+                    fail_msg("batch %d row %d column %d: %.9g, expected %.9g (%s, %d bits, group %d, %s by %s, %d x %d x %d%s)", z, i, j,
+                             got, sum, f->mode ? f->mode : "affine", f->bits, f->group, mlxvk_dtype_name(f->x), mlxvk_dtype_name(f->scales), m, k, n,
                              f->transpose ? "" : ", not transposed");
             }
     free(all);
@@ -111,8 +139,9 @@ static void one_case(struct rng *r, mlxvk_stream s, struct format f, int lead, i
     float *x = random_floats(r, count * (size_t)k, 1.0f, f.x, bytes);
     mlxvk_array a = upload(bytes, lead, m, k, f.x, s), res = mlxvk_array_new();
     mlxvk_optional_int group = { f.group, true }, bits = { f.bits, true };
-    OK(mlxvk_quantized_matmul(&res, a, w.array[0], w.array[1], w.array[2], f.transpose, group, bits, "affine", s), s);
-    assert_int_equal(mlxvk_array_dtype(res), wider(f.x, f.scales));
+    OK(mlxvk_quantized_matmul(&res, a, w.array[0], w.array[1], w.array[2], f.transpose, group, bits,
+                              f.mode ? f.mode : "affine", s), s);
+    assert_int_equal(mlxvk_array_dtype(res), result_of(&f));
     assert_int_equal(mlxvk_array_size(res), count * (size_t)n);
     OK(mlxvk_array_read(res, y, mlxvk_array_nbytes(res), s), s);
     compare(&f, &w, x, y, lead, m, n, k);
@@ -129,6 +158,8 @@ static void cases(int kernel, const char *more, int count)
 {
     static const int widths[] = { 4, 8, 4, 1, 2, 3, 5, 6 }, groups[] = { 64, 32, 128 };
     static const mlxvk_dtype dtypes[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32 };
+    static const struct format small_floats[] = { { 4, 32, true, MLXVK_BFLOAT16, MLXVK_UINT8, "mxfp4" },
+        { 4, 16, true, MLXVK_BFLOAT16, MLXVK_UINT8, "nvfp4" }, { 8, 32, true, MLXVK_BFLOAT16, MLXVK_UINT8, "mxfp8" } };
     char gates[128];
     struct rng r = { 11 + (uint64_t)kernel };
     mlxvk_device d;
@@ -139,10 +170,13 @@ static void cases(int kernel, const char *more, int count)
     for (int i = 0; i < count; i++) {
         int which = random_int(&r, 0, 2);
         bool transpose = kernel == 1 || kernel > 4 || random_chance(&r, 80);
-        struct format f = { widths[i % 8], groups[random_int(&r, 0, 2)], transpose, dtypes[which], dtypes[which] };
+        struct format f = { widths[i % 8], groups[random_int(&r, 0, 2)], transpose, dtypes[which], dtypes[which], NULL };
+        if (i % 4 == 1) f = small_floats[i / 4 % 3];
+        f.transpose = transpose;
+        f.x = dtypes[which];
         int m = random_chance(&r, 50) ? random_int(&r, 1, 9) : random_int(&r, 10, 140), n = random_int(&r, 1, 150);
         int k = random_int(&r, 1, 4) * f.group, lead = random_chance(&r, 20) ? random_int(&r, 1, 3) : 0;
-        if (random_chance(&r, 15)) f.scales = dtypes[random_int(&r, 0, 2)];
+        if (!f.mode && random_chance(&r, 15)) f.scales = dtypes[random_int(&r, 0, 2)];
         if (!f.transpose) { k = n; n = random_int(&r, 1, 3) * f.group; }
         one_case(&r, s, f, lead, m, n, k);
     }
@@ -166,7 +200,7 @@ static void test_empty(void **state)
     struct rng r = { 5 };
     mlxvk_device d = open_device(NULL);
     mlxvk_stream s = open_stream(d);
-    struct format f = { 4, 64, true, MLXVK_FLOAT16, MLXVK_FLOAT16 };
+    struct format f = { 4, 64, true, MLXVK_FLOAT16, MLXVK_FLOAT16, NULL };
     (void)state;
     one_case(&r, s, f, 0, 0, 5, 64);
     one_case(&r, s, f, 0, 3, 0, 64);

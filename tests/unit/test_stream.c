@@ -208,9 +208,9 @@ static void test_handles(void **state)
     assert_int_equal(mlxvk_stream_get_index(&index[2], new), 0);
     assert_int_equal(index[0], index[1]);
     assert_int_not_equal(index[0], index[2]);
-    assert_ptr_equal(mlxvk_stream_get_device(one).ctx, mlxvk_stream_get_device(new).ctx);
+    assert_ptr_equal(mlxvk_stream_device(one).ctx, mlxvk_stream_device(new).ctx);
     mlxvk_stream_free(one);
-    mlxvk_array a = counting(mlxvk_stream_get_device(two), 3), b = { NULL };
+    mlxvk_array a = counting(mlxvk_stream_device(two), 3), b = { NULL };
     OK(mlxvk_add(&b, a, a, two), two);
     expect_ints(b, (int32_t[]){ 0, 2, 4 }, 3, two);
     mlxvk_array_free(a);
@@ -328,6 +328,38 @@ static void test_event_between_threads(void **state)
     assert_true(mlxvk_event_is_signaled(event, 1));
     pthread_join(thread, NULL);
     mlxvk_event_free(event);
+    finish(&s);
+}
+
+/* Freeing an event does not wait for the work that names it, submitted or not. */
+static void test_event_freed_in_use(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_stream second = open_stream(s.device);
+    mlxvk_event gate = new_event(s.device);
+    mlxvk_array a = counting(s.device, 4), b = { NULL }, c = { NULL };
+    for (int round = 0; round < 20; round++) {
+        mlxvk_event between = new_event(s.device);
+        if (round % 2 == 0) OK(mlxvk_event_wait(gate, (uint64_t)round + 1, s.stream), s.stream);
+        OK(mlxvk_add(&b, a, a, s.stream), s.stream);
+        OK(mlxvk_event_signal(between, 1, s.stream), s.stream);        /* submitted, and behind the gate */
+        OK(mlxvk_event_wait(between, 1, second), second);              /* not even submitted */
+        mlxvk_event_free(between);
+        assert_int_equal(mlxvk_event_wait_host(gate, (uint64_t)round + 1, 0), MLXVK_ERROR_NOT_READY);
+        OK(mlxvk_add(&c, a, a, second), second);
+        if (round % 3 == 0) OK(mlxvk_finalize(second), second);
+        OK_DEVICE(mlxvk_event_signal_host(gate, (uint64_t)round + 1), s.device);
+        OK(mlxvk_synchronize(second), second);
+    }
+    OK(mlxvk_synchronize(s.stream), s.stream);
+    expect_ints(b, (int32_t[]){ 0, 2, 4, 6 }, 4, s.stream);
+    expect_ints(c, (int32_t[]){ 0, 2, 4, 6 }, 4, second);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(c);
+    mlxvk_event_free(gate);
+    mlxvk_stream_free(second);
     finish(&s);
 }
 
@@ -456,7 +488,7 @@ int main(void)
         cmocka_unit_test(test_async_does_not_wait), cmocka_unit_test(test_free_stream), cmocka_unit_test(test_handles),
         cmocka_unit_test(test_clear_streams), cmocka_unit_test(test_read_after_write),
         cmocka_unit_test(test_write_after_read), cmocka_unit_test(test_event_host),
-        cmocka_unit_test(test_event_between_threads), cmocka_unit_test(test_ping_pong),
+        cmocka_unit_test(test_event_between_threads), cmocka_unit_test(test_event_freed_in_use), cmocka_unit_test(test_ping_pong),
         cmocka_unit_test(test_wait_orders), cmocka_unit_test(test_threads), cmocka_unit_test(test_many_streams),
     };
     return cmocka_run_group_tests_name("stream", tests, NULL, NULL);

@@ -210,7 +210,7 @@ static void run_program(uint64_t seed, const char *gates, int stream_count)
     for (int i = 0; i < POOL; i++) value_free(&p.pool[i]);
     for (int i = 0; i < stream_count; i++) mlxvk_stream_free(p.streams[i]);
     size_t active = 1;
-    OK_DEVICE(mlxvk_get_active_memory(&active, p.device), p.device);
+    OK_DEVICE(mlxvk_device_get_active_memory(&active, p.device), p.device);
     assert_int_equal(active, 0);                               /* nothing is left behind */
     mlxvk_device_free(p.device);
 }
@@ -255,7 +255,7 @@ static void finish(struct setting *s)
 static size_t peak_of(mlxvk_device device)
 {
     size_t peak = 0;
-    OK_DEVICE(mlxvk_get_peak_memory(&peak, device), device);
+    OK_DEVICE(mlxvk_device_get_peak_memory(&peak, device), device);
     return peak;
 }
 
@@ -269,7 +269,7 @@ static void test_update_in_place(void **state)
     struct host want = host_new((int[]){ ROWS, WIDTH }, 2);
     OK(mlxvk_zeros(&cache, (int[]){ ROWS, WIDTH }, 2, MLXVK_INT32, s.stream), s.stream);
     OK_DEVICE(eval_one(cache), s.device);
-    OK_DEVICE(mlxvk_reset_peak_memory(s.device), s.device);
+    OK_DEVICE(mlxvk_device_reset_peak_memory(s.device), s.device);
     for (int i = 0; i < ROWS; i++) {
         OK(mlxvk_slice_update(&cache, cache, row, (int[]){ i, 0 }, 2, (int[]){ i + 1, WIDTH }, 2, (int[]){ 1, 1 }, 2,
                               s.stream), s.stream);

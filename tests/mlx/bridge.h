@@ -1,0 +1,89 @@
+/* The stock MLX wheel on mlxvk: what its source files share.                                 SPDX-License-Identifier: MIT
+ *
+ * The wheel's libmlx.so (0.29.4 to 0.30.3) exports all its symbols and binds them late. This library defines those of its
+ * "no GPU" backend anew, and is loaded first. It uses nothing of mlxvk but mlxvk.h.
+ *
+ *     memory.cpp       MLX's allocator: a buffer of MLX is one handle on mlxvk memory; operands and results
+ *     stream.cpp       streams, events, fences, evaluation on a stream, the way out of the process
+ *     primitives.cpp   the table from primitive to mlxvk call
+ *     fallback.cpp     what mlxvk does not have: run by MLX itself on the CPU, and counted; statistics
+ */
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "mlx/backend/common/utils.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/fast_primitives.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+#include "mlx/scheduler.h"
+
+#include "mlxvk.h"
+
+namespace mlxvk_mlx {
+
+using mlx::core::array;
+using mlx::core::Primitive;
+using mlx::core::Stream;
+using Arrays = std::vector<array>;
+
+/* ---- stream.cpp ---- */
+
+/* The device, made at first use. Without one (or with a MLX of another version) everything stays on the CPU. */
+mlxvk_device device();
+bool has_device();
+/* True where the host does not read device memory as fast as its own: what it computes with has a copy there. */
+bool staged();
+mlxvk_stream stream_of(Stream s);
+/* Submits what every stream has recorded: before the host waits for anything. */
+void submit_all();
+size_t stream_count();
+/* Throws what is the matter with a call on a stream. */
+[[noreturn]] void raise(int code, mlxvk_stream stream, const char* what);
+std::string error_text(int code, mlxvk_stream stream);
+
+/* ---- memory.cpp ---- */
+
+mlxvk_dtype dtype_of(const array& a);
+/* A new handle on an array of MLX as mlxvk sees it. With `only`, which needs a donatable array, MLX's own handle is given
+ * up for it, so that the operation may work in place. */
+int operand(mlxvk_array* res, const array& a, Stream s, bool only = false);
+/* Undoes `only` after the operation failed: the handle is MLX's own again. */
+void give_back(const array& a, mlxvk_array handle);
+/* Makes `result` (whose handle it takes) the data of `out`. */
+void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s);
+/* Blocks until the GPU's work that writes (with `readers`: uses) the array's memory is done. */
+void wait_for(const array& a, bool readers);
+
+/* While it lives, allocations of this thread are for a file's contents. */
+struct Loading {
+  explicit Loading(bool on);
+  ~Loading();
+};
+
+/* ---- primitives.cpp ---- */
+
+enum class State { native, layout, fallback, refused };
+struct Row;
+const Row* find_row(const Primitive& p);
+/* Runs a primitive on the GPU stream that it names, or as the table and the policy say. */
+void run(Primitive& p, const Arrays& inputs, Arrays& outputs);
+/* Calls `each` with every row of the table. */
+void each_primitive(const std::function<void(const char* name, State state, const char* note)>& each);
+
+/* ---- fallback.cpp ---- */
+
+/* By MLX itself on the CPU (or, for what MLX has no CPU code for, by the graph it is defined by); counted. */
+void fall_back(Primitive& p, const Arrays& inputs, Arrays& outputs, const std::string& reason);
+void count_native(const Primitive& p);
+void print_statistics();
+
+}  // namespace mlxvk_mlx

@@ -1,0 +1,290 @@
+/* MLX's allocator over mlxvk: see bridge.h.                                                  SPDX-License-Identifier: MIT */
+#include <unistd.h>
+
+#include <climits>
+#include <cstdlib>
+
+#include "bridge.h"
+#include "mlx/allocator.h"
+#include "mlx/memory.h"
+
+namespace mlxvk_mlx {
+
+namespace allocator = mlx::core::allocator;
+
+/* What an allocator::Buffer of MLX points to: a piece of memory. Where the host reads device memory as fast as its own, it
+ * is one handle. Else (staged) MLX's own allocations are host memory, uploaded when the GPU first wants them, and what the
+ * GPU computes is downloaded when the host wants it. Without a device there is only the host. */
+struct Block {
+  mlxvk_array array{};       // a handle on the device's copy
+  void* host = nullptr;
+  size_t size = 0;           // bytes that MLX asked for
+  bool on_host = false;      // the host's copy is right
+  std::atomic<void*> direct{nullptr};   // the device's copy, mapped
+  std::mutex mutex;          // of the two copies
+
+  bool on_device() const { return array.ctx; }
+};
+
+/* Of what is not cached, so much is read through the mapping all the same, where there is one. */
+enum { DIRECT_READ = 16384 };
+
+/* Set while a file is loaded: written once, wanted by the GPU, so it goes where the GPU has it. */
+static thread_local bool loading = false;
+Loading::Loading(bool on) { loading = on; }
+Loading::~Loading() { loading = false; }
+
+static Block* block_of(const array& a) { return static_cast<Block*>(const_cast<void*>(a.buffer().ptr())); }
+
+static_assert(int(mlx::core::Dtype::Val::float64) == MLXVK_FLOAT64 && int(mlx::core::Dtype::Val::complex64) == MLXVK_COMPLEX64 &&
+              int(mlx::core::Dtype::Val::int8) == MLXVK_INT8);
+mlxvk_dtype dtype_of(const array& a) { return mlxvk_dtype(int(a.dtype().val())); }
+
+/* Bytes without contents, in as many dimensions as their count needs. */
+static int new_bytes(mlxvk_array* res, const void* data, size_t size) {
+  const size_t row = 1 << 16;
+  if (size <= INT_MAX) {
+    int shape[] = {int(size)};
+    return mlxvk_array_new_data_device(res, data, shape, 1, MLXVK_UINT8, device());
+  }
+  if (size > row * INT_MAX) return MLXVK_ERROR_LIMIT;
+  int shape[] = {int((size + row - 1) / row), int(row)};
+  return mlxvk_array_new_data_device(res, data, shape, 2, MLXVK_UINT8, device());
+}
+
+static std::string device_error(int code) {
+  mlxvk_error error{};
+  mlxvk_device_error(device(), &error);
+  return error.text[0] ? error.text : mlxvk_result_text(code);
+}
+
+/* ---- the host's copy ---- */
+
+/* The bytes' count as new_bytes() takes them. */
+static size_t whole(size_t size) { return size <= INT_MAX ? size : (size + 0xffff) / 0x10000 * 0x10000; }
+
+static bool mapped() {
+  static const bool value = [] {
+    size_t unified = 0;
+    return has_device() && !mlxvk_device_info_get_size(&unified, device(), "unified") && unified;
+  }();
+  return value;
+}
+
+static void download(Block& b) {
+  static const mlxvk_stream stream = mlxvk_stream_new_device(device());
+  const size_t chunk = size_t(1) << 30;
+  int code = 0;
+  submit_all();
+  mlxvk_array_wait(b.array, false);                        // without mlxvk's lock: it may wait for the CPU
+  if (!b.host) b.host = std::malloc(whole(b.size) + 1);
+  if (!b.host) throw std::runtime_error("[mlxvk] out of host memory");
+  for (size_t at = 0; at < b.size && !code; at += chunk) {
+    mlxvk_array bytes{};
+    const int n = int(std::min(chunk, b.size - at));
+    code = mlxvk_array_new_view(&bytes, b.array, &n, nullptr, 1, MLXVK_UINT8, at);
+    if (!code) code = mlxvk_array_read(bytes, static_cast<char*>(b.host) + at, n, stream);
+    mlxvk_array_free(bytes);
+  }
+  if (code) throw std::runtime_error("[mlxvk] " + error_text(code, stream));
+  b.on_host = true;
+}
+
+static int upload(Block& b) { return b.on_device() ? 0 : new_bytes(&b.array, b.host, whole(b.size)); }
+
+/* The host's pointer, to read and to write. */
+static void* host_pointer(Block& b) {
+  std::unique_lock<std::mutex> lock(b.mutex, std::defer_lock);
+  void* data = b.direct;
+  if (data) return data;
+  if (!has_device() || (b.on_host && !b.on_device())) return b.host;
+  if (staged() || b.on_host) {
+    lock.lock();
+    const bool direct = !b.on_host && mapped() && (b.size <= DIRECT_READ || loading);
+    if (!direct) {
+      if (!b.on_host) download(b);
+      mlxvk_array_free(b.array);
+      b.array = {};
+      return b.host;
+    }
+  }
+  if (int code = mlxvk_array_host(&data, b.array)) throw std::runtime_error("[mlxvk] " + device_error(code));
+  if (!staged()) b.direct = data;
+  return data;
+}
+
+/* ---- operands and results ---- */
+
+int operand(mlxvk_array* res, const array& a, Stream s, bool only) {
+  Block* b = block_of(a);
+  if (!b || !a.size()) return mlxvk_array_empty(res, a.shape().data(), a.ndim(), dtype_of(a), stream_of(s));
+  std::unique_lock<std::mutex> lock(b->mutex, std::defer_lock);
+  if (staged() || !b->on_device()) {
+    lock.lock();
+    if (int code = upload(*b)) return code;
+  }
+  int code = mlxvk_array_new_view(res, b->array, a.shape().data(), a.strides().data(), a.ndim(), dtype_of(a), a.offset());
+  if (only && !code) {
+    mlxvk_array_free(b->array);
+    b->array = {};
+    b->on_host = false;
+    b->direct = nullptr;
+  }
+  return code;
+}
+
+void give_back(const array& a, mlxvk_array handle) {
+  Block* b = a.size() ? block_of(a) : nullptr;
+  if (b && !b->array.ctx) b->array = handle;
+  else mlxvk_array_free(handle);
+}
+
+/* The result's layout: strides, and MLX's flags for them. */
+static mlx::core::Strides layout_of(mlxvk_array result, const array& out, array::Flags& flags, size_t& data_size) {
+  mlx::core::Strides strides(mlxvk_array_strides(result), mlxvk_array_strides(result) + out.ndim());
+  auto [size, row, col] = mlx::core::check_contiguity(out.shape(), strides);
+  data_size = size;
+  flags.contiguous = row || col || mlxvk_array_nbytes(result) == size * out.itemsize();
+  flags.row_contiguous = row;
+  flags.col_contiguous = col;
+  return strides;
+}
+
+static void adopt_shared(array& out, mlxvk_array result, const array& in) {
+  array::Flags flags{};
+  size_t data_size = 0;
+  auto strides = layout_of(result, out, flags, data_size);
+  const int64_t offset = int64_t(mlxvk_array_offset(result)) - in.offset();
+  flags.contiguous = flags.row_contiguous || flags.col_contiguous;
+  out.copy_shared_buffer(in, strides, flags, data_size, offset / int64_t(out.itemsize()));
+  mlxvk_array_free(result);
+}
+
+/* All of its memory, in any order of dimensions? */
+static bool is_dense(mlxvk_array a) {
+  const int64_t* strides = mlxvk_array_strides(a);
+  if (mlxvk_array_offset(a) || mlxvk_array_is_row_contiguous(a)) return !mlxvk_array_offset(a);
+  for (size_t i = 0; i < mlxvk_array_ndim(a); i++) if (strides[i] <= 0) return false;
+  mlxvk_array bytes{};
+  const int size = int(std::min(mlxvk_array_nbytes(a), size_t(INT_MAX)));
+  if (mlxvk_array_nbytes(a) > INT_MAX) return false;
+  const bool fits = !mlxvk_array_new_view(&bytes, a, &size, nullptr, 1, MLXVK_UINT8, 0);
+  const bool fills = fits && mlxvk_array_memory_size(a) < mlxvk_array_nbytes(a) + 16384;
+  mlxvk_array_free(bytes);
+  return fills;
+}
+
+void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s) {
+  if (!out.size()) {
+    mlxvk_array_free(result);
+    out.set_data(allocator::malloc(0));
+    return;
+  }
+  const bool same_shape = out.ndim() == mlxvk_array_ndim(result);
+  for (auto& in : inputs) {
+    Block* b = in.size() && same_shape ? block_of(in) : nullptr;
+    if (b && mlxvk_array_shares_memory(b->array, result)) return adopt_shared(out, result, in);
+  }
+  const bool row = mlxvk_array_is_row_contiguous(result) && !mlxvk_array_offset(result);
+  if (!row && !(same_shape && is_dense(result))) {
+    mlxvk_array copy{};
+    int code = mlxvk_contiguous(&copy, result, false, stream_of(s));
+    if (!code && mlxvk_array_offset(copy)) code = mlxvk_copy(&copy, copy, stream_of(s));
+    mlxvk_array_free(result);
+    if (code) raise(code, stream_of(s), "contiguous");
+    result = copy;
+  }
+  auto* b = new Block;
+  b->array = result;
+  b->size = out.nbytes();
+  if (mlxvk_array_is_row_contiguous(result)) { out.set_data(allocator::Buffer(b)); return; }
+  array::Flags flags{};
+  size_t data_size = 0;
+  auto strides = layout_of(result, out, flags, data_size);
+  out.set_data(allocator::Buffer(b), data_size, strides, flags);
+}
+
+void wait_for(const array& a, bool readers) {
+  Block* b = a.data_shared_ptr() ? block_of(a) : nullptr;
+  if (!b || !b->on_device()) return;
+  if (int code = mlxvk_array_wait(b->array, readers)) throw std::runtime_error("[mlxvk] " + device_error(code));
+}
+
+/* ---- MLX's allocator ---- */
+
+static size_t host_memory() {
+  static const size_t size = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+class VulkanAllocator : public allocator::Allocator {
+ public:
+  allocator::Buffer malloc(size_t size) override {
+    auto* b = new Block;
+    b->size = size;
+    int code = MLXVK_ERROR_LIMIT;
+    if (has_device() && (!staged() || (loading && mapped()))) code = new_bytes(&b->array, nullptr, size);
+    if (code == MLXVK_ERROR_LIMIT && size < host_memory()) {   // or more than the device can have in one piece
+      b->host = std::malloc(whole(size) + 1);
+      b->on_host = true;
+      code = b->host ? 0 : MLXVK_ERROR_HOST_MEMORY;
+    }
+    if (!code) return allocator::Buffer(b);
+    delete b;
+    throw std::runtime_error("[malloc] Unable to allocate " + std::to_string(size) + " bytes: " +
+                             (has_device() && !staged() ? device_error(code) : mlxvk_result_text(code)));
+  }
+
+  void free(allocator::Buffer buffer) override {
+    auto* b = static_cast<Block*>(buffer.ptr());
+    if (!b) return;
+    mlxvk_array_free(b->array);
+    std::free(b->host);
+    delete b;
+  }
+
+  size_t size(allocator::Buffer buffer) const override {
+    auto* b = static_cast<const Block*>(buffer.ptr());
+    return !b ? 0 : b->on_device() ? mlxvk_array_memory_size(b->array) : b->size;
+  }
+};
+
+}  // namespace mlxvk_mlx
+
+namespace mlx::core {
+
+namespace allocator {
+
+Allocator& allocator() {
+  static auto* the = new mlxvk_mlx::VulkanAllocator;       // never destroyed: arrays may outlive everything
+  return *the;
+}
+
+void* Buffer::raw_ptr() { return ptr_ ? mlxvk_mlx::host_pointer(*static_cast<mlxvk_mlx::Block*>(ptr_)) : nullptr; }
+
+}  // namespace allocator
+
+static size_t memory_value(int (*get)(size_t*, mlxvk_device)) {
+  size_t value = 0;
+  if (mlxvk_mlx::has_device()) get(&value, mlxvk_mlx::device());
+  return value;
+}
+
+static size_t set_memory_value(int (*set)(size_t*, size_t, mlxvk_device), size_t limit) {
+  size_t old = 0;
+  int code = mlxvk_mlx::has_device() ? set(&old, limit, mlxvk_mlx::device()) : 0;
+  if (code) throw std::invalid_argument(mlxvk_mlx::device_error(code));
+  return old;
+}
+
+size_t get_active_memory() { return memory_value(mlxvk_device_get_active_memory); }
+size_t get_peak_memory() { return memory_value(mlxvk_device_get_peak_memory); }
+size_t get_cache_memory() { return memory_value(mlxvk_device_get_cache_memory); }
+size_t get_memory_limit() { return memory_value(mlxvk_device_get_memory_limit); }
+size_t set_memory_limit(size_t limit) { return set_memory_value(mlxvk_device_set_memory_limit, limit); }
+size_t set_cache_limit(size_t limit) { return set_memory_value(mlxvk_device_set_cache_limit, limit); }
+size_t set_wired_limit(size_t limit) { return set_memory_value(mlxvk_device_set_wired_limit, limit); }
+void reset_peak_memory() { if (mlxvk_mlx::has_device()) mlxvk_device_reset_peak_memory(mlxvk_mlx::device()); }
+void clear_cache() { if (mlxvk_mlx::has_device()) mlxvk_device_clear_cache(mlxvk_mlx::device()); }
+
+}  // namespace mlx::core

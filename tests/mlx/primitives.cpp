@@ -1,0 +1,636 @@
+/* The table from MLX's primitives to mlxvk's calls: see bridge.h.                            SPDX-License-Identifier: MIT */
+#include <typeindex>
+#include <unordered_map>
+
+#include "bridge.h"
+
+namespace mlxvk_mlx {
+
+using namespace mlx::core;
+
+/* ---- a call ---- */
+
+/* One primitive with its operands as mlxvk sees them. Inside a Compiled there are no arrays of MLX, only these. */
+struct Job {
+  Primitive& p;
+  mlxvk_array* in;
+  size_t inputs;
+  mlxvk_array* out;                                        // { NULL }, or the first input where that may be overwritten
+  const array* like;                                       // the outputs' dtypes and, outside a Compiled, shapes
+  mlxvk_stream s;
+
+  const int* shape() const { return like->shape().data(); }
+  size_t ndim() const { return like->ndim(); }
+  template <class P> const P& as() const { return static_cast<const P&>(p); }
+};
+
+using Native = int (*)(Job&);
+using Layout = void (*)(Primitive&, const Arrays&, Arrays&);
+
+struct Row {
+  std::type_index type;
+  const char* name;
+  State state;
+  Native native;                                           // 0 or mlxvk's error code
+  Layout layout;                                           // MLX's arrays only: no data moves, or rarely
+  bool in_place;                                           // the first input may be overwritten where MLX donates it
+  bool whole;                                              // each operand must fit into one storage-buffer binding
+  const char* note;
+};
+
+/* An array handle that is freed. */
+struct Handle {
+  mlxvk_array a{};
+  Handle() = default;
+  Handle(const Handle&) = delete;
+  ~Handle() { mlxvk_array_free(a); }
+  operator mlxvk_array() const { return a; }
+  mlxvk_array* operator&() { return &a; }
+};
+
+struct Vector {
+  mlxvk_vector_array v = mlxvk_vector_array_new();
+  Vector() = default;
+  Vector(const mlxvk_array* data, size_t size) { mlxvk_vector_array_append_data(v, data, size); }
+  Vector(const Vector&) = delete;
+  ~Vector() { mlxvk_vector_array_free(v); }
+};
+
+static const mlxvk_array none{};
+
+/* A call's several results into the primitive's outputs. */
+static int spread(Job& j, const Vector& all) {
+  int code = 0;
+  for (size_t i = 0; i < mlxvk_vector_array_size(all.v) && !code; i++) code = mlxvk_vector_array_get(&j.out[i], all.v, i);
+  return code;
+}
+
+/* ---- shapes of calls that many primitives share ---- */
+
+template <auto f> int unary(Job& j) { return f(j.out, j.in[0], j.s); }
+template <auto f> int binary(Job& j) { return f(j.out, j.in[0], j.in[1], j.s); }
+template <auto f> int ternary(Job& j) { return f(j.out, j.in[0], j.in[1], j.in[2], j.s); }
+
+using Unary = int (*)(mlxvk_array*, mlxvk_array, mlxvk_stream);
+using Binary = int (*)(mlxvk_array*, mlxvk_array, mlxvk_array, mlxvk_stream);
+
+/* The primitive keeps complex64; the front takes the real part. */
+static int abs_native(Job& j) {
+  if (mlxvk_array_dtype(j.in[0]) != MLXVK_COMPLEX64) return mlxvk_abs(j.out, j.in[0], j.s);
+  Handle size;
+  int code = mlxvk_abs(&size, j.in[0], j.s);
+  return code ? code : mlxvk_astype(j.out, size, MLXVK_COMPLEX64, j.s);
+}
+
+static int log_native(Job& j) {
+  switch (j.as<Log>().state()) {
+    case Log::two: return mlxvk_log2(j.out, j.in[0], j.s);
+    case Log::ten: return mlxvk_log10(j.out, j.in[0], j.s);
+    default: return mlxvk_log(j.out, j.in[0], j.s);
+  }
+}
+
+static int sqrt_native(Job& j) { return (j.as<Sqrt>().state() ? mlxvk_rsqrt : mlxvk_sqrt)(j.out, j.in[0], j.s); }
+
+static int round_native(Job& j) { return mlxvk_round(j.out, j.in[0], 0, j.s); }
+
+static int astype_native(Job& j) {
+  return mlxvk_astype(j.out, j.in[0], mlxvk_dtype(int(j.as<AsType>().state().val())), j.s);
+}
+
+static int bitwise_native(Job& j) {
+  static const Binary calls[] = {mlxvk_bitwise_and, mlxvk_bitwise_or, mlxvk_bitwise_xor, mlxvk_left_shift, mlxvk_right_shift};
+  return calls[j.as<BitwiseBinary>().state()](j.out, j.in[0], j.in[1], j.s);
+}
+
+static int equal_native(Job& j) { return (j.as<Equal>().state() ? mlxvk_equal_nan : mlxvk_equal)(j.out, j.in[0], j.in[1], j.s); }
+
+/* In integers the primitive truncates. */
+static int divide_native(Job& j) {
+  const bool integers = mlxvk_array_dtype(j.in[0]) < MLXVK_FLOAT16;
+  return (integers ? mlxvk_divide_truncate : mlxvk_divide)(j.out, j.in[0], j.in[1], j.s);
+}
+
+/* As the wheel's CPU has it: the quotient towards 0, the remainder with the dividend's sign. Ours has the divisor's: where
+ * they differ, one divisor less. */
+static int divmod_native(Job& j) {
+  const mlxvk_array x = j.in[0], y = j.in[1];
+  const bool integers = mlxvk_array_dtype(x) < MLXVK_FLOAT16;
+  Handle r, zero, x_negative, r_negative, other, shifted, quotient, up, down, negative;
+  int code = mlxvk_remainder(&r, x, y, j.s);
+  if (!code) code = mlxvk_zeros_like(&zero, r, j.s);
+  if (!code) code = mlxvk_less(&x_negative, x, zero, j.s);
+  if (!code) code = mlxvk_less(&r_negative, r, zero, j.s);
+  if (!code) code = mlxvk_not_equal(&other, x_negative, r_negative, j.s);
+  if (!code) code = mlxvk_not_equal(&negative, r, zero, j.s);
+  if (!code) code = mlxvk_logical_and(&other, other, negative, j.s);
+  if (!code) code = mlxvk_subtract(&shifted, r, y, j.s);
+  if (!code) code = mlxvk_where(&j.out[1], other, shifted, r, j.s);
+  if (!code && integers) return mlxvk_divide_truncate(&j.out[0], x, y, j.s);
+  if (!code) code = mlxvk_divide(&quotient, x, y, j.s);
+  if (!code) code = mlxvk_less(&negative, quotient, zero, j.s);
+  if (!code) code = mlxvk_ceil(&up, quotient, j.s);
+  if (!code) code = mlxvk_floor(&down, quotient, j.s);
+  return code ? code : mlxvk_where(&j.out[0], negative, up, down, j.s);
+}
+
+static int broadcast_native(Job& j) { return mlxvk_array_set(j.out, j.in[0]); }
+
+/* ---- creation ---- */
+
+static int arange_native(Job& j) {
+  auto [start, stop, step] = j.as<Arange>().state();
+  return mlxvk_arange(j.out, start, stop, step, dtype_of(*j.like), j.s);
+}
+
+static int full_native(Job& j) { return mlxvk_full(j.out, j.shape(), j.ndim(), j.in[0], dtype_of(*j.like), j.s); }
+
+static int random_bits_native(Job& j) {
+  if (mlxvk_array_size(j.in[0]) != 2) return MLXVK_ERROR_UNSUPPORTED;
+  Handle key;
+  int code = mlxvk_reshape(&key, j.in[0], (const int[]){2}, 1, j.s);
+  return code ? code : mlxvk_random_bits(j.out, j.shape(), j.ndim(), j.as<RandomBits>().state().second, key, j.s);
+}
+
+/* ---- shape ---- */
+
+static int concatenate_native(Job& j) {
+  Vector all(j.in, j.inputs);
+  return mlxvk_concatenate_axis(j.out, all.v, j.as<Concatenate>().state(), j.s);
+}
+
+static int slice_update_native(Job& j) {
+  auto [start, stop, strides] = j.as<SliceUpdate>().state();
+  return mlxvk_slice_update(j.out, j.in[0], j.in[1], start.data(), start.size(), stop.data(), stop.size(), strides.data(),
+                            strides.size(), j.s);
+}
+
+static int pad_native(Job& j) {
+  auto [axes, low, high] = j.as<Pad>().state();
+  return mlxvk_pad(j.out, j.in[0], axes.data(), axes.size(), low.data(), low.size(), high.data(), high.size(), j.in[1], "constant", j.s);
+}
+
+static int gather_native(Job& j) {
+  auto [axes, sizes] = j.as<Gather>().state();
+  Vector indices(j.in + 1, j.inputs - 1);
+  return mlxvk_gather(j.out, j.in[0], indices.v, axes.data(), axes.size(), sizes.data(), sizes.size(), j.s);
+}
+
+static int gather_axis_native(Job& j) {
+  return mlxvk_take_along_axis(j.out, j.in[0], j.in[1], j.as<GatherAxis>().state(), j.s);
+}
+
+static int scatter_axis_native(Job& j) {
+  auto [reduce, axis] = j.as<ScatterAxis>().state();
+  return (reduce == ScatterAxis::None ? mlxvk_put_along_axis : mlxvk_scatter_add_axis)(j.out, j.in[0], j.in[1], j.in[2], axis, j.s);
+}
+
+static int scatter_native(Job& j) {
+  static int (*const calls[])(mlxvk_array*, mlxvk_array, mlxvk_vector_array, mlxvk_array, const int*, size_t, mlxvk_stream) = {
+      mlxvk_scatter_max, mlxvk_scatter_min, mlxvk_scatter_add, mlxvk_scatter_prod, mlxvk_scatter};
+  auto [reduce, axes] = j.as<Scatter>().state();
+  Vector indices(j.in + 1, j.inputs - 2);
+  return calls[reduce](j.out, j.in[0], indices.v, j.in[j.inputs - 1], axes.data(), axes.size(), j.s);
+}
+
+/* ---- reductions, scans, sorting ---- */
+
+static int reduce_native(Job& j) {
+  static int (*const calls[])(mlxvk_array*, mlxvk_array, const int*, size_t, bool, mlxvk_stream) = {
+      mlxvk_all_axes, mlxvk_any_axes, mlxvk_sum_axes, mlxvk_prod_axes, mlxvk_min_axes, mlxvk_max_axes};
+  auto [type, axes] = j.as<Reduce>().state();
+  return calls[type](j.out, j.in[0], axes.data(), axes.size(), true, j.s);
+}
+
+static int arg_reduce_native(Job& j) {
+  auto [type, axis] = j.as<ArgReduce>().state();
+  return (type == ArgReduce::ArgMin ? mlxvk_argmin_axis : mlxvk_argmax_axis)(j.out, j.in[0], axis, true, j.s);
+}
+
+static int softmax_native(Job& j) { return mlxvk_softmax_axis(j.out, j.in[0], -1, j.as<Softmax>().state(), j.s); }
+static int logsumexp_native(Job& j) { return mlxvk_logsumexp_axis(j.out, j.in[0], -1, true, j.s); }
+
+static int scan_native(Job& j) {
+  static int (*const calls[])(mlxvk_array*, mlxvk_array, int, bool, bool, mlxvk_stream) = {
+      mlxvk_cummax, mlxvk_cummin, mlxvk_cumsum, mlxvk_cumprod, mlxvk_logcumsumexp};
+  auto [type, axis, reverse, inclusive] = j.as<Scan>().state();
+  return calls[type](j.out, j.in[0], axis, reverse, inclusive, j.s);
+}
+
+static int sort_native(Job& j) { return mlxvk_sort_axis(j.out, j.in[0], j.as<Sort>().state(), j.s); }
+static int argsort_native(Job& j) { return mlxvk_argsort_axis(j.out, j.in[0], j.as<ArgSort>().state(), j.s); }
+
+template <class P, auto f> int partition_native(Job& j) {
+  auto [kth, axis] = j.as<P>().state();
+  return f(j.out, j.in[0], kth, axis, j.s);
+}
+
+/* ---- matrix ---- */
+
+static int addmm_native(Job& j) {
+  auto [alpha, beta] = j.as<AddMM>().state();
+  return mlxvk_addmm(j.out, j.in[2], j.in[0], j.in[1], alpha, beta, j.s);
+}
+
+/* The primitive works on batches: (B, ...), a mask of that shape, and each batch's source flattened. */
+static int masked_scatter_native(Job& j) {
+  const int whole = -1;
+  Handle target, mask, source, flat;
+  if (mlxvk_array_dim(j.in[0], 0) != 1) return MLXVK_ERROR_UNSUPPORTED;
+  int code = mlxvk_reshape(&target, j.in[0], &whole, 1, j.s);
+  if (!code) code = mlxvk_reshape(&mask, j.in[1], &whole, 1, j.s);
+  if (!code) code = mlxvk_reshape(&source, j.in[2], &whole, 1, j.s);
+  if (!code) code = mlxvk_masked_scatter(&flat, target, mask, source, j.s);
+  return code ? code : mlxvk_reshape(j.out, flat, j.shape(), j.ndim(), j.s);
+}
+
+static int convolution_native(Job& j) {
+  auto [stride, low, high, dilation, input_dilation, groups, flip] = j.as<Convolution>().state();
+  return mlxvk_conv_general(j.out, j.in[0], j.in[1], stride.data(), stride.size(), low.data(), low.size(), high.data(), high.size(),
+                            dilation.data(), dilation.size(), input_dilation.data(), input_dilation.size(), groups, flip, j.s);
+}
+
+static int quantized_matmul_native(Job& j) {
+  auto [group, bits, mode, transpose] = j.as<QuantizedMatmul>().state();
+  return mlxvk_quantized_matmul(j.out, j.in[0], j.in[1], j.in[2], j.inputs > 3 ? j.in[3] : none, transpose, {group, true},
+                                {bits, true}, quantization_mode_to_string(mode).c_str(), j.s);
+}
+
+static int quantize_native(Job& j) {
+  auto [unused, group, bits, mode, dequantize] = j.as<fast::Quantize>().state();
+  const std::string name = quantization_mode_to_string(mode);
+  if (!dequantize && (mode == QuantizationMode::Mxfp4 || mode == QuantizationMode::Mxfp8)) return MLXVK_ERROR_UNSUPPORTED;
+  if (dequantize)
+    return mlxvk_dequantize(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true}, name.c_str(),
+                            none, {dtype_of(*j.like), true}, j.s);
+  Vector all;
+  int code = mlxvk_quantize(&all.v, j.in[0], {group, true}, {bits, true}, name.c_str(), none, j.s);
+  return code ? code : spread(j, all);
+}
+
+static int fp8_native(Job& j) {
+  return j.as<fast::ConvertFP8>().state() ? mlxvk_to_fp8(j.out, j.in[0], j.s) : mlxvk_from_fp8(j.out, j.in[0], dtype_of(*j.like), j.s);
+}
+
+/* ---- fast ---- */
+
+/* MLX passes the scalar 1 (or 0) for a weight (or bias) that there is not. */
+static mlxvk_array or_none(mlxvk_array a) { return mlxvk_array_ndim(a) ? a : none; }
+
+static int rms_norm_native(Job& j) {
+  return mlxvk_fast_rms_norm(j.out, j.in[0], or_none(j.in[1]), j.as<fast::RMSNorm>().state().second, j.s);
+}
+
+static int layer_norm_native(Job& j) {
+  return mlxvk_fast_layer_norm(j.out, j.in[0], or_none(j.in[1]), or_none(j.in[2]), j.as<fast::LayerNorm>().state().second, j.s);
+}
+
+/* Outputs that belong to no parameter are zeros of the parameter's shape. */
+static int zeros_for_absent(Job& j, size_t from, size_t outputs) {
+  int code = 0;
+  for (size_t i = from; i < outputs && !code; i++) code = mlxvk_zeros_like(&j.out[i], j.in[i], j.s);
+  return code;
+}
+
+static int rms_norm_vjp_native(Job& j) {
+  Vector all;
+  int code = mlxvk_fast_rms_norm_vjp(&all.v, j.in[0], or_none(j.in[1]), j.in[2], j.as<fast::RMSNormVJP>().state().second, j.s);
+  if (!code) code = spread(j, all);
+  return code ? code : zeros_for_absent(j, mlxvk_vector_array_size(all.v), 2);
+}
+
+static int layer_norm_vjp_native(Job& j) {
+  const mlxvk_array w = or_none(j.in[1]), b = or_none(j.in[2]);
+  Vector all;
+  if (!w.ctx && b.ctx) return MLXVK_ERROR_UNSUPPORTED;
+  int code = mlxvk_fast_layer_norm_vjp(&all.v, j.in[0], w, b, j.in[3], j.as<fast::LayerNormVJP>().state().second, j.s);
+  if (!code) code = spread(j, all);
+  return code ? code : zeros_for_absent(j, mlxvk_vector_array_size(all.v), 3);
+}
+
+/* Backwards is a rotation by the negative angles. */
+static int rope_native(Job& j) {
+  auto [unused, dims, traditional, base, scale, forward] = j.as<fast::RoPE>().state();
+  const bool freqs = j.inputs > 2;
+  return mlxvk_fast_rope_dynamic(j.out, j.in[0], dims, traditional, {base, !freqs}, forward ? scale : -scale, j.in[1],
+                                 freqs ? j.in[2] : none, j.s);
+}
+
+static int attention_native(Job& j) {
+  auto [unused, scale, causal, sinks, logsumexp] = j.as<fast::ScaledDotProductAttention>().state();
+  const bool mask = j.inputs > 3u + sinks;
+  if (logsumexp) return MLXVK_ERROR_UNSUPPORTED;
+  return mlxvk_fast_scaled_dot_product_attention(j.out, j.in[0], j.in[1], j.in[2], scale, causal ? "causal" : mask ? "array" : "",
+                                                 mask ? j.in[3] : none, sinks ? j.in[j.inputs - 1] : none, j.s);
+}
+
+/* ---- layout: MLX's own code for the CPU moves no data; where data must move, mlxvk does ---- */
+
+static void view_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) { p.eval_cpu(inputs, outputs); }
+
+/* A row-major copy on the GPU. */
+static array contiguous_copy(const array& in, Stream s) {
+  array out(in.shape(), in.dtype(), nullptr, {});
+  mlxvk_array from{}, to{};
+  int code = operand(&from, in, s);
+  if (!code) code = mlxvk_contiguous(&to, from, false, stream_of(s));
+  mlxvk_array_free(from);
+  if (code) raise(code, stream_of(s), "copy");
+  adopt(out, to, {}, s);
+  return out;
+}
+
+static void reshape_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) {
+  auto& out = outputs[0];
+  if (!out.size()) { out.set_data(allocator::malloc(0)); return; }
+  auto [copy, strides] = prepare_reshape(inputs[0], out);
+  if (!copy) { shared_buffer_reshape(inputs[0], strides, out); return; }
+  array whole = contiguous_copy(inputs[0], p.stream());
+  shared_buffer_reshape(whole, out.strides(), out);
+}
+
+static void contiguous_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) {
+  const auto& in = inputs[0];
+  /* MLX's rule of 16 KiB: what shares a much larger buffer is copied, so that the buffer can go. */
+  const bool fits = in.buffer_size() <= in.nbytes() + 16384;
+  const bool allow_col = [&] {
+    Contiguous col(p.stream(), true);
+    return p.is_equivalent(col);
+  }();
+  if (!in.size() || (fits && (in.flags().row_contiguous || (allow_col && in.flags().col_contiguous)))) outputs[0].copy_shared_buffer(in);
+  else outputs[0].copy_shared_buffer(contiguous_copy(in, p.stream()));
+}
+
+static void view_bits_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) {
+  const auto& in = inputs[0];
+  auto& out = outputs[0];
+  const size_t from = in.itemsize(), to = out.itemsize();
+  if (from == to || in.flags().row_contiguous || (to < from && in.ndim() && in.strides().back() == 1)) view_layout(p, inputs, outputs);
+  else view_layout(p, {contiguous_copy(in, p.stream())}, outputs);
+}
+
+/* ---- the table: one row a primitive. States: native; layout; fallback (MLX on the CPU); refused ---- */
+
+#define NATIVE(type, call)   {typeid(type), #type, State::native, call, nullptr, false, false, ""}
+#define WHOLE(type, call)    {typeid(type), #type, State::native, call, nullptr, false, true, ""}
+#define IN_PLACE(type, call) {typeid(type), #type, State::native, call, nullptr, true, false, ""}
+#define PARTLY(type, call, note) {typeid(type), #type, State::native, call, nullptr, false, false, note}
+#define LAYOUT(type, call)   {typeid(type), #type, State::layout, nullptr, call, false, false, ""}
+#define ON_CPU(type, note)   {typeid(type), #type, State::fallback, nullptr, nullptr, false, false, note}
+#define REFUSED(type, note)  {typeid(type), #type, State::refused, nullptr, nullptr, false, false, note}
+
+static const Row table[] = {
+    NATIVE(Abs, abs_native), NATIVE(ArcCos, unary<mlxvk_arccos>), NATIVE(ArcCosh, unary<mlxvk_arccosh>),
+    NATIVE(ArcSin, unary<mlxvk_arcsin>), NATIVE(ArcSinh, unary<mlxvk_arcsinh>), NATIVE(ArcTan, unary<mlxvk_arctan>),
+    NATIVE(ArcTanh, unary<mlxvk_arctanh>), NATIVE(AsType, astype_native), NATIVE(BitwiseInvert, unary<mlxvk_bitwise_invert>),
+    NATIVE(Ceil, unary<mlxvk_ceil>), NATIVE(Conjugate, unary<mlxvk_conjugate>), NATIVE(Cos, unary<mlxvk_cos>),
+    NATIVE(Cosh, unary<mlxvk_cosh>), NATIVE(Erf, unary<mlxvk_erf>), NATIVE(ErfInv, unary<mlxvk_erfinv>),
+    NATIVE(Exp, unary<mlxvk_exp>), NATIVE(Expm1, unary<mlxvk_expm1>), NATIVE(Floor, unary<mlxvk_floor>),
+    NATIVE(Imag, unary<mlxvk_imag>), NATIVE(Log, log_native), NATIVE(Log1p, unary<mlxvk_log1p>),
+    NATIVE(LogicalNot, unary<mlxvk_logical_not>), NATIVE(Negative, unary<mlxvk_negative>), NATIVE(Real, unary<mlxvk_real>),
+    NATIVE(Round, round_native), NATIVE(Sigmoid, unary<mlxvk_sigmoid>), NATIVE(Sign, unary<mlxvk_sign>),
+    NATIVE(Sin, unary<mlxvk_sin>), NATIVE(Sinh, unary<mlxvk_sinh>), NATIVE(Sqrt, sqrt_native),
+    NATIVE(Square, unary<mlxvk_square>), NATIVE(Tan, unary<mlxvk_tan>), NATIVE(Tanh, unary<mlxvk_tanh>),
+
+    NATIVE(Add, binary<mlxvk_add>), NATIVE(ArcTan2, binary<mlxvk_arctan2>), NATIVE(BitwiseBinary, bitwise_native),
+    NATIVE(Divide, divide_native), NATIVE(DivMod, divmod_native), NATIVE(Equal, equal_native), NATIVE(Greater, binary<mlxvk_greater>),
+    NATIVE(GreaterEqual, binary<mlxvk_greater_equal>), NATIVE(Less, binary<mlxvk_less>),
+    NATIVE(LessEqual, binary<mlxvk_less_equal>), NATIVE(LogAddExp, binary<mlxvk_logaddexp>),
+    NATIVE(LogicalAnd, binary<mlxvk_logical_and>), NATIVE(LogicalOr, binary<mlxvk_logical_or>),
+    NATIVE(Maximum, binary<mlxvk_maximum>), NATIVE(Minimum, binary<mlxvk_minimum>), NATIVE(Multiply, binary<mlxvk_multiply>),
+    NATIVE(NotEqual, binary<mlxvk_not_equal>), NATIVE(Power, binary<mlxvk_power>), NATIVE(Remainder, binary<mlxvk_remainder>),
+    NATIVE(Subtract, binary<mlxvk_subtract>), NATIVE(Select, ternary<mlxvk_where>), NATIVE(Compiled, nullptr),
+
+    NATIVE(Arange, arange_native), NATIVE(Full, full_native), PARTLY(RandomBits, random_bits_native, "one key"),
+    NATIVE(Concatenate, concatenate_native), NATIVE(Pad, pad_native), IN_PLACE(SliceUpdate, slice_update_native),
+    NATIVE(Gather, gather_native), WHOLE(GatherAxis, gather_axis_native),
+    IN_PLACE(ScatterAxis, scatter_axis_native),
+    IN_PLACE(Scatter, scatter_native), PARTLY(MaskedScatter, masked_scatter_native, "batches of one"), NATIVE(Convolution, convolution_native),
+    NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
+    NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
+    WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
+    WHOLE(ArgPartition, (partition_native<ArgPartition, mlxvk_argpartition_axis>)),
+    NATIVE(Matmul, binary<mlxvk_matmul>), NATIVE(AddMM, addmm_native), NATIVE(QuantizedMatmul, quantized_matmul_native),
+    WHOLE(fast::Quantize, quantize_native), WHOLE(fast::RMSNorm, rms_norm_native), WHOLE(fast::LayerNorm, layer_norm_native),
+    WHOLE(fast::RoPE, rope_native), WHOLE(fast::RMSNormVJP, rms_norm_vjp_native),
+    WHOLE(fast::LayerNormVJP, layer_norm_vjp_native), NATIVE(fast::ConvertFP8, fp8_native), WHOLE(fast::ScaledDotProductAttention, attention_native),
+
+    LAYOUT(AsStrided, view_layout), LAYOUT(Broadcast, view_layout), LAYOUT(BroadcastAxes, view_layout),
+    LAYOUT(Contiguous, contiguous_layout), LAYOUT(Copy, view_layout), LAYOUT(CustomTransforms, view_layout),
+    LAYOUT(Depends, view_layout), LAYOUT(ExpandDims, view_layout), LAYOUT(Flatten, reshape_layout),
+    LAYOUT(NumberOfElements, view_layout), LAYOUT(Reshape, reshape_layout), LAYOUT(Slice, view_layout),
+    LAYOUT(Split, view_layout), LAYOUT(Squeeze, view_layout), LAYOUT(StopGradient, view_layout),
+    LAYOUT(Transpose, view_layout), LAYOUT(Unflatten, reshape_layout), LAYOUT(View, view_bits_layout),
+
+    ON_CPU(BlockMaskedMM, ""), ON_CPU(DynamicSlice, ""),
+    ON_CPU(DynamicSliceUpdate, ""), ON_CPU(FFT, ""), ON_CPU(GatherMM, ""), ON_CPU(GatherQMM, ""), ON_CPU(Hadamard, ""),
+    ON_CPU(Load, "reads files"), ON_CPU(QQMatmul, ""), ON_CPU(SegmentedMM, ""),
+    ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
+    ON_CPU(Cholesky, ""), ON_CPU(Eig, ""), ON_CPU(Eigh, ""), ON_CPU(Inverse, ""), ON_CPU(LUF, ""), ON_CPU(QRF, ""), ON_CPU(SVD, ""),
+    REFUSED(fast::CustomKernel, "Metal source"),
+};
+
+static const char* short_name(const char* name) { const char* colon = std::strrchr(name, ':'); return colon ? colon + 1 : name; }
+
+const Row* find_row(const Primitive& p) {
+  static const auto* index = [] {
+    auto* map = new std::unordered_map<std::type_index, const Row*>;
+    for (auto& row : table) map->emplace(row.type, &row);
+    return map;
+  }();
+  auto it = index->find(typeid(p));
+  return it == index->end() ? nullptr : it->second;
+}
+
+void each_primitive(const std::function<void(const char*, State, const char*)>& each) {
+  for (auto& row : table) each(short_name(row.name), row.state, row.note);
+}
+
+/* ---- running ---- */
+
+enum { MAX_OUTPUTS = 4 };
+
+static bool refuses(int code) {
+  return code == MLXVK_ERROR_UNSUPPORTED || code == MLXVK_ERROR_DTYPE || code == MLXVK_ERROR_LIMIT || code == MLXVK_ERROR_ARGUMENT ||
+         code == MLXVK_ERROR_SHAPE;
+}
+
+/* Handles for one call's operands and results, freed with it. */
+struct Operands {
+  const Arrays& arrays;
+  std::vector<mlxvk_array> in;
+  mlxvk_array out[MAX_OUTPUTS]{};
+  bool given = false;                                      // the first input's handle is in out[0]
+
+  explicit Operands(const Arrays& inputs) : arrays(inputs), in(inputs.size()) {}
+  ~Operands() {
+    for (auto& a : in) mlxvk_array_free(a);
+    for (auto& a : out) mlxvk_array_free(a);
+  }
+
+  int open(Stream s, bool in_place) {
+    given = in_place && arrays[0].is_donatable() && arrays[0].size();
+    for (size_t i = 0; i < in.size(); i++)
+      if (int code = operand(&in[i], arrays[i], s, given && !i)) return code;
+    if (given) out[0] = in[0];
+    return 0;
+  }
+
+  /* After the call: the handle went into the result, or back to MLX. */
+  void settle(int code) {
+    if (!given) return;
+    if (code) { give_back(arrays[0], in[0]); out[0] = {}; }
+    in[0] = {};
+    given = false;
+  }
+};
+
+/* Does each array fit into one storage-buffer binding? */
+static bool fits(const Arrays& arrays) {
+  static const size_t range = [] {
+    size_t value = 0;
+    mlxvk_device_info_get_size(&value, device(), "max_storage_buffer_range");
+    return value - 1024;
+  }();
+  for (auto& a : arrays) if (a.nbytes() > range || (a.data_shared_ptr() && a.data_size() * a.itemsize() > range)) return false;
+  return true;
+}
+
+/* Runs a row's call. Returns false, with the reason, where mlxvk does not have this case. */
+static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Arrays& outputs, std::string& reason) {
+  const Stream s = p.stream();
+  Operands o(inputs);
+  if (row.whole && !(fits(inputs) && fits(outputs))) { reason = "over the storage-buffer range"; return false; }
+  int code = o.open(s, row.in_place);
+  if (!code) {
+    Job j{p, o.in.data(), o.in.size(), o.out, outputs.data(), stream_of(s)};
+    code = row.native(j);
+  }
+  o.settle(code);
+  if (refuses(code)) { reason = error_text(code, stream_of(s)); return false; }
+  if (code) raise(code, stream_of(s), p.name());
+  for (size_t i = 0; i < outputs.size(); i++) {
+    if (mlxvk_array_size(o.out[i]) != outputs[i].size() || mlxvk_array_dtype(o.out[i]) != dtype_of(outputs[i]))
+      throw std::runtime_error(std::string("[") + p.name() + "] mlxvk's result is of another shape or dtype than MLX's");
+    mlxvk_array result = o.out[i];
+    o.out[i] = {};
+    adopt(outputs[i], result, inputs, s);
+  }
+  return true;
+}
+
+void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
+  const Row* row = find_row(p);
+  std::string reason = row ? row->note : "unknown to the bridge";
+  if (!row && !std::strcmp(p.name(), "Synchronize")) return;   // what an evaluation ends with
+  if (row && row->state == State::refused) throw std::runtime_error(std::string("[") + p.name() + "] " + row->note + " cannot run on Vulkan");
+  if (row && row->state == State::layout) { row->layout(p, inputs, outputs); count_native(p); return; }
+  if (row && row->type == typeid(Compiled)) { p.eval_gpu(inputs, outputs); return; }
+  if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) { count_native(p); return; }
+  fall_back(p, inputs, outputs, reason);
+}
+
+/* ---- Compiled: its graph, operation by operation, without MLX's arrays in between ---- */
+
+class Values {
+ public:
+  ~Values() { for (auto& [id, v] : values_) mlxvk_array_free(v.array); }
+  void put(uintptr_t id, mlxvk_array a, int uses) { values_[id] = {a, uses}; }
+  mlxvk_array* get(uintptr_t id) { auto it = values_.find(id); return it == values_.end() ? nullptr : &it->second.array; }
+  /* One reader fewer; the last one lets it go, so that what lies between can be fused. */
+  void used(uintptr_t id) {
+    auto it = values_.find(id);
+    if (it == values_.end() || --it->second.uses > 0) return;
+    mlxvk_array_free(it->second.array);
+    values_.erase(it);
+  }
+
+ private:
+  struct Value { mlxvk_array array; int uses; };
+  std::unordered_map<uintptr_t, Value> values_;
+};
+
+static int run_tape(const Arrays& tape, Values& values, const std::unordered_map<uintptr_t, int>& uses, Stream s) {
+  for (auto& t : tape) {
+    const Row* row = find_row(t.primitive());
+    std::vector<mlxvk_array> in;
+    mlxvk_array out{};
+    if (!row || (!row->native && row->type != typeid(Broadcast))) return MLXVK_ERROR_UNSUPPORTED;
+    for (auto& i : t.inputs()) {
+      mlxvk_array* a = values.get(i.id());
+      if (!a) return MLXVK_ERROR_UNSUPPORTED;
+      in.push_back(*a);
+    }
+    Job j{t.primitive(), in.data(), in.size(), &out, &t, stream_of(s)};
+    if (int code = row->native ? row->native(j) : broadcast_native(j)) return code;
+    if (mlxvk_array_dtype(out) != dtype_of(t)) {
+      mlxvk_array_free(out);
+      return MLXVK_ERROR_DTYPE;
+    }
+    auto it = uses.find(t.id());
+    values.put(t.id(), out, it == uses.end() ? 0 : it->second);
+    for (auto& i : t.inputs()) values.used(i.id());
+  }
+  return 0;
+}
+
+/* The value of one of its outputs, in the shape that MLX expects. */
+static int take_output(mlxvk_array* res, mlxvk_array value, const array& out, Stream s) {
+  if (mlxvk_array_ndim(value) == out.ndim() && !std::memcmp(mlxvk_array_shape(value), out.shape().data(), out.ndim() * sizeof(int)))
+    return mlxvk_array_set(res, value);
+  Handle wide;
+  int code = mlxvk_broadcast_to(&wide, value, out.shape().data(), out.ndim(), stream_of(s));
+  return code ? code : mlxvk_contiguous(res, wide, false, stream_of(s));
+}
+
+}  // namespace mlxvk_mlx
+
+namespace mlx::core {
+
+/* The graph is in private members: this one is MLX's method, defined anew. */
+void Compiled::eval_gpu(const std::vector<array>& inputs, std::vector<array>& outputs) {
+  using namespace mlxvk_mlx;
+  const Stream s = stream();
+  std::unordered_map<uintptr_t, int> uses;
+  std::vector<mlxvk_array> results(outputs.size());
+  int code = 0;
+  for (auto& t : tape_) for (auto& i : t.inputs()) uses[i.id()]++;
+  for (auto& o : outputs_) uses[o.id()]++;
+  {
+    Values values;
+    for (size_t i = 0; i < inputs.size() && !code; i++) {
+      mlxvk_array a{};
+      code = operand(&a, inputs[i], s);
+      values.put(inputs_[i].id(), a, uses[inputs_[i].id()]);
+    }
+    if (!code) code = run_tape(tape_, values, uses, s);
+    for (size_t i = 0; i < outputs.size() && !code; i++) {
+      mlxvk_array* value = values.get(outputs_[i].id());
+      code = value ? take_output(&results[i], *value, outputs[i], s) : MLXVK_ERROR_UNSUPPORTED;
+    }
+  }
+  if (code) {
+    for (auto& r : results) mlxvk_array_free(r);
+    fall_back(*this, inputs, outputs, error_text(code, stream_of(s)));
+    return;
+  }
+  for (size_t i = 0; i < outputs.size(); i++) adopt(outputs[i], results[i], inputs, s);
+  count_native(*this);
+}
+
+namespace fast {
+
+/* Where mlxvk has the operation, MLX must not take its graph instead. In training the graph is differentiated anyway. */
+bool RMSNorm::use_fallback(Stream s) { return s.device == Device::cpu; }
+bool LayerNorm::use_fallback(Stream s) { return s.device == Device::cpu; }
+bool RoPE::use_fallback(Stream s) { return s.device == Device::cpu; }
+bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array&, bool, bool, bool, bool is_training,
+                                             bool output_logsumexp, Stream s) {
+  return s.device == Device::cpu || is_training || output_logsumexp || !issubdtype(q.dtype(), floating);
+}
+bool ScaledDotProductAttention::supports_bool_mask() { return true; }
+bool ScaledDotProductAttentionVJP::use_fallback(const array&, Stream) { return true; }
+
+}  // namespace fast
+
+}  // namespace mlx::core

@@ -1,0 +1,339 @@
+/* What golden data does not have of operations made of others: the extras, errors, empty arrays. */
+#include "support.h"
+
+static mlxvk_device device;
+static mlxvk_stream stream;
+
+static int set_up(void **state)
+{
+    (void)state;
+    device = open_device("MLX_VK_POISON=1");
+    stream = open_stream(device);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    mlxvk_stream_free(stream);
+    mlxvk_device_free(device);
+    return 0;
+}
+
+static mlxvk_array array_of(mlxvk_dtype dtype, const void *data, const int *shape, int ndim)
+{
+    mlxvk_array a = { NULL };
+    OK_DEVICE(mlxvk_array_new_data_device(&a, data, shape, ndim, dtype, device), device);
+    return a;
+}
+
+/* ---- MLX's primitive Divide, and equality of NaN ---- */
+
+static void quotients_towards_zero(void **state)
+{
+    const double x[] = { 7, -7, 7, -7, 0, 5, -128, 100 }, y[] = { 2, 2, -2, -2, 3, 0, -1, 7 }, want[] = { 3, -3, -3, 3, 0, 0, 128, 14 };
+    (void)state;
+    for (int t = MLXVK_UINT8; t <= MLXVK_INT64; t++) {
+        unsigned char a[64], b[64], got[64], expected[64];
+        mlxvk_dtype dtype = (mlxvk_dtype)t;
+        mlxvk_array p, q, r = { NULL };
+        for (size_t i = 0; i < 8; i++) {
+            bool plain = dtype_is_signed(dtype) || (x[i] >= 0 && y[i] >= 0);
+            store_number(dtype, a, i, plain ? x[i] : 8);
+            store_number(dtype, b, i, plain ? y[i] : 3);
+            store_number(dtype, expected, i, plain ? want[i] : 2);
+        }
+        p = array_of(dtype, a, (int[]){ 8 }, 1);
+        q = array_of(dtype, b, (int[]){ 8 }, 1);
+        OK(mlxvk_divide_truncate(&r, p, q, stream), stream);
+        assert_int_equal(mlxvk_array_dtype(r), dtype);
+        OK(mlxvk_array_read(r, got, 8 * bytes_of(dtype), stream), stream);
+        assert_memory_equal(got, expected, 8 * bytes_of(dtype));
+        mlxvk_array_free(p);
+        mlxvk_array_free(q);
+        mlxvk_array_free(r);
+    }
+    mlxvk_array p = floats(device, (float[]){ 7, NAN, NAN, 1 }, (int[]){ 4 }, 1), q = floats(device, (float[]){ 2, NAN, 1, 1 }, (int[]){ 4 }, 1);
+    mlxvk_array r = { NULL };
+    unsigned char same[4];
+    OK(mlxvk_equal_nan(&r, p, q, stream), stream);
+    OK(mlxvk_array_read(r, same, 4, stream), stream);
+    assert_memory_equal(same, ((unsigned char[]){ 0, 1, 0, 1 }), 4);
+    OK(mlxvk_array_set(&p, q), stream);
+    OK(mlxvk_divide_truncate(&r, p, q, stream), stream);
+    assert_int_equal(mlxvk_array_dtype(r), MLXVK_FLOAT32);
+    mlxvk_array_free(p);
+    mlxvk_array_free(q);
+    mlxvk_array_free(r);
+}
+
+/* ---- gradients of the norms ---- */
+
+struct norm_case { int rows, n; mlxvk_dtype dtype; bool mean, weight, bias; };
+
+static double *random_numbers(struct rng *r, mlxvk_dtype dtype, unsigned char *bytes, size_t count)
+{
+    double *x = malloc(count * sizeof *x);
+    assert_non_null(x);
+    for (size_t i = 0; i < count; i++) {
+        store_number(dtype, bytes, i, random_int(r, -1000, 1000) / 500.0);
+        x[i] = load_number(dtype, bytes, i).re;
+    }
+    return x;
+}
+
+static void reference(const struct norm_case *k, const double *x, const double *g, const double *w, double *dx, double *dw, double *db)
+{
+    for (int i = 0; i < k->n; i++) dw[i] = db[i] = 0;
+    for (int r = 0; r < k->rows; r++, x += k->n, g += k->n, dx += k->n) {
+        double mean = 0, square = 0, mean_g = 0, slope = 0, factor;
+        for (int i = 0; i < k->n && k->mean; i++) mean += x[i] / k->n;
+        for (int i = 0; i < k->n; i++) {
+            double wg = g[i] * (k->weight ? w[i] : 1);
+            square += (x[i] - mean) * (x[i] - mean) / k->n;
+            mean_g += wg / k->n;
+            slope += wg * (x[i] - mean) / k->n;
+        }
+        factor = 1 / sqrt(square + 1e-5);
+        for (int i = 0; i < k->n; i++) {
+            double wg = g[i] * (k->weight ? w[i] : 1);
+            dx[i] = factor * (wg - (k->mean ? mean_g : 0) - (x[i] - mean) * factor * factor * slope);
+            dw[i] += g[i] * (x[i] - mean) * factor;
+            db[i] += g[i];
+        }
+    }
+}
+
+static void expect_close(mlxvk_array got, mlxvk_dtype dtype, const double *want, size_t count, double scale, const char *what)
+{
+    double tolerance = dtype == MLXVK_FLOAT32 ? 2e-5 : dtype == MLXVK_FLOAT16 ? 2e-3 : 1.6e-2;
+    unsigned char *data = malloc(count * bytes_of(dtype) + 1);
+    assert_non_null(data);
+    assert_int_equal(mlxvk_array_dtype(got), dtype);
+    assert_int_equal(mlxvk_array_size(got), count);
+    OK(mlxvk_array_read(got, data, count * bytes_of(dtype), stream), stream);
+    for (size_t i = 0; i < count; i++) {
+        double g = load_number(dtype, data, i).re;
+        if (fabs(g - want[i]) <= tolerance * fmax(scale, fabs(want[i]))) continue;
+        print_error("%s: element %zu of %zu is %g and not %g\n", what, i, count, g, want[i]);
+        fail();
+    }
+    free(data);
+}
+
+static void one_norm(struct rng *r, const struct norm_case *k)
+{
+    size_t size = (size_t)k->rows * (size_t)k->n, row = (size_t)k->n;
+    unsigned char *bytes = malloc(size * 4), *again = malloc(size * 4), *first = malloc(size * 4);
+    double *x, *g, *w, *want = malloc((size + 2 * row) * sizeof *want);
+    mlxvk_array a[4], out = { NULL };
+    mlxvk_vector_array res = mlxvk_vector_array_new();
+    size_t count = k->weight ? k->mean && k->bias ? 3 : 2 : 1;
+    x = random_numbers(r, k->dtype, bytes, size);
+    a[0] = array_of(k->dtype, bytes, (int[]){ k->rows, k->n }, 2);
+    g = random_numbers(r, k->dtype, bytes, size);
+    a[1] = array_of(k->dtype, bytes, (int[]){ k->rows, k->n }, 2);
+    w = random_numbers(r, k->dtype, bytes, row);
+    a[2] = k->weight ? array_of(k->dtype, bytes, (int[]){ k->n }, 1) : mlxvk_array_new();
+    a[3] = k->bias ? array_of(k->dtype, bytes, (int[]){ k->n }, 1) : mlxvk_array_new();
+    reference(k, x, g, w, want, want + size, want + size + row);
+    for (int round = 0; round < 2; round++) {
+        if (k->mean) OK(mlxvk_fast_layer_norm_vjp(&res, a[0], a[2], a[3], a[1], 1e-5f, stream), stream);
+        else OK(mlxvk_fast_rms_norm_vjp(&res, a[0], a[2], a[1], 1e-5f, stream), stream);
+        assert_int_equal(mlxvk_vector_array_size(res), count);
+        OK(mlxvk_vector_array_get(&out, res, count - 1), stream);
+        OK(mlxvk_array_read(out, round ? again : first, mlxvk_array_nbytes(out), stream), stream);
+    }
+    assert_memory_equal(first, again, mlxvk_array_nbytes(out));             /* the same from run to run */
+    for (size_t i = 0; i < count; i++) {
+        OK(mlxvk_vector_array_get(&out, res, i), stream);
+        expect_close(out, k->dtype, i ? want + size + (i - 1) * row : want, i ? row : size, i ? sqrt(k->rows) : 1,
+                     i == 0 ? "dx" : i == 1 ? "dweight" : "dbias");
+    }
+    for (int i = 0; i < 4; i++) mlxvk_array_free(a[i]);
+    mlxvk_array_free(out);
+    mlxvk_vector_array_free(res);
+    free(bytes); free(again); free(first); free(x); free(g); free(w); free(want);
+}
+
+static void gradients_of_norms(void **state)
+{
+    static const struct norm_case cases[] = {
+        { 1, 1, MLXVK_FLOAT32, false, true, false },   { 5, 7, MLXVK_FLOAT32, true, true, true },
+        { 37, 64, MLXVK_BFLOAT16, false, true, false }, { 3, 1500, MLXVK_FLOAT32, true, true, true },
+        { 19, 1500, MLXVK_FLOAT32, false, true, false }, { 33, 96, MLXVK_FLOAT16, true, true, false },
+        { 6, 40, MLXVK_FLOAT32, true, false, false },  { 6, 40, MLXVK_FLOAT32, false, false, false },
+    };
+    struct rng r = { 11 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) one_norm(&r, &cases[i]);
+}
+
+static void norms_refuse(void **state)
+{
+    mlxvk_array x = floats(device, (float[6]){ 0 }, (int[]){ 2, 3 }, 2), w = floats(device, (float[3]){ 0 }, (int[]){ 3 }, 1), none = { NULL };
+    mlxvk_array empty = floats(device, NULL, (int[]){ 0, 3 }, 2), i = counting(device, 3), out = { NULL };
+    mlxvk_vector_array res = { NULL };
+    (void)state;
+    REFUSED(mlxvk_fast_rms_norm_vjp(&res, x, w, w, 1e-5f, stream), MLXVK_ERROR_SHAPE, stream, "(2, 3)", "(3)");
+    REFUSED(mlxvk_fast_rms_norm_vjp(&res, x, x, x, 1e-5f, stream), MLXVK_ERROR_SHAPE, stream, "weight");
+    REFUSED(mlxvk_fast_layer_norm_vjp(&res, x, w, x, x, 1e-5f, stream), MLXVK_ERROR_SHAPE, stream, "bias");
+    REFUSED(mlxvk_fast_rms_norm_vjp(&res, i, none, i, 1e-5f, stream), MLXVK_ERROR_DTYPE, stream, "int32");
+    REFUSED(mlxvk_fast_rms_norm_vjp(&res, x, w, none, 1e-5f, stream), MLXVK_ERROR_ARGUMENT, stream, "cotangent");
+    assert_null(res.ctx);
+    OK(mlxvk_fast_layer_norm_vjp(&res, empty, w, w, empty, 1e-5f, stream), stream);     /* no rows: sums are 0 */
+    for (size_t k = 1; k < 3; k++) {
+        OK(mlxvk_vector_array_get(&out, res, k), stream);
+        expect_floats(out, (float[3]){ 0 }, 3, 0, 0, stream);
+    }
+    mlxvk_array_free(x);
+    mlxvk_array_free(w);
+    mlxvk_array_free(i);
+    mlxvk_array_free(empty);
+    mlxvk_array_free(out);
+    mlxvk_vector_array_free(res);
+}
+
+/* A scale of the other sign undoes the rotation. */
+static void rope_backwards(void **state)
+{
+    float x[2 * 3 * 20];
+    mlxvk_array a, y = { NULL }, none = { NULL };
+    (void)state;
+    for (size_t i = 0; i < COUNT(x); i++) x[i] = (float)(i % 13) - 6;
+    a = floats(device, x, (int[]){ 2, 3, 20 }, 3);
+    for (int traditional = 0; traditional < 2; traditional++) {
+        mlxvk_optional_float base = { 10000, true };
+        OK(mlxvk_fast_rope(&y, a, 16, traditional, base, 0.5f, 7, none, stream), stream);
+        OK(mlxvk_fast_rope(&y, y, 16, traditional, base, -0.5f, 7, none, stream), stream);
+        expect_floats(y, x, COUNT(x), 1e-5, 1e-5, stream);
+    }
+    mlxvk_array_free(a);
+    mlxvk_array_free(y);
+}
+
+/* ---- wrong arguments and empty arrays ---- */
+
+static void refusals(void **state)
+{
+    mlxvk_array a = counting(device, 6), m = ints(device, (int32_t[4]){ 0 }, (int[]){ 2, 2 }, 2), none = { NULL }, r = { NULL };
+    mlxvk_array z = array_of(MLXVK_COMPLEX64, (float[2]){ 0 }, NULL, 0);
+    mlxvk_vector_array v = mlxvk_vector_array_new_value(a), res = { NULL };
+    const int one = 1, two[2] = { 1, 1 }, minus = -1;
+    (void)state;
+    REFUSED(mlxvk_eye(&r, -1, 2, 0, MLXVK_FLOAT32, stream), MLXVK_ERROR_SHAPE, stream, "eye");
+    REFUSED(mlxvk_eye(&r, 2, 2, 0, MLXVK_FLOAT64, stream), MLXVK_ERROR_DTYPE, stream, "float64");
+    REFUSED(mlxvk_tri(&r, 2, -3, 0, MLXVK_FLOAT32, stream), MLXVK_ERROR_SHAPE, stream, "tri");
+    REFUSED(mlxvk_tril(&r, a, 0, stream), MLXVK_ERROR_SHAPE, stream, "(6)");
+    REFUSED(mlxvk_linspace(&r, 0, 1, -1, MLXVK_FLOAT32, stream), MLXVK_ERROR_SHAPE, stream, "-1");
+    REFUSED(mlxvk_meshgrid(&res, v, false, "zz", stream), MLXVK_ERROR_ARGUMENT, stream, "indexing");
+    REFUSED(mlxvk_meshgrid(&res, (mlxvk_vector_array){ NULL }, false, "ij", stream), MLXVK_ERROR_ARGUMENT, stream, "arrays");
+    REFUSED(mlxvk_pad(&r, a, &one, 1, &one, 1, &one, 1, none, "constant", stream), MLXVK_ERROR_AXIS, stream, "axis 1");
+    REFUSED(mlxvk_pad_symmetric(&r, a, -1, none, "edge", stream), MLXVK_ERROR_ARGUMENT, stream, "-1");
+    REFUSED(mlxvk_pad_symmetric(&r, a, 1, none, "around", stream), MLXVK_ERROR_ARGUMENT, stream, "mode", "around");
+    REFUSED(mlxvk_pad_symmetric(&r, a, 1, m, "constant", stream), MLXVK_ERROR_SHAPE, stream, "pad_value");
+    REFUSED(mlxvk_roll_axes(&r, m, &one, 1, two, 2, stream), MLXVK_ERROR_ARGUMENT, stream, "1 shifts", "2 axes");
+    REFUSED(mlxvk_roll_axis(&r, m, &one, 1, 2, stream), MLXVK_ERROR_AXIS, stream, "axis 2");
+    REFUSED(mlxvk_repeat(&r, a, -1, stream), MLXVK_ERROR_ARGUMENT, stream, "-1");
+    REFUSED(mlxvk_tile(&r, a, &minus, 1, stream), MLXVK_ERROR_SHAPE, stream, "-1");
+    REFUSED(mlxvk_nan_to_num(&r, z, 0, (mlxvk_optional_float){ 0 }, (mlxvk_optional_float){ 0 }, stream), MLXVK_ERROR_DTYPE, stream, "complex64");
+    REFUSED(mlxvk_divmod(&res, z, z, stream), MLXVK_ERROR_DTYPE, stream, "complex64");
+    REFUSED(mlxvk_median(&r, a, NULL, 0, false, stream), MLXVK_ERROR_AXIS, stream, "(6)");
+    REFUSED(mlxvk_var_axis(&r, a, 1, false, 0, stream), MLXVK_ERROR_AXIS, stream, "axis 1");
+    assert_int_equal(mlxvk_depends(&res, v, (mlxvk_vector_array){ NULL }), MLXVK_ERROR_ARGUMENT);
+    assert_null(r.ctx);
+    assert_null(res.ctx);
+    mlxvk_array_free(a);
+    mlxvk_array_free(m);
+    mlxvk_array_free(z);
+    mlxvk_vector_array_free(v);
+}
+
+static void expect_shape(mlxvk_array a, int ndim, const int *shape)
+{
+    assert_int_equal(mlxvk_array_ndim(a), ndim);
+    for (int i = 0; i < ndim; i++) assert_int_equal(mlxvk_array_shape(a)[i], shape[i]);
+}
+
+static void empty_arrays(void **state)
+{
+    mlxvk_array e = floats(device, NULL, (int[]){ 0, 3 }, 2), r = { NULL }, none = { NULL };
+    const int shift = 5, reps[] = { 2, 0, 4 };
+    (void)state;
+    OK(mlxvk_roll(&r, e, &shift, 1, stream), stream);
+    expect_shape(r, 2, (int[]){ 0, 3 });
+    OK(mlxvk_tile(&r, e, reps, 3, stream), stream);
+    expect_shape(r, 3, (int[]){ 2, 0, 12 });
+    OK(mlxvk_repeat_axis(&r, e, 3, 1, stream), stream);
+    expect_shape(r, 2, (int[]){ 0, 9 });
+    OK(mlxvk_pad_symmetric(&r, e, 1, none, "reflect", stream), stream);
+    expect_floats(r, (float[10]){ 0 }, 10, 0, 0, stream);
+    OK(mlxvk_eye(&r, 0, 3, 1, MLXVK_INT32, stream), stream);
+    expect_shape(r, 2, (int[]){ 0, 3 });
+    OK(mlxvk_eye(&r, 2, 3, 9, MLXVK_INT32, stream), stream);
+    expect_ints(r, (int32_t[6]){ 0 }, 6, stream);
+    OK(mlxvk_linspace(&r, 0, 1, 0, MLXVK_FLOAT32, stream), stream);
+    expect_shape(r, 1, (int[]){ 0 });
+    OK(mlxvk_hanning(&r, -2, stream), stream);
+    expect_shape(r, 1, (int[]){ 0 });
+    OK(mlxvk_array_equal(&r, e, e, false, stream), stream);
+    bool same = false;
+    OK(mlxvk_array_item_bool(&same, r), stream);
+    assert_true(same);
+    mlxvk_array_free(e);
+    mlxvk_array_free(r);
+}
+
+/* ---- random integers: MLX's answers for key 3 ---- */
+
+static mlxvk_array bound(double value)
+{
+    bool whole = value == floor(value) && fabs(value) < 2147483648.0;
+    return whole ? ints(device, (int32_t[]){ (int32_t)value }, NULL, 0) : floats(device, (float[]){ (float)value }, NULL, 0);
+}
+
+static void random_integers(void **state)
+{
+    static const struct { double low, high; mlxvk_dtype dtype; double want[6]; } cases[] = {
+        { 0, 2, MLXVK_BOOL, { 0, 0, 0, 1, 1, 1 } },
+        { 1, 2, MLXVK_BOOL, { 1, 1, 1, 1, 1, 1 } },
+        { 0, 0, MLXVK_UINT8, { 0, 0, 0, 0, 0, 0 } },
+        { 3, 0, MLXVK_UINT32, { 3, 3, 3, 3, 3, 3 } },
+        { 16777216, 16777219, MLXVK_UINT32, { 16777216, 16777218, 16777218, 16777218, 16777218, 16777218 } },
+        { -1.5, 1.5, MLXVK_INT32, { -1, -1, -1, 0, 0, 0 } },
+        { 0, 4294967296.0, MLXVK_INT64, { 877192960, 1614509696, 1950127104, 3448417024.0, 2823528448.0, 3529024768.0 } },
+    };
+    mlxvk_array key = { NULL }, low, high, r = { NULL };
+    (void)state;
+    key = array_of(MLXVK_UINT32, (uint32_t[]){ 0, 3 }, (int[]){ 2 }, 1);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        unsigned char got[48];
+        low = bound(cases[i].low);
+        high = bound(cases[i].high);
+        OK(mlxvk_random_randint(&r, low, high, (int[]){ 2, 3 }, 2, cases[i].dtype, key, stream), stream);
+        OK(mlxvk_array_read(r, got, 6 * bytes_of(cases[i].dtype), stream), stream);
+        for (size_t k = 0; k < 6; k++) {
+            double g = load_number(cases[i].dtype, got, k).re;
+            if (g != cases[i].want[k]) print_error("case %zu: element %zu is %g and not %g\n", i, k, g, cases[i].want[k]);
+            assert_true(g == cases[i].want[k]);
+        }
+        mlxvk_array_free(low);
+        mlxvk_array_free(high);
+    }
+    REFUSED(mlxvk_random_randint(&r, key, key, (int[]){ 2 }, 1, MLXVK_FLOAT32, key, stream), MLXVK_ERROR_DTYPE, stream, "float32");
+    REFUSED(mlxvk_random_bernoulli(&r, key, (int[]){ 2 }, 1, key, stream), MLXVK_ERROR_DTYPE, stream, "uint32");
+    REFUSED(mlxvk_random_laplace(&r, (int[]){ 2 }, 1, MLXVK_INT32, 0, 1, key, stream), MLXVK_ERROR_DTYPE, stream, "int32");
+    REFUSED(mlxvk_random_permutation_arange(&r, -3, key, stream), MLXVK_ERROR_SHAPE, stream, "-3");
+    mlxvk_array_free(key);
+    mlxvk_array_free(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(gradients_of_norms), cmocka_unit_test(norms_refuse),
+        cmocka_unit_test(rope_backwards), cmocka_unit_test(refusals), cmocka_unit_test(empty_arrays),
+        cmocka_unit_test(random_integers),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

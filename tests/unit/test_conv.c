@@ -1,0 +1,269 @@
+/* Convolutions of random shapes, strides, dilations and groups against sums in double, for each kind of kernel in turn. */
+#include <stdio.h>
+#include "unit/support.h"
+
+enum { SPACE = 3, AXES = SPACE + 2 };
+
+/* One convolution, its missing axes of size 1 first. */
+struct problem {
+    int space, batch, channels, outputs, groups, size[SPACE], kernel[SPACE], stride[SPACE], low[SPACE], high[SPACE], across[SPACE],
+        within[SPACE];
+    bool flip;
+    mlxvk_dtype dtype;
+};
+
+static int one_of(struct rng *r, const int *list, int count) { return list[random_int(r, 0, count - 1)]; }
+#define ONE_OF(r, ...) one_of(r, (int[]){ __VA_ARGS__ }, (int)(sizeof (int[]){ __VA_ARGS__ } / sizeof(int)))
+
+static struct problem random_problem(struct rng *r)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
+    struct problem p = { .space = random_int(r, 1, 3), .batch = random_int(r, 1, 2), .flip = random_chance(r, 30),
+                         .dtype = dtypes[random_int(r, 0, 2)] };
+    int each = ONE_OF(r, 1, 3, 4, 8, 16, 24, 64), outputs = ONE_OF(r, 1, 5, 8, 16, 33, 70);
+    p.groups = p.space == 3 || random_chance(r, 60) ? 1 : ONE_OF(r, 2, 3, 8);
+    if (p.groups > 1) { outputs = ONE_OF(r, 1, 2, 8, 17); each = ONE_OF(r, 1, 1, 2, 8); }
+    p.channels = p.groups * each;
+    p.outputs = p.groups * outputs;
+    for (int i = 0; i < SPACE; i++) {
+        p.size[i] = p.kernel[i] = p.stride[i] = p.across[i] = p.within[i] = 1;
+        if (i < SPACE - p.space) continue;
+        p.kernel[i] = random_int(r, 1, 4);
+        p.stride[i] = ONE_OF(r, 1, 1, 2, 3);
+        p.across[i] = ONE_OF(r, 1, 1, 2, 3);
+        p.within[i] = ONE_OF(r, 1, 1, 1, 2, 3, 4);
+        p.low[i] = random_int(r, 0, 3);
+        p.high[i] = random_int(r, 0, 3);
+        p.size[i] = 1 + (p.across[i] * (p.kernel[i] - 1)) / p.within[i] + random_int(r, 0, p.space == 1 ? 30 : p.space == 2 ? 9 : 4);
+    }
+    return p;
+}
+
+static int out_size(const struct problem *p, int axis)
+{
+    int room = p->within[axis] * (p->size[axis] - 1) + p->low[axis] + p->high[axis] - p->across[axis] * (p->kernel[axis] - 1);
+    return room < 0 ? 0 : room / p->stride[axis] + 1;
+}
+
+/* An operand whose axes lie in another order, with a first element of its own, or reversed along one axis. */
+struct operand { mlxvk_array array; float *values; int shape[AXES]; int64_t stride[AXES], first; };
+
+static struct operand operand(struct rng *r, const int *shape, int space, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct operand o = { .first = ONE_OF(r, 0, 0, 8, 3) };
+    int order[AXES] = { 0, 1, 2, 3, 4 }, size, from = SPACE - space, ndim = space + 2, view[AXES] = { 0 };
+    int64_t step = random_chance(r, 80) ? 1 : 2, strides[AXES];
+    uint8_t *bytes;
+    if (random_chance(r, 30)) { int a = random_int(r, 1, 4), t = order[a]; order[a] = order[1]; order[1] = t; }
+    for (int i = AXES - 1; i >= 0; i--) { o.stride[order[i]] = step; step *= shape[order[i]]; }
+    if (random_chance(r, 15)) { o.first += o.stride[3] * (shape[3] - 1); o.stride[3] = -o.stride[3]; }
+    size = (int)(step + o.first + 1);
+    bytes = malloc((size_t)size * 4);
+    o.values = malloc((size_t)size * sizeof *o.values);
+    assert_true(bytes && o.values);
+    for (int i = 0; i < size; i++) {
+        store_number(dtype, bytes, (size_t)i, (double)random_int(r, -1000, 1000) / 1000);
+        o.values[i] = (float)load_number(dtype, bytes, (size_t)i).re;
+    }
+    memcpy(o.shape, shape, sizeof o.shape);
+    for (int i = 0; i < ndim; i++) {
+        int axis = i == 0 ? 0 : i + from;
+        view[i] = shape[axis];
+        strides[i] = o.stride[axis];
+    }
+    OK(mlxvk_array_new_data_device(&o.array, bytes, &size, 1, dtype, mlxvk_stream_device(s)), s);
+    OK(mlxvk_as_strided(&o.array, o.array, view, (size_t)ndim, strides, (size_t)ndim, (size_t)o.first, s), s);
+    free(bytes);
+    return o;
+}
+
+static float at(const struct operand *o, int a, int b, int c, int d, int e)
+{
+    return o->values[o->first + a * o->stride[0] + b * o->stride[1] + c * o->stride[2] + d * o->stride[3] + e * o->stride[4]];
+}
+
+/* The input's position under tap t of position x of the result, or -1. */
+static int under(const struct problem *p, int axis, int x, int t)
+{
+    int q = x * p->stride[axis] - p->low[axis] + (p->flip ? p->kernel[axis] - 1 - t : t) * p->across[axis];
+    return q < 0 || q % p->within[axis] || q / p->within[axis] >= p->size[axis] ? -1 : q / p->within[axis];
+}
+
+static double sum_at(const struct problem *p, const struct operand *in, const struct operand *w, const int *x, double *sizes)
+{
+    int c = p->channels / p->groups, group = x[4] / (p->outputs / p->groups);
+    double sum = 0;
+    *sizes = 0;
+    for (int i = 0; i < p->kernel[0]; i++)
+        for (int j = 0; j < p->kernel[1]; j++)
+            for (int k = 0; k < p->kernel[2]; k++) {
+                int a = under(p, 0, x[1], i), b = under(p, 1, x[2], j), d = under(p, 2, x[3], k);
+                for (int l = 0; l < c && a >= 0 && b >= 0 && d >= 0; l++) {
+                    double t = (double)at(in, x[0], a, b, d, group * c + l) * at(w, x[4], i, j, k, l);
+                    sum += t;
+                    *sizes += fabs(t);
+                }
+            }
+    return sum;
+}
+
+static void compare(const struct problem *p, const struct operand *in, const struct operand *w, mlxvk_array res, mlxvk_stream s)
+{
+    int out[AXES] = { p->batch, out_size(p, 0), out_size(p, 1), out_size(p, 2), p->outputs }, x[AXES], count = 1;
+    double epsilon = p->dtype == MLXVK_FLOAT32 ? 1e-6 : p->dtype == MLXVK_FLOAT16 ? 1e-3 : 8e-3, want, sizes, value;
+    void *got;
+    for (int i = 0; i < AXES; i++) count *= out[i];
+    assert_int_equal(mlxvk_array_ndim(res), p->space + 2);
+    assert_int_equal(mlxvk_array_size(res), count);
+    assert_int_equal(mlxvk_array_dim(res, p->space), out[3]);
+    got = malloc(mlxvk_array_nbytes(res));
+    assert_non_null(got);
+    OK(mlxvk_array_read(res, got, mlxvk_array_nbytes(res), s), s);
+    for (int i = 0; i < count; i++) {
+        for (int rest = i, k = AXES - 1; k >= 0; k--) { x[k] = rest % out[k]; rest /= out[k]; }
+        want = sum_at(p, in, w, x, &sizes);
+        value = load_number(p->dtype, got, (size_t)i).re;
+        if (!(fabs(value - want) <= epsilon * fabs(want) + 1e-6 + 2e-6 * sizes))
+            fail_msg("element %d: %.9g, expected %.9g (%s, %d axes, %d -> %d channels, %d groups)", i, value, want,
+                     mlxvk_dtype_name(p->dtype), p->space, p->channels, p->outputs, p->groups);
+    }
+    free(got);
+}
+
+static void run_problem(const struct problem *p, struct rng *r, mlxvk_stream s)
+{
+    int n = p->space, from = SPACE - n;
+    size_t m = (size_t)n;
+    struct operand in = operand(r, (int[]){ p->batch, p->size[0], p->size[1], p->size[2], p->channels }, n, p->dtype, s);
+    struct operand w = operand(r, (int[]){ p->outputs, p->kernel[0], p->kernel[1], p->kernel[2], p->channels / p->groups }, n, p->dtype, s);
+    mlxvk_array res = { NULL };
+    OK(mlxvk_conv_general(&res, in.array, w.array, p->stride + from, m, p->low + from, m, p->high + from, m, p->across + from, m,
+                          p->within + from, m, p->groups, p->flip, s), s);
+    compare(p, &in, &w, res, s);
+    mlxvk_array_free(res);
+    mlxvk_array_free(in.array);
+    mlxvk_array_free(w.array);
+    free(in.values);
+    free(w.values);
+}
+
+static void run_cases(const char *gates, int cases, bool eights)
+{
+    mlxvk_device device = open_device(gates);
+    mlxvk_stream s = open_stream(device);
+    const char *text = getenv("CONV_CASES");
+    for (int i = 0; i < (text ? atoi(text) : cases); i++) {
+        struct rng r = { (uint64_t)i * 7919 + 1 };
+        struct problem p = random_problem(&r);
+        for (int k = 0; k < SPACE; k++) if (out_size(&p, k) < 1) p.high[k] += 9;
+        if (eights) {
+            p.dtype = MLXVK_FLOAT16;
+            p.channels = p.groups * ONE_OF(&r, 8, 16, 40);
+        }
+        run_problem(&p, &r, s);
+    }
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+static void test_chosen(void **state) { (void)state; run_cases(NULL, 60, false); }
+static void test_plain(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=1", 30, false); }
+static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=3", 40, false); }
+
+static void test_coopmat(void **state)                  /* where there are such; tiled elsewhere */
+{
+    (void)state;
+    run_cases("MLX_VK_CONV_KERNEL=4", 10, true);
+    for (int tile = 1; tile <= 5 && getenv("CONV_CASES"); tile++) {
+        char gates[80];
+        snprintf(gates, sizeof gates, "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=%d", tile);
+        run_cases(gates, 0, true);
+    }
+}
+
+static void test_negative_padding(void **state)
+{
+    static const float x[] = { 0, 1, 2, 3, 4 }, one[] = { 1 };
+    mlxvk_device device = open_device(NULL);
+    mlxvk_stream s = open_stream(device);
+    mlxvk_array in = floats(device, x, (int[]){ 1, 5, 1 }, 3), w = floats(device, one, (int[]){ 1, 1, 1 }, 3), res = { NULL };
+    (void)state;
+    OK(mlxvk_conv_general(&res, in, w, NULL, 0, (int[]){ -1 }, 1, (int[]){ 1 }, 1, NULL, 0, (int[]){ 2 }, 1, 1, false, s), s);
+    expect_floats(res, (float[]){ 1, 0, 2, 0, 3, 0, 4, 0 }, 8, 0, 0, s);
+    OK(mlxvk_conv1d(&res, in, w, 1, -1, 1, 1, s), s);
+    expect_floats(res, (float[]){ 1, 2, 3 }, 3, 0, 0, s);
+    OK(mlxvk_conv_transpose1d(&res, in, w, 2, 0, 1, 1, 1, s), s);
+    expect_floats(res, (float[]){ 0, 0, 1, 0, 2, 0, 3, 0, 4, 0 }, 10, 0, 0, s);
+    REFUSED(mlxvk_conv_general(&res, in, w, NULL, 0, (int[]){ -3 }, 1, (int[]){ -3 }, 1, NULL, 0, NULL, 0, 1, false, s),
+            MLXVK_ERROR_SHAPE, s, "smaller");
+    mlxvk_array_free(res);
+    mlxvk_array_free(in);
+    mlxvk_array_free(w);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+static void test_empty(void **state)
+{
+    mlxvk_device device = open_device(NULL);
+    mlxvk_stream s = open_stream(device);
+    mlxvk_array in = { NULL }, w = { NULL }, res = { NULL };
+    (void)state;
+    OK(mlxvk_zeros(&in, (int[]){ 0, 5, 5, 3 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&w, (int[]){ 2, 3, 3, 3 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_conv2d(&res, in, w, 1, 1, 0, 0, 1, 1, 1, s), s);
+    assert_int_equal(mlxvk_array_size(res), 0);
+    OK(mlxvk_zeros(&in, (int[]){ 1, 0, 2, 3 }, 4, MLXVK_FLOAT32, s), s);                        /* padding alone */
+    OK(mlxvk_conv2d(&res, in, w, 1, 1, 2, 1, 1, 1, 1, s), s);
+    expect_floats(res, (float[16]){ 0 }, 8, 0, 0, s);
+    OK(mlxvk_zeros(&in, (int[]){ 1, 2, 2, 0 }, 4, MLXVK_FLOAT32, s), s);                        /* no channels */
+    OK(mlxvk_ones(&w, (int[]){ 2, 1, 1, 0 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_conv2d(&res, in, w, 1, 1, 0, 0, 1, 1, 1, s), s);
+    expect_floats(res, (float[8]){ 0 }, 8, 0, 0, s);
+    mlxvk_array_free(res);
+    mlxvk_array_free(in);
+    mlxvk_array_free(w);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+static void test_errors(void **state)
+{
+    mlxvk_device device = open_device(NULL);
+    mlxvk_stream s = open_stream(device);
+    mlxvk_array in = { NULL }, w = { NULL }, whole = { NULL }, flat = { NULL }, five = { NULL }, res = { NULL };
+    (void)state;
+    OK(mlxvk_ones(&in, (int[]){ 1, 5, 5, 4 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&w, (int[]){ 2, 3, 3, 4 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&whole, (int[]){ 1, 5, 5, 4 }, 4, MLXVK_INT32, s), s);
+    OK(mlxvk_ones(&flat, (int[]){ 5, 4 }, 2, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&five, (int[]){ 2, 1, 1, 1, 2 }, 5, MLXVK_FLOAT32, s), s);
+    REFUSED(mlxvk_conv2d(&res, in, w, 0, 1, 0, 0, 1, 1, 1, s), MLXVK_ERROR_ARGUMENT, s, "stride");
+    REFUSED(mlxvk_conv2d(&res, in, w, 1, 1, 0, 0, 1, 0, 1, s), MLXVK_ERROR_ARGUMENT, s, "dilation");
+    REFUSED(mlxvk_conv2d(&res, in, w, 1, 1, 0, 0, 1, 1, 2, s), MLXVK_ERROR_SHAPE, s, "2 groups");
+    REFUSED(mlxvk_conv2d(&res, in, w, 1, 1, 0, 0, 1, 1, 0, s), MLXVK_ERROR_ARGUMENT, s, "groups");
+    REFUSED(mlxvk_conv2d(&res, in, w, 1, 1, 0, 0, 3, 1, 1, s), MLXVK_ERROR_SHAPE, s, "smaller");
+    REFUSED(mlxvk_conv2d(&res, whole, w, 1, 1, 0, 0, 1, 1, 1, s), MLXVK_ERROR_DTYPE, s, "int32");
+    REFUSED(mlxvk_conv1d(&res, flat, w, 1, 0, 1, 1, s), MLXVK_ERROR_SHAPE, s, "float32 (5, 4)");
+    REFUSED(mlxvk_conv3d(&res, five, five, 1, 1, 1, 0, 0, 0, 1, 1, 1, 2, s), MLXVK_ERROR_ARGUMENT, s, "groups");
+    REFUSED(mlxvk_conv3d(&res, in, w, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, s), MLXVK_ERROR_ARGUMENT, s, "3 values");
+    REFUSED(mlxvk_conv_transpose1d(&res, in, w, 1, 0, 1, 0, 1, s), MLXVK_ERROR_SHAPE, s, "3 axes");
+    REFUSED(mlxvk_conv2d(&res, in, (mlxvk_array){ NULL }, 1, 1, 0, 0, 1, 1, 1, s), MLXVK_ERROR_ARGUMENT, s, "weight");
+    assert_null(res.ctx);
+    mlxvk_array_free(in);
+    mlxvk_array_free(w);
+    mlxvk_array_free(whole);
+    mlxvk_array_free(flat);
+    mlxvk_array_free(five);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_coopmat),
+        cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

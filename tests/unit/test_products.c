@@ -1,0 +1,295 @@
+/* Products beyond matmul and quantized_matmul, and small floats: against sums on the host, with views, wrong arguments, indices
+ * out of range and nothing to do. */
+#include "unit/support.h"
+#include <math.h>
+#include <stdio.h>
+
+static const mlxvk_optional_int none = { 0, false };
+
+static mlxvk_optional_int some(int value) { return (mlxvk_optional_int){ value, true }; }
+
+/* ---- small floats ---- */
+
+static void test_fp8(void **state)
+{
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array codes = mlxvk_array_new(), values = mlxvk_array_new(), back = mlxvk_array_new(), odd = mlxvk_array_new();
+    const float given[] = { NAN, INFINITY, -INFINITY, 1e30f, -449, 447, 0, -0.0f, 0.0009765625f, 0.0009766f, 17, 19 };
+    const uint8_t want[] = { 126, 126, 254, 126, 254, 126, 0, 128, 0, 1, 88, 90 };
+    uint8_t all[256], got[256];
+    float numbers[256];
+    int shape[1] = { 256 }, few[1] = { (int)COUNT(given) };
+    (void)state;
+    for (int i = 0; i < 256; i++) all[i] = (uint8_t)i;
+    OK(mlxvk_array_new_data_device(&codes, all, shape, 1, MLXVK_UINT8, d), s);
+    OK(mlxvk_from_fp8(&values, codes, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_array_read(values, numbers, sizeof numbers, s), s);
+    for (int i = 0; i < 256; i++) {
+        double size = i & 120 ? ldexp(8 + (i & 7), (i >> 3 & 15) - 10) : ldexp(i & 7, -9);
+        assert_true(numbers[i] == (float)(i & 128 ? -size : size));
+    }
+    OK(mlxvk_to_fp8(&back, values, s), s);
+    OK(mlxvk_array_read(back, got, sizeof got, s), s);
+    for (int i = 0; i < 256; i++) assert_int_equal(got[i], (i & 127) == 127 ? i - 1 : i);
+    OK(mlxvk_array_new_data_device(&odd, given, few, 1, MLXVK_FLOAT32, d), s);
+    OK(mlxvk_to_fp8(&back, odd, s), s);
+    OK(mlxvk_array_read(back, got, sizeof want, s), s);
+    assert_memory_equal(got, want, sizeof want);
+    REFUSED(mlxvk_to_fp8(&back, codes, s), MLXVK_ERROR_DTYPE, s, "to_fp8", "uint8");
+    REFUSED(mlxvk_from_fp8(&back, odd, MLXVK_FLOAT32, s), MLXVK_ERROR_DTYPE, s, "from_fp8", "float32");
+    REFUSED(mlxvk_from_fp8(&back, codes, MLXVK_INT32, s), MLXVK_ERROR_DTYPE, s, "from_fp8", "int32");
+    mlxvk_array_free(codes);
+    mlxvk_array_free(values);
+    mlxvk_array_free(back);
+    mlxvk_array_free(odd);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+/* Rows of 48 values in groups of 16: half a block of codes is left over. Then what the modes refuse. */
+static void test_modes(void **state)
+{
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_vector_array parts = mlxvk_vector_array_new();
+    mlxvk_array w = mlxvk_array_new(), x = mlxvk_array_new(), q = mlxvk_array_new(), k = mlxvk_array_new(), y = mlxvk_array_new();
+    mlxvk_array nothing = mlxvk_array_new();
+    float weight[4 * 48], rows[2 * 48], sums[2 * 4], columns[2 * 48];
+    (void)state;
+    for (int i = 0; i < 4 * 48; i++) weight[i] = (float)(i % 7 - 3);
+    for (int i = 0; i < 2 * 48; i++) rows[i] = (float)(i % 5 - 2);
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 4; j++) {
+            sums[i * 4 + j] = 0;
+            for (int l = 0; l < 48; l++) sums[i * 4 + j] += rows[i * 48 + l] * weight[j * 48 + l];
+        }
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 48; j++) {
+            columns[i * 48 + j] = 0;
+            for (int l = 0; l < 4; l++) columns[i * 48 + j] += rows[i * 4 + l] * weight[l * 48 + j];
+        }
+    for (int i = 0; i < 4 * 48; i++) weight[i] *= 2;           /* a scale of 1: exact */
+    for (int i = 0; i < 8; i++) sums[i] *= 2;
+    for (int i = 0; i < 96; i++) columns[i] *= 2;
+    w = floats(d, weight, (int[]){ 4, 48 }, 2);
+    x = floats(d, rows, (int[]){ 2, 48 }, 2);
+    OK(mlxvk_quantize(&parts, w, none, none, "nvfp4", nothing, s), s);
+    assert_int_equal(mlxvk_vector_array_size(parts), 2);
+    OK(mlxvk_vector_array_get(&q, parts, 0), s);
+    OK(mlxvk_vector_array_get(&k, parts, 1), s);
+    OK(mlxvk_quantized_matmul(&y, x, q, k, nothing, true, none, none, "nvfp4", s), s);
+    expect_floats(y, sums, COUNT(sums), 1e-6, 1e-5, s);
+    mlxvk_array_free(x);
+    x = floats(d, rows, (int[]){ 2, 4 }, 2);
+    OK(mlxvk_quantized_matmul(&y, x, q, k, nothing, false, none, none, "nvfp4", s), s);
+    expect_floats(y, columns, COUNT(columns), 1e-6, 1e-5, s);
+    REFUSED(mlxvk_quantized_matmul(&y, x, q, k, nothing, false, none, none, "affine", s), MLXVK_ERROR_ARGUMENT, s, "biases");
+    REFUSED(mlxvk_quantized_matmul(&y, x, q, k, k, false, none, none, "nvfp4", s), MLXVK_ERROR_ARGUMENT, s, "biases");
+    REFUSED(mlxvk_quantized_matmul(&y, x, q, w, nothing, false, none, none, "nvfp4", s), MLXVK_ERROR_DTYPE, s, "uint8");
+    REFUSED(mlxvk_quantized_matmul(&y, x, q, k, nothing, false, none, none, "mxfp4", s), MLXVK_ERROR_SHAPE, s, "groups");
+    REFUSED(mlxvk_quantize(&parts, w, some(32), none, "nvfp4", nothing, s), MLXVK_ERROR_ARGUMENT, s, "32");
+    REFUSED(mlxvk_quantize(&parts, w, none, some(4), "mxfp8", nothing, s), MLXVK_ERROR_ARGUMENT, s, "4 bits");
+    REFUSED(mlxvk_quantize(&parts, w, none, none, "mxfp4", nothing, s), MLXVK_ERROR_SHAPE, s, "32");
+    REFUSED(mlxvk_quantize(&parts, w, none, none, "mxfp5", nothing, s), MLXVK_ERROR_ARGUMENT, s, "mxfp5");
+    REFUSED(mlxvk_quantize(&parts, w, none, none, "nvfp4", w, s), MLXVK_ERROR_ARGUMENT, s, "global_scale");
+    mlxvk_vector_array_free(parts);
+    mlxvk_array_free(w);
+    mlxvk_array_free(x);
+    mlxvk_array_free(q);
+    mlxvk_array_free(k);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+/* ---- matrices chosen by index arrays ---- */
+
+/* Random floats that a half type holds, as an array of such and in memory. */
+static mlxvk_array random_array(struct rng *r, float **values, const int *shape, int ndim, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    mlxvk_array a = mlxvk_array_new();
+    size_t count = 1;
+    uint8_t *bytes;
+    for (int i = 0; i < ndim; i++) count *= (size_t)shape[i];
+    bytes = malloc(count * 4 + 4);
+    *values = malloc(count * sizeof **values + 4);
+    assert_true(bytes && *values);
+    for (size_t i = 0; i < count; i++) {
+        (*values)[i] = (float)random_int(r, -64, 64) / 32;
+        store_number(dtype, bytes, i, (*values)[i]);
+    }
+    OK(mlxvk_array_new_data_device(&a, bytes, shape, ndim, dtype, mlxvk_stream_device(s)), s);
+    free(bytes);
+    return a;
+}
+
+/* Every other matrix of an array, as a view and in memory. */
+static void every_other(mlxvk_array *a, float **values, int matrices, int rows, int columns, mlxvk_stream s)
+{
+    size_t size = (size_t)rows * (size_t)columns;
+    for (int i = 0; i < matrices; i++) memmove(*values + (size_t)i * size, *values + (size_t)(2 * i + 1) * size, size * sizeof **values);
+    OK(mlxvk_slice(a, *a, (int[]){ 1, 0, 0 }, 3, (int[]){ 2 * matrices, rows, columns }, 3, (int[]){ 2, 1, 1 }, 3, s), s);
+}
+
+/* What an index array of `entries` says of `matrices`; NULL: absent. One in twenty lies outside. */
+static mlxvk_array random_indices(struct rng *r, int *index, int entries, int matrices, bool sorted, mlxvk_device d)
+{
+    for (int i = 0; i < entries; i++)
+        index[i] = sorted ? i * matrices / entries : random_chance(r, 5) ? 1 << 30 : random_int(r, 0, matrices - 1);
+    return ints(d, index, (int[]){ entries }, 1);
+}
+
+struct gather_case { int entries, matrices, weights, m, n, k; bool lhs, sorted, transpose; mlxvk_dtype dtype; const char *mode; };
+
+static void expect_gathered(const struct gather_case *g, const float *a, const float *b, const int *lhs, const int *rhs,
+                            mlxvk_array y, mlxvk_stream s)
+{
+    size_t count = (size_t)g->entries * (size_t)g->m * (size_t)g->n;
+    double unit = g->dtype == MLXVK_FLOAT32 ? 1e-6 : g->dtype == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
+    uint8_t *bytes = malloc(count * 4 + 4);
+    assert_int_equal(mlxvk_array_size(y), count);
+    OK(mlxvk_array_read(y, bytes, mlxvk_array_nbytes(y), s), s);
+    for (int e = 0; e < g->entries; e++) {
+        int x = lhs[e] < g->matrices ? lhs[e] : g->matrices - 1, w = rhs[e] < g->weights ? rhs[e] : g->weights - 1;
+        for (int i = 0; i < g->m; i++)
+            for (int j = 0; j < g->n; j++) {
+                double sum = 0, sizes = 0, got = load_number(g->dtype, bytes, ((size_t)e * (size_t)g->m + (size_t)i) * (size_t)g->n + (size_t)j).re;
+                for (int l = 0; l < g->k; l++) {
+                    double p = (double)a[(x * g->m + i) * g->k + l] * b[g->transpose ? (w * g->n + j) * g->k + l : (w * g->k + l) * g->n + j];
+                    sum += p;
+                    sizes += fabs(p);
+                }
+                if (!(fabs(got - sum) <= unit * fabs(sum) + (g->dtype == MLXVK_FLOAT32 ? 2e-6 : g->mode ? unit * 0.2 : 2e-6) * sizes + 1e-6))
+                    fail_msg("entry %d (%d, %d) row %d column %d: %.9g, expected %.9g (%s, %d entries, %d x %d x %d%s)", e, x, w, i, j, got,
+                             sum, g->mode ? g->mode : mlxvk_dtype_name(g->dtype), g->entries, g->m, g->n, g->k, g->transpose ? ", transposed" : "");
+            }
+    }
+    free(bytes);
+}
+
+static void gather_one(struct rng *r, const struct gather_case *g, mlxvk_stream s)
+{
+    mlxvk_device d = mlxvk_stream_device(s);
+    bool quantized = g->mode != NULL, odd_a = random_chance(r, 30), odd_b = random_chance(r, 30);
+    int *lhs = malloc((size_t)g->entries * sizeof *lhs), *rhs = malloc((size_t)g->entries * sizeof *rhs);
+    int rows = g->transpose ? g->n : g->k, columns = g->transpose ? g->k : g->n;
+    float *a_values, *b_values;
+    mlxvk_array a = random_array(r, &a_values, (int[]){ odd_a ? 2 * g->matrices : g->matrices, g->m, g->k }, 3, g->dtype, s);
+    mlxvk_array b = random_array(r, &b_values, (int[]){ odd_b ? 2 * g->weights : g->weights, rows, columns }, 3, g->dtype, s);
+    mlxvk_array left = mlxvk_array_new(), right = random_indices(r, rhs, g->entries, g->weights, g->sorted, d), y = mlxvk_array_new();
+    if (odd_a) every_other(&a, &a_values, g->matrices, g->m, g->k, s);
+    if (odd_b) every_other(&b, &b_values, g->weights, rows, columns, s);
+    if (g->lhs) {
+        mlxvk_array_free(left);
+        left = random_indices(r, lhs, g->entries, g->matrices, false, d);
+    } else for (int i = 0; i < g->entries; i++) lhs[i] = i;
+    if (quantized) {
+        mlxvk_vector_array parts = mlxvk_vector_array_new();
+        mlxvk_array part[3] = { mlxvk_array_new(), mlxvk_array_new(), mlxvk_array_new() }, all = mlxvk_array_new(), none_array = mlxvk_array_new();
+        OK(mlxvk_quantize(&parts, b, none, none, g->mode, none_array, s), s);
+        for (size_t i = 0; i < mlxvk_vector_array_size(parts); i++) OK(mlxvk_vector_array_get(&part[i], parts, i), s);
+        OK(mlxvk_dequantize(&all, part[0], part[1], part[2], none, none, g->mode, none_array, (mlxvk_optional_dtype){ MLXVK_FLOAT32, true }, s), s);
+        OK(mlxvk_array_read(all, b_values, mlxvk_array_nbytes(all), s), s);
+        OK(mlxvk_gather_qmm(&y, a, part[0], part[1], part[2], left, right, g->transpose, none, none, g->mode, g->sorted, s), s);
+        for (int i = 0; i < 3; i++) mlxvk_array_free(part[i]);
+        mlxvk_array_free(all);
+        mlxvk_vector_array_free(parts);
+    } else {
+        if (g->transpose) OK(mlxvk_swapaxes(&b, b, 1, 2, s), s);
+        OK(mlxvk_gather_mm(&y, a, b, left, right, g->sorted, s), s);
+    }
+    expect_gathered(g, a_values, b_values, lhs, rhs, y, s);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(left);
+    mlxvk_array_free(right);
+    mlxvk_array_free(y);
+    free(a_values);
+    free(b_values);
+    free(lhs);
+    free(rhs);
+}
+
+static void gather_cases(const char *gates, bool quantized, int count)
+{
+    static const char *const modes[] = { "affine", "mxfp4", "nvfp4", "mxfp8" };
+    static const mlxvk_dtype types[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32 };
+    struct rng r = { 21 };
+    mlxvk_device d = open_device(gates);
+    mlxvk_stream s = open_stream(d);
+    for (int i = 0; i < count; i++) {
+        int m = random_chance(&r, 60) ? 1 : random_int(&r, 2, 20), entries = random_int(&r, 1, m == 1 ? 80 : 9);
+        struct gather_case g = { entries, random_int(&r, 1, 5), random_int(&r, 1, 7), m, random_int(&r, 1, 80), 64 * random_int(&r, 1, 2),
+                                 random_chance(&r, 50), random_chance(&r, 40), random_chance(&r, 60), types[i % 3], NULL };
+        if (!g.lhs) g.matrices = entries;
+        if (quantized) g.mode = modes[i % 4];
+        if (quantized && !g.transpose) { g.n = g.k; g.k = random_int(&r, 1, 70); }
+        if (!quantized) g.k = random_int(&r, 1, 70);
+        gather_one(&r, &g, s);
+    }
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+static void test_gather_qmm(void **state) { (void)state; gather_cases("", true, 10); }
+static void test_gather_qmm_plain(void **state) { (void)state; gather_cases("MLX_VK_ENABLE_SUBGROUP=0", true, 6); }
+static void test_gather_qmm_tiles(void **state) { (void)state; gather_cases("MLX_VK_QMM_KERNEL=2", true, 10); }
+static void test_gather_qmm_matrices(void **state) { (void)state; gather_cases("MLX_VK_QMM_KERNEL=3", true, 10); }
+static void test_gather_mm(void **state) { (void)state; gather_cases("", false, 24); }
+static void test_gather_mm_plain(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=1", false, 8); }
+static void test_gather_mm_vector(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=2", false, 12); }
+static void test_gather_mm_tiled(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=3", false, 12); }
+static void test_gather_mm_matrices(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=4", false, 12); }
+
+/* Indices broadcast, an absent one counts; nothing to do; wrong arguments. */
+static void test_gather_edges(void **state)
+{
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    const float a_values[] = { 1, 2, 3, 4 }, b_values[] = { 1, 0, 0, 1, 0, 1, 1, 0 };
+    const float want[] = { 1, 2, 2, 1, 3, 4, 4, 3 };
+    mlxvk_array a = floats(d, a_values, (int[]){ 2, 1, 1, 2 }, 4), b = floats(d, b_values, (int[]){ 2, 2, 2 }, 3);
+    mlxvk_array rows = ints(d, (int[]){ 0, 1, 0, 1 }, (int[]){ 2, 2 }, 2), column = ints(d, (int[]){ 0, 1 }, (int[]){ 2, 1 }, 2);
+    mlxvk_array line = ints(d, (int[]){ 0, 1 }, (int[]){ 2 }, 1), y = mlxvk_array_new(), nothing = mlxvk_array_new(), empty = mlxvk_array_new();
+    (void)state;
+    OK(mlxvk_gather_mm(&y, a, b, nothing, rows, false, s), s);         /* a's batch (2, 1) with (2, 2) */
+    assert_int_equal(mlxvk_array_ndim(y), 4);
+    expect_floats(y, want, COUNT(want), 0, 0, s);
+    OK(mlxvk_gather_mm(&y, a, b, column, line, false, s), s);
+    expect_floats(y, want, COUNT(want), 0, 0, s);
+    OK(mlxvk_gather_mm(&y, a, b, column, nothing, false, s), s);
+    expect_floats(y, want, COUNT(want), 0, 0, s);
+    OK(mlxvk_slice(&empty, line, (int[]){ 0 }, 1, (int[]){ 0 }, 1, (int[]){ 1 }, 1, s), s);
+    OK(mlxvk_gather_mm(&y, a, b, empty, empty, false, s), s);
+    assert_int_equal(mlxvk_array_size(y), 0);
+    OK(mlxvk_slice(&empty, b, (int[]){ 0, 0, 0 }, 3, (int[]){ 0, 2, 2 }, 3, (int[]){ 1, 1, 1 }, 3, s), s);
+    REFUSED(mlxvk_gather_mm(&y, a, empty, line, line, false, s), MLXVK_ERROR_SHAPE, s, "no matrices");
+    REFUSED(mlxvk_gather_mm(&y, rows, rows, line, line, false, s), MLXVK_ERROR_DTYPE, s, "int32");
+    REFUSED(mlxvk_gather_mm(&y, a, b, b, line, false, s), MLXVK_ERROR_DTYPE, s, "no integers");
+    mlxvk_array_free(empty);
+    empty = ints(d, (int[]){ 0, 1, 0 }, (int[]){ 3 }, 1);
+    REFUSED(mlxvk_gather_mm(&y, a, b, line, empty, false, s), MLXVK_ERROR_SHAPE, s, "broadcast");
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(rows);
+    mlxvk_array_free(column);
+    mlxvk_array_free(line);
+    mlxvk_array_free(y);
+    mlxvk_array_free(empty);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fp8), cmocka_unit_test(test_modes),
+        cmocka_unit_test(test_gather_qmm), cmocka_unit_test(test_gather_qmm_plain), cmocka_unit_test(test_gather_qmm_tiles),
+        cmocka_unit_test(test_gather_qmm_matrices), cmocka_unit_test(test_gather_mm), cmocka_unit_test(test_gather_mm_plain),
+        cmocka_unit_test(test_gather_mm_vector), cmocka_unit_test(test_gather_mm_tiled), cmocka_unit_test(test_gather_mm_matrices),
+        cmocka_unit_test(test_gather_edges),
+    };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests_name("products", tests, NULL, NULL);
+}
