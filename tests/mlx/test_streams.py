@@ -250,8 +250,8 @@ def test_cpu_error_reaches_python_or_later_work_runs():
 
 BUSY = """
 import mlx.core as mx, threading, sys, os, atexit, gc
-def work(stream=None, steps=300):  # threads must not share the graph of the random state
-    x = mx.random.uniform(shape=(200, 200), key=mx.random.key(7), stream=stream)
+def work(stream=None, steps=100):  # threads must not share the graph of the random state
+    x = mx.random.uniform(shape=(128, 128), key=mx.random.key(7), stream=stream)
     for _ in range(steps):
         x = mx.sin(mx.matmul(x, x, stream=stream) / 100, stream=stream)
     mx.async_eval(x)
@@ -279,7 +279,7 @@ EXITS = {
     "compiled function": "f = mx.compile(lambda x: mx.exp(x) + 1); x = f(work()); mx.async_eval(x)",
     "many small arrays": "xs = [mx.full((i,), 1) + 1 for i in range(300)]; mx.async_eval(xs)",
     "exit after clear_cache": "x = work(); del x; mx.clear_cache()",
-    "other default device": "mx.set_default_device(mx.cpu); x = work(None, 50)",
+    "other default device": "mx.set_default_device(mx.cpu); x = work(None, 30)",
 }
 
 
