@@ -18,7 +18,7 @@
  *     >>distributions  random numbers made of others
  *     >>linalg       norms, cross products, factorisations
  *     >>fusion       one table of patterns of nodes that become one dispatch
- *     >>public       the rest of mlxvk.h: device, buffers, streams, events, encoder, statistics
+ *     >>public       the rest of mlxvk.h: device, buffers, streams, events, mlx-c's objects, files, encoder, statistics
  *
  * One mutex a device serialises everything but blocking waits, so reference counts and tables are plain integers.
  * An operation's front infers shape, dtype and layout at once; memory and dispatches come when the tape is lowered.
@@ -361,6 +361,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
     X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
+    X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
@@ -492,6 +494,7 @@ struct device {
     struct event *freed_events;                      /* that submissions may still name */
     uint32_t random_state[2];
     bool random_seeded;
+    int index;                                       /* among the Vulkan devices, where it was made by index */
 
     mlxvk_stats stats;
     uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
@@ -2063,7 +2066,7 @@ struct storage {
     uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
     uint64_t skip_read, skip_write;                  /* last search that passed over a node which reads, writes it */
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
-    uint8_t bytes[INLINE_BYTES];
+    _Alignas(8) uint8_t bytes[INLINE_BYTES];         /* mlxvk_array_data points here */
 };
 
 /* The stream that last recorded something with it; NULL where there was none, or it is gone. */
@@ -2296,6 +2299,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
     X(GATHER_MM,   gather_mm)                                                                                          \
+    X(SEGMENTED_MM, segmented_mm)                                                                                      \
+    X(HADAMARD,    hadamard)                                                                                           \
     X(GATHER_QMM,  gather_qmm)                                                                                         \
     X(ARANGE,      arange)                                                                                             \
     X(REDUCE,      reduce)                                                                                             \
@@ -2325,6 +2330,7 @@ struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
+struct hadamard_params { float scale; };
 struct gather_mm_params { uint32_t every; };
 struct gather_qmm_params { struct quant_params quant; uint32_t every; };
 struct arange_params { double start, step; };
@@ -2345,6 +2351,7 @@ union params {
     struct matmul_params matmul;
     struct conv_params conv;
     struct quant_params quant;
+    struct hadamard_params hadamard;
     struct gather_mm_params gather_mm;
     struct gather_qmm_params gather_qmm;
     struct arange_params arange;
@@ -5869,6 +5876,7 @@ struct product {
     int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
     float alpha, beta;
     const struct gather *gather;                     /* then the batch is its entries: one dimension, with the matrices' strides */
+    struct array *segments;                          /* ranges of K, one for each of a batch of one dimension */
 };
 
 struct product_push {
@@ -5964,6 +5972,10 @@ static struct product_push bind_product(struct encoder *e, const struct product 
         q.batch[MAT_B][1] = set_input(e, 5, g->rhs) + g->first;
         q.batch[MAT_B][2] = g->weights - 1;
     }
+    if (p->segments) {
+        q.inner = UINT32_MAX;
+        q.batch[MAT_B][1] = set_input(e, 5, p->segments);
+    }
     return q;
 }
 
@@ -6001,7 +6013,8 @@ static struct product transposed(const struct product *p)
 static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
 {
     uint32_t odd = q->offset[operand] | (uint32_t)lead;
-    for (int i = 0; i < (p->gather ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
+    for (int i = 0; i < (p->gather || p->segments ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
+    if (p->segments && ((operand == MAT_A && p->a_k == 1) || (operand == MAT_B && p->b_k == 1))) return false;   /* they begin anywhere */
     return p->array[operand] && unit == 1 && !(odd & (count - 1));
 }
 
@@ -6076,6 +6089,7 @@ static void launch(struct encoder *e, const struct product *p, struct launch *l,
 /* At most so many parts of K fit into a temporary and the grid. */
 static int64_t most_parts(const struct encoder *e, const struct product *p)
 {
+    if (p->segments) return 1;
     int64_t room = (int64_t)min_size(e->device->caps.max_range, (size_t)1 << 28) / 4 / (p->m * p->n * product_batches(p));
     int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
     return room < grid ? room : grid;
@@ -6552,6 +6566,39 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
     array_release(in[1]);
 }
 
+/* ---- segmented_mm ---- */
+
+/* K cannot be cut: each result has a range of its own. By tiles of any kernel that walks ranges. */
+static void lower_segmented_mm(struct encoder *e, const struct node *n)
+{
+    struct array *a = n->in[0], *b = n->in[1], *y = n->out[0], *copies[2] = { NULL };
+    const struct device *d = e->device;
+    int64_t size = (int64_t)dim_of(y, -1) * dim_of(y, -2), count = (int64_t)y->size / size, most = d->caps.max_groups[2];
+    bool bf16 = y->dtype == MLXVK_BFLOAT16, half = bf16 || y->dtype == MLXVK_FLOAT16;
+    int wanted = d->gate[GATE_MATMUL_KERNEL];
+    bool coopmat = half && (!wanted || wanted >= MATMUL_KIND_COOPMAT) && d->caps.coopmat_size[bf16] &&
+                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
+    if (!unit_stride(a)) a = copies[0] = rows_of(e, a);
+    if (!unit_stride(b)) b = copies[1] = rows_of(e, b);
+    for (int64_t first = 0; first < count && !e->code; first += most) {
+        struct array segments = *n->in[2];
+        struct product p = { .array = { a, b, NULL, y }, .m = dim_of(y, -2), .n = dim_of(y, -1), .k = dim_of(a, -1),
+            .a_row = a->strides[0], .a_k = a->strides[1], .b_k = b->strides[0], .b_col = b->strides[1], .out_row = dim_of(y, -1),
+            .out_col = 1, .ndim = 1, .shape = { count - first < most ? count - first : most }, .stride = { [MAT_OUT] = { size } },
+            .offset = { [MAT_OUT] = first * size }, .alpha = 1, .segments = &segments };
+        segments.offset += 8 * first;
+        segments.size -= 2 * (size_t)first;
+        segments.ndim = 1;
+        segments.shape[0] = (int)segments.size;
+        segments.strides[0] = 1;
+        suit_strides(&p);
+        if (coopmat) product_coopmat(e, &p);
+        else product_tiled(e, &p);
+    }
+    array_release(copies[0]);
+    array_release(copies[1]);
+}
+
 /* ---- fronts ---- */
 
 /* A vector as a matrix of one row (at = 0) or one column (at = 1). */
@@ -6735,6 +6782,191 @@ int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array 
         *rhs = optional_input(&c, "rhs_indices", rhs_indices);
     (void)sorted_indices;                            /* rows are grouped on the GPU where that pays */
     return finish(&c, do_gather_mm(&c, x, y, lhs, rhs), res);
+}
+
+static struct array *do_segmented_mm(struct call *c, struct array *a, struct array *b, struct array *segments)
+{
+    int shape[MAXD];
+    struct array *out;
+    mlxvk_dtype t;
+    if (c->code || !a || !b || !segments) return NULL;
+    if (a->ndim != 2 || b->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: matrices only", TEXT(a), TEXT(b));
+    if (!segments->ndim || dim_of(segments, -1) != 2)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of segments %s is not 2", TEXT(segments));
+    if (!is_integer(segments->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "segments %s are no integers", TEXT(segments));
+    t = promote(a->dtype, b->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    if (a->shape[1] != b->shape[0])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (segments->ndim + 1 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    memcpy(shape, segments->shape, (size_t)segments->ndim * sizeof *shape);
+    shape[segments->ndim - 1] = a->shape[0];
+    shape[segments->ndim] = b->shape[1];
+    out = output(c, segments->ndim + 1, shape, t);
+    if (!a->size || !b->size) append_copy(c, out, broadcast(c, scalar(c, 0, t), segments->ndim + 1, shape));
+    else append(c, OP_SEGMENTED_MM, PARAMS(.matmul = { 0 }), ARRAYS(as_type(c, a, t), as_type(c, b, t),
+                contiguous(c, as_type(c, segments, MLXVK_UINT32))), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_segmented_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array segments, mlxvk_stream s)
+{
+    struct call c = begin("segmented_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *k = input(&c, "segments", segments);
+    return finish(&c, do_segmented_mm(&c, x, y, k), res);
+}
+
+/* A mask of blocks as one of elements, rows x columns. */
+static struct array *spread_mask(struct call *c, struct array *mask, int rows, int columns, int block)
+{
+    int down = (int)ceil_div((uint64_t)rows, (uint64_t)block), across = (int)ceil_div((uint64_t)columns, (uint64_t)block);
+    int ndim, shape[MAXD + 2];
+    struct array *wide;
+    if (c->code || !mask) return NULL;
+    ndim = mask->ndim < 2 ? 2 : mask->ndim;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s has too many dimensions", TEXT(mask));
+    for (int i = 0; i < ndim - 2; i++) shape[i] = mask->shape[i];
+    shape[ndim - 2] = down;
+    shape[ndim - 1] = across;
+    mask = broadcast(c, mask, ndim, shape);
+    shape[ndim - 1] = 1;
+    shape[ndim] = across;
+    shape[ndim + 1] = 1;
+    if (mask) {
+        int64_t strides[MAXD + 2];
+        memcpy(strides, mask->strides, (size_t)ndim * sizeof *strides);
+        strides[ndim] = strides[ndim - 1];
+        strides[ndim - 1] = strides[ndim + 1] = 0;
+        shape[ndim - 1] = shape[ndim + 1] = block;
+        mask = view_of(c, mask, mask->dtype, ndim + 2, shape, strides, mask->offset);
+    }
+    wide = copy_of(c, mask);
+    shape[ndim - 2] = down * block;
+    shape[ndim - 1] = across * block;
+    wide = do_reshape(c, wide, ndim, shape);
+    return slice_one(c, slice_one(c, wide, ndim - 2, 0, rows), ndim - 1, 0, columns);
+}
+
+/* x where a bool mask of blocks holds, else 0; x times another mask. */
+static struct array *apply_mask(struct call *c, struct array *x, struct array *mask, int block)
+{
+    if (c->code || !x || !mask) return x;
+    mask = spread_mask(c, mask, dim_of(x, -2), dim_of(x, -1), block);
+    if (!mask) return NULL;
+    if (mask->dtype == MLXVK_BOOL) return do_select(c, mask, x, scalar(c, 0, x->dtype));
+    return do_binary(c, B_multiply, x, as_type(c, mask, x->dtype));
+}
+
+static struct array *do_block_masked_mm(struct call *c, struct array *a, struct array *b, int block, struct array *out,
+                                        struct array *lhs, struct array *rhs)
+{
+    struct array *y;
+    bool row, column;
+    mlxvk_dtype t;
+    if (c->code || !a || !b) return NULL;
+    if (!out && !lhs && !rhs) return do_matmul(c, a, b);
+    if (block != 32 && block != 64) return FAIL(c, MLXVK_ERROR_ARGUMENT, "blocks are of 32 or 64, not %d", block);
+    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
+    t = promote(a->dtype, b->dtype);
+    if (!is_inexact(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    row = a->ndim == 1;
+    column = b->ndim == 1;
+    a = apply_mask(c, as_matrix(c, as_type(c, a, t), 0), lhs, block);
+    b = apply_mask(c, as_matrix(c, as_type(c, b, t), 1), rhs, block);
+    y = apply_mask(c, do_matmul(c, a, b), out, block);
+    return without_units(c, contiguous(c, y), row, column);
+}
+
+int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int block_size, mlxvk_array mask_out,
+                          mlxvk_array mask_lhs, mlxvk_array mask_rhs, mlxvk_stream s)
+{
+    struct call c = begin("block_masked_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = optional_input(&c, "mask_out", mask_out),
+        *lhs = optional_input(&c, "mask_lhs", mask_lhs), *rhs = optional_input(&c, "mask_rhs", mask_rhs);
+    return finish(&c, do_block_masked_mm(&c, x, y, block_size, out, lhs, rhs), res);
+}
+
+/* ==== >>hadamard ================================================================================================== */
+
+enum { HADAMARD_BITS = 4, HADAMARD_CHUNK = 12 };     /* of an index, that a step takes; that one workgroup takes of longer rows */
+
+/* n as m * 2^bits with m of 1, 12, 20, 28; 0 where it is no such number. */
+static uint32_t hadamard_factor(uint32_t n, uint32_t *bits)
+{
+    static const uint32_t factors[] = { 1, 12, 20, 28 };
+    for (size_t i = 0; i < COUNT(factors); i++)
+        for (*bits = 0; *bits < 31 && n; ++*bits)
+            if ((uint64_t)factors[i] << *bits == n) return factors[i];
+    return 0;
+}
+
+/* Rows of m << bits elements that fit into shared memory. */
+static void hadamard_rows(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, float scale)
+{
+    struct { uint32_t count, dst_at, src_at; float scale; } p = { .count = (uint32_t)x->size, .scale = scale };
+    uint32_t n = m << bits, length = n < 2048 ? 2048 / n * n : n, threads = 64;
+    bool vector;
+    p.dst_at = set_output(e, 0, y);
+    p.src_at = set_input(e, 1, x);
+    vector = !((p.dst_at | p.src_at | length) & 3);
+    while (threads < 256 && threads * 16 < length) threads *= 2;
+    KERNEL(e, K_HADAMARD, threads, (uint32_t)x->dtype, (uint32_t)y->dtype, m, bits, length, vector);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(x->size, length));
+}
+
+/* One step over elements `stride` apart: m of them, or 1 << bits. */
+static void hadamard_step(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, uint32_t stride, float scale)
+{
+    struct { uint32_t count, dst_at, src_at; float scale; uint32_t stride; } p = { .scale = scale, .stride = stride };
+    p.count = (uint32_t)(x->size / (m > 1 ? m : 1u << bits));
+    p.dst_at = set_output(e, 0, y);
+    p.src_at = set_input(e, 1, x);
+    KERNEL(e, K_HADAMARD_STEP, 256, (uint32_t)x->dtype, (uint32_t)y->dtype, m, m > 1 ? 0 : bits);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(p.count, 256));
+}
+
+static void lower_hadamard(struct encoder *e, const struct node *n)
+{
+    struct array *x = rows_of(e, n->in[0]), *y = n->out[0], *sums;
+    uint32_t bits, m, size = x->ndim ? (uint32_t)dim_of(x, -1) : 1, done = HADAMARD_CHUNK;
+    float scale = n->p.hadamard.scale;
+    m = hadamard_factor(size, &bits);
+    if ((uint64_t)size * 4 + size / 8 + 4 <= e->device->caps.shared_memory) hadamard_rows(e, x, y, m, bits, scale);
+    else {
+        if (y->dtype == MLXVK_FLOAT32) { sums = y; y->refs++; }
+        else sums = scratch(e, x->size, MLXVK_FLOAT32);
+        if (bits < done) done = bits;
+        if (sums) hadamard_rows(e, x, sums, 1, done, 1);
+        while (sums && (done < bits || m > 1)) {
+            uint32_t step = bits - done < HADAMARD_BITS ? bits - done : HADAMARD_BITS, factor = step ? 1 : m;
+            bool last = !step || (done + step == bits && m == 1);
+            hadamard_step(e, sums, last ? y : sums, factor, step, 1u << done, last ? scale : 1);
+            done += step;
+            if (!step) break;
+        }
+        array_release(sums);
+    }
+    array_release(x);
+}
+
+int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_float scale, mlxvk_stream s)
+{
+    struct call c = begin("hadamard_transform", s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    uint32_t bits, size;
+    if (x && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
+    if (x) {
+        size = x->ndim ? (uint32_t)dim_of(x, -1) : 1;
+        if (!hadamard_factor(size, &bits))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "rows of %s are not of m * 2^k elements, m of 1, 12, 20, 28", TEXT(x));
+        x = as_type(&c, x, is_float(x->dtype) ? x->dtype : MLXVK_FLOAT32);
+        if (x) out = output(&c, x->ndim, x->shape, x->dtype);
+        append(&c, OP_HADAMARD, PARAMS(.hadamard = { scale.has_value ? scale.value : (float)(1 / sqrt((double)size)) }), ARRAYS(x),
+               ARRAYS(out));
+    }
+    return finish(&c, out, res);
 }
 
 /* ==== >>convolution =============================================================================================== */
@@ -8853,6 +9085,61 @@ int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array
     return finish(&c, do_gather_qmm(&c, a, q, k, b, lhs, rhs, p), res);
 }
 
+/* x through the format and back: what the other operand's codes meet. */
+static struct array *requantized(struct call *c, struct array *x, struct array *scale, struct quant_params p, mlxvk_dtype to)
+{
+    struct array *parts[3] = { NULL };
+    if (!do_quantize(c, x, scale, p, parts)) return NULL;
+    return do_dequantize(c, parts[0], parts[1], NULL, scale, p, to);
+}
+
+/* y times the scale of a tensor over that of codes. */
+static struct array *times_scale(struct call *c, struct array *y, struct array *scale)
+{
+    if (c->code || !y || !scale) return y;
+    scale = do_binary(c, B_multiply, do_reshape(c, scale, 0, NULL), scalar(c, 1.0 / 2688, MLXVK_FLOAT32));
+    return do_binary(c, B_multiply, y, as_type(c, scale, y->dtype));
+}
+
+static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, struct array *k, struct array *scale_x,
+                             struct array *scale_w, struct quant_params p)
+{
+    struct array *parts[3] = { w, k, NULL };
+    mlxvk_dtype to, t;
+    if (c->code || !x || !w) return NULL;
+    if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
+    if (!scale_x != !scale_w) return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(x));
+    if (!x->ndim || w->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s: w is a matrix", TEXT(x), TEXT(w));
+    if (!k && !is_float(w->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w));
+    if (k && !check_quantized(c, w, k, NULL, &p)) return NULL;
+    if (!k && !do_quantize(c, w, scale_w, p, parts)) return NULL;
+    if (!c->code && quant_width(parts[0], &p) != dim_of(x, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(x), TEXT(w));
+    to = x->dtype;
+    t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
+    if (x->ndim == 1) {
+        int shape[1] = { parts[0] ? dim_of(parts[0], -2) : 0 };
+        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, p, t);
+        x = do_reshape(c, do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p), 1, shape);
+    } else {
+        x = requantized(c, x, scale_x, p, t);
+        x = do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p);
+    }
+    return as_type(c, x, to);
+}
+
+int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
+               mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w, mlxvk_stream s)
+{
+    struct call c = begin("qqmm", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = optional_input(&c, "w_scales", w_scales);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    struct array *scale_x = tensor_scale(&c, "global_scale_x", global_scale_x, &p);
+    struct array *scale_w = tensor_scale(&c, "global_scale_w", global_scale_w, &p);
+    return finish(&c, do_qqmm(&c, a, q, k, scale_x, scale_w, p), res);
+}
+
 /* ==== >>sort ====================================================================================================== */
 
 /* FLAGS of the shaders: what is read and written. */
@@ -9101,8 +9388,8 @@ SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 
 enum scatter_op { SCATTER_NONE, SCATTER_SUM, SCATTER_PROD, SCATTER_MAX, SCATTER_MIN };
 enum scatter_step { SCATTER_CLEAR, SCATTER_MARK, SCATTER_PUT, SCATTER_ATOMIC };
-enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2 };  /* flags of the shaders */
-enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18 };
+enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2, SCATTER_SEARCH = 4 };     /* flags of the shaders */
+enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18, PUT_FEW = 32 };
 
 /* Windows of one shape: key i says where window i goes, `none` nowhere. */
 struct scatter_work {
@@ -9152,7 +9439,7 @@ static uint32_t set_window(struct encoder *e, const struct scatter_work *w, stru
 /* The last of those with one key wins, whatever order they run in. */
 static void scatter_put(struct encoder *e, const struct scatter_work *w)
 {
-    struct array *winner = w->number > 1 ? scratch(e, w->none, MLXVK_UINT32) : NULL;
+    struct array *winner = w->number > PUT_FEW ? scratch(e, w->none, MLXVK_UINT32) : NULL;
     struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
     uint32_t width;
     for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
@@ -9164,7 +9451,8 @@ static void scatter_put(struct encoder *e, const struct scatter_work *w)
     }
     width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
     p.key_at = set_input(e, 2, w->keys);
-    if (winner) { p.flags = SCATTER_WINNERS; set_input(e, 3, winner); }
+    p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
+    if (winner) set_input(e, 3, winner);
     KERNEL(e, K_SCATTER, 256, SCATTER_PUT, 0, raw_dtype(item_size(w->out) * width));
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
@@ -9244,7 +9532,7 @@ static void lower_scatter(struct encoder *e, const struct node *n)
         memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
         w.window = merge_dims(&one, 1);
     }
-    if (w.op == SCATTER_NONE && (w.number == 1 || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
+    if (w.op == SCATTER_NONE && (w.number <= PUT_FEW || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
     else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
     else scatter_sorted(e, &w);
     array_release(updates);
@@ -10510,7 +10798,13 @@ static const struct op_row op_table[OP_COUNT] = {
 
 /* ==== >>public: devices =========================================================================================== */
 
-static struct { mutex lock; struct device *device; } the_default = { .lock = MUTEX_INIT };
+static struct {
+    mutex lock;
+    struct device *device;
+    mlxvk_error_handler_func handler;                /* mlxvk_set_error_handler */
+    void *data;
+    void (*dtor)(void *);
+} the_default = { .lock = MUTEX_INIT };
 
 static int create_layouts(struct device *d)
 {
@@ -10713,33 +11007,46 @@ bool mlxvk_is_available(void)
     return !mlxvk_device_count(&count, MLXVK_GPU) && count > 0;
 }
 
+static const char *const info_strings[] = { "device_name", "driver", "architecture", "type" };
+
 int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key)
 {
     struct device *d = device_or_default(device);
+    const char *texts[COUNT(info_strings)];
     if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
-    if (!strcmp(key, "device_name")) *value = d->caps.name;
-    else if (!strcmp(key, "driver")) *value = d->caps.driver;
-    else if (!strcmp(key, "architecture")) *value = d->caps.architecture;
-    else if (!strcmp(key, "type")) *value = type_name(d->caps.type);
-    else return MLXVK_ERROR_ARGUMENT;
-    return 0;
+    texts[0] = d->caps.name;
+    texts[1] = d->caps.driver;
+    texts[2] = d->caps.architecture;
+    texts[3] = type_name(d->caps.type);
+    for (size_t i = 0; i < COUNT(info_strings); i++) if (!strcmp(key, info_strings[i])) { *value = texts[i]; return 0; }
+    return MLXVK_ERROR_ARGUMENT;
+}
+
+enum { INFO_SIZES = 10 };
+struct info_size { const char *name; size_t value; };
+
+static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
+{
+    const struct capabilities *c = &d->caps;
+    const struct info_size all[INFO_SIZES] = {
+        { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
+        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type },
+        { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
+        { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
+        { "storage_buffer_alignment", c->offset_align },
+    };
+    memcpy(sizes, all, sizeof all);
 }
 
 int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *key)
 {
     struct device *d = device_or_default(device);
-    const struct capabilities *c;
+    struct info_size sizes[INFO_SIZES];
     if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
-    c = &d->caps;
-    const struct { const char *name; size_t value; } sizes[] = {
-        { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
-        { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
-        { "storage_buffer_alignment", c->offset_align },
-    };
-    for (size_t i = 0; i < COUNT(sizes); i++) if (!strcmp(key, sizes[i].name)) { *value = sizes[i].value; return 0; }
+    info_sizes(d, sizes);
+    for (size_t i = 0; i < INFO_SIZES; i++) if (!strcmp(key, sizes[i].name)) { *value = sizes[i].value; return 0; }
     for (int i = 0; i < CAPABILITY_COUNT; i++)
-        if (!strcmp(key, capability_names[i])) { *value = c->bits >> i & 1; return 0; }
+        if (!strcmp(key, capability_names[i])) { *value = d->caps.bits >> i & 1; return 0; }
     return MLXVK_ERROR_ARGUMENT;
 }
 
@@ -10767,6 +11074,10 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
+    if (d->cached > d->cache_limit) {                /* still in flight: waited for without the lock */
+        wait_streams(d);
+        cache_trim(d, d->cached - d->cache_limit, false);
+    }
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
@@ -11582,11 +11893,6 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     return code;
 }
 
-int mlxvk_array_item_int32(int32_t *res, mlxvk_array array) { return item(res, array, MLXVK_INT32); }
-int mlxvk_array_item_uint32(uint32_t *res, mlxvk_array array) { return item(res, array, MLXVK_UINT32); }
-int mlxvk_array_item_int64(int64_t *res, mlxvk_array array) { return item(res, array, MLXVK_INT64); }
-int mlxvk_array_item_uint64(uint64_t *res, mlxvk_array array) { return item(res, array, MLXVK_UINT64); }
-int mlxvk_array_item_float32(float *res, mlxvk_array array) { return item(res, array, MLXVK_FLOAT32); }
 int mlxvk_array_item_bool(bool *res, mlxvk_array array)
 {
     uint8_t byte = 0;
@@ -11732,6 +12038,1277 @@ int mlxvk_vector_array_set_data(mlxvk_vector_array *vector, const mlxvk_array *d
     mlxvk_vector_array_free(*vector);
     *vector = fresh;
     return 0;
+}
+
+int mlxvk_vector_array_set(mlxvk_vector_array *vector, mlxvk_vector_array source)
+{
+    const struct vector *v = source.ctx;
+    return mlxvk_vector_array_set_data(vector, v ? v->data : NULL, v ? v->size : 0);
+}
+
+int mlxvk_vector_array_set_value(mlxvk_vector_array *vector, mlxvk_array value) { return mlxvk_vector_array_set_data(vector, &value, 1); }
+
+/* ==== >>public: strings, vectors and maps ========================================================================= */
+
+/* What containers hold, and how it is copied and let go. They belong to the host, not to a device. */
+struct item_kind {
+    size_t size;
+    bool (*copy)(void *to, const void *from);
+    void (*drop)(void *item);
+};
+
+struct list { const struct item_kind *kind; size_t size, slots; char *data; };
+
+static void *list_at(const struct list *l, size_t i) { return l->data + i * l->kind->size; }
+
+static struct list *list_new(const struct item_kind *kind)
+{
+    struct list *l = calloc(1, sizeof *l);
+    if (l) l->kind = kind;
+    return l;
+}
+
+/* Opens a place for one item at position i; its contents are the caller's to write. */
+static void *list_open(struct list *l, size_t i)
+{
+    if (l->size == l->slots) {
+        size_t slots = l->slots ? 2 * l->slots : 8;
+        char *grown = realloc(l->data, slots * l->kind->size);
+        if (!grown) return NULL;
+        l->data = grown;
+        l->slots = slots;
+    }
+    memmove(l->data + (i + 1) * l->kind->size, l->data + i * l->kind->size, (l->size - i) * l->kind->size);
+    l->size++;
+    return list_at(l, i);
+}
+
+static int list_append(struct list *l, const void *items, size_t count)
+{
+    if (!l || (count && !items)) return MLXVK_ERROR_ARGUMENT;
+    for (size_t i = 0; i < count; i++) {
+        void *place = list_open(l, l->size);
+        if (place && l->kind->copy(place, (const char *)items + i * l->kind->size)) continue;
+        if (place) l->size--;
+        return MLXVK_ERROR_HOST_MEMORY;
+    }
+    return 0;
+}
+
+static int list_free(struct list *l)
+{
+    if (!l) return 0;
+    for (size_t i = 0; i < l->size && l->kind->drop; i++) l->kind->drop(list_at(l, i));
+    free(l->data);
+    free(l);
+    return 0;
+}
+
+static struct list *list_from(const struct item_kind *kind, const void *items, size_t count)
+{
+    struct list *l = list_new(kind);
+    if (!l || !list_append(l, items, count)) return l;
+    list_free(l);
+    return NULL;
+}
+
+/* *slot becomes a list of its own with these items; they may be those of the list that it was. */
+static int list_set(void **slot, const struct item_kind *kind, const void *items, size_t count)
+{
+    struct list *fresh = slot ? list_from(kind, items, count) : NULL;
+    if (!fresh) return slot && (items || !count) ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
+    list_free(*slot);
+    *slot = fresh;
+    return 0;
+}
+
+static int list_assign(void **slot, const struct item_kind *kind, const struct list *from)
+{
+    return from ? list_set(slot, kind, from->data, from->size) : list_set(slot, kind, NULL, 0);
+}
+
+static char *text_copy(const char *text)
+{
+    size_t n = strlen(text) + 1;
+    char *copy = malloc(n);
+    if (copy) memcpy(copy, text, n);
+    return copy;
+}
+
+static bool copy_int(void *to, const void *from) { memcpy(to, from, sizeof(int)); return true; }
+static bool copy_string(void *to, const void *from)
+{
+    char *text = text_copy(*(const char *const *)from);
+    memcpy(to, &text, sizeof text);
+    return text != NULL;
+}
+static void drop_string(void *item) { free(*(char **)item); }
+
+static bool copy_vector(void *to, const void *from)
+{
+    mlxvk_vector_array source = *(const mlxvk_vector_array *)from, copy = mlxvk_vector_array_new();
+    if (copy.ctx && source.ctx && mlxvk_vector_array_set(&copy, source)) {
+        mlxvk_vector_array_free(copy);
+        copy.ctx = NULL;
+    }
+    *(mlxvk_vector_array *)to = copy;
+    return copy.ctx != NULL;
+}
+static void drop_vector(void *item) { mlxvk_vector_array_free(*(mlxvk_vector_array *)item); }
+
+static const struct item_kind int_kind = { sizeof(int), copy_int, NULL };
+static const struct item_kind string_kind = { sizeof(char *), copy_string, drop_string };
+static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), copy_vector, drop_vector };
+
+/* The functions of one kind of vector; `get` is in the macro's last argument. */
+#define VECTOR_FUNCTIONS(kind, in, out, give)                                                                         \
+    mlxvk_vector_##kind mlxvk_vector_##kind##_new(void) { return (mlxvk_vector_##kind){ list_new(&kind##_kind) }; }   \
+    int mlxvk_vector_##kind##_free(mlxvk_vector_##kind v) { return list_free(v.ctx); }                                \
+    mlxvk_vector_##kind mlxvk_vector_##kind##_new_data(in *data, size_t size)                                         \
+    { return (mlxvk_vector_##kind){ list_from(&kind##_kind, data, size) }; }                                          \
+    mlxvk_vector_##kind mlxvk_vector_##kind##_new_value(in value)                                                     \
+    { return (mlxvk_vector_##kind){ list_from(&kind##_kind, &value, 1) }; }                                           \
+    int mlxvk_vector_##kind##_set(mlxvk_vector_##kind *v, const mlxvk_vector_##kind source)                           \
+    { return list_assign(v ? &v->ctx : NULL, &kind##_kind, source.ctx); }                                             \
+    int mlxvk_vector_##kind##_set_data(mlxvk_vector_##kind *v, in *data, size_t size)                                 \
+    { return list_set(v ? &v->ctx : NULL, &kind##_kind, data, size); }                                                \
+    int mlxvk_vector_##kind##_set_value(mlxvk_vector_##kind *v, in value)                                             \
+    { return list_set(v ? &v->ctx : NULL, &kind##_kind, &value, 1); }                                                 \
+    int mlxvk_vector_##kind##_append_data(mlxvk_vector_##kind v, in *data, size_t size)                               \
+    { return list_append(v.ctx, data, size); }                                                                        \
+    int mlxvk_vector_##kind##_append_value(mlxvk_vector_##kind v, in value) { return list_append(v.ctx, &value, 1); } \
+    size_t mlxvk_vector_##kind##_size(mlxvk_vector_##kind v) { return v.ctx ? ((struct list *)v.ctx)->size : 0; }     \
+    int mlxvk_vector_##kind##_get(out *res, const mlxvk_vector_##kind v, size_t i)                                    \
+    {                                                                                                                 \
+        const struct list *l = v.ctx;                                                                                 \
+        return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT;                             \
+    }
+
+static int give_int(int *res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
+static int give_string(char **res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
+static int give_vector(mlxvk_vector_array *res, const void *item) { return mlxvk_vector_array_set(res, *(const mlxvk_vector_array *)item); }
+
+VECTOR_FUNCTIONS(int, const int, int, give_int)
+VECTOR_FUNCTIONS(string, const char *, char *, give_string)
+VECTOR_FUNCTIONS(vector_array, const mlxvk_vector_array, mlxvk_vector_array, give_vector)
+
+/* ---- strings ---- */
+
+mlxvk_string mlxvk_string_new(void) { return (mlxvk_string){ NULL }; }
+mlxvk_string mlxvk_string_new_data(const char *str) { return (mlxvk_string){ str ? text_copy(str) : NULL }; }
+const char *mlxvk_string_data(mlxvk_string str) { return str.ctx ? str.ctx : ""; }
+int mlxvk_string_free(mlxvk_string str) { free(str.ctx); return 0; }
+
+/* Replaces what *res held by `text`, which it frees where that cannot be. */
+static int put_string(mlxvk_string *res, char *text)
+{
+    if (!res || !text) { free(text); return res ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT; }
+    free(res->ctx);
+    res->ctx = text;
+    return 0;
+}
+
+int mlxvk_string_set(mlxvk_string *str, mlxvk_string src) { return put_string(str, text_copy(mlxvk_string_data(src))); }
+
+/* Text that grows. */
+struct text { char *data; size_t size, slots; bool failed; };
+
+static void text_add(struct text *t, const char *format, ...)
+{
+    va_list arguments, again;
+    int n;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    n = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    if (n >= 0 && t->size + (size_t)n + 1 > t->slots && !t->failed) {
+        size_t slots = 2 * t->slots + (size_t)n + 64;
+        char *grown = realloc(t->data, slots);
+        if (grown) { t->data = grown; t->slots = slots; }
+        else t->failed = true;
+    }
+    if (n >= 0 && !t->failed) {
+        vsnprintf(t->data + t->size, t->slots - t->size, format, again);
+        t->size += (size_t)n;
+    }
+    va_end(again);
+}
+
+static int put_text(mlxvk_string *res, struct text *t)
+{
+    if (t->failed) { free(t->data); t->data = NULL; }
+    return put_string(res, t->data);
+}
+
+/* ---- maps: entries in the order of their keys ---- */
+
+struct entry { char *key; union { char *text; mlxvk_array array; } value; };
+
+static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL }, string_entry = { sizeof(struct entry), NULL, NULL };
+
+/* The place of a key, or where it would be. */
+static size_t map_place(const struct list *m, const char *key, bool *found)
+{
+    size_t low = 0, high = m->size;
+    *found = false;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(((struct entry *)list_at(m, middle))->key, key);
+        if (!order) { *found = true; return middle; }
+        if (order < 0) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+static void drop_value(const struct list *m, struct entry *e)
+{
+    if (m->kind == &array_entry) mlxvk_array_free(e->value.array);
+    else free(e->value.text);
+}
+
+static int map_free(struct list *m)
+{
+    for (size_t i = 0; m && i < m->size; i++) {
+        struct entry *e = list_at(m, i);
+        drop_value(m, e);
+        free(e->key);
+    }
+    return list_free(m);
+}
+
+/* Takes the value over, also where it fails. An entry of that key is replaced. */
+static int map_put(struct list *m, const char *key, struct entry value)
+{
+    bool found = false;
+    size_t at = m && key ? map_place(m, key, &found) : 0;
+    struct entry *e = NULL;
+    if (m && key && found) { e = list_at(m, at); drop_value(m, e); e->value = value.value; return 0; }
+    value.key = m && key ? text_copy(key) : NULL;
+    if (value.key) e = list_open(m, at);
+    if (e) { *e = value; return 0; }
+    if (m) drop_value(m, &value);
+    free(value.key);
+    return m && key ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
+}
+
+static struct entry array_value(mlxvk_array array)
+{
+    struct entry e = { NULL, { NULL } };
+    e.value.array.ctx = NULL;
+    mlxvk_array_set(&e.value.array, array);
+    return e;
+}
+
+static struct entry text_value(const char *text) { return (struct entry){ NULL, { text_copy(text) } }; }
+
+static int map_set(void **slot, const struct item_kind *kind, const struct list *from)
+{
+    struct list *fresh = slot ? list_new(kind) : NULL;
+    int code = fresh ? 0 : slot ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
+    for (size_t i = 0; from && !code && i < from->size; i++) {
+        const struct entry *e = list_at(from, i);
+        struct entry copy = kind == &array_entry ? array_value(e->value.array) : text_value(e->value.text);
+        code = kind == &string_entry && !copy.value.text ? MLXVK_ERROR_HOST_MEMORY : map_put(fresh, e->key, copy);
+    }
+    if (code) { map_free(fresh); return code; }
+    map_free(*slot);
+    *slot = fresh;
+    return 0;
+}
+
+static const struct entry *map_find(const struct list *m, const char *key)
+{
+    bool found = false;
+    size_t at = m && key ? map_place(m, key, &found) : 0;
+    return found ? list_at(m, at) : NULL;
+}
+
+struct map_walk { const struct list *map; size_t next; };
+
+static const struct entry *walk_on(struct map_walk *w)
+{
+    return w && w->map && w->next < w->map->size ? list_at(w->map, w->next++) : NULL;
+}
+
+static void *walk_new(const struct list *m)
+{
+    struct map_walk *w = calloc(1, sizeof *w);
+    if (w) w->map = m;
+    return w;
+}
+
+#define MAP_FUNCTIONS(name, kind)                                                                                     \
+    mlxvk_##name mlxvk_##name##_new(void) { return (mlxvk_##name){ list_new(&kind) }; }                               \
+    int mlxvk_##name##_set(mlxvk_##name *map, const mlxvk_##name src) { return map_set(map ? &map->ctx : NULL, &kind, src.ctx); } \
+    int mlxvk_##name##_free(mlxvk_##name map) { return map_free(map.ctx); }                                           \
+    mlxvk_##name##_iterator mlxvk_##name##_iterator_new(mlxvk_##name map) { return (mlxvk_##name##_iterator){ walk_new(map.ctx) }; } \
+    int mlxvk_##name##_iterator_free(mlxvk_##name##_iterator it) { free(it.ctx); return 0; }
+
+MAP_FUNCTIONS(map_string_to_array, array_entry)
+MAP_FUNCTIONS(map_string_to_string, string_entry)
+
+int mlxvk_map_string_to_array_insert(mlxvk_map_string_to_array map, const char *key, const mlxvk_array value)
+{
+    return map.ctx && key && value.ctx ? map_put(map.ctx, key, array_value(value)) : MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_map_string_to_string_insert(mlxvk_map_string_to_string map, const char *key, const char *value)
+{
+    struct entry e = value ? text_value(value) : (struct entry){ NULL, { NULL } };
+    if (!value || !map.ctx || !key) { free(e.value.text); return MLXVK_ERROR_ARGUMENT; }
+    return e.value.text ? map_put(map.ctx, key, e) : MLXVK_ERROR_HOST_MEMORY;
+}
+
+int mlxvk_map_string_to_array_get(mlxvk_array *value, const mlxvk_map_string_to_array map, const char *key)
+{
+    const struct entry *e = map_find(map.ctx, key);
+    return e && value ? mlxvk_array_set(value, e->value.array) : MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_map_string_to_string_get(const char **value, const mlxvk_map_string_to_string map, const char *key)
+{
+    const struct entry *e = map_find(map.ctx, key);
+    if (!e || !value) return MLXVK_ERROR_ARGUMENT;
+    *value = e->value.text;
+    return 0;
+}
+
+int mlxvk_map_string_to_array_iterator_next(const char **key, mlxvk_array *value, mlxvk_map_string_to_array_iterator it)
+{
+    const struct entry *e = key && value ? walk_on(it.ctx) : NULL;
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    *key = e->key;
+    return mlxvk_array_set(value, e->value.array);
+}
+
+int mlxvk_map_string_to_string_iterator_next(const char **key, const char **value, mlxvk_map_string_to_string_iterator it)
+{
+    const struct entry *e = key && value ? walk_on(it.ctx) : NULL;
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    *key = e->key;
+    *value = e->value.text;
+    return 0;
+}
+
+/* ==== >>public: devices, streams and arrays in mlx-c's words ====================================================== */
+
+mlxvk_device mlxvk_device_new_type(mlxvk_device_type type, int index)
+{
+    mlxvk_device res = { NULL };
+    char name[16];
+    (void)type;
+    if (!index) return mlxvk_device_new();
+    snprintf(name, sizeof name, "%d", index);
+    if (!mlxvk_device_create(&res, &(mlxvk_device_desc){ .name = name })) ((struct device *)res.ctx)->index = index;
+    return res;
+}
+
+int mlxvk_device_set(mlxvk_device *dev, const mlxvk_device src)
+{
+    struct device *d = src.ctx;
+    mlxvk_device old;
+    if (!dev) return MLXVK_ERROR_ARGUMENT;
+    if (d) { mutex_lock(&d->lock); d->refs++; mutex_unlock(&d->lock); }
+    old = *dev;
+    dev->ctx = d;
+    return mlxvk_device_free(old);
+}
+
+bool mlxvk_device_equal(mlxvk_device lhs, mlxvk_device rhs) { return device_or_default(lhs) == device_or_default(rhs); }
+
+int mlxvk_device_get_index(int *index, mlxvk_device dev)
+{
+    struct device *d = device_or_default(dev);
+    if (!d || !index) return MLXVK_ERROR_ARGUMENT;
+    *index = d->index;
+    return 0;
+}
+
+int mlxvk_device_get_type(mlxvk_device_type *type, mlxvk_device dev)
+{
+    (void)dev;
+    if (!type) return MLXVK_ERROR_ARGUMENT;
+    *type = MLXVK_GPU;
+    return 0;
+}
+
+int mlxvk_device_tostring(mlxvk_string *str, mlxvk_device dev)
+{
+    struct device *d = device_or_default(dev);
+    struct text t = { NULL, 0, 0, false };
+    if (!d || !str) return MLXVK_ERROR_ARGUMENT;
+    text_add(&t, "Device(gpu, %d)", d->index);
+    return put_text(str, &t);
+}
+
+int mlxvk_get_default_device(mlxvk_device *dev)
+{
+    struct device *d = default_device();
+    return d ? mlxvk_device_set(dev, (mlxvk_device){ d }) : MLXVK_ERROR_NO_DEVICE;
+}
+
+int mlxvk_set_default_device(mlxvk_device dev)
+{
+    mlxvk_device old = { NULL };
+    if (!dev.ctx) return MLXVK_ERROR_ARGUMENT;
+    mlxvk_device_set(&old, dev);                     /* one more handle, for the library to keep */
+    mutex_lock(&the_default.lock);
+    old.ctx = the_default.device;
+    the_default.device = dev.ctx;
+    mutex_unlock(&the_default.lock);
+    return mlxvk_device_free(old);
+}
+
+int mlxvk_device_is_available(bool *avail, mlxvk_device dev)
+{
+    if (!avail) return MLXVK_ERROR_ARGUMENT;
+    *avail = dev.ctx && !((struct device *)dev.ctx)->lost;
+    return 0;
+}
+
+mlxvk_device_info mlxvk_device_info_new(void) { return (mlxvk_device_info){ NULL }; }
+int mlxvk_device_info_get(mlxvk_device_info *info, mlxvk_device dev) { return mlxvk_device_set(info, dev.ctx ? dev : (mlxvk_device){ default_device() }); }
+int mlxvk_device_info_free(mlxvk_device_info info) { return mlxvk_device_free(info); }
+
+int mlxvk_device_info_is_string(bool *is_string, mlxvk_device_info info, const char *key)
+{
+    const char *text;
+    if (!is_string) return MLXVK_ERROR_ARGUMENT;
+    *is_string = !mlxvk_device_info_get_string(&text, info, key);
+    return 0;
+}
+
+int mlxvk_device_info_has_key(bool *exists, mlxvk_device_info info, const char *key)
+{
+    size_t value;
+    int code = mlxvk_device_info_is_string(exists, info, key);
+    if (!code && !*exists) *exists = !mlxvk_device_info_get_size(&value, info, key);
+    return code;
+}
+
+int mlxvk_device_info_get_keys(mlxvk_vector_string *keys, mlxvk_device_info info)
+{
+    struct device *d = device_or_default(info);
+    struct list *l = d && keys ? list_new(&string_kind) : NULL;
+    struct info_size sizes[INFO_SIZES];
+    int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
+    for (size_t i = 0; i < COUNT(info_strings) && !code; i++) code = list_append(l, &info_strings[i], 1);
+    if (d) info_sizes(d, sizes);
+    for (size_t i = 0; i < INFO_SIZES && !code; i++) code = list_append(l, &sizes[i].name, 1);
+    for (size_t i = 0; i < CAPABILITY_COUNT && !code; i++) code = list_append(l, &capability_names[i], 1);
+    if (code) { list_free(l); return code; }
+    list_free(keys->ctx);
+    keys->ctx = l;
+    return 0;
+}
+
+/* ---- streams ---- */
+
+mlxvk_stream mlxvk_default_cpu_stream_new(void) { return mlxvk_default_gpu_stream_new(); }
+
+int mlxvk_stream_set(mlxvk_stream *stream, const mlxvk_stream src)
+{
+    struct stream *s = src.ctx;
+    mlxvk_stream old;
+    if (!stream) return MLXVK_ERROR_ARGUMENT;
+    if (s) {
+        mutex_lock(&s->device->lock);
+        s->refs++;
+        s->device->refs++;
+        mutex_unlock(&s->device->lock);
+    }
+    old = *stream;
+    stream->ctx = s;
+    return mlxvk_stream_free(old);
+}
+
+bool mlxvk_stream_equal(mlxvk_stream lhs, mlxvk_stream rhs) { return lhs.ctx == rhs.ctx; }
+
+int mlxvk_stream_get_device(mlxvk_device *dev, mlxvk_stream stream)
+{
+    return stream.ctx ? mlxvk_device_set(dev, mlxvk_stream_device(stream)) : MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream)
+{
+    struct stream *s = stream.ctx;
+    struct text t = { NULL, 0, 0, false };
+    if (!s || !str) return MLXVK_ERROR_ARGUMENT;
+    text_add(&t, "Stream(Device(gpu, %d), %d)", s->device->index, s->index);
+    return put_text(str, &t);
+}
+
+int mlxvk_get_default_stream(mlxvk_stream *stream, mlxvk_device dev)
+{
+    mlxvk_stream fresh = stream_handle(device_or_default(dev), true), old;
+    if (!stream || !fresh.ctx) { mlxvk_stream_free(fresh); return stream ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT; }
+    old = *stream;
+    *stream = fresh;
+    return mlxvk_stream_free(old);
+}
+
+int mlxvk_set_default_stream(mlxvk_stream stream)
+{
+    struct stream *s = stream.ctx, *old;
+    if (!s) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&s->device->lock);
+    old = s->device->default_stream;
+    s->device->default_stream = s;
+    if (old && old != s && !old->refs) stream_destroy(old);
+    mutex_unlock(&s->device->lock);
+    return 0;
+}
+
+/* ---- errors ---- */
+
+static void call_handler(const mlxvk_error *error, void *user)
+{
+    (void)user;
+    if (the_default.handler) the_default.handler(error->text, the_default.data);
+}
+
+void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void (*dtor)(void *))
+{
+    struct device *d = default_device();
+    void (*old_dtor)(void *);
+    void *old;
+    if (d) mutex_lock(&d->lock);
+    old_dtor = the_default.dtor;
+    old = the_default.data;
+    the_default.handler = handler;
+    the_default.data = data;
+    the_default.dtor = dtor;
+    if (d) {
+        d->on_error = call_handler;
+        mutex_unlock(&d->lock);
+    }
+    if (old_dtor) old_dtor(old);
+}
+
+/* ---- arrays ---- */
+
+mlxvk_array mlxvk_array_new_double(double value) { return mlxvk_array_new_data(&value, NULL, 0, MLXVK_FLOAT64); }
+mlxvk_array mlxvk_array_new_float64(double value) { return mlxvk_array_new_double(value); }
+
+mlxvk_array mlxvk_array_new_data_managed_payload(void *data, const int *shape, int dim, mlxvk_dtype dtype, void *payload, void (*dtor)(void *))
+{
+    mlxvk_array res = mlxvk_array_new_data(data, shape, dim, dtype);
+    if (dtor) dtor(payload);
+    return res;
+}
+
+mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, mlxvk_dtype dtype, void (*dtor)(void *))
+{
+    return mlxvk_array_new_data_managed_payload(data, shape, dim, dtype, data, dtor);
+}
+
+/* Puts a fresh array into a handle. */
+static int replace_array(mlxvk_array *res, mlxvk_array fresh)
+{
+    struct device *d = default_device();
+    if (!fresh.ctx || !res) {
+        mlxvk_array_free(fresh);
+        return !res ? MLXVK_ERROR_ARGUMENT : !d ? MLXVK_ERROR_NO_DEVICE : d->error.code ? d->error.code : MLXVK_ERROR_HOST_MEMORY;
+    }
+    mlxvk_array_free(*res);
+    *res = fresh;
+    return 0;
+}
+
+int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return replace_array(arr, mlxvk_array_new_bool(val)); }
+int mlxvk_array_set_int(mlxvk_array *arr, int val) { return replace_array(arr, mlxvk_array_new_int(val)); }
+int mlxvk_array_set_float(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
+int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
+int mlxvk_array_set_double(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
+int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
+int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return replace_array(arr, mlxvk_array_new_complex(real, imag)); }
+int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype)
+{
+    return replace_array(arr, mlxvk_array_new_data(data, shape, dim, dtype));
+}
+
+#define X(name, type, dtype)                                                                                          \
+    int mlxvk_array_item_##name(type *res, const mlxvk_array arr) { return item(res, arr, dtype); }
+MLXVK_ITEM_TYPES(X)
+#undef X
+#define X(name, type, dtype)                                                                                          \
+    const type *mlxvk_array_data_##name(const mlxvk_array arr)                                                        \
+    { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
+X(bool, bool, MLXVK_BOOL) MLXVK_ITEM_TYPES(X)
+#undef X
+
+/* ---- arrays as text, as MLX prints them ---- */
+
+enum { PRINT_WHOLE = 6, PRINT_EDGE = 3 };
+
+static double half_value(uint32_t bits)
+{
+    int exponent = (int)(bits >> 10 & 31), mantissa = (int)(bits & 1023);
+    double size = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
+    return bits & 0x8000u ? -size : size;
+}
+
+static double float_value(const void *data, mlxvk_dtype dtype, size_t i)
+{
+    uint32_t bits = 0;
+    uint16_t half;
+    float value;
+    if (dtypes[dtype].size == 2) { memcpy(&half, (const char *)data + 2 * i, 2); bits = half; }
+    if (dtype == MLXVK_FLOAT16) return half_value(bits);
+    if (dtype == MLXVK_BFLOAT16) { bits <<= 16; memcpy(&value, &bits, 4); }
+    else memcpy(&value, (const char *)data + 4 * i, 4);
+    return (double)value;
+}
+
+static void print_element(struct text *t, const void *data, mlxvk_dtype dtype, size_t i)
+{
+    size_t size = dtypes[dtype].size;
+    uint64_t bits = 0;
+    if (is_complex(dtype)) text_add(t, "%g%+gj", float_value(data, MLXVK_FLOAT32, 2 * i), float_value(data, MLXVK_FLOAT32, 2 * i + 1));
+    else if (is_float(dtype)) text_add(t, "%g", float_value(data, dtype, i));
+    else {
+        for (size_t k = 0; k < size; k++) bits |= (uint64_t)((const uint8_t *)data)[i * size + k] << (8 * k);
+        if (dtype == MLXVK_BOOL) text_add(t, bits ? "True" : "False");
+        else if (dtypes[dtype].kind == KIND_UINT) text_add(t, "%llu", (unsigned long long)bits);
+        else text_add(t, "%lld", (long long)(int64_t)(bits << (64 - 8 * size)) >> (64 - 8 * size));
+    }
+}
+
+/* Dimension `axis` of the printed part; whole: the array's own shape. */
+static void print_axis(struct text *t, const void *data, const struct array *part, const int *whole, int axis, size_t *next)
+{
+    if (axis == part->ndim) { print_element(t, data, part->dtype, (*next)++); return; }
+    text_add(t, "[");
+    for (int i = 0; i < part->shape[axis]; i++) {
+        const char *between = axis + 1 < part->ndim ? ",\n" : ", ";
+        for (int gap = 0; gap < 1 + (i == PRINT_EDGE && whole[axis] > PRINT_WHOLE); gap++) {
+            if (gap) text_add(t, "...");
+            if (i || gap) text_add(t, "%s", between);
+            if ((i || gap) && axis + 1 < part->ndim) text_add(t, "%*s", 7 + axis, "");
+        }
+        print_axis(t, data, part, whole, axis + 1, next);
+    }
+    text_add(t, "]");
+}
+
+/* The first and last elements of long axes, which is what is printed. */
+static struct array *corners(struct call *c, struct array *a)
+{
+    for (int axis = 0; a && axis < a->ndim; axis++) {
+        int shape[MAXD], n = a->shape[axis];
+        struct array *out;
+        if (n <= PRINT_WHOLE) continue;
+        memcpy(shape, a->shape, sizeof shape);
+        shape[axis] = 2 * PRINT_EDGE;
+        out = output(c, a->ndim, shape, a->dtype);
+        append_copy(c, slice_one(c, out, axis, 0, PRINT_EDGE), slice_one(c, a, axis, 0, PRINT_EDGE));
+        append_copy(c, slice_one(c, out, axis, PRINT_EDGE, PRINT_EDGE), slice_one(c, a, axis, n - PRINT_EDGE, PRINT_EDGE));
+        a = out;
+    }
+    return a;
+}
+
+int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr)
+{
+    struct array *a = arr.ctx;
+    mlxvk_array part = { NULL };
+    mlxvk_stream s = { NULL };
+    struct text t = { NULL, 0, 0, false };
+    size_t bytes, next = 0;
+    void *data;
+    int code;
+    if (!a || !str) return MLXVK_ERROR_ARGUMENT;
+    code = mlxvk_get_default_stream(&s, (mlxvk_device){ a->storage->device });
+    if (!code) {
+        struct call c = begin("array_tostring", s);
+        code = finish(&c, corners(&c, input(&c, "arr", arr)), &part);
+    }
+    bytes = mlxvk_array_nbytes(part);
+    data = malloc(bytes + 1);
+    if (!code) code = data ? mlxvk_array_read(part, data, bytes, s) : MLXVK_ERROR_HOST_MEMORY;
+    if (!code) {
+        text_add(&t, "array(");
+        print_axis(&t, data, part.ctx, a->shape, 0, &next);
+        text_add(&t, ", dtype=%s)", dtypes[a->dtype].name);
+        code = put_text(str, &t);
+    }
+    free(data);
+    mlxvk_array_free(part);
+    mlxvk_stream_free(s);
+    return code;
+}
+
+/* ==== >>public: files: safetensors and npy ======================================================================== */
+
+struct io { void *descriptor; mlxvk_io_vtable calls; };
+
+/* One call that reads or writes; its first error sticks. */
+struct file {
+    const char *name;                                /* of the call */
+    mlxvk_stream stream;
+    struct io *io;
+    size_t size;
+    int code;
+};
+
+static struct io *io_new(void *descriptor, mlxvk_io_vtable calls)
+{
+    struct io *io = calloc(1, sizeof *io);
+    if (io) *io = (struct io){ descriptor, calls };
+    return io;
+}
+
+static int io_free(struct io *io)
+{
+    if (io && io->calls.free) io->calls.free(io->descriptor);
+    free(io);
+    return 0;
+}
+
+static int io_descriptor(void **res, const struct io *io)
+{
+    if (!res || !io) return MLXVK_ERROR_ARGUMENT;
+    *res = io->descriptor;
+    return 0;
+}
+
+static const char *io_label(const struct io *io) { return io && io->calls.label ? io->calls.label(io->descriptor) : "(no name)"; }
+
+mlxvk_io_reader mlxvk_io_reader_new(void *desc, mlxvk_io_vtable vtable) { return (mlxvk_io_reader){ io_new(desc, vtable) }; }
+mlxvk_io_writer mlxvk_io_writer_new(void *desc, mlxvk_io_vtable vtable) { return (mlxvk_io_writer){ io_new(desc, vtable) }; }
+int mlxvk_io_reader_descriptor(void **desc, mlxvk_io_reader io) { return io_descriptor(desc, io.ctx); }
+int mlxvk_io_writer_descriptor(void **desc, mlxvk_io_writer io) { return io_descriptor(desc, io.ctx); }
+int mlxvk_io_reader_tostring(mlxvk_string *str, mlxvk_io_reader io) { return put_string(str, text_copy(io_label(io.ctx))); }
+int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io) { return put_string(str, text_copy(io_label(io.ctx))); }
+int mlxvk_io_reader_free(mlxvk_io_reader io) { return io_free(io.ctx); }
+int mlxvk_io_writer_free(mlxvk_io_writer io) { return io_free(io.ctx); }
+
+/* ---- a file of the system as such an object ---- */
+
+struct disk { FILE *file; bool good; char label[1]; };
+
+#ifdef _WIN32
+#define seek_file _fseeki64
+#define tell_file _ftelli64
+#else
+#define seek_file(file, at, whence) fseek(file, (long)(at), whence)
+#define tell_file ftell
+#endif
+
+static bool disk_good(void *d) { return ((struct disk *)d)->good; }
+static const char *disk_label(void *d) { return ((struct disk *)d)->label; }
+static size_t disk_tell(void *d) { return (size_t)tell_file(((struct disk *)d)->file); }
+static void disk_seek(void *p, int64_t at, int whence) { struct disk *d = p; d->good = !seek_file(d->file, at, whence) && d->good; }
+static void disk_read(void *p, char *data, size_t n) { struct disk *d = p; d->good = fread(data, 1, n, d->file) == n && d->good; }
+static void disk_write(void *p, const char *data, size_t n) { struct disk *d = p; d->good = fwrite(data, 1, n, d->file) == n && d->good; }
+static void disk_free(void *p) { fclose(((struct disk *)p)->file); free(p); }
+
+static struct io *disk_open(const char *name, const char *mode)
+{
+    static const mlxvk_io_vtable calls = { .is_open = disk_good, .good = disk_good, .tell = disk_tell, .seek = disk_seek, .read = disk_read,
+                                           .write = disk_write, .label = disk_label, .free = disk_free };
+    FILE *f = name ? fopen(name, mode) : NULL;
+    struct disk *d = f ? malloc(sizeof *d + strlen(name)) : NULL;
+    struct io *io;
+    if (!d) { if (f) fclose(f); return NULL; }
+    d->file = f;
+    d->good = true;
+    strcpy(d->label, name);
+    io = io_new(d, calls);
+    if (!io) disk_free(d);
+    return io;
+}
+
+/* ---- reading and writing with errors ---- */
+
+static int file_fail(struct file *f, int code, const char *format, ...)
+{
+    struct call c;
+    va_list arguments;
+    char text[300];
+    if (f->code) return f->code;
+    f->code = code;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    c = begin(f->name, f->stream);
+    FAIL(&c, code, "%s: %s", io_label(f->io), text);
+    if (c.device && c.stream) c.device->error = c.stream->error;
+    end(&c);
+    return code;
+}
+
+static bool io_good(const struct io *io) { return !io->calls.good || io->calls.good(io->descriptor); }
+
+/* n bytes from `at` on. */
+static bool file_read(struct file *f, size_t at, void *data, size_t n)
+{
+    const mlxvk_io_vtable *v = &f->io->calls;
+    if (f->code) return false;
+    if (at > f->size || n > f->size - at) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes at %zu of %zu", n, at, f->size), false;
+    if (n && v->read_at_offset) v->read_at_offset(f->io->descriptor, data, n, at);
+    else if (n) { v->seek(f->io->descriptor, (int64_t)at, SEEK_SET); v->read(f->io->descriptor, data, n); }
+    if (!io_good(f->io)) file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes at %zu cannot be read", n, at);
+    return !f->code;
+}
+
+static bool file_open(struct file *f, const char *path)
+{
+    const mlxvk_io_vtable *v = f->io ? &f->io->calls : NULL;
+    if (!v && path) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened", path), false;
+    if (!v || !v->seek || !v->tell || !v->read) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the reader lacks seek, tell or read"), false;
+    v->seek(f->io->descriptor, 0, SEEK_END);
+    f->size = v->tell(f->io->descriptor);
+    v->seek(f->io->descriptor, 0, SEEK_SET);
+    if (!io_good(f->io)) file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be read");
+    return !f->code;
+}
+
+static void file_write(struct file *f, const void *data, size_t n)
+{
+    if (f->code) return;
+    if (!f->io || !f->io->calls.write) { file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written"); return; }
+    f->io->calls.write(f->io->descriptor, data, n);
+    if (!io_good(f->io)) file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes cannot be written", n);
+}
+
+/* The bytes of a file from `at` on as an array of the stream's device. */
+static mlxvk_array file_array(struct file *f, size_t at, int ndim, const int *shape, mlxvk_dtype dtype)
+{
+    mlxvk_array res = { NULL };
+    mlxvk_device device = mlxvk_stream_device(f->stream);
+    size_t n = dtypes[dtype].size;
+    void *data;
+    int code;
+    for (int i = 0; i < ndim; i++) n *= (size_t)shape[i];
+    data = f->code ? NULL : malloc(n + 1);
+    if (!data) { file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %zu bytes", n); return res; }
+    if (file_read(f, at, data, n)) {
+        code = mlxvk_array_new_data_device(&res, data, shape, ndim, dtype, device);
+        if (code) file_fail(f, code, "an array of %zu bytes of %s cannot be made", n, dtypes[dtype].name);
+    }
+    free(data);
+    return res;
+}
+
+/* The elements of an array, row-major, behind what was written. */
+static void file_write_array(struct file *f, mlxvk_array array)
+{
+    size_t n = mlxvk_array_nbytes(array);
+    void *data = f->code ? NULL : malloc(n + 1);
+    mlxvk_stream s = { NULL };
+    if (!data) { file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %zu bytes", n); return; }
+    mlxvk_get_default_stream(&s, (mlxvk_device){ ((struct array *)array.ctx)->storage->device });
+    if (mlxvk_array_read(array, data, n, s)) file_fail(f, MLXVK_ERROR_NOT_READY, "an array cannot be read");
+    file_write(f, data, n);
+    mlxvk_stream_free(s);
+    free(data);
+}
+
+/* ---- as much JSON as a safetensors header is ---- */
+
+struct json { const char *at, *end; bool bad; };
+
+static bool json_take(struct json *j, char wanted)
+{
+    while (j->at < j->end && strchr(" \t\r\n", *j->at) && *j->at) j->at++;
+    if (j->at < j->end && *j->at == wanted) { j->at++; return true; }
+    return false;
+}
+
+static void json_want(struct json *j, char wanted) { if (!json_take(j, wanted)) j->bad = true; }
+
+static uint32_t json_hex(struct json *j)
+{
+    uint32_t value = 0;
+    for (int i = 0; i < 4; i++) {
+        const char *digits = "0123456789abcdefABCDEF", *d = j->at < j->end && *j->at ? strchr(digits, *j->at) : NULL;
+        if (!d) { j->bad = true; return 0; }
+        value = 16 * value + (uint32_t)(d - digits < 16 ? d - digits : d - digits - 6);
+        j->at++;
+    }
+    return value;
+}
+
+static char *utf8(char *to, uint32_t c)
+{
+    if (c < 0x80) *to++ = (char)c;
+    else if (c < 0x800) { *to++ = (char)(0xc0 | c >> 6); *to++ = (char)(0x80 | (c & 63)); }
+    else if (c < 0x10000) { *to++ = (char)(0xe0 | c >> 12); *to++ = (char)(0x80 | (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
+    else { *to++ = (char)(0xf0 | c >> 18); *to++ = (char)(0x80 | (c >> 12 & 63)); *to++ = (char)(0x80 | (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
+    return to;
+}
+
+/* A string, to be freed; NULL where there is none. */
+static char *json_string(struct json *j)
+{
+    static const char escapes[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
+    const char *p;
+    char *text, *to;
+    json_want(j, '"');
+    for (p = j->at; p < j->end && *p != '"'; p++) if (*p == '\\') p++;
+    if (j->bad || p >= j->end) { j->bad = true; return NULL; }
+    text = to = malloc((size_t)(p - j->at) + 1);         /* escapes are longer than what they stand for */
+    if (!text) { j->bad = true; return NULL; }
+    while (j->at < j->end && *j->at != '"' && !j->bad) {
+        const char *e;
+        if (*j->at != '\\') { *to++ = *j->at++; continue; }
+        j->at++;
+        e = *j->at ? strchr(escapes, *j->at) : NULL;
+        if (e) { *to++ = meant[e - escapes]; j->at++; }
+        else if (*j->at == 'u') {
+            uint32_t c;
+            j->at++;
+            c = json_hex(j);
+            if (c >= 0xd800 && c < 0xdc00 && j->end - j->at > 6 && j->at[0] == '\\' && j->at[1] == 'u') {
+                j->at += 2;
+                c = 0x10000 + ((c - 0xd800) << 10) + ((json_hex(j) - 0xdc00) & 0x3ff);
+            }
+            to = utf8(to, c);
+        } else j->bad = true;
+    }
+    *to = 0;
+    json_want(j, '"');
+    if (!j->bad) return text;
+    free(text);
+    return NULL;
+}
+
+static uint64_t json_number(struct json *j)
+{
+    uint64_t value = 0;
+    const char *first;
+    json_take(j, 0);                                     /* white space */
+    for (first = j->at; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++) {
+        if (value > (UINT64_MAX - 9) / 10) j->bad = true;
+        value = 10 * value + (uint64_t)(*j->at - '0');
+    }
+    if (j->at == first) j->bad = true;
+    return value;
+}
+
+/* [number, number, ...] of at most `most`; returns how many. */
+static int json_numbers(struct json *j, uint64_t *values, int most)
+{
+    int n = 0;
+    json_want(j, '[');
+    if (json_take(j, ']')) return 0;
+    do {
+        uint64_t value = json_number(j);
+        if (n == most) j->bad = true;
+        if (j->bad) return 0;
+        values[n++] = value;
+    } while (json_take(j, ','));
+    json_want(j, ']');
+    return n;
+}
+
+static void json_quote(struct text *t, const char *text)
+{
+    text_add(t, "\"");
+    for (const char *p = text; *p; p++) {
+        if (*p == '"' || *p == '\\') text_add(t, "\\%c", *p);
+        else if ((unsigned char)*p < 0x20) text_add(t, "\\u%04x", (unsigned)*p);
+        else text_add(t, "%c", *p);
+    }
+    text_add(t, "\"");
+}
+
+/* ---- safetensors ---- */
+
+enum { SAFETENSORS_HEADER = 100 << 20 };
+
+/* Names of dtypes in safetensors, and in npy: kind and size. */
+static const struct { const char *name, *npy; } file_dtypes[MLXVK_DTYPE_COUNT] = {
+    [MLXVK_BOOL] = { "BOOL", "|b1" }, [MLXVK_UINT8] = { "U8", "|u1" }, [MLXVK_UINT16] = { "U16", "<u2" }, [MLXVK_UINT32] = { "U32", "<u4" },
+    [MLXVK_UINT64] = { "U64", "<u8" }, [MLXVK_INT8] = { "I8", "|i1" }, [MLXVK_INT16] = { "I16", "<i2" }, [MLXVK_INT32] = { "I32", "<i4" },
+    [MLXVK_INT64] = { "I64", "<i8" }, [MLXVK_FLOAT16] = { "F16", "<f2" }, [MLXVK_FLOAT32] = { "F32", "<f4" }, [MLXVK_FLOAT64] = { "F64", "<f8" },
+    [MLXVK_BFLOAT16] = { "BF16", "<V2" }, [MLXVK_COMPLEX64] = { "C64", "<c8" },
+};
+
+static int file_dtype(const char *name, bool npy)
+{
+    for (int t = 0; t < MLXVK_DTYPE_COUNT; t++)
+        if (!strcmp(npy ? file_dtypes[t].npy + 1 : file_dtypes[t].name, name)) return t;
+    return -1;
+}
+
+/* {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} */
+static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct list *arrays)
+{
+    uint64_t shape[MAXD] = { 0 }, range[2] = { 0, 0 }, bytes;
+    int ndim = 0, dtype = -1, dims[MAXD], given = 0;
+    mlxvk_array array;
+    json_want(j, '{');
+    do {
+        char *name = json_string(j), *type = NULL;
+        json_want(j, ':');
+        if (name && !strcmp(name, "dtype")) { type = json_string(j); dtype = type ? file_dtype(type, false) : -1; }
+        else if (name && !strcmp(name, "shape")) { ndim = json_numbers(j, shape, MAXD); given |= 1; }
+        else if (name && !strcmp(name, "data_offsets")) given |= json_numbers(j, range, 2) == 2 ? 2 : 0;
+        else j->bad = true;
+        free(name);
+        free(type);
+    } while (!j->bad && json_take(j, ','));
+    json_want(j, '}');
+    if (j->bad || given != 3) { j->bad = true; return; }
+    if (dtype < 0 || dtype == MLXVK_FLOAT64) { file_fail(f, MLXVK_ERROR_DTYPE, "%s has a dtype that is not taken", key); return; }
+    bytes = dtypes[dtype].size;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] > INT_MAX || (shape[i] && bytes > f->size / shape[i])) { file_fail(f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key); return; }
+        bytes *= shape[i];
+        dims[i] = (int)shape[i];
+    }
+    if (range[0] > f->size || range[1] < range[0] || range[1] - range[0] != bytes)
+        { file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu bytes, which is not what its shape says", key, (unsigned long long)(range[1] - range[0])); return; }
+    array = file_array(f, start + range[0], ndim, dims, (mlxvk_dtype)dtype);
+    if (!f->code && map_put(arrays, key, array_value(array))) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    mlxvk_array_free(array);
+}
+
+/* {"key": "text", ...} */
+static void load_metadata(struct json *j, struct list *strings)
+{
+    json_want(j, '{');
+    if (json_take(j, '}')) return;
+    do {
+        char *key = json_string(j), *value;
+        json_want(j, ':');
+        value = json_string(j);
+        if (key && value) map_put(strings, key, (struct entry){ NULL, { value } });
+        else free(value);
+        free(key);
+    } while (!j->bad && json_take(j, ','));
+    json_want(j, '}');
+}
+
+static void load_header(struct file *f, const char *header, size_t size, struct list *arrays, struct list *strings)
+{
+    struct json j = { header, header + size, false };
+    json_want(&j, '{');
+    if (json_take(&j, '}')) return;
+    do {
+        char *key = json_string(&j);
+        json_want(&j, ':');
+        if (key && !strcmp(key, "__metadata__")) load_metadata(&j, strings);
+        else if (key) load_tensor(f, &j, key, 8 + size, arrays);
+        free(key);
+    } while (!j.bad && !f->code && json_take(&j, ','));
+    json_want(&j, '}');
+    if (j.bad) file_fail(f, MLXVK_ERROR_ARGUMENT, "the header is not that of a safetensors file");
+}
+
+static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1)
+{
+    uint8_t length[8];
+    uint64_t size = 0;
+    char *header = NULL;
+    struct list *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
+    if (!res_0 || !res_1) file_fail(f, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!arrays || !strings) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (!f->code && file_open(f, path) && file_read(f, 0, length, 8)) {
+        for (int i = 0; i < 8; i++) size |= (uint64_t)length[i] << (8 * i);
+        if (size > SAFETENSORS_HEADER || size > f->size - 8) file_fail(f, MLXVK_ERROR_ARGUMENT, "a header of %llu bytes", (unsigned long long)size);
+        header = f->code ? NULL : malloc((size_t)size + 1);
+        if (!header) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        if (header && file_read(f, 8, header, (size_t)size)) {
+            header[size] = 0;
+            load_header(f, header, (size_t)size, arrays, strings);
+        }
+        free(header);
+    }
+    if (f->code) { map_free(arrays); map_free(strings); return f->code; }
+    map_free(res_0->ctx);
+    res_0->ctx = arrays;
+    map_free(res_1->ctx);
+    res_1->ctx = strings;
+    return 0;
+}
+
+int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file, mlxvk_stream s)
+{
+    struct file f = { .name = "load_safetensors", .stream = s, .io = disk_open(file, "rb") };
+    int code = load_safetensors(&f, file ? file : "NULL", res_0, res_1);
+    io_free(f.io);
+    return code;
+}
+
+int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, mlxvk_io_reader in_stream, mlxvk_stream s)
+{
+    struct file f = { .name = "load_safetensors_reader", .stream = s, .io = in_stream.ctx };
+    return load_safetensors(&f, NULL, res_0, res_1);
+}
+
+static int save_safetensors(struct file *f, const struct list *arrays, const struct list *strings)
+{
+    struct text t = { NULL, 0, 0, false };
+    uint8_t length[8];
+    size_t at = 0;
+    if (!arrays) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the map of arrays is { NULL }");
+    text_add(&t, "{\"__metadata__\":{");
+    for (size_t i = 0; strings && i < strings->size; i++) {
+        const struct entry *e = list_at(strings, i);
+        text_add(&t, i ? "," : "");
+        json_quote(&t, e->key);
+        text_add(&t, ":");
+        json_quote(&t, e->value.text);
+    }
+    text_add(&t, "}");
+    for (size_t i = 0; i < arrays->size; i++) {
+        const struct entry *e = list_at(arrays, i);
+        const struct array *a = e->value.array.ctx;
+        text_add(&t, ",");
+        json_quote(&t, e->key);
+        text_add(&t, ":{\"dtype\":\"%s\",\"shape\":[", file_dtypes[a->dtype].name);
+        for (int k = 0; k < a->ndim; k++) text_add(&t, k ? ",%d" : "%d", a->shape[k]);
+        text_add(&t, "],\"data_offsets\":[%zu,%zu]}", at, at + array_bytes(a));
+        at += array_bytes(a);
+    }
+    text_add(&t, "}");
+    while (!t.failed && t.size % 8) text_add(&t, " ");
+    if (t.failed) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    for (int i = 0; i < 8; i++) length[i] = (uint8_t)((uint64_t)t.size >> (8 * i));
+    file_write(f, length, 8);
+    file_write(f, t.data, t.size);
+    for (size_t i = 0; i < arrays->size && !f->code; i++) file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
+    free(t.data);
+    return f->code;
+}
+
+/* Ends writing to a file of the system: what is still buffered may fail too. */
+static int disk_finish(struct file *f, const char *path)
+{
+    if (!f->io) file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened for writing", path ? path : "NULL");
+    else if (fflush(((struct disk *)f->io->descriptor)->file)) file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written");
+    io_free(f->io);
+    return f->code;
+}
+
+int mlxvk_save_safetensors(const char *file, mlxvk_map_string_to_array param, mlxvk_map_string_to_string metadata)
+{
+    struct file f = { .name = "save_safetensors", .io = disk_open(file, "wb") };
+    if (f.io) save_safetensors(&f, param.ctx, metadata.ctx);
+    return disk_finish(&f, file);
+}
+
+int mlxvk_save_safetensors_writer(mlxvk_io_writer in_stream, mlxvk_map_string_to_array param, mlxvk_map_string_to_string metadata)
+{
+    struct file f = { .name = "save_safetensors_writer", .io = in_stream.ctx };
+    return save_safetensors(&f, param.ctx, metadata.ctx);
+}
+
+/* ---- npy ---- */
+
+enum { NPY_HEADER = 1 << 16 };
+
+/* What stands behind 'key': in the header's dictionary. */
+static const char *npy_field(const char *header, const char *key)
+{
+    const char *p = strstr(header, key);
+    if (p) p = strchr(p, ':');
+    if (p) for (p++; *p == ' '; p++) {}
+    return p;
+}
+
+static mlxvk_array load_array(struct file *f, const char *path)
+{
+    uint8_t start[12];
+    char header[NPY_HEADER + 1], type[8] = { 0 };
+    const char *descr, *order, *dims;
+    size_t at, size;
+    int ndim = 0, shape[MAXD], dtype = -1;
+    mlxvk_array res = { NULL };
+    if (!file_open(f, path) || !file_read(f, 0, start, 12)) return res;
+    if (memcmp(start, "\x93NUMPY", 6) || start[6] < 1 || start[6] > 3) { file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"); return res; }
+    at = start[6] == 1 ? 10 : 12;
+    size = (size_t)start[8] | (size_t)start[9] << 8;
+    if (start[6] > 1) size |= (size_t)start[10] << 16 | (size_t)start[11] << 24;
+    if (size > NPY_HEADER) { file_fail(f, MLXVK_ERROR_LIMIT, "a header of %zu bytes", size); return res; }
+    if (!file_read(f, at, header, size)) return res;
+    header[size] = 0;
+    at += size;
+    descr = npy_field(header, "'descr'");
+    order = npy_field(header, "'fortran_order'");
+    dims = npy_field(header, "'shape'");
+    if (descr && descr[0] == '\'' && descr[1] && descr[2] && descr[3]) memcpy(type, descr + 2, descr[4] == '\'' ? 2 : 3);
+    if (descr && descr[1] != '>') dtype = file_dtype(type, true);
+    if (!order || !dims || *dims != '(' || !descr) { file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"); return res; }
+    if (dtype < 0 || dtype == MLXVK_FLOAT64) { file_fail(f, MLXVK_ERROR_DTYPE, "has a dtype that is not taken: %.5s", descr); return res; }
+    for (dims++; *dims && *dims != ')'; dims += strspn(dims, " ,")) {
+        char *next;
+        unsigned long long n = strtoull(dims, &next, 10);
+        if (next == dims || ndim == MAXD || n > INT_MAX) { file_fail(f, MLXVK_ERROR_SHAPE, "has a shape that is not taken"); return res; }
+        shape[ndim++] = (int)n;
+        dims = next;
+    }
+    if (*order == 'T')                                   /* the last axis is the outermost in memory */
+        for (int i = 0; i < ndim / 2; i++) { int n = shape[i]; shape[i] = shape[ndim - 1 - i]; shape[ndim - 1 - i] = n; }
+    size = dtypes[dtype].size;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] && size > f->size / (size_t)shape[i]) { file_fail(f, MLXVK_ERROR_SHAPE, "is shorter than its shape says"); return res; }
+        size *= (size_t)shape[i];
+    }
+    res = file_array(f, at, ndim, shape, (mlxvk_dtype)dtype);
+    if (!f->code && *order == 'T') f->code = mlxvk_transpose(&res, res, f->stream);
+    return res;
+}
+
+static int give_array(struct file *f, mlxvk_array *res, const char *path)
+{
+    mlxvk_array fresh = load_array(f, path);
+    if (!f->code && !res) file_fail(f, MLXVK_ERROR_ARGUMENT, "res is NULL");
+    if (f->code) { mlxvk_array_free(fresh); return f->code; }
+    mlxvk_array_free(*res);
+    *res = fresh;
+    return 0;
+}
+
+int mlxvk_load(mlxvk_array *res, const char *file, mlxvk_stream s)
+{
+    struct file f = { .name = "load", .stream = s, .io = disk_open(file, "rb") };
+    int code = give_array(&f, res, file ? file : "NULL");
+    io_free(f.io);
+    return code;
+}
+
+int mlxvk_load_reader(mlxvk_array *res, mlxvk_io_reader in_stream, mlxvk_stream s)
+{
+    struct file f = { .name = "load_reader", .stream = s, .io = in_stream.ctx };
+    return give_array(&f, res, NULL);
+}
+
+static int save_array(struct file *f, const struct array *a)
+{
+    struct text t = { NULL, 0, 0, false };
+    uint8_t start[10] = { 0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0 };
+    if (!a) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the array is { NULL }");
+    text_add(&t, "{'descr': '%s', 'fortran_order': False, 'shape': (", file_dtypes[a->dtype].npy);
+    for (int i = 0; i < a->ndim; i++) text_add(&t, i + 1 < a->ndim || a->ndim == 1 ? "%d," : "%d", a->shape[i]);
+    text_add(&t, "), }");
+    while (!t.failed && (t.size + 11) % 64) text_add(&t, " ");
+    text_add(&t, "\n");
+    if (t.failed) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    start[8] = (uint8_t)t.size;
+    start[9] = (uint8_t)(t.size >> 8);
+    file_write(f, start, 10);
+    file_write(f, t.data, t.size);
+    if (!f->code) file_write_array(f, (mlxvk_array){ (void *)(uintptr_t)a });
+    free(t.data);
+    return f->code;
+}
+
+int mlxvk_save(const char *file, mlxvk_array a)
+{
+    struct file f = { .name = "save", .io = disk_open(file, "wb") };
+    if (f.io) save_array(&f, a.ctx);
+    return disk_finish(&f, file);
+}
+
+int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a)
+{
+    struct file f = { .name = "save_writer", .io = out_stream.ctx };
+    return save_array(&f, a.ctx);
 }
 
 /* ==== >>public: the encoder ======================================================================================= */
