@@ -151,8 +151,10 @@ d = mx.dequantize(q, s, b, bits=4, group_size=64)
 out = [y, y[:1, :1], n, r, *a, m, d, mx.argmax(y, axis=-1), x[mx.array([1, 0, 1])]]
 print([z.astype(mx.float32).reshape(-1)[::7].tolist() for z in out])
 """
-    names = ("QMM_NATIVE", "QMM_NATIVE_M1", "QMM_NATIVE_M1_REDUCE", "QMM_NATIVE_M1_REDUCE_SUBGROUP", "RMSNORM_NATIVE", "ADD_RMSNORM_NATIVE", "ROPE_NATIVE", "SDPA_NATIVE",
-             "SDPA_DECODE_D128", "ARGREDUCE_ARGMAX_LASTDIM", "COMPILED_SIGMOID_MUL_MUL_BF16", "ADD_BF16", "MUL_BF16", "FAST_QUANTIZE_DEQ_AFFINE_B4", "GATHER_ROWS_WORDS")
+    names = ("QMM_NATIVE", "QMM_NATIVE_M1", "QMM_NATIVE_M1_REDUCE", "QMM_NATIVE_M1_REDUCE_SUBGROUP", "RMSNORM_NATIVE",
+        "ADD_RMSNORM_NATIVE", "ROPE_NATIVE",
+             "SDPA_NATIVE", "SDPA_DECODE_D128", "ARGREDUCE_ARGMAX_LASTDIM", "COMPILED_SIGMOID_MUL_MUL_BF16", "ADD_BF16",
+             "MUL_BF16", "FAST_QUANTIZE_DEQ_AFFINE_B4", "GATHER_ROWS_WORDS")
     want = eval(run(code).stdout)
     for chosen in (names, names[:4], names[4:9], names[9:]):
         got = run(code, **{f"MLX_VK_ENABLE_{name}": "0" for name in chosen})

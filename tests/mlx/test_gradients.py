@@ -65,15 +65,20 @@ FUNCTIONS = {  # name: (function, shapes of the operands, kind of data)
     "gather": (lambda x: [x[I], x[:, I], x[I, I], mx.take(x, I, axis=1), x[1, 2:4]], [(5, 6)], "any"),
     "take_along_axis": (lambda x: mx.take_along_axis(x, mx.argsort(x, axis=1), axis=1), [(5, 6)], "any"),
     "scatter add": (lambda x, y: x.at[I].add(y), [(5, 6), (4, 6)], "any"),
-    "slices": (lambda x, y: [mx.slice_update(x, y, mx.array([1, 2]), (0, 1)), x[::2, ::-1], mx.slice(x, mx.array([2]), (1,), (5, 3))], [(5, 6), (2, 3)], "any"),
-    "reductions": (lambda x: [x.sum(0), x.mean(1), mx.logsumexp(x, 1), mx.var(x, axis=0), x.max(1), mx.prod(x, axis=1)], [(5, 6)], "nonzero"),
+    "slices": (lambda x, y: [mx.slice_update(x, y, mx.array([1, 2]), (0, 1)), x[::2, ::-1], mx.slice(x, mx.array([2]), (1,), (5, 3))],
+        [(5, 6), (2, 3)], "any"),
+    "reductions": (lambda x: [x.sum(0), x.mean(1), mx.logsumexp(x, 1), mx.var(x, axis=0), x.max(1), mx.prod(x, axis=1)], [(5, 6)],
+        "nonzero"),
     "scans": (lambda x: [mx.cumsum(x, axis=1), mx.cumprod(x, axis=0), mx.logcumsumexp(x, axis=1)], [(5, 6)], "nonzero"),
     "softmax": (lambda x: [mx.softmax(x, axis=-1), mx.softmax(x, axis=0), nn.log_softmax(x)], [(5, 33)], "any"),
     "sort": (lambda x: [mx.sort(x, axis=1), mx.topk(x, 3, axis=0).sum(0), mx.partition(x, 2).sum(-1)], [(5, 6)], "any"),
-    "elements": (lambda x, y: [mx.exp(x) / y, mx.power(mx.abs(x), y), mx.arctan2(x, y), mx.logaddexp(x, y), mx.maximum(x, y), mx.where(x > 0, x, y),
+    "elements": (lambda x, y: [mx.exp(x) / y, mx.power(mx.abs(x), y), mx.arctan2(x, y), mx.logaddexp(x, y), mx.maximum(x, y),
+        mx.where(x > 0, x, y),
                                mx.erf(x), mx.sigmoid(x), mx.log1p(mx.square(x)), mx.rsqrt(mx.square(y))], [(4, 5), (5,)], "nonzero"),
-    "matmul": (lambda a, b, c: [a @ b, mx.addmm(c, a, b, alpha=0.5, beta=2.0), mx.einsum("bij,jk->bk", a, b)], [(2, 5, 7), (7, 4), (4,)], "any"),
-    "shapes": (lambda x: [x.T.reshape(3, 10), mx.pad(x, 1), mx.tile(x, (2, 1)), mx.concatenate([x, x[:2]]), mx.roll(x, 1, 0), mx.tril(x), mx.repeat(x, 2, 0)], [(5, 6)], "any"),
+    "matmul": (lambda a, b, c: [a @ b, mx.addmm(c, a, b, alpha=0.5, beta=2.0), mx.einsum("bij,jk->bk", a, b)], [(2, 5, 7), (7, 4), (4,)],
+        "any"),
+    "shapes": (lambda x: [x.T.reshape(3, 10), mx.pad(x, 1), mx.tile(x, (2, 1)), mx.concatenate([x, x[:2]]), mx.roll(x, 1, 0), mx.tril(x),
+        mx.repeat(x, 2, 0)], [(5, 6)], "any"),
     "fft": (lambda x: mx.abs(mx.fft.rfft(x)), [(3, 12)], "any"),
     "hadamard": (mx.hadamard_transform, [(3, 32)], "any"),
     "gather_mm": (lambda a, b: mx.gather_mm(a, b, mx.array([0, 2]), mx.array([1, 1])), [(3, 4, 8), (2, 8, 5)], "any"),
@@ -90,7 +95,8 @@ def test_gradient(name):
 def test_gradient_of_halves(name):
     function, shapes, kind = FUNCTIONS[name]
     for dtype in HALVES:
-        check(lambda *x: gradients(function, len(x))(*x)[1], *arrays(name, *shapes, kind=kind, dtype=dtype), tolerance=12, scale=None, what=f"{name} {name_of(dtype)}")
+        check(lambda *x: gradients(function, len(x))(*x)[1], *arrays(name, *shapes, kind=kind, dtype=dtype), tolerance=12, scale=None,
+            what=f"{name} {name_of(dtype)}")
 
 
 @pytest.mark.parametrize("bits, mode", ((4, "affine"), (8, "affine"), (4, "mxfp4")))
@@ -111,7 +117,8 @@ def test_gradient_of_gather_qmm():
     x, w = arrays("gather_qmm", (4, 1, 64), (3, 32, 64), kind="small")
     parts = on(mx.cpu, lambda: mx.quantize(w, bits=4, group_size=32))
     i = mx.array([2, 0, 0, 1])
-    check(lambda x, *p: mx.grad(lambda x: mx.square(mx.gather_qmm(x, *p, rhs_indices=i, bits=4, group_size=32)).sum())(x), x, *parts, **GRADIENT)
+    check(lambda x, *p: mx.grad(lambda x: mx.square(mx.gather_qmm(x, *p, rhs_indices=i, bits=4, group_size=32)).sum())(x), x, *parts,
+        **GRADIENT)
 
 
 def test_second_order():
@@ -119,7 +126,8 @@ def test_second_order():
     check(lambda x: mx.grad(lambda x: mx.grad(lambda y: (mx.sin(y) * y).sum())(x).sum())(x), x, **GRADIENT)
 
 
-JVP = ("mlp", "attention block", "reductions", "elements", "matmul", "softmax", "gather", "rms_norm", "layer_norm", "rope", "sdpa", "slices")
+JVP = ("mlp", "attention block", "reductions", "elements", "matmul", "softmax", "gather", "rms_norm", "layer_norm", "rope", "sdpa",
+    "slices")
 
 
 @pytest.mark.parametrize("name", JVP)
@@ -128,7 +136,8 @@ def test_jvp(name):
     primals, tangents = arrays(name, *shapes, kind=kind), arrays(name + " tangents", *shapes)
     if name == "reductions":  # the others have no jvp
         def function(x): return [x.sum(0), x.mean(1)]
-    check(lambda *x: mx.jvp(lambda *y: flatten(function(*y)), list(x[:len(shapes)]), list(x[len(shapes):])), *primals, *tangents, **GRADIENT, what=name)
+    check(lambda *x: mx.jvp(lambda *y: flatten(function(*y)), list(x[:len(shapes)]), list(x[len(shapes):])), *primals, *tangents,
+        **GRADIENT, what=name)
 
 
 def test_vjp_of_several_outputs():
@@ -146,7 +155,8 @@ VMAPS = {
     "gather": (lambda x, i: [x[i.astype(mx.int32) % 4], mx.take_along_axis(x, mx.argsort(x, axis=0), axis=0)], [(3, 4, 5), (3, 2)], 0, 0),
     "scatter": (lambda x, y: x.at[mx.array([1, 0])].add(y), [(3, 4, 5), (3, 2, 5)], 0, 0),
     "slices": (lambda x, y: [mx.slice_update(x, y, mx.array([1]), (0,)), x[::2]], [(3, 4, 5), (3, 2, 5)], 0, 0),
-    "shapes": (lambda x: [mx.concatenate([x, x]), x.reshape(-1), mx.split(x, 2)[1], mx.broadcast_to(x, (2, 4, 5)), mx.expand_dims(x, 0)], [(3, 4, 5)], 0, 0),
+    "shapes": (lambda x: [mx.concatenate([x, x]), x.reshape(-1), mx.split(x, 2)[1], mx.broadcast_to(x, (2, 4, 5)), mx.expand_dims(x, 0)],
+        [(3, 4, 5)], 0, 0),
     "conv": (lambda x, w: mx.conv1d(x, w), [(3, 2, 9, 4), (5, 2, 4)], (0, None), 0),
     "norms": (lambda x, w: [mx.fast.rms_norm(x, w, 1e-5), mx.fast.layer_norm(x, w, w, 1e-5)], [(3, 4, 6), (6,)], (0, None), 0),
     "sdpa": (lambda q: mx.fast.scaled_dot_product_attention(q, q, q, scale=0.5), [(3, 1, 2, 5, 8)], 0, 0),

@@ -13,7 +13,8 @@ from support import *
 
 mlx_lm = pytest.importorskip("mlx_lm")
 from mlx_lm.generate import batch_generate, generate_step  # noqa: E402
-from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache, load_prompt_cache, make_prompt_cache, save_prompt_cache, trim_prompt_cache  # noqa: E402
+from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache, make_prompt_cache  # noqa: E402
+from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache, trim_prompt_cache  # noqa: E402
 from mlx_lm.sample_utils import make_logits_processors, make_sampler  # noqa: E402
 
 MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models", "tiny-qwen3")

@@ -405,10 +405,12 @@ def test_out_of_memory_in_a_thread_and_by_async_eval():
 
 
 ERRORS = {
-    "matmul": lambda: mx.ones((2, 3)) @ mx.ones((2, 3)), "broadcast": lambda: mx.ones(3) + mx.ones(4), "reshape": lambda: mx.ones(6).reshape(4),
+    "matmul": lambda: mx.ones((2, 3)) @ mx.ones((2, 3)), "broadcast": lambda: mx.ones(3) + mx.ones(4),
+    "reshape": lambda: mx.ones(6).reshape(4),
     "axis": lambda: mx.sum(mx.ones(3), axis=2), "concatenate": lambda: mx.concatenate([mx.ones((2, 3)), mx.ones((3, 2))]),
     "conv": lambda: mx.conv1d(mx.ones((1, 4, 3)), mx.ones((2, 2, 5))), "softmax": lambda: mx.softmax(mx.ones((2, 2)), axis=5),
-    "rms_norm": lambda: mx.fast.rms_norm(mx.ones((2, 4)), mx.ones(5), 1e-5), "sdpa": lambda: mx.fast.scaled_dot_product_attention(mx.ones((1, 2, 3, 4)), mx.ones((1, 3, 3, 4)), mx.ones((1, 3, 3, 4)), scale=1),
+    "rms_norm": lambda: mx.fast.rms_norm(mx.ones((2, 4)), mx.ones(5), 1e-5),
+    "sdpa": lambda: mx.fast.scaled_dot_product_attention(mx.ones((1, 2, 3, 4)), mx.ones((1, 3, 3, 4)), mx.ones((1, 3, 3, 4)), scale=1),
     "quantize": lambda: mx.quantize(mx.ones((4, 33))), "negative bool": lambda: -mx.array([True]), "split": lambda: mx.split(mx.ones(5), 2),
     "item": lambda: mx.ones(3).item(), "take": lambda: mx.take(mx.ones(3), mx.ones(2)), "argmax": lambda: mx.argmax(mx.zeros((0,))),
     "max of nothing": lambda: mx.max(mx.zeros((0, 3)), axis=0), "key": lambda: mx.random.uniform(key=mx.array([1, 2, 3])),

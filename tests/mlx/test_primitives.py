@@ -33,8 +33,10 @@ UNARY = {  # name: (dtypes, kind of data)
 LOOSER = {"sigmoid": 2, "degrees": 4, "radians": 2, "logaddexp": 2, "power": 4, "tan": 4, "rsqrt": 2, "erfinv": 4, "arccosh": 2}
 # Computed in the half type by definition. (The CPU's remainder of float16 has the wrong sign.)
 OWN = ("to_fp8", "round", "floor_divide", "nan_to_num")
-SPECIAL = ("abs", "negative", "square", "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sinh", "cosh", "arctan", "arcsinh",
-           "arcsin", "arccosh", "arctanh", "erf", "erfinv", "sigmoid", "floor", "ceil", "round", "sign", "rsqrt", "reciprocal", "log2", "log10")
+SPECIAL = ("abs", "negative", "square", "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sinh", "cosh", "arctan",
+           "arcsinh",
+           "arcsin", "arccosh", "arctanh", "erf", "erfinv", "sigmoid", "floor", "ceil", "round", "sign", "rsqrt", "reciprocal",
+           "log2", "log10")
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -44,7 +46,8 @@ def test_unary(name):
         rng = seeded(name, name_of(dtype))
         for shape in sample(SHAPES, 2, name, name_of(dtype)):
             base, view = operand(rng, dtype, shape, kind)
-            check(lambda x: function(view(x)), base, tolerance=LOOSER.get(name, 1), own=name in OWN, what=f"{name} {name_of(dtype)} {shape}")
+            check(lambda x: function(view(x)), base, tolerance=LOOSER.get(name, 1), own=name in OWN,
+                what=f"{name} {name_of(dtype)} {shape}")
 
 
 @pytest.mark.parametrize("name", SPECIAL)
@@ -58,7 +61,8 @@ NUMBERS = ALL[1:]
 COMPARABLE = {name: (ALL, "small") for name in ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")}
 BITWISE = {name: ((mx.bool_,) + INTS, "any") for name in ("bitwise_and", "bitwise_or", "bitwise_xor")}
 BINARY = {
-    "add": (ALL, "any"), "subtract": (NUMBERS, "any"), "multiply": (ALL, "any"), "divide": (COMPLEX_TOO[:3] + (mx.int32, mx.uint8, mx.complex64), "nonzero"),
+    "add": (ALL, "any"), "subtract": (NUMBERS, "any"), "multiply": (ALL, "any"),
+    "divide": (COMPLEX_TOO[:3] + (mx.int32, mx.uint8, mx.complex64), "nonzero"),
     "maximum": (ALL, "any"), "minimum": (ALL, "any"), "power": (INTS[2:4] + UNSIGNED[1:3] + FLOATS, "positive"),
     "floor_divide": (INTS + FLOATS, "nonzero"), "remainder": (INTS + FLOATS, "nonzero"), "divmod": (INTS + (mx.float32,), "nonzero"),
     "arctan2": (FLOATS, "any"), "logaddexp": (FLOATS, "any"), "logical_and": (ALL, "small"), "logical_or": (ALL, "small"),
@@ -185,31 +189,48 @@ SORT = [{}, {"axis": 0}, {"axis": 1}, {"axis": None}]
 for name in ("sort", "argsort"):
     row(name, ALL[:-1], (3, 5, 37))(many(getattr(mx, name), *SORT))
 row("long sort", (mx.float32, mx.int32), (2, 3001))(lambda x: [mx.sort(x), mx.argsort(x)])
-row("partition", SOME[:4] + FLOATS, (4, 41))(lambda x: [mx.sort(mx.partition(x, 7)[..., :8]), mx.partition(x, 2, axis=0)[2], mx.sort(mx.topk(x, 5))])
+row("partition", SOME[:4] + FLOATS, (4, 41))(lambda x: [mx.sort(mx.partition(x, 7)[..., :8]), mx.partition(x, 2, axis=0)[2],
+    mx.sort(mx.topk(x, 5))])
 row("argpartition", FLOATS, (4, 41))(lambda x: mx.sort(mx.take_along_axis(x, mx.argpartition(x, 6), axis=-1)[..., :7]))
-row("softmax", FLOATS, (3, 5, 133), tolerance=4, scale=0.01)(many(mx.softmax, {"axis": -1}, {"axis": -1, "precise": True}, {"axis": 1}, {"axis": (0, 1)}, {}))
+row("softmax", FLOATS, (3, 5, 133), tolerance=4, scale=0.01)(many(mx.softmax, {"axis": -1}, {"axis": -1, "precise": True}, {"axis": 1},
+    {"axis": (0, 1)}, {}))
 row("softmax of infinities", FLOATS, (4, 9), kind="small")(lambda x: mx.softmax(mx.where(mx.arange(9) > 4, -math.inf, x), axis=-1))
 
 # Shapes and copies: bit by bit.
 COPIES = {"bits": True}
-row("reshape", SOME, (3, 4, 5), **COPIES)(lambda x: [x.reshape(12, 5), x.reshape(-1), x.reshape(5, 2, 2, 3), x.flatten(1), x.flatten(0, 1), mx.unflatten(x, 1, (2, 2))])
-row("axes", SOME, (3, 1, 5), **COPIES)(lambda x: [x.T, mx.squeeze(x, 1), x[None, :, :, None], mx.moveaxis(x, 0, -1), mx.swapaxes(x, 0, 2), mx.expand_dims(x, (0, 3)), *mx.atleast_3d(x, x)])
+row("reshape", SOME, (3, 4, 5), **COPIES)(lambda x: [x.reshape(12, 5), x.reshape(-1), x.reshape(5, 2, 2, 3), x.flatten(1),
+    x.flatten(0, 1), mx.unflatten(x, 1, (2, 2))])
+row("axes", SOME, (3, 1, 5), **COPIES)(lambda x: [x.T, mx.squeeze(x, 1), x[None, :, :, None], mx.moveaxis(x, 0, -1), mx.swapaxes(x, 0, 2),
+    mx.expand_dims(x, (0, 3)), *mx.atleast_3d(x, x)])
 # MLX 0.30.3 marks the parts of a reversed array as contiguous, on every device.
-row("split", SOME, (4, 9), views=(transposed, stepped, shifted, broadcast), **COPIES)(lambda x: mx.split(x, 2) + mx.split(x, 3, axis=1) + mx.split(x, [1, 4, 6], axis=1))
-row("concatenate", ALL, (4, 3), (4, 2), (4, 5), **COPIES)(lambda *x: [mx.concatenate(x, axis=1), mx.concatenate([a.reshape(-1) for a in x]), mx.stack([x[0], x[0] + x[0]], axis=1)])
+row("split", SOME, (4, 9), views=(transposed, stepped, shifted, broadcast), **COPIES)(
+    lambda x: mx.split(x, 2) + mx.split(x, 3, axis=1) + mx.split(x, [1, 4, 6], axis=1))
+row("concatenate", ALL, (4, 3), (4, 2), (4, 5), **COPIES)(lambda *x: [mx.concatenate(x, axis=1),
+    mx.concatenate([a.reshape(-1) for a in x]), mx.stack([x[0], x[0] + x[0]], axis=1)])
 row("many concatenated", FLOATS, (2, 3), **COPIES)(lambda x: mx.concatenate([x[:, :i % 3 + 1] for i in range(25)], axis=1))
-row("repeat", SOME, (3, 4), **COPIES)(lambda x: [mx.repeat(x, 3, axis=1), mx.repeat(x, 2), mx.tile(x, (2, 1, 3)), mx.roll(x, 2, 1), mx.roll(x, (1, -2), (0, 1)), mx.roll(x, 5)])
-row("pad", ALL, (3, 4), **COPIES)(lambda x: [mx.pad(x, 1), mx.pad(x, ((0, 2), (3, 0)), constant_values=1), mx.pad(x, ((2, 1), (0, 3)), mode="edge")])
-row("slices", ALL, (7, 5, 6), **COPIES)(lambda x: [x[1:6:2], x[::-1, 3], x[..., -1], x[5:1:-2, :, ::3], x[2:2], x[:, None, 1:3], x[-3:, -1:, ::-1]])
-row("slice copies", SOME, (7, 5, 6), **COPIES)(lambda x: [mx.contiguous(x[1:6:2]), mx.contiguous(x.T, allow_col_major=True), mx.contiguous(x[::-1, 3])])
-row("broadcast", SOME, (3, 1, 4), (5, 1), **COPIES)(lambda a, b: [*mx.broadcast_arrays(a, b), mx.broadcast_to(a, (2, 3, 6, 4)), *mx.meshgrid(b.reshape(-1), b.reshape(-1))])
-row("as_strided", SOME, (40,), views=False, **COPIES)(lambda x: [mx.as_strided(x, (5, 4), (3, 2), 7), mx.as_strided(x, (3, 3, 3), (1, 1, 0), 2), mx.as_strided(x, (4, 4), (8, -1), 5)])
-row("diagonals", (mx.bool_, mx.uint8, mx.int16) + FLOATS, (5, 6), **COPIES)(lambda x: [mx.diagonal(x), mx.diagonal(x, -1), mx.diag(x[0], 1), mx.diag(x), mx.tril(x), mx.triu(x, 1)])
+row("repeat", SOME, (3, 4), **COPIES)(lambda x: [mx.repeat(x, 3, axis=1), mx.repeat(x, 2), mx.tile(x, (2, 1, 3)), mx.roll(x, 2, 1),
+    mx.roll(x, (1, -2), (0, 1)), mx.roll(x, 5)])
+row("pad", ALL, (3, 4), **COPIES)(lambda x: [mx.pad(x, 1), mx.pad(x, ((0, 2), (3, 0)), constant_values=1),
+    mx.pad(x, ((2, 1), (0, 3)), mode="edge")])
+row("slices", ALL, (7, 5, 6), **COPIES)(lambda x: [x[1:6:2], x[::-1, 3], x[..., -1], x[5:1:-2, :, ::3], x[2:2], x[:, None, 1:3],
+    x[-3:, -1:, ::-1]])
+row("slice copies", SOME, (7, 5, 6), **COPIES)(lambda x: [mx.contiguous(x[1:6:2]), mx.contiguous(x.T, allow_col_major=True),
+    mx.contiguous(x[::-1, 3])])
+row("broadcast", SOME, (3, 1, 4), (5, 1), **COPIES)(lambda a, b: [*mx.broadcast_arrays(a, b), mx.broadcast_to(a, (2, 3, 6, 4)),
+    *mx.meshgrid(b.reshape(-1), b.reshape(-1))])
+row("as_strided", SOME, (40,), views=False, **COPIES)(lambda x: [mx.as_strided(x, (5, 4), (3, 2), 7),
+    mx.as_strided(x, (3, 3, 3), (1, 1, 0), 2), mx.as_strided(x, (4, 4), (8, -1), 5)])
+row("diagonals", (mx.bool_, mx.uint8, mx.int16) + FLOATS, (5, 6), **COPIES)(
+    lambda x: [mx.diagonal(x), mx.diagonal(x, -1), mx.diag(x[0], 1), mx.diag(x), mx.tril(x), mx.triu(x, 1)])
 row("trace", INTS_AND_FLOATS, (5, 6), scale=4)(lambda x: [mx.trace(x), mx.trace(x, 1)])
-row("setitem", ALL, (6, 7), (3, 7), **COPIES)(lambda x, y: [put(x, y, cut) for cut in (slice(0, 3), slice(None, None, 2), slice(5, 2, -1), slice(3, 6))] + [put(x, True, (slice(1, 4), slice(2, None, 3)))])
-row("dynamic slices", SOME, (6, 7), (2, 3), **COPIES)(lambda x, y: [mx.slice(x, mx.array([2, 1]), (0, 1), (3, 4)), mx.slice(x, mx.array([1]), (1,), (6, 2)), mx.slice_update(x, y, mx.array([3, 2]), (0, 1))])
-row("view", (mx.float32, mx.int32, mx.uint32), (4, 6), **COPIES)(lambda x: [x.view(t) for t in (mx.uint8, mx.float16, mx.int16, mx.uint32, mx.complex64, mx.int64)])
-row("view of views", (mx.int16, mx.uint8, mx.float16), (4, 8), **COPIES)(lambda x: [x.view(mx.uint32), x[:, ::2].view(mx.int8), x[1].view(mx.uint16)])
+row("setitem", ALL, (6, 7), (3, 7), **COPIES)(lambda x, y: [put(x, y, cut) for cut in (slice(0, 3), slice(None, None, 2), slice(5, 2, -1),
+    slice(3, 6))] + [put(x, True, (slice(1, 4), slice(2, None, 3)))])
+row("dynamic slices", SOME, (6, 7), (2, 3), **COPIES)(lambda x, y: [mx.slice(x, mx.array([2, 1]), (0, 1), (3, 4)),
+    mx.slice(x, mx.array([1]), (1,), (6, 2)), mx.slice_update(x, y, mx.array([3, 2]), (0, 1))])
+row("view", (mx.float32, mx.int32, mx.uint32), (4, 6), **COPIES)(
+    lambda x: [x.view(t) for t in (mx.uint8, mx.float16, mx.int16, mx.uint32, mx.complex64, mx.int64)])
+row("view of views", (mx.int16, mx.uint8, mx.float16), (4, 8), **COPIES)(
+    lambda x: [x.view(mx.uint32), x[:, ::2].view(mx.int8), x[1].view(mx.uint16)])
 row("copies", ALL, (5, 7), **COPIES)(lambda x: [mx.array(x), x.__copy__(), mx.contiguous(x), mx.depends(x, x[0])])
 
 
@@ -227,7 +248,8 @@ def test_reductions_of_overlapping_rows():
         for axis in (None, 0, 1, 2, (0, 2), (1, 2)):
             for name in ("sum", "max", "min"):
                 got, want = as_numpy(getattr(mx, name)(x, axis=axis)), getattr(wide, name)(axis=axis)
-                assert np.allclose(got, want, rtol=TOLERANCE.get(dtype, 0), atol=20 * TOLERANCE.get(dtype, 0)), f"{name} {name_of(dtype)} {axis}"
+                assert np.allclose(got, want, rtol=TOLERANCE.get(dtype, 0),
+                    atol=20 * TOLERANCE.get(dtype, 0)), f"{name} {name_of(dtype)} {axis}"
 
 
 def test_nan_stays_in_scans():
@@ -238,7 +260,8 @@ def test_nan_stays_in_scans():
         for axis in (0, 1):
             for name, function in (("cummax", np.maximum), ("cummin", np.minimum)):
                 got = getattr(mx, name)(y, axis=axis)
-                assert np.array_equal(as_numpy(got), function.accumulate(as_numpy(y), axis=axis), equal_nan=True), f"{name} {name_of(dtype)}"
+                assert np.array_equal(as_numpy(got), function.accumulate(as_numpy(y), axis=axis),
+                    equal_nan=True), f"{name} {name_of(dtype)}"
 
 
 # Creation takes no operand but its dtype. MLX's GPUs do not scatter what has 8 bytes.
@@ -246,7 +269,8 @@ SCATTERED = tuple(t for t in REAL if t.size <= 4)
 CREATION = {
     "arange": lambda t: [mx.arange(37, dtype=t), mx.arange(3, 90, 7, dtype=t), mx.arange(50, 1, -3, dtype=t), mx.arange(0, dtype=t)],
     "fractions": lambda t: [mx.arange(1, 5, 0.25, dtype=t)],
-    "full": lambda t: [mx.full((3, 5), 7, dtype=t), mx.full((), 1, dtype=t), mx.full((0, 2), 1, dtype=t), mx.zeros((4, 3), t), mx.ones((2, 1, 3), t),
+    "full": lambda t: [mx.full((3, 5), 7, dtype=t), mx.full((), 1, dtype=t), mx.full((0, 2), 1, dtype=t), mx.zeros((4, 3), t),
+        mx.ones((2, 1, 3), t),
                        mx.full((3, 4), mx.array([1, 2, 3, 4]), dtype=t)],
     "eye": lambda t: [mx.eye(5, dtype=t), mx.eye(3, 6, 2, dtype=t), mx.identity(4, dtype=t), mx.tri(4, 5, -1, dtype=t)],
     "linspace": lambda t: [mx.linspace(0, 10, 11, dtype=t), mx.linspace(1, 9, 5, dtype=t)],
@@ -277,22 +301,28 @@ def assigned(*index):
     return lambda x, y: put(x, y, index if len(index) > 1 else index[0])
 
 
-row("gather", GATHERED, (6, 7, 3), **COPIES)(lambda x: [x[I], x[:, I], x[I, I], x[J, I], x[..., mx.array([2, 0])], x[I, 1:6:2], x[1, J, ::2], mx.take(x, I), mx.take(x, J, axis=1), mx.take(x, 3, axis=0)])
+row("gather", GATHERED, (6, 7, 3), **COPIES)(lambda x: [x[I], x[:, I], x[I, I], x[J, I], x[..., mx.array([2, 0])], x[I, 1:6:2],
+    x[1, J, ::2], mx.take(x, I), mx.take(x, J, axis=1), mx.take(x, 3, axis=0)])
 row("gather rows", SOME, (9, 64), **COPIES)(lambda x: [x[mx.array([[8, 1], [0, 0]], dtype=t)] for t in INTS])
-row("gather_axis", GATHERED, (6, 7), **COPIES)(lambda x: [mx.take_along_axis(x, mx.argsort(x.astype(mx.float32).real, axis=a), axis=a) for a in (0, 1)] if x.dtype != mx.complex64 else [mx.take_along_axis(x, I[:, None] % 6, axis=0)])
+row("gather_axis", GATHERED, (6, 7), **COPIES)(lambda x: [mx.take_along_axis(x, mx.argsort(x.astype(mx.float32).real, axis=a),
+    axis=a) for a in (0, 1)] if x.dtype != mx.complex64 else [mx.take_along_axis(x, I[:, None] % 6, axis=0)])
 row("scatter", (mx.bool_, mx.int8, mx.uint16, mx.int32, mx.uint32) + FLOATS, (6, 4), (4, 4), **COPIES)(assigned(UNIQUE))
 row("scatter columns", (mx.int8, mx.uint16, mx.int32) + FLOATS, (5, 6), (5, 4), **COPIES)(assigned(slice(None), UNIQUE))
 row("scatter elements", (mx.int8, mx.int32) + FLOATS, (6, 7), (4,), **COPIES)(assigned(UNIQUE, mx.array([0, 6, 2, 2])))
 row("scatter slices", (mx.int32,) + FLOATS, (6, 7), (4, 2), **COPIES)(assigned(UNIQUE, slice(1, 6, 3)))
-row("put_along_axis", (mx.int8, mx.int32) + FLOATS, (6, 7), (6, 2), **COPIES)(lambda x, y: mx.put_along_axis(x, mx.broadcast_to(mx.array([[3, 0]]), (6, 2)), y, axis=1))
+row("put_along_axis", (mx.int8, mx.int32) + FLOATS, (6, 7), (6, 2), **COPIES)(
+    lambda x, y: mx.put_along_axis(x, mx.broadcast_to(mx.array([[3, 0]]), (6, 2)), y, axis=1))
 for name in ("add", "subtract", "maximum", "minimum"):
     row(f"at {name}", SUMMED, (6, 4), (5, 4), scale=4)(added(name, I))
 row("at multiply", SUMMED, (6, 4), (5, 4), kind="near one")(added("multiply", I))
 row("at divide", FLOATS, (6, 4), (4, 4), kind="near one")(added("divide", UNIQUE))
 row("at add slices", (mx.int32,) + FLOATS, (6, 9), (5, 3))(added("add", I, slice(0, 9, 3)))
-row("at nan", FLOATS, (6, 4), (5, 4), kind="special")(lambda x, y: [x.at[I].add(y), x.at[I].multiply(y)])  # max and min: undefined, but they end
-row("at nan, ending", FLOATS, (6, 4), (5, 4), kind="special")(lambda x, y: [mx.isnan(f(y)[0:1, 0:0]) for f in (x.at[I].maximum, x.at[I].minimum)])
-row("masked", SOME, (6, 7), (9,), **COPIES)(lambda x, y: [masked(x, y, m) for m in (mx.arange(42).reshape(6, 7) % 5 == 1, mx.arange(6) == 3)])
+row("at nan", FLOATS, (6, 4), (5, 4), kind="special")(lambda x, y: [x.at[I].add(y),
+    x.at[I].multiply(y)])  # max and min: undefined, but they end
+row("at nan, ending", FLOATS, (6, 4), (5, 4), kind="special")(
+    lambda x, y: [mx.isnan(f(y)[0:1, 0:0]) for f in (x.at[I].maximum, x.at[I].minimum)])
+row("masked", SOME, (6, 7), (9,), **COPIES)(lambda x, y: [masked(x, y, m) for m in (mx.arange(42).reshape(6, 7) % 5 == 1,
+    mx.arange(6) == 3)])
 
 
 def masked(x, y, mask):
@@ -302,39 +332,55 @@ def masked(x, y, mask):
 
 
 # Products.
-row("matmul", FLOATS + (mx.complex64,), (5, 33), (33, 7), scale=8)(lambda a, b: [a @ b, (b.T @ a.T), a[0] @ b, a @ b[:, 0], a[:1] @ b, a[1] @ b[:, 1]])
+row("matmul", FLOATS + (mx.complex64,), (5, 33), (33, 7), scale=8)(
+    lambda a, b: [a @ b, (b.T @ a.T), a[0] @ b, a @ b[:, 0], a[:1] @ b, a[1] @ b[:, 1]])
 row("batched matmul", FLOATS, (2, 1, 5, 17), (3, 17, 6), scale=8)(lambda a, b: [a @ b, mx.swapaxes(b, 1, 2) @ mx.swapaxes(a, 2, 3)])
 row("large matmul", FLOATS, (70, 130), (130, 65), scale=16)(lambda a, b: a @ b)
 row("empty matmul", FLOATS, (3, 0), (0, 4), views=False)(lambda a, b: [a @ b, mx.addmm(mx.array(1, a.dtype), a, b)])
-row("addmm", FLOATS, (5, 9), (9, 7), (7,), (5, 7), scale=8)(lambda a, b, c, d: [mx.addmm(c, a, b), mx.addmm(d, a, b, alpha=0.5, beta=2.0), mx.addmm(c, a[0], b), mx.addmm(d[0, :1], a, b)])
-row("products", FLOATS, (3, 4, 5), (5, 4), scale=8)(lambda a, b: [mx.tensordot(a, b, 1), mx.tensordot(a, b, ([1, 2], [1, 0])), mx.inner(a, b.T), mx.kron(a[0], b[:2, :2]), mx.outer(a[0, 0], b[0])])
-row("einsum", FLOATS, (3, 4, 5), (5, 4), scale=8)(lambda a, b: [mx.einsum("ijk,kl->ijl", a, b), mx.einsum("ijk,kj->i", a, b), mx.einsum("iij->j", a[:, :3]), mx.einsum("ijk->kij", a)])
+row("addmm", FLOATS, (5, 9), (9, 7), (7,), (5, 7), scale=8)(lambda a, b, c, d: [mx.addmm(c, a, b), mx.addmm(d, a, b, alpha=0.5, beta=2.0),
+    mx.addmm(c, a[0], b), mx.addmm(d[0, :1], a, b)])
+row("products", FLOATS, (3, 4, 5), (5, 4), scale=8)(lambda a, b: [mx.tensordot(a, b, 1), mx.tensordot(a, b, ([1, 2], [1, 0])),
+    mx.inner(a, b.T), mx.kron(a[0], b[:2, :2]), mx.outer(a[0, 0], b[0])])
+row("einsum", FLOATS, (3, 4, 5), (5, 4), scale=8)(lambda a, b: [mx.einsum("ijk,kl->ijl", a, b), mx.einsum("ijk,kj->i", a, b),
+    mx.einsum("iij->j", a[:, :3]), mx.einsum("ijk->kij", a)])
 row("block_masked_mm", (mx.float32,), (64, 96), (96, 40), views=False, scale=12)(lambda a, b: [
     mx.block_masked_mm(a, b, 32, mx.array([[True, False], [True, True]]), None, None),
-    mx.block_masked_mm(a, b, 32, None, mx.array([[True, False, True], [True, True, False]]), mx.array([[True, True], [False, True], [True, True]]))])
+    mx.block_masked_mm(a, b, 32, None, mx.array([[True, False, True], [True, True, False]]),
+        mx.array([[True, True], [False, True], [True, True]]))])
 row("gather_mm", (mx.float32,), (4, 3, 16), (5, 16, 7), scale=8)(lambda a, b: [
     mx.gather_mm(a, b, mx.array([0, 3, 3]), mx.array([4, 0, 1])), mx.gather_mm(a, b, None, mx.array([1, 1, 2, 4]), sorted_indices=True),
     mx.gather_mm(a[:, :1], b, mx.array([[1], [2]]), mx.array([[0, 2, 2]]))])
-row("segmented_mm", (mx.float32,), (9, 32), (32, 7), scale=8)(lambda a, b: mx.segmented_mm(a, b, mx.array([[0, 8], [8, 8], [8, 31], [5, 32]], dtype=mx.uint32)))
-row("hadamard", FLOATS, (3, 64), scale=None, tolerance=4)(lambda x: [mx.hadamard_transform(x), mx.hadamard_transform(x, 1.0), mx.hadamard_transform(x[:, :12]), mx.hadamard_transform(x[:, :40])])
+row("segmented_mm", (mx.float32,), (9, 32), (32, 7), scale=8)(
+    lambda a, b: mx.segmented_mm(a, b, mx.array([[0, 8], [8, 8], [8, 31], [5, 32]], dtype=mx.uint32)))
+row("hadamard", FLOATS, (3, 64), scale=None, tolerance=4)(lambda x: [mx.hadamard_transform(x), mx.hadamard_transform(x, 1.0),
+    mx.hadamard_transform(x[:, :12]), mx.hadamard_transform(x[:, :40])])
 
 # Convolutions.
 CONV = {"scale": 8, "tolerance": 2}
 CONVOLVED = (mx.float32, mx.float16)
-row("conv1d", CONVOLVED, (2, 17, 4), (6, 3, 4), **CONV)(lambda x, w: [mx.conv1d(x, w), mx.conv1d(x, w, stride=2, padding=1), mx.conv1d(x, w, dilation=2), mx.conv1d(x, w[:, :, :2], groups=2)])
-row("conv2d", CONVOLVED, (2, 9, 11, 4), (6, 3, 3, 4), **CONV)(lambda x, w: [mx.conv2d(x, w), mx.conv2d(x, w, stride=(2, 1), padding=(1, 2)), mx.conv2d(x, w, dilation=(1, 2)), mx.conv2d(x, w[..., :2], groups=2), mx.conv2d(x, w[:, :1, :1])])
+row("conv1d", CONVOLVED, (2, 17, 4), (6, 3, 4), **CONV)(lambda x, w: [mx.conv1d(x, w), mx.conv1d(x, w, stride=2, padding=1),
+    mx.conv1d(x, w, dilation=2), mx.conv1d(x, w[:, :, :2], groups=2)])
+row("conv2d", CONVOLVED, (2, 9, 11, 4), (6, 3, 3, 4), **CONV)(
+    lambda x, w: [mx.conv2d(x, w), mx.conv2d(x, w, stride=(2, 1), padding=(1, 2)), mx.conv2d(x, w, dilation=(1, 2)),
+    mx.conv2d(x, w[..., :2], groups=2), mx.conv2d(x, w[:, :1, :1])])
 row("depthwise", CONVOLVED, (1, 9, 9, 8), (8, 3, 3, 1), **CONV)(lambda x, w: mx.conv2d(x, w, padding=1, groups=8))
 row("conv3d", CONVOLVED, (1, 5, 6, 7, 3), (4, 2, 3, 2, 3), **CONV)(lambda x, w: [mx.conv3d(x, w), mx.conv3d(x, w, stride=2, padding=1)])
-row("conv_transpose", CONVOLVED, (2, 7, 4), (6, 3, 4), **CONV)(lambda x, w: [mx.conv_transpose1d(x, w, stride=2, padding=1, output_padding=1), mx.conv_transpose1d(x, w)])
-row("conv_transpose2d", CONVOLVED, (1, 5, 6, 4), (3, 3, 2, 4), **CONV)(lambda x, w: [mx.conv_transpose2d(x, w, stride=2), mx.conv_transpose2d(x, w, padding=1, dilation=2)])
+row("conv_transpose", CONVOLVED, (2, 7, 4), (6, 3, 4), **CONV)(
+    lambda x, w: [mx.conv_transpose1d(x, w, stride=2, padding=1, output_padding=1), mx.conv_transpose1d(x, w)])
+row("conv_transpose2d", CONVOLVED, (1, 5, 6, 4), (3, 3, 2, 4), **CONV)(
+    lambda x, w: [mx.conv_transpose2d(x, w, stride=2), mx.conv_transpose2d(x, w, padding=1, dilation=2)])
 row("conv_transpose3d", CONVOLVED, (1, 3, 4, 3, 4), (2, 2, 3, 2, 4), **CONV)(lambda x, w: mx.conv_transpose3d(x, w, stride=2))
-row("conv_general", CONVOLVED, (1, 8, 9, 2), (3, 2, 3, 2), **CONV)(lambda x, w: [mx.conv_general(x, w, stride=2, padding=([1, 0], [2, 1]), input_dilation=2), mx.conv_general(x, w, kernel_dilation=2, flip=True)])
+row("conv_general", CONVOLVED, (1, 8, 9, 2), (3, 2, 3, 2), **CONV)(
+    lambda x, w: [mx.conv_general(x, w, stride=2, padding=([1, 0], [2, 1]), input_dilation=2),
+    mx.conv_general(x, w, kernel_dilation=2, flip=True)])
 row("convolve", (mx.float32,), (23,), (6,), **CONV)(lambda a, v: [mx.convolve(a, v, m) for m in ("full", "same", "valid")])
 
 # Fourier.
 FFT = {"scale": None, "tolerance": 20}
-row("fft", (mx.complex64, mx.float32), (3, 30), **FFT)(lambda x: [mx.fft.fft(x), mx.fft.ifft(x), mx.fft.fft(x, axis=0), mx.fft.fft(x, n=16), mx.fft.ifft(x, n=41), mx.fft.fft2(x), mx.fft.ifftn(x)])
-row("rfft", (mx.float32,), (3, 4, 10), **FFT)(lambda x: [mx.fft.rfft(x), mx.fft.rfft(x, n=7), mx.fft.rfft2(x), mx.fft.rfftn(x, axes=(0, 1))])
+row("fft", (mx.complex64, mx.float32), (3, 30), **FFT)(lambda x: [mx.fft.fft(x), mx.fft.ifft(x), mx.fft.fft(x, axis=0),
+    mx.fft.fft(x, n=16), mx.fft.ifft(x, n=41), mx.fft.fft2(x), mx.fft.ifftn(x)])
+row("rfft", (mx.float32,), (3, 4, 10), **FFT)(lambda x: [mx.fft.rfft(x), mx.fft.rfft(x, n=7), mx.fft.rfft2(x),
+    mx.fft.rfftn(x, axes=(0, 1))])
 row("irfft", (mx.complex64,), (3, 4, 9), **FFT)(lambda x: [mx.fft.irfft(x), mx.fft.irfft(x, n=15), mx.fft.irfft2(x), mx.fft.irfftn(x)])
 row("fftshift", FLOATS, (5, 6), **COPIES)(lambda x: [mx.fft.fftshift(x), mx.fft.ifftshift(x, axes=(1,))])
 row("long fft", (mx.complex64,), (2, 4096), **FFT)(lambda x: mx.fft.fft(x))
@@ -342,9 +388,12 @@ row("odd fft", (mx.complex64,), (2, 1153), **FFT)(lambda x: mx.fft.fft(x))
 
 # The fast ones.
 row("rms_norm", FLOATS, (3, 5, 130), (130,), tolerance=2)(lambda x, w: [mx.fast.rms_norm(x, w, 1e-5), mx.fast.rms_norm(x, None, 1e-3)])
-row("layer_norm", FLOATS, (3, 5, 130), (130,), (130,), tolerance=2, scale=2, views=APART)(lambda x, w, b: [mx.fast.layer_norm(x, w, b, 1e-5), mx.fast.layer_norm(x, w, None, 1e-5), mx.fast.layer_norm(x, None, None, 1e-5)])
-row("long norms", FLOATS, (2, 4999), (4999,), tolerance=2, scale=2, views=APART)(lambda x, w: [mx.fast.rms_norm(x, w, 1e-5), mx.fast.layer_norm(x, w, w, 1e-5)])
-ROPE = [dict(dims=d, traditional=t, base=10000.0, scale=s, offset=o) for d, t, s, o in ((16, False, 1.0, 0), (16, True, 1.0, 3), (8, False, 0.5, 7), (8, True, 2.0, 100))]
+row("layer_norm", FLOATS, (3, 5, 130), (130,), (130,), tolerance=2, scale=2, views=APART)(
+    lambda x, w, b: [mx.fast.layer_norm(x, w, b, 1e-5), mx.fast.layer_norm(x, w, None, 1e-5), mx.fast.layer_norm(x, None, None, 1e-5)])
+row("long norms", FLOATS, (2, 4999), (4999,), tolerance=2, scale=2, views=APART)(
+    lambda x, w: [mx.fast.rms_norm(x, w, 1e-5), mx.fast.layer_norm(x, w, w, 1e-5)])
+ROPE = [dict(dims=d, traditional=t, base=10000.0, scale=s, offset=o)
+        for d, t, s, o in ((16, False, 1.0, 0), (16, True, 1.0, 3), (8, False, 0.5, 7), (8, True, 2.0, 100))]
 row("rope", FLOATS, (2, 3, 5, 16), tolerance=4)(many(mx.fast.rope, *ROPE))
 row("rope, one token", FLOATS, (2, 4, 1, 16), tolerance=4)(many(mx.fast.rope, *ROPE))
 row("rope of three axes", FLOATS, (3, 5, 16), tolerance=4)(many(mx.fast.rope, *ROPE))
@@ -365,11 +414,13 @@ def attend(q, k, v):
     boolean = (mx.arange(lk)[None] <= mx.arange(lq)[:, None] + (lk - lq)) | (mx.arange(lk) % 3 == 1)
     additive = mx.where(boolean, 0.0, -3.0).astype(q.dtype)
     sinks = mx.arange(q.shape[1]).astype(q.dtype)
-    masks = ({}, {"mask": "causal"}, {"mask": boolean}, {"mask": additive}, {"mask": boolean[None, None] & (mx.arange(2) > -1)[:, None, None, None]}, {"sinks": sinks})
+    masks = ({}, {"mask": "causal"}, {"mask": boolean}, {"mask": additive},
+        {"mask": boolean[None, None] & (mx.arange(2) > -1)[:, None, None, None]}, {"sinks": sinks})
     return [mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, **m) for m in masks]
 
 
-for name, shapes in {"decode": attention(64)(1, 37), "decode 128": attention(128)(1, 70), "few": attention(64)(5, 13), "prefill": attention(64)(33, 33),
+for name, shapes in {"decode": attention(64)(1, 37), "decode 128": attention(128)(1, 70), "few": attention(64)(5, 13),
+        "prefill": attention(64)(33, 33),
                      "prefill 80": attention(80)(20, 45), "odd head": attention(24)(7, 19), "unequal": attention(96, 64)(1, 9),
                      "256": attention(256)(3, 11)}.items():
     row(f"attention {name}", FLOATS, *shapes, tolerance=4)(attend)
@@ -406,8 +457,10 @@ def test_quantized(name):
         common = dict(group_size=group, bits=bits, mode=mode)
         for rows in (1, 3, 9, 40):
             across, down = values(rng, dtype, (rows, 256), "small"), values(rng, dtype, (2, rows, 96), "small")
-            check(lambda x, *p: mx.quantized_matmul(x, *p, transpose=True, **common), across, *parts, tolerance=2, scale=8, what=f"{dtype} {rows}")
-            check(lambda x, *p: mx.quantized_matmul(x, *p, transpose=False, **common), down, *parts, tolerance=2, scale=8, what=f"{dtype} {rows} not transposed")
+            check(lambda x, *p: mx.quantized_matmul(x, *p, transpose=True, **common), across, *parts, tolerance=2, scale=8,
+                what=f"{dtype} {rows}")
+            check(lambda x, *p: mx.quantized_matmul(x, *p, transpose=False, **common), down, *parts, tolerance=2, scale=8,
+                what=f"{dtype} {rows} not transposed")
         check(lambda *p: mx.dequantize(*p, **common), *parts, own=True, tolerance=2, what="dequantize")
 
 
@@ -477,11 +530,13 @@ RANDOM = {
     "randint": lambda: [mx.random.randint(-5, 900, (33,), t, key=KEY) for t in (mx.int32, mx.uint32, mx.int64, mx.int16)],
     "gumbel": lambda: mx.random.gumbel((31,), key=KEY),
     "laplace": lambda: mx.random.laplace((31,), key=KEY),
-    "categorical": lambda: [mx.random.categorical(mx.arange(20).reshape(4, 5) / 7, num_samples=6, key=KEY), mx.random.categorical(mx.zeros((3, 9)), key=KEY)],
+    "categorical": lambda: [mx.random.categorical(mx.arange(20).reshape(4, 5) / 7, num_samples=6, key=KEY),
+        mx.random.categorical(mx.zeros((3, 9)), key=KEY)],
     "permutation": lambda: [mx.random.permutation(23, key=KEY), mx.random.permutation(mx.arange(21).reshape(7, 3), key=KEY)],
     "split": lambda: [mx.random.split(KEY, 5), mx.random.key(1 << 33)],
     "multivariate_normal": lambda: mx.random.multivariate_normal(mx.zeros(3), mx.eye(3) + 0.25, (5,), key=KEY, stream=mx.cpu),
-    "with the state": lambda: [mx.random.seed(5), mx.random.uniform(shape=(3,)), mx.random.normal((2, 2)), mx.random.randint(0, 9, (4,))][1:],
+    "with the state": lambda: [mx.random.seed(5), mx.random.uniform(shape=(3,)), mx.random.normal((2, 2)),
+        mx.random.randint(0, 9, (4,))][1:],
     "vmap": lambda: mx.vmap(lambda k: mx.random.uniform(shape=(3,), key=k))(mx.random.split(KEY, 4)),
 }
 
@@ -498,7 +553,8 @@ def spd(x):
 
 
 LINALG = {
-    "norm": lambda x: [mx.linalg.norm(x), mx.linalg.norm(x, 1, axis=0), mx.linalg.norm(x, "fro"), mx.linalg.norm(x, math.inf, axis=1), mx.linalg.norm(x, 3, axis=(1,))],
+    "norm": lambda x: [mx.linalg.norm(x), mx.linalg.norm(x, 1, axis=0), mx.linalg.norm(x, "fro"), mx.linalg.norm(x, math.inf, axis=1),
+        mx.linalg.norm(x, 3, axis=(1,))],
     "cross": lambda x: mx.linalg.cross(x[:, :3], x[:, 1:4]),
     "inv": lambda x: mx.linalg.inv(spd(x), stream=mx.cpu) + 1,
     "tri_inv": lambda x: mx.linalg.tri_inv(mx.tril(spd(x)), stream=mx.cpu) * 2,

@@ -266,8 +266,10 @@ EXITS = {
     "several streams": "xs = [work(mx.new_stream(mx.gpu), 50) for _ in range(3)] + [work(mx.cpu, 20)]",
     "cpu waits for the gpu": "x = mx.exp(work(), stream=mx.cpu); mx.async_eval(x)",
     "gpu waits for the cpu": "x = mx.exp(work(mx.cpu, 50), stream=mx.gpu); mx.async_eval(x)",
-    "a stream for each thread": "ts = [threading.Thread(target=lambda: mx.eval(work(mx.new_stream(mx.gpu), 50))) for _ in range(3)]; [t.start() for t in ts]",
-    "threads that leave work": "ts = [threading.Thread(target=work, args=(mx.new_stream(mx.gpu), 100)) for _ in range(3)]; [t.start() for t in ts]; [t.join() for t in ts]",
+    "a stream for each thread": "ts = [threading.Thread(target=lambda: mx.eval(work(mx.new_stream(mx.gpu), 50))) for _ in range(3)]\n"
+                                "[t.start() for t in ts]",
+    "threads that leave work": "ts = [threading.Thread(target=work, args=(mx.new_stream(mx.gpu), 100)) for _ in range(3)]\n"
+                               "[t.start() for t in ts]; [t.join() for t in ts]",
     # (Python ends a daemon thread that is inside of MLX by unwinding it, and the process aborts, on every device.)
     "idle daemon threads": "e, r = threading.Event(), [threading.Event() for _ in range(3)]\n"
                            "for i in r: threading.Thread(target=lambda i=i: (work(), i.set(), e.wait()), daemon=True).start()\n"
@@ -300,5 +302,6 @@ def test_exit_without_cleaning_up():
 
 
 def test_interrupted():
-    got = run(BUSY + "import signal\nx = work()\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt: print((mx.ones(2) + 1).tolist())")
+    got = run(BUSY + "import signal\nx = work()\ntry:\n    signal.raise_signal(signal.SIGINT)\n"
+                     "except KeyboardInterrupt: print((mx.ones(2) + 1).tolist())")
     assert (got.returncode, got.stdout.strip(), got.stderr) == (0, "[2.0, 2.0]", "")

@@ -26,31 +26,41 @@ def x_of(*shape, kind="any", dtype=mx.float32):
 # ---- modules --------------------------------------------------------------------------------------------------------
 
 I = mx.array([[3, 0, 2], [1, 1, 9]])
-ACTIVATIONS = ("GLU Sigmoid Mish ReLU ReLU2 ReLU6 LeakyReLU ELU Softmax Softplus Softsign Softshrink CELU SiLU LogSoftmax LogSigmoid PReLU GELU Tanh "
-               "Hardswish Step SELU HardTanh HardShrink Softmin").split()
+ACTIVATIONS = ("GLU Sigmoid Mish ReLU ReLU2 ReLU6 LeakyReLU ELU Softmax Softplus Softsign Softshrink CELU SiLU "
+               "LogSoftmax LogSigmoid PReLU GELU Tanh Hardswish Step SELU HardTanh HardShrink Softmin").split()
 MODULES = {
     **{name: (getattr(nn, name), [x_of(3, 8)]) for name in ACTIVATIONS},
     "GELU by tanh": (lambda: nn.GELU("tanh"), [x_of(3, 8)]), "GELU fast": (lambda: nn.GELU("fast"), [x_of(3, 8)]),
     "Linear": (lambda: nn.Linear(9, 5), [x_of(2, 3, 9)]), "Linear without bias": (lambda: nn.Linear(9, 5, bias=False), [x_of(9)]),
     "Bilinear": (lambda: nn.Bilinear(4, 5, 6), [x_of(3, 4), x_of(3, 5)]), "Embedding": (lambda: nn.Embedding(10, 7), [I]),
     "Embedding as linear": (lambda: nn.Embedding(10, 7).as_linear, [x_of(2, 7)]), "Identity": (nn.Identity, [x_of(2, 3)]),
-    "Conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1), [x_of(2, 9, 4)]), "Conv2d": (lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2), [x_of(2, 7, 8, 4)]),
-    "Conv3d": (lambda: nn.Conv3d(2, 3, 2), [x_of(1, 4, 5, 6, 2)]), "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 3, 3, stride=2), [x_of(2, 5, 4)]),
+    "Conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1), [x_of(2, 9, 4)]),
+    "Conv2d": (lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2), [x_of(2, 7, 8, 4)]),
+    "Conv3d": (lambda: nn.Conv3d(2, 3, 2), [x_of(1, 4, 5, 6, 2)]),
+    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 3, 3, stride=2), [x_of(2, 5, 4)]),
     "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1), [x_of(1, 4, 5, 4)]),
     "LayerNorm": (lambda: nn.LayerNorm(12), [x_of(3, 12)]), "RMSNorm": (lambda: nn.RMSNorm(12), [x_of(3, 12)]),
-    "GroupNorm": (lambda: nn.GroupNorm(3, 12), [x_of(2, 5, 12)]), "GroupNorm as PyTorch": (lambda: nn.GroupNorm(3, 12, pytorch_compatible=True), [x_of(2, 4, 5, 12)]),
+    "GroupNorm": (lambda: nn.GroupNorm(3, 12), [x_of(2, 5, 12)]),
+    "GroupNorm as PyTorch": (lambda: nn.GroupNorm(3, 12, pytorch_compatible=True), [x_of(2, 4, 5, 12)]),
     "InstanceNorm": (lambda: nn.InstanceNorm(6, affine=True), [x_of(2, 5, 6)]), "BatchNorm": (lambda: nn.BatchNorm(6), [x_of(4, 5, 6)]),
     "BatchNorm, not training": (lambda: nn.BatchNorm(6).eval(), [x_of(4, 6)]),
     "MultiHeadAttention": (lambda: nn.MultiHeadAttention(16, 4, bias=True), [x_of(2, 5, 16)] * 3),
-    "Transformer": (lambda: nn.Transformer(16, 2, 1, 1, 32), [x_of(2, 5, 16), x_of(2, 4, 16), None, nn.MultiHeadAttention.create_additive_causal_mask(4), None]),
-    "TransformerEncoder": (lambda: nn.TransformerEncoder(2, 16, 2, 24, norm_first=True), [x_of(2, 5, 16), nn.MultiHeadAttention.create_additive_causal_mask(5)]),
-    "RNN": (lambda: nn.RNN(5, 7), [x_of(2, 6, 5)]), "GRU": (lambda: nn.GRU(5, 7), [x_of(2, 6, 5)]), "LSTM": (lambda: nn.LSTM(5, 7), [x_of(2, 6, 5)]),
-    "Dropout": (lambda: nn.Dropout(0.4), [x_of(30, 5)]), "Dropout2d": (lambda: nn.Dropout2d(0.4), [x_of(3, 4, 5, 6)]), "Dropout3d": (lambda: nn.Dropout3d(0.4), [x_of(2, 3, 4, 5, 6)]),
+    "Transformer": (lambda: nn.Transformer(16, 2, 1, 1, 32),
+        [x_of(2, 5, 16), x_of(2, 4, 16), None, nn.MultiHeadAttention.create_additive_causal_mask(4), None]),
+    "TransformerEncoder": (lambda: nn.TransformerEncoder(2, 16, 2, 24, norm_first=True),
+        [x_of(2, 5, 16), nn.MultiHeadAttention.create_additive_causal_mask(5)]),
+    "RNN": (lambda: nn.RNN(5, 7), [x_of(2, 6, 5)]), "GRU": (lambda: nn.GRU(5, 7), [x_of(2, 6, 5)]),
+    "LSTM": (lambda: nn.LSTM(5, 7), [x_of(2, 6, 5)]),
+    "Dropout": (lambda: nn.Dropout(0.4), [x_of(30, 5)]), "Dropout2d": (lambda: nn.Dropout2d(0.4), [x_of(3, 4, 5, 6)]),
+    "Dropout3d": (lambda: nn.Dropout3d(0.4), [x_of(2, 3, 4, 5, 6)]),
     "MaxPool1d": (lambda: nn.MaxPool1d(3, 2, padding=1), [x_of(2, 9, 4)]), "AvgPool2d": (lambda: nn.AvgPool2d(2, 2), [x_of(2, 7, 8, 3)]),
-    "MaxPool2d": (lambda: nn.MaxPool2d((2, 3), (1, 2)), [x_of(2, 7, 8, 3)]), "AvgPool3d": (lambda: nn.AvgPool3d(2, 1), [x_of(1, 3, 4, 5, 2)]),
-    "RoPE": (lambda: nn.RoPE(8), [x_of(2, 3, 5, 8)]), "SinusoidalPositionalEncoding": (lambda: nn.SinusoidalPositionalEncoding(10), [mx.arange(7)]),
+    "MaxPool2d": (lambda: nn.MaxPool2d((2, 3), (1, 2)), [x_of(2, 7, 8, 3)]),
+    "AvgPool3d": (lambda: nn.AvgPool3d(2, 1), [x_of(1, 3, 4, 5, 2)]),
+    "RoPE": (lambda: nn.RoPE(8), [x_of(2, 3, 5, 8)]),
+    "SinusoidalPositionalEncoding": (lambda: nn.SinusoidalPositionalEncoding(10), [mx.arange(7)]),
     "ALiBi": (nn.ALiBi, [x_of(2, 4, 5, 6)]), "Upsample nearest": (lambda: nn.Upsample(2, "nearest"), [x_of(2, 3, 4, 5)]),
-    "Upsample linear": (lambda: nn.Upsample((1.5, 2), "linear", align_corners=True), [x_of(2, 4, 4, 5)]), "Upsample cubic": (lambda: nn.Upsample(2, "cubic"), [x_of(1, 4, 5, 2)]),
+    "Upsample linear": (lambda: nn.Upsample((1.5, 2), "linear", align_corners=True), [x_of(2, 4, 4, 5)]),
+    "Upsample cubic": (lambda: nn.Upsample(2, "cubic"), [x_of(1, 4, 5, 2)]),
     "Sequential": (lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.LayerNorm(9), nn.Linear(9, 2)), [x_of(4, 6)]),
     "QuantizedLinear": (lambda: nn.QuantizedLinear(64, 33, group_size=32, bits=4), [x_of(5, 64)]),
     "QuantizedEmbedding": (lambda: nn.QuantizedEmbedding(10, 64, group_size=32, bits=8), [I]),
@@ -97,11 +107,16 @@ def test_quantized_on_the_gpu():
 P, Q = x_of(6, 5), x_of(5, 6).T
 T = mx.array([0, 4, 2, 2, 1, 3])
 LOSSES = {
-    "cross_entropy": lambda m: [m.cross_entropy(P, T), m.cross_entropy(P, T, label_smoothing=0.2, reduction="mean"), m.cross_entropy(P, mx.softmax(Q, axis=-1)), m.cross_entropy(P, T, weights=mx.arange(6.0))],
-    "binary_cross_entropy": lambda m: [m.binary_cross_entropy(P, (Q > 0).astype(mx.float32)), m.binary_cross_entropy(mx.sigmoid(P), (Q > 0).astype(mx.float32), with_logits=False, reduction="sum")],
-    "regression": lambda m: [m.l1_loss(P, Q), m.mse_loss(P, Q, reduction="sum"), m.smooth_l1_loss(P, Q), m.huber_loss(P, Q, delta=0.7), m.log_cosh_loss(P, Q)],
-    "likelihoods": lambda m: [m.nll_loss(nn.log_softmax(P), T), m.gaussian_nll_loss(P, Q, mx.abs(P) + 0.1), m.kl_div_loss(nn.log_softmax(P), nn.log_softmax(Q))],
-    "margins": lambda m: [m.hinge_loss(P, mx.sign(Q)), m.triplet_loss(P, Q, P[::-1]), m.margin_ranking_loss(P[:, 0], Q[:, 0], mx.sign(Q[:, 1])), m.cosine_similarity_loss(P, Q)],
+    "cross_entropy": lambda m: [m.cross_entropy(P, T), m.cross_entropy(P, T, label_smoothing=0.2, reduction="mean"),
+        m.cross_entropy(P, mx.softmax(Q, axis=-1)), m.cross_entropy(P, T, weights=mx.arange(6.0))],
+    "binary_cross_entropy": lambda m: [m.binary_cross_entropy(P, (Q > 0).astype(mx.float32)),
+        m.binary_cross_entropy(mx.sigmoid(P), (Q > 0).astype(mx.float32), with_logits=False, reduction="sum")],
+    "regression": lambda m: [m.l1_loss(P, Q), m.mse_loss(P, Q, reduction="sum"), m.smooth_l1_loss(P, Q), m.huber_loss(P, Q, delta=0.7),
+        m.log_cosh_loss(P, Q)],
+    "likelihoods": lambda m: [m.nll_loss(nn.log_softmax(P), T), m.gaussian_nll_loss(P, Q, mx.abs(P) + 0.1),
+        m.kl_div_loss(nn.log_softmax(P), nn.log_softmax(Q))],
+    "margins": lambda m: [m.hinge_loss(P, mx.sign(Q)), m.triplet_loss(P, Q, P[::-1]),
+        m.margin_ranking_loss(P[:, 0], Q[:, 0], mx.sign(Q[:, 1])), m.cosine_similarity_loss(P, Q)],
 }
 
 
@@ -111,9 +126,12 @@ def test_losses(name):
 
 
 OPTIMIZERS = {
-    "SGD": lambda: optim.SGD(0.1), "SGD with momentum": lambda: optim.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01), "RMSprop": lambda: optim.RMSprop(0.01),
-    "Adagrad": lambda: optim.Adagrad(0.1), "AdaDelta": lambda: optim.AdaDelta(0.5), "Adam": lambda: optim.Adam(0.01, bias_correction=True), "AdamW": lambda: optim.AdamW(0.01),
-    "Adamax": lambda: optim.Adamax(0.01), "Lion": lambda: optim.Lion(0.001), "Adafactor": lambda: optim.Adafactor(), "Muon": lambda: optim.Muon(0.01),
+    "SGD": lambda: optim.SGD(0.1), "SGD with momentum": lambda: optim.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "RMSprop": lambda: optim.RMSprop(0.01),
+    "Adagrad": lambda: optim.Adagrad(0.1), "AdaDelta": lambda: optim.AdaDelta(0.5),
+    "Adam": lambda: optim.Adam(0.01, bias_correction=True), "AdamW": lambda: optim.AdamW(0.01),
+    "Adamax": lambda: optim.Adamax(0.01), "Lion": lambda: optim.Lion(0.001), "Adafactor": lambda: optim.Adafactor(),
+    "Muon": lambda: optim.Muon(0.01),
     "scheduled": lambda: optim.Adam(optim.join_schedules([optim.linear_schedule(0, 0.01, 3), optim.cosine_decay(0.01, 10)], [3])),
 }
 
@@ -181,7 +199,8 @@ def test_thousand_steps():
 
 def test_convolutional_network_trains():
     def train():
-        model = built(lambda: nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Conv2d(8, 8, 3), nn.BatchNorm(8), nn.ReLU(),
+        model = built(lambda: nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Conv2d(8, 8, 3),
+            nn.BatchNorm(8), nn.ReLU(),
                                             lambda x: x.mean((1, 2)), nn.Linear(8, 3)))
         optimizer, x, y = optim.SGD(0.1), x_of(12, 8, 8, 1), mx.arange(12) % 3
         losses = []
