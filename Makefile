@@ -181,7 +181,7 @@ mlx: mlx-ready
 $(mlx)/installed: tests/mlx/requirements.txt
 	@echo "  PIP     $(mlx)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "MLX needs Python 3.10 or newer; try make PYTHON=...")'
-	@$(mlx_python) -c '' 2>/dev/null || { rm -rf $(mlx) && $(PYTHON) -m venv $(mlx); }
+	@$(mlx_python) -m pip --version >/dev/null 2>&1 || { rm -rf $(mlx) && $(PYTHON) -m venv $(mlx); }
 	@$(mlx_python) -m pip install --disable-pip-version-check -q -r $<
 	@ln -sfn ../../../../../tests/mlx/mlxvk_mlx $(mlx_site)/mlxvk_mlx
 	@touch $@

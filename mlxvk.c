@@ -361,6 +361,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
     X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
+    X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
@@ -2299,6 +2301,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
     X(GATHER_MM,   gather_mm)                                                                                          \
+    X(SEGMENTED_MM, segmented_mm)                                                                                      \
+    X(HADAMARD,    hadamard)                                                                                           \
     X(GATHER_QMM,  gather_qmm)                                                                                         \
     X(ARANGE,      arange)                                                                                             \
     X(REDUCE,      reduce)                                                                                             \
@@ -2330,6 +2334,7 @@ struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
+struct hadamard_params { float scale; };
 struct gather_mm_params { uint32_t every; };
 struct gather_qmm_params { struct quant_params quant; uint32_t every; };
 struct arange_params { double start, step; };
@@ -2352,6 +2357,7 @@ union params {
     struct matmul_params matmul;
     struct conv_params conv;
     struct quant_params quant;
+    struct hadamard_params hadamard;
     struct gather_mm_params gather_mm;
     struct gather_qmm_params gather_qmm;
     struct arange_params arange;
@@ -5878,6 +5884,7 @@ struct product {
     int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
     float alpha, beta;
     const struct gather *gather;                     /* then the batch is its entries: one dimension, with the matrices' strides */
+    struct array *segments;                          /* ranges of K, one for each of a batch of one dimension */
 };
 
 struct product_push {
@@ -5973,6 +5980,10 @@ static struct product_push bind_product(struct encoder *e, const struct product 
         q.batch[MAT_B][1] = set_input(e, 5, g->rhs) + g->first;
         q.batch[MAT_B][2] = g->weights - 1;
     }
+    if (p->segments) {
+        q.inner = UINT32_MAX;
+        q.batch[MAT_B][1] = set_input(e, 5, p->segments);
+    }
     return q;
 }
 
@@ -6010,7 +6021,8 @@ static struct product transposed(const struct product *p)
 static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
 {
     uint32_t odd = q->offset[operand] | (uint32_t)lead;
-    for (int i = 0; i < (p->gather ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
+    for (int i = 0; i < (p->gather || p->segments ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
+    if (p->segments && ((operand == MAT_A && p->a_k == 1) || (operand == MAT_B && p->b_k == 1))) return false;   /* they begin anywhere */
     return p->array[operand] && unit == 1 && !(odd & (count - 1));
 }
 
@@ -6085,6 +6097,7 @@ static void launch(struct encoder *e, const struct product *p, struct launch *l,
 /* At most so many parts of K fit into a temporary and the grid. */
 static int64_t most_parts(const struct encoder *e, const struct product *p)
 {
+    if (p->segments) return 1;
     int64_t room = (int64_t)min_size(e->device->caps.max_range, (size_t)1 << 28) / 4 / (p->m * p->n * product_batches(p));
     int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
     return room < grid ? room : grid;
@@ -6561,6 +6574,39 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
     array_release(in[1]);
 }
 
+/* ---- segmented_mm ---- */
+
+/* K cannot be cut: each result has a range of its own. By tiles of any kernel that walks ranges. */
+static void lower_segmented_mm(struct encoder *e, const struct node *n)
+{
+    struct array *a = n->in[0], *b = n->in[1], *y = n->out[0], *copies[2] = { NULL };
+    const struct device *d = e->device;
+    int64_t size = (int64_t)dim_of(y, -1) * dim_of(y, -2), count = (int64_t)y->size / size, most = d->caps.max_groups[2];
+    bool bf16 = y->dtype == MLXVK_BFLOAT16, half = bf16 || y->dtype == MLXVK_FLOAT16;
+    int wanted = d->gate[GATE_MATMUL_KERNEL];
+    bool coopmat = half && (!wanted || wanted >= MATMUL_KIND_COOPMAT) && d->caps.coopmat_size[bf16] &&
+                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
+    if (!unit_stride(a)) a = copies[0] = rows_of(e, a);
+    if (!unit_stride(b)) b = copies[1] = rows_of(e, b);
+    for (int64_t first = 0; first < count && !e->code; first += most) {
+        struct array segments = *n->in[2];
+        struct product p = { .array = { a, b, NULL, y }, .m = dim_of(y, -2), .n = dim_of(y, -1), .k = dim_of(a, -1),
+            .a_row = a->strides[0], .a_k = a->strides[1], .b_k = b->strides[0], .b_col = b->strides[1], .out_row = dim_of(y, -1),
+            .out_col = 1, .ndim = 1, .shape = { count - first < most ? count - first : most }, .stride = { [MAT_OUT] = { size } },
+            .offset = { [MAT_OUT] = first * size }, .alpha = 1, .segments = &segments };
+        segments.offset += 8 * first;
+        segments.size -= 2 * (size_t)first;
+        segments.ndim = 1;
+        segments.shape[0] = (int)segments.size;
+        segments.strides[0] = 1;
+        suit_strides(&p);
+        if (coopmat) product_coopmat(e, &p);
+        else product_tiled(e, &p);
+    }
+    array_release(copies[0]);
+    array_release(copies[1]);
+}
+
 /* ---- fronts ---- */
 
 /* A vector as a matrix of one row (at = 0) or one column (at = 1). */
@@ -6744,6 +6790,191 @@ int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array 
         *rhs = optional_input(&c, "rhs_indices", rhs_indices);
     (void)sorted_indices;                            /* rows are grouped on the GPU where that pays */
     return finish(&c, do_gather_mm(&c, x, y, lhs, rhs), res);
+}
+
+static struct array *do_segmented_mm(struct call *c, struct array *a, struct array *b, struct array *segments)
+{
+    int shape[MAXD];
+    struct array *out;
+    mlxvk_dtype t;
+    if (c->code || !a || !b || !segments) return NULL;
+    if (a->ndim != 2 || b->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: matrices only", TEXT(a), TEXT(b));
+    if (!segments->ndim || dim_of(segments, -1) != 2)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of segments %s is not 2", TEXT(segments));
+    if (!is_integer(segments->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "segments %s are no integers", TEXT(segments));
+    t = promote(a->dtype, b->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    if (a->shape[1] != b->shape[0])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (segments->ndim + 1 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    memcpy(shape, segments->shape, (size_t)segments->ndim * sizeof *shape);
+    shape[segments->ndim - 1] = a->shape[0];
+    shape[segments->ndim] = b->shape[1];
+    out = output(c, segments->ndim + 1, shape, t);
+    if (!a->size || !b->size) append_copy(c, out, broadcast(c, scalar(c, 0, t), segments->ndim + 1, shape));
+    else append(c, OP_SEGMENTED_MM, PARAMS(.matmul = { 0 }), ARRAYS(as_type(c, a, t), as_type(c, b, t),
+                contiguous(c, as_type(c, segments, MLXVK_UINT32))), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_segmented_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array segments, mlxvk_stream s)
+{
+    struct call c = begin("segmented_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *k = input(&c, "segments", segments);
+    return finish(&c, do_segmented_mm(&c, x, y, k), res);
+}
+
+/* A mask of blocks as one of elements, rows x columns. */
+static struct array *spread_mask(struct call *c, struct array *mask, int rows, int columns, int block)
+{
+    int down = (int)ceil_div((uint64_t)rows, (uint64_t)block), across = (int)ceil_div((uint64_t)columns, (uint64_t)block);
+    int ndim, shape[MAXD + 2];
+    struct array *wide;
+    if (c->code || !mask) return NULL;
+    ndim = mask->ndim < 2 ? 2 : mask->ndim;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s has too many dimensions", TEXT(mask));
+    for (int i = 0; i < ndim - 2; i++) shape[i] = mask->shape[i];
+    shape[ndim - 2] = down;
+    shape[ndim - 1] = across;
+    mask = broadcast(c, mask, ndim, shape);
+    shape[ndim - 1] = 1;
+    shape[ndim] = across;
+    shape[ndim + 1] = 1;
+    if (mask) {
+        int64_t strides[MAXD + 2];
+        memcpy(strides, mask->strides, (size_t)ndim * sizeof *strides);
+        strides[ndim] = strides[ndim - 1];
+        strides[ndim - 1] = strides[ndim + 1] = 0;
+        shape[ndim - 1] = shape[ndim + 1] = block;
+        mask = view_of(c, mask, mask->dtype, ndim + 2, shape, strides, mask->offset);
+    }
+    wide = copy_of(c, mask);
+    shape[ndim - 2] = down * block;
+    shape[ndim - 1] = across * block;
+    wide = do_reshape(c, wide, ndim, shape);
+    return slice_one(c, slice_one(c, wide, ndim - 2, 0, rows), ndim - 1, 0, columns);
+}
+
+/* x where a bool mask of blocks holds, else 0; x times another mask. */
+static struct array *apply_mask(struct call *c, struct array *x, struct array *mask, int block)
+{
+    if (c->code || !x || !mask) return x;
+    mask = spread_mask(c, mask, dim_of(x, -2), dim_of(x, -1), block);
+    if (!mask) return NULL;
+    if (mask->dtype == MLXVK_BOOL) return do_select(c, mask, x, scalar(c, 0, x->dtype));
+    return do_binary(c, B_multiply, x, as_type(c, mask, x->dtype));
+}
+
+static struct array *do_block_masked_mm(struct call *c, struct array *a, struct array *b, int block, struct array *out,
+                                        struct array *lhs, struct array *rhs)
+{
+    struct array *y;
+    bool row, column;
+    mlxvk_dtype t;
+    if (c->code || !a || !b) return NULL;
+    if (!out && !lhs && !rhs) return do_matmul(c, a, b);
+    if (block != 32 && block != 64) return FAIL(c, MLXVK_ERROR_ARGUMENT, "blocks are of 32 or 64, not %d", block);
+    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
+    t = promote(a->dtype, b->dtype);
+    if (!is_inexact(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    row = a->ndim == 1;
+    column = b->ndim == 1;
+    a = apply_mask(c, as_matrix(c, as_type(c, a, t), 0), lhs, block);
+    b = apply_mask(c, as_matrix(c, as_type(c, b, t), 1), rhs, block);
+    y = apply_mask(c, do_matmul(c, a, b), out, block);
+    return without_units(c, contiguous(c, y), row, column);
+}
+
+int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int block_size, mlxvk_array mask_out,
+                          mlxvk_array mask_lhs, mlxvk_array mask_rhs, mlxvk_stream s)
+{
+    struct call c = begin("block_masked_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = optional_input(&c, "mask_out", mask_out),
+        *lhs = optional_input(&c, "mask_lhs", mask_lhs), *rhs = optional_input(&c, "mask_rhs", mask_rhs);
+    return finish(&c, do_block_masked_mm(&c, x, y, block_size, out, lhs, rhs), res);
+}
+
+/* ==== >>hadamard ================================================================================================== */
+
+enum { HADAMARD_BITS = 4, HADAMARD_CHUNK = 12 };     /* of an index, that a step takes; that one workgroup takes of longer rows */
+
+/* n as m * 2^bits with m of 1, 12, 20, 28; 0 where it is no such number. */
+static uint32_t hadamard_factor(uint32_t n, uint32_t *bits)
+{
+    static const uint32_t factors[] = { 1, 12, 20, 28 };
+    for (size_t i = 0; i < COUNT(factors); i++)
+        for (*bits = 0; *bits < 31 && n; ++*bits)
+            if ((uint64_t)factors[i] << *bits == n) return factors[i];
+    return 0;
+}
+
+/* Rows of m << bits elements that fit into shared memory. */
+static void hadamard_rows(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, float scale)
+{
+    struct { uint32_t count, dst_at, src_at; float scale; } p = { .count = (uint32_t)x->size, .scale = scale };
+    uint32_t n = m << bits, length = n < 2048 ? 2048 / n * n : n, threads = 64;
+    bool vector;
+    p.dst_at = set_output(e, 0, y);
+    p.src_at = set_input(e, 1, x);
+    vector = !((p.dst_at | p.src_at | length) & 3);
+    while (threads < 256 && threads * 16 < length) threads *= 2;
+    KERNEL(e, K_HADAMARD, threads, (uint32_t)x->dtype, (uint32_t)y->dtype, m, bits, length, vector);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(x->size, length));
+}
+
+/* One step over elements `stride` apart: m of them, or 1 << bits. */
+static void hadamard_step(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, uint32_t stride, float scale)
+{
+    struct { uint32_t count, dst_at, src_at; float scale; uint32_t stride; } p = { .scale = scale, .stride = stride };
+    p.count = (uint32_t)(x->size / (m > 1 ? m : 1u << bits));
+    p.dst_at = set_output(e, 0, y);
+    p.src_at = set_input(e, 1, x);
+    KERNEL(e, K_HADAMARD_STEP, 256, (uint32_t)x->dtype, (uint32_t)y->dtype, m, m > 1 ? 0 : bits);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(p.count, 256));
+}
+
+static void lower_hadamard(struct encoder *e, const struct node *n)
+{
+    struct array *x = rows_of(e, n->in[0]), *y = n->out[0], *sums;
+    uint32_t bits, m, size = x->ndim ? (uint32_t)dim_of(x, -1) : 1, done = HADAMARD_CHUNK;
+    float scale = n->p.hadamard.scale;
+    m = hadamard_factor(size, &bits);
+    if ((uint64_t)size * 4 + size / 8 + 4 <= e->device->caps.shared_memory) hadamard_rows(e, x, y, m, bits, scale);
+    else {
+        if (y->dtype == MLXVK_FLOAT32) { sums = y; y->refs++; }
+        else sums = scratch(e, x->size, MLXVK_FLOAT32);
+        if (bits < done) done = bits;
+        if (sums) hadamard_rows(e, x, sums, 1, done, 1);
+        while (sums && (done < bits || m > 1)) {
+            uint32_t step = bits - done < HADAMARD_BITS ? bits - done : HADAMARD_BITS, factor = step ? 1 : m;
+            bool last = !step || (done + step == bits && m == 1);
+            hadamard_step(e, sums, last ? y : sums, factor, step, 1u << done, last ? scale : 1);
+            done += step;
+            if (!step) break;
+        }
+        array_release(sums);
+    }
+    array_release(x);
+}
+
+int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_float scale, mlxvk_stream s)
+{
+    struct call c = begin("hadamard_transform", s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    uint32_t bits, size;
+    if (x && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
+    if (x) {
+        size = x->ndim ? (uint32_t)dim_of(x, -1) : 1;
+        if (!hadamard_factor(size, &bits))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "rows of %s are not of m * 2^k elements, m of 1, 12, 20, 28", TEXT(x));
+        x = as_type(&c, x, is_float(x->dtype) ? x->dtype : MLXVK_FLOAT32);
+        if (x) out = output(&c, x->ndim, x->shape, x->dtype);
+        append(&c, OP_HADAMARD, PARAMS(.hadamard = { scale.has_value ? scale.value : (float)(1 / sqrt((double)size)) }), ARRAYS(x),
+               ARRAYS(out));
+    }
+    return finish(&c, out, res);
 }
 
 /* ==== >>convolution =============================================================================================== */
@@ -8862,6 +9093,61 @@ int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array
     return finish(&c, do_gather_qmm(&c, a, q, k, b, lhs, rhs, p), res);
 }
 
+/* x through the format and back: what the other operand's codes meet. */
+static struct array *requantized(struct call *c, struct array *x, struct array *scale, struct quant_params p, mlxvk_dtype to)
+{
+    struct array *parts[3] = { NULL };
+    if (!do_quantize(c, x, scale, p, parts)) return NULL;
+    return do_dequantize(c, parts[0], parts[1], NULL, scale, p, to);
+}
+
+/* y times the scale of a tensor over that of codes. */
+static struct array *times_scale(struct call *c, struct array *y, struct array *scale)
+{
+    if (c->code || !y || !scale) return y;
+    scale = do_binary(c, B_multiply, do_reshape(c, scale, 0, NULL), scalar(c, 1.0 / 2688, MLXVK_FLOAT32));
+    return do_binary(c, B_multiply, y, as_type(c, scale, y->dtype));
+}
+
+static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, struct array *k, struct array *scale_x,
+                             struct array *scale_w, struct quant_params p)
+{
+    struct array *parts[3] = { w, k, NULL };
+    mlxvk_dtype to, t;
+    if (c->code || !x || !w) return NULL;
+    if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
+    if (!scale_x != !scale_w) return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(x));
+    if (!x->ndim || w->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s: w is a matrix", TEXT(x), TEXT(w));
+    if (!k && !is_float(w->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w));
+    if (k && !check_quantized(c, w, k, NULL, &p)) return NULL;
+    if (!k && !do_quantize(c, w, scale_w, p, parts)) return NULL;
+    if (!c->code && quant_width(parts[0], &p) != dim_of(x, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(x), TEXT(w));
+    to = x->dtype;
+    t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
+    if (x->ndim == 1) {
+        int shape[1] = { parts[0] ? dim_of(parts[0], -2) : 0 };
+        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, p, t);
+        x = do_reshape(c, do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p), 1, shape);
+    } else {
+        x = requantized(c, x, scale_x, p, t);
+        x = do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p);
+    }
+    return as_type(c, x, to);
+}
+
+int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
+               mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w, mlxvk_stream s)
+{
+    struct call c = begin("qqmm", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = optional_input(&c, "w_scales", w_scales);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    struct array *scale_x = tensor_scale(&c, "global_scale_x", global_scale_x, &p);
+    struct array *scale_w = tensor_scale(&c, "global_scale_w", global_scale_w, &p);
+    return finish(&c, do_qqmm(&c, a, q, k, scale_x, scale_w, p), res);
+}
+
 /* ==== >>sort ====================================================================================================== */
 
 /* FLAGS of the shaders: what is read and written. */
@@ -9110,8 +9396,8 @@ SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 
 enum scatter_op { SCATTER_NONE, SCATTER_SUM, SCATTER_PROD, SCATTER_MAX, SCATTER_MIN };
 enum scatter_step { SCATTER_CLEAR, SCATTER_MARK, SCATTER_PUT, SCATTER_ATOMIC };
-enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2 };  /* flags of the shaders */
-enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18 };
+enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2, SCATTER_SEARCH = 4 };     /* flags of the shaders */
+enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18, PUT_FEW = 32 };
 
 /* Windows of one shape: key i says where window i goes, `none` nowhere. */
 struct scatter_work {
@@ -9161,7 +9447,7 @@ static uint32_t set_window(struct encoder *e, const struct scatter_work *w, stru
 /* The last of those with one key wins, whatever order they run in. */
 static void scatter_put(struct encoder *e, const struct scatter_work *w)
 {
-    struct array *winner = w->number > 1 ? scratch(e, w->none, MLXVK_UINT32) : NULL;
+    struct array *winner = w->number > PUT_FEW ? scratch(e, w->none, MLXVK_UINT32) : NULL;
     struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
     uint32_t width;
     for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
@@ -9173,7 +9459,8 @@ static void scatter_put(struct encoder *e, const struct scatter_work *w)
     }
     width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
     p.key_at = set_input(e, 2, w->keys);
-    if (winner) { p.flags = SCATTER_WINNERS; set_input(e, 3, winner); }
+    p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
+    if (winner) set_input(e, 3, winner);
     KERNEL(e, K_SCATTER, 256, SCATTER_PUT, 0, raw_dtype(item_size(w->out) * width));
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
@@ -9253,7 +9540,7 @@ static void lower_scatter(struct encoder *e, const struct node *n)
         memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
         w.window = merge_dims(&one, 1);
     }
-    if (w.op == SCATTER_NONE && (w.number == 1 || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
+    if (w.op == SCATTER_NONE && (w.number <= PUT_FEW || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
     else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
     else scatter_sorted(e, &w);
     array_release(updates);
@@ -11382,6 +11669,10 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
+    if (d->cached > d->cache_limit) {                /* still in flight: waited for without the lock */
+        wait_streams(d);
+        cache_trim(d, d->cached - d->cache_limit, false);
+    }
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);

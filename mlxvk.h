@@ -612,6 +612,7 @@ MLXVK_API int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array i
                            const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes,
                                   size_t slice_sizes_num, mlxvk_stream s);
+/* a with values put, or added, along axis; put: of several values for one place any one stays. Positions outside are left out. */
 MLXVK_API int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                                    mlxvk_stream s);
 MLXVK_API int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
@@ -743,6 +744,12 @@ MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_
  * not be true: rows are grouped by the matrix of b on the GPU where that pays. */
 MLXVK_API int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices,
                               mlxvk_array rhs_indices, bool sorted_indices, mlxvk_stream s);
+/* res[...] = a[:, s:e] @ b[s:e, :] for each pair (s, e) of segments (..., 2); a and b are matrices. Empty ranges give zeros. */
+MLXVK_API int mlxvk_segmented_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array segments, mlxvk_stream s);
+/* a @ b with masks of blocks of block_size (32, 64) squared elements of a, b and the result: bool ones keep a block or make it
+ * 0, others are multiplied. Masks have a dimension for each of blocks down and across, and batch dimensions; or are { NULL }. */
+MLXVK_API int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int block_size, mlxvk_array mask_out,
+                                    mlxvk_array mask_lhs, mlxvk_array mask_rhs, mlxvk_stream s);
 /* x (..., M, K) times w, uint32 words that hold `bits`-bit codes in groups of group_size along w's last axis; scales and
  * biases of each group. transpose: w is (N, K * bits / 32) and the result x @ w^T; else w is (K, N * bits / 32).
  * mode "affine": value = scale * code + bias; bits 1, 2, 3, 4, 5, 6, 8, groups of 32, 64, 128; default 4 and 64. Modes
@@ -766,6 +773,14 @@ MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optio
 MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
                                mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
                                mlxvk_array global_scale, mlxvk_optional_dtype dtype, mlxvk_stream s);
+/* x @ w^T with both operands quantized: x through the mode (not "affine") and back, w (N x K) codes with w_scales, or floating
+ * and w_scales { NULL }. The global scales are for nvfp4, both or neither. The result has x's dtype. */
+MLXVK_API int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
+                         mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w,
+                         mlxvk_stream s);
+/* The Hadamard transform of rows of m * 2^k elements, m of 1, 12, 20, 28, times scale (1 / sqrt of their number); in float32,
+ * rounded once. Dtypes that are not floating are cast to float32. */
+MLXVK_API int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_float scale, mlxvk_stream s);
 /* To e4m3 bytes (nearest, ties to even; 448 is the largest, NaN becomes it too), and from them (0x7f and 0xff are +-480). */
 MLXVK_API int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s);
 MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s);

@@ -20,6 +20,8 @@
 #include "factor_spv.h"
 #include "fp8_spv.h"
 #include "group_rows_spv.h"
+#include "hadamard_spv.h"
+#include "hadamard_step_spv.h"
 #include "jacobi_spv.h"
 #include "matmul_complex_spv.h"
 #include "matmul_coopmat2_bf16_spv.h"

@@ -21,7 +21,7 @@ layout(push_constant) uniform Push {
 };
 
 const uint CLEAR = 0, MARK = 1, PUT = 2, ATOMIC = 3;
-const uint WINNERS = 1;                                // FLAGS
+const uint WINNERS = 1, SEARCH = 4;                    // FLAGS: the last ones are known; are to be found here
 
 uint in_window(uint u)
 {
@@ -35,18 +35,31 @@ uint in_window(uint u)
     return at;
 }
 
+// Does window w stay, of those with its key?
+bool stays(uint w, uint p)
+{
+    if ((flags & WINNERS) != 0u) return winner32[p] == w + 1u;
+    if ((flags & SEARCH) != 0u)
+        for (uint i = w + 1u; i < n; i++) if (key32[key_at + i] == p) return false;
+    return true;
+}
+
 void put()
 {
     const uint NOWHERE = 0xffffffffu;
-    uint first = group_index() * gl_WorkGroupSize.x * 4u + gl_LocalInvocationID.x, to[4];
+    uint first = group_index() * gl_WorkGroupSize.x * 4u + gl_LocalInvocationID.x, window[4], p[4], to[4];
     uvec4 v[4];
     [[unroll]] for (uint k = 0; k < 4; k++) {
-        uint i = first + k * gl_WorkGroupSize.x, w = i / units;
-        to[k] = NOWHERE;
-        if (w >= n) continue;
-        uint p = key32[key_at + w];
-        if (p == none || ((flags & WINNERS) != 0u && winner32[p] != w + 1u)) continue;
-        to[k] = dst_at + p * scale + in_window(i - w * units);
+        window[k] = (first + k * gl_WorkGroupSize.x) / units;
+        p[k] = window[k] < n ? key32[key_at + window[k]] : none;
+    }
+    [[unroll]] for (uint k = 0; k < 4; k++) {
+        uint i = first + k * gl_WorkGroupSize.x;
+        to[k] = p[k] != none && stays(window[k], p[k]) ? dst_at + p[k] * scale + in_window(i - window[k] * units) : NOWHERE;
+    }
+    [[unroll]] for (uint k = 0; k < 4; k++) {
+        uint i = first + k * gl_WorkGroupSize.x;
+        if (to[k] == NOWHERE) continue;
         if (TO == C64) v[k] = src128[src_at + i];
         else if (TO == U64) v[k].xy = src64[src_at + i];
         else v[k].x = load_src(src_at + i, TO);

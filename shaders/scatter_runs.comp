@@ -134,34 +134,34 @@ void main()
     unit_at = g - chunk * units;
     uint first = chunk * each, last = min(first + each, n), window = in_window(unit_at);
     if (first >= n) return;
-    uint begin = first, end = last, open[2] = uint[2](none, none);      // keys of long runs that reach over the edges
+    uint begin = first, end = last, open_left = none, open_right = none;  // keys of long runs that reach over the edges
     if (first > 0u && key_of(first - 1u) == key_of(first)) {
         uint start = run_start(first);
-        if (is_long(start, first)) open[0] = key_of(first);
+        if (is_long(start, first)) open_left = key_of(first);
         else begin = run_end(first, start);                             // another thread's
     }
     if (begin < last && last < n && key_of(last - 1u) == key_of(last)) {
         uint start = run_start(last - 1u);
-        if (is_long(start, last - 1u)) open[1] = key_of(last);
+        if (is_long(start, last - 1u)) open_right = key_of(last);
         else end = run_end(last, start);
     }
-    bool filled = false, full[2] = bool[2](false, false);
+    bool filled = false, full_left = false, full_right = false;
     uint previous = none;
     for (uint from = begin; from < end && begin < last; from += BATCH) {
         uint key[BATCH + 1u];
         bool there[BATCH], direct[BATCH];
         uvec4 unit[BATCH], old[BATCH];
         [[unroll]] for (uint j = 0; j <= BATCH; j++) key[j] = key_of(from + j);
-        [[unroll]] for (uint j = 0; j < BATCH; j++) {
+        [[unroll]] for (uint j = 0; j < BATCH; j++) {                   // no branches: all loads are under way at once
+            uint i = min(from + j, n - 1u);
             there[j] = key[j] != none && from + j < end;
-            direct[j] = !UPPER && key[j] != open[0] && key[j] != open[1];
-            if (UPPER) there[j] = there[j] && key64[key_at + from + j].y != 0u;
-            else if (there[j]) {
-                uint w = (flags & IN_ORDER) != 0u ? from + j : place32[place_at + from + j];
-                unit[j] = load_unit(src_at + w * units + unit_at);
+            direct[j] = !UPPER && key[j] != open_left && key[j] != open_right;
+            if (UPPER) there[j] = there[j] && key64[key_at + i].y != 0u;
+            else {
+                if ((flags & IN_ORDER) == 0u) i = place32[place_at + i];
+                unit[j] = load_unit(src_at + i * units + unit_at);
+                if (OP != NONE) old[j] = load_result(dst_at + min(key[j], none - 1u) * scale + window);
             }
-            if (OP != NONE && there[j] && direct[j] && key[j] != (j == 0u ? previous : key[j - 1u]))
-                old[j] = load_result(dst_at + key[j] * scale + window);
         }
         [[unroll]] for (uint j = 0; j < BATCH; j++) {
             if (from + j >= end || key[j] == none) continue;
@@ -180,15 +180,16 @@ void main()
             if (!filled || (key[j] == key[j + 1u] && from + j + 1u < end)) continue;
             uint at = dst_at + key[j] * scale + window;
             if (direct[j]) write_result(at, uvec4(0u), false);
-            else if (key[j] == open[0] || key[j] == open[1]) {
-                uint which = key[j] == open[0] ? 0u : 1u;
-                write_part(which);
-                full[which] = true;
+            else if (key[j] == open_left || key[j] == open_right) {
+                bool left = key[j] == open_left;
+                write_part(left ? 0u : 1u);
+                full_left = full_left || left;
+                full_right = full_right || !left;
             } else if (OP == NONE) write_result(at, uvec4(0u), false);
             else write_result(at, load_result(at), true);
         }
     }
     if (unit_at != 0u || n <= each) return;
-    slot64[2u * chunk] = uvec2(key_of(first), full[0] ? 1u : 0u);
-    slot64[2u * chunk + 1u] = uvec2(key_of(last - 1u), full[1] ? 1u : 0u);
+    slot64[2u * chunk] = uvec2(key_of(first), full_left ? 1u : 0u);
+    slot64[2u * chunk + 1u] = uvec2(key_of(last - 1u), full_right ? 1u : 0u);
 }

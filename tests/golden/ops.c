@@ -155,6 +155,10 @@
       THREE(output_padding), INT(groups))                                                                             \
     X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
     X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
+    X(segmented_mm, ARRAY(a), ARRAY(b), ARRAY(segments))                                                              \
+    X(block_masked_mm, ARRAY(a), ARRAY(b), INT(block_size), ARRAY(mask_out), ARRAY(mask_lhs), ARRAY(mask_rhs))        \
+    X(qqmm, ARRAY(x), ARRAY(w), ARRAY(w_scales), QUANT, ARRAY(global_scale_x), ARRAY(global_scale_w))                 \
+    X(hadamard_transform, ARRAY(a), OPT_FLOAT(scale))                                                                 \
     X(gather_mm, ARRAY(a), ARRAY(b), ARRAY(lhs_indices), ARRAY(rhs_indices), BOOL(sorted_indices))                    \
     X(gather_qmm, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), ARRAY(lhs_indices), ARRAY(rhs_indices),           \
       BOOL(transpose), QUANT, BOOL(sorted_indices))                                                                   \

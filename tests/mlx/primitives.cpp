@@ -232,6 +232,16 @@ static int addmm_native(Job& j) {
   return mlxvk_addmm(j.out, j.in[2], j.in[0], j.in[1], alpha, beta, j.s);
 }
 
+static int slice_dynamic_native(Job& j) {
+  auto [axes, size] = j.as<DynamicSlice>().state();
+  return mlxvk_slice_dynamic(j.out, j.in[0], j.in[1], axes.data(), axes.size(), size.data(), size.size(), j.s);
+}
+
+static int slice_update_dynamic_native(Job& j) {
+  auto axes = j.as<DynamicSliceUpdate>().state();
+  return mlxvk_slice_update_dynamic(j.out, j.in[0], j.in[1], j.in[2], axes.data(), axes.size(), j.s);
+}
+
 /* The primitive works on batches: (B, ...), a mask of that shape, and each batch's source flattened. */
 static int masked_scatter_native(Job& j) {
   const int whole = -1;
@@ -254,6 +264,35 @@ static int quantized_matmul_native(Job& j) {
   auto [group, bits, mode, transpose] = j.as<QuantizedMatmul>().state();
   return mlxvk_quantized_matmul(j.out, j.in[0], j.in[1], j.in[2], j.inputs > 3 ? j.in[3] : none, transpose, {group, true},
                                 {bits, true}, quantization_mode_to_string(mode).c_str(), j.s);
+}
+
+static int gather_mm_native(Job& j) {
+  auto [left, right] = j.as<GatherMM>().state();
+  return mlxvk_gather_mm(j.out, j.in[0], j.in[1], j.in[2], j.in[3], left || right, j.s);
+}
+
+static int gather_qmm_native(Job& j) {
+  auto [group, bits, mode, transpose, left, right] = j.as<GatherQMM>().state();
+  const mlxvk_array* indices = &j.in[j.inputs - 2];
+  return mlxvk_gather_qmm(j.out, j.in[0], j.in[1], j.in[2], j.inputs > 5 ? j.in[3] : none, indices[0], indices[1], transpose,
+                          {group, true}, {bits, true}, quantization_mode_to_string(mode).c_str(), left || right, j.s);
+}
+
+/* Inputs: a, b, then the result's mask where there is one, then those of a and b where they are. */
+static int block_masked_mm_native(Job& j) {
+  const bool masks = j.inputs > 3, of_result = j.inputs == 3 || j.inputs == 5;
+  return mlxvk_block_masked_mm(j.out, j.in[0], j.in[1], j.as<BlockMaskedMM>().state(), of_result ? j.in[2] : none,
+                               masks ? j.in[j.inputs - 2] : none, masks ? j.in[j.inputs - 1] : none, j.s);
+}
+
+static int qqmm_native(Job& j) {
+  auto [group, bits, mode] = j.as<QQMatmul>().state();
+  return mlxvk_qqmm(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true},
+                    quantization_mode_to_string(mode).c_str(), none, none, j.s);
+}
+
+static int hadamard_native(Job& j) {
+  return mlxvk_hadamard_transform(j.out, j.in[0], {j.as<Hadamard>().state(), true}, j.s);
 }
 
 static int quantize_native(Job& j) {
@@ -406,6 +445,9 @@ static const Row table[] = {
     NATIVE(Gather, gather_native), WHOLE(GatherAxis, gather_axis_native),
     IN_PLACE(ScatterAxis, scatter_axis_native),
     IN_PLACE(Scatter, scatter_native), PARTLY(MaskedScatter, masked_scatter_native, "batches of one"), NATIVE(Convolution, convolution_native),
+    NATIVE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native),
+    NATIVE(GatherMM, gather_mm_native), NATIVE(GatherQMM, gather_qmm_native), NATIVE(Hadamard, hadamard_native),
+    NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>), NATIVE(QQMatmul, qqmm_native),
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
     NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
     WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
@@ -422,9 +464,7 @@ static const Row table[] = {
     LAYOUT(Split, view_layout), LAYOUT(Squeeze, view_layout), LAYOUT(StopGradient, view_layout),
     LAYOUT(Transpose, view_layout), LAYOUT(Unflatten, reshape_layout), LAYOUT(View, view_bits_layout),
 
-    ON_CPU(BlockMaskedMM, ""), ON_CPU(DynamicSlice, ""),
-    ON_CPU(DynamicSliceUpdate, ""), ON_CPU(FFT, ""), ON_CPU(GatherMM, ""), ON_CPU(GatherQMM, ""), ON_CPU(Hadamard, ""),
-    ON_CPU(Load, "reads files"), ON_CPU(QQMatmul, ""), ON_CPU(SegmentedMM, ""),
+    ON_CPU(FFT, ""), ON_CPU(Load, "reads files"),
     ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
     ON_CPU(Cholesky, ""), ON_CPU(Eig, ""), ON_CPU(Eigh, ""), ON_CPU(Inverse, ""), ON_CPU(LUF, ""), ON_CPU(QRF, ""), ON_CPU(SVD, ""),
     REFUSED(fast::CustomKernel, "Metal source"),
@@ -519,14 +559,20 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
   return true;
 }
 
+/* Those of Compiled and View are made up for each. */
+static const char* lasting_name(const Row& row, const Primitive& p) {
+  return row.type == typeid(Compiled) || row.type == typeid(View) ? short_name(row.name) : p.name();
+}
+
 void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   const Row* row = find_row(p);
-  std::string reason = row ? row->note : "unknown to the bridge";
+  std::string reason;
   if (!row && !std::strcmp(p.name(), "Synchronize")) return;   // what an evaluation ends with
   if (row && row->state == State::refused) throw std::runtime_error(std::string("[") + p.name() + "] " + row->note + " cannot run on Vulkan");
-  if (row && row->state == State::layout) { row->layout(p, inputs, outputs); count_native(p); return; }
+  if (row && row->state == State::layout) { row->layout(p, inputs, outputs); count_native(lasting_name(*row, p)); return; }
   if (row && row->type == typeid(Compiled)) { p.eval_gpu(inputs, outputs); return; }
-  if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) { count_native(p); return; }
+  if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) { count_native(lasting_name(*row, p)); return; }
+  if (reason.empty()) reason = row ? row->note : "unknown to the bridge";
   fall_back(p, inputs, outputs, reason);
 }
 
@@ -615,7 +661,7 @@ void Compiled::eval_gpu(const std::vector<array>& inputs, std::vector<array>& ou
     return;
   }
   for (size_t i = 0; i < outputs.size(); i++) adopt(outputs[i], results[i], inputs, s);
-  count_native(*this);
+  count_native("Compiled");
 }
 
 namespace fast {

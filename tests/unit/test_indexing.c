@@ -389,6 +389,33 @@ static void many_to_few(const char *gates)
 static void sorted_by_merges(void **state) { (void)state; many_to_few("MLX_VK_ENABLE_RADIX_SORT=0"); }
 static void sorted_by_digits(void **state) { (void)state; many_to_few("MLX_VK_ENABLE_RADIX_SORT=2 MLX_VK_POISON=1"); }
 
+/* Sums of so many that their parts are combined at several levels. */
+static void counts(void **state)
+{
+    enum { MANY = 100000 };
+    int32_t *at = malloc(MANY * sizeof *at);
+    float got[4];
+    mlxvk_array a = { NULL }, i = { NULL }, u = { NULL }, res = { NULL };
+    (void)state;
+    assert_non_null(at);
+    for (int k = 0; k < MANY; k++) at[k] = k % 1000 == 5 ? 0 : k % 10 < 3 ? 1 : 3;
+    OK_DEVICE(mlxvk_array_new_data_device(&i, at, (int[]){ MANY }, 1, MLXVK_INT32, device), device);
+    OK(mlxvk_zeros(&a, (int[]){ 4 }, 1, MLXVK_FLOAT32, stream), stream);
+    OK(mlxvk_ones(&u, (int[]){ MANY, 1 }, 2, MLXVK_FLOAT32, stream), stream);
+    OK(mlxvk_scatter_add_single(&res, a, i, u, 0, stream), stream);
+    OK(mlxvk_array_read(res, got, sizeof got, stream), stream);
+    assert_true(got[0] == 100 && got[1] == 30000 && got[2] == 0 && got[3] == MANY - 30100);
+    OK(mlxvk_reshape(&u, u, (int[]){ MANY }, 1, stream), stream);
+    OK(mlxvk_scatter_add_axis(&res, res, i, u, 0, stream), stream);
+    OK(mlxvk_array_read(res, got, sizeof got, stream), stream);
+    assert_true(got[0] == 200 && got[1] == 60000 && got[2] == 0 && got[3] == 2 * (MANY - 30100));
+    mlxvk_array_free(a);
+    mlxvk_array_free(i);
+    mlxvk_array_free(u);
+    mlxvk_array_free(res);
+    free(at);
+}
+
 /* NaN: what is there stays for max and min, what comes is passed over. */
 static void nan_updates(void **state)
 {
@@ -560,7 +587,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_gathers), cmocka_unit_test(gathers_refused), cmocka_unit_test(random_scatters),
-        cmocka_unit_test(sorted_by_merges), cmocka_unit_test(sorted_by_digits), cmocka_unit_test(nan_updates),
+        cmocka_unit_test(sorted_by_merges), cmocka_unit_test(sorted_by_digits), cmocka_unit_test(counts), cmocka_unit_test(nan_updates),
         cmocka_unit_test(masked), cmocka_unit_test(scatters_refused), cmocka_unit_test(slices_at_run_time), cmocka_unit_test(diagonals),
         cmocka_unit_test(searches)
     };
