@@ -392,6 +392,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
     X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
+    X(FACTOR,        factor,        3, CAP_NONE)                                                                       \
+    X(JACOBI,        jacobi,        3, CAP_SMALL)                                                                      \
     X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
@@ -2309,6 +2311,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(GATHER,      gather)                                                                                             \
     X(POSITIONS,   positions)                                                                                          \
     X(NORM,        norm)                                                                                               \
+    X(FACTOR,      factor)                                                                                             \
+    X(JACOBI,      jacobi)                                                                                             \
     X(NORM_VJP,    norm_vjp)                                                                                           \
     X(ROPE,        rope)                                                                                               \
     X(ATTENTION,   attention)                                                                                          \
@@ -2339,6 +2343,8 @@ struct scan_params { uint8_t op, axis, flags; };
 struct gather_params { uint8_t mode, axis, unit; uint32_t room; };
 struct positions_params { uint32_t flags, none, size[2], room[2], step[2]; };
 struct norm_params { uint8_t flags; float eps; };
+struct factor_params { uint8_t op, flags; uint16_t count; uint32_t first; };
+struct jacobi_params { uint8_t op; };
 struct norm_vjp_params { uint8_t flags; uint32_t each; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct attention_params { uint8_t flags; float scale; };
@@ -2360,6 +2366,8 @@ union params {
     struct gather_params gather;
     struct positions_params positions;
     struct norm_params norm;
+    struct factor_params factor;
+    struct jacobi_params jacobi;
     struct norm_vjp_params norm_vjp;
     struct rope_params rope;
     struct attention_params attention;
@@ -10815,13 +10823,598 @@ static struct array *vector_norm(struct call *c, struct array *a, double order, 
     return do_binary(c, B_power, x, scalar(c, 1 / order, MLXVK_FLOAT32));
 }
 
-/* The largest or smallest sum of magnitudes of a column (order 1, -1) or a row (infinite orders). */
+/* ---- factorisations: float32, in batches ----
+ *
+ * A working copy of all matrices, (batch, rows, columns), is factorised in place, a block of columns after the other: a step
+ * that is no matrix product by the kernel, the rest of the matrix by products. Triangles are inverted by halves. */
+
+enum factor_op { FACTOR_CHOLESKY, FACTOR_INVERSE, FACTOR_PANEL, FACTOR_SWAP, FACTOR_REFLECT };
+enum { FACTOR_BLOCK = 32, FACTOR_THREADS = 256, INVERSE_UNIT = 1, INVERSE_HALF = 2, JACOBI_EIGEN = 0, JACOBI_SINGULAR };
+
+struct factor_push {
+    uint32_t matrices, rows, columns, first, count, a_at, a_matrix, a_row, a_column, b_at, b_matrix, b_row, b_column, order_at, flags;
+};
+
+static void lower_factor(struct encoder *e, const struct node *n)
+{
+    const struct factor_params *p = &n->p.factor;
+    struct array *a = p->op == FACTOR_INVERSE ? n->in[0] : n->out[0];
+    struct array *b = p->op == FACTOR_SWAP ? n->in[0] : p->op == FACTOR_INVERSE ? n->out[0] : n->out[1];
+    struct array *order = p->op == FACTOR_SWAP ? n->out[1] : NULL;
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, small = p->op == FACTOR_CHOLESKY || p->op == FACTOR_INVERSE;
+    uint32_t threads = small || cpu ? FACTOR_BLOCK : min_u32(FACTOR_THREADS, e->device->caps.max_threads);
+    struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1], .columns = (uint32_t)a->shape[2],
+        .first = p->first, .count = p->count, .flags = p->flags, .a_matrix = (uint32_t)a->strides[0], .a_row = (uint32_t)a->strides[1],
+        .a_column = (uint32_t)a->strides[2] };
+    push.a_at = p->op == FACTOR_INVERSE ? set_input(e, 0, a) : set_output(e, 0, a);
+    if (b) {
+        push.b_at = p->op == FACTOR_SWAP ? set_input(e, 1, b) : set_output(e, 1, b);
+        push.b_matrix = (uint32_t)b->strides[0];
+        push.b_row = (uint32_t)b->strides[1];
+        push.b_column = b->ndim > 2 ? (uint32_t)b->strides[2] : 0;
+    }
+    if (order) push.order_at = set_output(e, 2, order);
+    KERNEL(e, K_FACTOR, threads, p->op);
+    set_bytes(e, &push, sizeof push);
+    if (p->op == FACTOR_SWAP) dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, 65535), ceil_div(push.matrices, 65535));
+    else dispatch_groups(e, push.matrices);
+}
+
+static void append_factor(struct call *c, enum factor_op op, uint8_t flags, int first, int count, struct array *in, struct array *out, struct array *more)
+{
+    if (c->code || !out) return;
+    append(c, OP_FACTOR, PARAMS(.factor = { (uint8_t)op, flags, (uint16_t)count, (uint32_t)first }), ARRAYS(in), ARRAYS(out, more));
+}
+
+/* Two sweeps: as many rounds as bring the matrix back into the buffer where it was. */
+static void lower_jacobi(struct encoder *e, const struct node *n)
+{
+    struct array *a = n->out[0], *v = n->out[1], *other = n->p.jacobi.op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
+    uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads, lanes;
+    struct { uint32_t matrices, n, length, round, a_at, b_at, v_at; } push = { matrices, size, (uint32_t)a->shape[2], 0, 0, 0, 0 };
+    lanes = row_lanes(e, push.length, &threads);
+    if (n->p.jacobi.op == JACOBI_EIGEN && !other) return;
+    (void)lanes;
+    for (uint32_t i = 0; i < 2 * (2 * half - 1) && !e->code; i++) {
+        push.round = i % (2 * half - 1);
+        push.a_at = other ? set_input(e, 0, a) : set_output(e, 0, a);
+        if (other) push.b_at = set_output(e, 1, other);
+        push.v_at = set_output(e, 2, v);
+        KERNEL(e, K_JACOBI, other ? 64 : threads, other ? 64 : threads, n->p.jacobi.op);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, other ? ceil_div((uint64_t)matrices * half * (half + size), 64) : (uint64_t)matrices * half);
+        if (other) { swap = a; a = other; other = swap; }
+    }
+    array_release(other);
+}
+
+/* ---- matrices of a batch ---- */
+
+/* (batch, rows, columns) of an operand of float32 matrices. */
+static struct array *matrices(struct call *c, struct array *a, bool square)
+{
+    int shape[3] = { 0, 0, 0 };
+    if (c->code || !a) return NULL;
+    if (a->dtype != MLXVK_FLOAT32) return FAIL(c, MLXVK_ERROR_DTYPE, "matrices must be float32, not %s", TEXT(a));
+    if (a->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has fewer than two dimensions", TEXT(a));
+    shape[1] = dim_of(a, -2);
+    shape[2] = dim_of(a, -1);
+    if (square && shape[1] != shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are not square", TEXT(a));
+    if (!shape[1] || !shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are empty", TEXT(a));
+    if (a->size / (size_t)shape[1] / (size_t)shape[2] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many matrices", TEXT(a));
+    shape[0] = (int)(a->size / (size_t)shape[1] / (size_t)shape[2]);
+    return do_reshape(c, a, 3, shape);
+}
+
+/* The batch dimensions of `like` again, in front of an array's dimensions but the first. */
+static struct array *batched(struct call *c, struct array *a, const struct array *like)
+{
+    int shape[MAXD], n = 0;
+    if (c->code || !a) return NULL;
+    for (int i = 0; i < like->ndim - 2; i++) shape[n++] = like->shape[i];
+    for (int i = 1; i < a->ndim; i++) shape[n++] = a->shape[i];
+    return do_reshape(c, a, n, shape);
+}
+
+static struct array *block_of(struct call *c, struct array *a, int row, int rows, int column, int columns)
+{
+    if (c->code || !a) return NULL;
+    return do_slice(c, a, (int[]){ 0, row, column }, (int[]){ a->shape[0], row + rows, column + columns }, NULL);
+}
+
+static struct array *flipped(struct call *c, struct array *a) { return do_swap(c, a, 1, 2); }
+
+static struct array *zeros_of(struct call *c, int batch, int rows, int columns)
+{
+    return filled(c, 3, (int[]){ batch, rows, columns }, 0, MLXVK_FLOAT32);
+}
+
+/* Ones on the diagonal of each matrix, in memory of its own. */
+static struct array *eyes(struct call *c, int batch, int rows, int columns)
+{
+    struct array *one = do_eye(c, rows, columns, 0, MLXVK_FLOAT32);
+    return one ? copy_of(c, broadcast(c, one, 3, (int[]){ batch, rows, columns })) : NULL;
+}
+
+/* a becomes a - b @ c, for a view of a larger array. */
+static void subtract_product(struct call *c, struct array *a, struct array *b, struct array *d)
+{
+    append_copy(c, a, do_addmm(c, a, b, d, -1, 1));
+}
+
+/* Inverses of lower triangles; what stands above them is not read. */
+static struct array *lower_inverse(struct call *c, struct array *a, uint8_t flags)
+{
+    int n = a ? a->shape[1] : 0, half = (n / 2 + FACTOR_BLOCK - 1) / FACTOR_BLOCK * FACTOR_BLOCK;
+    struct array *out, *first, *second, *rest;
+    if (c->code || !a) return NULL;
+    if (n <= FACTOR_BLOCK) {
+        out = output(c, 3, a->shape, MLXVK_FLOAT32);
+        append_factor(c, FACTOR_INVERSE, flags, 0, n, a, out, NULL);
+        return out;
+    }
+    out = zeros_of(c, a->shape[0], n, n);
+    first = lower_inverse(c, block_of(c, a, 0, half, 0, half), flags);
+    second = lower_inverse(c, block_of(c, a, half, n - half, half, n - half), flags);
+    rest = do_matmul(c, block_of(c, a, half, n - half, 0, half), first);
+    append_copy(c, block_of(c, out, 0, half, 0, half), first);
+    append_copy(c, block_of(c, out, half, n - half, half, n - half), second);
+    append_copy(c, block_of(c, out, half, n - half, 0, half), do_addmm(c, NULL, second, rest, -1, 0));
+    return out;
+}
+
+static struct array *triangle_inverse(struct call *c, struct array *a, bool upper)
+{
+    return upper ? flipped(c, lower_inverse(c, flipped(c, a), 0)) : lower_inverse(c, a, 0);
+}
+
+/* ---- Cholesky ---- */
+
+/* Lower factors; NaN where a matrix is not positive definite. Only lower triangles are read. */
+static struct array *do_cholesky(struct call *c, struct array *a)
+{
+    struct array *w = a ? copy_of(c, a) : NULL, *corner, *below;
+    int n = a ? a->shape[1] : 0;
+    for (int k = 0; k < n && !c->code; k += FACTOR_BLOCK) {
+        int size = n - k < FACTOR_BLOCK ? n - k : FACTOR_BLOCK, rest = n - k - size;
+        corner = block_of(c, w, k, size, k, size);
+        append_factor(c, FACTOR_CHOLESKY, 0, 0, size, NULL, corner, NULL);
+        if (!rest) break;
+        below = block_of(c, w, k + size, rest, k, size);
+        append_copy(c, below, do_matmul(c, below, flipped(c, lower_inverse(c, corner, 0))));
+        subtract_product(c, block_of(c, w, k + size, rest, k + size, rest), below, flipped(c, below));
+    }
+    return n > FACTOR_BLOCK ? do_triangle(c, w, 0, false) : w;
+}
+
+/* ---- LU ---- */
+
+/* Factors in one matrix, the exchanges of rows, and the order of rows that they make. */
+struct lu { struct array *factors, *pivots, *order; };
+
+static struct lu do_lu(struct call *c, struct array *a)
+{
+    struct lu r = { a ? copy_of(c, a) : NULL, NULL, NULL };
+    int batch = a ? a->shape[0] : 0, m = a ? a->shape[1] : 0, n = a ? a->shape[2] : 0, least = m < n ? m : n;
+    if (!r.factors) return r;
+    r.pivots = output(c, 2, (int[]){ batch, least }, MLXVK_UINT32);
+    r.order = do_arange(c, 0, m, 1, MLXVK_UINT32);
+    r.order = r.order ? copy_of(c, broadcast(c, r.order, 2, (int[]){ batch, m })) : NULL;
+    for (int k = 0; k < least && !c->code; k += FACTOR_BLOCK) {
+        int size = least - k < FACTOR_BLOCK ? least - k : FACTOR_BLOCK, down = m - k - size, right = n - k - size;
+        struct array *top, *inverse;
+        append_factor(c, FACTOR_PANEL, 0, k, size, NULL, r.factors, r.pivots);
+        append_factor(c, FACTOR_SWAP, 0, k, size, r.pivots, r.factors, r.order);
+        if (right <= 0) continue;
+        top = block_of(c, r.factors, k, size, k + size, right);
+        inverse = lower_inverse(c, block_of(c, r.factors, k, size, k, size), INVERSE_UNIT);
+        append_copy(c, top, do_matmul(c, inverse, top));
+        if (down <= 0) continue;
+        subtract_product(c, block_of(c, r.factors, k + size, down, k + size, right), block_of(c, r.factors, k + size, down, k, size), top);
+    }
+    return r;
+}
+
+/* U^-1 L^-1 x for square matrices. */
+static struct array *lu_apply(struct call *c, const struct lu *f, struct array *x)
+{
+    x = do_matmul(c, lower_inverse(c, f->factors, INVERSE_UNIT), x);
+    return do_matmul(c, triangle_inverse(c, f->factors, true), x);
+}
+
+/* ---- QR by Householder reflections ---- */
+
+struct qr { struct array *q, *r; };
+
+/* T of the product of reflections I - V T V^T, transposed: its inverse is V^T V's lower triangle with half the diagonal. */
+static struct array *reflection_factor(struct call *c, struct array *v)
+{
+    return lower_inverse(c, do_matmul(c, flipped(c, v), v), INVERSE_HALF);
+}
+
+/* Q with `columns` columns, R with min(rows, columns of a) rows. */
+static struct qr do_qr(struct call *c, struct array *a, int columns)
+{
+    struct qr r = { NULL, NULL };
+    struct array *w = a ? copy_of(c, a) : NULL, **v, **t;
+    int batch, m, n, least, blocks, k;
+    if (!w) return r;
+    batch = a->shape[0];
+    m = a->shape[1];
+    n = a->shape[2];
+    least = m < n ? m : n;
+    blocks = (least + FACTOR_BLOCK - 1) / FACTOR_BLOCK;
+    v = host_zalloc(c->device, 2 * (size_t)blocks * sizeof *v);
+    if (!v) { FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return r; }
+    t = v + blocks;
+    for (int i = 0; i < blocks && !c->code; i++) {
+        int size, right;
+        struct array *rest, *inner;
+        k = i * FACTOR_BLOCK;
+        size = least - k < FACTOR_BLOCK ? least - k : FACTOR_BLOCK;
+        right = n - k - size;
+        v[i] = output(c, 3, (int[]){ batch, m - k, size }, MLXVK_FLOAT32);
+        append_factor(c, FACTOR_REFLECT, 0, k, size, NULL, w, v[i]);
+        t[i] = reflection_factor(c, v[i]);
+        if (right <= 0) continue;
+        rest = block_of(c, w, k, m - k, k + size, right);
+        inner = do_matmul(c, t[i], do_matmul(c, flipped(c, v[i]), rest));
+        subtract_product(c, rest, v[i], inner);
+    }
+    r.q = eyes(c, batch, m, columns);
+    for (int i = blocks - 1; i >= 0 && !c->code; i--) {
+        struct array *rest, *inner;
+        k = i * FACTOR_BLOCK;
+        if (columns <= k) continue;
+        rest = block_of(c, r.q, k, m - k, k, columns - k);
+        inner = do_matmul(c, flipped(c, t[i]), do_matmul(c, flipped(c, v[i]), rest));
+        subtract_product(c, rest, v[i], inner);
+    }
+    host_free(c->device, v);
+    r.r = do_triangle(c, block_of(c, w, 0, least, 0, n), 0, true);
+    return r;
+}
+
+/* ---- eigenvalues and singular values by Jacobi rotations ---- */
+
+/* Sweeps grow with the logarithm of the size; each node makes two. */
+static void append_jacobi(struct call *c, int op, struct array *a, struct array *v)
+{
+    int nodes = 4;
+    if (c->code || !a || !v) return;
+    for (int n = v->shape[1]; n > 8; n /= 8) nodes++;
+    for (int i = 0; i < (v->shape[1] > 1 ? nodes : 0); i++) append(c, OP_JACOBI, PARAMS(.jacobi = { (uint8_t)op }), NULL, 0, ARRAYS(a, v));
+}
+
+/* Rows of a (batch, n, length) in the order of indices (batch, n). */
+static struct array *rows_in_order(struct call *c, struct array *a, struct array *order)
+{
+    int last = 2;
+    return do_take_along(c, a, do_expand(c, order, &last, 1), 1);
+}
+
+struct eigen { struct array *values, *vectors; };
+
+static struct eigen do_eigh(struct call *c, struct array *a, bool upper)
+{
+    struct eigen r = { NULL, NULL };
+    struct array *w, *v, *order, *mask, *turned = flipped(c, a);
+    int n, batch;
+    if (c->code || !turned) return r;
+    n = a->shape[1];
+    batch = a->shape[0];
+    mask = do_tri(c, n, n, 0);
+    w = upper ? do_select(c, mask, turned, a) : do_select(c, mask, a, turned);
+    v = eyes(c, batch, n, n);
+    append_jacobi(c, JACOBI_EIGEN, w, v);
+    if (c->code) return r;
+    w = view_of(c, w, MLXVK_FLOAT32, 2, (int[]){ batch, n }, (int64_t[]){ (int64_t)n * n, n + 1 }, w->offset);
+    order = do_sort(c, w, 1, true);
+    r.values = do_take_along(c, w, order, 1);
+    r.vectors = flipped(c, rows_in_order(c, flipped(c, v), order));
+    return r;
+}
+
+/* u (batch, m, m), s (batch, min), v^T (batch, n, n). */
+struct svd { struct array *u, *s, *vt; };
+
+static struct svd do_svd(struct call *c, struct array *a, bool vectors)
+{
+    struct svd r = { NULL, NULL, NULL };
+    struct array *w, *vt, *s, *order, *signs;
+    struct qr whole;
+    int m, n, one = 1;
+    if (c->code || !a) return r;
+    m = a->shape[1];
+    n = a->shape[2];
+    if (m < n) {
+        struct svd t = do_svd(c, flipped(c, a), vectors);
+        r.s = t.s;
+        if (vectors) { r.u = flipped(c, t.vt); r.vt = flipped(c, t.u); }
+        return r;
+    }
+    w = copy_of(c, flipped(c, a));
+    vt = eyes(c, a->shape[0], n, n);
+    append_jacobi(c, JACOBI_SINGULAR, w, vt);
+    s = root_of_squares(c, w, 1u << 2, false);
+    order = do_sort(c, do_unary(c, U_negative, s), 1, true);
+    r.s = do_take_along(c, s, order, 1);
+    if (!vectors || c->code) return r;
+    r.vt = rows_in_order(c, vt, order);
+    w = flipped(c, rows_in_order(c, w, order));
+    s = do_expand(c, do_select(c, do_binary(c, B_equal, r.s, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, 1, MLXVK_FLOAT32), r.s), &one, 1);
+    whole = do_qr(c, do_binary(c, B_divide, w, s), m);   /* columns of length 0 or 1: Q has them, and completes them */
+    if (c->code || !whole.r) return r;
+    signs = view_of(c, whole.r, MLXVK_FLOAT32, 3, (int[]){ a->shape[0], 1, n }, (int64_t[]){ (int64_t)n * n, 1, n + 1 }, whole.r->offset);
+    signs = do_select(c, do_binary(c, B_less, signs, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, -1, MLXVK_FLOAT32), scalar(c, 1, MLXVK_FLOAT32));
+    r.u = whole.q;
+    w = block_of(c, r.u, 0, m, 0, n);
+    append_copy(c, w, do_binary(c, B_multiply, w, signs));
+    return r;
+}
+
+/* ---- fronts ---- */
+
+int mlxvk_linalg_tri_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_tri_inv", s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, batched(&c, triangle_inverse(&c, matrices(&c, x, true), upper), x), res);
+}
+
+int mlxvk_linalg_cholesky(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_cholesky", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, true);
+    w = do_cholesky(&c, upper ? flipped(&c, w) : w);
+    return finish(&c, batched(&c, upper ? flipped(&c, w) : w, x), res);
+}
+
+int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_cholesky_inv", s);
+    struct array *x = input(&c, "a", a), *inverse = triangle_inverse(&c, matrices(&c, x, true), upper), *turned = flipped(&c, inverse);
+    return finish(&c, batched(&c, upper ? do_matmul(&c, inverse, turned) : do_matmul(&c, turned, inverse), x), res);
+}
+
+int mlxvk_linalg_lu_factor(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_lu_factor", s);
+    struct array *x = input(&c, "a", a);
+    struct lu f = do_lu(&c, matrices(&c, x, false));
+    struct array *factors = batched(&c, f.factors, x), *pivots = batched(&c, f.pivots, x);
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!c.code) put_result(res_0, factors);
+    return finish(&c, pivots, res_1);
+}
+
+int mlxvk_linalg_lu(mlxvk_vector_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_lu", s);
+    struct array *x = input(&c, "a", a), *out[3] = { NULL, NULL, NULL };
+    struct lu f = do_lu(&c, matrices(&c, x, false));
+    if (f.factors && !c.code) {
+        int m = f.factors->shape[1], n = f.factors->shape[2], least = m < n ? m : n;
+        struct array *l = do_triangle(&c, block_of(&c, f.factors, 0, m, 0, least), -1, false);
+        out[0] = batched(&c, do_sort(&c, f.order, 1, true), x);
+        out[1] = batched(&c, do_binary(&c, B_add, l, do_eye(&c, m, least, 0, MLXVK_FLOAT32)), x);
+        out[2] = batched(&c, do_triangle(&c, block_of(&c, f.factors, 0, least, 0, n), 0, true), x);
+    }
+    return finish_vector(&c, out, 3, res);
+}
+
+int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_qr", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, false);
+    struct qr f = do_qr(&c, w, w ? (w->shape[1] < w->shape[2] ? w->shape[1] : w->shape[2]) : 0);
+    struct array *q = batched(&c, f.q, x), *r = batched(&c, f.r, x);
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!c.code) put_result(res_0, q);
+    return finish(&c, r, res_1);
+}
+
+int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_inv", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, true), *back, *out = NULL;
+    struct lu f = do_lu(&c, w);
+    int one = 1;
+    if (!c.code) {
+        back = do_expand(&c, do_sort(&c, f.order, 1, true), &one, 1);        /* columns go where their rows came from */
+        out = do_matmul(&c, triangle_inverse(&c, f.factors, true), lower_inverse(&c, f.factors, INVERSE_UNIT));
+        out = do_take_along(&c, out, back, 2);
+    }
+    return finish(&c, batched(&c, out, x), res);
+}
+
+/* Operands of a system a x = b with the same batch dimensions; b a vector where it has one dimension. */
+static bool system_of(struct call *c, struct array **a, struct array **b, bool *vector)
+{
+    int ndim, shape[MAXD], last = 1;
+    struct array probe;
+    if (c->code || !*a || !*b || !matrices(c, *a, true)) return false;
+    if ((*b)->dtype != MLXVK_FLOAT32) return FAIL(c, MLXVK_ERROR_DTYPE, "b must be float32, not %s", TEXT(*b)), false;
+    *vector = (*b)->ndim == 1;
+    if (*vector) *b = do_expand(c, *b, &last, 1);
+    if (!*b || (*b)->ndim < 2 || dim_of(*b, -2) != dim_of(*a, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s are no system of equations", TEXT(*a), *b ? TEXT(*b) : "b"), false;
+    probe = **b;
+    probe.shape[probe.ndim - 1] = 1;
+    if (!broadcast_shape(c, *a, &probe, &ndim, shape)) return false;
+    *a = broadcast(c, *a, ndim, shape);
+    shape[ndim - 1] = dim_of(*b, -1);
+    *b = broadcast(c, *b, ndim, shape);
+    return !c->code;
+}
+
+static struct array *solved(struct call *c, struct array *x, const struct array *like, bool vector)
+{
+    x = batched(c, x, like);
+    return x && vector ? do_squeeze(c, x, 1u << (x->ndim - 1)) : x;
+}
+
+int mlxvk_linalg_solve(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("linalg_solve", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    bool vector = false;
+    if (system_of(&c, &x, &y, &vector)) {
+        struct lu f = do_lu(&c, matrices(&c, x, true));
+        y = do_reshape(&c, y, 3, (int[]){ f.factors ? f.factors->shape[0] : 0, dim_of(y, -2), dim_of(y, -1) });
+        out = c.code ? NULL : lu_apply(&c, &f, rows_in_order(&c, y, f.order));
+    }
+    return finish(&c, solved(&c, out, x, vector), res);
+}
+
+int mlxvk_linalg_solve_triangular(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_solve_triangular", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    bool vector = false;
+    if (system_of(&c, &x, &y, &vector)) {
+        out = triangle_inverse(&c, matrices(&c, x, true), upper);
+        y = out ? do_reshape(&c, y, 3, (int[]){ out->shape[0], dim_of(y, -2), dim_of(y, -1) }) : NULL;
+        out = do_matmul(&c, out, y);
+    }
+    return finish(&c, solved(&c, out, x, vector), res);
+}
+
+static bool is_upper(struct call *c, const char *uplo)
+{
+    if (!uplo || (strcmp(uplo, "L") && strcmp(uplo, "U"))) FAIL(c, MLXVK_ERROR_ARGUMENT, "UPLO must be \"L\" or \"U\"");
+    return !c->code && uplo[0] == 'U';
+}
+
+int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, const char *UPLO, mlxvk_stream s)
+{
+    struct call c = begin("linalg_eigh", s);
+    struct array *x = input(&c, "a", a);
+    bool upper = is_upper(&c, UPLO);
+    struct eigen f = do_eigh(&c, matrices(&c, x, true), upper);
+    struct array *values = batched(&c, f.values, x), *vectors = batched(&c, f.vectors, x);
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!c.code) put_result(res_0, values);
+    return finish(&c, vectors, res_1);
+}
+
+int mlxvk_linalg_eigvalsh(mlxvk_array *res, mlxvk_array a, const char *UPLO, mlxvk_stream s)
+{
+    struct call c = begin("linalg_eigvalsh", s);
+    struct array *x = input(&c, "a", a);
+    bool upper = is_upper(&c, UPLO);
+    return finish(&c, batched(&c, do_eigh(&c, matrices(&c, x, true), upper).values, x), res);
+}
+
+int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool compute_uv, mlxvk_stream s)
+{
+    struct call c = begin("linalg_svd", s);
+    struct array *x = input(&c, "a", a), *out[3];
+    struct svd f = do_svd(&c, matrices(&c, x, false), compute_uv);
+    out[0] = batched(&c, compute_uv ? f.u : f.s, x);
+    out[1] = batched(&c, f.s, x);
+    out[2] = batched(&c, f.vt, x);
+    return finish_vector(&c, out, compute_uv ? 3 : 1, res);
+}
+
+/* V S^-1 U^T, without singular values that float32 cannot tell from 0. */
+int mlxvk_linalg_pinv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_pinv", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, false), *out = NULL, *least, *inverse;
+    struct svd f = do_svd(&c, w, true);
+    int last = 2;
+    if (!c.code && w) {
+        int m = w->shape[1], n = w->shape[2], k = m < n ? m : n;
+        least = do_binary(&c, B_multiply, do_reduce(&c, R_max, f.s, 2, true), scalar(&c, 10.0 * (m > n ? m : n) * FLT_EPSILON, MLXVK_FLOAT32));
+        inverse = do_select(&c, do_binary(&c, B_greater, f.s, least), do_unary(&c, U_reciprocal, f.s), scalar(&c, 0, MLXVK_FLOAT32));
+        out = do_binary(&c, B_multiply, block_of(&c, f.vt, 0, k, 0, n), do_expand(&c, inverse, &last, 1));
+        out = do_matmul(&c, flipped(&c, out), flipped(&c, block_of(&c, f.u, 0, m, 0, k)));
+    }
+    return finish(&c, batched(&c, out, x), res);
+}
+
+static int no_eigenvalues(const char *name, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = matrices(&c, input(&c, "a", a), true);
+    if (x) FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "eigenvalues of matrices that are not symmetric: %s", TEXT(x));
+    return end(&c);
+}
+
+int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
+{
+    (void)res_0, (void)res_1;
+    return no_eigenvalues("linalg_eig", a, s);
+}
+
+int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    (void)res;
+    return no_eigenvalues("linalg_eigvals", a, s);
+}
+
+/* mean + z S, where S S = cov and z is normal. */
+int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape, size_t shape_num,
+                                     mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_multivariate_normal", s);
+    struct array *m = input(&c, "mean", mean), *v = input(&c, "cov", cov), *w = NULL, *k, *z, *out = NULL;
+    struct array lead, covs, means;
+    struct svd f;
+    int n, one = 1, last;
+    if (dtype != MLXVK_FLOAT32) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be float32, not %s", mlxvk_dtype_name(dtype));
+    if (m && m->ndim < 1) FAIL(&c, MLXVK_ERROR_SHAPE, "mean must have one dimension at least");
+    w = c.code ? NULL : matrices(&c, as_type(&c, v, MLXVK_FLOAT32), true);
+    if (w && dim_of(m, -1) != w->shape[1]) FAIL(&c, MLXVK_ERROR_SHAPE, "mean %s and cov %s do not fit", TEXT(m), TEXT(v));
+    k = key_input(&c, key);
+    if (!check_shape(&c, shape_count(shape_num), shape, dtype) || !w) return finish(&c, NULL, res);
+    n = w->shape[1];
+    lead = *w;
+    lead.ndim = (int)shape_num;
+    if (shape_num) memcpy(lead.shape, shape, shape_num * sizeof *shape);
+    covs = *v;
+    covs.ndim -= 2;
+    means = *m;
+    means.ndim -= 1;
+    if (!broadcast_shape(&c, &covs, &means, &covs.ndim, covs.shape)) return finish(&c, NULL, res);
+    means = covs;
+    if (!broadcast_shape(&c, &means, &lead, &covs.ndim, covs.shape)) return finish(&c, NULL, res);
+    if (covs.ndim >= MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD - 1);
+    f = do_svd(&c, w, true);
+    w = do_binary(&c, B_multiply, f.u, do_expand(&c, do_unary(&c, U_sqrt, f.s), &one, 1));
+    w = batched(&c, do_matmul(&c, w, f.vt), v);
+    if (!c.code) {
+        covs.shape[covs.ndim] = n;
+        z = do_random(&c, RANDOM_NORMAL, covs.ndim + 1, covs.shape, dtype, 0, 1, k);
+        last = covs.ndim;
+        out = do_matmul(&c, do_expand(&c, z, &last, 1), w);
+        out = out ? do_binary(&c, B_add, m, do_squeeze(&c, out, 1u << (out->ndim - 2))) : NULL;
+    }
+    return finish(&c, out, res);
+}
+
+/* The largest or smallest singular value (2, -2), or the sum of them (0: the nuclear norm), of the matrices of two axes. */
+static struct array *singular_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
+{
+    int from = axis[0] < axis[1] ? axis[0] : axis[1], to = axis[0] < axis[1] ? axis[1] : axis[0];
+    struct array *x = do_moveaxis(c, do_moveaxis(c, as_type(c, a, MLXVK_FLOAT32), to, -1), from, -2), *s;
+    s = batched(c, do_svd(c, matrices(c, x, false), false).s, x);
+    s = s ? do_reduce(c, order > 0 ? R_max : order < 0 ? R_min : R_sum, s, 1u << (s->ndim - 1), false) : NULL;
+    return keepdims && s ? do_expand(c, s, (int[]){ from, to }, 2) : s;
+}
+
+/* The largest or smallest sum of magnitudes of a column (order 1, -1) or a row (infinite orders), or singular value. */
 static struct array *matrix_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
 {
     int sum = isinf(order) ? axis[1] : axis[0], most = isinf(order) ? axis[0] : axis[1];
-    struct array *x = magnitudes(c, a);
+    struct array *x;
+    if (c->code || !a) return NULL;
+    if (fabs(order) == 2 && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(a));
+    if (fabs(order) == 2) return singular_norm(c, a, order, axis, keepdims);
+    if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "order %g of matrices", order);
+    x = magnitudes(c, a);
     if (!x) return NULL;
-    if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "order %g of matrices", order);
     x = do_reduce(c, order > 0 ? R_max : R_min, do_reduce(c, R_sum, x, 1u << sum, true), 1u << most, true);
     return keepdims ? x : do_squeeze(c, x, 1u << sum | 1u << most);
 }
@@ -10859,8 +11452,10 @@ static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char
     uint32_t mask;
     count = norm_axes(&c, x, axis, axis_num, axis ? most : MAXD, axes, &mask);
     if (ord && count != 2) FAIL(&c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", ord, count);
-    if (ord && strcmp(ord, "fro") && strcmp(ord, "f")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
-    if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
+    if (ord && strcmp(ord, "fro") && strcmp(ord, "f") && strcmp(ord, "nuc")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
+    if (ord && ord[0] == 'n' && x && is_complex(x->dtype)) FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(x));
+    if (!c.code && ord && ord[0] == 'n') out = singular_norm(&c, x, 0, axes, keepdims);
+    else if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
     if (out) out = as_type(&c, out, is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
     return finish(&c, out, res);
 }

@@ -889,6 +889,9 @@ MLXVK_API int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower,
                                             size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
 MLXVK_API int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc,
                                    float scale, mlxvk_array key, mlxvk_stream s);
+/* Samples of shape (shape with the batch dimensions of mean and cov, n); mean (..., n), cov (..., n, n), float32. */
+MLXVK_API int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape,
+                                               size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
 /* x in another order along axis; arange: the numbers below x, uint32. */
 MLXVK_API int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s);
 MLXVK_API int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s);
@@ -905,6 +908,28 @@ MLXVK_API int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *a
                                    mlxvk_stream s);
 /* Of vectors of 2 or 3 elements along axis. */
 MLXVK_API int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s);
+/* Factorisations of float32 matrices (..., rows, columns), on the GPU, where MLX has them on the CPU. Matrices that cannot
+ * be inverted or factorised give infinities and NaN, not errors. Triangles: only that triangle of a is read. */
+MLXVK_API int mlxvk_linalg_tri_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_cholesky(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);  /* of a factor a */
+/* { P, L, U }: row i of the matrix is row P[i] of L U. lu_factor: L and U in one matrix, and the exchanges of rows. */
+MLXVK_API int mlxvk_linalg_lu(mlxvk_vector_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_lu_factor(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);   /* Q, R; reduced */
+MLXVK_API int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_pinv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+/* x of a x = b; b (..., rows, columns) or one vector. */
+MLXVK_API int mlxvk_linalg_solve(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_solve_triangular(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool upper, mlxvk_stream s);
+/* Eigenvalues, ascending, and eigenvectors as columns, by Jacobi rotations; UPLO "L" or "U": the triangle that is read. */
+MLXVK_API int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, const char *UPLO, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_eigvalsh(mlxvk_array *res, mlxvk_array a, const char *UPLO, mlxvk_stream s);
+/* { U, S, V^T } with square U and V, S descending; { S } without compute_uv. By Jacobi rotations. */
+MLXVK_API int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool compute_uv, mlxvk_stream s);
+/* Of matrices that need not be symmetric: always UNSUPPORTED. */
+MLXVK_API int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 
 /* ==== >>encoder: kernels of the caller's, with the contract of Metal's CommandEncoder ============================== */
 
