@@ -8,6 +8,11 @@
 #   make          the library and every program, into build/
 #   make golden DIR=path     compare with MLX's own results in that folder
 #   make bench               measure
+#   make mlx                 stock MLX from PyPI in build/mlx, with mlxvk as its GPU (needs Python 3.10 or newer)
+#   make validate            that step by step: from a Python expression to a Vulkan dispatch and back
+#   make test-mlx            MLX's results on mlxvk against its own on the CPU, and mlx_lm
+#   make bench-mlx           mlx_lm on random weights of Qwen3-0.6B's shape, and where the time goes
+#   make mlx-table           the table of primitives in README.md, from what the bridge says
 #   make shaders             compile shaders/ into gen/ what changed (needs glslangValidator, xxd; GLSLANG=path)
 #   make check-gen           is gen/ what shaders/ says? (no compiler needed)
 #   make check               everything that can be checked, which is more than CI does
@@ -64,6 +69,7 @@ with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/d
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests golden bench shaders check-gen check dist clean
+.PHONY: mlx mlx-ready validate test-mlx bench-mlx mlx-table
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
 all: $(lib) $(all_programs)
@@ -146,6 +152,81 @@ bench: $(benches) $(qwen3)
 	@if [ -x tests/bench/run ]; then BUILD=$(BUILD) tests/bench/run; \
 	 else for b in $(benches); do echo "== $$b"; $$b || exit 1; done; fi
 
+# ---- the stock MLX wheel on mlxvk ------------------------------------------------------------------------------------
+# Everything in one folder of its own: a virtual environment, and in it the bridge (tests/mlx/*.cpp and mlxvk.c in one
+# library). Nothing else needs Python. Without a net: PIP_NO_INDEX=1 PIP_FIND_LINKS=folder-of-wheels make mlx
+mlx := build/mlx
+mlx_python := $(mlx)/bin/python
+mlx_library := $(mlx)/libmlxvk_mlx.so
+mlx_site = $$(echo $(mlx)/lib/python3*/site-packages)
+PYTHON ?= python3
+MLX_SOURCES ?= $(wildcard tests/mlx/*.cpp)
+MLX_CXXFLAGS ?= -O2 -g
+MLX_MODEL ?= $(mlx)/qwen3-0.6b-random
+mlx_objects := $(patsubst %.cpp,$(mlx)/obj/%.o,$(MLX_SOURCES)) $(mlx)/obj/mlxvk.o
+
+# Ready to use, quickly when nothing changed.
+mlx-ready:
+	@tests/tools/setup build mlx
+	@$(build) $(mlx)/installed
+	@$(build) $(mlx_library)
+
+mlx: mlx-ready
+	@$(mlx_python) -m mlxvk_mlx --info || true
+	@echo
+	@echo '  $(mlx_python) -m mlxvk_mlx -m mlx_lm generate --model $(MODEL) --ignore-chat-template --prompt "$$PROMPT"'
+	@echo '  $(mlx_python) -m mlxvk_mlx script.py ARGUMENTS          (--help says the rest)'
+	@echo '  LD_PRELOAD=$(abspath $(mlx_library)) program'
+
+$(mlx)/installed: tests/mlx/requirements.txt
+	@echo "  PIP     $(mlx)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "MLX needs Python 3.10 or newer; try make PYTHON=...")'
+	@$(mlx_python) -m pip --version >/dev/null 2>&1 || { rm -rf $(mlx) && $(PYTHON) -m venv $(mlx); }
+	@$(mlx_python) -m pip install --disable-pip-version-check -q -r $<
+	@ln -sfn ../../../../../tests/mlx/mlxvk_mlx $(mlx_site)/mlxvk_mlx
+	@touch $@
+
+mlx_flags = -g -fPIC $(WARNINGS:-Wpedantic=) -I. -Itests
+$(mlx)/obj/%.o: %.cpp $(mlx)/installed $(mlx)/flags
+	@mkdir -p $(@D)
+	@echo "  CXX     $<"
+	@$(CXX) -std=c++20 $(MLX_CXXFLAGS) $(mlx_flags) -isystem $(mlx_site)/mlx/include $(WERROR) -MMD -MP -c $< -o $@
+
+$(mlx)/obj/mlxvk.o: mlxvk.c $(mlx)/flags
+	@mkdir -p $(@D)
+	@echo "  CC      $<"
+	@$(CC) -std=c11 -O2 $(mlx_flags) $(WERROR) -MMD -MP -c $< -o $@
+
+# Compiled anew when the flags change, linked anew when a file goes.
+mlx_said = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' >$@
+$(mlx)/flags: FORCE
+	$(call mlx_said,$(CC) $(CXX) $(MLX_CXXFLAGS) $(mlx_flags))
+$(mlx)/sources: FORCE
+	$(call mlx_said,$(MLX_SOURCES))
+
+# It finds libmlx.so where it is built, and beside MLX when it is in a folder of its own there; LD_LIBRARY_PATH wins.
+$(mlx_library): $(mlx_objects) $(mlx)/sources
+	@echo "  LINK    $@"
+	@site=$(mlx_site); $(CXX) -shared -Wl,--no-undefined -Wl,--enable-new-dtags \
+	    "-Wl,-rpath,\$$ORIGIN/$${site#$(mlx)/}/mlx/lib:\$$ORIGIN/../mlx/lib" \
+	    $(filter %.o,$^) -L$$site/mlx/lib -lmlx $(LDLIBS) -o $@.new && mv $@.new $@
+
+validate: mlx-ready
+	@$(mlx_python) tests/mlx/validate.py
+
+# Each file in a process of its own, so that a crash costs one file.
+test-mlx: mlx-ready
+	@tests/tools/run-tests -j $(or $(MLX_JOBS),2) -t $(TEST_TIMEOUT) -l $(mlx)/logs \
+	    $(foreach t,$(or $(TESTS),$(sort $(wildcard tests/mlx/test_*.py))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
+
+bench-mlx: mlx-ready
+	@$(mlx_python) tests/mlx/bench.py --model $(MLX_MODEL)
+
+mlx-table: mlx-ready
+	@$(mlx_python) tests/mlx/table.py README.md
+
+-include $(shell find $(mlx)/obj -name '*.d' 2>/dev/null)
+
 # ---- generated files -------------------------------------------------------------------------------------------------
 shaders:
 	@GLSLANG="$(GLSLANG)" SPIRV_VAL="$(SPIRV_VAL)" BUILD=build tests/tools/build-shaders
@@ -159,7 +240,7 @@ dist:
 
 # Sections of it alone: tests/tools/check SECTION ...
 check:
-	@tests/tools/setup build test ci
+	@tests/tools/setup build test ci mlx
 	@tests/tools/check
 
 clean:

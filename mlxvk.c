@@ -6,6 +6,7 @@
  *     >>gates        one table of switches, read once from the environment
  *     >>kernels      one table of SPIR-V kernels and what they need
  *     >>device       probing and choosing a Vulkan device, capabilities, quirks
+ *     >>notes        statistics by kernel and signature
  *     >>memory       blocks, suballocation, the cache, counters
  *     >>timeline     streams' timeline semaphores, who uses a buffer until when
  *     >>encoder      pipelines, descriptors, hazards, dispatch
@@ -17,7 +18,7 @@
  *     >>distributions  random numbers made of others
  *     >>linalg       norms, cross products, factorisations
  *     >>fusion       one table of patterns of nodes that become one dispatch
- *     >>public       the rest of mlxvk.h: device, buffers, streams, events, encoder, statistics
+ *     >>public       the rest of mlxvk.h: device, buffers, streams, events, mlx-c's objects, files, encoder, statistics
  *
  * One mutex a device serialises everything but blocking waits, so reference counts and tables are plain integers.
  * An operation's front infers shape, dtype and layout at once; memory and dispatches come when the tape is lowered.
@@ -25,6 +26,7 @@
 #define MLXVK_C
 #include "mlxvk.h"
 
+#include <assert.h>
 #include <float.h>
 #include <limits.h>
 #include <math.h>
@@ -52,6 +54,13 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define MAXD MLXVK_MAX_NDIM
+
+/* The greatest common divisor; that of 0 and b is b. */
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b) { int64_t t = a % b; a = b; b = t; }
+    return a;
+}
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -163,7 +172,14 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
 
 /* ==== >>gates ===================================================================================================== */
 
-/* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path. */
+/* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path.
+ *
+ * Names of an earlier backend that have nothing to switch here:
+ *   MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP_G8, _G8_X2, _G16, _G24, _G32, _X2     one kernel with a table of tunings takes all
+ *       widths: MLX_VK_QMV_ROWS, _SPLIT and _THREADS force what these chose between
+ *   MLX_VK_ENABLE_SDPA_DECODE_SPLITK_REDUCE_L32, _SUBGROUP     parts are added up by the last workgroup, not in a step of its own
+ *   MLX_VK_ENABLE_ALGO_CACHE, _AUTO_DISABLE, MLX_VK_ALGO_CACHE_ZERO_HIT_DISABLE_THRESHOLD     bindings are pushed, or written into
+ *       pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
     X(MAX_OPS,       "MLX_VK_MAX_OPS_PER_BUFFER",      100, "operations recorded before a command buffer is committed") \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50, "MiB of distinct buffers touched before it is committed") \
@@ -179,7 +195,17 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
+    X(RMSNORM,       "MLX_VK_ENABLE_RMSNORM_NATIVE",     1, "rms_norm in one kernel")                                  \
+    X(ROPE,          "MLX_VK_ENABLE_ROPE_NATIVE",        1, "rope in one kernel")                                      \
+    X(ROPE_HS,       "MLX_VK_ENABLE_ROPE_HS_TRANSPOSED", 1, "rope reads heads and sequence transposed without a copy") \
     X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
+    X(QMM_M1,        "MLX_VK_ENABLE_QMM_NATIVE_M1",      1, "those for 1 row")                                         \
+    X(QMM_M2,        "MLX_VK_ENABLE_QMM_NATIVE_M2",      1, "those for 2 rows")                                        \
+    X(QMM_M4,        "MLX_VK_ENABLE_QMM_NATIVE_M4",      1, "those for 3 and 4 rows")                                  \
+    X(QMM_M8,        "MLX_VK_ENABLE_QMM_NATIVE_M8",      1, "those for 5 to 8 rows")                                   \
+    X(QMM_M16,       "MLX_VK_ENABLE_QMM_NATIVE_M16",     1, "those for 9 to 16 rows")                                  \
+    X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
+    X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
     X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 and 6 held rows") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
@@ -192,9 +218,46 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
+    X(SDPA_D128,     "MLX_VK_ENABLE_SDPA_DECODE_D128",   1, "that kernel for heads of 128")                            \
+    X(SDPA_K32,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K32",  1, "there for up to 32 keys")                              \
+    X(SDPA_K64,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K64",  1, "there for 33 to 64 keys")                              \
+    X(SDPA_K128,     "MLX_VK_ENABLE_SDPA_DECODE_D128_K128", 1, "there for 65 to 128 keys")                             \
     X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)")  \
+    X(SPLIT_MIN,             "MLX_VK_SDPA_SPLITK_MIN_K_LEN",           0, "fewer keys than this are not split")        \
+    X(SPLIT_MIN_DECODE,      "MLX_VK_SDPA_SPLITK_MIN_K_LEN_DECODE",    0, "the same for one query (0: as above)")      \
+    X(SPLIT_MIN_PREFILL,     "MLX_VK_SDPA_SPLITK_MIN_K_LEN_PREFILL",   0, "the same for several (0: as above)")        \
+    X(SPLIT_CHUNK,           "MLX_VK_SDPA_SPLITK_TARGET_CHUNK",         0, "keys of a part at least (0: by device)")   \
+    X(SPLIT_CHUNK_DECODE,    "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_DECODE",  0, "the same for one query (0: as above)")     \
+    X(SPLIT_CHUNK_PREFILL,   "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_PREFILL", 0, "the same for several (0: as above)")       \
+    X(SPLIT_PARTS,           "MLX_VK_SDPA_SPLITK_MAX_PARTS",            0, "most parts (0: by device)")                \
+    X(SPLIT_PARTS_DECODE,    "MLX_VK_SDPA_SPLITK_MAX_PARTS_DECODE",     0, "the same for one query (0: as above)")     \
+    X(SPLIT_PARTS_PREFILL,   "MLX_VK_SDPA_SPLITK_MAX_PARTS_PREFILL",    0, "the same for several (0: as above)")       \
+    X(SPLIT_GROUPS,          "MLX_VK_SDPA_SPLITK_TARGET_WG_DECODE",     0, "workgroups to aim at (0: by device)")      \
+    X(SDPA_KEYS,             "MLX_VK_SDPA_MAX_K_LEN",                   0, "most keys that fused attention takes (0: any)") \
+    X(SDPA_KEYS_DECODE,      "MLX_VK_SDPA_MAX_K_LEN_DECODE",            0, "the same for one query (0: as above)")     \
+    X(SDPA_KEYS_PREFILL,     "MLX_VK_SDPA_MAX_K_LEN_PREFILL",           0, "the same for several (0: as above)")       \
+    X(ARGREDUCE,     "MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM", 1, "argmax and argmin along contiguous rows")           \
+    X(ADD_BF16,      "MLX_VK_ENABLE_ADD_BF16",           1, "bfloat16 additions four at a time")                       \
+    X(MUL_BF16,      "MLX_VK_ENABLE_MUL_BF16",           1, "bfloat16 products four at a time")                        \
+    X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
+    X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
+    X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
+    X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report")  \
+    X(QMM_STATS,     "MLX_VK_QMM_STATS",                 0, "the same for quantized matmul alone, printed when the device goes") \
+    X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                   \
+    X(ALGO_STATS,    "MLX_VK_ALGO_STATS",                0, "the same for pipelines and memory found again, or made")   \
+    X(DEBUG_ROPE,    "MLX_VK_DEBUG_ROPE_REJECT",         0, "print each rope once that takes a slower path, and why")   \
+    X(DEBUG_SDPA,    "MLX_VK_DEBUG_SDPA_REJECT",         0, "the same for attention")                                   \
+    X(DEBUG_SPLIT,   "MLX_VK_DEBUG_SDPA_SPLITK",         0, "print once how attention splits keys, for each signature") \
+    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0, "print each argmax or argmin once that takes a slower path, and why") \
+    X(DEBUG_BINARY,  "MLX_VK_DEBUG_BINARY_FALLBACK",     0, "the same for operations of two operands")                  \
+    X(DEBUG_BITWISE, "MLX_VK_DEBUG_BITWISE_FALLBACK",    0, "the same for bitwise ones")                                \
+    X(DEBUG_DEQUANTIZE, "MLX_VK_DEBUG_FAST_QUANTIZE_FALLBACK", 0, "the same for dequantize")                            \
+    X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                     \
+    X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")             \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
+    X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")     \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
@@ -205,27 +268,36 @@ enum gate {
     GATE_COUNT
 };
 
+/* The one whose value is text. */
+static const struct { const char *name, *what; } device_gate = { "MLX_VK_DEVICE", "the device, by index or part of its name" };
+enum { WANTED_TEXT = 64 };
+
 static const struct gate_row { const char *name; int value; const char *what; } gate_table[GATE_COUNT] = {
 #define X(id, name, value, what) { name, value, what },
     GATES(X)
 #undef X
 };
 
-/* Value of NAME in "NAME=value NAME=value", or the default. */
-static int gate_from_text(const char *text, const char *name, int value)
+/* What follows NAME= in "NAME=value NAME=value", else in the environment; NULL where it is in neither. */
+static const char *gate_text(const char *text, const char *name)
 {
     size_t n = strlen(name);
+    const char *env = getenv(name);
     for (const char *p = text; p && (p = strstr(p, name)); p += n)
-        if (p[n] == '=' && (p == text || p[-1] == ' ' || p[-1] == ',')) return atoi(p + n + 1);
-    return value;
+        if (p[n] == '=' && (p == text || p[-1] == ' ' || p[-1] == ',')) return p + n + 1;
+    return env && *env ? env : NULL;
 }
 
-static void read_gates(int values[GATE_COUNT], const char *text)
+/* wanted: the device's name, where the caller gives none. */
+static void read_gates(int values[GATE_COUNT], char wanted[WANTED_TEXT], const char *text, const char *name)
 {
+    const char *device = name && *name ? name : gate_text(text, device_gate.name);
     for (int i = 0; i < GATE_COUNT; i++) {
-        const char *env = getenv(gate_table[i].name);
-        values[i] = gate_from_text(text, gate_table[i].name, env && *env ? atoi(env) : gate_table[i].value);
+        const char *value = gate_text(text, gate_table[i].name);
+        values[i] = value ? atoi(value) : gate_table[i].value;
     }
+    snprintf(wanted, WANTED_TEXT, "%s", device ? device : "");
+    if (!(name && *name) && device != getenv(device_gate.name)) wanted[strcspn(wanted, " ,")] = 0;
 }
 
 /* ==== >>kernels =================================================================================================== */
@@ -271,17 +343,20 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL | CAP_INT64)                                                          \
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
-    X(MATMUL_PLAIN,  matmul_plain,  4, CAP_SMALL)                                                                      \
-    X(MATMUL_COMPLEX, matmul_complex, 4, CAP_SMALL)                                                                    \
-    X(MATMUL_TILED,  matmul_tiled,  4, CAP_SMALL)                                                                      \
-    X(MATMUL_SUM,    matmul_sum,    4, CAP_SMALL)                                                                      \
-    X(MATVEC,        matvec,        4, CAP_SMALL)                                                                      \
-    X(MATVEC_SUBGROUP, matvec_subgroup, 4, CAP_SMALL | CAP_SUBGROUP)                                                   \
-    X(VECMAT,        vecmat,        4, CAP_SMALL)                                                                      \
-    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
-    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
-    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
-    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 4, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
+    X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
+    X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
+    X(MATMUL_TILED,  matmul_tiled,  6, CAP_SMALL)                                                                      \
+    X(MATMUL_SUM,    matmul_sum,    6, CAP_SMALL)                                                                      \
+    X(MATVEC,        matvec,        6, CAP_SMALL)                                                                      \
+    X(MATVEC_SUBGROUP, matvec_subgroup, 6, CAP_SMALL | CAP_SUBGROUP)                                                   \
+    X(VECMAT,        vecmat,        6, CAP_SMALL)                                                                      \
+    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
+    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
+    X(MATMUL_GROUPED, matmul_grouped, 6, CAP_SMALL)                                                                    \
+    X(MATMUL_GROUPED_F16,   matmul_grouped_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
+    X(MATMUL_GROUPED_BF16,  matmul_grouped_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
     X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
@@ -290,6 +365,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(FFT,           fft,           4, CAP_SMALL)                                                                      \
     X(FFT_FIXED,     fft_fixed,     4, CAP_SMALL)                                                                      \
     X(FFT_CHIRP,     fft_chirp,     2, CAP_SMALL)                                                                      \
+    X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
+    X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
     X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
@@ -302,6 +379,12 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
+    X(QMV_GATHER,    qmv_gather,    8, CAP_SMALL | CAP_SUBGROUP)                                                       \
+    X(QMV_GATHER_PLAIN, qmv_gather_plain, 8, CAP_SMALL)                                                                \
+    X(QMM_GROUPED,   qmm_grouped,   8, CAP_SMALL)                                                                      \
+    X(QMM_GROUPED_BF16, qmm_grouped_bf16, 8, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
+    X(QMM_GROUPED_F16, qmm_grouped_f16, 8, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                  \
+    X(GROUP_ROWS,    group_rows,    3, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
     X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
     X(REDUCE,        reduce,        2, CAP_SMALL)                                                                      \
@@ -313,6 +396,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
     X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
+    X(FACTOR,        factor,        3, CAP_NONE)                                                                       \
+    X(JACOBI,        jacobi,        3, CAP_SMALL)                                                                      \
     X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
@@ -323,7 +408,10 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
     X(SORT,          sort,          4, CAP_SMALL)                                                                      \
     X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(MERGE,         merge,         4, CAP_SMALL)
+    X(MERGE,         merge,         4, CAP_SMALL)                                                                      \
+    X(SCATTER,       scatter,       4, CAP_SMALL)                                                                      \
+    X(SCATTER_RUNS,  scatter_runs,  6, CAP_SMALL)                                                                      \
+    X(SEARCH,        search,        4, CAP_SMALL)
 
 enum kernel_id {
 #define X(id, module, bindings, needs) K_##id,
@@ -369,6 +457,7 @@ struct pipeline {
 };
 
 struct kernel_count { uint64_t count, ns; };
+enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };   /* the callers' own; fused ones, with a gate */
 
 struct device {
     int refs;
@@ -379,6 +468,7 @@ struct device {
     mlxvk_error error;
     int lost;                                        /* sticky */
     int gate[GATE_COUNT];
+    char wanted[WANTED_TEXT];                        /* the device asked for, "" for any */
     struct capabilities caps;
 
     VkInstance instance;
@@ -410,11 +500,16 @@ struct device {
     struct event *freed_events;                      /* that submissions may still name */
     uint32_t random_state[2];
     bool random_seeded;
+    int index;                                       /* among the Vulkan devices, where it was made by index */
 
     mlxvk_stats stats;
     uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
                                                         searches of the cache */
-    struct kernel_count kernel_counts[KERNEL_COUNT + 1];   /* the last counts the callers' own kernels */
+    struct kernel_count kernel_counts[KERNEL_COUNTS];
+    uint32_t noted;                                  /* bits of families whose notes are taken */
+    struct note **notes;                             /* open addressing by key */
+    uint32_t note_slots, note_used;
+    uint64_t pipelines_found, buffers_found, buffers_made;
 };
 
 static void *host_alloc(struct device *d, size_t size)
@@ -577,9 +672,10 @@ static uint8_t coopmat_size(struct device *d, int component)
     if (!get || get(d->physical, &n, rows) < 0) return 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t size = rows[i].MSize;
-        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && rows[i].AType == component &&
-            rows[i].BType == component && rows[i].CType == COMPONENT_FLOAT32 && rows[i].ResultType == COMPONENT_FLOAT32 &&
-            rows[i].scope == SCOPE_SUBGROUP && size > best) best = (uint8_t)size;
+        int a = (int)rows[i].AType, b = (int)rows[i].BType, c = (int)rows[i].CType, result = (int)rows[i].ResultType;
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && a == component && b == component &&
+            c == COMPONENT_FLOAT32 && result == COMPONENT_FLOAT32 && (int)rows[i].scope == SCOPE_SUBGROUP && size > best)
+            best = (uint8_t)size;
     }
     return best;
 }
@@ -742,21 +838,21 @@ static int choose_physical(struct device *d, const char *wanted, mlxvk_error *er
     VkPhysicalDevice list[32];
     uint32_t n = COUNT(list);
     char *end = NULL;
-    long index = wanted && *wanted ? strtol(wanted, &end, 10) : -1;
-    bool by_index = wanted && *wanted && *end == 0;
+    long index = *wanted ? strtol(wanted, &end, 10) : -1;
+    bool by_index = *wanted && *end == 0;
     int best = -1;
     if (vkEnumeratePhysicalDevices(d->instance, &n, list) < 0) n = 0;
     for (uint32_t i = 0; i < n; i++) {
         VkPhysicalDeviceProperties p;
         if (!usable(list[i], &p)) continue;
-        if (by_index ? index != (long)i : wanted && *wanted && !contains(p.deviceName, wanted)) continue;
+        if (by_index ? index != (long)i : *wanted && !contains(p.deviceName, wanted)) continue;
         if (best < 0 || type_rank(p.deviceType) < best) {
             best = type_rank(p.deviceType);
             d->physical = list[i];
         }
     }
     if (best >= 0) return 0;
-    if (wanted && *wanted && n)
+    if (*wanted && n)
         set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device", "no usable device matches \"%s\" (of %u found)", wanted, n);
     else
         set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
@@ -828,13 +924,13 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
     return MLXVK_ERROR_NO_DEVICE;
 }
 
-static int open_device(struct device *d, const char *name, mlxvk_error *error)
+static int open_device(struct device *d, mlxvk_error *error)
 {
     struct features f;
     bool has[EXT_COUNT];
     int code = load_vulkan(NULL, error);
     if (!code) code = create_instance(&d->instance, error);
-    if (!code) code = choose_physical(d, name && *name ? name : getenv("MLX_VK_DEVICE"), error);
+    if (!code) code = choose_physical(d, d->wanted, error);
     if (code) return code;
     find_extensions(d, has);
     chain_features(&f, has, VK_API_VERSION_1_2);
@@ -877,6 +973,112 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
               "the adopted device was made without timelineSemaphore (VkPhysicalDeviceVulkan12Features)");
     return MLXVK_ERROR_NO_DEVICE;
+}
+
+/* ==== >>notes ===================================================================================================== */
+
+/* What ran and what was refused, counted by family, kernel and signature where a gate asks for it. */
+
+enum family { NOTE_QMM, NOTE_SDPA, NOTE_SPLIT, NOTE_ROPE, NOTE_ARG, NOTE_BINARY, NOTE_BITWISE, NOTE_DEQUANTIZE, NOTE_GATHER, NOTE_FUSED,
+              NOTE_ALGO, FAMILIES };
+
+/* stats: counts, and prints the counts when the device goes; debug: prints each refusal once (`all`: each note). GATE_COUNT: none. */
+static const struct family_row { const char *name; enum gate stats, debug; bool all; } family_table[FAMILIES] = {
+    [NOTE_QMM]        = { "quantized_matmul", GATE_QMM_STATS,  GATE_COUNT,            false },
+    [NOTE_SDPA]       = { "attention",        GATE_SDPA_STATS, GATE_DEBUG_SDPA,       false },
+    [NOTE_SPLIT]      = { "attention parts",  GATE_COUNT,      GATE_DEBUG_SPLIT,      true },
+    [NOTE_ROPE]       = { "rope",             GATE_COUNT,      GATE_DEBUG_ROPE,       false },
+    [NOTE_ARG]        = { "argreduce",        GATE_COUNT,      GATE_DEBUG_ARG,        false },
+    [NOTE_BINARY]     = { "binary",           GATE_COUNT,      GATE_DEBUG_BINARY,     false },
+    [NOTE_BITWISE]    = { "bitwise",          GATE_COUNT,      GATE_DEBUG_BITWISE,    false },
+    [NOTE_DEQUANTIZE] = { "dequantize",       GATE_COUNT,      GATE_DEBUG_DEQUANTIZE, false },
+    [NOTE_GATHER]     = { "gather",           GATE_COUNT,      GATE_DEBUG_GATHER,     false },
+    [NOTE_FUSED]      = { "fused",            GATE_COUNT,      GATE_DEBUG_FUSED,      true },
+    [NOTE_ALGO]       = { "algorithms",       GATE_ALGO_STATS, GATE_COUNT,            false },
+};
+
+enum { NOTE_TEXT = 192 };
+
+/* kernel and reason are constant texts; reason: why something was refused, or NULL. */
+struct note { uint64_t key, count; enum family family; const char *kernel, *reason; char signature[NOTE_TEXT]; };
+
+static bool gate_on(const int *gate, enum gate g) { return g != GATE_COUNT && gate[g]; }
+
+static uint32_t noted_families(const int *gate)
+{
+    uint32_t bits = 0;
+    for (int i = 0; i < FAMILIES; i++)
+        if (gate[GATE_STATS] || gate_on(gate, family_table[i].stats) || gate_on(gate, family_table[i].debug)) bits |= 1u << i;
+    return bits;
+}
+
+static void print_note(const struct note *n, bool count)
+{
+    fprintf(stderr, "[mlxvk] %s: %s%s%s: %s", family_table[n->family].name, n->kernel, n->reason ? " not taken, " : "",
+            n->reason ? n->reason : "", n->signature);
+    if (count) fprintf(stderr, ": %llu", (unsigned long long)n->count);
+    fputc('\n', stderr);
+}
+
+static bool grow_notes(struct device *d)
+{
+    uint32_t slots = d->note_slots ? 2 * d->note_slots : 128;
+    struct note **table = host_zalloc(d, slots * sizeof *table);
+    if (!table) return false;
+    for (uint32_t i = 0; i < d->note_slots; i++)
+        if (d->notes[i]) {
+            uint32_t at = (uint32_t)d->notes[i]->key & (slots - 1);
+            while (table[at]) at = (at + 1) & (slots - 1);
+            table[at] = d->notes[i];
+        }
+    host_free(d, d->notes);
+    d->notes = table;
+    d->note_slots = slots;
+    return true;
+}
+
+static void free_notes(struct device *d)
+{
+    for (uint32_t i = 0; i < d->note_slots; i++) host_free(d, d->notes[i]);
+    host_free(d, d->notes);
+    d->notes = NULL;
+    d->note_slots = d->note_used = 0;
+}
+
+/* Without memory nothing is counted. */
+static void note(struct device *d, enum family family, const char *kernel, const char *reason, const char *format, ...)
+{
+    struct note n = { .family = family, .kernel = kernel, .reason = reason }, *kept;
+    const struct family_row *row = &family_table[family];
+    va_list arguments;
+    uint32_t at;
+    va_start(arguments, format);
+    vsnprintf(n.signature, sizeof n.signature, format, arguments);
+    va_end(arguments);
+    n.key = 0xcbf29ce484222325u ^ (uint64_t)(uintptr_t)kernel ^ (uint64_t)(uintptr_t)reason << 20 ^ (uint64_t)family << 56;
+    for (const char *p = n.signature; *p; p++) n.key = (n.key ^ (unsigned char)*p) * 0x100000001b3u;
+    n.key ^= n.key >> 32;
+    if (2 * (d->note_used + 1) > d->note_slots && !grow_notes(d)) return;
+    for (at = (uint32_t)n.key & (d->note_slots - 1); (kept = d->notes[at]) != NULL; at = (at + 1) & (d->note_slots - 1))
+        if (kept->key == n.key && kept->family == family && kept->kernel == kernel && kept->reason == reason &&
+            !strcmp(kept->signature, n.signature)) { kept->count++; return; }
+    if (!(kept = host_alloc(d, sizeof *kept))) return;
+    n.count = 1;
+    *kept = n;
+    d->notes[at] = kept;
+    d->note_used++;
+    if (gate_on(d->gate, row->debug) && (reason || row->all)) print_note(kept, false);
+}
+
+/* Arguments are looked at only where the family is noted. */
+#define NOTE(d, family, ...) ((d)->noted >> (family) & 1 ? note((struct device *)(d), family, __VA_ARGS__) : (void)0)
+
+/* Sizes that vary from step to step, by powers of two. */
+static uint32_t size_class(uint32_t n)
+{
+    uint32_t p = 1;
+    while (p < n && p < 1u << 31) p *= 2;
+    return p;
 }
 
 /* ==== >>memory ==================================================================================================== */
@@ -1187,7 +1389,9 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
     } else {
         if (capacity < size || capacity > d->caps.max_allocation) return MLXVK_ERROR_LIMIT;
         b = cache_find(d, capacity, line);
-        if (!b) {
+        if (b) d->buffers_found++;
+        else {
+            d->buffers_made++;
             size_t need = d->active + d->cached + capacity;
             if (need > d->memory_limit) cache_trim(d, need - d->memory_limit, false);
             code = buffer_fresh(d, capacity, &b);
@@ -1217,6 +1421,7 @@ static void buffer_release(struct device *d, struct buffer *b)
     }
     d->active -= b->size;
     if (d->gate[GATE_POISON] && b->map && buffer_idle(d, b, NULL)) memset(b->map, 0xcd, b->size);
+    if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
     else buffer_destroy(d, b);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
@@ -1316,6 +1521,7 @@ struct encoder {
     uint32_t pending_count, live_count;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
+    uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
 };
@@ -1456,7 +1662,10 @@ static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k,
     }
     for (at = (uint32_t)key & (d->pipeline_slots - 1); d->pipelines[at]; at = (at + 1) & (d->pipeline_slots - 1)) {
         struct pipeline *p = d->pipelines[at];
-        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) return p;
+        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) {
+            d->pipelines_found++;
+            return p;
+        }
     }
     return new_pipeline(e, k, spec, n, key, at);
 }
@@ -1786,11 +1995,17 @@ static void bind_descriptors(struct encoder *e)
     }
 }
 
+/* Where the dispatch is counted. */
+static uint32_t counted_as(const struct encoder *e)
+{
+    return e->fusion && e->device->gate[GATE_PROFILE_FUSED] ? KERNEL_COUNT + e->fusion : e->pipeline->kernel;
+}
+
 static void write_timestamp(struct encoder *e)
 {
     struct slot *slot = &e->stream->slots[e->stream->slot];
     if (!slot->queries || slot->query_count >= QUERIES) return;
-    slot->query_kernel[slot->query_count / 2] = (uint16_t)e->pipeline->kernel;
+    slot->query_kernel[slot->query_count / 2] = (uint16_t)counted_as(e);
     e->device->vk.vkCmdWriteTimestamp(e->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->queries, slot->query_count++);
 }
 
@@ -1818,7 +2033,7 @@ static void encode_dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t 
     d->vk.vkCmdDispatch(e->commands, x, y, z);
     write_timestamp(e);
     d->stats.dispatches++;
-    d->kernel_counts[e->pipeline->kernel].count++;
+    d->kernel_counts[counted_as(e)].count++;
     e->stream->ops++;
 }
 
@@ -1857,7 +2072,7 @@ struct storage {
     uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
     uint64_t skip_read, skip_write;                  /* last search that passed over a node which reads, writes it */
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
-    uint8_t bytes[INLINE_BYTES];
+    _Alignas(8) uint8_t bytes[INLINE_BYTES];         /* mlxvk_array_data points here */
 };
 
 /* The stream that last recorded something with it; NULL where there was none, or it is gone. */
@@ -2090,6 +2305,10 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(QUANTIZE,    quantize)                                                                                           \
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
+    X(GATHER_MM,   gather_mm)                                                                                          \
+    X(SEGMENTED_MM, segmented_mm)                                                                                      \
+    X(HADAMARD,    hadamard)                                                                                           \
+    X(GATHER_QMM,  gather_qmm)                                                                                         \
     X(ARANGE,      arange)                                                                                             \
     X(REDUCE,      reduce)                                                                                             \
     X(SOFTMAX,     softmax)                                                                                            \
@@ -2097,12 +2316,16 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(GATHER,      gather)                                                                                             \
     X(POSITIONS,   positions)                                                                                          \
     X(NORM,        norm)                                                                                               \
+    X(FACTOR,      factor)                                                                                             \
+    X(JACOBI,      jacobi)                                                                                             \
     X(NORM_VJP,    norm_vjp)                                                                                           \
     X(ROPE,        rope)                                                                                               \
     X(ATTENTION,   attention)                                                                                          \
     X(RANDOM,      random)                                                                                             \
     X(CATEGORICAL, categorical)                                                                                        \
-    X(SORT,        sort)
+    X(SORT,        sort)                                                                                               \
+    X(SCATTER,     scatter)                                                                                            \
+    X(SEARCH,      search)
 
 enum operation {
 #define X(id, name) OP_##id,
@@ -2117,34 +2340,48 @@ struct matmul_params { float alpha, beta; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct fft_params { uint8_t kind, axis; bool inverse; int n; float scale; };
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
+struct hadamard_params { float scale; };
+struct gather_mm_params { uint32_t every; };
+struct gather_qmm_params { struct quant_params quant; uint32_t every; };
 struct arange_params { double start, step; };
 struct reduce_params { uint16_t op; uint32_t mask; float scale; };
 struct scan_params { uint8_t op, axis, flags; };
 struct gather_params { uint8_t mode, axis, unit; uint32_t room; };
 struct positions_params { uint32_t flags, none, size[2], room[2], step[2]; };
 struct norm_params { uint8_t flags; float eps; };
+struct factor_params { uint8_t op, flags; uint16_t count; uint32_t first; };
+struct jacobi_params { uint8_t op; };
 struct norm_vjp_params { uint8_t flags; uint32_t each; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct attention_params { uint8_t flags; float scale; };
 struct random_params { uint8_t kind; float low, high; };
 struct sort_params { bool index; };
+struct search_params { bool right; };
+struct scatter_params { uint8_t op; uint32_t scale, none; };
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
     struct conv_params conv;
     struct fft_params fft;
     struct quant_params quant;
+    struct hadamard_params hadamard;
+    struct gather_mm_params gather_mm;
+    struct gather_qmm_params gather_qmm;
     struct arange_params arange;
     struct reduce_params reduce;
     struct scan_params scan;
     struct gather_params gather;
     struct positions_params positions;
     struct norm_params norm;
+    struct factor_params factor;
+    struct jacobi_params jacobi;
     struct norm_vjp_params norm_vjp;
     struct rope_params rope;
     struct attention_params attention;
     struct random_params random;
     struct sort_params sort;
+    struct scatter_params scatter;
+    struct search_params search;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -2400,6 +2637,17 @@ static const char *shape_text(const struct array *a, char *text, size_t size)
 }
 #define TEXT(a) shape_text(a, (char[160]){ 0 }, 160)
 
+/* The same with strides, for notes. */
+static const char *layout_text(const struct array *a, char *text, size_t size)
+{
+    size_t n = strlen(shape_text(a, text, size));
+    if (n + 3 < size) n += (size_t)snprintf(text + n, size - n, " (");
+    for (int i = 0; i < a->ndim && n < size; i++) n += (size_t)snprintf(text + n, size - n, "%s%lld", i ? ", " : "", (long long)a->strides[i]);
+    if (n < size) snprintf(text + n, size - n, ")");
+    return text;
+}
+#define LAYOUT(a) layout_text(a, (char[96]){ 0 }, 96)
+
 static struct array *input(struct call *c, const char *name, mlxvk_array handle)
 {
     struct array *a = handle.ctx;
@@ -2579,6 +2827,10 @@ static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, i
 /* Kernels that take four elements a thread. */
 static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8; }
 
+/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it take? */
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars);
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode);
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
@@ -2589,6 +2841,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
         if (!(scalars & (1u << k))) misaligned |= push.offset[k] & 3;
     }
+    if (walk_by_strides(e, p, a[1], scalars)) scalars = UINT32_MAX;
     if (scalars != UINT32_MAX && small && !misaligned) {
         mode = MODE_VECTOR;
         threads = push.n / 4 + (push.n & 3);
@@ -2598,6 +2851,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         if (mode == MODE_STRIDED) push_dims(&push, &g, count);
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
+    note_walk(e, p, a, mode);
     KERNEL(e, p->kernel, 256, mode, scalars, p->op, (uint32_t)a[0]->dtype, (uint32_t)a[count - 1]->dtype);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(threads, 256));
@@ -2945,6 +3199,22 @@ static const struct binary_row { const char *name; int rules; } binary_table[B_C
     R(silu_product, B_FLOAT | B_NO_COMPLEX), R(truncated_quotient, B_NO_COMPLEX),
 #undef R
 };
+
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars)
+{
+    const int *gate = e->device->gate;
+    if (p->kernel != K_BINARY) return false;
+    if (first->dtype == MLXVK_BFLOAT16) return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
+    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars && !gate[GATE_SHIFT_U32];
+}
+
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode)
+{
+    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" : mode == MODE_STRIDED ? "strided, not aligned, or a gate" : NULL;
+    if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
+    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name, reason, "%s, %s", LAYOUT(a[1]),
+         LAYOUT(a[2]));
+}
 
 static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
 {
@@ -3587,29 +3857,40 @@ static bool updates_in_place(const mlxvk_array *res, const struct array *a)
     return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal && distinct_elements(a);
 }
 
+/* op: a binary operation on what is there and the update; B_COUNT: the update replaces it. */
 static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update, const int *start,
-                                     const int *stop, const int *step)
+                                     const int *stop, const int *step, enum binary op)
 {
     struct array *out, *target;
     if (c->code || !a || !update) return NULL;
-    if (updates_in_place(res, a)) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
+    if (updates_in_place(res, a) && update->storage != a->storage) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     target = do_slice(c, out, start, stop, step);
     if (!target) return NULL;
     update = broadcast(c, update, target->ndim, target->shape);
-    append_copy(c, target, update);
+    if (op == B_COUNT) append_copy(c, target, update);
+    else if ((update = as_type(c, update, a->dtype)) != NULL)
+        append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(a->dtype, K_BINARY), .op = (uint16_t)op }),
+               ARRAYS(target, update), ARRAYS(target));
     return out;
 }
 
-int mlxvk_slice_update(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, const int *stop,
-                       size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)
-{
-    struct call c = begin("slice_update", s);
-    struct array *x = input(&c, "src", src), *u = input(&c, "update", update);
-    if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;
-    while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);
-    return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides), res);
-}
+#define SLICE_UPDATE(name, op)                                                                                        \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num,       \
+                     const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)        \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = input(&c, "src", src), *u = input(&c, "update", update);                                    \
+        if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;                    \
+        while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);                             \
+        return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides, op), res);                             \
+    }
+SLICE_UPDATE(slice_update, B_COUNT)
+SLICE_UPDATE(slice_update_add, B_add)
+SLICE_UPDATE(slice_update_prod, B_multiply)
+SLICE_UPDATE(slice_update_max, B_maximum)
+SLICE_UPDATE(slice_update_min, B_minimum)
+#undef SLICE_UPDATE
 
 /* ---- joining and splitting ---- */
 
@@ -3920,12 +4201,12 @@ static uint32_t column_width(uint64_t units, uint32_t n)
     return REDUCE_THREADS / min_u32(power_of_two((n + 7) / 8), REDUCE_THREADS / power_of_two(min_size(units, 32)));
 }
 
-static struct reduce_grid reduce_grid(const struct reduce_push *p, bool whole, bool fours)
+static struct reduce_grid reduce_grid(const struct reduce_push *p, bool rows, bool whole, bool fours)
 {
     struct reduce_grid g = { .parts = 1, .chunk = p->n };
     uint64_t units;
     uint32_t height;
-    if (p->inner == 1 && p->stride == 1) {
+    if (rows) {
         uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
         g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
         if (g.width == REDUCE_THREADS && !whole) cut(&g, p->n, p->outer, REDUCE_CHUNK, 4 * REDUCE_THREADS);
@@ -3999,12 +4280,16 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     struct array *out = j->out;
     mlxvk_dtype type = out->dtype;
     int count, at = last_reduced(j, &count);
+    bool rows;
     if (!reduce_shape(j, at, &p)) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "reduce", "too many dimensions in an operand too large to bind");
         return true;
     }
     p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
-    g = reduce_grid(&p, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
+    rows = p.inner == 1 && p.stride == 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
+    if (is_arg(j->op))
+        NOTE(e->device, NOTE_ARG, "rows", rows ? NULL : p.inner > 1 || p.stride > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(j->from));
+    g = reduce_grid(&p, rows, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
     p.parts = g.parts;
     p.chunk = g.chunk;
     if (count > 1 || g.parts > 1) {
@@ -4702,21 +4987,22 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
     return true;
 }
 
-/* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned. */
-static bool gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+/* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned; NULL, or why not. */
+static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
 {
     struct array window = *in[1];
     size_t item = item_size(in[1]), unit;
     int64_t outer = 1, outer_stride = 0, row, row_stride, count, index_stride, axis_stride = window.strides[p->axis], odd;
+    if (!e->device->gate[GATE_GATHER_WORDS]) return "a gate";
     if (p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
         memcpy(window.shape, in[0]->shape + in[2]->ndim, (size_t)window.ndim * sizeof *window.shape);
-        if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return false;
+        if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return "what is taken is strided";
         if (p->mode == GATHER_STARTS) axis_stride = p->unit;
     } else if (p->mode != GATHER_TAKE || !one_stride(&window, 0, p->axis, &outer, &outer_stride) ||
-               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride)) return false;
-    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return false;
+               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride)) return "what is taken is strided, or no rows";
+    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return "rows or indices are strided";
     odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
-    if (odd & 3) return false;
+    if (odd & 3) return "rows are not whole words";
     unit = odd & 15 ? 4 : 16;
     push->n = (uint32_t)(in[0]->size * item / unit);
     push->shape[0] = (uint32_t)(row * (int64_t)item / (int64_t)unit);
@@ -4729,7 +5015,7 @@ static bool gather_rows(struct encoder *e, const struct gather_params *p, struct
     KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, take_op(p->mode), unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
     set_bytes(e, push, sizeof *push);
     dispatch_groups(e, ceil_div(push->n, 4 * 256));
-    return true;
+    return NULL;
 }
 
 /* How many positions of the axis can be bound at once. */
@@ -4750,6 +5036,7 @@ static void lower_gather(struct encoder *e, const struct node *n)
     const struct gather_params *p = &n->p.gather;
     struct array *in[3] = { n->out[0], n->in[0], n->in[1] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
     const struct array *whole = *indexed;
+    const char *refusal;
     int size = whole->shape[p->axis], step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
     for (int first = 0; first < size && !e->code; first += step) {
         struct elementwise_push push = { .n = 0 };
@@ -4765,7 +5052,9 @@ static void lower_gather(struct encoder *e, const struct node *n)
         push.stride[3][PART_FIRST] = (uint32_t)first;
         push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
         push.extra[0] = p->room;
-        if (!gather_rows(e, p, in, &push)) gather_elements(e, p, in, &push);
+        refusal = try_gather_rows(e, p, in, &push);
+        NOTE(e->device, NOTE_GATHER, "rows", refusal, "%s at %s", LAYOUT(in[1]), LAYOUT(in[2]));
+        if (refusal) gather_elements(e, p, in, &push);
     }
 }
 
@@ -4874,13 +5163,13 @@ int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_strea
 
 /* ---- windows: gather ---- */
 
-/* Index arrays broadcast together, of one integer dtype, for distinct axes of a; the windows' sizes fit into a. */
-static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *axes, size_t axes_num, const int *sizes)
+/* Index arrays for distinct axes of a: broadcast together, of one integer dtype. */
+static bool broadcast_windows(struct call *c, const struct array *a, struct windows *w, const int *axes, size_t axes_num)
 {
     struct array probe = { .dtype = MLXVK_BOOL };
     mlxvk_dtype dtype = MLXVK_BOOL;
     uint32_t mask = 0;
-    if (c->code || !a) return false;
+    if (c->code) return false;
     if (axes_num != (size_t)w->count) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes for %d index arrays", axes_num, w->count), false;
     if (w->count && !axes) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axes is NULL"), false;
     for (int k = 0; k < w->count; k++) {
@@ -4895,13 +5184,18 @@ static bool check_windows(struct call *c, const struct array *a, struct windows 
         memcpy(probe.shape, w->shape, sizeof w->shape);
     }
     if (w->count && !is_integer(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "index arrays of uint64 and of a signed dtype"), false;
-    for (int i = 0; i < a->ndim; i++) {
-        w->sizes[i] = sizes[i];
-        if (sizes[i] < 0 || sizes[i] > a->shape[i])
-            return FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a)), false;
-    }
     for (int k = 0; k < w->count; k++)
         w->index[k] = broadcast(c, as_type(c, w->index[k], dtype), w->ndim, w->shape);
+    return !c->code;
+}
+
+/* The windows' sizes fit into a. */
+static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *sizes)
+{
+    for (int i = 0; i < a->ndim && !c->code; i++) {
+        w->sizes[i] = sizes[i];
+        if (sizes[i] < 0 || sizes[i] > a->shape[i]) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
+    }
     return !c->code;
 }
 
@@ -4924,7 +5218,7 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
     if (c->code || !a) return NULL;
     if (sizes_num != (size_t)a->ndim || (sizes_num && !sizes))
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu slice_sizes for %s", sizes ? sizes_num : 0, TEXT(a));
-    if (!check_windows(c, a, w, axes, axes_num, sizes)) return NULL;
+    if (!broadcast_windows(c, a, w, axes, axes_num) || !check_windows(c, a, w, sizes)) return NULL;
     if (!w->count) return do_slice(c, a, start, sizes, NULL);
     if (w->ndim) memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
     memcpy(shape + w->ndim, sizes, (size_t)a->ndim * sizeof *shape);
@@ -4962,6 +5256,98 @@ int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, in
     struct array *x = input(&c, "a", a);
     struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
     return finish(&c, do_gather(&c, x, &w, &axis, 1, slice_sizes, slice_sizes_num), res);
+}
+
+/* ---- slices that start where an array says ---- */
+
+/* The elements of `start` as index arrays of no dimensions, and their axes from 0 on. */
+static bool dynamic_windows(struct call *c, const struct array *a, struct array *start, const int *axes, size_t axes_num,
+                            struct windows *w, int *normal)
+{
+    uint32_t mask;
+    w->count = w->ndim = 0;
+    if (c->code || !a || !start) return false;
+    if (start->ndim > 1 || start->size != axes_num || axes_num > (size_t)a->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "start %s for %zu axes of %s", TEXT(start), axes_num, TEXT(a)), false;
+    if (!check_indices(c, start) || !axes_mask(c, a, axes, axes_num, &mask)) return false;
+    for (size_t k = 0; k < axes_num; k++) {
+        int64_t at = start->ndim ? (int64_t)k * start->strides[0] * (int64_t)item_size(start) : 0;
+        normal[k] = normal_axis(c, a, axes[k]);
+        w->index[w->count++] = view_of(c, start, start->dtype, 0, NULL, NULL, start->offset + at);
+    }
+    return !c->code;
+}
+
+int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num, const int *slice_size,
+                        size_t slice_size_num, mlxvk_stream s)
+{
+    struct call c = begin("slice_dynamic", s);
+    struct array *x = input(&c, "a", a), *i = input(&c, "start", start);
+    struct windows w;
+    int normal[MAXD];
+    if (!dynamic_windows(&c, x, i, axes, axes_num, &w, normal)) x = NULL;
+    return finish(&c, do_gather(&c, x, &w, normal, axes_num, slice_size, slice_size_num), res);
+}
+
+/* ---- diagonals ---- */
+
+/* A view: the two axes go, one for the diagonal comes last. */
+static struct array *do_diagonal(struct call *c, struct array *a, int offset, int axis1, int axis2)
+{
+    int shape[MAXD], n = 0;
+    int64_t strides[MAXD], row = offset < 0 ? -(int64_t)offset : 0, column = offset > 0 ? offset : 0, length;
+    if (c->code || !a) return NULL;
+    if (a->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no diagonal", TEXT(a));
+    axis1 = normal_axis(c, a, axis1);
+    axis2 = normal_axis(c, a, axis2);
+    if (axis1 < 0 || axis2 < 0) return NULL;
+    if (axis1 == axis2) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d twice for a diagonal of %s", axis1, TEXT(a));
+    length = a->shape[axis1] - row < a->shape[axis2] - column ? a->shape[axis1] - row : a->shape[axis2] - column;
+    for (int i = 0; i < a->ndim; i++) {
+        if (i == axis1 || i == axis2) continue;
+        shape[n] = a->shape[i];
+        strides[n++] = a->strides[i];
+    }
+    shape[n] = length > 0 ? (int)length : 0;
+    strides[n++] = a->strides[axis1] + a->strides[axis2];
+    if (length <= 0) row = column = 0;
+    return view_of(c, a, a->dtype, n, shape, strides,
+                   a->offset + (row * a->strides[axis1] + column * a->strides[axis2]) * (int64_t)item_size(a));
+}
+
+static struct array *do_diag(struct call *c, struct array *a, int k)
+{
+    int64_t n;
+    struct array *out, *diagonal;
+    if (c->code || !a) return NULL;
+    if (a->ndim == 2) return do_diagonal(c, a, k, 0, 1);
+    if (a->ndim != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is neither a diagonal nor a matrix", TEXT(a));
+    n = a->shape[0] + llabs(k);
+    if (n > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "a matrix of %lld rows", (long long)n);
+    out = do_full(c, 2, (int[]){ (int)n, (int)n }, scalar(c, 0, a->dtype), a->dtype);
+    diagonal = do_diagonal(c, out, k, 0, 1);
+    append_copy(c, diagonal, a);
+    return out;
+}
+
+int mlxvk_diagonal(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_stream s)
+{
+    struct call c = begin("diagonal", s);
+    return finish(&c, do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2), res);
+}
+
+int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s)
+{
+    struct call c = begin("diag", s);
+    return finish(&c, do_diag(&c, input(&c, "a", a), k), res);
+}
+
+int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("trace", s);
+    struct array *x = do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2);
+    if (x && check_shape(&c, 0, NULL, dtype)) x = as_type(&c, x, dtype);
+    return finish(&c, x ? do_reduce(&c, R_sum, x, 1u << (x->ndim - 1), false) : NULL, res);
 }
 
 /* ---- along an axis ---- */
@@ -5008,30 +5394,39 @@ int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, 
     return finish(&c, do_take_along(&c, x, i, axis), res);
 }
 
+/* Array, indices and values of put_along_axis and its like, broadcast together beside the axis. */
+static bool put_operands(struct call *c, struct array **a, struct array **indices, struct array **values, int axis)
+{
+    struct array probe, *v = *values;
+    int ndim, shape[MAXD];
+    if (!check_indices(c, *indices) || axis < 0 || !v) return false;
+    if ((*indices)->ndim != (*a)->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(*indices), TEXT(*a)), false;
+    if (!(*a)->size) return true;
+    while (v->ndim > (*indices)->ndim && v->shape[0] == 1 && (v = do_squeeze(c, v, 1)) != NULL) {}
+    if (!v || !broadcast_shape(c, *indices, v, &ndim, shape)) return false;
+    if (ndim != (*a)->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(v), TEXT(*a)), false;
+    v = broadcast(c, v, ndim, shape);
+    *indices = broadcast(c, *indices, ndim, shape);
+    if (!v || !*indices || !beside_shape(c, *a, *indices, axis, &probe)) return false;
+    *a = broadcast_beside(c, *a, axis, &probe);
+    *values = broadcast_beside(c, as_type(c, v, *a ? (*a)->dtype : MLXVK_BOOL), axis, &probe);
+    *indices = broadcast_beside(c, *indices, axis, &probe);
+    return *a && *values && *indices;
+}
+
 static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct array *a, struct array *indices,
                                   struct array *values, int axis)
 {
-    struct array probe, *out;
-    int ndim, shape[MAXD];
+    struct array *out;
     axis = normal_axis(c, a, axis);
-    if (!check_indices(c, indices) || axis < 0 || !values) return NULL;
-    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
-    if (!a->size) return a;
-    while (values->ndim > indices->ndim && values->shape[0] == 1 && (values = do_squeeze(c, values, 1)) != NULL) {}
-    if (!values || !broadcast_shape(c, indices, values, &ndim, shape)) return NULL;
-    if (ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(values), TEXT(a));
-    values = broadcast(c, values, ndim, shape);
-    indices = broadcast(c, indices, ndim, shape);
-    if (!values || !indices || !beside_shape(c, a, indices, axis, &probe)) return NULL;
-    a = broadcast_beside(c, a, axis, &probe);
-    values = broadcast_beside(c, as_type(c, values, a ? a->dtype : MLXVK_BOOL), axis, &probe);
-    indices = broadcast_beside(c, indices, axis, &probe);
-    if (!values || !indices) return NULL;
+    if (!put_operands(c, &a, &indices, &values, axis) || !a->size) return a;
     if (updates_in_place(res, a) && values->storage != a->storage && indices->storage != a->storage)
         out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     if (indices->size)
-        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }), ARRAYS(values, indices), ARRAYS(out));
+        append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
+               ARRAYS(values, indices), ARRAYS(out));
     return out;
 }
 
@@ -5169,6 +5564,17 @@ static bool check_norm(struct call *c, const struct array *x, const struct array
     return !c->code;
 }
 
+/* rms_norm in steps, in float32, with the gate off. */
+static struct array *compose_norm(struct call *c, struct array *x, struct array *weight, mlxvk_dtype t, float eps)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    struct array *y = as_type(c, x, f), *mean;
+    if (!y || !y->size) return as_type(c, x, t);
+    mean = do_reduce(c, R_mean, do_unary(c, U_square, y), 1u << (x->ndim - 1), true);
+    y = do_binary(c, B_multiply, y, do_unary(c, U_rsqrt, do_binary(c, B_add, mean, scalar(c, eps, f))));
+    return as_type(c, weight ? do_binary(c, B_multiply, y, as_type(c, weight, f)) : y, t);
+}
+
 static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, float eps)
 {
     struct array *out;
@@ -5179,6 +5585,7 @@ static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, str
     t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
     if (weight && bias) t = promote(t, bias->dtype);
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    if (!flags && !c->device->gate[GATE_RMSNORM]) return compose_norm(c, x, weight, t, eps);
     x = as_type(c, x, t);
     out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
     append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)), ARRAYS(out));
@@ -5327,6 +5734,8 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     if (freqs) { p->freqs_at = set_input(e, 3, freqs); p->freqs_step = last_stride(freqs); }
     if (weight) p->weight_at = set_input(e, 4, weight);
     fours = fours && aligned_rows(x, p->x_at, 4) && aligned_rows(out, p->y_at, 4);
+    NOTE(e->device, NOTE_ROPE, "by four pairs", fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned",
+         "%d of %s", r->dims, LAYOUT(x));
     lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
     items = p->batches * p->tokens * p->heads;
     p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
@@ -5355,7 +5764,11 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
     uint32_t shape[4], ignored[4];
     struct array *rows = NULL;
     if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
-    if (!rope_strides(x, shape, ignored)) x = rows = rows_of(e, x);
+    if (!rope_strides(x, shape, ignored) || !(x->row || e->device->gate[GATE_ROPE_HS])) {
+        NOTE(e->device, NOTE_ROPE, "without a copy", e->device->gate[GATE_ROPE_HS] ? "the layout is too complex" : "a gate", "%d of %s", r->dims,
+             LAYOUT(x));
+        x = rows = rows_of(e, x);
+    }
     rope_strides(x, shape, p.x_stride);
     if (!rope_strides(out, shape, p.y_stride))
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
@@ -5371,6 +5784,52 @@ static void lower_rope(struct encoder *e, const struct node *n)
 {
     donate(e, n->out[0], n->in, 1);
     rope_dispatch(e, &n->p.rope, n->in[0], n->out[0], n->in[1], n->in[2], false, NULL, 0);
+}
+
+/* Features first, first + step, ... of x, `count` of them. */
+static struct array *features(struct call *c, struct array *x, int first, int count, int step)
+{
+    int64_t strides[MAXD];
+    int shape[MAXD], last;
+    if (c->code || !x) return NULL;
+    last = x->ndim - 1;
+    memcpy(shape, x->shape, sizeof shape);
+    memcpy(strides, x->strides, sizeof strides);
+    shape[last] = count;
+    strides[last] *= step;
+    return view_of(c, x, x->dtype, x->ndim, shape, strides, x->offset + first * x->strides[last] * (int64_t)item_size(x));
+}
+
+/* The angles of all tokens, (B or nothing, 1 ..., T, dims / 2). */
+static struct array *rope_angles(struct call *c, const struct rope_params *r, const struct array *x, struct array *offsets, struct array *freqs)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int half = r->dims / 2, shape[MAXD];
+    struct array *at = do_arange(c, 0, dim_of(x, -2), 1, f), *steps;
+    if (offsets) {
+        for (int i = 0; i < x->ndim - 1; i++) shape[i] = 1;
+        shape[0] = (int)offsets->size;
+        at = do_binary(c, B_add, at, do_reshape(c, as_type(c, offsets, f), x->ndim - 1, shape));
+    } else at = do_binary(c, B_add, at, scalar(c, r->offset, f));
+    at = do_binary(c, B_multiply, at, scalar(c, r->scale, f));
+    steps = freqs ? do_unary(c, U_reciprocal, as_type(c, freqs, f))
+                  : do_unary(c, U_exp, do_binary(c, B_multiply, do_arange(c, 0, half, 1, f), scalar(c, r->rate * 0.69314718055994531, f)));
+    return at ? do_binary(c, B_multiply, do_expand(c, at, (int[]){ at->ndim }, 1), steps) : NULL;
+}
+
+/* rope in steps, in float32, with the gate off. */
+static struct array *compose_rope(struct call *c, const struct rope_params *r, struct array *x, struct array *offsets, struct array *freqs)
+{
+    int half = r->dims / 2, step = r->traditional ? 2 : 1;
+    struct array *angles = rope_angles(c, r, x, offsets, freqs), *k = do_unary(c, U_cos, angles), *s = do_unary(c, U_sin, angles);
+    struct array *y = as_type(c, x, MLXVK_FLOAT32), *out = x ? output(c, x->ndim, x->shape, x->dtype) : NULL;
+    struct array *a = features(c, y, 0, half, step), *b = features(c, y, r->traditional ? 1 : half, half, step);
+    append_copy(c, features(c, out, 0, half, step), do_binary(c, B_subtract, do_binary(c, B_multiply, a, k), do_binary(c, B_multiply, b, s)));
+    append_copy(c, features(c, out, r->traditional ? 1 : half, half, step),
+                do_binary(c, B_add, do_binary(c, B_multiply, a, s), do_binary(c, B_multiply, b, k)));
+    if (x && dim_of(x, -1) > r->dims)
+        append_copy(c, features(c, out, r->dims, dim_of(x, -1) - r->dims, 1), features(c, x, r->dims, dim_of(x, -1) - r->dims, 1));
+    return out;
 }
 
 static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base, float scale,
@@ -5390,6 +5849,10 @@ static struct array *do_rope(struct call *c, struct array *x, int dims, bool tra
         return FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
     if (offsets && !is_integer(offsets->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
     if (base.has_value) r.rate = -log2((double)base.value) / (dims / 2);
+    if (!c->device->gate[GATE_ROPE]) {
+        NOTE(c->device, NOTE_ROPE, "in one kernel", "a gate", "%d of %s", dims, LAYOUT(x));
+        return compose_rope(c, &r, x, offsets, freqs);
+    }
     out = output(c, x->ndim, x->shape, x->dtype);
     append(c, OP_ROPE, PARAMS(.rope = r), ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
     return out;
@@ -5416,6 +5879,10 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
 /* One product as kernels see it: out = alpha * a @ b + beta * c for each matrix of a batch. Strides in elements. */
 enum { MAT_A, MAT_B, MAT_C, MAT_OUT, MATRICES, BATCH_DIMS = 3 };
 
+/* Which matrix of a meets which matrix of b (x and weights): `entries` products of the same shape. Entry i takes matrix
+ * lhs[i] of a, or i / every where that is not 0, and matrix rhs[i] of b. `first`: the entry to begin with. */
+struct gather { struct array *lhs, *rhs; uint32_t every, entries, first, matrices, weights; };
+
 struct product {
     struct array *array[MATRICES];                   /* c may be NULL */
     int64_t m, n, k;
@@ -5423,6 +5890,8 @@ struct product {
     int ndim;                                        /* of the batch, outermost first */
     int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
     float alpha, beta;
+    const struct gather *gather;                     /* then the batch is its entries: one dimension, with the matrices' strides */
+    struct array *segments;                          /* ranges of K, one for each of a batch of one dimension */
 };
 
 struct product_push {
@@ -5463,6 +5932,14 @@ static void merge_rows(struct product *p)
     }
 }
 
+/* Strides that do not count become what suits kernels. */
+static void suit_strides(struct product *p)
+{
+    if (p->m == 1) { p->a_row = p->a_k != 1; p->out_row = p->c_row = 0; }
+    if (p->n == 1) { p->b_col = p->b_k != 1; p->out_col = 1; p->c_col = 0; }
+    if (p->k == 1) { p->a_k = p->a_row != 1; p->b_k = p->b_col != 1; }
+}
+
 static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
 {
     int i = out->ndim - 1;
@@ -5475,9 +5952,7 @@ static struct product product_of(struct array *a, struct array *b, struct array 
         for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
     merge_batch(&p);
     merge_rows(&p);
-    if (p.m == 1) { p.a_row = p.a_k != 1; p.out_row = p.c_row = 0; }   /* strides that do not count: what suits kernels */
-    if (p.n == 1) { p.b_col = p.b_k != 1; p.out_col = 1; p.c_col = 0; }
-    if (p.k == 1) { p.a_k = p.a_row != 1; p.b_k = p.b_col != 1; }
+    suit_strides(&p);
     return p;
 }
 
@@ -5503,6 +5978,19 @@ static struct product_push bind_product(struct encoder *e, const struct product 
     }
     if (p->ndim > 0) q.inner = (uint32_t)p->shape[p->ndim - 1];
     if (p->ndim > 1) q.middle = (uint32_t)p->shape[p->ndim - 2];
+    if (p->gather) {                                 /* matmul.glsl says what is where */
+        const struct gather *g = p->gather;
+        q.inner = 0;
+        q.middle = g->every;
+        if (!g->every) q.batch[MAT_A][1] = set_input(e, 4, g->lhs) + g->first;
+        q.batch[MAT_A][2] = g->matrices - 1;
+        q.batch[MAT_B][1] = set_input(e, 5, g->rhs) + g->first;
+        q.batch[MAT_B][2] = g->weights - 1;
+    }
+    if (p->segments) {
+        q.inner = UINT32_MAX;
+        q.batch[MAT_B][1] = set_input(e, 5, p->segments);
+    }
     return q;
 }
 
@@ -5540,7 +6028,8 @@ static struct product transposed(const struct product *p)
 static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
 {
     uint32_t odd = q->offset[operand] | (uint32_t)lead;
-    for (int i = 0; i < BATCH_DIMS; i++) odd |= q->batch[operand][i];
+    for (int i = 0; i < (p->gather || p->segments ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
+    if (p->segments && ((operand == MAT_A && p->a_k == 1) || (operand == MAT_B && p->b_k == 1))) return false;   /* they begin anywhere */
     return p->array[operand] && unit == 1 && !(odd & (count - 1));
 }
 
@@ -5592,6 +6081,7 @@ static void product_sum(struct encoder *e, const struct product *p, struct array
     struct product_push push;
     sum.array[MAT_A] = sums;
     sum.array[MAT_B] = NULL;
+    sum.gather = NULL;
     sum.offset[MAT_A] = 0;
     push = bind_product(e, &sum);
     push.k = (uint32_t)product_batches(p);
@@ -5614,6 +6104,7 @@ static void launch(struct encoder *e, const struct product *p, struct launch *l,
 /* At most so many parts of K fit into a temporary and the grid. */
 static int64_t most_parts(const struct encoder *e, const struct product *p)
 {
+    if (p->segments) return 1;
     int64_t room = (int64_t)min_size(e->device->caps.max_range, (size_t)1 << 28) / 4 / (p->m * p->n * product_batches(p));
     int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
     return room < grid ? room : grid;
@@ -5817,7 +6308,7 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
     struct product t;
-    if (p->n <= FEW_ROWS && p->n < p->m && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    if (p->n <= FEW_ROWS && p->n < p->m && !p->gather && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
     switch (choose_kind(e, p)) {
     case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
     case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
@@ -5921,6 +6412,206 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
 static void lower_matmul(struct encoder *e, const struct node *n)
 {
     product_split(e, n, (struct array *[MATRICES]){ n->in[0], n->in[1], n->in[2], n->out[0] });
+}
+
+/* ---- gather_mm: matrices chosen by index arrays ---- */
+
+static bool dense_matrix(const struct array *a)
+{
+    return !a || ((a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
+                  (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]));
+}
+
+/* The one stride between the matrices of an operand, counted over all its batch dimensions; false where there is none. */
+static bool matrix_stride(const struct array *a, uint32_t *stride)
+{
+    int64_t step = 0, reach = 0;
+    bool begun = false;
+    for (int i = a->ndim - 3; i >= 0; i--) {
+        if (a->shape[i] == 1) continue;
+        if (!begun) step = a->strides[i];
+        else if (a->strides[i] != reach) return false;
+        reach = a->strides[i] * a->shape[i];
+        begun = true;
+    }
+    *stride = (uint32_t)step;
+    return step >= 0;
+}
+
+/* The operand itself where kernels can read it, else a row-major copy. */
+static struct array *matrices_of(struct encoder *e, struct array *a, bool dense, uint32_t *stride)
+{
+    struct array *rows;
+    if (!a) return NULL;
+    if (matrix_stride(a, stride) && (dense ? dense_matrix(a) : a->strides[a->ndim - 1] == 1 || a->shape[a->ndim - 1] == 1)) {
+        a->refs++;
+        return a;
+    }
+    rows = rows_of(e, a);
+    if (!matrix_stride(rows, stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "gather", "no stride of the matrices");
+    return rows;
+}
+
+static uint32_t matrix_count(const struct array *a)
+{
+    size_t count = 1;
+    for (int i = 0; i < a->ndim - 2; i++) count *= (size_t)a->shape[i];
+    return (uint32_t)count;
+}
+
+enum { GROUP_WEIGHTS = 4096, GROUP_ROWS = 4 };       /* weights that can be counted; rows a weight from which grouping pays */
+
+/* Entries sorted by weight and the tiles of `size` rows that they make, for kernels GROUPED. */
+struct row_groups { struct array *tiles, *order; uint32_t count; };
+
+static struct row_groups group_rows(struct encoder *e, const struct gather *g, uint32_t m, uint32_t size)
+{
+    uint64_t rows = (uint64_t)g->entries * m;
+    bool grouped = g->weights <= GROUP_WEIGHTS && m < size;
+    uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->weights, g->entries) : (uint64_t)g->entries * ceil_div(m, size);
+    struct row_groups r = { scratch(e, (size_t)count * 4, MLXVK_UINT32), scratch(e, g->entries, MLXVK_UINT32), (uint32_t)count };
+    uint32_t push[8] = { g->entries, g->weights, m, size, r.count };
+    if (e->code) return r;
+    push[5] = set_output(e, 0, r.tiles) / 4;
+    push[6] = set_output(e, 1, r.order);
+    push[7] = set_input(e, 2, g->rhs);
+    KERNEL(e, K_GROUP_ROWS, grouped ? min_u32(1024, e->device->caps.max_threads) : 256, grouped);
+    set_bytes(e, push, sizeof push);
+    dispatch_groups(e, grouped ? 1 : ceil_div(max_size(g->entries, r.count), 256));
+    return r;
+}
+
+/* Rows of a sorted by the matrix of b that they meet, in tiles; a lies along its rows. */
+static void gather_grouped(struct encoder *e, const struct product *p)
+{
+    const struct device *d = e->device;
+    const struct gather *g = p->gather;
+    int wanted = d->gate[GATE_MATMUL_KERNEL];
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16, half = bf16 || p->array[MAT_A]->dtype == MLXVK_FLOAT16;
+    enum kernel_id kernel = bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16;
+    bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
+    uint64_t each = (uint64_t)p->m * g->entries / g->weights;
+    const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 3 : 4]
+                                       : &tiled_rows[each > 96 && d->caps.type != VK_PHYSICAL_DEVICE_TYPE_CPU ? 0 : each > 40 ? 2 : 3];
+    struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
+    struct launch l = { .p = *p };
+    uint32_t along = reading_order(p) & 2, even, lanes = d->caps.subgroup;
+    if (!e->code) {
+        l.p.gather = NULL;
+        l.push = bind_product(e, &l.p);
+        l.p.gather = g;
+        even = even_operands(&l, along, coopmat ? 8 : 4);
+        l.push.middle = g->every;                    /* matmul.glsl says what is where */
+        if (!g->every) l.push.batch[MAT_A][1] = set_input(e, 5, g->lhs);
+        l.push.batch[MAT_A][2] = g->matrices - 1;
+        l.push.batch[MAT_OUT][1] = set_input(e, 3, r.tiles);
+        l.push.batch[MAT_OUT][2] = set_input(e, 4, r.order);
+        if (coopmat)
+            KERNEL(e, kernel, t->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
+                   d->caps.coopmat_size[bf16], lanes, along, even);
+        else
+            KERNEL(e, K_MATMUL_GROUPED, t->threads, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
+                   along, even, d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 1 : t->bk);
+        set_bytes(e, &l.push, sizeof l.push);
+        dispatch(e, ceil_div((uint64_t)p->n, t->bn), r.count, 1);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+}
+
+/* Entry by entry, as many at a time as the grid takes. */
+static void gather_entries(struct encoder *e, const struct product *p)
+{
+    struct gather part = *p->gather;
+    struct product one = *p;
+    uint32_t step = part.every ? part.every : 1, most = e->device->caps.max_groups[2] / step * step;
+    one.gather = &part;
+    for (part.first = 0; part.first < part.entries && !e->code; part.first += most) {
+        one.shape[0] = min_u32(part.entries - part.first, most);
+        one.offset[MAT_OUT] = (int64_t)part.first * one.stride[MAT_OUT][0];
+        if (part.every) {
+            one.offset[MAT_A] = (int64_t)(part.first / step) * one.stride[MAT_A][0];
+            part.matrices = p->gather->matrices - part.first / step;
+        }
+        product_batch(e, &one);
+    }
+}
+
+static bool unit_stride(const struct array *a)
+{
+    int i = a->ndim - 1;
+    return a->strides[i] == 1 || a->strides[i - 1] == 1 || a->shape[i] == 1 || a->shape[i - 1] == 1;
+}
+
+static void lower_gather_mm(struct encoder *e, const struct node *n)
+{
+    struct array *y = n->out[0], *in[2];
+    uint32_t stride[2], rows = (uint32_t)dim_of(y, -2), columns = (uint32_t)dim_of(y, -1);
+    struct gather g = { .lhs = n->in[2], .rhs = n->in[3], .every = n->p.gather_mm.every, .entries = (uint32_t)(y->size / rows / columns),
+                        .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+    struct product p = { .m = rows, .n = columns, .k = dim_of(n->in[0], -1), .out_row = columns, .out_col = 1, .ndim = 1,
+                         .alpha = 1, .gather = &g, .shape = { g.entries } };
+    bool many = rows <= 64 && (uint64_t)g.entries * rows >= (uint64_t)GROUP_ROWS * g.weights && g.weights <= GROUP_WEIGHTS && g.entries > 1 &&
+                (uint64_t)g.entries * rows / 32 + g.weights < e->device->caps.max_groups[1] &&
+                e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_PLAIN && e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_VECTOR;
+    for (int i = 0; i < 2; i++) {
+        struct array *a = n->in[i];
+        bool fits = matrix_stride(a, &stride[i]) && (i == 0 && many ? a->strides[a->ndim - 1] == 1 || p.k == 1 : unit_stride(a));
+        in[i] = fits ? a : rows_of(e, a);
+        if (fits) a->refs++;
+        else matrix_stride(in[i], &stride[i]);
+    }
+    p.array[MAT_A] = in[0];
+    p.array[MAT_B] = in[1];
+    p.array[MAT_OUT] = y;
+    p.a_row = in[0]->strides[in[0]->ndim - 2];
+    p.a_k = in[0]->strides[in[0]->ndim - 1];
+    p.b_k = in[1]->strides[in[1]->ndim - 2];
+    p.b_col = in[1]->strides[in[1]->ndim - 1];
+    p.stride[MAT_A][0] = stride[0];
+    p.stride[MAT_B][0] = stride[1];
+    p.stride[MAT_OUT][0] = (int64_t)rows * columns;
+    if (many) {
+        gather_grouped(e, &p);
+    } else {
+        suit_strides(&p);
+        gather_entries(e, &p);
+    }
+    array_release(in[0]);
+    array_release(in[1]);
+}
+
+/* ---- segmented_mm ---- */
+
+/* K cannot be cut: each result has a range of its own. By tiles of any kernel that walks ranges. */
+static void lower_segmented_mm(struct encoder *e, const struct node *n)
+{
+    struct array *a = n->in[0], *b = n->in[1], *y = n->out[0], *copies[2] = { NULL };
+    const struct device *d = e->device;
+    int64_t size = (int64_t)dim_of(y, -1) * dim_of(y, -2), count = (int64_t)y->size / size, most = d->caps.max_groups[2];
+    bool bf16 = y->dtype == MLXVK_BFLOAT16, half = bf16 || y->dtype == MLXVK_FLOAT16;
+    int wanted = d->gate[GATE_MATMUL_KERNEL];
+    bool coopmat = half && (!wanted || wanted >= MATMUL_KIND_COOPMAT) && d->caps.coopmat_size[bf16] &&
+                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
+    if (!unit_stride(a)) a = copies[0] = rows_of(e, a);
+    if (!unit_stride(b)) b = copies[1] = rows_of(e, b);
+    for (int64_t first = 0; first < count && !e->code; first += most) {
+        struct array segments = *n->in[2];
+        struct product p = { .array = { a, b, NULL, y }, .m = dim_of(y, -2), .n = dim_of(y, -1), .k = dim_of(a, -1),
+            .a_row = a->strides[0], .a_k = a->strides[1], .b_k = b->strides[0], .b_col = b->strides[1], .out_row = dim_of(y, -1),
+            .out_col = 1, .ndim = 1, .shape = { count - first < most ? count - first : most }, .stride = { [MAT_OUT] = { size } },
+            .offset = { [MAT_OUT] = first * size }, .alpha = 1, .segments = &segments };
+        segments.offset += 8 * first;
+        segments.size -= 2 * (size_t)first;
+        segments.ndim = 1;
+        segments.shape[0] = (int)segments.size;
+        segments.strides[0] = 1;
+        suit_strides(&p);
+        if (coopmat) product_coopmat(e, &p);
+        else product_tiled(e, &p);
+    }
+    array_release(copies[0]);
+    array_release(copies[1]);
 }
 
 /* ---- fronts ---- */
@@ -6031,6 +6722,640 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     struct call k = begin("addmm", s);
     struct array *z = input(&k, "c", c), *x = input(&k, "a", a), *y = input(&k, "b", b);
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
+}
+
+/* Index arrays of the matrices of two operands, as uint32 of one shape, row-major. One that is absent counts its operand's
+ * matrices; *every: where that is lhs's, and each number comes so many times in a row, no array is made of it. */
+static bool matrix_indices(struct call *c, const struct array *a, const struct array *b, struct array **lhs, struct array **rhs,
+                           uint32_t *every, int *ndim, int *shape)
+{
+    const struct array *operands[2] = { a, b };
+    struct array **index[2] = { lhs, rhs }, whole[2];
+    *every = 0;
+    for (int i = 0; i < 2; i++) {
+        struct array *given = *index[i];
+        if (c->code || (given && !is_integer(given->dtype)))
+            return FAIL(c, MLXVK_ERROR_DTYPE, "indices %s are no integers", given ? TEXT(given) : ""), false;
+        if (given) { whole[i] = *given; continue; }
+        whole[i] = *operands[i];
+        whole[i].ndim -= 2;
+    }
+    if (!broadcast_shape(c, &whole[0], &whole[1], ndim, shape)) return false;
+    for (int i = 0; i < 2; i++) {
+        uint32_t count = matrix_count(operands[i]), repeats = 1;
+        int same = 0;
+        if (!*index[i]) {
+            int lead = *ndim - whole[i].ndim, total = (int)count;
+            while (lead + same < *ndim && whole[i].shape[same] == shape[lead + same]) same++;
+            for (int k = lead + same; k < *ndim; k++) { repeats *= (uint32_t)shape[k]; if (whole[i].shape[k - lead] != 1) same = -1; }
+            for (int k = 0; k < lead; k++) if (shape[k] != 1) same = -1;
+            if (i == 0 && same >= 0 && repeats && repeats <= 1 << 14) { *every = repeats; continue; }
+            *index[i] = do_reshape(c, do_arange(c, 0, total, 1, MLXVK_UINT32), whole[i].ndim, whole[i].shape);
+        }
+        *index[i] = contiguous(c, broadcast(c, as_type(c, *index[i], MLXVK_UINT32), *ndim, shape));
+    }
+    return !c->code;
+}
+
+static struct array *do_gather_mm(struct call *c, struct array *a, struct array *b, struct array *lhs, struct array *rhs)
+{
+    struct gather_mm_params f = { 0 };
+    struct array *out;
+    int ndim, shape[MAXD];
+    bool row, column;
+    mlxvk_dtype t;
+    if (!lhs && !rhs) return do_matmul(c, a, b);
+    if (c->code || !a || !b) return NULL;
+    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
+    t = promote(a->dtype, b->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    row = a->ndim == 1;
+    column = b->ndim == 1;
+    a = as_matrix(c, as_type(c, a, t), 0);
+    b = as_matrix(c, as_type(c, b, t), 1);
+    if (c->code) return NULL;
+    if (dim_of(a, -1) != dim_of(b, -2))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (!matrix_indices(c, a, b, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    shape[ndim] = dim_of(a, -2);
+    shape[ndim + 1] = dim_of(b, -1);
+    out = output(c, ndim + 2, shape, t);
+    if (!out) return NULL;
+    if (out->size && dim_of(a, -1) == 0) append_copy(c, out, broadcast(c, scalar(c, 0, t), out->ndim, out->shape));
+    else if (out->size && (!a->size || !b->size))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(a), TEXT(b));
+    else append(c, OP_GATHER_MM, PARAMS(.gather_mm = f), ARRAYS(a, b, f.every ? NULL : lhs, rhs), ARRAYS(out));
+    return without_units(c, out, row, column);
+}
+
+int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices, mlxvk_array rhs_indices,
+                    bool sorted_indices, mlxvk_stream s)
+{
+    struct call c = begin("gather_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *lhs = optional_input(&c, "lhs_indices", lhs_indices),
+        *rhs = optional_input(&c, "rhs_indices", rhs_indices);
+    (void)sorted_indices;                            /* rows are grouped on the GPU where that pays */
+    return finish(&c, do_gather_mm(&c, x, y, lhs, rhs), res);
+}
+
+static struct array *do_segmented_mm(struct call *c, struct array *a, struct array *b, struct array *segments)
+{
+    int shape[MAXD];
+    struct array *out;
+    mlxvk_dtype t;
+    if (c->code || !a || !b || !segments) return NULL;
+    if (a->ndim != 2 || b->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: matrices only", TEXT(a), TEXT(b));
+    if (!segments->ndim || dim_of(segments, -1) != 2)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of segments %s is not 2", TEXT(segments));
+    if (!is_integer(segments->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "segments %s are no integers", TEXT(segments));
+    t = promote(a->dtype, b->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    if (a->shape[1] != b->shape[0])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (segments->ndim + 1 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    memcpy(shape, segments->shape, (size_t)segments->ndim * sizeof *shape);
+    shape[segments->ndim - 1] = a->shape[0];
+    shape[segments->ndim] = b->shape[1];
+    out = output(c, segments->ndim + 1, shape, t);
+    if (!a->size || !b->size) append_copy(c, out, broadcast(c, scalar(c, 0, t), segments->ndim + 1, shape));
+    else append(c, OP_SEGMENTED_MM, PARAMS(.matmul = { 0 }), ARRAYS(as_type(c, a, t), as_type(c, b, t),
+                contiguous(c, as_type(c, segments, MLXVK_UINT32))), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_segmented_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array segments, mlxvk_stream s)
+{
+    struct call c = begin("segmented_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *k = input(&c, "segments", segments);
+    return finish(&c, do_segmented_mm(&c, x, y, k), res);
+}
+
+/* A mask of blocks as one of elements, rows x columns. */
+static struct array *spread_mask(struct call *c, struct array *mask, int rows, int columns, int block)
+{
+    int down = (int)ceil_div((uint64_t)rows, (uint64_t)block), across = (int)ceil_div((uint64_t)columns, (uint64_t)block);
+    int ndim, shape[MAXD + 2];
+    struct array *wide;
+    if (c->code || !mask) return NULL;
+    ndim = mask->ndim < 2 ? 2 : mask->ndim;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s has too many dimensions", TEXT(mask));
+    for (int i = 0; i < ndim - 2; i++) shape[i] = mask->shape[i];
+    shape[ndim - 2] = down;
+    shape[ndim - 1] = across;
+    mask = broadcast(c, mask, ndim, shape);
+    shape[ndim - 1] = 1;
+    shape[ndim] = across;
+    shape[ndim + 1] = 1;
+    if (mask) {
+        int64_t strides[MAXD + 2];
+        memcpy(strides, mask->strides, (size_t)ndim * sizeof *strides);
+        strides[ndim] = strides[ndim - 1];
+        strides[ndim - 1] = strides[ndim + 1] = 0;
+        shape[ndim - 1] = shape[ndim + 1] = block;
+        mask = view_of(c, mask, mask->dtype, ndim + 2, shape, strides, mask->offset);
+    }
+    wide = copy_of(c, mask);
+    shape[ndim - 2] = down * block;
+    shape[ndim - 1] = across * block;
+    wide = do_reshape(c, wide, ndim, shape);
+    return slice_one(c, slice_one(c, wide, ndim - 2, 0, rows), ndim - 1, 0, columns);
+}
+
+/* x where a bool mask of blocks holds, else 0; x times another mask. */
+static struct array *apply_mask(struct call *c, struct array *x, struct array *mask, int block)
+{
+    if (c->code || !x || !mask) return x;
+    mask = spread_mask(c, mask, dim_of(x, -2), dim_of(x, -1), block);
+    if (!mask) return NULL;
+    if (mask->dtype == MLXVK_BOOL) return do_select(c, mask, x, scalar(c, 0, x->dtype));
+    return do_binary(c, B_multiply, x, as_type(c, mask, x->dtype));
+}
+
+static struct array *do_block_masked_mm(struct call *c, struct array *a, struct array *b, int block, struct array *out,
+                                        struct array *lhs, struct array *rhs)
+{
+    struct array *y;
+    bool row, column;
+    mlxvk_dtype t;
+    if (c->code || !a || !b) return NULL;
+    if (!out && !lhs && !rhs) return do_matmul(c, a, b);
+    if (block != 32 && block != 64) return FAIL(c, MLXVK_ERROR_ARGUMENT, "blocks are of 32 or 64, not %d", block);
+    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
+    t = promote(a->dtype, b->dtype);
+    if (!is_inexact(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    row = a->ndim == 1;
+    column = b->ndim == 1;
+    a = apply_mask(c, as_matrix(c, as_type(c, a, t), 0), lhs, block);
+    b = apply_mask(c, as_matrix(c, as_type(c, b, t), 1), rhs, block);
+    y = apply_mask(c, do_matmul(c, a, b), out, block);
+    return without_units(c, contiguous(c, y), row, column);
+}
+
+int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int block_size, mlxvk_array mask_out,
+                          mlxvk_array mask_lhs, mlxvk_array mask_rhs, mlxvk_stream s)
+{
+    struct call c = begin("block_masked_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = optional_input(&c, "mask_out", mask_out),
+        *lhs = optional_input(&c, "mask_lhs", mask_lhs), *rhs = optional_input(&c, "mask_rhs", mask_rhs);
+    return finish(&c, do_block_masked_mm(&c, x, y, block_size, out, lhs, rhs), res);
+}
+
+/* ==== >>contraction: tensordot, inner, outer, kron, einsum ======================================================== */
+
+/* a's axes in this order, those from `first` to `last` made one; the others keep theirs. */
+static struct array *grouped_axes(struct call *c, struct array *a, const int *axes, int lead)
+{
+    int shape[2] = { 1, 1 }, ndim;
+    int64_t size[2] = { 1, 1 };
+    a = do_transpose(c, a, axes);
+    if (c->code || !a) return NULL;
+    ndim = a->ndim;
+    for (int i = 0; i < ndim; i++) size[i >= lead] *= a->shape[i];
+    if (size[0] > INT_MAX || size[1] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many elements along the axes", TEXT(a));
+    shape[0] = (int)size[0];
+    shape[1] = (int)size[1];
+    return do_reshape(c, a, 2, shape);
+}
+
+/* Sums products over pairs of axes: what remains are a's other axes, then b's. */
+static struct array *do_tensordot(struct call *c, struct array *a, struct array *b, const int *axes_a, const int *axes_b, size_t count)
+{
+    int order_a[MAXD], order_b[MAXD], shape[2 * MAXD], n = 0, kept = 0, at = 0;
+    uint32_t mask_a, mask_b;
+    if (!axes_mask(c, a, axes_a, count, &mask_a) || !axes_mask(c, b, axes_b, count, &mask_b)) return NULL;
+    for (int i = 0; i < a->ndim; i++) if (!(mask_a >> i & 1)) { shape[n++] = a->shape[i]; order_a[kept++] = i; }
+    for (size_t i = 0; i < count; i++) {
+        int x = normal_axis(c, a, axes_a[i]), y = normal_axis(c, b, axes_b[i]);
+        if (a->shape[x] != b->shape[y])
+            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s and axis %d of %s have different lengths", axes_a[i], TEXT(a), axes_b[i], TEXT(b));
+        order_a[kept + (int)i] = x;
+        order_b[at++] = y;
+    }
+    for (int i = 0; i < b->ndim; i++) if (!(mask_b >> i & 1)) { shape[n++] = b->shape[i]; order_b[at++] = i; }
+    if (n > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    a = grouped_axes(c, a, order_a, kept);
+    b = grouped_axes(c, b, order_b, (int)count);
+    return do_reshape(c, do_matmul(c, a, b), n, shape);
+}
+
+int mlxvk_tensordot(mlxvk_array *res, mlxvk_array a, mlxvk_array b, const int *axes_a, size_t axes_a_num, const int *axes_b,
+                    size_t axes_b_num, mlxvk_stream s)
+{
+    struct call c = begin("tensordot", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    if (axes_a_num != axes_b_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes of a, %zu of b", axes_a_num, axes_b_num);
+    return finish(&c, do_tensordot(&c, x, y, axes_a, axes_b, axes_a_num), res);
+}
+
+int mlxvk_tensordot_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s)
+{
+    struct call c = begin("tensordot_axis", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    int axes_a[MAXD], axes_b[MAXD];
+    if (!c.code && (axis < 0 || axis > x->ndim || axis > y->ndim))
+        FAIL(&c, MLXVK_ERROR_AXIS, "%d axes of %s and %s", axis, TEXT(x), TEXT(y));
+    for (int i = 0; i < axis && !c.code; i++) { axes_a[i] = x->ndim - axis + i; axes_b[i] = i; }
+    return finish(&c, do_tensordot(&c, x, y, axes_a, axes_b, c.code ? 0 : (size_t)axis), res);
+}
+
+int mlxvk_inner(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("inner", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    int last = -1;
+    if (!c.code && (!x->ndim || !y->ndim)) x = do_binary(&c, B_multiply, x, y);
+    else x = do_tensordot(&c, x, y, &last, &last, 1);
+    return finish(&c, x, res);
+}
+
+int mlxvk_outer(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("outer", s);
+    struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1), *y = do_flatten(&c, input(&c, "b", b), 0, -1);
+    return finish(&c, do_binary(&c, B_multiply, do_expand(&c, x, (int[]){ 1 }, 1), y), res);
+}
+
+/* Each axis of a beside an axis of length 1 (`at` 0: before it), with leading axes of 1. */
+static struct array *interleaved(struct call *c, struct array *a, int ndim, int at)
+{
+    int shape[2 * MAXD];
+    int64_t strides[2 * MAXD];
+    if (c->code || !a) return NULL;
+    for (int i = 0; i < ndim; i++) {
+        int k = i - (ndim - a->ndim);
+        shape[2 * i + at] = 1;
+        strides[2 * i + at] = 0;
+        shape[2 * i + 1 - at] = k < 0 ? 1 : a->shape[k];
+        strides[2 * i + 1 - at] = k < 0 ? 0 : a->strides[k];
+    }
+    return view_of(c, a, a->dtype, 2 * ndim, shape, strides, a->offset);
+}
+
+int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("kron", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    int shape[MAXD], ndim;
+    if (!c.code) {
+        ndim = x->ndim > y->ndim ? x->ndim : y->ndim;
+        if (!x->size || !y->size) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: operands must not be empty", TEXT(x), TEXT(y));
+        else if (2 * ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: at most %d dimensions", TEXT(x), TEXT(y), MAXD / 2);
+        for (int i = 0; i < ndim && !c.code; i++) {
+            int k = i - (ndim - x->ndim), l = i - (ndim - y->ndim);
+            int64_t size = (int64_t)(k < 0 ? 1 : x->shape[k]) * (l < 0 ? 1 : y->shape[l]);
+            if (size > INT_MAX) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: the result is too large", TEXT(x), TEXT(y));
+            shape[i] = (int)size;
+        }
+        out = do_binary(&c, B_multiply, interleaved(&c, x, ndim, 1), interleaved(&c, y, ndim, 0));
+        out = do_reshape(&c, out, ndim, shape);
+    }
+    return finish(&c, out, res);
+}
+
+/* ---- einsum ---- */
+
+/* Labels: letters in their order as characters, then those of dimensions that dots stand for, the last dimension last. */
+enum { LABEL_DOTS = 'z' - 'A' + 1, EINSUM_LABELS = LABEL_DOTS + MAXD, EINSUM_TERMS = 32 };
+
+struct labels { int count, dots, label[MAXD]; };     /* dots: where they stand, -1: nowhere */
+
+/* An operand, or what several were contracted to: a dimension for each of its labels. */
+struct einsum_term { struct array *a; int label[MAXD]; };
+
+struct einsum {
+    int size[EINSUM_LABELS];                         /* 0: no operand has it so far, where seen is false */
+    bool seen[EINSUM_LABELS];
+    int count;
+    struct einsum_term term[EINSUM_TERMS];
+    struct labels out;
+};
+
+/* Labels up to a comma, an arrow or the end. */
+static const char *read_labels(struct call *c, const char *at, struct labels *l)
+{
+    *l = (struct labels){ .dots = -1 };
+    for (; *at && *at != ',' && !(at[0] == '-' && at[1] == '>'); at++) {
+        if (*at == ' ') continue;
+        if (!strncmp(at, "...", 3) && l->dots < 0) { l->dots = l->count; at += 2; continue; }
+        if (!((*at >= 'A' && *at <= 'Z') || (*at >= 'a' && *at <= 'z')))
+            return FAIL(c, MLXVK_ERROR_ARGUMENT, "subscripts must be letters, but got '%c'", *at);
+        if (l->count == MAXD) return FAIL(c, MLXVK_ERROR_ARGUMENT, "more than %d subscripts of one operand", MAXD);
+        l->label[l->count++] = *at - 'A';
+    }
+    return at;
+}
+
+/* Puts labels for `dims` dimensions where the dots are. */
+static bool spread_dots(struct call *c, struct labels *l, int dims)
+{
+    if (l->dots < 0) return true;
+    if (l->count + dims > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD), false;
+    memmove(l->label + l->dots + dims, l->label + l->dots, (size_t)(l->count - l->dots) * sizeof *l->label);
+    for (int i = 0; i < dims; i++) l->label[l->dots + i] = EINSUM_LABELS - dims + i;
+    l->count += dims;
+    return true;
+}
+
+static bool einsum_operand(struct call *c, struct einsum *e, struct array *a, struct labels *l)
+{
+    int dims = a->ndim - l->count;
+    if (l->dots < 0 ? dims != 0 : dims < 0)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d subscripts for operand %d, %s", l->count, e->count, TEXT(a)), false;
+    if (!spread_dots(c, l, dims)) return false;
+    for (int i = 0; i < a->ndim; i++) {
+        int *size = &e->size[l->label[i]];
+        if (!e->seen[l->label[i]] || *size == 1) *size = a->shape[i];
+        else if (a->shape[i] != 1 && a->shape[i] != *size)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d of operand %d, %s, cannot be broadcast to %d", i, e->count, TEXT(a), *size), false;
+        e->seen[l->label[i]] = true;
+        e->term[e->count].label[i] = l->label[i];
+    }
+    e->term[e->count++].a = a;
+    return true;
+}
+
+/* The labels of the result: given, or dots and then the letters that occur once, in order. */
+static bool einsum_result(struct call *c, struct einsum *e, const char *at, const int *uses, int dots)
+{
+    uint8_t named[EINSUM_LABELS] = { 0 };
+    if (*at) {
+        at = read_labels(c, at + 2, &e->out);
+        if (!at) return false;
+        if (*at) return FAIL(c, MLXVK_ERROR_ARGUMENT, "subscripts must be letters, but got '%c'", *at), false;
+        for (int i = 0; i < e->out.count; i++) {
+            if (!e->seen[e->out.label[i]])
+                return FAIL(c, MLXVK_ERROR_ARGUMENT, "no operand has subscript '%c' of the result", e->out.label[i] + 'A'), false;
+            if (named[e->out.label[i]]++) return FAIL(c, MLXVK_ERROR_ARGUMENT, "'%c' is repeated in the result", e->out.label[i] + 'A'), false;
+        }
+    } else {
+        e->out = (struct labels){ .dots = 0 };
+        for (int i = 0; i < LABEL_DOTS && e->out.count < MAXD; i++) if (uses[i] == 1) e->out.label[e->out.count++] = i;
+    }
+    return spread_dots(c, &e->out, dots);
+}
+
+static bool einsum_parse(struct call *c, struct einsum *e, const char *at, const struct vector *v)
+{
+    int uses[EINSUM_LABELS] = { 0 }, dots = 0;
+    if (c->code) return false;
+    if (!at || !v || !v->size) return FAIL(c, MLXVK_ERROR_ARGUMENT, "at least one operand is required"), false;
+    for (size_t i = 0;; at++) {
+        struct labels l;
+        struct array *a;
+        at = read_labels(c, at, &l);
+        if (!at) return false;
+        if (i >= v->size || i >= EINSUM_TERMS || (*at == ',') != (i + 1 < v->size))
+            return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu operands, which is not the number of lists of subscripts (or more than %d)", v->size,
+                        (int)EINSUM_TERMS), false;
+        for (int k = 0; k < l.count; k++) uses[l.label[k]]++;
+        a = vector_input(c, v, i++);
+        if (!a || !einsum_operand(c, e, a, &l)) return false;
+        if (*at != ',') break;
+    }
+    for (int i = LABEL_DOTS; i < EINSUM_LABELS; i++) dots += e->seen[i];
+    return einsum_result(c, e, at, uses, dots);
+}
+
+/* A term with one dimension a label: repeated labels take the diagonal, dimensions of 1 are broadcast. */
+static void einsum_simplify(struct call *c, struct einsum *e, struct einsum_term *t)
+{
+    int shape[MAXD], labels[MAXD], n = 0;
+    int64_t strides[MAXD];
+    for (int i = 0; i < t->a->ndim; i++) {
+        int label = t->label[i], k = 0;
+        while (k < n && labels[k] != label) k++;
+        if (k == n) { labels[n] = label; shape[n] = e->size[label]; strides[n++] = 0; }
+        if (t->a->shape[i] == e->size[label]) strides[k] += t->a->strides[i];
+    }
+    memcpy(t->label, labels, (size_t)n * sizeof *labels);
+    t->a = view_of(c, t->a, t->a->dtype, n, shape, strides, t->a->offset);
+}
+
+static bool has_label(const struct einsum_term *t, int label)
+{
+    for (int i = 0; i < t->a->ndim; i++) if (t->label[i] == label) return true;
+    return false;
+}
+
+/* Is a label wanted by the result, or by a term other than i and j? */
+static bool label_needed(const struct einsum *e, int label, int i, int j)
+{
+    for (int k = 0; k < e->out.count; k++) if (e->out.label[k] == label) return true;
+    for (int k = 0; k < e->count; k++) if (k != i && k != j && has_label(&e->term[k], label)) return true;
+    return false;
+}
+
+/* Sums term i over labels that neither term j nor anybody else has. */
+static void einsum_sum(struct call *c, struct einsum *e, int i, int j)
+{
+    struct einsum_term *t = &e->term[i];
+    uint32_t mask = 0;
+    int n = 0;
+    for (int k = 0; k < t->a->ndim; k++)
+        if (!label_needed(e, t->label[k], i, j) && (i == j || !has_label(&e->term[j], t->label[k]))) mask |= 1u << k;
+    if (!mask) return;
+    for (int k = 0; k < t->a->ndim; k++) if (!(mask >> k & 1)) t->label[n++] = t->label[k];
+    t->a = do_reduce(c, R_sum, t->a, mask, false);
+}
+
+/* A term's view with its dimensions in this order, of length 1 where it has no such label. */
+static struct array *einsum_view(struct call *c, const struct einsum_term *t, const int *labels, int count)
+{
+    int shape[MAXD];
+    int64_t strides[MAXD];
+    if (c->code || !t->a) return NULL;
+    for (int k = 0; k < count; k++) {
+        shape[k] = 1;
+        strides[k] = 0;
+        for (int i = 0; i < t->a->ndim; i++)
+            if (t->label[i] == labels[k]) { shape[k] = t->a->shape[i]; strides[k] = t->a->strides[i]; }
+    }
+    return view_of(c, t->a, t->a->dtype, count, shape, strides, t->a->offset);
+}
+
+/* The same with the dimensions behind the first `lead` made two, of which the first `rows` are one. */
+static struct array *einsum_matrices(struct call *c, const struct einsum_term *t, const int *labels, int count, int lead, int rows)
+{
+    struct array *a = einsum_view(c, t, labels, count);
+    int shape[MAXD + 2];
+    int64_t size[2] = { 1, 1 };
+    if (!a) return NULL;
+    for (int i = 0; i < lead; i++) shape[i] = a->shape[i];
+    for (int i = lead; i < count; i++) size[i >= lead + rows] *= a->shape[i];
+    if (size[0] > INT_MAX || size[1] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many elements along the axes", TEXT(a));
+    shape[lead] = (int)size[0];
+    shape[lead + 1] = (int)size[1];
+    return do_reshape(c, a, lead + 2, shape);
+}
+
+/* Contracts terms i < j into term i: a matrix product over the labels that nobody else needs, or else a product of elements. */
+static void einsum_pair(struct call *c, struct einsum *e, int i, int j)
+{
+    struct einsum_term *a = &e->term[i], *b = &e->term[j];
+    int both[MAXD], sums[MAXD], left[MAXD], right[MAXD], order[3 * MAXD], shape[3 * MAXD], nb = 0, ns = 0, nl = 0, nr = 0, n = 0;
+    einsum_sum(c, e, i, j);
+    if (!c->code) einsum_sum(c, e, j, i);
+    if (c->code || !a->a || !b->a) return;
+    for (int k = 0; k < a->a->ndim; k++) {
+        if (!has_label(b, a->label[k])) left[nl++] = a->label[k];
+        else if (label_needed(e, a->label[k], i, j)) both[nb++] = a->label[k];
+        else sums[ns++] = a->label[k];
+    }
+    for (int k = 0; k < b->a->ndim; k++) if (!has_label(a, b->label[k])) right[nr++] = b->label[k];
+    if (nb + nl + nr > MAXD || nb + 2 > MAXD) { FAIL(c, MLXVK_ERROR_SHAPE, "an intermediate result has more than %d dimensions", MAXD); return; }
+    memcpy(order, both, (size_t)nb * sizeof *order);
+    if (ns) {
+        struct array *x, *y;
+        memcpy(order + nb, left, (size_t)nl * sizeof *order);
+        memcpy(order + nb + nl, sums, (size_t)ns * sizeof *order);
+        x = einsum_matrices(c, a, order, nb + nl + ns, nb, nl);
+        memcpy(order + nb, sums, (size_t)ns * sizeof *order);
+        memcpy(order + nb + ns, right, (size_t)nr * sizeof *order);
+        y = einsum_matrices(c, b, order, nb + ns + nr, nb, ns);
+        x = do_matmul(c, x, y);
+        memcpy(order + nb, left, (size_t)nl * sizeof *order);
+        memcpy(order + nb + nl, right, (size_t)nr * sizeof *order);
+        for (n = 0; n < nb + nl + nr; n++) shape[n] = e->size[order[n]];
+        a->a = do_reshape(c, x, n, shape);
+    } else {
+        memcpy(order + nb, left, (size_t)nl * sizeof *order);
+        memcpy(order + nb + nl, right, (size_t)nr * sizeof *order);
+        n = nb + nl + nr;
+        a->a = do_binary(c, B_multiply, einsum_view(c, a, order, n), einsum_view(c, b, order, n));
+    }
+    memcpy(a->label, order, (size_t)n * sizeof *order);
+    memmove(b, b + 1, (size_t)(e->count - j - 1) * sizeof *b);
+    e->count--;
+}
+
+/* How much larger than its operands the result of a pair is. */
+static double einsum_growth(const struct einsum *e, int i, int j)
+{
+    const struct einsum_term *a = &e->term[i], *b = &e->term[j];
+    double size = 1;
+    for (int k = 0; k < a->a->ndim; k++) if (label_needed(e, a->label[k], i, j)) size *= a->a->shape[k];
+    for (int k = 0; k < b->a->ndim; k++)
+        if (!has_label(a, b->label[k]) && label_needed(e, b->label[k], i, j)) size *= b->a->shape[k];
+    return size - (double)a->a->size - (double)b->a->size;
+}
+
+static struct array *do_einsum(struct call *c, const char *subscripts, const struct vector *v)
+{
+    struct einsum e = { .count = 0 };
+    mlxvk_dtype to;
+    if (!vector_dtype(c, v, &to) || !einsum_parse(c, &e, subscripts, v)) return NULL;
+    for (int i = 0; i < e.count && !c->code; i++) {
+        einsum_simplify(c, &e, &e.term[i]);
+        if (v->size > 2 && is_float(to)) e.term[i].a = as_type(c, e.term[i].a, MLXVK_FLOAT32);     /* half types round once */
+    }
+    while (e.count > 1 && !c->code) {                /* the pair that leaves least, first */
+        int best[2] = { 0, 1 };
+        double least = 0;
+        for (int i = 0; i < e.count; i++)
+            for (int j = i + 1; j < e.count; j++) {
+                double growth = einsum_growth(&e, i, j);
+                if ((i || j > 1) && growth >= least) continue;
+                least = growth;
+                best[0] = i;
+                best[1] = j;
+            }
+        einsum_pair(c, &e, best[0], best[1]);
+    }
+    if (c->code) return NULL;
+    einsum_sum(c, &e, 0, 0);
+    if (c->code) return NULL;
+    if (v->size > 2 && is_float(to)) e.term[0].a = as_type(c, e.term[0].a, to);
+    return einsum_view(c, &e.term[0], e.out.label, e.out.count);
+}
+
+int mlxvk_einsum(mlxvk_array *res, const char *subscripts, mlxvk_vector_array operands, mlxvk_stream s)
+{
+    struct call c = begin("einsum", s);
+    return finish(&c, do_einsum(&c, subscripts, operands.ctx), res);
+}
+
+/* ==== >>hadamard ================================================================================================== */
+
+enum { HADAMARD_BITS = 4, HADAMARD_CHUNK = 12 };     /* of an index, that a step takes; that one workgroup takes of longer rows */
+
+/* n as m * 2^bits with m of 1, 12, 20, 28; 0 where it is no such number. */
+static uint32_t hadamard_factor(uint32_t n, uint32_t *bits)
+{
+    static const uint32_t factors[] = { 1, 12, 20, 28 };
+    for (size_t i = 0; i < COUNT(factors); i++)
+        for (*bits = 0; *bits < 31 && n; ++*bits)
+            if ((uint64_t)factors[i] << *bits == n) return factors[i];
+    return 0;
+}
+
+/* Rows of m << bits elements that fit into shared memory. */
+static void hadamard_rows(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, float scale)
+{
+    struct { uint32_t count, dst_at, src_at; float scale; } p = { .count = (uint32_t)x->size, .scale = scale };
+    uint32_t n = m << bits, length = n < 2048 ? 2048 / n * n : n, threads = 64;
+    bool vector;
+    p.dst_at = set_output(e, 0, y);
+    p.src_at = set_input(e, 1, x);
+    vector = !((p.dst_at | p.src_at | length) & 3);
+    while (threads < 256 && threads * 16 < length) threads *= 2;
+    KERNEL(e, K_HADAMARD, threads, (uint32_t)x->dtype, (uint32_t)y->dtype, m, bits, length, vector);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(x->size, length));
+}
+
+/* One step over elements `stride` apart: m of them, or 1 << bits. */
+static void hadamard_step(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, uint32_t stride, float scale)
+{
+    struct { uint32_t count, dst_at, src_at; float scale; uint32_t stride; } p = { .scale = scale, .stride = stride };
+    p.count = (uint32_t)(x->size / (m > 1 ? m : 1u << bits));
+    p.dst_at = set_output(e, 0, y);
+    p.src_at = set_input(e, 1, x);
+    KERNEL(e, K_HADAMARD_STEP, 256, (uint32_t)x->dtype, (uint32_t)y->dtype, m, m > 1 ? 0 : bits);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div(p.count, 256));
+}
+
+static void lower_hadamard(struct encoder *e, const struct node *n)
+{
+    struct array *x = rows_of(e, n->in[0]), *y = n->out[0], *sums;
+    uint32_t bits, m, size = x->ndim ? (uint32_t)dim_of(x, -1) : 1, done = HADAMARD_CHUNK;
+    float scale = n->p.hadamard.scale;
+    m = hadamard_factor(size, &bits);
+    if ((uint64_t)size * 4 + size / 8 + 4 <= e->device->caps.shared_memory) hadamard_rows(e, x, y, m, bits, scale);
+    else {
+        if (y->dtype == MLXVK_FLOAT32) { sums = y; y->refs++; }
+        else sums = scratch(e, x->size, MLXVK_FLOAT32);
+        if (bits < done) done = bits;
+        if (sums) hadamard_rows(e, x, sums, 1, done, 1);
+        while (sums && (done < bits || m > 1)) {
+            uint32_t step = bits - done < HADAMARD_BITS ? bits - done : HADAMARD_BITS, factor = step ? 1 : m;
+            bool last = !step || (done + step == bits && m == 1);
+            hadamard_step(e, sums, last ? y : sums, factor, step, 1u << done, last ? scale : 1);
+            done += step;
+            if (!step) break;
+        }
+        array_release(sums);
+    }
+    array_release(x);
+}
+
+int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_float scale, mlxvk_stream s)
+{
+    struct call c = begin("hadamard_transform", s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    uint32_t bits, size;
+    if (x && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
+    if (x) {
+        size = x->ndim ? (uint32_t)dim_of(x, -1) : 1;
+        if (!hadamard_factor(size, &bits))
+            FAIL(&c, MLXVK_ERROR_SHAPE, "rows of %s are not of m * 2^k elements, m of 1, 12, 20, 28", TEXT(x));
+        x = as_type(&c, x, is_float(x->dtype) ? x->dtype : MLXVK_FLOAT32);
+        if (x) out = output(&c, x->ndim, x->shape, x->dtype);
+        append(&c, OP_HADAMARD, PARAMS(.hadamard = { scale.has_value ? scale.value : (float)(1 / sqrt((double)size)) }), ARRAYS(x),
+               ARRAYS(out));
+    }
+    return finish(&c, out, res);
 }
 
 /* ==== >>convolution =============================================================================================== */
@@ -6221,12 +7546,6 @@ static void conv_rows_split(struct encoder *e, const struct conv *v)
         part.out_size[axis] = v->out_size[axis] - part.out_size[axis];
     }
     conv_rows_split(e, &part);
-}
-
-static int64_t common_divisor(int64_t a, int64_t b)
-{
-    while (b) { int64_t t = a % b; a = b; b = t; }
-    return a;
 }
 
 /* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input at
@@ -6504,6 +7823,15 @@ struct attention_push {
     float scale;
 };
 
+static const char *attention_text(const struct array *q, const struct array *k, const struct array *v, uint32_t flags, char text[NOTE_TEXT])
+{
+    snprintf(text, NOTE_TEXT, "%s, batch %d, heads %d on %d, queries %u, keys up to %u, width %d and %d, mask %s", dtypes[q->dtype].name,
+             q->shape[0], q->shape[1], k->shape[1], size_class((uint32_t)q->shape[2]), size_class((uint32_t)k->shape[2]), q->shape[3], v->shape[3],
+             flags & ATTEND_CAUSAL ? "causal" : flags & ATTEND_BOOL ? "bool" : flags & ATTEND_ADD ? "additive" : "none");
+    return text;
+}
+#define ATTENTION(a) attention_text((a)->q, (a)->k, (a)->v, (a)->flags, (char[NOTE_TEXT]){ 0 })
+
 static void copy_strides(uint32_t *to, const struct array *a, int count)
 {
     for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
@@ -6574,15 +7902,25 @@ static uint32_t decode_rows(const struct encoder *e)
 
 enum { SPLIT_MOST = 128 };
 
+/* A gate of three: for one query, for several, or else for both. 0 where none is set. */
+static uint32_t by_queries(const struct device *d, enum gate both, int queries)
+{
+    int own = d->gate[both + (queries > 1 ? 2 : 1)], value = own ? own : d->gate[both];
+    return value > 0 ? (uint32_t)value : 0;
+}
+
 /* The keys of one part: all of them where one or two workgroups can have them, for a second step does not pay then. */
-static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys)
+static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys, int queries)
 {
     const struct decode_row *t = decode_tuning(e);
-    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], n;
-    if (groups > COUNTERS) return keys;
+    const struct device *d = e->device;
+    uint32_t forced = (uint32_t)d->gate[GATE_SDPA_SPLIT], most = by_queries(d, GATE_SPLIT_PARTS, queries), n;
+    uint32_t chunk = by_queries(d, GATE_SPLIT_CHUNK, queries), aim = queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0 ? (uint32_t)d->gate[GATE_SPLIT_GROUPS] : t->groups;
+    if (groups > COUNTERS || keys < by_queries(d, GATE_SPLIT_MIN, queries)) return keys;
     if (forced) return ceil_div(keys, min_u32(forced, SPLIT_MOST));
-    n = min_u32(min_u32(ceil_div(t->groups, groups), ceil_div(keys, t->keys)), SPLIT_MOST);
-    return n < 3 ? keys : (uint32_t)round_up(ceil_div(keys, n), t->keys);
+    if (!chunk) chunk = t->keys;
+    n = min_u32(min_u32(ceil_div(aim, groups), ceil_div(keys, chunk)), most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
+    return n < 3 && !(n == 2 && most == 2) ? keys : (uint32_t)round_up(ceil_div(keys, n), chunk);
 }
 
 /* One dispatch: with parts, where the keys are split, the last workgroup to finish a row adds them up. */
@@ -6610,11 +7948,12 @@ static void attention_decode(struct encoder *e, struct attention *a)
 {
     uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
     uint32_t blocks = ceil_div(rows, decode_rows(e)), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
-    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
+    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2], a->q->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
     struct array *parts = NULL;
     size_t results = a->q->size / (size_t)a->q->shape[3];
     a->flags |= ATTEND_FOLDED;
     rows = ceil_div(rows, blocks);
+    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), splits, size_class(each));
     if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
     decode_pass(e, a, rows, each, splits, parts);
     array_release(parts);
@@ -6631,31 +7970,38 @@ static bool reads_wide(const struct attention *a)
     return true;
 }
 
-/* Few queries for each head of keys? */
-static bool is_decode(const struct encoder *e, const struct attention *a)
+/* Why the kernel for few queries of each head of keys does not take these; NULL where it does. */
+static const char *decode_refusal(const struct encoder *e, const struct attention *a)
 {
-    return e->device->gate[GATE_SDPA_DECODE] && has_kernel(e->device, K_ATTENTION_DECODE) && reads_wide(a) &&
-           (int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) <= decode_tuning(e)->most;
+    const int *gate = e->device->gate, keys = a->k->shape[2];
+    if ((int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) > decode_tuning(e)->most) return "more queries";
+    if (!has_kernel(e->device, K_ATTENTION_DECODE)) return "the device lacks subgroup operations";
+    if (!reads_wide(a)) return "rows are not aligned";
+    if (!gate[GATE_SDPA_DECODE]) return "a gate";
+    if (a->q->shape[3] != 128 || a->v->shape[3] != 128) return NULL;
+    return gate[GATE_SDPA_D128] && (keys > 128 || gate[keys <= 32 ? GATE_SDPA_K32 : keys <= 64 ? GATE_SDPA_K64 : GATE_SDPA_K128]) ? NULL : "a gate";
 }
 
 enum { COOPMAT_KEYS = 32, COOPMAT_SUBGROUPS = 4 };
 
-/* Half types by cooperative matrices; false where the device or the operands do not allow it. */
-static bool attention_coopmat(struct encoder *e, struct attention *a)
+/* Half types by cooperative matrices; NULL, or why the device or the operands do not allow it. */
+static const char *try_attention_coopmat(struct encoder *e, struct attention *a)
 {
     const struct capabilities *c = &e->device->caps;
     bool bf16 = a->q->dtype == MLXVK_BFLOAT16;
     enum kernel_id kernel = bf16 ? K_ATTENTION_BF16 : K_ATTENTION_F16;
     uint32_t size = c->coopmat_size[bf16], lanes = c->subgroup, d, dv, rows, heads, need;
     struct attention_push p;
-    if (a->q->dtype == MLXVK_FLOAT32 || !size || !has_kernel(e->device, kernel) || !reads_wide(a)) return false;
-    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return false;
+    if (a->q->dtype == MLXVK_FLOAT32) return "float32";
+    if (!size || !has_kernel(e->device, kernel)) return "the device lacks cooperative matrices";
+    if (!reads_wide(a)) return "rows are not aligned";
+    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return "the device's subgroups do not fit";
     d = (uint32_t)round_up((size_t)a->q->shape[3], size);
     dv = (uint32_t)round_up((size_t)a->v->shape[3], size);
     rows = COOPMAT_SUBGROUPS * size;
     need = 16 * COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
     need += 16 * (COOPMAT_KEYS * (d / 8 + dv / 8 + 2) > rows * (d / 8 + 1) ? COOPMAT_KEYS * (d / 8 + dv / 8 + 2) : rows * (d / 8 + 1));
-    if (need > c->shared_memory) return false;
+    if (need > c->shared_memory) return "the device has too little shared memory";
     if ((uint32_t)a->q->shape[2] < rows) a->flags |= ATTEND_FOLDED;
     heads = a->flags & ATTEND_FOLDED ? (uint32_t)(a->q->shape[1] / a->k->shape[1]) : 1;
     p = bind_attention(e, a);
@@ -6664,7 +8010,7 @@ static bool attention_coopmat(struct encoder *e, struct attention *a)
            c->type == VK_PHYSICAL_DEVICE_TYPE_CPU);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
-    return true;
+    return NULL;
 }
 
 /* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
@@ -6679,14 +8025,22 @@ static void lower_attention(struct encoder *e, const struct node *n)
 {
     struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
     struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
+    const char *refusal[2];
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
     struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
     o.shape[1] = n->out[0]->shape[2];
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
     o.strides[2] = n->out[0]->strides[1];
-    if (is_decode(e, &a)) attention_decode(e, &a);
-    else if (!attention_coopmat(e, &a)) attention_general(e, &a);
+    refusal[0] = decode_refusal(e, &a);
+    NOTE(e->device, NOTE_SDPA, "attention_decode", refusal[0], "%s", ATTENTION(&a));
+    if (!refusal[0]) attention_decode(e, &a);
+    else {
+        refusal[1] = try_attention_coopmat(e, &a);
+        NOTE(e->device, NOTE_SDPA, "attention by cooperative matrices", refusal[1], "%s", ATTENTION(&a));
+        if (refusal[1]) NOTE(e->device, NOTE_SDPA, "attention", NULL, "%s", ATTENTION(&a));
+        if (refusal[1]) attention_general(e, &a);
+    }
     array_release(q);
     array_release(k);
     array_release(v);
@@ -6749,11 +8103,22 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
     return p ? do_reshape(c, p, 4, (int[]){ b, h, l, v->shape[3] }) : NULL;
 }
 
+/* Why attention is composed of other operations; NULL where it is not. */
+static const char *fused_refusal(const struct device *d, const struct array *q, const struct array *k, const struct array *v)
+{
+    uint32_t most = by_queries(d, GATE_SDPA_KEYS, q->shape[2]);
+    if (!k->size) return NULL;
+    if (!d->gate[GATE_SDPA_NATIVE]) return "a gate";
+    if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH) return "features beyond 256";
+    return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
+}
+
 static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
                                   struct array *mask, struct array *sinks)
 {
     int flags = mask_flags(c, mode, mask), shape[4];
     struct array *out;
+    const char *refusal;
     mlxvk_dtype t;
     if (!check_attention(c, q, k, v)) return NULL;
     t = promote(promote(q->dtype, k->dtype), v->dtype);
@@ -6768,7 +8133,10 @@ static struct array *do_attention(struct call *c, struct array *q, struct array 
     if (sinks) flags |= ATTEND_SINKS;
     memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
     if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
-    if (k->size && (!c->device->gate[GATE_SDPA_NATIVE] || q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH))
+    refusal = fused_refusal(c->device, q, k, v);
+    if (refusal)
+        NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s", attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
+    if (refusal)
         return as_type(c, compose_attention(c, q, k, v, scale, flags, mask, sinks), t);
     out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
     append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
@@ -7284,9 +8652,30 @@ static void unpack_dispatch(struct encoder *e, const struct quant_params *f, str
 static void lower_dequantize(struct encoder *e, const struct node *n)
 {
     struct array *in[3] = { NULL };
+    bool rows = n->in[0]->row && n->in[1]->row && (!n->in[2] || n->in[2]->row);
+    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", rows ? NULL : "an operand is strided", "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
     for (int i = 0; i < 3; i++) if (n->in[i]) in[i] = rows_of(e, n->in[i]);
     unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->in[3], n->out[0], in[2] ? in[1]->dtype : n->out[0]->dtype);
     for (int i = 0; i < 3; i++) array_release(in[i]);
+}
+
+/* dequantize of 4 bits in mode affine in steps, with the gate off. */
+static struct array *compose_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct quant_params p, mlxvk_dtype to)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int ndim = w->ndim + 1, shape[MAXD];
+    struct array *codes = do_expand(c, w, (int[]){ w->ndim }, 1), *y;
+    mlxvk_dtype t = promote(k->dtype, b->dtype);
+    codes = do_binary(c, B_right_shift, codes, do_binary(c, B_multiply, do_arange(c, 0, 8, 1, MLXVK_UINT32), scalar(c, 4, MLXVK_UINT32)));
+    codes = do_binary(c, B_bitwise_and, codes, scalar(c, 15, MLXVK_UINT32));
+    memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
+    shape[ndim - 1] = p.group;
+    codes = do_reshape(c, codes, ndim, shape);
+    y = do_binary(c, B_multiply, as_type(c, codes, f), do_expand(c, as_type(c, k, f), (int[]){ k->ndim }, 1));
+    y = as_type(c, do_binary(c, B_add, y, do_expand(c, as_type(c, b, f), (int[]){ b->ndim }, 1)), t);
+    memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
+    shape[w->ndim - 1] = (int)quant_width(w, &p);
+    return as_type(c, do_reshape(c, y, w->ndim, shape), to);
 }
 
 /* Checked operands as values of a dtype. */
@@ -7297,6 +8686,10 @@ static struct array *do_dequantize(struct call *c, struct array *w, struct array
     int shape[MAXD];
     if (c->code || !w || !k) return NULL;
     if (!is_dtype((int)to) || !is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+    if (is_affine(&p) && b && p.bits == 4 && w->ndim < MAXD && !c->device->gate[GATE_DEQUANTIZE_B4]) {
+        NOTE(c->device, NOTE_DEQUANTIZE, "dequantize", "a gate", "4 bits of %s", LAYOUT(w));
+        return compose_dequantize(c, w, k, b, p, to);
+    }
     memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
     shape[w->ndim - 1] = (int)quant_width(w, &p);
     out = output(c, w->ndim, shape, to);
@@ -7359,6 +8752,7 @@ enum qmv_epilogue { QMV_STORE, QMV_ADD, QMV_SWIGLU };
  * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
  * `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
 struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
+
 struct quant_job {
     struct quant_params format;
     struct array *x, *residual;
@@ -7367,6 +8761,7 @@ struct quant_job {
     int sets;
     enum qmv_epilogue epilogue;
     struct quant_set set[QMV_SETS];
+    const struct gather *gather;
 };
 
 /* How the kernels cut their work, by class of device. The first row that fits holds. */
@@ -7392,6 +8787,30 @@ static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_t
     { UINT32_MAX, 2, 256, 2112 },
 };
 enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
+
+static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
+{
+    static const char *const epilogues[] = { [QMV_STORE] = "", [QMV_ADD] = ", added", [QMV_SWIGLU] = ", silu(y0) * y1" };
+    size_t n = (size_t)snprintf(text, NOTE_TEXT, "rows %u, groups per column %u, %u x ", j->m > 16 ? size_class(j->m) : j->m,
+                                j->k / j->format.group, j->k);
+    for (int i = 0; i < j->sets && n < NOTE_TEXT; i++) n += (size_t)snprintf(text + n, NOTE_TEXT - n, "%s%u", i ? " and " : "", j->set[i].rows);
+    if (n < NOTE_TEXT)
+        snprintf(text + n, NOTE_TEXT - n, ", %s of %u bits in groups of %u, %s, batch %u%s%s", quant_modes[j->format.mode].name, j->format.bits,
+                 j->format.group, dtypes[j->to].name, j->batch, j->format.transpose ? "" : ", not transposed", epilogues[j->epilogue]);
+    return text;
+}
+#define JOB(j) job_text(j, (char[NOTE_TEXT]){ 0 })
+
+/* Do the gates allow kernels made for so many rows of x? */
+static bool specialised(const struct device *d, uint32_t m)
+{
+    const int *gate = d->gate;
+    if (!gate[GATE_QMM_NATIVE] || (m == 1 && !gate[GATE_QMM_REDUCE])) return false;
+    return m > 16 || gate[m == 1 ? GATE_QMM_M1 : m == 2 ? GATE_QMM_M2 : m <= 4 ? GATE_QMM_M4 : m <= 8 ? GATE_QMM_M8 : GATE_QMM_M16];
+}
+
+/* May those kernels use subgroup operations? */
+static bool by_subgroups(const struct device *d, uint32_t m) { return m > 1 || d->gate[GATE_QMM_SUBGROUP]; }
 
 /* Rounds that the rows of a job's matrices make. */
 static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
@@ -7462,6 +8881,22 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
     return p;
 }
 
+/* Push constants of the kernels that follow index arrays. */
+struct gather_push {
+    uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at, rows, w_at, s_at, b_at, y_at, y_row;
+    uint32_t first_entry, every, lhs_at, lhs_last, rhs_at, rhs_last, tiles_at, order_at;
+};
+
+static struct gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p, uint32_t lhs_slot)
+{
+    const struct gather *g = j->gather;
+    struct gather_push q = { p->m, p->k, p->group_shift, p->rounds, p->x_at, p->x_row, p->x_batch, p->w_batch, p->s_batch,
+        p->y_batch, p->r_at, p->rows[0], p->w_at[0], p->s_at[0], p->b_at[0], p->y_at[0], p->y_row[0], .first_entry = g->first,
+        .every = g->every, .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1 };
+    if (!g->every) q.lhs_at = set_input(e, lhs_slot, g->lhs);
+    return q;
+}
+
 /* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
 static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
 {
@@ -7476,11 +8911,12 @@ static uint32_t quant_alignment(const struct quant_job *j, const struct quant_pu
 static void qmv_general(struct encoder *e, const struct quant_job *j)
 {
     struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
-    bool subgroup = has_kernel(e->device, K_QMV), sets = j->sets > 1;
+    bool subgroup = has_kernel(e->device, K_QMV) && by_subgroups(e->device, j->m), sets = j->sets > 1;
     uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
+    NOTE(e->device, NOTE_QMM, sets ? "qmv_sets" : subgroup ? "qmv" : "qmv_plain", NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
@@ -7488,14 +8924,32 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
                : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    KERNEL(e, sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
+    KERNEL(e, j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
            scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
-    set_bytes(e, &p, sizeof p);
+    if (j->gather) {
+        struct gather_push q = gather_bind(e, j, &p, 6);
+        q.rhs_at = set_input(e, 7, j->gather->rhs);
+        set_bytes(e, &q, sizeof q);
+    } else set_bytes(e, &p, sizeof p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
 
-/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it. */
-static bool qmv_held(struct encoder *e, const struct quant_job *j)
+/* What keeps qmv_held.comp from a job, alignment and long rows aside; NULL: nothing. */
+static const char *held_refusal(const struct device *d, const struct quant_job *j)
+{
+    int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
+    if (!is_affine(&j->format)) return "a mode without biases";
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
+    if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
+    if (j->k < QUANT_BLOCK) return "nothing to add up";
+    if (!has_kernel(d, j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD)) return "the device lacks subgroup operations or integer dot products";
+    if (!by_subgroups(d, j->m)) return "a gate";
+    if (!wanted && j->m > 4) return "more than 4 rows";
+    return !wanted && d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? "a driver on the CPU" : NULL;
+}
+
+/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it: NULL, or why not. */
+static const char *try_held(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
     const struct held_tuning *t = held_tunings;
@@ -7503,21 +8957,20 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
     bool sets = j->sets > 1;
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
     uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
+    const char *refusal = held_refusal(d, j);
     struct quant_push p;
-    if (!is_affine(&j->format) || j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || (j->format.bits != 2 && j->format.bits != 4 && j->format.bits != 8) || !blocks ||
-        !has_kernel(d, sets ? K_QMV_HELD_SETS : K_QMV_HELD) ||
-        (!wanted && (j->m > 4 || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU))) return false;
+    if (refusal) return refusal;
     while (t->max_m < m) t++;
     rows = d->gate[GATE_QMV_ROWS] > 0 ? (uint32_t)d->gate[GATE_QMV_ROWS] : t->rows;
     threads = d->gate[GATE_QMV_THREADS] > 0 ? (uint32_t)d->gate[GATE_QMV_THREADS] : t->threads;
     held = ceil_div(blocks, lanes) <= threads / lanes ? 1 : 2;
     if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
     split = ceil_div(blocks, lanes * held);
-    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return false;   /* long rows: slower than the general kernel */
+    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return "long rows";   /* slower than the general kernel */
     while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
-    if (rows * m > lanes || rows < step) return false;
+    if (rows * m > lanes || rows < step) return "the device's subgroups are small";
     p = quant_bind(e, j, sets);
-    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return false; }
+    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return "not aligned"; }
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
     rounds = held_rounds(j, rows / step);
     groups = ceil_div(rounds, per * ceil_div(rounds * split, t->teams));
@@ -7528,14 +8981,16 @@ static bool qmv_held(struct encoder *e, const struct quant_job *j)
            wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
     set_bytes(e, &p, sizeof p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
-    return true;
+    return NULL;
 }
 
 /* Products with a few rows of x: any epilogue, several sets where there is one batch. */
 static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
     int wanted = e->device->gate[GATE_QMM_KERNEL];
-    if ((wanted && wanted < QMM_HELD) || !qmv_held(e, j)) qmv_general(e, j);
+    const char *refusal = wanted && wanted < QMM_HELD ? "a gate" : try_held(e, j);
+    NOTE(e->device, NOTE_QMM, j->sets > 1 ? "qmv_held_sets" : "qmv_held", refusal, "%s", JOB(j));
+    if (refusal) qmv_general(e, j);
 }
 
 /* Products of any shape, by qmm.comp: one set, no epilogue. */
@@ -7544,6 +8999,7 @@ static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
     struct quant_push p = quant_bind(e, j, false);
     bool small = j->m <= 16;
     uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4;
+    NOTE(e->device, NOTE_QMM, "qmm", NULL, "%s", JOB(j));
     KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
            (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
     set_bytes(e, &p, sizeof p);
@@ -7559,8 +9015,8 @@ static struct product product_of_job(const struct quant_job *j, struct array *a,
         .out_col = 1, .alpha = 1 };
 }
 
-/* The same by qmm_coopmat.comp: W transposed, half types. False where the device or the operands do not allow it. */
-static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+/* The same by qmm_coopmat.comp: W transposed, half types. NULL, or why the device or the operands do not allow it. */
+static const char *try_coopmat(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
     bool bf16 = j->to == MLXVK_BFLOAT16, shallow = d->caps.shared_memory < QMM_DEEP_MEMORY;
@@ -7570,12 +9026,13 @@ static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
     struct quant_job part = *j;
     struct quant_push p;
     const struct tile_row *t;
-    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
-        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
+    if (!j->format.transpose) return "not transposed";
+    if (!size || !has_kernel(d, kernel) || 8 * lanes > d->caps.max_threads) return "the device lacks cooperative matrices";
     t = choose_tile(e, &product, qmm_rows + (shallow ? QMM_SHALLOW : 0), COUNT(qmm_rows) - (shallow ? QMM_SHALLOW : 0), &parts);
     if (j->batch > 1) parts = 1;
     if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
-    if (!part.set[0].y) return true;
+    if (!part.set[0].y) return NULL;
     p = quant_bind(e, &part, false);
     p.rounds = ceil_div(j->k / QUANT_BLOCK, parts * t->bk / QUANT_BLOCK) * (t->bk / QUANT_BLOCK);
     aligned = quant_alignment(j, &p);
@@ -7588,7 +9045,7 @@ static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
         if (parts > 1) product_sum(e, &product, part.set[0].y, ceil_div(j->k / QUANT_BLOCK, p.rounds));
     } else encoder_reset(e);
     if (parts > 1) array_release(part.set[0].y);
-    return aligned & 1;
+    return aligned & 1 ? NULL : "not aligned";
 }
 
 /* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
@@ -7599,6 +9056,7 @@ static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
     struct array *w;
     if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
     w = scratch(e, count, j->to);
+    NOTE(e->device, NOTE_QMM, "unpacked, matmul", NULL, "%s", JOB(j));
     if (w) {
         struct product p = product_of_job(j, j->x, w);
         unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
@@ -7620,6 +9078,13 @@ static struct array rows_from(const struct array *a, int axis, uint32_t first, u
     return v;
 }
 
+static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const char *refusal = try_coopmat(e, j);
+    NOTE(e->device, NOTE_QMM, "qmm by cooperative matrices", refusal, "%s", JOB(j));
+    return !refusal;
+}
+
 /* Picks the kernel for a job of one set without an epilogue. */
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
@@ -7629,7 +9094,10 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
     few = wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : j->m <= r->few;
     unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
-    if (few && transpose) qmv_dispatch(e, j);
+    if (!specialised(e->device, j->m)) {
+        NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
+        qmm_dispatch(e, j);
+    } else if (few && transpose) qmv_dispatch(e, j);
     else if (unpack && !wanted && (uint64_t)j->k * j->set[0].rows > UNPACK_MOST && qmm_coopmat(e, j)) return;
     else if (unpack && qmm_unpacked(e, j)) return;
     else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
@@ -7652,12 +9120,6 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         part.set[0] = (struct quant_set){ &cut[0], &cut[1], t->biases ? &cut[2] : NULL, &cut[3], count, t->y_row };
         quant_choose(e, &part);
     }
-}
-
-static bool dense_matrix(const struct array *a)
-{
-    return !a || ((a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) &&
-                  (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]));
 }
 
 /* The operand itself where its matrices are dense (its rows, for x), else a copy. */
@@ -7748,6 +9210,115 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
         quant_batch(e, &j, in[0], in[1], in[2], in[3], y);
         for (int i = 0; i < 4; i++) array_release(in[i]);
     }
+}
+
+/* ---- gather_qmm ---- */
+
+/* Binds what kernels GROUPED need besides the operands. */
+static void bind_groups(struct encoder *e, const struct quant_job *j, const struct quant_push *p, const struct row_groups *r)
+{
+    struct gather_push q = gather_bind(e, j, p, 7);
+    q.tiles_at = set_input(e, 5, r->tiles);
+    q.order_at = set_input(e, 6, r->order);
+    set_bytes(e, &q, sizeof q);
+}
+
+/* Rows and shape of the tiles for a product by index arrays; rows of x that meet one weight, about. */
+static const struct tile_row *grouped_tile(const struct encoder *e, const struct quant_job *j)
+{
+    uint64_t rows = (uint64_t)j->gather->entries * j->m / j->gather->weights;
+    if (j->m > rows) rows = j->m;
+    return qmm_rows + (e->device->caps.shared_memory < QMM_DEEP_MEMORY + 1024 ? QMM_SHALLOW : 0) + (rows > 96 ? 0 : rows > 40 ? 1 : 2);
+}
+
+/* By cooperative matrices; false where the device or the operands do not allow it. */
+static bool gather_coopmat(struct encoder *e, const struct quant_job *j)
+{
+    const struct device *d = e->device;
+    const struct tile_row *t = grouped_tile(e, j);
+    bool bf16 = j->to == MLXVK_BFLOAT16;
+    enum kernel_id kernel = bf16 ? K_QMM_GROUPED_BF16 : K_QMM_GROUPED_F16;
+    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
+    struct quant_push p;
+    struct row_groups r;
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
+        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
+    p = quant_bind(e, j, false);
+    aligned = quant_alignment(j, &p) | ((p.y_at[0] | p.y_row[0]) % 8 ? 0 : 4);
+    encoder_reset(e);
+    if (!(aligned & 1)) return false;
+    r = group_rows(e, j->gather, j->m, t->bm);
+    p = quant_bind(e, j, false);
+    if (!e->code) {
+        bind_groups(e, j, &p, &r);
+        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
+               (uint32_t)j->to, t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, false);
+        dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), 1);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+    return true;
+}
+
+static void gather_tiles(struct encoder *e, const struct quant_job *j)
+{
+    bool small = (uint64_t)j->gather->entries * j->m / j->gather->weights <= 16 && j->m <= 16;
+    uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4, most = e->device->caps.max_groups[1];
+    struct row_groups r = group_rows(e, j->gather, j->m, bm);
+    if (!e->code) {
+        struct quant_push p = quant_bind(e, j, false);
+        uint32_t z = ceil_div(r.count, most);
+        bind_groups(e, j, &p, &r);
+        KERNEL(e, K_QMM_GROUPED, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype,
+               scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
+        dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(r.count, z), z);
+    }
+    array_release(r.tiles);
+    array_release(r.order);
+}
+
+/* Entry by entry where few rows meet each weight; else rows are grouped by weight. */
+static void gather_choose(struct encoder *e, struct quant_job *j, struct gather *g)
+{
+    int wanted = e->device->gate[GATE_QMM_KERNEL];
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
+    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : cpu || !many);
+    if (!few) {
+        if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
+        return;
+    }
+    for (g->first = 0; g->first < g->entries && !e->code; g->first += j->batch) {
+        j->batch = min_u32(g->entries - g->first, e->device->caps.max_groups[2]);
+        qmv_general(e, j);
+    }
+}
+
+static void lower_gather_qmm(struct encoder *e, const struct node *n)
+{
+    struct array *y = n->out[0], *in[4];
+    uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
+    struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
+                              .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1, .y_batch = m * rows, .gather = &g };
+    in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
+    in[1] = matrices_of(e, n->in[1], true, &j.w_batch);
+    in[2] = matrices_of(e, n->in[2], true, &j.s_batch);
+    in[3] = matrices_of(e, n->in[3], true, &b_batch);
+    if (in[3] && b_batch != j.s_batch) {             /* kernels have one stride for both */
+        struct array *scales = in[2], *biases = in[3];
+        in[2] = rows_of(e, scales);
+        in[3] = rows_of(e, biases);
+        matrix_stride(in[2], &j.s_batch);
+        array_release(scales);
+        array_release(biases);
+    }
+    j.k = (uint32_t)dim_of(in[0], -1);
+    j.x = in[0];
+    j.x_row = (uint32_t)in[0]->strides[in[0]->ndim - 2];
+    j.set[0] = (struct quant_set){ in[1], in[2], in[3], y, rows, rows };
+    if (!e->code) gather_choose(e, &j, &g);
+    for (int i = 0; i < 4; i++) array_release(in[i]);
 }
 
 /* A weight whose batch is one matrix as that matrix. */
@@ -7853,6 +9424,111 @@ int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk
     struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
     return finish(&c, do_quantized_matmul(&c, a, q, k, b, p), res);
 }
+
+static struct array *do_gather_qmm(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
+                                   struct array *lhs, struct array *rhs, struct quant_params p)
+{
+    struct gather_qmm_params f = { .quant = p };
+    struct array *out;
+    int ndim, shape[MAXD], n, k, columns;
+    mlxvk_dtype t, to;
+    if (!lhs && !rhs) return do_quantized_matmul(c, x, w, s, b, p);
+    if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
+    t = b ? promote(s->dtype, b->dtype) : s->dtype;
+    to = b ? promote(x->dtype, t) : x->dtype;
+    n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
+    k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
+    columns = n;
+    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
+    if (x->ndim < 2 || dim_of(x, -1) != k)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
+                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+    if (!matrix_indices(c, x, w, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    shape[ndim] = dim_of(x, -2);
+    whole_blocks(c, &x, &w, &s, &p);
+    if (c->code) return NULL;
+    n = p.transpose ? n : (int)quant_width(w, &p);
+    shape[ndim + 1] = n;
+    out = output(c, ndim + 2, shape, to);
+    if (!out) return NULL;
+    if (out->size && (!x->size || !w->size)) {
+        if (k == 0) return append_copy(c, out, broadcast(c, scalar(c, 0, to), out->ndim, out->shape)), out;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
+    }
+    x = is_float(x->dtype) ? x : as_type(c, x, to);
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
+    return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
+}
+
+int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                     mlxvk_array lhs_indices, mlxvk_array rhs_indices, bool transpose, mlxvk_optional_int group_size,
+                     mlxvk_optional_int bits, const char *mode, bool sorted_indices, mlxvk_stream s)
+{
+    struct call c = begin("gather_qmm", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = input(&c, "scales", scales),
+        *b = optional_input(&c, "biases", biases), *lhs = optional_input(&c, "lhs_indices", lhs_indices),
+        *rhs = optional_input(&c, "rhs_indices", rhs_indices);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
+    (void)sorted_indices;                            /* entries are sorted on the GPU where that pays */
+    return finish(&c, do_gather_qmm(&c, a, q, k, b, lhs, rhs, p), res);
+}
+
+/* x through the format and back: what the other operand's codes meet. */
+static struct array *requantized(struct call *c, struct array *x, struct array *scale, struct quant_params p, mlxvk_dtype to)
+{
+    struct array *parts[3] = { NULL };
+    if (!do_quantize(c, x, scale, p, parts)) return NULL;
+    return do_dequantize(c, parts[0], parts[1], NULL, scale, p, to);
+}
+
+/* y times the scale of a tensor over that of codes. */
+static struct array *times_scale(struct call *c, struct array *y, struct array *scale)
+{
+    if (c->code || !y || !scale) return y;
+    scale = do_binary(c, B_multiply, do_reshape(c, scale, 0, NULL), scalar(c, 1.0 / 2688, MLXVK_FLOAT32));
+    return do_binary(c, B_multiply, y, as_type(c, scale, y->dtype));
+}
+
+static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, struct array *k, struct array *scale_x,
+                             struct array *scale_w, struct quant_params p)
+{
+    struct array *parts[3] = { w, k, NULL };
+    mlxvk_dtype to, t;
+    if (c->code || !x || !w) return NULL;
+    if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
+    if (!scale_x != !scale_w) return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(x));
+    if (!x->ndim || w->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s: w is a matrix", TEXT(x), TEXT(w));
+    if (!k && !is_float(w->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w));
+    if (k && !check_quantized(c, w, k, NULL, &p)) return NULL;
+    if (!k && !do_quantize(c, w, scale_w, p, parts)) return NULL;
+    if (!c->code && quant_width(parts[0], &p) != dim_of(x, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(x), TEXT(w));
+    to = x->dtype;
+    t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
+    if (x->ndim == 1) {
+        int shape[1] = { parts[0] ? dim_of(parts[0], -2) : 0 };
+        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, p, t);
+        x = do_reshape(c, do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p), 1, shape);
+    } else {
+        x = requantized(c, x, scale_x, p, t);
+        x = do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p);
+    }
+    return as_type(c, x, to);
+}
+
+int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
+               mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w, mlxvk_stream s)
+{
+    struct call c = begin("qqmm", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = optional_input(&c, "w_scales", w_scales);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    struct array *scale_x = tensor_scale(&c, "global_scale_x", global_scale_x, &p);
+    struct array *scale_w = tensor_scale(&c, "global_scale_w", global_scale_w, &p);
+    return finish(&c, do_qqmm(&c, a, q, k, scale_x, scale_w, p), res);
+}
+
 /* ==== >>sort ====================================================================================================== */
 
 /* FLAGS of the shaders: what is read and written. */
@@ -7865,6 +9541,7 @@ struct sort_rows {
     struct array in, out, out_as_keys;
     uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
     bool index;
+    struct array *sorted;                            /* NULL, or for the keys of an argsort */
     struct array *keys[2], *places[2], *owned[4];
 };
 struct sort_step { struct array *src, *place, *dst, *dst_place; uint32_t flags; };
@@ -7881,18 +9558,20 @@ static void sort_begin(struct encoder *e, struct sort_rows *s, uint32_t phase_st
     s->steps = phase_steps * (item_size(&s->in) == 8 ? 2 : 1);
     s->out_as_keys = s->out;
     s->out_as_keys.dtype = MLXVK_UINT32;
-    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out);
+    s->keys[0] = sort_scratch(e, s, 0, s->steps > 2 && !in_out && !s->sorted);
     s->keys[1] = sort_scratch(e, s, 1, s->steps > 1);
     s->places[0] = s->index ? &s->out : NULL;
     s->places[1] = sort_scratch(e, s, 2, s->steps > 1 && s->index);
     if (in_out) s->keys[0] = &s->out_as_keys;
+    if (s->sorted) s->keys[0] = s->sorted;
 }
 
 static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]); }
 
 static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
 {
-    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps, keys = !last && (i + 1) % s->phase_steps;
+    bool raw = i % s->phase_steps == 0, last = i + 1 == s->steps;
+    bool keys = last ? s->sorted != NULL : (i + 1) % s->phase_steps != 0;
     uint32_t target = (s->steps - 1 - i) & 1;
     struct sort_step p = {
         .src = raw ? &s->in : s->keys[!target], .place = i ? s->places[!target] : NULL,
@@ -7983,11 +9662,11 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
     }
 }
 
-static void sort_by_digits(struct encoder *e, struct sort_rows *s)
+static void sort_by_digits(struct encoder *e, struct sort_rows *s, uint32_t digits)
 {
     uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
     struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
-    sort_begin(e, s, (uint32_t)min_size(item_size(&s->in), 4));
+    sort_begin(e, s, digits);
     for (uint32_t i = 0; i < s->steps && !e->code; i++) {
         struct sort_step p = sort_step(s, i);
         radix_step(e, s, &p, 8 * (i % s->phase_steps), counts, tiles, each);
@@ -8021,9 +9700,19 @@ static void lower_sort(struct encoder *e, const struct node *n)
         s.in.size = s.out.size = (size_t)s.rows * length;
         s.in.offset += (int64_t)(first * length * item_size(in));
         s.out.offset += (int64_t)(first * length * item_size(out));
-        if (use_radix(e, &s)) sort_by_digits(e, &s);
+        if (use_radix(e, &s)) sort_by_digits(e, &s, (uint32_t)min_size(item_size(in), 4));
         else sort_by_merges(e, &s);
     }
+}
+
+/* For other lowerings: uint32 keys up to `most` in order, and where each one was. Stable. */
+static void sort_keys(struct encoder *e, struct array *keys, uint32_t most, struct array *sorted, struct array *places)
+{
+    struct sort_rows s = { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
+    uint32_t digits = 1;
+    while (digits < 4 && most >> 8 * digits) digits++;
+    if (use_radix(e, &s)) sort_by_digits(e, &s, digits);
+    else sort_by_merges(e, &s);
 }
 
 /* ---- fronts ---- */
@@ -8083,6 +9772,383 @@ SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_p
 SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
 SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 #undef SORT_FUNCTION
+
+/* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================== */
+
+enum scatter_op { SCATTER_NONE, SCATTER_SUM, SCATTER_PROD, SCATTER_MAX, SCATTER_MIN };
+enum scatter_step { SCATTER_CLEAR, SCATTER_MARK, SCATTER_PUT, SCATTER_ATOMIC };
+enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2, SCATTER_SEARCH = 4 };     /* flags of the shaders */
+enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18, PUT_FEW = 32 };
+
+/* Windows of one shape: key i says where window i goes, `none` nowhere. */
+struct scatter_work {
+    struct array *out, *updates, *keys;
+    struct dims window;                              /* in the result, merged */
+    size_t number, each;                             /* windows; elements of one */
+    uint32_t op, scale, none;
+};
+
+struct scatter_push {
+    uint32_t n, units, each, flags, none, scale, dst_at, src_at, key_at, place_at, ndim, shape[PUSH_DIMS], stride[PUSH_DIMS];
+};
+
+/* How many elements can be moved as one: `most` or, where `less` is allowed, a smaller power of two. */
+static uint32_t window_width(const struct scatter_work *w, const struct scatter_push *p, size_t most, bool less)
+{
+    int last = w->window.ndim - 1;
+    int64_t odd;
+    if (last < 0 || w->window.stride[0][last] != 1) return 1;
+    odd = w->window.shape[last] | w->scale | p->dst_at | p->src_at;
+    for (int i = 0; i < last; i++) odd |= w->window.stride[0][i];
+    for (size_t width = most; width > 1; width = less ? width / 2 : 1) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
+    return 1;
+}
+
+/* Binds result and source, and fills in what all kernels take: windows in units of the width that is returned. */
+static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p, size_t most, bool less)
+{
+    uint32_t width;
+    p->dst_at = set_output(e, 0, w->out);
+    p->src_at = set_input(e, 1, src);
+    width = window_width(w, p, most, less);
+    p->dst_at /= width;
+    p->src_at /= width;
+    p->units = (uint32_t)(w->each / width);
+    p->none = w->none;
+    p->scale = w->scale / width;
+    p->ndim = (uint32_t)w->window.ndim;
+    for (int i = 0; i < w->window.ndim; i++) {
+        bool last = i + 1 == w->window.ndim;
+        p->shape[i] = (uint32_t)(w->window.shape[i] / (last ? width : 1));
+        p->stride[i] = (uint32_t)(w->window.stride[0][i] / (last ? 1 : width));
+    }
+    return width;
+}
+
+/* The last of those with one key wins, whatever order they run in. */
+static void scatter_put(struct encoder *e, const struct scatter_work *w)
+{
+    struct array *winner = w->number > PUT_FEW ? scratch(e, w->none, MLXVK_UINT32) : NULL;
+    struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
+    uint32_t width;
+    for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
+        p.key_at = set_input(e, 2, w->keys);
+        set_output(e, 3, winner);
+        KERNEL(e, K_SCATTER, 256, step);
+        set_bytes(e, &p, sizeof p);
+        dispatch_groups(e, ceil_div(p.n, 256));
+    }
+    width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
+    p.key_at = set_input(e, 2, w->keys);
+    p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
+    if (winner) set_input(e, 3, winner);
+    KERNEL(e, K_SCATTER, 256, SCATTER_PUT, 0, raw_dtype(item_size(w->out) * width));
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
+    array_release(winner);
+}
+
+static void scatter_atomic(struct encoder *e, const struct scatter_work *w)
+{
+    struct scatter_push p = { .n = (uint32_t)w->number };
+    set_window(e, w, w->updates, &p, 1, false);
+    p.key_at = set_input(e, 2, w->keys);
+    KERNEL(e, K_SCATTER, 256, SCATTER_ATOMIC, w->op, (uint32_t)w->out->dtype);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
+}
+
+/* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come back. */
+static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values, struct array *keys,
+                          struct array *places, struct array *parts, struct array *slots, bool upper)
+{
+    uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
+    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 8;    /* there, it is short code that counts */
+    p.key_at = set_input(e, 2, keys);
+    p.flags = places ? 0 : SCATTER_IN_ORDER;
+    if (places) p.place_at = set_input(e, 3, places);
+    if (parts) set_output(e, 4, parts);
+    if (slots) set_output(e, 5, slots);
+    KERNEL(e, K_SCATTER_RUNS, 128, w->op, (uint32_t)w->out->dtype, width, upper, batch);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, ceil_div((uint64_t)ceil_div(p.n, p.each) * p.units, 128));
+}
+
+/* In the order of the windows with one key, by sorting them: sums of floats, and what has no atomics. */
+static void scatter_sorted(struct encoder *e, const struct scatter_work *w)
+{
+    struct scatter_push p = { .n = (uint32_t)w->number };
+    struct array *places = NULL, *keys = w->keys, *values = w->updates;
+    mlxvk_dtype wide = item_size(w->out) == 8 ? MLXVK_UINT64 : MLXVK_UINT32;
+    p.each = w->number * w->each < RUN_THREADS ? RUN_FEW : RUN_MANY;
+    keys->refs++;
+    values->refs++;
+    if (w->number > 1) {
+        struct array *sorted = scratch(e, w->number, MLXVK_UINT32);
+        places = scratch(e, w->number, MLXVK_UINT32);
+        if (!e->code) sort_keys(e, keys, w->none, sorted, places);
+        array_release(keys);
+        keys = sorted;
+    }
+    for (bool upper = false; !e->code; upper = true) {
+        uint32_t chunks = ceil_div(p.n, p.each);
+        struct array *parts = chunks > 1 ? scratch(e, 2 * (size_t)chunks * w->each, wide) : NULL;
+        struct array *slots = chunks > 1 ? scratch(e, 2 * (size_t)chunks, MLXVK_UINT64) : NULL;
+        if (!e->code) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper);
+        array_release(values);
+        array_release(keys);
+        values = parts;
+        keys = slots;
+        if (chunks == 1) break;
+        p.n = 2 * chunks;
+        p.each = RUN_MANY;
+    }
+    array_release(values);
+    array_release(keys);
+    array_release(places);
+}
+
+static bool atomic_dtype(int t) { return dtypes[t].kind <= KIND_INT && dtypes[t].size <= 4; }
+
+static void lower_scatter(struct encoder *e, const struct node *n)
+{
+    const struct scatter_params *p = &n->p.scatter;
+    struct array *out = n->out[0], *updates = rows_of(e, n->in[0]), window = *out, *one = &window;
+    struct scatter_work w = { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
+    w.number = w.keys->size;
+    w.each = updates->size / w.number;
+    if (w.each > 1) {
+        memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
+        w.window = merge_dims(&one, 1);
+    }
+    if (w.op == SCATTER_NONE && (w.number <= PUT_FEW || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
+    else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
+    else scatter_sorted(e, &w);
+    array_release(updates);
+}
+
+/* ---- fronts ---- */
+
+/* A copy to be changed, or the operand itself where only this call sees it. */
+static struct array *scatter_target(struct call *c, const mlxvk_array *res, struct array *a, const struct array *updates,
+                                    const struct windows *w)
+{
+    bool in_place = updates_in_place(res, a) && a->row && updates->storage != a->storage;
+    for (int k = 0; k < w->count; k++) in_place = in_place && w->index[k]->storage != a->storage;
+    return in_place ? view_of(c, a, a->dtype, a->ndim, a->shape, NULL, a->offset) : copy_of(c, a);
+}
+
+/* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as the
+ * axis. A key counts steps of `scale` elements. */
+static struct array *window_keys(struct call *c, const struct array *a, const struct windows *w, const int64_t *strides,
+                                 struct scatter_params *p)
+{
+    struct array probe = *a, *one = &probe;
+    int64_t steps[MAXD] = { 0 }, scale = 0, most = 0;
+    memcpy(probe.shape, w->sizes, (size_t)a->ndim * sizeof *w->sizes);
+    row_strides(a->ndim, a->shape, probe.strides);
+    if (merge_dims(&one, 1).ndim > PUSH_DIMS) return NULL;
+    for (int k = 0; k < w->count; k++) {
+        int axis = w->axes[k];
+        if (w->sizes[axis] != 1 && w->sizes[axis] != a->shape[axis]) return NULL;
+        if (a->shape[axis] > w->sizes[axis]) scale = common_divisor(scale, strides[axis]);
+    }
+    if (!scale) scale = 1;
+    for (int k = 0; k < w->count; k++) {
+        int axis = w->axes[k];
+        steps[axis] = strides[axis] / scale;
+        most += (a->shape[axis] - w->sizes[axis]) * steps[axis];
+    }
+    if (most >= UINT32_MAX || scale > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    p->scale = (uint32_t)scale;
+    p->none = (uint32_t)most + 1;
+    return do_positions(c, a, w, w->ndim, w->shape, NULL, steps, p->none, true);
+}
+
+/* Keys of the windows' elements, one by one. base: what the walk's coordinates add. */
+static struct array *element_keys(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
+                                  const int64_t *base, const int64_t *strides, struct scatter_params *p)
+{
+    if (c->code) return NULL;
+    if (a->size >= UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    p->scale = 1;
+    p->none = (uint32_t)a->size;
+    return do_positions(c, a, w, ndim, shape, base, strides, p->none, true);
+}
+
+static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct windows *w, struct array *updates,
+                                const int *axes, size_t axes_num, enum scatter_op op)
+{
+    struct scatter_params p = { .op = (uint8_t)op };
+    struct array *out, *keys;
+    int64_t strides[MAXD], base[MAXD] = { 0 };
+    if (c->code || !a || !updates || !broadcast_windows(c, a, w, axes, axes_num)) return NULL;
+    if (updates->ndim != w->ndim + a->ndim || (w->ndim && memcmp(updates->shape, w->shape, (size_t)w->ndim * sizeof *w->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "updates %s do not have the shape of the indices, then windows of %s", TEXT(updates), TEXT(a));
+    if (!check_windows(c, a, w, updates->shape + w->ndim)) return NULL;
+    updates = as_type(c, updates, a->dtype);
+    if (!updates || !a->size || !updates->size) return updates ? a : NULL;
+    row_strides(a->ndim, a->shape, strides);
+    keys = window_keys(c, a, w, strides, &p);
+    if (!keys) {
+        memcpy(base + w->ndim, strides, (size_t)a->ndim * sizeof *strides);
+        keys = element_keys(c, a, w, updates->ndim, updates->shape, base, strides, &p);
+    }
+    out = c->code ? NULL : scatter_target(c, res, a, updates, w);
+    append(c, OP_SCATTER, PARAMS(.scatter = p), ARRAYS(updates, keys), ARRAYS(out));
+    return out;
+}
+
+static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,
+                        const int *axes, size_t axes_num, enum scatter_op op, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
+    struct windows w;
+    if (!index_inputs(&c, x, indices.ctx, &w)) x = NULL;
+    return finish(&c, do_scatter(&c, res, x, &w, u, axes, axes_num, op), res);
+}
+
+static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,
+                          enum scatter_op op, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
+    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    return finish(&c, do_scatter(&c, res, x, &w, u, &axis, 1, op), res);
+}
+
+#define SCATTER_FUNCTIONS(name, op)                                                                                   \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
+                     size_t axes_num, mlxvk_stream s)                                                                 \
+    { return scatter_call(#name, res, a, indices, updates, axes, axes_num, op, s); }                                  \
+    int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,    \
+                              mlxvk_stream s)                                                                         \
+    { return scatter_single(#name "_single", res, a, indices, updates, axis, op, s); }
+SCATTER_FUNCTIONS(scatter, SCATTER_NONE)
+SCATTER_FUNCTIONS(scatter_add, SCATTER_SUM)
+SCATTER_FUNCTIONS(scatter_prod, SCATTER_PROD)
+SCATTER_FUNCTIONS(scatter_max, SCATTER_MAX)
+SCATTER_FUNCTIONS(scatter_min, SCATTER_MIN)
+#undef SCATTER_FUNCTIONS
+
+int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+{
+    struct call c = begin("scatter_add_axis", s);
+    struct array *x = input(&c, "a", a), *v = input(&c, "values", values), *keys = NULL, *out = NULL;
+    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    struct scatter_params p = { .op = SCATTER_SUM };
+    int64_t strides[MAXD], base[MAXD];
+    w.axes[0] = axis = normal_axis(&c, x, axis);
+    if (!put_operands(&c, &x, &w.index[0], &v, axis) || !x->size || !v->size) return finish(&c, x, res);
+    for (int i = 0; i < x->ndim; i++) w.sizes[i] = 1;
+    row_strides(x->ndim, x->shape, strides);
+    memcpy(base, strides, sizeof base);
+    base[axis] = 0;
+    keys = element_keys(&c, x, &w, v->ndim, v->shape, base, strides, &p);
+    out = c.code ? NULL : scatter_target(&c, res, x, v, &w);
+    append(&c, OP_SCATTER, PARAMS(.scatter = p), ARRAYS(v, keys), ARRAYS(out));
+    return finish(&c, out, res);
+}
+
+/* update: along the axes as long as it is, beside them broadcast to src. */
+static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
+                                             struct array *start, const int *axes, size_t axes_num)
+{
+    struct windows w;
+    int normal[MAXD], shape[MAXD];
+    if (!update || !dynamic_windows(c, a, start, axes, axes_num, &w, normal)) return NULL;
+    while (update->ndim > a->ndim && update->shape[0] == 1)
+        if (!(update = do_squeeze(c, update, 1))) return NULL;
+    if (update->ndim > a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "update %s for %s", TEXT(update), TEXT(a));
+    memcpy(shape, a->shape, sizeof shape);
+    for (size_t k = 0; k < axes_num; k++) {
+        int i = normal[k] - (a->ndim - update->ndim);
+        shape[normal[k]] = i < 0 ? 1 : update->shape[i];
+    }
+    return do_scatter(c, res, a, &w, broadcast(c, update, a->ndim, shape), normal, axes_num, SCATTER_NONE);
+}
+
+int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start, const int *axes,
+                               size_t axes_num, mlxvk_stream s)
+{
+    struct call c = begin("slice_update_dynamic", s);
+    struct array *x = input(&c, "src", src), *u = input(&c, "update", update), *i = input(&c, "start", start);
+    return finish(&c, do_slice_update_dynamic(&c, res, x, u, i, axes, axes_num), res);
+}
+
+/* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the running
+ * count of what is true grows, the next element of src is put. */
+static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask, struct array *src)
+{
+    struct array *counts, *out;
+    int shape[MAXD + 1], rest;
+    if (c->code || !a || !mask || !src) return NULL;
+    rest = a->ndim - mask->ndim;
+    if (mask->dtype != MLXVK_BOOL) return FAIL(c, MLXVK_ERROR_DTYPE, "the mask must be bool, not %s", TEXT(mask));
+    if (rest < 0 || (mask->ndim && memcmp(mask->shape, a->shape, (size_t)mask->ndim * sizeof *a->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s does not have the first dimensions of %s", TEXT(mask), TEXT(a));
+    if (src->ndim > rest + 1) return FAIL(c, MLXVK_ERROR_SHAPE, "src %s has more dimensions than rows of %s", TEXT(src), TEXT(a));
+    while (mask && mask->ndim < a->ndim) mask = do_expand(c, mask, &mask->ndim, 1);
+    mask = broadcast(c, mask, a->ndim, a->shape);
+    src = as_type(c, src, a->dtype);
+    if (!mask || !src) return NULL;
+    if (src->ndim <= rest) return do_select(c, mask, broadcast(c, src, a->ndim, a->shape), a);
+    shape[0] = src->shape[0];
+    for (int i = 0; i < rest; i++) shape[1 + i] = a->shape[a->ndim - rest + i];
+    src = do_flatten(c, broadcast(c, src, rest + 1, shape), 0, -1);
+    mask = do_flatten(c, mask, 0, -1);
+    if (!src || !mask || !src->size || !a->size) return c->code ? NULL : a;
+    counts = output(c, 1, mask->shape, MLXVK_INT32);
+    append(c, OP_SCAN, PARAMS(.scan = { R_sum, 0, 0 }), ARRAYS(mask), ARRAYS(counts));
+    counts = do_reshape(c, counts, a->ndim, a->shape);
+    out = c->code ? NULL : scatter_target(c, res, a, src, &(struct windows){ .count = 0 });
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_MASKED, 0, 1, (uint32_t)src->size }), ARRAYS(src, counts), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s)
+{
+    struct call c = begin("masked_scatter", s);
+    struct array *x = input(&c, "a", a), *m = input(&c, "mask", mask), *v = input(&c, "src", src);
+    return finish(&c, do_masked_scatter(&c, res, x, m, v), res);
+}
+
+/* ---- where values belong in a sorted sequence ---- */
+
+static void lower_search(struct encoder *e, const struct node *n)
+{
+    struct array *views[2] = { n->out[0], n->in[1] }, *sequence = n->in[0];
+    struct elementwise_push push = { .n = (uint32_t)n->out[0]->size, .extra = { (uint32_t)sequence->size, n->p.search.right } };
+    struct dims g = merge_dims(views, 2);
+    push.offset[0] = set_output(e, 0, n->out[0]);
+    push.offset[1] = set_input(e, 1, n->in[1]);
+    push.offset[2] = set_input(e, 2, sequence);
+    if (g.ndim <= PUSH_DIMS) push_dims(&push, &g, 2);
+    else { push.ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 2); }
+    push.stride[3][0] = (uint32_t)sequence->strides[0];
+    push.stride[3][1] = (uint32_t)sequence->dtype;
+    KERNEL(e, K_SEARCH, 256, g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
+    set_bytes(e, &push, sizeof push);
+    dispatch_groups(e, ceil_div(push.n, 256));
+}
+
+int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s)
+{
+    struct call c = begin("searchsorted", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "v", v), *out = NULL;
+    bool right = side && !strcmp(side, "right");
+    if (!side || (!right && strcmp(side, "left"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
+    if (x && x->ndim != 1) FAIL(&c, MLXVK_ERROR_SHAPE, "%s is no sequence", TEXT(x));
+    if (!c.code) {
+        mlxvk_dtype t = promote(x->dtype, y->dtype);
+        x = as_type(&c, x, t);
+        y = as_type(&c, y, t);
+        out = y ? output(&c, y->ndim, y->shape, MLXVK_UINT32) : NULL;
+        append(&c, OP_SEARCH, PARAMS(.search = { right }), ARRAYS(x, y), ARRAYS(out));
+    }
+    return finish(&c, out, res);
+}
 
 /* ==== >>composites: operations made of others ===================================================================== */
 
@@ -8764,13 +10830,598 @@ static struct array *vector_norm(struct call *c, struct array *a, double order, 
     return do_binary(c, B_power, x, scalar(c, 1 / order, MLXVK_FLOAT32));
 }
 
-/* The largest or smallest sum of magnitudes of a column (order 1, -1) or a row (infinite orders). */
+/* ---- factorisations: float32, in batches ----
+ *
+ * A working copy of all matrices, (batch, rows, columns), is factorised in place, a block of columns after the other: a step
+ * that is no matrix product by the kernel, the rest of the matrix by products. Triangles are inverted by halves. */
+
+enum factor_op { FACTOR_CHOLESKY, FACTOR_INVERSE, FACTOR_PANEL, FACTOR_SWAP, FACTOR_REFLECT };
+enum { FACTOR_BLOCK = 32, FACTOR_THREADS = 256, INVERSE_UNIT = 1, INVERSE_HALF = 2, JACOBI_EIGEN = 0, JACOBI_SINGULAR };
+
+struct factor_push {
+    uint32_t matrices, rows, columns, first, count, a_at, a_matrix, a_row, a_column, b_at, b_matrix, b_row, b_column, order_at, flags;
+};
+
+static void lower_factor(struct encoder *e, const struct node *n)
+{
+    const struct factor_params *p = &n->p.factor;
+    struct array *a = p->op == FACTOR_INVERSE ? n->in[0] : n->out[0];
+    struct array *b = p->op == FACTOR_SWAP ? n->in[0] : p->op == FACTOR_INVERSE ? n->out[0] : n->out[1];
+    struct array *order = p->op == FACTOR_SWAP ? n->out[1] : NULL;
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, small = p->op == FACTOR_CHOLESKY || p->op == FACTOR_INVERSE;
+    uint32_t threads = small || cpu ? FACTOR_BLOCK : min_u32(FACTOR_THREADS, e->device->caps.max_threads);
+    struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1], .columns = (uint32_t)a->shape[2],
+        .first = p->first, .count = p->count, .flags = p->flags, .a_matrix = (uint32_t)a->strides[0], .a_row = (uint32_t)a->strides[1],
+        .a_column = (uint32_t)a->strides[2] };
+    push.a_at = p->op == FACTOR_INVERSE ? set_input(e, 0, a) : set_output(e, 0, a);
+    if (b) {
+        push.b_at = p->op == FACTOR_SWAP ? set_input(e, 1, b) : set_output(e, 1, b);
+        push.b_matrix = (uint32_t)b->strides[0];
+        push.b_row = (uint32_t)b->strides[1];
+        push.b_column = b->ndim > 2 ? (uint32_t)b->strides[2] : 0;
+    }
+    if (order) push.order_at = set_output(e, 2, order);
+    KERNEL(e, K_FACTOR, threads, p->op);
+    set_bytes(e, &push, sizeof push);
+    if (p->op == FACTOR_SWAP) dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, 65535), ceil_div(push.matrices, 65535));
+    else dispatch_groups(e, push.matrices);
+}
+
+static void append_factor(struct call *c, enum factor_op op, uint8_t flags, int first, int count, struct array *in, struct array *out, struct array *more)
+{
+    if (c->code || !out) return;
+    append(c, OP_FACTOR, PARAMS(.factor = { (uint8_t)op, flags, (uint16_t)count, (uint32_t)first }), ARRAYS(in), ARRAYS(out, more));
+}
+
+/* Two sweeps: as many rounds as bring the matrix back into the buffer where it was. */
+static void lower_jacobi(struct encoder *e, const struct node *n)
+{
+    struct array *a = n->out[0], *v = n->out[1], *other = n->p.jacobi.op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
+    uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads, lanes;
+    struct { uint32_t matrices, n, length, round, a_at, b_at, v_at; } push = { matrices, size, (uint32_t)a->shape[2], 0, 0, 0, 0 };
+    lanes = row_lanes(e, push.length, &threads);
+    if (n->p.jacobi.op == JACOBI_EIGEN && !other) return;
+    (void)lanes;
+    for (uint32_t i = 0; i < 2 * (2 * half - 1) && !e->code; i++) {
+        push.round = i % (2 * half - 1);
+        push.a_at = other ? set_input(e, 0, a) : set_output(e, 0, a);
+        if (other) push.b_at = set_output(e, 1, other);
+        push.v_at = set_output(e, 2, v);
+        KERNEL(e, K_JACOBI, other ? 64 : threads, other ? 64 : threads, n->p.jacobi.op);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, other ? ceil_div((uint64_t)matrices * half * (half + size), 64) : (uint64_t)matrices * half);
+        if (other) { swap = a; a = other; other = swap; }
+    }
+    array_release(other);
+}
+
+/* ---- matrices of a batch ---- */
+
+/* (batch, rows, columns) of an operand of float32 matrices. */
+static struct array *matrices(struct call *c, struct array *a, bool square)
+{
+    int shape[3] = { 0, 0, 0 };
+    if (c->code || !a) return NULL;
+    if (a->dtype != MLXVK_FLOAT32) return FAIL(c, MLXVK_ERROR_DTYPE, "matrices must be float32, not %s", TEXT(a));
+    if (a->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has fewer than two dimensions", TEXT(a));
+    shape[1] = dim_of(a, -2);
+    shape[2] = dim_of(a, -1);
+    if (square && shape[1] != shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are not square", TEXT(a));
+    if (!shape[1] || !shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are empty", TEXT(a));
+    if (a->size / (size_t)shape[1] / (size_t)shape[2] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many matrices", TEXT(a));
+    shape[0] = (int)(a->size / (size_t)shape[1] / (size_t)shape[2]);
+    return do_reshape(c, a, 3, shape);
+}
+
+/* The batch dimensions of `like` again, in front of an array's dimensions but the first. */
+static struct array *batched(struct call *c, struct array *a, const struct array *like)
+{
+    int shape[MAXD], n = 0;
+    if (c->code || !a) return NULL;
+    for (int i = 0; i < like->ndim - 2; i++) shape[n++] = like->shape[i];
+    for (int i = 1; i < a->ndim; i++) shape[n++] = a->shape[i];
+    return do_reshape(c, a, n, shape);
+}
+
+static struct array *block_of(struct call *c, struct array *a, int row, int rows, int column, int columns)
+{
+    if (c->code || !a) return NULL;
+    return do_slice(c, a, (int[]){ 0, row, column }, (int[]){ a->shape[0], row + rows, column + columns }, NULL);
+}
+
+static struct array *flipped(struct call *c, struct array *a) { return do_swap(c, a, 1, 2); }
+
+static struct array *zeros_of(struct call *c, int batch, int rows, int columns)
+{
+    return filled(c, 3, (int[]){ batch, rows, columns }, 0, MLXVK_FLOAT32);
+}
+
+/* Ones on the diagonal of each matrix, in memory of its own. */
+static struct array *eyes(struct call *c, int batch, int rows, int columns)
+{
+    struct array *one = do_eye(c, rows, columns, 0, MLXVK_FLOAT32);
+    return one ? copy_of(c, broadcast(c, one, 3, (int[]){ batch, rows, columns })) : NULL;
+}
+
+/* a becomes a - b @ c, for a view of a larger array. */
+static void subtract_product(struct call *c, struct array *a, struct array *b, struct array *d)
+{
+    append_copy(c, a, do_addmm(c, a, b, d, -1, 1));
+}
+
+/* Inverses of lower triangles; what stands above them is not read. */
+static struct array *lower_inverse(struct call *c, struct array *a, uint8_t flags)
+{
+    int n = a ? a->shape[1] : 0, half = (n / 2 + FACTOR_BLOCK - 1) / FACTOR_BLOCK * FACTOR_BLOCK;
+    struct array *out, *first, *second, *rest;
+    if (c->code || !a) return NULL;
+    if (n <= FACTOR_BLOCK) {
+        out = output(c, 3, a->shape, MLXVK_FLOAT32);
+        append_factor(c, FACTOR_INVERSE, flags, 0, n, a, out, NULL);
+        return out;
+    }
+    out = zeros_of(c, a->shape[0], n, n);
+    first = lower_inverse(c, block_of(c, a, 0, half, 0, half), flags);
+    second = lower_inverse(c, block_of(c, a, half, n - half, half, n - half), flags);
+    rest = do_matmul(c, block_of(c, a, half, n - half, 0, half), first);
+    append_copy(c, block_of(c, out, 0, half, 0, half), first);
+    append_copy(c, block_of(c, out, half, n - half, half, n - half), second);
+    append_copy(c, block_of(c, out, half, n - half, 0, half), do_addmm(c, NULL, second, rest, -1, 0));
+    return out;
+}
+
+static struct array *triangle_inverse(struct call *c, struct array *a, bool upper)
+{
+    return upper ? flipped(c, lower_inverse(c, flipped(c, a), 0)) : lower_inverse(c, a, 0);
+}
+
+/* ---- Cholesky ---- */
+
+/* Lower factors; NaN where a matrix is not positive definite. Only lower triangles are read. */
+static struct array *do_cholesky(struct call *c, struct array *a)
+{
+    struct array *w = a ? copy_of(c, a) : NULL, *corner, *below;
+    int n = a ? a->shape[1] : 0;
+    for (int k = 0; k < n && !c->code; k += FACTOR_BLOCK) {
+        int size = n - k < FACTOR_BLOCK ? n - k : FACTOR_BLOCK, rest = n - k - size;
+        corner = block_of(c, w, k, size, k, size);
+        append_factor(c, FACTOR_CHOLESKY, 0, 0, size, NULL, corner, NULL);
+        if (!rest) break;
+        below = block_of(c, w, k + size, rest, k, size);
+        append_copy(c, below, do_matmul(c, below, flipped(c, lower_inverse(c, corner, 0))));
+        subtract_product(c, block_of(c, w, k + size, rest, k + size, rest), below, flipped(c, below));
+    }
+    return n > FACTOR_BLOCK ? do_triangle(c, w, 0, false) : w;
+}
+
+/* ---- LU ---- */
+
+/* Factors in one matrix, the exchanges of rows, and the order of rows that they make. */
+struct lu { struct array *factors, *pivots, *order; };
+
+static struct lu do_lu(struct call *c, struct array *a)
+{
+    struct lu r = { a ? copy_of(c, a) : NULL, NULL, NULL };
+    int batch = a ? a->shape[0] : 0, m = a ? a->shape[1] : 0, n = a ? a->shape[2] : 0, least = m < n ? m : n;
+    if (!r.factors) return r;
+    r.pivots = output(c, 2, (int[]){ batch, least }, MLXVK_UINT32);
+    r.order = do_arange(c, 0, m, 1, MLXVK_UINT32);
+    r.order = r.order ? copy_of(c, broadcast(c, r.order, 2, (int[]){ batch, m })) : NULL;
+    for (int k = 0; k < least && !c->code; k += FACTOR_BLOCK) {
+        int size = least - k < FACTOR_BLOCK ? least - k : FACTOR_BLOCK, down = m - k - size, right = n - k - size;
+        struct array *top, *inverse;
+        append_factor(c, FACTOR_PANEL, 0, k, size, NULL, r.factors, r.pivots);
+        append_factor(c, FACTOR_SWAP, 0, k, size, r.pivots, r.factors, r.order);
+        if (right <= 0) continue;
+        top = block_of(c, r.factors, k, size, k + size, right);
+        inverse = lower_inverse(c, block_of(c, r.factors, k, size, k, size), INVERSE_UNIT);
+        append_copy(c, top, do_matmul(c, inverse, top));
+        if (down <= 0) continue;
+        subtract_product(c, block_of(c, r.factors, k + size, down, k + size, right), block_of(c, r.factors, k + size, down, k, size), top);
+    }
+    return r;
+}
+
+/* U^-1 L^-1 x for square matrices. */
+static struct array *lu_apply(struct call *c, const struct lu *f, struct array *x)
+{
+    x = do_matmul(c, lower_inverse(c, f->factors, INVERSE_UNIT), x);
+    return do_matmul(c, triangle_inverse(c, f->factors, true), x);
+}
+
+/* ---- QR by Householder reflections ---- */
+
+struct qr { struct array *q, *r; };
+
+/* T of the product of reflections I - V T V^T, transposed: its inverse is V^T V's lower triangle with half the diagonal. */
+static struct array *reflection_factor(struct call *c, struct array *v)
+{
+    return lower_inverse(c, do_matmul(c, flipped(c, v), v), INVERSE_HALF);
+}
+
+/* Q with `columns` columns, R with min(rows, columns of a) rows. */
+static struct qr do_qr(struct call *c, struct array *a, int columns)
+{
+    struct qr r = { NULL, NULL };
+    struct array *w = a ? copy_of(c, a) : NULL, **v, **t;
+    int batch, m, n, least, blocks, k;
+    if (!w) return r;
+    batch = a->shape[0];
+    m = a->shape[1];
+    n = a->shape[2];
+    least = m < n ? m : n;
+    blocks = (least + FACTOR_BLOCK - 1) / FACTOR_BLOCK;
+    v = host_zalloc(c->device, 2 * (size_t)blocks * sizeof *v);
+    if (!v) { FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return r; }
+    t = v + blocks;
+    for (int i = 0; i < blocks && !c->code; i++) {
+        int size, right;
+        struct array *rest, *inner;
+        k = i * FACTOR_BLOCK;
+        size = least - k < FACTOR_BLOCK ? least - k : FACTOR_BLOCK;
+        right = n - k - size;
+        v[i] = output(c, 3, (int[]){ batch, m - k, size }, MLXVK_FLOAT32);
+        append_factor(c, FACTOR_REFLECT, 0, k, size, NULL, w, v[i]);
+        t[i] = reflection_factor(c, v[i]);
+        if (right <= 0) continue;
+        rest = block_of(c, w, k, m - k, k + size, right);
+        inner = do_matmul(c, t[i], do_matmul(c, flipped(c, v[i]), rest));
+        subtract_product(c, rest, v[i], inner);
+    }
+    r.q = eyes(c, batch, m, columns);
+    for (int i = blocks - 1; i >= 0 && !c->code; i--) {
+        struct array *rest, *inner;
+        k = i * FACTOR_BLOCK;
+        if (columns <= k) continue;
+        rest = block_of(c, r.q, k, m - k, k, columns - k);
+        inner = do_matmul(c, flipped(c, t[i]), do_matmul(c, flipped(c, v[i]), rest));
+        subtract_product(c, rest, v[i], inner);
+    }
+    host_free(c->device, v);
+    r.r = do_triangle(c, block_of(c, w, 0, least, 0, n), 0, true);
+    return r;
+}
+
+/* ---- eigenvalues and singular values by Jacobi rotations ---- */
+
+/* Sweeps grow with the logarithm of the size; each node makes two. */
+static void append_jacobi(struct call *c, int op, struct array *a, struct array *v)
+{
+    int nodes = 4;
+    if (c->code || !a || !v) return;
+    for (int n = v->shape[1]; n > 8; n /= 8) nodes++;
+    for (int i = 0; i < (v->shape[1] > 1 ? nodes : 0); i++) append(c, OP_JACOBI, PARAMS(.jacobi = { (uint8_t)op }), NULL, 0, ARRAYS(a, v));
+}
+
+/* Rows of a (batch, n, length) in the order of indices (batch, n). */
+static struct array *rows_in_order(struct call *c, struct array *a, struct array *order)
+{
+    int last = 2;
+    return do_take_along(c, a, do_expand(c, order, &last, 1), 1);
+}
+
+struct eigen { struct array *values, *vectors; };
+
+static struct eigen do_eigh(struct call *c, struct array *a, bool upper)
+{
+    struct eigen r = { NULL, NULL };
+    struct array *w, *v, *order, *mask, *turned = flipped(c, a);
+    int n, batch;
+    if (c->code || !turned) return r;
+    n = a->shape[1];
+    batch = a->shape[0];
+    mask = do_tri(c, n, n, 0);
+    w = upper ? do_select(c, mask, turned, a) : do_select(c, mask, a, turned);
+    v = eyes(c, batch, n, n);
+    append_jacobi(c, JACOBI_EIGEN, w, v);
+    if (c->code) return r;
+    w = view_of(c, w, MLXVK_FLOAT32, 2, (int[]){ batch, n }, (int64_t[]){ (int64_t)n * n, n + 1 }, w->offset);
+    order = do_sort(c, w, 1, true);
+    r.values = do_take_along(c, w, order, 1);
+    r.vectors = flipped(c, rows_in_order(c, flipped(c, v), order));
+    return r;
+}
+
+/* u (batch, m, m), s (batch, min), v^T (batch, n, n). */
+struct svd { struct array *u, *s, *vt; };
+
+static struct svd do_svd(struct call *c, struct array *a, bool vectors)
+{
+    struct svd r = { NULL, NULL, NULL };
+    struct array *w, *vt, *s, *order, *signs;
+    struct qr whole;
+    int m, n, one = 1;
+    if (c->code || !a) return r;
+    m = a->shape[1];
+    n = a->shape[2];
+    if (m < n) {
+        struct svd t = do_svd(c, flipped(c, a), vectors);
+        r.s = t.s;
+        if (vectors) { r.u = flipped(c, t.vt); r.vt = flipped(c, t.u); }
+        return r;
+    }
+    w = copy_of(c, flipped(c, a));
+    vt = eyes(c, a->shape[0], n, n);
+    append_jacobi(c, JACOBI_SINGULAR, w, vt);
+    s = root_of_squares(c, w, 1u << 2, false);
+    order = do_sort(c, do_unary(c, U_negative, s), 1, true);
+    r.s = do_take_along(c, s, order, 1);
+    if (!vectors || c->code) return r;
+    r.vt = rows_in_order(c, vt, order);
+    w = flipped(c, rows_in_order(c, w, order));
+    s = do_expand(c, do_select(c, do_binary(c, B_equal, r.s, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, 1, MLXVK_FLOAT32), r.s), &one, 1);
+    whole = do_qr(c, do_binary(c, B_divide, w, s), m);   /* columns of length 0 or 1: Q has them, and completes them */
+    if (c->code || !whole.r) return r;
+    signs = view_of(c, whole.r, MLXVK_FLOAT32, 3, (int[]){ a->shape[0], 1, n }, (int64_t[]){ (int64_t)n * n, 1, n + 1 }, whole.r->offset);
+    signs = do_select(c, do_binary(c, B_less, signs, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, -1, MLXVK_FLOAT32), scalar(c, 1, MLXVK_FLOAT32));
+    r.u = whole.q;
+    w = block_of(c, r.u, 0, m, 0, n);
+    append_copy(c, w, do_binary(c, B_multiply, w, signs));
+    return r;
+}
+
+/* ---- fronts ---- */
+
+int mlxvk_linalg_tri_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_tri_inv", s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, batched(&c, triangle_inverse(&c, matrices(&c, x, true), upper), x), res);
+}
+
+int mlxvk_linalg_cholesky(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_cholesky", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, true);
+    w = do_cholesky(&c, upper ? flipped(&c, w) : w);
+    return finish(&c, batched(&c, upper ? flipped(&c, w) : w, x), res);
+}
+
+int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_cholesky_inv", s);
+    struct array *x = input(&c, "a", a), *inverse = triangle_inverse(&c, matrices(&c, x, true), upper), *turned = flipped(&c, inverse);
+    return finish(&c, batched(&c, upper ? do_matmul(&c, inverse, turned) : do_matmul(&c, turned, inverse), x), res);
+}
+
+int mlxvk_linalg_lu_factor(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_lu_factor", s);
+    struct array *x = input(&c, "a", a);
+    struct lu f = do_lu(&c, matrices(&c, x, false));
+    struct array *factors = batched(&c, f.factors, x), *pivots = batched(&c, f.pivots, x);
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!c.code) put_result(res_0, factors);
+    return finish(&c, pivots, res_1);
+}
+
+int mlxvk_linalg_lu(mlxvk_vector_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_lu", s);
+    struct array *x = input(&c, "a", a), *out[3] = { NULL, NULL, NULL };
+    struct lu f = do_lu(&c, matrices(&c, x, false));
+    if (f.factors && !c.code) {
+        int m = f.factors->shape[1], n = f.factors->shape[2], least = m < n ? m : n;
+        struct array *l = do_triangle(&c, block_of(&c, f.factors, 0, m, 0, least), -1, false);
+        out[0] = batched(&c, do_sort(&c, f.order, 1, true), x);
+        out[1] = batched(&c, do_binary(&c, B_add, l, do_eye(&c, m, least, 0, MLXVK_FLOAT32)), x);
+        out[2] = batched(&c, do_triangle(&c, block_of(&c, f.factors, 0, least, 0, n), 0, true), x);
+    }
+    return finish_vector(&c, out, 3, res);
+}
+
+int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_qr", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, false);
+    struct qr f = do_qr(&c, w, w ? (w->shape[1] < w->shape[2] ? w->shape[1] : w->shape[2]) : 0);
+    struct array *q = batched(&c, f.q, x), *r = batched(&c, f.r, x);
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!c.code) put_result(res_0, q);
+    return finish(&c, r, res_1);
+}
+
+int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_inv", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, true), *back, *out = NULL;
+    struct lu f = do_lu(&c, w);
+    int one = 1;
+    if (!c.code) {
+        back = do_expand(&c, do_sort(&c, f.order, 1, true), &one, 1);        /* columns go where their rows came from */
+        out = do_matmul(&c, triangle_inverse(&c, f.factors, true), lower_inverse(&c, f.factors, INVERSE_UNIT));
+        out = do_take_along(&c, out, back, 2);
+    }
+    return finish(&c, batched(&c, out, x), res);
+}
+
+/* Operands of a system a x = b with the same batch dimensions; b a vector where it has one dimension. */
+static bool system_of(struct call *c, struct array **a, struct array **b, bool *vector)
+{
+    int ndim, shape[MAXD], last = 1;
+    struct array probe;
+    if (c->code || !*a || !*b || !matrices(c, *a, true)) return false;
+    if ((*b)->dtype != MLXVK_FLOAT32) return FAIL(c, MLXVK_ERROR_DTYPE, "b must be float32, not %s", TEXT(*b)), false;
+    *vector = (*b)->ndim == 1;
+    if (*vector) *b = do_expand(c, *b, &last, 1);
+    if (!*b || (*b)->ndim < 2 || dim_of(*b, -2) != dim_of(*a, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s are no system of equations", TEXT(*a), *b ? TEXT(*b) : "b"), false;
+    probe = **b;
+    probe.shape[probe.ndim - 1] = 1;
+    if (!broadcast_shape(c, *a, &probe, &ndim, shape)) return false;
+    *a = broadcast(c, *a, ndim, shape);
+    shape[ndim - 1] = dim_of(*b, -1);
+    *b = broadcast(c, *b, ndim, shape);
+    return !c->code;
+}
+
+static struct array *solved(struct call *c, struct array *x, const struct array *like, bool vector)
+{
+    x = batched(c, x, like);
+    return x && vector ? do_squeeze(c, x, 1u << (x->ndim - 1)) : x;
+}
+
+int mlxvk_linalg_solve(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("linalg_solve", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    bool vector = false;
+    if (system_of(&c, &x, &y, &vector)) {
+        struct lu f = do_lu(&c, matrices(&c, x, true));
+        y = do_reshape(&c, y, 3, (int[]){ f.factors ? f.factors->shape[0] : 0, dim_of(y, -2), dim_of(y, -1) });
+        out = c.code ? NULL : lu_apply(&c, &f, rows_in_order(&c, y, f.order));
+    }
+    return finish(&c, solved(&c, out, x, vector), res);
+}
+
+int mlxvk_linalg_solve_triangular(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_solve_triangular", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    bool vector = false;
+    if (system_of(&c, &x, &y, &vector)) {
+        out = triangle_inverse(&c, matrices(&c, x, true), upper);
+        y = out ? do_reshape(&c, y, 3, (int[]){ out->shape[0], dim_of(y, -2), dim_of(y, -1) }) : NULL;
+        out = do_matmul(&c, out, y);
+    }
+    return finish(&c, solved(&c, out, x, vector), res);
+}
+
+static bool is_upper(struct call *c, const char *uplo)
+{
+    if (!uplo || (strcmp(uplo, "L") && strcmp(uplo, "U"))) FAIL(c, MLXVK_ERROR_ARGUMENT, "UPLO must be \"L\" or \"U\"");
+    return !c->code && uplo[0] == 'U';
+}
+
+int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, const char *UPLO, mlxvk_stream s)
+{
+    struct call c = begin("linalg_eigh", s);
+    struct array *x = input(&c, "a", a);
+    bool upper = is_upper(&c, UPLO);
+    struct eigen f = do_eigh(&c, matrices(&c, x, true), upper);
+    struct array *values = batched(&c, f.values, x), *vectors = batched(&c, f.vectors, x);
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!c.code) put_result(res_0, values);
+    return finish(&c, vectors, res_1);
+}
+
+int mlxvk_linalg_eigvalsh(mlxvk_array *res, mlxvk_array a, const char *UPLO, mlxvk_stream s)
+{
+    struct call c = begin("linalg_eigvalsh", s);
+    struct array *x = input(&c, "a", a);
+    bool upper = is_upper(&c, UPLO);
+    return finish(&c, batched(&c, do_eigh(&c, matrices(&c, x, true), upper).values, x), res);
+}
+
+int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool compute_uv, mlxvk_stream s)
+{
+    struct call c = begin("linalg_svd", s);
+    struct array *x = input(&c, "a", a), *out[3];
+    struct svd f = do_svd(&c, matrices(&c, x, false), compute_uv);
+    out[0] = batched(&c, compute_uv ? f.u : f.s, x);
+    out[1] = batched(&c, f.s, x);
+    out[2] = batched(&c, f.vt, x);
+    return finish_vector(&c, out, compute_uv ? 3 : 1, res);
+}
+
+/* V S^-1 U^T, without singular values that float32 cannot tell from 0. */
+int mlxvk_linalg_pinv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_pinv", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, false), *out = NULL, *least, *inverse;
+    struct svd f = do_svd(&c, w, true);
+    int last = 2;
+    if (!c.code && w) {
+        int m = w->shape[1], n = w->shape[2], k = m < n ? m : n;
+        least = do_binary(&c, B_multiply, do_reduce(&c, R_max, f.s, 2, true), scalar(&c, 10.0 * (m > n ? m : n) * FLT_EPSILON, MLXVK_FLOAT32));
+        inverse = do_select(&c, do_binary(&c, B_greater, f.s, least), do_unary(&c, U_reciprocal, f.s), scalar(&c, 0, MLXVK_FLOAT32));
+        out = do_binary(&c, B_multiply, block_of(&c, f.vt, 0, k, 0, n), do_expand(&c, inverse, &last, 1));
+        out = do_matmul(&c, flipped(&c, out), flipped(&c, block_of(&c, f.u, 0, m, 0, k)));
+    }
+    return finish(&c, batched(&c, out, x), res);
+}
+
+static int no_eigenvalues(const char *name, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = matrices(&c, input(&c, "a", a), true);
+    if (x) FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "eigenvalues of matrices that are not symmetric: %s", TEXT(x));
+    return end(&c);
+}
+
+int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
+{
+    (void)res_0, (void)res_1;
+    return no_eigenvalues("linalg_eig", a, s);
+}
+
+int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    (void)res;
+    return no_eigenvalues("linalg_eigvals", a, s);
+}
+
+/* mean + z S, where S S = cov and z is normal. */
+int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape, size_t shape_num,
+                                     mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_multivariate_normal", s);
+    struct array *m = input(&c, "mean", mean), *v = input(&c, "cov", cov), *w = NULL, *k, *z, *out = NULL;
+    struct array lead, covs, means;
+    struct svd f;
+    int n, one = 1, last;
+    if (dtype != MLXVK_FLOAT32) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be float32, not %s", mlxvk_dtype_name(dtype));
+    if (m && m->ndim < 1) FAIL(&c, MLXVK_ERROR_SHAPE, "mean must have one dimension at least");
+    w = c.code ? NULL : matrices(&c, as_type(&c, v, MLXVK_FLOAT32), true);
+    if (w && dim_of(m, -1) != w->shape[1]) FAIL(&c, MLXVK_ERROR_SHAPE, "mean %s and cov %s do not fit", TEXT(m), TEXT(v));
+    k = key_input(&c, key);
+    if (!check_shape(&c, shape_count(shape_num), shape, dtype) || !w) return finish(&c, NULL, res);
+    n = w->shape[1];
+    lead = *w;
+    lead.ndim = (int)shape_num;
+    if (shape_num) memcpy(lead.shape, shape, shape_num * sizeof *shape);
+    covs = *v;
+    covs.ndim -= 2;
+    means = *m;
+    means.ndim -= 1;
+    if (!broadcast_shape(&c, &covs, &means, &covs.ndim, covs.shape)) return finish(&c, NULL, res);
+    means = covs;
+    if (!broadcast_shape(&c, &means, &lead, &covs.ndim, covs.shape)) return finish(&c, NULL, res);
+    if (covs.ndim >= MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD - 1);
+    f = do_svd(&c, w, true);
+    w = do_binary(&c, B_multiply, f.u, do_expand(&c, do_unary(&c, U_sqrt, f.s), &one, 1));
+    w = batched(&c, do_matmul(&c, w, f.vt), v);
+    if (!c.code) {
+        covs.shape[covs.ndim] = n;
+        z = do_random(&c, RANDOM_NORMAL, covs.ndim + 1, covs.shape, dtype, 0, 1, k);
+        last = covs.ndim;
+        out = do_matmul(&c, do_expand(&c, z, &last, 1), w);
+        out = out ? do_binary(&c, B_add, m, do_squeeze(&c, out, 1u << (out->ndim - 2))) : NULL;
+    }
+    return finish(&c, out, res);
+}
+
+/* The largest or smallest singular value (2, -2), or the sum of them (0: the nuclear norm), of the matrices of two axes. */
+static struct array *singular_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
+{
+    int from = axis[0] < axis[1] ? axis[0] : axis[1], to = axis[0] < axis[1] ? axis[1] : axis[0];
+    struct array *x = do_moveaxis(c, do_moveaxis(c, as_type(c, a, MLXVK_FLOAT32), to, -1), from, -2), *s;
+    s = batched(c, do_svd(c, matrices(c, x, false), false).s, x);
+    s = s ? do_reduce(c, order > 0 ? R_max : order < 0 ? R_min : R_sum, s, 1u << (s->ndim - 1), false) : NULL;
+    return keepdims && s ? do_expand(c, s, (int[]){ from, to }, 2) : s;
+}
+
+/* The largest or smallest sum of magnitudes of a column (order 1, -1) or a row (infinite orders), or singular value. */
 static struct array *matrix_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
 {
     int sum = isinf(order) ? axis[1] : axis[0], most = isinf(order) ? axis[0] : axis[1];
-    struct array *x = magnitudes(c, a);
+    struct array *x;
+    if (c->code || !a) return NULL;
+    if (fabs(order) == 2 && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(a));
+    if (fabs(order) == 2) return singular_norm(c, a, order, axis, keepdims);
+    if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "order %g of matrices", order);
+    x = magnitudes(c, a);
     if (!x) return NULL;
-    if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "order %g of matrices", order);
     x = do_reduce(c, order > 0 ? R_max : R_min, do_reduce(c, R_sum, x, 1u << sum, true), 1u << most, true);
     return keepdims ? x : do_squeeze(c, x, 1u << sum | 1u << most);
 }
@@ -8808,8 +11459,10 @@ static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char
     uint32_t mask;
     count = norm_axes(&c, x, axis, axis_num, axis ? most : MAXD, axes, &mask);
     if (ord && count != 2) FAIL(&c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", ord, count);
-    if (ord && strcmp(ord, "fro") && strcmp(ord, "f")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
-    if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
+    if (ord && strcmp(ord, "fro") && strcmp(ord, "f") && strcmp(ord, "nuc")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
+    if (ord && ord[0] == 'n' && x && is_complex(x->dtype)) FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(x));
+    if (!c.code && ord && ord[0] == 'n') out = singular_norm(&c, x, 0, axes, keepdims);
+    else if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
     if (out) out = as_type(&c, out, is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
     return finish(&c, out, res);
 }
@@ -9459,7 +12112,8 @@ static bool groups_well(const struct encoder *e, const struct node *n)
     if (n->op != OP_QUANTIZED_MATMUL) return false;
     array_span(w, &low, &high);
     return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
-           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && specialised(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) &&
+           by_subgroups(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
            (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
 }
 
@@ -9534,13 +12188,22 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
 };
 
+static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
+
 static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
 {
-    for (size_t i = 0; i < COUNT(fusion_table); i++) {
+    char text[160] = "";
+    bool fused = false;
+    if ((e->device->noted >> NOTE_FUSED & 1) && s->nodes[at].out[0]) shape_text(s->nodes[at].out[0], text, sizeof text);
+    for (size_t i = 0; i < COUNT(fusion_table) && !fused; i++) {
         const struct fusion_row *f = &fusion_table[i];
-        if (f->op == s->nodes[at].op && s->device->gate[f->gate] && f->apply(e, s, at, end)) return true;
+        if (f->op != s->nodes[at].op || !s->device->gate[f->gate]) continue;
+        e->fusion = (uint32_t)i + 1;
+        fused = f->apply(e, s, at, end);
+        if (fused) NOTE(e->device, NOTE_FUSED, f->name, NULL, "%s", text);
     }
-    return false;
+    e->fusion = 0;
+    return fused;
 }
 
 static const struct op_row op_table[OP_COUNT] = {
@@ -9551,7 +12214,13 @@ static const struct op_row op_table[OP_COUNT] = {
 
 /* ==== >>public: devices =========================================================================================== */
 
-static struct { mutex lock; struct device *device; } the_default = { .lock = MUTEX_INIT };
+static struct {
+    mutex lock;
+    struct device *device;
+    mlxvk_error_handler_func handler;                /* mlxvk_set_error_handler */
+    void *data;
+    void (*dtor)(void *);
+} the_default = { .lock = MUTEX_INIT };
 
 static int create_layouts(struct device *d)
 {
@@ -9581,6 +12250,8 @@ static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc
 static void stream_destroy(struct stream *s);
 
 static void reap_events(struct device *d, bool all);
+static void print_notes(struct device *d);
+static void print_default(void);
 
 static void destroy_objects(struct device *d)
 {
@@ -9609,6 +12280,8 @@ static void destroy_objects(struct device *d)
 
 static void device_destroy(struct device *d)
 {
+    print_notes(d);
+    free_notes(d);
     if (d->handle) {
         if (!d->lost && !d->adopted) d->vk.vkDeviceWaitIdle(d->handle);
         destroy_objects(d);
@@ -9649,8 +12322,9 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     d->lock = (mutex)MUTEX_INIT;
     d->allocator = a;
     if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
-    read_gates(d->gate, desc ? desc->gates : NULL);
-    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, desc ? desc->name : NULL, error);
+    read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
+    d->noted = noted_families(d->gate);
+    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
     if (code) {
@@ -9671,6 +12345,7 @@ static struct device *default_device(void)
     if (!the_default.device) {
         mlxvk_device handle = { NULL };
         if (!mlxvk_device_create(&handle, NULL)) the_default.device = handle.ctx;
+        if (the_default.device && the_default.device->noted) atexit(print_default);   /* it is never destroyed */
     }
     mutex_unlock(&the_default.lock);
     return the_default.device;
@@ -9748,33 +12423,46 @@ bool mlxvk_is_available(void)
     return !mlxvk_device_count(&count, MLXVK_GPU) && count > 0;
 }
 
+static const char *const info_strings[] = { "device_name", "driver", "architecture", "type" };
+
 int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key)
 {
     struct device *d = device_or_default(device);
+    const char *texts[COUNT(info_strings)];
     if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
-    if (!strcmp(key, "device_name")) *value = d->caps.name;
-    else if (!strcmp(key, "driver")) *value = d->caps.driver;
-    else if (!strcmp(key, "architecture")) *value = d->caps.architecture;
-    else if (!strcmp(key, "type")) *value = type_name(d->caps.type);
-    else return MLXVK_ERROR_ARGUMENT;
-    return 0;
+    texts[0] = d->caps.name;
+    texts[1] = d->caps.driver;
+    texts[2] = d->caps.architecture;
+    texts[3] = type_name(d->caps.type);
+    for (size_t i = 0; i < COUNT(info_strings); i++) if (!strcmp(key, info_strings[i])) { *value = texts[i]; return 0; }
+    return MLXVK_ERROR_ARGUMENT;
+}
+
+enum { INFO_SIZES = 10 };
+struct info_size { const char *name; size_t value; };
+
+static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
+{
+    const struct capabilities *c = &d->caps;
+    const struct info_size all[INFO_SIZES] = {
+        { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
+        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type },
+        { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
+        { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
+        { "storage_buffer_alignment", c->offset_align },
+    };
+    memcpy(sizes, all, sizeof all);
 }
 
 int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *key)
 {
     struct device *d = device_or_default(device);
-    const struct capabilities *c;
+    struct info_size sizes[INFO_SIZES];
     if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
-    c = &d->caps;
-    const struct { const char *name; size_t value; } sizes[] = {
-        { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type }, { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
-        { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
-        { "storage_buffer_alignment", c->offset_align },
-    };
-    for (size_t i = 0; i < COUNT(sizes); i++) if (!strcmp(key, sizes[i].name)) { *value = sizes[i].value; return 0; }
+    info_sizes(d, sizes);
+    for (size_t i = 0; i < INFO_SIZES; i++) if (!strcmp(key, sizes[i].name)) { *value = sizes[i].value; return 0; }
     for (int i = 0; i < CAPABILITY_COUNT; i++)
-        if (!strcmp(key, capability_names[i])) { *value = c->bits >> i & 1; return 0; }
+        if (!strcmp(key, capability_names[i])) { *value = d->caps.bits >> i & 1; return 0; }
     return MLXVK_ERROR_ARGUMENT;
 }
 
@@ -9801,6 +12489,11 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
+    if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
+    if (d->cached > d->cache_limit) {                /* still in flight: waited for without the lock */
+        wait_streams(d);
+        cache_trim(d, d->cached - d->cache_limit, false);
+    }
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
@@ -10616,11 +13309,6 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     return code;
 }
 
-int mlxvk_array_item_int32(int32_t *res, mlxvk_array array) { return item(res, array, MLXVK_INT32); }
-int mlxvk_array_item_uint32(uint32_t *res, mlxvk_array array) { return item(res, array, MLXVK_UINT32); }
-int mlxvk_array_item_int64(int64_t *res, mlxvk_array array) { return item(res, array, MLXVK_INT64); }
-int mlxvk_array_item_uint64(uint64_t *res, mlxvk_array array) { return item(res, array, MLXVK_UINT64); }
-int mlxvk_array_item_float32(float *res, mlxvk_array array) { return item(res, array, MLXVK_FLOAT32); }
 int mlxvk_array_item_bool(bool *res, mlxvk_array array)
 {
     uint8_t byte = 0;
@@ -10766,6 +13454,1277 @@ int mlxvk_vector_array_set_data(mlxvk_vector_array *vector, const mlxvk_array *d
     mlxvk_vector_array_free(*vector);
     *vector = fresh;
     return 0;
+}
+
+int mlxvk_vector_array_set(mlxvk_vector_array *vector, mlxvk_vector_array source)
+{
+    const struct vector *v = source.ctx;
+    return mlxvk_vector_array_set_data(vector, v ? v->data : NULL, v ? v->size : 0);
+}
+
+int mlxvk_vector_array_set_value(mlxvk_vector_array *vector, mlxvk_array value) { return mlxvk_vector_array_set_data(vector, &value, 1); }
+
+/* ==== >>public: strings, vectors and maps ========================================================================= */
+
+/* What containers hold, and how it is copied and let go. They belong to the host, not to a device. */
+struct item_kind {
+    size_t size;
+    bool (*copy)(void *to, const void *from);
+    void (*drop)(void *item);
+};
+
+struct list { const struct item_kind *kind; size_t size, slots; char *data; };
+
+static void *list_at(const struct list *l, size_t i) { return l->data + i * l->kind->size; }
+
+static struct list *list_new(const struct item_kind *kind)
+{
+    struct list *l = calloc(1, sizeof *l);
+    if (l) l->kind = kind;
+    return l;
+}
+
+/* Opens a place for one item at position i; its contents are the caller's to write. */
+static void *list_open(struct list *l, size_t i)
+{
+    if (l->size == l->slots) {
+        size_t slots = l->slots ? 2 * l->slots : 8;
+        char *grown = realloc(l->data, slots * l->kind->size);
+        if (!grown) return NULL;
+        l->data = grown;
+        l->slots = slots;
+    }
+    memmove(l->data + (i + 1) * l->kind->size, l->data + i * l->kind->size, (l->size - i) * l->kind->size);
+    l->size++;
+    return list_at(l, i);
+}
+
+static int list_append(struct list *l, const void *items, size_t count)
+{
+    if (!l || (count && !items)) return MLXVK_ERROR_ARGUMENT;
+    for (size_t i = 0; i < count; i++) {
+        void *place = list_open(l, l->size);
+        if (place && l->kind->copy(place, (const char *)items + i * l->kind->size)) continue;
+        if (place) l->size--;
+        return MLXVK_ERROR_HOST_MEMORY;
+    }
+    return 0;
+}
+
+static int list_free(struct list *l)
+{
+    if (!l) return 0;
+    for (size_t i = 0; i < l->size && l->kind->drop; i++) l->kind->drop(list_at(l, i));
+    free(l->data);
+    free(l);
+    return 0;
+}
+
+static struct list *list_from(const struct item_kind *kind, const void *items, size_t count)
+{
+    struct list *l = list_new(kind);
+    if (!l || !list_append(l, items, count)) return l;
+    list_free(l);
+    return NULL;
+}
+
+/* *slot becomes a list of its own with these items; they may be those of the list that it was. */
+static int list_set(void **slot, const struct item_kind *kind, const void *items, size_t count)
+{
+    struct list *fresh = slot ? list_from(kind, items, count) : NULL;
+    if (!fresh) return slot && (items || !count) ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
+    list_free(*slot);
+    *slot = fresh;
+    return 0;
+}
+
+static int list_assign(void **slot, const struct item_kind *kind, const struct list *from)
+{
+    return from ? list_set(slot, kind, from->data, from->size) : list_set(slot, kind, NULL, 0);
+}
+
+static char *text_copy(const char *text)
+{
+    size_t n = strlen(text) + 1;
+    char *copy = malloc(n);
+    if (copy) memcpy(copy, text, n);
+    return copy;
+}
+
+static bool copy_int(void *to, const void *from) { memcpy(to, from, sizeof(int)); return true; }
+static bool copy_string(void *to, const void *from)
+{
+    char *text = text_copy(*(const char *const *)from);
+    memcpy(to, &text, sizeof text);
+    return text != NULL;
+}
+static void drop_string(void *item) { free(*(char **)item); }
+
+static bool copy_vector(void *to, const void *from)
+{
+    mlxvk_vector_array source = *(const mlxvk_vector_array *)from, copy = mlxvk_vector_array_new();
+    if (copy.ctx && source.ctx && mlxvk_vector_array_set(&copy, source)) {
+        mlxvk_vector_array_free(copy);
+        copy.ctx = NULL;
+    }
+    *(mlxvk_vector_array *)to = copy;
+    return copy.ctx != NULL;
+}
+static void drop_vector(void *item) { mlxvk_vector_array_free(*(mlxvk_vector_array *)item); }
+
+static const struct item_kind int_kind = { sizeof(int), copy_int, NULL };
+static const struct item_kind string_kind = { sizeof(char *), copy_string, drop_string };
+static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), copy_vector, drop_vector };
+
+/* The functions of one kind of vector; `get` is in the macro's last argument. */
+#define VECTOR_FUNCTIONS(kind, in, out, give)                                                                         \
+    mlxvk_vector_##kind mlxvk_vector_##kind##_new(void) { return (mlxvk_vector_##kind){ list_new(&kind##_kind) }; }   \
+    int mlxvk_vector_##kind##_free(mlxvk_vector_##kind v) { return list_free(v.ctx); }                                \
+    mlxvk_vector_##kind mlxvk_vector_##kind##_new_data(in *data, size_t size)                                         \
+    { return (mlxvk_vector_##kind){ list_from(&kind##_kind, data, size) }; }                                          \
+    mlxvk_vector_##kind mlxvk_vector_##kind##_new_value(in value)                                                     \
+    { return (mlxvk_vector_##kind){ list_from(&kind##_kind, &value, 1) }; }                                           \
+    int mlxvk_vector_##kind##_set(mlxvk_vector_##kind *v, const mlxvk_vector_##kind source)                           \
+    { return list_assign(v ? &v->ctx : NULL, &kind##_kind, source.ctx); }                                             \
+    int mlxvk_vector_##kind##_set_data(mlxvk_vector_##kind *v, in *data, size_t size)                                 \
+    { return list_set(v ? &v->ctx : NULL, &kind##_kind, data, size); }                                                \
+    int mlxvk_vector_##kind##_set_value(mlxvk_vector_##kind *v, in value)                                             \
+    { return list_set(v ? &v->ctx : NULL, &kind##_kind, &value, 1); }                                                 \
+    int mlxvk_vector_##kind##_append_data(mlxvk_vector_##kind v, in *data, size_t size)                               \
+    { return list_append(v.ctx, data, size); }                                                                        \
+    int mlxvk_vector_##kind##_append_value(mlxvk_vector_##kind v, in value) { return list_append(v.ctx, &value, 1); } \
+    size_t mlxvk_vector_##kind##_size(mlxvk_vector_##kind v) { return v.ctx ? ((struct list *)v.ctx)->size : 0; }     \
+    int mlxvk_vector_##kind##_get(out *res, const mlxvk_vector_##kind v, size_t i)                                    \
+    {                                                                                                                 \
+        const struct list *l = v.ctx;                                                                                 \
+        return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT;                             \
+    }
+
+static int give_int(int *res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
+static int give_string(char **res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
+static int give_vector(mlxvk_vector_array *res, const void *item) { return mlxvk_vector_array_set(res, *(const mlxvk_vector_array *)item); }
+
+VECTOR_FUNCTIONS(int, const int, int, give_int)
+VECTOR_FUNCTIONS(string, const char *, char *, give_string)
+VECTOR_FUNCTIONS(vector_array, const mlxvk_vector_array, mlxvk_vector_array, give_vector)
+
+/* ---- strings ---- */
+
+mlxvk_string mlxvk_string_new(void) { return (mlxvk_string){ NULL }; }
+mlxvk_string mlxvk_string_new_data(const char *str) { return (mlxvk_string){ str ? text_copy(str) : NULL }; }
+const char *mlxvk_string_data(mlxvk_string str) { return str.ctx ? str.ctx : ""; }
+int mlxvk_string_free(mlxvk_string str) { free(str.ctx); return 0; }
+
+/* Replaces what *res held by `text`, which it frees where that cannot be. */
+static int put_string(mlxvk_string *res, char *text)
+{
+    if (!res || !text) { free(text); return res ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT; }
+    free(res->ctx);
+    res->ctx = text;
+    return 0;
+}
+
+int mlxvk_string_set(mlxvk_string *str, mlxvk_string src) { return put_string(str, text_copy(mlxvk_string_data(src))); }
+
+/* Text that grows. */
+struct text { char *data; size_t size, slots; bool failed; };
+
+static void text_add(struct text *t, const char *format, ...)
+{
+    va_list arguments, again;
+    int n;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    n = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    if (n >= 0 && t->size + (size_t)n + 1 > t->slots && !t->failed) {
+        size_t slots = 2 * t->slots + (size_t)n + 64;
+        char *grown = realloc(t->data, slots);
+        if (grown) { t->data = grown; t->slots = slots; }
+        else t->failed = true;
+    }
+    if (n >= 0 && !t->failed) {
+        vsnprintf(t->data + t->size, t->slots - t->size, format, again);
+        t->size += (size_t)n;
+    }
+    va_end(again);
+}
+
+static int put_text(mlxvk_string *res, struct text *t)
+{
+    if (t->failed) { free(t->data); t->data = NULL; }
+    return put_string(res, t->data);
+}
+
+/* ---- maps: entries in the order of their keys ---- */
+
+struct entry { char *key; union { char *text; mlxvk_array array; } value; };
+
+static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL }, string_entry = { sizeof(struct entry), NULL, NULL };
+
+/* The place of a key, or where it would be. */
+static size_t map_place(const struct list *m, const char *key, bool *found)
+{
+    size_t low = 0, high = m->size;
+    *found = false;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(((struct entry *)list_at(m, middle))->key, key);
+        if (!order) { *found = true; return middle; }
+        if (order < 0) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+static void drop_value(const struct list *m, struct entry *e)
+{
+    if (m->kind == &array_entry) mlxvk_array_free(e->value.array);
+    else free(e->value.text);
+}
+
+static int map_free(struct list *m)
+{
+    for (size_t i = 0; m && i < m->size; i++) {
+        struct entry *e = list_at(m, i);
+        drop_value(m, e);
+        free(e->key);
+    }
+    return list_free(m);
+}
+
+/* Takes the value over, also where it fails. An entry of that key is replaced. */
+static int map_put(struct list *m, const char *key, struct entry value)
+{
+    bool found = false;
+    size_t at = m && key ? map_place(m, key, &found) : 0;
+    struct entry *e = NULL;
+    if (m && key && found) { e = list_at(m, at); drop_value(m, e); e->value = value.value; return 0; }
+    value.key = m && key ? text_copy(key) : NULL;
+    if (value.key) e = list_open(m, at);
+    if (e) { *e = value; return 0; }
+    if (m) drop_value(m, &value);
+    free(value.key);
+    return m && key ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
+}
+
+static struct entry array_value(mlxvk_array array)
+{
+    struct entry e = { NULL, { NULL } };
+    e.value.array.ctx = NULL;
+    mlxvk_array_set(&e.value.array, array);
+    return e;
+}
+
+static struct entry text_value(const char *text) { return (struct entry){ NULL, { text_copy(text) } }; }
+
+static int map_set(void **slot, const struct item_kind *kind, const struct list *from)
+{
+    struct list *fresh = slot ? list_new(kind) : NULL;
+    int code = fresh ? 0 : slot ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
+    for (size_t i = 0; from && !code && i < from->size; i++) {
+        const struct entry *e = list_at(from, i);
+        struct entry copy = kind == &array_entry ? array_value(e->value.array) : text_value(e->value.text);
+        code = kind == &string_entry && !copy.value.text ? MLXVK_ERROR_HOST_MEMORY : map_put(fresh, e->key, copy);
+    }
+    if (code) { map_free(fresh); return code; }
+    map_free(*slot);
+    *slot = fresh;
+    return 0;
+}
+
+static const struct entry *map_find(const struct list *m, const char *key)
+{
+    bool found = false;
+    size_t at = m && key ? map_place(m, key, &found) : 0;
+    return found ? list_at(m, at) : NULL;
+}
+
+struct map_walk { const struct list *map; size_t next; };
+
+static const struct entry *walk_on(struct map_walk *w)
+{
+    return w && w->map && w->next < w->map->size ? list_at(w->map, w->next++) : NULL;
+}
+
+static void *walk_new(const struct list *m)
+{
+    struct map_walk *w = calloc(1, sizeof *w);
+    if (w) w->map = m;
+    return w;
+}
+
+#define MAP_FUNCTIONS(name, kind)                                                                                     \
+    mlxvk_##name mlxvk_##name##_new(void) { return (mlxvk_##name){ list_new(&kind) }; }                               \
+    int mlxvk_##name##_set(mlxvk_##name *map, const mlxvk_##name src) { return map_set(map ? &map->ctx : NULL, &kind, src.ctx); } \
+    int mlxvk_##name##_free(mlxvk_##name map) { return map_free(map.ctx); }                                           \
+    mlxvk_##name##_iterator mlxvk_##name##_iterator_new(mlxvk_##name map) { return (mlxvk_##name##_iterator){ walk_new(map.ctx) }; } \
+    int mlxvk_##name##_iterator_free(mlxvk_##name##_iterator it) { free(it.ctx); return 0; }
+
+MAP_FUNCTIONS(map_string_to_array, array_entry)
+MAP_FUNCTIONS(map_string_to_string, string_entry)
+
+int mlxvk_map_string_to_array_insert(mlxvk_map_string_to_array map, const char *key, const mlxvk_array value)
+{
+    return map.ctx && key && value.ctx ? map_put(map.ctx, key, array_value(value)) : MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_map_string_to_string_insert(mlxvk_map_string_to_string map, const char *key, const char *value)
+{
+    struct entry e = value ? text_value(value) : (struct entry){ NULL, { NULL } };
+    if (!value || !map.ctx || !key) { free(e.value.text); return MLXVK_ERROR_ARGUMENT; }
+    return e.value.text ? map_put(map.ctx, key, e) : MLXVK_ERROR_HOST_MEMORY;
+}
+
+int mlxvk_map_string_to_array_get(mlxvk_array *value, const mlxvk_map_string_to_array map, const char *key)
+{
+    const struct entry *e = map_find(map.ctx, key);
+    return e && value ? mlxvk_array_set(value, e->value.array) : MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_map_string_to_string_get(const char **value, const mlxvk_map_string_to_string map, const char *key)
+{
+    const struct entry *e = map_find(map.ctx, key);
+    if (!e || !value) return MLXVK_ERROR_ARGUMENT;
+    *value = e->value.text;
+    return 0;
+}
+
+int mlxvk_map_string_to_array_iterator_next(const char **key, mlxvk_array *value, mlxvk_map_string_to_array_iterator it)
+{
+    const struct entry *e = key && value ? walk_on(it.ctx) : NULL;
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    *key = e->key;
+    return mlxvk_array_set(value, e->value.array);
+}
+
+int mlxvk_map_string_to_string_iterator_next(const char **key, const char **value, mlxvk_map_string_to_string_iterator it)
+{
+    const struct entry *e = key && value ? walk_on(it.ctx) : NULL;
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    *key = e->key;
+    *value = e->value.text;
+    return 0;
+}
+
+/* ==== >>public: devices, streams and arrays in mlx-c's words ====================================================== */
+
+mlxvk_device mlxvk_device_new_type(mlxvk_device_type type, int index)
+{
+    mlxvk_device res = { NULL };
+    char name[16];
+    (void)type;
+    if (!index) return mlxvk_device_new();
+    snprintf(name, sizeof name, "%d", index);
+    if (!mlxvk_device_create(&res, &(mlxvk_device_desc){ .name = name })) ((struct device *)res.ctx)->index = index;
+    return res;
+}
+
+int mlxvk_device_set(mlxvk_device *dev, const mlxvk_device src)
+{
+    struct device *d = src.ctx;
+    mlxvk_device old;
+    if (!dev) return MLXVK_ERROR_ARGUMENT;
+    if (d) { mutex_lock(&d->lock); d->refs++; mutex_unlock(&d->lock); }
+    old = *dev;
+    dev->ctx = d;
+    return mlxvk_device_free(old);
+}
+
+bool mlxvk_device_equal(mlxvk_device lhs, mlxvk_device rhs) { return device_or_default(lhs) == device_or_default(rhs); }
+
+int mlxvk_device_get_index(int *index, mlxvk_device dev)
+{
+    struct device *d = device_or_default(dev);
+    if (!d || !index) return MLXVK_ERROR_ARGUMENT;
+    *index = d->index;
+    return 0;
+}
+
+int mlxvk_device_get_type(mlxvk_device_type *type, mlxvk_device dev)
+{
+    (void)dev;
+    if (!type) return MLXVK_ERROR_ARGUMENT;
+    *type = MLXVK_GPU;
+    return 0;
+}
+
+int mlxvk_device_tostring(mlxvk_string *str, mlxvk_device dev)
+{
+    struct device *d = device_or_default(dev);
+    struct text t = { NULL, 0, 0, false };
+    if (!d || !str) return MLXVK_ERROR_ARGUMENT;
+    text_add(&t, "Device(gpu, %d)", d->index);
+    return put_text(str, &t);
+}
+
+int mlxvk_get_default_device(mlxvk_device *dev)
+{
+    struct device *d = default_device();
+    return d ? mlxvk_device_set(dev, (mlxvk_device){ d }) : MLXVK_ERROR_NO_DEVICE;
+}
+
+int mlxvk_set_default_device(mlxvk_device dev)
+{
+    mlxvk_device old = { NULL };
+    if (!dev.ctx) return MLXVK_ERROR_ARGUMENT;
+    mlxvk_device_set(&old, dev);                     /* one more handle, for the library to keep */
+    mutex_lock(&the_default.lock);
+    old.ctx = the_default.device;
+    the_default.device = dev.ctx;
+    mutex_unlock(&the_default.lock);
+    return mlxvk_device_free(old);
+}
+
+int mlxvk_device_is_available(bool *avail, mlxvk_device dev)
+{
+    if (!avail) return MLXVK_ERROR_ARGUMENT;
+    *avail = dev.ctx && !((struct device *)dev.ctx)->lost;
+    return 0;
+}
+
+mlxvk_device_info mlxvk_device_info_new(void) { return (mlxvk_device_info){ NULL }; }
+int mlxvk_device_info_get(mlxvk_device_info *info, mlxvk_device dev) { return mlxvk_device_set(info, dev.ctx ? dev : (mlxvk_device){ default_device() }); }
+int mlxvk_device_info_free(mlxvk_device_info info) { return mlxvk_device_free(info); }
+
+int mlxvk_device_info_is_string(bool *is_string, mlxvk_device_info info, const char *key)
+{
+    const char *text;
+    if (!is_string) return MLXVK_ERROR_ARGUMENT;
+    *is_string = !mlxvk_device_info_get_string(&text, info, key);
+    return 0;
+}
+
+int mlxvk_device_info_has_key(bool *exists, mlxvk_device_info info, const char *key)
+{
+    size_t value;
+    int code = mlxvk_device_info_is_string(exists, info, key);
+    if (!code && !*exists) *exists = !mlxvk_device_info_get_size(&value, info, key);
+    return code;
+}
+
+int mlxvk_device_info_get_keys(mlxvk_vector_string *keys, mlxvk_device_info info)
+{
+    struct device *d = device_or_default(info);
+    struct list *l = d && keys ? list_new(&string_kind) : NULL;
+    struct info_size sizes[INFO_SIZES];
+    int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
+    for (size_t i = 0; i < COUNT(info_strings) && !code; i++) code = list_append(l, &info_strings[i], 1);
+    if (d) info_sizes(d, sizes);
+    for (size_t i = 0; i < INFO_SIZES && !code; i++) code = list_append(l, &sizes[i].name, 1);
+    for (size_t i = 0; i < CAPABILITY_COUNT && !code; i++) code = list_append(l, &capability_names[i], 1);
+    if (code) { list_free(l); return code; }
+    list_free(keys->ctx);
+    keys->ctx = l;
+    return 0;
+}
+
+/* ---- streams ---- */
+
+mlxvk_stream mlxvk_default_cpu_stream_new(void) { return mlxvk_default_gpu_stream_new(); }
+
+int mlxvk_stream_set(mlxvk_stream *stream, const mlxvk_stream src)
+{
+    struct stream *s = src.ctx;
+    mlxvk_stream old;
+    if (!stream) return MLXVK_ERROR_ARGUMENT;
+    if (s) {
+        mutex_lock(&s->device->lock);
+        s->refs++;
+        s->device->refs++;
+        mutex_unlock(&s->device->lock);
+    }
+    old = *stream;
+    stream->ctx = s;
+    return mlxvk_stream_free(old);
+}
+
+bool mlxvk_stream_equal(mlxvk_stream lhs, mlxvk_stream rhs) { return lhs.ctx == rhs.ctx; }
+
+int mlxvk_stream_get_device(mlxvk_device *dev, mlxvk_stream stream)
+{
+    return stream.ctx ? mlxvk_device_set(dev, mlxvk_stream_device(stream)) : MLXVK_ERROR_ARGUMENT;
+}
+
+int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream)
+{
+    struct stream *s = stream.ctx;
+    struct text t = { NULL, 0, 0, false };
+    if (!s || !str) return MLXVK_ERROR_ARGUMENT;
+    text_add(&t, "Stream(Device(gpu, %d), %d)", s->device->index, s->index);
+    return put_text(str, &t);
+}
+
+int mlxvk_get_default_stream(mlxvk_stream *stream, mlxvk_device dev)
+{
+    mlxvk_stream fresh = stream_handle(device_or_default(dev), true), old;
+    if (!stream || !fresh.ctx) { mlxvk_stream_free(fresh); return stream ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT; }
+    old = *stream;
+    *stream = fresh;
+    return mlxvk_stream_free(old);
+}
+
+int mlxvk_set_default_stream(mlxvk_stream stream)
+{
+    struct stream *s = stream.ctx, *old;
+    if (!s) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&s->device->lock);
+    old = s->device->default_stream;
+    s->device->default_stream = s;
+    if (old && old != s && !old->refs) stream_destroy(old);
+    mutex_unlock(&s->device->lock);
+    return 0;
+}
+
+/* ---- errors ---- */
+
+static void call_handler(const mlxvk_error *error, void *user)
+{
+    (void)user;
+    if (the_default.handler) the_default.handler(error->text, the_default.data);
+}
+
+void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void (*dtor)(void *))
+{
+    struct device *d = default_device();
+    void (*old_dtor)(void *);
+    void *old;
+    if (d) mutex_lock(&d->lock);
+    old_dtor = the_default.dtor;
+    old = the_default.data;
+    the_default.handler = handler;
+    the_default.data = data;
+    the_default.dtor = dtor;
+    if (d) {
+        d->on_error = call_handler;
+        mutex_unlock(&d->lock);
+    }
+    if (old_dtor) old_dtor(old);
+}
+
+/* ---- arrays ---- */
+
+mlxvk_array mlxvk_array_new_double(double value) { return mlxvk_array_new_data(&value, NULL, 0, MLXVK_FLOAT64); }
+mlxvk_array mlxvk_array_new_float64(double value) { return mlxvk_array_new_double(value); }
+
+mlxvk_array mlxvk_array_new_data_managed_payload(void *data, const int *shape, int dim, mlxvk_dtype dtype, void *payload, void (*dtor)(void *))
+{
+    mlxvk_array res = mlxvk_array_new_data(data, shape, dim, dtype);
+    if (dtor) dtor(payload);
+    return res;
+}
+
+mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, mlxvk_dtype dtype, void (*dtor)(void *))
+{
+    return mlxvk_array_new_data_managed_payload(data, shape, dim, dtype, data, dtor);
+}
+
+/* Puts a fresh array into a handle. */
+static int replace_array(mlxvk_array *res, mlxvk_array fresh)
+{
+    struct device *d = default_device();
+    if (!fresh.ctx || !res) {
+        mlxvk_array_free(fresh);
+        return !res ? MLXVK_ERROR_ARGUMENT : !d ? MLXVK_ERROR_NO_DEVICE : d->error.code ? d->error.code : MLXVK_ERROR_HOST_MEMORY;
+    }
+    mlxvk_array_free(*res);
+    *res = fresh;
+    return 0;
+}
+
+int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return replace_array(arr, mlxvk_array_new_bool(val)); }
+int mlxvk_array_set_int(mlxvk_array *arr, int val) { return replace_array(arr, mlxvk_array_new_int(val)); }
+int mlxvk_array_set_float(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
+int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
+int mlxvk_array_set_double(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
+int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
+int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return replace_array(arr, mlxvk_array_new_complex(real, imag)); }
+int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype)
+{
+    return replace_array(arr, mlxvk_array_new_data(data, shape, dim, dtype));
+}
+
+#define X(name, type, dtype)                                                                                          \
+    int mlxvk_array_item_##name(type *res, const mlxvk_array arr) { return item(res, arr, dtype); }
+MLXVK_ITEM_TYPES(X)
+#undef X
+#define X(name, type, dtype)                                                                                          \
+    const type *mlxvk_array_data_##name(const mlxvk_array arr)                                                        \
+    { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
+X(bool, bool, MLXVK_BOOL) MLXVK_ITEM_TYPES(X)
+#undef X
+
+/* ---- arrays as text, as MLX prints them ---- */
+
+enum { PRINT_WHOLE = 6, PRINT_EDGE = 3 };
+
+static double half_value(uint32_t bits)
+{
+    int exponent = (int)(bits >> 10 & 31), mantissa = (int)(bits & 1023);
+    double size = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
+    return bits & 0x8000u ? -size : size;
+}
+
+static double float_value(const void *data, mlxvk_dtype dtype, size_t i)
+{
+    uint32_t bits = 0;
+    uint16_t half;
+    float value;
+    if (dtypes[dtype].size == 2) { memcpy(&half, (const char *)data + 2 * i, 2); bits = half; }
+    if (dtype == MLXVK_FLOAT16) return half_value(bits);
+    if (dtype == MLXVK_BFLOAT16) { bits <<= 16; memcpy(&value, &bits, 4); }
+    else memcpy(&value, (const char *)data + 4 * i, 4);
+    return (double)value;
+}
+
+static void print_element(struct text *t, const void *data, mlxvk_dtype dtype, size_t i)
+{
+    size_t size = dtypes[dtype].size;
+    uint64_t bits = 0;
+    if (is_complex(dtype)) text_add(t, "%g%+gj", float_value(data, MLXVK_FLOAT32, 2 * i), float_value(data, MLXVK_FLOAT32, 2 * i + 1));
+    else if (is_float(dtype)) text_add(t, "%g", float_value(data, dtype, i));
+    else {
+        for (size_t k = 0; k < size; k++) bits |= (uint64_t)((const uint8_t *)data)[i * size + k] << (8 * k);
+        if (dtype == MLXVK_BOOL) text_add(t, bits ? "True" : "False");
+        else if (dtypes[dtype].kind == KIND_UINT) text_add(t, "%llu", (unsigned long long)bits);
+        else text_add(t, "%lld", (long long)(int64_t)(bits << (64 - 8 * size)) >> (64 - 8 * size));
+    }
+}
+
+/* Dimension `axis` of the printed part; whole: the array's own shape. */
+static void print_axis(struct text *t, const void *data, const struct array *part, const int *whole, int axis, size_t *next)
+{
+    if (axis == part->ndim) { print_element(t, data, part->dtype, (*next)++); return; }
+    text_add(t, "[");
+    for (int i = 0; i < part->shape[axis]; i++) {
+        const char *between = axis + 1 < part->ndim ? ",\n" : ", ";
+        for (int gap = 0; gap < 1 + (i == PRINT_EDGE && whole[axis] > PRINT_WHOLE); gap++) {
+            if (gap) text_add(t, "...");
+            if (i || gap) text_add(t, "%s", between);
+            if ((i || gap) && axis + 1 < part->ndim) text_add(t, "%*s", 7 + axis, "");
+        }
+        print_axis(t, data, part, whole, axis + 1, next);
+    }
+    text_add(t, "]");
+}
+
+/* The first and last elements of long axes, which is what is printed. */
+static struct array *corners(struct call *c, struct array *a)
+{
+    for (int axis = 0; a && axis < a->ndim; axis++) {
+        int shape[MAXD], n = a->shape[axis];
+        struct array *out;
+        if (n <= PRINT_WHOLE) continue;
+        memcpy(shape, a->shape, sizeof shape);
+        shape[axis] = 2 * PRINT_EDGE;
+        out = output(c, a->ndim, shape, a->dtype);
+        append_copy(c, slice_one(c, out, axis, 0, PRINT_EDGE), slice_one(c, a, axis, 0, PRINT_EDGE));
+        append_copy(c, slice_one(c, out, axis, PRINT_EDGE, PRINT_EDGE), slice_one(c, a, axis, n - PRINT_EDGE, PRINT_EDGE));
+        a = out;
+    }
+    return a;
+}
+
+int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr)
+{
+    struct array *a = arr.ctx;
+    mlxvk_array part = { NULL };
+    mlxvk_stream s = { NULL };
+    struct text t = { NULL, 0, 0, false };
+    size_t bytes, next = 0;
+    void *data;
+    int code;
+    if (!a || !str) return MLXVK_ERROR_ARGUMENT;
+    code = mlxvk_get_default_stream(&s, (mlxvk_device){ a->storage->device });
+    if (!code) {
+        struct call c = begin("array_tostring", s);
+        code = finish(&c, corners(&c, input(&c, "arr", arr)), &part);
+    }
+    bytes = mlxvk_array_nbytes(part);
+    data = malloc(bytes + 1);
+    if (!code) code = data ? mlxvk_array_read(part, data, bytes, s) : MLXVK_ERROR_HOST_MEMORY;
+    if (!code) {
+        text_add(&t, "array(");
+        print_axis(&t, data, part.ctx, a->shape, 0, &next);
+        text_add(&t, ", dtype=%s)", dtypes[a->dtype].name);
+        code = put_text(str, &t);
+    }
+    free(data);
+    mlxvk_array_free(part);
+    mlxvk_stream_free(s);
+    return code;
+}
+
+/* ==== >>public: files: safetensors and npy ======================================================================== */
+
+struct io { void *descriptor; mlxvk_io_vtable calls; };
+
+/* One call that reads or writes; its first error sticks. */
+struct file {
+    const char *name;                                /* of the call */
+    mlxvk_stream stream;
+    struct io *io;
+    size_t size;
+    int code;
+};
+
+static struct io *io_new(void *descriptor, mlxvk_io_vtable calls)
+{
+    struct io *io = calloc(1, sizeof *io);
+    if (io) *io = (struct io){ descriptor, calls };
+    return io;
+}
+
+static int io_free(struct io *io)
+{
+    if (io && io->calls.free) io->calls.free(io->descriptor);
+    free(io);
+    return 0;
+}
+
+static int io_descriptor(void **res, const struct io *io)
+{
+    if (!res || !io) return MLXVK_ERROR_ARGUMENT;
+    *res = io->descriptor;
+    return 0;
+}
+
+static const char *io_label(const struct io *io) { return io && io->calls.label ? io->calls.label(io->descriptor) : "(no name)"; }
+
+mlxvk_io_reader mlxvk_io_reader_new(void *desc, mlxvk_io_vtable vtable) { return (mlxvk_io_reader){ io_new(desc, vtable) }; }
+mlxvk_io_writer mlxvk_io_writer_new(void *desc, mlxvk_io_vtable vtable) { return (mlxvk_io_writer){ io_new(desc, vtable) }; }
+int mlxvk_io_reader_descriptor(void **desc, mlxvk_io_reader io) { return io_descriptor(desc, io.ctx); }
+int mlxvk_io_writer_descriptor(void **desc, mlxvk_io_writer io) { return io_descriptor(desc, io.ctx); }
+int mlxvk_io_reader_tostring(mlxvk_string *str, mlxvk_io_reader io) { return put_string(str, text_copy(io_label(io.ctx))); }
+int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io) { return put_string(str, text_copy(io_label(io.ctx))); }
+int mlxvk_io_reader_free(mlxvk_io_reader io) { return io_free(io.ctx); }
+int mlxvk_io_writer_free(mlxvk_io_writer io) { return io_free(io.ctx); }
+
+/* ---- a file of the system as such an object ---- */
+
+struct disk { FILE *file; bool good; char label[1]; };
+
+#ifdef _WIN32
+#define seek_file _fseeki64
+#define tell_file _ftelli64
+#else
+#define seek_file(file, at, whence) fseek(file, (long)(at), whence)
+#define tell_file ftell
+#endif
+
+static bool disk_good(void *d) { return ((struct disk *)d)->good; }
+static const char *disk_label(void *d) { return ((struct disk *)d)->label; }
+static size_t disk_tell(void *d) { return (size_t)tell_file(((struct disk *)d)->file); }
+static void disk_seek(void *p, int64_t at, int whence) { struct disk *d = p; d->good = !seek_file(d->file, at, whence) && d->good; }
+static void disk_read(void *p, char *data, size_t n) { struct disk *d = p; d->good = fread(data, 1, n, d->file) == n && d->good; }
+static void disk_write(void *p, const char *data, size_t n) { struct disk *d = p; d->good = fwrite(data, 1, n, d->file) == n && d->good; }
+static void disk_free(void *p) { fclose(((struct disk *)p)->file); free(p); }
+
+static struct io *disk_open(const char *name, const char *mode)
+{
+    static const mlxvk_io_vtable calls = { .is_open = disk_good, .good = disk_good, .tell = disk_tell, .seek = disk_seek, .read = disk_read,
+                                           .write = disk_write, .label = disk_label, .free = disk_free };
+    FILE *f = name ? fopen(name, mode) : NULL;
+    struct disk *d = f ? malloc(sizeof *d + strlen(name)) : NULL;
+    struct io *io;
+    if (!d) { if (f) fclose(f); return NULL; }
+    d->file = f;
+    d->good = true;
+    strcpy(d->label, name);
+    io = io_new(d, calls);
+    if (!io) disk_free(d);
+    return io;
+}
+
+/* ---- reading and writing with errors ---- */
+
+static int file_fail(struct file *f, int code, const char *format, ...)
+{
+    struct call c;
+    va_list arguments;
+    char text[300];
+    if (f->code) return f->code;
+    f->code = code;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    c = begin(f->name, f->stream);
+    FAIL(&c, code, "%s: %s", io_label(f->io), text);
+    if (c.device && c.stream) c.device->error = c.stream->error;
+    end(&c);
+    return code;
+}
+
+static bool io_good(const struct io *io) { return !io->calls.good || io->calls.good(io->descriptor); }
+
+/* n bytes from `at` on. */
+static bool file_read(struct file *f, size_t at, void *data, size_t n)
+{
+    const mlxvk_io_vtable *v = &f->io->calls;
+    if (f->code) return false;
+    if (at > f->size || n > f->size - at) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes at %zu of %zu", n, at, f->size), false;
+    if (n && v->read_at_offset) v->read_at_offset(f->io->descriptor, data, n, at);
+    else if (n) { v->seek(f->io->descriptor, (int64_t)at, SEEK_SET); v->read(f->io->descriptor, data, n); }
+    if (!io_good(f->io)) file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes at %zu cannot be read", n, at);
+    return !f->code;
+}
+
+static bool file_open(struct file *f, const char *path)
+{
+    const mlxvk_io_vtable *v = f->io ? &f->io->calls : NULL;
+    if (!v && path) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened", path), false;
+    if (!v || !v->seek || !v->tell || !v->read) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the reader lacks seek, tell or read"), false;
+    v->seek(f->io->descriptor, 0, SEEK_END);
+    f->size = v->tell(f->io->descriptor);
+    v->seek(f->io->descriptor, 0, SEEK_SET);
+    if (!io_good(f->io)) file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be read");
+    return !f->code;
+}
+
+static void file_write(struct file *f, const void *data, size_t n)
+{
+    if (f->code) return;
+    if (!f->io || !f->io->calls.write) { file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written"); return; }
+    f->io->calls.write(f->io->descriptor, data, n);
+    if (!io_good(f->io)) file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes cannot be written", n);
+}
+
+/* The bytes of a file from `at` on as an array of the stream's device. */
+static mlxvk_array file_array(struct file *f, size_t at, int ndim, const int *shape, mlxvk_dtype dtype)
+{
+    mlxvk_array res = { NULL };
+    mlxvk_device device = mlxvk_stream_device(f->stream);
+    size_t n = dtypes[dtype].size;
+    void *data;
+    int code;
+    for (int i = 0; i < ndim; i++) n *= (size_t)shape[i];
+    data = f->code ? NULL : malloc(n + 1);
+    if (!data) { file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %zu bytes", n); return res; }
+    if (file_read(f, at, data, n)) {
+        code = mlxvk_array_new_data_device(&res, data, shape, ndim, dtype, device);
+        if (code) file_fail(f, code, "an array of %zu bytes of %s cannot be made", n, dtypes[dtype].name);
+    }
+    free(data);
+    return res;
+}
+
+/* The elements of an array, row-major, behind what was written. */
+static void file_write_array(struct file *f, mlxvk_array array)
+{
+    size_t n = mlxvk_array_nbytes(array);
+    void *data = f->code ? NULL : malloc(n + 1);
+    mlxvk_stream s = { NULL };
+    if (!data) { file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %zu bytes", n); return; }
+    mlxvk_get_default_stream(&s, (mlxvk_device){ ((struct array *)array.ctx)->storage->device });
+    if (mlxvk_array_read(array, data, n, s)) file_fail(f, MLXVK_ERROR_NOT_READY, "an array cannot be read");
+    file_write(f, data, n);
+    mlxvk_stream_free(s);
+    free(data);
+}
+
+/* ---- as much JSON as a safetensors header is ---- */
+
+struct json { const char *at, *end; bool bad; };
+
+static bool json_take(struct json *j, char wanted)
+{
+    while (j->at < j->end && strchr(" \t\r\n", *j->at) && *j->at) j->at++;
+    if (j->at < j->end && *j->at == wanted) { j->at++; return true; }
+    return false;
+}
+
+static void json_want(struct json *j, char wanted) { if (!json_take(j, wanted)) j->bad = true; }
+
+static uint32_t json_hex(struct json *j)
+{
+    uint32_t value = 0;
+    for (int i = 0; i < 4; i++) {
+        const char *digits = "0123456789abcdefABCDEF", *d = j->at < j->end && *j->at ? strchr(digits, *j->at) : NULL;
+        if (!d) { j->bad = true; return 0; }
+        value = 16 * value + (uint32_t)(d - digits < 16 ? d - digits : d - digits - 6);
+        j->at++;
+    }
+    return value;
+}
+
+static char *utf8(char *to, uint32_t c)
+{
+    if (c < 0x80) *to++ = (char)c;
+    else if (c < 0x800) { *to++ = (char)(0xc0 | c >> 6); *to++ = (char)(0x80 | (c & 63)); }
+    else if (c < 0x10000) { *to++ = (char)(0xe0 | c >> 12); *to++ = (char)(0x80 | (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
+    else { *to++ = (char)(0xf0 | c >> 18); *to++ = (char)(0x80 | (c >> 12 & 63)); *to++ = (char)(0x80 | (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
+    return to;
+}
+
+/* A string, to be freed; NULL where there is none. */
+static char *json_string(struct json *j)
+{
+    static const char escapes[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
+    const char *p;
+    char *text, *to;
+    json_want(j, '"');
+    for (p = j->at; p < j->end && *p != '"'; p++) if (*p == '\\') p++;
+    if (j->bad || p >= j->end) { j->bad = true; return NULL; }
+    text = to = malloc((size_t)(p - j->at) + 1);         /* escapes are longer than what they stand for */
+    if (!text) { j->bad = true; return NULL; }
+    while (j->at < j->end && *j->at != '"' && !j->bad) {
+        const char *e;
+        if (*j->at != '\\') { *to++ = *j->at++; continue; }
+        j->at++;
+        e = *j->at ? strchr(escapes, *j->at) : NULL;
+        if (e) { *to++ = meant[e - escapes]; j->at++; }
+        else if (*j->at == 'u') {
+            uint32_t c;
+            j->at++;
+            c = json_hex(j);
+            if (c >= 0xd800 && c < 0xdc00 && j->end - j->at > 6 && j->at[0] == '\\' && j->at[1] == 'u') {
+                j->at += 2;
+                c = 0x10000 + ((c - 0xd800) << 10) + ((json_hex(j) - 0xdc00) & 0x3ff);
+            }
+            to = utf8(to, c);
+        } else j->bad = true;
+    }
+    *to = 0;
+    json_want(j, '"');
+    if (!j->bad) return text;
+    free(text);
+    return NULL;
+}
+
+static uint64_t json_number(struct json *j)
+{
+    uint64_t value = 0;
+    const char *first;
+    json_take(j, 0);                                     /* white space */
+    for (first = j->at; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++) {
+        if (value > (UINT64_MAX - 9) / 10) j->bad = true;
+        value = 10 * value + (uint64_t)(*j->at - '0');
+    }
+    if (j->at == first) j->bad = true;
+    return value;
+}
+
+/* [number, number, ...] of at most `most`; returns how many. */
+static int json_numbers(struct json *j, uint64_t *values, int most)
+{
+    int n = 0;
+    json_want(j, '[');
+    if (json_take(j, ']')) return 0;
+    do {
+        uint64_t value = json_number(j);
+        if (n == most) j->bad = true;
+        if (j->bad) return 0;
+        values[n++] = value;
+    } while (json_take(j, ','));
+    json_want(j, ']');
+    return n;
+}
+
+static void json_quote(struct text *t, const char *text)
+{
+    text_add(t, "\"");
+    for (const char *p = text; *p; p++) {
+        if (*p == '"' || *p == '\\') text_add(t, "\\%c", *p);
+        else if ((unsigned char)*p < 0x20) text_add(t, "\\u%04x", (unsigned)*p);
+        else text_add(t, "%c", *p);
+    }
+    text_add(t, "\"");
+}
+
+/* ---- safetensors ---- */
+
+enum { SAFETENSORS_HEADER = 100 << 20 };
+
+/* Names of dtypes in safetensors, and in npy: kind and size. */
+static const struct { const char *name, *npy; } file_dtypes[MLXVK_DTYPE_COUNT] = {
+    [MLXVK_BOOL] = { "BOOL", "|b1" }, [MLXVK_UINT8] = { "U8", "|u1" }, [MLXVK_UINT16] = { "U16", "<u2" }, [MLXVK_UINT32] = { "U32", "<u4" },
+    [MLXVK_UINT64] = { "U64", "<u8" }, [MLXVK_INT8] = { "I8", "|i1" }, [MLXVK_INT16] = { "I16", "<i2" }, [MLXVK_INT32] = { "I32", "<i4" },
+    [MLXVK_INT64] = { "I64", "<i8" }, [MLXVK_FLOAT16] = { "F16", "<f2" }, [MLXVK_FLOAT32] = { "F32", "<f4" }, [MLXVK_FLOAT64] = { "F64", "<f8" },
+    [MLXVK_BFLOAT16] = { "BF16", "<V2" }, [MLXVK_COMPLEX64] = { "C64", "<c8" },
+};
+
+static int file_dtype(const char *name, bool npy)
+{
+    for (int t = 0; t < MLXVK_DTYPE_COUNT; t++)
+        if (!strcmp(npy ? file_dtypes[t].npy + 1 : file_dtypes[t].name, name)) return t;
+    return -1;
+}
+
+/* {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} */
+static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct list *arrays)
+{
+    uint64_t shape[MAXD] = { 0 }, range[2] = { 0, 0 }, bytes;
+    int ndim = 0, dtype = -1, dims[MAXD], given = 0;
+    mlxvk_array array;
+    json_want(j, '{');
+    do {
+        char *name = json_string(j), *type = NULL;
+        json_want(j, ':');
+        if (name && !strcmp(name, "dtype")) { type = json_string(j); dtype = type ? file_dtype(type, false) : -1; }
+        else if (name && !strcmp(name, "shape")) { ndim = json_numbers(j, shape, MAXD); given |= 1; }
+        else if (name && !strcmp(name, "data_offsets")) given |= json_numbers(j, range, 2) == 2 ? 2 : 0;
+        else j->bad = true;
+        free(name);
+        free(type);
+    } while (!j->bad && json_take(j, ','));
+    json_want(j, '}');
+    if (j->bad || given != 3) { j->bad = true; return; }
+    if (dtype < 0 || dtype == MLXVK_FLOAT64) { file_fail(f, MLXVK_ERROR_DTYPE, "%s has a dtype that is not taken", key); return; }
+    bytes = dtypes[dtype].size;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] > INT_MAX || (shape[i] && bytes > f->size / shape[i])) { file_fail(f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key); return; }
+        bytes *= shape[i];
+        dims[i] = (int)shape[i];
+    }
+    if (range[0] > f->size || range[1] < range[0] || range[1] - range[0] != bytes)
+        { file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu bytes, which is not what its shape says", key, (unsigned long long)(range[1] - range[0])); return; }
+    array = file_array(f, start + range[0], ndim, dims, (mlxvk_dtype)dtype);
+    if (!f->code && map_put(arrays, key, array_value(array))) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    mlxvk_array_free(array);
+}
+
+/* {"key": "text", ...} */
+static void load_metadata(struct json *j, struct list *strings)
+{
+    json_want(j, '{');
+    if (json_take(j, '}')) return;
+    do {
+        char *key = json_string(j), *value;
+        json_want(j, ':');
+        value = json_string(j);
+        if (key && value) map_put(strings, key, (struct entry){ NULL, { value } });
+        else free(value);
+        free(key);
+    } while (!j->bad && json_take(j, ','));
+    json_want(j, '}');
+}
+
+static void load_header(struct file *f, const char *header, size_t size, struct list *arrays, struct list *strings)
+{
+    struct json j = { header, header + size, false };
+    json_want(&j, '{');
+    if (json_take(&j, '}')) return;
+    do {
+        char *key = json_string(&j);
+        json_want(&j, ':');
+        if (key && !strcmp(key, "__metadata__")) load_metadata(&j, strings);
+        else if (key) load_tensor(f, &j, key, 8 + size, arrays);
+        free(key);
+    } while (!j.bad && !f->code && json_take(&j, ','));
+    json_want(&j, '}');
+    if (j.bad) file_fail(f, MLXVK_ERROR_ARGUMENT, "the header is not that of a safetensors file");
+}
+
+static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1)
+{
+    uint8_t length[8];
+    uint64_t size = 0;
+    char *header = NULL;
+    struct list *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
+    if (!res_0 || !res_1) file_fail(f, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!arrays || !strings) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (!f->code && file_open(f, path) && file_read(f, 0, length, 8)) {
+        for (int i = 0; i < 8; i++) size |= (uint64_t)length[i] << (8 * i);
+        if (size > SAFETENSORS_HEADER || size > f->size - 8) file_fail(f, MLXVK_ERROR_ARGUMENT, "a header of %llu bytes", (unsigned long long)size);
+        header = f->code ? NULL : malloc((size_t)size + 1);
+        if (!header) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        if (header && file_read(f, 8, header, (size_t)size)) {
+            header[size] = 0;
+            load_header(f, header, (size_t)size, arrays, strings);
+        }
+        free(header);
+    }
+    if (f->code) { map_free(arrays); map_free(strings); return f->code; }
+    map_free(res_0->ctx);
+    res_0->ctx = arrays;
+    map_free(res_1->ctx);
+    res_1->ctx = strings;
+    return 0;
+}
+
+int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file, mlxvk_stream s)
+{
+    struct file f = { .name = "load_safetensors", .stream = s, .io = disk_open(file, "rb") };
+    int code = load_safetensors(&f, file ? file : "NULL", res_0, res_1);
+    io_free(f.io);
+    return code;
+}
+
+int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, mlxvk_io_reader in_stream, mlxvk_stream s)
+{
+    struct file f = { .name = "load_safetensors_reader", .stream = s, .io = in_stream.ctx };
+    return load_safetensors(&f, NULL, res_0, res_1);
+}
+
+static int save_safetensors(struct file *f, const struct list *arrays, const struct list *strings)
+{
+    struct text t = { NULL, 0, 0, false };
+    uint8_t length[8];
+    size_t at = 0;
+    if (!arrays) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the map of arrays is { NULL }");
+    text_add(&t, "{\"__metadata__\":{");
+    for (size_t i = 0; strings && i < strings->size; i++) {
+        const struct entry *e = list_at(strings, i);
+        text_add(&t, i ? "," : "");
+        json_quote(&t, e->key);
+        text_add(&t, ":");
+        json_quote(&t, e->value.text);
+    }
+    text_add(&t, "}");
+    for (size_t i = 0; i < arrays->size; i++) {
+        const struct entry *e = list_at(arrays, i);
+        const struct array *a = e->value.array.ctx;
+        text_add(&t, ",");
+        json_quote(&t, e->key);
+        text_add(&t, ":{\"dtype\":\"%s\",\"shape\":[", file_dtypes[a->dtype].name);
+        for (int k = 0; k < a->ndim; k++) text_add(&t, k ? ",%d" : "%d", a->shape[k]);
+        text_add(&t, "],\"data_offsets\":[%zu,%zu]}", at, at + array_bytes(a));
+        at += array_bytes(a);
+    }
+    text_add(&t, "}");
+    while (!t.failed && t.size % 8) text_add(&t, " ");
+    if (t.failed) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    for (int i = 0; i < 8; i++) length[i] = (uint8_t)((uint64_t)t.size >> (8 * i));
+    file_write(f, length, 8);
+    file_write(f, t.data, t.size);
+    for (size_t i = 0; i < arrays->size && !f->code; i++) file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
+    free(t.data);
+    return f->code;
+}
+
+/* Ends writing to a file of the system: what is still buffered may fail too. */
+static int disk_finish(struct file *f, const char *path)
+{
+    if (!f->io) file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened for writing", path ? path : "NULL");
+    else if (fflush(((struct disk *)f->io->descriptor)->file)) file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written");
+    io_free(f->io);
+    return f->code;
+}
+
+int mlxvk_save_safetensors(const char *file, mlxvk_map_string_to_array param, mlxvk_map_string_to_string metadata)
+{
+    struct file f = { .name = "save_safetensors", .io = disk_open(file, "wb") };
+    if (f.io) save_safetensors(&f, param.ctx, metadata.ctx);
+    return disk_finish(&f, file);
+}
+
+int mlxvk_save_safetensors_writer(mlxvk_io_writer in_stream, mlxvk_map_string_to_array param, mlxvk_map_string_to_string metadata)
+{
+    struct file f = { .name = "save_safetensors_writer", .io = in_stream.ctx };
+    return save_safetensors(&f, param.ctx, metadata.ctx);
+}
+
+/* ---- npy ---- */
+
+enum { NPY_HEADER = 1 << 16 };
+
+/* What stands behind 'key': in the header's dictionary. */
+static const char *npy_field(const char *header, const char *key)
+{
+    const char *p = strstr(header, key);
+    if (p) p = strchr(p, ':');
+    if (p) for (p++; *p == ' '; p++) {}
+    return p;
+}
+
+static mlxvk_array load_array(struct file *f, const char *path)
+{
+    uint8_t start[12];
+    char header[NPY_HEADER + 1], type[8] = { 0 };
+    const char *descr, *order, *dims;
+    size_t at, size;
+    int ndim = 0, shape[MAXD], dtype = -1;
+    mlxvk_array res = { NULL };
+    if (!file_open(f, path) || !file_read(f, 0, start, 12)) return res;
+    if (memcmp(start, "\x93NUMPY", 6) || start[6] < 1 || start[6] > 3) { file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"); return res; }
+    at = start[6] == 1 ? 10 : 12;
+    size = (size_t)start[8] | (size_t)start[9] << 8;
+    if (start[6] > 1) size |= (size_t)start[10] << 16 | (size_t)start[11] << 24;
+    if (size > NPY_HEADER) { file_fail(f, MLXVK_ERROR_LIMIT, "a header of %zu bytes", size); return res; }
+    if (!file_read(f, at, header, size)) return res;
+    header[size] = 0;
+    at += size;
+    descr = npy_field(header, "'descr'");
+    order = npy_field(header, "'fortran_order'");
+    dims = npy_field(header, "'shape'");
+    if (descr && descr[0] == '\'' && descr[1] && descr[2] && descr[3]) memcpy(type, descr + 2, descr[4] == '\'' ? 2 : 3);
+    if (descr && descr[1] != '>') dtype = file_dtype(type, true);
+    if (!order || !dims || *dims != '(' || !descr) { file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"); return res; }
+    if (dtype < 0 || dtype == MLXVK_FLOAT64) { file_fail(f, MLXVK_ERROR_DTYPE, "has a dtype that is not taken: %.5s", descr); return res; }
+    for (dims++; *dims && *dims != ')'; dims += strspn(dims, " ,")) {
+        char *next;
+        unsigned long long n = strtoull(dims, &next, 10);
+        if (next == dims || ndim == MAXD || n > INT_MAX) { file_fail(f, MLXVK_ERROR_SHAPE, "has a shape that is not taken"); return res; }
+        shape[ndim++] = (int)n;
+        dims = next;
+    }
+    if (*order == 'T')                                   /* the last axis is the outermost in memory */
+        for (int i = 0; i < ndim / 2; i++) { int n = shape[i]; shape[i] = shape[ndim - 1 - i]; shape[ndim - 1 - i] = n; }
+    size = dtypes[dtype].size;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] && size > f->size / (size_t)shape[i]) { file_fail(f, MLXVK_ERROR_SHAPE, "is shorter than its shape says"); return res; }
+        size *= (size_t)shape[i];
+    }
+    res = file_array(f, at, ndim, shape, (mlxvk_dtype)dtype);
+    if (!f->code && *order == 'T') f->code = mlxvk_transpose(&res, res, f->stream);
+    return res;
+}
+
+static int give_array(struct file *f, mlxvk_array *res, const char *path)
+{
+    mlxvk_array fresh = load_array(f, path);
+    if (!f->code && !res) file_fail(f, MLXVK_ERROR_ARGUMENT, "res is NULL");
+    if (f->code) { mlxvk_array_free(fresh); return f->code; }
+    mlxvk_array_free(*res);
+    *res = fresh;
+    return 0;
+}
+
+int mlxvk_load(mlxvk_array *res, const char *file, mlxvk_stream s)
+{
+    struct file f = { .name = "load", .stream = s, .io = disk_open(file, "rb") };
+    int code = give_array(&f, res, file ? file : "NULL");
+    io_free(f.io);
+    return code;
+}
+
+int mlxvk_load_reader(mlxvk_array *res, mlxvk_io_reader in_stream, mlxvk_stream s)
+{
+    struct file f = { .name = "load_reader", .stream = s, .io = in_stream.ctx };
+    return give_array(&f, res, NULL);
+}
+
+static int save_array(struct file *f, const struct array *a)
+{
+    struct text t = { NULL, 0, 0, false };
+    uint8_t start[10] = { 0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0 };
+    if (!a) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the array is { NULL }");
+    text_add(&t, "{'descr': '%s', 'fortran_order': False, 'shape': (", file_dtypes[a->dtype].npy);
+    for (int i = 0; i < a->ndim; i++) text_add(&t, i + 1 < a->ndim || a->ndim == 1 ? "%d," : "%d", a->shape[i]);
+    text_add(&t, "), }");
+    while (!t.failed && (t.size + 11) % 64) text_add(&t, " ");
+    text_add(&t, "\n");
+    if (t.failed) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    start[8] = (uint8_t)t.size;
+    start[9] = (uint8_t)(t.size >> 8);
+    file_write(f, start, 10);
+    file_write(f, t.data, t.size);
+    if (!f->code) file_write_array(f, (mlxvk_array){ (void *)(uintptr_t)a });
+    free(t.data);
+    return f->code;
+}
+
+int mlxvk_save(const char *file, mlxvk_array a)
+{
+    struct file f = { .name = "save", .io = disk_open(file, "wb") };
+    if (f.io) save_array(&f, a.ctx);
+    return disk_finish(&f, file);
+}
+
+int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a)
+{
+    struct file f = { .name = "save_writer", .io = out_stream.ctx };
+    return save_array(&f, a.ctx);
 }
 
 /* ==== >>public: the encoder ======================================================================================= */
@@ -11008,8 +14967,10 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
     struct device *d = device_or_default(device);
     char line[256];
     if (!print) return MLXVK_ERROR_ARGUMENT;
+    snprintf(line, sizeof line, "%-47s %4s (default any)  %s", device_gate.name, d && *d->wanted ? d->wanted : "any", device_gate.what);
+    print(line, user);
     for (int i = 0; i < GATE_COUNT; i++) {
-        snprintf(line, sizeof line, "%-44s %4d (default %d)  %s", gate_table[i].name, d ? d->gate[i] : gate_table[i].value,
+        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", gate_table[i].name, d ? d->gate[i] : gate_table[i].value,
                  gate_table[i].value, gate_table[i].what);
         print(line, user);
     }
@@ -11033,6 +14994,8 @@ int mlxvk_reset_stats(mlxvk_device device)
     mutex_lock(&d->lock);
     memset(&d->stats, 0, sizeof d->stats);
     memset(d->kernel_counts, 0, sizeof d->kernel_counts);
+    d->pipelines_found = d->buffers_found = d->buffers_made = 0;
+    free_notes(d);
     mutex_unlock(&d->lock);
     return 0;
 }
@@ -11040,7 +15003,7 @@ int mlxvk_reset_stats(mlxvk_device device)
 int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
 {
     struct device *d = device_or_default(device);
-    struct kernel_count counts[KERNEL_COUNT + 1];
+    struct kernel_count counts[KERNEL_COUNTS];
     if (!d || !each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
     if (d->gate[GATE_PROFILE]) wait_streams(d);
@@ -11048,10 +15011,71 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
         for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
     mutex_unlock(&d->lock);
-    for (int i = 0; i <= KERNEL_COUNT; i++)
-        if (counts[i].count) each(i < KERNEL_COUNT ? kernel_table[i].name : "custom", counts[i].count, counts[i].ns, user);
+    for (int i = 0; i < KERNEL_COUNTS; i++)
+        if (counts[i].count)
+            each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom" : fusion_table[i - KERNEL_COUNT - 1].name,
+                 counts[i].count, counts[i].ns, user);
     return 0;
 }
+
+static int by_family_and_count(const void *a, const void *b)
+{
+    const struct note *x = a, *y = b;
+    if (x->family != y->family) return x->family < y->family ? -1 : 1;
+    if (!x->reason != !y->reason) return x->reason ? 1 : -1;
+    return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->signature, y->signature);
+}
+
+/* A sorted copy of the notes, with those that are counters; NULL without memory. The lock is held. */
+static struct note *list_notes(struct device *d, uint32_t *count)
+{
+    const struct { const char *kernel; uint64_t count; } counters[] = {
+        { "pipelines found", d->pipelines_found }, { "pipelines made", d->stats.pipelines },
+        { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
+        { "buffers allocated", d->buffers_made },
+    };
+    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
+    *count = 0;
+    if (!list) return NULL;
+    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
+    for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
+        list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel, .signature = "all" };
+    qsort(list, *count, sizeof *list, by_family_and_count);
+    return list;
+}
+
+int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user)
+{
+    struct device *d = device_or_default(device);
+    struct note *list;
+    uint32_t n;
+    if (!d || !each) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&d->lock);
+    list = list_notes(d, &n);
+    mutex_unlock(&d->lock);
+    for (uint32_t i = 0; i < n; i++)
+        each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason, list[i].count }, user);
+    if (!list) return MLXVK_ERROR_HOST_MEMORY;
+    mutex_lock(&d->lock);
+    host_free(d, list);
+    mutex_unlock(&d->lock);
+    return 0;
+}
+
+/* The families whose gate asks for it. */
+static void print_notes(struct device *d)
+{
+    uint32_t n;
+    struct note *list;
+    bool any = false;
+    for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
+    if (!any || !(list = list_notes(d, &n))) return;
+    for (uint32_t i = 0; i < n; i++)
+        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
+    host_free(d, list);
+}
+
+static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)

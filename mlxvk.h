@@ -119,6 +119,8 @@ typedef struct mlxvk_kernel  { void *ctx; } mlxvk_kernel;    /* a SPIR-V compute
 typedef struct mlxvk_encoder { void *ctx; } mlxvk_encoder;   /* a stream's command recorder */
 typedef struct mlxvk_vector_array { void *ctx; } mlxvk_vector_array;
 
+typedef mlxvk_device mlxvk_device_info;                       /* mlx-c's: here the device itself, one more handle */
+
 typedef struct mlxvk_optional_int   { int value; bool has_value; } mlxvk_optional_int;
 typedef struct mlxvk_optional_float { float value; bool has_value; } mlxvk_optional_float;
 typedef struct mlxvk_optional_dtype { mlxvk_dtype value; bool has_value; } mlxvk_optional_dtype;
@@ -297,13 +299,8 @@ MLXVK_API int mlxvk_array_buffer(mlxvk_buffer *res, size_t *offset, mlxvk_array 
 MLXVK_API int mlxvk_array_eval(mlxvk_array array);
 /* Computes the array, waits, and copies its elements in row-major order. size must be its nbytes. */
 MLXVK_API int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s);
-/* The one element of an array of size 1, evaluated; the dtype must match. */
+/* The one element of an array of size 1, evaluated; the dtype must match. More of these: >>objects. */
 MLXVK_API int mlxvk_array_item_bool(bool *res, mlxvk_array array);
-MLXVK_API int mlxvk_array_item_int32(int32_t *res, mlxvk_array array);
-MLXVK_API int mlxvk_array_item_uint32(uint32_t *res, mlxvk_array array);
-MLXVK_API int mlxvk_array_item_int64(int64_t *res, mlxvk_array array);
-MLXVK_API int mlxvk_array_item_uint64(uint64_t *res, mlxvk_array array);
-MLXVK_API int mlxvk_array_item_float32(float *res, mlxvk_array array);
 /* The host's pointer to element [0, ...] of an evaluated array, as its strides say; NULL where the memory is not mapped. */
 MLXVK_API const void *mlxvk_array_data(mlxvk_array array);
 
@@ -332,6 +329,169 @@ MLXVK_API int mlxvk_vector_array_append_data(mlxvk_vector_array vector, const ml
 MLXVK_API size_t mlxvk_vector_array_size(mlxvk_vector_array vector);
 MLXVK_API int mlxvk_vector_array_get(mlxvk_array *res, mlxvk_vector_array vector, size_t index);   /* one more handle */
 MLXVK_API int mlxvk_vector_array_set_data(mlxvk_vector_array *vector, const mlxvk_array *data, size_t size);
+MLXVK_API int mlxvk_vector_array_set_value(mlxvk_vector_array *vector, mlxvk_array value);
+MLXVK_API int mlxvk_vector_array_set(mlxvk_vector_array *vector, mlxvk_vector_array source);
+
+/* ==== >>objects: mlx-c's strings, vectors and maps ================================================================ */
+
+/* They belong to the host and hold copies; a container is used by one thread at a time. `get` of a string gives a pointer
+ * into the container. Iterators go in the order of the keys; next returns 0, or not 0 behind the last entry. */
+typedef struct mlxvk_string { void *ctx; } mlxvk_string;
+MLXVK_API mlxvk_string mlxvk_string_new(void);
+MLXVK_API mlxvk_string mlxvk_string_new_data(const char *str);
+MLXVK_API int mlxvk_string_set(mlxvk_string *str, mlxvk_string src);
+MLXVK_API const char *mlxvk_string_data(mlxvk_string str);
+MLXVK_API int mlxvk_string_free(mlxvk_string str);
+
+#define MLXVK_VECTOR(kind, in, out)                                                                                   \
+    typedef struct mlxvk_vector_##kind { void *ctx; } mlxvk_vector_##kind;                                            \
+    MLXVK_API mlxvk_vector_##kind mlxvk_vector_##kind##_new(void);                                                    \
+    MLXVK_API int mlxvk_vector_##kind##_set(mlxvk_vector_##kind *v, const mlxvk_vector_##kind src);                   \
+    MLXVK_API int mlxvk_vector_##kind##_free(mlxvk_vector_##kind v);                                                  \
+    MLXVK_API mlxvk_vector_##kind mlxvk_vector_##kind##_new_data(in *data, size_t size);                              \
+    MLXVK_API mlxvk_vector_##kind mlxvk_vector_##kind##_new_value(in value);                                          \
+    MLXVK_API int mlxvk_vector_##kind##_set_data(mlxvk_vector_##kind *v, in *data, size_t size);                      \
+    MLXVK_API int mlxvk_vector_##kind##_set_value(mlxvk_vector_##kind *v, in value);                                  \
+    MLXVK_API int mlxvk_vector_##kind##_append_data(mlxvk_vector_##kind v, in *data, size_t size);                    \
+    MLXVK_API int mlxvk_vector_##kind##_append_value(mlxvk_vector_##kind v, in value);                                \
+    MLXVK_API size_t mlxvk_vector_##kind##_size(mlxvk_vector_##kind v);                                               \
+    MLXVK_API int mlxvk_vector_##kind##_get(out *res, const mlxvk_vector_##kind v, size_t idx);
+MLXVK_VECTOR(int, const int, int)
+MLXVK_VECTOR(string, const char *, char *)
+MLXVK_VECTOR(vector_array, const mlxvk_vector_array, mlxvk_vector_array)
+#undef MLXVK_VECTOR
+
+#define MLXVK_MAP(name, in, out)                                                                                      \
+    typedef struct mlxvk_##name { void *ctx; } mlxvk_##name;                                                          \
+    typedef struct mlxvk_##name##_iterator { void *ctx; } mlxvk_##name##_iterator;                                    \
+    MLXVK_API mlxvk_##name mlxvk_##name##_new(void);                                                                  \
+    MLXVK_API int mlxvk_##name##_set(mlxvk_##name *map, const mlxvk_##name src);                                      \
+    MLXVK_API int mlxvk_##name##_free(mlxvk_##name map);                                                              \
+    MLXVK_API int mlxvk_##name##_insert(mlxvk_##name map, const char *key, in value);                                 \
+    MLXVK_API int mlxvk_##name##_get(out *value, const mlxvk_##name map, const char *key);                            \
+    MLXVK_API mlxvk_##name##_iterator mlxvk_##name##_iterator_new(mlxvk_##name map);                                  \
+    MLXVK_API int mlxvk_##name##_iterator_free(mlxvk_##name##_iterator it);                                           \
+    MLXVK_API int mlxvk_##name##_iterator_next(const char **key, out *value, mlxvk_##name##_iterator it);
+MLXVK_MAP(map_string_to_array, const mlxvk_array, mlxvk_array)
+MLXVK_MAP(map_string_to_string, const char *, const char *)
+#undef MLXVK_MAP
+
+/* ---- the rest of mlx-c's devices, streams and arrays ---- */
+
+/* Index 0: one more handle on the default device; else a device of its own by index in mlxvk_device_list's order. All
+ * work runs on Vulkan, so a device or stream asked for as a CPU's is the GPU's. */
+MLXVK_API mlxvk_device mlxvk_device_new_type(mlxvk_device_type type, int index);
+MLXVK_API int mlxvk_device_set(mlxvk_device *dev, const mlxvk_device src);
+MLXVK_API int mlxvk_device_tostring(mlxvk_string *str, mlxvk_device dev);         /* "Device(gpu, 0)" */
+MLXVK_API bool mlxvk_device_equal(mlxvk_device lhs, mlxvk_device rhs);
+MLXVK_API int mlxvk_device_get_index(int *index, mlxvk_device dev);
+MLXVK_API int mlxvk_device_get_type(mlxvk_device_type *type, mlxvk_device dev);
+MLXVK_API int mlxvk_device_is_available(bool *avail, mlxvk_device dev);
+MLXVK_API int mlxvk_get_default_device(mlxvk_device *dev);
+/* Not while another thread uses the default device. Arrays of the old one stay there. */
+MLXVK_API int mlxvk_set_default_device(mlxvk_device dev);
+MLXVK_API mlxvk_device_info mlxvk_device_info_new(void);
+MLXVK_API int mlxvk_device_info_get(mlxvk_device_info *info, mlxvk_device dev);
+MLXVK_API int mlxvk_device_info_free(mlxvk_device_info info);
+MLXVK_API int mlxvk_device_info_has_key(bool *exists, mlxvk_device_info info, const char *key);
+MLXVK_API int mlxvk_device_info_is_string(bool *is_string, mlxvk_device_info info, const char *key);
+MLXVK_API int mlxvk_device_info_get_keys(mlxvk_vector_string *keys, mlxvk_device_info info);
+
+MLXVK_API mlxvk_stream mlxvk_default_cpu_stream_new(void);           /* the default GPU stream */
+MLXVK_API int mlxvk_stream_set(mlxvk_stream *stream, const mlxvk_stream src);
+MLXVK_API bool mlxvk_stream_equal(mlxvk_stream lhs, mlxvk_stream rhs);
+MLXVK_API int mlxvk_stream_get_device(mlxvk_device *dev, mlxvk_stream stream);
+MLXVK_API int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream);
+MLXVK_API int mlxvk_get_default_stream(mlxvk_stream *stream, mlxvk_device dev);
+MLXVK_API int mlxvk_set_default_stream(mlxvk_stream stream);
+
+/* Called with the text of each error of the default device; there is none by default, and no call exits the program.
+ * It runs inside the failing call and must not call the library. */
+typedef void (*mlxvk_error_handler_func)(const char *msg, void *data);
+MLXVK_API void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void (*dtor)(void *));
+
+/* float64: refused. managed: data is copied, and freed by dtor before the call returns. */
+MLXVK_API mlxvk_array mlxvk_array_new_float64(double value);
+MLXVK_API mlxvk_array mlxvk_array_new_double(double value);
+MLXVK_API mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, mlxvk_dtype dtype,
+                                                   void (*dtor)(void *));
+MLXVK_API mlxvk_array mlxvk_array_new_data_managed_payload(void *data, const int *shape, int dim, mlxvk_dtype dtype,
+                                                           void *payload, void (*dtor)(void *));
+MLXVK_API int mlxvk_array_set_bool(mlxvk_array *arr, bool val);
+MLXVK_API int mlxvk_array_set_int(mlxvk_array *arr, int val);
+MLXVK_API int mlxvk_array_set_float32(mlxvk_array *arr, float val);
+MLXVK_API int mlxvk_array_set_float(mlxvk_array *arr, float val);
+MLXVK_API int mlxvk_array_set_float64(mlxvk_array *arr, double val);
+MLXVK_API int mlxvk_array_set_double(mlxvk_array *arr, double val);
+MLXVK_API int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag);
+MLXVK_API int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype);
+
+/* Half types are given as their bits. */
+typedef uint16_t mlxvk_float16_t, mlxvk_bfloat16_t;
+#if defined(__cplusplus) || defined(_MSC_VER)
+typedef struct mlxvk_complex64_t { float real, imag; } mlxvk_complex64_t;
+#else
+typedef float _Complex mlxvk_complex64_t;
+#endif
+/* The one element of an array of that dtype, evaluated; and the host's pointer to element [0, ...] as mlxvk_array_data
+ * gives it, NULL for another dtype. bool has both too. */
+#define MLXVK_ITEM_TYPES(X)                                                                                           \
+    X(uint8, uint8_t, MLXVK_UINT8)     X(uint16, uint16_t, MLXVK_UINT16)       X(uint32, uint32_t, MLXVK_UINT32)       \
+    X(uint64, uint64_t, MLXVK_UINT64)  X(int8, int8_t, MLXVK_INT8)             X(int16, int16_t, MLXVK_INT16)          \
+    X(int32, int32_t, MLXVK_INT32)     X(int64, int64_t, MLXVK_INT64)          X(float32, float, MLXVK_FLOAT32)        \
+    X(float64, double, MLXVK_FLOAT64)  X(complex64, mlxvk_complex64_t, MLXVK_COMPLEX64)                                \
+    X(float16, mlxvk_float16_t, MLXVK_FLOAT16) X(bfloat16, mlxvk_bfloat16_t, MLXVK_BFLOAT16)
+#define MLXVK_X(name, type, dtype)                                                                                    \
+    MLXVK_API int mlxvk_array_item_##name(type *res, const mlxvk_array arr);                                          \
+    MLXVK_API const type *mlxvk_array_data_##name(const mlxvk_array arr);
+MLXVK_ITEM_TYPES(MLXVK_X)
+#undef MLXVK_X
+MLXVK_API const bool *mlxvk_array_data_bool(const mlxvk_array arr);
+/* As MLX prints arrays: "array([1, 2, 3], dtype=int32)", long axes cut short. */
+MLXVK_API int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr);
+
+/* ==== >>files ===================================================================================================== */
+
+/* What reads or writes for load_..._reader and save_..._writer, on a descriptor of the caller's. Readers need seek, tell
+ * and read (or read_at_offset beside seek and tell), writers write; the others may be NULL. good: did all go well so far?
+ * free: called by mlxvk_io_reader_free and mlxvk_io_writer_free. */
+typedef struct mlxvk_io_vtable {
+    bool (*is_open)(void *);
+    bool (*good)(void *);
+    size_t (*tell)(void *);
+    void (*seek)(void *, int64_t off, int whence);
+    void (*read)(void *, char *data, size_t n);
+    void (*read_at_offset)(void *, char *data, size_t n, size_t off);
+    void (*write)(void *, const char *data, size_t n);
+    const char *(*label)(void *);
+    void (*free)(void *);
+} mlxvk_io_vtable;
+typedef struct mlxvk_io_reader { void *ctx; } mlxvk_io_reader;
+typedef struct mlxvk_io_writer { void *ctx; } mlxvk_io_writer;
+MLXVK_API mlxvk_io_reader mlxvk_io_reader_new(void *desc, mlxvk_io_vtable vtable);
+MLXVK_API int mlxvk_io_reader_descriptor(void **desc, mlxvk_io_reader io);
+MLXVK_API int mlxvk_io_reader_tostring(mlxvk_string *str, mlxvk_io_reader io);
+MLXVK_API int mlxvk_io_reader_free(mlxvk_io_reader io);
+MLXVK_API mlxvk_io_writer mlxvk_io_writer_new(void *desc, mlxvk_io_vtable vtable);
+MLXVK_API int mlxvk_io_writer_descriptor(void **desc, mlxvk_io_writer io);
+MLXVK_API int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io);
+MLXVK_API int mlxvk_io_writer_free(mlxvk_io_writer io);
+
+/* Arrays by name, and the metadata's strings. Everything is read before the call returns; nothing of a wrong file is kept. */
+MLXVK_API int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file,
+                                     mlxvk_stream s);
+MLXVK_API int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1,
+                                            mlxvk_io_reader in_stream, mlxvk_stream s);
+/* metadata may be { NULL }. Errors are with the device (mlxvk_device_error). */
+MLXVK_API int mlxvk_save_safetensors(const char *file, mlxvk_map_string_to_array param,
+                                     mlxvk_map_string_to_string metadata);
+MLXVK_API int mlxvk_save_safetensors_writer(mlxvk_io_writer in_stream, mlxvk_map_string_to_array param,
+                                            mlxvk_map_string_to_string metadata);
+/* NumPy's npy files, little-endian. bfloat16 is written as its bytes (V2). */
+MLXVK_API int mlxvk_load(mlxvk_array *res, const char *file, mlxvk_stream s);
+MLXVK_API int mlxvk_load_reader(mlxvk_array *res, mlxvk_io_reader in_stream, mlxvk_stream s);
+MLXVK_API int mlxvk_save(const char *file, mlxvk_array a);
+MLXVK_API int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a);
 
 /* ==== >>creation ================================================================================================== */
 
@@ -395,6 +555,24 @@ MLXVK_API int mlxvk_slice(mlxvk_array *res, mlxvk_array a, const int *start, siz
 MLXVK_API int mlxvk_slice_update(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start,
                                  size_t start_num, const int *stop, size_t stop_num, const int *strides,
                                  size_t strides_num, mlxvk_stream s);
+/* The same with what is there and update added, multiplied, or the greater or lesser one. */
+#define MLXVK_SLICE_UPDATE_FUNCTIONS(X) X(slice_update_add) X(slice_update_prod) X(slice_update_max) X(slice_update_min)
+#define MLXVK_X(name)                                                                                                 \
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, \
+                               const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s);
+MLXVK_SLICE_UPDATE_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* slice_size elements of a, from start (integers, one an axis of axes; 0 along others) on. A slice that would
+ * reach over a's end is moved to where it fits. slice_update_dynamic: src with update there, broadcast to src's shape beside
+ * the axes; one that would reach over src's end is left out. In place where *res is src's only owner. */
+MLXVK_API int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num,
+                                  const int *slice_size, size_t slice_size_num, mlxvk_stream s);
+MLXVK_API int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start,
+                                         const int *axes, size_t axes_num, mlxvk_stream s);
+/* Elements offset to the right of the diagonal of two axes, as a last axis: a view. trace: their sum, in dtype. */
+MLXVK_API int mlxvk_diagonal(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_stream s);
+MLXVK_API int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s);       /* of a matrix, or a matrix with it */
 MLXVK_API int mlxvk_concatenate(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s);          /* axis 0 */
 MLXVK_API int mlxvk_concatenate_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_stack(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s);
@@ -434,8 +612,30 @@ MLXVK_API int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array i
                            const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes,
                                   size_t slice_sizes_num, mlxvk_stream s);
+/* a with values put, or added, along axis; put: of several values for one place any one stays. Positions outside are left out. */
 MLXVK_API int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                                    mlxvk_stream s);
+MLXVK_API int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
+                                     mlxvk_stream s);
+/* a with updates (cast to its dtype) put, added, multiplied, ... into windows that start at the indices, as for gather.
+ * updates: the index arrays' broadcast shape, then one dimension for each of a's, at most as long. Windows that do not fit
+ * into a are left out. Where several go to one place, the result is the same in every run: of mlxvk_scatter the last one
+ * stays; sums and products of floats are taken in order, in float32. max and min pass over NaN among the updates. In place
+ * where *res is a's only owner. _single: one index array. */
+#define MLXVK_SCATTER_FUNCTIONS(X) X(scatter) X(scatter_add) X(scatter_prod) X(scatter_max) X(scatter_min)
+#define MLXVK_X(name)                                                                                                 \
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,      \
+                               const int *axes, size_t axes_num, mlxvk_stream s);                                     \
+    MLXVK_API int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates,    \
+                                        int axis, mlxvk_stream s);
+MLXVK_SCATTER_FUNCTIONS(MLXVK_X)
+#undef MLXVK_X
+/* a with the rows of src, in order, where mask is true. mask: bool, the first dimensions of a; src: a row for each true
+ * element (what it lacks stays a's), or, with fewer dimensions, one row for all. */
+MLXVK_API int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s);
+/* For each element of v, how many of the sorted sequence a are less (side "left") or not greater ("right"): uint32. NaN is
+ * the greatest, as in sort. In MLX, but not in mlx-c yet. */
+MLXVK_API int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s);
 
 /* ==== >>elementwise =============================================================================================== */
 
@@ -539,6 +739,28 @@ MLXVK_API int mlxvk_matmul(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk
 /* alpha * a @ b + beta * c, c broadcast to the result. */
 MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, float alpha, float beta,
                           mlxvk_stream s);
+/* Products of matrices chosen by index arrays, which broadcast: res[i...] = a[lhs[i...]] @ b[rhs[i...]], the batch dimensions of
+ * a and b counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the last matrix. sorted_indices needs
+ * not be true: rows are grouped by the matrix of b on the GPU where that pays. */
+MLXVK_API int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices,
+                              mlxvk_array rhs_indices, bool sorted_indices, mlxvk_stream s);
+/* Sums of products over pairs of axes, or over the last `axis` axes of a and the first of b; what remains are a's other axes,
+ * then b's. inner: over the last axis of both. Floating dtypes, but for inner with an operand of no dimensions. */
+MLXVK_API int mlxvk_tensordot(mlxvk_array *res, mlxvk_array a, mlxvk_array b, const int *axes_a, size_t axes_a_num,
+                              const int *axes_b, size_t axes_b_num, mlxvk_stream s);
+MLXVK_API int mlxvk_tensordot_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_inner(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+/* All products of an element of a and one of b, both flattened; kron: blocks of b times an element of a. Any dtype. */
+MLXVK_API int mlxvk_outer(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+MLXVK_API int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+/* NumPy's einsum ("bij,bjk->bik", "...i,i", "ii->i"): two operands at a time, those that leave least first, as matrix products. */
+MLXVK_API int mlxvk_einsum(mlxvk_array *res, const char *subscripts, mlxvk_vector_array operands, mlxvk_stream s);
+/* res[...] = a[:, s:e] @ b[s:e, :] for each pair (s, e) of segments (..., 2); a and b are matrices. Empty ranges give zeros. */
+MLXVK_API int mlxvk_segmented_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array segments, mlxvk_stream s);
+/* a @ b with masks of blocks of block_size (32, 64) squared elements of a, b and the result: bool ones keep a block or make it
+ * 0, others are multiplied. Masks have a dimension for each of blocks down and across, and batch dimensions; or are { NULL }. */
+MLXVK_API int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int block_size, mlxvk_array mask_out,
+                                    mlxvk_array mask_lhs, mlxvk_array mask_rhs, mlxvk_stream s);
 /* x (..., M, K) times w, uint32 words that hold `bits`-bit codes in groups of group_size along w's last axis; scales and
  * biases of each group. transpose: w is (N, K * bits / 32) and the result x @ w^T; else w is (K, N * bits / 32).
  * mode "affine": value = scale * code + bias; bits 1, 2, 3, 4, 5, 6, 8, groups of 32, 64, 128; default 4 and 64. Modes
@@ -547,6 +769,13 @@ MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_
 MLXVK_API int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales,
                                      mlxvk_array biases, bool transpose, mlxvk_optional_int group_size,
                                      mlxvk_optional_int bits, const char *mode, mlxvk_stream s);
+/* quantized_matmul of matrices chosen by index arrays, which broadcast: res[i...] = x[lhs[i...]] times w[rhs[i...]], the batch
+ * dimensions of x and w counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the last matrix.
+ * sorted_indices needs not be true: rows are grouped by weight on the GPU. */
+MLXVK_API int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                               mlxvk_array lhs_indices, mlxvk_array rhs_indices, bool transpose,
+                               mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                               bool sorted_indices, mlxvk_stream s);
 /* res: { codes, scales, biases }, or { codes, scales } in the modes without biases. global_scale: one float32 for nvfp4, the
  * largest magnitude of the whole tensor, to which the scales become relative; else { NULL }. Scales that are powers of two
  * are rounded up, as MLX has it since 0.31; before, to the nearest one. */
@@ -555,6 +784,14 @@ MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optio
 MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
                                mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
                                mlxvk_array global_scale, mlxvk_optional_dtype dtype, mlxvk_stream s);
+/* x @ w^T with both operands quantized: x through the mode (not "affine") and back, w (N x K) codes with w_scales, or floating
+ * and w_scales { NULL }. The global scales are for nvfp4, both or neither. The result has x's dtype. */
+MLXVK_API int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
+                         mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w,
+                         mlxvk_stream s);
+/* The Hadamard transform of rows of m * 2^k elements, m of 1, 12, 20, 28, times scale (1 / sqrt of their number); in float32,
+ * rounded once. Dtypes that are not floating are cast to float32. */
+MLXVK_API int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_float scale, mlxvk_stream s);
 /* To e4m3 bytes (nearest, ties to even; 448 is the largest, NaN becomes it too), and from them (0x7f and 0xff are +-480). */
 MLXVK_API int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s);
 MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s);
@@ -689,6 +926,9 @@ MLXVK_API int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower,
                                             size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
 MLXVK_API int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc,
                                    float scale, mlxvk_array key, mlxvk_stream s);
+/* Samples of shape (shape with the batch dimensions of mean and cov, n); mean (..., n), cov (..., n, n), float32. */
+MLXVK_API int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape,
+                                               size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
 /* x in another order along axis; arange: the numbers below x, uint32. */
 MLXVK_API int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s);
 MLXVK_API int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s);
@@ -705,6 +945,28 @@ MLXVK_API int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *a
                                    mlxvk_stream s);
 /* Of vectors of 2 or 3 elements along axis. */
 MLXVK_API int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s);
+/* Factorisations of float32 matrices (..., rows, columns), on the GPU, where MLX has them on the CPU. Matrices that cannot
+ * be inverted or factorised give infinities and NaN, not errors. Triangles: only that triangle of a is read. */
+MLXVK_API int mlxvk_linalg_tri_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_cholesky(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);  /* of a factor a */
+/* { P, L, U }: row i of the matrix is row P[i] of L U. lu_factor: L and U in one matrix, and the exchanges of rows. */
+MLXVK_API int mlxvk_linalg_lu(mlxvk_vector_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_lu_factor(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);   /* Q, R; reduced */
+MLXVK_API int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_pinv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+/* x of a x = b; b (..., rows, columns) or one vector. */
+MLXVK_API int mlxvk_linalg_solve(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_solve_triangular(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool upper, mlxvk_stream s);
+/* Eigenvalues, ascending, and eigenvectors as columns, by Jacobi rotations; UPLO "L" or "U": the triangle that is read. */
+MLXVK_API int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, const char *UPLO, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_eigvalsh(mlxvk_array *res, mlxvk_array a, const char *UPLO, mlxvk_stream s);
+/* { U, S, V^T } with square U and V, S descending; { S } without compute_uv. By Jacobi rotations. */
+MLXVK_API int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool compute_uv, mlxvk_stream s);
+/* Of matrices that need not be symmetric: always UNSUPPORTED. */
+MLXVK_API int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 
 /* ==== >>encoder: kernels of the caller's, with the contract of Metal's CommandEncoder ============================== */
 
@@ -763,6 +1025,15 @@ MLXVK_API int mlxvk_reset_stats(mlxvk_device device);
 MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
                                  void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user),
                                  void *user);
+
+/* What ran how often, or was refused (reason; else NULL), by signature: rows, groups per column, shapes, strides; sizes that
+ * change from step to step by powers of two. Counted where a gate asks for it: MLX_VK_STATS=1 all of it, MLX_VK_QMM_STATS,
+ * MLX_VK_SDPA_STATS and MLX_VK_ALGO_STATS their families, which are also printed to stderr when the device goes (the default
+ * device: at exit). Families: "quantized_matmul", "attention", "attention parts", "rope", "argreduce", "binary", "bitwise",
+ * "dequantize", "gather", "fused", "algorithms". In order of family and count; strings are valid during the call. */
+typedef struct mlxvk_stat { const char *family, *kernel, *signature, *reason; uint64_t count; } mlxvk_stat;
+
+MLXVK_API int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user);
 MLXVK_API const char *mlxvk_version(void);
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
 // What the kernels of matrix products share: out = alpha * a @ b + beta * c for each matrix of a batch. Element (m, k) of a is
 // at offset + m * a_row + k * a_k, and so on; strides may be 0 or negative (indices wrap). A workgroup's z counts matrices,
-// or, where K is split, parts of each.
+// or, where K is split, parts of each. Where `inner` is 0, index arrays choose the matrices of a and b (gather); where it is
+// SEGMENTS, rhs holds a range of K for each result.
 #ifndef MATMUL_GLSL
 #define MATMUL_GLSL
 #include "common.glsl"
@@ -20,16 +21,44 @@ layout(push_constant) uniform Push {
     uint part;                                         // how much of K one workgroup takes
 };
 
+// Gather: what the push constants of batches are then. `every`: entries a matrix of a, 0: lhs says which.
+const uint SEGMENTS = 0xffffffffu;
+#define every middle
+#define lhs_at batch_a[1]
+#define lhs_last batch_a[2]
+#define rhs_at batch_b[1]
+#define rhs_last batch_b[2]
+#define tiles_at batch_out[1]
+#define order_at batch_out[2]
+#define X_MATRIX(entry) min(every != 0u ? (entry) / every : lhs32[lhs_at + (entry)], lhs_last)
+#ifndef GROUPED
+layout(std430, set = 0, binding = 4) restrict readonly buffer lhs_words { uint lhs32[]; };
+layout(std430, set = 0, binding = 5) restrict readonly buffer rhs_words { uint rhs32[]; };
+#endif
+
 struct Place { uint a, b, c, d, low, high; };        // first elements, and the range of K
 
+#ifdef GROUPED
+Place place(uint w_matrix) { return Place(0u, offset_b + w_matrix * batch_b[0], 0u, 0u, 0u, K); }
+#else
 Place place(uint z)
 {
     uint parts = EPILOGUE == 2u ? (K + part - 1u) / part : 1u, which = z % parts;
-    uint rest = z / parts, i = rest % inner, j = rest / inner % middle, k = rest / inner / middle;
+    uint rest = z / parts, one = max(inner, 1u), two = max(middle, 1u), i = rest % one, j = rest / one % two, k = rest / one / two;
     Place p = Place(offset_a, offset_b, offset_c, offset_out, 0u, K);
-    p.a += i * batch_a[0] + j * batch_a[1] + k * batch_a[2];
-    p.b += i * batch_b[0] + j * batch_b[1] + k * batch_b[2];
-    p.c += i * batch_c[0] + j * batch_c[1] + k * batch_c[2];
+    if (inner == 0u) {
+        p.a += X_MATRIX(rest) * batch_a[0];
+        p.b += min(rhs32[rhs_at + rest], rhs_last) * batch_b[0];
+        i = rest;
+        j = k = 0u;
+    } else if (inner == SEGMENTS) {
+        p.low = min(rhs32[rhs_at + 2u * rest], K);
+        p.high = max(min(rhs32[rhs_at + 2u * rest + 1u], K), p.low);
+    } else {
+        p.a += i * batch_a[0] + j * batch_a[1] + k * batch_a[2];
+        p.b += i * batch_b[0] + j * batch_b[1] + k * batch_b[2];
+        p.c += i * batch_c[0] + j * batch_c[1] + k * batch_c[2];
+    }
     if (EPILOGUE == 2u) {
         p.d += z * M * N;
         p.low = which * part;
@@ -37,6 +66,7 @@ Place place(uint z)
     } else p.d += i * batch_out[0] + j * batch_out[1] + k * batch_out[2];
     return p;
 }
+#endif
 #endif
 
 // The row and column of this workgroup's tile: eight rows of tiles are walked together, which keeps their operands in caches.

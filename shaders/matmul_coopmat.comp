@@ -3,6 +3,7 @@
 // Matrix products of half types by cooperative matrices of a subgroup (VK_KHR_cooperative_matrix), sums in float32: tiles are
 // staged in shared memory as they lie in memory, the next one on its way in registers. A subgroup computes WM x WN of the
 // BM x BN elements. BF: bfloat16, else float16.
+// GROUPED: rows by the matrix that index arrays say they meet (grouped.glsl); a is read along its rows.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -27,9 +28,23 @@ BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, b)
 ACCESS(d)
-#ifndef CONV
+#ifdef CONV
+#define LAST_ROW M
+#elif defined(GROUPED)
+#define GROUP_SLOT 3
+#define ENTRY_ROWS M
+#define X_PLACE(entry, i) offset_a + X_MATRIX(entry) * batch_a[0] + (i) * a_row
+#define Y_PLACE(row) offset_out + (row) * out_row
+#include "grouped.glsl"
+#define FIRST_A(p, row) place_x[row]
+#define FIRST_D(p, row) place_y[row]
+#define LAST_ROW tile_rows
+#else
 BUFFER(3, c)
 OPERAND(c)
+#define FIRST_A(p, row) (p.a + (row) * a_row)
+#define FIRST_D(p, row) (p.d + (row) * out_row)
+#define LAST_ROW M
 #endif
 layout(std430, set = 0, binding = 0) writeonly buffer Result { T d[]; };
 
@@ -89,7 +104,7 @@ void fetch(Place p, uint row, uint column, uint k)
     [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
         uint g = t + i * THREADS, per = (A_ALONG_K ? BK : BM) / 8, line = g / per, at = g % per * 8;
         uint m = row + (A_ALONG_K ? line : at), l = k + (A_ALONG_K ? at : line);
-        next_a[i] = fetch_a(p.a + m * a_row + l * a_k, A_ALONG_K ? m < M ? count(l, p.high) : 0u : l < p.high ? count(m, M) : 0u);
+        next_a[i] = fetch_a(FIRST_A(p, m) + l * a_k, A_ALONG_K ? m < LAST_ROW ? count(l, p.high) : 0u : l < p.high ? count(m, M) : 0u);
     }
     [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
         uint g = t + i * THREADS, per = (B_ALONG_K ? BK : BN) / 8, line = g / per, at = g % per * 8;
@@ -117,7 +132,14 @@ void main()
     uvec2 at = tile();
     uint row = at.x * BM, column = at.y * BN;
     uint warp = gl_SubgroupID, lane = gl_SubgroupInvocationID, wm = warp / (BN / WN) * WM, wn = warp % (BN / WN) * WN;
+#ifdef GROUPED
+    find_rows(at.x);
+    if (tile_rows == 0u) return;
+    row = 0u;
+    Place p = place(w_matrix);
+#else
     Place p = place(gl_WorkGroupID.z);
+#endif
     coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator> sum[WM / SIZE * (WN / SIZE)];
     [[unroll]] for (uint i = 0; i < WM / SIZE * (WN / SIZE); i++)
         sum[i] = coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(0.0);
@@ -152,6 +174,8 @@ void main()
 #ifdef CONV
     uint out_row = out_step[2];                        // of results whose rows follow each other, which ALIGNED's bit 3 says
     bool whole = EPILOGUE == 0u && (ALIGNED & 12u) == 12u && row + WM <= M && column + WN <= N;
+#elif defined(GROUPED)
+    const bool whole = false;
 #else
     bool whole = EPILOGUE == 0u && (ALIGNED & 4u) != 0u && row + WM <= M && column + WN <= N;
 #endif
@@ -178,9 +202,11 @@ void main()
             for (uint e = lane; e < SIZE * SIZE; e += LANES) {
                 uint m = r + e / SIZE, n = s + e % SIZE;
                 float v = patches[corner + e / SIZE * PATCH + e % SIZE];
-                if (m >= M || n >= N) continue;
+                if (m >= LAST_ROW || n >= N) continue;
+#ifndef GROUPED
                 if (EPILOGUE == 1u) v = alpha * v + beta * get_c(p.c + m * c_row + n * c_col);
-                storef_d(p.d + m * out_row + n * out_col, TO, v);
+#endif
+                storef_d(FIRST_D(p, m) + n * out_col, TO, v);
             }
 #endif
             subgroupBarrier();

@@ -3,6 +3,7 @@
 // Matrix products by tiles in shared memory, in float32 arithmetic: a workgroup computes BM x BN elements of the result, a
 // thread TM x TN of them, as patches of 4 x 4 that lie a patch of all threads apart. The next tile is on its way from memory
 // while one is multiplied. Threads = BM / TM * BN / TN, with BN / TN a multiple of 8 and BM / TM one of 4.
+// GROUPED: rows by the matrix that index arrays say they meet (grouped.glsl); a is read along its rows.
 #include "matmul.glsl"
 layout(constant_id = 3) const uint BM = 64;
 layout(constant_id = 4) const uint BN = 64;
@@ -18,9 +19,23 @@ BUFFER(2, b)
 ACCESS(d)
 OPERAND(a)
 OPERAND(b)
-#ifndef CONV
+#ifdef CONV
+#define LAST_ROW M
+#elif defined(GROUPED)
+#define GROUP_SLOT 3
+#define ENTRY_ROWS M
+#define X_PLACE(entry, i) offset_a + X_MATRIX(entry) * batch_a[0] + (i) * a_row
+#define Y_PLACE(row) offset_out + (row) * out_row
+#include "grouped.glsl"
+#define FIRST_A(p, row) place_x[row]
+#define FIRST_D(p, row) place_y[row]
+#define LAST_ROW tile_rows
+#else
 BUFFER(3, c)
 OPERAND(c)
+#define FIRST_A(p, row) (p.a + (row) * a_row)
+#define FIRST_D(p, row) (p.d + (row) * out_row)
+#define LAST_ROW M
 #endif
 
 const bool A_ALONG_K = (ALONG & 1u) == 0u, B_ALONG_K = (ALONG & 2u) != 0u;
@@ -90,8 +105,8 @@ void fetch(Place p, uvec2 at, uint k)
     [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
         uvec2 s = spot(t + i * THREADS, A_ALONG_K, BM);
         uint row = at.x + s.y, column = k + s.x;
-        next_a[i] = fetch_a(p.a + row * a_row + column * a_k, A_ALONG_K ? a_k : a_row,
-                            A_ALONG_K ? row < M ? count(column, p.high) : 0u : column < p.high ? count(row, M) : 0u);
+        next_a[i] = fetch_a(FIRST_A(p, row) + column * a_k, A_ALONG_K ? a_k : a_row,
+                            A_ALONG_K ? row < LAST_ROW ? count(column, p.high) : 0u : column < p.high ? count(row, M) : 0u);
     }
     [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
         uvec2 s = spot(t + i * THREADS, B_ALONG_K, BN);
@@ -107,7 +122,14 @@ void main()
     uint t = gl_LocalInvocationID.x, lane = t % 32u, warp = t / 32u;
     uint tx = lane % 8u + warp % (COLUMNS / 8u) * 8u, ty = lane / 8u + warp / (COLUMNS / 8u) * 4u;
     uvec2 at = tile() * uvec2(BM, BN);
+#ifdef GROUPED
+    find_rows(at.x / BM);
+    if (tile_rows == 0u) return;
+    at.x = 0u;
+    Place p = place(w_matrix);
+#else
     Place p = place(gl_WorkGroupID.z);
+#endif
     vec4 sum[TM * TN / 4];
     [[unroll]] for (uint i = 0; i < TM * TN / 4; i++) sum[i] = vec4(0.0);
     start(p, at);
@@ -141,17 +163,17 @@ void main()
 
     [[unroll]] for (uint j = 0; j < TM; j++) {
         uint row = at.x + (j / 4 * ROWS + ty) * 4u + j % 4;
-        if (row >= M) continue;
+        if (row >= LAST_ROW) continue;
 #ifdef CONV
         uint first = out_at(p.d, row);
         const uint step = 1u;
 #else
-        uint first = p.d + row * out_row, step = out_col;
+        uint first = FIRST_D(p, row), step = out_col;
 #endif
         [[unroll]] for (uint l = 0; l < TN / 4; l++) {
             uint column = at.y + (l * COLUMNS + tx) * 4u, valid = count(column, N), to = first + column * step;
             vec4 v = sum[j * (TN / 4) + l];
-#ifndef CONV
+#if !defined(CONV) && !defined(GROUPED)
             if (EPILOGUE == 1u)
                 [[unroll]] for (uint i = 0; i < 4; i++)
                     if (i < valid) v[i] = alpha * v[i] + beta * get_c(p.c + row * c_row + (column + i) * c_col);

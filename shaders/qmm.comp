@@ -1,6 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // y = x W^T or x W in tiles of BM x BN: 32 steps of k at a time are decoded into shared memory; TM x TN results a thread.
+// GROUPED: rows by the weight that index arrays say they meet (grouped.glsl).
 #define PRODUCT
 #include "quant.glsl"
 layout(constant_id = 5) const bool TRANSPOSED = true;  // W is N x K, with groups along K; else K x N, with groups along N
@@ -15,6 +16,14 @@ SOURCE(2, s)
 SOURCE(3, b)
 TARGET(4, y)
 EIGHT_CODES(eight_codes, w32)
+#define GROUP_SLOT 5
+#define ENTRY_ROWS m
+#define X_PLACE(entry, i) x_at + X_MATRIX(entry) * x_batch + (i) * x_row
+#define Y_PLACE(row) y_at[0] + (row) * y_row[0]
+#include "grouped.glsl"
+#ifndef GROUPED
+#define w_matrix gl_WorkGroupID.z
+#endif
 
 const uint BK = 32;
 shared float xs[BK * (BM + 1)], ws[BK * (BN + 1)];
@@ -23,9 +32,13 @@ void stage_x(uint m0, uint k0)
 {
     for (uint i = gl_LocalInvocationIndex; i < BM * BK; i += gl_WorkGroupSize.x) {
         uint row = i / BK, c = i % BK;
+#ifdef GROUPED
+        xs[c * (BM + 1u) + row] = k0 + c < k ? number(RAW(x, place_x[row] + k0 + c, TX), TX) : 0.0;
+#else
         bool inside = m0 + row < m && k0 + c < k;
         xs[c * (BM + 1u) + row] = inside
             ? number(RAW(x, x_at + gl_WorkGroupID.z * x_batch + (m0 + row) * x_row + k0 + c, TX), TX) : 0.0;
+#endif
     }
 }
 
@@ -39,8 +52,8 @@ void stage_w(uint n0, uint k0)
         bool inside = w_row < (TRANSPOSED ? n : k) && block < along;
         float value[8];
         if (inside) {
-            uvec2 codes = eight_codes(w_at[0] + gl_WorkGroupID.z * w_batch + (w_row * along + block) * BITS, c & 3u);
-            uint group = gl_WorkGroupID.z * s_batch + w_row * (2u * along >> group_shift) + (2u * block + (c >> 1 & 1u) >> group_shift);
+            uvec2 codes = eight_codes(w_at[0] + w_matrix * w_batch + (w_row * along + block) * BITS, c & 3u);
+            uint group = w_matrix * s_batch + w_row * (2u * along >> group_shift) + (2u * block + (c >> 1 & 1u) >> group_shift);
             float scale = number(RAW(s, s_at[0] + group, TS), TS), bias = FP ? 0.0 : number(RAW(b, b_at[0] + group, TS), TS);
             [[unroll]] for (uint e = 0u; e < 8u; e++) value[e] = fma(scale, code_number(code_of(codes, e)), bias);
         }
@@ -54,6 +67,11 @@ void main()
     uint m0 = gl_WorkGroupID.y * BM, n0 = gl_WorkGroupID.x * BN;
     uint tm = gl_LocalInvocationIndex / (BN / TN), tn = gl_LocalInvocationIndex % (BN / TN);
     float sum[64];
+#ifdef GROUPED
+    find_rows(gl_WorkGroupID.y + gl_NumWorkGroups.y * gl_WorkGroupID.z);
+    if (tile_rows == 0u) return;
+    m0 = 0u;
+#endif
     [[unroll]] for (uint i = 0u; i < TM * TN; i++) sum[i] = 0.0;
     for (uint k0 = 0u; k0 < k; k0 += BK) {
         barrier();
@@ -71,7 +89,11 @@ void main()
     [[unroll]] for (uint i = 0u; i < TM; i++)
         [[unroll]] for (uint j = 0u; j < TN; j++) {
             uint row = m0 + tm + i * (BM / TM), n = n0 + tn + j * (BN / TN);
+#ifdef GROUPED
+            if (row < tile_rows && n < rows[0]) PUT(y, place_y[row] + n, TY, float_to_bits(sum[i * TN + j], TY))
+#else
             if (row < m && n < rows[0])
                 PUT(y, y_at[0] + gl_WorkGroupID.z * y_batch + row * y_row[0] + n, TY, float_to_bits(sum[i * TN + j], TY))
+#endif
         }
 }

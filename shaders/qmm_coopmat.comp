@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // y = x W^T of half types by cooperative matrices of a subgroup, sums in float32: tiles of x and of decoded, rounded weights
 // are staged in shared memory, the next ones on their way in registers. A subgroup computes WM x WN of BM x BN results.
-// BF: bfloat16, else float16.
+// BF: bfloat16, else float16. GROUPED: rows by the weight that index arrays say they meet (grouped.glsl).
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -32,6 +32,11 @@ SOURCE(2, s)
 SOURCE(3, b)
 TARGET(4, y)
 EIGHT_CODES(eight_codes, w32)
+#define GROUP_SLOT 5
+#define ENTRY_ROWS m
+#define X_PLACE(entry, i) x_at + X_MATRIX(entry) * x_batch + (i) * x_row
+#define Y_PLACE(row) y_at[0] + (row) * y_row[0]
+#include "grouped.glsl"
 
 const uint BK = 32 * DEPTH;
 const uint THREADS = BM / WM * (BN / WN) * LANES;
@@ -56,9 +61,16 @@ uint next_scale[FETCH_W], next_bias[FETCH_W];
 void fetch(uint m0, uint n0, uint first, uint until)
 {
     uint t = gl_LocalInvocationIndex, blocks = k / 32u, groups = 2u * blocks >> group_shift, batch = PARTS ? 0u : gl_WorkGroupID.z;
+#ifdef GROUPED
+    batch = w_matrix;
+#endif
     [[unroll]] for (uint i = 0u; i < FETCH_X; i++) {
         uint g = min(t + i * THREADS, BM * BK / 8u - 1u), row = min(m0 + g / (BK / 8u), m - 1u), at = first * 32u + g % (BK / 8u) * 8u;
+#ifdef GROUPED
+        next_x[i] = x128[place_x[g / (BK / 8u)] + min(at, until * 32u - 8u) >> 3];
+#else
         next_x[i] = x128[x_at + batch * x_batch + row * x_row + min(at, until * 32u - 8u) >> 3];
+#endif
         if (DEPTH > 1u && at >= until * 32u) next_x[i] = uvec4(0u);
     }
     [[unroll]] for (uint i = 0u; i < FETCH_W; i++) {
@@ -109,7 +121,11 @@ void store(uint row, uint n, float v[8])
             if (n + e < rows[0]) y32[at + e] = floatBitsToUint(v[e]);
         return;
     }
+#ifdef GROUPED
+    uint at = place_y[row] + n, halves[4];
+#else
     uint at = y_at[0] + gl_WorkGroupID.z * y_batch + row * y_row[0] + n, halves[4];
+#endif
     [[unroll]] for (uint e = 0u; e < 4u; e++) halves[e] = pack(v[2u * e], v[2u * e + 1u]);
     if ((ALIGNED & 4u) != 0u && n + 8u <= rows[0]) y128[at >> 3] = uvec4(halves[0], halves[1], halves[2], halves[3]);
     else
@@ -126,6 +142,13 @@ void main()
     [[unroll]] for (uint i = 0u; i < WM / SIZE * (WN / SIZE); i++)
         sum[i] = coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(0.0);
 
+#ifdef GROUPED
+    find_rows(gl_WorkGroupID.x);
+    if (tile_rows == 0u) return;
+    m0 = 0u;
+#else
+    uint tile_rows = m;
+#endif
     if (first < until) fetch(m0, n0, first, until);
     for (; first < until; first += DEPTH) {
         barrier();
@@ -154,7 +177,7 @@ void main()
                 uint r = u * 8u / SIZE, c = u * 8u % SIZE, row = m0 + wm + i * SIZE + r, n = n0 + wn + j * SIZE + c;
                 float v[8];
                 [[unroll]] for (uint e = 0u; e < 8u; e++) v[e] = patches[corner + r * PATCH + c + e];
-                if (row < m) store(row, n, v);
+                if (row < tile_rows) store(row, n, v);
             }
             subgroupBarrier();
         }

@@ -7,6 +7,7 @@
 // y = x W^T for a few rows of x. A team of LANES lanes (a subgroup) takes R rows of W, a lane one block of 32 codes at a
 // time; SPLIT teams share a row's blocks. A block adds scale * dot(codes, x) + bias * sum(x), all in float32; where the
 // result is float32, it adds dot(scale * codes + bias, x), in which nothing cancels. Small floats have no bias.
+// GATHER: index arrays say which matrix of x meets which weight.
 // SETS: up to three matrices with the same x, their rows one after another, or the first two interleaved for SwiGLU.
 #define PRODUCT
 #include "quant.glsl"
@@ -100,8 +101,8 @@ void add_block(uint block, uint x_first, uint last)
         uint blocks = k >> 5, groups = 2u * blocks >> group_shift; \
         [[unroll]] for (uint j = slot; j < R; j += STEP) { \
             uint n = min(row + j / STEP, rows[set] - 1u); \
-            uint at = gl_WorkGroupID.z * w_batch + w_at[set] + (n * blocks + block) * BITS; \
-            uint group = gl_WorkGroupID.z * s_batch + n * groups + (2u * block >> group_shift); \
+            uint at = w_matrix * w_batch + w_at[set] + (n * blocks + block) * BITS; \
+            uint group = w_matrix * s_batch + n * groups + (2u * block >> group_shift); \
             if ((ALIGNED & 2u) != 0u && (BITS & 3u) == 0u) \
                 [[unroll]] for (uint i = 0u; i < BITS; i += 4u) { \
                     uvec4 q = w##128[at + i >> 2]; \
@@ -168,6 +169,11 @@ void add_lanes(uint lane, uint team)
 
 void main()
 {
+#ifdef GATHER
+    y_matrix = first_entry + gl_WorkGroupID.z;
+    x_matrix = X_MATRIX(y_matrix);
+    w_matrix = min(rhs32[rhs_at + y_matrix], rhs_last);
+#endif
 #ifdef SUBGROUP
     uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID;
 #else
@@ -179,7 +185,7 @@ void main()
         while (set < 2u && group >= (rows[set] + per - 1u) / per) group -= (rows[set++] + per - 1u) / per;
 #endif
     uint row = group * per + team / SPLIT * (R / STEP), first = gl_WorkGroupID.y * M, blocks = k >> 5;
-    uint x_first = x_at + gl_WorkGroupID.z * x_batch + first * x_row, start = team % SPLIT * LANES + lane;
+    uint x_first = x_at + x_matrix * x_batch + first * x_row, start = team % SPLIT * LANES + lane;
     [[unroll]] for (uint v = 0u; v < M * R; v++) total[v] = 0.0;
     if (start < blocks) load_rows(set, row, start);
     for (uint block = start; block < blocks; block += SPLIT * LANES) {

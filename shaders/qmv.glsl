@@ -20,11 +20,20 @@ SOURCE(13, res)
 TARGET(4, ya)
 SOURCE(5, res)
 #endif
+#ifdef GATHER                                          // which matrices this workgroup takes: of x, of the weights, of y
+SOURCE(6, lhs)
+SOURCE(7, rhs)
+uint x_matrix, w_matrix, y_matrix;
+#else
+#define x_matrix gl_WorkGroupID.z
+#define w_matrix gl_WorkGroupID.z
+#define y_matrix gl_WorkGroupID.z
+#endif
 const uint STEP = EPILOGUE == 2u ? 2u : 1u;            // rows of this many matrices alternate
 
 void store(uint set, uint i, uint n, float y)
 {
-    uint at = gl_WorkGroupID.z * y_batch + y_at[set] + i * y_row[set] + n;
+    uint at = y_matrix * y_batch + y_at[set] + i * y_row[set] + n;
     if (EPILOGUE == 1u) y = rounded(y, TY) + number(RAW(res, r_at + i * y_row[set] + n, TY), TY);
     uint raw = float_to_bits(y, TY);
 #ifdef SETS

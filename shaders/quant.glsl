@@ -11,7 +11,15 @@ layout(constant_id = 4) const uint TY = 12;
 const uint E8M0 = 32, E4M3 = 33;                       // TS where codes are small floats: powers of two; groups of 16 codes
 const bool FP = TS >= E8M0;
 
-#ifdef PRODUCT
+#if defined(GATHER) || defined(GROUPED)
+layout(push_constant) uniform Push {                   // of matrices of x and weights that index arrays choose
+    uint m, k, group_shift, rounds;
+    uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
+    uint rows[1], w_at[1], s_at[1], b_at[1], y_at[1], y_row[1];
+    uint first_entry, every, lhs_at, lhs_last, rhs_at, rhs_last, tiles_at, order_at;   // every: entries a matrix of x, 0: lhs
+};
+#define X_MATRIX(entry) min(every != 0u ? (entry) / every : lhs32[lhs_at + (entry)], lhs_last)
+#elif defined(PRODUCT)
 layout(push_constant) uniform Push {                   // of up to three matrices with the same x
     uint m, k, group_shift, rounds;                    // a group is 16 << group_shift codes
     uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;

@@ -28,6 +28,10 @@
     X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims))                                                               \
     X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims))
 #define SCAN(X, name) X(name, ARRAY(a), INT(axis), BOOL(reverse), BOOL(inclusive))
+#define SLICE_UPDATE(X, name) X(name, ARRAY(src), ARRAY(update), INTS(start), INTS(stop), INTS(strides))
+#define SCATTER(X, name)                                                                                              \
+    X(name, ARRAY(a), VECTOR(indices), ARRAY(updates), INTS(axes))                                                    \
+    X(name##_single, ARRAY(a), ARRAY(indices), ARRAY(updates), INT(axis))
 #define VARIANCE(X, name)                                                                                             \
     X(name, ARRAY(a), BOOL(keepdims), INT(ddof))                                                                      \
     X(name##_axis, ARRAY(a), INT(axis), BOOL(keepdims), INT(ddof))                                                    \
@@ -91,7 +95,14 @@
     X(stop_gradient, ARRAY(a))                                                                                        \
     X(as_strided, ARRAY(a), INTS(shape), LONGS(strides), (size_t)U64(offset))                                         \
     X(slice, ARRAY(a), INTS(start), INTS(stop), INTS(strides))                                                        \
-    X(slice_update, ARRAY(src), ARRAY(update), INTS(start), INTS(stop), INTS(strides))                                \
+    SLICE_UPDATE(X, slice_update) SLICE_UPDATE(X, slice_update_add) SLICE_UPDATE(X, slice_update_prod)                \
+    SLICE_UPDATE(X, slice_update_max) SLICE_UPDATE(X, slice_update_min)                                               \
+    X(slice_dynamic, ARRAY(a), ARRAY(start), INTS(axes), INTS(slice_size))                                            \
+    X(slice_update_dynamic, ARRAY(src), ARRAY(update), ARRAY(start), INTS(axes))                                      \
+    X(diag, ARRAY(a), INT(k))                                                                                         \
+    X(diagonal, ARRAY(a), INT(offset), INT(axis1), INT(axis2))                                                        \
+    X(trace, ARRAY(a), INT(offset), INT(axis1), INT(axis2), DTYPE(dtype))                                             \
+    X(searchsorted, ARRAY(a), ARRAY(v), STRING(side))                                                                 \
     X(concatenate, VECTOR(arrays))                                                                                    \
     X(concatenate_axis, VECTOR(arrays), INT(axis))                                                                    \
     X(stack, VECTOR(arrays))                                                                                          \
@@ -102,6 +113,9 @@
     X(gather, ARRAY(a), VECTOR(indices), INTS(axes), INTS(slice_sizes))                                               \
     X(gather_single, ARRAY(a), ARRAY(indices), INT(axis), INTS(slice_sizes))                                          \
     X(put_along_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                             \
+    X(scatter_add_axis, ARRAY(a), ARRAY(indices), ARRAY(values), INT(axis))                                           \
+    SCATTER(X, scatter) SCATTER(X, scatter_add) SCATTER(X, scatter_prod) SCATTER(X, scatter_max) SCATTER(X, scatter_min) \
+    X(masked_scatter, ARRAY(a), ARRAY(mask), ARRAY(src))                                                              \
     X(round, ARRAY(a), INT(decimals))                                                                                 \
     X(where, ARRAY(condition), ARRAY(x), ARRAY(y))                                                                    \
     X(clip, ARRAY(a), ARRAY(a_min), ARRAY(a_max))                                                                     \
@@ -151,6 +165,19 @@
     X(fft_rfftfreq, INT(n), DOUBLE(d))                                                                                \
     X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
     X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
+    X(inner, ARRAY(a), ARRAY(b))                                                                                      \
+    X(outer, ARRAY(a), ARRAY(b))                                                                                      \
+    X(kron, ARRAY(a), ARRAY(b))                                                                                       \
+    X(tensordot, ARRAY(a), ARRAY(b), INTS(axes_a), INTS(axes_b))                                                      \
+    X(tensordot_axis, ARRAY(a), ARRAY(b), INT(axis))                                                                  \
+    X(einsum, STRING(subscripts), VECTOR(operands))                                                                   \
+    X(segmented_mm, ARRAY(a), ARRAY(b), ARRAY(segments))                                                              \
+    X(block_masked_mm, ARRAY(a), ARRAY(b), INT(block_size), ARRAY(mask_out), ARRAY(mask_lhs), ARRAY(mask_rhs))        \
+    X(qqmm, ARRAY(x), ARRAY(w), ARRAY(w_scales), QUANT, ARRAY(global_scale_x), ARRAY(global_scale_w))                 \
+    X(hadamard_transform, ARRAY(a), OPT_FLOAT(scale))                                                                 \
+    X(gather_mm, ARRAY(a), ARRAY(b), ARRAY(lhs_indices), ARRAY(rhs_indices), BOOL(sorted_indices))                    \
+    X(gather_qmm, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), ARRAY(lhs_indices), ARRAY(rhs_indices),           \
+      BOOL(transpose), QUANT, BOOL(sorted_indices))                                                                   \
     X(to_fp8, ARRAY(x))                                                                                               \
     X(from_fp8, ARRAY(x), DTYPE(dtype))                                                                               \
     X(fast_rms_norm, ARRAY(x), ARRAY(weight), FLOAT(eps))                                                             \

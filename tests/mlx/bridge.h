@@ -83,7 +83,7 @@ void each_primitive(const std::function<void(const char* name, State state, cons
 
 /* By MLX itself on the CPU (or, for what MLX has no CPU code for, by the graph it is defined by); counted. */
 void fall_back(Primitive& p, const Arrays& inputs, Arrays& outputs, const std::string& reason);
-void count_native(const Primitive& p);
+void count_native(const char* name);                       // a name that lives as long as the process
 void print_statistics();
 
 }  // namespace mlxvk_mlx

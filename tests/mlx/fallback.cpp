@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "bridge.h"
@@ -19,7 +20,15 @@ struct Count {
 };
 static struct Counts {
   std::mutex mutex;
-  std::map<std::string, Count> by_name;
+  std::unordered_map<const char*, uint64_t> native;        // by the name's address, which is quick
+  std::map<std::string, Count> fallback;
+
+  /* Both together. The lock is held. */
+  std::map<std::string, Count> all() const {
+    auto result = fallback;
+    for (auto& [name, n] : native) result[name].native += n;
+    return result;
+  }
 }& counts = *new Counts;
 
 enum class Policy { silent, warn, error };
@@ -36,9 +45,9 @@ static Policy policy() {
   return value;
 }
 
-void count_native(const Primitive& p) {
+void count_native(const char* name) {
   std::lock_guard<std::mutex> lock(counts.mutex);
-  counts.by_name[p.name()].native++;
+  counts.native[name]++;
 }
 
 /* "float32[2,3] int32[5]" */
@@ -55,7 +64,7 @@ static std::string signature(const Arrays& inputs) {
 /* True the first time that this signature falls back. */
 static bool count_fallback(const char* name, const std::string& text) {
   std::lock_guard<std::mutex> lock(counts.mutex);
-  auto& c = counts.by_name[name];
+  auto& c = counts.fallback[name];
   c.fallback++;
   return !c.reasons[text]++;
 }
@@ -154,7 +163,7 @@ static std::string statistics() {
   std::ostringstream each, text;
   if (has_device()) mlxvk_get_stats(&st, device());
   std::lock_guard<std::mutex> lock(counts.mutex);
-  for (auto& [name, c] : counts.by_name) {
+  for (auto& [name, c] : counts.all()) {
     native += c.native;
     fallback += c.fallback;
     each << (each.tellp() > 0 ? "," : "") << quoted(name) << ":{\"native\":" << c.native << ",\"fallback\":" << c.fallback << ",\"reasons\":{";
@@ -179,7 +188,7 @@ void print_statistics() {
   std::fprintf(stderr, "mlxvk on %s (%s): %llu dispatches, %llu submissions, %llu operations fused\n", info("device_name").c_str(),
                info("driver").c_str(), (unsigned long long)st.dispatches, (unsigned long long)st.submissions, (unsigned long long)st.fused);
   std::fprintf(stderr, "%-28s %12s %12s\n", "primitive", "native", "fallback");
-  for (auto& [name, c] : counts.by_name) {
+  for (auto& [name, c] : counts.all()) {
     std::fprintf(stderr, "%-28s %12llu %12llu\n", name.c_str(), (unsigned long long)c.native, (unsigned long long)c.fallback);
     for (auto& [reason, n] : c.reasons) std::fprintf(stderr, "    %8llu  %s\n", (unsigned long long)n, reason.c_str());
   }
@@ -197,7 +206,8 @@ extern "C" int mlxvk_mlx_stats(char* text, size_t size) { return mlxvk_mlx::copy
 
 extern "C" void mlxvk_mlx_reset_stats(void) {
   std::lock_guard<std::mutex> lock(mlxvk_mlx::counts.mutex);
-  mlxvk_mlx::counts.by_name.clear();
+  mlxvk_mlx::counts.native.clear();
+  mlxvk_mlx::counts.fallback.clear();
   if (mlxvk_mlx::has_device()) mlxvk_reset_stats(mlxvk_mlx::device());
 }
 

@@ -47,6 +47,7 @@ static int new_bytes(mlxvk_array* res, const void* data, size_t size) {
     int shape[] = {int(size)};
     return mlxvk_array_new_data_device(res, data, shape, 1, MLXVK_UINT8, device());
   }
+  if (size > row * INT_MAX) return MLXVK_ERROR_LIMIT;
   int shape[] = {int((size + row - 1) / row), int(row)};
   return mlxvk_array_new_data_device(res, data, shape, 2, MLXVK_UINT8, device());
 }

@@ -1,4 +1,5 @@
 /* The table from MLX's primitives to mlxvk's calls: see bridge.h.                            SPDX-License-Identifier: MIT */
+#include <cstdlib>
 #include <typeindex>
 #include <unordered_map>
 
@@ -182,8 +183,15 @@ static int gather_axis_native(Job& j) {
 
 static int scatter_axis_native(Job& j) {
   auto [reduce, axis] = j.as<ScatterAxis>().state();
-  if (reduce != ScatterAxis::None) return MLXVK_ERROR_UNSUPPORTED;
-  return mlxvk_put_along_axis(j.out, j.in[0], j.in[1], j.in[2], axis, j.s);
+  return (reduce == ScatterAxis::None ? mlxvk_put_along_axis : mlxvk_scatter_add_axis)(j.out, j.in[0], j.in[1], j.in[2], axis, j.s);
+}
+
+static int scatter_native(Job& j) {
+  static int (*const calls[])(mlxvk_array*, mlxvk_array, mlxvk_vector_array, mlxvk_array, const int*, size_t, mlxvk_stream) = {
+      mlxvk_scatter_max, mlxvk_scatter_min, mlxvk_scatter_add, mlxvk_scatter_prod, mlxvk_scatter};
+  auto [reduce, axes] = j.as<Scatter>().state();
+  Vector indices(j.in + 1, j.inputs - 2);
+  return calls[reduce](j.out, j.in[0], indices.v, j.in[j.inputs - 1], axes.data(), axes.size(), j.s);
 }
 
 /* ---- reductions, scans, sorting ---- */
@@ -225,10 +233,67 @@ static int addmm_native(Job& j) {
   return mlxvk_addmm(j.out, j.in[2], j.in[0], j.in[1], alpha, beta, j.s);
 }
 
+static int slice_dynamic_native(Job& j) {
+  auto [axes, size] = j.as<DynamicSlice>().state();
+  return mlxvk_slice_dynamic(j.out, j.in[0], j.in[1], axes.data(), axes.size(), size.data(), size.size(), j.s);
+}
+
+static int slice_update_dynamic_native(Job& j) {
+  auto axes = j.as<DynamicSliceUpdate>().state();
+  return mlxvk_slice_update_dynamic(j.out, j.in[0], j.in[1], j.in[2], axes.data(), axes.size(), j.s);
+}
+
+/* The primitive works on batches: (B, ...), a mask of that shape, and each batch's source flattened. */
+static int masked_scatter_native(Job& j) {
+  const int whole = -1;
+  Handle target, mask, source, flat;
+  if (mlxvk_array_dim(j.in[0], 0) != 1) return MLXVK_ERROR_UNSUPPORTED;
+  int code = mlxvk_reshape(&target, j.in[0], &whole, 1, j.s);
+  if (!code) code = mlxvk_reshape(&mask, j.in[1], &whole, 1, j.s);
+  if (!code) code = mlxvk_reshape(&source, j.in[2], &whole, 1, j.s);
+  if (!code) code = mlxvk_masked_scatter(&flat, target, mask, source, j.s);
+  return code ? code : mlxvk_reshape(j.out, flat, j.shape(), j.ndim(), j.s);
+}
+
+static int convolution_native(Job& j) {
+  auto [stride, low, high, dilation, input_dilation, groups, flip] = j.as<Convolution>().state();
+  return mlxvk_conv_general(j.out, j.in[0], j.in[1], stride.data(), stride.size(), low.data(), low.size(), high.data(), high.size(),
+                            dilation.data(), dilation.size(), input_dilation.data(), input_dilation.size(), groups, flip, j.s);
+}
+
 static int quantized_matmul_native(Job& j) {
   auto [group, bits, mode, transpose] = j.as<QuantizedMatmul>().state();
   return mlxvk_quantized_matmul(j.out, j.in[0], j.in[1], j.in[2], j.inputs > 3 ? j.in[3] : none, transpose, {group, true},
                                 {bits, true}, quantization_mode_to_string(mode).c_str(), j.s);
+}
+
+static int gather_mm_native(Job& j) {
+  auto [left, right] = j.as<GatherMM>().state();
+  return mlxvk_gather_mm(j.out, j.in[0], j.in[1], j.in[2], j.in[3], left || right, j.s);
+}
+
+static int gather_qmm_native(Job& j) {
+  auto [group, bits, mode, transpose, left, right] = j.as<GatherQMM>().state();
+  const mlxvk_array* indices = &j.in[j.inputs - 2];
+  return mlxvk_gather_qmm(j.out, j.in[0], j.in[1], j.in[2], j.inputs > 5 ? j.in[3] : none, indices[0], indices[1], transpose,
+                          {group, true}, {bits, true}, quantization_mode_to_string(mode).c_str(), left || right, j.s);
+}
+
+/* Inputs: a, b, then the result's mask where there is one, then those of a and b where they are. */
+static int block_masked_mm_native(Job& j) {
+  const bool masks = j.inputs > 3, of_result = j.inputs == 3 || j.inputs == 5;
+  return mlxvk_block_masked_mm(j.out, j.in[0], j.in[1], j.as<BlockMaskedMM>().state(), of_result ? j.in[2] : none,
+                               masks ? j.in[j.inputs - 2] : none, masks ? j.in[j.inputs - 1] : none, j.s);
+}
+
+static int qqmm_native(Job& j) {
+  auto [group, bits, mode] = j.as<QQMatmul>().state();
+  return mlxvk_qqmm(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true},
+                    quantization_mode_to_string(mode).c_str(), none, none, j.s);
+}
+
+static int hadamard_native(Job& j) {
+  return mlxvk_hadamard_transform(j.out, j.in[0], {j.as<Hadamard>().state(), true}, j.s);
 }
 
 static int quantize_native(Job& j) {
@@ -379,7 +444,11 @@ static const Row table[] = {
     NATIVE(Arange, arange_native), NATIVE(Full, full_native), PARTLY(RandomBits, random_bits_native, "one key"),
     NATIVE(Concatenate, concatenate_native), NATIVE(Pad, pad_native), IN_PLACE(SliceUpdate, slice_update_native),
     NATIVE(Gather, gather_native), WHOLE(GatherAxis, gather_axis_native),
-    PARTLY(ScatterAxis, scatter_axis_native, "without sum"),
+    IN_PLACE(ScatterAxis, scatter_axis_native),
+    IN_PLACE(Scatter, scatter_native), PARTLY(MaskedScatter, masked_scatter_native, "batches of one"), NATIVE(Convolution, convolution_native),
+    NATIVE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native),
+    NATIVE(GatherMM, gather_mm_native), NATIVE(GatherQMM, gather_qmm_native), NATIVE(Hadamard, hadamard_native),
+    NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>), NATIVE(QQMatmul, qqmm_native),
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
     NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
     WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
@@ -396,9 +465,7 @@ static const Row table[] = {
     LAYOUT(Split, view_layout), LAYOUT(Squeeze, view_layout), LAYOUT(StopGradient, view_layout),
     LAYOUT(Transpose, view_layout), LAYOUT(Unflatten, reshape_layout), LAYOUT(View, view_bits_layout),
 
-    ON_CPU(BlockMaskedMM, ""), ON_CPU(Convolution, ""), ON_CPU(DynamicSlice, ""),
-    ON_CPU(DynamicSliceUpdate, ""), ON_CPU(FFT, ""), ON_CPU(GatherMM, ""), ON_CPU(GatherQMM, ""), ON_CPU(Hadamard, ""),
-    ON_CPU(Load, "reads files"), ON_CPU(MaskedScatter, ""), ON_CPU(QQMatmul, ""), ON_CPU(Scatter, ""), ON_CPU(SegmentedMM, ""),
+    ON_CPU(FFT, ""), ON_CPU(Load, "reads files"),
     ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
     ON_CPU(Cholesky, ""), ON_CPU(Eig, ""), ON_CPU(Eigh, ""), ON_CPU(Inverse, ""), ON_CPU(LUF, ""), ON_CPU(QRF, ""), ON_CPU(SVD, ""),
     REFUSED(fast::CustomKernel, "Metal source"),
@@ -493,14 +560,30 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
   return true;
 }
 
+/* Names in MLX_VK_FALLBACK_FOR ("Exp,FFT"): to find out whether a primitive of ours is at fault. */
+static bool excluded(const Row& row) {
+  static const std::string list = [] {
+    const char* text = std::getenv("MLX_VK_FALLBACK_FOR");
+    return text && *text ? "," + std::string(text) + "," : "";
+  }();
+  return !list.empty() && list.find("," + std::string(short_name(row.name)) + ",") != std::string::npos;
+}
+
+/* Those of Compiled and View are made up for each. */
+static const char* lasting_name(const Row& row, const Primitive& p) {
+  return row.type == typeid(Compiled) || row.type == typeid(View) ? short_name(row.name) : p.name();
+}
+
 void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   const Row* row = find_row(p);
-  std::string reason = row ? row->note : "unknown to the bridge";
+  std::string reason;
   if (!row && !std::strcmp(p.name(), "Synchronize")) return;   // what an evaluation ends with
   if (row && row->state == State::refused) throw std::runtime_error(std::string("[") + p.name() + "] " + row->note + " cannot run on Vulkan");
-  if (row && row->state == State::layout) { row->layout(p, inputs, outputs); count_native(p); return; }
+  if (row && row->state == State::layout) { row->layout(p, inputs, outputs); count_native(lasting_name(*row, p)); return; }
+  if (row && excluded(*row)) { fall_back(p, inputs, outputs, "MLX_VK_FALLBACK_FOR"); return; }
   if (row && row->type == typeid(Compiled)) { p.eval_gpu(inputs, outputs); return; }
-  if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) { count_native(p); return; }
+  if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) { count_native(lasting_name(*row, p)); return; }
+  if (reason.empty()) reason = row ? row->note : "unknown to the bridge";
   fall_back(p, inputs, outputs, reason);
 }
 
@@ -589,7 +672,7 @@ void Compiled::eval_gpu(const std::vector<array>& inputs, std::vector<array>& ou
     return;
   }
   for (size_t i = 0; i < outputs.size(); i++) adopt(outputs[i], results[i], inputs, s);
-  count_native(*this);
+  count_native("Compiled");
 }
 
 namespace fast {

@@ -45,15 +45,9 @@ static void at_exit() {
 }
 
 static mlxvk_device make_device() {
-  mlxvk_error error{};
-  mlxvk_device_desc desc{};
-  mlxvk_device d{};
-  desc.error = &error;
-  if (mlxvk_device_create(&d, &desc)) {
-    if (std::getenv("MLX_VK_STATS")) std::fprintf(stderr, "mlxvk: no GPU: %s\n", error.text);
-    return {};
-  }
-  std::atexit(at_exit);
+  mlxvk_device d = mlxvk_device_new();
+  if (d.ctx) std::atexit(at_exit);
+  else if (std::getenv("MLX_VK_STATS")) std::fprintf(stderr, "mlxvk: no Vulkan device, MLX stays on the CPU\n");
   return d;
 }
 
@@ -69,12 +63,16 @@ bool staged() {
 }
 
 mlxvk_stream stream_of(Stream s) {
+  static thread_local int last_index = -1;                 // nearly always the same one
+  static thread_local mlxvk_stream last{};
+  if (s.index == last_index) return last;
   auto& all = streams();
   std::lock_guard<std::mutex> lock(all.mutex);
   auto& stream = all.by_index[s.index];
   if (!stream.ctx) stream = mlxvk_stream_new_device(device());
   if (!stream.ctx) throw std::runtime_error("[mlxvk] no stream could be made");
-  return stream;
+  last_index = s.index;
+  return last = stream;
 }
 
 size_t stream_count() {
@@ -175,6 +173,13 @@ class Counter {
     return value_ >= value;
   }
 
+  /* Reached, or within a moment: what the CPU is just done with is cheaper to wait for than to have the GPU wait for, and its
+   * result can be donated. */
+  bool soon(uint64_t value) {
+    const uint64_t moment = 200'000;
+    return line_.event.ctx && !mlxvk_event_wait_host(line_.event, line_.base + value, moment);
+  }
+
   Stream of() const { return of_; }
   bool issued() const { return last_ > line_.base; }
   uint64_t next() { return ++issued_; }
@@ -258,8 +263,10 @@ bool Event::is_signaled() const { return counter(event_)->reached(value_); }
 
 Fence::Fence(Stream s) { fence_ = mlxvk_mlx::new_counter(s); }
 void Fence::wait(Stream s, const array& a) {
-  mlxvk_mlx::wait_in(s, fence_, counter(fence_)->current());
-  if (s.device == Device::gpu) mlxvk_mlx::hold_in(counter(fence_)->of(), a);
+  auto* c = counter(fence_);
+  if (s.device == Device::gpu && c->of().device == Device::cpu && c->soon(c->current())) return;
+  mlxvk_mlx::wait_in(s, fence_, c->current());
+  if (s.device == Device::gpu) mlxvk_mlx::hold_in(c->of(), a);
 }
 void Fence::update(Stream s, const array&, bool) { mlxvk_mlx::signal_in(s, fence_, counter(fence_)->next()); }
 

@@ -55,6 +55,29 @@ static void positions_outside(void **state)
     mlxvk_array_free(res);
 }
 
+/* A table beyond one binding is written, or the call says that it cannot be; then it is what it was. */
+static void writes_to_large(mlxvk_array table, mlxvk_array index)
+{
+    mlxvk_array res = { NULL }, row = { NULL }, ones = { NULL };
+    unsigned char *got = malloc(5 * 1000);
+    mlxvk_error error = { 0 };
+    assert_non_null(got);
+    OK(mlxvk_ones(&ones, (int[]){ 5, 1, 1000 }, 3, MLXVK_UINT8, stream), stream);
+    OK(mlxvk_scatter_single(&res, table, index, ones, 0, stream), stream);
+    OK(mlxvk_take_axis(&row, res, index, 0, stream), stream);
+    if (mlxvk_array_read(row, got, 5 * 1000, stream)) {
+        mlxvk_stream_error(stream, &error);
+        assert_int_equal(error.code, MLXVK_ERROR_LIMIT);
+        mlxvk_synchronize(stream);
+    } else for (int i = 0; i < 5 * 1000; i++) assert_int_equal(got[i], 1);
+    OK(mlxvk_take_axis(&row, table, index, 0, stream), stream);
+    OK(mlxvk_array_read(row, got, 5 * 1000, stream), stream);
+    mlxvk_array_free(res);
+    mlxvk_array_free(row);
+    mlxvk_array_free(ones);
+    free(got);
+}
+
 /* Rows of a table beyond one binding, by words of every width and by elements. */
 static void large_tables(void **state)
 {
@@ -77,6 +100,7 @@ static void large_tables(void **state)
             assert_memory_equal(got + i * width, data + row * WIDTH + first, width);
         }
     }
+    writes_to_large(table, index);
     mlxvk_array_free(table);
     mlxvk_array_free(part);
     mlxvk_array_free(index);
