@@ -13358,8 +13358,7 @@ size_t mlxvk_array_offset(mlxvk_array array) { return array.ctx ? (size_t)((stru
 
 size_t mlxvk_array_memory_size(mlxvk_array array)
 {
-    const struct storage *st = array.ctx ? ((struct array *)array.ctx)->storage : NULL;
-    return !st ? 0 : st->buffer ? st->buffer->size : capacity_for(st->nbytes);
+    return array.ctx ? ((struct array *)array.ctx)->storage->nbytes : 0;
 }
 
 bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)
