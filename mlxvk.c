@@ -7622,7 +7622,7 @@ static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, c
 static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
 {
     int space = out->ndim - 2, lead = SPACE - space;
-    int64_t counts[SPACE] = { 1, 1, 1 }, total = 1;
+    int64_t counts[SPACE] = { 1, 1, 1 };
     struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups, .channels = dim_of(in, -1),
                       .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups, .in_size = { 1, 1, 1 } };
     int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c, out_units = dim_of(out, -1);
@@ -7644,9 +7644,7 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
     for (int i = 0; i < SPACE; i++) {
         struct conv probe = v;
         counts[i] = conv_axis(&probe, i, sizes[i], taps[i], p, 0);
-        total *= counts[i] < sizes[i] ? counts[i] : sizes[i];
     }
-    if (total > 1) { e->concurrent = true; e->concurrent_from = e->live_count; }     /* they write between each other's elements */
     for (int64_t x = 0; x < counts[0] && x < sizes[0]; x++)
         for (int64_t y = 0; y < counts[1] && y < sizes[1]; y++)
             for (int64_t z = 0; z < counts[2] && z < sizes[2]; z++) {
@@ -7657,7 +7655,6 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
                 if (!(one.taps[0] && one.taps[1] && one.taps[2])) one.b_first = 0;
                 conv_rows_split(e, &one);
             }
-    e->concurrent = false;
 }
 
 /* Halves batches that the device cannot bind whole. */
