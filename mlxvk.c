@@ -380,6 +380,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
+    X(QMV_HELD_GATHER, qmv_held_gather, 8, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                     \
     X(QMV_GATHER,    qmv_gather,    8, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_GATHER_PLAIN, qmv_gather_plain, 8, CAP_SMALL)                                                                \
     X(QMM_GROUPED,   qmm_grouped,   8, CAP_SMALL)                                                                      \
@@ -6309,7 +6310,8 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
     struct product t;
-    if (p->n <= FEW_ROWS && p->n < p->m && !p->gather && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    bool few = p->n <= FEW_ROWS && p->n < p->m && !p->gather;
+    if (few && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
     switch (choose_kind(e, p)) {
     case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
     case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
@@ -8943,6 +8945,16 @@ static struct gather_push gather_bind(struct encoder *e, const struct quant_job 
     return q;
 }
 
+/* The push constants of kernels for few rows of x. */
+static void set_quant_bytes(struct encoder *e, const struct quant_job *j, const struct quant_push *p)
+{
+    if (j->gather) {
+        struct gather_push q = gather_bind(e, j, p, 6);
+        q.rhs_at = set_input(e, 7, j->gather->rhs);
+        set_bytes(e, &q, sizeof q);
+    } else set_bytes(e, p, sizeof *p);
+}
+
 /* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
 static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
 {
@@ -8970,25 +8982,27 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
                : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    KERNEL(e, j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
-    if (j->gather) {
-        struct gather_push q = gather_bind(e, j, &p, 6);
-        q.rhs_at = set_input(e, 7, j->gather->rhs);
-        set_bytes(e, &q, sizeof q);
-    } else set_bytes(e, &p, sizeof p);
+    KERNEL(e, j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN,
+           teams * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m,
+           t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+    set_quant_bytes(e, j, &p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
+}
+
+static enum kernel_id held_kernel(const struct quant_job *j)
+{
+    return j->gather ? K_QMV_HELD_GATHER : j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD;
 }
 
 /* What keeps qmv_held.comp from a job, alignment and long rows aside; NULL: nothing. */
 static const char *held_refusal(const struct device *d, const struct quant_job *j)
 {
     int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
-    if (!is_affine(&j->format)) return "a mode without biases";
+    if (!is_affine(&j->format) && (bits != 4 || wanted == QMM_HELD_FLOAT)) return "floats of 8 bits";
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
     if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
     if (j->k < QUANT_BLOCK) return "nothing to add up";
-    if (!has_kernel(d, j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD)) return "the device lacks subgroup operations or integer dot products";
+    if (!has_kernel(d, held_kernel(j))) return "the device lacks subgroup operations or integer dot products";
     if (!by_subgroups(d, j->m)) return "a gate";
     if (!wanted && j->m > 4) return "more than 4 rows";
     return !wanted && d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? "a driver on the CPU" : NULL;
@@ -9000,9 +9014,8 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     const struct device *d = e->device;
     const struct held_tuning *t = held_tunings;
     int wanted = d->gate[GATE_QMM_KERNEL];
-    bool sets = j->sets > 1;
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
-    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
+    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per, entries = j->gather ? j->batch : 1;
     const char *refusal = held_refusal(d, j);
     struct quant_push p;
     if (refusal) return refusal;
@@ -9013,19 +9026,19 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
     split = ceil_div(blocks, lanes * held);
     if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return "long rows";   /* slower than the general kernel */
-    while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
+    while (rows > step && held_rounds(j, rows / step) * split * entries < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
     if (rows * m > lanes || rows < step) return "the device's subgroups are small";
-    p = quant_bind(e, j, sets);
+    p = quant_bind(e, j, j->sets > 1);
     if (quant_alignment(j, &p) != 3) { encoder_reset(e); return "not aligned"; }
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
     rounds = held_rounds(j, rows / step);
-    groups = ceil_div(rounds, per * ceil_div(rounds * split, t->teams));
+    groups = ceil_div(rounds, per * ceil_div((uint64_t)rounds * split * entries, t->teams));
     p.rounds = per * ceil_div(ceil_div(rounds, groups), per);
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
-    KERNEL(e, sets ? K_QMV_HELD_SETS : K_QMV_HELD, per * split * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format) - 1, j->epilogue,
+    KERNEL(e, held_kernel(j), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
+           (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
            wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
-    set_bytes(e, &p, sizeof p);
+    set_quant_bytes(e, j, &p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
     return NULL;
 }
@@ -9331,12 +9344,13 @@ static void gather_choose(struct encoder *e, struct quant_job *j, struct gather 
     bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
     bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : cpu || !many);
     if (!few) {
+        NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
         if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
         return;
     }
     for (g->first = 0; g->first < g->entries && !e->code; g->first += j->batch) {
         j->batch = min_u32(g->entries - g->first, e->device->caps.max_groups[2]);
-        qmv_general(e, j);
+        qmv_dispatch(e, j);
     }
 }
 
@@ -9346,7 +9360,8 @@ static void lower_gather_qmm(struct encoder *e, const struct node *n)
     uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
     struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
                               .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
-    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1, .y_batch = m * rows, .gather = &g };
+    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1,
+                           .y_batch = m * rows, .gather = &g };
     in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
     in[1] = matrices_of(e, n->in[1], true, &j.w_batch);
     in[2] = matrices_of(e, n->in[2], true, &j.s_batch);
@@ -9503,7 +9518,8 @@ static struct array *do_gather_qmm(struct call *c, struct array *x, struct array
         return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
     }
     x = is_float(x->dtype) ? x : as_type(c, x, to);
-    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs),
+           ARRAYS(out));
     return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
 }
 

@@ -54,6 +54,7 @@
 #include "qmv_gather_spv.h"
 #include "qmv_gather_plain_spv.h"
 #include "qmv_held_spv.h"
+#include "qmv_held_gather_spv.h"
 #include "qmv_held_sets_spv.h"
 #include "qmv_plain_spv.h"
 #include "qmv_sets_spv.h"
