@@ -2919,7 +2919,8 @@ static bool same_place(const struct array *in, const struct array *out)
 static int donate(struct encoder *e, struct array *out, struct array *const *in, int count)
 {
     struct storage *to = out->storage;
-    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || out->offset || !out->row || to->nbytes != array_bytes(out)) return -1;
+    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row || to->nbytes != array_bytes(out))
+        return -1;
     for (int i = 0; i < count; i++) {
         struct storage *st = in[i] ? in[i]->storage : NULL;
         struct buffer *b = st ? st->buffer : NULL;
