@@ -14258,4 +14258,5 @@ static void print_default(void) { if (the_default.device) print_notes(the_defaul
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)
-const char *mlxvk_version(void) { return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH); }
+const char *mlxvk_version_text(void) { return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH); }
+int mlxvk_version(mlxvk_string *str) { return put_string(str, text_copy(mlxvk_version_text())); }
