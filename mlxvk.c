@@ -6894,6 +6894,380 @@ int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int bl
     return finish(&c, do_block_masked_mm(&c, x, y, block_size, out, lhs, rhs), res);
 }
 
+/* ==== >>contraction: tensordot, inner, outer, kron, einsum ======================================================== */
+
+/* a's axes in this order, those from `first` to `last` made one; the others keep theirs. */
+static struct array *grouped_axes(struct call *c, struct array *a, const int *axes, int lead)
+{
+    int shape[2] = { 1, 1 }, ndim;
+    int64_t size[2] = { 1, 1 };
+    a = do_transpose(c, a, axes);
+    if (c->code || !a) return NULL;
+    ndim = a->ndim;
+    for (int i = 0; i < ndim; i++) size[i >= lead] *= a->shape[i];
+    if (size[0] > INT_MAX || size[1] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many elements along the axes", TEXT(a));
+    shape[0] = (int)size[0];
+    shape[1] = (int)size[1];
+    return do_reshape(c, a, 2, shape);
+}
+
+/* Sums products over pairs of axes: what remains are a's other axes, then b's. */
+static struct array *do_tensordot(struct call *c, struct array *a, struct array *b, const int *axes_a, const int *axes_b, size_t count)
+{
+    int order_a[MAXD], order_b[MAXD], shape[2 * MAXD], n = 0, kept = 0, at = 0;
+    uint32_t mask_a, mask_b;
+    if (!axes_mask(c, a, axes_a, count, &mask_a) || !axes_mask(c, b, axes_b, count, &mask_b)) return NULL;
+    for (int i = 0; i < a->ndim; i++) if (!(mask_a >> i & 1)) { shape[n++] = a->shape[i]; order_a[kept++] = i; }
+    for (size_t i = 0; i < count; i++) {
+        int x = normal_axis(c, a, axes_a[i]), y = normal_axis(c, b, axes_b[i]);
+        if (a->shape[x] != b->shape[y])
+            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s and axis %d of %s have different lengths", axes_a[i], TEXT(a), axes_b[i], TEXT(b));
+        order_a[kept + (int)i] = x;
+        order_b[at++] = y;
+    }
+    for (int i = 0; i < b->ndim; i++) if (!(mask_b >> i & 1)) { shape[n++] = b->shape[i]; order_b[at++] = i; }
+    if (n > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    a = grouped_axes(c, a, order_a, kept);
+    b = grouped_axes(c, b, order_b, (int)count);
+    return do_reshape(c, do_matmul(c, a, b), n, shape);
+}
+
+int mlxvk_tensordot(mlxvk_array *res, mlxvk_array a, mlxvk_array b, const int *axes_a, size_t axes_a_num, const int *axes_b,
+                    size_t axes_b_num, mlxvk_stream s)
+{
+    struct call c = begin("tensordot", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    if (axes_a_num != axes_b_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes of a, %zu of b", axes_a_num, axes_b_num);
+    return finish(&c, do_tensordot(&c, x, y, axes_a, axes_b, axes_a_num), res);
+}
+
+int mlxvk_tensordot_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s)
+{
+    struct call c = begin("tensordot_axis", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    int axes_a[MAXD], axes_b[MAXD];
+    if (!c.code && (axis < 0 || axis > x->ndim || axis > y->ndim))
+        FAIL(&c, MLXVK_ERROR_AXIS, "%d axes of %s and %s", axis, TEXT(x), TEXT(y));
+    for (int i = 0; i < axis && !c.code; i++) { axes_a[i] = x->ndim - axis + i; axes_b[i] = i; }
+    return finish(&c, do_tensordot(&c, x, y, axes_a, axes_b, c.code ? 0 : (size_t)axis), res);
+}
+
+int mlxvk_inner(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("inner", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    int last = -1;
+    if (!c.code && (!x->ndim || !y->ndim)) x = do_binary(&c, B_multiply, x, y);
+    else x = do_tensordot(&c, x, y, &last, &last, 1);
+    return finish(&c, x, res);
+}
+
+int mlxvk_outer(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("outer", s);
+    struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1), *y = do_flatten(&c, input(&c, "b", b), 0, -1);
+    return finish(&c, do_binary(&c, B_multiply, do_expand(&c, x, (int[]){ 1 }, 1), y), res);
+}
+
+/* Each axis of a beside an axis of length 1 (`at` 0: before it), with leading axes of 1. */
+static struct array *interleaved(struct call *c, struct array *a, int ndim, int at)
+{
+    int shape[2 * MAXD];
+    int64_t strides[2 * MAXD];
+    if (c->code || !a) return NULL;
+    for (int i = 0; i < ndim; i++) {
+        int k = i - (ndim - a->ndim);
+        shape[2 * i + at] = 1;
+        strides[2 * i + at] = 0;
+        shape[2 * i + 1 - at] = k < 0 ? 1 : a->shape[k];
+        strides[2 * i + 1 - at] = k < 0 ? 0 : a->strides[k];
+    }
+    return view_of(c, a, a->dtype, 2 * ndim, shape, strides, a->offset);
+}
+
+int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("kron", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    int shape[MAXD], ndim;
+    if (!c.code) {
+        ndim = x->ndim > y->ndim ? x->ndim : y->ndim;
+        if (!x->size || !y->size) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: operands must not be empty", TEXT(x), TEXT(y));
+        else if (2 * ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: at most %d dimensions", TEXT(x), TEXT(y), MAXD / 2);
+        for (int i = 0; i < ndim && !c.code; i++) {
+            int k = i - (ndim - x->ndim), l = i - (ndim - y->ndim);
+            int64_t size = (int64_t)(k < 0 ? 1 : x->shape[k]) * (l < 0 ? 1 : y->shape[l]);
+            if (size > INT_MAX) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: the result is too large", TEXT(x), TEXT(y));
+            shape[i] = (int)size;
+        }
+        out = do_binary(&c, B_multiply, interleaved(&c, x, ndim, 1), interleaved(&c, y, ndim, 0));
+        out = do_reshape(&c, out, ndim, shape);
+    }
+    return finish(&c, out, res);
+}
+
+/* ---- einsum ---- */
+
+/* Labels: letters in their order as characters, then those of dimensions that dots stand for, the last dimension last. */
+enum { LABEL_DOTS = 'z' - 'A' + 1, EINSUM_LABELS = LABEL_DOTS + MAXD, EINSUM_TERMS = 32 };
+
+struct labels { int count, dots, label[MAXD]; };     /* dots: where they stand, -1: nowhere */
+
+/* An operand, or what several were contracted to: a dimension for each of its labels. */
+struct einsum_term { struct array *a; int label[MAXD]; };
+
+struct einsum {
+    int size[EINSUM_LABELS];                         /* 0: no operand has it so far, where seen is false */
+    bool seen[EINSUM_LABELS];
+    int count;
+    struct einsum_term term[EINSUM_TERMS];
+    struct labels out;
+};
+
+/* Labels up to a comma, an arrow or the end. */
+static const char *read_labels(struct call *c, const char *at, struct labels *l)
+{
+    *l = (struct labels){ .dots = -1 };
+    for (; *at && *at != ',' && !(at[0] == '-' && at[1] == '>'); at++) {
+        if (*at == ' ') continue;
+        if (!strncmp(at, "...", 3) && l->dots < 0) { l->dots = l->count; at += 2; continue; }
+        if (!((*at >= 'A' && *at <= 'Z') || (*at >= 'a' && *at <= 'z')))
+            return FAIL(c, MLXVK_ERROR_ARGUMENT, "subscripts must be letters, but got '%c'", *at);
+        if (l->count == MAXD) return FAIL(c, MLXVK_ERROR_ARGUMENT, "more than %d subscripts of one operand", MAXD);
+        l->label[l->count++] = *at - 'A';
+    }
+    return at;
+}
+
+/* Puts labels for `dims` dimensions where the dots are. */
+static bool spread_dots(struct call *c, struct labels *l, int dims)
+{
+    if (l->dots < 0) return true;
+    if (l->count + dims > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD), false;
+    memmove(l->label + l->dots + dims, l->label + l->dots, (size_t)(l->count - l->dots) * sizeof *l->label);
+    for (int i = 0; i < dims; i++) l->label[l->dots + i] = EINSUM_LABELS - dims + i;
+    l->count += dims;
+    return true;
+}
+
+static bool einsum_operand(struct call *c, struct einsum *e, struct array *a, struct labels *l)
+{
+    int dims = a->ndim - l->count;
+    if (l->dots < 0 ? dims != 0 : dims < 0)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d subscripts for operand %d, %s", l->count, e->count, TEXT(a)), false;
+    if (!spread_dots(c, l, dims)) return false;
+    for (int i = 0; i < a->ndim; i++) {
+        int *size = &e->size[l->label[i]];
+        if (!e->seen[l->label[i]] || *size == 1) *size = a->shape[i];
+        else if (a->shape[i] != 1 && a->shape[i] != *size)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d of operand %d, %s, cannot be broadcast to %d", i, e->count, TEXT(a), *size), false;
+        e->seen[l->label[i]] = true;
+        e->term[e->count].label[i] = l->label[i];
+    }
+    e->term[e->count++].a = a;
+    return true;
+}
+
+/* The labels of the result: given, or dots and then the letters that occur once, in order. */
+static bool einsum_result(struct call *c, struct einsum *e, const char *at, const int *uses, int dots)
+{
+    uint8_t named[EINSUM_LABELS] = { 0 };
+    if (*at) {
+        at = read_labels(c, at + 2, &e->out);
+        if (!at) return false;
+        if (*at) return FAIL(c, MLXVK_ERROR_ARGUMENT, "subscripts must be letters, but got '%c'", *at), false;
+        for (int i = 0; i < e->out.count; i++) {
+            if (!e->seen[e->out.label[i]])
+                return FAIL(c, MLXVK_ERROR_ARGUMENT, "no operand has subscript '%c' of the result", e->out.label[i] + 'A'), false;
+            if (named[e->out.label[i]]++) return FAIL(c, MLXVK_ERROR_ARGUMENT, "'%c' is repeated in the result", e->out.label[i] + 'A'), false;
+        }
+    } else {
+        e->out = (struct labels){ .dots = 0 };
+        for (int i = 0; i < LABEL_DOTS && e->out.count < MAXD; i++) if (uses[i] == 1) e->out.label[e->out.count++] = i;
+    }
+    return spread_dots(c, &e->out, dots);
+}
+
+static bool einsum_parse(struct call *c, struct einsum *e, const char *at, const struct vector *v)
+{
+    int uses[EINSUM_LABELS] = { 0 }, dots = 0;
+    if (c->code) return false;
+    if (!at || !v || !v->size) return FAIL(c, MLXVK_ERROR_ARGUMENT, "at least one operand is required"), false;
+    for (size_t i = 0;; at++) {
+        struct labels l;
+        struct array *a;
+        at = read_labels(c, at, &l);
+        if (!at) return false;
+        if (i >= v->size || i >= EINSUM_TERMS || (*at == ',') != (i + 1 < v->size))
+            return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu operands, which is not the number of lists of subscripts (or more than %d)", v->size,
+                        (int)EINSUM_TERMS), false;
+        for (int k = 0; k < l.count; k++) uses[l.label[k]]++;
+        a = vector_input(c, v, i++);
+        if (!a || !einsum_operand(c, e, a, &l)) return false;
+        if (*at != ',') break;
+    }
+    for (int i = LABEL_DOTS; i < EINSUM_LABELS; i++) dots += e->seen[i];
+    return einsum_result(c, e, at, uses, dots);
+}
+
+/* A term with one dimension a label: repeated labels take the diagonal, dimensions of 1 are broadcast. */
+static void einsum_simplify(struct call *c, struct einsum *e, struct einsum_term *t)
+{
+    int shape[MAXD], labels[MAXD], n = 0;
+    int64_t strides[MAXD];
+    for (int i = 0; i < t->a->ndim; i++) {
+        int label = t->label[i], k = 0;
+        while (k < n && labels[k] != label) k++;
+        if (k == n) { labels[n] = label; shape[n] = e->size[label]; strides[n++] = 0; }
+        if (t->a->shape[i] == e->size[label]) strides[k] += t->a->strides[i];
+    }
+    memcpy(t->label, labels, (size_t)n * sizeof *labels);
+    t->a = view_of(c, t->a, t->a->dtype, n, shape, strides, t->a->offset);
+}
+
+static bool has_label(const struct einsum_term *t, int label)
+{
+    for (int i = 0; i < t->a->ndim; i++) if (t->label[i] == label) return true;
+    return false;
+}
+
+/* Is a label wanted by the result, or by a term other than i and j? */
+static bool label_needed(const struct einsum *e, int label, int i, int j)
+{
+    for (int k = 0; k < e->out.count; k++) if (e->out.label[k] == label) return true;
+    for (int k = 0; k < e->count; k++) if (k != i && k != j && has_label(&e->term[k], label)) return true;
+    return false;
+}
+
+/* Sums term i over labels that neither term j nor anybody else has. */
+static void einsum_sum(struct call *c, struct einsum *e, int i, int j)
+{
+    struct einsum_term *t = &e->term[i];
+    uint32_t mask = 0;
+    int n = 0;
+    for (int k = 0; k < t->a->ndim; k++)
+        if (!label_needed(e, t->label[k], i, j) && (i == j || !has_label(&e->term[j], t->label[k]))) mask |= 1u << k;
+    if (!mask) return;
+    for (int k = 0; k < t->a->ndim; k++) if (!(mask >> k & 1)) t->label[n++] = t->label[k];
+    t->a = do_reduce(c, R_sum, t->a, mask, false);
+}
+
+/* A term's view with its dimensions in this order, of length 1 where it has no such label. */
+static struct array *einsum_view(struct call *c, const struct einsum_term *t, const int *labels, int count)
+{
+    int shape[MAXD];
+    int64_t strides[MAXD];
+    if (c->code || !t->a) return NULL;
+    for (int k = 0; k < count; k++) {
+        shape[k] = 1;
+        strides[k] = 0;
+        for (int i = 0; i < t->a->ndim; i++)
+            if (t->label[i] == labels[k]) { shape[k] = t->a->shape[i]; strides[k] = t->a->strides[i]; }
+    }
+    return view_of(c, t->a, t->a->dtype, count, shape, strides, t->a->offset);
+}
+
+/* The same with the dimensions behind the first `lead` made two, of which the first `rows` are one. */
+static struct array *einsum_matrices(struct call *c, const struct einsum_term *t, const int *labels, int count, int lead, int rows)
+{
+    struct array *a = einsum_view(c, t, labels, count);
+    int shape[MAXD + 2];
+    int64_t size[2] = { 1, 1 };
+    if (!a) return NULL;
+    for (int i = 0; i < lead; i++) shape[i] = a->shape[i];
+    for (int i = lead; i < count; i++) size[i >= lead + rows] *= a->shape[i];
+    if (size[0] > INT_MAX || size[1] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many elements along the axes", TEXT(a));
+    shape[lead] = (int)size[0];
+    shape[lead + 1] = (int)size[1];
+    return do_reshape(c, a, lead + 2, shape);
+}
+
+/* Contracts terms i < j into term i: a matrix product over the labels that nobody else needs, or else a product of elements. */
+static void einsum_pair(struct call *c, struct einsum *e, int i, int j)
+{
+    struct einsum_term *a = &e->term[i], *b = &e->term[j];
+    int both[MAXD], sums[MAXD], left[MAXD], right[MAXD], order[3 * MAXD], shape[3 * MAXD], nb = 0, ns = 0, nl = 0, nr = 0, n = 0;
+    einsum_sum(c, e, i, j);
+    if (!c->code) einsum_sum(c, e, j, i);
+    if (c->code || !a->a || !b->a) return;
+    for (int k = 0; k < a->a->ndim; k++) {
+        if (!has_label(b, a->label[k])) left[nl++] = a->label[k];
+        else if (label_needed(e, a->label[k], i, j)) both[nb++] = a->label[k];
+        else sums[ns++] = a->label[k];
+    }
+    for (int k = 0; k < b->a->ndim; k++) if (!has_label(a, b->label[k])) right[nr++] = b->label[k];
+    if (nb + nl + nr > MAXD || nb + 2 > MAXD) { FAIL(c, MLXVK_ERROR_SHAPE, "an intermediate result has more than %d dimensions", MAXD); return; }
+    memcpy(order, both, (size_t)nb * sizeof *order);
+    if (ns) {
+        struct array *x, *y;
+        memcpy(order + nb, left, (size_t)nl * sizeof *order);
+        memcpy(order + nb + nl, sums, (size_t)ns * sizeof *order);
+        x = einsum_matrices(c, a, order, nb + nl + ns, nb, nl);
+        memcpy(order + nb, sums, (size_t)ns * sizeof *order);
+        memcpy(order + nb + ns, right, (size_t)nr * sizeof *order);
+        y = einsum_matrices(c, b, order, nb + ns + nr, nb, ns);
+        x = do_matmul(c, x, y);
+        memcpy(order + nb, left, (size_t)nl * sizeof *order);
+        memcpy(order + nb + nl, right, (size_t)nr * sizeof *order);
+        for (n = 0; n < nb + nl + nr; n++) shape[n] = e->size[order[n]];
+        a->a = do_reshape(c, x, n, shape);
+    } else {
+        memcpy(order + nb, left, (size_t)nl * sizeof *order);
+        memcpy(order + nb + nl, right, (size_t)nr * sizeof *order);
+        n = nb + nl + nr;
+        a->a = do_binary(c, B_multiply, einsum_view(c, a, order, n), einsum_view(c, b, order, n));
+    }
+    memcpy(a->label, order, (size_t)n * sizeof *order);
+    memmove(b, b + 1, (size_t)(e->count - j - 1) * sizeof *b);
+    e->count--;
+}
+
+/* How much larger than its operands the result of a pair is. */
+static double einsum_growth(const struct einsum *e, int i, int j)
+{
+    const struct einsum_term *a = &e->term[i], *b = &e->term[j];
+    double size = 1;
+    for (int k = 0; k < a->a->ndim; k++) if (label_needed(e, a->label[k], i, j)) size *= a->a->shape[k];
+    for (int k = 0; k < b->a->ndim; k++)
+        if (!has_label(a, b->label[k]) && label_needed(e, b->label[k], i, j)) size *= b->a->shape[k];
+    return size - (double)a->a->size - (double)b->a->size;
+}
+
+static struct array *do_einsum(struct call *c, const char *subscripts, const struct vector *v)
+{
+    struct einsum e = { .count = 0 };
+    mlxvk_dtype to;
+    if (!vector_dtype(c, v, &to) || !einsum_parse(c, &e, subscripts, v)) return NULL;
+    for (int i = 0; i < e.count && !c->code; i++) {
+        einsum_simplify(c, &e, &e.term[i]);
+        if (v->size > 2 && is_float(to)) e.term[i].a = as_type(c, e.term[i].a, MLXVK_FLOAT32);     /* half types round once */
+    }
+    while (e.count > 1 && !c->code) {                /* the pair that leaves least, first */
+        int best[2] = { 0, 1 };
+        double least = 0;
+        for (int i = 0; i < e.count; i++)
+            for (int j = i + 1; j < e.count; j++) {
+                double growth = einsum_growth(&e, i, j);
+                if ((i || j > 1) && growth >= least) continue;
+                least = growth;
+                best[0] = i;
+                best[1] = j;
+            }
+        einsum_pair(c, &e, best[0], best[1]);
+    }
+    if (c->code) return NULL;
+    einsum_sum(c, &e, 0, 0);
+    if (c->code) return NULL;
+    if (v->size > 2 && is_float(to)) e.term[0].a = as_type(c, e.term[0].a, to);
+    return einsum_view(c, &e.term[0], e.out.label, e.out.count);
+}
+
+int mlxvk_einsum(mlxvk_array *res, const char *subscripts, mlxvk_vector_array operands, mlxvk_stream s)
+{
+    struct call c = begin("einsum", s);
+    return finish(&c, do_einsum(&c, subscripts, operands.ctx), res);
+}
+
 /* ==== >>hadamard ================================================================================================== */
 
 enum { HADAMARD_BITS = 4, HADAMARD_CHUNK = 12 };     /* of an index, that a step takes; that one workgroup takes of longer rows */

@@ -744,6 +744,17 @@ MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_
  * not be true: rows are grouped by the matrix of b on the GPU where that pays. */
 MLXVK_API int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices,
                               mlxvk_array rhs_indices, bool sorted_indices, mlxvk_stream s);
+/* Sums of products over pairs of axes, or over the last `axis` axes of a and the first of b; what remains are a's other axes,
+ * then b's. inner: over the last axis of both. Floating dtypes, but for inner with an operand of no dimensions. */
+MLXVK_API int mlxvk_tensordot(mlxvk_array *res, mlxvk_array a, mlxvk_array b, const int *axes_a, size_t axes_a_num,
+                              const int *axes_b, size_t axes_b_num, mlxvk_stream s);
+MLXVK_API int mlxvk_tensordot_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_inner(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+/* All products of an element of a and one of b, both flattened; kron: blocks of b times an element of a. Any dtype. */
+MLXVK_API int mlxvk_outer(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+MLXVK_API int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+/* NumPy's einsum ("bij,bjk->bik", "...i,i", "ii->i"): two operands at a time, those that leave least first, as matrix products. */
+MLXVK_API int mlxvk_einsum(mlxvk_array *res, const char *subscripts, mlxvk_vector_array operands, mlxvk_stream s);
 /* res[...] = a[:, s:e] @ b[s:e, :] for each pair (s, e) of segments (..., 2); a and b are matrices. Empty ranges give zeros. */
 MLXVK_API int mlxvk_segmented_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array segments, mlxvk_stream s);
 /* a @ b with masks of blocks of block_size (32, 64) squared elements of a, b and the result: bool ones keep a block or make it

@@ -155,6 +155,12 @@
       THREE(output_padding), INT(groups))                                                                             \
     X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
     X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
+    X(inner, ARRAY(a), ARRAY(b))                                                                                      \
+    X(outer, ARRAY(a), ARRAY(b))                                                                                      \
+    X(kron, ARRAY(a), ARRAY(b))                                                                                       \
+    X(tensordot, ARRAY(a), ARRAY(b), INTS(axes_a), INTS(axes_b))                                                      \
+    X(tensordot_axis, ARRAY(a), ARRAY(b), INT(axis))                                                                  \
+    X(einsum, STRING(subscripts), VECTOR(operands))                                                                   \
     X(segmented_mm, ARRAY(a), ARRAY(b), ARRAY(segments))                                                              \
     X(block_masked_mm, ARRAY(a), ARRAY(b), INT(block_size), ARRAY(mask_out), ARRAY(mask_lhs), ARRAY(mask_rhs))        \
     X(qqmm, ARRAY(x), ARRAY(w), ARRAY(w_scales), QUANT, ARRAY(global_scale_x), ARRAY(global_scale_w))                 \

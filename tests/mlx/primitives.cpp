@@ -1,4 +1,5 @@
 /* The table from MLX's primitives to mlxvk's calls: see bridge.h.                            SPDX-License-Identifier: MIT */
+#include <cstdlib>
 #include <typeindex>
 #include <unordered_map>
 
@@ -559,6 +560,15 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
   return true;
 }
 
+/* Names in MLX_VK_FALLBACK_FOR ("Exp,FFT"): to find out whether a primitive of ours is at fault. */
+static bool excluded(const Row& row) {
+  static const std::string list = [] {
+    const char* text = std::getenv("MLX_VK_FALLBACK_FOR");
+    return text && *text ? "," + std::string(text) + "," : "";
+  }();
+  return !list.empty() && list.find("," + std::string(short_name(row.name)) + ",") != std::string::npos;
+}
+
 /* Those of Compiled and View are made up for each. */
 static const char* lasting_name(const Row& row, const Primitive& p) {
   return row.type == typeid(Compiled) || row.type == typeid(View) ? short_name(row.name) : p.name();
@@ -570,6 +580,7 @@ void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   if (!row && !std::strcmp(p.name(), "Synchronize")) return;   // what an evaluation ends with
   if (row && row->state == State::refused) throw std::runtime_error(std::string("[") + p.name() + "] " + row->note + " cannot run on Vulkan");
   if (row && row->state == State::layout) { row->layout(p, inputs, outputs); count_native(lasting_name(*row, p)); return; }
+  if (row && excluded(*row)) { fall_back(p, inputs, outputs, "MLX_VK_FALLBACK_FOR"); return; }
   if (row && row->type == typeid(Compiled)) { p.eval_gpu(inputs, outputs); return; }
   if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) { count_native(lasting_name(*row, p)); return; }
   if (reason.empty()) reason = row ? row->note : "unknown to the bridge";
