@@ -133,13 +133,13 @@ static double random_integer(const char *name)
 
 static const char *random_string(const char *name)
 {
+    if (!strcmp(name, "norm")) return ONE_OF("backward", "ortho", "forward");         /* a number in C: names are the table's */
     if (chance(3)) return "bogus";
     if (!strcmp(name, "mask_mode")) return ONE_OF("", "causal", "array");
     if (!strcmp(name, "indexing")) return ONE_OF("xy", "ij");
     if (!strcmp(name, "ord")) return ONE_OF("fro", "f", "nuc");
     if (!strcmp(name, "UPLO")) return ONE_OF("L", "U");
     if (!strcmp(name, "side")) return ONE_OF("left", "right");
-    if (!strcmp(name, "norm")) return ONE_OF("backward", "ortho", "forward");
     if (!strcmp(name, "subscripts")) return ONE_OF("ij,jk->ik", "ij->ji", "i,i", "...i,...i->...", "ab,bc,cd->ad", "ii->i", "ij,", "->");
     return ONE_OF("affine", "mxfp4", "mxfp8", "nvfp4", "constant", "edge", "reflect", "symmetric");
 }
