@@ -289,7 +289,7 @@ MLXVK_API size_t mlxvk_array_size(mlxvk_array array);                /* elements
 MLXVK_API size_t mlxvk_array_nbytes(mlxvk_array array);
 MLXVK_API size_t mlxvk_array_ndim(mlxvk_array array);
 MLXVK_API const int *mlxvk_array_shape(mlxvk_array array);           /* valid while the handle is */
-MLXVK_API const int64_t *mlxvk_array_strides(mlxvk_array array);     /* in elements */
+MLXVK_API const int64_t *mlxvk_array_strides(mlxvk_array array);     /* in elements; mlx-c has size_t, but they have signs */
 MLXVK_API int mlxvk_array_dim(mlxvk_array array, int dim);           /* negative counts from the end; 0 if outside */
 MLXVK_API mlxvk_dtype mlxvk_array_dtype(mlxvk_array array);
 MLXVK_API bool mlxvk_array_is_row_contiguous(mlxvk_array array);
@@ -312,7 +312,7 @@ MLXVK_API const void *mlxvk_array_data(mlxvk_array array);
 MLXVK_API int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
                                    mlxvk_dtype dtype, size_t offset);
 MLXVK_API size_t mlxvk_array_offset(mlxvk_array array);              /* bytes from the memory's start to element [0, ...] */
-MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes that the memory takes */
+MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes of the memory */
 MLXVK_API bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b);
 /* The host's pointer to the memory's start, or NULL where it is not mapped. The memory exists afterwards; it does not wait:
  * what is there is right only after mlxvk_array_wait, or an event behind the work that writes it. */
@@ -1034,7 +1034,8 @@ MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
 typedef struct mlxvk_stat { const char *family, *kernel, *signature, *reason; uint64_t count; } mlxvk_stat;
 
 MLXVK_API int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user);
-MLXVK_API const char *mlxvk_version(void);
+MLXVK_API int mlxvk_version(mlxvk_string *str);                      /* "0.1.0" */
+MLXVK_API const char *mlxvk_version_text(void);
 
 #ifdef __cplusplus
 }
