@@ -12201,11 +12201,13 @@ static bool groups_well(const struct encoder *e, const struct node *n)
     const struct array *x = n->in[0], *w = n->in[1];
     uint32_t stride;
     int64_t low, high;
+    size_t rows;
     if (n->op != OP_QUANTIZED_MATMUL) return false;
+    rows = n->out[0]->size / (size_t)dim_of(n->out[0], -1);
     array_span(w, &low, &high);
-    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
-           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && specialised(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) &&
-           by_subgroups(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) && rows <= QMV_MAX_M &&
+           specialised(e->device, (uint32_t)rows) && by_subgroups(e->device, (uint32_t)rows) && dense_matrix(w) &&
+           dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
            (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
 }
 
