@@ -1,4 +1,5 @@
 /* The table from MLX's primitives to mlxvk's calls: see bridge.h.                            SPDX-License-Identifier: MIT */
+#include <cstdlib>
 #include <typeindex>
 #include <unordered_map>
 
@@ -278,6 +279,19 @@ static int gather_qmm_native(Job& j) {
                           {group, true}, {bits, true}, quantization_mode_to_string(mode).c_str(), left || right, j.s);
 }
 
+/* Inputs: a, b, then the result's mask where there is one, then those of a and b where they are. */
+static int block_masked_mm_native(Job& j) {
+  const bool masks = j.inputs > 3, of_result = j.inputs == 3 || j.inputs == 5;
+  return mlxvk_block_masked_mm(j.out, j.in[0], j.in[1], j.as<BlockMaskedMM>().state(), of_result ? j.in[2] : none,
+                               masks ? j.in[j.inputs - 2] : none, masks ? j.in[j.inputs - 1] : none, j.s);
+}
+
+static int qqmm_native(Job& j) {
+  auto [group, bits, mode] = j.as<QQMatmul>().state();
+  return mlxvk_qqmm(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true},
+                    quantization_mode_to_string(mode).c_str(), none, none, j.s);
+}
+
 static int hadamard_native(Job& j) {
   return mlxvk_hadamard_transform(j.out, j.in[0], {j.as<Hadamard>().state(), true}, j.s);
 }
@@ -434,6 +448,7 @@ static const Row table[] = {
     IN_PLACE(Scatter, scatter_native), PARTLY(MaskedScatter, masked_scatter_native, "batches of one"), NATIVE(Convolution, convolution_native),
     NATIVE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native),
     NATIVE(GatherMM, gather_mm_native), NATIVE(GatherQMM, gather_qmm_native), NATIVE(Hadamard, hadamard_native),
+    NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>), NATIVE(QQMatmul, qqmm_native),
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
     NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
     WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
@@ -450,8 +465,7 @@ static const Row table[] = {
     LAYOUT(Split, view_layout), LAYOUT(Squeeze, view_layout), LAYOUT(StopGradient, view_layout),
     LAYOUT(Transpose, view_layout), LAYOUT(Unflatten, reshape_layout), LAYOUT(View, view_bits_layout),
 
-    ON_CPU(BlockMaskedMM, ""), ON_CPU(FFT, ""), 
-    ON_CPU(Load, "reads files"), ON_CPU(QQMatmul, ""), ON_CPU(SegmentedMM, ""),
+    ON_CPU(FFT, ""), ON_CPU(Load, "reads files"),
     ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
     ON_CPU(Cholesky, ""), ON_CPU(Eig, ""), ON_CPU(Eigh, ""), ON_CPU(Inverse, ""), ON_CPU(LUF, ""), ON_CPU(QRF, ""), ON_CPU(SVD, ""),
     REFUSED(fast::CustomKernel, "Metal source"),
@@ -546,6 +560,15 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
   return true;
 }
 
+/* Names in MLX_VK_FALLBACK_FOR ("Exp,FFT"): to find out whether a primitive of ours is at fault. */
+static bool excluded(const Row& row) {
+  static const std::string list = [] {
+    const char* text = std::getenv("MLX_VK_FALLBACK_FOR");
+    return text && *text ? "," + std::string(text) + "," : "";
+  }();
+  return !list.empty() && list.find("," + std::string(short_name(row.name)) + ",") != std::string::npos;
+}
+
 /* Those of Compiled and View are made up for each. */
 static const char* lasting_name(const Row& row, const Primitive& p) {
   return row.type == typeid(Compiled) || row.type == typeid(View) ? short_name(row.name) : p.name();
@@ -557,6 +580,7 @@ void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   if (!row && !std::strcmp(p.name(), "Synchronize")) return;   // what an evaluation ends with
   if (row && row->state == State::refused) throw std::runtime_error(std::string("[") + p.name() + "] " + row->note + " cannot run on Vulkan");
   if (row && row->state == State::layout) { row->layout(p, inputs, outputs); count_native(lasting_name(*row, p)); return; }
+  if (row && excluded(*row)) { fall_back(p, inputs, outputs, "MLX_VK_FALLBACK_FOR"); return; }
   if (row && row->type == typeid(Compiled)) { p.eval_gpu(inputs, outputs); return; }
   if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) { count_native(lasting_name(*row, p)); return; }
   if (reason.empty()) reason = row ? row->note : "unknown to the bridge";

@@ -519,6 +519,164 @@ static void test_qqmm_scales(void **state)
     mlxvk_device_free(d);
 }
 
+/* ---- contractions ---- */
+
+enum { EIN_LABELS = 6, EIN_TERMS = 4, EIN_DIMS = 3 };
+
+/* Random subscripts over six labels, some repeated, some dimensions of 1, against a loop over all labels. */
+static void einsum_case(struct rng *r, mlxvk_stream s)
+{
+    static const char letters[] = "aZbYcX";
+    int size[EIN_LABELS], count = random_int(r, 1, EIN_TERMS), label[EIN_TERMS][EIN_DIMS], ndim[EIN_TERMS], shape[EIN_TERMS][EIN_DIMS];
+    int out[EIN_LABELS], outs = 0, total = 1, used = 0;
+    float *values[EIN_TERMS], *want, largest = 0;
+    char text[64] = "", *to = text;
+    size_t result = 1;
+    mlxvk_vector_array operands = mlxvk_vector_array_new();
+    mlxvk_array y = mlxvk_array_new();
+    for (int k = 0; k < EIN_LABELS; k++) size[k] = random_int(r, 1, 4);
+    for (int t = 0; t < count; t++) {
+        mlxvk_array a;
+        ndim[t] = random_int(r, 0, EIN_DIMS);
+        for (int i = 0; i < ndim[t]; i++) {
+            int k = label[t][i] = random_int(r, 0, EIN_LABELS - 1);
+            shape[t][i] = random_chance(r, 10) && used >> k & 1 ? 1 : size[k];
+            used |= 1 << k;
+            *to++ = letters[k];
+        }
+        a = random_array(r, &values[t], shape[t], ndim[t], MLXVK_FLOAT32, s);
+        OK(mlxvk_vector_array_append_value(operands, a), s);
+        mlxvk_array_free(a);
+        if (t + 1 < count) *to++ = ',';
+    }
+    *to++ = '-';
+    *to++ = '>';
+    for (int k = EIN_LABELS; k-- > 0;)
+        if (used >> k & 1 && random_chance(r, 50)) { out[outs++] = k; *to++ = letters[k]; result *= (size_t)size[k]; }
+    want = calloc(result, sizeof *want);
+    for (int k = 0; k < EIN_LABELS; k++) { if (!(used >> k & 1)) size[k] = 1; total *= size[k]; }
+    for (int i = 0; i < total; i++) {
+        int at[EIN_LABELS], rest = i, place = 0;
+        float product = 1;
+        for (int k = 0; k < EIN_LABELS; k++) { at[k] = rest % size[k]; rest /= size[k]; }
+        for (int t = 0; t < count; t++) {
+            int element = 0;
+            for (int d = 0; d < ndim[t]; d++) element = element * shape[t][d] + (shape[t][d] == 1 ? 0 : at[label[t][d]]);
+            product *= values[t][element];
+        }
+        for (int d = 0; d < outs; d++) place = place * size[out[d]] + at[out[d]];
+        want[place] += product;
+    }
+    for (size_t i = 0; i < result; i++) if (fabsf(want[i]) > largest) largest = fabsf(want[i]);
+    *to = 0;
+    OK(mlxvk_einsum(&y, text, operands, s), s);
+    assert_int_equal(mlxvk_array_size(y), result);
+    expect_floats(y, want, result, 1e-4, 1e-4 * largest + 1e-4, s);
+    for (int t = 0; t < count; t++) free(values[t]);
+    free(want);
+    mlxvk_vector_array_free(operands);
+    mlxvk_array_free(y);
+}
+
+static void test_einsum(void **state)
+{
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    struct rng r = { 53 };
+    (void)state;
+    for (int i = 0; i < 300; i++) einsum_case(&r, s);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+/* Dots, spaces, results that are implied; and what is refused. */
+static void test_einsum_texts(void **state)
+{
+    static const struct { const char *text; int count, ndim, shape[4]; } good[] = {
+        { "ij,jk", 2, 2, { 2, 4 } }, { "ba", 1, 2, { 3, 2 } }, { "...", 1, 2, { 2, 3 } }, { "i...->...", 1, 1, { 3 } },
+        { "...j , jk -> ...k", 2, 2, { 2, 4 } }, { "ij->", 1, 0, { 0 } }, { "...->", 1, 0, { 0 } },
+        { "ij,...->j...i", 2, 4, { 3, 3, 4, 2 } }, { "i...,jk->k...", 2, 2, { 4, 3 } }, { "kK,Kb", 2, 2, { 4, 2 } },
+    };
+    static const struct { const char *text, *word; int count; } bad[] = {
+        { "ij,jk->ik", "operands", 1 }, { "ij", "operands", 2 }, { "ijk", "3 subscripts", 1 }, { "i", "1 subscripts", 1 }, { "ij->iz", "'z'", 1 },
+        { "ij->ii", "repeated", 1 }, { "i1->i", "'1'", 1 }, { "ij-ij", "'-'", 1 }, { "ij->i->j", "'-'", 1 }, { "..ij", "'.'", 1 }, { "...i...", "'.'", 1 },
+        { "ij,ji->", "broadcast", 2 }, { "ijkl...", "4 subscripts", 1 }, { "", "0 subscripts", 1 }, { "ij,jk,kl", "operands", 2 }, { "ij->i,j", "','", 1 },
+    };
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array a = floats(d, (float[12]){ 1 }, (int[]){ 2, 3 }, 2), b = floats(d, (float[12]){ 1 }, (int[]){ 3, 4 }, 2), y = mlxvk_array_new();
+    mlxvk_error error;
+    mlxvk_vector_array one = mlxvk_vector_array_new(), two = mlxvk_vector_array_new(), none_given = mlxvk_vector_array_new();
+    (void)state;
+    OK(mlxvk_vector_array_append_value(one, a), s);
+    OK(mlxvk_vector_array_append_value(two, a), s);
+    OK(mlxvk_vector_array_append_value(two, b), s);
+    for (size_t i = 0; i < COUNT(good); i++) {
+        OK(mlxvk_einsum(&y, good[i].text, good[i].count == 1 ? one : two, s), s);
+        assert_int_equal(mlxvk_array_ndim(y), good[i].ndim);
+        for (int k = 0; k < good[i].ndim; k++) assert_int_equal(mlxvk_array_shape(y)[k], good[i].shape[k]);
+        OK(eval_one(y), s);
+    }
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        int code = mlxvk_einsum(&y, bad[i].text, bad[i].count == 1 ? one : two, s);
+        mlxvk_stream_error(s, &error);
+        if (!code || !strstr(error.text, bad[i].word)) fail_msg("%s: %d, %s", bad[i].text, code, error.text);
+    }
+    REFUSED(mlxvk_einsum(&y, "->", none_given, s), MLXVK_ERROR_ARGUMENT, s, "einsum", "no arrays");
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(y);
+    mlxvk_vector_array_free(one);
+    mlxvk_vector_array_free(two);
+    mlxvk_vector_array_free(none_given);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+static void test_contractions(void **state)
+{
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    const float six[] = { 1, 2, 3, 4, 5, 6 };
+    mlxvk_array a = floats(d, six, (int[]){ 2, 3 }, 2), b = floats(d, six, (int[]){ 3, 2 }, 2), v = floats(d, six, (int[]){ 3 }, 1);
+    mlxvk_array n = floats(d, six + 1, NULL, 0), whole = ints(d, (int[]){ 1, 2, 3 }, (int[]){ 3 }, 1), y = mlxvk_array_new(), empty = mlxvk_array_new();
+    (void)state;
+    OK(mlxvk_tensordot(&y, a, b, (int[]){ 0, -1 }, 2, (int[]){ 1, 0 }, 2, s), s);
+    expect_floats(y, (float[]){ 1 + 6 + 15 + 8 + 20 + 36 }, 1, 0, 0, s);
+    OK(mlxvk_tensordot(&y, a, v, NULL, 0, NULL, 0, s), s);
+    assert_int_equal(mlxvk_array_ndim(y), 3);
+    OK(mlxvk_tensordot_axis(&y, a, b, 1, s), s);
+    expect_floats(y, (float[]){ 22, 28, 49, 64 }, 4, 0, 0, s);
+    OK(mlxvk_inner(&y, a, v, s), s);
+    expect_floats(y, (float[]){ 14, 32 }, 2, 0, 0, s);
+    OK(mlxvk_inner(&y, n, v, s), s);
+    expect_floats(y, (float[]){ 2, 4, 6 }, 3, 0, 0, s);
+    OK(mlxvk_outer(&y, whole, whole, s), s);
+    expect_ints(y, (int32_t[]){ 1, 2, 3, 2, 4, 6, 3, 6, 9 }, 9, s);
+    OK(mlxvk_kron(&y, whole, whole, s), s);
+    expect_ints(y, (int32_t[]){ 1, 2, 3, 2, 4, 6, 3, 6, 9 }, 9, s);
+    OK(mlxvk_kron(&y, b, v, s), s);
+    expect_floats(y, (float[]){ 1, 2, 3, 2, 4, 6, 3, 6, 9, 4, 8, 12, 5, 10, 15, 6, 12, 18 }, 18, 0, 0, s);
+    OK(mlxvk_slice(&empty, v, (int[]){ 0 }, 1, (int[]){ 0 }, 1, (int[]){ 1 }, 1, s), s);
+    REFUSED(mlxvk_kron(&y, v, empty, s), MLXVK_ERROR_SHAPE, s, "kron", "empty");
+    REFUSED(mlxvk_inner(&y, a, b, s), MLXVK_ERROR_SHAPE, s, "inner", "(2, 3)", "(3, 2)");
+    REFUSED(mlxvk_inner(&y, whole, whole, s), MLXVK_ERROR_DTYPE, s, "inner", "int32");
+    REFUSED(mlxvk_tensordot(&y, a, b, (int[]){ 1 }, 1, (int[]){ 1, 0 }, 2, s), MLXVK_ERROR_ARGUMENT, s, "tensordot", "1 axes");
+    REFUSED(mlxvk_tensordot(&y, a, b, (int[]){ 2 }, 1, (int[]){ 0 }, 1, s), MLXVK_ERROR_AXIS, s, "axis 2");
+    REFUSED(mlxvk_tensordot(&y, a, b, (int[]){ 0, 0 }, 2, (int[]){ 0, 1 }, 2, s), MLXVK_ERROR_AXIS, s, "twice");
+    REFUSED(mlxvk_tensordot_axis(&y, a, b, 3, s), MLXVK_ERROR_AXIS, s, "3 axes");
+    REFUSED(mlxvk_tensordot_axis(&y, a, b, -1, s), MLXVK_ERROR_AXIS, s, "-1 axes");
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(v);
+    mlxvk_array_free(n);
+    mlxvk_array_free(whole);
+    mlxvk_array_free(y);
+    mlxvk_array_free(empty);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -529,6 +687,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_gather_edges), cmocka_unit_test(test_hadamard),
         cmocka_unit_test(test_segments), cmocka_unit_test(test_segments_tiled), cmocka_unit_test(test_segments_edges),
         cmocka_unit_test(test_block_masks), cmocka_unit_test(test_qqmm_scales),
+        cmocka_unit_test(test_einsum), cmocka_unit_test(test_einsum_texts), cmocka_unit_test(test_contractions),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("products", tests, NULL, NULL);
