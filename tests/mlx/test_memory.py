@@ -263,6 +263,7 @@ def test_view_is_updated_when_its_base_is_gone(cut, before):
     v[2:5] = want[2:5] = 50
     w = mx.maximum(v, 7)
     assert v.tolist() == want.tolist() and w.tolist() == np.maximum(want, 7).tolist()
+    assert mx.add(v, 1, stream=mx.cpu).tolist() == (want + 1).tolist()  # MLX's flags of the layout
 
 
 def test_memory_stays_flat():
