@@ -213,7 +213,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
-    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix; 0 chooses")  \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded; 0 chooses")  \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0, "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
@@ -359,6 +359,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_GROUPED_BF16,  matmul_grouped_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
     X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
+    X(CONV_UNFOLD,   conv_unfold,   2, CAP_SMALL)                                                                      \
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
     X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
@@ -2918,7 +2919,8 @@ static bool same_place(const struct array *in, const struct array *out)
 static int donate(struct encoder *e, struct array *out, struct array *const *in, int count)
 {
     struct storage *to = out->storage;
-    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || out->offset || !out->row || to->nbytes != array_bytes(out)) return -1;
+    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row || to->nbytes != array_bytes(out))
+        return -1;
     for (int i = 0; i < count; i++) {
         struct storage *st = in[i] ? in[i]->storage : NULL;
         struct buffer *b = st ? st->buffer : NULL;
@@ -7381,6 +7383,8 @@ struct conv_push {
 static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0] * v->out_size[1] * v->out_size[2]; }
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
+enum { CONV_UNFOLDED = 1 << 28 };                    /* bytes of a matrix written out, at most */
+
 /* Do the result's positions follow each other in memory? */
 static bool conv_linear(const struct conv *v)
 {
@@ -7481,9 +7485,51 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     array_release(sums);
 }
 
+/* Rows of the first matrix that are written out at a time. */
+static int64_t unfolded_rows(const struct encoder *e, const struct conv *v)
+{
+    return (int64_t)min_size(CONV_UNFOLDED, e->device->caps.max_range / 2) / (conv_depth(v) * (int64_t)item_size(v->in));
+}
+
+/* Is the kernel a matrix as it lies in memory, and the input to be read in steps of 16 bytes? */
+static bool conv_unfolds(const struct encoder *e, const struct conv *v)
+{
+    int64_t step = v->c, count = 16 / (int64_t)item_size(v->in);
+    for (int i = SPACE - 1; i >= 0; step *= v->taps[i], i--)
+        if (v->taps[i] > 1 && v->b_tap[i] != step) return false;
+    return v->groups == 1 && conv_linear(v) && v->b_row == step && unfolded_rows(e, v) >= 128 && !((v->c | v->in_first) % count || v->in->offset % 16);
+}
+
+/* By the kernels of matrix products, from the first matrix written out, some rows at a time. */
+static void conv_unfolded(struct encoder *e, const struct conv *v)
+{
+    struct product p = conv_product(v);
+    int64_t most = unfolded_rows(e, v), rows = p.m;
+    uint32_t chunks = (uint32_t)(v->c * (int64_t)item_size(v->in) / 16);
+    struct array *matrix;
+    if (rows > most) rows = most / 128 * 128;
+    matrix = scratch(e, (size_t)(rows * p.k), v->in->dtype);
+    p.array[MAT_A] = matrix;
+    p.a_row = p.k;
+    p.offset[MAT_A] = 0;
+    for (int64_t at = 0; at < conv_rows(v) && !e->code; at += rows) {
+        struct conv_push q = bind_conv(e, v, matrix);
+        p.m = conv_rows(v) - at < rows ? conv_rows(v) - at : rows;
+        p.offset[MAT_OUT] = v->out_first + at * p.out_row;
+        q.part = (uint32_t)at;
+        q.n = (uint32_t)p.m;
+        KERNEL(e, K_CONV_UNFOLD, 256, (uint32_t)v->in->dtype, EPILOGUE_NONE);
+        set_bytes(e, &q, sizeof q);
+        dispatch_groups(e, ceil_div((uint64_t)p.m * chunks, 256));
+        product_batch(e, &p);
+    }
+    array_release(matrix);
+}
+
 /* ---- choosing kernels ---- */
 
-enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT };
+enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED };
+enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28 };      /* channels and multiplications from which unfolding pays, as computed for an H200 */
 
 /* One tap over every position: the input itself is the first matrix. */
 static bool conv_pointwise(const struct conv *v)
@@ -7500,11 +7546,14 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     bool bf16 = v->out->dtype == MLXVK_BFLOAT16, half = bf16 || v->out->dtype == MLXVK_FLOAT16, fits = v->groups <= d->caps.max_groups[2];
     bool even = !((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) && !(v->in->offset % 16 || v->kernel->offset % 16);
     bool coopmat = half && even && fits && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16);
+    bool matrix2 = half && even && !(v->n & 7) && !(v->out->offset % 16) && !d->gate[GATE_MATMUL_KERNEL] &&
+                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) && !wanted;
     int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
     if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
     if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
     if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
     if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
+    if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE)) && conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
 }
@@ -7516,6 +7565,7 @@ static void conv_dispatch(struct encoder *e, const struct conv *v)
     case CONV_KIND_DEPTHWISE: conv_depthwise(e, v); break;
     case CONV_KIND_TILED: conv_tiles(e, v, false); break;
     case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
+    case CONV_KIND_UNFOLDED: conv_unfolded(e, v); break;
     case CONV_KIND_PRODUCT:
         p = conv_product(v);
         product_batch(e, &p);
@@ -7575,7 +7625,7 @@ static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, c
 static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
 {
     int space = out->ndim - 2, lead = SPACE - space;
-    int64_t counts[SPACE] = { 1, 1, 1 }, total = 1;
+    int64_t counts[SPACE] = { 1, 1, 1 };
     struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups, .channels = dim_of(in, -1),
                       .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups, .in_size = { 1, 1, 1 } };
     int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c, out_units = dim_of(out, -1);
@@ -7597,9 +7647,7 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
     for (int i = 0; i < SPACE; i++) {
         struct conv probe = v;
         counts[i] = conv_axis(&probe, i, sizes[i], taps[i], p, 0);
-        total *= counts[i] < sizes[i] ? counts[i] : sizes[i];
     }
-    if (total > 1) { e->concurrent = true; e->concurrent_from = e->live_count; }     /* they write between each other's elements */
     for (int64_t x = 0; x < counts[0] && x < sizes[0]; x++)
         for (int64_t y = 0; y < counts[1] && y < sizes[1]; y++)
             for (int64_t z = 0; z < counts[2] && z < sizes[2]; z++) {
@@ -7610,7 +7658,6 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
                 if (!(one.taps[0] && one.taps[1] && one.taps[2])) one.b_first = 0;
                 conv_rows_split(e, &one);
             }
-    e->concurrent = false;
 }
 
 /* Halves batches that the device cannot bind whole. */
@@ -8928,7 +8975,8 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
-    NOTE(e->device, NOTE_QMM, sets ? "qmv_sets" : subgroup ? "qmv" : "qmv_plain", NULL, "%s", JOB(j));
+    enum kernel_id kernel = j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN;
+    NOTE(e->device, NOTE_QMM, kernel_table[kernel].name, NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
@@ -8936,8 +8984,7 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
                : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    KERNEL(e, j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN,
-           teams * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m,
+    KERNEL(e, kernel, teams * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m,
            t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
     set_quant_bytes(e, j, &p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
@@ -9002,7 +9049,7 @@ static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
     int wanted = e->device->gate[GATE_QMM_KERNEL];
     const char *refusal = wanted && wanted < QMM_HELD ? "a gate" : try_held(e, j);
-    NOTE(e->device, NOTE_QMM, j->sets > 1 ? "qmv_held_sets" : "qmv_held", refusal, "%s", JOB(j));
+    NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, refusal, "%s", JOB(j));
     if (refusal) qmv_general(e, j);
 }
 
@@ -11548,7 +11595,7 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
 enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
        FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
-       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13,
+       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_WHOLE_IN = 1 << 14, FFT_WHOLE_OUT = 1 << 15,
        FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds at most so many elements */
 
@@ -11623,6 +11670,8 @@ static int fft_cut(uint32_t n, uint32_t room, uint32_t part[FFT_STEPS])
     return 3;
 }
 
+static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return !((offset | place[0] | place[1] | place[2]) & 1); }
+
 /* One dispatch: transforms of l->size elements, or with that many elements of each row none. */
 static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
 {
@@ -11648,6 +11697,8 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     q.offset_out = set_output(e, 0, f->out);
     if (f->first) q.offset_first = set_input(e, 2, f->first);
     if (f->last) q.offset_last = set_input(e, 3, f->last);
+    if ((f->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q.offset_in, f->row_a)) q.flags |= FFT_WHOLE_IN;
+    if ((f->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q.offset_out, f->row_d)) q.flags |= FFT_WHOLE_OUT;
     if (fixed && radices) KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags);
     else KERNEL(e, K_FFT, threads, room);
     set_bytes(e, &q, sizeof q);
@@ -12150,11 +12201,13 @@ static bool groups_well(const struct encoder *e, const struct node *n)
     const struct array *x = n->in[0], *w = n->in[1];
     uint32_t stride;
     int64_t low, high;
+    size_t rows;
     if (n->op != OP_QUANTIZED_MATMUL) return false;
+    rows = n->out[0]->size / (size_t)dim_of(n->out[0], -1);
     array_span(w, &low, &high);
-    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
-           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && specialised(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) &&
-           by_subgroups(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) && rows <= QMV_MAX_M &&
+           specialised(e->device, (uint32_t)rows) && by_subgroups(e->device, (uint32_t)rows) && dense_matrix(w) &&
+           dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
            (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
 }
 
@@ -13399,8 +13452,7 @@ size_t mlxvk_array_offset(mlxvk_array array) { return array.ctx ? (size_t)((stru
 
 size_t mlxvk_array_memory_size(mlxvk_array array)
 {
-    const struct storage *st = array.ctx ? ((struct array *)array.ctx)->storage : NULL;
-    return !st ? 0 : st->buffer ? st->buffer->size : capacity_for(st->nbytes);
+    return array.ctx ? ((struct array *)array.ctx)->storage->nbytes : 0;
 }
 
 bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)

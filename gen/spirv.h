@@ -14,6 +14,7 @@
 #include "conv_depthwise_spv.h"
 #include "conv_plain_spv.h"
 #include "conv_tiled_spv.h"
+#include "conv_unfold_spv.h"
 #include "copy_spv.h"
 #include "copy_wide_spv.h"
 #include "dequantize_spv.h"
