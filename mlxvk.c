@@ -213,7 +213,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
-    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix; 0 chooses")  \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded; 0 chooses")  \
+    X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0, "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
@@ -358,9 +359,13 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_GROUPED_BF16,  matmul_grouped_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
     X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
+    X(CONV_UNFOLD,   conv_unfold,   2, CAP_SMALL)                                                                      \
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
     X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(FFT,           fft,           4, CAP_SMALL)                                                                      \
+    X(FFT_FIXED,     fft_fixed,     4, CAP_SMALL)                                                                      \
+    X(FFT_CHIRP,     fft_chirp,     2, CAP_SMALL)                                                                      \
     X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
     X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
@@ -375,6 +380,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
+    X(QMV_HELD_GATHER, qmv_held_gather, 8, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                     \
     X(QMV_GATHER,    qmv_gather,    8, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_GATHER_PLAIN, qmv_gather_plain, 8, CAP_SMALL)                                                                \
     X(QMM_GROUPED,   qmm_grouped,   8, CAP_SMALL)                                                                      \
@@ -392,6 +398,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(TAKE,          take,          4, CAP_SMALL)                                                                      \
     X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
+    X(FACTOR,        factor,        3, CAP_NONE)                                                                       \
+    X(JACOBI,        jacobi,        3, CAP_SMALL)                                                                      \
     X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
@@ -2295,10 +2303,12 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ELEMENTWISE, elementwise)                                                                                        \
     X(MATMUL,      matmul)                                                                                             \
     X(CONVOLUTION, convolution)                                                                                        \
+    X(FFT,         fft)                                                                                                \
     X(QUANTIZE,    quantize)                                                                                           \
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
     X(GATHER_MM,   gather_mm)                                                                                          \
+    X(SEGMENTED_MM, segmented_mm)                                                                                      \
     X(HADAMARD,    hadamard)                                                                                           \
     X(GATHER_QMM,  gather_qmm)                                                                                         \
     X(ARANGE,      arange)                                                                                             \
@@ -2308,6 +2318,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(GATHER,      gather)                                                                                             \
     X(POSITIONS,   positions)                                                                                          \
     X(NORM,        norm)                                                                                               \
+    X(FACTOR,      factor)                                                                                             \
+    X(JACOBI,      jacobi)                                                                                             \
     X(NORM_VJP,    norm_vjp)                                                                                           \
     X(ROPE,        rope)                                                                                               \
     X(ATTENTION,   attention)                                                                                          \
@@ -2328,6 +2340,7 @@ enum operation {
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
+struct fft_params { uint8_t kind, axis; bool inverse; int n; float scale; };
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
 struct hadamard_params { float scale; };
 struct gather_mm_params { uint32_t every; };
@@ -2338,6 +2351,8 @@ struct scan_params { uint8_t op, axis, flags; };
 struct gather_params { uint8_t mode, axis, unit; uint32_t room; };
 struct positions_params { uint32_t flags, none, size[2], room[2], step[2]; };
 struct norm_params { uint8_t flags; float eps; };
+struct factor_params { uint8_t op, flags; uint16_t count; uint32_t first; };
+struct jacobi_params { uint8_t op; };
 struct norm_vjp_params { uint8_t flags; uint32_t each; float eps; };
 struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
 struct attention_params { uint8_t flags; float scale; };
@@ -2349,6 +2364,7 @@ union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
     struct conv_params conv;
+    struct fft_params fft;
     struct quant_params quant;
     struct hadamard_params hadamard;
     struct gather_mm_params gather_mm;
@@ -2359,6 +2375,8 @@ union params {
     struct gather_params gather;
     struct positions_params positions;
     struct norm_params norm;
+    struct factor_params factor;
+    struct jacobi_params jacobi;
     struct norm_vjp_params norm_vjp;
     struct rope_params rope;
     struct attention_params attention;
@@ -5875,6 +5893,7 @@ struct product {
     int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
     float alpha, beta;
     const struct gather *gather;                     /* then the batch is its entries: one dimension, with the matrices' strides */
+    struct array *segments;                          /* ranges of K, one for each of a batch of one dimension */
 };
 
 struct product_push {
@@ -5970,6 +5989,10 @@ static struct product_push bind_product(struct encoder *e, const struct product 
         q.batch[MAT_B][1] = set_input(e, 5, g->rhs) + g->first;
         q.batch[MAT_B][2] = g->weights - 1;
     }
+    if (p->segments) {
+        q.inner = UINT32_MAX;
+        q.batch[MAT_B][1] = set_input(e, 5, p->segments);
+    }
     return q;
 }
 
@@ -6007,7 +6030,8 @@ static struct product transposed(const struct product *p)
 static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
 {
     uint32_t odd = q->offset[operand] | (uint32_t)lead;
-    for (int i = 0; i < (p->gather ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
+    for (int i = 0; i < (p->gather || p->segments ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
+    if (p->segments && ((operand == MAT_A && p->a_k == 1) || (operand == MAT_B && p->b_k == 1))) return false;   /* they begin anywhere */
     return p->array[operand] && unit == 1 && !(odd & (count - 1));
 }
 
@@ -6082,6 +6106,7 @@ static void launch(struct encoder *e, const struct product *p, struct launch *l,
 /* At most so many parts of K fit into a temporary and the grid. */
 static int64_t most_parts(const struct encoder *e, const struct product *p)
 {
+    if (p->segments) return 1;
     int64_t room = (int64_t)min_size(e->device->caps.max_range, (size_t)1 << 28) / 4 / (p->m * p->n * product_batches(p));
     int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
     return room < grid ? room : grid;
@@ -6285,7 +6310,8 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
     struct product t;
-    if (p->n <= FEW_ROWS && p->n < p->m && !p->gather && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    bool few = p->n <= FEW_ROWS && p->n < p->m && !p->gather;
+    if (few && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
     switch (choose_kind(e, p)) {
     case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
     case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
@@ -6558,6 +6584,39 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
     array_release(in[1]);
 }
 
+/* ---- segmented_mm ---- */
+
+/* K cannot be cut: each result has a range of its own. By tiles of any kernel that walks ranges. */
+static void lower_segmented_mm(struct encoder *e, const struct node *n)
+{
+    struct array *a = n->in[0], *b = n->in[1], *y = n->out[0], *copies[2] = { NULL };
+    const struct device *d = e->device;
+    int64_t size = (int64_t)dim_of(y, -1) * dim_of(y, -2), count = (int64_t)y->size / size, most = d->caps.max_groups[2];
+    bool bf16 = y->dtype == MLXVK_BFLOAT16, half = bf16 || y->dtype == MLXVK_FLOAT16;
+    int wanted = d->gate[GATE_MATMUL_KERNEL];
+    bool coopmat = half && (!wanted || wanted >= MATMUL_KIND_COOPMAT) && d->caps.coopmat_size[bf16] &&
+                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
+    if (!unit_stride(a)) a = copies[0] = rows_of(e, a);
+    if (!unit_stride(b)) b = copies[1] = rows_of(e, b);
+    for (int64_t first = 0; first < count && !e->code; first += most) {
+        struct array segments = *n->in[2];
+        struct product p = { .array = { a, b, NULL, y }, .m = dim_of(y, -2), .n = dim_of(y, -1), .k = dim_of(a, -1),
+            .a_row = a->strides[0], .a_k = a->strides[1], .b_k = b->strides[0], .b_col = b->strides[1], .out_row = dim_of(y, -1),
+            .out_col = 1, .ndim = 1, .shape = { count - first < most ? count - first : most }, .stride = { [MAT_OUT] = { size } },
+            .offset = { [MAT_OUT] = first * size }, .alpha = 1, .segments = &segments };
+        segments.offset += 8 * first;
+        segments.size -= 2 * (size_t)first;
+        segments.ndim = 1;
+        segments.shape[0] = (int)segments.size;
+        segments.strides[0] = 1;
+        suit_strides(&p);
+        if (coopmat) product_coopmat(e, &p);
+        else product_tiled(e, &p);
+    }
+    array_release(copies[0]);
+    array_release(copies[1]);
+}
+
 /* ---- fronts ---- */
 
 /* A vector as a matrix of one row (at = 0) or one column (at = 1). */
@@ -6743,6 +6802,482 @@ int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array 
     return finish(&c, do_gather_mm(&c, x, y, lhs, rhs), res);
 }
 
+static struct array *do_segmented_mm(struct call *c, struct array *a, struct array *b, struct array *segments)
+{
+    int shape[MAXD];
+    struct array *out;
+    mlxvk_dtype t;
+    if (c->code || !a || !b || !segments) return NULL;
+    if (a->ndim != 2 || b->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: matrices only", TEXT(a), TEXT(b));
+    if (!segments->ndim || dim_of(segments, -1) != 2)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of segments %s is not 2", TEXT(segments));
+    if (!is_integer(segments->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "segments %s are no integers", TEXT(segments));
+    t = promote(a->dtype, b->dtype);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    if (a->shape[1] != b->shape[0])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (segments->ndim + 1 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    memcpy(shape, segments->shape, (size_t)segments->ndim * sizeof *shape);
+    shape[segments->ndim - 1] = a->shape[0];
+    shape[segments->ndim] = b->shape[1];
+    out = output(c, segments->ndim + 1, shape, t);
+    if (!a->size || !b->size) append_copy(c, out, broadcast(c, scalar(c, 0, t), segments->ndim + 1, shape));
+    else append(c, OP_SEGMENTED_MM, PARAMS(.matmul = { 0 }), ARRAYS(as_type(c, a, t), as_type(c, b, t),
+                contiguous(c, as_type(c, segments, MLXVK_UINT32))), ARRAYS(out));
+    return out;
+}
+
+int mlxvk_segmented_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array segments, mlxvk_stream s)
+{
+    struct call c = begin("segmented_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *k = input(&c, "segments", segments);
+    return finish(&c, do_segmented_mm(&c, x, y, k), res);
+}
+
+/* A mask of blocks as one of elements, rows x columns. */
+static struct array *spread_mask(struct call *c, struct array *mask, int rows, int columns, int block)
+{
+    int down = (int)ceil_div((uint64_t)rows, (uint64_t)block), across = (int)ceil_div((uint64_t)columns, (uint64_t)block);
+    int ndim, shape[MAXD + 2];
+    struct array *wide;
+    if (c->code || !mask) return NULL;
+    ndim = mask->ndim < 2 ? 2 : mask->ndim;
+    if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s has too many dimensions", TEXT(mask));
+    for (int i = 0; i < ndim - 2; i++) shape[i] = mask->shape[i];
+    shape[ndim - 2] = down;
+    shape[ndim - 1] = across;
+    mask = broadcast(c, mask, ndim, shape);
+    shape[ndim - 1] = 1;
+    shape[ndim] = across;
+    shape[ndim + 1] = 1;
+    if (mask) {
+        int64_t strides[MAXD + 2];
+        memcpy(strides, mask->strides, (size_t)ndim * sizeof *strides);
+        strides[ndim] = strides[ndim - 1];
+        strides[ndim - 1] = strides[ndim + 1] = 0;
+        shape[ndim - 1] = shape[ndim + 1] = block;
+        mask = view_of(c, mask, mask->dtype, ndim + 2, shape, strides, mask->offset);
+    }
+    wide = copy_of(c, mask);
+    shape[ndim - 2] = down * block;
+    shape[ndim - 1] = across * block;
+    wide = do_reshape(c, wide, ndim, shape);
+    return slice_one(c, slice_one(c, wide, ndim - 2, 0, rows), ndim - 1, 0, columns);
+}
+
+/* x where a bool mask of blocks holds, else 0; x times another mask. */
+static struct array *apply_mask(struct call *c, struct array *x, struct array *mask, int block)
+{
+    if (c->code || !x || !mask) return x;
+    mask = spread_mask(c, mask, dim_of(x, -2), dim_of(x, -1), block);
+    if (!mask) return NULL;
+    if (mask->dtype == MLXVK_BOOL) return do_select(c, mask, x, scalar(c, 0, x->dtype));
+    return do_binary(c, B_multiply, x, as_type(c, mask, x->dtype));
+}
+
+static struct array *do_block_masked_mm(struct call *c, struct array *a, struct array *b, int block, struct array *out,
+                                        struct array *lhs, struct array *rhs)
+{
+    struct array *y;
+    bool row, column;
+    mlxvk_dtype t;
+    if (c->code || !a || !b) return NULL;
+    if (!out && !lhs && !rhs) return do_matmul(c, a, b);
+    if (block != 32 && block != 64) return FAIL(c, MLXVK_ERROR_ARGUMENT, "blocks are of 32 or 64, not %d", block);
+    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
+    t = promote(a->dtype, b->dtype);
+    if (!is_inexact(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
+    row = a->ndim == 1;
+    column = b->ndim == 1;
+    a = apply_mask(c, as_matrix(c, as_type(c, a, t), 0), lhs, block);
+    b = apply_mask(c, as_matrix(c, as_type(c, b, t), 1), rhs, block);
+    y = apply_mask(c, do_matmul(c, a, b), out, block);
+    return without_units(c, contiguous(c, y), row, column);
+}
+
+int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int block_size, mlxvk_array mask_out,
+                          mlxvk_array mask_lhs, mlxvk_array mask_rhs, mlxvk_stream s)
+{
+    struct call c = begin("block_masked_mm", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = optional_input(&c, "mask_out", mask_out),
+        *lhs = optional_input(&c, "mask_lhs", mask_lhs), *rhs = optional_input(&c, "mask_rhs", mask_rhs);
+    return finish(&c, do_block_masked_mm(&c, x, y, block_size, out, lhs, rhs), res);
+}
+
+/* ==== >>contraction: tensordot, inner, outer, kron, einsum ======================================================== */
+
+/* a's axes in this order, those from `first` to `last` made one; the others keep theirs. */
+static struct array *grouped_axes(struct call *c, struct array *a, const int *axes, int lead)
+{
+    int shape[2] = { 1, 1 }, ndim;
+    int64_t size[2] = { 1, 1 };
+    a = do_transpose(c, a, axes);
+    if (c->code || !a) return NULL;
+    ndim = a->ndim;
+    for (int i = 0; i < ndim; i++) size[i >= lead] *= a->shape[i];
+    if (size[0] > INT_MAX || size[1] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many elements along the axes", TEXT(a));
+    shape[0] = (int)size[0];
+    shape[1] = (int)size[1];
+    return do_reshape(c, a, 2, shape);
+}
+
+/* Sums products over pairs of axes: what remains are a's other axes, then b's. */
+static struct array *do_tensordot(struct call *c, struct array *a, struct array *b, const int *axes_a, const int *axes_b, size_t count)
+{
+    int order_a[MAXD], order_b[MAXD], shape[2 * MAXD], n = 0, kept = 0, at = 0;
+    uint32_t mask_a, mask_b;
+    if (!axes_mask(c, a, axes_a, count, &mask_a) || !axes_mask(c, b, axes_b, count, &mask_b)) return NULL;
+    for (int i = 0; i < a->ndim; i++) if (!(mask_a >> i & 1)) { shape[n++] = a->shape[i]; order_a[kept++] = i; }
+    for (size_t i = 0; i < count; i++) {
+        int x = normal_axis(c, a, axes_a[i]), y = normal_axis(c, b, axes_b[i]);
+        if (a->shape[x] != b->shape[y])
+            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s and axis %d of %s have different lengths", axes_a[i], TEXT(a), axes_b[i], TEXT(b));
+        order_a[kept + (int)i] = x;
+        order_b[at++] = y;
+    }
+    for (int i = 0; i < b->ndim; i++) if (!(mask_b >> i & 1)) { shape[n++] = b->shape[i]; order_b[at++] = i; }
+    if (n > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
+    a = grouped_axes(c, a, order_a, kept);
+    b = grouped_axes(c, b, order_b, (int)count);
+    return do_reshape(c, do_matmul(c, a, b), n, shape);
+}
+
+int mlxvk_tensordot(mlxvk_array *res, mlxvk_array a, mlxvk_array b, const int *axes_a, size_t axes_a_num, const int *axes_b,
+                    size_t axes_b_num, mlxvk_stream s)
+{
+    struct call c = begin("tensordot", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    if (axes_a_num != axes_b_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes of a, %zu of b", axes_a_num, axes_b_num);
+    return finish(&c, do_tensordot(&c, x, y, axes_a, axes_b, axes_a_num), res);
+}
+
+int mlxvk_tensordot_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s)
+{
+    struct call c = begin("tensordot_axis", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    int axes_a[MAXD], axes_b[MAXD];
+    if (!c.code && (axis < 0 || axis > x->ndim || axis > y->ndim))
+        FAIL(&c, MLXVK_ERROR_AXIS, "%d axes of %s and %s", axis, TEXT(x), TEXT(y));
+    for (int i = 0; i < axis && !c.code; i++) { axes_a[i] = x->ndim - axis + i; axes_b[i] = i; }
+    return finish(&c, do_tensordot(&c, x, y, axes_a, axes_b, c.code ? 0 : (size_t)axis), res);
+}
+
+int mlxvk_inner(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("inner", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
+    int last = -1;
+    if (!c.code && (!x->ndim || !y->ndim)) x = do_binary(&c, B_multiply, x, y);
+    else x = do_tensordot(&c, x, y, &last, &last, 1);
+    return finish(&c, x, res);
+}
+
+int mlxvk_outer(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("outer", s);
+    struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1), *y = do_flatten(&c, input(&c, "b", b), 0, -1);
+    return finish(&c, do_binary(&c, B_multiply, do_expand(&c, x, (int[]){ 1 }, 1), y), res);
+}
+
+/* Each axis of a beside an axis of length 1 (`at` 0: before it), with leading axes of 1. */
+static struct array *interleaved(struct call *c, struct array *a, int ndim, int at)
+{
+    int shape[2 * MAXD];
+    int64_t strides[2 * MAXD];
+    if (c->code || !a) return NULL;
+    for (int i = 0; i < ndim; i++) {
+        int k = i - (ndim - a->ndim);
+        shape[2 * i + at] = 1;
+        strides[2 * i + at] = 0;
+        shape[2 * i + 1 - at] = k < 0 ? 1 : a->shape[k];
+        strides[2 * i + 1 - at] = k < 0 ? 0 : a->strides[k];
+    }
+    return view_of(c, a, a->dtype, 2 * ndim, shape, strides, a->offset);
+}
+
+int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("kron", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    int shape[MAXD], ndim;
+    if (!c.code) {
+        ndim = x->ndim > y->ndim ? x->ndim : y->ndim;
+        if (!x->size || !y->size) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: operands must not be empty", TEXT(x), TEXT(y));
+        else if (2 * ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: at most %d dimensions", TEXT(x), TEXT(y), MAXD / 2);
+        for (int i = 0; i < ndim && !c.code; i++) {
+            int k = i - (ndim - x->ndim), l = i - (ndim - y->ndim);
+            int64_t size = (int64_t)(k < 0 ? 1 : x->shape[k]) * (l < 0 ? 1 : y->shape[l]);
+            if (size > INT_MAX) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: the result is too large", TEXT(x), TEXT(y));
+            shape[i] = (int)size;
+        }
+        out = do_binary(&c, B_multiply, interleaved(&c, x, ndim, 1), interleaved(&c, y, ndim, 0));
+        out = do_reshape(&c, out, ndim, shape);
+    }
+    return finish(&c, out, res);
+}
+
+/* ---- einsum ---- */
+
+/* Labels: letters in their order as characters, then those of dimensions that dots stand for, the last dimension last. */
+enum { LABEL_DOTS = 'z' - 'A' + 1, EINSUM_LABELS = LABEL_DOTS + MAXD, EINSUM_TERMS = 32 };
+
+struct labels { int count, dots, label[MAXD]; };     /* dots: where they stand, -1: nowhere */
+
+/* An operand, or what several were contracted to: a dimension for each of its labels. */
+struct einsum_term { struct array *a; int label[MAXD]; };
+
+struct einsum {
+    int size[EINSUM_LABELS];                         /* 0: no operand has it so far, where seen is false */
+    bool seen[EINSUM_LABELS];
+    int count;
+    struct einsum_term term[EINSUM_TERMS];
+    struct labels out;
+};
+
+/* Labels up to a comma, an arrow or the end. */
+static const char *read_labels(struct call *c, const char *at, struct labels *l)
+{
+    *l = (struct labels){ .dots = -1 };
+    for (; *at && *at != ',' && !(at[0] == '-' && at[1] == '>'); at++) {
+        if (*at == ' ') continue;
+        if (!strncmp(at, "...", 3) && l->dots < 0) { l->dots = l->count; at += 2; continue; }
+        if (!((*at >= 'A' && *at <= 'Z') || (*at >= 'a' && *at <= 'z')))
+            return FAIL(c, MLXVK_ERROR_ARGUMENT, "subscripts must be letters, but got '%c'", *at);
+        if (l->count == MAXD) return FAIL(c, MLXVK_ERROR_ARGUMENT, "more than %d subscripts of one operand", MAXD);
+        l->label[l->count++] = *at - 'A';
+    }
+    return at;
+}
+
+/* Puts labels for `dims` dimensions where the dots are. */
+static bool spread_dots(struct call *c, struct labels *l, int dims)
+{
+    if (l->dots < 0) return true;
+    if (l->count + dims > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD), false;
+    memmove(l->label + l->dots + dims, l->label + l->dots, (size_t)(l->count - l->dots) * sizeof *l->label);
+    for (int i = 0; i < dims; i++) l->label[l->dots + i] = EINSUM_LABELS - dims + i;
+    l->count += dims;
+    return true;
+}
+
+static bool einsum_operand(struct call *c, struct einsum *e, struct array *a, struct labels *l)
+{
+    int dims = a->ndim - l->count;
+    if (l->dots < 0 ? dims != 0 : dims < 0)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d subscripts for operand %d, %s", l->count, e->count, TEXT(a)), false;
+    if (!spread_dots(c, l, dims)) return false;
+    for (int i = 0; i < a->ndim; i++) {
+        int *size = &e->size[l->label[i]];
+        if (!e->seen[l->label[i]] || *size == 1) *size = a->shape[i];
+        else if (a->shape[i] != 1 && a->shape[i] != *size)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d of operand %d, %s, cannot be broadcast to %d", i, e->count, TEXT(a), *size), false;
+        e->seen[l->label[i]] = true;
+        e->term[e->count].label[i] = l->label[i];
+    }
+    e->term[e->count++].a = a;
+    return true;
+}
+
+/* The labels of the result: given, or dots and then the letters that occur once, in order. */
+static bool einsum_result(struct call *c, struct einsum *e, const char *at, const int *uses, int dots)
+{
+    uint8_t named[EINSUM_LABELS] = { 0 };
+    if (*at) {
+        at = read_labels(c, at + 2, &e->out);
+        if (!at) return false;
+        if (*at) return FAIL(c, MLXVK_ERROR_ARGUMENT, "subscripts must be letters, but got '%c'", *at), false;
+        for (int i = 0; i < e->out.count; i++) {
+            if (!e->seen[e->out.label[i]])
+                return FAIL(c, MLXVK_ERROR_ARGUMENT, "no operand has subscript '%c' of the result", e->out.label[i] + 'A'), false;
+            if (named[e->out.label[i]]++) return FAIL(c, MLXVK_ERROR_ARGUMENT, "'%c' is repeated in the result", e->out.label[i] + 'A'), false;
+        }
+    } else {
+        e->out = (struct labels){ .dots = 0 };
+        for (int i = 0; i < LABEL_DOTS && e->out.count < MAXD; i++) if (uses[i] == 1) e->out.label[e->out.count++] = i;
+    }
+    return spread_dots(c, &e->out, dots);
+}
+
+static bool einsum_parse(struct call *c, struct einsum *e, const char *at, const struct vector *v)
+{
+    int uses[EINSUM_LABELS] = { 0 }, dots = 0;
+    if (c->code) return false;
+    if (!at || !v || !v->size) return FAIL(c, MLXVK_ERROR_ARGUMENT, "at least one operand is required"), false;
+    for (size_t i = 0;; at++) {
+        struct labels l;
+        struct array *a;
+        at = read_labels(c, at, &l);
+        if (!at) return false;
+        if (i >= v->size || i >= EINSUM_TERMS || (*at == ',') != (i + 1 < v->size))
+            return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu operands, which is not the number of lists of subscripts (or more than %d)", v->size,
+                        (int)EINSUM_TERMS), false;
+        for (int k = 0; k < l.count; k++) uses[l.label[k]]++;
+        a = vector_input(c, v, i++);
+        if (!a || !einsum_operand(c, e, a, &l)) return false;
+        if (*at != ',') break;
+    }
+    for (int i = LABEL_DOTS; i < EINSUM_LABELS; i++) dots += e->seen[i];
+    return einsum_result(c, e, at, uses, dots);
+}
+
+/* A term with one dimension a label: repeated labels take the diagonal, dimensions of 1 are broadcast. */
+static void einsum_simplify(struct call *c, struct einsum *e, struct einsum_term *t)
+{
+    int shape[MAXD], labels[MAXD], n = 0;
+    int64_t strides[MAXD];
+    for (int i = 0; i < t->a->ndim; i++) {
+        int label = t->label[i], k = 0;
+        while (k < n && labels[k] != label) k++;
+        if (k == n) { labels[n] = label; shape[n] = e->size[label]; strides[n++] = 0; }
+        if (t->a->shape[i] == e->size[label]) strides[k] += t->a->strides[i];
+    }
+    memcpy(t->label, labels, (size_t)n * sizeof *labels);
+    t->a = view_of(c, t->a, t->a->dtype, n, shape, strides, t->a->offset);
+}
+
+static bool has_label(const struct einsum_term *t, int label)
+{
+    for (int i = 0; i < t->a->ndim; i++) if (t->label[i] == label) return true;
+    return false;
+}
+
+/* Is a label wanted by the result, or by a term other than i and j? */
+static bool label_needed(const struct einsum *e, int label, int i, int j)
+{
+    for (int k = 0; k < e->out.count; k++) if (e->out.label[k] == label) return true;
+    for (int k = 0; k < e->count; k++) if (k != i && k != j && has_label(&e->term[k], label)) return true;
+    return false;
+}
+
+/* Sums term i over labels that neither term j nor anybody else has. */
+static void einsum_sum(struct call *c, struct einsum *e, int i, int j)
+{
+    struct einsum_term *t = &e->term[i];
+    uint32_t mask = 0;
+    int n = 0;
+    for (int k = 0; k < t->a->ndim; k++)
+        if (!label_needed(e, t->label[k], i, j) && (i == j || !has_label(&e->term[j], t->label[k]))) mask |= 1u << k;
+    if (!mask) return;
+    for (int k = 0; k < t->a->ndim; k++) if (!(mask >> k & 1)) t->label[n++] = t->label[k];
+    t->a = do_reduce(c, R_sum, t->a, mask, false);
+}
+
+/* A term's view with its dimensions in this order, of length 1 where it has no such label. */
+static struct array *einsum_view(struct call *c, const struct einsum_term *t, const int *labels, int count)
+{
+    int shape[MAXD];
+    int64_t strides[MAXD];
+    if (c->code || !t->a) return NULL;
+    for (int k = 0; k < count; k++) {
+        shape[k] = 1;
+        strides[k] = 0;
+        for (int i = 0; i < t->a->ndim; i++)
+            if (t->label[i] == labels[k]) { shape[k] = t->a->shape[i]; strides[k] = t->a->strides[i]; }
+    }
+    return view_of(c, t->a, t->a->dtype, count, shape, strides, t->a->offset);
+}
+
+/* The same with the dimensions behind the first `lead` made two, of which the first `rows` are one. */
+static struct array *einsum_matrices(struct call *c, const struct einsum_term *t, const int *labels, int count, int lead, int rows)
+{
+    struct array *a = einsum_view(c, t, labels, count);
+    int shape[MAXD + 2];
+    int64_t size[2] = { 1, 1 };
+    if (!a) return NULL;
+    for (int i = 0; i < lead; i++) shape[i] = a->shape[i];
+    for (int i = lead; i < count; i++) size[i >= lead + rows] *= a->shape[i];
+    if (size[0] > INT_MAX || size[1] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many elements along the axes", TEXT(a));
+    shape[lead] = (int)size[0];
+    shape[lead + 1] = (int)size[1];
+    return do_reshape(c, a, lead + 2, shape);
+}
+
+/* Contracts terms i < j into term i: a matrix product over the labels that nobody else needs, or else a product of elements. */
+static void einsum_pair(struct call *c, struct einsum *e, int i, int j)
+{
+    struct einsum_term *a = &e->term[i], *b = &e->term[j];
+    int both[MAXD], sums[MAXD], left[MAXD], right[MAXD], order[3 * MAXD], shape[3 * MAXD], nb = 0, ns = 0, nl = 0, nr = 0, n = 0;
+    einsum_sum(c, e, i, j);
+    if (!c->code) einsum_sum(c, e, j, i);
+    if (c->code || !a->a || !b->a) return;
+    for (int k = 0; k < a->a->ndim; k++) {
+        if (!has_label(b, a->label[k])) left[nl++] = a->label[k];
+        else if (label_needed(e, a->label[k], i, j)) both[nb++] = a->label[k];
+        else sums[ns++] = a->label[k];
+    }
+    for (int k = 0; k < b->a->ndim; k++) if (!has_label(a, b->label[k])) right[nr++] = b->label[k];
+    if (nb + nl + nr > MAXD || nb + 2 > MAXD) { FAIL(c, MLXVK_ERROR_SHAPE, "an intermediate result has more than %d dimensions", MAXD); return; }
+    memcpy(order, both, (size_t)nb * sizeof *order);
+    if (ns) {
+        struct array *x, *y;
+        memcpy(order + nb, left, (size_t)nl * sizeof *order);
+        memcpy(order + nb + nl, sums, (size_t)ns * sizeof *order);
+        x = einsum_matrices(c, a, order, nb + nl + ns, nb, nl);
+        memcpy(order + nb, sums, (size_t)ns * sizeof *order);
+        memcpy(order + nb + ns, right, (size_t)nr * sizeof *order);
+        y = einsum_matrices(c, b, order, nb + ns + nr, nb, ns);
+        x = do_matmul(c, x, y);
+        memcpy(order + nb, left, (size_t)nl * sizeof *order);
+        memcpy(order + nb + nl, right, (size_t)nr * sizeof *order);
+        for (n = 0; n < nb + nl + nr; n++) shape[n] = e->size[order[n]];
+        a->a = do_reshape(c, x, n, shape);
+    } else {
+        memcpy(order + nb, left, (size_t)nl * sizeof *order);
+        memcpy(order + nb + nl, right, (size_t)nr * sizeof *order);
+        n = nb + nl + nr;
+        a->a = do_binary(c, B_multiply, einsum_view(c, a, order, n), einsum_view(c, b, order, n));
+    }
+    memcpy(a->label, order, (size_t)n * sizeof *order);
+    memmove(b, b + 1, (size_t)(e->count - j - 1) * sizeof *b);
+    e->count--;
+}
+
+/* How much larger than its operands the result of a pair is. */
+static double einsum_growth(const struct einsum *e, int i, int j)
+{
+    const struct einsum_term *a = &e->term[i], *b = &e->term[j];
+    double size = 1;
+    for (int k = 0; k < a->a->ndim; k++) if (label_needed(e, a->label[k], i, j)) size *= a->a->shape[k];
+    for (int k = 0; k < b->a->ndim; k++)
+        if (!has_label(a, b->label[k]) && label_needed(e, b->label[k], i, j)) size *= b->a->shape[k];
+    return size - (double)a->a->size - (double)b->a->size;
+}
+
+static struct array *do_einsum(struct call *c, const char *subscripts, const struct vector *v)
+{
+    struct einsum e = { .count = 0 };
+    mlxvk_dtype to;
+    if (!vector_dtype(c, v, &to) || !einsum_parse(c, &e, subscripts, v)) return NULL;
+    for (int i = 0; i < e.count && !c->code; i++) {
+        einsum_simplify(c, &e, &e.term[i]);
+        if (v->size > 2 && is_float(to)) e.term[i].a = as_type(c, e.term[i].a, MLXVK_FLOAT32);     /* half types round once */
+    }
+    while (e.count > 1 && !c->code) {                /* the pair that leaves least, first */
+        int best[2] = { 0, 1 };
+        double least = 0;
+        for (int i = 0; i < e.count; i++)
+            for (int j = i + 1; j < e.count; j++) {
+                double growth = einsum_growth(&e, i, j);
+                if ((i || j > 1) && growth >= least) continue;
+                least = growth;
+                best[0] = i;
+                best[1] = j;
+            }
+        einsum_pair(c, &e, best[0], best[1]);
+    }
+    if (c->code) return NULL;
+    einsum_sum(c, &e, 0, 0);
+    if (c->code) return NULL;
+    if (v->size > 2 && is_float(to)) e.term[0].a = as_type(c, e.term[0].a, to);
+    return einsum_view(c, &e.term[0], e.out.label, e.out.count);
+}
+
+int mlxvk_einsum(mlxvk_array *res, const char *subscripts, mlxvk_vector_array operands, mlxvk_stream s)
+{
+    struct call c = begin("einsum", s);
+    return finish(&c, do_einsum(&c, subscripts, operands.ctx), res);
+}
+
 /* ==== >>hadamard ================================================================================================== */
 
 enum { HADAMARD_BITS = 4, HADAMARD_CHUNK = 12 };     /* of an index, that a step takes; that one workgroup takes of longer rows */
@@ -6847,6 +7382,8 @@ struct conv_push {
 static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0] * v->out_size[1] * v->out_size[2]; }
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
+enum { CONV_UNFOLDED = 1 << 28 };                    /* bytes of a matrix written out, at most */
+
 /* Do the result's positions follow each other in memory? */
 static bool conv_linear(const struct conv *v)
 {
@@ -6947,9 +7484,51 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     array_release(sums);
 }
 
+/* Rows of the first matrix that are written out at a time. */
+static int64_t unfolded_rows(const struct encoder *e, const struct conv *v)
+{
+    return (int64_t)min_size(CONV_UNFOLDED, e->device->caps.max_range / 2) / (conv_depth(v) * (int64_t)item_size(v->in));
+}
+
+/* Is the kernel a matrix as it lies in memory, and the input to be read in steps of 16 bytes? */
+static bool conv_unfolds(const struct encoder *e, const struct conv *v)
+{
+    int64_t step = v->c, count = 16 / (int64_t)item_size(v->in);
+    for (int i = SPACE - 1; i >= 0; step *= v->taps[i], i--)
+        if (v->taps[i] > 1 && v->b_tap[i] != step) return false;
+    return v->groups == 1 && conv_linear(v) && v->b_row == step && unfolded_rows(e, v) >= 128 && !((v->c | v->in_first) % count || v->in->offset % 16);
+}
+
+/* By the kernels of matrix products, from the first matrix written out, some rows at a time. */
+static void conv_unfolded(struct encoder *e, const struct conv *v)
+{
+    struct product p = conv_product(v);
+    int64_t most = unfolded_rows(e, v), rows = p.m;
+    uint32_t chunks = (uint32_t)(v->c * (int64_t)item_size(v->in) / 16);
+    struct array *matrix;
+    if (rows > most) rows = most / 128 * 128;
+    matrix = scratch(e, (size_t)(rows * p.k), v->in->dtype);
+    p.array[MAT_A] = matrix;
+    p.a_row = p.k;
+    p.offset[MAT_A] = 0;
+    for (int64_t at = 0; at < conv_rows(v) && !e->code; at += rows) {
+        struct conv_push q = bind_conv(e, v, matrix);
+        p.m = conv_rows(v) - at < rows ? conv_rows(v) - at : rows;
+        p.offset[MAT_OUT] = v->out_first + at * p.out_row;
+        q.part = (uint32_t)at;
+        q.n = (uint32_t)p.m;
+        KERNEL(e, K_CONV_UNFOLD, 256, (uint32_t)v->in->dtype, EPILOGUE_NONE);
+        set_bytes(e, &q, sizeof q);
+        dispatch_groups(e, ceil_div((uint64_t)p.m * chunks, 256));
+        product_batch(e, &p);
+    }
+    array_release(matrix);
+}
+
 /* ---- choosing kernels ---- */
 
-enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT };
+enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED };
+enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28 };      /* channels and multiplications from which unfolding pays, as computed for an H200 */
 
 /* One tap over every position: the input itself is the first matrix. */
 static bool conv_pointwise(const struct conv *v)
@@ -6966,11 +7545,14 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     bool bf16 = v->out->dtype == MLXVK_BFLOAT16, half = bf16 || v->out->dtype == MLXVK_FLOAT16, fits = v->groups <= d->caps.max_groups[2];
     bool even = !((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) && !(v->in->offset % 16 || v->kernel->offset % 16);
     bool coopmat = half && even && fits && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16);
+    bool matrix2 = half && even && !(v->n & 7) && !(v->out->offset % 16) && !d->gate[GATE_MATMUL_KERNEL] &&
+                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) && !wanted;
     int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
     if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
     if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
     if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
     if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
+    if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE)) && conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
 }
@@ -6982,6 +7564,7 @@ static void conv_dispatch(struct encoder *e, const struct conv *v)
     case CONV_KIND_DEPTHWISE: conv_depthwise(e, v); break;
     case CONV_KIND_TILED: conv_tiles(e, v, false); break;
     case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
+    case CONV_KIND_UNFOLDED: conv_unfolded(e, v); break;
     case CONV_KIND_PRODUCT:
         p = conv_product(v);
         product_batch(e, &p);
@@ -7041,7 +7624,7 @@ static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, c
 static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
 {
     int space = out->ndim - 2, lead = SPACE - space;
-    int64_t counts[SPACE] = { 1, 1, 1 }, total = 1;
+    int64_t counts[SPACE] = { 1, 1, 1 };
     struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups, .channels = dim_of(in, -1),
                       .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups, .in_size = { 1, 1, 1 } };
     int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c, out_units = dim_of(out, -1);
@@ -7063,9 +7646,7 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
     for (int i = 0; i < SPACE; i++) {
         struct conv probe = v;
         counts[i] = conv_axis(&probe, i, sizes[i], taps[i], p, 0);
-        total *= counts[i] < sizes[i] ? counts[i] : sizes[i];
     }
-    if (total > 1) { e->concurrent = true; e->concurrent_from = e->live_count; }     /* they write between each other's elements */
     for (int64_t x = 0; x < counts[0] && x < sizes[0]; x++)
         for (int64_t y = 0; y < counts[1] && y < sizes[1]; y++)
             for (int64_t z = 0; z < counts[2] && z < sizes[2]; z++) {
@@ -7076,7 +7657,6 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
                 if (!(one.taps[0] && one.taps[1] && one.taps[2])) one.b_first = 0;
                 conv_rows_split(e, &one);
             }
-    e->concurrent = false;
 }
 
 /* Halves batches that the device cannot bind whole. */
@@ -8365,6 +8945,16 @@ static struct gather_push gather_bind(struct encoder *e, const struct quant_job 
     return q;
 }
 
+/* The push constants of kernels for few rows of x. */
+static void set_quant_bytes(struct encoder *e, const struct quant_job *j, const struct quant_push *p)
+{
+    if (j->gather) {
+        struct gather_push q = gather_bind(e, j, p, 6);
+        q.rhs_at = set_input(e, 7, j->gather->rhs);
+        set_bytes(e, &q, sizeof q);
+    } else set_bytes(e, p, sizeof *p);
+}
+
 /* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
 static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
 {
@@ -8384,7 +8974,8 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
-    NOTE(e->device, NOTE_QMM, sets ? "qmv_sets" : subgroup ? "qmv" : "qmv_plain", NULL, "%s", JOB(j));
+    enum kernel_id kernel = j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN;
+    NOTE(e->device, NOTE_QMM, kernel_table[kernel].name, NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
@@ -8392,25 +8983,26 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
                : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    KERNEL(e, j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
-    if (j->gather) {
-        struct gather_push q = gather_bind(e, j, &p, 6);
-        q.rhs_at = set_input(e, 7, j->gather->rhs);
-        set_bytes(e, &q, sizeof q);
-    } else set_bytes(e, &p, sizeof p);
+    KERNEL(e, kernel, teams * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m,
+           t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+    set_quant_bytes(e, j, &p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
+}
+
+static enum kernel_id held_kernel(const struct quant_job *j)
+{
+    return j->gather ? K_QMV_HELD_GATHER : j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD;
 }
 
 /* What keeps qmv_held.comp from a job, alignment and long rows aside; NULL: nothing. */
 static const char *held_refusal(const struct device *d, const struct quant_job *j)
 {
     int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
-    if (!is_affine(&j->format)) return "a mode without biases";
+    if (!is_affine(&j->format) && (bits != 4 || wanted == QMM_HELD_FLOAT)) return "floats of 8 bits";
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
     if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
     if (j->k < QUANT_BLOCK) return "nothing to add up";
-    if (!has_kernel(d, j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD)) return "the device lacks subgroup operations or integer dot products";
+    if (!has_kernel(d, held_kernel(j))) return "the device lacks subgroup operations or integer dot products";
     if (!by_subgroups(d, j->m)) return "a gate";
     if (!wanted && j->m > 4) return "more than 4 rows";
     return !wanted && d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? "a driver on the CPU" : NULL;
@@ -8422,9 +9014,8 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     const struct device *d = e->device;
     const struct held_tuning *t = held_tunings;
     int wanted = d->gate[GATE_QMM_KERNEL];
-    bool sets = j->sets > 1;
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
-    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
+    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per, entries = j->gather ? j->batch : 1;
     const char *refusal = held_refusal(d, j);
     struct quant_push p;
     if (refusal) return refusal;
@@ -8435,19 +9026,19 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
     split = ceil_div(blocks, lanes * held);
     if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return "long rows";   /* slower than the general kernel */
-    while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
+    while (rows > step && held_rounds(j, rows / step) * split * entries < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
     if (rows * m > lanes || rows < step) return "the device's subgroups are small";
-    p = quant_bind(e, j, sets);
+    p = quant_bind(e, j, j->sets > 1);
     if (quant_alignment(j, &p) != 3) { encoder_reset(e); return "not aligned"; }
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
     rounds = held_rounds(j, rows / step);
-    groups = ceil_div(rounds, per * ceil_div(rounds * split, t->teams));
+    groups = ceil_div(rounds, per * ceil_div((uint64_t)rounds * split * entries, t->teams));
     p.rounds = per * ceil_div(ceil_div(rounds, groups), per);
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
-    KERNEL(e, sets ? K_QMV_HELD_SETS : K_QMV_HELD, per * split * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format) - 1, j->epilogue,
+    KERNEL(e, held_kernel(j), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
+           (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
            wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
-    set_bytes(e, &p, sizeof p);
+    set_quant_bytes(e, j, &p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
     return NULL;
 }
@@ -8457,7 +9048,7 @@ static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
     int wanted = e->device->gate[GATE_QMM_KERNEL];
     const char *refusal = wanted && wanted < QMM_HELD ? "a gate" : try_held(e, j);
-    NOTE(e->device, NOTE_QMM, j->sets > 1 ? "qmv_held_sets" : "qmv_held", refusal, "%s", JOB(j));
+    NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, refusal, "%s", JOB(j));
     if (refusal) qmv_general(e, j);
 }
 
@@ -8753,12 +9344,13 @@ static void gather_choose(struct encoder *e, struct quant_job *j, struct gather 
     bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
     bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : cpu || !many);
     if (!few) {
+        NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
         if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
         return;
     }
     for (g->first = 0; g->first < g->entries && !e->code; g->first += j->batch) {
         j->batch = min_u32(g->entries - g->first, e->device->caps.max_groups[2]);
-        qmv_general(e, j);
+        qmv_dispatch(e, j);
     }
 }
 
@@ -8768,7 +9360,8 @@ static void lower_gather_qmm(struct encoder *e, const struct node *n)
     uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
     struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
                               .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
-    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1, .y_batch = m * rows, .gather = &g };
+    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1,
+                           .y_batch = m * rows, .gather = &g };
     in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
     in[1] = matrices_of(e, n->in[1], true, &j.w_batch);
     in[2] = matrices_of(e, n->in[2], true, &j.s_batch);
@@ -8925,7 +9518,8 @@ static struct array *do_gather_qmm(struct call *c, struct array *x, struct array
         return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
     }
     x = is_float(x->dtype) ? x : as_type(c, x, to);
-    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs),
+           ARRAYS(out));
     return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
 }
 
@@ -8940,6 +9534,61 @@ int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array
     struct quant_params p = quant_format(&c, group_size, bits, mode, transpose);
     (void)sorted_indices;                            /* entries are sorted on the GPU where that pays */
     return finish(&c, do_gather_qmm(&c, a, q, k, b, lhs, rhs, p), res);
+}
+
+/* x through the format and back: what the other operand's codes meet. */
+static struct array *requantized(struct call *c, struct array *x, struct array *scale, struct quant_params p, mlxvk_dtype to)
+{
+    struct array *parts[3] = { NULL };
+    if (!do_quantize(c, x, scale, p, parts)) return NULL;
+    return do_dequantize(c, parts[0], parts[1], NULL, scale, p, to);
+}
+
+/* y times the scale of a tensor over that of codes. */
+static struct array *times_scale(struct call *c, struct array *y, struct array *scale)
+{
+    if (c->code || !y || !scale) return y;
+    scale = do_binary(c, B_multiply, do_reshape(c, scale, 0, NULL), scalar(c, 1.0 / 2688, MLXVK_FLOAT32));
+    return do_binary(c, B_multiply, y, as_type(c, scale, y->dtype));
+}
+
+static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, struct array *k, struct array *scale_x,
+                             struct array *scale_w, struct quant_params p)
+{
+    struct array *parts[3] = { w, k, NULL };
+    mlxvk_dtype to, t;
+    if (c->code || !x || !w) return NULL;
+    if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
+    if (!scale_x != !scale_w) return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(x));
+    if (!x->ndim || w->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s: w is a matrix", TEXT(x), TEXT(w));
+    if (!k && !is_float(w->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w));
+    if (k && !check_quantized(c, w, k, NULL, &p)) return NULL;
+    if (!k && !do_quantize(c, w, scale_w, p, parts)) return NULL;
+    if (!c->code && quant_width(parts[0], &p) != dim_of(x, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(x), TEXT(w));
+    to = x->dtype;
+    t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
+    if (x->ndim == 1) {
+        int shape[1] = { parts[0] ? dim_of(parts[0], -2) : 0 };
+        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, p, t);
+        x = do_reshape(c, do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p), 1, shape);
+    } else {
+        x = requantized(c, x, scale_x, p, t);
+        x = do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p);
+    }
+    return as_type(c, x, to);
+}
+
+int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
+               mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w, mlxvk_stream s)
+{
+    struct call c = begin("qqmm", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = optional_input(&c, "w_scales", w_scales);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    struct array *scale_x = tensor_scale(&c, "global_scale_x", global_scale_x, &p);
+    struct array *scale_w = tensor_scale(&c, "global_scale_w", global_scale_w, &p);
+    return finish(&c, do_qqmm(&c, a, q, k, scale_x, scale_w, p), res);
 }
 
 /* ==== >>sort ====================================================================================================== */
@@ -10243,13 +10892,598 @@ static struct array *vector_norm(struct call *c, struct array *a, double order, 
     return do_binary(c, B_power, x, scalar(c, 1 / order, MLXVK_FLOAT32));
 }
 
-/* The largest or smallest sum of magnitudes of a column (order 1, -1) or a row (infinite orders). */
+/* ---- factorisations: float32, in batches ----
+ *
+ * A working copy of all matrices, (batch, rows, columns), is factorised in place, a block of columns after the other: a step
+ * that is no matrix product by the kernel, the rest of the matrix by products. Triangles are inverted by halves. */
+
+enum factor_op { FACTOR_CHOLESKY, FACTOR_INVERSE, FACTOR_PANEL, FACTOR_SWAP, FACTOR_REFLECT };
+enum { FACTOR_BLOCK = 32, FACTOR_THREADS = 256, INVERSE_UNIT = 1, INVERSE_HALF = 2, JACOBI_EIGEN = 0, JACOBI_SINGULAR };
+
+struct factor_push {
+    uint32_t matrices, rows, columns, first, count, a_at, a_matrix, a_row, a_column, b_at, b_matrix, b_row, b_column, order_at, flags;
+};
+
+static void lower_factor(struct encoder *e, const struct node *n)
+{
+    const struct factor_params *p = &n->p.factor;
+    struct array *a = p->op == FACTOR_INVERSE ? n->in[0] : n->out[0];
+    struct array *b = p->op == FACTOR_SWAP ? n->in[0] : p->op == FACTOR_INVERSE ? n->out[0] : n->out[1];
+    struct array *order = p->op == FACTOR_SWAP ? n->out[1] : NULL;
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, small = p->op == FACTOR_CHOLESKY || p->op == FACTOR_INVERSE;
+    uint32_t threads = small || cpu ? FACTOR_BLOCK : min_u32(FACTOR_THREADS, e->device->caps.max_threads);
+    struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1], .columns = (uint32_t)a->shape[2],
+        .first = p->first, .count = p->count, .flags = p->flags, .a_matrix = (uint32_t)a->strides[0], .a_row = (uint32_t)a->strides[1],
+        .a_column = (uint32_t)a->strides[2] };
+    push.a_at = p->op == FACTOR_INVERSE ? set_input(e, 0, a) : set_output(e, 0, a);
+    if (b) {
+        push.b_at = p->op == FACTOR_SWAP ? set_input(e, 1, b) : set_output(e, 1, b);
+        push.b_matrix = (uint32_t)b->strides[0];
+        push.b_row = (uint32_t)b->strides[1];
+        push.b_column = b->ndim > 2 ? (uint32_t)b->strides[2] : 0;
+    }
+    if (order) push.order_at = set_output(e, 2, order);
+    KERNEL(e, K_FACTOR, threads, p->op);
+    set_bytes(e, &push, sizeof push);
+    if (p->op == FACTOR_SWAP) dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, 65535), ceil_div(push.matrices, 65535));
+    else dispatch_groups(e, push.matrices);
+}
+
+static void append_factor(struct call *c, enum factor_op op, uint8_t flags, int first, int count, struct array *in, struct array *out, struct array *more)
+{
+    if (c->code || !out) return;
+    append(c, OP_FACTOR, PARAMS(.factor = { (uint8_t)op, flags, (uint16_t)count, (uint32_t)first }), ARRAYS(in), ARRAYS(out, more));
+}
+
+/* Two sweeps: as many rounds as bring the matrix back into the buffer where it was. */
+static void lower_jacobi(struct encoder *e, const struct node *n)
+{
+    struct array *a = n->out[0], *v = n->out[1], *other = n->p.jacobi.op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
+    uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads, lanes;
+    struct { uint32_t matrices, n, length, round, a_at, b_at, v_at; } push = { matrices, size, (uint32_t)a->shape[2], 0, 0, 0, 0 };
+    lanes = row_lanes(e, push.length, &threads);
+    if (n->p.jacobi.op == JACOBI_EIGEN && !other) return;
+    (void)lanes;
+    for (uint32_t i = 0; i < 2 * (2 * half - 1) && !e->code; i++) {
+        push.round = i % (2 * half - 1);
+        push.a_at = other ? set_input(e, 0, a) : set_output(e, 0, a);
+        if (other) push.b_at = set_output(e, 1, other);
+        push.v_at = set_output(e, 2, v);
+        KERNEL(e, K_JACOBI, other ? 64 : threads, other ? 64 : threads, n->p.jacobi.op);
+        set_bytes(e, &push, sizeof push);
+        dispatch_groups(e, other ? ceil_div((uint64_t)matrices * half * (half + size), 64) : (uint64_t)matrices * half);
+        if (other) { swap = a; a = other; other = swap; }
+    }
+    array_release(other);
+}
+
+/* ---- matrices of a batch ---- */
+
+/* (batch, rows, columns) of an operand of float32 matrices. */
+static struct array *matrices(struct call *c, struct array *a, bool square)
+{
+    int shape[3] = { 0, 0, 0 };
+    if (c->code || !a) return NULL;
+    if (a->dtype != MLXVK_FLOAT32) return FAIL(c, MLXVK_ERROR_DTYPE, "matrices must be float32, not %s", TEXT(a));
+    if (a->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has fewer than two dimensions", TEXT(a));
+    shape[1] = dim_of(a, -2);
+    shape[2] = dim_of(a, -1);
+    if (square && shape[1] != shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are not square", TEXT(a));
+    if (!shape[1] || !shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are empty", TEXT(a));
+    if (a->size / (size_t)shape[1] / (size_t)shape[2] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many matrices", TEXT(a));
+    shape[0] = (int)(a->size / (size_t)shape[1] / (size_t)shape[2]);
+    return do_reshape(c, a, 3, shape);
+}
+
+/* The batch dimensions of `like` again, in front of an array's dimensions but the first. */
+static struct array *batched(struct call *c, struct array *a, const struct array *like)
+{
+    int shape[MAXD], n = 0;
+    if (c->code || !a) return NULL;
+    for (int i = 0; i < like->ndim - 2; i++) shape[n++] = like->shape[i];
+    for (int i = 1; i < a->ndim; i++) shape[n++] = a->shape[i];
+    return do_reshape(c, a, n, shape);
+}
+
+static struct array *block_of(struct call *c, struct array *a, int row, int rows, int column, int columns)
+{
+    if (c->code || !a) return NULL;
+    return do_slice(c, a, (int[]){ 0, row, column }, (int[]){ a->shape[0], row + rows, column + columns }, NULL);
+}
+
+static struct array *flipped(struct call *c, struct array *a) { return do_swap(c, a, 1, 2); }
+
+static struct array *zeros_of(struct call *c, int batch, int rows, int columns)
+{
+    return filled(c, 3, (int[]){ batch, rows, columns }, 0, MLXVK_FLOAT32);
+}
+
+/* Ones on the diagonal of each matrix, in memory of its own. */
+static struct array *eyes(struct call *c, int batch, int rows, int columns)
+{
+    struct array *one = do_eye(c, rows, columns, 0, MLXVK_FLOAT32);
+    return one ? copy_of(c, broadcast(c, one, 3, (int[]){ batch, rows, columns })) : NULL;
+}
+
+/* a becomes a - b @ c, for a view of a larger array. */
+static void subtract_product(struct call *c, struct array *a, struct array *b, struct array *d)
+{
+    append_copy(c, a, do_addmm(c, a, b, d, -1, 1));
+}
+
+/* Inverses of lower triangles; what stands above them is not read. */
+static struct array *lower_inverse(struct call *c, struct array *a, uint8_t flags)
+{
+    int n = a ? a->shape[1] : 0, half = (n / 2 + FACTOR_BLOCK - 1) / FACTOR_BLOCK * FACTOR_BLOCK;
+    struct array *out, *first, *second, *rest;
+    if (c->code || !a) return NULL;
+    if (n <= FACTOR_BLOCK) {
+        out = output(c, 3, a->shape, MLXVK_FLOAT32);
+        append_factor(c, FACTOR_INVERSE, flags, 0, n, a, out, NULL);
+        return out;
+    }
+    out = zeros_of(c, a->shape[0], n, n);
+    first = lower_inverse(c, block_of(c, a, 0, half, 0, half), flags);
+    second = lower_inverse(c, block_of(c, a, half, n - half, half, n - half), flags);
+    rest = do_matmul(c, block_of(c, a, half, n - half, 0, half), first);
+    append_copy(c, block_of(c, out, 0, half, 0, half), first);
+    append_copy(c, block_of(c, out, half, n - half, half, n - half), second);
+    append_copy(c, block_of(c, out, half, n - half, 0, half), do_addmm(c, NULL, second, rest, -1, 0));
+    return out;
+}
+
+static struct array *triangle_inverse(struct call *c, struct array *a, bool upper)
+{
+    return upper ? flipped(c, lower_inverse(c, flipped(c, a), 0)) : lower_inverse(c, a, 0);
+}
+
+/* ---- Cholesky ---- */
+
+/* Lower factors; NaN where a matrix is not positive definite. Only lower triangles are read. */
+static struct array *do_cholesky(struct call *c, struct array *a)
+{
+    struct array *w = a ? copy_of(c, a) : NULL, *corner, *below;
+    int n = a ? a->shape[1] : 0;
+    for (int k = 0; k < n && !c->code; k += FACTOR_BLOCK) {
+        int size = n - k < FACTOR_BLOCK ? n - k : FACTOR_BLOCK, rest = n - k - size;
+        corner = block_of(c, w, k, size, k, size);
+        append_factor(c, FACTOR_CHOLESKY, 0, 0, size, NULL, corner, NULL);
+        if (!rest) break;
+        below = block_of(c, w, k + size, rest, k, size);
+        append_copy(c, below, do_matmul(c, below, flipped(c, lower_inverse(c, corner, 0))));
+        subtract_product(c, block_of(c, w, k + size, rest, k + size, rest), below, flipped(c, below));
+    }
+    return n > FACTOR_BLOCK ? do_triangle(c, w, 0, false) : w;
+}
+
+/* ---- LU ---- */
+
+/* Factors in one matrix, the exchanges of rows, and the order of rows that they make. */
+struct lu { struct array *factors, *pivots, *order; };
+
+static struct lu do_lu(struct call *c, struct array *a)
+{
+    struct lu r = { a ? copy_of(c, a) : NULL, NULL, NULL };
+    int batch = a ? a->shape[0] : 0, m = a ? a->shape[1] : 0, n = a ? a->shape[2] : 0, least = m < n ? m : n;
+    if (!r.factors) return r;
+    r.pivots = output(c, 2, (int[]){ batch, least }, MLXVK_UINT32);
+    r.order = do_arange(c, 0, m, 1, MLXVK_UINT32);
+    r.order = r.order ? copy_of(c, broadcast(c, r.order, 2, (int[]){ batch, m })) : NULL;
+    for (int k = 0; k < least && !c->code; k += FACTOR_BLOCK) {
+        int size = least - k < FACTOR_BLOCK ? least - k : FACTOR_BLOCK, down = m - k - size, right = n - k - size;
+        struct array *top, *inverse;
+        append_factor(c, FACTOR_PANEL, 0, k, size, NULL, r.factors, r.pivots);
+        append_factor(c, FACTOR_SWAP, 0, k, size, r.pivots, r.factors, r.order);
+        if (right <= 0) continue;
+        top = block_of(c, r.factors, k, size, k + size, right);
+        inverse = lower_inverse(c, block_of(c, r.factors, k, size, k, size), INVERSE_UNIT);
+        append_copy(c, top, do_matmul(c, inverse, top));
+        if (down <= 0) continue;
+        subtract_product(c, block_of(c, r.factors, k + size, down, k + size, right), block_of(c, r.factors, k + size, down, k, size), top);
+    }
+    return r;
+}
+
+/* U^-1 L^-1 x for square matrices. */
+static struct array *lu_apply(struct call *c, const struct lu *f, struct array *x)
+{
+    x = do_matmul(c, lower_inverse(c, f->factors, INVERSE_UNIT), x);
+    return do_matmul(c, triangle_inverse(c, f->factors, true), x);
+}
+
+/* ---- QR by Householder reflections ---- */
+
+struct qr { struct array *q, *r; };
+
+/* T of the product of reflections I - V T V^T, transposed: its inverse is V^T V's lower triangle with half the diagonal. */
+static struct array *reflection_factor(struct call *c, struct array *v)
+{
+    return lower_inverse(c, do_matmul(c, flipped(c, v), v), INVERSE_HALF);
+}
+
+/* Q with `columns` columns, R with min(rows, columns of a) rows. */
+static struct qr do_qr(struct call *c, struct array *a, int columns)
+{
+    struct qr r = { NULL, NULL };
+    struct array *w = a ? copy_of(c, a) : NULL, **v, **t;
+    int batch, m, n, least, blocks, k;
+    if (!w) return r;
+    batch = a->shape[0];
+    m = a->shape[1];
+    n = a->shape[2];
+    least = m < n ? m : n;
+    blocks = (least + FACTOR_BLOCK - 1) / FACTOR_BLOCK;
+    v = host_zalloc(c->device, 2 * (size_t)blocks * sizeof *v);
+    if (!v) { FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return r; }
+    t = v + blocks;
+    for (int i = 0; i < blocks && !c->code; i++) {
+        int size, right;
+        struct array *rest, *inner;
+        k = i * FACTOR_BLOCK;
+        size = least - k < FACTOR_BLOCK ? least - k : FACTOR_BLOCK;
+        right = n - k - size;
+        v[i] = output(c, 3, (int[]){ batch, m - k, size }, MLXVK_FLOAT32);
+        append_factor(c, FACTOR_REFLECT, 0, k, size, NULL, w, v[i]);
+        t[i] = reflection_factor(c, v[i]);
+        if (right <= 0) continue;
+        rest = block_of(c, w, k, m - k, k + size, right);
+        inner = do_matmul(c, t[i], do_matmul(c, flipped(c, v[i]), rest));
+        subtract_product(c, rest, v[i], inner);
+    }
+    r.q = eyes(c, batch, m, columns);
+    for (int i = blocks - 1; i >= 0 && !c->code; i--) {
+        struct array *rest, *inner;
+        k = i * FACTOR_BLOCK;
+        if (columns <= k) continue;
+        rest = block_of(c, r.q, k, m - k, k, columns - k);
+        inner = do_matmul(c, flipped(c, t[i]), do_matmul(c, flipped(c, v[i]), rest));
+        subtract_product(c, rest, v[i], inner);
+    }
+    host_free(c->device, v);
+    r.r = do_triangle(c, block_of(c, w, 0, least, 0, n), 0, true);
+    return r;
+}
+
+/* ---- eigenvalues and singular values by Jacobi rotations ---- */
+
+/* Sweeps grow with the logarithm of the size; each node makes two. */
+static void append_jacobi(struct call *c, int op, struct array *a, struct array *v)
+{
+    int nodes = 4;
+    if (c->code || !a || !v) return;
+    for (int n = v->shape[1]; n > 8; n /= 8) nodes++;
+    for (int i = 0; i < (v->shape[1] > 1 ? nodes : 0); i++) append(c, OP_JACOBI, PARAMS(.jacobi = { (uint8_t)op }), NULL, 0, ARRAYS(a, v));
+}
+
+/* Rows of a (batch, n, length) in the order of indices (batch, n). */
+static struct array *rows_in_order(struct call *c, struct array *a, struct array *order)
+{
+    int last = 2;
+    return do_take_along(c, a, do_expand(c, order, &last, 1), 1);
+}
+
+struct eigen { struct array *values, *vectors; };
+
+static struct eigen do_eigh(struct call *c, struct array *a, bool upper)
+{
+    struct eigen r = { NULL, NULL };
+    struct array *w, *v, *order, *mask, *turned = flipped(c, a);
+    int n, batch;
+    if (c->code || !turned) return r;
+    n = a->shape[1];
+    batch = a->shape[0];
+    mask = do_tri(c, n, n, 0);
+    w = upper ? do_select(c, mask, turned, a) : do_select(c, mask, a, turned);
+    v = eyes(c, batch, n, n);
+    append_jacobi(c, JACOBI_EIGEN, w, v);
+    if (c->code) return r;
+    w = view_of(c, w, MLXVK_FLOAT32, 2, (int[]){ batch, n }, (int64_t[]){ (int64_t)n * n, n + 1 }, w->offset);
+    order = do_sort(c, w, 1, true);
+    r.values = do_take_along(c, w, order, 1);
+    r.vectors = flipped(c, rows_in_order(c, flipped(c, v), order));
+    return r;
+}
+
+/* u (batch, m, m), s (batch, min), v^T (batch, n, n). */
+struct svd { struct array *u, *s, *vt; };
+
+static struct svd do_svd(struct call *c, struct array *a, bool vectors)
+{
+    struct svd r = { NULL, NULL, NULL };
+    struct array *w, *vt, *s, *order, *signs;
+    struct qr whole;
+    int m, n, one = 1;
+    if (c->code || !a) return r;
+    m = a->shape[1];
+    n = a->shape[2];
+    if (m < n) {
+        struct svd t = do_svd(c, flipped(c, a), vectors);
+        r.s = t.s;
+        if (vectors) { r.u = flipped(c, t.vt); r.vt = flipped(c, t.u); }
+        return r;
+    }
+    w = copy_of(c, flipped(c, a));
+    vt = eyes(c, a->shape[0], n, n);
+    append_jacobi(c, JACOBI_SINGULAR, w, vt);
+    s = root_of_squares(c, w, 1u << 2, false);
+    order = do_sort(c, do_unary(c, U_negative, s), 1, true);
+    r.s = do_take_along(c, s, order, 1);
+    if (!vectors || c->code) return r;
+    r.vt = rows_in_order(c, vt, order);
+    w = flipped(c, rows_in_order(c, w, order));
+    s = do_expand(c, do_select(c, do_binary(c, B_equal, r.s, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, 1, MLXVK_FLOAT32), r.s), &one, 1);
+    whole = do_qr(c, do_binary(c, B_divide, w, s), m);   /* columns of length 0 or 1: Q has them, and completes them */
+    if (c->code || !whole.r) return r;
+    signs = view_of(c, whole.r, MLXVK_FLOAT32, 3, (int[]){ a->shape[0], 1, n }, (int64_t[]){ (int64_t)n * n, 1, n + 1 }, whole.r->offset);
+    signs = do_select(c, do_binary(c, B_less, signs, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, -1, MLXVK_FLOAT32), scalar(c, 1, MLXVK_FLOAT32));
+    r.u = whole.q;
+    w = block_of(c, r.u, 0, m, 0, n);
+    append_copy(c, w, do_binary(c, B_multiply, w, signs));
+    return r;
+}
+
+/* ---- fronts ---- */
+
+int mlxvk_linalg_tri_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_tri_inv", s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, batched(&c, triangle_inverse(&c, matrices(&c, x, true), upper), x), res);
+}
+
+int mlxvk_linalg_cholesky(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_cholesky", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, true);
+    w = do_cholesky(&c, upper ? flipped(&c, w) : w);
+    return finish(&c, batched(&c, upper ? flipped(&c, w) : w, x), res);
+}
+
+int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_cholesky_inv", s);
+    struct array *x = input(&c, "a", a), *inverse = triangle_inverse(&c, matrices(&c, x, true), upper), *turned = flipped(&c, inverse);
+    return finish(&c, batched(&c, upper ? do_matmul(&c, inverse, turned) : do_matmul(&c, turned, inverse), x), res);
+}
+
+int mlxvk_linalg_lu_factor(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_lu_factor", s);
+    struct array *x = input(&c, "a", a);
+    struct lu f = do_lu(&c, matrices(&c, x, false));
+    struct array *factors = batched(&c, f.factors, x), *pivots = batched(&c, f.pivots, x);
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!c.code) put_result(res_0, factors);
+    return finish(&c, pivots, res_1);
+}
+
+int mlxvk_linalg_lu(mlxvk_vector_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_lu", s);
+    struct array *x = input(&c, "a", a), *out[3] = { NULL, NULL, NULL };
+    struct lu f = do_lu(&c, matrices(&c, x, false));
+    if (f.factors && !c.code) {
+        int m = f.factors->shape[1], n = f.factors->shape[2], least = m < n ? m : n;
+        struct array *l = do_triangle(&c, block_of(&c, f.factors, 0, m, 0, least), -1, false);
+        out[0] = batched(&c, do_sort(&c, f.order, 1, true), x);
+        out[1] = batched(&c, do_binary(&c, B_add, l, do_eye(&c, m, least, 0, MLXVK_FLOAT32)), x);
+        out[2] = batched(&c, do_triangle(&c, block_of(&c, f.factors, 0, least, 0, n), 0, true), x);
+    }
+    return finish_vector(&c, out, 3, res);
+}
+
+int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_qr", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, false);
+    struct qr f = do_qr(&c, w, w ? (w->shape[1] < w->shape[2] ? w->shape[1] : w->shape[2]) : 0);
+    struct array *q = batched(&c, f.q, x), *r = batched(&c, f.r, x);
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!c.code) put_result(res_0, q);
+    return finish(&c, r, res_1);
+}
+
+int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_inv", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, true), *back, *out = NULL;
+    struct lu f = do_lu(&c, w);
+    int one = 1;
+    if (!c.code) {
+        back = do_expand(&c, do_sort(&c, f.order, 1, true), &one, 1);        /* columns go where their rows came from */
+        out = do_matmul(&c, triangle_inverse(&c, f.factors, true), lower_inverse(&c, f.factors, INVERSE_UNIT));
+        out = do_take_along(&c, out, back, 2);
+    }
+    return finish(&c, batched(&c, out, x), res);
+}
+
+/* Operands of a system a x = b with the same batch dimensions; b a vector where it has one dimension. */
+static bool system_of(struct call *c, struct array **a, struct array **b, bool *vector)
+{
+    int ndim, shape[MAXD], last = 1;
+    struct array probe;
+    if (c->code || !*a || !*b || !matrices(c, *a, true)) return false;
+    if ((*b)->dtype != MLXVK_FLOAT32) return FAIL(c, MLXVK_ERROR_DTYPE, "b must be float32, not %s", TEXT(*b)), false;
+    *vector = (*b)->ndim == 1;
+    if (*vector) *b = do_expand(c, *b, &last, 1);
+    if (!*b || (*b)->ndim < 2 || dim_of(*b, -2) != dim_of(*a, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s are no system of equations", TEXT(*a), *b ? TEXT(*b) : "b"), false;
+    probe = **b;
+    probe.shape[probe.ndim - 1] = 1;
+    if (!broadcast_shape(c, *a, &probe, &ndim, shape)) return false;
+    *a = broadcast(c, *a, ndim, shape);
+    shape[ndim - 1] = dim_of(*b, -1);
+    *b = broadcast(c, *b, ndim, shape);
+    return !c->code;
+}
+
+static struct array *solved(struct call *c, struct array *x, const struct array *like, bool vector)
+{
+    x = batched(c, x, like);
+    return x && vector ? do_squeeze(c, x, 1u << (x->ndim - 1)) : x;
+}
+
+int mlxvk_linalg_solve(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
+{
+    struct call c = begin("linalg_solve", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    bool vector = false;
+    if (system_of(&c, &x, &y, &vector)) {
+        struct lu f = do_lu(&c, matrices(&c, x, true));
+        y = do_reshape(&c, y, 3, (int[]){ f.factors ? f.factors->shape[0] : 0, dim_of(y, -2), dim_of(y, -1) });
+        out = c.code ? NULL : lu_apply(&c, &f, rows_in_order(&c, y, f.order));
+    }
+    return finish(&c, solved(&c, out, x, vector), res);
+}
+
+int mlxvk_linalg_solve_triangular(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool upper, mlxvk_stream s)
+{
+    struct call c = begin("linalg_solve_triangular", s);
+    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
+    bool vector = false;
+    if (system_of(&c, &x, &y, &vector)) {
+        out = triangle_inverse(&c, matrices(&c, x, true), upper);
+        y = out ? do_reshape(&c, y, 3, (int[]){ out->shape[0], dim_of(y, -2), dim_of(y, -1) }) : NULL;
+        out = do_matmul(&c, out, y);
+    }
+    return finish(&c, solved(&c, out, x, vector), res);
+}
+
+static bool is_upper(struct call *c, const char *uplo)
+{
+    if (!uplo || (strcmp(uplo, "L") && strcmp(uplo, "U"))) FAIL(c, MLXVK_ERROR_ARGUMENT, "UPLO must be \"L\" or \"U\"");
+    return !c->code && uplo[0] == 'U';
+}
+
+int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, const char *UPLO, mlxvk_stream s)
+{
+    struct call c = begin("linalg_eigh", s);
+    struct array *x = input(&c, "a", a);
+    bool upper = is_upper(&c, UPLO);
+    struct eigen f = do_eigh(&c, matrices(&c, x, true), upper);
+    struct array *values = batched(&c, f.values, x), *vectors = batched(&c, f.vectors, x);
+    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!c.code) put_result(res_0, values);
+    return finish(&c, vectors, res_1);
+}
+
+int mlxvk_linalg_eigvalsh(mlxvk_array *res, mlxvk_array a, const char *UPLO, mlxvk_stream s)
+{
+    struct call c = begin("linalg_eigvalsh", s);
+    struct array *x = input(&c, "a", a);
+    bool upper = is_upper(&c, UPLO);
+    return finish(&c, batched(&c, do_eigh(&c, matrices(&c, x, true), upper).values, x), res);
+}
+
+int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool compute_uv, mlxvk_stream s)
+{
+    struct call c = begin("linalg_svd", s);
+    struct array *x = input(&c, "a", a), *out[3];
+    struct svd f = do_svd(&c, matrices(&c, x, false), compute_uv);
+    out[0] = batched(&c, compute_uv ? f.u : f.s, x);
+    out[1] = batched(&c, f.s, x);
+    out[2] = batched(&c, f.vt, x);
+    return finish_vector(&c, out, compute_uv ? 3 : 1, res);
+}
+
+/* V S^-1 U^T, without singular values that float32 cannot tell from 0. */
+int mlxvk_linalg_pinv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin("linalg_pinv", s);
+    struct array *x = input(&c, "a", a), *w = matrices(&c, x, false), *out = NULL, *least, *inverse;
+    struct svd f = do_svd(&c, w, true);
+    int last = 2;
+    if (!c.code && w) {
+        int m = w->shape[1], n = w->shape[2], k = m < n ? m : n;
+        least = do_binary(&c, B_multiply, do_reduce(&c, R_max, f.s, 2, true), scalar(&c, 10.0 * (m > n ? m : n) * FLT_EPSILON, MLXVK_FLOAT32));
+        inverse = do_select(&c, do_binary(&c, B_greater, f.s, least), do_unary(&c, U_reciprocal, f.s), scalar(&c, 0, MLXVK_FLOAT32));
+        out = do_binary(&c, B_multiply, block_of(&c, f.vt, 0, k, 0, n), do_expand(&c, inverse, &last, 1));
+        out = do_matmul(&c, flipped(&c, out), flipped(&c, block_of(&c, f.u, 0, m, 0, k)));
+    }
+    return finish(&c, batched(&c, out, x), res);
+}
+
+static int no_eigenvalues(const char *name, mlxvk_array a, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = matrices(&c, input(&c, "a", a), true);
+    if (x) FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "eigenvalues of matrices that are not symmetric: %s", TEXT(x));
+    return end(&c);
+}
+
+int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
+{
+    (void)res_0, (void)res_1;
+    return no_eigenvalues("linalg_eig", a, s);
+}
+
+int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+{
+    (void)res;
+    return no_eigenvalues("linalg_eigvals", a, s);
+}
+
+/* mean + z S, where S S = cov and z is normal. */
+int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape, size_t shape_num,
+                                     mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+{
+    struct call c = begin("random_multivariate_normal", s);
+    struct array *m = input(&c, "mean", mean), *v = input(&c, "cov", cov), *w = NULL, *k, *z, *out = NULL;
+    struct array lead, covs, means;
+    struct svd f;
+    int n, one = 1, last;
+    if (dtype != MLXVK_FLOAT32) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be float32, not %s", mlxvk_dtype_name(dtype));
+    if (m && m->ndim < 1) FAIL(&c, MLXVK_ERROR_SHAPE, "mean must have one dimension at least");
+    w = c.code ? NULL : matrices(&c, as_type(&c, v, MLXVK_FLOAT32), true);
+    if (w && dim_of(m, -1) != w->shape[1]) FAIL(&c, MLXVK_ERROR_SHAPE, "mean %s and cov %s do not fit", TEXT(m), TEXT(v));
+    k = key_input(&c, key);
+    if (!check_shape(&c, shape_count(shape_num), shape, dtype) || !w) return finish(&c, NULL, res);
+    n = w->shape[1];
+    lead = *w;
+    lead.ndim = (int)shape_num;
+    if (shape_num) memcpy(lead.shape, shape, shape_num * sizeof *shape);
+    covs = *v;
+    covs.ndim -= 2;
+    means = *m;
+    means.ndim -= 1;
+    if (!broadcast_shape(&c, &covs, &means, &covs.ndim, covs.shape)) return finish(&c, NULL, res);
+    means = covs;
+    if (!broadcast_shape(&c, &means, &lead, &covs.ndim, covs.shape)) return finish(&c, NULL, res);
+    if (covs.ndim >= MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD - 1);
+    f = do_svd(&c, w, true);
+    w = do_binary(&c, B_multiply, f.u, do_expand(&c, do_unary(&c, U_sqrt, f.s), &one, 1));
+    w = batched(&c, do_matmul(&c, w, f.vt), v);
+    if (!c.code) {
+        covs.shape[covs.ndim] = n;
+        z = do_random(&c, RANDOM_NORMAL, covs.ndim + 1, covs.shape, dtype, 0, 1, k);
+        last = covs.ndim;
+        out = do_matmul(&c, do_expand(&c, z, &last, 1), w);
+        out = out ? do_binary(&c, B_add, m, do_squeeze(&c, out, 1u << (out->ndim - 2))) : NULL;
+    }
+    return finish(&c, out, res);
+}
+
+/* The largest or smallest singular value (2, -2), or the sum of them (0: the nuclear norm), of the matrices of two axes. */
+static struct array *singular_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
+{
+    int from = axis[0] < axis[1] ? axis[0] : axis[1], to = axis[0] < axis[1] ? axis[1] : axis[0];
+    struct array *x = do_moveaxis(c, do_moveaxis(c, as_type(c, a, MLXVK_FLOAT32), to, -1), from, -2), *s;
+    s = batched(c, do_svd(c, matrices(c, x, false), false).s, x);
+    s = s ? do_reduce(c, order > 0 ? R_max : order < 0 ? R_min : R_sum, s, 1u << (s->ndim - 1), false) : NULL;
+    return keepdims && s ? do_expand(c, s, (int[]){ from, to }, 2) : s;
+}
+
+/* The largest or smallest sum of magnitudes of a column (order 1, -1) or a row (infinite orders), or singular value. */
 static struct array *matrix_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
 {
     int sum = isinf(order) ? axis[1] : axis[0], most = isinf(order) ? axis[0] : axis[1];
-    struct array *x = magnitudes(c, a);
+    struct array *x;
+    if (c->code || !a) return NULL;
+    if (fabs(order) == 2 && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(a));
+    if (fabs(order) == 2) return singular_norm(c, a, order, axis, keepdims);
+    if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "order %g of matrices", order);
+    x = magnitudes(c, a);
     if (!x) return NULL;
-    if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "order %g of matrices", order);
     x = do_reduce(c, order > 0 ? R_max : R_min, do_reduce(c, R_sum, x, 1u << sum, true), 1u << most, true);
     return keepdims ? x : do_squeeze(c, x, 1u << sum | 1u << most);
 }
@@ -10287,8 +11521,10 @@ static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char
     uint32_t mask;
     count = norm_axes(&c, x, axis, axis_num, axis ? most : MAXD, axes, &mask);
     if (ord && count != 2) FAIL(&c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", ord, count);
-    if (ord && strcmp(ord, "fro") && strcmp(ord, "f")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
-    if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
+    if (ord && strcmp(ord, "fro") && strcmp(ord, "f") && strcmp(ord, "nuc")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
+    if (ord && ord[0] == 'n' && x && is_complex(x->dtype)) FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(x));
+    if (!c.code && ord && ord[0] == 'n') out = singular_norm(&c, x, 0, axes, keepdims);
+    else if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
     if (out) out = as_type(&c, out, is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
     return finish(&c, out, res);
 }
@@ -10325,6 +11561,450 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
     forth = do_binary(&c, B_multiply, do_roll(&c, x, -1, at_x), do_roll(&c, y, -2, at_y));
     back = do_binary(&c, B_multiply, do_roll(&c, x, -2, at_x), do_roll(&c, y, -1, at_y));
     return finish(&c, do_binary(&c, B_subtract, forth, back), res);
+}
+
+/* ==== >>fft ======================================================================================================= */
+
+/* Flags of the kernel, as in fft.comp. */
+enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
+       FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
+       FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
+       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_WHOLE_IN = 1 << 14, FFT_WHOLE_OUT = 1 << 15,
+       FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
+enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds at most so many elements */
+
+enum fft_kind { FFT_COMPLEX, FFT_FROM_REAL, FFT_TO_REAL };
+
+/* Rows to transform: `len` elements each, of which the operand has `valid` and the result takes `limit`. */
+struct fft {
+    struct array *in, *out, *first, *last;           /* tables to multiply with; or NULL */
+    uint32_t flags, len, valid, limit, c1, c2, rows, row_a[FFT_ROWS], step_a, row_d[FFT_ROWS], step_d;
+    float scale;
+};
+
+/* How one step cuts a row into lines: see fft.comp. */
+struct fft_lines { uint32_t size, subs, inner, a1, a2, a_step, b1, b2, b_step, turn; };
+
+struct fft_push {
+    uint32_t size, radices, ids, lines, flags, offset_in, offset_out, offset_first, offset_last, len, valid, limit;
+    uint32_t subs, inner, a1, a2, a_step, b1, b2, b_step, turn, c1, c2, row_a[FFT_ROWS], step_a, row_d[FFT_ROWS], step_d;
+    float scale;
+};
+
+/* A pipeline for each length, or one for all: where compiling takes longer than transforming. */
+static bool fft_fixed(const struct device *d)
+{
+    return d->gate[GATE_FFT_KERNEL] ? d->gate[GATE_FFT_KERNEL] == 1 : d->caps.type != VK_PHYSICAL_DEVICE_TYPE_CPU;
+}
+
+static uint32_t fft_threads(const struct device *d) { return min_u32(FFT_THREADS, d->caps.max_threads / 32 * 32); }
+
+/* Elements that a workgroup can hold: in registers and shared memory, or in each half of shared memory. */
+static uint32_t fft_room(const struct encoder *e)
+{
+    const struct device *d = e->device;
+    uint32_t room = FFT_HELD * FFT_THREADS, each = fft_fixed(d) ? 8 : 16;
+    while (room * each > d->caps.shared_memory || (each == 8 && room > FFT_HELD * fft_threads(d))) room /= 2;
+    return room;
+}
+
+/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). */
+static uint32_t fft_radices(uint32_t n)
+{
+    static const uint8_t radices[] = { 16, 8, 4, 2, 3, 5, 7, 11, 13 };
+    uint32_t list = 0, shift = 0;
+    for (size_t i = 0; i < COUNT(radices); i++)
+        for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4) list |= (uint32_t)(radices[i] - 1) << shift;
+    return n == 1 ? list : 0;
+}
+
+static bool fft_smooth(uint32_t n)
+{
+    static const uint8_t primes[] = { 2, 3, 5, 7, 11, 13 };
+    for (size_t i = 0; i < COUNT(primes); i++) while (n % primes[i] == 0) n /= primes[i];
+    return n == 1;
+}
+
+/* Cuts a smooth length into at most three factors of `room` at most; into two where they are small enough to be read in whole
+ * sectors. Returns how many, or 0. */
+static int fft_cut(uint32_t n, uint32_t room, uint32_t part[FFT_STEPS])
+{
+    uint32_t best2 = UINT32_MAX, best3 = UINT32_MAX, two[2] = { 0 };
+    part[0] = n;
+    if (n <= room) return 1;
+    for (uint32_t a = 2; a <= room; a++) {
+        uint32_t m = n / a, larger;
+        if (n % a) continue;
+        larger = a > m ? a : m;
+        if (larger <= room && larger < best2) { best2 = larger; two[0] = a; two[1] = m; }
+        for (uint32_t b = a; b <= room && (uint64_t)a * b * b <= n; b++)
+            if (m % b == 0 && m / b <= room && m / b < best3) { best3 = m / b; part[0] = a; part[1] = b; part[2] = m / b; }
+    }
+    if (best2 <= room / 4 || best3 == UINT32_MAX) { part[0] = two[0]; part[1] = two[1]; return best2 <= room ? 2 : 0; }
+    return 3;
+}
+
+static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return !((offset | place[0] | place[1] | place[2]) & 1); }
+
+/* One dispatch: transforms of l->size elements, or with that many elements of each row none. */
+static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
+{
+    struct device *d = e->device;
+    bool cpu = d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, fixed = fft_fixed(d);
+    uint32_t room = fft_room(e), threads = fft_threads(d), lines, radices = transform ? fft_radices(l->size) : 0, few;
+    struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len, .valid = f->valid,
+        .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2,
+        .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
+    memcpy(q.row_a, f->row_a, sizeof q.row_a);
+    memcpy(q.row_d, f->row_d, sizeof q.row_d);
+    if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
+    if (l->b_step * f->step_d != 1) q.flags |= FFT_LINES_OUT;
+    few = q.flags & (FFT_LINES_IN | FFT_LINES_OUT) ? 32 : ceil_div(1024, l->size);
+    lines = min_u32(min_u32(cpu ? room : few, room / l->size), q.ids);
+    while (lines > 4 && q.ids / lines < 2 * (uint32_t)wide_of(d)) lines /= 2;
+    q.lines = lines;
+    if (fixed && radices) {
+        threads = min_u32(threads, (uint32_t)round_up(ceil_div((uint64_t)lines * l->size, FFT_HELD), 32));
+        room = (uint32_t)round_up((size_t)lines * l->size, 256);
+    }
+    q.offset_in = set_input(e, 1, f->in);
+    q.offset_out = set_output(e, 0, f->out);
+    if (f->first) q.offset_first = set_input(e, 2, f->first);
+    if (f->last) q.offset_last = set_input(e, 3, f->last);
+    if ((f->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q.offset_in, f->row_a)) q.flags |= FFT_WHOLE_IN;
+    if ((f->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q.offset_out, f->row_d)) q.flags |= FFT_WHOLE_OUT;
+    if (fixed && radices) KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags);
+    else KERNEL(e, K_FFT, threads, room);
+    set_bytes(e, &q, sizeof q);
+    dispatch_groups(e, ceil_div(q.ids, lines));
+}
+
+/* Lets rows lie one after the other in an array of the lowering's own. */
+static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct fft *f, uint32_t n)
+{
+    place[2] = n;
+    place[1] = n * f->c2;
+    place[0] = n * f->c2 * f->c1;
+    *step = 1;
+}
+
+/* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles between. */
+static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
+{
+    uint32_t p[FFT_STEPS] = { 0 };
+    int count = fft_cut(n, fft_room(e), p);
+    struct fft part = *f;
+    struct array *between;
+    if (count == 1) { fft_step(e, f, &(struct fft_lines){ n, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true); return; }
+    if (!count) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n); return; }
+    between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
+    if (!between) return;
+    part.out = between;
+    fft_between(part.row_d, &part.step_d, f, n);
+    part.flags = (f->flags & FFT_OF_LOAD) | FFT_TURN;
+    part.limit = n;
+    part.last = NULL;
+    part.scale = 1;
+    fft_step(e, &part, &(struct fft_lines){ p[0], n / p[0], n / p[0], 0, 1, n / p[0], 0, 1, n / p[0], n }, true);
+    part.in = between;
+    part.first = NULL;
+    fft_between(part.row_a, &part.step_a, f, n);
+    part.len = part.valid = n;
+    part.flags = FFT_TURN;
+    if (count == 3) fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], p[1] * p[2], 1, p[2], p[1] * p[2], 1, p[2], p[1] * p[2] }, true);
+    part.out = f->out;
+    part.last = f->last;
+    part.flags = f->flags & ~(uint32_t)FFT_OF_LOAD;
+    part.limit = f->limit;
+    part.scale = f->scale;
+    memcpy(part.row_d, f->row_d, sizeof part.row_d);
+    part.step_d = f->step_d;
+    if (count == 2) fft_step(e, &part, &(struct fft_lines){ p[1], p[0], p[0], 0, p[1], 1, 0, 1, p[0], 0 }, true);
+    else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[1], p[1] * p[2], p[2], 1, 1, p[0], p[0] * p[1], 0 }, true);
+    array_release(between);
+}
+
+/* The smooth length that Bluestein's convolution of n elements takes. */
+static uint32_t fft_padded(uint32_t n)
+{
+    static const uint8_t odd[] = { 1, 3, 5, 7, 9, 15 };
+    uint64_t best = UINT64_MAX;
+    for (size_t i = 0; i < COUNT(odd); i++) {
+        uint64_t m = odd[i];
+        while (m < 2 * (uint64_t)n - 1) m *= 2;
+        if (m < best) best = m;
+    }
+    return (uint32_t)best;
+}
+
+/* Any length, as a convolution with a chirp: x w, transformed, times the chirp's transform, transformed back, times w. */
+static void fft_bluestein(struct encoder *e, const struct fft *f)
+{
+    uint32_t n = f->len, m = fft_padded(n), push[4] = { n, m, 0, 0 };
+    struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64), *spectrum = scratch(e, m, MLXVK_COMPLEX64);
+    struct array *product = scratch(e, (size_t)f->rows * m, MLXVK_COMPLEX64);
+    struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1, .step_a = 1, .step_d = 1,
+                       .scale = 1 }, there = *f, back = *f;
+    if (!e->code) {
+        push[2] = set_output(e, 0, w);
+        push[3] = set_output(e, 1, chirp);
+        KERNEL(e, K_FFT_CHIRP, 256);
+        set_bytes(e, push, sizeof push);
+        dispatch_groups(e, ceil_div(m, 256));
+        fft_rows(e, &one, m);
+        there.out = back.in = product;
+        fft_between(there.row_d, &there.step_d, f, m);
+        fft_between(back.row_a, &back.step_a, f, m);
+        there.first = back.last = w;
+        there.last = spectrum;
+        there.flags = (f->flags & FFT_OF_LOAD) | FFT_TABLE_IN | FFT_TABLE_OUT;
+        there.limit = back.len = back.valid = m;
+        there.scale = 1;
+        back.flags = (f->flags & FFT_STORE) | FFT_SWAP_IN | FFT_SWAP_OUT | FFT_TABLE_OUT | (f->flags & FFT_SWAP_OUT ? FFT_SWAP_LAST : 0);
+        back.scale = f->scale / (float)m;
+        fft_rows(e, &there, m);
+        fft_rows(e, &back, m);
+    }
+    array_release(w);
+    array_release(chirp);
+    array_release(spectrum);
+    array_release(product);
+}
+
+static void fft_any(struct encoder *e, const struct fft *f)
+{
+    if (fft_smooth(f->len)) fft_rows(e, f, f->len);
+    else fft_bluestein(e, f);
+}
+
+/* Real rows of even length: the transform of their pairs, in one dispatch with what makes a half spectrum of it, or before. */
+static void fft_pairs(struct encoder *e, const struct fft *f)
+{
+    uint32_t n = f->len, chunk = min_u32(n + 1, fft_room(e));
+    struct fft part = *f;
+    struct array *between;
+    if (n <= fft_room(e) && fft_smooth(n)) { part.flags |= FFT_STORE_SPLIT; fft_rows(e, &part, n); return; }
+    between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
+    if (!between) return;
+    part.out = between;
+    fft_between(part.row_d, &part.step_d, f, n);
+    part.limit = n;
+    part.scale = 1;
+    fft_any(e, &part);
+    part = *f;
+    part.in = between;
+    fft_between(part.row_a, &part.step_a, f, n);
+    part.flags = FFT_LOAD_SPLIT;
+    part.valid = n;
+    fft_step(e, &part, &(struct fft_lines){ chunk, ceil_div(n + 1, chunk), ceil_div(n + 1, chunk), 0, chunk, 1, 0, chunk, 1, 0 }, false);
+    array_release(between);
+}
+
+/* The rows of an operand and its result as up to three dimensions; false: there are more. */
+static bool fft_layout(struct fft *f, int axis)
+{
+    struct array view[2] = { *f->out, *f->in }, *views[2] = { &view[0], &view[1] };
+    uint32_t sizes[FFT_ROWS] = { 1, 1, 1 };
+    struct dims g;
+    f->step_d = (uint32_t)f->out->strides[axis];
+    f->step_a = (uint32_t)f->in->strides[axis];
+    view[0].shape[axis] = view[1].shape[axis] = 1;
+    g = merge_dims(views, 2);
+    if (g.ndim > FFT_ROWS) return false;
+    for (int i = 0; i < g.ndim; i++) {
+        int to = FFT_ROWS - g.ndim + i;
+        sizes[to] = (uint32_t)g.shape[i];
+        f->row_d[to] = (uint32_t)g.stride[0][i];
+        f->row_a[to] = (uint32_t)g.stride[1][i];
+    }
+    f->c1 = sizes[1];
+    f->c2 = sizes[2];
+    f->rows = sizes[0] * sizes[1] * sizes[2];
+    return true;
+}
+
+static void fft_whole(struct encoder *e, const struct fft_params *p, struct array *in, struct array *out)
+{
+    bool even = p->n % 2 == 0, real = is_float(in->dtype);
+    struct fft f = { .in = in, .out = out, .len = (uint32_t)p->n, .valid = (uint32_t)in->shape[p->axis], .limit = (uint32_t)out->shape[p->axis],
+                     .scale = p->scale };
+    struct array *copy = NULL;
+    if (!fft_layout(&f, p->axis)) {
+        copy = f.in = rows_of(e, in);
+        fft_layout(&f, p->axis);
+    }
+    f.flags = p->inverse ? FFT_SWAP_IN | FFT_SWAP_OUT : 0;
+    if (p->kind == FFT_TO_REAL) {
+        f.flags |= even ? FFT_LOAD_MERGE | FFT_STORE_PAIRS : FFT_LOAD_HALF | FFT_STORE_REAL;
+        if (even) f.limit = f.len /= 2;
+        fft_any(e, &f);
+    } else if (p->kind == FFT_FROM_REAL && even) {
+        f.flags |= FFT_LOAD_PAIRS;
+        f.len /= 2;
+        fft_pairs(e, &f);
+    } else {
+        f.flags |= real ? FFT_LOAD_REAL : FFT_LOAD_COMPLEX;
+        fft_any(e, &f);
+    }
+    array_release(copy);
+}
+
+/* Halves rows where operands cannot be bound whole, or what lies between steps would be too large. */
+static void fft_split(struct encoder *e, const struct fft_params *p, struct array *in, struct array *out)
+{
+    size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len, rows = out->size / (size_t)out->shape[p->axis];
+    struct array part[2] = { *in, *out }, *pair[2] = { in, out };
+    int axis = -1, half;
+    len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_padded((uint32_t)p->n);
+    for (int i = 0; i < out->ndim; i++)
+        if (i != p->axis && out->shape[i] > 1 && (axis < 0 || out->shape[i] > out->shape[axis])) axis = i;
+    if (axis < 0 || ((len <= fft_room(e) || rows * len <= room / 8) && axis_to_split(e, pair, 2) < 0)) { fft_whole(e, p, in, out); return; }
+    half = out->shape[axis] / 2;
+    for (int second = 0; second < 2 && !e->code; second++) {
+        for (int k = 0; k < 2; k++) {
+            part[k].shape[axis] = second ? out->shape[axis] - half : half;
+            part[k].size = pair[k]->size / (size_t)out->shape[axis] * (size_t)part[k].shape[axis];
+            part[k].row = row_contiguous(&part[k]);
+            if (second) part[k].offset += half * pair[k]->strides[axis] * (int64_t)item_size(pair[k]);
+        }
+        fft_split(e, p, &part[0], &part[1]);
+    }
+}
+
+static void lower_fft(struct encoder *e, const struct node *n) { fft_split(e, &n->p.fft, n->in[0], n->out[0]); }
+
+/* ---- fronts ---- */
+
+enum { FFT_LONGEST = 1 << 26 };
+
+/* Transforms one axis to a length of n, cutting or padding with zeros; of a half spectrum n is the length of the real result. */
+static struct array *fft_axis(struct call *c, struct array *a, int axis, int n, enum fft_kind kind, bool inverse, double scale)
+{
+    int shape[MAXD];
+    struct array *out;
+    if (c->code || !a) return NULL;
+    if (n > FFT_LONGEST) return FAIL(c, MLXVK_ERROR_LIMIT, "a length of %d; at most %d", n, FFT_LONGEST);
+    if (!is_complex(a->dtype) || kind == FFT_FROM_REAL) a = as_type(c, a, kind == FFT_TO_REAL ? MLXVK_COMPLEX64 : MLXVK_FLOAT32);
+    if (c->code || !a) return NULL;
+    memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
+    shape[axis] = kind == FFT_FROM_REAL ? n / 2 + 1 : n;
+    out = output(c, a->ndim, shape, kind == FFT_TO_REAL ? MLXVK_FLOAT32 : MLXVK_COMPLEX64);
+    append(c, OP_FFT, PARAMS(.fft = { (uint8_t)kind, (uint8_t)axis, inverse, n, (float)scale }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* Checked axes and lengths of a transform of several axes; without axes the last ones, without lengths the operand's. */
+struct fft_shape { int count, axis[MAXD], n[MAXD]; };
+
+static bool fft_axes(struct call *c, const struct array *a, const struct ints *n, const struct ints *axes, enum fft_kind kind,
+                     struct fft_shape *s)
+{
+    uint32_t seen = 0;
+    if (c->code || !a) return false;
+    if (!a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s: at least one dimension is needed", TEXT(a)), false;
+    if (n->count && n->count != axes->count)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu lengths for %zu axes", n->count, axes->count), false;
+    if (axes->count > MAXD || (axes->count && !axes->values) || (n->count && !n->values))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes", axes->count), false;
+    s->count = (int)axes->count;
+    for (int i = 0; i < s->count; i++) {
+        int axis = s->axis[i] = normal_axis(c, a, axes->values[i]), halved = kind == FFT_TO_REAL && i == s->count - 1;
+        if (axis < 0) return false;
+        if (seen >> axis & 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d is there twice", axis), false;
+        seen |= 1u << axis;
+        s->n[i] = n->count ? n->values[i] : halved ? 2 * (a->shape[axis] - 1) : a->shape[axis];
+        if (s->n[i] < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a length of %d along axis %d of %s", s->n[i], axis, TEXT(a)), false;
+    }
+    return true;
+}
+
+/* Transforms over several axes. Of real transforms the last axis has the half spectrum, and is done first or last. The whole
+ * scale is applied with the last one. */
+static struct array *do_fft(struct call *c, struct array *a, struct ints n, struct ints axes, enum fft_kind kind, bool inverse, int norm)
+{
+    struct fft_shape s;
+    double size = 1, scale;
+    if (!fft_axes(c, a, &n, &axes, kind, &s)) return NULL;
+    for (int i = 0; i < s.count; i++) size *= s.n[i];
+    if (norm < MLXVK_FFT_NORM_BACKWARD || norm > MLXVK_FFT_NORM_FORWARD) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d is no norm", norm);
+    scale = norm == MLXVK_FFT_NORM_ORTHO ? 1 / sqrt(size) : (norm == MLXVK_FFT_NORM_FORWARD) != inverse ? 1 / size : 1;
+    for (int k = 0; k < s.count; k++) {
+        int i = inverse ? k : s.count - 1 - k;
+        a = fft_axis(c, a, s.axis[i], s.n[i], i == s.count - 1 ? kind : FFT_COMPLEX, inverse, k == s.count - 1 ? scale : 1);
+    }
+    return a;
+}
+
+/* Name, what it transforms, inverse: one axis, two, several. */
+#define FFT_FUNCTIONS(X)                                                                                              \
+    X(fft, FFT_COMPLEX, false) X(ifft, FFT_COMPLEX, true) X(rfft, FFT_FROM_REAL, false) X(irfft, FFT_TO_REAL, true)
+#define SEVERAL(name, kind, inverse)                                                                                  \
+    int mlxvk_fft_##name(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,         \
+                         mlxvk_fft_norm norm, mlxvk_stream s)                                                         \
+    {                                                                                                                 \
+        struct call c = begin("fft_" #name, s);                                                                       \
+        struct array *x = input(&c, "a", a);                                                                          \
+        return finish(&c, do_fft(&c, x, (struct ints){ n, n_num }, (struct ints){ axes, axes_num }, kind, inverse, (int)norm), res); \
+    }
+#define X(name, kind, inverse)                                                                                        \
+    int mlxvk_fft_##name(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s)       \
+    {                                                                                                                 \
+        struct call c = begin("fft_" #name, s);                                                                       \
+        struct array *x = input(&c, "a", a);                                                                          \
+        return finish(&c, do_fft(&c, x, (struct ints){ &n, 1 }, (struct ints){ &axis, 1 }, kind, inverse, (int)norm), res); \
+    }                                                                                                                 \
+    SEVERAL(name##2, kind, inverse)                                                                                   \
+    SEVERAL(name##n, kind, inverse)
+FFT_FUNCTIONS(X)
+#undef X
+#undef SEVERAL
+
+/* Rolls axes by half their length, forward (up) or back (down). */
+static int fft_shift(mlxvk_array *res, const char *name, mlxvk_array a, const int *axes, size_t axes_num, bool back, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    if (axes_num && !axes) FAIL(&c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
+    for (size_t i = 0; i < axes_num && !c.code; i++) {
+        int axis = normal_axis(&c, x, axes[i]), n = axis < 0 ? 0 : x->shape[axis];
+        if (n) x = do_roll(&c, x, back ? (n + 1) / 2 : n / 2, axis);
+    }
+    return finish(&c, x, res);
+}
+
+int mlxvk_fft_fftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    return fft_shift(res, "fft_fftshift", a, axes, axes_num, false, s);
+}
+
+int mlxvk_fft_ifftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    return fft_shift(res, "fft_ifftshift", a, axes, axes_num, true, s);
+}
+
+/* Whole numbers from `first` on, divided by n * d. */
+static struct array *frequencies(struct call *c, int n, double d, int first, int count)
+{
+    float scale = (float)(1 / (n * d));
+    struct array *a;
+    if (c->code) return NULL;
+    if (n < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "n is %d; at least 1", n);
+    if (d == 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "d is 0");
+    a = do_arange(c, first, first + count, 1, MLXVK_FLOAT32);
+    return do_binary(c, B_multiply, a, scalar_bytes(c, &scale, MLXVK_FLOAT32));
+}
+
+int mlxvk_fft_fftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
+{
+    struct call c = begin("fft_fftfreq", s);
+    struct array *a = frequencies(&c, n, d, -(n / 2), n);
+    return finish(&c, a ? do_roll(&c, a, (n + 1) / 2, 0) : NULL, res);
+}
+
+int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
+{
+    struct call c = begin("fft_rfftfreq", s);
+    return finish(&c, frequencies(&c, n, d, 0, n / 2 + 1), res);
 }
 
 /* ==== >>fusion ==================================================================================================== */
@@ -11744,8 +13424,7 @@ size_t mlxvk_array_offset(mlxvk_array array) { return array.ctx ? (size_t)((stru
 
 size_t mlxvk_array_memory_size(mlxvk_array array)
 {
-    const struct storage *st = array.ctx ? ((struct array *)array.ctx)->storage : NULL;
-    return !st ? 0 : st->buffer ? st->buffer->size : capacity_for(st->nbytes);
+    return array.ctx ? ((struct array *)array.ctx)->storage->nbytes : 0;
 }
 
 bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)

@@ -312,7 +312,7 @@ MLXVK_API const void *mlxvk_array_data(mlxvk_array array);
 MLXVK_API int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
                                    mlxvk_dtype dtype, size_t offset);
 MLXVK_API size_t mlxvk_array_offset(mlxvk_array array);              /* bytes from the memory's start to element [0, ...] */
-MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes that the memory takes */
+MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes of the memory */
 MLXVK_API bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b);
 /* The host's pointer to the memory's start, or NULL where it is not mapped. The memory exists afterwards; it does not wait:
  * what is there is right only after mlxvk_array_wait, or an event behind the work that writes it. */
@@ -744,6 +744,23 @@ MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_
  * not be true: rows are grouped by the matrix of b on the GPU where that pays. */
 MLXVK_API int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices,
                               mlxvk_array rhs_indices, bool sorted_indices, mlxvk_stream s);
+/* Sums of products over pairs of axes, or over the last `axis` axes of a and the first of b; what remains are a's other axes,
+ * then b's. inner: over the last axis of both. Floating dtypes, but for inner with an operand of no dimensions. */
+MLXVK_API int mlxvk_tensordot(mlxvk_array *res, mlxvk_array a, mlxvk_array b, const int *axes_a, size_t axes_a_num,
+                              const int *axes_b, size_t axes_b_num, mlxvk_stream s);
+MLXVK_API int mlxvk_tensordot_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s);
+MLXVK_API int mlxvk_inner(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+/* All products of an element of a and one of b, both flattened; kron: blocks of b times an element of a. Any dtype. */
+MLXVK_API int mlxvk_outer(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+MLXVK_API int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+/* NumPy's einsum ("bij,bjk->bik", "...i,i", "ii->i"): two operands at a time, those that leave least first, as matrix products. */
+MLXVK_API int mlxvk_einsum(mlxvk_array *res, const char *subscripts, mlxvk_vector_array operands, mlxvk_stream s);
+/* res[...] = a[:, s:e] @ b[s:e, :] for each pair (s, e) of segments (..., 2); a and b are matrices. Empty ranges give zeros. */
+MLXVK_API int mlxvk_segmented_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array segments, mlxvk_stream s);
+/* a @ b with masks of blocks of block_size (32, 64) squared elements of a, b and the result: bool ones keep a block or make it
+ * 0, others are multiplied. Masks have a dimension for each of blocks down and across, and batch dimensions; or are { NULL }. */
+MLXVK_API int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int block_size, mlxvk_array mask_out,
+                                    mlxvk_array mask_lhs, mlxvk_array mask_rhs, mlxvk_stream s);
 /* x (..., M, K) times w, uint32 words that hold `bits`-bit codes in groups of group_size along w's last axis; scales and
  * biases of each group. transpose: w is (N, K * bits / 32) and the result x @ w^T; else w is (K, N * bits / 32).
  * mode "affine": value = scale * code + bias; bits 1, 2, 3, 4, 5, 6, 8, groups of 32, 64, 128; default 4 and 64. Modes
@@ -767,6 +784,11 @@ MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optio
 MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
                                mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
                                mlxvk_array global_scale, mlxvk_optional_dtype dtype, mlxvk_stream s);
+/* x @ w^T with both operands quantized: x through the mode (not "affine") and back, w (N x K) codes with w_scales, or floating
+ * and w_scales { NULL }. The global scales are for nvfp4, both or neither. The result has x's dtype. */
+MLXVK_API int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
+                         mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w,
+                         mlxvk_stream s);
 /* The Hadamard transform of rows of m * 2^k elements, m of 1, 12, 20, 28, times scale (1 / sqrt of their number); in float32,
  * rounded once. Dtypes that are not floating are cast to float32. */
 MLXVK_API int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_float scale, mlxvk_stream s);
@@ -806,6 +828,43 @@ MLXVK_API int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_
                                      int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0,
                                      int dilation_1, int dilation_2, int output_padding_0, int output_padding_1,
                                      int output_padding_2, int groups, mlxvk_stream s);
+
+/* ==== >>fft ======================================================================================================= */
+
+typedef enum mlxvk_fft_norm { MLXVK_FFT_NORM_BACKWARD, MLXVK_FFT_NORM_ORTHO, MLXVK_FFT_NORM_FORWARD } mlxvk_fft_norm;
+
+/* Discrete Fourier transforms along an axis, to complex64 (irfft: float32), of any length up to 2^26. n: the length, to which
+ * the operand is cut or padded with zeros. rfft takes real numbers and gives the n / 2 + 1 first bins, irfft makes n real
+ * numbers of such. norm: the inverse is divided by n (backward), the forward transform (forward), or both by sqrt(n) (ortho).
+ * The forms for two and more axes are one: n may be empty (the operand's lengths; the last one of irfft2 and irfftn is
+ * 2 (length - 1)); of real transforms the last axis is the one that is halved. Without axes the operand is the result.
+ * Errors: _AXIS out of range or twice, _ARGUMENT lengths below 1 or not as many as axes, _LIMIT. Source: MLX fft. */
+MLXVK_API int mlxvk_fft_fft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_ifft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_rfft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_irfft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_fft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                             mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_ifft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                              mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_rfft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                              mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_irfft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                               mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_fftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                             mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_ifftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                              mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_rfftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                              mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_irfftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                               mlxvk_fft_norm norm, mlxvk_stream s);
+/* The zero frequency to the middle of each axis, and back. */
+MLXVK_API int mlxvk_fft_fftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_ifftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s);
+/* The frequencies of the bins of fft and rfft, in cycles per unit of the sample spacing d; float32. */
+MLXVK_API int mlxvk_fft_fftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s);
 
 /* ==== >>fast ====================================================================================================== */
 
@@ -867,6 +926,9 @@ MLXVK_API int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower,
                                             size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
 MLXVK_API int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc,
                                    float scale, mlxvk_array key, mlxvk_stream s);
+/* Samples of shape (shape with the batch dimensions of mean and cov, n); mean (..., n), cov (..., n, n), float32. */
+MLXVK_API int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape,
+                                               size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s);
 /* x in another order along axis; arange: the numbers below x, uint32. */
 MLXVK_API int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s);
 MLXVK_API int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s);
@@ -883,6 +945,28 @@ MLXVK_API int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *a
                                    mlxvk_stream s);
 /* Of vectors of 2 or 3 elements along axis. */
 MLXVK_API int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s);
+/* Factorisations of float32 matrices (..., rows, columns), on the GPU, where MLX has them on the CPU. Matrices that cannot
+ * be inverted or factorised give infinities and NaN, not errors. Triangles: only that triangle of a is read. */
+MLXVK_API int mlxvk_linalg_tri_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_cholesky(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);  /* of a factor a */
+/* { P, L, U }: row i of the matrix is row P[i] of L U. lu_factor: L and U in one matrix, and the exchanges of rows. */
+MLXVK_API int mlxvk_linalg_lu(mlxvk_vector_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_lu_factor(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);   /* Q, R; reduced */
+MLXVK_API int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_pinv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+/* x of a x = b; b (..., rows, columns) or one vector. */
+MLXVK_API int mlxvk_linalg_solve(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_solve_triangular(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool upper, mlxvk_stream s);
+/* Eigenvalues, ascending, and eigenvectors as columns, by Jacobi rotations; UPLO "L" or "U": the triangle that is read. */
+MLXVK_API int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, const char *UPLO, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_eigvalsh(mlxvk_array *res, mlxvk_array a, const char *UPLO, mlxvk_stream s);
+/* { U, S, V^T } with square U and V, S descending; { S } without compute_uv. By Jacobi rotations. */
+MLXVK_API int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool compute_uv, mlxvk_stream s);
+/* Of matrices that need not be symmetric: always UNSUPPORTED. */
+MLXVK_API int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);
+MLXVK_API int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 
 /* ==== >>encoder: kernels of the caller's, with the contract of Metal's CommandEncoder ============================== */
 

@@ -1,6 +1,7 @@
 // What the kernels of matrix products share: out = alpha * a @ b + beta * c for each matrix of a batch. Element (m, k) of a is
 // at offset + m * a_row + k * a_k, and so on; strides may be 0 or negative (indices wrap). A workgroup's z counts matrices,
-// or, where K is split, parts of each. Where `inner` is 0, index arrays choose the matrices of a and b (gather).
+// or, where K is split, parts of each. Where `inner` is 0, index arrays choose the matrices of a and b (gather); where it is
+// SEGMENTS, rhs holds a range of K for each result.
 #ifndef MATMUL_GLSL
 #define MATMUL_GLSL
 #include "common.glsl"
@@ -21,6 +22,7 @@ layout(push_constant) uniform Push {
 };
 
 // Gather: what the push constants of batches are then. `every`: entries a matrix of a, 0: lhs says which.
+const uint SEGMENTS = 0xffffffffu;
 #define every middle
 #define lhs_at batch_a[1]
 #define lhs_last batch_a[2]
@@ -49,6 +51,9 @@ Place place(uint z)
         p.b += min(rhs32[rhs_at + rest], rhs_last) * batch_b[0];
         i = rest;
         j = k = 0u;
+    } else if (inner == SEGMENTS) {
+        p.low = min(rhs32[rhs_at + 2u * rest], K);
+        p.high = max(min(rhs32[rhs_at + 2u * rest + 1u], K), p.low);
     } else {
         p.a += i * batch_a[0] + j * batch_a[1] + k * batch_a[2];
         p.b += i * batch_b[0] + j * batch_b[1] + k * batch_b[2];

@@ -16,6 +16,7 @@
 #define DTYPE(name)     dtype_of(c, #name)
 /* The data's `full` is Python's, which keeps the dtype of an array whatever dtype is asked for; mlx-c's casts. */
 #define OWN_DTYPE(name) mlxvk_array_dtype(array_of(c, #name))
+#define NORM(name)      norm_of(c, #name)
 #define INTS(name)      ints_of(c, #name), count_of(c, #name)
 #define LONGS(name)     longs_of(c, #name), count_of(c, #name)
 #define OPT_INT(name)   opt_int_of(c, #name)
@@ -37,6 +38,10 @@
     X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims), INT(ddof))
 #define TWO(name) int_of(c, #name "_0"), int_of(c, #name "_1")
 #define THREE(name) TWO(name), int_of(c, #name "_2")
+#define FFT(X, name)                                                                                                  \
+    X(name, ARRAY(a), INT(n), INT(axis), NORM(norm))                                                                  \
+    X(name##2, ARRAY(a), INTS(n), INTS(axes), NORM(norm))                                                             \
+    X(name##n, ARRAY(a), INTS(n), INTS(axes), NORM(norm))
 #define QUANT OPT_INT(group_size), OPT_INT(bits), STRING(mode)
 
 /* Functions with one result. */
@@ -153,8 +158,22 @@
       INT(groups))                                                                                                    \
     X(conv_transpose3d, ARRAY(input), ARRAY(weight), THREE(stride), THREE(padding), THREE(dilation),                  \
       THREE(output_padding), INT(groups))                                                                             \
+    FFT(X, fft_fft) FFT(X, fft_ifft) FFT(X, fft_rfft) FFT(X, fft_irfft)                                               \
+    X(fft_fftshift, ARRAY(a), INTS(axes))                                                                             \
+    X(fft_ifftshift, ARRAY(a), INTS(axes))                                                                            \
+    X(fft_fftfreq, INT(n), DOUBLE(d))                                                                                 \
+    X(fft_rfftfreq, INT(n), DOUBLE(d))                                                                                \
     X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
     X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
+    X(inner, ARRAY(a), ARRAY(b))                                                                                      \
+    X(outer, ARRAY(a), ARRAY(b))                                                                                      \
+    X(kron, ARRAY(a), ARRAY(b))                                                                                       \
+    X(tensordot, ARRAY(a), ARRAY(b), INTS(axes_a), INTS(axes_b))                                                      \
+    X(tensordot_axis, ARRAY(a), ARRAY(b), INT(axis))                                                                  \
+    X(einsum, STRING(subscripts), VECTOR(operands))                                                                   \
+    X(segmented_mm, ARRAY(a), ARRAY(b), ARRAY(segments))                                                              \
+    X(block_masked_mm, ARRAY(a), ARRAY(b), INT(block_size), ARRAY(mask_out), ARRAY(mask_lhs), ARRAY(mask_rhs))        \
+    X(qqmm, ARRAY(x), ARRAY(w), ARRAY(w_scales), QUANT, ARRAY(global_scale_x), ARRAY(global_scale_w))                 \
     X(hadamard_transform, ARRAY(a), OPT_FLOAT(scale))                                                                 \
     X(gather_mm, ARRAY(a), ARRAY(b), ARRAY(lhs_indices), ARRAY(rhs_indices), BOOL(sorted_indices))                    \
     X(gather_qmm, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), ARRAY(lhs_indices), ARRAY(rhs_indices),           \
@@ -285,6 +304,15 @@ static mlxvk_dtype dtype_of(struct call *c, const char *name)
     const char *text = string_of(c, name);
     if (text && !dtype_by_name(&dtype, text)) complain(&c->problem, "parameter %s is no dtype: %s", name, text);
     return dtype;
+}
+
+static mlxvk_fft_norm norm_of(struct call *c, const char *name)
+{
+    const char *text = string_of(c, name);
+    if (text && !strcmp(text, "forward")) return MLXVK_FFT_NORM_FORWARD;
+    if (text && !strcmp(text, "ortho")) return MLXVK_FFT_NORM_ORTHO;
+    if (text && strcmp(text, "backward")) complain(&c->problem, "parameter %s is no norm: %s", name, text);
+    return MLXVK_FFT_NORM_BACKWARD;
 }
 
 static size_t count_of(struct call *c, const char *name)

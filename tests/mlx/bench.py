@@ -8,6 +8,8 @@ First "mlx_lm benchmark" as it is. Then the same generation once more with a clo
     async_eval   MLX walking that graph, and in it the bridge: mlxvk recording, submitting
     the rest     waiting for the GPU (item()), sampling, the detokenizer, the loop itself
 
+And once more, in a process of its own, with the GPU's clock around each kernel (which makes the whole slower).
+
 Where the model folder does not exist it is made, with random weights (tests/mlx/model.py).
 """
 
@@ -19,6 +21,7 @@ import os
 import pathlib
 import re
 import runpy
+import subprocess
 import sys
 import time
 
@@ -72,18 +75,27 @@ def numbers(stats):
     return {name: value for name, value in stats.items() if isinstance(value, (int, float))}
 
 
+def ready(options):
+    """Model, tokenizer, prompt; warm."""
+    import mlx.core as mx
+    from mlx_lm import load, stream_generate
+    model, tokenizer = load(options.model)
+    tokenizer._eos_token_ids = {}
+    mx.random.seed(0)
+    prompt = mx.random.randint(0, model.args.vocab_size, (options.prompt,)).tolist()
+    for _ in stream_generate(model, tokenizer, prompt, max_tokens=options.generate):
+        pass
+    return model, tokenizer, prompt
+
+
 def generation(options, bridge):
     """One generation with a clock: seconds by part, and what the bridge counted, for the generated tokens alone."""
     import mlx.core as mx
     import mlx_lm.generate  # noqa: F401  (the name mlx_lm.generate is also a function's)
-    from mlx_lm import load, stream_generate
+    from mlx_lm import stream_generate
     module = sys.modules["mlx_lm.generate"]
 
-    model, tokenizer = load(options.model)
-    tokenizer._eos_token_ids = {}
-    prompt = mx.random.randint(0, model.args.vocab_size, (options.prompt,)).tolist()
-    for _ in stream_generate(model, tokenizer, prompt, max_tokens=options.generate):
-        pass
+    model, tokenizer, prompt = ready(options)
     clock = Clock()
 
     class Timed:
@@ -115,6 +127,36 @@ def generation(options, bridge):
     return {"tokens": tokens, "seconds": seconds, "parts": dict(clock.seconds), "counted": counted}
 
 
+def kernels(options, bridge):
+    """The GPU's own clock: what the kernels of the prompt took, and those of each token."""
+    from mlx_lm import stream_generate
+    model, tokenizer, prompt = ready(options)
+
+    def now():
+        return {k["kernel"]: (k["count"], k["ns"]) for k in bridge.kernels()}
+
+    start, middle = now(), None
+    for _ in stream_generate(model, tokenizer, prompt, max_tokens=options.generate):
+        middle = middle or now()
+    rows = {"prompt and the first token": (start, middle, 1), "next tokens, each": (middle, now(), options.generate - 1)}
+    for what, (before, after, times) in rows.items():
+        spent = sorted(((after[k][1] - before.get(k, (0, 0))[1], after[k][0] - before.get(k, (0, 0))[0], k) for k in after),
+                       reverse=True)
+        total = sum(ns for ns, _, _ in spent)
+        print("\n| GPU time of the %s | %.3f ms, %.1f dispatches |\n|---|---|" % (
+            what, total * 1e-6 / times, sum(count for _, count, _ in spent) / times))
+        for ns, count, kernel in spent[:10]:
+            if ns:
+                print("| %s | %.3f ms, %.1f of them |" % (kernel, ns * 1e-6 / times, count / times))
+
+
+def in_a_process_of_its_own(options):
+    words = [sys.executable, os.path.abspath(__file__), "--kernels", "--model", options.model, "-p", str(options.prompt),
+             "-g", str(options.generate)]
+    sys.stdout.flush()
+    return subprocess.run(words, env={**os.environ, "MLX_VK_PROFILE": "1"}).returncode
+
+
 def milliseconds(seconds, tokens):
     return "%8.3f ms" % (1e3 * seconds / max(tokens, 1))
 
@@ -135,10 +177,10 @@ def print_table(figures, profile, bridge):
     rest = seconds - sum(parts.values())
     print("| ... the rest: waiting for the GPU, sampling, detokenizer | %s |" % milliseconds(rest, tokens))
     counted = profile["counted"]
-    for name, what in (("lowering_ns", "of it mlxvk's lowering and recording"), ("submit_ns", "of it mlxvk's submissions"),
-                       ("gpu_ns", "the GPU busy")):
+    for name, what in (("eval_ns", "in the bridge's gpu::eval"), ("lowering_ns", "mlxvk's lowering and recording"),
+                       ("submit_ns", "mlxvk's submissions")):
         if name in counted:
-            print("| %s | %s |" % (what, milliseconds(counted[name] * 1e-9, tokens)))
+            print("| ... of these, %s | %s |" % (what, milliseconds(counted[name] * 1e-9, tokens)))
     for name in ("operations", "fused", "dropped", "dispatches", "barriers", "submissions", "native", "fallback"):
         if name in counted:
             print("| %s a token | %.1f |" % (name, counted[name] / max(tokens, 1)))
@@ -160,6 +202,7 @@ def main():
     parser.add_argument("--library", help="the bridge, when it is not where make mlx puts it")
     parser.add_argument("--cpu", action="store_true", help="MLX alone, on its CPU")
     parser.add_argument("--no-profile", action="store_true", help="mlx_lm benchmark alone")
+    parser.add_argument("--kernels", action="store_true", help="the GPU's time by kernel alone (with MLX_VK_PROFILE=1)")
     parser.add_argument("--json", help="write the figures there, too")
     options = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -174,6 +217,8 @@ def main():
         import mlxvk_mlx as bridge
         if not bridge.is_available():
             return 1
+    if options.kernels and bridge:
+        return kernels(options, bridge)
     figures = benchmark(options)
     profile = None if options.no_profile else generation(options, bridge)
     print_table(figures, profile, bridge)
@@ -182,7 +227,7 @@ def main():
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps({"figures": figures, "profile": profile,
                                                           "stats": bridge.stats() if bridge else {}}, indent=1) + "\n")
-    return 0
+    return in_a_process_of_its_own(options) if profile and bridge else 0
 
 
 if __name__ == "__main__":

@@ -160,7 +160,8 @@ static void expect_gathered(const struct gather_case *g, const float *a, const f
                     sum += p;
                     sizes += fabs(p);
                 }
-                if (!(fabs(got - sum) <= unit * fabs(sum) + (g->dtype == MLXVK_FLOAT32 ? 2e-6 : g->mode ? unit * 0.2 : 2e-6) * sizes + 1e-6))
+                double slack = g->dtype != MLXVK_FLOAT32 && g->mode ? unit * 0.2 : 2e-6;
+                if (!(fabs(got - sum) <= unit * fabs(sum) + slack * sizes + 1e-6))
                     fail_msg("entry %d (%d, %d) row %d column %d: %.9g, expected %.9g (%s, %d entries, %d x %d x %d%s)", e, x, w, i, j, got,
                              sum, g->mode ? g->mode : mlxvk_dtype_name(g->dtype), g->entries, g->m, g->n, g->k, g->transpose ? ", transposed" : "");
             }
@@ -233,6 +234,7 @@ static void gather_cases(const char *gates, bool quantized, int count)
 }
 
 static void test_gather_qmm(void **state) { (void)state; gather_cases("", true, 10); }
+static void test_gather_qmm_held(void **state) { (void)state; gather_cases("MLX_VK_QMM_KERNEL=5", true, 12); }
 static void test_gather_qmm_plain(void **state) { (void)state; gather_cases("MLX_VK_ENABLE_SUBGROUP=0", true, 6); }
 static void test_gather_qmm_tiles(void **state) { (void)state; gather_cases("MLX_VK_QMM_KERNEL=2", true, 10); }
 static void test_gather_qmm_matrices(void **state) { (void)state; gather_cases("MLX_VK_QMM_KERNEL=3", true, 10); }
@@ -279,6 +281,55 @@ static void test_gather_edges(void **state)
     mlxvk_array_free(empty);
     mlxvk_stream_free(s);
     mlxvk_device_free(d);
+}
+
+/* Two products of one x, and silu(y0) * y1 behind them, in one dispatch: the same as one by one. */
+static void together(const char *mode, const char *gates, float *got)
+{
+    mlxvk_device d = open_device(gates);
+    mlxvk_stream s = open_stream(d);
+    struct rng r = { 61 };
+    float *values[3];
+    mlxvk_array x = random_array(&r, &values[0], (int[]){ 1, 96 }, 2, MLXVK_BFLOAT16, s), nothing = mlxvk_array_new(), y[4];
+    mlxvk_array part[2][2];
+    mlxvk_vector_array parts = mlxvk_vector_array_new();
+    for (int i = 0; i < 4; i++) { y[i] = mlxvk_array_new(); part[i / 2][i % 2] = mlxvk_array_new(); }
+    for (int i = 0; i < 2; i++) {
+        mlxvk_array w = random_array(&r, &values[1 + i], (int[]){ 40, 96 }, 2, MLXVK_BFLOAT16, s);
+        OK(mlxvk_quantize(&parts, w, none, none, mode, nothing, s), s);
+        for (size_t k = 0; k < 2; k++) OK(mlxvk_vector_array_get(&part[i][k], parts, k), s);
+        OK(eval_one(part[i][0]), s);
+        mlxvk_array_free(w);
+    }
+    for (int i = 0; i < 2; i++) OK(mlxvk_quantized_matmul(&y[i], x, part[i][0], part[i][1], nothing, true, none, none, mode, s), s);
+    OK(mlxvk_sigmoid(&y[2], y[0], s), s);
+    OK(mlxvk_multiply(&y[0], y[0], y[2], s), s);
+    OK(mlxvk_multiply(&y[3], y[0], y[1], s), s);
+    OK(mlxvk_astype(&y[3], y[3], MLXVK_FLOAT32, s), s);
+    for (int i = 0; i < 3; i++) { mlxvk_array_free(y[i]); free(values[i]); }
+    OK(mlxvk_array_read(y[3], got, mlxvk_array_nbytes(y[3]), s), s);
+    for (int i = 0; i < 4; i++) mlxvk_array_free(part[i / 2][i % 2]);
+    mlxvk_vector_array_free(parts);
+    mlxvk_array_free(y[3]);
+    mlxvk_array_free(x);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+static void test_modes_together(void **state)
+{
+    static const char *const modes[] = { "mxfp4", "nvfp4", "mxfp8" };
+    (void)state;
+    for (size_t i = 0; i < COUNT(modes); i++) {
+        float apart[40], one[40], held[40];
+        together(modes[i], "MLX_VK_ENABLE_QMM_GROUPED=0", apart);
+        together(modes[i], "", one);
+        together(modes[i], "MLX_VK_QMM_KERNEL=5", held);
+        for (int k = 0; k < 40; k++) {               /* without the roundings in between */
+            assert_true(fabsf(one[k] - apart[k]) <= 0.03f * fabsf(apart[k]) + 0.03f);
+            assert_true(fabsf(held[k] - apart[k]) <= 0.03f * fabsf(apart[k]) + 0.03f);
+        }
+    }
 }
 
 /* ---- Hadamard transforms ---- */
@@ -348,14 +399,346 @@ static void test_hadamard(void **state)
     mlxvk_device_free(d);
 }
 
+/* ---- ranges of K, masks of blocks, both operands quantized ---- */
+
+static void segment_cases(const char *gates)
+{
+    static const mlxvk_dtype types[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLOAT16 };
+    const int32_t pairs[] = { 0, 130, 1, 2, 7, 100, 100, 7, 5, 5, 120, 4000, 129, 130, 3, 67, -5, 10, 64, 128 };
+    const int count = (int)COUNT(pairs) / 2, m = 37, n = 50, k = 130;
+    struct rng r = { 41 };
+    mlxvk_device d = open_device(gates);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array segments = ints(d, pairs, (int[]){ 2, count / 2, 2 }, 3), y = mlxvk_array_new();
+    uint8_t *got = malloc((size_t)(count * m * n) * 4);
+    for (int i = 0; i < 6; i++) {
+        mlxvk_dtype t = types[i % 3];
+        bool turn_a = i & 1, turn_b = i > 2;
+        double unit = t == MLXVK_FLOAT32 ? 1e-6 : t == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
+        float *x, *w;
+        mlxvk_array a = random_array(&r, &x, turn_a ? (int[]){ k, m } : (int[]){ m, k }, 2, t, s);
+        mlxvk_array b = random_array(&r, &w, turn_b ? (int[]){ n, k } : (int[]){ k, n }, 2, t, s);
+        if (turn_a) OK(mlxvk_transpose(&a, a, s), s);
+        if (turn_b) OK(mlxvk_transpose(&b, b, s), s);
+        OK(mlxvk_segmented_mm(&y, a, b, segments, s), s);
+        assert_int_equal(mlxvk_array_ndim(y), 4);
+        OK(mlxvk_array_read(y, got, mlxvk_array_nbytes(y), s), s);
+        for (int z = 0; z < count; z++)
+            for (int j = 0; j < m * n; j++) {
+                int row = j / n, column = j % n, low = pairs[2 * z] < 0 ? k : pairs[2 * z], high = pairs[2 * z + 1] > k ? k : pairs[2 * z + 1];
+                double sum = 0, value = load_number(t, got, (size_t)(z * m * n + j)).re;
+                for (int l = low; l < high; l++) sum += (double)x[turn_a ? l * m + row : row * k + l] * w[turn_b ? column * k + l : l * n + column];
+                if (!(fabs(value - sum) <= unit * fabs(sum) + 1e-4))
+                    fail_msg("%s, segment %d (%d, %d), %d %d: %.9g, expected %.9g", mlxvk_dtype_name(t), z, low, high, row, column, value, sum);
+            }
+        free(x);
+        free(w);
+        mlxvk_array_free(a);
+        mlxvk_array_free(b);
+    }
+    free(got);
+    mlxvk_array_free(segments);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+static void test_segments(void **state) { (void)state; segment_cases(NULL); }
+static void test_segments_tiled(void **state) { (void)state; segment_cases("MLX_VK_MATMUL_KERNEL=3"); }
+
+static void test_segments_edges(void **state)
+{
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    const float six[] = { 1, 2, 3, 4, 5, 6 }, zeros[] = { 0, 0, 0, 0 };
+    mlxvk_array a = floats(d, six, (int[]){ 2, 3 }, 2), b = floats(d, six, (int[]){ 3, 2 }, 2), y = mlxvk_array_new(), none_of_k = mlxvk_array_new();
+    mlxvk_array pair = ints(d, (int[]){ 0, 3 }, (int[]){ 1, 2 }, 2), three = ints(d, (int[]){ 0, 1, 2 }, (int[]){ 3 }, 1), other = mlxvk_array_new();
+    (void)state;
+    OK(mlxvk_segmented_mm(&y, a, b, pair, s), s);
+    expect_floats(y, (float[]){ 22, 28, 49, 64 }, 4, 0, 0, s);
+    OK(mlxvk_slice(&none_of_k, a, (int[]){ 0, 0 }, 2, (int[]){ 2, 0 }, 2, (int[]){ 1, 1 }, 2, s), s);
+    OK(mlxvk_slice(&other, b, (int[]){ 0, 0 }, 2, (int[]){ 0, 2 }, 2, (int[]){ 1, 1 }, 2, s), s);
+    OK(mlxvk_segmented_mm(&y, none_of_k, other, pair, s), s);
+    expect_floats(y, zeros, 4, 0, 0, s);
+    REFUSED(mlxvk_segmented_mm(&y, a, a, pair, s), MLXVK_ERROR_SHAPE, s, "segmented_mm", "(2, 3)");
+    REFUSED(mlxvk_segmented_mm(&y, a, b, three, s), MLXVK_ERROR_SHAPE, s, "(3)");
+    REFUSED(mlxvk_segmented_mm(&y, a, b, a, s), MLXVK_ERROR_SHAPE, s, "segments");
+    REFUSED(mlxvk_segmented_mm(&y, a, b, b, s), MLXVK_ERROR_DTYPE, s, "integers");
+    REFUSED(mlxvk_segmented_mm(&y, pair, b, pair, s), MLXVK_ERROR_SHAPE, s, "rows");
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(y);
+    mlxvk_array_free(none_of_k);
+    mlxvk_array_free(other);
+    mlxvk_array_free(pair);
+    mlxvk_array_free(three);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+/* a's first block holds NaN, which a bool mask takes away; a vector meets the other masks. */
+static void test_block_masks(void **state)
+{
+    enum { M = 40, K = 70, N = 33 };
+    const uint8_t keep[6] = { 0, 1, 1, 1, 0, 1 };
+    const float weights[6] = { 2, 0, 1, 1, 3, 0.5f }, out_weights[4] = { 1, 2, 3, 0 };
+    struct rng r = { 43 };
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    float *x, *w, want[M * N];
+    mlxvk_array a = random_array(&r, &x, (int[]){ M, K }, 2, MLXVK_FLOAT32, s), b = random_array(&r, &w, (int[]){ K, N }, 2, MLXVK_FLOAT32, s);
+    mlxvk_array left = mlxvk_array_new(), right = floats(d, weights, (int[]){ 3, 2 }, 2), out = floats(d, out_weights, (int[]){ 2, 2 }, 2);
+    mlxvk_array y = mlxvk_array_new(), nothing = mlxvk_array_new(), nan = mlxvk_array_new();
+    (void)state;
+    x[0] = NAN;
+    OK(mlxvk_array_new_data_device(&nan, x, (int[]){ M, K }, 2, MLXVK_FLOAT32, d), s);
+    OK(mlxvk_array_new_data_device(&left, keep, (int[]){ 2, 3 }, 2, MLXVK_BOOL, d), s);
+    OK(mlxvk_block_masked_mm(&y, nan, b, 32, out, left, right, s), s);
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) {
+            double sum = 0;
+            for (int l = 0; l < K; l++)
+                if (keep[i / 32 * 3 + l / 32]) sum += (double)x[i * K + l] * w[l * N + j] * weights[l / 32 * 2 + j / 32];
+            want[i * N + j] = (float)(sum * out_weights[i / 32 * 2 + j / 32]);
+        }
+    expect_floats(y, want, M * N, 1e-5, 1e-4, s);
+    OK(mlxvk_block_masked_mm(&y, a, b, 7, nothing, nothing, nothing, s), s);       /* without masks: matmul */
+    REFUSED(mlxvk_block_masked_mm(&y, a, b, 16, out, nothing, nothing, s), MLXVK_ERROR_ARGUMENT, s, "16");
+    REFUSED(mlxvk_block_masked_mm(&y, a, b, 64, out, nothing, nothing, s), MLXVK_ERROR_SHAPE, s, "(2, 2)");
+    REFUSED(mlxvk_block_masked_mm(&y, a, a, 32, out, nothing, nothing, s), MLXVK_ERROR_SHAPE, s, "block_masked_mm");
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(left);
+    mlxvk_array_free(right);
+    mlxvk_array_free(out);
+    mlxvk_array_free(y);
+    mlxvk_array_free(nan);
+    free(x);
+    free(w);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+/* nvfp4 with the tensors' scales, against a product of what quantize and dequantize make of both. */
+static void test_qqmm_scales(void **state)
+{
+    enum { M = 5, N = 24, K = 64 };
+    static const mlxvk_dtype types[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
+    struct rng r = { 47 };
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    const float largest = 2;
+    mlxvk_array top = floats(d, &largest, NULL, 0), y = mlxvk_array_new(), nothing = mlxvk_array_new();
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        mlxvk_vector_array parts = mlxvk_vector_array_new();
+        mlxvk_array code = mlxvk_array_new(), scale = mlxvk_array_new(), values[2] = { mlxvk_array_new(), mlxvk_array_new() }, w = mlxvk_array_new();
+        mlxvk_array operand[2];
+        float *given[2], read[2][N * K];
+        uint8_t got[M * N * 4];
+        double unit = types[i] == MLXVK_FLOAT32 ? 1e-6 : types[i] == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
+        for (int k = 0; k < 2; k++) {
+            operand[k] = random_array(&r, &given[k], (int[]){ k ? N : M, K }, 2, types[i], s);
+            OK(mlxvk_quantize(&parts, operand[k], none, none, "nvfp4", top, s), s);
+            OK(mlxvk_vector_array_get(&code, parts, 0), s);
+            OK(mlxvk_vector_array_get(&scale, parts, 1), s);
+            OK(mlxvk_dequantize(&values[k], code, scale, nothing, none, none, "nvfp4", top, (mlxvk_optional_dtype){ MLXVK_FLOAT32, true }, s), s);
+            OK(mlxvk_array_read(values[k], read[k], mlxvk_array_nbytes(values[k]), s), s);
+        }
+        for (int quantized = 0; quantized < 2; quantized++) {
+            OK(mlxvk_qqmm(&y, operand[0], quantized ? code : operand[1], quantized ? scale : nothing, none, none, "nvfp4", top, top, s), s);
+            assert_int_equal(mlxvk_array_dtype(y), types[i]);
+            OK(mlxvk_array_read(y, got, mlxvk_array_nbytes(y), s), s);
+            for (int j = 0; j < M * N; j++) {
+                double sum = 0, value = load_number(types[i], got, (size_t)j).re;
+                for (int l = 0; l < K; l++) sum += (double)read[0][j / N * K + l] * read[1][j % N * K + l];
+                if (!(fabs(value - sum) <= unit * fabs(sum) + 10 * unit)) fail_msg("%s %d: %.9g, expected %.9g", mlxvk_dtype_name(types[i]), j, value, sum);
+            }
+        }
+        REFUSED(mlxvk_qqmm(&y, operand[0], code, scale, none, none, "nvfp4", top, nothing, s), MLXVK_ERROR_ARGUMENT, s, "together");
+        REFUSED(mlxvk_qqmm(&y, operand[0], code, nothing, none, none, "nvfp4", nothing, nothing, s), MLXVK_ERROR_DTYPE, s, "without scales");
+        REFUSED(mlxvk_qqmm(&y, operand[0], code, scale, none, none, "affine", nothing, nothing, s), MLXVK_ERROR_ARGUMENT, s, "affine");
+        mlxvk_vector_array_free(parts);
+        mlxvk_array_free(code);
+        mlxvk_array_free(scale);
+        mlxvk_array_free(w);
+        for (int k = 0; k < 2; k++) { mlxvk_array_free(values[k]); mlxvk_array_free(operand[k]); free(given[k]); }
+    }
+    mlxvk_array_free(top);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+/* ---- contractions ---- */
+
+enum { EIN_LABELS = 6, EIN_TERMS = 4, EIN_DIMS = 3 };
+
+/* Random subscripts over six labels, some repeated, some dimensions of 1, against a loop over all labels. */
+static void einsum_case(struct rng *r, mlxvk_stream s)
+{
+    static const char letters[] = "aZbYcX";
+    int size[EIN_LABELS], count = random_int(r, 1, EIN_TERMS), label[EIN_TERMS][EIN_DIMS], ndim[EIN_TERMS], shape[EIN_TERMS][EIN_DIMS];
+    int out[EIN_LABELS], outs = 0, total = 1, used = 0;
+    float *values[EIN_TERMS], *want, largest = 0;
+    char text[64] = "", *to = text;
+    size_t result = 1;
+    mlxvk_vector_array operands = mlxvk_vector_array_new();
+    mlxvk_array y = mlxvk_array_new();
+    for (int k = 0; k < EIN_LABELS; k++) size[k] = random_int(r, 1, 4);
+    for (int t = 0; t < count; t++) {
+        mlxvk_array a;
+        ndim[t] = random_int(r, 0, EIN_DIMS);
+        for (int i = 0; i < ndim[t]; i++) {
+            int k = label[t][i] = random_int(r, 0, EIN_LABELS - 1);
+            shape[t][i] = random_chance(r, 10) && used >> k & 1 ? 1 : size[k];
+            used |= 1 << k;
+            *to++ = letters[k];
+        }
+        a = random_array(r, &values[t], shape[t], ndim[t], MLXVK_FLOAT32, s);
+        OK(mlxvk_vector_array_append_value(operands, a), s);
+        mlxvk_array_free(a);
+        if (t + 1 < count) *to++ = ',';
+    }
+    *to++ = '-';
+    *to++ = '>';
+    for (int k = EIN_LABELS; k-- > 0;)
+        if (used >> k & 1 && random_chance(r, 50)) { out[outs++] = k; *to++ = letters[k]; result *= (size_t)size[k]; }
+    want = calloc(result, sizeof *want);
+    for (int k = 0; k < EIN_LABELS; k++) { if (!(used >> k & 1)) size[k] = 1; total *= size[k]; }
+    for (int i = 0; i < total; i++) {
+        int at[EIN_LABELS], rest = i, place = 0;
+        float product = 1;
+        for (int k = 0; k < EIN_LABELS; k++) { at[k] = rest % size[k]; rest /= size[k]; }
+        for (int t = 0; t < count; t++) {
+            int element = 0;
+            for (int d = 0; d < ndim[t]; d++) element = element * shape[t][d] + (shape[t][d] == 1 ? 0 : at[label[t][d]]);
+            product *= values[t][element];
+        }
+        for (int d = 0; d < outs; d++) place = place * size[out[d]] + at[out[d]];
+        want[place] += product;
+    }
+    for (size_t i = 0; i < result; i++) if (fabsf(want[i]) > largest) largest = fabsf(want[i]);
+    *to = 0;
+    OK(mlxvk_einsum(&y, text, operands, s), s);
+    assert_int_equal(mlxvk_array_size(y), result);
+    expect_floats(y, want, result, 1e-4, 1e-4 * largest + 1e-4, s);
+    for (int t = 0; t < count; t++) free(values[t]);
+    free(want);
+    mlxvk_vector_array_free(operands);
+    mlxvk_array_free(y);
+}
+
+static void test_einsum(void **state)
+{
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    struct rng r = { 53 };
+    (void)state;
+    for (int i = 0; i < 300; i++) einsum_case(&r, s);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+/* Dots, spaces, results that are implied; and what is refused. */
+static void test_einsum_texts(void **state)
+{
+    static const struct { const char *text; int count, ndim, shape[4]; } good[] = {
+        { "ij,jk", 2, 2, { 2, 4 } }, { "ba", 1, 2, { 3, 2 } }, { "...", 1, 2, { 2, 3 } }, { "i...->...", 1, 1, { 3 } },
+        { "...j , jk -> ...k", 2, 2, { 2, 4 } }, { "ij->", 1, 0, { 0 } }, { "...->", 1, 0, { 0 } },
+        { "ij,...->j...i", 2, 4, { 3, 3, 4, 2 } }, { "i...,jk->k...", 2, 2, { 4, 3 } }, { "kK,Kb", 2, 2, { 4, 2 } },
+    };
+    static const struct { const char *text, *word; int count; } bad[] = {
+        { "ij,jk->ik", "operands", 1 }, { "ij", "operands", 2 }, { "ijk", "3 subscripts", 1 }, { "i", "1 subscripts", 1 }, { "ij->iz", "'z'", 1 },
+        { "ij->ii", "repeated", 1 }, { "i1->i", "'1'", 1 }, { "ij-ij", "'-'", 1 }, { "ij->i->j", "'-'", 1 }, { "..ij", "'.'", 1 }, { "...i...", "'.'", 1 },
+        { "ij,ji->", "broadcast", 2 }, { "ijkl...", "4 subscripts", 1 }, { "", "0 subscripts", 1 }, { "ij,jk,kl", "operands", 2 }, { "ij->i,j", "','", 1 },
+    };
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array a = floats(d, (float[12]){ 1 }, (int[]){ 2, 3 }, 2), b = floats(d, (float[12]){ 1 }, (int[]){ 3, 4 }, 2), y = mlxvk_array_new();
+    mlxvk_error error;
+    mlxvk_vector_array one = mlxvk_vector_array_new(), two = mlxvk_vector_array_new(), none_given = mlxvk_vector_array_new();
+    (void)state;
+    OK(mlxvk_vector_array_append_value(one, a), s);
+    OK(mlxvk_vector_array_append_value(two, a), s);
+    OK(mlxvk_vector_array_append_value(two, b), s);
+    for (size_t i = 0; i < COUNT(good); i++) {
+        OK(mlxvk_einsum(&y, good[i].text, good[i].count == 1 ? one : two, s), s);
+        assert_int_equal(mlxvk_array_ndim(y), good[i].ndim);
+        for (int k = 0; k < good[i].ndim; k++) assert_int_equal(mlxvk_array_shape(y)[k], good[i].shape[k]);
+        OK(eval_one(y), s);
+    }
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        int code = mlxvk_einsum(&y, bad[i].text, bad[i].count == 1 ? one : two, s);
+        mlxvk_stream_error(s, &error);
+        if (!code || !strstr(error.text, bad[i].word)) fail_msg("%s: %d, %s", bad[i].text, code, error.text);
+    }
+    REFUSED(mlxvk_einsum(&y, "->", none_given, s), MLXVK_ERROR_ARGUMENT, s, "einsum", "no arrays");
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(y);
+    mlxvk_vector_array_free(one);
+    mlxvk_vector_array_free(two);
+    mlxvk_vector_array_free(none_given);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+static void test_contractions(void **state)
+{
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    const float six[] = { 1, 2, 3, 4, 5, 6 };
+    mlxvk_array a = floats(d, six, (int[]){ 2, 3 }, 2), b = floats(d, six, (int[]){ 3, 2 }, 2), v = floats(d, six, (int[]){ 3 }, 1);
+    mlxvk_array n = floats(d, six + 1, NULL, 0), whole = ints(d, (int[]){ 1, 2, 3 }, (int[]){ 3 }, 1), y = mlxvk_array_new(), empty = mlxvk_array_new();
+    (void)state;
+    OK(mlxvk_tensordot(&y, a, b, (int[]){ 0, -1 }, 2, (int[]){ 1, 0 }, 2, s), s);
+    expect_floats(y, (float[]){ 1 + 6 + 15 + 8 + 20 + 36 }, 1, 0, 0, s);
+    OK(mlxvk_tensordot(&y, a, v, NULL, 0, NULL, 0, s), s);
+    assert_int_equal(mlxvk_array_ndim(y), 3);
+    OK(mlxvk_tensordot_axis(&y, a, b, 1, s), s);
+    expect_floats(y, (float[]){ 22, 28, 49, 64 }, 4, 0, 0, s);
+    OK(mlxvk_inner(&y, a, v, s), s);
+    expect_floats(y, (float[]){ 14, 32 }, 2, 0, 0, s);
+    OK(mlxvk_inner(&y, n, v, s), s);
+    expect_floats(y, (float[]){ 2, 4, 6 }, 3, 0, 0, s);
+    OK(mlxvk_outer(&y, whole, whole, s), s);
+    expect_ints(y, (int32_t[]){ 1, 2, 3, 2, 4, 6, 3, 6, 9 }, 9, s);
+    OK(mlxvk_kron(&y, whole, whole, s), s);
+    expect_ints(y, (int32_t[]){ 1, 2, 3, 2, 4, 6, 3, 6, 9 }, 9, s);
+    OK(mlxvk_kron(&y, b, v, s), s);
+    expect_floats(y, (float[]){ 1, 2, 3, 2, 4, 6, 3, 6, 9, 4, 8, 12, 5, 10, 15, 6, 12, 18 }, 18, 0, 0, s);
+    OK(mlxvk_slice(&empty, v, (int[]){ 0 }, 1, (int[]){ 0 }, 1, (int[]){ 1 }, 1, s), s);
+    REFUSED(mlxvk_kron(&y, v, empty, s), MLXVK_ERROR_SHAPE, s, "kron", "empty");
+    REFUSED(mlxvk_inner(&y, a, b, s), MLXVK_ERROR_SHAPE, s, "inner", "(2, 3)", "(3, 2)");
+    REFUSED(mlxvk_inner(&y, whole, whole, s), MLXVK_ERROR_DTYPE, s, "inner", "int32");
+    REFUSED(mlxvk_tensordot(&y, a, b, (int[]){ 1 }, 1, (int[]){ 1, 0 }, 2, s), MLXVK_ERROR_ARGUMENT, s, "tensordot", "1 axes");
+    REFUSED(mlxvk_tensordot(&y, a, b, (int[]){ 2 }, 1, (int[]){ 0 }, 1, s), MLXVK_ERROR_AXIS, s, "axis 2");
+    REFUSED(mlxvk_tensordot(&y, a, b, (int[]){ 0, 0 }, 2, (int[]){ 0, 1 }, 2, s), MLXVK_ERROR_AXIS, s, "twice");
+    REFUSED(mlxvk_tensordot_axis(&y, a, b, 3, s), MLXVK_ERROR_AXIS, s, "3 axes");
+    REFUSED(mlxvk_tensordot_axis(&y, a, b, -1, s), MLXVK_ERROR_AXIS, s, "-1 axes");
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(v);
+    mlxvk_array_free(n);
+    mlxvk_array_free(whole);
+    mlxvk_array_free(y);
+    mlxvk_array_free(empty);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fp8), cmocka_unit_test(test_modes),
-        cmocka_unit_test(test_gather_qmm), cmocka_unit_test(test_gather_qmm_plain), cmocka_unit_test(test_gather_qmm_tiles),
+        cmocka_unit_test(test_fp8), cmocka_unit_test(test_modes), cmocka_unit_test(test_modes_together),
+        cmocka_unit_test(test_gather_qmm), cmocka_unit_test(test_gather_qmm_held), cmocka_unit_test(test_gather_qmm_plain), cmocka_unit_test(test_gather_qmm_tiles),
         cmocka_unit_test(test_gather_qmm_matrices), cmocka_unit_test(test_gather_mm), cmocka_unit_test(test_gather_mm_plain),
         cmocka_unit_test(test_gather_mm_vector), cmocka_unit_test(test_gather_mm_tiled), cmocka_unit_test(test_gather_mm_matrices),
         cmocka_unit_test(test_gather_edges), cmocka_unit_test(test_hadamard),
+        cmocka_unit_test(test_segments), cmocka_unit_test(test_segments_tiled), cmocka_unit_test(test_segments_edges),
+        cmocka_unit_test(test_block_masks), cmocka_unit_test(test_qqmm_scales),
+        cmocka_unit_test(test_einsum), cmocka_unit_test(test_einsum_texts), cmocka_unit_test(test_contractions),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("products", tests, NULL, NULL);

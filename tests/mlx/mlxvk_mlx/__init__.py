@@ -18,7 +18,7 @@ import pathlib
 import re
 import sys
 
-__all__ = ["device", "is_available", "library", "mlx_version", "primitives", "reset_stats", "stats"]
+__all__ = ["device", "is_available", "kernels", "library", "mlx_version", "primitives", "reset_stats", "stats"]
 
 NAME = "libmlxvk_mlx.so"
 OLDEST, NEWEST, TESTED = (0, 30, 1), (0, 30, 3), (0, 30, 3)
@@ -101,7 +101,7 @@ def _load():
         if not hasattr(bridge, "mlxvk_mlx_stats"):
             raise Error("mlxvk_mlx: %s is not mlxvk's bridge" % path)
     _check_match(bridge)
-    for name in ("mlxvk_mlx_stats", "mlxvk_mlx_primitives"):
+    for name in ("mlxvk_mlx_stats", "mlxvk_mlx_primitives", "mlxvk_mlx_kernels"):
         if hasattr(bridge, name):
             getattr(bridge, name).argtypes = [ctypes.c_char_p, ctypes.c_size_t]
             getattr(bridge, name).restype = ctypes.c_int
@@ -160,6 +160,11 @@ def reset_stats():
 def primitives():
     """What the bridge does with each of MLX's primitives: a list of {"name", "state", "note"}."""
     return _json("mlxvk_mlx_primitives")
+
+
+def kernels():
+    """Which of mlxvk's kernels ran: a list of {"kernel", "count", "ns"}, ns only with MLX_VK_PROFILE=1."""
+    return _json("mlxvk_mlx_kernels")
 
 
 def device():
