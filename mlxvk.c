@@ -399,7 +399,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
     X(FACTOR,        factor,        3, CAP_NONE)                                                                       \
-    X(JACOBI,        jacobi,        3, CAP_SMALL)                                                                      \
+    X(JACOBI,        jacobi,        4, CAP_SMALL)                                                                      \
     X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
@@ -2919,7 +2919,8 @@ static bool same_place(const struct array *in, const struct array *out)
 static int donate(struct encoder *e, struct array *out, struct array *const *in, int count)
 {
     struct storage *to = out->storage;
-    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || out->offset || !out->row || to->nbytes != array_bytes(out)) return -1;
+    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row || to->nbytes != array_bytes(out))
+        return -1;
     for (int i = 0; i < count; i++) {
         struct storage *st = in[i] ? in[i]->storage : NULL;
         struct buffer *b = st ? st->buffer : NULL;
@@ -10940,7 +10941,8 @@ static void lower_jacobi(struct encoder *e, const struct node *n)
 {
     struct array *a = n->out[0], *v = n->out[1], *other = n->p.jacobi.op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
     uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads, lanes;
-    struct { uint32_t matrices, n, length, round, a_at, b_at, v_at; } push = { matrices, size, (uint32_t)a->shape[2], 0, 0, 0, 0 };
+    struct { uint32_t matrices, n, length, round, a_at, b_at, v_at, go_at, checked; } push = {
+        .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2], .checked = n->in[0] != NULL };
     lanes = row_lanes(e, push.length, &threads);
     if (n->p.jacobi.op == JACOBI_EIGEN && !other) return;
     (void)lanes;
@@ -10949,6 +10951,7 @@ static void lower_jacobi(struct encoder *e, const struct node *n)
         push.a_at = other ? set_input(e, 0, a) : set_output(e, 0, a);
         if (other) push.b_at = set_output(e, 1, other);
         push.v_at = set_output(e, 2, v);
+        if (n->in[0]) push.go_at = set_input(e, 3, n->in[0]);
         KERNEL(e, K_JACOBI, other ? 64 : threads, other ? 64 : threads, n->p.jacobi.op);
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, other ? ceil_div((uint64_t)matrices * half * (half + size), 64) : (uint64_t)matrices * half);
@@ -11146,13 +11149,36 @@ static struct qr do_qr(struct call *c, struct array *a, int columns)
 
 /* ---- eigenvalues and singular values by Jacobi rotations ---- */
 
-/* Sweeps grow with the logarithm of the size; each node makes two. */
+/* 1 for each matrix whose pairs are not yet orthogonal: by elements off the diagonal of a, or of the products of its rows. */
+static struct array *unfinished(struct call *c, int op, struct array *a)
+{
+    int n = a->shape[1], last = 2, middle = 1;
+    struct array *x = a, *most, *bound = NULL;
+    if (op == JACOBI_SINGULAR) {
+        struct array *scale, *zero = scalar(c, 0, MLXVK_FLOAT32);
+        x = do_matmul(c, a, flipped(c, a));
+        if (!x) return NULL;
+        scale = view_of(c, x, MLXVK_FLOAT32, 2, (int[]){ x->shape[0], n }, (int64_t[]){ (int64_t)n * n, n + 1 }, x->offset);
+        scale = do_select(c, do_binary(c, B_greater, scale, zero), do_unary(c, U_rsqrt, scale), zero);
+        x = do_binary(c, B_multiply, do_binary(c, B_multiply, x, do_expand(c, scale, &last, 1)), do_expand(c, scale, &middle, 1));
+        bound = scalar(c, 4 * FLT_EPSILON * sqrt(a->shape[2]), MLXVK_FLOAT32);
+    }
+    x = do_unary(c, U_abs, x);
+    if (!bound) bound = do_binary(c, B_multiply, do_reduce(c, R_max, x, 6, false), scalar(c, 4 * FLT_EPSILON, MLXVK_FLOAT32));
+    most = do_select(c, do_eye(c, n, n, 0, MLXVK_BOOL), scalar(c, 0, MLXVK_FLOAT32), x);
+    return as_type(c, do_binary(c, B_greater, do_reduce(c, R_max, most, 6, false), bound), MLXVK_FLOAT32);
+}
+
+/* Sweeps grow with the logarithm of the size; each node makes two. Matrices that are finished are left alone. */
 static void append_jacobi(struct call *c, int op, struct array *a, struct array *v)
 {
     int nodes = 4;
-    if (c->code || !a || !v) return;
+    if (c->code || !a || !v || !a->size) return;
     for (int n = v->shape[1]; n > 8; n /= 8) nodes++;
-    for (int i = 0; i < (v->shape[1] > 1 ? nodes : 0); i++) append(c, OP_JACOBI, PARAMS(.jacobi = { (uint8_t)op }), NULL, 0, ARRAYS(a, v));
+    for (int i = 0; i < (v->shape[1] > 1 ? nodes : 0) && !c->code; i++) {
+        struct array *go = i >= 2 && v->shape[1] > FACTOR_BLOCK / 2 ? unfinished(c, op, a) : NULL;
+        append(c, OP_JACOBI, PARAMS(.jacobi = { (uint8_t)op }), ARRAYS(go), ARRAYS(a, v));
+    }
 }
 
 /* Rows of a (batch, n, length) in the order of indices (batch, n). */
@@ -15144,4 +15170,5 @@ static void print_default(void) { if (the_default.device) print_notes(the_defaul
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)
-const char *mlxvk_version(void) { return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH); }
+const char *mlxvk_version_text(void) { return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH); }
+int mlxvk_version(mlxvk_string *str) { return put_string(str, text_copy(mlxvk_version_text())); }

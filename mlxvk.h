@@ -289,7 +289,7 @@ MLXVK_API size_t mlxvk_array_size(mlxvk_array array);                /* elements
 MLXVK_API size_t mlxvk_array_nbytes(mlxvk_array array);
 MLXVK_API size_t mlxvk_array_ndim(mlxvk_array array);
 MLXVK_API const int *mlxvk_array_shape(mlxvk_array array);           /* valid while the handle is */
-MLXVK_API const int64_t *mlxvk_array_strides(mlxvk_array array);     /* in elements */
+MLXVK_API const int64_t *mlxvk_array_strides(mlxvk_array array);     /* in elements; mlx-c has size_t, but they have signs */
 MLXVK_API int mlxvk_array_dim(mlxvk_array array, int dim);           /* negative counts from the end; 0 if outside */
 MLXVK_API mlxvk_dtype mlxvk_array_dtype(mlxvk_array array);
 MLXVK_API bool mlxvk_array_is_row_contiguous(mlxvk_array array);
@@ -1034,7 +1034,8 @@ MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
 typedef struct mlxvk_stat { const char *family, *kernel, *signature, *reason; uint64_t count; } mlxvk_stat;
 
 MLXVK_API int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user);
-MLXVK_API const char *mlxvk_version(void);
+MLXVK_API int mlxvk_version(mlxvk_string *str);                      /* "0.1.0" */
+MLXVK_API const char *mlxvk_version_text(void);
 
 #ifdef __cplusplus
 }
