@@ -191,6 +191,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(INT_DOT,       "MLX_VK_ENABLE_INTEGER_DOT",        1, "kernels with integer dot products")                       \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
+    X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
@@ -336,6 +337,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
 #define KERNELS(X)                                                                                                    \
     X(COPY,          copy,          3, CAP_SMALL)                                                                      \
     X(COPY_WIDE,     copy_wide,     3, CAP_SMALL | CAP_INT64)                                                          \
+    X(TRANSPOSE,     transpose,     2, CAP_SMALL)                                                                      \
     X(UNARY,         unary,         3, CAP_SMALL)                                                                      \
     X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL | CAP_INT64)                                                          \
     X(UNARY_COMPLEX, unary_complex, 3, CAP_SMALL)                                                                      \
@@ -2833,12 +2835,48 @@ static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UN
 static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars);
 static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode);
 
+/* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
+enum { TRANSPOSE_LEAST = 8, TRANSPOSE_OUTER = 3 };
+
+static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struct dims *g)
+{
+    struct { uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices, shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER],
+             out[TRANSPOSE_OUTER]; } p = { .matrices = 1, .shape = { 1, 1, 1 } };
+    bool wide = item_size(a[0]) == 8;
+    uint32_t tile = wide ? 32 : 64;
+    int last = g->ndim - 1, row = -1, outer = 0;
+    if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype)) return false;
+    for (int i = 0; i < last; i++) if (g->stride[1][i] == 1) row = i;
+    if (row < 0 || g->stride[0][last] != 1 || g->shape[row] < TRANSPOSE_LEAST || g->shape[last] < TRANSPOSE_LEAST || g->ndim > 2 + TRANSPOSE_OUTER)
+        return false;
+    for (int i = 0; i < last; i++) {
+        if (i == row) continue;
+        p.shape[outer] = (uint32_t)g->shape[i];
+        p.in[outer] = (uint32_t)g->stride[1][i];
+        p.out[outer++] = (uint32_t)g->stride[0][i];
+        p.matrices *= (uint32_t)g->shape[i];
+    }
+    p.rows = (uint32_t)g->shape[row];
+    p.columns = (uint32_t)g->shape[last];
+    p.row_out = (uint32_t)g->stride[0][row];
+    p.column_in = (uint32_t)g->stride[1][last];
+    p.down = ceil_div(p.rows, tile);
+    p.across = ceil_div(p.columns, tile);
+    p.to = set_output(e, 0, a[0]);
+    p.from = set_input(e, 1, a[1]);
+    KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.down * p.across * p.matrices);
+    return true;
+}
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
     struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { p->extra[0], p->extra[1] } };
     uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads = push.n;
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
+    if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
     for (int k = 0; k < count; k++) {
         push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
         if (!(scalars & (1u << k))) misaligned |= push.offset[k] & 3;
