@@ -4587,7 +4587,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
     struct array outer = *x, *list[1] = { &outer };
     struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
-    uint32_t width, hold, mode = SOFTMAX_HELD, odd, limit = e->device->caps.max_threads;
+    uint32_t width, hold, mode = SOFTMAX_HELD, odd, step, limit = e->device->caps.max_threads;
     struct dims g;
     if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
     outer.ndim--;
@@ -4606,7 +4606,8 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
     hold = p.n > 16 * REDUCE_THREADS ? 8 : 4;
     width = power_of_two(ceil_div(p.n, 4 * hold));
     if (width > limit) { width = min_u32(power_of_two(limit / 2 + 1), 1024); hold = 4; mode = SOFTMAX_LOOPED; }
-    KERNEL(e, K_SOFTMAX, width > REDUCE_THREADS ? width : REDUCE_THREADS, mode, (uint32_t)x->dtype, odd & 3 ? 1 : 4, width, hold);
+    step = odd & 3 ? 1 : mode == SOFTMAX_HELD && item_size(x) == 2 && !(odd & 7) ? 8 : 4;   /* 16 bytes where rows allow it */
+    KERNEL(e, K_SOFTMAX, width > REDUCE_THREADS ? width : REDUCE_THREADS, mode, (uint32_t)x->dtype, step, width, hold);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, width > REDUCE_THREADS ? p.outer : ceil_div(p.outer, REDUCE_THREADS / width));
     return true;
@@ -8243,7 +8244,7 @@ int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array querie
 /* ==== >>random: MLX's threefry generator ========================================================================== */
 
 enum random_kind { RANDOM_BITS, RANDOM_UNIFORM, RANDOM_NORMAL, RANDOM_GUMBEL };
-enum { RANDOM_PART = 1 << 28, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = 8 * CATEGORICAL_THREADS };
+enum { RANDOM_PART = 1 << 30, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = 8 * CATEGORICAL_THREADS };
 
 /* Threefry on the host, for keys that need no device. */
 static void threefry(const uint32_t key[2], uint32_t x, uint32_t y, uint32_t out[2])
