@@ -244,6 +244,22 @@ static void test_gather_mm_vector(void **state) { (void)state; gather_cases("MLX
 static void test_gather_mm_tiled(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=3", false, 12); }
 static void test_gather_mm_matrices(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=4", false, 12); }
 
+/* More weights than a workgroup has threads, more than can be counted, and none that are used often. */
+static void test_gather_many(void **state)
+{
+    static const struct gather_case many[] = {
+        { 2500, 40, 1500, 1, 8, 64, true, false, true, MLXVK_FLOAT32, "affine" }, { 40, 40, 5000, 2, 5, 32, false, false, true, MLXVK_FLOAT32, "mxfp4" },
+        { 3000, 3000, 1100, 1, 6, 20, false, true, false, MLXVK_FLOAT32, NULL }, { 7000, 30, 1500, 1, 3, 9, true, false, false, MLXVK_FLOAT16, NULL },
+    };
+    mlxvk_device d = open_device("MLX_VK_QMM_KERNEL=2");
+    mlxvk_stream s = open_stream(d);
+    struct rng r = { 71 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(many); i++) gather_one(&r, &many[i], s);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
 /* Indices broadcast, an absent one counts; nothing to do; wrong arguments. */
 static void test_gather_edges(void **state)
 {
@@ -735,7 +751,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_gather_qmm), cmocka_unit_test(test_gather_qmm_held), cmocka_unit_test(test_gather_qmm_plain), cmocka_unit_test(test_gather_qmm_tiles),
         cmocka_unit_test(test_gather_qmm_matrices), cmocka_unit_test(test_gather_mm), cmocka_unit_test(test_gather_mm_plain),
         cmocka_unit_test(test_gather_mm_vector), cmocka_unit_test(test_gather_mm_tiled), cmocka_unit_test(test_gather_mm_matrices),
-        cmocka_unit_test(test_gather_edges), cmocka_unit_test(test_hadamard),
+        cmocka_unit_test(test_gather_many), cmocka_unit_test(test_gather_edges), cmocka_unit_test(test_hadamard),
         cmocka_unit_test(test_segments), cmocka_unit_test(test_segments_tiled), cmocka_unit_test(test_segments_edges),
         cmocka_unit_test(test_block_masks), cmocka_unit_test(test_qqmm_scales),
         cmocka_unit_test(test_einsum), cmocka_unit_test(test_einsum_texts), cmocka_unit_test(test_contractions),
