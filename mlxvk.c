@@ -210,6 +210,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
+    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0, "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up") \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
@@ -8630,7 +8631,7 @@ static void quantize_fp(struct encoder *e, const struct node *n, struct array *x
     if (n->in[1]) push[4] = set_input(e, 3, n->in[1]);
     if (times) push[5] = set_input(e, 4, times);
     KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), (uint32_t)y->dtype, n->in[1] != NULL,
-           back, times != NULL);
+           back, times != NULL, e->device->gate[GATE_MX_NEAREST] != 0);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(groups, 64));
 }

@@ -6,6 +6,7 @@
 layout(constant_id = 5) const bool SCALED = false;
 layout(constant_id = 6) const bool BACK = false;       // codes become numbers of TY again, times h where TIMES
 layout(constant_id = 7) const bool TIMES = false;
+layout(constant_id = 8) const bool NEAREST = false;    // powers of two are the nearest by their logarithm, and codes saturate
 SOURCE(0, x)
 TARGET(1, w)
 SOURCE(3, g)
@@ -25,7 +26,7 @@ void main()
         if (v > top) top = v;
     }
     top = quotient(top, BITS == 4u ? 6.0 : 448.0) * encode;
-    uint byte = TS == E4M3 ? to_e4m3(top) : to_e8m0(top);
+    uint byte = TS == E4M3 ? to_e4m3(top) : to_e8m0(top, NEAREST);
     float scale = number(byte, TS), factor = scale == 0.0 ? 0.0 : quotient(encode, scale);
     if (BACK) {
         if (SCALED) scale *= uintBitsToFloat(g32[g_at]) * (1.0 / 2688.0);

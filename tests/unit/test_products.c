@@ -299,6 +299,36 @@ static void test_gather_edges(void **state)
     mlxvk_device_free(d);
 }
 
+/* Scales that are powers of two: rounded up, or to the nearest, as MLX 0.30.3 does. */
+static void test_scale_rounding(void **state)
+{
+    static const float tops[] = { 1, 2, 3, 4, 5, 6, 7, 1.7f, 0 };
+    static const struct { const char *gates, *mode; int power[9]; } cases[] = {
+        { "", "mxfp4", { -2, -1, -1, 0, 0, 0, 1, -1, 0 } }, { "", "mxfp8", { -8, -7, -7, -6, -6, -6, -6, -8, 0 } },
+        { "MLX_VK_MX_SCALES_NEAREST=1", "mxfp4", { -3, -2, -1, -1, 0, 0, 0, -2, 0 } },
+        { "MLX_VK_MX_SCALES_NEAREST=1", "mxfp8", { -9, -8, -7, -7, -6, -6, -6, -8, 0 } },
+    };
+    float values[9 * 32] = { 0 };
+    (void)state;
+    for (int i = 0; i < 9; i++) values[i * 32 + i] = i % 2 ? -tops[i] : tops[i];
+    for (size_t k = 0; k < COUNT(cases); k++) {
+        mlxvk_device d = open_device(cases[k].gates);
+        mlxvk_stream s = open_stream(d);
+        mlxvk_array w = floats(d, values, (int[]){ 9, 32 }, 2), scales = mlxvk_array_new(), nothing = mlxvk_array_new();
+        mlxvk_vector_array parts = mlxvk_vector_array_new();
+        uint8_t got[9];
+        OK(mlxvk_quantize(&parts, w, none, none, cases[k].mode, nothing, s), s);
+        OK(mlxvk_vector_array_get(&scales, parts, 1), s);
+        OK(mlxvk_array_read(scales, got, sizeof got, s), s);
+        for (int i = 0; i < 9; i++) assert_int_equal(got[i] - 127, cases[k].power[i]);
+        mlxvk_vector_array_free(parts);
+        mlxvk_array_free(w);
+        mlxvk_array_free(scales);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(d);
+    }
+}
+
 /* Two products of one x, and silu(y0) * y1 behind them, in one dispatch: the same as one by one. */
 static void together(const char *mode, const char *gates, float *got)
 {
@@ -747,7 +777,7 @@ static void test_contractions(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fp8), cmocka_unit_test(test_modes), cmocka_unit_test(test_modes_together),
+        cmocka_unit_test(test_fp8), cmocka_unit_test(test_modes), cmocka_unit_test(test_modes_together), cmocka_unit_test(test_scale_rounding),
         cmocka_unit_test(test_gather_qmm), cmocka_unit_test(test_gather_qmm_held), cmocka_unit_test(test_gather_qmm_plain), cmocka_unit_test(test_gather_qmm_tiles),
         cmocka_unit_test(test_gather_qmm_matrices), cmocka_unit_test(test_gather_mm), cmocka_unit_test(test_gather_mm_plain),
         cmocka_unit_test(test_gather_mm_vector), cmocka_unit_test(test_gather_mm_tiled), cmocka_unit_test(test_gather_mm_matrices),
