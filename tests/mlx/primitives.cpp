@@ -315,7 +315,6 @@ static int hadamard_native(Job& j) {
 static int quantize_native(Job& j) {
   auto [unused, group, bits, mode, dequantize] = j.as<fast::Quantize>().state();
   const std::string name = quantization_mode_to_string(mode);
-  if (!dequantize && (mode == QuantizationMode::Mxfp4 || mode == QuantizationMode::Mxfp8)) return MLXVK_ERROR_UNSUPPORTED;
   if (dequantize)
     return mlxvk_dequantize(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true}, name.c_str(),
                             none, {dtype_of(*j.like), true}, j.s);
