@@ -211,6 +211,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
+    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0, "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up") \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
@@ -371,7 +372,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
     X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
-    X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
+    X(QUANTIZE_FP,   quantize_fp,   5, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
     X(FP8,           fp8,           3, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
@@ -8656,14 +8657,20 @@ static bool check_quantized(struct call *c, const struct array *w, const struct 
 
 /* ---- quantize, dequantize ---- */
 
+/* One result: x through the format and back, times a scale (in[2]); two: codes and scales. */
 static void quantize_fp(struct encoder *e, const struct node *n, struct array *x)
 {
-    uint32_t groups = ceil_div(x->size, n->p.quant.group), push[5] = { groups };
+    const struct array *y = n->out[0];
+    struct array *times = n->inputs > 2 ? n->in[2] : NULL;
+    bool back = n->outputs == 1;
+    uint32_t groups = ceil_div(x->size, n->p.quant.group), push[6] = { groups };
     push[1] = set_input(e, 0, x);
     push[2] = set_output(e, 1, n->out[0]);
-    push[3] = set_output(e, 2, n->out[1]);
+    if (!back) push[3] = set_output(e, 2, n->out[1]);
     if (n->in[1]) push[4] = set_input(e, 3, n->in[1]);
-    KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), 0, n->in[1] != NULL);
+    if (times) push[5] = set_input(e, 4, times);
+    KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), (uint32_t)y->dtype, n->in[1] != NULL,
+           back, times != NULL, e->device->gate[GATE_MX_NEAREST] != 0);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(groups, 64));
 }
@@ -9576,20 +9583,17 @@ int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array
     return finish(&c, do_gather_qmm(&c, a, q, k, b, lhs, rhs, p), res);
 }
 
-/* x through the format and back: what the other operand's codes meet. */
-static struct array *requantized(struct call *c, struct array *x, struct array *scale, struct quant_params p, mlxvk_dtype to)
+/* x through the format and back, which is what the other operand's codes meet, times that one's scale. */
+static struct array *requantized(struct call *c, struct array *x, struct array *scale_x, struct array *scale_w, struct quant_params p,
+                                 mlxvk_dtype to)
 {
-    struct array *parts[3] = { NULL };
-    if (!do_quantize(c, x, scale, p, parts)) return NULL;
-    return do_dequantize(c, parts[0], parts[1], NULL, scale, p, to);
-}
-
-/* y times the scale of a tensor over that of codes. */
-static struct array *times_scale(struct call *c, struct array *y, struct array *scale)
-{
-    if (c->code || !y || !scale) return y;
-    scale = do_binary(c, B_multiply, do_reshape(c, scale, 0, NULL), scalar(c, 1.0 / 2688, MLXVK_FLOAT32));
-    return do_binary(c, B_multiply, y, as_type(c, scale, y->dtype));
+    struct array *out;
+    if (c->code || !x) return NULL;
+    if (dim_of(x, -1) % p.group)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s is no multiple of the group of %d", TEXT(x), p.group);
+    out = output(c, x->ndim, x->shape, to);
+    append(c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x, scale_x, scale_w), ARRAYS(out));
+    return out;
 }
 
 static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, struct array *k, struct array *scale_x,
@@ -9611,11 +9615,11 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
     t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
     if (x->ndim == 1) {
         int shape[1] = { parts[0] ? dim_of(parts[0], -2) : 0 };
-        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, p, t);
-        x = do_reshape(c, do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p), 1, shape);
+        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, scale_w, p, t);
+        x = do_reshape(c, do_quantized_matmul(c, x, parts[0], parts[1], NULL, p), 1, shape);
     } else {
-        x = requantized(c, x, scale_x, p, t);
-        x = do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p);
+        x = requantized(c, x, scale_x, scale_w, p, t);
+        x = do_quantized_matmul(c, x, parts[0], parts[1], NULL, p);
     }
     return as_type(c, x, to);
 }
@@ -10610,7 +10614,7 @@ static struct array *do_pad(struct call *c, struct array *a, const int *low, con
         append_copy(c, do_slice(c, out, low, stop, NULL), a);
         return out;
     }
-    for (int i = 0; i < a->ndim && a; i++)
+    for (int i = 0; a && i < a->ndim; i++)
         if (low[i] || high[i]) a = do_take(c, a, pad_indices(c, mode, a->shape[i], low[i], high[i]), i);
     return a;
 }

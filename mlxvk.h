@@ -799,7 +799,7 @@ MLXVK_API int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, m
                                bool sorted_indices, mlxvk_stream s);
 /* res: { codes, scales, biases }, or { codes, scales } in the modes without biases. global_scale: one float32 for nvfp4, the
  * largest magnitude of the whole tensor, to which the scales become relative; else { NULL }. Scales that are powers of two
- * are rounded up, as MLX has it since 0.31; before, to the nearest one. */
+ * are rounded up, as MLX has it since 0.31; gate MLX_VK_MX_SCALES_NEAREST: to the nearest one, as before. */
 MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size,
                              mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_stream s);
 MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
