@@ -217,10 +217,11 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
+    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0, "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up") \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
-    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix; 0 chooses")  \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded; 0 chooses")  \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0, "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
@@ -366,6 +367,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_GROUPED_BF16,  matmul_grouped_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
     X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
+    X(CONV_UNFOLD,   conv_unfold,   2, CAP_SMALL)                                                                      \
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
     X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
@@ -375,7 +377,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
     X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
-    X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
+    X(QUANTIZE_FP,   quantize_fp,   5, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
     X(FP8,           fp8,           3, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
@@ -386,6 +388,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
+    X(QMV_HELD_GATHER, qmv_held_gather, 8, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                     \
     X(QMV_GATHER,    qmv_gather,    8, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_GATHER_PLAIN, qmv_gather_plain, 8, CAP_SMALL)                                                                \
     X(QMM_GROUPED,   qmm_grouped,   8, CAP_SMALL)                                                                      \
@@ -404,7 +407,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
     X(FACTOR,        factor,        3, CAP_NONE)                                                                       \
-    X(JACOBI,        jacobi,        3, CAP_SMALL)                                                                      \
+    X(JACOBI,        jacobi,        4, CAP_SMALL)                                                                      \
     X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
@@ -3271,7 +3274,8 @@ static bool same_place(const struct array *in, const struct array *out)
 static int donate(struct encoder *e, struct array *out, struct array *const *in, int count)
 {
     struct storage *to = out->storage;
-    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || out->offset || !out->row || to->nbytes != array_bytes(out)) return -1;
+    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row || to->nbytes != array_bytes(out))
+        return -1;
     for (int i = 0; i < count; i++) {
         struct storage *st = in[i] ? in[i]->storage : NULL;
         struct buffer *b = st ? st->buffer : NULL;
@@ -6662,7 +6666,8 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
     struct product t;
-    if (p->n <= FEW_ROWS && p->n < p->m && !p->gather && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    bool few = p->n <= FEW_ROWS && p->n < p->m && !p->gather;
+    if (few && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
     switch (choose_kind(e, p)) {
     case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
     case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
@@ -7733,6 +7738,8 @@ struct conv_push {
 static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0] * v->out_size[1] * v->out_size[2]; }
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
+enum { CONV_UNFOLDED = 1 << 28 };                    /* bytes of a matrix written out, at most */
+
 /* Do the result's positions follow each other in memory? */
 static bool conv_linear(const struct conv *v)
 {
@@ -7833,9 +7840,51 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     array_release(sums);
 }
 
+/* Rows of the first matrix that are written out at a time. */
+static int64_t unfolded_rows(const struct encoder *e, const struct conv *v)
+{
+    return (int64_t)min_size(CONV_UNFOLDED, e->device->caps.max_range / 2) / (conv_depth(v) * (int64_t)item_size(v->in));
+}
+
+/* Is the kernel a matrix as it lies in memory, and the input to be read in steps of 16 bytes? */
+static bool conv_unfolds(const struct encoder *e, const struct conv *v)
+{
+    int64_t step = v->c, count = 16 / (int64_t)item_size(v->in);
+    for (int i = SPACE - 1; i >= 0; step *= v->taps[i], i--)
+        if (v->taps[i] > 1 && v->b_tap[i] != step) return false;
+    return v->groups == 1 && conv_linear(v) && v->b_row == step && unfolded_rows(e, v) >= 128 && !((v->c | v->in_first) % count || v->in->offset % 16);
+}
+
+/* By the kernels of matrix products, from the first matrix written out, some rows at a time. */
+static void conv_unfolded(struct encoder *e, const struct conv *v)
+{
+    struct product p = conv_product(v);
+    int64_t most = unfolded_rows(e, v), rows = p.m;
+    uint32_t chunks = (uint32_t)(v->c * (int64_t)item_size(v->in) / 16);
+    struct array *matrix;
+    if (rows > most) rows = most / 128 * 128;
+    matrix = scratch(e, (size_t)(rows * p.k), v->in->dtype);
+    p.array[MAT_A] = matrix;
+    p.a_row = p.k;
+    p.offset[MAT_A] = 0;
+    for (int64_t at = 0; at < conv_rows(v) && !e->code; at += rows) {
+        struct conv_push q = bind_conv(e, v, matrix);
+        p.m = conv_rows(v) - at < rows ? conv_rows(v) - at : rows;
+        p.offset[MAT_OUT] = v->out_first + at * p.out_row;
+        q.part = (uint32_t)at;
+        q.n = (uint32_t)p.m;
+        KERNEL(e, K_CONV_UNFOLD, 256, (uint32_t)v->in->dtype, EPILOGUE_NONE);
+        set_bytes(e, &q, sizeof q);
+        dispatch_groups(e, ceil_div((uint64_t)p.m * chunks, 256));
+        product_batch(e, &p);
+    }
+    array_release(matrix);
+}
+
 /* ---- choosing kernels ---- */
 
-enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT };
+enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED };
+enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28 };      /* channels and multiplications from which unfolding pays, as computed for an H200 */
 
 /* One tap over every position: the input itself is the first matrix. */
 static bool conv_pointwise(const struct conv *v)
@@ -7852,11 +7901,14 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     bool bf16 = v->out->dtype == MLXVK_BFLOAT16, half = bf16 || v->out->dtype == MLXVK_FLOAT16, fits = v->groups <= d->caps.max_groups[2];
     bool even = !((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) && !(v->in->offset % 16 || v->kernel->offset % 16);
     bool coopmat = half && even && fits && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16);
+    bool matrix2 = half && even && !(v->n & 7) && !(v->out->offset % 16) && !d->gate[GATE_MATMUL_KERNEL] &&
+                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) && !wanted;
     int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
     if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
     if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
     if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
     if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
+    if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE)) && conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
 }
@@ -7868,6 +7920,7 @@ static void conv_dispatch(struct encoder *e, const struct conv *v)
     case CONV_KIND_DEPTHWISE: conv_depthwise(e, v); break;
     case CONV_KIND_TILED: conv_tiles(e, v, false); break;
     case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
+    case CONV_KIND_UNFOLDED: conv_unfolded(e, v); break;
     case CONV_KIND_PRODUCT:
         p = conv_product(v);
         product_batch(e, &p);
@@ -7927,7 +7980,7 @@ static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, c
 static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
 {
     int space = out->ndim - 2, lead = SPACE - space;
-    int64_t counts[SPACE] = { 1, 1, 1 }, total = 1;
+    int64_t counts[SPACE] = { 1, 1, 1 };
     struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups, .channels = dim_of(in, -1),
                       .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups, .in_size = { 1, 1, 1 } };
     int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c, out_units = dim_of(out, -1);
@@ -7949,9 +8002,7 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
     for (int i = 0; i < SPACE; i++) {
         struct conv probe = v;
         counts[i] = conv_axis(&probe, i, sizes[i], taps[i], p, 0);
-        total *= counts[i] < sizes[i] ? counts[i] : sizes[i];
     }
-    if (total > 1) { e->concurrent = true; e->concurrent_from = e->live_count; }     /* they write between each other's elements */
     for (int64_t x = 0; x < counts[0] && x < sizes[0]; x++)
         for (int64_t y = 0; y < counts[1] && y < sizes[1]; y++)
             for (int64_t z = 0; z < counts[2] && z < sizes[2]; z++) {
@@ -7962,7 +8013,6 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
                 if (!(one.taps[0] && one.taps[1] && one.taps[2])) one.b_first = 0;
                 conv_rows_split(e, &one);
             }
-    e->concurrent = false;
 }
 
 /* Halves batches that the device cannot bind whole. */
@@ -8922,14 +8972,20 @@ static bool check_quantized(struct call *c, const struct array *w, const struct 
 
 /* ---- quantize, dequantize ---- */
 
+/* One result: x through the format and back, times a scale (in[2]); two: codes and scales. */
 static void quantize_fp(struct encoder *e, const struct node *n, struct array *x)
 {
-    uint32_t groups = ceil_div(x->size, n->p.quant.group), push[5] = { groups };
+    const struct array *y = n->out[0];
+    struct array *times = n->inputs > 2 ? n->in[2] : NULL;
+    bool back = n->outputs == 1;
+    uint32_t groups = ceil_div(x->size, n->p.quant.group), push[6] = { groups };
     push[1] = set_input(e, 0, x);
     push[2] = set_output(e, 1, n->out[0]);
-    push[3] = set_output(e, 2, n->out[1]);
+    if (!back) push[3] = set_output(e, 2, n->out[1]);
     if (n->in[1]) push[4] = set_input(e, 3, n->in[1]);
-    KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), 0, n->in[1] != NULL);
+    if (times) push[5] = set_input(e, 4, times);
+    KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), (uint32_t)y->dtype, n->in[1] != NULL,
+           back, times != NULL, e->device->gate[GATE_MX_NEAREST] != 0);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(groups, 64));
 }
@@ -9251,6 +9307,16 @@ static struct gather_push gather_bind(struct encoder *e, const struct quant_job 
     return q;
 }
 
+/* The push constants of kernels for few rows of x. */
+static void set_quant_bytes(struct encoder *e, const struct quant_job *j, const struct quant_push *p)
+{
+    if (j->gather) {
+        struct gather_push q = gather_bind(e, j, p, 6);
+        q.rhs_at = set_input(e, 7, j->gather->rhs);
+        set_bytes(e, &q, sizeof q);
+    } else set_bytes(e, p, sizeof *p);
+}
+
 /* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
 static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
 {
@@ -9270,7 +9336,8 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
-    NOTE(e->device, NOTE_QMM, sets ? "qmv_sets" : subgroup ? "qmv" : "qmv_plain", NULL, "%s", JOB(j));
+    enum kernel_id kernel = j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN;
+    NOTE(e->device, NOTE_QMM, kernel_table[kernel].name, NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
@@ -9278,25 +9345,26 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
                : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    KERNEL(e, j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
-    if (j->gather) {
-        struct gather_push q = gather_bind(e, j, &p, 6);
-        q.rhs_at = set_input(e, 7, j->gather->rhs);
-        set_bytes(e, &q, sizeof q);
-    } else set_bytes(e, &p, sizeof p);
+    KERNEL(e, kernel, teams * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m,
+           t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+    set_quant_bytes(e, j, &p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
+}
+
+static enum kernel_id held_kernel(const struct quant_job *j)
+{
+    return j->gather ? K_QMV_HELD_GATHER : j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD;
 }
 
 /* What keeps qmv_held.comp from a job, alignment and long rows aside; NULL: nothing. */
 static const char *held_refusal(const struct device *d, const struct quant_job *j)
 {
     int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
-    if (!is_affine(&j->format)) return "a mode without biases";
+    if (!is_affine(&j->format) && (bits != 4 || wanted == QMM_HELD_FLOAT)) return "floats of 8 bits";
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
     if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
     if (j->k < QUANT_BLOCK) return "nothing to add up";
-    if (!has_kernel(d, j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD)) return "the device lacks subgroup operations or integer dot products";
+    if (!has_kernel(d, held_kernel(j))) return "the device lacks subgroup operations or integer dot products";
     if (!by_subgroups(d, j->m)) return "a gate";
     if (!wanted && j->m > 4) return "more than 4 rows";
     return !wanted && d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? "a driver on the CPU" : NULL;
@@ -9308,9 +9376,8 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     const struct device *d = e->device;
     const struct held_tuning *t = held_tunings;
     int wanted = d->gate[GATE_QMM_KERNEL];
-    bool sets = j->sets > 1;
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
-    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
+    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per, entries = j->gather ? j->batch : 1;
     const char *refusal = held_refusal(d, j);
     struct quant_push p;
     if (refusal) return refusal;
@@ -9321,19 +9388,19 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
     split = ceil_div(blocks, lanes * held);
     if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return "long rows";   /* slower than the general kernel */
-    while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
+    while (rows > step && held_rounds(j, rows / step) * split * entries < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
     if (rows * m > lanes || rows < step) return "the device's subgroups are small";
-    p = quant_bind(e, j, sets);
+    p = quant_bind(e, j, j->sets > 1);
     if (quant_alignment(j, &p) != 3) { encoder_reset(e); return "not aligned"; }
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
     rounds = held_rounds(j, rows / step);
-    groups = ceil_div(rounds, per * ceil_div(rounds * split, t->teams));
+    groups = ceil_div(rounds, per * ceil_div((uint64_t)rounds * split * entries, t->teams));
     p.rounds = per * ceil_div(ceil_div(rounds, groups), per);
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
-    KERNEL(e, sets ? K_QMV_HELD_SETS : K_QMV_HELD, per * split * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format) - 1, j->epilogue,
+    KERNEL(e, held_kernel(j), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
+           (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
            wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
-    set_bytes(e, &p, sizeof p);
+    set_quant_bytes(e, j, &p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
     return NULL;
 }
@@ -9343,7 +9410,7 @@ static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
     int wanted = e->device->gate[GATE_QMM_KERNEL];
     const char *refusal = wanted && wanted < QMM_HELD ? "a gate" : try_held(e, j);
-    NOTE(e->device, NOTE_QMM, j->sets > 1 ? "qmv_held_sets" : "qmv_held", refusal, "%s", JOB(j));
+    NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, refusal, "%s", JOB(j));
     if (refusal) qmv_general(e, j);
 }
 
@@ -9639,12 +9706,13 @@ static void gather_choose(struct encoder *e, struct quant_job *j, struct gather 
     bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
     bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : cpu || !many);
     if (!few) {
+        NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
         if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
         return;
     }
     for (g->first = 0; g->first < g->entries && !e->code; g->first += j->batch) {
         j->batch = min_u32(g->entries - g->first, e->device->caps.max_groups[2]);
-        qmv_general(e, j);
+        qmv_dispatch(e, j);
     }
 }
 
@@ -9654,7 +9722,8 @@ static void lower_gather_qmm(struct encoder *e, const struct node *n)
     uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
     struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
                               .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
-    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1, .y_batch = m * rows, .gather = &g };
+    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1,
+                           .y_batch = m * rows, .gather = &g };
     in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
     in[1] = matrices_of(e, n->in[1], true, &j.w_batch);
     in[2] = matrices_of(e, n->in[2], true, &j.s_batch);
@@ -9811,7 +9880,8 @@ static struct array *do_gather_qmm(struct call *c, struct array *x, struct array
         return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
     }
     x = is_float(x->dtype) ? x : as_type(c, x, to);
-    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs),
+           ARRAYS(out));
     return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
 }
 
@@ -9828,20 +9898,17 @@ int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array
     return finish(&c, do_gather_qmm(&c, a, q, k, b, lhs, rhs, p), res);
 }
 
-/* x through the format and back: what the other operand's codes meet. */
-static struct array *requantized(struct call *c, struct array *x, struct array *scale, struct quant_params p, mlxvk_dtype to)
+/* x through the format and back, which is what the other operand's codes meet, times that one's scale. */
+static struct array *requantized(struct call *c, struct array *x, struct array *scale_x, struct array *scale_w, struct quant_params p,
+                                 mlxvk_dtype to)
 {
-    struct array *parts[3] = { NULL };
-    if (!do_quantize(c, x, scale, p, parts)) return NULL;
-    return do_dequantize(c, parts[0], parts[1], NULL, scale, p, to);
-}
-
-/* y times the scale of a tensor over that of codes. */
-static struct array *times_scale(struct call *c, struct array *y, struct array *scale)
-{
-    if (c->code || !y || !scale) return y;
-    scale = do_binary(c, B_multiply, do_reshape(c, scale, 0, NULL), scalar(c, 1.0 / 2688, MLXVK_FLOAT32));
-    return do_binary(c, B_multiply, y, as_type(c, scale, y->dtype));
+    struct array *out;
+    if (c->code || !x) return NULL;
+    if (dim_of(x, -1) % p.group)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s is no multiple of the group of %d", TEXT(x), p.group);
+    out = output(c, x->ndim, x->shape, to);
+    append(c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x, scale_x, scale_w), ARRAYS(out));
+    return out;
 }
 
 static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, struct array *k, struct array *scale_x,
@@ -9863,11 +9930,11 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
     t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
     if (x->ndim == 1) {
         int shape[1] = { parts[0] ? dim_of(parts[0], -2) : 0 };
-        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, p, t);
-        x = do_reshape(c, do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p), 1, shape);
+        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, scale_w, p, t);
+        x = do_reshape(c, do_quantized_matmul(c, x, parts[0], parts[1], NULL, p), 1, shape);
     } else {
-        x = requantized(c, x, scale_x, p, t);
-        x = do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p);
+        x = requantized(c, x, scale_x, scale_w, p, t);
+        x = do_quantized_matmul(c, x, parts[0], parts[1], NULL, p);
     }
     return as_type(c, x, to);
 }
@@ -11232,7 +11299,8 @@ static void lower_jacobi(struct encoder *e, const struct node *n)
 {
     struct array *a = n->out[0], *v = n->out[1], *other = n->p.jacobi.op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
     uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads, lanes;
-    struct { uint32_t matrices, n, length, round, a_at, b_at, v_at; } push = { matrices, size, (uint32_t)a->shape[2], 0, 0, 0, 0 };
+    struct { uint32_t matrices, n, length, round, a_at, b_at, v_at, go_at, checked; } push = {
+        .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2], .checked = n->in[0] != NULL };
     lanes = row_lanes(e, push.length, &threads);
     if (n->p.jacobi.op == JACOBI_EIGEN && !other) return;
     (void)lanes;
@@ -11241,6 +11309,7 @@ static void lower_jacobi(struct encoder *e, const struct node *n)
         push.a_at = other ? set_input(e, 0, a) : set_output(e, 0, a);
         if (other) push.b_at = set_output(e, 1, other);
         push.v_at = set_output(e, 2, v);
+        if (n->in[0]) push.go_at = set_input(e, 3, n->in[0]);
         KERNEL(e, K_JACOBI, other ? 64 : threads, other ? 64 : threads, n->p.jacobi.op);
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, other ? ceil_div((uint64_t)matrices * half * (half + size), 64) : (uint64_t)matrices * half);
@@ -11438,13 +11507,36 @@ static struct qr do_qr(struct call *c, struct array *a, int columns)
 
 /* ---- eigenvalues and singular values by Jacobi rotations ---- */
 
-/* Sweeps grow with the logarithm of the size; each node makes two. */
+/* 1 for each matrix whose pairs are not yet orthogonal: by elements off the diagonal of a, or of the products of its rows. */
+static struct array *unfinished(struct call *c, int op, struct array *a)
+{
+    int n = a->shape[1], last = 2, middle = 1;
+    struct array *x = a, *most, *bound = NULL;
+    if (op == JACOBI_SINGULAR) {
+        struct array *scale, *zero = scalar(c, 0, MLXVK_FLOAT32);
+        x = do_matmul(c, a, flipped(c, a));
+        if (!x) return NULL;
+        scale = view_of(c, x, MLXVK_FLOAT32, 2, (int[]){ x->shape[0], n }, (int64_t[]){ (int64_t)n * n, n + 1 }, x->offset);
+        scale = do_select(c, do_binary(c, B_greater, scale, zero), do_unary(c, U_rsqrt, scale), zero);
+        x = do_binary(c, B_multiply, do_binary(c, B_multiply, x, do_expand(c, scale, &last, 1)), do_expand(c, scale, &middle, 1));
+        bound = scalar(c, 4 * FLT_EPSILON * sqrt(a->shape[2]), MLXVK_FLOAT32);
+    }
+    x = do_unary(c, U_abs, x);
+    if (!bound) bound = do_binary(c, B_multiply, do_reduce(c, R_max, x, 6, false), scalar(c, 4 * FLT_EPSILON, MLXVK_FLOAT32));
+    most = do_select(c, do_eye(c, n, n, 0, MLXVK_BOOL), scalar(c, 0, MLXVK_FLOAT32), x);
+    return as_type(c, do_binary(c, B_greater, do_reduce(c, R_max, most, 6, false), bound), MLXVK_FLOAT32);
+}
+
+/* Sweeps grow with the logarithm of the size; each node makes two. Matrices that are finished are left alone. */
 static void append_jacobi(struct call *c, int op, struct array *a, struct array *v)
 {
     int nodes = 4;
-    if (c->code || !a || !v) return;
+    if (c->code || !a || !v || !a->size) return;
     for (int n = v->shape[1]; n > 8; n /= 8) nodes++;
-    for (int i = 0; i < (v->shape[1] > 1 ? nodes : 0); i++) append(c, OP_JACOBI, PARAMS(.jacobi = { (uint8_t)op }), NULL, 0, ARRAYS(a, v));
+    for (int i = 0; i < (v->shape[1] > 1 ? nodes : 0) && !c->code; i++) {
+        struct array *go = i >= 2 && v->shape[1] > FACTOR_BLOCK / 2 ? unfinished(c, op, a) : NULL;
+        append(c, OP_JACOBI, PARAMS(.jacobi = { (uint8_t)op }), ARRAYS(go), ARRAYS(a, v));
+    }
 }
 
 /* Rows of a (batch, n, length) in the order of indices (batch, n). */
@@ -11861,7 +11953,7 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
 enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
        FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
-       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13,
+       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_WHOLE_IN = 1 << 14, FFT_WHOLE_OUT = 1 << 15,
        FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds at most so many elements */
 
@@ -11936,6 +12028,8 @@ static int fft_cut(uint32_t n, uint32_t room, uint32_t part[FFT_STEPS])
     return 3;
 }
 
+static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return !((offset | place[0] | place[1] | place[2]) & 1); }
+
 /* One dispatch: transforms of l->size elements, or with that many elements of each row none. */
 static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
 {
@@ -11961,6 +12055,8 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     q.offset_out = set_output(e, 0, f->out);
     if (f->first) q.offset_first = set_input(e, 2, f->first);
     if (f->last) q.offset_last = set_input(e, 3, f->last);
+    if ((f->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q.offset_in, f->row_a)) q.flags |= FFT_WHOLE_IN;
+    if ((f->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q.offset_out, f->row_d)) q.flags |= FFT_WHOLE_OUT;
     if (fixed && radices) KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags);
     else KERNEL(e, K_FFT, threads, room);
     set_bytes(e, &q, sizeof q);
@@ -12463,11 +12559,13 @@ static bool groups_well(const struct encoder *e, const struct node *n)
     const struct array *x = n->in[0], *w = n->in[1];
     uint32_t stride;
     int64_t low, high;
+    size_t rows;
     if (n->op != OP_QUANTIZED_MATMUL) return false;
+    rows = n->out[0]->size / (size_t)dim_of(n->out[0], -1);
     array_span(w, &low, &high);
-    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
-           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && specialised(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) &&
-           by_subgroups(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) && rows <= QMV_MAX_M &&
+           specialised(e->device, (uint32_t)rows) && by_subgroups(e->device, (uint32_t)rows) && dense_matrix(w) &&
+           dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
            (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
 }
 
@@ -13713,8 +13811,7 @@ size_t mlxvk_array_offset(mlxvk_array array) { return array.ctx ? (size_t)((stru
 
 size_t mlxvk_array_memory_size(mlxvk_array array)
 {
-    const struct storage *st = array.ctx ? ((struct array *)array.ctx)->storage : NULL;
-    return !st ? 0 : st->buffer ? st->buffer->size : capacity_for(st->nbytes);
+    return array.ctx ? ((struct array *)array.ctx)->storage->nbytes : 0;
 }
 
 bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)
@@ -14013,9 +14110,10 @@ static int put_text(mlxvk_string *res, struct text *t)
 
 /* ---- maps: entries in the order of their keys ---- */
 
-struct entry { char *key; union { char *text; mlxvk_array array; } value; };
+struct entry { char *key; union { char *text; mlxvk_array array; struct list *list; } value; };
 
-static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL }, string_entry = { sizeof(struct entry), NULL, NULL };
+static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL }, string_entry = { sizeof(struct entry), NULL, NULL },
+    list_entry = { sizeof(struct entry), NULL, NULL };
 
 /* The place of a key, or where it would be. */
 static size_t map_place(const struct list *m, const char *key, bool *found)
@@ -14035,7 +14133,8 @@ static size_t map_place(const struct list *m, const char *key, bool *found)
 static void drop_value(const struct list *m, struct entry *e)
 {
     if (m->kind == &array_entry) mlxvk_array_free(e->value.array);
-    else free(e->value.text);
+    else if (m->kind == &string_entry) free(e->value.text);
+    else list_free(e->value.list);
 }
 
 static int map_free(struct list *m)
@@ -14510,7 +14609,7 @@ int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr)
     return code;
 }
 
-/* ==== >>public: files: safetensors and npy ======================================================================== */
+/* ==== >>public: files: safetensors, npy and GGUF ===================================================================== */
 
 struct io { void *descriptor; mlxvk_io_vtable calls; };
 
@@ -15082,6 +15181,378 @@ int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a)
     return save_array(&f, a.ctx);
 }
 
+/* ---- GGUF ---- */
+
+/* Tensors, and metadata by what it is: numbers (one, or a list), a text, a list of texts. */
+struct gguf { struct list *arrays, *numbers, *texts, *lists; };
+
+static int gguf_free(struct gguf *g)
+{
+    if (!g) return 0;
+    map_free(g->arrays);
+    map_free(g->numbers);
+    map_free(g->texts);
+    map_free(g->lists);
+    free(g);
+    return 0;
+}
+
+static struct gguf *gguf_new(void)
+{
+    struct gguf *g = calloc(1, sizeof *g);
+    if (!g) return NULL;
+    g->arrays = list_new(&array_entry);
+    g->numbers = list_new(&array_entry);
+    g->texts = list_new(&string_entry);
+    g->lists = list_new(&list_entry);
+    if (g->arrays && g->numbers && g->texts && g->lists) return g;
+    gguf_free(g);
+    return NULL;
+}
+
+mlxvk_io_gguf mlxvk_io_gguf_new(void) { return (mlxvk_io_gguf){ gguf_new() }; }
+int mlxvk_io_gguf_free(mlxvk_io_gguf io) { return gguf_free(io.ctx); }
+
+int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io)
+{
+    const struct gguf *g = io.ctx;
+    struct list *l = g && keys ? list_new(&string_kind) : NULL;
+    int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
+    for (size_t i = 0; !code && i < g->arrays->size; i++) code = list_append(l, &((struct entry *)list_at(g->arrays, i))->key, 1);
+    if (code) { list_free(l); return code; }
+    list_free(keys->ctx);
+    keys->ctx = l;
+    return 0;
+}
+
+/* One of the maps: its member's place in struct gguf. */
+static struct list *gguf_map(mlxvk_io_gguf io, size_t member) { return io.ctx ? *(struct list **)(void *)((char *)io.ctx + member) : NULL; }
+#define GGUF(io, member) gguf_map(io, offsetof(struct gguf, member))
+
+#define HAS(kind, member)                                                                                             \
+    int mlxvk_io_gguf_has_metadata_##kind(bool *flag, mlxvk_io_gguf io, const char *key)                              \
+    {                                                                                                                 \
+        if (!flag || !io.ctx || !key) return MLXVK_ERROR_ARGUMENT;                                                    \
+        *flag = map_find(GGUF(io, member), key) != NULL;                                                              \
+        return 0;                                                                                                     \
+    }
+HAS(array, numbers) HAS(string, texts) HAS(vector_string, lists)
+#undef HAS
+
+static int get_entry_array(mlxvk_array *res, const struct entry *e) { return e && res ? mlxvk_array_set(res, e->value.array) : MLXVK_ERROR_ARGUMENT; }
+int mlxvk_io_gguf_get_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key) { return get_entry_array(arr, map_find(GGUF(io, arrays), key)); }
+int mlxvk_io_gguf_get_metadata_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key)
+{
+    return get_entry_array(arr, map_find(GGUF(io, numbers), key));
+}
+int mlxvk_io_gguf_get_metadata_string(mlxvk_string *str, mlxvk_io_gguf io, const char *key)
+{
+    const struct entry *e = map_find(GGUF(io, texts), key);
+    return e ? put_string(str, text_copy(e->value.text)) : MLXVK_ERROR_ARGUMENT;
+}
+int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io_gguf io, const char *key)
+{
+    const struct entry *e = map_find(GGUF(io, lists), key);
+    return e && vstr ? list_assign(&vstr->ctx, &string_kind, e->value.list) : MLXVK_ERROR_ARGUMENT;
+}
+
+static int put_entry_array(struct list *m, const char *key, mlxvk_array array)
+{
+    return m && key && array.ctx ? map_put(m, key, array_value(array)) : MLXVK_ERROR_ARGUMENT;
+}
+int mlxvk_io_gguf_set_array(mlxvk_io_gguf io, const char *key, mlxvk_array arr) { return put_entry_array(GGUF(io, arrays), key, arr); }
+int mlxvk_io_gguf_set_metadata_array(mlxvk_io_gguf io, const char *key, mlxvk_array marr) { return put_entry_array(GGUF(io, numbers), key, marr); }
+int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const char *mstr)
+{
+    return mlxvk_map_string_to_string_insert((mlxvk_map_string_to_string){ GGUF(io, texts) }, key, mstr);
+}
+int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr)
+{
+    const struct list *l = mvstr.ctx;
+    struct entry e = { NULL, { NULL } };
+    if (!io.ctx || !key || !l) return MLXVK_ERROR_ARGUMENT;
+    e.value.list = list_from(&string_kind, l->data, l->size);
+    return e.value.list ? map_put(GGUF(io, lists), key, e) : MLXVK_ERROR_HOST_MEMORY;
+}
+
+/* Types of metadata; texts and lists are by themselves. */
+enum { GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_TEXT_MAX = 1 << 26, GGUF_ALIGN = 32 };
+static const mlxvk_dtype gguf_types[GGUF_TYPES] = { MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT16, MLXVK_INT16, MLXVK_UINT32, MLXVK_INT32, MLXVK_FLOAT32,
+    MLXVK_BOOL, MLXVK_DTYPE_COUNT, MLXVK_DTYPE_COUNT, MLXVK_UINT64, MLXVK_INT64, MLXVK_FLOAT64 };
+
+/* Types of tensors: whole elements, or blocks of 32 codes (bits; bytes of a block; the code of 0, or -1: the block says). */
+static const struct { int type; mlxvk_dtype dtype; int bits, bytes, zero; } ggml_types[] = {
+    { 0, MLXVK_FLOAT32, 0, 0, 0 }, { 1, MLXVK_FLOAT16, 0, 0, 0 }, { 30, MLXVK_BFLOAT16, 0, 0, 0 }, { 24, MLXVK_INT8, 0, 0, 0 },
+    { 25, MLXVK_INT16, 0, 0, 0 }, { 26, MLXVK_INT32, 0, 0, 0 }, { 27, MLXVK_INT64, 0, 0, 0 },
+    { 2, MLXVK_UINT32, 4, 18, 8 }, { 3, MLXVK_UINT32, 4, 20, -1 }, { 8, MLXVK_UINT32, 8, 34, 128 },
+};
+
+struct cursor { struct file *f; size_t at; };
+
+static uint64_t take_number(struct cursor *c, size_t bytes)
+{
+    uint8_t raw[8] = { 0 };
+    uint64_t value = 0;
+    if (!file_read(c->f, c->at, raw, bytes)) return 0;
+    c->at += bytes;
+    for (int i = 0; i < 8; i++) value |= (uint64_t)raw[i] << (8 * i);
+    return value;
+}
+
+/* A text, to be freed; NULL after an error. */
+static char *take_text(struct cursor *c)
+{
+    uint64_t n = take_number(c, 8);
+    char *text = NULL;
+    if (!c->f->code && (n > GGUF_TEXT_MAX || n > c->f->size)) file_fail(c->f, MLXVK_ERROR_ARGUMENT, "a text of %llu bytes", (unsigned long long)n);
+    if (!c->f->code && !(text = malloc((size_t)n + 1))) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (text && !file_read(c->f, c->at, text, (size_t)n)) { free(text); return NULL; }
+    if (text) { text[n] = 0; c->at += (size_t)n; }
+    return text;
+}
+
+/* Numbers of metadata as an array: one (ndim 0), or a list of n. */
+static void take_numbers(struct cursor *c, struct gguf *g, const char *key, int type, int ndim, uint64_t n)
+{
+    mlxvk_dtype t = gguf_types[type];
+    size_t size = dtypes[t].size;
+    mlxvk_array a = { NULL };
+    if (n > INT_MAX || n > c->f->size / size) { file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu numbers", key, (unsigned long long)n); return; }
+    if (type != GGUF_DOUBLE) a = file_array(c->f, c->at, ndim, (int[]){ (int)n }, t);
+    else {
+        float *values = malloc((size_t)n * sizeof *values + 1);
+        for (uint64_t i = 0; values && i < n && !c->f->code; i++) {
+            uint64_t bits = take_number(&(struct cursor){ c->f, c->at + 8 * (size_t)i }, 8);
+            double value;
+            memcpy(&value, &bits, 8);
+            values[i] = (float)value;
+        }
+        if (!values || mlxvk_array_new_data_device(&a, values, (int[]){ (int)n }, ndim, MLXVK_FLOAT32, mlxvk_stream_device(c->f->stream)))
+            file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "no array of %llu numbers", (unsigned long long)n);
+        free(values);
+    }
+    c->at += (size_t)n * size;
+    if (!c->f->code && put_entry_array(g->numbers, key, a)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    mlxvk_array_free(a);
+}
+
+static void take_texts(struct cursor *c, struct gguf *g, const char *key, uint64_t n)
+{
+    struct entry e = { NULL, { NULL } };
+    e.value.list = list_new(&string_kind);
+    for (uint64_t i = 0; i < n && !c->f->code && e.value.list; i++) {
+        char *text = take_text(c), **place = text ? list_open(e.value.list, e.value.list->size) : NULL;
+        if (place) *place = text;
+        else { free(text); file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); }
+    }
+    if (c->f->code || !e.value.list) { list_free(e.value.list); file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return; }
+    if (map_put(g->lists, key, e)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+}
+
+static void take_metadata(struct cursor *c, struct gguf *g, uint64_t *align)
+{
+    char *key = take_text(c);
+    uint64_t type = key ? take_number(c, 4) : 0, of;
+    if (!key) return;
+    if (type == GGUF_TEXT) {
+        struct entry e = { NULL, { take_text(c) } };
+        if (e.value.text && map_put(g->texts, key, e)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    } else if (type == GGUF_LIST) {
+        of = take_number(c, 4);
+        type = take_number(c, 8);                        /* how many */
+        if (of == GGUF_TEXT) take_texts(c, g, key, type);
+        else if (of >= GGUF_TYPES || of == GGUF_LIST) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s is a list of what is not taken", key);
+        else take_numbers(c, g, key, (int)of, 1, type);
+    } else if (type >= GGUF_TYPES) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has type %llu", key, (unsigned long long)type);
+    else {
+        if (!strcmp(key, "general.alignment") && type == 4) *align = take_number(&(struct cursor){ c->f, c->at }, 4);
+        take_numbers(c, g, key, (int)type, 0, 1);
+    }
+    free(key);
+}
+
+/* Codes of blocks as MLX's quantized weights: words, and scales and biases of each block of 32 in float16. */
+static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t at, int ndim, int *shape, size_t kind)
+{
+    int bits = ggml_types[kind].bits, bytes = ggml_types[kind].bytes, zero = ggml_types[kind].zero, last = ndim ? shape[ndim - 1] : 0;
+    size_t blocks = 1, stem = strlen(key), suffix = strlen(".weight");
+    uint8_t *raw, *codes;
+    uint16_t *scales, *biases;
+    char *name = malloc(stem + 10);
+    mlxvk_array out[3] = { { NULL }, { NULL }, { NULL } };
+    mlxvk_device device = mlxvk_stream_device(f->stream);
+    if (!ndim || last % 32) file_fail(f, MLXVK_ERROR_SHAPE, "%s has no whole blocks", key);
+    for (int i = 0; i < ndim; i++) blocks *= (size_t)shape[i];
+    blocks /= 32;
+    raw = malloc(blocks * (size_t)bytes + 1);
+    codes = malloc(blocks * (size_t)bits * 4 + 1);
+    scales = malloc(blocks * 2 + 1);
+    biases = malloc(blocks * 2 + 1);
+    if (!raw || !codes || !scales || !biases || !name) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %s", key);
+    if (!f->code && file_read(f, at, raw, blocks * (size_t)bytes)) {
+        for (size_t b = 0; b < blocks; b++) {
+            const uint8_t *in = raw + b * (size_t)bytes;
+            uint8_t *to = codes + b * (size_t)bits * 4;
+            memcpy(&scales[b], in, 2);
+            if (zero < 0) memcpy(&biases[b], in + 2, 2);
+            else biases[b] = (uint16_t)half_bits((float)(-zero * half_value(scales[b])));
+            in += zero < 0 ? 4 : 2;
+            for (int i = 0; i < 32 && bits == 8; i++) to[i] = in[i] ^ 0x80;
+            for (int i = 0; i < 16 && bits == 4; i++)    /* low halves are the first 16 codes */
+                to[i] = i < 8 ? (uint8_t)((in[2 * i] & 15) | in[2 * i + 1] << 4) : (uint8_t)(in[2 * i - 16] >> 4 | (in[2 * i - 15] & 0xf0));
+        }
+        shape[ndim - 1] = last / 32 * bits;
+        if (mlxvk_array_new_data_device(&out[0], codes, shape, ndim, MLXVK_UINT32, device)) file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
+        shape[ndim - 1] = last / 32;
+        if (mlxvk_array_new_data_device(&out[1], scales, shape, ndim, MLXVK_FLOAT16, device) ||
+            mlxvk_array_new_data_device(&out[2], biases, shape, ndim, MLXVK_FLOAT16, device)) file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
+        if (stem >= suffix && !strcmp(key + stem - suffix, ".weight")) stem -= suffix;
+        for (int i = 0; i < 3 && !f->code; i++) {
+            snprintf(name, strlen(key) + 10, "%.*s%s", (int)stem, key, i == 0 ? key + stem : i == 1 ? ".scales" : ".biases");
+            if (put_entry_array(g->arrays, name, out[i])) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        }
+    }
+    for (int i = 0; i < 3; i++) mlxvk_array_free(out[i]);
+    free(raw); free(codes); free(scales); free(biases); free(name);
+}
+
+/* One tensor, whose description the cursor is at; its data begin `data` bytes into the file. With data 0: only skip it. */
+static void take_tensor(struct cursor *c, struct gguf *g, size_t data)
+{
+    char *key = take_text(c);
+    uint64_t ndim = key ? take_number(c, 4) : 0, size[MAXD], type, at, bytes = 1;
+    int shape[MAXD];
+    size_t kind = 0;
+    if (key && ndim > MAXD) file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu dimensions", key, (unsigned long long)ndim);
+    for (uint64_t i = 0; i < ndim && !c->f->code; i++) size[i] = take_number(c, 8);
+    type = take_number(c, 4);
+    at = take_number(c, 8);
+    if (!data || c->f->code) { free(key); return; }
+    while (kind < COUNT(ggml_types) && ggml_types[kind].type != (int)type) kind++;
+    if (kind == COUNT(ggml_types)) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has tensor type %llu, which is not taken", key, (unsigned long long)type);
+    for (uint64_t i = 0; i < ndim && !c->f->code; i++) {     /* the fastest dimension comes first */
+        if (size[i] > INT_MAX || (size[i] && bytes > 8 * c->f->size / size[i])) file_fail(c->f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
+        else { bytes *= size[i]; shape[ndim - 1 - i] = (int)size[i]; }
+    }
+    if (!c->f->code && at > c->f->size) file_fail(c->f, MLXVK_ERROR_ARGUMENT, "%s lies outside", key);
+    if (!c->f->code && ggml_types[kind].bits) take_blocks(c->f, g, key, data + (size_t)at, (int)ndim, shape, kind);
+    else if (!c->f->code) {
+        mlxvk_array a = file_array(c->f, data + (size_t)at, (int)ndim, shape, ggml_types[kind].dtype);
+        if (!c->f->code && put_entry_array(g->arrays, key, a)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        mlxvk_array_free(a);
+    }
+    free(key);
+}
+
+int mlxvk_load_gguf(mlxvk_io_gguf *gguf, const char *file, mlxvk_stream s)
+{
+    struct file f = { .name = "load_gguf", .stream = s, .io = disk_open(file, "rb") };
+    struct cursor c = { &f, 0 }, tensors;
+    struct gguf *g = gguf_new();
+    uint64_t magic, version, count, pairs, align = GGUF_ALIGN;
+    if (!gguf || !g) file_fail(&f, gguf ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT, "no result");
+    if (!f.code && file_open(&f, file ? file : "NULL")) {
+        magic = take_number(&c, 4);
+        version = take_number(&c, 4);
+        if (!f.code && (magic != 0x46554747 || version < 2 || version > 3)) file_fail(&f, MLXVK_ERROR_ARGUMENT, "is not a GGUF file of version 2 or 3");
+        count = take_number(&c, 8);
+        pairs = take_number(&c, 8);
+        for (uint64_t i = 0; i < pairs && !f.code; i++) take_metadata(&c, g, &align);
+        tensors = c;
+        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&c, g, 0);
+        if (!f.code && (!align || align > 1 << 20)) file_fail(&f, MLXVK_ERROR_ARGUMENT, "an alignment of %llu", (unsigned long long)align);
+        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&tensors, g, round_up(c.at, (size_t)align));
+    }
+    io_free(f.io);
+    if (f.code) { gguf_free(g); return f.code; }
+    gguf_free(gguf->ctx);
+    gguf->ctx = g;
+    return 0;
+}
+
+static void write_number(struct file *f, uint64_t value, size_t bytes)
+{
+    uint8_t raw[8];
+    for (int i = 0; i < 8; i++) raw[i] = (uint8_t)(value >> (8 * i));
+    file_write(f, raw, bytes);
+    f->size += bytes;
+}
+
+static void write_text(struct file *f, const char *text)
+{
+    size_t n = strlen(text);
+    write_number(f, n, 8);
+    file_write(f, text, n);
+    f->size += n;
+}
+
+static void save_metadata(struct file *f, const struct gguf *g)
+{
+    for (size_t i = 0; i < g->texts->size; i++) {
+        const struct entry *e = list_at(g->texts, i);
+        write_text(f, e->key);
+        write_number(f, GGUF_TEXT, 4);
+        write_text(f, e->value.text);
+    }
+    for (size_t i = 0; i < g->lists->size; i++) {
+        const struct entry *e = list_at(g->lists, i);
+        write_text(f, e->key);
+        write_number(f, GGUF_LIST, 4);
+        write_number(f, GGUF_TEXT, 4);
+        write_number(f, e->value.list->size, 8);
+        for (size_t k = 0; k < e->value.list->size; k++) write_text(f, *(char **)list_at(e->value.list, k));
+    }
+    for (size_t i = 0; i < g->numbers->size; i++) {
+        const struct entry *e = list_at(g->numbers, i);
+        const struct array *a = e->value.array.ctx;
+        uint32_t type = 0;
+        while (type < GGUF_TYPES && gguf_types[type] != a->dtype) type++;
+        if (type == GGUF_TYPES || a->ndim > 1) { file_fail(f, MLXVK_ERROR_DTYPE, "%s cannot be metadata", e->key); return; }
+        write_text(f, e->key);
+        if (a->ndim) { write_number(f, GGUF_LIST, 4); write_number(f, type, 4); write_number(f, a->size, 8); }
+        else write_number(f, type, 4);
+        file_write_array(f, e->value.array);
+        f->size += array_bytes(a);
+    }
+}
+
+static void write_padding(struct file *f) { while (!f->code && f->size % GGUF_ALIGN) write_number(f, 0, 1); }
+
+int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf)
+{
+    const struct gguf *g = gguf.ctx;
+    struct file f = { .name = "save_gguf", .io = disk_open(file, "wb") };
+    size_t at = 0;
+    if (!g) file_fail(&f, MLXVK_ERROR_ARGUMENT, "gguf is { NULL }");
+    if (!f.io || f.code) return disk_finish(&f, file);
+    write_number(&f, 0x46554747, 4);
+    write_number(&f, 3, 4);
+    write_number(&f, g->arrays->size, 8);
+    write_number(&f, g->texts->size + g->lists->size + g->numbers->size, 8);
+    save_metadata(&f, g);
+    for (size_t i = 0; i < g->arrays->size && !f.code; i++) {
+        const struct entry *e = list_at(g->arrays, i);
+        const struct array *a = e->value.array.ctx;
+        size_t kind = 0;
+        while (kind < COUNT(ggml_types) && (ggml_types[kind].dtype != a->dtype || ggml_types[kind].bits)) kind++;
+        if (kind == COUNT(ggml_types)) { file_fail(&f, MLXVK_ERROR_DTYPE, "%s cannot be a tensor of %s", e->key, dtypes[a->dtype].name); break; }
+        write_text(&f, e->key);
+        write_number(&f, (uint64_t)a->ndim, 4);
+        for (int k = a->ndim - 1; k >= 0; k--) write_number(&f, (uint64_t)a->shape[k], 8);
+        write_number(&f, (uint64_t)ggml_types[kind].type, 4);
+        write_number(&f, at, 8);
+        at += round_up(array_bytes(a), GGUF_ALIGN);
+    }
+    for (size_t i = 0; i < g->arrays->size && !f.code; i++) {
+        mlxvk_array a = ((const struct entry *)list_at(g->arrays, i))->value.array;
+        write_padding(&f);
+        file_write_array(&f, a);
+        f.size += mlxvk_array_nbytes(a);
+    }
+    write_padding(&f);
+    return disk_finish(&f, file);
+}
+
 /* ==== >>public: the encoder ======================================================================================= */
 
 struct kernel {
@@ -15440,4 +15911,5 @@ static void print_default(void) { if (the_default.device) print_notes(the_defaul
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)
-const char *mlxvk_version(void) { return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH); }
+const char *mlxvk_version_text(void) { return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH); }
+int mlxvk_version(mlxvk_string *str) { return put_string(str, text_copy(mlxvk_version_text())); }

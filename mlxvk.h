@@ -290,7 +290,7 @@ MLXVK_API size_t mlxvk_array_size(mlxvk_array array);                /* elements
 MLXVK_API size_t mlxvk_array_nbytes(mlxvk_array array);
 MLXVK_API size_t mlxvk_array_ndim(mlxvk_array array);
 MLXVK_API const int *mlxvk_array_shape(mlxvk_array array);           /* valid while the handle is */
-MLXVK_API const int64_t *mlxvk_array_strides(mlxvk_array array);     /* in elements */
+MLXVK_API const int64_t *mlxvk_array_strides(mlxvk_array array);     /* in elements; mlx-c has size_t, but they have signs */
 MLXVK_API int mlxvk_array_dim(mlxvk_array array, int dim);           /* negative counts from the end; 0 if outside */
 MLXVK_API mlxvk_dtype mlxvk_array_dtype(mlxvk_array array);
 MLXVK_API bool mlxvk_array_is_row_contiguous(mlxvk_array array);
@@ -313,7 +313,7 @@ MLXVK_API const void *mlxvk_array_data(mlxvk_array array);
 MLXVK_API int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
                                    mlxvk_dtype dtype, size_t offset);
 MLXVK_API size_t mlxvk_array_offset(mlxvk_array array);              /* bytes from the memory's start to element [0, ...] */
-MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes that the memory takes */
+MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes of the memory */
 MLXVK_API bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b);
 /* The host's pointer to the memory's start, or NULL where it is not mapped. The memory exists afterwards; it does not wait:
  * what is there is right only after mlxvk_array_wait, or an event behind the work that writes it. */
@@ -493,6 +493,27 @@ MLXVK_API int mlxvk_load(mlxvk_array *res, const char *file, mlxvk_stream s);
 MLXVK_API int mlxvk_load_reader(mlxvk_array *res, mlxvk_io_reader in_stream, mlxvk_stream s);
 MLXVK_API int mlxvk_save(const char *file, mlxvk_array a);
 MLXVK_API int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a);
+
+/* GGUF files of versions 2 and 3: tensors by name, and metadata: numbers (an array: one, or a list), texts, lists of texts.
+ * Tensors in blocks (Q4_0, Q4_1, Q8_0) become what quantized_matmul takes: "x.weight" (words of codes), "x.scales" and
+ * "x.biases" (float16), group size 32. float64 metadata become float32. Saved are whole elements only. */
+typedef struct mlxvk_io_gguf { void *ctx; } mlxvk_io_gguf;
+MLXVK_API mlxvk_io_gguf mlxvk_io_gguf_new(void);
+MLXVK_API int mlxvk_io_gguf_free(mlxvk_io_gguf io);
+MLXVK_API int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io);                /* of the tensors */
+MLXVK_API int mlxvk_io_gguf_get_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_get_metadata_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_get_metadata_string(mlxvk_string *str, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_has_metadata_array(bool *flag, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_has_metadata_string(bool *flag, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_has_metadata_vector_string(bool *flag, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_set_array(mlxvk_io_gguf io, const char *key, mlxvk_array arr);
+MLXVK_API int mlxvk_io_gguf_set_metadata_array(mlxvk_io_gguf io, const char *key, mlxvk_array marr);
+MLXVK_API int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const char *mstr);
+MLXVK_API int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr);
+MLXVK_API int mlxvk_load_gguf(mlxvk_io_gguf *gguf, const char *file, mlxvk_stream s);
+MLXVK_API int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf);
 
 /* ==== >>creation ================================================================================================== */
 
@@ -779,7 +800,7 @@ MLXVK_API int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, m
                                bool sorted_indices, mlxvk_stream s);
 /* res: { codes, scales, biases }, or { codes, scales } in the modes without biases. global_scale: one float32 for nvfp4, the
  * largest magnitude of the whole tensor, to which the scales become relative; else { NULL }. Scales that are powers of two
- * are rounded up, as MLX has it since 0.31; before, to the nearest one. */
+ * are rounded up, as MLX has it since 0.31; gate MLX_VK_MX_SCALES_NEAREST: to the nearest one, as before. */
 MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size,
                              mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_stream s);
 MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
@@ -1036,7 +1057,8 @@ MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
 typedef struct mlxvk_stat { const char *family, *kernel, *signature, *reason; uint64_t count; } mlxvk_stat;
 
 MLXVK_API int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user);
-MLXVK_API const char *mlxvk_version(void);
+MLXVK_API int mlxvk_version(mlxvk_string *str);                      /* "0.1.0" */
+MLXVK_API const char *mlxvk_version_text(void);
 
 #ifdef __cplusplus
 }

@@ -44,9 +44,10 @@ layout(push_constant) uniform Push {
 const uint LOAD = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_HALF = 3u, LOAD_MERGE = 4u, LOAD_SPLIT = 5u;
 // How they are stored: complex; the real part; pairs; as a half, from shared memory.
 const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
-// Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access.
+// Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access, pairs that
+// are complex numbers in memory.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
-           LINES_IN = 1u << 12, LINES_OUT = 1u << 13;
+           LINES_IN = 1u << 12, LINES_OUT = 1u << 13, WHOLE_IN = 1u << 14, WHOLE_OUT = 1u << 15;
 bool has(uint flag) { return (flags & flag) != 0u; }
 
 #ifdef FIXED
@@ -78,6 +79,7 @@ vec2 load(uint at, uint e)
     if (e >= len + uint(how == LOAD_SPLIT)) return vec2(0.0);
     if (how == LOAD_COMPLEX) x = element(at, e);
     else if (how == LOAD_REAL) x = vec2(real(at, e), 0.0);
+    else if (how == LOAD_PAIRS && has(WHOLE_IN)) x = uintBitsToFloat(a64[at / 2u + e]);
     else if (how == LOAD_PAIRS) x = vec2(real(at, 2u * e), real(at, 2u * e + 1u));
     else if (how == LOAD_HALF) x = 2u * e > len ? conjugate(bin(at, len - e, len)) : bin(at, e, len);
     else if (how == LOAD_MERGE) {
@@ -98,6 +100,7 @@ void store(uint at, uint e, vec2 x)
     if (has(SWAP_LAST)) x = x.yx;
     x *= scale;
     if (how == STORE_REAL) d32[at + e * step_d] = floatBitsToUint(x.x);
+    else if (how == STORE_PAIRS && has(WHOLE_OUT)) d64[at / 2u + e] = floatBitsToUint(x);
     else if (how == STORE_PAIRS) {
         d32[at + 2u * e * step_d] = floatBitsToUint(x.x);
         d32[at + (2u * e + 1u) * step_d] = floatBitsToUint(x.y);

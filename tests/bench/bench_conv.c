@@ -70,6 +70,7 @@ int main(int argc, char **argv)
 {
     static const mlxvk_dtype dtypes[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32 };
     static const char *const kinds[][2] = { { "chosen", NULL }, { "tiled", "MLX_VK_CONV_KERNEL=3" }, { "matrices", "MLX_VK_CONV_KERNEL=4" },
+        { "unfolded", "MLX_VK_CONV_KERNEL=6" },
         { "tile 1", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=1" }, { "tile 2", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=2" },
         { "tile 3", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=3" }, { "tile 4", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=4" },
         { "tile 5", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=5" }, { "tile 6", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=6" } };

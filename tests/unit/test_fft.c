@@ -84,7 +84,7 @@ static void check_rows(const struct rows *x, enum kind kind, int axis, int n, ml
     assert_int_equal(mlxvk_array_dtype(res), kind == IRFFT ? MLXVK_FLOAT32 : MLXVK_COMPLEX64);
     OK(mlxvk_array_read(res, got, bytes, s), s);
     for (int row = 0; row < rows; row++)
-        for (int i = 0; i < (bins < MOST_BINS ? bins : MOST_BINS); i++) {
+        for (int i = 0; i < (bins < MOST_BINS ? bins : n > 50000 ? 6 : MOST_BINS); i++) {
             int k = bins < MOST_BINS ? i : i < 3 ? i : i == 3 ? bins - 1 : random_int(r, 0, bins - 1);
             size_t at = ((size_t)(row / inner) * (size_t)bins + (size_t)k) * (size_t)inner + (size_t)(row % inner);
             struct value want = bin(x, axis, row_start(x, axis, row), k, n, kind == IRFFT, kind == RFFT, sign);
