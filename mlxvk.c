@@ -1625,7 +1625,7 @@ struct rewrite {
     struct spirv_id *ids;
     uint32_t bound, next, lacks;                     /* ids below bound are the module's; next is fresh */
     uint32_t uint_type, bool_type, void_type, function_type, constant[SMALL_COUNT];
-    bool failed, hoisted, declared;
+    bool failed, no_memory, hoisted, declared;
 };
 
 static uint32_t fresh(struct rewrite *r) { return r->next++; }
@@ -1637,7 +1637,7 @@ static void emit(struct rewrite *r, uint32_t op, const uint32_t *operands, uint3
     if (r->used + n + 1 > r->room) {
         size_t room = 2 * r->room + n + 1024;
         uint32_t *grown = host_alloc(r->device, room * sizeof *grown);
-        if (!grown) { r->failed = true; return; }
+        if (!grown) { r->failed = r->no_memory = true; return; }
         if (r->out) memcpy(grown, r->out, r->used * sizeof *grown);
         host_free(r->device, r->out);
         r->out = grown;
@@ -1806,45 +1806,47 @@ static bool each_instruction(struct rewrite *r, const uint32_t *spirv, size_t wo
     return !r->failed;
 }
 
-/* The module without storage of bytes, of halves, or both; NULL where it does more with them than is emulated. The caller frees it. */
-static uint32_t *rewrite_module(struct device *d, const uint32_t *spirv, size_t *words)
+/* The module without storage of bytes, of halves, or both, which the caller frees. VK_ERROR_FEATURE_NOT_PRESENT where it does
+ * more with them than is emulated. */
+static VkResult rewrite_module(struct device *d, const uint32_t *spirv, size_t *words, uint32_t **out)
 {
     struct rewrite r = { .device = d, .bound = spirv[SPIRV_BOUND], .next = spirv[SPIRV_BOUND], .lacks = ~d->caps.bits };
     bool good = false;
-    if (r.bound < 1u << 22) r.ids = host_zalloc(d, (r.bound + 1) * sizeof *r.ids);
+    if (r.bound >= 1u << 22) return VK_ERROR_FEATURE_NOT_PRESENT;      /* SPIR-V's own limit */
     r.room = *words + *words / 4 + 1024;
-    r.out = r.ids ? host_alloc(d, r.room * sizeof *r.out) : NULL;
-    if (r.out) {
+    r.ids = host_zalloc(d, (r.bound + 1) * sizeof *r.ids);
+    r.out = host_alloc(d, r.room * sizeof *r.out);
+    r.no_memory = !r.ids || !r.out;
+    if (!r.no_memory) {
         memcpy(r.out, spirv, SPIRV_HEADER * sizeof *spirv);
         r.used = SPIRV_HEADER;
         good = each_instruction(&r, spirv, *words, find_type, SPIRV_TYPE_VOID, SPIRV_TYPE_LAST) && r.void_type &&
                each_instruction(&r, spirv, *words, rewrite_one, 0, 0xffff);
         for (uint32_t i = 0; good && i < r.bound; i++) if (r.ids[i].store) emit_store(&r, i);
+        r.out[SPIRV_BOUND] = r.next;
     }
     host_free(d, r.ids);
-    if (!good || r.failed) {
-        host_free(d, r.out);
-        return NULL;
-    }
-    r.out[SPIRV_BOUND] = r.next;
+    *out = r.out;
     *words = r.used;
-    return r.out;
+    if (good && !r.failed) return VK_SUCCESS;
+    host_free(d, r.out);
+    *out = NULL;
+    return r.no_memory ? VK_ERROR_OUT_OF_HOST_MEMORY : VK_ERROR_FEATURE_NOT_PRESENT;
 }
 
-/* Makes the module, rewritten where the device lacks what it declares: VK_ERROR_FEATURE_NOT_PRESENT where that cannot be. */
+/* Makes the module, rewritten where the device lacks the storage that it declares. */
 static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, VkShaderModule *out)
 {
     VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size, .pCode = spirv };
     size_t words = size / 4;
     uint32_t *rewritten = NULL;
-    VkResult r = VK_ERROR_FEATURE_NOT_PRESENT;
+    VkResult r = VK_SUCCESS;
     if (module_needs(spirv, words) & CAP_SMALL & ~d->caps.bits) {
-        rewritten = rewrite_module(d, spirv, &words);
-        if (!rewritten) return r;
+        r = rewrite_module(d, spirv, &words, &rewritten);
         info.pCode = rewritten;
         info.codeSize = 4 * words;
     }
-    r = d->vk.vkCreateShaderModule(d->handle, &info, NULL, out);
+    if (r >= 0) r = d->vk.vkCreateShaderModule(d->handle, &info, NULL, out);
     host_free(d, rewritten);
     return r;
 }
