@@ -10931,7 +10931,7 @@ static struct array *do_pad(struct call *c, struct array *a, const int *low, con
         append_copy(c, do_slice(c, out, low, stop, NULL), a);
         return out;
     }
-    for (int i = 0; i < a->ndim && a; i++)
+    for (int i = 0; a && i < a->ndim; i++)
         if (low[i] || high[i]) a = do_take(c, a, pad_indices(c, mode, a->shape[i], low[i], high[i]), i);
     return a;
 }
