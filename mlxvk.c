@@ -5838,7 +5838,8 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
 
 /* ==== >>norms ===================================================================================================== */
 
-enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, ROW_THREADS = 512 };
+enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024,
+       ROW_THREADS = 512 };
 
 struct norm_push {
     uint32_t rows, n, ndim;
@@ -5911,6 +5912,10 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
     lanes = row_lanes(e, eights ? n / 8 : n, &threads);
     held = eights ? ceil_div(n / 8, lanes) : 0;
+    if (held && lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD) {
+        lanes = threads = NORM_LANES;                  /* many rows: more bytes in flight a thread, and fewer threads to wait for */
+        held = ceil_div(n / 8, lanes);
+    }
     if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
     KERNEL(e, K_NORM, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
     p.flags = flags;
@@ -8696,6 +8701,7 @@ static void lower_random(struct encoder *e, const struct node *n)
     struct array *out = n->out[0], part = *out;
     size_t each, words, room = min_size(e->device->caps.max_range - e->device->caps.offset_align - 16, RANDOM_PART);
     struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; } push = { .low = p->low, .high = p->high };
+    uint32_t fours;
     if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
     each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
     words = (part.size + each - 1) / each;
@@ -8711,9 +8717,10 @@ static void lower_random(struct encoder *e, const struct node *n)
         part.offset = out->offset + (int64_t)(first * each * item_size(&part));
         push.offset = set_output(e, 0, &part);
         push.key = set_key(e, 1, n->in[0]);
-        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype);
+        fours = p->kind == RANDOM_BITS && item_size(out) == 4 && words <= push.count && !(words & 7) && !(push.offset & 3) ? 4 : 1;
+        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours);
         set_bytes(e, &push, sizeof push);
-        dispatch_groups(e, ceil_div((words + 1) / 2, 256));
+        dispatch_groups(e, ceil_div((words + 1) / 2, 256 * fours));
     }
 }
 
@@ -11994,7 +12001,8 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
 enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
        FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
-       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_WHOLE_IN = 1 << 14, FFT_WHOLE_OUT = 1 << 15,
+       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_WHOLE_IN = 1 << 14, FFT_WHOLE_OUT = 1 << 15, FFT_ALL_IN = 1 << 16,
+       FFT_ALL_OUT = 1 << 17,
        FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds at most so many elements */
 
@@ -12098,6 +12106,9 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     if (f->last) q.offset_last = set_input(e, 3, f->last);
     if ((f->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q.offset_in, f->row_a)) q.flags |= FFT_WHOLE_IN;
     if ((f->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q.offset_out, f->row_d)) q.flags |= FFT_WHOLE_OUT;
+    few = l->size * l->subs;                         /* elements of a row, zeros behind len among them */
+    if (!(q.flags & FFT_LOAD) && f->len >= few && f->valid >= few) q.flags |= FFT_ALL_IN;
+    if (!(q.flags & FFT_STORE) && f->limit >= few) q.flags |= FFT_ALL_OUT;
     if (fixed && radices) KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags);
     else KERNEL(e, K_FFT, threads, room);
     set_bytes(e, &q, sizeof q);

@@ -48,6 +48,8 @@ const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE
 // are complex numbers in memory.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
            LINES_IN = 1u << 12, LINES_OUT = 1u << 13, WHOLE_IN = 1u << 14, WHOLE_OUT = 1u << 15;
+// All elements that are asked for are there, and complex: loads need no branches.
+const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 bool has(uint flag) { return (flags & flag) != 0u; }
 
 #ifdef FIXED
@@ -76,8 +78,9 @@ vec2 load(uint at, uint e)
 {
     uint how = flags & LOAD;
     vec2 x;
-    if (e >= len + uint(how == LOAD_SPLIT)) return vec2(0.0);
-    if (how == LOAD_COMPLEX) x = element(at, e);
+    if (!has(ALL_IN) && e >= len + uint(how == LOAD_SPLIT)) return vec2(0.0);
+    if (has(ALL_IN)) x = uintBitsToFloat(a64[at + e * step_a]);
+    else if (how == LOAD_COMPLEX) x = element(at, e);
     else if (how == LOAD_REAL) x = vec2(real(at, e), 0.0);
     else if (how == LOAD_PAIRS && has(WHOLE_IN)) x = uintBitsToFloat(a64[at / 2u + e]);
     else if (how == LOAD_PAIRS) x = vec2(real(at, 2u * e), real(at, 2u * e + 1u));
@@ -94,7 +97,7 @@ vec2 load(uint at, uint e)
 void store(uint at, uint e, vec2 x)
 {
     uint how = flags & STORE;
-    if (e >= limit) return;
+    if (!has(ALL_OUT) && e >= limit) return;
     if (has(SWAP_OUT)) x = x.yx;
     if (has(TABLE_OUT)) x = multiply(x, uintBitsToFloat(last64[offset_last + e]));
     if (has(SWAP_LAST)) x = x.yx;
@@ -112,8 +115,10 @@ uint row_at(uint row, uint far, uint middle, uint near) { return row / c2 / c1 *
 // Element e of line l of this workgroup.
 vec2 fetch(uint l, uint e)
 {
-    uint id = group_index() * lines + l, sub = id % subs;
-    if (id >= ids) return vec2(0.0);
+    uint id = group_index() * lines + l, sub;
+    if (has(ALL_IN)) id = min(id, ids - 1u);
+    else if (id >= ids) return vec2(0.0);
+    sub = id % subs;
     return load(offset_a + row_at(id / subs, row_a[0], row_a[1], row_a[2]), sub / inner * a1 + sub % inner * a2 + e * a_step);
 }
 
@@ -206,14 +211,33 @@ uint order(uint r, uint i) { return r == 16u ? i % 4u * 4u + i / 4u : r == 8u ? 
 
 // ---- passes: of radix r, after passes that together transformed `done` elements ----
 
+// The place of element p + c; of powers of two these have no bits in common, and that of c is known to the compiler.
+#ifdef FIXED
+uint slot_of(uint p, uint c) { return (SIZE & (SIZE - 1u)) == 0u ? slot(p) ^ slot(c) : slot(p + c); }
+#else
+uint slot_of(uint p, uint c) { return slot(p + c); }
+#endif
+
 // A group of r elements, of line g.x the one number g.y, from shared memory to v[o], v[o + 1], ... and back.
 void get(uint o, uint r, uint done, uvec2 g, uint base)
 {
     uint k = g.y % done;
     vec2 w[16];
-    [[unroll]] for (uint i = 0; i < r; i++) v[o + i] = staged[base + slot(g.x * size + g.y + i * (size / r))];
+    [[unroll]] for (uint i = 0; i < r; i++) v[o + i] = staged[base + slot_of(g.x * size + g.y, i * (size / r))];
     if (done == 1u) return;
     w[1] = root(k, done * r);
+    if (r == 16u) {                                    // two products each, but few powers to keep
+        w[2] = multiply(w[1], w[1]);
+        w[3] = multiply(w[2], w[1]);
+        w[4] = multiply(w[2], w[2]);
+        w[8] = multiply(w[4], w[4]);
+        w[12] = multiply(w[8], w[4]);
+        [[unroll]] for (uint i = 1; i < 16u; i++) {
+            if (i % 4u > 0u) v[o + i] = multiply(v[o + i], w[i % 4u]);
+            if (i / 4u > 0u) v[o + i] = multiply(v[o + i], w[i / 4u * 4u]);
+        }
+        return;
+    }
     [[unroll]] for (uint i = 1; i < r; i++) {
         if (i > 1u) w[i] = multiply(w[i / 2u], w[i - i / 2u]);
         v[o + i] = multiply(v[o + i], w[i]);
@@ -225,7 +249,7 @@ uint target(uint r, uint done, uint j) { return j / done * done * r + j % done; 
 void set(uint o, uint r, uint done, uvec2 g, uint base)
 {
     uint to = g.x * size + target(r, done, g.y);
-    [[unroll]] for (uint i = 0; i < r; i++) staged[base + slot(to + i * done)] = v[o + order(r, i)];
+    [[unroll]] for (uint i = 0; i < r; i++) staged[base + slot_of(to, i * done)] = v[o + order(r, i)];
 }
 
 // All of this workgroup's elements from shared memory to the result.
@@ -247,11 +271,13 @@ const uint R0 = (RADICES & 15u) + 1u, R1 = (RADICES >> 4 & 15u) + 1u, R2 = (RADI
            R4 = (RADICES >> 16 & 15u) + 1u, R5 = (RADICES >> 20 & 15u) + 1u, R6 = (RADICES >> 24 & 15u) + 1u, R7 = (RADICES >> 28) + 1u;
 const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT;
 
+const bool EXACT = gl_WorkGroupSize.x * HELD == SIZE * LINES && (SIZE & (SIZE - 1u)) == 0u;
+
 // The workgroup's group that this thread holds at v[o]; by_line: neighbours are those of other lines. z: there is one.
 uvec3 group_at(uint o, uint r, bool by_line)
 {
     uint q = gl_LocalInvocationID.x + o / r * gl_WorkGroupSize.x, many = size / r;
-    return uvec3(by_line ? q % lines : q / many, by_line ? q / lines : q % many, q < many * lines ? 1u : 0u);
+    return uvec3(by_line ? q % lines : q / many, by_line ? q / lines : q % many, EXACT || q < many * lines ? 1u : 0u);
 }
 
 void butterflies(uint r)

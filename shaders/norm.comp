@@ -58,21 +58,21 @@ void by_eights(uvec4 at, uint lane, bool inside)
     eight v[HELD == 0u ? 1u : HELD];
     uint groups = inside ? n / 8u : 0u;
     float sum = 0.0, squares = 0.0, mean = 0.0;
-    for (uint i = 0u; i < HELD; i++) {
-        uint g = lane + i * LANES;
-        v[i] = eight(vec4(0.0), vec4(0.0));
-        if (g < groups) {
-            v[i] = load8_x(at.y + 8u * g, DTYPE);
-            if (has(ADD)) {
-                eight r = load8_residual(at.z + 8u * g, DTYPE);
-                v[i] = eight(rounded(v[i].a + r.a, DTYPE), rounded(v[i].b + r.b, DTYPE));
-                store8_h(at.w + 8u * g, DTYPE, v[i]);
-            }
+    uint last = n / 8u - 1u;                           // beyond a row its end is read again, so that no load waits for a branch
+    [[unroll]] for (uint i = 0u; i < HELD; i++) v[i] = load8_x(at.y + 8u * min(lane + i * LANES, last), DTYPE);
+    if (has(ADD))
+        [[unroll]] for (uint i = 0u; i < HELD; i++) {
+            uint g = lane + i * LANES;
+            eight r = load8_residual(at.z + 8u * min(g, last), DTYPE);
+            v[i] = eight(rounded(v[i].a + r.a, DTYPE), rounded(v[i].b + r.b, DTYPE));
+            if (g < groups) store8_h(at.w + 8u * g, DTYPE, v[i]);
         }
-        sum += dot(v[i].a, vec4(1.0)) + dot(v[i].b, vec4(1.0));
-    }
+    if (groups < HELD * LANES)
+        [[unroll]] for (uint i = 0u; i < HELD; i++)
+            if (lane + i * LANES >= groups) v[i] = eight(vec4(0.0), vec4(0.0));
+    [[unroll]] for (uint i = 0u; i < HELD; i++) sum += dot(v[i].a, vec4(1.0)) + dot(v[i].b, vec4(1.0));
     if (has(MEAN)) mean = row_sum(sum) / float(n);
-    for (uint i = 0u; i < HELD; i++) {
+    [[unroll]] for (uint i = 0u; i < HELD; i++) {
         if (has(MEAN)) {
             bool held = lane + i * LANES < groups;
             v[i].a = held ? v[i].a - mean : vec4(0.0);
@@ -81,7 +81,7 @@ void by_eights(uvec4 at, uint lane, bool inside)
         squares += dot(v[i].a, v[i].a) + dot(v[i].b, v[i].b);
     }
     float factor = inversesqrt(row_sum(squares) / float(n) + eps);
-    for (uint i = 0u; i < HELD; i++) {
+    [[unroll]] for (uint i = 0u; i < HELD; i++) {
         uint g = lane + i * LANES;
         if (g >= groups) continue;
         eight r = eight(v[i].a * factor, v[i].b * factor);

@@ -1,11 +1,12 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Random bits and the distributions made of them. One thread makes two words, half the stream apart.
+// Random bits and the distributions made of them. One thread makes two words, half the stream apart, or four such pairs.
 #include "common.glsl"
 #include "threefry.glsl"
 #include "math.glsl"
 layout(constant_id = 1) const uint OP = 0;
 layout(constant_id = 2) const uint TO = 3;
+layout(constant_id = 3) const uint EACH = 1;           // pairs a thread; 4: words, all of the stream in the binding, by 16 bytes
 BUFFER(0, dst)
 BUFFER(1, key)
 ACCESS(dst)
@@ -61,9 +62,20 @@ void emit(uint w, uint bits)
 
 void main()
 {
-    uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x, half_up = words / 2u + (words & 1u);
+    uint i = (group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x) * EACH, half_up = words / 2u + (words & 1u);
     if (i >= half_up) return;
     uvec2 k = key_pushed != 0u ? uvec2(key0, key1) : uvec2(key32[key_at], key32[key_at + key_step]);
+    if (EACH == 4u) {
+        uvec4 low_half, high_half;
+        [[unroll]] for (uint j = 0u; j < 4u; j++) {
+            uvec2 pair = threefry(k, uvec2(i + j, i + j + half_up));
+            low_half[j] = pair.x;
+            high_half[j] = pair.y;
+        }
+        dst128[(offset + i) / 4u] = low_half;
+        dst128[(offset + half_up + i) / 4u] = high_half;
+        return;
+    }
     uvec2 bits = random_pair(k, i, words);
     emit(i, bits.x);
     if (i < words / 2u) emit(i + half_up, bits.y);

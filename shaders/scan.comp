@@ -106,6 +106,9 @@ void write_four(uint at, uint skip, uint count, uvec2 v[4])   // elements at .. 
         }
 }
 
+// The i-th of a row's fours from where it begins; the last one beyond them.
+uint four_at(uint i, uint fours, bool reverse) { return reverse ? fours - 1u - min(i, fours - 1u) : min(i, fours - 1u); }
+
 void rows()
 {
     uint lane = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
@@ -114,8 +117,19 @@ void rows()
     uint base = locate(there ? row : 0u) + first, count = there ? min(chunk, n - first) : 0u, out_at = to + row * n + first;
     uint lead = base & 3u, fours = (lead + count + 3u) / 4u, rounds = (min(chunk, n) + 6u) / 4u;
     ACC before_tile = there ? carried(task) : identity();
+    // Tiles of whole, aligned fours: loaded before the tile before them is scanned, and not in branches.
+    bool whole_fours = lead == 0u && (count & 3u) == 0u && count > 0u;
+    Four next[HOLD];
+    if (whole_fours)
+        [[unroll]] for (uint v = 0u; v < HOLD; v++) next[v] = load_four(base / 4u + four_at(v * WIDTH + lane, fours, reverse));
     for (uint tile = 0u; tile < rounds; tile += WIDTH * HOLD) {        // element i of a row is i - lead: i counts fours
         ACC x[HOLD * 4u];
+        if (whole_fours && tile + WIDTH * HOLD <= fours) {
+            [[unroll]] for (uint v = 0u; v < HOLD; v++)
+                [[unroll]] for (uint k = 0u; k < 4u; k++) x[4u * v + k] = value(of_four(next[v], k), 0u);
+            [[unroll]] for (uint v = 0u; v < HOLD; v++)
+                next[v] = load_four(base / 4u + four_at(tile + (HOLD + v) * WIDTH + lane, fours, reverse));
+        } else
         [[unroll]] for (uint v = 0u; v < HOLD; v++) {
             uint i = tile + v * WIDTH + lane, g = reverse ? fours - 1u - i : i, skip = 4u * g - lead;
             bool whole = i < fours && 4u * g >= lead && skip + 4u <= count;
@@ -128,12 +142,13 @@ void rows()
                 if (whole) x[4u * v + k] = value(of_four(f, k), 0u);
                 else if (here) x[4u * v + k] = value(load_one(base + j), 0u);
             }
-            if (reverse) {
+        }
+        if (reverse)
+            [[unroll]] for (uint v = 0u; v < HOLD; v++) {
                 ACC a = x[4u * v], b = x[4u * v + 1u];
                 x[4u * v] = x[4u * v + 3u]; x[4u * v + 1u] = x[4u * v + 2u];
                 x[4u * v + 2u] = b; x[4u * v + 3u] = a;
             }
-        }
         [[unroll]] for (uint v = 0u; v < HOLD; v++)
             ahead[v] = combine(combine(combine(x[4u * v], x[4u * v + 1u]), x[4u * v + 2u]), x[4u * v + 3u]);
         spread(lane, slot * WIDTH);
