@@ -9,6 +9,7 @@
  *     >>notes        statistics by kernel and signature
  *     >>memory       blocks, suballocation, the cache, counters
  *     >>timeline     streams' timeline semaphores, who uses a buffer until when
+ *     >>modules      SPIR-V rewritten for devices that lack storage of bytes and halves
  *     >>encoder      pipelines, descriptors, hazards, dispatch
  *     >>stream       command buffers, submission, the window in flight
  *     >>array        views on storage
@@ -189,7 +190,13 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SUBGROUP,      "MLX_VK_ENABLE_SUBGROUP",           1, "kernels with subgroup operations")                        \
     X(COOPMAT,       "MLX_VK_ENABLE_COOPERATIVE_MATRIX", 1, "kernels with cooperative matrices")                       \
     X(INT_DOT,       "MLX_VK_ENABLE_INTEGER_DOT",        1, "kernels with integer dot products")                       \
+    X(STORAGE8,      "MLX_VK_ENABLE_STORAGE8",           1, "8-bit numbers in buffers (0: bits of words)")             \
+    X(STORAGE16,     "MLX_VK_ENABLE_STORAGE16",          1, "16-bit numbers in buffers (0: bits of words)")            \
+    X(INT8,          "MLX_VK_ENABLE_INT8",               1, "8-bit integers in shaders")                               \
+    X(INT16,         "MLX_VK_ENABLE_INT16",              1, "16-bit integers in shaders")                              \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
+    X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
+    X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
@@ -336,12 +343,12 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
  * Specialization constant 0 is the workgroup's size in x; the others belong to the kernel. */
 #define KERNELS(X)                                                                                                    \
     X(COPY,          copy,          3, CAP_SMALL)                                                                      \
-    X(COPY_WIDE,     copy_wide,     3, CAP_SMALL | CAP_INT64)                                                          \
+    X(COPY_WIDE,     copy_wide,     3, CAP_SMALL)                                                          \
     X(UNARY,         unary,         3, CAP_SMALL)                                                                      \
-    X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL | CAP_INT64)                                                          \
+    X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL)                                                          \
     X(UNARY_COMPLEX, unary_complex, 3, CAP_SMALL)                                                                      \
     X(BINARY,        binary,        4, CAP_SMALL)                                                                      \
-    X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL | CAP_INT64)                                                          \
+    X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL)                                                          \
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
@@ -389,7 +396,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMM_GROUPED_F16, qmm_grouped_f16, 8, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                  \
     X(GROUP_ROWS,    group_rows,    3, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
-    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
+    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL)                                                          \
     X(REDUCE,        reduce,        2, CAP_SMALL)                                                                      \
     X(REDUCE_PAIR,   reduce_pair,   2, CAP_SMALL)                                                                      \
     X(REDUCE_INDEX,  reduce_index,  2, CAP_SMALL)                                                                      \
@@ -443,11 +450,11 @@ struct capabilities {
     char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
     uint32_t bits;                                   /* enum capability */
     uint32_t vendor, type, api;
-    uint32_t subgroup, max_threads, max_groups[3], shared_memory, push_size;
+    uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_groups[3], shared_memory, push_size;
     size_t max_range, max_allocation, offset_align, memory_size;
     double timestamp_ns;
     uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
-    bool push_descriptor, mapped, subgroup_control, memory_budget, float_controls;
+    bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
     uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
 };
 
@@ -644,6 +651,22 @@ static void choose_features(struct features *f)
     f->coopmat.cooperativeMatrixRobustBufferAccess = VK_FALSE;
 }
 
+/* A feature whose gate is 0 is not there: not enabled, or not used where a program's own device has it. */
+static void gate_features(struct features *f, const int gate[GATE_COUNT])
+{
+    if (!gate[GATE_STORAGE8]) f->v12.storageBuffer8BitAccess = f->v12.uniformAndStorageBuffer8BitAccess = VK_FALSE;
+    if (!gate[GATE_STORAGE16]) f->v11.storageBuffer16BitAccess = f->v11.uniformAndStorageBuffer16BitAccess = VK_FALSE;
+    if (!gate[GATE_INT8]) f->v12.shaderInt8 = VK_FALSE;
+    if (!gate[GATE_INT16]) f->base.features.shaderInt16 = VK_FALSE;
+    if (!gate[GATE_INT64]) f->base.features.shaderInt64 = VK_FALSE;
+    if (!gate[GATE_FLOAT16]) f->v12.shaderFloat16 = VK_FALSE;
+    if (!gate[GATE_INT_DOT]) f->dot.shaderIntegerDotProduct = VK_FALSE;
+    if (gate[GATE_COOPMAT]) return;
+    f->coopmat.cooperativeMatrix = f->bfloat16.shaderBFloat16CooperativeMatrix = VK_FALSE;
+    memset(&f->coopmat2.cooperativeMatrixWorkgroupScope, 0,
+           sizeof f->coopmat2 - offsetof(VkPhysicalDeviceCooperativeMatrix2FeaturesNV, cooperativeMatrixWorkgroupScope));
+}
+
 /* What an adopting program enabled: its chain, read into ours. */
 static void adopt_features(struct features *f, const void *chain)
 {
@@ -695,14 +718,14 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     if (f->v11.storageBuffer16BitAccess) bits |= CAP_STORAGE16;
     if (f->v12.shaderInt8) bits |= CAP_INT8;
     if (f->base.features.shaderInt16) bits |= CAP_INT16;
-    if (f->base.features.shaderInt64 && d->gate[GATE_INT64]) bits |= CAP_INT64;
+    if (f->base.features.shaderInt64) bits |= CAP_INT64;
     if (f->v12.shaderFloat16) bits |= CAP_FLOAT16;
     if (f->bfloat16.shaderBFloat16Type) bits |= CAP_BFLOAT16;
     if (f->v12.vulkanMemoryModel) bits |= CAP_MEMORY_MODEL;
-    if (f->dot.shaderIntegerDotProduct && d->gate[GATE_INT_DOT]) bits |= CAP_INT_DOT;
+    if (f->dot.shaderIntegerDotProduct) bits |= CAP_INT_DOT;
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
-        sg->subgroupSize >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
-    if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel && d->gate[GATE_COOPMAT]) {
+        d->caps.subgroup >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
+    if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel) {
         uint8_t *size = d->caps.coopmat_size;
         size[0] = coopmat_size(d, COMPONENT_FLOAT16);
         size[1] = f->bfloat16.shaderBFloat16CooperativeMatrix ? coopmat_size(d, COMPONENT_BFLOAT16) : 0;
@@ -758,12 +781,29 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
     c->timestamp_ns = p->limits.timestampPeriod;
 }
 
+/* The sizes of subgroups that a pipeline may ask for, and the one that a gate makes all of them ask for. */
+static void choose_subgroup(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupSizeControlProperties *p)
+{
+    struct capabilities *c = &d->caps;
+    uint32_t wanted = (uint32_t)d->gate[GATE_SUBGROUP_SIZE];
+    bool control = f->size_control.subgroupSizeControl && (p->requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT);
+    c->subgroup_least = control ? p->minSubgroupSize : c->subgroup;
+    c->subgroup_most = control ? p->maxSubgroupSize : c->subgroup;
+    if (!wanted || wanted < c->subgroup_least || wanted > c->subgroup_most || (wanted & (wanted - 1))) return;
+    c->subgroup = wanted;
+    c->subgroup_forced = control;
+    if (control) c->max_threads = min_u32(c->max_threads, wanted * p->maxComputeWorkgroupSubgroups);
+}
+
 /* Fills d->caps: the only place that asks. */
 static void read_capabilities(struct device *d, const struct features *f, const bool has[EXT_COUNT])
 {
     VkPhysicalDeviceDriverProperties driver = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES };
     VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &driver };
-    VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES, .pNext = &sg };
+    VkPhysicalDeviceSubgroupSizeControlProperties sizes = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, .pNext = &sg };
+    VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES,
+        .pNext = has[EXT_SIZE_CONTROL] ? (void *)&sizes : (void *)&sg };
     VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, .pNext = &m3 };
     struct capabilities *c = &d->caps;
     vkGetPhysicalDeviceProperties2(d->physical, &p);
@@ -771,9 +811,9 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     snprintf(c->driver, sizeof c->driver, "%.120s %.120s", driver.driverName, driver.driverInfo);
     snprintf(c->architecture, sizeof c->architecture, "vulkan-%04x-%04x", p.properties.vendorID, p.properties.deviceID);
     c->subgroup = sg.subgroupSize;
+    choose_subgroup(d, f, &sizes);
     c->max_allocation = (size_t)m3.maxMemoryAllocationSize;
     c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC];
-    c->subgroup_control = f->size_control.subgroupSizeControl;
     c->memory_budget = has[EXT_BUDGET];
     c->bits = capability_bits(d, f, &sg);
     choose_memory(d);
@@ -927,6 +967,16 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
     return MLXVK_ERROR_NO_DEVICE;
 }
 
+/* What a gate asks of the device, and it cannot do. */
+static int check_gates(struct device *d, mlxvk_error *error)
+{
+    uint32_t wanted = (uint32_t)d->gate[GATE_SUBGROUP_SIZE];
+    if (!wanted || wanted == d->caps.subgroup) return 0;
+    set_error(error, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, "device", "%s=%u: %s lets a kernel have subgroups of %u to %u",
+              gate_table[GATE_SUBGROUP_SIZE].name, wanted, d->caps.name, d->caps.subgroup_least, d->caps.subgroup_most);
+    return MLXVK_ERROR_UNSUPPORTED;
+}
+
 static int open_device(struct device *d, mlxvk_error *error)
 {
     struct features f;
@@ -939,8 +989,10 @@ static int open_device(struct device *d, mlxvk_error *error)
     chain_features(&f, has, VK_API_VERSION_1_2);
     vkGetPhysicalDeviceFeatures2(d->physical, &f.base);
     choose_features(&f);
+    gate_features(&f, d->gate);
     read_capabilities(d, &f, has);
-    code = create_logical(d, &f, has, error);
+    code = check_gates(d, error);
+    if (!code) code = create_logical(d, &f, has, error);
     if (code) return code;
     volkLoadDeviceTable(&d->vk, d->handle);
     for (uint32_t i = 0; i < d->queue_count; i++) d->vk.vkGetDeviceQueue(d->handle, d->queue_family, i, &d->queues[i]);
@@ -971,8 +1023,9 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
             if (!strcmp(a->extensions[i], extension_names[e])) has[e] = true;
     chain_features(&f, has, VK_API_VERSION_1_2);
     adopt_features(&f, a->features);
+    gate_features(&f, d->gate);
     read_capabilities(d, &f, has);
-    if (f.v12.timelineSemaphore) return 0;
+    if (f.v12.timelineSemaphore) return check_gates(d, error);
     set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
               "the adopted device was made without timelineSemaphore (VkPhysicalDeviceVulkan12Features)");
     return MLXVK_ERROR_NO_DEVICE;
@@ -1493,6 +1546,311 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
     return 0;
 }
 
+/* ==== >>modules: SPIR-V as the device takes it ==================================================================== */
+
+/* Kernels load, store and convert bytes and halves of words where they lie; they compute in 32 bits. For a device without
+ * such storage their SPIR-V is rewritten when its module is made, instruction by instruction:
+ *   an array of bytes or halves becomes one of words, and the small integer type becomes uint;
+ *   a pointer to element i is one to word i / 4 (i / 2), with the bits' place beside it;
+ *   a load takes those bits of the word; a store is a call of a function that exchanges the word for one with them, until
+ *   no other thread has changed a neighbour in between.
+ * Anything else that a module does with small integers is not emulated: there is none in mlxvk's own. */
+
+enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6 };
+enum spirv_op { SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20, SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
+                SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43, SPIRV_FUNCTION = 54,
+                SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61, SPIRV_STORE = 62,
+                SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83, SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
+                SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199, SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
+                SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248, SPIRV_BRANCH = 249,
+                SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253 };
+
+/* SPIR-V's capabilities by what they need of the device. */
+static const struct { uint16_t first, last; uint32_t needs; } spirv_needs[] = {
+    { 9, 9, CAP_FLOAT16 }, { 11, 11, CAP_INT64 }, { 22, 22, CAP_INT16 }, { 39, 39, CAP_INT8 }, { 61, 68, CAP_SUBGROUP },
+    { 4433, 4434, CAP_STORAGE16 }, { 4448, 4449, CAP_STORAGE8 }, { 5116, 5117, CAP_BFLOAT16 }, { 5118, 5118, CAP_COOPMAT_BF16 },
+    { 5345, 5345, CAP_MEMORY_MODEL }, { 6016, 6019, CAP_INT_DOT }, { 6022, 6022, CAP_COOPMAT },
+};
+
+static uint32_t spirv_need(uint32_t capability)
+{
+    for (size_t i = 0; i < COUNT(spirv_needs); i++)
+        if (capability >= spirv_needs[i].first && capability <= spirv_needs[i].last) return spirv_needs[i].needs;
+    return 0;
+}
+
+/* What SPIR-V says it needs. */
+static uint32_t module_needs(const uint32_t *spirv, size_t words)
+{
+    uint32_t needs = 0;
+    for (size_t at = SPIRV_HEADER; at + 1 < words && (spirv[at] & 0xffff) == SPIRV_CAPABILITY; at += 2)
+        needs |= spirv_need(spirv[at + 1]);
+    return needs;
+}
+
+/* What of that the device lacks. Storage of bytes and halves is emulated, but not that of float16. */
+static uint32_t lacking(const struct device *d, uint32_t needs)
+{
+    return (needs & CAP_FLOAT16 ? needs : needs & ~(uint32_t)CAP_SMALL) & ~d->caps.bits;
+}
+
+static uint32_t module_lacks(const struct device *d, const uint32_t *spirv, size_t words)
+{
+    uint32_t tiles = (d->caps.coopmat_size[0] ? CAP_COOPMAT : 0) | (d->caps.coopmat_size[1] ? CAP_COOPMAT | CAP_COOPMAT_BF16 : 0);
+    return lacking(d, module_needs(spirv, words)) & ~tiles;            /* of any size: CAP_COOPMAT means 16 */
+}
+
+enum small_constant { SMALL_0, SMALL_1, SMALL_2, SMALL_3, SMALL_4, SMALL_8, SMALL_16, SMALL_BYTE, SMALL_HALF, SMALL_COUNT };
+static const uint32_t small_constants[SMALL_COUNT] = { 0, 1, 2, 3, 4, 8, 16, 0xff, 0xffff };
+
+/* How elements of 8 bits lie in words, and those of 16: i >> down is the word, (i & rest) << up the lowest bit. */
+static const struct small { uint32_t needs; enum small_constant down, rest, up, width, mask; } smalls[] = {
+    [1] = { CAP_STORAGE8, SMALL_2, SMALL_3, SMALL_3, SMALL_8, SMALL_BYTE },
+    [2] = { CAP_STORAGE16, SMALL_1, SMALL_1, SMALL_4, SMALL_16, SMALL_HALF },
+};
+
+/* What an id of the module is; sizes are in bytes, 0: none of that. */
+struct spirv_id {
+    uint8_t type, array, pointer, value;             /* the small type, an array of it, a pointer to it, a value that was of it */
+    uint32_t variable, member, word, place;          /* a pointer to an element: where it points */
+    uint32_t store, stored, pointer_type;            /* a variable: the function that writes elements of so many bytes */
+};
+
+struct spirv_instruction { uint32_t op, n, w[6]; const uint32_t *operands; };      /* w: the first of them, and zeros */
+
+struct rewrite {
+    struct device *device;
+    uint32_t *out;
+    size_t used, room;
+    struct spirv_id *ids;
+    uint32_t bound, next, lacks;                     /* ids below bound are the module's; next is fresh */
+    uint32_t uint_type, bool_type, void_type, function_type, constant[SMALL_COUNT];
+    bool failed, no_memory, hoisted, declared;
+};
+
+static uint32_t fresh(struct rewrite *r) { return r->next++; }
+static struct spirv_id *id_of(struct rewrite *r, uint32_t id) { return r->ids + (id < r->bound ? id : 0); }
+
+#define EMIT(r, op, ...) emit(r, op, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
+static void emit(struct rewrite *r, uint32_t op, const uint32_t *operands, uint32_t n)
+{
+    if (r->used + n + 1 > r->room) {
+        size_t room = 2 * r->room + n + 1024;
+        uint32_t *grown = host_alloc(r->device, room * sizeof *grown);
+        if (!grown) { r->failed = r->no_memory = true; return; }
+        if (r->out) memcpy(grown, r->out, r->used * sizeof *grown);
+        host_free(r->device, r->out);
+        r->out = grown;
+        r->room = room;
+    }
+    r->out[r->used++] = (n + 1) << 16 | op;
+    if (n) memcpy(r->out + r->used, operands, n * sizeof *operands);
+    r->used += n;
+}
+
+/* Finds the types: those to be replaced and those to be used. */
+static void find_type(struct rewrite *r, const struct spirv_instruction *i)
+{
+    struct spirv_id *id = id_of(r, i->w[0]);
+    uint32_t op = i->op, size = i->w[1] / 8;
+    if (op == SPIRV_TYPE_VOID) r->void_type = i->w[0];
+    if (op == SPIRV_TYPE_BOOL) r->bool_type = i->w[0];
+    if (op == SPIRV_TYPE_INT && i->w[1] == 32 && !i->w[2]) r->uint_type = i->w[0];
+    if (op == SPIRV_TYPE_INT && size && size < COUNT(smalls) && (smalls[size].needs & r->lacks)) {
+        id->type = (uint8_t)size;
+        r->failed = r->failed || i->w[2];            /* signed ones would be extended */
+    }
+    if (op == SPIRV_TYPE_FLOAT && i->w[1] == 16) r->failed = r->failed || (r->lacks & CAP_STORAGE16);
+    if (op == SPIRV_TYPE_FUNCTION && i->n == 5 && i->w[1] == r->void_type && i->w[2] == r->uint_type && i->w[3] == i->w[2] && i->w[4] == i->w[2])
+        r->function_type = i->w[0];
+    if (op == SPIRV_TYPE_RUNTIME_ARRAY) id->array = id_of(r, i->w[1])->type;
+    else if (op == SPIRV_TYPE_POINTER) {
+        id->pointer = id_of(r, i->w[2])->type;
+        r->failed = r->failed || (id->pointer && i->w[1] != SPIRV_STORAGE_BUFFER);
+    } else if (op > SPIRV_TYPE_FLOAT)
+        for (uint32_t k = 1; k < i->n; k++) r->failed = r->failed || id_of(r, i->operands[k])->type;
+}
+
+/* Types that others are made of come first; each is declared once. */
+static void hoist_types(struct rewrite *r)
+{
+    r->hoisted = true;
+    if (!r->uint_type) r->uint_type = fresh(r);
+    if (!r->bool_type) r->bool_type = fresh(r);
+    EMIT(r, SPIRV_TYPE_INT, r->uint_type, 32, 0);
+    EMIT(r, SPIRV_TYPE_BOOL, r->bool_type);
+    EMIT(r, SPIRV_TYPE_VOID, r->void_type);
+}
+
+/* Before the first function. */
+static void declare_constants(struct rewrite *r)
+{
+    r->declared = true;
+    for (int i = 0; i < SMALL_COUNT; i++) EMIT(r, SPIRV_CONSTANT, r->uint_type, r->constant[i] = fresh(r), small_constants[i]);
+    if (r->function_type) return;
+    EMIT(r, SPIRV_TYPE_FUNCTION, r->function_type = fresh(r), r->void_type, r->uint_type, r->uint_type, r->uint_type);
+}
+
+static void rewrite_chain(struct rewrite *r, const struct spirv_instruction *i)
+{
+    uint8_t size = id_of(r, i->w[0])->pointer;
+    const struct small *s = &smalls[size];
+    struct spirv_id *id = id_of(r, i->w[1]);
+    uint32_t low = fresh(r);
+    if (i->n != 5) { r->failed = true; return; }
+    *id = (struct spirv_id){ .pointer = size, .variable = i->w[2], .member = i->w[3], .word = fresh(r), .place = fresh(r), .pointer_type = i->w[0] };
+    EMIT(r, SPIRV_SHIFT_RIGHT, r->uint_type, id->word, i->w[4], r->constant[s->down]);
+    EMIT(r, SPIRV_AND, r->uint_type, low, i->w[4], r->constant[s->rest]);
+    EMIT(r, SPIRV_SHIFT_LEFT, r->uint_type, id->place, low, r->constant[s->up]);
+    EMIT(r, i->op, i->w[0], i->w[1], i->w[2], i->w[3], id->word);
+}
+
+static void rewrite_load(struct rewrite *r, const struct spirv_instruction *i)
+{
+    struct spirv_id *id = id_of(r, i->w[1]);
+    uint32_t word = fresh(r), operands[6] = { r->uint_type, word, i->w[2], i->w[3], i->w[4], i->w[5] };
+    if (i->n > COUNT(operands) || !id_of(r, i->w[2])->word) { r->failed = true; return; }
+    id->value = id_of(r, i->w[0])->type;
+    emit(r, SPIRV_LOAD, operands, i->n);
+    EMIT(r, SPIRV_EXTRACT, r->uint_type, i->w[1], word, id_of(r, i->w[2])->place, r->constant[smalls[id->value].width]);
+}
+
+static void rewrite_store(struct rewrite *r, const struct spirv_instruction *i)
+{
+    const struct spirv_id *at = id_of(r, i->w[0]);
+    struct spirv_id *variable = id_of(r, at->variable);
+    if (!at->word) { r->failed = true; return; }
+    if (!variable->store) {
+        variable->store = fresh(r);
+        variable->stored = at->pointer;
+        variable->member = at->member;
+        variable->pointer_type = at->pointer_type;
+    }
+    EMIT(r, SPIRV_CALL, r->void_type, fresh(r), variable->store, at->word, at->place, i->w[1]);
+}
+
+/* To a small type: the low bits; from one: they are all there. */
+static void rewrite_convert(struct rewrite *r, const struct spirv_instruction *i)
+{
+    uint8_t size = id_of(r, i->w[0])->type;
+    id_of(r, i->w[1])->value = size;
+    if (size) EMIT(r, SPIRV_AND, r->uint_type, i->w[1], i->w[2], r->constant[smalls[size].mask]);
+    else if (i->w[0] == r->uint_type) EMIT(r, SPIRV_COPY_OBJECT, i->w[0], i->w[1], i->w[2]);
+    else emit(r, i->op, i->operands, i->n);
+}
+
+/* void store(uint word, uint place, uint value), for one variable. */
+static void emit_store(struct rewrite *r, uint32_t variable)
+{
+    const struct spirv_id *v = r->ids + variable;
+    enum { WORD, PLACE, VALUE, ENTRY, AT, FIRST, LOOP, OLD, SEEN, NEXT, BODY, FRESH, SAME, DONE, NAMES };
+    uint32_t x[NAMES], t = r->uint_type, zero = r->constant[SMALL_0], device_scope = r->constant[SMALL_1];
+    for (int i = 0; i < NAMES; i++) x[i] = fresh(r);
+    EMIT(r, SPIRV_FUNCTION, r->void_type, v->store, 0, r->function_type);
+    for (int i = WORD; i <= VALUE; i++) EMIT(r, SPIRV_PARAMETER, t, x[i]);
+    EMIT(r, SPIRV_LABEL, x[ENTRY]);
+    EMIT(r, SPIRV_ACCESS_CHAIN, v->pointer_type, x[AT], variable, v->member, x[WORD]);
+    EMIT(r, SPIRV_LOAD, t, x[FIRST], x[AT]);
+    EMIT(r, SPIRV_BRANCH, x[LOOP]);
+    EMIT(r, SPIRV_LABEL, x[LOOP]);
+    EMIT(r, SPIRV_PHI, t, x[OLD], x[FIRST], x[ENTRY], x[SEEN], x[NEXT]);
+    EMIT(r, SPIRV_LOOP_MERGE, x[DONE], x[NEXT], 0);
+    EMIT(r, SPIRV_BRANCH, x[BODY]);
+    EMIT(r, SPIRV_LABEL, x[BODY]);
+    EMIT(r, SPIRV_INSERT, t, x[FRESH], x[OLD], x[VALUE], x[PLACE], r->constant[smalls[v->stored].width]);
+    EMIT(r, SPIRV_COMPARE_EXCHANGE, t, x[SEEN], x[AT], device_scope, zero, zero, x[FRESH], x[OLD]);
+    EMIT(r, SPIRV_EQUAL, r->bool_type, x[SAME], x[SEEN], x[OLD]);
+    EMIT(r, SPIRV_BRANCH, x[NEXT]);
+    EMIT(r, SPIRV_LABEL, x[NEXT]);
+    EMIT(r, SPIRV_BRANCH_IF, x[SAME], x[DONE], x[LOOP]);
+    EMIT(r, SPIRV_LABEL, x[DONE]);
+    emit(r, SPIRV_RETURN, NULL, 0);
+    emit(r, SPIRV_FUNCTION_END, NULL, 0);
+}
+
+/* One instruction of the module: as it is, replaced, or left out. */
+static void rewrite_one(struct rewrite *r, const struct spirv_instruction *i)
+{
+    const uint32_t *w = i->w;
+    const struct spirv_id *id = id_of(r, w[0]);
+    bool type = i->op >= SPIRV_TYPE_VOID && i->op <= SPIRV_TYPE_LAST, in_code = r->declared;
+    if (type && !r->hoisted) hoist_types(r);
+    if (i->op == SPIRV_FUNCTION && !r->declared) declare_constants(r);
+    if (i->op == SPIRV_CAPABILITY && (spirv_need(w[0]) & r->lacks & CAP_SMALL)) return;
+    if (type && (id->type || w[0] == r->uint_type || w[0] == r->bool_type || w[0] == r->void_type)) return;
+    if (i->op == SPIRV_DECORATE && id->array && w[1] == SPIRV_ARRAY_STRIDE) EMIT(r, i->op, w[0], w[1], 4);
+    else if (i->op == SPIRV_TYPE_RUNTIME_ARRAY && id->array) EMIT(r, i->op, w[0], r->uint_type);
+    else if (i->op == SPIRV_TYPE_POINTER && id->pointer) EMIT(r, i->op, w[0], w[1], r->uint_type);
+    else if ((i->op == SPIRV_ACCESS_CHAIN || i->op == SPIRV_IN_BOUNDS_CHAIN) && id->pointer) rewrite_chain(r, i);
+    else if (i->op == SPIRV_LOAD && id->type) rewrite_load(r, i);
+    else if (i->op == SPIRV_STORE && id->pointer) rewrite_store(r, i);
+    else if (i->op == SPIRV_U_CONVERT && (id->type || id_of(r, w[2])->value)) rewrite_convert(r, i);
+    else {
+        if (!type && (in_code || i->op >= SPIRV_CONSTANT_TRUE))        /* before: words that are no ids */
+            r->failed = r->failed || id->type || (i->op == SPIRV_S_CONVERT && id_of(r, w[2])->value);
+        emit(r, i->op, i->operands, i->n);
+    }
+}
+
+/* Calls of every instruction; false where they are no SPIR-V. */
+static bool each_instruction(struct rewrite *r, const uint32_t *spirv, size_t words,
+                             void (*call)(struct rewrite *, const struct spirv_instruction *), uint32_t first, uint32_t last)
+{
+    for (size_t at = SPIRV_HEADER; at < words; ) {
+        struct spirv_instruction i = { .op = spirv[at] & 0xffff, .n = (spirv[at] >> 16) - 1, .operands = spirv + at + 1 };
+        if (!(spirv[at] >> 16) || i.n >= words - at) return false;
+        memcpy(i.w, i.operands, min_size(i.n, COUNT(i.w)) * sizeof *i.w);
+        if (i.op >= first && i.op <= last) call(r, &i);
+        at += i.n + 1;
+    }
+    return !r->failed;
+}
+
+/* The module without storage of bytes, of halves, or both, which the caller frees. VK_ERROR_FEATURE_NOT_PRESENT where it does
+ * more with them than is emulated. */
+static VkResult rewrite_module(struct device *d, const uint32_t *spirv, size_t *words, uint32_t **out)
+{
+    struct rewrite r = { .device = d, .bound = spirv[SPIRV_BOUND], .next = spirv[SPIRV_BOUND], .lacks = ~d->caps.bits };
+    bool good = false;
+    if (r.bound >= 1u << 22) return VK_ERROR_FEATURE_NOT_PRESENT;      /* SPIR-V's own limit */
+    r.room = *words + *words / 4 + 1024;
+    r.ids = host_zalloc(d, (r.bound + 1) * sizeof *r.ids);
+    r.out = host_alloc(d, r.room * sizeof *r.out);
+    r.no_memory = !r.ids || !r.out;
+    if (!r.no_memory) {
+        memcpy(r.out, spirv, SPIRV_HEADER * sizeof *spirv);
+        r.used = SPIRV_HEADER;
+        good = each_instruction(&r, spirv, *words, find_type, SPIRV_TYPE_VOID, SPIRV_TYPE_LAST) && r.void_type &&
+               each_instruction(&r, spirv, *words, rewrite_one, 0, 0xffff);
+        for (uint32_t i = 0; good && i < r.bound; i++) if (r.ids[i].store) emit_store(&r, i);
+        r.out[SPIRV_BOUND] = r.next;
+    }
+    host_free(d, r.ids);
+    *out = r.out;
+    *words = r.used;
+    if (good && !r.failed) return VK_SUCCESS;
+    host_free(d, r.out);
+    *out = NULL;
+    return r.no_memory ? VK_ERROR_OUT_OF_HOST_MEMORY : VK_ERROR_FEATURE_NOT_PRESENT;
+}
+
+/* Makes the module, rewritten where the device lacks the storage that it declares. */
+static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, VkShaderModule *out)
+{
+    VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size, .pCode = spirv };
+    size_t words = size / 4;
+    uint32_t *rewritten = NULL;
+    VkResult r = VK_SUCCESS;
+    if (module_needs(spirv, words) & CAP_SMALL & ~d->caps.bits) {
+        r = rewrite_module(d, spirv, &words, &rewritten);
+        info.pCode = rewritten;
+        info.codeSize = 4 * words;
+    }
+    if (r >= 0) r = d->vk.vkCreateShaderModule(d->handle, &info, NULL, out);
+    host_free(d, rewritten);
+    return r;
+}
+
 /* ==== >>encoder =================================================================================================== */
 
 enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
@@ -1581,19 +1939,15 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
 {
     VkSpecializationMapEntry entries[MAX_SPEC];
     VkSpecializationInfo info = { spec_count, entries, spec_count * sizeof *spec, spec };
+    VkPipelineShaderStageRequiredSubgroupSizeCreateInfo size = {
+        .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO, .requiredSubgroupSize = d->caps.subgroup };
     VkComputePipelineCreateInfo create = { .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
-        .stage = { .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO, .stage = VK_SHADER_STAGE_COMPUTE_BIT,
-                   .module = module, .pName = "main", .pSpecializationInfo = &info },
+        .stage = { .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+                   .pNext = d->caps.subgroup_forced ? &size : NULL, .stage = VK_SHADER_STAGE_COMPUTE_BIT, .module = module, .pName = "main", .pSpecializationInfo = &info },
         .layout = d->layouts[bindings] };
     for (uint32_t i = 0; i < spec_count; i++) entries[i] = (VkSpecializationMapEntry){ i, 4 * i, 4 };
     d->stats.pipelines++;
     return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
-}
-
-static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, VkShaderModule *out)
-{
-    VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size, .pCode = spirv };
-    return d->vk.vkCreateShaderModule(d->handle, &info, NULL, out);
 }
 
 static bool grow_pipelines(struct device *d)
@@ -1621,15 +1975,23 @@ static void name_missing(uint32_t bits, char *text, size_t size)
         if (bits & (1u << i)) n += (size_t)snprintf(text + n, size - n, "%s%s", n ? ", " : "", capability_names[i]);
 }
 
-static bool has_kernel(const struct device *d, enum kernel_id k) { return !(kernel_table[k].needs & ~d->caps.bits); }
+static bool has_kernel(const struct device *d, enum kernel_id k) { return !lacking(d, kernel_table[k].needs); }
 
 static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
                                            uint64_t key, uint32_t at)
 {
     struct device *d = e->device;
     const struct kernel_row *row = &kernel_table[k];
-    struct pipeline *p = host_zalloc(d, sizeof *p);
+    struct pipeline *p;
     VkResult r = VK_SUCCESS;
+    uint32_t missing = lacking(d, row->needs) | module_lacks(d, row->spirv, row->size / 4);
+    if (missing) {
+        char names[128];
+        name_missing(missing, names, sizeof names);
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name, "%s lacks %s", d->caps.name, names);
+        return NULL;
+    }
+    p = host_zalloc(d, sizeof *p);
     if (!p) {
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
         return NULL;
@@ -1652,13 +2014,7 @@ static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k,
 {
     struct device *d = e->device;
     uint64_t key = hash_words(hash_words(0x51ED270B, (uint32_t[]){ (uint32_t)k }, 1), spec, n);
-    uint32_t missing = kernel_table[k].needs & ~d->caps.bits, at;
-    if (missing) {
-        char names[128];
-        name_missing(missing, names, sizeof names);
-        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, kernel_table[k].name, "%s lacks %s", d->caps.name, names);
-        return NULL;
-    }
+    uint32_t at;
     if (2 * (d->pipeline_used + 1) > d->pipeline_slots && !grow_pipelines(d)) {
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, kernel_table[k].name, "out of host memory");
         return NULL;
@@ -12536,7 +12892,7 @@ int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const 
     return MLXVK_ERROR_ARGUMENT;
 }
 
-enum { INFO_SIZES = 10 };
+enum { INFO_SIZES = 12 };
 struct info_size { const char *name; size_t value; };
 
 static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
@@ -12547,7 +12903,8 @@ static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES
         { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type },
         { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
-        { "storage_buffer_alignment", c->offset_align },
+        { "storage_buffer_alignment", c->offset_align }, { "subgroup_size_least", c->subgroup_least },
+        { "subgroup_size_most", c->subgroup_most },
     };
     memcpy(sizes, all, sizeof all);
 }
@@ -15210,7 +15567,13 @@ struct kernel {
 
 static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_desc *desc)
 {
-    VkResult r = build_module(d, desc->spirv, desc->spirv_size, &k->module);
+    uint32_t missing = module_lacks(d, desc->spirv, desc->spirv_size / 4);
+    VkResult r = missing ? VK_ERROR_FEATURE_NOT_PRESENT : build_module(d, desc->spirv, desc->spirv_size, &k->module);
+    if (r == VK_ERROR_FEATURE_NOT_PRESENT) {
+        char names[128];
+        name_missing(missing ? missing : CAP_SMALL & ~d->caps.bits, names, sizeof names);
+        return device_fail(d, MLXVK_ERROR_UNSUPPORTED, r, __LINE__, "kernel", "%s cannot run: %s lacks %s", k->name, d->caps.name, names);
+    }
     if (r >= 0) r = build_pipeline(d, k->module, desc->bindings, desc->constants, desc->constant_count, &k->pipeline.handle);
     if (r < 0) {
         d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
