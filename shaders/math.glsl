@@ -219,6 +219,11 @@ vec2 cos_sin(float x)
 }
 float cos_of(float x) { return cos_sin(x).x; }
 float sin_of(float x) { return cos_sin(x).y; }
+float tan_of(float x)
+{
+    vec2 unit = cos_sin(x);
+    return divide(unit.y, unit.x);
+}
 
 // asin(x) = x + x asin_tail(x^2), |x| <= 1/2
 float asin_tail(float s)
