@@ -143,7 +143,7 @@ test:
 golden_data := $(wildcard tests/golden/data)
 run-tests:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
-	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)") $(units) $(examples)
+	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: $(golden) --fuzz 10") $(units) $(examples)
 
 golden: $(golden)
 	@$(BUILD)/golden "$$DIR"

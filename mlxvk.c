@@ -214,7 +214,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
-    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix; 0 chooses")  \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded; 0 chooses")  \
+    X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0, "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
@@ -361,9 +362,13 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_GROUPED_BF16,  matmul_grouped_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
     X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
+    X(CONV_UNFOLD,   conv_unfold,   2, CAP_SMALL)                                                                      \
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
     X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
+    X(FFT,           fft,           4, CAP_SMALL)                                                                      \
+    X(FFT_FIXED,     fft_fixed,     4, CAP_SMALL)                                                                      \
+    X(FFT_CHIRP,     fft_chirp,     2, CAP_SMALL)                                                                      \
     X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
     X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
@@ -378,6 +383,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
+    X(QMV_HELD_GATHER, qmv_held_gather, 8, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                     \
     X(QMV_GATHER,    qmv_gather,    8, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_GATHER_PLAIN, qmv_gather_plain, 8, CAP_SMALL)                                                                \
     X(QMM_GROUPED,   qmm_grouped,   8, CAP_SMALL)                                                                      \
@@ -396,7 +402,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
     X(NORM,          norm,          6, CAP_SMALL)                                                                      \
     X(FACTOR,        factor,        3, CAP_NONE)                                                                       \
-    X(JACOBI,        jacobi,        3, CAP_SMALL)                                                                      \
+    X(JACOBI,        jacobi,        4, CAP_SMALL)                                                                      \
     X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
     X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
     X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
@@ -2302,6 +2308,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(ELEMENTWISE, elementwise)                                                                                        \
     X(MATMUL,      matmul)                                                                                             \
     X(CONVOLUTION, convolution)                                                                                        \
+    X(FFT,         fft)                                                                                                \
     X(QUANTIZE,    quantize)                                                                                           \
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
@@ -2338,6 +2345,7 @@ enum operation {
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
 struct matmul_params { float alpha, beta; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
+struct fft_params { uint8_t kind, axis; bool inverse; int n; float scale; };
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
 struct hadamard_params { float scale; };
 struct gather_mm_params { uint32_t every; };
@@ -2361,6 +2369,7 @@ union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
     struct conv_params conv;
+    struct fft_params fft;
     struct quant_params quant;
     struct hadamard_params hadamard;
     struct gather_mm_params gather_mm;
@@ -2916,7 +2925,8 @@ static bool same_place(const struct array *in, const struct array *out)
 static int donate(struct encoder *e, struct array *out, struct array *const *in, int count)
 {
     struct storage *to = out->storage;
-    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || out->offset || !out->row || to->nbytes != array_bytes(out)) return -1;
+    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row || to->nbytes != array_bytes(out))
+        return -1;
     for (int i = 0; i < count; i++) {
         struct storage *st = in[i] ? in[i]->storage : NULL;
         struct buffer *b = st ? st->buffer : NULL;
@@ -6307,7 +6317,8 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
     struct product t;
-    if (p->n <= FEW_ROWS && p->n < p->m && !p->gather && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    bool few = p->n <= FEW_ROWS && p->n < p->m && !p->gather;
+    if (few && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
     switch (choose_kind(e, p)) {
     case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
     case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
@@ -7378,6 +7389,8 @@ struct conv_push {
 static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0] * v->out_size[1] * v->out_size[2]; }
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
+enum { CONV_UNFOLDED = 1 << 28 };                    /* bytes of a matrix written out, at most */
+
 /* Do the result's positions follow each other in memory? */
 static bool conv_linear(const struct conv *v)
 {
@@ -7478,9 +7491,51 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     array_release(sums);
 }
 
+/* Rows of the first matrix that are written out at a time. */
+static int64_t unfolded_rows(const struct encoder *e, const struct conv *v)
+{
+    return (int64_t)min_size(CONV_UNFOLDED, e->device->caps.max_range / 2) / (conv_depth(v) * (int64_t)item_size(v->in));
+}
+
+/* Is the kernel a matrix as it lies in memory, and the input to be read in steps of 16 bytes? */
+static bool conv_unfolds(const struct encoder *e, const struct conv *v)
+{
+    int64_t step = v->c, count = 16 / (int64_t)item_size(v->in);
+    for (int i = SPACE - 1; i >= 0; step *= v->taps[i], i--)
+        if (v->taps[i] > 1 && v->b_tap[i] != step) return false;
+    return v->groups == 1 && conv_linear(v) && v->b_row == step && unfolded_rows(e, v) >= 128 && !((v->c | v->in_first) % count || v->in->offset % 16);
+}
+
+/* By the kernels of matrix products, from the first matrix written out, some rows at a time. */
+static void conv_unfolded(struct encoder *e, const struct conv *v)
+{
+    struct product p = conv_product(v);
+    int64_t most = unfolded_rows(e, v), rows = p.m;
+    uint32_t chunks = (uint32_t)(v->c * (int64_t)item_size(v->in) / 16);
+    struct array *matrix;
+    if (rows > most) rows = most / 128 * 128;
+    matrix = scratch(e, (size_t)(rows * p.k), v->in->dtype);
+    p.array[MAT_A] = matrix;
+    p.a_row = p.k;
+    p.offset[MAT_A] = 0;
+    for (int64_t at = 0; at < conv_rows(v) && !e->code; at += rows) {
+        struct conv_push q = bind_conv(e, v, matrix);
+        p.m = conv_rows(v) - at < rows ? conv_rows(v) - at : rows;
+        p.offset[MAT_OUT] = v->out_first + at * p.out_row;
+        q.part = (uint32_t)at;
+        q.n = (uint32_t)p.m;
+        KERNEL(e, K_CONV_UNFOLD, 256, (uint32_t)v->in->dtype, EPILOGUE_NONE);
+        set_bytes(e, &q, sizeof q);
+        dispatch_groups(e, ceil_div((uint64_t)p.m * chunks, 256));
+        product_batch(e, &p);
+    }
+    array_release(matrix);
+}
+
 /* ---- choosing kernels ---- */
 
-enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT };
+enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED };
+enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28 };      /* channels and multiplications from which unfolding pays, as computed for an H200 */
 
 /* One tap over every position: the input itself is the first matrix. */
 static bool conv_pointwise(const struct conv *v)
@@ -7497,11 +7552,14 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     bool bf16 = v->out->dtype == MLXVK_BFLOAT16, half = bf16 || v->out->dtype == MLXVK_FLOAT16, fits = v->groups <= d->caps.max_groups[2];
     bool even = !((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) && !(v->in->offset % 16 || v->kernel->offset % 16);
     bool coopmat = half && even && fits && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16);
+    bool matrix2 = half && even && !(v->n & 7) && !(v->out->offset % 16) && !d->gate[GATE_MATMUL_KERNEL] &&
+                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) && !wanted;
     int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
     if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
     if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
     if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
     if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
+    if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE)) && conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
 }
@@ -7513,6 +7571,7 @@ static void conv_dispatch(struct encoder *e, const struct conv *v)
     case CONV_KIND_DEPTHWISE: conv_depthwise(e, v); break;
     case CONV_KIND_TILED: conv_tiles(e, v, false); break;
     case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
+    case CONV_KIND_UNFOLDED: conv_unfolded(e, v); break;
     case CONV_KIND_PRODUCT:
         p = conv_product(v);
         product_batch(e, &p);
@@ -7572,7 +7631,7 @@ static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, c
 static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
 {
     int space = out->ndim - 2, lead = SPACE - space;
-    int64_t counts[SPACE] = { 1, 1, 1 }, total = 1;
+    int64_t counts[SPACE] = { 1, 1, 1 };
     struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups, .channels = dim_of(in, -1),
                       .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups, .in_size = { 1, 1, 1 } };
     int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c, out_units = dim_of(out, -1);
@@ -7594,9 +7653,7 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
     for (int i = 0; i < SPACE; i++) {
         struct conv probe = v;
         counts[i] = conv_axis(&probe, i, sizes[i], taps[i], p, 0);
-        total *= counts[i] < sizes[i] ? counts[i] : sizes[i];
     }
-    if (total > 1) { e->concurrent = true; e->concurrent_from = e->live_count; }     /* they write between each other's elements */
     for (int64_t x = 0; x < counts[0] && x < sizes[0]; x++)
         for (int64_t y = 0; y < counts[1] && y < sizes[1]; y++)
             for (int64_t z = 0; z < counts[2] && z < sizes[2]; z++) {
@@ -7607,7 +7664,6 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
                 if (!(one.taps[0] && one.taps[1] && one.taps[2])) one.b_first = 0;
                 conv_rows_split(e, &one);
             }
-    e->concurrent = false;
 }
 
 /* Halves batches that the device cannot bind whole. */
@@ -8896,6 +8952,16 @@ static struct gather_push gather_bind(struct encoder *e, const struct quant_job 
     return q;
 }
 
+/* The push constants of kernels for few rows of x. */
+static void set_quant_bytes(struct encoder *e, const struct quant_job *j, const struct quant_push *p)
+{
+    if (j->gather) {
+        struct gather_push q = gather_bind(e, j, p, 6);
+        q.rhs_at = set_input(e, 7, j->gather->rhs);
+        set_bytes(e, &q, sizeof q);
+    } else set_bytes(e, p, sizeof *p);
+}
+
 /* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
 static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
 {
@@ -8915,7 +8981,8 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
     struct quant_push p = quant_bind(e, j, sets);
-    NOTE(e->device, NOTE_QMM, sets ? "qmv_sets" : subgroup ? "qmv" : "qmv_plain", NULL, "%s", JOB(j));
+    enum kernel_id kernel = j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN;
+    NOTE(e->device, NOTE_QMM, kernel_table[kernel].name, NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
@@ -8923,25 +8990,26 @@ static void qmv_general(struct encoder *e, const struct quant_job *j)
                : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    KERNEL(e, j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN, teams * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
-    if (j->gather) {
-        struct gather_push q = gather_bind(e, j, &p, 6);
-        q.rhs_at = set_input(e, 7, j->gather->rhs);
-        set_bytes(e, &q, sizeof q);
-    } else set_bytes(e, &p, sizeof p);
+    KERNEL(e, kernel, teams * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m,
+           t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
+    set_quant_bytes(e, j, &p);
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
+}
+
+static enum kernel_id held_kernel(const struct quant_job *j)
+{
+    return j->gather ? K_QMV_HELD_GATHER : j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD;
 }
 
 /* What keeps qmv_held.comp from a job, alignment and long rows aside; NULL: nothing. */
 static const char *held_refusal(const struct device *d, const struct quant_job *j)
 {
     int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
-    if (!is_affine(&j->format)) return "a mode without biases";
+    if (!is_affine(&j->format) && (bits != 4 || wanted == QMM_HELD_FLOAT)) return "floats of 8 bits";
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
     if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
     if (j->k < QUANT_BLOCK) return "nothing to add up";
-    if (!has_kernel(d, j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD)) return "the device lacks subgroup operations or integer dot products";
+    if (!has_kernel(d, held_kernel(j))) return "the device lacks subgroup operations or integer dot products";
     if (!by_subgroups(d, j->m)) return "a gate";
     if (!wanted && j->m > 4) return "more than 4 rows";
     return !wanted && d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? "a driver on the CPU" : NULL;
@@ -8953,9 +9021,8 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     const struct device *d = e->device;
     const struct held_tuning *t = held_tunings;
     int wanted = d->gate[GATE_QMM_KERNEL];
-    bool sets = j->sets > 1;
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
-    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per;
+    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per, entries = j->gather ? j->batch : 1;
     const char *refusal = held_refusal(d, j);
     struct quant_push p;
     if (refusal) return refusal;
@@ -8966,19 +9033,19 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
     split = ceil_div(blocks, lanes * held);
     if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return "long rows";   /* slower than the general kernel */
-    while (rows > step && held_rounds(j, rows / step) * split < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
+    while (rows > step && held_rounds(j, rows / step) * split * entries < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
     if (rows * m > lanes || rows < step) return "the device's subgroups are small";
-    p = quant_bind(e, j, sets);
+    p = quant_bind(e, j, j->sets > 1);
     if (quant_alignment(j, &p) != 3) { encoder_reset(e); return "not aligned"; }
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
     rounds = held_rounds(j, rows / step);
-    groups = ceil_div(rounds, per * ceil_div(rounds * split, t->teams));
+    groups = ceil_div(rounds, per * ceil_div((uint64_t)rounds * split * entries, t->teams));
     p.rounds = per * ceil_div(ceil_div(rounds, groups), per);
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
-    KERNEL(e, sets ? K_QMV_HELD_SETS : K_QMV_HELD, per * split * lanes, j->format.bits, (uint32_t)j->x->dtype,
-           scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m, rows, split, lanes, held, blocks, group_shift(&j->format) - 1, j->epilogue,
+    KERNEL(e, held_kernel(j), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
+           (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
            wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
-    set_bytes(e, &p, sizeof p);
+    set_quant_bytes(e, j, &p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
     return NULL;
 }
@@ -8988,7 +9055,7 @@ static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
     int wanted = e->device->gate[GATE_QMM_KERNEL];
     const char *refusal = wanted && wanted < QMM_HELD ? "a gate" : try_held(e, j);
-    NOTE(e->device, NOTE_QMM, j->sets > 1 ? "qmv_held_sets" : "qmv_held", refusal, "%s", JOB(j));
+    NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, refusal, "%s", JOB(j));
     if (refusal) qmv_general(e, j);
 }
 
@@ -9284,12 +9351,13 @@ static void gather_choose(struct encoder *e, struct quant_job *j, struct gather 
     bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
     bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : cpu || !many);
     if (!few) {
+        NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
         if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
         return;
     }
     for (g->first = 0; g->first < g->entries && !e->code; g->first += j->batch) {
         j->batch = min_u32(g->entries - g->first, e->device->caps.max_groups[2]);
-        qmv_general(e, j);
+        qmv_dispatch(e, j);
     }
 }
 
@@ -9299,7 +9367,8 @@ static void lower_gather_qmm(struct encoder *e, const struct node *n)
     uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
     struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
                               .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
-    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1, .y_batch = m * rows, .gather = &g };
+    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1,
+                           .y_batch = m * rows, .gather = &g };
     in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
     in[1] = matrices_of(e, n->in[1], true, &j.w_batch);
     in[2] = matrices_of(e, n->in[2], true, &j.s_batch);
@@ -9456,7 +9525,8 @@ static struct array *do_gather_qmm(struct call *c, struct array *x, struct array
         return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
     }
     x = is_float(x->dtype) ? x : as_type(c, x, to);
-    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs),
+           ARRAYS(out));
     return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
 }
 
@@ -10877,7 +10947,8 @@ static void lower_jacobi(struct encoder *e, const struct node *n)
 {
     struct array *a = n->out[0], *v = n->out[1], *other = n->p.jacobi.op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
     uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads, lanes;
-    struct { uint32_t matrices, n, length, round, a_at, b_at, v_at; } push = { matrices, size, (uint32_t)a->shape[2], 0, 0, 0, 0 };
+    struct { uint32_t matrices, n, length, round, a_at, b_at, v_at, go_at, checked; } push = {
+        .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2], .checked = n->in[0] != NULL };
     lanes = row_lanes(e, push.length, &threads);
     if (n->p.jacobi.op == JACOBI_EIGEN && !other) return;
     (void)lanes;
@@ -10886,6 +10957,7 @@ static void lower_jacobi(struct encoder *e, const struct node *n)
         push.a_at = other ? set_input(e, 0, a) : set_output(e, 0, a);
         if (other) push.b_at = set_output(e, 1, other);
         push.v_at = set_output(e, 2, v);
+        if (n->in[0]) push.go_at = set_input(e, 3, n->in[0]);
         KERNEL(e, K_JACOBI, other ? 64 : threads, other ? 64 : threads, n->p.jacobi.op);
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, other ? ceil_div((uint64_t)matrices * half * (half + size), 64) : (uint64_t)matrices * half);
@@ -11083,13 +11155,36 @@ static struct qr do_qr(struct call *c, struct array *a, int columns)
 
 /* ---- eigenvalues and singular values by Jacobi rotations ---- */
 
-/* Sweeps grow with the logarithm of the size; each node makes two. */
+/* 1 for each matrix whose pairs are not yet orthogonal: by elements off the diagonal of a, or of the products of its rows. */
+static struct array *unfinished(struct call *c, int op, struct array *a)
+{
+    int n = a->shape[1], last = 2, middle = 1;
+    struct array *x = a, *most, *bound = NULL;
+    if (op == JACOBI_SINGULAR) {
+        struct array *scale, *zero = scalar(c, 0, MLXVK_FLOAT32);
+        x = do_matmul(c, a, flipped(c, a));
+        if (!x) return NULL;
+        scale = view_of(c, x, MLXVK_FLOAT32, 2, (int[]){ x->shape[0], n }, (int64_t[]){ (int64_t)n * n, n + 1 }, x->offset);
+        scale = do_select(c, do_binary(c, B_greater, scale, zero), do_unary(c, U_rsqrt, scale), zero);
+        x = do_binary(c, B_multiply, do_binary(c, B_multiply, x, do_expand(c, scale, &last, 1)), do_expand(c, scale, &middle, 1));
+        bound = scalar(c, 4 * FLT_EPSILON * sqrt(a->shape[2]), MLXVK_FLOAT32);
+    }
+    x = do_unary(c, U_abs, x);
+    if (!bound) bound = do_binary(c, B_multiply, do_reduce(c, R_max, x, 6, false), scalar(c, 4 * FLT_EPSILON, MLXVK_FLOAT32));
+    most = do_select(c, do_eye(c, n, n, 0, MLXVK_BOOL), scalar(c, 0, MLXVK_FLOAT32), x);
+    return as_type(c, do_binary(c, B_greater, do_reduce(c, R_max, most, 6, false), bound), MLXVK_FLOAT32);
+}
+
+/* Sweeps grow with the logarithm of the size; each node makes two. Matrices that are finished are left alone. */
 static void append_jacobi(struct call *c, int op, struct array *a, struct array *v)
 {
     int nodes = 4;
-    if (c->code || !a || !v) return;
+    if (c->code || !a || !v || !a->size) return;
     for (int n = v->shape[1]; n > 8; n /= 8) nodes++;
-    for (int i = 0; i < (v->shape[1] > 1 ? nodes : 0); i++) append(c, OP_JACOBI, PARAMS(.jacobi = { (uint8_t)op }), NULL, 0, ARRAYS(a, v));
+    for (int i = 0; i < (v->shape[1] > 1 ? nodes : 0) && !c->code; i++) {
+        struct array *go = i >= 2 && v->shape[1] > FACTOR_BLOCK / 2 ? unfinished(c, op, a) : NULL;
+        append(c, OP_JACOBI, PARAMS(.jacobi = { (uint8_t)op }), ARRAYS(go), ARRAYS(a, v));
+    }
 }
 
 /* Rows of a (batch, n, length) in the order of indices (batch, n). */
@@ -11498,6 +11593,450 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
     forth = do_binary(&c, B_multiply, do_roll(&c, x, -1, at_x), do_roll(&c, y, -2, at_y));
     back = do_binary(&c, B_multiply, do_roll(&c, x, -2, at_x), do_roll(&c, y, -1, at_y));
     return finish(&c, do_binary(&c, B_subtract, forth, back), res);
+}
+
+/* ==== >>fft ======================================================================================================= */
+
+/* Flags of the kernel, as in fft.comp. */
+enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
+       FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
+       FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
+       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_WHOLE_IN = 1 << 14, FFT_WHOLE_OUT = 1 << 15,
+       FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
+enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds at most so many elements */
+
+enum fft_kind { FFT_COMPLEX, FFT_FROM_REAL, FFT_TO_REAL };
+
+/* Rows to transform: `len` elements each, of which the operand has `valid` and the result takes `limit`. */
+struct fft {
+    struct array *in, *out, *first, *last;           /* tables to multiply with; or NULL */
+    uint32_t flags, len, valid, limit, c1, c2, rows, row_a[FFT_ROWS], step_a, row_d[FFT_ROWS], step_d;
+    float scale;
+};
+
+/* How one step cuts a row into lines: see fft.comp. */
+struct fft_lines { uint32_t size, subs, inner, a1, a2, a_step, b1, b2, b_step, turn; };
+
+struct fft_push {
+    uint32_t size, radices, ids, lines, flags, offset_in, offset_out, offset_first, offset_last, len, valid, limit;
+    uint32_t subs, inner, a1, a2, a_step, b1, b2, b_step, turn, c1, c2, row_a[FFT_ROWS], step_a, row_d[FFT_ROWS], step_d;
+    float scale;
+};
+
+/* A pipeline for each length, or one for all: where compiling takes longer than transforming. */
+static bool fft_fixed(const struct device *d)
+{
+    return d->gate[GATE_FFT_KERNEL] ? d->gate[GATE_FFT_KERNEL] == 1 : d->caps.type != VK_PHYSICAL_DEVICE_TYPE_CPU;
+}
+
+static uint32_t fft_threads(const struct device *d) { return min_u32(FFT_THREADS, d->caps.max_threads / 32 * 32); }
+
+/* Elements that a workgroup can hold: in registers and shared memory, or in each half of shared memory. */
+static uint32_t fft_room(const struct encoder *e)
+{
+    const struct device *d = e->device;
+    uint32_t room = FFT_HELD * FFT_THREADS, each = fft_fixed(d) ? 8 : 16;
+    while (room * each > d->caps.shared_memory || (each == 8 && room > FFT_HELD * fft_threads(d))) room /= 2;
+    return room;
+}
+
+/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). */
+static uint32_t fft_radices(uint32_t n)
+{
+    static const uint8_t radices[] = { 16, 8, 4, 2, 3, 5, 7, 11, 13 };
+    uint32_t list = 0, shift = 0;
+    for (size_t i = 0; i < COUNT(radices); i++)
+        for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4) list |= (uint32_t)(radices[i] - 1) << shift;
+    return n == 1 ? list : 0;
+}
+
+static bool fft_smooth(uint32_t n)
+{
+    static const uint8_t primes[] = { 2, 3, 5, 7, 11, 13 };
+    for (size_t i = 0; i < COUNT(primes); i++) while (n % primes[i] == 0) n /= primes[i];
+    return n == 1;
+}
+
+/* Cuts a smooth length into at most three factors of `room` at most; into two where they are small enough to be read in whole
+ * sectors. Returns how many, or 0. */
+static int fft_cut(uint32_t n, uint32_t room, uint32_t part[FFT_STEPS])
+{
+    uint32_t best2 = UINT32_MAX, best3 = UINT32_MAX, two[2] = { 0 };
+    part[0] = n;
+    if (n <= room) return 1;
+    for (uint32_t a = 2; a <= room; a++) {
+        uint32_t m = n / a, larger;
+        if (n % a) continue;
+        larger = a > m ? a : m;
+        if (larger <= room && larger < best2) { best2 = larger; two[0] = a; two[1] = m; }
+        for (uint32_t b = a; b <= room && (uint64_t)a * b * b <= n; b++)
+            if (m % b == 0 && m / b <= room && m / b < best3) { best3 = m / b; part[0] = a; part[1] = b; part[2] = m / b; }
+    }
+    if (best2 <= room / 4 || best3 == UINT32_MAX) { part[0] = two[0]; part[1] = two[1]; return best2 <= room ? 2 : 0; }
+    return 3;
+}
+
+static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return !((offset | place[0] | place[1] | place[2]) & 1); }
+
+/* One dispatch: transforms of l->size elements, or with that many elements of each row none. */
+static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
+{
+    struct device *d = e->device;
+    bool cpu = d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, fixed = fft_fixed(d);
+    uint32_t room = fft_room(e), threads = fft_threads(d), lines, radices = transform ? fft_radices(l->size) : 0, few;
+    struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len, .valid = f->valid,
+        .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2,
+        .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
+    memcpy(q.row_a, f->row_a, sizeof q.row_a);
+    memcpy(q.row_d, f->row_d, sizeof q.row_d);
+    if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
+    if (l->b_step * f->step_d != 1) q.flags |= FFT_LINES_OUT;
+    few = q.flags & (FFT_LINES_IN | FFT_LINES_OUT) ? 32 : ceil_div(1024, l->size);
+    lines = min_u32(min_u32(cpu ? room : few, room / l->size), q.ids);
+    while (lines > 4 && q.ids / lines < 2 * (uint32_t)wide_of(d)) lines /= 2;
+    q.lines = lines;
+    if (fixed && radices) {
+        threads = min_u32(threads, (uint32_t)round_up(ceil_div((uint64_t)lines * l->size, FFT_HELD), 32));
+        room = (uint32_t)round_up((size_t)lines * l->size, 256);
+    }
+    q.offset_in = set_input(e, 1, f->in);
+    q.offset_out = set_output(e, 0, f->out);
+    if (f->first) q.offset_first = set_input(e, 2, f->first);
+    if (f->last) q.offset_last = set_input(e, 3, f->last);
+    if ((f->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q.offset_in, f->row_a)) q.flags |= FFT_WHOLE_IN;
+    if ((f->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q.offset_out, f->row_d)) q.flags |= FFT_WHOLE_OUT;
+    if (fixed && radices) KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags);
+    else KERNEL(e, K_FFT, threads, room);
+    set_bytes(e, &q, sizeof q);
+    dispatch_groups(e, ceil_div(q.ids, lines));
+}
+
+/* Lets rows lie one after the other in an array of the lowering's own. */
+static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct fft *f, uint32_t n)
+{
+    place[2] = n;
+    place[1] = n * f->c2;
+    place[0] = n * f->c2 * f->c1;
+    *step = 1;
+}
+
+/* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles between. */
+static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
+{
+    uint32_t p[FFT_STEPS] = { 0 };
+    int count = fft_cut(n, fft_room(e), p);
+    struct fft part = *f;
+    struct array *between;
+    if (count == 1) { fft_step(e, f, &(struct fft_lines){ n, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true); return; }
+    if (!count) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n); return; }
+    between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
+    if (!between) return;
+    part.out = between;
+    fft_between(part.row_d, &part.step_d, f, n);
+    part.flags = (f->flags & FFT_OF_LOAD) | FFT_TURN;
+    part.limit = n;
+    part.last = NULL;
+    part.scale = 1;
+    fft_step(e, &part, &(struct fft_lines){ p[0], n / p[0], n / p[0], 0, 1, n / p[0], 0, 1, n / p[0], n }, true);
+    part.in = between;
+    part.first = NULL;
+    fft_between(part.row_a, &part.step_a, f, n);
+    part.len = part.valid = n;
+    part.flags = FFT_TURN;
+    if (count == 3) fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], p[1] * p[2], 1, p[2], p[1] * p[2], 1, p[2], p[1] * p[2] }, true);
+    part.out = f->out;
+    part.last = f->last;
+    part.flags = f->flags & ~(uint32_t)FFT_OF_LOAD;
+    part.limit = f->limit;
+    part.scale = f->scale;
+    memcpy(part.row_d, f->row_d, sizeof part.row_d);
+    part.step_d = f->step_d;
+    if (count == 2) fft_step(e, &part, &(struct fft_lines){ p[1], p[0], p[0], 0, p[1], 1, 0, 1, p[0], 0 }, true);
+    else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[1], p[1] * p[2], p[2], 1, 1, p[0], p[0] * p[1], 0 }, true);
+    array_release(between);
+}
+
+/* The smooth length that Bluestein's convolution of n elements takes. */
+static uint32_t fft_padded(uint32_t n)
+{
+    static const uint8_t odd[] = { 1, 3, 5, 7, 9, 15 };
+    uint64_t best = UINT64_MAX;
+    for (size_t i = 0; i < COUNT(odd); i++) {
+        uint64_t m = odd[i];
+        while (m < 2 * (uint64_t)n - 1) m *= 2;
+        if (m < best) best = m;
+    }
+    return (uint32_t)best;
+}
+
+/* Any length, as a convolution with a chirp: x w, transformed, times the chirp's transform, transformed back, times w. */
+static void fft_bluestein(struct encoder *e, const struct fft *f)
+{
+    uint32_t n = f->len, m = fft_padded(n), push[4] = { n, m, 0, 0 };
+    struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64), *spectrum = scratch(e, m, MLXVK_COMPLEX64);
+    struct array *product = scratch(e, (size_t)f->rows * m, MLXVK_COMPLEX64);
+    struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1, .step_a = 1, .step_d = 1,
+                       .scale = 1 }, there = *f, back = *f;
+    if (!e->code) {
+        push[2] = set_output(e, 0, w);
+        push[3] = set_output(e, 1, chirp);
+        KERNEL(e, K_FFT_CHIRP, 256);
+        set_bytes(e, push, sizeof push);
+        dispatch_groups(e, ceil_div(m, 256));
+        fft_rows(e, &one, m);
+        there.out = back.in = product;
+        fft_between(there.row_d, &there.step_d, f, m);
+        fft_between(back.row_a, &back.step_a, f, m);
+        there.first = back.last = w;
+        there.last = spectrum;
+        there.flags = (f->flags & FFT_OF_LOAD) | FFT_TABLE_IN | FFT_TABLE_OUT;
+        there.limit = back.len = back.valid = m;
+        there.scale = 1;
+        back.flags = (f->flags & FFT_STORE) | FFT_SWAP_IN | FFT_SWAP_OUT | FFT_TABLE_OUT | (f->flags & FFT_SWAP_OUT ? FFT_SWAP_LAST : 0);
+        back.scale = f->scale / (float)m;
+        fft_rows(e, &there, m);
+        fft_rows(e, &back, m);
+    }
+    array_release(w);
+    array_release(chirp);
+    array_release(spectrum);
+    array_release(product);
+}
+
+static void fft_any(struct encoder *e, const struct fft *f)
+{
+    if (fft_smooth(f->len)) fft_rows(e, f, f->len);
+    else fft_bluestein(e, f);
+}
+
+/* Real rows of even length: the transform of their pairs, in one dispatch with what makes a half spectrum of it, or before. */
+static void fft_pairs(struct encoder *e, const struct fft *f)
+{
+    uint32_t n = f->len, chunk = min_u32(n + 1, fft_room(e));
+    struct fft part = *f;
+    struct array *between;
+    if (n <= fft_room(e) && fft_smooth(n)) { part.flags |= FFT_STORE_SPLIT; fft_rows(e, &part, n); return; }
+    between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
+    if (!between) return;
+    part.out = between;
+    fft_between(part.row_d, &part.step_d, f, n);
+    part.limit = n;
+    part.scale = 1;
+    fft_any(e, &part);
+    part = *f;
+    part.in = between;
+    fft_between(part.row_a, &part.step_a, f, n);
+    part.flags = FFT_LOAD_SPLIT;
+    part.valid = n;
+    fft_step(e, &part, &(struct fft_lines){ chunk, ceil_div(n + 1, chunk), ceil_div(n + 1, chunk), 0, chunk, 1, 0, chunk, 1, 0 }, false);
+    array_release(between);
+}
+
+/* The rows of an operand and its result as up to three dimensions; false: there are more. */
+static bool fft_layout(struct fft *f, int axis)
+{
+    struct array view[2] = { *f->out, *f->in }, *views[2] = { &view[0], &view[1] };
+    uint32_t sizes[FFT_ROWS] = { 1, 1, 1 };
+    struct dims g;
+    f->step_d = (uint32_t)f->out->strides[axis];
+    f->step_a = (uint32_t)f->in->strides[axis];
+    view[0].shape[axis] = view[1].shape[axis] = 1;
+    g = merge_dims(views, 2);
+    if (g.ndim > FFT_ROWS) return false;
+    for (int i = 0; i < g.ndim; i++) {
+        int to = FFT_ROWS - g.ndim + i;
+        sizes[to] = (uint32_t)g.shape[i];
+        f->row_d[to] = (uint32_t)g.stride[0][i];
+        f->row_a[to] = (uint32_t)g.stride[1][i];
+    }
+    f->c1 = sizes[1];
+    f->c2 = sizes[2];
+    f->rows = sizes[0] * sizes[1] * sizes[2];
+    return true;
+}
+
+static void fft_whole(struct encoder *e, const struct fft_params *p, struct array *in, struct array *out)
+{
+    bool even = p->n % 2 == 0, real = is_float(in->dtype);
+    struct fft f = { .in = in, .out = out, .len = (uint32_t)p->n, .valid = (uint32_t)in->shape[p->axis], .limit = (uint32_t)out->shape[p->axis],
+                     .scale = p->scale };
+    struct array *copy = NULL;
+    if (!fft_layout(&f, p->axis)) {
+        copy = f.in = rows_of(e, in);
+        fft_layout(&f, p->axis);
+    }
+    f.flags = p->inverse ? FFT_SWAP_IN | FFT_SWAP_OUT : 0;
+    if (p->kind == FFT_TO_REAL) {
+        f.flags |= even ? FFT_LOAD_MERGE | FFT_STORE_PAIRS : FFT_LOAD_HALF | FFT_STORE_REAL;
+        if (even) f.limit = f.len /= 2;
+        fft_any(e, &f);
+    } else if (p->kind == FFT_FROM_REAL && even) {
+        f.flags |= FFT_LOAD_PAIRS;
+        f.len /= 2;
+        fft_pairs(e, &f);
+    } else {
+        f.flags |= real ? FFT_LOAD_REAL : FFT_LOAD_COMPLEX;
+        fft_any(e, &f);
+    }
+    array_release(copy);
+}
+
+/* Halves rows where operands cannot be bound whole, or what lies between steps would be too large. */
+static void fft_split(struct encoder *e, const struct fft_params *p, struct array *in, struct array *out)
+{
+    size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len, rows = out->size / (size_t)out->shape[p->axis];
+    struct array part[2] = { *in, *out }, *pair[2] = { in, out };
+    int axis = -1, half;
+    len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_padded((uint32_t)p->n);
+    for (int i = 0; i < out->ndim; i++)
+        if (i != p->axis && out->shape[i] > 1 && (axis < 0 || out->shape[i] > out->shape[axis])) axis = i;
+    if (axis < 0 || ((len <= fft_room(e) || rows * len <= room / 8) && axis_to_split(e, pair, 2) < 0)) { fft_whole(e, p, in, out); return; }
+    half = out->shape[axis] / 2;
+    for (int second = 0; second < 2 && !e->code; second++) {
+        for (int k = 0; k < 2; k++) {
+            part[k].shape[axis] = second ? out->shape[axis] - half : half;
+            part[k].size = pair[k]->size / (size_t)out->shape[axis] * (size_t)part[k].shape[axis];
+            part[k].row = row_contiguous(&part[k]);
+            if (second) part[k].offset += half * pair[k]->strides[axis] * (int64_t)item_size(pair[k]);
+        }
+        fft_split(e, p, &part[0], &part[1]);
+    }
+}
+
+static void lower_fft(struct encoder *e, const struct node *n) { fft_split(e, &n->p.fft, n->in[0], n->out[0]); }
+
+/* ---- fronts ---- */
+
+enum { FFT_LONGEST = 1 << 26 };
+
+/* Transforms one axis to a length of n, cutting or padding with zeros; of a half spectrum n is the length of the real result. */
+static struct array *fft_axis(struct call *c, struct array *a, int axis, int n, enum fft_kind kind, bool inverse, double scale)
+{
+    int shape[MAXD];
+    struct array *out;
+    if (c->code || !a) return NULL;
+    if (n > FFT_LONGEST) return FAIL(c, MLXVK_ERROR_LIMIT, "a length of %d; at most %d", n, FFT_LONGEST);
+    if (!is_complex(a->dtype) || kind == FFT_FROM_REAL) a = as_type(c, a, kind == FFT_TO_REAL ? MLXVK_COMPLEX64 : MLXVK_FLOAT32);
+    if (c->code || !a) return NULL;
+    memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
+    shape[axis] = kind == FFT_FROM_REAL ? n / 2 + 1 : n;
+    out = output(c, a->ndim, shape, kind == FFT_TO_REAL ? MLXVK_FLOAT32 : MLXVK_COMPLEX64);
+    append(c, OP_FFT, PARAMS(.fft = { (uint8_t)kind, (uint8_t)axis, inverse, n, (float)scale }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* Checked axes and lengths of a transform of several axes; without axes the last ones, without lengths the operand's. */
+struct fft_shape { int count, axis[MAXD], n[MAXD]; };
+
+static bool fft_axes(struct call *c, const struct array *a, const struct ints *n, const struct ints *axes, enum fft_kind kind,
+                     struct fft_shape *s)
+{
+    uint32_t seen = 0;
+    if (c->code || !a) return false;
+    if (!a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s: at least one dimension is needed", TEXT(a)), false;
+    if (n->count && n->count != axes->count)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu lengths for %zu axes", n->count, axes->count), false;
+    if (axes->count > MAXD || (axes->count && !axes->values) || (n->count && !n->values))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes", axes->count), false;
+    s->count = (int)axes->count;
+    for (int i = 0; i < s->count; i++) {
+        int axis = s->axis[i] = normal_axis(c, a, axes->values[i]), halved = kind == FFT_TO_REAL && i == s->count - 1;
+        if (axis < 0) return false;
+        if (seen >> axis & 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d is there twice", axis), false;
+        seen |= 1u << axis;
+        s->n[i] = n->count ? n->values[i] : halved ? 2 * (a->shape[axis] - 1) : a->shape[axis];
+        if (s->n[i] < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a length of %d along axis %d of %s", s->n[i], axis, TEXT(a)), false;
+    }
+    return true;
+}
+
+/* Transforms over several axes. Of real transforms the last axis has the half spectrum, and is done first or last. The whole
+ * scale is applied with the last one. */
+static struct array *do_fft(struct call *c, struct array *a, struct ints n, struct ints axes, enum fft_kind kind, bool inverse, int norm)
+{
+    struct fft_shape s;
+    double size = 1, scale;
+    if (!fft_axes(c, a, &n, &axes, kind, &s)) return NULL;
+    for (int i = 0; i < s.count; i++) size *= s.n[i];
+    if (norm < MLXVK_FFT_NORM_BACKWARD || norm > MLXVK_FFT_NORM_FORWARD) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d is no norm", norm);
+    scale = norm == MLXVK_FFT_NORM_ORTHO ? 1 / sqrt(size) : (norm == MLXVK_FFT_NORM_FORWARD) != inverse ? 1 / size : 1;
+    for (int k = 0; k < s.count; k++) {
+        int i = inverse ? k : s.count - 1 - k;
+        a = fft_axis(c, a, s.axis[i], s.n[i], i == s.count - 1 ? kind : FFT_COMPLEX, inverse, k == s.count - 1 ? scale : 1);
+    }
+    return a;
+}
+
+/* Name, what it transforms, inverse: one axis, two, several. */
+#define FFT_FUNCTIONS(X)                                                                                              \
+    X(fft, FFT_COMPLEX, false) X(ifft, FFT_COMPLEX, true) X(rfft, FFT_FROM_REAL, false) X(irfft, FFT_TO_REAL, true)
+#define SEVERAL(name, kind, inverse)                                                                                  \
+    int mlxvk_fft_##name(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,         \
+                         mlxvk_fft_norm norm, mlxvk_stream s)                                                         \
+    {                                                                                                                 \
+        struct call c = begin("fft_" #name, s);                                                                       \
+        struct array *x = input(&c, "a", a);                                                                          \
+        return finish(&c, do_fft(&c, x, (struct ints){ n, n_num }, (struct ints){ axes, axes_num }, kind, inverse, (int)norm), res); \
+    }
+#define X(name, kind, inverse)                                                                                        \
+    int mlxvk_fft_##name(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s)       \
+    {                                                                                                                 \
+        struct call c = begin("fft_" #name, s);                                                                       \
+        struct array *x = input(&c, "a", a);                                                                          \
+        return finish(&c, do_fft(&c, x, (struct ints){ &n, 1 }, (struct ints){ &axis, 1 }, kind, inverse, (int)norm), res); \
+    }                                                                                                                 \
+    SEVERAL(name##2, kind, inverse)                                                                                   \
+    SEVERAL(name##n, kind, inverse)
+FFT_FUNCTIONS(X)
+#undef X
+#undef SEVERAL
+
+/* Rolls axes by half their length, forward (up) or back (down). */
+static int fft_shift(mlxvk_array *res, const char *name, mlxvk_array a, const int *axes, size_t axes_num, bool back, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    if (axes_num && !axes) FAIL(&c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
+    for (size_t i = 0; i < axes_num && !c.code; i++) {
+        int axis = normal_axis(&c, x, axes[i]), n = axis < 0 ? 0 : x->shape[axis];
+        if (n) x = do_roll(&c, x, back ? (n + 1) / 2 : n / 2, axis);
+    }
+    return finish(&c, x, res);
+}
+
+int mlxvk_fft_fftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    return fft_shift(res, "fft_fftshift", a, axes, axes_num, false, s);
+}
+
+int mlxvk_fft_ifftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+{
+    return fft_shift(res, "fft_ifftshift", a, axes, axes_num, true, s);
+}
+
+/* Whole numbers from `first` on, divided by n * d. */
+static struct array *frequencies(struct call *c, int n, double d, int first, int count)
+{
+    float scale = (float)(1 / (n * d));
+    struct array *a;
+    if (c->code) return NULL;
+    if (n < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "n is %d; at least 1", n);
+    if (d == 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "d is 0");
+    a = do_arange(c, first, first + count, 1, MLXVK_FLOAT32);
+    return do_binary(c, B_multiply, a, scalar_bytes(c, &scale, MLXVK_FLOAT32));
+}
+
+int mlxvk_fft_fftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
+{
+    struct call c = begin("fft_fftfreq", s);
+    struct array *a = frequencies(&c, n, d, -(n / 2), n);
+    return finish(&c, a ? do_roll(&c, a, (n + 1) / 2, 0) : NULL, res);
+}
+
+int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
+{
+    struct call c = begin("fft_rfftfreq", s);
+    return finish(&c, frequencies(&c, n, d, 0, n / 2 + 1), res);
 }
 
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */
@@ -12473,11 +13012,13 @@ static bool groups_well(const struct encoder *e, const struct node *n)
     const struct array *x = n->in[0], *w = n->in[1];
     uint32_t stride;
     int64_t low, high;
+    size_t rows;
     if (n->op != OP_QUANTIZED_MATMUL) return false;
+    rows = n->out[0]->size / (size_t)dim_of(n->out[0], -1);
     array_span(w, &low, &high);
-    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) &&
-           x->size / (size_t)dim_of(x, -1) <= QMV_MAX_M && specialised(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) &&
-           by_subgroups(e->device, (uint32_t)(x->size / (size_t)dim_of(x, -1))) && dense_matrix(w) && dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
+    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) && rows <= QMV_MAX_M &&
+           specialised(e->device, (uint32_t)rows) && by_subgroups(e->device, (uint32_t)rows) && dense_matrix(w) &&
+           dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
            (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
 }
 
@@ -13790,8 +14331,7 @@ size_t mlxvk_array_offset(mlxvk_array array) { return array.ctx ? (size_t)((stru
 
 size_t mlxvk_array_memory_size(mlxvk_array array)
 {
-    const struct storage *st = array.ctx ? ((struct array *)array.ctx)->storage : NULL;
-    return !st ? 0 : st->buffer ? st->buffer->size : capacity_for(st->nbytes);
+    return array.ctx ? ((struct array *)array.ctx)->storage->nbytes : 0;
 }
 
 bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)
@@ -15511,4 +16051,5 @@ static void print_default(void) { if (the_default.device) print_notes(the_defaul
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)
-const char *mlxvk_version(void) { return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH); }
+const char *mlxvk_version_text(void) { return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH); }
+int mlxvk_version(mlxvk_string *str) { return put_string(str, text_copy(mlxvk_version_text())); }

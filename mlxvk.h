@@ -289,7 +289,7 @@ MLXVK_API size_t mlxvk_array_size(mlxvk_array array);                /* elements
 MLXVK_API size_t mlxvk_array_nbytes(mlxvk_array array);
 MLXVK_API size_t mlxvk_array_ndim(mlxvk_array array);
 MLXVK_API const int *mlxvk_array_shape(mlxvk_array array);           /* valid while the handle is */
-MLXVK_API const int64_t *mlxvk_array_strides(mlxvk_array array);     /* in elements */
+MLXVK_API const int64_t *mlxvk_array_strides(mlxvk_array array);     /* in elements; mlx-c has size_t, but they have signs */
 MLXVK_API int mlxvk_array_dim(mlxvk_array array, int dim);           /* negative counts from the end; 0 if outside */
 MLXVK_API mlxvk_dtype mlxvk_array_dtype(mlxvk_array array);
 MLXVK_API bool mlxvk_array_is_row_contiguous(mlxvk_array array);
@@ -312,7 +312,7 @@ MLXVK_API const void *mlxvk_array_data(mlxvk_array array);
 MLXVK_API int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
                                    mlxvk_dtype dtype, size_t offset);
 MLXVK_API size_t mlxvk_array_offset(mlxvk_array array);              /* bytes from the memory's start to element [0, ...] */
-MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes that the memory takes */
+MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes of the memory */
 MLXVK_API bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b);
 /* The host's pointer to the memory's start, or NULL where it is not mapped. The memory exists afterwards; it does not wait:
  * what is there is right only after mlxvk_array_wait, or an event behind the work that writes it. */
@@ -829,6 +829,43 @@ MLXVK_API int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_
                                      int dilation_1, int dilation_2, int output_padding_0, int output_padding_1,
                                      int output_padding_2, int groups, mlxvk_stream s);
 
+/* ==== >>fft ======================================================================================================= */
+
+typedef enum mlxvk_fft_norm { MLXVK_FFT_NORM_BACKWARD, MLXVK_FFT_NORM_ORTHO, MLXVK_FFT_NORM_FORWARD } mlxvk_fft_norm;
+
+/* Discrete Fourier transforms along an axis, to complex64 (irfft: float32), of any length up to 2^26. n: the length, to which
+ * the operand is cut or padded with zeros. rfft takes real numbers and gives the n / 2 + 1 first bins, irfft makes n real
+ * numbers of such. norm: the inverse is divided by n (backward), the forward transform (forward), or both by sqrt(n) (ortho).
+ * The forms for two and more axes are one: n may be empty (the operand's lengths; the last one of irfft2 and irfftn is
+ * 2 (length - 1)); of real transforms the last axis is the one that is halved. Without axes the operand is the result.
+ * Errors: _AXIS out of range or twice, _ARGUMENT lengths below 1 or not as many as axes, _LIMIT. Source: MLX fft. */
+MLXVK_API int mlxvk_fft_fft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_ifft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_rfft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_irfft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_fft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                             mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_ifft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                              mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_rfft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                              mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_irfft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                               mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_fftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                             mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_ifftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                              mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_rfftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                              mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_irfftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
+                               mlxvk_fft_norm norm, mlxvk_stream s);
+/* The zero frequency to the middle of each axis, and back. */
+MLXVK_API int mlxvk_fft_fftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_ifftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s);
+/* The frequencies of the bins of fft and rfft, in cycles per unit of the sample spacing d; float32. */
+MLXVK_API int mlxvk_fft_fftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s);
+
 /* ==== >>fast ====================================================================================================== */
 
 /* x * rsqrt(mean(x^2) + eps) over the last axis, rounded to x's dtype, times weight ({ NULL }: none). */
@@ -997,7 +1034,8 @@ MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
 typedef struct mlxvk_stat { const char *family, *kernel, *signature, *reason; uint64_t count; } mlxvk_stat;
 
 MLXVK_API int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user);
-MLXVK_API const char *mlxvk_version(void);
+MLXVK_API int mlxvk_version(mlxvk_string *str);                      /* "0.1.0" */
+MLXVK_API const char *mlxvk_version_text(void);
 
 #ifdef __cplusplus
 }

@@ -11,11 +11,14 @@ const uint EIGEN = 0, SINGULAR = 1;
 layout(set = 0, binding = 0, std430) buffer A { float a[]; };      // EIGEN: read; SINGULAR: w
 layout(set = 0, binding = 1, std430) buffer B { float b[]; };      // EIGEN: written
 layout(set = 0, binding = 2, std430) buffer V { float v[]; };
+layout(set = 0, binding = 3, std430) buffer G { float go[]; };     // 0 for matrices that are finished
 
 layout(push_constant) uniform Push {
     uint matrices, n, length, round;                     // length: of the rows of w
-    uint a_at, b_at, v_at;
+    uint a_at, b_at, v_at, go_at, checked;
 };
+
+bool finished(uint matrix) { return checked != 0u && go[go_at + matrix] == 0.0; }
 
 uint half_up() { return (n + 1u) / 2u; }
 
@@ -46,7 +49,7 @@ void eigen()
 {
     uint h = half_up(), each = h * h + n * h, t = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
     uint matrix = t / each, base = a_at + matrix * n * n;
-    if (matrix >= matrices) return;
+    if (matrix >= matrices || finished(matrix)) return;
     t -= matrix * each;
     uvec2 q = pair_of(t % h);
     vec2 right = rotation_of(base, q);
@@ -83,7 +86,7 @@ void singular()
 {
     uint h = half_up(), group = group_index(), matrix = group / h, lane = gl_LocalInvocationID.x;
     uvec2 p = pair_of(group % h);
-    if (matrix >= matrices || p.y >= n) return;
+    if (matrix >= matrices || p.y >= n || finished(matrix)) return;
     uint x = a_at + (matrix * n + p.x) * length, y = a_at + (matrix * n + p.y) * length;
     float xx = 0.0, yy = 0.0, xy = 0.0;
     for (uint i = lane; i < length; i += LANES) {

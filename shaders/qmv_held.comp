@@ -8,6 +8,8 @@
 // R rows, and adds up its teams' sums once at the end. The next round's codes are on their way while one is computed.
 // INTEGER: x is held as 16-bit fixed point of its block's largest value, in two planes of signed bytes, and multiplied by
 // integer dot products, whose sums are exact. Else codes become floats (packed_code).
+// Small floats of 4 bits (FP) are integers too: halves of -12 to 12.
+// GATHER: index arrays say which matrix of x meets which weight.
 // SETS: up to three matrices with the same x, their rounds one after another, or the first two interleaved for SwiGLU.
 #define PRODUCT
 #include "quant.glsl"
@@ -24,18 +26,20 @@ layout(constant_id = 14) const uint PARTS = 256;       // rounds * M * R * SPLIT
 
 #include "qmv.glsl"
 
-const uint GROUPS = BLOCKS >> SHIFT;
+const uint SCALES = TS == E4M3 ? 2 : 1;                // of a block
+const uint GROUPS = SCALES * BLOCKS >> SHIFT;
+const uint PER_BYTE = 8u / BITS;
 shared float part[PARTS];
 
 // What a lane holds of x: byte planes of word p of a block, or elements; the block's unit, sum of elements, of offsets.
 int high[M * BL * 8], low[M * BL * 8];
-float held[M * BL * 32], unit[M * BL], sum[M * BL], offset[M * BL];
+float held[M * BL * 32], unit[M * BL], sum[M * BL * SCALES], offset[M * BL];
 // Codes, scales and biases of a round's rows, the next ones on their way, and a round's results.
-uint code[R * BL * BITS], scale[R * BL], bias[R * BL], next_code[R * BL * BITS], next_scale[R * BL], next_bias[R * BL];
+uint code[R * BL * BITS], scale[R * BL * SCALES], bias[R * BL], next_code[R * BL * BITS], next_scale[R * BL * SCALES], next_bias[R * BL];
 float total[M * R];
 
 // Byte b of plane word p belongs to this code of the block: the same class of each byte of a word of codes.
-uint element_of(uint p, uint b) { return p / CLASSES * 4u * CLASSES + b * CLASSES + p % CLASSES; }
+uint element_of(uint p, uint b) { return p / PER_BYTE * 4u * PER_BYTE + b * PER_BYTE + p % PER_BYTE; }
 
 void hold_integers(uint h, float v[32])
 {
@@ -43,7 +47,7 @@ void hold_integers(uint h, float v[32])
     [[unroll]] for (uint e = 0u; e < 32u; e++) top = max(top, floatBitsToUint(v[e]) & 0x7fffffffu);
     float largest = uintBitsToFloat(top), to_unit = 32512.0 / largest;
     [[unroll]] for (uint e = 0u; e < 32u; e++) bits[e] = floatBitsToUint(fma(v[e], to_unit, 12582912.0));    // 1.5 * 2^23 + integer
-    int total_units = 0;
+    int total_units = 0, first_half = 0;
     [[unroll]] for (uint p = 0u; p < 8u; p++) {
         uint a[4], l = 0u, g = 0u;
         [[unroll]] for (uint b = 0u; b < 4u; b++) {
@@ -54,9 +58,11 @@ void hold_integers(uint h, float v[32])
         }
         low[h * 8u + p] = int(l);
         high[h * 8u + p] = int(g);
+        if (p == 3u) first_half = total_units;
     }
     unit[h] = top >= 0x7f800000u ? NOT_A_NUMBER : largest / 32512.0;
-    sum[h] = float(total_units);
+    sum[h * SCALES] = float(SCALES == 2u ? first_half : total_units);
+    if (SCALES == 2u) sum[h * SCALES + SCALES - 1u] = float(total_units - first_half);
 }
 
 void hold_floats(uint h, float v[32])
@@ -96,7 +102,7 @@ void hold(uint h, uint at, bool inside)
     { \
         [[unroll]] for (uint j = slot; j < R; j += STEP) { \
             uint n = min(row + j / STEP, rows[set] - 1u); \
-            uint at = gl_WorkGroupID.z * w_batch + w_at[set] + n * (BLOCKS * BITS), group = gl_WorkGroupID.z * s_batch + n * GROUPS; \
+            uint at = w_matrix * w_batch + w_at[set] + n * (BLOCKS * BITS), group = w_matrix * s_batch + n * GROUPS; \
             [[unroll]] for (uint l = 0u; l < BL; l++) { \
                 uint block = min(first + l * (SPLIT * LANES), BLOCKS - 1u), from = at + block * BITS, to = j * BL + l; \
                 if (BITS == 2u) { \
@@ -108,8 +114,9 @@ void hold(uint h, uint at, bool inside)
                         uvec4 q = w##128[from + i >> 2]; \
                         [[unroll]] for (uint c = 0u; c < 4u; c++) next_code[to * BITS + i + c] = q[c]; \
                     } \
-                next_scale[to] = RAW(s, s_at[set] + group + (block >> SHIFT), TS); \
-                next_bias[to] = RAW(b, b_at[set] + group + (block >> SHIFT), TS); \
+                [[unroll]] for (uint h = 0u; h < SCALES; h++) \
+                    next_scale[to * SCALES + h] = RAW(s, s_at[set] + group + (SCALES * block >> SHIFT) + h, TS); \
+                if (!FP) next_bias[to] = RAW(b, b_at[set] + group + (block >> SHIFT), TS); \
             } \
         } \
     }
@@ -153,16 +160,43 @@ void load_round(uint r, uint first)
         load_a(at.y, first);
 }
 
+// Four codes of 4 bits, one in each byte, as twice their value, and 12 more: 0 to 24.
+int doubled(uint c)
+{
+    uint m = c & 0x07070707u, two = c >> 2u & c & 0x01010101u, three = c >> 2u & c >> 1u & 0x01010101u;
+    uint v = m + two + 2u * three + 2u * (three & c);                  // 0, 1, 2, 3, 4, 6, 8, 12
+    return int(0x0c0c0c0cu + v - 2u * (v & (c >> 3u & 0x01010101u) * 255u));
+}
+
+float small_product(uint i, uint j, uint l)
+{
+    uint h = i * BL + l, w = (j * BL + l) * BITS;
+    float y = 0.0;
+    [[unroll]] for (uint half_block = 0u; half_block < SCALES; half_block++) {
+        int upper = 0, lower = 0;
+        [[unroll]] for (uint q = 0u; q < 8u / SCALES; q++) {
+            uint p = half_block * 4u + q;
+            int four = doubled(code[w + p / 2u] >> p % 2u * 4u & 0x0f0f0f0fu);
+            upper += dotPacked4x8EXT(four, high[h * 8u + p]);
+            lower += dotPacked4x8EXT(four, low[h * 8u + p]);
+        }
+        float dot = fma(-12.0, sum[h * SCALES + half_block], float((upper << 8) + lower));
+        y = fma(number(scale[(j * BL + l) * SCALES + half_block], TS), dot, y);
+    }
+    return 0.5 * unit[h] * y;
+}
+
 // Row j's codes of block l times what is held of row i of x.
 float product(uint i, uint j, uint l)
 {
+    if (FP) return small_product(i, j, l);
     uint h = i * BL + l, w = (j * BL + l) * BITS;
     float s = number(scale[j * BL + l], TS), b = number(bias[j * BL + l], TS);
     if (INTEGER) {
         int upper = 0, lower = 0;
         [[unroll]] for (uint p = 0u; p < 8u; p++) {
-            uint c = code[w + p / CLASSES];
-            int four = BITS == 8u ? int(c ^ 0x80808080u) : int(c >> p % CLASSES * BITS & MASK * 0x01010101u);
+            uint c = code[w + p / PER_BYTE];
+            int four = BITS == 8u ? int(c ^ 0x80808080u) : int(c >> p % PER_BYTE * BITS & MASK * 0x01010101u);
             upper += dotPacked4x8EXT(four, high[h * 8u + p]);
             lower += dotPacked4x8EXT(four, low[h * 8u + p]);
         }
@@ -204,6 +238,11 @@ float sum_of(uint v)
 
 void main()
 {
+#ifdef GATHER
+    y_matrix = first_entry + gl_WorkGroupID.z;
+    x_matrix = X_MATRIX(y_matrix);
+    w_matrix = min(rhs32[rhs_at + y_matrix], rhs_last);
+#endif
     uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID % SPLIT, apart = gl_WorkGroupSize.x / LANES / SPLIT;
     uint first = team * LANES + lane, m0 = gl_WorkGroupID.y * M, from = gl_WorkGroupID.x * rounds, count = round_count();
     uint until = min(rounds, count - min(from, count)), r = gl_SubgroupID / SPLIT;
@@ -211,12 +250,13 @@ void main()
     [[unroll]] for (uint i = 0u; i < M; i++)
         [[unroll]] for (uint l = 0u; l < BL; l++) {
             uint block = first + l * (SPLIT * LANES);
-            uint at = x_at + gl_WorkGroupID.z * x_batch + min(m0 + i, m - 1u) * x_row + 32u * min(block, BLOCKS - 1u);
+            uint at = x_at + x_matrix * x_batch + min(m0 + i, m - 1u) * x_row + 32u * min(block, BLOCKS - 1u);
             hold(i * BL + l, at, block < BLOCKS);
         }
     for (; r < until; r += apart) {
         [[unroll]] for (uint i = 0u; i < R * BL * BITS; i++) code[i] = next_code[i];
-        [[unroll]] for (uint i = 0u; i < R * BL; i++) { scale[i] = next_scale[i]; bias[i] = next_bias[i]; }
+        [[unroll]] for (uint i = 0u; i < R * BL; i++) bias[i] = next_bias[i];
+        [[unroll]] for (uint i = 0u; i < R * BL * SCALES; i++) scale[i] = next_scale[i];
         if (r + apart < until) load_round(from + r + apart, first);
         [[unroll]] for (uint i = 0u; i < M; i++)
             [[unroll]] for (uint j = 0u; j < R; j++) {

@@ -133,7 +133,7 @@ int main(int argc, char **argv)
     if (argc > 1) dtype = !strcmp(argv[1], "f32") ? MLXVK_FLOAT32 : !strcmp(argv[1], "f16") ? MLXVK_FLOAT16 : MLXVK_BFLOAT16;
     heads = argc > 2 ? atoi(argv[2]) / GROUP * GROUP : gpu ? 32 : 4;
     if (heads < GROUP) { fprintf(stderr, "heads must be a multiple of %d\n", GROUP); return 1; }
-    printf("%s, %s, mlxvk %s, %s\n\n| %d heads on %d, width %d | time | |\n|---|---|---|\n", device_name, driver, mlxvk_version(),
+    printf("%s, %s, mlxvk %s, %s\n\n| %d heads on %d, width %d | time | |\n|---|---|---|\n", device_name, driver, mlxvk_version_text(),
            mlxvk_dtype_name(dtype), heads, heads / GROUP, WIDTH);
     for (int i = 0; i < 3; i++) bench_decode((int[]){ 512, gpu ? 8192 : 2048, gpu ? 32768 : 4096 }[i]);
     bench_prefill(gpu ? 512 : 128, "causal");

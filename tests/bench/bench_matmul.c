@@ -273,7 +273,7 @@ static int one(char **argv, int argc)
 int main(int argc, char **argv)
 {
     open_device(NULL);
-    printf("%s, %s, mlxvk %s\n\n", device_name, driver, mlxvk_version());
+    printf("%s, %s, mlxvk %s\n\n", device_name, driver, mlxvk_version_text());
     if (argc > 4) one(argv, argc);
     else if (argc > 1 && !strcmp(argv[1], "sweep")) { close_device(); sweep(); return failures > 0; }
     else table();

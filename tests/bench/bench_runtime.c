@@ -97,7 +97,7 @@ static void bench_calls(void)
 int main(int argc, char **argv)
 {
     open_device(NULL);
-    printf("%s, %s, mlxvk %s\n\n| what | measured | |\n|---|---|---|\n", device_name, driver, mlxvk_version());
+    printf("%s, %s, mlxvk %s\n\n| what | measured | |\n|---|---|---|\n", device_name, driver, mlxvk_version_text());
     bench_copy(argc > 1 ? (size_t)atol(argv[1]) : gpu ? 1024 : 64);
     bench_calls();
     close_device();

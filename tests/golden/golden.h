@@ -7,6 +7,7 @@
  *   ops.c       the table: name of an operation -> call
  *   compare.c   the rules of comparison
  *   run.c       one case: operands, call, comparison
+ *   fuzz.c      random calls instead of cases
  */
 #ifndef TESTS_GOLDEN_H
 #define TESTS_GOLDEN_H
@@ -92,6 +93,7 @@ struct call {
     int64_t longs[MAX_INTS];
     int longs_used;
     struct problem problem;                                             /* a parameter that the case does not have */
+    void (*invent)(struct call *call, const char *name, char kind);     /* makes parameters up; see fuzz.c */
 };
 
 enum result_kind { ONE_RESULT, TWO_RESULTS, VECTOR_RESULT };
@@ -104,6 +106,8 @@ struct operation {
 };
 
 const struct operation *find_operation(const char *name);               /* NULL: no row, or not in the library */
+size_t operation_count(void);
+const struct operation *operation_at(size_t i);
 
 /* ---- operands.c ---- */
 
@@ -146,5 +150,17 @@ struct run_options { bool layouts[LAYOUTS]; };
 
 enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_stream stream,
                       const struct run_options *options, struct problem *problem);
+
+/* ---- fuzz.c ---- */
+
+struct fuzz_options {
+    double seconds;                                                     /* 0: one call */
+    uint64_t seed;
+    bool verbose;
+    bool (*wanted)(const void *user, const char *op);
+    const void *user;
+};
+
+int fuzz(const struct fuzz_options *options, mlxvk_stream stream);      /* 0: nothing went wrong */
 
 #endif

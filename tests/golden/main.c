@@ -9,7 +9,7 @@
 #include <time.h>
 
 static const char usage[] =
-    "usage: golden DIR [options]\n"
+    "usage: golden DIR [options], or golden --fuzz SECONDS [options]\n"
     "Runs the cases of every *.safetensors file in DIR (or of the one file DIR) and compares with the stored results.\n"
     "  --filter TEXT          cases whose name contains TEXT\n"
     "  --ops a,b              cases of these operations\n"
@@ -17,13 +17,17 @@ static const char usage[] =
     "  --no-contiguous-pass   do not run cases a second time with their viewed operands made contiguous\n"
     "  --scattered-pass       run cases once more with all operands transposed, with steps and holes, some reversed\n"
     "  --device NAME          a device by index or part of its name\n"
-    "  --verbose              name each case before it runs\n";
+    "  --verbose              name each case before it runs\n"
+    "  --fuzz SECONDS         random calls instead; of --ops\n"
+    "  --seed N               the first of them; with --fuzz 0 the only one\n";
 
 struct options {
     const char *path, *filter, *ops;
     unsigned long part, parts;
     bool verbose;
     struct run_options run;
+    bool fuzz;
+    struct fuzz_options random;
 };
 
 struct missing { char op[64]; int cases; };
@@ -52,6 +56,8 @@ static bool parse_value(struct options *o, const char *option, const char *value
     if (!strcmp(option, "--filter")) o->filter = value;
     else if (!strcmp(option, "--ops")) o->ops = value;
     else if (!strcmp(option, "--sample")) return parse_sample(o, value);
+    else if (!strcmp(option, "--seed")) o->random.seed = strtoull(value, NULL, 10);
+    else if (!strcmp(option, "--fuzz")) { o->fuzz = true; o->random.seconds = atof(value); }
     else if (!strcmp(option, "--device")) return !setenv("MLX_VK_DEVICE", value, 1);
     else return false;
     return true;
@@ -68,7 +74,7 @@ static bool parse_options(struct options *o, int argc, char **argv)
         else if (!parse_value(o, argv[i], argv[i + 1])) return false;
         else i++;
     }
-    return o->path != NULL;
+    return o->fuzz || o->path != NULL;
 }
 
 static bool listed(const char *list, const char *word)
@@ -232,6 +238,12 @@ static int run_all(const struct options *o, mlxvk_stream stream)
     return !count || lost || totals.failed;
 }
 
+static bool wanted_operation(const void *user, const char *op)
+{
+    const struct options *o = user;
+    return !o->ops || listed(o->ops, op);
+}
+
 int main(int argc, char **argv)
 {
     struct options options;
@@ -247,7 +259,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "golden: %s\n", error.text);
         return 1;
     }
-    int status = run_all(&options, stream);
+    options.random.verbose = options.verbose;
+    options.random.wanted = wanted_operation;
+    options.random.user = &options;
+    int status = options.fuzz ? fuzz(&options.random, stream) : run_all(&options, stream);
     mlxvk_stream_free(stream);
     return status;
 }

@@ -16,6 +16,7 @@
 #define DTYPE(name)     dtype_of(c, #name)
 /* The data's `full` is Python's, which keeps the dtype of an array whatever dtype is asked for; mlx-c's casts. */
 #define OWN_DTYPE(name) mlxvk_array_dtype(array_of(c, #name))
+#define NORM(name)      norm_of(c, #name)
 #define INTS(name)      ints_of(c, #name), count_of(c, #name)
 #define LONGS(name)     longs_of(c, #name), count_of(c, #name)
 #define OPT_INT(name)   opt_int_of(c, #name)
@@ -37,6 +38,10 @@
     X(name##_axes, ARRAY(a), INTS(axes), BOOL(keepdims), INT(ddof))
 #define TWO(name) int_of(c, #name "_0"), int_of(c, #name "_1")
 #define THREE(name) TWO(name), int_of(c, #name "_2")
+#define FFT(X, name)                                                                                                  \
+    X(name, ARRAY(a), INT(n), INT(axis), NORM(norm))                                                                  \
+    X(name##2, ARRAY(a), INTS(n), INTS(axes), NORM(norm))                                                             \
+    X(name##n, ARRAY(a), INTS(n), INTS(axes), NORM(norm))
 #define QUANT OPT_INT(group_size), OPT_INT(bits), STRING(mode)
 
 /* Functions with one result. */
@@ -153,6 +158,11 @@
       INT(groups))                                                                                                    \
     X(conv_transpose3d, ARRAY(input), ARRAY(weight), THREE(stride), THREE(padding), THREE(dilation),                  \
       THREE(output_padding), INT(groups))                                                                             \
+    FFT(X, fft_fft) FFT(X, fft_ifft) FFT(X, fft_rfft) FFT(X, fft_irfft)                                               \
+    X(fft_fftshift, ARRAY(a), INTS(axes))                                                                             \
+    X(fft_ifftshift, ARRAY(a), INTS(axes))                                                                            \
+    X(fft_fftfreq, INT(n), DOUBLE(d))                                                                                 \
+    X(fft_rfftfreq, INT(n), DOUBLE(d))                                                                                \
     X(quantized_matmul, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), BOOL(transpose), QUANT)                     \
     X(dequantize, ARRAY(w), ARRAY(scales), ARRAY(biases), QUANT, ARRAY(global_scale), OPT_DTYPE(dtype))               \
     X(inner, ARRAY(a), ARRAY(b))                                                                                      \
@@ -192,6 +202,17 @@
     X(random_laplace, INTS(shape), DTYPE(dtype), FLOAT(loc), FLOAT(scale), ARRAY(key))                                \
     X(random_permutation, ARRAY(x), INT(axis), ARRAY(key))                                                            \
     X(random_permutation_arange, INT(x), ARRAY(key))                                                                  \
+    X(linalg_tri_inv, ARRAY(a), BOOL(upper))                                                                          \
+    X(linalg_cholesky, ARRAY(a), BOOL(upper))                                                                         \
+    X(linalg_cholesky_inv, ARRAY(a), BOOL(upper))                                                                     \
+    X(linalg_inv, ARRAY(a))                                                                                           \
+    X(linalg_pinv, ARRAY(a))                                                                                          \
+    X(linalg_solve, ARRAY(a), ARRAY(b))                                                                               \
+    X(linalg_solve_triangular, ARRAY(a), ARRAY(b), BOOL(upper))                                                       \
+    X(linalg_eigvalsh, ARRAY(a), STRING(UPLO))                                                                        \
+    X(divide_truncate, ARRAY(a), ARRAY(b))                                                                            \
+    X(equal_nan, ARRAY(a), ARRAY(b))                                                                                  \
+    X(random_multivariate_normal, ARRAY(mean), ARRAY(cov), INTS(shape), DTYPE(dtype), ARRAY(key))                     \
     X(linalg_norm, ARRAY(a), DOUBLE(ord), INTS(axis), BOOL(keepdims))                                                 \
     X(linalg_norm_matrix, ARRAY(a), STRING(ord), INTS(axis), BOOL(keepdims))                                          \
     X(linalg_norm_l2, ARRAY(a), INTS(axis), BOOL(keepdims))                                                           \
@@ -204,10 +225,17 @@
     X(divmod, ARRAY(a), ARRAY(b))                                                                                     \
     X(meshgrid, VECTOR(arrays), BOOL(sparse), STRING(indexing))                                                       \
     X(broadcast_arrays, VECTOR(inputs))                                                                               \
+    X(linalg_lu, ARRAY(a))                                                                                            \
+    X(linalg_svd, ARRAY(a), BOOL(compute_uv))                                                                         \
+    X(fast_rms_norm_vjp, ARRAY(x), ARRAY(weight), ARRAY(cotangent), FLOAT(eps))                                       \
+    X(fast_layer_norm_vjp, ARRAY(x), ARRAY(weight), ARRAY(bias), ARRAY(cotangent), FLOAT(eps))                        \
     X(quantize, ARRAY(w), QUANT, ARRAY(global_scale))
 
 /* Functions with two results. */
 #define TWO_RESULT_FUNCTIONS(X)                                                                                       \
+    X(linalg_lu_factor, ARRAY(a))                                                                                     \
+    X(linalg_qr, ARRAY(a))                                                                                            \
+    X(linalg_eigh, ARRAY(a), STRING(UPLO))                                                                            \
     X(random_split, ARRAY(key))
 
 /* Functions with one result and no stream. */
@@ -219,6 +247,8 @@
 
 /* ---- parameters ---- */
 
+#define INVENT(kind) if (c->invent) c->invent(c, name, kind)
+
 static const cJSON *argument(struct call *c, const char *name)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(c->args, name);
@@ -228,6 +258,7 @@ static const cJSON *argument(struct call *c, const char *name)
 
 static mlxvk_array array_of(struct call *c, const char *name)
 {
+    INVENT('a');
     for (int i = 0; i < c->array_count; i++)
         if (!strcmp(c->arrays[i].name, name)) return c->arrays[i].array;
     complain(&c->problem, "the case has no operand %s", name);
@@ -236,6 +267,7 @@ static mlxvk_array array_of(struct call *c, const char *name)
 
 static mlxvk_vector_array vector_of(struct call *c, const char *name)
 {
+    INVENT('v');
     for (int i = 0; i < c->vector_count; i++)
         if (!strcmp(c->vectors[i].name, name)) return c->vectors[i].vector;
     complain(&c->problem, "the case has no list of operands %s", name);
@@ -253,7 +285,11 @@ static double number_of(struct call *c, const cJSON *item, const char *name)
     return 0;
 }
 
-static double double_of(struct call *c, const char *name) { return number_of(c, argument(c, name), name); }
+static double double_of(struct call *c, const char *name)
+{
+    INVENT('n');
+    return number_of(c, argument(c, name), name);
+}
 
 /* A number that an integer type must hold. */
 static double integer_of(struct call *c, const cJSON *item, const char *name, double low, double high)
@@ -266,16 +302,19 @@ static double integer_of(struct call *c, const cJSON *item, const char *name, do
 
 static int int_of(struct call *c, const char *name)
 {
+    INVENT('i');
     return (int)integer_of(c, argument(c, name), name, INT32_MIN, INT32_MAX);
 }
 
 static uint64_t u64_of(struct call *c, const char *name)
 {
+    INVENT('u');
     return (uint64_t)integer_of(c, argument(c, name), name, 0, 0x1p53);     /* JSON numbers are doubles */
 }
 
 static bool bool_of(struct call *c, const char *name)
 {
+    INVENT('b');
     const cJSON *item = argument(c, name);
     if (!cJSON_IsBool(item)) complain(&c->problem, "parameter %s is not a boolean", name);
     return cJSON_IsTrue(item);
@@ -283,6 +322,7 @@ static bool bool_of(struct call *c, const char *name)
 
 static const char *string_of(struct call *c, const char *name)
 {
+    INVENT('s');
     const char *text = cJSON_GetStringValue(argument(c, name));
     if (!text) complain(&c->problem, "parameter %s is not a string", name);
     return text;
@@ -290,14 +330,25 @@ static const char *string_of(struct call *c, const char *name)
 
 static mlxvk_dtype dtype_of(struct call *c, const char *name)
 {
+    INVENT('t');
     mlxvk_dtype dtype = MLXVK_BOOL;
     const char *text = string_of(c, name);
     if (text && !dtype_by_name(&dtype, text)) complain(&c->problem, "parameter %s is no dtype: %s", name, text);
     return dtype;
 }
 
+static mlxvk_fft_norm norm_of(struct call *c, const char *name)
+{
+    const char *text = string_of(c, name);
+    if (text && !strcmp(text, "forward")) return MLXVK_FFT_NORM_FORWARD;
+    if (text && !strcmp(text, "ortho")) return MLXVK_FFT_NORM_ORTHO;
+    if (text && strcmp(text, "backward")) complain(&c->problem, "parameter %s is no norm: %s", name, text);
+    return MLXVK_FFT_NORM_BACKWARD;
+}
+
 static size_t count_of(struct call *c, const char *name)
 {
+    INVENT('l');
     return (size_t)cJSON_GetArraySize(argument(c, name));
 }
 
@@ -313,6 +364,7 @@ static const cJSON *list_of(struct call *c, const char *name, int used)
 
 static const int *ints_of(struct call *c, const char *name)
 {
+    INVENT('l');
     const cJSON *list = list_of(c, name, c->ints_used), *item;
     int *first = c->ints + c->ints_used;
     cJSON_ArrayForEach(item, list) c->ints[c->ints_used++] = (int)integer_of(c, item, name, INT32_MIN, INT32_MAX);
@@ -321,6 +373,7 @@ static const int *ints_of(struct call *c, const char *name)
 
 static const int64_t *longs_of(struct call *c, const char *name)
 {
+    INVENT('l');
     const cJSON *list = list_of(c, name, c->longs_used), *item;
     int64_t *first = c->longs + c->longs_used;
     cJSON_ArrayForEach(item, list) c->longs[c->longs_used++] = (int64_t)integer_of(c, item, name, -0x1p53, 0x1p53);
@@ -329,18 +382,21 @@ static const int64_t *longs_of(struct call *c, const char *name)
 
 static mlxvk_optional_int opt_int_of(struct call *c, const char *name)
 {
+    INVENT('I');
     if (cJSON_IsNull(argument(c, name))) return (mlxvk_optional_int){ 0, false };
     return (mlxvk_optional_int){ int_of(c, name), true };
 }
 
 static mlxvk_optional_float opt_float_of(struct call *c, const char *name)
 {
+    INVENT('N');
     if (cJSON_IsNull(argument(c, name))) return (mlxvk_optional_float){ 0, false };
     return (mlxvk_optional_float){ (float)double_of(c, name), true };
 }
 
 static mlxvk_optional_dtype opt_dtype_of(struct call *c, const char *name)
 {
+    INVENT('T');
     if (cJSON_IsNull(argument(c, name))) return (mlxvk_optional_dtype){ MLXVK_BOOL, false };
     return (mlxvk_optional_dtype){ dtype_of(c, name), true };
 }
@@ -392,18 +448,22 @@ MLXVK_BINARY_FUNCTIONS(DEFINE_BINARY)
 #define ROW_TWO(name, ...)    ROW(name, TWO_RESULTS)
 #define ROW_PLAIN(name)       ROW(name, ONE_RESULT)
 
+static const struct operation operations[] = {
+    ONE_RESULT_FUNCTIONS(ROW_ONE)
+    VECTOR_RESULT_FUNCTIONS(ROW_VECTOR)
+    TWO_RESULT_FUNCTIONS(ROW_TWO)
+    STREAMLESS_FUNCTIONS(ROW_ONE)
+    STREAMLESS_VECTOR_FUNCTIONS(ROW_VECTOR)
+    MLXVK_UNARY_FUNCTIONS(ROW_PLAIN)
+    MLXVK_BINARY_FUNCTIONS(ROW_PLAIN)
+};
+
+size_t operation_count(void) { return sizeof operations / sizeof *operations; }
+const struct operation *operation_at(size_t i) { return &operations[i]; }
+
 const struct operation *find_operation(const char *name)
 {
-    static const struct operation operations[] = {
-        ONE_RESULT_FUNCTIONS(ROW_ONE)
-        VECTOR_RESULT_FUNCTIONS(ROW_VECTOR)
-        TWO_RESULT_FUNCTIONS(ROW_TWO)
-        STREAMLESS_FUNCTIONS(ROW_ONE)
-        STREAMLESS_VECTOR_FUNCTIONS(ROW_VECTOR)
-        MLXVK_UNARY_FUNCTIONS(ROW_PLAIN)
-        MLXVK_BINARY_FUNCTIONS(ROW_PLAIN)
-    };
-    for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
+    for (size_t i = 0; i < operation_count(); i++)
         if (!strcmp(operations[i].name, name)) return operations[i].function ? &operations[i] : NULL;
     return NULL;
 }

@@ -144,7 +144,7 @@ static mlx::core::Strides layout_of(mlxvk_array result, const array& out, array:
   mlx::core::Strides strides(mlxvk_array_strides(result), mlxvk_array_strides(result) + out.ndim());
   auto [size, row, col] = mlx::core::check_contiguity(out.shape(), strides);
   data_size = size;
-  flags.contiguous = row || col || mlxvk_array_nbytes(result) == size * out.itemsize();
+  flags.contiguous = row || col || mlxvk_array_memory_size(result) == size * out.itemsize();
   flags.row_contiguous = row;
   flags.col_contiguous = col;
   return strides;
@@ -155,23 +155,8 @@ static void adopt_shared(array& out, mlxvk_array result, const array& in) {
   size_t data_size = 0;
   auto strides = layout_of(result, out, flags, data_size);
   const int64_t offset = int64_t(mlxvk_array_offset(result)) - in.offset();
-  flags.contiguous = flags.row_contiguous || flags.col_contiguous;
   out.copy_shared_buffer(in, strides, flags, data_size, offset / int64_t(out.itemsize()));
   mlxvk_array_free(result);
-}
-
-/* All of its memory, in any order of dimensions? */
-static bool is_dense(mlxvk_array a) {
-  const int64_t* strides = mlxvk_array_strides(a);
-  if (mlxvk_array_offset(a) || mlxvk_array_is_row_contiguous(a)) return !mlxvk_array_offset(a);
-  for (size_t i = 0; i < mlxvk_array_ndim(a); i++) if (strides[i] <= 0) return false;
-  mlxvk_array bytes{};
-  const int size = int(std::min(mlxvk_array_nbytes(a), size_t(INT_MAX)));
-  if (mlxvk_array_nbytes(a) > INT_MAX) return false;
-  const bool fits = !mlxvk_array_new_view(&bytes, a, &size, nullptr, 1, MLXVK_UINT8, 0);
-  const bool fills = fits && mlxvk_array_memory_size(a) < mlxvk_array_nbytes(a) + 16384;
-  mlxvk_array_free(bytes);
-  return fills;
 }
 
 void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s) {
@@ -180,28 +165,27 @@ void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s) {
     out.set_data(allocator::malloc(0));
     return;
   }
-  const bool same_shape = out.ndim() == mlxvk_array_ndim(result);
-  for (auto& in : inputs) {
-    Block* b = in.size() && same_shape ? block_of(in) : nullptr;
-    if (b && mlxvk_array_shares_memory(b->array, result)) return adopt_shared(out, result, in);
-  }
-  const bool row = mlxvk_array_is_row_contiguous(result) && !mlxvk_array_offset(result);
-  if (!row && !(same_shape && is_dense(result))) {
-    mlxvk_array copy{};
-    int code = mlxvk_contiguous(&copy, result, false, stream_of(s));
-    if (!code && mlxvk_array_offset(copy)) code = mlxvk_copy(&copy, copy, stream_of(s));
+  if (out.ndim() != mlxvk_array_ndim(result)) {            // of the same size: row-major, and seen in MLX's shape
+    mlxvk_array reshaped{};
+    int code = mlxvk_reshape(&reshaped, result, out.shape().data(), out.ndim(), stream_of(s));
     mlxvk_array_free(result);
-    if (code) raise(code, stream_of(s), "contiguous");
-    result = copy;
+    if (code) raise(code, stream_of(s), "reshape");
+    result = reshaped;
+  }
+  for (auto& in : inputs) {
+    Block* b = in.size() ? block_of(in) : nullptr;
+    if (b && mlxvk_array_shares_memory(b->array, result)) return adopt_shared(out, result, in);
   }
   auto* b = new Block;
   b->array = result;
-  b->size = out.nbytes();
-  if (mlxvk_array_is_row_contiguous(result)) { out.set_data(allocator::Buffer(b)); return; }
+  b->size = mlxvk_array_memory_size(result);
+  if (mlxvk_array_is_row_contiguous(result) && !mlxvk_array_offset(result)) { out.set_data(allocator::Buffer(b)); return; }
   array::Flags flags{};
   size_t data_size = 0;
   auto strides = layout_of(result, out, flags, data_size);
-  out.set_data(allocator::Buffer(b), data_size, strides, flags);
+  array whole(out.shape(), out.dtype(), nullptr, {});      // only copy_shared_buffer() sets an offset
+  whole.set_data(allocator::Buffer(b));
+  out.copy_shared_buffer(whole, strides, flags, data_size, int64_t(mlxvk_array_offset(result) / out.itemsize()));
 }
 
 void wait_for(const array& a, bool readers) {

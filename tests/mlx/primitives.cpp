@@ -160,8 +160,14 @@ static int concatenate_native(Job& j) {
   return mlxvk_concatenate_axis(j.out, all.v, j.as<Concatenate>().state(), j.s);
 }
 
+/* From its start and strides and the update's shape, as MLX has it: the end that it keeps may be stale. */
 static int slice_update_native(Job& j) {
-  auto [start, stop, strides] = j.as<SliceUpdate>().state();
+  auto [start, unused, strides] = j.as<SliceUpdate>().state();
+  std::vector<int> stop(start.size());
+  for (size_t i = 0; i < start.size(); i++) {
+    const int last = start[i] + (mlxvk_array_dim(j.in[1], int(i)) - 1) * strides[i], size = mlxvk_array_dim(j.in[0], int(i));
+    stop[i] = strides[i] > 0 ? last + 1 : last > 0 ? last - 1 : -size - 1;
+  }
   return mlxvk_slice_update(j.out, j.in[0], j.in[1], start.data(), start.size(), stop.data(), stop.size(), strides.data(),
                             strides.size(), j.s);
 }
@@ -292,6 +298,16 @@ static int qqmm_native(Job& j) {
                     quantization_mode_to_string(mode).c_str(), none, none, j.s);
 }
 
+/* The lengths are the result's where it is real, else the operand's. */
+static int fft_native(Job& j) {
+  using Transform = int (*)(mlxvk_array*, mlxvk_array, const int*, size_t, const int*, size_t, mlxvk_fft_norm, mlxvk_stream);
+  static const Transform calls[] = {mlxvk_fft_fftn, mlxvk_fft_ifftn, mlxvk_fft_rfftn, mlxvk_fft_irfftn};
+  auto [wide_axes, inverse, real] = j.as<FFT>().state();
+  std::vector<int> axes(wide_axes.begin(), wide_axes.end()), n;
+  for (int axis : axes) n.push_back(inverse && real ? j.shape()[axis] : mlxvk_array_dim(j.in[0], axis));
+  return calls[2 * real + inverse](j.out, j.in[0], n.data(), n.size(), axes.data(), axes.size(), MLXVK_FFT_NORM_BACKWARD, j.s);
+}
+
 static int hadamard_native(Job& j) {
   return mlxvk_hadamard_transform(j.out, j.in[0], {j.as<Hadamard>().state(), true}, j.s);
 }
@@ -413,7 +429,7 @@ static void view_bits_layout(Primitive& p, const Arrays& inputs, Arrays& outputs
 
 #define NATIVE(type, call)   {typeid(type), #type, State::native, call, nullptr, false, false, ""}
 #define WHOLE(type, call)    {typeid(type), #type, State::native, call, nullptr, false, true, ""}
-#define IN_PLACE(type, call) {typeid(type), #type, State::native, call, nullptr, true, false, ""}
+#define IN_PLACE(type, call, whole) {typeid(type), #type, State::native, call, nullptr, true, whole, ""}
 #define PARTLY(type, call, note) {typeid(type), #type, State::native, call, nullptr, false, false, note}
 #define LAYOUT(type, call)   {typeid(type), #type, State::layout, nullptr, call, false, false, ""}
 #define ON_CPU(type, note)   {typeid(type), #type, State::fallback, nullptr, nullptr, false, false, note}
@@ -441,13 +457,13 @@ static const Row table[] = {
     NATIVE(NotEqual, binary<mlxvk_not_equal>), NATIVE(Power, binary<mlxvk_power>), NATIVE(Remainder, binary<mlxvk_remainder>),
     NATIVE(Subtract, binary<mlxvk_subtract>), NATIVE(Select, ternary<mlxvk_where>), NATIVE(Compiled, nullptr),
 
-    NATIVE(Arange, arange_native), NATIVE(Full, full_native), PARTLY(RandomBits, random_bits_native, "one key"),
-    NATIVE(Concatenate, concatenate_native), NATIVE(Pad, pad_native), IN_PLACE(SliceUpdate, slice_update_native),
+    WHOLE(Arange, arange_native), NATIVE(Full, full_native), PARTLY(RandomBits, random_bits_native, "one key"),
+    NATIVE(Concatenate, concatenate_native), NATIVE(Pad, pad_native), IN_PLACE(SliceUpdate, slice_update_native, false),
     NATIVE(Gather, gather_native), WHOLE(GatherAxis, gather_axis_native),
-    IN_PLACE(ScatterAxis, scatter_axis_native),
-    IN_PLACE(Scatter, scatter_native), PARTLY(MaskedScatter, masked_scatter_native, "batches of one"), NATIVE(Convolution, convolution_native),
-    NATIVE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native),
-    NATIVE(GatherMM, gather_mm_native), NATIVE(GatherQMM, gather_qmm_native), NATIVE(Hadamard, hadamard_native),
+    IN_PLACE(ScatterAxis, scatter_axis_native, true),
+    IN_PLACE(Scatter, scatter_native, true), PARTLY(MaskedScatter, masked_scatter_native, "batches of one"), NATIVE(Convolution, convolution_native),
+    WHOLE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native, true),
+    NATIVE(GatherMM, gather_mm_native), NATIVE(GatherQMM, gather_qmm_native), NATIVE(Hadamard, hadamard_native), WHOLE(FFT, fft_native),
     NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>), NATIVE(QQMatmul, qqmm_native),
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
     NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
@@ -465,7 +481,7 @@ static const Row table[] = {
     LAYOUT(Split, view_layout), LAYOUT(Squeeze, view_layout), LAYOUT(StopGradient, view_layout),
     LAYOUT(Transpose, view_layout), LAYOUT(Unflatten, reshape_layout), LAYOUT(View, view_bits_layout),
 
-    ON_CPU(FFT, ""), ON_CPU(Load, "reads files"),
+    ON_CPU(Load, "reads files"),
     ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
     ON_CPU(Cholesky, ""), ON_CPU(Eig, ""), ON_CPU(Eigh, ""), ON_CPU(Inverse, ""), ON_CPU(LUF, ""), ON_CPU(QRF, ""), ON_CPU(SVD, ""),
     REFUSED(fast::CustomKernel, "Metal source"),

@@ -1,4 +1,5 @@
 /* Streams, events, fences and evaluation: see bridge.h.                                      SPDX-License-Identifier: MIT */
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -30,9 +31,7 @@ static Streams& streams() { static auto* the = new Streams; return *the; }
 
 static std::atomic<bool> exiting{false};
 
-/* After the interpreter, before the driver's own destructors: this is registered behind theirs. What still runs in other
- * threads must not touch the driver any more. */
-static void at_exit() {
+static void drain() {
   submit_all();
   std::vector<mlxvk_stream> all;
   {
@@ -40,13 +39,25 @@ static void at_exit() {
     for (auto& [index, s] : streams().by_index) all.push_back(s);
   }
   for (auto s : all) mlxvk_synchronize(s);
+}
+
+/* After the interpreter, before the driver's own destructors: this is registered behind theirs. What still runs in other
+ * threads must not touch the driver any more. */
+static void at_exit() {
+  drain();
   print_statistics();
   exiting = true;
 }
 
+/* But a driver may make objects at its first dispatch, and those are destroyed before at_exit(): lavapipe's compiler hangs
+ * when it is still at work then. So Python itself waits for the GPU, before it leaves main(). */
+static void drain_with_python() {
+  if (auto at_end = reinterpret_cast<int (*)(void (*)())>(dlsym(RTLD_DEFAULT, "Py_AtExit"))) at_end(drain);
+}
+
 static mlxvk_device make_device() {
   mlxvk_device d = mlxvk_device_new();
-  if (d.ctx) std::atexit(at_exit);
+  if (d.ctx) { std::atexit(at_exit); drain_with_python(); }
   else if (std::getenv("MLX_VK_STATS")) std::fprintf(stderr, "mlxvk: no Vulkan device, MLX stays on the CPU\n");
   return d;
 }

@@ -134,6 +134,19 @@ static void test_attention(void **state)
     }
 }
 
+/* More parts than a thread loads at once, more rows than are joined at once. */
+static void test_many_parts(void **state)
+{
+    static const struct shape shapes_of_parts[] = { { 1, 4, 1, 1, 128, 128, 128, NO_MASK, true }, { 2, 5, 1, 1, 127, 128, 128, BOOL_MASK, false } };
+    mlxvk_device device = open_device("MLX_VK_SDPA_SPLIT_K=20 MLX_VK_SDPA_DECODE_ROWS=8");
+    mlxvk_stream s = open_stream(device);
+    struct rng r = { 11 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(shapes_of_parts); i++) attend(&shapes_of_parts[i], device, s, &r);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
 /* Heads wider than the kernels' limit, and no keys at all. */
 static void test_attention_edges(void **state)
 {
@@ -222,7 +235,7 @@ static void test_norm_layouts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_attention), cmocka_unit_test(test_attention_edges),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_attention), cmocka_unit_test(test_many_parts), cmocka_unit_test(test_attention_edges),
                                         cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -170,6 +170,8 @@ static void test_chosen(void **state) { (void)state; run_cases(NULL, 60, false);
 static void test_plain(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=1", 30, false); }
 static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=3", 40, false); }
 
+static void test_unfolded(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=6", 20, true); }
+
 static void test_coopmat(void **state)                  /* where there are such; tiled elsewhere */
 {
     (void)state;
@@ -262,7 +264,8 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_coopmat),
+        cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded),
+        cmocka_unit_test(test_coopmat),
         cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

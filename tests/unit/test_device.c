@@ -145,7 +145,7 @@ static void test_info(void **state)
     assert_int_equal(mlxvk_device_info_get_size(&value, d, "driver"), MLXVK_ERROR_ARGUMENT);
     assert_int_equal(mlxvk_device_info_get_string(&text, d, "memory_size"), MLXVK_ERROR_ARGUMENT);
     assert_int_equal(mlxvk_device_status(d), 0);
-    assert_true(mlxvk_version()[0]);
+    assert_true(mlxvk_version_text()[0]);
     mlxvk_device_free(d);
 }
 

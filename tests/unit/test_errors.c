@@ -370,7 +370,7 @@ static void test_each_allocation_of_operations_fails(void **state)
 {
     (void)state;
     struct failing f = { .fail_at = SIZE_MAX };
-    const mlxvk_device_desc desc = { .allocator = { failing_allocate, failing_release, &f } };
+    const mlxvk_device_desc desc = { .allocator = { failing_allocate, failing_release, &f }, .gates = "MLX_VK_STATS=1" };
     float want[3];
     mlxvk_device d = { NULL };
     assert_int_equal(large_program(device, stream, want), 0);

@@ -140,6 +140,7 @@ static void test_window(void **state)
     void *problem = NULL;
     OK(mlxvk_event_wait(event, 1, s.stream), s.stream);
     assert_int_equal(pthread_create(&thread, NULL, submit_many, &w), 0);
+    for (int i = 0; i < 200 && !atomic_load(&w.done); i++) sleep_ms(50);          /* the first one makes a pipeline */
     sleep_ms(300);
     int before = atomic_load(&w.done);
     OK_DEVICE(mlxvk_event_signal_host(event, 1), s.device);

@@ -1,0 +1,366 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Fourier transforms whose length has no prime factor beyond 13 and whose elements fit into shared memory, by Stockham passes
+// of radix 2 to 16; or one step of longer ones. A workgroup transforms some lines; a step's line is one of several that a row
+// of the whole transform is cut into (subs), with its elements a_step apart, and the result's b_step. What is around a
+// transform (packing of reals, chirps, the twiddles between steps, scaling) happens while loading and storing.
+// FIXED: length, radices and flags are constants, elements stay in registers between passes, and the first and the last pass
+// work on memory; else one pipeline serves all lengths, and passes go from one half of the shared memory to the other.
+#include "fft.glsl"
+layout(constant_id = 1) const uint ROOM = 2048;       // elements of a workgroup
+layout(constant_id = 2) const uint SIZE = 1;
+layout(constant_id = 3) const uint RADICES = 0;
+layout(constant_id = 4) const uint LINES = 1;
+layout(constant_id = 5) const uint FLAGS = 0;
+BUFFER(0, d)
+BUFFER(1, a)
+BUFFER(2, first)
+BUFFER(3, last)
+
+layout(push_constant) uniform Push {
+    uint size_, radices_, ids, lines_, flags_;         // radices: less one, four bits each
+    uint offset_a, offset_d, offset_first, offset_last;
+    uint len, valid, limit;                            // of a row's transform; elements of its operand; results to store
+    uint subs, inner;                                  // lines a row is cut into; of which `inner` follow each other
+    uint a1, a2, a_step, b1, b2, b_step;               // a line's first element: a1 * (sub / inner) + a2 * (sub % inner)
+    uint turn;                                         // twiddles: roots of this order
+    uint c1, c2;                                       // the two inner sizes of up to three dimensions of rows
+    uint row_a[3], step_a, row_d[3], step_d;           // their distances in memory, those of a row's elements
+    float scale;
+};
+
+#ifdef FIXED
+#define size SIZE
+#define lines LINES
+#define flags FLAGS
+#else
+#define size size_
+#define lines lines_
+#define flags flags_
+#endif
+
+// Flags. How elements are loaded: complex; real; pairs of reals as complex numbers; the half of a symmetric spectrum, its
+// transform being real; that of a real row twice as long, whose even and odd elements become pairs; pairs' spectrum as a half.
+const uint LOAD = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_HALF = 3u, LOAD_MERGE = 4u, LOAD_SPLIT = 5u;
+// How they are stored: complex; the real part; pairs; as a half, from shared memory.
+const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
+// Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access, pairs that
+// are complex numbers in memory.
+const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
+           LINES_IN = 1u << 12, LINES_OUT = 1u << 13, WHOLE_IN = 1u << 14, WHOLE_OUT = 1u << 15;
+bool has(uint flag) { return (flags & flag) != 0u; }
+
+#ifdef FIXED
+shared vec2 staged[ROOM];
+#else
+shared vec2 staged[2 * ROOM];
+#endif
+uint slot(uint i) { return i ^ (((i >> 4) ^ (i >> 8)) & 15u); }      // so that neither neighbours nor steps of 16 or 256 collide
+
+vec2 element(uint at, uint e) { return e < valid ? uintBitsToFloat(a64[at + e * step_a]) : vec2(0.0); }
+float real(uint at, uint e) { return e < valid ? uintBitsToFloat(a32[at + e * step_a]) : 0.0; }
+vec2 bin(uint at, uint e, uint n)                      // of a real row of n: the first and the middle one are real
+{
+    vec2 x = element(at, e);
+    return e == 0u || 2u * e == n ? vec2(x.x, 0.0) : x;
+}
+
+// The half of a real row's spectrum, from that of its pairs at e and len - e.
+vec2 split(vec2 x, vec2 y, uint e)
+{
+    vec2 even = 0.5 * (x + conjugate(y)), odd = 0.5 * (x - conjugate(y));
+    return even + multiply(e < len ? root(e, 2u * len) : vec2(-1.0, 0.0), vec2(odd.y, -odd.x));
+}
+
+vec2 load(uint at, uint e)
+{
+    uint how = flags & LOAD;
+    vec2 x;
+    if (e >= len + uint(how == LOAD_SPLIT)) return vec2(0.0);
+    if (how == LOAD_COMPLEX) x = element(at, e);
+    else if (how == LOAD_REAL) x = vec2(real(at, e), 0.0);
+    else if (how == LOAD_PAIRS && has(WHOLE_IN)) x = uintBitsToFloat(a64[at / 2u + e]);
+    else if (how == LOAD_PAIRS) x = vec2(real(at, 2u * e), real(at, 2u * e + 1u));
+    else if (how == LOAD_HALF) x = 2u * e > len ? conjugate(bin(at, len - e, len)) : bin(at, e, len);
+    else if (how == LOAD_MERGE) {
+        vec2 y = bin(at, e, 2u * len), z = conjugate(bin(at, len - e, 2u * len)), odd = multiply(conjugate(root(e, 2u * len)), y - z);
+        x = y + z + vec2(-odd.y, odd.x);
+    } else x = split(element(at, e < len ? e : 0u), element(at, e > 0u ? len - e : 0u), e);
+    if (has(SWAP_IN)) x = x.yx;
+    if (has(TABLE_IN)) x = multiply(x, uintBitsToFloat(first64[offset_first + e]));
+    return x;
+}
+
+void store(uint at, uint e, vec2 x)
+{
+    uint how = flags & STORE;
+    if (e >= limit) return;
+    if (has(SWAP_OUT)) x = x.yx;
+    if (has(TABLE_OUT)) x = multiply(x, uintBitsToFloat(last64[offset_last + e]));
+    if (has(SWAP_LAST)) x = x.yx;
+    x *= scale;
+    if (how == STORE_REAL) d32[at + e * step_d] = floatBitsToUint(x.x);
+    else if (how == STORE_PAIRS && has(WHOLE_OUT)) d64[at / 2u + e] = floatBitsToUint(x);
+    else if (how == STORE_PAIRS) {
+        d32[at + 2u * e * step_d] = floatBitsToUint(x.x);
+        d32[at + (2u * e + 1u) * step_d] = floatBitsToUint(x.y);
+    } else d64[at + e * step_d] = floatBitsToUint(x);
+}
+
+uint row_at(uint row, uint far, uint middle, uint near) { return row / c2 / c1 * far + row / c2 % c1 * middle + row % c2 * near; }
+
+// Element e of line l of this workgroup.
+vec2 fetch(uint l, uint e)
+{
+    uint id = group_index() * lines + l, sub = id % subs;
+    if (id >= ids) return vec2(0.0);
+    return load(offset_a + row_at(id / subs, row_a[0], row_a[1], row_a[2]), sub / inner * a1 + sub % inner * a2 + e * a_step);
+}
+
+void put(uint l, uint e, vec2 x)
+{
+    uint id = group_index() * lines + l, sub = id % subs;
+    if (id >= ids) return;
+    if (has(TURN)) x = multiply(x, root(sub % inner * e, turn));
+    store(offset_d + row_at(id / subs, row_d[0], row_d[1], row_d[2]), sub / inner * b1 + sub % inner * b2 + e * b_step, x);
+}
+
+// ---- transforms of a few elements, in v[o], v[o + 1], ... of a thread ----
+
+#ifdef FIXED
+vec2 v[26];
+#else
+vec2 v[16];
+#endif
+
+#define FOUR(a, b, c, d) { \
+    vec2 p = a + c, q = a - c, r = b + d, s = (b - d).yx * vec2(1.0, -1.0); \
+    a = p + r; b = q + s; c = p - r; d = q - s; }
+
+const float C8 = 0.70710678118654752, C16 = 0.92387953251128674, S16 = 0.38268343236508977;
+const vec2 ROOT16[10] = { vec2(1, 0), vec2(C16, -S16), vec2(C8, -C8), vec2(S16, -C16), vec2(0, -1), vec2(-S16, -C16), vec2(-C8, -C8),
+                          vec2(-C16, -S16), vec2(-1, 0), vec2(-C16, S16) };
+
+void butterfly2(uint o) { vec2 x = v[o]; v[o] += v[o + 1]; v[o + 1] = x - v[o + 1]; }
+void butterfly4(uint o) FOUR(v[o], v[o + 1], v[o + 2], v[o + 3])
+void butterfly8(uint o)                                // leaves element k at (k % 4) * 2 + k / 4
+{
+    FOUR(v[o], v[o + 2], v[o + 4], v[o + 6])
+    FOUR(v[o + 1], v[o + 3], v[o + 5], v[o + 7])
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        vec2 x = v[o + 2 * i], y = multiply(v[o + 2 * i + 1], ROOT16[2 * i]);
+        v[o + 2 * i] = x + y;
+        v[o + 2 * i + 1] = x - y;
+    }
+}
+void butterfly16(uint o)                               // leaves element k at (k % 4) * 4 + k / 4
+{
+    [[unroll]] for (uint i = 0; i < 4; i++) FOUR(v[o + i], v[o + i + 4], v[o + i + 8], v[o + i + 12])
+    [[unroll]] for (uint i = 1; i < 4; i++)
+        [[unroll]] for (uint k = 1; k < 4; k++) v[o + i + 4 * k] = multiply(v[o + i + 4 * k], ROOT16[i * k]);
+    [[unroll]] for (uint k = 0; k < 16; k += 4) FOUR(v[o + k], v[o + k + 1], v[o + k + 2], v[o + k + 3])
+}
+
+// cos and sin of 2 pi k / R
+const vec2 TURN3[3] = { vec2(1, 0), vec2(-0.5, 0.86602540378443865), vec2(-0.5, -0.86602540378443865) };
+const vec2 TURN5[5] = { vec2(1, 0), vec2(0.30901699437494742, 0.95105651629515357), vec2(-0.80901699437494742, 0.58778525229247313),
+    vec2(-0.80901699437494742, -0.58778525229247313), vec2(0.30901699437494742, -0.95105651629515357) };
+const vec2 TURN7[7] = { vec2(1, 0), vec2(0.62348980185873353, 0.78183148246802981), vec2(-0.22252093395631440, 0.97492791218182361),
+    vec2(-0.90096886790241913, 0.43388373911755812), vec2(-0.90096886790241913, -0.43388373911755812),
+    vec2(-0.22252093395631440, -0.97492791218182361), vec2(0.62348980185873353, -0.78183148246802981) };
+const vec2 TURN11[11] = { vec2(1, 0), vec2(0.84125353283118117, 0.54064081745559758), vec2(0.41541501300188643, 0.90963199535451837),
+    vec2(-0.14231483827328514, 0.98982144188093273), vec2(-0.65486073394528506, 0.75574957435425828),
+    vec2(-0.95949297361449739, 0.28173255684142970), vec2(-0.95949297361449739, -0.28173255684142970),
+    vec2(-0.65486073394528506, -0.75574957435425828), vec2(-0.14231483827328514, -0.98982144188093273),
+    vec2(0.41541501300188643, -0.90963199535451837), vec2(0.84125353283118117, -0.54064081745559758) };
+const vec2 TURN13[13] = { vec2(1, 0), vec2(0.88545602565320989, 0.46472317204376854), vec2(0.56806474673115581, 0.82298386589365640),
+    vec2(0.12053668025532305, 0.99270887409805400), vec2(-0.35460488704253562, 0.93501624268541482),
+    vec2(-0.74851074817110109, 0.66312265824079520), vec2(-0.97094181742605203, 0.23931566428755777),
+    vec2(-0.97094181742605203, -0.23931566428755777), vec2(-0.74851074817110109, -0.66312265824079520),
+    vec2(-0.35460488704253562, -0.93501624268541482), vec2(0.12053668025532305, -0.99270887409805400),
+    vec2(0.56806474673115581, -0.82298386589365640), vec2(0.88545602565320989, -0.46472317204376854) };
+
+#define ODD(R) \
+    void butterfly##R(uint o) \
+    { \
+        vec2 sum[R / 2], dif[R / 2], start = v[o]; \
+        [[unroll]] for (uint k = 0; k < R / 2; k++) { \
+            sum[k] = v[o + k + 1] + v[o + R - 1 - k]; \
+            dif[k] = v[o + k + 1] - v[o + R - 1 - k]; \
+            v[o] += sum[k]; \
+        } \
+        [[unroll]] for (uint m = 1; m <= R / 2; m++) { \
+            vec2 p = start, q = vec2(0.0); \
+            [[unroll]] for (uint k = 0; k < R / 2; k++) { \
+                vec2 w = TURN##R[(k + 1) * m % R]; \
+                p = fma(sum[k], vec2(w.x), p); \
+                q = fma(dif[k], vec2(w.y), q); \
+            } \
+            v[o + m] = p + vec2(q.y, -q.x); \
+            v[o + R - m] = p - vec2(q.y, -q.x); \
+        } \
+    }
+ODD(3) ODD(5) ODD(7) ODD(11) ODD(13)
+
+uint order(uint r, uint i) { return r == 16u ? i % 4u * 4u + i / 4u : r == 8u ? i % 4u * 2u + i / 4u : i; }
+
+// ---- passes: of radix r, after passes that together transformed `done` elements ----
+
+// A group of r elements, of line g.x the one number g.y, from shared memory to v[o], v[o + 1], ... and back.
+void get(uint o, uint r, uint done, uvec2 g, uint base)
+{
+    uint k = g.y % done;
+    vec2 w[16];
+    [[unroll]] for (uint i = 0; i < r; i++) v[o + i] = staged[base + slot(g.x * size + g.y + i * (size / r))];
+    if (done == 1u) return;
+    w[1] = root(k, done * r);
+    [[unroll]] for (uint i = 1; i < r; i++) {
+        if (i > 1u) w[i] = multiply(w[i / 2u], w[i - i / 2u]);
+        v[o + i] = multiply(v[o + i], w[i]);
+    }
+}
+
+uint target(uint r, uint done, uint j) { return j / done * done * r + j % done; }   // of a group's first result
+
+void set(uint o, uint r, uint done, uvec2 g, uint base)
+{
+    uint to = g.x * size + target(r, done, g.y);
+    [[unroll]] for (uint i = 0; i < r; i++) staged[base + slot(to + i * done)] = v[o + order(r, i)];
+}
+
+// All of this workgroup's elements from shared memory to the result.
+void put_all(uint base)
+{
+    bool halves = (flags & STORE) == STORE_SPLIT;
+    uint many = size + uint(halves), total = many * lines;
+    for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
+        uint l = has(LINES_OUT) ? i % lines : i / many, e = has(LINES_OUT) ? i / lines : i % many, from = l * size;
+        vec2 x = staged[base + slot(from + (e < size ? e : 0u))];
+        if (halves) x = split(x, staged[base + slot(from + (e > 0u ? size - e : 0u))], e);
+        put(l, e, x);
+    }
+}
+
+#ifdef FIXED
+const uint HELD = 16;                                  // elements of a thread, but whole groups
+const uint R0 = (RADICES & 15u) + 1u, R1 = (RADICES >> 4 & 15u) + 1u, R2 = (RADICES >> 8 & 15u) + 1u, R3 = (RADICES >> 12 & 15u) + 1u,
+           R4 = (RADICES >> 16 & 15u) + 1u, R5 = (RADICES >> 20 & 15u) + 1u, R6 = (RADICES >> 24 & 15u) + 1u, R7 = (RADICES >> 28) + 1u;
+const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT;
+
+// The workgroup's group that this thread holds at v[o]; by_line: neighbours are those of other lines. z: there is one.
+uvec3 group_at(uint o, uint r, bool by_line)
+{
+    uint q = gl_LocalInvocationID.x + o / r * gl_WorkGroupSize.x, many = size / r;
+    return uvec3(by_line ? q % lines : q / many, by_line ? q / lines : q % many, q < many * lines ? 1u : 0u);
+}
+
+void butterflies(uint r)
+{
+    [[unroll]] for (uint o = 0; o < HELD; o += r)
+        switch (r) {
+        case 2u: butterfly2(o); break;
+        case 3u: butterfly3(o); break;
+        case 4u: butterfly4(o); break;
+        case 5u: butterfly5(o); break;
+        case 7u: butterfly7(o); break;
+        case 8u: butterfly8(o); break;
+        case 11u: butterfly11(o); break;
+        case 13u: butterfly13(o); break;
+        default: butterfly16(o);
+        }
+}
+
+void from_shared(uint r, uint done, bool by_line)
+{
+    [[unroll]] for (uint o = 0; o < HELD; o += r) {
+        uvec3 g = group_at(o, r, by_line);
+        if (g.z != 0u) get(o, r, done, g.xy, 0u);
+    }
+}
+
+void to_shared(uint r, uint done, bool by_line)
+{
+    [[unroll]] for (uint o = 0; o < HELD; o += r) {
+        uvec3 g = group_at(o, r, by_line);
+        if (g.z != 0u) set(o, r, done, g.xy, 0u);
+    }
+}
+
+void first_pass(bool by_line)
+{
+    [[unroll]] for (uint o = 0; o < HELD; o += R0) {
+        uvec3 g = group_at(o, R0, by_line);
+        if (g.z == 0u) continue;
+        [[unroll]] for (uint i = 0; i < R0; i++) v[o + i] = fetch(g.x, g.y + i * (size / R0));
+    }
+    butterflies(R0);
+}
+
+// The last pass, of radix r: results are complete in registers.
+void finish(uint r, uint done, bool by_line)
+{
+    if (STAGED_OUT) {
+        if (done > 1u) barrier();
+        to_shared(r, done, by_line);
+        barrier();
+        put_all(0u);
+        return;
+    }
+    [[unroll]] for (uint o = 0; o < HELD; o += r) {
+        uvec3 g = group_at(o, r, by_line);
+        uint to = target(r, done, g.y);
+        if (g.z == 0u) continue;
+        [[unroll]] for (uint i = 0; i < r; i++) put(g.x, to + i * done, v[o + order(r, i)]);
+    }
+}
+
+// One more pass, of radix r, of what radix `before` left; `after`: the next radix, 1 where there is none.
+#define NEXT(before, done, r, after) { \
+    const bool by_line = after == 1u && has(LINES_OUT) && !STAGED_OUT; \
+    if (done > 1u) barrier(); \
+    to_shared(before, done, done == 1u && has(LINES_IN)); \
+    barrier(); \
+    from_shared(r, done * before, by_line); \
+    butterflies(r); \
+    if (after == 1u) { finish(r, done * before, by_line); return; } }
+
+void main()
+{
+    first_pass(has(LINES_IN));
+    if (R1 == 1u) { finish(R0, 1u, has(LINES_IN)); return; }
+    NEXT(R0, 1u, R1, R2)
+    NEXT(R1, R0, R2, R3)
+    NEXT(R2, R0 * R1, R3, R4)
+    NEXT(R3, R0 * R1 * R2, R4, R5)
+    NEXT(R4, R0 * R1 * R2 * R3, R5, R6)
+    NEXT(R5, R0 * R1 * R2 * R3 * R4, R6, R7)
+    NEXT(R6, R0 * R1 * R2 * R3 * R4 * R5, R7, 1u)
+}
+#else
+#define GROUP(R) case R: \
+    get(0u, R, done, g, base); \
+    butterfly##R(0u); \
+    set(0u, R, done, g, ROOM - base); \
+    break;
+
+void main()
+{
+    uint total = size * lines, done = 1u, base = 0u;
+    for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
+        uint l = has(LINES_IN) ? i % lines : i / size, e = has(LINES_IN) ? i / lines : i % size;
+        staged[slot(l * size + e)] = fetch(l, e);
+    }
+    for (uint list = radices_; list != 0u; list >>= 4) {
+        uint r = (list & 15u) + 1u, many = size / r;
+        barrier();
+        for (uint q = gl_LocalInvocationID.x; q < many * lines; q += gl_WorkGroupSize.x) {
+            uvec2 g = uvec2(q / many, q % many);
+            switch (r) { GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(7) GROUP(8) GROUP(11) GROUP(13) GROUP(16) }
+        }
+        base = ROOM - base;
+        done *= r;
+    }
+    barrier();
+    put_all(base);
+}
+#endif

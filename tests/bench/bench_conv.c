@@ -1,0 +1,91 @@
+/* Convolutions: time of one and TFLOP/s, for each kind of kernel that the device has.
+ *
+ *     build/bench/bench_conv [N H W C O kernel stride groups]      (default: a table)
+ */
+#include "bench.h"
+
+struct shape { int n, h, w, c, o, kernel, stride, groups; };
+
+static const struct shape shapes[] = {
+    { 32, 64, 64, 256, 256, 3, 1, 1 }, { 32, 56, 56, 64, 64, 3, 1, 1 },     { 32, 28, 28, 128, 128, 3, 1, 1 }, { 32, 14, 14, 256, 256, 3, 1, 1 },
+    { 32, 7, 7, 512, 512, 3, 1, 1 },   { 1, 14, 14, 512, 512, 3, 1, 1 },    { 1, 128, 128, 256, 256, 3, 1, 1 }, { 32, 224, 224, 3, 64, 7, 2, 1 },
+    { 32, 56, 56, 256, 512, 1, 2, 1 }, { 32, 56, 56, 256, 64, 1, 1, 1 },    { 4, 64, 64, 128, 128, 5, 1, 2 },   { 32, 56, 56, 144, 144, 3, 1, 144 },
+    { 32, 28, 28, 512, 512, 7, 1, 512 }, { 4, 256, 256, 32, 32, 5, 1, 1 },  { 1, 1, 100000, 128, 128, 11, 1, 1 },
+};
+
+static mlxvk_array random_array(const int *dims, mlxvk_dtype dtype)
+{
+    mlxvk_array a = { NULL }, low = { NULL }, high = { NULL };
+    float l = -1, h = 1;
+    check(mlxvk_array_new_data_device(&low, &l, NULL, 0, MLXVK_FLOAT32, device), "array");
+    check(mlxvk_array_new_data_device(&high, &h, NULL, 0, MLXVK_FLOAT32, device), "array");
+    check(mlxvk_random_uniform(&a, low, high, dims, 4, dtype, (mlxvk_array){ NULL }, stream), "uniform");
+    check(mlxvk_array_eval(a), "eval");
+    mlxvk_array_free(low);
+    mlxvk_array_free(high);
+    return a;
+}
+
+static void enqueue(const struct shape *x, mlxvk_array in, mlxvk_array w, mlxvk_array *y)
+{
+    int pad = x->kernel / 2, tall = x->h > 1;
+    check(mlxvk_conv2d(y, in, w, x->stride, x->stride, tall ? pad : 0, pad, 1, 1, x->groups, stream), "conv2d");
+    check(mlxvk_finalize(stream), "finalize");
+}
+
+static void measure(struct shape x, mlxvk_dtype dtype, const char *kind)
+{
+    int kh = x.h > 1 ? x.kernel : 1, repeat = gpu ? 4 : 1;
+    mlxvk_array y = { NULL }, in, w;
+    double best = 1e30, start, once, flops;
+    if (!gpu) { x.n = x.n > 2 ? 2 : x.n; x.h = x.h / 4 + 1; x.w = x.w / 4 + 1; }
+    in = random_array((int[]){ x.n, x.h, x.w, x.c }, dtype);
+    w = random_array((int[]){ x.o, kh, x.kernel, x.c / x.groups }, dtype);
+    enqueue(&x, in, w, &y);
+    check(mlxvk_synchronize(stream), "synchronize");
+    start = now();
+    do { enqueue(&x, in, w, &y); check(mlxvk_synchronize(stream), "synchronize"); } while (gpu && now() - start < 0.3);
+    start = now();
+    enqueue(&x, in, w, &y);
+    check(mlxvk_synchronize(stream), "synchronize");
+    once = now() - start;
+    while (gpu && repeat * once < 0.03 && repeat < 1024) repeat *= 2;
+    for (int round = 0; round < (gpu ? 5 : 2); round++) {
+        start = now();
+        for (int i = 0; i < repeat; i++) enqueue(&x, in, w, &y);
+        check(mlxvk_synchronize(stream), "synchronize");
+        if ((now() - start) / repeat < best) best = (now() - start) / repeat;
+    }
+    flops = 2.0 * (double)mlxvk_array_size(y) * kh * x.kernel * (x.c / x.groups);
+    printf("| %-8s | %-10s | %3d x %3d x %6d x %3d -> %3d, %d x %d, stride %d, groups %3d | %9.1f us | %7.2f TFLOP/s | %6.0f GB/s |\n",
+           mlxvk_dtype_name(dtype), kind, x.n, x.h, x.w, x.c, x.o, kh, x.kernel, x.stride, x.groups, best * 1e6, flops / best * 1e-12,
+           (double)(mlxvk_array_nbytes(in) + mlxvk_array_nbytes(w) + mlxvk_array_nbytes(y)) / best * 1e-9);
+    fflush(stdout);
+    mlxvk_array_free(y);
+    mlxvk_array_free(in);
+    mlxvk_array_free(w);
+}
+
+int main(int argc, char **argv)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32 };
+    static const char *const kinds[][2] = { { "chosen", NULL }, { "tiled", "MLX_VK_CONV_KERNEL=3" }, { "matrices", "MLX_VK_CONV_KERNEL=4" },
+        { "unfolded", "MLX_VK_CONV_KERNEL=6" },
+        { "tile 1", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=1" }, { "tile 2", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=2" },
+        { "tile 3", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=3" }, { "tile 4", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=4" },
+        { "tile 5", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=5" }, { "tile 6", "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=6" } };
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        open_device(kinds[k][1]);
+        if (!k) printf("%s, %s\n\n| dtype | kernel | shape | time | | |\n|---|---|---|---|---|---|\n", device_name, driver);
+        if (argc > 8) {
+            struct shape x = { atoi(argv[1]), atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), atoi(argv[6]), atoi(argv[7]), atoi(argv[8]) };
+            for (int d = 0; d < 3 && x.groups > 0 && x.stride > 0; d++) measure(x, dtypes[d], kinds[k][0]);
+        } else if (k == 0)
+            for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+                for (int d = 0; d < 3; d++) measure(shapes[i], dtypes[d], kinds[k][0]);
+        else measure(shapes[0], MLXVK_BFLOAT16, kinds[k][0]);
+        close_device();
+        if (!gpu) break;
+    }
+    return 0;
+}

@@ -1,0 +1,300 @@
+/* Random calls of every operation of the table: shapes to 6 dimensions, all dtypes, views, values that fit and values that
+ * do not. A call may be refused or give a result that can be read; it must not crash, lose the device or change a result
+ * handle when it fails. The same seed makes the same calls. */
+#define _POSIX_C_SOURCE 200809L
+#include "golden.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "unit/numbers.h"
+
+enum { LARGEST = 7, MOST_DIMS = 6 };
+
+static struct {
+    uint64_t state;
+    cJSON *args;
+    int shape[MOST_DIMS], ndim;                            /* what the arrays of one call look like */
+    mlxvk_dtype dtype;
+    mlxvk_stream stream;
+} now;
+
+static uint32_t random_word(void)                          /* splitmix64 */
+{
+    uint64_t z = now.state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (uint32_t)((z ^ z >> 31) >> 32);
+}
+
+static int below(int n) { return (int)(random_word() % (uint32_t)n); }
+static int between(int low, int high) { return low + below(high - low + 1); }
+static bool chance(int percent) { return below(100) < percent; }
+#define ONE_OF(...) (((const char *[]){ __VA_ARGS__ })[below((int)(sizeof(const char *[]){ __VA_ARGS__ } / sizeof(char *)))])
+static bool any_of(const char *name, const char *part) { return strstr(name, part) != NULL; }
+
+/* ---- arrays ---- */
+
+static int random_size(void) { return chance(4) ? 0 : chance(25) ? 1 : between(2, LARGEST); }
+
+/* A shape of this call's kind: the same, with ones, shorter, turned, or any. */
+static int random_shape(int *shape)
+{
+    int ndim = now.ndim, kind = below(10);
+    memcpy(shape, now.shape, sizeof now.shape);
+    if (kind == 6) for (int i = 0; i < ndim; i++) if (chance(40)) shape[i] = 1;
+    if (kind == 7 && ndim) { int drop = below(ndim); ndim -= drop; memmove(shape, shape + drop, (size_t)ndim * sizeof *shape); }
+    if (kind == 8 && ndim > 1) { int n = shape[ndim - 1]; shape[ndim - 1] = shape[ndim - 2]; shape[ndim - 2] = n; }
+    if (kind == 9) { ndim = below(MOST_DIMS + 1); for (int i = 0; i < ndim; i++) shape[i] = random_size(); }
+    return ndim;
+}
+
+static void fill(mlxvk_dtype dtype, unsigned char *data, size_t count, const char *name)
+{
+    bool bits = chance(15), index = any_of(name, "indices") || any_of(name, "segments") || !strcmp(name, "start");
+    for (size_t i = 0; i < count; i++) {
+        double value = index ? between(chance(5) ? -9 : 0, LARGEST - 1) : chance(30) ? between(-3, 9) : between(-4000, 4000) / 1000.0;
+        if (chance(2)) value = value < 0 ? -INFINITY : value < 1 ? NAN : INFINITY;
+        if (!dtype_is_inexact(dtype) && !(fabs(value) < 1e9)) value = 1;
+        store_number(dtype, data, i, value);
+        for (size_t k = 0; k < bytes_of(dtype) && bits && dtype != MLXVK_BOOL; k++) data[i * bytes_of(dtype) + k] = (unsigned char)random_word();
+    }
+}
+
+static mlxvk_dtype random_dtype(void) { int t; do t = below(MLXVK_DTYPE_COUNT); while (t == MLXVK_FLOAT64); return (mlxvk_dtype)t; }
+
+static mlxvk_dtype dtype_for(const char *name)
+{
+    static const mlxvk_dtype integers[] = { MLXVK_INT32, MLXVK_UINT32, MLXVK_INT64, MLXVK_UINT8, MLXVK_INT16, MLXVK_UINT64 };
+    if (chance(6)) return random_dtype();
+    if (any_of(name, "indices") || any_of(name, "segments") || !strcmp(name, "start")) return integers[below(6)];
+    if (!strcmp(name, "key") || !strcmp(name, "w")) return MLXVK_UINT32;
+    if (any_of(name, "mask") || !strcmp(name, "condition")) return MLXVK_BOOL;
+    return chance(80) ? now.dtype : random_dtype();
+}
+
+/* A view of it, by the library's own functions; where one refuses, the array stays. */
+static void make_view(mlxvk_array *a)
+{
+    int ndim = (int)mlxvk_array_ndim(*a), start[MLXVK_MAX_NDIM], stop[MLXVK_MAX_NDIM], step[MLXVK_MAX_NDIM];
+    for (int i = 0; i < ndim; i++) {
+        int n = mlxvk_array_shape(*a)[i];
+        bool back = chance(50);
+        step[i] = back ? -1 : 1;
+        start[i] = back ? n - 1 : 0;
+        stop[i] = back ? -n - 1 : n;
+    }
+    if (ndim > 1 && chance(50)) mlxvk_swapaxes(a, *a, ndim - 1, below(ndim), now.stream);
+    else if (chance(50)) mlxvk_slice(a, *a, start, (size_t)ndim, stop, (size_t)ndim, step, (size_t)ndim, now.stream);
+    else if (ndim < MOST_DIMS) mlxvk_expand_dims(a, *a, below(ndim + 1), now.stream);
+}
+
+static mlxvk_array random_array(const char *name)
+{
+    int shape[MOST_DIMS], ndim = random_shape(shape);
+    size_t count = 1;
+    mlxvk_dtype dtype = dtype_for(name);
+    mlxvk_array a;
+    unsigned char *data;
+    if (chance(2)) return mlxvk_array_new();
+    if (!strcmp(name, "key") && !chance(5)) { ndim = 1; shape[0] = 2; }
+    if ((any_of(name, "value") || any_of(name, "val") || any_of(name, "scale")) && chance(50)) ndim = 0;
+    for (int i = 0; i < ndim; i++) count *= (size_t)shape[i];
+    data = need(malloc(count * bytes_of(dtype) + 1));
+    fill(dtype, data, count, name);
+    a = mlxvk_array_new_data(data, shape, ndim, dtype);
+    free(data);
+    if (a.ctx && chance(30)) make_view(&a);
+    return a;
+}
+
+/* ---- parameters ---- */
+
+/* Numbers that become sizes of results stay small. */
+static bool is_size(const char *name)
+{
+    static const char *const sizes[] = { "shape", "n", "m", "M", "num", "x", "reps", "repeats", "pad_width", "low_pad_size", "high_pad_size",
+        "num_samples", "slice_sizes", "slice_size", "num_splits", "padding", "padding_lo", "padding_hi", "output_padding", "width", "dims" };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) if (!strcmp(name, sizes[i])) return true;
+    return any_of(name, "padding") || any_of(name, "dilation") || any_of(name, "stride_");
+}
+
+static double random_integer(const char *name)
+{
+    static const int extremes[] = { INT32_MAX, INT32_MIN, INT32_MAX - 1, 1 << 30, -(1 << 30), 65536 };
+    if (!strcmp(name, "bits")) return between(0, 9);
+    if (!strcmp(name, "group_size")) return 16 << below(4);
+    if (is_size(name)) return chance(5) ? -between(1, 3) : between(0, 9);
+    if (chance(3)) return extremes[below(6)];
+    return chance(70) ? between(0, 3) : between(-7, 9);
+}
+
+static const char *random_string(const char *name)
+{
+    if (!strcmp(name, "norm")) return ONE_OF("backward", "ortho", "forward");         /* a number in C: names are the table's */
+    if (chance(3)) return "bogus";
+    if (!strcmp(name, "mask_mode")) return ONE_OF("", "causal", "array");
+    if (!strcmp(name, "indexing")) return ONE_OF("xy", "ij");
+    if (!strcmp(name, "ord")) return ONE_OF("fro", "f", "nuc");
+    if (!strcmp(name, "UPLO")) return ONE_OF("L", "U");
+    if (!strcmp(name, "side")) return ONE_OF("left", "right");
+    if (!strcmp(name, "subscripts")) return ONE_OF("ij,jk->ik", "ij->ji", "i,i", "...i,...i->...", "ab,bc,cd->ad", "ii->i", "ij,", "->");
+    return ONE_OF("affine", "mxfp4", "mxfp8", "nvfp4", "constant", "edge", "reflect", "symmetric");
+}
+
+static cJSON *random_number(const char *name)
+{
+    static const double numbers[] = { 0, 1, -1, 0.5, 2, 3, 1e-5, 1e-3, 10000, -2.5, 7, 1e30 };
+    (void)name;
+    if (chance(3)) return cJSON_CreateString(ONE_OF("inf", "-inf", "nan"));
+    return cJSON_CreateNumber(chance(70) ? numbers[below(11)] : between(-50, 50));
+}
+
+static cJSON *random_list(const char *name)
+{
+    cJSON *list = cJSON_CreateArray();
+    bool by_axis = any_of(name, "st") || any_of(name, "reps") || any_of(name, "slice_size");       /* start, stop, strides */
+    int n = chance(4) ? below(MOST_DIMS + 2) : !strcmp(name, "shape") ? below(5) : by_axis ? now.ndim : below(now.ndim + 1);
+    if (any_of(name, "axes") || !strcmp(name, "axis")) {                                              /* mostly different ones */
+        int first = below(now.ndim + 1);
+        for (int i = 0; i < n; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber(chance(85) && now.ndim ? (first + i) % now.ndim : between(-7, 7)));
+        return list;
+    }
+    if (!strcmp(name, "shape") && chance(50)) {
+        int shape[MOST_DIMS];
+        n = random_shape(shape);
+        for (int i = 0; i < n; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber(chance(3) ? -1 : shape[i]));
+        return list;
+    }
+    for (int i = 0; i < n; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber(!strcmp(name, "strides") && !chance(20) ? between(-2, 2) : random_integer(name)));
+    return list;
+}
+
+static void invent(struct call *c, const char *name, char kind)
+{
+    if (kind == 'a') {
+        for (int i = 0; i < c->array_count; i++) if (!strcmp(c->arrays[i].name, name)) return;
+        if (c->array_count < MAX_OPERANDS) c->arrays[c->array_count++] = (struct named_array){ name, random_array(name) };
+        return;
+    }
+    if (kind == 'v') {
+        struct named_vector *v = &c->vectors[c->vector_count];
+        for (int i = 0; i < c->vector_count; i++) if (!strcmp(c->vectors[i].name, name)) return;
+        *v = (struct named_vector){ name, mlxvk_vector_array_new() };
+        c->vector_count++;
+        for (int n = chance(3) ? 0 : between(1, 4); n > 0; n--) {
+            mlxvk_array a = random_array(name);
+            if (a.ctx) mlxvk_vector_array_append_value(v->vector, a);
+            mlxvk_array_free(a);
+        }
+        return;
+    }
+    if (cJSON_GetObjectItemCaseSensitive(now.args, name)) return;
+    cJSON_AddItemToObject(now.args, name,
+        kind == 'b' ? cJSON_CreateBool(chance(50)) : kind == 'i' ? cJSON_CreateNumber(random_integer(name)) :
+        kind == 'u' ? cJSON_CreateNumber(below(9)) : kind == 'n' ? random_number(name) : kind == 's' ? cJSON_CreateString(random_string(name)) :
+        kind == 't' ? cJSON_CreateString(dtype_text(random_dtype())) : kind == 'l' ? (chance(2) ? cJSON_CreateNull() : random_list(name)) :
+        chance(50) ? cJSON_CreateNull() : kind == 'I' ? cJSON_CreateNumber(random_integer(name)) :
+        kind == 'T' ? cJSON_CreateString(dtype_text(random_dtype())) : cJSON_CreateNumber(between(-5, 50)));
+}
+
+/* ---- one call ---- */
+
+/* Reads what came out; `good` results must be readable, but for limits of the device. */
+static bool read_result(mlxvk_array array, struct problem *problem)
+{
+    size_t bytes = mlxvk_array_nbytes(array);
+    unsigned char *data;
+    char text[640];
+    int code;
+    if (!array.ctx) return complain(problem, "there is no result");
+    data = need(malloc(bytes + 1));
+    code = mlxvk_array_read(array, data, bytes, now.stream);
+    free(data);
+    return !code || code == MLXVK_ERROR_LIMIT || complain(problem, "reading returned %s", error_text(text, sizeof text, code, now.stream));
+}
+
+static bool check_call(struct call *c, const struct operation *op, int code, struct problem *problem)
+{
+    mlxvk_error error = { 0 };
+    if (c->problem.text[0]) return complain(problem, "the table does not know: %s", c->problem.text);
+    if (code) {
+        mlxvk_stream_error(now.stream, &error);
+        if (code < 0 || code >= MLXVK_RESULT_COUNT || code == MLXVK_ERROR_VULKAN || code == MLXVK_ERROR_DEVICE_LOST)
+            return complain(problem, "returned %d: %s", code, error.text);
+        if (c->results[0].ctx || c->results[1].ctx || c->result_vector.ctx) return complain(problem, "a result of a call that failed");
+        return true;
+    }
+    if (op->kind != VECTOR_RESULT) {
+        for (int i = 0; i < (op->kind == TWO_RESULTS ? 2 : 1); i++) if (!read_result(c->results[i], problem)) return false;
+        return true;
+    }
+    for (size_t i = 0; i < mlxvk_vector_array_size(c->result_vector); i++) {
+        mlxvk_array a = mlxvk_array_new();
+        bool good = !mlxvk_vector_array_get(&a, c->result_vector, i) && read_result(a, problem);
+        mlxvk_array_free(a);
+        if (!good) return complain(problem, "result %zu cannot be read", i);
+    }
+    return true;
+}
+
+static void print_call(const struct call *c, const struct operation *op, uint64_t seed, const struct problem *problem)
+{
+    char *args = cJSON_PrintUnformatted(now.args), text[160];
+    printf("FAIL %s, --seed %llu\n     %s\n     %s\n", op->name, (unsigned long long)seed, problem->text, args ? args : "");
+    for (int i = 0; i < c->array_count; i++) {
+        mlxvk_array a = c->arrays[i].array;
+        printf("     %s: %s %s\n", c->arrays[i].name, a.ctx ? dtype_text(mlxvk_array_dtype(a)) : "none",
+               a.ctx ? shape_text(text, sizeof text, mlxvk_array_shape(a), (int)mlxvk_array_ndim(a)) : "");
+    }
+    cJSON_free(args);
+}
+
+/* 0: refused, 1: done, -1: wrong. */
+static int one_call(const struct operation *op, uint64_t seed, bool verbose)
+{
+    struct call c = { .stream = now.stream, .invent = invent };
+    struct problem problem = { "" };
+    int code;
+    bool good;
+    now.state = seed;
+    now.args = cJSON_CreateObject();
+    c.args = now.args;
+    now.ndim = chance(70) ? between(1, 4) : below(MOST_DIMS + 1);
+    now.dtype = chance(50) ? MLXVK_FLOAT32 : random_dtype();
+    for (int i = 0; i < now.ndim; i++) now.shape[i] = random_size();
+    if (verbose) printf("     %s --seed %llu\n", op->name, (unsigned long long)seed);
+    code = op->run(&c);
+    good = check_call(&c, op, code, &problem);
+    if (!good) print_call(&c, op, seed, &problem);
+    for (int i = 0; i < c.array_count; i++) mlxvk_array_free(c.arrays[i].array);
+    for (int i = 0; i < c.vector_count; i++) mlxvk_vector_array_free(c.vectors[i].vector);
+    for (int i = 0; i < 2; i++) mlxvk_array_free(c.results[i]);
+    mlxvk_vector_array_free(c.result_vector);
+    cJSON_Delete(now.args);
+    return !good ? -1 : code ? 0 : 1;
+}
+
+int fuzz(const struct fuzz_options *o, mlxvk_stream stream)
+{
+    size_t done = 0, refused = 0, wrong = 0, operations = operation_count();
+    struct timespec time;
+    double end;
+    now.stream = stream;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    end = (double)time.tv_sec + o->seconds;
+    for (uint64_t seed = o->seed; (double)time.tv_sec < end || (o->seconds <= 0 && seed == o->seed); seed++) {
+        const struct operation *op = operation_at(seed % operations);
+        clock_gettime(CLOCK_MONOTONIC, &time);
+        if (!op->function || (o->wanted && !o->wanted(o->user, op->name))) continue;
+        int outcome = one_call(op, seed, o->verbose);
+        done += outcome == 1;
+        refused += outcome == 0;
+        wrong += outcome < 0;
+        if (mlxvk_device_status(mlxvk_stream_device(stream))) { puts("stopped: the device is lost"); wrong++; break; }
+    }
+    printf("%zu calls gave results, %zu were refused, %zu went wrong\n", done, refused, wrong);
+    return wrong != 0;
+}
