@@ -30,11 +30,7 @@ FUNCTIONS_OF_ONE(X)
 uint sign_bit(uint t) { return t == F32 ? 0x80000000u : 0x8000u; }
 uint real_ABS(const uint p, const uint from, const uint to) { return p & ~sign_bit(from); }
 uint real_NEGATIVE(const uint p, const uint from, const uint to) { return p ^ sign_bit(from); }
-uint real_SIGN(const uint p, const uint from, const uint to)
-{
-    float x = bits_to_float(p, from);
-    return float_to_bits(x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : 0.0, to);    // of NaN: 0
-}
+uint real_SIGN(const uint p, const uint from, const uint to) { return float_to_bits(sign_of(bits_to_float(p, from)), to); }
 
 #define TESTS(X) \
     X(ISNAN, is_nan(x)) X(ISINF, is_inf(x)) X(ISFINITE, is_finite(x)) X(ISPOSINF, floatBitsToUint(x) == 0x7f800000u) \

@@ -112,7 +112,7 @@ bool test(float x)
 float value(float x)
 {
     float r = x;
-    if (OP == SIGN) r = x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : 0.0;
+    if (OP == SIGN) r = sign_of(x);
 #define X(op, result) if (OP == op) r = result;
     FUNCTIONS_OF_ONE(X)
 #undef X
