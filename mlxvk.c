@@ -12043,9 +12043,12 @@ int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
 
 /* A chain is some element-by-element operations with results of one shape that read each other's results: one kernel, made
  * for it, keeps what only the chain wants in registers. Its main is written here word by word: loads, calls, stores. What it
- * calls is copied from the module of shaders/chain.comp, so that each step computes, and rounds, what its own kernel would. */
+ * calls is copied from the module of shaders/chain.comp, so that each step computes, and rounds, what its own kernel would. What
+ * a step hands on is combined with a zero that only the push constants tell: a compiler that knew where it came from (from bool,
+ * say, or from a product) would rearrange the next step. Another zero goes into second operands, for x - x is not 0 where x is
+ * NaN, as it knows only while it takes the two for different numbers. */
 
-enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAINS_MOST = 1024, CHAIN_BUCKETS = 256,
+enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3, CHAINS_MOST = 1024, CHAIN_BUCKETS = 256,
        CHAIN_KEY = 4 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
 
 /* In the order of main in shaders/chain.comp. */
@@ -12195,7 +12198,7 @@ static bool chain_fits(struct chain *c)
     c->strided = 0;
     for (int i = 0; i < c->operands; i++) if (c->walk[i] >= WALK_STRIDED) list[++c->strided] = c->operand[i];
     c->dims = c->strided ? merge_dims(list, 1 + c->strided) : (struct dims){ .ndim = 1 };
-    return 1 + c->operands + CHAIN_RESULTS + c->dims.ndim * (1 + c->strided) <= CHAIN_PUSH;
+    return CHAIN_FIRST + c->operands + CHAIN_RESULTS + c->dims.ndim * (1 + c->strided) <= CHAIN_PUSH;
 }
 
 /* Appends a node's operation; false where it does not fit, with the chain as it was but for its count of operands. */
@@ -12257,7 +12260,7 @@ enum { SPV_NAME_FIRST = 3, SPV_NAME_LAST = 8, SPV_ENTRY = 15, SPV_MODE = 16, SPV
        SPV_VECTOR = 23, SPV_ARRAY = 28, SPV_RUNTIME_ARRAY = 29, SPV_STRUCT = 30, SPV_POINTER = 32, SPV_FUNCTION_TYPE = 33, SPV_CONSTANT = 43,
        SPV_FUNCTION = 54, SPV_END = 56, SPV_CALL = 57, SPV_VARIABLE = 59, SPV_LOAD = 61, SPV_STORE = 62, SPV_ACCESS = 65, SPV_DECORATE = 71,
        SPV_DECORATE_MEMBER = 72, SPV_CONSTRUCT = 80, SPV_EXTRACT = 81, SPV_CONVERT = 113, SPV_ADD = 128, SPV_SUBTRACT = 130,
-       SPV_MULTIPLY = 132, SPV_DIVIDE = 134, SPV_SELECT = 169, SPV_LESS = 176, SPV_SHIFT_RIGHT = 194, SPV_SHIFT_LEFT = 196, SPV_PHI = 245,
+       SPV_MULTIPLY = 132, SPV_DIVIDE = 134, SPV_SELECT = 169, SPV_LESS = 176, SPV_SHIFT_RIGHT = 194, SPV_SHIFT_LEFT = 196, SPV_XOR = 198, SPV_PHI = 245,
        SPV_LOOP_MERGE = 246, SPV_MERGE = 247, SPV_LABEL = 248, SPV_BRANCH = 249, SPV_BRANCH_IF = 250, SPV_RETURN = 253, SPV_LAST_BRANCH = 255 };
 enum { SPV_BLOCK = 2, SPV_ARRAY_STRIDE = 6, SPV_ALIASED = 20, SPV_BINDING = 33, SPV_SET = 34, SPV_OFFSET = 35 };
 enum { SPV_PUSH_CONSTANT = 9, SPV_STORAGE_BUFFER = 12 };
@@ -12445,10 +12448,10 @@ static uint32_t push_word(struct spirv *m, uint32_t index)
     return WORD(m, SPV_LOAD, at);
 }
 
-/* Where the words pushed for operands, results, the shape and the strides begin; the first word is the count. */
-static uint32_t push_of_operand(int i) { return 1 + (uint32_t)i; }
-static uint32_t push_of_result(const struct chain *c, int r) { return 1 + (uint32_t)(c->operands + r); }
-static uint32_t push_of_dims(const struct chain *c) { return 1 + (uint32_t)(c->operands + c->results); }
+/* Where the words pushed for operands, results, the shape and the strides begin, behind the count and the zeros. */
+static uint32_t push_of_operand(int i) { return CHAIN_FIRST + (uint32_t)i; }
+static uint32_t push_of_result(const struct chain *c, int r) { return CHAIN_FIRST + (uint32_t)(c->operands + r); }
+static uint32_t push_of_dims(const struct chain *c) { return CHAIN_FIRST + (uint32_t)(c->operands + c->results); }
 
 /* The positions, without the offset, of element i of those operands that go by strides, in order. */
 static void put_positions(struct spirv *m, const struct chain *c, uint32_t i, uint32_t *at)
@@ -12528,14 +12531,17 @@ static void store_results(struct spirv *m, const struct chain *c, uint32_t i, bo
 
 static void put_steps(struct spirv *m, const struct chain *c)
 {
+    uint32_t zero = push_word(m, 1), other = push_word(m, 2);
     for (int k = 0; k < c->steps; k++)
         for (int j = 0; j < (c->four ? 4 : 1); j++) {
             const struct chain_step *s = &c->step[k];
             uint32_t words[6] = { called(m, s->function) }, n = 1;
             for (int i = 0; i < s->inputs; i++) words[n++] = m->value[s->in[i]][j];
+            if (s->inputs == 2) words[2] = WORD(m, SPV_XOR, words[2], other);
             words[n++] = constant_word(m, s->from);
             words[n++] = constant_word(m, s->to);
             m->value[CHAIN_OPERANDS + k][j] = put_value(m, SPV_CALL, m->uint_type, words, n);
+            if (k + 1 < c->steps) m->value[CHAIN_OPERANDS + k][j] = WORD(m, SPV_XOR, m->value[CHAIN_OPERANDS + k][j], zero);
         }
 }
 
@@ -12775,9 +12781,10 @@ static void build_chain(struct encoder *e, struct chain_entry *entry, const stru
 static uint32_t bind_chain(struct encoder *e, struct chain *c)
 {
     uint32_t mask = 0;
-    c->pushed = 1;
+    c->pushed = CHAIN_FIRST;
     c->bound = 0;
     c->push[0] = (uint32_t)c->step[0].out->size;
+    c->push[1] = c->push[2] = 0;
     for (int i = 0; i < c->operands; i++) {
         struct array *a = c->operand[i];
         uint32_t *word = &c->push[c->pushed++];
@@ -12801,7 +12808,7 @@ static void choose_walks(struct chain *c, uint32_t mask)
     c->four = !(mask & 3) && (!c->strided || g->shape[inner] % 4 == 0);
     c->leftover = c->four && !c->strided;
     for (int i = 0; i < c->operands; i++) {
-        bool aligned = !(c->push[1 + i] & 3);
+        bool aligned = !(c->push[push_of_operand(i)] & 3);
         if (c->walk[i] < WALK_STRIDED) continue;
         k++;
         for (int j = 0; j < inner; j++) aligned = aligned && g->stride[k][j] % 4 == 0;

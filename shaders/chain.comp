@@ -19,12 +19,10 @@ uint join_bytes(const uint a, const uint b, const uint c, const uint d)
 }
 uint join_halves(const uint a, const uint b) { return (a & 0xffffu) | b << 16; }
 
-// No product may merge with a sum of the next operation: precise.
 #define X(op, result) \
     uint real_##op(const uint p, const uint from, const uint to) { \
         float x = bits_to_float(p, from); \
-        precise float r = result; \
-        return is_nan(x) ? p : float_to_bits(r, to); }
+        return is_nan(x) ? p : float_to_bits(result, to); }
 FUNCTIONS_OF_ONE(X)
 #undef X
 uint sign_bit(uint t) { return t == F32 ? 0x80000000u : 0x8000u; }
@@ -43,8 +41,7 @@ TESTS(X)
 #define X(op, result) \
     uint real_##op(const uint p, const uint q, const uint from, const uint to) { \
         float x = bits_to_float(p, from), y = bits_to_float(q, from); \
-        precise float r = result; \
-        return float_to_bits(r, to); }
+        return float_to_bits(result, to); }
 FUNCTIONS_OF_TWO(X)
 #undef X
 
