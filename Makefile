@@ -8,6 +8,7 @@
 #   make          the library and every program, into build/
 #   make golden DIR=path     compare with MLX's own results in that folder
 #   make bench               measure
+#   make bench-ops           plain operations beside the copy bandwidth of the same run
 #   make mlx                 stock MLX from PyPI in build/mlx, with mlxvk as its GPU (needs Python 3.10 or newer)
 #   make validate            that step by step: from a Python expression to a Vulkan dispatch and back
 #   make test-mlx            MLX's results on mlxvk against its own on the CPU, and mlx_lm
@@ -68,7 +69,7 @@ fuzzers := $(call programs_of,fuzz)
 with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
-.PHONY: all tests setup run test run-tests golden bench shaders check-gen check dist clean
+.PHONY: all tests setup run test run-tests golden bench bench-ops shaders check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx bench-mlx mlx-table
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
@@ -151,6 +152,9 @@ golden: $(golden)
 bench: $(benches) $(qwen3)
 	@if [ -x tests/bench/run ]; then BUILD=$(BUILD) tests/bench/run; \
 	 else for b in $(benches); do echo "== $$b"; $$b || exit 1; done; fi
+
+bench-ops: $(BUILD)/bench/bench_ops
+	@$<
 
 # ---- the stock MLX wheel on mlxvk ------------------------------------------------------------------------------------
 # Everything in one folder of its own: a virtual environment, and in it the bridge (tests/mlx/*.cpp and mlxvk.c in one

@@ -211,6 +211,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
+    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0, "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up") \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
@@ -372,7 +373,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
     X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
     X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
-    X(QUANTIZE_FP,   quantize_fp,   4, CAP_SMALL)                                                                      \
+    X(QUANTIZE_FP,   quantize_fp,   5, CAP_SMALL)                                                                      \
     X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
     X(FP8,           fp8,           3, CAP_SMALL)                                                                      \
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
@@ -8623,14 +8624,20 @@ static bool check_quantized(struct call *c, const struct array *w, const struct 
 
 /* ---- quantize, dequantize ---- */
 
+/* One result: x through the format and back, times a scale (in[2]); two: codes and scales. */
 static void quantize_fp(struct encoder *e, const struct node *n, struct array *x)
 {
-    uint32_t groups = ceil_div(x->size, n->p.quant.group), push[5] = { groups };
+    const struct array *y = n->out[0];
+    struct array *times = n->inputs > 2 ? n->in[2] : NULL;
+    bool back = n->outputs == 1;
+    uint32_t groups = ceil_div(x->size, n->p.quant.group), push[6] = { groups };
     push[1] = set_input(e, 0, x);
     push[2] = set_output(e, 1, n->out[0]);
-    push[3] = set_output(e, 2, n->out[1]);
+    if (!back) push[3] = set_output(e, 2, n->out[1]);
     if (n->in[1]) push[4] = set_input(e, 3, n->in[1]);
-    KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), 0, n->in[1] != NULL);
+    if (times) push[5] = set_input(e, 4, times);
+    KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), (uint32_t)y->dtype, n->in[1] != NULL,
+           back, times != NULL, e->device->gate[GATE_MX_NEAREST] != 0);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(groups, 64));
 }
@@ -9543,20 +9550,17 @@ int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array
     return finish(&c, do_gather_qmm(&c, a, q, k, b, lhs, rhs, p), res);
 }
 
-/* x through the format and back: what the other operand's codes meet. */
-static struct array *requantized(struct call *c, struct array *x, struct array *scale, struct quant_params p, mlxvk_dtype to)
+/* x through the format and back, which is what the other operand's codes meet, times that one's scale. */
+static struct array *requantized(struct call *c, struct array *x, struct array *scale_x, struct array *scale_w, struct quant_params p,
+                                 mlxvk_dtype to)
 {
-    struct array *parts[3] = { NULL };
-    if (!do_quantize(c, x, scale, p, parts)) return NULL;
-    return do_dequantize(c, parts[0], parts[1], NULL, scale, p, to);
-}
-
-/* y times the scale of a tensor over that of codes. */
-static struct array *times_scale(struct call *c, struct array *y, struct array *scale)
-{
-    if (c->code || !y || !scale) return y;
-    scale = do_binary(c, B_multiply, do_reshape(c, scale, 0, NULL), scalar(c, 1.0 / 2688, MLXVK_FLOAT32));
-    return do_binary(c, B_multiply, y, as_type(c, scale, y->dtype));
+    struct array *out;
+    if (c->code || !x) return NULL;
+    if (dim_of(x, -1) % p.group)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s is no multiple of the group of %d", TEXT(x), p.group);
+    out = output(c, x->ndim, x->shape, to);
+    append(c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x, scale_x, scale_w), ARRAYS(out));
+    return out;
 }
 
 static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, struct array *k, struct array *scale_x,
@@ -9578,11 +9582,11 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
     t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
     if (x->ndim == 1) {
         int shape[1] = { parts[0] ? dim_of(parts[0], -2) : 0 };
-        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, p, t);
-        x = do_reshape(c, do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p), 1, shape);
+        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, scale_w, p, t);
+        x = do_reshape(c, do_quantized_matmul(c, x, parts[0], parts[1], NULL, p), 1, shape);
     } else {
-        x = requantized(c, x, scale_x, p, t);
-        x = do_quantized_matmul(c, times_scale(c, x, scale_w), parts[0], parts[1], NULL, p);
+        x = requantized(c, x, scale_x, scale_w, p, t);
+        x = do_quantized_matmul(c, x, parts[0], parts[1], NULL, p);
     }
     return as_type(c, x, to);
 }
@@ -10577,7 +10581,7 @@ static struct array *do_pad(struct call *c, struct array *a, const int *low, con
         append_copy(c, do_slice(c, out, low, stop, NULL), a);
         return out;
     }
-    for (int i = 0; i < a->ndim && a; i++)
+    for (int i = 0; a && i < a->ndim; i++)
         if (low[i] || high[i]) a = do_take(c, a, pad_indices(c, mode, a->shape[i], low[i], high[i]), i);
     return a;
 }
@@ -14637,9 +14641,10 @@ static int put_text(mlxvk_string *res, struct text *t)
 
 /* ---- maps: entries in the order of their keys ---- */
 
-struct entry { char *key; union { char *text; mlxvk_array array; } value; };
+struct entry { char *key; union { char *text; mlxvk_array array; struct list *list; } value; };
 
-static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL }, string_entry = { sizeof(struct entry), NULL, NULL };
+static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL }, string_entry = { sizeof(struct entry), NULL, NULL },
+    list_entry = { sizeof(struct entry), NULL, NULL };
 
 /* The place of a key, or where it would be. */
 static size_t map_place(const struct list *m, const char *key, bool *found)
@@ -14659,7 +14664,8 @@ static size_t map_place(const struct list *m, const char *key, bool *found)
 static void drop_value(const struct list *m, struct entry *e)
 {
     if (m->kind == &array_entry) mlxvk_array_free(e->value.array);
-    else free(e->value.text);
+    else if (m->kind == &string_entry) free(e->value.text);
+    else list_free(e->value.list);
 }
 
 static int map_free(struct list *m)
@@ -15134,7 +15140,7 @@ int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr)
     return code;
 }
 
-/* ==== >>public: files: safetensors and npy ======================================================================== */
+/* ==== >>public: files: safetensors, npy and GGUF ===================================================================== */
 
 struct io { void *descriptor; mlxvk_io_vtable calls; };
 
@@ -15704,6 +15710,378 @@ int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a)
 {
     struct file f = { .name = "save_writer", .io = out_stream.ctx };
     return save_array(&f, a.ctx);
+}
+
+/* ---- GGUF ---- */
+
+/* Tensors, and metadata by what it is: numbers (one, or a list), a text, a list of texts. */
+struct gguf { struct list *arrays, *numbers, *texts, *lists; };
+
+static int gguf_free(struct gguf *g)
+{
+    if (!g) return 0;
+    map_free(g->arrays);
+    map_free(g->numbers);
+    map_free(g->texts);
+    map_free(g->lists);
+    free(g);
+    return 0;
+}
+
+static struct gguf *gguf_new(void)
+{
+    struct gguf *g = calloc(1, sizeof *g);
+    if (!g) return NULL;
+    g->arrays = list_new(&array_entry);
+    g->numbers = list_new(&array_entry);
+    g->texts = list_new(&string_entry);
+    g->lists = list_new(&list_entry);
+    if (g->arrays && g->numbers && g->texts && g->lists) return g;
+    gguf_free(g);
+    return NULL;
+}
+
+mlxvk_io_gguf mlxvk_io_gguf_new(void) { return (mlxvk_io_gguf){ gguf_new() }; }
+int mlxvk_io_gguf_free(mlxvk_io_gguf io) { return gguf_free(io.ctx); }
+
+int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io)
+{
+    const struct gguf *g = io.ctx;
+    struct list *l = g && keys ? list_new(&string_kind) : NULL;
+    int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
+    for (size_t i = 0; !code && i < g->arrays->size; i++) code = list_append(l, &((struct entry *)list_at(g->arrays, i))->key, 1);
+    if (code) { list_free(l); return code; }
+    list_free(keys->ctx);
+    keys->ctx = l;
+    return 0;
+}
+
+/* One of the maps: its member's place in struct gguf. */
+static struct list *gguf_map(mlxvk_io_gguf io, size_t member) { return io.ctx ? *(struct list **)(void *)((char *)io.ctx + member) : NULL; }
+#define GGUF(io, member) gguf_map(io, offsetof(struct gguf, member))
+
+#define HAS(kind, member)                                                                                             \
+    int mlxvk_io_gguf_has_metadata_##kind(bool *flag, mlxvk_io_gguf io, const char *key)                              \
+    {                                                                                                                 \
+        if (!flag || !io.ctx || !key) return MLXVK_ERROR_ARGUMENT;                                                    \
+        *flag = map_find(GGUF(io, member), key) != NULL;                                                              \
+        return 0;                                                                                                     \
+    }
+HAS(array, numbers) HAS(string, texts) HAS(vector_string, lists)
+#undef HAS
+
+static int get_entry_array(mlxvk_array *res, const struct entry *e) { return e && res ? mlxvk_array_set(res, e->value.array) : MLXVK_ERROR_ARGUMENT; }
+int mlxvk_io_gguf_get_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key) { return get_entry_array(arr, map_find(GGUF(io, arrays), key)); }
+int mlxvk_io_gguf_get_metadata_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key)
+{
+    return get_entry_array(arr, map_find(GGUF(io, numbers), key));
+}
+int mlxvk_io_gguf_get_metadata_string(mlxvk_string *str, mlxvk_io_gguf io, const char *key)
+{
+    const struct entry *e = map_find(GGUF(io, texts), key);
+    return e ? put_string(str, text_copy(e->value.text)) : MLXVK_ERROR_ARGUMENT;
+}
+int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io_gguf io, const char *key)
+{
+    const struct entry *e = map_find(GGUF(io, lists), key);
+    return e && vstr ? list_assign(&vstr->ctx, &string_kind, e->value.list) : MLXVK_ERROR_ARGUMENT;
+}
+
+static int put_entry_array(struct list *m, const char *key, mlxvk_array array)
+{
+    return m && key && array.ctx ? map_put(m, key, array_value(array)) : MLXVK_ERROR_ARGUMENT;
+}
+int mlxvk_io_gguf_set_array(mlxvk_io_gguf io, const char *key, mlxvk_array arr) { return put_entry_array(GGUF(io, arrays), key, arr); }
+int mlxvk_io_gguf_set_metadata_array(mlxvk_io_gguf io, const char *key, mlxvk_array marr) { return put_entry_array(GGUF(io, numbers), key, marr); }
+int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const char *mstr)
+{
+    return mlxvk_map_string_to_string_insert((mlxvk_map_string_to_string){ GGUF(io, texts) }, key, mstr);
+}
+int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr)
+{
+    const struct list *l = mvstr.ctx;
+    struct entry e = { NULL, { NULL } };
+    if (!io.ctx || !key || !l) return MLXVK_ERROR_ARGUMENT;
+    e.value.list = list_from(&string_kind, l->data, l->size);
+    return e.value.list ? map_put(GGUF(io, lists), key, e) : MLXVK_ERROR_HOST_MEMORY;
+}
+
+/* Types of metadata; texts and lists are by themselves. */
+enum { GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_TEXT_MAX = 1 << 26, GGUF_ALIGN = 32 };
+static const mlxvk_dtype gguf_types[GGUF_TYPES] = { MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT16, MLXVK_INT16, MLXVK_UINT32, MLXVK_INT32, MLXVK_FLOAT32,
+    MLXVK_BOOL, MLXVK_DTYPE_COUNT, MLXVK_DTYPE_COUNT, MLXVK_UINT64, MLXVK_INT64, MLXVK_FLOAT64 };
+
+/* Types of tensors: whole elements, or blocks of 32 codes (bits; bytes of a block; the code of 0, or -1: the block says). */
+static const struct { int type; mlxvk_dtype dtype; int bits, bytes, zero; } ggml_types[] = {
+    { 0, MLXVK_FLOAT32, 0, 0, 0 }, { 1, MLXVK_FLOAT16, 0, 0, 0 }, { 30, MLXVK_BFLOAT16, 0, 0, 0 }, { 24, MLXVK_INT8, 0, 0, 0 },
+    { 25, MLXVK_INT16, 0, 0, 0 }, { 26, MLXVK_INT32, 0, 0, 0 }, { 27, MLXVK_INT64, 0, 0, 0 },
+    { 2, MLXVK_UINT32, 4, 18, 8 }, { 3, MLXVK_UINT32, 4, 20, -1 }, { 8, MLXVK_UINT32, 8, 34, 128 },
+};
+
+struct cursor { struct file *f; size_t at; };
+
+static uint64_t take_number(struct cursor *c, size_t bytes)
+{
+    uint8_t raw[8] = { 0 };
+    uint64_t value = 0;
+    if (!file_read(c->f, c->at, raw, bytes)) return 0;
+    c->at += bytes;
+    for (int i = 0; i < 8; i++) value |= (uint64_t)raw[i] << (8 * i);
+    return value;
+}
+
+/* A text, to be freed; NULL after an error. */
+static char *take_text(struct cursor *c)
+{
+    uint64_t n = take_number(c, 8);
+    char *text = NULL;
+    if (!c->f->code && (n > GGUF_TEXT_MAX || n > c->f->size)) file_fail(c->f, MLXVK_ERROR_ARGUMENT, "a text of %llu bytes", (unsigned long long)n);
+    if (!c->f->code && !(text = malloc((size_t)n + 1))) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (text && !file_read(c->f, c->at, text, (size_t)n)) { free(text); return NULL; }
+    if (text) { text[n] = 0; c->at += (size_t)n; }
+    return text;
+}
+
+/* Numbers of metadata as an array: one (ndim 0), or a list of n. */
+static void take_numbers(struct cursor *c, struct gguf *g, const char *key, int type, int ndim, uint64_t n)
+{
+    mlxvk_dtype t = gguf_types[type];
+    size_t size = dtypes[t].size;
+    mlxvk_array a = { NULL };
+    if (n > INT_MAX || n > c->f->size / size) { file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu numbers", key, (unsigned long long)n); return; }
+    if (type != GGUF_DOUBLE) a = file_array(c->f, c->at, ndim, (int[]){ (int)n }, t);
+    else {
+        float *values = malloc((size_t)n * sizeof *values + 1);
+        for (uint64_t i = 0; values && i < n && !c->f->code; i++) {
+            uint64_t bits = take_number(&(struct cursor){ c->f, c->at + 8 * (size_t)i }, 8);
+            double value;
+            memcpy(&value, &bits, 8);
+            values[i] = (float)value;
+        }
+        if (!values || mlxvk_array_new_data_device(&a, values, (int[]){ (int)n }, ndim, MLXVK_FLOAT32, mlxvk_stream_device(c->f->stream)))
+            file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "no array of %llu numbers", (unsigned long long)n);
+        free(values);
+    }
+    c->at += (size_t)n * size;
+    if (!c->f->code && put_entry_array(g->numbers, key, a)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    mlxvk_array_free(a);
+}
+
+static void take_texts(struct cursor *c, struct gguf *g, const char *key, uint64_t n)
+{
+    struct entry e = { NULL, { NULL } };
+    e.value.list = list_new(&string_kind);
+    for (uint64_t i = 0; i < n && !c->f->code && e.value.list; i++) {
+        char *text = take_text(c), **place = text ? list_open(e.value.list, e.value.list->size) : NULL;
+        if (place) *place = text;
+        else { free(text); file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); }
+    }
+    if (c->f->code || !e.value.list) { list_free(e.value.list); file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return; }
+    if (map_put(g->lists, key, e)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+}
+
+static void take_metadata(struct cursor *c, struct gguf *g, uint64_t *align)
+{
+    char *key = take_text(c);
+    uint64_t type = key ? take_number(c, 4) : 0, of;
+    if (!key) return;
+    if (type == GGUF_TEXT) {
+        struct entry e = { NULL, { take_text(c) } };
+        if (e.value.text && map_put(g->texts, key, e)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    } else if (type == GGUF_LIST) {
+        of = take_number(c, 4);
+        type = take_number(c, 8);                        /* how many */
+        if (of == GGUF_TEXT) take_texts(c, g, key, type);
+        else if (of >= GGUF_TYPES || of == GGUF_LIST) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s is a list of what is not taken", key);
+        else take_numbers(c, g, key, (int)of, 1, type);
+    } else if (type >= GGUF_TYPES) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has type %llu", key, (unsigned long long)type);
+    else {
+        if (!strcmp(key, "general.alignment") && type == 4) *align = take_number(&(struct cursor){ c->f, c->at }, 4);
+        take_numbers(c, g, key, (int)type, 0, 1);
+    }
+    free(key);
+}
+
+/* Codes of blocks as MLX's quantized weights: words, and scales and biases of each block of 32 in float16. */
+static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t at, int ndim, int *shape, size_t kind)
+{
+    int bits = ggml_types[kind].bits, bytes = ggml_types[kind].bytes, zero = ggml_types[kind].zero, last = ndim ? shape[ndim - 1] : 0;
+    size_t blocks = 1, stem = strlen(key), suffix = strlen(".weight");
+    uint8_t *raw, *codes;
+    uint16_t *scales, *biases;
+    char *name = malloc(stem + 10);
+    mlxvk_array out[3] = { { NULL }, { NULL }, { NULL } };
+    mlxvk_device device = mlxvk_stream_device(f->stream);
+    if (!ndim || last % 32) file_fail(f, MLXVK_ERROR_SHAPE, "%s has no whole blocks", key);
+    for (int i = 0; i < ndim; i++) blocks *= (size_t)shape[i];
+    blocks /= 32;
+    raw = malloc(blocks * (size_t)bytes + 1);
+    codes = malloc(blocks * (size_t)bits * 4 + 1);
+    scales = malloc(blocks * 2 + 1);
+    biases = malloc(blocks * 2 + 1);
+    if (!raw || !codes || !scales || !biases || !name) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %s", key);
+    if (!f->code && file_read(f, at, raw, blocks * (size_t)bytes)) {
+        for (size_t b = 0; b < blocks; b++) {
+            const uint8_t *in = raw + b * (size_t)bytes;
+            uint8_t *to = codes + b * (size_t)bits * 4;
+            memcpy(&scales[b], in, 2);
+            if (zero < 0) memcpy(&biases[b], in + 2, 2);
+            else biases[b] = (uint16_t)half_bits((float)(-zero * half_value(scales[b])));
+            in += zero < 0 ? 4 : 2;
+            for (int i = 0; i < 32 && bits == 8; i++) to[i] = in[i] ^ 0x80;
+            for (int i = 0; i < 16 && bits == 4; i++)    /* low halves are the first 16 codes */
+                to[i] = i < 8 ? (uint8_t)((in[2 * i] & 15) | in[2 * i + 1] << 4) : (uint8_t)(in[2 * i - 16] >> 4 | (in[2 * i - 15] & 0xf0));
+        }
+        shape[ndim - 1] = last / 32 * bits;
+        if (mlxvk_array_new_data_device(&out[0], codes, shape, ndim, MLXVK_UINT32, device)) file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
+        shape[ndim - 1] = last / 32;
+        if (mlxvk_array_new_data_device(&out[1], scales, shape, ndim, MLXVK_FLOAT16, device) ||
+            mlxvk_array_new_data_device(&out[2], biases, shape, ndim, MLXVK_FLOAT16, device)) file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
+        if (stem >= suffix && !strcmp(key + stem - suffix, ".weight")) stem -= suffix;
+        for (int i = 0; i < 3 && !f->code; i++) {
+            snprintf(name, strlen(key) + 10, "%.*s%s", (int)stem, key, i == 0 ? key + stem : i == 1 ? ".scales" : ".biases");
+            if (put_entry_array(g->arrays, name, out[i])) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        }
+    }
+    for (int i = 0; i < 3; i++) mlxvk_array_free(out[i]);
+    free(raw); free(codes); free(scales); free(biases); free(name);
+}
+
+/* One tensor, whose description the cursor is at; its data begin `data` bytes into the file. With data 0: only skip it. */
+static void take_tensor(struct cursor *c, struct gguf *g, size_t data)
+{
+    char *key = take_text(c);
+    uint64_t ndim = key ? take_number(c, 4) : 0, size[MAXD], type, at, bytes = 1;
+    int shape[MAXD];
+    size_t kind = 0;
+    if (key && ndim > MAXD) file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu dimensions", key, (unsigned long long)ndim);
+    for (uint64_t i = 0; i < ndim && !c->f->code; i++) size[i] = take_number(c, 8);
+    type = take_number(c, 4);
+    at = take_number(c, 8);
+    if (!data || c->f->code) { free(key); return; }
+    while (kind < COUNT(ggml_types) && ggml_types[kind].type != (int)type) kind++;
+    if (kind == COUNT(ggml_types)) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has tensor type %llu, which is not taken", key, (unsigned long long)type);
+    for (uint64_t i = 0; i < ndim && !c->f->code; i++) {     /* the fastest dimension comes first */
+        if (size[i] > INT_MAX || (size[i] && bytes > 8 * c->f->size / size[i])) file_fail(c->f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
+        else { bytes *= size[i]; shape[ndim - 1 - i] = (int)size[i]; }
+    }
+    if (!c->f->code && at > c->f->size) file_fail(c->f, MLXVK_ERROR_ARGUMENT, "%s lies outside", key);
+    if (!c->f->code && ggml_types[kind].bits) take_blocks(c->f, g, key, data + (size_t)at, (int)ndim, shape, kind);
+    else if (!c->f->code) {
+        mlxvk_array a = file_array(c->f, data + (size_t)at, (int)ndim, shape, ggml_types[kind].dtype);
+        if (!c->f->code && put_entry_array(g->arrays, key, a)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        mlxvk_array_free(a);
+    }
+    free(key);
+}
+
+int mlxvk_load_gguf(mlxvk_io_gguf *gguf, const char *file, mlxvk_stream s)
+{
+    struct file f = { .name = "load_gguf", .stream = s, .io = disk_open(file, "rb") };
+    struct cursor c = { &f, 0 }, tensors;
+    struct gguf *g = gguf_new();
+    uint64_t magic, version, count, pairs, align = GGUF_ALIGN;
+    if (!gguf || !g) file_fail(&f, gguf ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT, "no result");
+    if (!f.code && file_open(&f, file ? file : "NULL")) {
+        magic = take_number(&c, 4);
+        version = take_number(&c, 4);
+        if (!f.code && (magic != 0x46554747 || version < 2 || version > 3)) file_fail(&f, MLXVK_ERROR_ARGUMENT, "is not a GGUF file of version 2 or 3");
+        count = take_number(&c, 8);
+        pairs = take_number(&c, 8);
+        for (uint64_t i = 0; i < pairs && !f.code; i++) take_metadata(&c, g, &align);
+        tensors = c;
+        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&c, g, 0);
+        if (!f.code && (!align || align > 1 << 20)) file_fail(&f, MLXVK_ERROR_ARGUMENT, "an alignment of %llu", (unsigned long long)align);
+        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&tensors, g, round_up(c.at, (size_t)align));
+    }
+    io_free(f.io);
+    if (f.code) { gguf_free(g); return f.code; }
+    gguf_free(gguf->ctx);
+    gguf->ctx = g;
+    return 0;
+}
+
+static void write_number(struct file *f, uint64_t value, size_t bytes)
+{
+    uint8_t raw[8];
+    for (int i = 0; i < 8; i++) raw[i] = (uint8_t)(value >> (8 * i));
+    file_write(f, raw, bytes);
+    f->size += bytes;
+}
+
+static void write_text(struct file *f, const char *text)
+{
+    size_t n = strlen(text);
+    write_number(f, n, 8);
+    file_write(f, text, n);
+    f->size += n;
+}
+
+static void save_metadata(struct file *f, const struct gguf *g)
+{
+    for (size_t i = 0; i < g->texts->size; i++) {
+        const struct entry *e = list_at(g->texts, i);
+        write_text(f, e->key);
+        write_number(f, GGUF_TEXT, 4);
+        write_text(f, e->value.text);
+    }
+    for (size_t i = 0; i < g->lists->size; i++) {
+        const struct entry *e = list_at(g->lists, i);
+        write_text(f, e->key);
+        write_number(f, GGUF_LIST, 4);
+        write_number(f, GGUF_TEXT, 4);
+        write_number(f, e->value.list->size, 8);
+        for (size_t k = 0; k < e->value.list->size; k++) write_text(f, *(char **)list_at(e->value.list, k));
+    }
+    for (size_t i = 0; i < g->numbers->size; i++) {
+        const struct entry *e = list_at(g->numbers, i);
+        const struct array *a = e->value.array.ctx;
+        uint32_t type = 0;
+        while (type < GGUF_TYPES && gguf_types[type] != a->dtype) type++;
+        if (type == GGUF_TYPES || a->ndim > 1) { file_fail(f, MLXVK_ERROR_DTYPE, "%s cannot be metadata", e->key); return; }
+        write_text(f, e->key);
+        if (a->ndim) { write_number(f, GGUF_LIST, 4); write_number(f, type, 4); write_number(f, a->size, 8); }
+        else write_number(f, type, 4);
+        file_write_array(f, e->value.array);
+        f->size += array_bytes(a);
+    }
+}
+
+static void write_padding(struct file *f) { while (!f->code && f->size % GGUF_ALIGN) write_number(f, 0, 1); }
+
+int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf)
+{
+    const struct gguf *g = gguf.ctx;
+    struct file f = { .name = "save_gguf", .io = disk_open(file, "wb") };
+    size_t at = 0;
+    if (!g) file_fail(&f, MLXVK_ERROR_ARGUMENT, "gguf is { NULL }");
+    if (!f.io || f.code) return disk_finish(&f, file);
+    write_number(&f, 0x46554747, 4);
+    write_number(&f, 3, 4);
+    write_number(&f, g->arrays->size, 8);
+    write_number(&f, g->texts->size + g->lists->size + g->numbers->size, 8);
+    save_metadata(&f, g);
+    for (size_t i = 0; i < g->arrays->size && !f.code; i++) {
+        const struct entry *e = list_at(g->arrays, i);
+        const struct array *a = e->value.array.ctx;
+        size_t kind = 0;
+        while (kind < COUNT(ggml_types) && (ggml_types[kind].dtype != a->dtype || ggml_types[kind].bits)) kind++;
+        if (kind == COUNT(ggml_types)) { file_fail(&f, MLXVK_ERROR_DTYPE, "%s cannot be a tensor of %s", e->key, dtypes[a->dtype].name); break; }
+        write_text(&f, e->key);
+        write_number(&f, (uint64_t)a->ndim, 4);
+        for (int k = a->ndim - 1; k >= 0; k--) write_number(&f, (uint64_t)a->shape[k], 8);
+        write_number(&f, (uint64_t)ggml_types[kind].type, 4);
+        write_number(&f, at, 8);
+        at += round_up(array_bytes(a), GGUF_ALIGN);
+    }
+    for (size_t i = 0; i < g->arrays->size && !f.code; i++) {
+        mlxvk_array a = ((const struct entry *)list_at(g->arrays, i))->value.array;
+        write_padding(&f);
+        file_write_array(&f, a);
+        f.size += mlxvk_array_nbytes(a);
+    }
+    write_padding(&f);
+    return disk_finish(&f, file);
 }
 
 /* ==== >>public: the encoder ======================================================================================= */

@@ -493,6 +493,27 @@ MLXVK_API int mlxvk_load_reader(mlxvk_array *res, mlxvk_io_reader in_stream, mlx
 MLXVK_API int mlxvk_save(const char *file, mlxvk_array a);
 MLXVK_API int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a);
 
+/* GGUF files of versions 2 and 3: tensors by name, and metadata: numbers (an array: one, or a list), texts, lists of texts.
+ * Tensors in blocks (Q4_0, Q4_1, Q8_0) become what quantized_matmul takes: "x.weight" (words of codes), "x.scales" and
+ * "x.biases" (float16), group size 32. float64 metadata become float32. Saved are whole elements only. */
+typedef struct mlxvk_io_gguf { void *ctx; } mlxvk_io_gguf;
+MLXVK_API mlxvk_io_gguf mlxvk_io_gguf_new(void);
+MLXVK_API int mlxvk_io_gguf_free(mlxvk_io_gguf io);
+MLXVK_API int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io);                /* of the tensors */
+MLXVK_API int mlxvk_io_gguf_get_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_get_metadata_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_get_metadata_string(mlxvk_string *str, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_has_metadata_array(bool *flag, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_has_metadata_string(bool *flag, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_has_metadata_vector_string(bool *flag, mlxvk_io_gguf io, const char *key);
+MLXVK_API int mlxvk_io_gguf_set_array(mlxvk_io_gguf io, const char *key, mlxvk_array arr);
+MLXVK_API int mlxvk_io_gguf_set_metadata_array(mlxvk_io_gguf io, const char *key, mlxvk_array marr);
+MLXVK_API int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const char *mstr);
+MLXVK_API int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr);
+MLXVK_API int mlxvk_load_gguf(mlxvk_io_gguf *gguf, const char *file, mlxvk_stream s);
+MLXVK_API int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf);
+
 /* ==== >>creation ================================================================================================== */
 
 /* n = max(ceil((stop - start) / step), 0) elements start + i * step, computed as MLX does: in dtype. */
@@ -778,7 +799,7 @@ MLXVK_API int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, m
                                bool sorted_indices, mlxvk_stream s);
 /* res: { codes, scales, biases }, or { codes, scales } in the modes without biases. global_scale: one float32 for nvfp4, the
  * largest magnitude of the whole tensor, to which the scales become relative; else { NULL }. Scales that are powers of two
- * are rounded up, as MLX has it since 0.31; before, to the nearest one. */
+ * are rounded up, as MLX has it since 0.31; gate MLX_VK_MX_SCALES_NEAREST: to the nearest one, as before. */
 MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size,
                              mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_stream s);
 MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,

@@ -2,10 +2,11 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
 // Attention of few queries: one workgroup for ROWS of the queries that share keys and for one part of the keys. LANES
 // threads share a key, each with CHUNKS groups of eight of its features, and go through the keys with a softmax of their
-// own; keys and values are read once, straight into registers. Where there are several parts, each writes its result
-// unscaled, with its largest score and its sum, and the last one to finish adds them up.
+// own; keys and values are read once, straight into registers, the next ones while these are computed with. Where there are
+// several parts, each writes its result unscaled, with its largest score and its sum, and the last one to finish adds them up.
 layout(constant_id = 1) const uint DTYPE = 10;
 layout(constant_id = 2) const uint ROWS = 4;           // 1 to 8
 layout(constant_id = 3) const uint LANES = 8;          // a power of two, at most the subgroup's size
@@ -14,17 +15,20 @@ layout(constant_id = 5) const uint VALUE_CHUNKS = 2;
 layout(constant_id = 6) const uint AHEAD = 2;          // keys a thread loads at once
 layout(constant_id = 7) const uint PARTS = 0;          // 1: several parts
 #include "attention.glsl"
-const uint WIDTH = 8u * LANES * VALUE_CHUNKS, SUBGROUPS = 64u;
-const uint JOIN = 512u;                                 // where sums begin; before them, results or the parts' figures
-shared vec4 results[JOIN + 256u];                       // of one row: [subgroup][WIDTH]
-shared vec2 highs[SUBGROUPS];
+const uint WIDTH = 8u * LANES * VALUE_CHUNKS, WORDS = DTYPE == F32 ? 2u : 1u;           // of 16 bytes, for eight features
+const uint SUBGROUPS = 8u, ROOM = 1024u, ROW_ROOM = SUBGROUPS * WIDTH / 4u;             // at most 8 are dispatched
+const uint AT_ONCE = ROWS * ROW_ROOM <= ROOM ? ROWS : ROOM / ROW_ROOM;                  // rows that are joined at once
+const uint JOIN = 512u;                                 // where sums begin; before them, the parts' figures
+shared vec4 results[ROOM];                              // [row][subgroup][WIDTH]
+shared vec2 highs[8u * SUBGROUPS];
 shared bool last_one;
 layout(std430, set = 0, binding = 6) coherent buffer Parts { float part[]; };          // results, then two figures each
 layout(std430, set = 0, binding = 6) coherent buffer PartFours { vec4 part_four[]; };
 layout(std430, set = 0, binding = 7) coherent buffer Counters { uint finished[]; };
 
 vec4 qs[ROWS * CHUNKS * 2u], os[ROWS * VALUE_CHUNKS * 2u];
-float high[ROWS], total[ROWS];
+uvec4 ks[AHEAD * CHUNKS * WORDS], vs[AHEAD * VALUE_CHUNKS * WORDS];     // as they are in memory: half as many registers
+float high[ROWS], total[ROWS], score[AHEAD * ROWS];
 row_place place[ROWS];
 
 void load_queries(uint batch, uint head, uint first_row, uint share)
@@ -44,32 +48,61 @@ void load_queries(uint batch, uint head, uint first_row, uint share)
     }
 }
 
-// The next keys: `first` and those `step` apart.
-void attend(uint first, uint step, uint end, uint k_row, uint v_row, uint share)
+// The keys (values) of `first` and of those `step` apart. Beyond the end, which is past the first key, the last one stands for
+// them: their scores say that they do not count.
+void load_keys(uint first, uint step, uint end, uint row, uint share)
 {
-    vec4 ks[AHEAD * CHUNKS * 2u], vs[AHEAD * VALUE_CHUNKS * 2u];
-    float score[AHEAD * ROWS];
+    [[unroll]] for (uint u = 0u; u < AHEAD; u++)
+        [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
+            uint f = 8u * (c * LANES + share), at = row + min(first + u * step, end - 1u) * k_stride[2];
+            bool there = f < key_width();
+            at = (there ? at + f : at) / (8u / WORDS);
+            [[unroll]] for (uint w = 0u; w < WORDS; w++) {
+                uvec4 x = k128[at + w];
+                ks[(u * CHUNKS + c) * WORDS + w] = there ? x : uvec4(0u);
+            }
+        }
+}
+void load_values(uint first, uint step, uint end, uint row, uint share)
+{
+    [[unroll]] for (uint u = 0u; u < AHEAD; u++)
+        [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
+            uint f = 8u * (c * LANES + share), at = row + min(first + u * step, end - 1u) * v_stride[2];
+            at = (f < value_width() ? at + f : at) / (8u / WORDS);
+            [[unroll]] for (uint w = 0u; w < WORDS; w++) vs[(u * VALUE_CHUNKS + c) * WORDS + w] = v128[at + w];
+        }
+}
+void unpacked(uvec4 first, uvec4 second, out vec4 a, out vec4 b)
+{
+    if (DTYPE == F32) { a = uintBitsToFloat(first); b = uintBitsToFloat(second); }
+    else {
+        a = vec4(two_numbers(first.x), two_numbers(first.y));
+        b = vec4(two_numbers(first.z), two_numbers(first.w));
+    }
+}
+
+void score_keys(uint first, uint step, uint end)
+{
     [[unroll]] for (uint u = 0u; u < AHEAD; u++) {
         uint key = first + u * step;
+        [[unroll]] for (uint r = 0u; r < ROWS; r++) score[u * ROWS + r] = 0.0;
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
-            uint f = 8u * (c * LANES + share), at = (u * CHUNKS + c) * 2u;
-            ks[at] = ks[at + 1u] = vec4(0.0);
-            if (key < end && f < key_width()) eight_k(k_row + key * k_stride[2] + f, ks[at], ks[at + 1u]);
+            vec4 a, b;
+            uint at = (u * CHUNKS + c) * WORDS;
+            unpacked(ks[at], ks[at + WORDS - 1u], a, b);
+            [[unroll]] for (uint r = 0u; r < ROWS; r++)
+                score[u * ROWS + r] += dot(qs[(r * CHUNKS + c) * 2u], a) + dot(qs[(r * CHUNKS + c) * 2u + 1u], b);
         }
-        [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
-            uint f = 8u * (c * LANES + share), at = (u * VALUE_CHUNKS + c) * 2u;
-            vs[at] = vs[at + 1u] = vec4(0.0);
-            if (key < end && f < value_width()) eight_v(v_row + key * v_stride[2] + f, vs[at], vs[at + 1u]);
-        }
-    }
-    [[unroll]] for (uint u = 0u; u < AHEAD; u++)
         [[unroll]] for (uint r = 0u; r < ROWS; r++) {
-            float s = 0.0;
-            [[unroll]] for (uint c = 0u; c < 2u * CHUNKS; c++) s += dot(qs[r * CHUNKS * 2u + c], ks[u * CHUNKS * 2u + c]);
+            float s = score[u * ROWS + r];
             [[unroll]] for (uint d = 1u; d < LANES; d *= 2u) s += subgroupShuffleXor(s, d);
-            uint key = first + u * step;
             score[u * ROWS + r] = key < end ? masked(s, place[r], key) : LOWEST;
         }
+    }
+}
+
+void add_values()
+{
     [[unroll]] for (uint r = 0u; r < ROWS; r++) {
         float best = high[r];
         [[unroll]] for (uint u = 0u; u < AHEAD; u++)
@@ -79,12 +112,21 @@ void attend(uint first, uint step, uint end, uint k_row, uint v_row, uint share)
         total[r] *= shrink;
         [[unroll]] for (uint c = 0u; c < 2u * VALUE_CHUNKS; c++) os[r * VALUE_CHUNKS * 2u + c] *= shrink;
         [[unroll]] for (uint u = 0u; u < AHEAD; u++) {
-            float s = score[u * ROWS + r], p = s <= LOWEST ? 0.0 : exp2(s - best);
-            total[r] += p;
-            [[unroll]] for (uint c = 0u; c < 2u * VALUE_CHUNKS; c++)
-                os[r * VALUE_CHUNKS * 2u + c] += p * vs[u * VALUE_CHUNKS * 2u + c];
+            float s = score[u * ROWS + r];
+            score[u * ROWS + r] = s <= LOWEST ? 0.0 : exp2(s - best);
+            total[r] += score[u * ROWS + r];
         }
     }
+    [[unroll]] for (uint u = 0u; u < AHEAD; u++)
+        [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
+            vec4 a, b;
+            uint at = (u * VALUE_CHUNKS + c) * WORDS;
+            unpacked(vs[at], vs[at + WORDS - 1u], a, b);
+            [[unroll]] for (uint r = 0u; r < ROWS; r++) {
+                os[(r * VALUE_CHUNKS + c) * 2u] += score[u * ROWS + r] * a;
+                os[(r * VALUE_CHUNKS + c) * 2u + 1u] += score[u * ROWS + r] * b;
+            }
+        }
 }
 
 // One softmax for all keys of a subgroup.
@@ -104,40 +146,96 @@ void join_lanes()
 }
 
 uint parts() { return batches * query_heads * query_count * splits; }
-vec2 figures(uint i) { return i % 2u == 0u ? results[i / 2u].xy : results[i / 2u].zw; }    // a part's largest score, and sum
 
-// Adds up the parts of `count` rows: a thread has four features of some parts.
-void join_parts(uint batch, uint head, uint first_row, uint count, uint thread)
+// A part's largest score and its sum; after weigh_parts, the weight of its result in place of the score.
+vec2 figures(uint i) { return i % 2u == 0u ? results[i / 2u].xy : results[i / 2u].zw; }
+
+// By row, a subgroup each: what the parts' results are multiplied by.
+void weigh_parts(uint batch, uint head, uint first_row, uint count, uint lane)
 {
+    for (uint r = gl_SubgroupID; r < count; r += gl_NumSubgroups) {
+        float sink = has(SINKS) ? sink_of(place_of(batch, head, first_row + r).head) : LOWEST, best = sink, sum = 0.0;
+        for (uint s = lane; s < splits; s += gl_SubgroupSize) best = max(best, figures(r * splits + s).x);
+        best = subgroupMax(best);
+        for (uint s = lane; s < splits; s += gl_SubgroupSize) sum += figures(r * splits + s).y * exp2(figures(r * splits + s).x - best);
+        sum = subgroupAdd(sum) + (has(SINKS) ? exp2(sink - best) : 0.0);
+        for (uint s = lane; s < splits; s += gl_SubgroupSize) {
+            uint i = r * splits + s;
+            results[i / 2u][i % 2u * 2u] = exp2(figures(i).x - best) * (sum == 0.0 ? 0.0 : 1.0 / sum);
+        }
+    }
+}
+
+// Adds up the parts of `count` rows: a thread has four features of some parts, BATCH of which it loads at once.
+void join_parts(uint batch, uint head, uint first_row, uint count, uint thread, uint lane)
+{
+    const uint BATCH = 8u;
     uint first = ((batch * query_heads + head) * query_count + first_row) * splits, fours = value_width() / 4u;
     uint columns = count * fours, shares = 1u;
     while (2u * shares * columns <= gl_WorkGroupSize.x) shares *= 2u;
     uint width = gl_WorkGroupSize.x / shares;
     for (uint i = thread; i < count * splits; i += gl_WorkGroupSize.x) {
         uint at = parts() * value_width() + 2u * (first + i);
-        results[i / 2u][i % 2u * 2u] = part[at];
-        results[i / 2u][i % 2u * 2u + 1u] = part[at + 1u];
+        vec2 figure = vec2(part[at], part[at + 1u]);
+        results[i / 2u][i % 2u * 2u] = figure.x;
+        results[i / 2u][i % 2u * 2u + 1u] = figure.y;
     }
     barrier();
+    weigh_parts(batch, head, first_row, count, lane);
+    barrier();
     for (uint c = thread % width; c < (columns + width - 1u) / width * width; c += width) {
-        uint r = min(c / fours, count - 1u), at = r * splits;
-        row_place p = place_of(batch, head, first_row + r);
-        float best = has(SINKS) ? sink_of(p.head) : LOWEST, sum = 0.0;
-        for (uint s = 0u; s < splits; s++) best = max(best, figures(at + s).x);
-        if (has(SINKS)) sum = exp2(sink_of(p.head) - best);
+        uint r = min(c / fours, count - 1u), at = r * splits, from = (first + at) * fours + c % fours;
         vec4 x = vec4(0.0);
-        for (uint s = 0u; s < splits; s++) sum += figures(at + s).y * exp2(figures(at + s).x - best);
         if (c < columns)
-            for (uint s = thread / width; s < splits; s += shares)
-                x += exp2(figures(at + s).x - best) * part_four[(first + at + s) * fours + c % fours];
+            for (uint s = thread / width; s < splits; s += BATCH * shares) {
+                vec4 p[BATCH];
+                [[unroll]] for (uint b = 0u; b < BATCH; b++) {
+                    p[b] = vec4(0.0);
+                    if (s + b * shares < splits) p[b] = part_four[from + (s + b * shares) * fours];
+                }
+                [[unroll]] for (uint b = 0u; b < BATCH; b++)
+                    if (s + b * shares < splits) x += figures(at + s + b * shares).x * p[b];
+            }
         if (shares > 1u) {                               // then one round does
             results[JOIN + thread] = x;
             barrier();
             for (uint s = thread + width; s < gl_WorkGroupSize.x && thread < width; s += width) x += results[JOIN + s];
         }
-        x *= sum == 0.0 ? 0.0 : 1.0 / sum;
-        if (c < columns && thread < width)
-            for (uint i = 0u; i < 4u; i++) store_result(p.o + 4u * (c % fours) + i, x[i]);
+        if (c < columns && thread < width) {
+            uint o = place_of(batch, head, first_row + r).o + 4u * (c % fours);
+            for (uint i = 0u; i < 4u; i++) store_result(o + i, x[i]);
+        }
+    }
+}
+
+// The subgroups' results of rows `from` .. from + count - 1 as one: a thread has four features.
+void join_subgroups(uint batch, uint head, uint first_row, uint from, uint count, uint split, uint thread)
+{
+    uint fours = value_width() / 4u;
+    for (uint c = thread; c < count * fours; c += gl_WorkGroupSize.x) {
+        uint i = c / fours, column = c - i * fours, row = first_row + from + i;
+        row_place p = place_of(batch, head, row);
+        bool sink = PARTS == 0u && has(SINKS);
+        float best = sink ? sink_of(p.head) : LOWEST, sum = 0.0;
+        vec4 x = vec4(0.0);
+        for (uint s = 0u; s < gl_NumSubgroups; s++) best = max(best, highs[i * SUBGROUPS + s].x);
+        if (sink) sum = exp2(sink_of(p.head) - best);
+        for (uint s = 0u; s < gl_NumSubgroups; s++) {
+            float weight = exp2(highs[i * SUBGROUPS + s].x - best);
+            sum += highs[i * SUBGROUPS + s].y * weight;
+            x += results[i * ROW_ROOM + s * (WIDTH / 4u) + column] * weight;
+        }
+        if (PARTS == 1u) {
+            uint index = ((batch * query_heads + head) * query_count + row) * splits + split, at = parts() * value_width() + 2u * index;
+            part_four[index * fours + column] = x;
+            if (column == 0u) {
+                part[at] = best;
+                part[at + 1u] = sum;
+            }
+        } else {
+            x *= sum == 0.0 ? 0.0 : 1.0 / sum;
+            for (uint k = 0u; k < 4u; k++) store_result(p.o + 4u * column + k, x[k]);
+        }
     }
 }
 
@@ -151,39 +249,36 @@ void main()
     uint k_row = k_at + batch * k_stride[0] + kv * k_stride[1], v_row = v_at + batch * v_stride[0] + kv * v_stride[1];
     uint end = min((split + 1u) * split_keys, key_end(first_row, min(first_row + ROWS, rows) - 1u));
     uint step = gl_NumSubgroups * keys_each, thread = gl_SubgroupID * gl_SubgroupSize + lane;
+    uint mine = split * split_keys + gl_SubgroupID * keys_each + lane / LANES;
 
+    uint first = split * split_keys;
+    if (first < end) {
+        load_keys(mine, step, end, k_row, share);
+        load_values(mine, step, end, v_row, share);
+    }
     load_queries(batch, head, first_row, share);
-    for (uint first = split * split_keys; first < end; first += AHEAD * step)
-        attend(first + gl_SubgroupID * keys_each + lane / LANES, step, end, k_row, v_row, share);
+    for (; first < end; first += AHEAD * step) {
+        score_keys(mine, step, end);
+        mine += AHEAD * step;
+        load_keys(mine, step, end, k_row, share);
+        add_values();
+        load_values(mine, step, end, v_row, share);
+    }
     join_lanes();
-    [[unroll]] for (uint r = 0u; r < ROWS; r++) {
-        if (lane < LANES)
-            [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
-                uint at = gl_SubgroupID * (WIDTH / 4u) + 2u * (c * LANES + share);
-                results[at] = os[(r * VALUE_CHUNKS + c) * 2u];
-                results[at + 1u] = os[(r * VALUE_CHUNKS + c) * 2u + 1u];
-            }
-        if (lane == 0u) highs[gl_SubgroupID] = vec2(high[r], total[r]);
+    [[unroll]] for (uint from = 0u; from < ROWS; from += AT_ONCE) {
+        [[unroll]] for (uint i = 0u; i < AT_ONCE; i++) {
+            uint r = from + i;
+            if (r >= ROWS) continue;
+            if (lane < LANES)
+                [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
+                    uint at = i * ROW_ROOM + gl_SubgroupID * (WIDTH / 4u) + 2u * (c * LANES + share);
+                    results[at] = os[(r * VALUE_CHUNKS + c) * 2u];
+                    results[at + 1u] = os[(r * VALUE_CHUNKS + c) * 2u + 1u];
+                }
+            if (lane == 0u) highs[i * SUBGROUPS + gl_SubgroupID] = vec2(high[r], total[r]);
+        }
         barrier();
-        float best = LOWEST, sum = 0.0;
-        bool sink = PARTS == 0u && has(SINKS) && first_row + r < rows;
-        if (sink) best = sink_of(place[r].head);
-        for (uint s = 0u; s < gl_NumSubgroups; s++) best = max(best, highs[s].x);
-        if (sink) sum = exp2(sink_of(place[r].head) - best);
-        for (uint s = 0u; s < gl_NumSubgroups; s++) sum += highs[s].y * exp2(highs[s].x - best);
-        float factor = PARTS == 1u ? 1.0 : sum == 0.0 ? 0.0 : 1.0 / sum;
-        uint index = ((batch * query_heads + head) * query_count + first_row + r) * splits + split;
-        for (uint f = thread; f < value_width() && first_row + r < rows; f += gl_WorkGroupSize.x) {
-            float x = 0.0;
-            for (uint s = 0u; s < gl_NumSubgroups; s++) x += results[s * (WIDTH / 4u) + f / 4u][f % 4u] * exp2(highs[s].x - best);
-            if (PARTS == 1u) part[index * value_width() + f] = x;
-            else store_result(place[r].o + f, x * factor);
-        }
-        if (PARTS == 1u && thread == 0u && first_row + r < rows) {
-            uint at = parts() * value_width() + 2u * index;
-            part[at] = best;
-            part[at + 1u] = sum;
-        }
+        if (first_row + from < rows) join_subgroups(batch, head, first_row, from, min(min(AT_ONCE, ROWS - from), rows - first_row - from), split, thread);
         barrier();
     }
     if (PARTS == 0u) return;
@@ -196,5 +291,5 @@ void main()
     barrier();
     if (!last_one) return;
     memoryBarrierBuffer();
-    join_parts(batch, head, first_row, min(ROWS, rows - first_row), thread);
+    join_parts(batch, head, first_row, min(ROWS, rows - first_row), thread, lane);
 }

@@ -33,11 +33,12 @@ uint to_e2m1(float x)
     return code == 0u ? 0u : code | floatBitsToUint(x) >> 28 & 8u;     // zero has no sign
 }
 
-// The next power of two, of a number that is not negative: what is divided by it stays in range.
-uint to_e8m0(float x)
+// The next power of two, of a number that is not negative: what is divided by it stays in range; or the nearest by its
+// logarithm.
+uint to_e8m0(float x, bool nearest)
 {
-    uint u = floatBitsToUint(x), e = u >> 23 & 255u;
+    uint u = floatBitsToUint(x), e = u >> 23 & 255u, past = nearest ? 0x3504f3u : 0u;
     if (x == 0.0 || e == 255u) return x == 0.0 ? 127u : 255u;
-    return e == 0u ? (u > 0x400000u ? 1u : 0u) : min(e + ((u & 0x7fffffu) != 0u ? 1u : 0u), 254u);
+    return e == 0u ? (u > (nearest ? 0x5a827au : 0x400000u) ? 1u : 0u) : min(e + ((u & 0x7fffffu) > past ? 1u : 0u), 254u);
 }
 #endif

@@ -156,6 +156,7 @@ enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_s
 struct fuzz_options {
     double seconds;                                                     /* 0: one call */
     uint64_t seed;
+    int refused;                                                        /* percent of allocations that fail */
     bool verbose;
     bool (*wanted)(const void *user, const char *op);
     const void *user;

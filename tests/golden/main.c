@@ -19,7 +19,8 @@ static const char usage[] =
     "  --device NAME          a device by index or part of its name\n"
     "  --verbose              name each case before it runs\n"
     "  --fuzz SECONDS         random calls instead; of --ops\n"
-    "  --seed N               the first of them; with --fuzz 0 the only one\n";
+    "  --seed N               the first of them; with --fuzz 0 the only one\n"
+    "  --scarce PERCENT       while so many of the library's allocations fail\n";
 
 struct options {
     const char *path, *filter, *ops;
@@ -56,6 +57,7 @@ static bool parse_value(struct options *o, const char *option, const char *value
     if (!strcmp(option, "--filter")) o->filter = value;
     else if (!strcmp(option, "--ops")) o->ops = value;
     else if (!strcmp(option, "--sample")) return parse_sample(o, value);
+    else if (!strcmp(option, "--scarce")) o->random.refused = atoi(value);
     else if (!strcmp(option, "--seed")) o->random.seed = strtoull(value, NULL, 10);
     else if (!strcmp(option, "--fuzz")) { o->fuzz = true; o->random.seconds = atof(value); }
     else if (!strcmp(option, "--device")) return !setenv("MLX_VK_DEVICE", value, 1);

@@ -139,14 +139,21 @@ void give_back(const array& a, mlxvk_array handle) {
   else mlxvk_array_free(handle);
 }
 
-/* The result's layout: strides, and MLX's flags for them. */
+/* The result's layout: strides, and MLX's flags for them. Contiguous is what has no gaps, in any order of dimensions but
+ * forwards; what is not is as large as what it spans. */
 static mlx::core::Strides layout_of(mlxvk_array result, const array& out, array::Flags& flags, size_t& data_size) {
   mlx::core::Strides strides(mlxvk_array_strides(result), mlxvk_array_strides(result) + out.ndim());
   auto [size, row, col] = mlx::core::check_contiguity(out.shape(), strides);
-  data_size = size;
-  flags.contiguous = row || col || mlxvk_array_memory_size(result) == size * out.itemsize();
+  size_t span = 1;
+  bool forwards = true;
+  for (size_t i = 0; i < strides.size(); i++) {
+    span += size_t(out.shape(int(i)) - 1) * size_t(std::abs(strides[i]));
+    forwards = forwards && (out.shape(int(i)) == 1 || strides[i] > 0);
+  }
+  flags.contiguous = row || col || (forwards && span == out.size());
   flags.row_contiguous = row;
   flags.col_contiguous = col;
+  data_size = flags.contiguous ? size : span;
   return strides;
 }
 

@@ -146,11 +146,42 @@ static int arange_native(Job& j) {
 
 static int full_native(Job& j) { return mlxvk_full(j.out, j.shape(), j.ndim(), j.in[0], dtype_of(*j.like), j.s); }
 
+/* Parts of a call that mlxvk does one by one, joined along their first axis and seen as the primitive's result. */
+template <class F> int in_parts(Job& j, int parts, F part) {
+  Vector all;
+  Handle joined;
+  int code = 0;
+  for (int i = 0; i < parts && !code; i++) {
+    Handle one;
+    code = part(i, &one);
+    if (!code) code = mlxvk_vector_array_append_value(all.v, one);
+  }
+  if (!code) code = mlxvk_concatenate_axis(&joined, all.v, 0, j.s);
+  return code ? code : mlxvk_reshape(j.out, joined, j.shape(), j.ndim(), j.s);
+}
+
+/* Row i of an array's first axis (with that axis). */
+static int row_of(mlxvk_array* res, mlxvk_array a, int i, mlxvk_stream s) {
+  std::vector<int> start(mlxvk_array_ndim(a), 0), stop(mlxvk_array_shape(a), mlxvk_array_shape(a) + mlxvk_array_ndim(a)), step(start.size(), 1);
+  start[0] = i;
+  stop[0] = i + 1;
+  return mlxvk_slice(res, a, start.data(), start.size(), stop.data(), stop.size(), step.data(), step.size(), s);
+}
+
+/* As many numbers from each key. */
 static int random_bits_native(Job& j) {
-  if (mlxvk_array_size(j.in[0]) != 2) return MLXVK_ERROR_UNSUPPORTED;
-  Handle key;
-  int code = mlxvk_reshape(&key, j.in[0], (const int[]){2}, 1, j.s);
-  return code ? code : mlxvk_random_bits(j.out, j.shape(), j.ndim(), j.as<RandomBits>().state().second, key, j.s);
+  const int keys = int(mlxvk_array_size(j.in[0]) / 2), each = keys ? int(j.like->size() / keys) : 0;
+  const int width = j.as<RandomBits>().state().second;
+  const int pairs[] = {keys, 2}, pair = 2;
+  Handle rows;
+  int code = mlxvk_reshape(&rows, j.in[0], pairs, 2, j.s);
+  if (!code && keys == 0) return mlxvk_zeros(j.out, j.shape(), j.ndim(), dtype_of(*j.like), j.s);
+  return code ? code : in_parts(j, keys, [&](int i, mlxvk_array* res) {
+    Handle row, key;
+    int c = row_of(&row, rows, i, j.s);
+    if (!c) c = mlxvk_reshape(&key, row, &pair, 1, j.s);
+    return c ? c : mlxvk_random_bits(res, &each, 1, width, key, j.s);
+  });
 }
 
 /* ---- shape ---- */
@@ -252,13 +283,13 @@ static int slice_update_dynamic_native(Job& j) {
 /* The primitive works on batches: (B, ...), a mask of that shape, and each batch's source flattened. */
 static int masked_scatter_native(Job& j) {
   const int whole = -1;
-  Handle target, mask, source, flat;
-  if (mlxvk_array_dim(j.in[0], 0) != 1) return MLXVK_ERROR_UNSUPPORTED;
-  int code = mlxvk_reshape(&target, j.in[0], &whole, 1, j.s);
-  if (!code) code = mlxvk_reshape(&mask, j.in[1], &whole, 1, j.s);
-  if (!code) code = mlxvk_reshape(&source, j.in[2], &whole, 1, j.s);
-  if (!code) code = mlxvk_masked_scatter(&flat, target, mask, source, j.s);
-  return code ? code : mlxvk_reshape(j.out, flat, j.shape(), j.ndim(), j.s);
+  return in_parts(j, mlxvk_array_dim(j.in[0], 0), [&](int i, mlxvk_array* res) {
+    Handle row[3], flat[3];
+    int code = 0;
+    for (int k = 0; k < 3 && !code; k++) code = row_of(&row[k], j.in[k], i, j.s);
+    for (int k = 0; k < 3 && !code; k++) code = mlxvk_reshape(&flat[k], row[k], &whole, 1, j.s);
+    return code ? code : mlxvk_masked_scatter(res, flat[0], flat[1], flat[2], j.s);
+  });
 }
 
 static int convolution_native(Job& j) {
@@ -315,7 +346,6 @@ static int hadamard_native(Job& j) {
 static int quantize_native(Job& j) {
   auto [unused, group, bits, mode, dequantize] = j.as<fast::Quantize>().state();
   const std::string name = quantization_mode_to_string(mode);
-  if (!dequantize && (mode == QuantizationMode::Mxfp4 || mode == QuantizationMode::Mxfp8)) return MLXVK_ERROR_UNSUPPORTED;
   if (dequantize)
     return mlxvk_dequantize(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true}, name.c_str(),
                             none, {dtype_of(*j.like), true}, j.s);
@@ -430,7 +460,6 @@ static void view_bits_layout(Primitive& p, const Arrays& inputs, Arrays& outputs
 #define NATIVE(type, call)   {typeid(type), #type, State::native, call, nullptr, false, false, ""}
 #define WHOLE(type, call)    {typeid(type), #type, State::native, call, nullptr, false, true, ""}
 #define IN_PLACE(type, call, whole) {typeid(type), #type, State::native, call, nullptr, true, whole, ""}
-#define PARTLY(type, call, note) {typeid(type), #type, State::native, call, nullptr, false, false, note}
 #define LAYOUT(type, call)   {typeid(type), #type, State::layout, nullptr, call, false, false, ""}
 #define ON_CPU(type, note)   {typeid(type), #type, State::fallback, nullptr, nullptr, false, false, note}
 #define REFUSED(type, note)  {typeid(type), #type, State::refused, nullptr, nullptr, false, false, note}
@@ -457,11 +486,11 @@ static const Row table[] = {
     NATIVE(NotEqual, binary<mlxvk_not_equal>), NATIVE(Power, binary<mlxvk_power>), NATIVE(Remainder, binary<mlxvk_remainder>),
     NATIVE(Subtract, binary<mlxvk_subtract>), NATIVE(Select, ternary<mlxvk_where>), NATIVE(Compiled, nullptr),
 
-    WHOLE(Arange, arange_native), NATIVE(Full, full_native), PARTLY(RandomBits, random_bits_native, "one key"),
+    WHOLE(Arange, arange_native), NATIVE(Full, full_native), NATIVE(RandomBits, random_bits_native),
     NATIVE(Concatenate, concatenate_native), NATIVE(Pad, pad_native), IN_PLACE(SliceUpdate, slice_update_native, false),
     NATIVE(Gather, gather_native), WHOLE(GatherAxis, gather_axis_native),
     IN_PLACE(ScatterAxis, scatter_axis_native, true),
-    IN_PLACE(Scatter, scatter_native, true), PARTLY(MaskedScatter, masked_scatter_native, "batches of one"), NATIVE(Convolution, convolution_native),
+    IN_PLACE(Scatter, scatter_native, true), NATIVE(MaskedScatter, masked_scatter_native), NATIVE(Convolution, convolution_native),
     WHOLE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native, true),
     NATIVE(GatherMM, gather_mm_native), NATIVE(GatherQMM, gather_qmm_native), NATIVE(Hadamard, hadamard_native), WHOLE(FFT, fft_native),
     NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>), NATIVE(QQMatmul, qqmm_native),

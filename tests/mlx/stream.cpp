@@ -56,6 +56,7 @@ static void drain_with_python() {
 }
 
 static mlxvk_device make_device() {
+  setenv("MLX_VK_MX_SCALES_NEAREST", "1", 0);        // this release of MLX rounds them so
   mlxvk_device d = mlxvk_device_new();
   if (d.ctx) { std::atexit(at_exit); drain_with_python(); }
   else if (std::getenv("MLX_VK_STATS")) std::fprintf(stderr, "mlxvk: no Vulkan device, MLX stays on the CPU\n");

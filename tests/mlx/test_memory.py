@@ -243,6 +243,29 @@ def test_other_holder_of_a_cache_keeps_its_values():
     assert y.sum().item() == 0 and old.sum().item() == 0 and z[1, 0].item() == 1 and x[3, 5].item() == 7
 
 
+CUTS = (np.s_[5:13], np.s_[0:8], np.s_[0:16:2], np.s_[15::-2], np.s_[20:12:-1])
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("before", ("nothing", "eval", "async_eval of a view"))
+def test_view_is_updated_when_its_base_is_gone(cut, before):
+    x = mx.array(np.arange(21)) + 0
+    mx.eval(x)
+    v = x[cut]
+    del x
+    if before == "eval":
+        mx.eval(v)
+    elif before != "nothing":
+        mx.async_eval(mx.expand_dims(v, 1, stream=mx.new_stream(mx.gpu)))
+    want = np.arange(21)[cut].copy()
+    for i in (3, 0, 7):
+        v[i] = want[i] = 100 + i
+    v[2:5] = want[2:5] = 50
+    w = mx.maximum(v, 7)
+    assert v.tolist() == want.tolist() and w.tolist() == np.maximum(want, 7).tolist()
+    assert mx.add(v, 1, stream=mx.cpu).tolist() == (want + 1).tolist()  # MLX's flags of the layout
+
+
 def test_memory_stays_flat():
     w = mx.random.normal((256, 256))
     mx.eval(w)

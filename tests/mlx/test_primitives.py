@@ -223,8 +223,9 @@ row("as_strided", SOME, (40,), views=False, **COPIES)(lambda x: [mx.as_strided(x
 row("diagonals", (mx.bool_, mx.uint8, mx.int16) + FLOATS, (5, 6), **COPIES)(
     lambda x: [mx.diagonal(x), mx.diagonal(x, -1), mx.diag(x[0], 1), mx.diag(x), mx.tril(x), mx.triu(x, 1)])
 row("trace", INTS_AND_FLOATS, (5, 6), scale=4)(lambda x: [mx.trace(x), mx.trace(x, 1)])
-row("setitem", ALL, (6, 7), (3, 7), **COPIES)(lambda x, y: [put(x, y, cut) for cut in (slice(0, 3), slice(None, None, 2), slice(5, 2, -1),
-    slice(3, 6))] + [put(x, True, (slice(1, 4), slice(2, None, 3)))])
+row("setitem", ALL, (6, 7), (3, 7), **COPIES)(
+    lambda x, y: [put(x, y, cut) for cut in (slice(0, 3), slice(None, None, 2), slice(5, 2, -1), slice(3, 6))] +
+    [put(x, True, cut) for cut in (np.s_[1:4, 2::3], np.s_[::-2, 0:3:2], np.s_[1:4, 2:1:-2], np.s_[0::-1, -1:], np.s_[2:2])])
 row("dynamic slices", SOME, (6, 7), (2, 3), **COPIES)(lambda x, y: [mx.slice(x, mx.array([2, 1]), (0, 1), (3, 4)),
     mx.slice(x, mx.array([1]), (1,), (6, 2)), mx.slice_update(x, y, mx.array([3, 2]), (0, 1))])
 row("view", (mx.float32, mx.int32, mx.uint32), (4, 6), **COPIES)(

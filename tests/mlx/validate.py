@@ -5,7 +5,9 @@ values. Says what to do about the first thing that is not as it should be.
 """
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 import threading
 
@@ -249,28 +251,17 @@ def main():
     step("threads", threads, "locks: tests/mlx/stream.cpp")
 
     def fall_back():
-        tries = {"FFT": lambda: mx.fft.fft(state["a"]), "Convolution": lambda: mx.conv1d(state["a"][None], mx.ones((4, 3, columns))),
-                 "Hadamard": lambda: mx.hadamard_transform(state["a"][:, :512]), "Sort": lambda: mx.sort(state["a"]),
-                 "Scan": lambda: mx.cumsum(state["a"])}
-        states = {p["name"]: p["state"] for p in mlxvk_mlx.primitives()}
-        name = next((name for name in tries if states.get(name) == "fallback"), None)
-        if name is None:
-            return "nothing of what is tried here (%s) needs it" % ", ".join(tries)
-        before = primitive(name, "fallback")
-        policy = os.environ.get("MLX_VK_FALLBACK", "")
-        try:
-            got = tries[name]()
-            mx.eval(got)
-        except Exception as error:
-            need(policy == "error", "%s: %s" % (name, error))
-            return "%s raises an exception, as MLX_VK_FALLBACK=error asks" % name
-        need(primitive(name, "fallback") > before, "%s is said to fall back, and was not counted" % name)
-        with mx.stream(mx.cpu):
-            want = tries[name]()
-            mx.eval(want)
-        need(mx.allclose(mx.abs(got), mx.abs(want), 1e-4, 1e-4).item(), "%s on the CPU in between differs" % name)
-        return "%s ran on the CPU in between, in order, and was counted: %s" % (
-            name, list(stats()["primitives"][name].get("reasons", {}))[:1])
+        code = ("import mlxvk_mlx, mlx.core as mx, json; x = mx.exp(mx.array([0.0, 1.0])) + 1; mx.eval(x); "
+                "print(json.dumps([x.tolist(), mlxvk_mlx.stats()['primitives']]))")
+        environment = {**os.environ, "MLX_VK_FALLBACK_FOR": "Exp", "MLX_VK_FALLBACK": "warn", "PYTHONPATH": os.pathsep.join(sys.path)}
+        got = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+        need(got.returncode == 0, "a process with MLX_VK_FALLBACK_FOR=Exp ended with %d: %s" % (got.returncode, got.stderr[-300:]))
+        values, counts = json.loads(got.stdout)
+        need(abs(values[0] - 2) + abs(values[1] - 3.7182817) < 1e-5, "exp on the CPU, + 1 on the GPU: %s" % values)
+        need(counts["Exp"]["fallback"] == 1 and counts["Add"]["native"] == 1, "counted: %s" % counts)
+        need("Exp" in got.stderr, "MLX_VK_FALLBACK=warn did not name it: %s" % got.stderr)
+        return "told not to use its own (MLX_VK_FALLBACK_FOR=Exp), it is MLX's on the CPU, in order, counted, named: %s" % (
+            list(counts["Exp"]["reasons"])[0])
 
     step("fallback", fall_back, "tests/mlx/fallback.cpp")
 

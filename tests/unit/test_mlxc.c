@@ -480,13 +480,171 @@ static void npy_round(void **state)
     mlxvk_array_free(b);
 }
 
+/* ---- GGUF ---- */
+
+static const char *const gguf_path = "test_mlxc.gguf";
+
+static void gguf_round(void **state)
+{
+    mlxvk_io_gguf g = mlxvk_io_gguf_new(), back = mlxvk_io_gguf_new();
+    mlxvk_array a = mlxvk_array_new(), b = mlxvk_array_new(), same = mlxvk_array_new();
+    mlxvk_vector_string words = mlxvk_vector_string_new_data((const char *[]){ "one", "", "three" }, 3), keys = mlxvk_vector_string_new();
+    mlxvk_string text = mlxvk_string_new();
+    static const mlxvk_dtype dtype[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16, MLXVK_INT8, MLXVK_INT64 };
+    char name[16], *word;
+    bool yes = false;
+    int32_t number = 0;
+    (void)state;
+    for (size_t i = 0; i < COUNT(dtype); i++) {
+        CHECK(mlxvk_arange(&a, 0, 15, 1, dtype[i], stream));
+        CHECK(mlxvk_reshape(&a, a, (int[]){ 3, 5 }, 2, stream));
+        snprintf(name, sizeof name, "t%zu", i);
+        CHECK(mlxvk_io_gguf_set_array(g, name, a));
+    }
+    CHECK(mlxvk_array_set_int(&b, -5));
+    CHECK(mlxvk_io_gguf_set_metadata_array(g, "number", b));
+    CHECK(mlxvk_arange(&b, 0, 4, 1, MLXVK_FLOAT32, stream));
+    CHECK(mlxvk_io_gguf_set_metadata_array(g, "numbers", b));
+    CHECK(mlxvk_io_gguf_set_metadata_string(g, "text", "hello"));
+    CHECK(mlxvk_io_gguf_set_metadata_vector_string(g, "words", words));
+    CHECK(mlxvk_save_gguf(gguf_path, g));
+    CHECK(mlxvk_load_gguf(&back, gguf_path, stream));
+    CHECK(mlxvk_io_gguf_get_keys(&keys, back));
+    assert_int_equal(mlxvk_vector_string_size(keys), COUNT(dtype));
+    for (size_t i = 0; i < COUNT(dtype); i++) {
+        snprintf(name, sizeof name, "t%zu", i);
+        CHECK(mlxvk_io_gguf_get_array(&a, g, name));
+        CHECK(mlxvk_io_gguf_get_array(&b, back, name));
+        assert_int_equal(mlxvk_array_dtype(b), dtype[i]);
+        CHECK(mlxvk_array_equal(&same, a, b, false, stream));
+        CHECK(mlxvk_array_item_bool(&yes, same));
+        assert_true(yes);
+    }
+    CHECK(mlxvk_io_gguf_get_metadata_array(&b, back, "number"));
+    CHECK(mlxvk_array_item_int32(&number, b));
+    assert_int_equal(number, -5);
+    CHECK(mlxvk_io_gguf_get_metadata_array(&b, back, "numbers"));
+    assert_int_equal(mlxvk_array_size(b), 4);
+    CHECK(mlxvk_io_gguf_get_metadata_string(&text, back, "text"));
+    assert_string_equal(mlxvk_string_data(text), "hello");
+    CHECK(mlxvk_io_gguf_get_metadata_vector_string(&words, back, "words"));
+    CHECK(mlxvk_vector_string_get(&word, words, 2));
+    assert_string_equal(word, "three");
+    CHECK(mlxvk_io_gguf_has_metadata_string(&yes, back, "words"));
+    assert_false(yes);
+    CHECK(mlxvk_io_gguf_has_metadata_vector_string(&yes, back, "words"));
+    assert_true(yes);
+    assert_int_not_equal(mlxvk_io_gguf_get_metadata_string(&text, back, "none"), 0);
+    CHECK(mlxvk_array_set_complex(&a, 1, 2));
+    CHECK(mlxvk_io_gguf_set_array(g, "complex", a));
+    assert_int_equal(mlxvk_save_gguf(gguf_path, g), MLXVK_ERROR_DTYPE);
+    remove(gguf_path);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(same);
+    mlxvk_string_free(text);
+    mlxvk_vector_string_free(words);
+    mlxvk_vector_string_free(keys);
+    mlxvk_io_gguf_free(g);
+    mlxvk_io_gguf_free(back);
+}
+
+static size_t put(unsigned char *to, size_t at, uint64_t value, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++) to[at + i] = (unsigned char)(value >> (8 * i));
+    return at + bytes;
+}
+
+static size_t put_name(unsigned char *to, size_t at, const char *text)
+{
+    at = put(to, at, strlen(text), 8);
+    memcpy(to + at, text, strlen(text));
+    return at + strlen(text);
+}
+
+/* A row of 64 values in each of three kinds of blocks; returns the file's size. */
+static size_t block_file(unsigned char *file)
+{
+    static const struct { const char *name; int type, bytes; } kinds[] = { { "a.weight", 2, 18 }, { "b.weight", 3, 20 }, { "c.weight", 8, 34 } };
+    size_t at = put(file, 0, 0x46554747, 4), offset = 0;
+    at = put(file, at, 3, 4);
+    at = put(file, at, 3, 8);
+    at = put(file, at, 1, 8);
+    at = put_name(file, at, "general.alignment");
+    at = put(file, put(file, at, 4, 4), 64, 4);
+    for (int i = 0; i < 3; i++) {
+        at = put_name(file, at, kinds[i].name);
+        at = put(file, at, 2, 4);
+        at = put(file, put(file, at, 64, 8), 1, 8);
+        at = put(file, put(file, at, (uint64_t)kinds[i].type, 4), offset, 8);
+        offset += 128;
+    }
+    at = (at + 63) / 64 * 64;
+    for (int i = 0; i < 3; i++)
+        for (int b = 0; b < 2; b++) {
+            unsigned char *block = file + at + (size_t)(128 * i + b * kinds[i].bytes);
+            block += put(block, 0, float_to_half(b ? 0.5f : 0.25f), 2);
+            if (i == 1) block += put(block, 0, float_to_half(3), 2);
+            for (int k = 0; k < 32; k++) {
+                int code = (k * 5 + b) % 16;
+                if (i == 2) block[k] = (unsigned char)(code - 8);
+                else block[k % 16] |= (unsigned char)(k < 16 ? code : code << 4);
+            }
+        }
+    return at + 128 * 3;
+}
+
+static void gguf_blocks(void **state)
+{
+    unsigned char file[2048] = { 0 };
+    size_t size = block_file(file);
+    mlxvk_io_gguf g = mlxvk_io_gguf_new();
+    mlxvk_array w = mlxvk_array_new(), s = mlxvk_array_new(), b = mlxvk_array_new(), x = mlxvk_array_new();
+    (void)state;
+    for (size_t cut = 0; cut <= size; cut += cut < size - 300 ? 1 : 20) {            /* all of it once at the end */
+        FILE *f = fopen(gguf_path, "wb");
+        assert_non_null(f);
+        if (size - cut < 20) cut = size;
+        assert_int_equal(fwrite(file, 1, cut, f), cut);
+        fclose(f);
+        if (cut < size - 128) assert_int_not_equal(mlxvk_load_gguf(&g, gguf_path, stream), 0);
+    }
+    CHECK(mlxvk_load_gguf(&g, gguf_path, stream));
+    remove(gguf_path);
+    for (int i = 0; i < 3; i++) {
+        char name[3][16];
+        float want[64], got[64];
+        static const char *const ends[] = { "weight", "scales", "biases" };
+        mlxvk_array *parts[] = { &w, &s, &b };
+        for (int k = 0; k < 3; k++) {
+            snprintf(name[k], sizeof name[k], "%c.%s", 'a' + i, ends[k]);
+            CHECK(mlxvk_io_gguf_get_array(parts[k], g, name[k]));
+        }
+        assert_int_equal(mlxvk_array_dim(w, 1), i == 2 ? 16 : 8);
+        CHECK(mlxvk_dequantize(&x, w, s, b, (mlxvk_optional_int){ 32, true }, (mlxvk_optional_int){ i == 2 ? 8 : 4, true }, "affine",
+                               (mlxvk_array){ NULL }, (mlxvk_optional_dtype){ MLXVK_FLOAT32, true }, stream));
+        CHECK(mlxvk_array_read(x, got, sizeof got, stream));
+        for (int k = 0; k < 64; k++) {
+            int block = k / 32, code = (k % 32 * 5 + block) % 16;
+            float scale = block ? 0.5f : 0.25f;
+            want[k] = i == 1 ? scale * (float)code + 3 : scale * (float)(code - 8);
+            assert_true(got[k] == want[k]);
+        }
+    }
+    mlxvk_array_free(w);
+    mlxvk_array_free(s);
+    mlxvk_array_free(b);
+    mlxvk_array_free(x);
+    mlxvk_io_gguf_free(g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strings), cmocka_unit_test(vectors), cmocka_unit_test(vectors_of_arrays), cmocka_unit_test(maps),
         cmocka_unit_test(devices), cmocka_unit_test(error_handler), cmocka_unit_test(setters_and_items), cmocka_unit_test(texts),
         cmocka_unit_test(safetensors_round), cmocka_unit_test(safetensors_wrong), cmocka_unit_test(npy_from_numpy),
-        cmocka_unit_test(npy_round),
+        cmocka_unit_test(npy_round), cmocka_unit_test(gguf_round), cmocka_unit_test(gguf_blocks),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

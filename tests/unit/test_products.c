@@ -244,6 +244,22 @@ static void test_gather_mm_vector(void **state) { (void)state; gather_cases("MLX
 static void test_gather_mm_tiled(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=3", false, 12); }
 static void test_gather_mm_matrices(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=4", false, 12); }
 
+/* More weights than a workgroup has threads, more than can be counted, and none that are used often. */
+static void test_gather_many(void **state)
+{
+    static const struct gather_case many[] = {
+        { 2500, 40, 1500, 1, 8, 64, true, false, true, MLXVK_FLOAT32, "affine" }, { 40, 40, 5000, 2, 5, 32, false, false, true, MLXVK_FLOAT32, "mxfp4" },
+        { 3000, 3000, 1100, 1, 6, 20, false, true, false, MLXVK_FLOAT32, NULL }, { 7000, 30, 1500, 1, 3, 9, true, false, false, MLXVK_FLOAT16, NULL },
+    };
+    mlxvk_device d = open_device("MLX_VK_QMM_KERNEL=2");
+    mlxvk_stream s = open_stream(d);
+    struct rng r = { 71 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(many); i++) gather_one(&r, &many[i], s);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
 /* Indices broadcast, an absent one counts; nothing to do; wrong arguments. */
 static void test_gather_edges(void **state)
 {
@@ -281,6 +297,36 @@ static void test_gather_edges(void **state)
     mlxvk_array_free(empty);
     mlxvk_stream_free(s);
     mlxvk_device_free(d);
+}
+
+/* Scales that are powers of two: rounded up, or to the nearest, as MLX 0.30.3 does. */
+static void test_scale_rounding(void **state)
+{
+    static const float tops[] = { 1, 2, 3, 4, 5, 6, 7, 1.7f, 0 };
+    static const struct { const char *gates, *mode; int power[9]; } cases[] = {
+        { "", "mxfp4", { -2, -1, -1, 0, 0, 0, 1, -1, 0 } }, { "", "mxfp8", { -8, -7, -7, -6, -6, -6, -6, -8, 0 } },
+        { "MLX_VK_MX_SCALES_NEAREST=1", "mxfp4", { -3, -2, -1, -1, 0, 0, 0, -2, 0 } },
+        { "MLX_VK_MX_SCALES_NEAREST=1", "mxfp8", { -9, -8, -7, -7, -6, -6, -6, -8, 0 } },
+    };
+    float values[9 * 32] = { 0 };
+    (void)state;
+    for (int i = 0; i < 9; i++) values[i * 32 + i] = i % 2 ? -tops[i] : tops[i];
+    for (size_t k = 0; k < COUNT(cases); k++) {
+        mlxvk_device d = open_device(cases[k].gates);
+        mlxvk_stream s = open_stream(d);
+        mlxvk_array w = floats(d, values, (int[]){ 9, 32 }, 2), scales = mlxvk_array_new(), nothing = mlxvk_array_new();
+        mlxvk_vector_array parts = mlxvk_vector_array_new();
+        uint8_t got[9];
+        OK(mlxvk_quantize(&parts, w, none, none, cases[k].mode, nothing, s), s);
+        OK(mlxvk_vector_array_get(&scales, parts, 1), s);
+        OK(mlxvk_array_read(scales, got, sizeof got, s), s);
+        for (int i = 0; i < 9; i++) assert_int_equal(got[i] - 127, cases[k].power[i]);
+        mlxvk_vector_array_free(parts);
+        mlxvk_array_free(w);
+        mlxvk_array_free(scales);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(d);
+    }
 }
 
 /* Two products of one x, and silu(y0) * y1 behind them, in one dispatch: the same as one by one. */
@@ -731,11 +777,11 @@ static void test_contractions(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fp8), cmocka_unit_test(test_modes), cmocka_unit_test(test_modes_together),
+        cmocka_unit_test(test_fp8), cmocka_unit_test(test_modes), cmocka_unit_test(test_modes_together), cmocka_unit_test(test_scale_rounding),
         cmocka_unit_test(test_gather_qmm), cmocka_unit_test(test_gather_qmm_held), cmocka_unit_test(test_gather_qmm_plain), cmocka_unit_test(test_gather_qmm_tiles),
         cmocka_unit_test(test_gather_qmm_matrices), cmocka_unit_test(test_gather_mm), cmocka_unit_test(test_gather_mm_plain),
         cmocka_unit_test(test_gather_mm_vector), cmocka_unit_test(test_gather_mm_tiled), cmocka_unit_test(test_gather_mm_matrices),
-        cmocka_unit_test(test_gather_edges), cmocka_unit_test(test_hadamard),
+        cmocka_unit_test(test_gather_many), cmocka_unit_test(test_gather_edges), cmocka_unit_test(test_hadamard),
         cmocka_unit_test(test_segments), cmocka_unit_test(test_segments_tiled), cmocka_unit_test(test_segments_edges),
         cmocka_unit_test(test_block_masks), cmocka_unit_test(test_qqmm_scales),
         cmocka_unit_test(test_einsum), cmocka_unit_test(test_einsum_texts), cmocka_unit_test(test_contractions),
