@@ -244,7 +244,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
     X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
-    X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "chains of elementwise operations in kernels made at run time, where that pays (2: all)") \
+    X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "elementwise chains in kernels made at run time, where it pays (2: all)") \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report")  \
     X(QMM_STATS,     "MLX_VK_QMM_STATS",                 0, "the same for quantized matmul alone, printed when the device goes") \
@@ -12052,8 +12052,8 @@ int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
  * say, or from a product) would rearrange the next step. Another zero goes into second operands, for x - x is not 0 where x is
  * NaN, as it knows only while it takes the two for different numbers. */
 
-enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3, CHAINS_MOST = 1024, CHAIN_BUCKETS = 256,
-       CHAIN_KEY = 4 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
+enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3, CHAINS_MOST = 1024,
+       CHAIN_BUCKETS = 256, CHAIN_KEY = 4 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
 
 /* In the order of main in shaders/chain.comp. */
 #define CHAIN_FUNCTIONS(X)                                                                                            \
@@ -12260,12 +12260,13 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
 
 /* ---- writing a module ---- */
 
-enum { SPV_NAME_FIRST = 3, SPV_NAME_LAST = 8, SPV_ENTRY = 15, SPV_MODE = 16, SPV_CAPABILITY = 17, SPV_VOID = 19, SPV_BOOL = 20, SPV_INT = 21,
-       SPV_VECTOR = 23, SPV_ARRAY = 28, SPV_RUNTIME_ARRAY = 29, SPV_STRUCT = 30, SPV_POINTER = 32, SPV_FUNCTION_TYPE = 33, SPV_CONSTANT = 43,
-       SPV_FUNCTION = 54, SPV_END = 56, SPV_CALL = 57, SPV_VARIABLE = 59, SPV_LOAD = 61, SPV_STORE = 62, SPV_ACCESS = 65, SPV_DECORATE = 71,
-       SPV_DECORATE_MEMBER = 72, SPV_CONSTRUCT = 80, SPV_EXTRACT = 81, SPV_CONVERT = 113, SPV_ADD = 128, SPV_SUBTRACT = 130,
-       SPV_MULTIPLY = 132, SPV_DIVIDE = 134, SPV_SELECT = 169, SPV_LESS = 176, SPV_SHIFT_RIGHT = 194, SPV_SHIFT_LEFT = 196, SPV_XOR = 198, SPV_PHI = 245,
-       SPV_LOOP_MERGE = 246, SPV_MERGE = 247, SPV_LABEL = 248, SPV_BRANCH = 249, SPV_BRANCH_IF = 250, SPV_RETURN = 253, SPV_LAST_BRANCH = 255 };
+enum { SPV_NAME_FIRST = 3, SPV_NAME_LAST = 8, SPV_ENTRY = 15, SPV_MODE = 16, SPV_CAPABILITY = 17, SPV_VOID = 19, SPV_BOOL =
+       20, SPV_INT = 21, SPV_VECTOR = 23, SPV_ARRAY = 28, SPV_RUNTIME_ARRAY = 29, SPV_STRUCT = 30, SPV_POINTER = 32,
+       SPV_FUNCTION_TYPE = 33, SPV_CONSTANT = 43, SPV_FUNCTION = 54, SPV_END = 56, SPV_CALL = 57, SPV_VARIABLE = 59, SPV_LOAD
+       = 61, SPV_STORE = 62, SPV_ACCESS = 65, SPV_DECORATE = 71, SPV_DECORATE_MEMBER = 72, SPV_CONSTRUCT = 80, SPV_EXTRACT =
+       81, SPV_CONVERT = 113, SPV_ADD = 128, SPV_SUBTRACT = 130, SPV_MULTIPLY = 132, SPV_DIVIDE = 134, SPV_SELECT = 169,
+       SPV_LESS = 176, SPV_SHIFT_RIGHT = 194, SPV_SHIFT_LEFT = 196, SPV_XOR = 198, SPV_PHI = 245, SPV_LOOP_MERGE = 246,
+       SPV_MERGE = 247, SPV_LABEL = 248, SPV_BRANCH = 249, SPV_BRANCH_IF = 250, SPV_RETURN = 253, SPV_LAST_BRANCH = 255 };
 enum { SPV_BLOCK = 2, SPV_ARRAY_STRIDE = 6, SPV_ALIASED = 20, SPV_BINDING = 33, SPV_SET = 34, SPV_OFFSET = 35 };
 enum { SPV_PUSH_CONSTANT = 9, SPV_STORAGE_BUFFER = 12 };
 
@@ -12579,7 +12580,7 @@ static void put_leftover_body(struct spirv *m, const struct chain *c, uint32_t i
 
 static void put_main(struct spirv *m, const struct chain *c)
 {
-    uint32_t nothing = declare(m, SPV_VOID, 0, NULL, 0), type = TYPE(m, SPV_FUNCTION_TYPE, nothing), words, i, n, inside, four = 0;
+    uint32_t nothing = declare(m, SPV_VOID, 0, NULL, 0), type = TYPE(m, SPV_FUNCTION_TYPE, nothing), words, i, n, inside = 0, four = 0;
     uint32_t body = m->bound++, out = m->bound++;
     words = m->bound++;
     PUT(m, PART_DECLARE, SPV_ARRAY, words, m->uint_type, constant_word(m, CHAIN_PUSH));
@@ -12770,7 +12771,8 @@ static void build_chain(struct encoder *e, struct chain_entry *entry, const stru
     uint32_t count, *words = write_chain(d, c, &count);
     VkShaderModule module = VK_NULL_HANDLE;
     VkResult r = words ? VK_SUCCESS : VK_ERROR_OUT_OF_HOST_MEMORY;
-    entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion, .bindings = (uint32_t)(c->bound + c->results) };
+    entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion,
+                                         .bindings = (uint32_t)(c->bound + c->results) };
     if (words && d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry, words, count);
     if (r >= 0) r = build_module(d, words, count * sizeof *words, &module);
     if (r >= 0) r = build_pipeline(d, module, entry->pipeline.bindings, &(uint32_t){ 256 }, 1, &entry->pipeline.handle);
@@ -12808,7 +12810,6 @@ static void choose_walks(struct chain *c, uint32_t mask)
 {
     const struct dims *g = &c->dims;
     int inner = g->ndim - 1, k = 0;
-    c->leftover = !c->strided;
     c->four = !(mask & 3) && (!c->strided || g->shape[inner] % 4 == 0);
     c->leftover = c->four && !c->strided;
     for (int i = 0; i < c->operands; i++) {
@@ -13141,7 +13142,8 @@ static bool fuse_chain(struct encoder *e, struct stream *s, uint32_t at, uint32_
 {
     uint32_t m[CHAIN_STEPS] = { at }, kept[CHAIN_STEPS], last = min_u32(end, at + FUSE_WINDOW);
     struct chain c, before;
-    if (!chain_takes(&s->nodes[at]) || reader_of(s, at, end, s->nodes[at].out[0]) == UINT32_MAX) return false;
+    if (!has_kernel(e->device, K_BINARY) || !chain_takes(&s->nodes[at])) return false;
+    if (reader_of(s, at, end, s->nodes[at].out[0]) == UINT32_MAX) return false;
     c.steps = c.operands = 0;
     if (!chain_add(&c, &s->nodes[at])) return false;
     for (uint32_t j = at + 1; j < last; j++) {

@@ -43,7 +43,9 @@ static void gelu(mlxvk_array *r)
     mlxvk_array_free(t);
 }
 
-static const struct chain { const char *name; void (*run)(mlxvk_array *r); } chains[] = { { "(x + y) x", add_multiply }, { "gelu(x + row)", gelu } };
+static const struct chain { const char *name; void (*run)(mlxvk_array *r); } chains[] = {
+    { "(x + y) x", add_multiply }, { "gelu(x + row)", gelu },
+};
 
 static double once(const struct chain *c, int repeat)
 {
@@ -89,16 +91,16 @@ int main(int argc, char **argv)
     int log;
     open_device(NULL);
     log = argc > 1 ? atoi(argv[1]) : gpu ? 26 : 18;
-    printf("%s: %d x %d elements\n%-24s %12s %12s %14s %14s\n", device_name, 1 << (log - 12), COLUMNS, "chain", "apart, us", "fused, us", "first apart, ms",
-           "first fused, ms");
+    printf("%s: %d x %d elements\n%-24s %12s %12s %14s %14s\n", device_name, 1 << (log - 12), COLUMNS, "chain", "apart, us",
+           "fused, us", "first apart, ms", "first fused, ms");
     close_device();
     for (size_t k = 0; k < 2; k++) {
         double first[2][2], best[2][2];
         measure("MLX_VK_ENABLE_CHAINS=0", 1 << (log - 12), dtypes[k], first[0], best[0]);
         measure("MLX_VK_ENABLE_CHAINS=2", 1 << (log - 12), dtypes[k], first[1], best[1]);
         for (int i = 0; i < 2; i++)
-            printf("%-14s %-9s %12.1f %12.1f %14.1f %14.1f\n", chains[i].name, mlxvk_dtype_name(dtypes[k]), 1e6 * best[0][i], 1e6 * best[1][i],
-                   1e3 * first[0][i], 1e3 * first[1][i]);
+            printf("%-14s %-9s %12.1f %12.1f %14.1f %14.1f\n", chains[i].name, mlxvk_dtype_name(dtypes[k]),
+                   1e6 * best[0][i], 1e6 * best[1][i], 1e3 * first[0][i], 1e3 * first[1][i]);
     }
     return 0;
 }

@@ -84,7 +84,8 @@ static mlxvk_array any_input(struct bench *b, struct rng *r, const int *shape, i
 /* One random operation on what there is. */
 static mlxvk_array any_step(struct bench *b, struct rng *r, const mlxvk_array *values, int count)
 {
-    mlxvk_array a = mlxvk_array_new(), x = values[random_int(r, count > 3 ? count - 3 : 0, count - 1)], y = values[random_int(r, 0, count - 1)];
+    mlxvk_array a = mlxvk_array_new(), x = values[random_int(r, count > 3 ? count - 3 : 0, count - 1)];
+    mlxvk_array y = values[random_int(r, 0, count - 1)];
     int kind = random_int(r, 0, 9), code;
     if (kind < 3) code = unary[random_int(r, 0, (int)COUNT(unary) - 1)](&a, x, b->s);
     else if (kind < 8) code = binary[random_int(r, 0, (int)COUNT(binary) - 1)](&a, x, y, b->s);
@@ -101,7 +102,8 @@ static size_t run(struct bench *b, uint64_t seed, uint8_t *bytes, size_t room)
     mlxvk_array value[INPUTS + VALUES], res[RESULTS];
     int shape[4], ndim = random_int(&r, 0, 4), count = INPUTS, n = random_int(&r, 3, VALUES);
     size_t used = 0;
-    for (int i = 0; i < ndim; i++) shape[i] = random_chance(&r, 4) ? 0 : random_chance(&r, 40) ? 4 * random_int(&r, 1, 4) : random_int(&r, 1, 9);
+    for (int i = 0; i < ndim; i++)
+        shape[i] = random_chance(&r, 4) ? 0 : random_chance(&r, 40) ? 4 * random_int(&r, 1, 4) : random_int(&r, 1, 9);
     for (int i = 0; i < INPUTS; i++) value[i] = any_input(b, &r, shape, ndim);
     for (int i = 0; i < n; i++, count++) value[count] = any_step(b, &r, value, count);
     for (int i = 0; i < RESULTS; i++) {              /* the last one, and sometimes others */
