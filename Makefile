@@ -7,6 +7,7 @@
 #
 #   make          the library and every program, into build/
 #   make golden DIR=path     compare with MLX's own results in that folder
+#   make test-profiles       tests as on devices that lack something (PROFILES="--full", PROFILES="--only int64,subgroup")
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
 #   make mlx                 stock MLX from PyPI in build/mlx, with mlxvk as its GPU (needs Python 3.10 or newer)
@@ -69,7 +70,7 @@ fuzzers := $(call programs_of,fuzz)
 with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
-.PHONY: all tests setup run test run-tests golden bench bench-ops shaders check-gen check dist clean
+.PHONY: all tests setup run test run-tests test-profiles golden bench bench-ops shaders check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx bench-mlx mlx-table
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
@@ -145,6 +146,9 @@ golden_data := $(wildcard tests/golden/data)
 run-tests:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
 	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: $(golden) --fuzz 10") $(units) $(examples)
+
+test-profiles: $(golden) $(units)
+	@tests/tools/profiles $(PROFILES) --readme README.md $(golden) "$$DIR" $(units)
 
 golden: $(golden)
 	@$(BUILD)/golden "$$DIR"

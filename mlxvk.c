@@ -9,6 +9,7 @@
  *     >>notes        statistics by kernel and signature
  *     >>memory       blocks, suballocation, the cache, counters
  *     >>timeline     streams' timeline semaphores, who uses a buffer until when
+ *     >>modules      SPIR-V rewritten for devices that lack storage of bytes and halves
  *     >>encoder      pipelines, descriptors, hazards, dispatch
  *     >>stream       command buffers, submission, the window in flight
  *     >>array        views on storage
@@ -190,7 +191,13 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SUBGROUP,      "MLX_VK_ENABLE_SUBGROUP",           1, "kernels with subgroup operations")                        \
     X(COOPMAT,       "MLX_VK_ENABLE_COOPERATIVE_MATRIX", 1, "kernels with cooperative matrices")                       \
     X(INT_DOT,       "MLX_VK_ENABLE_INTEGER_DOT",        1, "kernels with integer dot products")                       \
+    X(STORAGE8,      "MLX_VK_ENABLE_STORAGE8",           1, "8-bit numbers in buffers (0: bits of words)")             \
+    X(STORAGE16,     "MLX_VK_ENABLE_STORAGE16",          1, "16-bit numbers in buffers (0: bits of words)")            \
+    X(INT8,          "MLX_VK_ENABLE_INT8",               1, "8-bit integers in shaders")                               \
+    X(INT16,         "MLX_VK_ENABLE_INT16",              1, "16-bit integers in shaders")                              \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
+    X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
+    X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
@@ -339,12 +346,12 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
  * Specialization constant 0 is the workgroup's size in x; the others belong to the kernel. */
 #define KERNELS(X)                                                                                                    \
     X(COPY,          copy,          3, CAP_SMALL)                                                                      \
-    X(COPY_WIDE,     copy_wide,     3, CAP_SMALL | CAP_INT64)                                                          \
+    X(COPY_WIDE,     copy_wide,     3, CAP_SMALL)                                                          \
     X(UNARY,         unary,         3, CAP_SMALL)                                                                      \
-    X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL | CAP_INT64)                                                          \
+    X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL)                                                          \
     X(UNARY_COMPLEX, unary_complex, 3, CAP_SMALL)                                                                      \
     X(BINARY,        binary,        4, CAP_SMALL)                                                                      \
-    X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL | CAP_INT64)                                                          \
+    X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL)                                                          \
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
@@ -392,7 +399,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMM_GROUPED_F16, qmm_grouped_f16, 8, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                  \
     X(GROUP_ROWS,    group_rows,    3, CAP_SMALL)                                                                      \
     X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
-    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL | CAP_INT64)                                                          \
+    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL)                                                          \
     X(REDUCE,        reduce,        2, CAP_SMALL)                                                                      \
     X(REDUCE_PAIR,   reduce_pair,   2, CAP_SMALL)                                                                      \
     X(REDUCE_INDEX,  reduce_index,  2, CAP_SMALL)                                                                      \
@@ -446,11 +453,11 @@ struct capabilities {
     char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
     uint32_t bits;                                   /* enum capability */
     uint32_t vendor, type, api;
-    uint32_t subgroup, max_threads, max_groups[3], shared_memory, push_size;
+    uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_groups[3], shared_memory, push_size;
     size_t max_range, max_allocation, offset_align, memory_size;
     double timestamp_ns;
     uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
-    bool push_descriptor, mapped, subgroup_control, memory_budget, float_controls;
+    bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
     uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
 };
 
@@ -649,6 +656,22 @@ static void choose_features(struct features *f)
     f->coopmat.cooperativeMatrixRobustBufferAccess = VK_FALSE;
 }
 
+/* A feature whose gate is 0 is not there: not enabled, or not used where a program's own device has it. */
+static void gate_features(struct features *f, const int gate[GATE_COUNT])
+{
+    if (!gate[GATE_STORAGE8]) f->v12.storageBuffer8BitAccess = f->v12.uniformAndStorageBuffer8BitAccess = VK_FALSE;
+    if (!gate[GATE_STORAGE16]) f->v11.storageBuffer16BitAccess = f->v11.uniformAndStorageBuffer16BitAccess = VK_FALSE;
+    if (!gate[GATE_INT8]) f->v12.shaderInt8 = VK_FALSE;
+    if (!gate[GATE_INT16]) f->base.features.shaderInt16 = VK_FALSE;
+    if (!gate[GATE_INT64]) f->base.features.shaderInt64 = VK_FALSE;
+    if (!gate[GATE_FLOAT16]) f->v12.shaderFloat16 = VK_FALSE;
+    if (!gate[GATE_INT_DOT]) f->dot.shaderIntegerDotProduct = VK_FALSE;
+    if (gate[GATE_COOPMAT]) return;
+    f->coopmat.cooperativeMatrix = f->bfloat16.shaderBFloat16CooperativeMatrix = VK_FALSE;
+    memset(&f->coopmat2.cooperativeMatrixWorkgroupScope, 0,
+           sizeof f->coopmat2 - offsetof(VkPhysicalDeviceCooperativeMatrix2FeaturesNV, cooperativeMatrixWorkgroupScope));
+}
+
 /* What an adopting program enabled: its chain, read into ours. */
 static void adopt_features(struct features *f, const void *chain)
 {
@@ -700,14 +723,14 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     if (f->v11.storageBuffer16BitAccess) bits |= CAP_STORAGE16;
     if (f->v12.shaderInt8) bits |= CAP_INT8;
     if (f->base.features.shaderInt16) bits |= CAP_INT16;
-    if (f->base.features.shaderInt64 && d->gate[GATE_INT64]) bits |= CAP_INT64;
+    if (f->base.features.shaderInt64) bits |= CAP_INT64;
     if (f->v12.shaderFloat16) bits |= CAP_FLOAT16;
     if (f->bfloat16.shaderBFloat16Type) bits |= CAP_BFLOAT16;
     if (f->v12.vulkanMemoryModel) bits |= CAP_MEMORY_MODEL;
-    if (f->dot.shaderIntegerDotProduct && d->gate[GATE_INT_DOT]) bits |= CAP_INT_DOT;
+    if (f->dot.shaderIntegerDotProduct) bits |= CAP_INT_DOT;
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
-        sg->subgroupSize >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
-    if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel && d->gate[GATE_COOPMAT]) {
+        d->caps.subgroup >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
+    if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel) {
         uint8_t *size = d->caps.coopmat_size;
         size[0] = coopmat_size(d, COMPONENT_FLOAT16);
         size[1] = f->bfloat16.shaderBFloat16CooperativeMatrix ? coopmat_size(d, COMPONENT_BFLOAT16) : 0;
@@ -763,12 +786,29 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
     c->timestamp_ns = p->limits.timestampPeriod;
 }
 
+/* The sizes of subgroups that a pipeline may ask for, and the one that a gate makes all of them ask for. */
+static void choose_subgroup(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupSizeControlProperties *p)
+{
+    struct capabilities *c = &d->caps;
+    uint32_t wanted = (uint32_t)d->gate[GATE_SUBGROUP_SIZE];
+    bool control = f->size_control.subgroupSizeControl && (p->requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT);
+    c->subgroup_least = control ? p->minSubgroupSize : c->subgroup;
+    c->subgroup_most = control ? p->maxSubgroupSize : c->subgroup;
+    if (!wanted || wanted < c->subgroup_least || wanted > c->subgroup_most || (wanted & (wanted - 1))) return;
+    c->subgroup = wanted;
+    c->subgroup_forced = control;
+    if (control) c->max_threads = min_u32(c->max_threads, wanted * p->maxComputeWorkgroupSubgroups);
+}
+
 /* Fills d->caps: the only place that asks. */
 static void read_capabilities(struct device *d, const struct features *f, const bool has[EXT_COUNT])
 {
     VkPhysicalDeviceDriverProperties driver = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES };
     VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &driver };
-    VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES, .pNext = &sg };
+    VkPhysicalDeviceSubgroupSizeControlProperties sizes = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, .pNext = &sg };
+    VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES,
+        .pNext = has[EXT_SIZE_CONTROL] ? (void *)&sizes : (void *)&sg };
     VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, .pNext = &m3 };
     struct capabilities *c = &d->caps;
     vkGetPhysicalDeviceProperties2(d->physical, &p);
@@ -776,9 +816,9 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     snprintf(c->driver, sizeof c->driver, "%.120s %.120s", driver.driverName, driver.driverInfo);
     snprintf(c->architecture, sizeof c->architecture, "vulkan-%04x-%04x", p.properties.vendorID, p.properties.deviceID);
     c->subgroup = sg.subgroupSize;
+    choose_subgroup(d, f, &sizes);
     c->max_allocation = (size_t)m3.maxMemoryAllocationSize;
     c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC];
-    c->subgroup_control = f->size_control.subgroupSizeControl;
     c->memory_budget = has[EXT_BUDGET];
     c->bits = capability_bits(d, f, &sg);
     choose_memory(d);
@@ -932,6 +972,16 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
     return MLXVK_ERROR_NO_DEVICE;
 }
 
+/* What a gate asks of the device, and it cannot do. */
+static int check_gates(struct device *d, mlxvk_error *error)
+{
+    uint32_t wanted = (uint32_t)d->gate[GATE_SUBGROUP_SIZE];
+    if (!wanted || wanted == d->caps.subgroup) return 0;
+    set_error(error, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, "device", "%s=%u: %s lets a kernel have subgroups of %u to %u",
+              gate_table[GATE_SUBGROUP_SIZE].name, wanted, d->caps.name, d->caps.subgroup_least, d->caps.subgroup_most);
+    return MLXVK_ERROR_UNSUPPORTED;
+}
+
 static int open_device(struct device *d, mlxvk_error *error)
 {
     struct features f;
@@ -944,8 +994,10 @@ static int open_device(struct device *d, mlxvk_error *error)
     chain_features(&f, has, VK_API_VERSION_1_2);
     vkGetPhysicalDeviceFeatures2(d->physical, &f.base);
     choose_features(&f);
+    gate_features(&f, d->gate);
     read_capabilities(d, &f, has);
-    code = create_logical(d, &f, has, error);
+    code = check_gates(d, error);
+    if (!code) code = create_logical(d, &f, has, error);
     if (code) return code;
     volkLoadDeviceTable(&d->vk, d->handle);
     for (uint32_t i = 0; i < d->queue_count; i++) d->vk.vkGetDeviceQueue(d->handle, d->queue_family, i, &d->queues[i]);
@@ -976,8 +1028,9 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
             if (!strcmp(a->extensions[i], extension_names[e])) has[e] = true;
     chain_features(&f, has, VK_API_VERSION_1_2);
     adopt_features(&f, a->features);
+    gate_features(&f, d->gate);
     read_capabilities(d, &f, has);
-    if (f.v12.timelineSemaphore) return 0;
+    if (f.v12.timelineSemaphore) return check_gates(d, error);
     set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
               "the adopted device was made without timelineSemaphore (VkPhysicalDeviceVulkan12Features)");
     return MLXVK_ERROR_NO_DEVICE;
@@ -1498,6 +1551,311 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
     return 0;
 }
 
+/* ==== >>modules: SPIR-V as the device takes it ==================================================================== */
+
+/* Kernels load, store and convert bytes and halves of words where they lie; they compute in 32 bits. For a device without
+ * such storage their SPIR-V is rewritten when its module is made, instruction by instruction:
+ *   an array of bytes or halves becomes one of words, and the small integer type becomes uint;
+ *   a pointer to element i is one to word i / 4 (i / 2), with the bits' place beside it;
+ *   a load takes those bits of the word; a store is a call of a function that exchanges the word for one with them, until
+ *   no other thread has changed a neighbour in between.
+ * Anything else that a module does with small integers is not emulated: there is none in mlxvk's own. */
+
+enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6 };
+enum spirv_op { SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20, SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
+                SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43, SPIRV_FUNCTION = 54,
+                SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61, SPIRV_STORE = 62,
+                SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83, SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
+                SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199, SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
+                SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248, SPIRV_BRANCH = 249,
+                SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253 };
+
+/* SPIR-V's capabilities by what they need of the device. */
+static const struct { uint16_t first, last; uint32_t needs; } spirv_needs[] = {
+    { 9, 9, CAP_FLOAT16 }, { 11, 11, CAP_INT64 }, { 22, 22, CAP_INT16 }, { 39, 39, CAP_INT8 }, { 61, 68, CAP_SUBGROUP },
+    { 4433, 4434, CAP_STORAGE16 }, { 4448, 4449, CAP_STORAGE8 }, { 5116, 5117, CAP_BFLOAT16 }, { 5118, 5118, CAP_COOPMAT_BF16 },
+    { 5345, 5345, CAP_MEMORY_MODEL }, { 6016, 6019, CAP_INT_DOT }, { 6022, 6022, CAP_COOPMAT },
+};
+
+static uint32_t spirv_need(uint32_t capability)
+{
+    for (size_t i = 0; i < COUNT(spirv_needs); i++)
+        if (capability >= spirv_needs[i].first && capability <= spirv_needs[i].last) return spirv_needs[i].needs;
+    return 0;
+}
+
+/* What SPIR-V says it needs. */
+static uint32_t module_needs(const uint32_t *spirv, size_t words)
+{
+    uint32_t needs = 0;
+    for (size_t at = SPIRV_HEADER; at + 1 < words && (spirv[at] & 0xffff) == SPIRV_CAPABILITY; at += 2)
+        needs |= spirv_need(spirv[at + 1]);
+    return needs;
+}
+
+/* What of that the device lacks. Storage of bytes and halves is emulated, but not that of float16. */
+static uint32_t lacking(const struct device *d, uint32_t needs)
+{
+    return (needs & CAP_FLOAT16 ? needs : needs & ~(uint32_t)CAP_SMALL) & ~d->caps.bits;
+}
+
+static uint32_t module_lacks(const struct device *d, const uint32_t *spirv, size_t words)
+{
+    uint32_t tiles = (d->caps.coopmat_size[0] ? CAP_COOPMAT : 0) | (d->caps.coopmat_size[1] ? CAP_COOPMAT | CAP_COOPMAT_BF16 : 0);
+    return lacking(d, module_needs(spirv, words)) & ~tiles;            /* of any size: CAP_COOPMAT means 16 */
+}
+
+enum small_constant { SMALL_0, SMALL_1, SMALL_2, SMALL_3, SMALL_4, SMALL_8, SMALL_16, SMALL_BYTE, SMALL_HALF, SMALL_COUNT };
+static const uint32_t small_constants[SMALL_COUNT] = { 0, 1, 2, 3, 4, 8, 16, 0xff, 0xffff };
+
+/* How elements of 8 bits lie in words, and those of 16: i >> down is the word, (i & rest) << up the lowest bit. */
+static const struct small { uint32_t needs; enum small_constant down, rest, up, width, mask; } smalls[] = {
+    [1] = { CAP_STORAGE8, SMALL_2, SMALL_3, SMALL_3, SMALL_8, SMALL_BYTE },
+    [2] = { CAP_STORAGE16, SMALL_1, SMALL_1, SMALL_4, SMALL_16, SMALL_HALF },
+};
+
+/* What an id of the module is; sizes are in bytes, 0: none of that. */
+struct spirv_id {
+    uint8_t type, array, pointer, value;             /* the small type, an array of it, a pointer to it, a value that was of it */
+    uint32_t variable, member, word, place;          /* a pointer to an element: where it points */
+    uint32_t store, stored, pointer_type;            /* a variable: the function that writes elements of so many bytes */
+};
+
+struct spirv_instruction { uint32_t op, n, w[6]; const uint32_t *operands; };      /* w: the first of them, and zeros */
+
+struct rewrite {
+    struct device *device;
+    uint32_t *out;
+    size_t used, room;
+    struct spirv_id *ids;
+    uint32_t bound, next, lacks;                     /* ids below bound are the module's; next is fresh */
+    uint32_t uint_type, bool_type, void_type, function_type, constant[SMALL_COUNT];
+    bool failed, no_memory, hoisted, declared;
+};
+
+static uint32_t fresh(struct rewrite *r) { return r->next++; }
+static struct spirv_id *id_of(struct rewrite *r, uint32_t id) { return r->ids + (id < r->bound ? id : 0); }
+
+#define EMIT(r, op, ...) emit(r, op, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
+static void emit(struct rewrite *r, uint32_t op, const uint32_t *operands, uint32_t n)
+{
+    if (r->used + n + 1 > r->room) {
+        size_t room = 2 * r->room + n + 1024;
+        uint32_t *grown = host_alloc(r->device, room * sizeof *grown);
+        if (!grown) { r->failed = r->no_memory = true; return; }
+        if (r->out) memcpy(grown, r->out, r->used * sizeof *grown);
+        host_free(r->device, r->out);
+        r->out = grown;
+        r->room = room;
+    }
+    r->out[r->used++] = (n + 1) << 16 | op;
+    if (n) memcpy(r->out + r->used, operands, n * sizeof *operands);
+    r->used += n;
+}
+
+/* Finds the types: those to be replaced and those to be used. */
+static void find_type(struct rewrite *r, const struct spirv_instruction *i)
+{
+    struct spirv_id *id = id_of(r, i->w[0]);
+    uint32_t op = i->op, size = i->w[1] / 8;
+    if (op == SPIRV_TYPE_VOID) r->void_type = i->w[0];
+    if (op == SPIRV_TYPE_BOOL) r->bool_type = i->w[0];
+    if (op == SPIRV_TYPE_INT && i->w[1] == 32 && !i->w[2]) r->uint_type = i->w[0];
+    if (op == SPIRV_TYPE_INT && size && size < COUNT(smalls) && (smalls[size].needs & r->lacks)) {
+        id->type = (uint8_t)size;
+        r->failed = r->failed || i->w[2];            /* signed ones would be extended */
+    }
+    if (op == SPIRV_TYPE_FLOAT && i->w[1] == 16) r->failed = r->failed || (r->lacks & CAP_STORAGE16);
+    if (op == SPIRV_TYPE_FUNCTION && i->n == 5 && i->w[1] == r->void_type && i->w[2] == r->uint_type && i->w[3] == i->w[2] && i->w[4] == i->w[2])
+        r->function_type = i->w[0];
+    if (op == SPIRV_TYPE_RUNTIME_ARRAY) id->array = id_of(r, i->w[1])->type;
+    else if (op == SPIRV_TYPE_POINTER) {
+        id->pointer = id_of(r, i->w[2])->type;
+        r->failed = r->failed || (id->pointer && i->w[1] != SPIRV_STORAGE_BUFFER);
+    } else if (op > SPIRV_TYPE_FLOAT)
+        for (uint32_t k = 1; k < i->n; k++) r->failed = r->failed || id_of(r, i->operands[k])->type;
+}
+
+/* Types that others are made of come first; each is declared once. */
+static void hoist_types(struct rewrite *r)
+{
+    r->hoisted = true;
+    if (!r->uint_type) r->uint_type = fresh(r);
+    if (!r->bool_type) r->bool_type = fresh(r);
+    EMIT(r, SPIRV_TYPE_INT, r->uint_type, 32, 0);
+    EMIT(r, SPIRV_TYPE_BOOL, r->bool_type);
+    EMIT(r, SPIRV_TYPE_VOID, r->void_type);
+}
+
+/* Before the first function. */
+static void declare_constants(struct rewrite *r)
+{
+    r->declared = true;
+    for (int i = 0; i < SMALL_COUNT; i++) EMIT(r, SPIRV_CONSTANT, r->uint_type, r->constant[i] = fresh(r), small_constants[i]);
+    if (r->function_type) return;
+    EMIT(r, SPIRV_TYPE_FUNCTION, r->function_type = fresh(r), r->void_type, r->uint_type, r->uint_type, r->uint_type);
+}
+
+static void rewrite_chain(struct rewrite *r, const struct spirv_instruction *i)
+{
+    uint8_t size = id_of(r, i->w[0])->pointer;
+    const struct small *s = &smalls[size];
+    struct spirv_id *id = id_of(r, i->w[1]);
+    uint32_t low = fresh(r);
+    if (i->n != 5) { r->failed = true; return; }
+    *id = (struct spirv_id){ .pointer = size, .variable = i->w[2], .member = i->w[3], .word = fresh(r), .place = fresh(r), .pointer_type = i->w[0] };
+    EMIT(r, SPIRV_SHIFT_RIGHT, r->uint_type, id->word, i->w[4], r->constant[s->down]);
+    EMIT(r, SPIRV_AND, r->uint_type, low, i->w[4], r->constant[s->rest]);
+    EMIT(r, SPIRV_SHIFT_LEFT, r->uint_type, id->place, low, r->constant[s->up]);
+    EMIT(r, i->op, i->w[0], i->w[1], i->w[2], i->w[3], id->word);
+}
+
+static void rewrite_load(struct rewrite *r, const struct spirv_instruction *i)
+{
+    struct spirv_id *id = id_of(r, i->w[1]);
+    uint32_t word = fresh(r), operands[6] = { r->uint_type, word, i->w[2], i->w[3], i->w[4], i->w[5] };
+    if (i->n > COUNT(operands) || !id_of(r, i->w[2])->word) { r->failed = true; return; }
+    id->value = id_of(r, i->w[0])->type;
+    emit(r, SPIRV_LOAD, operands, i->n);
+    EMIT(r, SPIRV_EXTRACT, r->uint_type, i->w[1], word, id_of(r, i->w[2])->place, r->constant[smalls[id->value].width]);
+}
+
+static void rewrite_store(struct rewrite *r, const struct spirv_instruction *i)
+{
+    const struct spirv_id *at = id_of(r, i->w[0]);
+    struct spirv_id *variable = id_of(r, at->variable);
+    if (!at->word) { r->failed = true; return; }
+    if (!variable->store) {
+        variable->store = fresh(r);
+        variable->stored = at->pointer;
+        variable->member = at->member;
+        variable->pointer_type = at->pointer_type;
+    }
+    EMIT(r, SPIRV_CALL, r->void_type, fresh(r), variable->store, at->word, at->place, i->w[1]);
+}
+
+/* To a small type: the low bits; from one: they are all there. */
+static void rewrite_convert(struct rewrite *r, const struct spirv_instruction *i)
+{
+    uint8_t size = id_of(r, i->w[0])->type;
+    id_of(r, i->w[1])->value = size;
+    if (size) EMIT(r, SPIRV_AND, r->uint_type, i->w[1], i->w[2], r->constant[smalls[size].mask]);
+    else if (i->w[0] == r->uint_type) EMIT(r, SPIRV_COPY_OBJECT, i->w[0], i->w[1], i->w[2]);
+    else emit(r, i->op, i->operands, i->n);
+}
+
+/* void store(uint word, uint place, uint value), for one variable. */
+static void emit_store(struct rewrite *r, uint32_t variable)
+{
+    const struct spirv_id *v = r->ids + variable;
+    enum { WORD, PLACE, VALUE, ENTRY, AT, FIRST, LOOP, OLD, SEEN, NEXT, BODY, FRESH, SAME, DONE, NAMES };
+    uint32_t x[NAMES], t = r->uint_type, zero = r->constant[SMALL_0], device_scope = r->constant[SMALL_1];
+    for (int i = 0; i < NAMES; i++) x[i] = fresh(r);
+    EMIT(r, SPIRV_FUNCTION, r->void_type, v->store, 0, r->function_type);
+    for (int i = WORD; i <= VALUE; i++) EMIT(r, SPIRV_PARAMETER, t, x[i]);
+    EMIT(r, SPIRV_LABEL, x[ENTRY]);
+    EMIT(r, SPIRV_ACCESS_CHAIN, v->pointer_type, x[AT], variable, v->member, x[WORD]);
+    EMIT(r, SPIRV_LOAD, t, x[FIRST], x[AT]);
+    EMIT(r, SPIRV_BRANCH, x[LOOP]);
+    EMIT(r, SPIRV_LABEL, x[LOOP]);
+    EMIT(r, SPIRV_PHI, t, x[OLD], x[FIRST], x[ENTRY], x[SEEN], x[NEXT]);
+    EMIT(r, SPIRV_LOOP_MERGE, x[DONE], x[NEXT], 0);
+    EMIT(r, SPIRV_BRANCH, x[BODY]);
+    EMIT(r, SPIRV_LABEL, x[BODY]);
+    EMIT(r, SPIRV_INSERT, t, x[FRESH], x[OLD], x[VALUE], x[PLACE], r->constant[smalls[v->stored].width]);
+    EMIT(r, SPIRV_COMPARE_EXCHANGE, t, x[SEEN], x[AT], device_scope, zero, zero, x[FRESH], x[OLD]);
+    EMIT(r, SPIRV_EQUAL, r->bool_type, x[SAME], x[SEEN], x[OLD]);
+    EMIT(r, SPIRV_BRANCH, x[NEXT]);
+    EMIT(r, SPIRV_LABEL, x[NEXT]);
+    EMIT(r, SPIRV_BRANCH_IF, x[SAME], x[DONE], x[LOOP]);
+    EMIT(r, SPIRV_LABEL, x[DONE]);
+    emit(r, SPIRV_RETURN, NULL, 0);
+    emit(r, SPIRV_FUNCTION_END, NULL, 0);
+}
+
+/* One instruction of the module: as it is, replaced, or left out. */
+static void rewrite_one(struct rewrite *r, const struct spirv_instruction *i)
+{
+    const uint32_t *w = i->w;
+    const struct spirv_id *id = id_of(r, w[0]);
+    bool type = i->op >= SPIRV_TYPE_VOID && i->op <= SPIRV_TYPE_LAST, in_code = r->declared;
+    if (type && !r->hoisted) hoist_types(r);
+    if (i->op == SPIRV_FUNCTION && !r->declared) declare_constants(r);
+    if (i->op == SPIRV_CAPABILITY && (spirv_need(w[0]) & r->lacks & CAP_SMALL)) return;
+    if (type && (id->type || w[0] == r->uint_type || w[0] == r->bool_type || w[0] == r->void_type)) return;
+    if (i->op == SPIRV_DECORATE && id->array && w[1] == SPIRV_ARRAY_STRIDE) EMIT(r, i->op, w[0], w[1], 4);
+    else if (i->op == SPIRV_TYPE_RUNTIME_ARRAY && id->array) EMIT(r, i->op, w[0], r->uint_type);
+    else if (i->op == SPIRV_TYPE_POINTER && id->pointer) EMIT(r, i->op, w[0], w[1], r->uint_type);
+    else if ((i->op == SPIRV_ACCESS_CHAIN || i->op == SPIRV_IN_BOUNDS_CHAIN) && id->pointer) rewrite_chain(r, i);
+    else if (i->op == SPIRV_LOAD && id->type) rewrite_load(r, i);
+    else if (i->op == SPIRV_STORE && id->pointer) rewrite_store(r, i);
+    else if (i->op == SPIRV_U_CONVERT && (id->type || id_of(r, w[2])->value)) rewrite_convert(r, i);
+    else {
+        if (!type && (in_code || i->op >= SPIRV_CONSTANT_TRUE))        /* before: words that are no ids */
+            r->failed = r->failed || id->type || (i->op == SPIRV_S_CONVERT && id_of(r, w[2])->value);
+        emit(r, i->op, i->operands, i->n);
+    }
+}
+
+/* Calls of every instruction; false where they are no SPIR-V. */
+static bool each_instruction(struct rewrite *r, const uint32_t *spirv, size_t words,
+                             void (*call)(struct rewrite *, const struct spirv_instruction *), uint32_t first, uint32_t last)
+{
+    for (size_t at = SPIRV_HEADER; at < words; ) {
+        struct spirv_instruction i = { .op = spirv[at] & 0xffff, .n = (spirv[at] >> 16) - 1, .operands = spirv + at + 1 };
+        if (!(spirv[at] >> 16) || i.n >= words - at) return false;
+        memcpy(i.w, i.operands, min_size(i.n, COUNT(i.w)) * sizeof *i.w);
+        if (i.op >= first && i.op <= last) call(r, &i);
+        at += i.n + 1;
+    }
+    return !r->failed;
+}
+
+/* The module without storage of bytes, of halves, or both, which the caller frees. VK_ERROR_FEATURE_NOT_PRESENT where it does
+ * more with them than is emulated. */
+static VkResult rewrite_module(struct device *d, const uint32_t *spirv, size_t *words, uint32_t **out)
+{
+    struct rewrite r = { .device = d, .bound = spirv[SPIRV_BOUND], .next = spirv[SPIRV_BOUND], .lacks = ~d->caps.bits };
+    bool good = false;
+    if (r.bound >= 1u << 22) return VK_ERROR_FEATURE_NOT_PRESENT;      /* SPIR-V's own limit */
+    r.room = *words + *words / 4 + 1024;
+    r.ids = host_zalloc(d, (r.bound + 1) * sizeof *r.ids);
+    r.out = host_alloc(d, r.room * sizeof *r.out);
+    r.no_memory = !r.ids || !r.out;
+    if (!r.no_memory) {
+        memcpy(r.out, spirv, SPIRV_HEADER * sizeof *spirv);
+        r.used = SPIRV_HEADER;
+        good = each_instruction(&r, spirv, *words, find_type, SPIRV_TYPE_VOID, SPIRV_TYPE_LAST) && r.void_type &&
+               each_instruction(&r, spirv, *words, rewrite_one, 0, 0xffff);
+        for (uint32_t i = 0; good && i < r.bound; i++) if (r.ids[i].store) emit_store(&r, i);
+        r.out[SPIRV_BOUND] = r.next;
+    }
+    host_free(d, r.ids);
+    *out = r.out;
+    *words = r.used;
+    if (good && !r.failed) return VK_SUCCESS;
+    host_free(d, r.out);
+    *out = NULL;
+    return r.no_memory ? VK_ERROR_OUT_OF_HOST_MEMORY : VK_ERROR_FEATURE_NOT_PRESENT;
+}
+
+/* Makes the module, rewritten where the device lacks the storage that it declares. */
+static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, VkShaderModule *out)
+{
+    VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size, .pCode = spirv };
+    size_t words = size / 4;
+    uint32_t *rewritten = NULL;
+    VkResult r = VK_SUCCESS;
+    if (module_needs(spirv, words) & CAP_SMALL & ~d->caps.bits) {
+        r = rewrite_module(d, spirv, &words, &rewritten);
+        info.pCode = rewritten;
+        info.codeSize = 4 * words;
+    }
+    if (r >= 0) r = d->vk.vkCreateShaderModule(d->handle, &info, NULL, out);
+    host_free(d, rewritten);
+    return r;
+}
+
 /* ==== >>encoder =================================================================================================== */
 
 enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
@@ -1586,19 +1944,15 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
 {
     VkSpecializationMapEntry entries[MAX_SPEC];
     VkSpecializationInfo info = { spec_count, entries, spec_count * sizeof *spec, spec };
+    VkPipelineShaderStageRequiredSubgroupSizeCreateInfo size = {
+        .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO, .requiredSubgroupSize = d->caps.subgroup };
     VkComputePipelineCreateInfo create = { .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
-        .stage = { .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO, .stage = VK_SHADER_STAGE_COMPUTE_BIT,
-                   .module = module, .pName = "main", .pSpecializationInfo = &info },
+        .stage = { .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+                   .pNext = d->caps.subgroup_forced ? &size : NULL, .stage = VK_SHADER_STAGE_COMPUTE_BIT, .module = module, .pName = "main", .pSpecializationInfo = &info },
         .layout = d->layouts[bindings] };
     for (uint32_t i = 0; i < spec_count; i++) entries[i] = (VkSpecializationMapEntry){ i, 4 * i, 4 };
     d->stats.pipelines++;
     return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
-}
-
-static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, VkShaderModule *out)
-{
-    VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size, .pCode = spirv };
-    return d->vk.vkCreateShaderModule(d->handle, &info, NULL, out);
 }
 
 static bool grow_pipelines(struct device *d)
@@ -1626,15 +1980,23 @@ static void name_missing(uint32_t bits, char *text, size_t size)
         if (bits & (1u << i)) n += (size_t)snprintf(text + n, size - n, "%s%s", n ? ", " : "", capability_names[i]);
 }
 
-static bool has_kernel(const struct device *d, enum kernel_id k) { return !(kernel_table[k].needs & ~d->caps.bits); }
+static bool has_kernel(const struct device *d, enum kernel_id k) { return !lacking(d, kernel_table[k].needs); }
 
 static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
                                            uint64_t key, uint32_t at)
 {
     struct device *d = e->device;
     const struct kernel_row *row = &kernel_table[k];
-    struct pipeline *p = host_zalloc(d, sizeof *p);
+    struct pipeline *p;
     VkResult r = VK_SUCCESS;
+    uint32_t missing = lacking(d, row->needs) | module_lacks(d, row->spirv, row->size / 4);
+    if (missing) {
+        char names[128];
+        name_missing(missing, names, sizeof names);
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name, "%s lacks %s", d->caps.name, names);
+        return NULL;
+    }
+    p = host_zalloc(d, sizeof *p);
     if (!p) {
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
         return NULL;
@@ -1657,13 +2019,7 @@ static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k,
 {
     struct device *d = e->device;
     uint64_t key = hash_words(hash_words(0x51ED270B, (uint32_t[]){ (uint32_t)k }, 1), spec, n);
-    uint32_t missing = kernel_table[k].needs & ~d->caps.bits, at;
-    if (missing) {
-        char names[128];
-        name_missing(missing, names, sizeof names);
-        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, kernel_table[k].name, "%s lacks %s", d->caps.name, names);
-        return NULL;
-    }
+    uint32_t at;
     if (2 * (d->pipeline_used + 1) > d->pipeline_slots && !grow_pipelines(d)) {
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, kernel_table[k].name, "out of host memory");
         return NULL;
@@ -12260,22 +12616,19 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
 
 /* ---- writing a module ---- */
 
-enum { SPV_NAME_FIRST = 3, SPV_NAME_LAST = 8, SPV_ENTRY = 15, SPV_MODE = 16, SPV_CAPABILITY = 17, SPV_VOID = 19, SPV_BOOL =
-       20, SPV_INT = 21, SPV_VECTOR = 23, SPV_ARRAY = 28, SPV_RUNTIME_ARRAY = 29, SPV_STRUCT = 30, SPV_POINTER = 32,
-       SPV_FUNCTION_TYPE = 33, SPV_CONSTANT = 43, SPV_FUNCTION = 54, SPV_END = 56, SPV_CALL = 57, SPV_VARIABLE = 59, SPV_LOAD
-       = 61, SPV_STORE = 62, SPV_ACCESS = 65, SPV_DECORATE = 71, SPV_DECORATE_MEMBER = 72, SPV_CONSTRUCT = 80, SPV_EXTRACT =
-       81, SPV_CONVERT = 113, SPV_ADD = 128, SPV_SUBTRACT = 130, SPV_MULTIPLY = 132, SPV_DIVIDE = 134, SPV_SELECT = 169,
-       SPV_LESS = 176, SPV_SHIFT_RIGHT = 194, SPV_SHIFT_LEFT = 196, SPV_XOR = 198, SPV_PHI = 245, SPV_LOOP_MERGE = 246,
-       SPV_MERGE = 247, SPV_LABEL = 248, SPV_BRANCH = 249, SPV_BRANCH_IF = 250, SPV_RETURN = 253, SPV_LAST_BRANCH = 255 };
-enum { SPV_BLOCK = 2, SPV_ARRAY_STRIDE = 6, SPV_ALIASED = 20, SPV_BINDING = 33, SPV_SET = 34, SPV_OFFSET = 35 };
-enum { SPV_PUSH_CONSTANT = 9, SPV_STORAGE_BUFFER = 12 };
+enum { SPIRV_NAME_FIRST = 3, SPIRV_NAME_LAST = 8, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_TYPE_VECTOR = 23,
+       SPIRV_TYPE_ARRAY = 28, SPIRV_TYPE_STRUCT = 30, SPIRV_MEMBER_DECORATE = 72, SPIRV_COMPOSITE_CONSTRUCT = 80,
+       SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ADD = 128, SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134, SPIRV_SELECT = 169,
+       SPIRV_U_LESS = 176, SPIRV_XOR = 198, SPIRV_MERGE = 247, SPIRV_LAST_BRANCH = 255 };
+/* Decorations; a storage class */
+enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_BINDING = 33, SPIRV_SET = 34, SPIRV_OFFSET = 35, SPIRV_PUSH_CONSTANT = 9 };
 
 /* The parts of a module, in this order: its head, decorations, types and globals, functions. */
 enum { PART_HEAD, PART_DECORATE, PART_DECLARE, PART_CODE, PARTS };
 /* Views of a binding: elements of one, two, four, eight and sixteen bytes. */
 enum { VIEW_BYTE, VIEW_HALF, VIEW_WORD, VIEW_PAIR, VIEW_QUAD, VIEWS };
 
-struct spirv {
+struct writer {
     struct device *device;
     struct { uint32_t *words, count, slots; } part[PARTS];
     const uint32_t *library;
@@ -12288,7 +12641,7 @@ struct spirv {
     uint32_t value[CHAIN_OPERANDS + CHAIN_STEPS][4];   /* of the operands and steps, for each of four elements */
 };
 
-static void put_words(struct spirv *m, int part, const uint32_t *words, uint32_t n)
+static void put_words(struct writer *m, int part, const uint32_t *words, uint32_t n)
 {
     uint32_t count = m->part[part].count, slots = m->part[part].slots;
     if (!m->failed && count + n > slots) {
@@ -12309,7 +12662,7 @@ static void put_words(struct spirv *m, int part, const uint32_t *words, uint32_t
 }
 
 #define PUT(m, part, op, ...) put(m, part, op, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
-static void put(struct spirv *m, int part, uint32_t op, const uint32_t *words, uint32_t n)
+static void put(struct writer *m, int part, uint32_t op, const uint32_t *words, uint32_t n)
 {
     uint32_t first = (n + 1) << 16 | op;
     put_words(m, part, &first, 1);
@@ -12318,7 +12671,7 @@ static void put(struct spirv *m, int part, uint32_t op, const uint32_t *words, u
 
 /* A declaration with these words, type first where it has one, else a new one. */
 #define TYPE(m, op, ...) declare(m, op, 0, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
-static uint32_t declare(struct spirv *m, uint32_t op, uint32_t type, const uint32_t *words, uint32_t n)
+static uint32_t declare(struct writer *m, uint32_t op, uint32_t type, const uint32_t *words, uint32_t n)
 {
     uint32_t head = (type ? 2 : 1), first = (head + 1 + n) << 16 | op, line[8] = { first, type };
     for (int pass = 0; pass < 2; pass++) {
@@ -12333,11 +12686,11 @@ static uint32_t declare(struct spirv *m, uint32_t op, uint32_t type, const uint3
     return line[head];
 }
 
-static uint32_t constant_word(struct spirv *m, uint32_t value) { return declare(m, SPV_CONSTANT, m->uint_type, &value, 1); }
+static uint32_t constant_word(struct writer *m, uint32_t value) { return declare(m, SPIRV_CONSTANT, m->uint_type, &value, 1); }
 
 /* An instruction of main with a result. */
 #define VALUE(m, op, type, ...) put_value(m, op, type, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
-static uint32_t put_value(struct spirv *m, uint32_t op, uint32_t type, const uint32_t *words, uint32_t n)
+static uint32_t put_value(struct writer *m, uint32_t op, uint32_t type, const uint32_t *words, uint32_t n)
 {
     uint32_t head[3] = { (n + 3) << 16 | op, type, m->bound++ };
     put_words(m, PART_CODE, head, 3);
@@ -12346,111 +12699,111 @@ static uint32_t put_value(struct spirv *m, uint32_t op, uint32_t type, const uin
 }
 #define WORD(m, op, ...) VALUE(m, op, (m)->uint_type, __VA_ARGS__)
 
-#define CALL(m, function, ...) WORD(m, SPV_CALL, called(m, function), __VA_ARGS__)
-static uint32_t called(struct spirv *m, uint32_t function)
+#define CALL(m, function, ...) WORD(m, SPIRV_CALL, called(m, function), __VA_ARGS__)
+static uint32_t called(struct writer *m, uint32_t function)
 {
     m->called[function] = true;
     return m->function[function];
 }
 
-static uint32_t put_label(struct spirv *m, uint32_t label) { PUT(m, PART_CODE, SPV_LABEL, label); return label; }
+static uint32_t put_label(struct writer *m, uint32_t label) { PUT(m, PART_CODE, SPIRV_LABEL, label); return label; }
 
 /* if (condition): a block `yes`, else `no`; both come together in the label returned, which may be `no`. */
-static void put_branch(struct spirv *m, uint32_t condition, uint32_t yes, uint32_t no, uint32_t together)
+static void put_branch(struct writer *m, uint32_t condition, uint32_t yes, uint32_t no, uint32_t together)
 {
-    PUT(m, PART_CODE, SPV_MERGE, together, 0);
-    PUT(m, PART_CODE, SPV_BRANCH_IF, condition, yes, no);
+    PUT(m, PART_CODE, SPIRV_MERGE, together, 0);
+    PUT(m, PART_CODE, SPIRV_BRANCH_IF, condition, yes, no);
 }
 
 /* A block of one array at a binding, or of push constants; returns the variable. */
-static uint32_t put_global(struct spirv *m, uint32_t storage, uint32_t array, uint32_t stride)
+static uint32_t put_global(struct writer *m, uint32_t storage, uint32_t array, uint32_t stride)
 {
     uint32_t block = m->bound++, pointer, variable = m->bound++;
-    PUT(m, PART_DECORATE, SPV_DECORATE, array, SPV_ARRAY_STRIDE, stride);
-    PUT(m, PART_DECLARE, SPV_STRUCT, block, array);
-    PUT(m, PART_DECORATE, SPV_DECORATE, block, SPV_BLOCK);
-    PUT(m, PART_DECORATE, SPV_DECORATE_MEMBER, block, 0, SPV_OFFSET, 0);
-    pointer = TYPE(m, SPV_POINTER, storage, block);
-    PUT(m, PART_DECLARE, SPV_VARIABLE, pointer, variable, storage);
+    PUT(m, PART_DECORATE, SPIRV_DECORATE, array, SPIRV_ARRAY_STRIDE, stride);
+    PUT(m, PART_DECLARE, SPIRV_TYPE_STRUCT, block, array);
+    PUT(m, PART_DECORATE, SPIRV_DECORATE, block, SPIRV_BLOCK);
+    PUT(m, PART_DECORATE, SPIRV_MEMBER_DECORATE, block, 0, SPIRV_OFFSET, 0);
+    pointer = TYPE(m, SPIRV_TYPE_POINTER, storage, block);
+    PUT(m, PART_DECLARE, SPIRV_VARIABLE, pointer, variable, storage);
     m->global[m->globals++] = variable;
     return variable;
 }
 
 /* A view of a binding. Results may lie where operands lie: Aliased. */
-static uint32_t view_of_binding(struct spirv *m, uint32_t slot, int view)
+static uint32_t view_of_binding(struct writer *m, uint32_t slot, int view)
 {
     uint32_t array, variable = m->view[slot][view];
     if (variable) return variable;
     if (!m->view_type[view])
-        m->view_type[view] = view < VIEW_WORD ? TYPE(m, SPV_INT, view == VIEW_BYTE ? 8 : 16, 0) : view == VIEW_WORD ? m->uint_type
-                           : TYPE(m, SPV_VECTOR, m->uint_type, view == VIEW_PAIR ? 2 : 4);
+        m->view_type[view] = view < VIEW_WORD ? TYPE(m, SPIRV_TYPE_INT, view == VIEW_BYTE ? 8 : 16, 0) : view == VIEW_WORD ? m->uint_type
+                           : TYPE(m, SPIRV_TYPE_VECTOR, m->uint_type, view == VIEW_PAIR ? 2 : 4);
     array = m->bound++;
-    PUT(m, PART_DECLARE, SPV_RUNTIME_ARRAY, array, m->view_type[view]);
-    variable = m->view[slot][view] = put_global(m, SPV_STORAGE_BUFFER, array, 1u << view);
-    PUT(m, PART_DECORATE, SPV_DECORATE, variable, SPV_SET, 0);
-    PUT(m, PART_DECORATE, SPV_DECORATE, variable, SPV_BINDING, slot);
-    PUT(m, PART_DECORATE, SPV_DECORATE, variable, SPV_ALIASED);
+    PUT(m, PART_DECLARE, SPIRV_TYPE_RUNTIME_ARRAY, array, m->view_type[view]);
+    variable = m->view[slot][view] = put_global(m, SPIRV_STORAGE_BUFFER, array, 1u << view);
+    PUT(m, PART_DECORATE, SPIRV_DECORATE, variable, SPIRV_SET, 0);
+    PUT(m, PART_DECORATE, SPIRV_DECORATE, variable, SPIRV_BINDING, slot);
+    PUT(m, PART_DECORATE, SPIRV_DECORATE, variable, SPIRV_ALIASED);
     return variable;
 }
 
-static uint32_t element(struct spirv *m, uint32_t slot, int view, uint32_t index)
+static uint32_t element(struct writer *m, uint32_t slot, int view, uint32_t index)
 {
-    uint32_t variable = view_of_binding(m, slot, view), pointer = TYPE(m, SPV_POINTER, SPV_STORAGE_BUFFER, m->view_type[view]);
-    return VALUE(m, SPV_ACCESS, pointer, variable, constant_word(m, 0), index);
+    uint32_t variable = view_of_binding(m, slot, view), pointer = TYPE(m, SPIRV_TYPE_POINTER, SPIRV_STORAGE_BUFFER, m->view_type[view]);
+    return VALUE(m, SPIRV_ACCESS_CHAIN, pointer, variable, constant_word(m, 0), index);
 }
 
 static int view_of_type(int dtype) { return dtypes[dtype].size == 1 ? VIEW_BYTE : dtypes[dtype].size == 2 ? VIEW_HALF : VIEW_WORD; }
 
-static uint32_t load_one(struct spirv *m, uint32_t slot, int dtype, uint32_t index)
+static uint32_t load_one(struct writer *m, uint32_t slot, int dtype, uint32_t index)
 {
     int view = view_of_type(dtype);
-    uint32_t from = element(m, slot, view, index), v = VALUE(m, SPV_LOAD, m->view_type[view], from);
-    return view == VIEW_WORD ? v : WORD(m, SPV_CONVERT, v);
+    uint32_t from = element(m, slot, view, index), v = VALUE(m, SPIRV_LOAD, m->view_type[view], from);
+    return view == VIEW_WORD ? v : WORD(m, SPIRV_U_CONVERT, v);
 }
 
-static void store_one(struct spirv *m, uint32_t slot, int dtype, uint32_t index, uint32_t v)
+static void store_one(struct writer *m, uint32_t slot, int dtype, uint32_t index, uint32_t v)
 {
     int view = view_of_type(dtype);
     uint32_t to = element(m, slot, view, index);
-    if (view != VIEW_WORD) v = VALUE(m, SPV_CONVERT, m->view_type[view], v);
-    PUT(m, PART_CODE, SPV_STORE, to, v);
+    if (view != VIEW_WORD) v = VALUE(m, SPIRV_U_CONVERT, m->view_type[view], v);
+    PUT(m, PART_CODE, SPIRV_STORE, to, v);
 }
 
 /* Four elements in a row; index counts fours. */
-static void load_four(struct spirv *m, uint32_t slot, int dtype, uint32_t index, uint32_t *v)
+static void load_four(struct writer *m, uint32_t slot, int dtype, uint32_t index, uint32_t *v)
 {
     int view = view_of_type(dtype) + 2;
-    uint32_t from = element(m, slot, view, index), all = VALUE(m, SPV_LOAD, m->view_type[view], from);
+    uint32_t from = element(m, slot, view, index), all = VALUE(m, SPIRV_LOAD, m->view_type[view], from);
     for (uint32_t k = 0; k < 4; k++) {
         if (view == VIEW_WORD) v[k] = CALL(m, CHAIN_byte_of, all, constant_word(m, k));
-        else if (view == VIEW_QUAD) v[k] = WORD(m, SPV_EXTRACT, all, k);
+        else if (view == VIEW_QUAD) v[k] = WORD(m, SPIRV_COMPOSITE_EXTRACT, all, k);
         else {
-            uint32_t word = WORD(m, SPV_EXTRACT, all, k / 2);
+            uint32_t word = WORD(m, SPIRV_COMPOSITE_EXTRACT, all, k / 2);
             v[k] = CALL(m, CHAIN_half_of, word, constant_word(m, k % 2));
         }
     }
 }
 
-static void store_four(struct spirv *m, uint32_t slot, int dtype, uint32_t index, const uint32_t *v)
+static void store_four(struct writer *m, uint32_t slot, int dtype, uint32_t index, const uint32_t *v)
 {
     int view = view_of_type(dtype) + 2;
     uint32_t to = element(m, slot, view, index), all;
     if (view == VIEW_WORD) all = CALL(m, CHAIN_join_bytes, v[0], v[1], v[2], v[3]);
-    else if (view == VIEW_QUAD) all = VALUE(m, SPV_CONSTRUCT, m->view_type[view], v[0], v[1], v[2], v[3]);
+    else if (view == VIEW_QUAD) all = VALUE(m, SPIRV_COMPOSITE_CONSTRUCT, m->view_type[view], v[0], v[1], v[2], v[3]);
     else {
         uint32_t low = CALL(m, CHAIN_join_halves, v[0], v[1]), high = CALL(m, CHAIN_join_halves, v[2], v[3]);
-        all = VALUE(m, SPV_CONSTRUCT, m->view_type[view], low, high);
+        all = VALUE(m, SPIRV_COMPOSITE_CONSTRUCT, m->view_type[view], low, high);
     }
-    PUT(m, PART_CODE, SPV_STORE, to, all);
+    PUT(m, PART_CODE, SPIRV_STORE, to, all);
 }
 
 /* ---- a chain's main ---- */
 
-static uint32_t push_word(struct spirv *m, uint32_t index)
+static uint32_t push_word(struct writer *m, uint32_t index)
 {
-    uint32_t pointer = TYPE(m, SPV_POINTER, SPV_PUSH_CONSTANT, m->uint_type);
-    uint32_t at = VALUE(m, SPV_ACCESS, pointer, m->push, constant_word(m, 0), constant_word(m, index));
-    return WORD(m, SPV_LOAD, at);
+    uint32_t pointer = TYPE(m, SPIRV_TYPE_POINTER, SPIRV_PUSH_CONSTANT, m->uint_type);
+    uint32_t at = VALUE(m, SPIRV_ACCESS_CHAIN, pointer, m->push, constant_word(m, 0), constant_word(m, index));
+    return WORD(m, SPIRV_LOAD, at);
 }
 
 /* Where the words pushed for operands, results, the shape and the strides begin, behind the count and the zeros. */
@@ -12459,48 +12812,48 @@ static uint32_t push_of_result(const struct chain *c, int r) { return CHAIN_FIRS
 static uint32_t push_of_dims(const struct chain *c) { return CHAIN_FIRST + (uint32_t)(c->operands + c->results); }
 
 /* The positions, without the offset, of element i of those operands that go by strides, in order. */
-static void put_positions(struct spirv *m, const struct chain *c, uint32_t i, uint32_t *at)
+static void put_positions(struct writer *m, const struct chain *c, uint32_t i, uint32_t *at)
 {
     uint32_t dims = (uint32_t)c->dims.ndim, strides = push_of_dims(c) + dims;
     for (uint32_t d = dims; d-- > 0;) {
         uint32_t q = 0, coordinate = i;
         if (d) {
             uint32_t size = push_word(m, push_of_dims(c) + d);
-            q = WORD(m, SPV_DIVIDE, i, size);
-            coordinate = WORD(m, SPV_MULTIPLY, q, size);
-            coordinate = WORD(m, SPV_SUBTRACT, i, coordinate);
+            q = WORD(m, SPIRV_U_DIVIDE, i, size);
+            coordinate = WORD(m, SPIRV_MULTIPLY, q, size);
+            coordinate = WORD(m, SPIRV_SUBTRACT, i, coordinate);
         }
         for (uint32_t k = 0; k < (uint32_t)c->strided; k++) {
-            uint32_t step = WORD(m, SPV_MULTIPLY, coordinate, push_word(m, strides + k * dims + d));
-            at[k] = d + 1 == dims ? step : WORD(m, SPV_ADD, at[k], step);
+            uint32_t step = WORD(m, SPIRV_MULTIPLY, coordinate, push_word(m, strides + k * dims + d));
+            at[k] = d + 1 == dims ? step : WORD(m, SPIRV_ADD, at[k], step);
         }
         i = q;
     }
 }
 
-static uint32_t fours_at(struct spirv *m, uint32_t offset, uint32_t i)
+static uint32_t fours_at(struct writer *m, uint32_t offset, uint32_t i)
 {
-    offset = WORD(m, SPV_SHIFT_RIGHT, offset, constant_word(m, 2));
-    return WORD(m, SPV_ADD, offset, i);
+    offset = WORD(m, SPIRV_SHIFT_RIGHT, offset, constant_word(m, 2));
+    return WORD(m, SPIRV_ADD, offset, i);
 }
 
 /* Loads of operands that lie as the results do: element i, or the i-th four. */
-static void load_flat(struct spirv *m, const struct chain *c, uint32_t i, bool four, uint32_t v[CHAIN_OPERANDS][4])
+static void load_flat(struct writer *m, const struct chain *c, uint32_t i, bool four, uint32_t v[CHAIN_OPERANDS][4])
 {
     for (int k = 0; k < c->operands; k++) {
         uint32_t offset;
         if (c->walk[k] != WALK_FLAT) continue;
         offset = push_word(m, push_of_operand(k));
         if (four) load_four(m, c->slot[k], c->operand[k]->dtype, fours_at(m, offset, i), v[k]);
-        else v[k][0] = load_one(m, c->slot[k], c->operand[k]->dtype, WORD(m, SPV_ADD, offset, i));
+        else v[k][0] = load_one(m, c->slot[k], c->operand[k]->dtype, WORD(m, SPIRV_ADD, offset, i));
     }
 }
 
 /* Loads of the others. */
-static void load_others(struct spirv *m, const struct chain *c, uint32_t i)
+static void load_others(struct writer *m, const struct chain *c, uint32_t i)
 {
     uint32_t at[CHAIN_OPERANDS], strided = 0, strides = push_of_dims(c) + (uint32_t)c->dims.ndim;
-    if (c->strided) put_positions(m, c, c->four ? WORD(m, SPV_SHIFT_LEFT, i, constant_word(m, 2)) : i, at);
+    if (c->strided) put_positions(m, c, c->four ? WORD(m, SPIRV_SHIFT_LEFT, i, constant_word(m, 2)) : i, at);
     for (int k = 0; k < c->operands; k++) {
         uint32_t *v = m->value[k], word, place, inner;
         int dtype = c->operand[k]->dtype;
@@ -12510,18 +12863,18 @@ static void load_others(struct spirv *m, const struct chain *c, uint32_t i)
             v[0] = v[1] = v[2] = v[3] = c->walk[k] == WALK_LITERAL ? word : load_one(m, c->slot[k], dtype, word);
             continue;
         }
-        place = WORD(m, SPV_ADD, word, at[strided]);
+        place = WORD(m, SPIRV_ADD, word, at[strided]);
         inner = strides + ++strided * (uint32_t)c->dims.ndim - 1;
-        if (c->walk[k] == WALK_FOUR) load_four(m, c->slot[k], dtype, WORD(m, SPV_SHIFT_RIGHT, place, constant_word(m, 2)), v);
+        if (c->walk[k] == WALK_FOUR) load_four(m, c->slot[k], dtype, WORD(m, SPIRV_SHIFT_RIGHT, place, constant_word(m, 2)), v);
         else v[0] = v[1] = v[2] = v[3] = load_one(m, c->slot[k], dtype, place);
         for (int j = 1; j < 4 && c->four && c->walk[k] == WALK_STRIDED; j++) {
-            place = WORD(m, SPV_ADD, place, push_word(m, inner));
+            place = WORD(m, SPIRV_ADD, place, push_word(m, inner));
             v[j] = load_one(m, c->slot[k], dtype, place);
         }
     }
 }
 
-static void store_results(struct spirv *m, const struct chain *c, uint32_t i, bool four)
+static void store_results(struct writer *m, const struct chain *c, uint32_t i, bool four)
 {
     int r = 0;
     for (int k = 0; k < c->steps; k++) {
@@ -12530,11 +12883,11 @@ static void store_results(struct spirv *m, const struct chain *c, uint32_t i, bo
         if (!s->wanted) continue;
         offset = push_word(m, push_of_result(c, r++));
         if (four) store_four(m, slot, s->to, fours_at(m, offset, i), v);
-        else store_one(m, slot, s->to, WORD(m, SPV_ADD, offset, i), v[0]);
+        else store_one(m, slot, s->to, WORD(m, SPIRV_ADD, offset, i), v[0]);
     }
 }
 
-static void put_steps(struct spirv *m, const struct chain *c)
+static void put_steps(struct writer *m, const struct chain *c)
 {
     uint32_t zero = push_word(m, 1), other = push_word(m, 2);
     for (int k = 0; k < c->steps; k++)
@@ -12542,16 +12895,16 @@ static void put_steps(struct spirv *m, const struct chain *c)
             const struct chain_step *s = &c->step[k];
             uint32_t words[6] = { called(m, s->function) }, n = 1;
             for (int i = 0; i < s->inputs; i++) words[n++] = m->value[s->in[i]][j];
-            if (s->inputs == 2) words[2] = WORD(m, SPV_XOR, words[2], other);
+            if (s->inputs == 2) words[2] = WORD(m, SPIRV_XOR, words[2], other);
             words[n++] = constant_word(m, s->from);
             words[n++] = constant_word(m, s->to);
-            m->value[CHAIN_OPERANDS + k][j] = put_value(m, SPV_CALL, m->uint_type, words, n);
-            if (k + 1 < c->steps) m->value[CHAIN_OPERANDS + k][j] = WORD(m, SPV_XOR, m->value[CHAIN_OPERANDS + k][j], zero);
+            m->value[CHAIN_OPERANDS + k][j] = put_value(m, SPIRV_CALL, m->uint_type, words, n);
+            if (k + 1 < c->steps) m->value[CHAIN_OPERANDS + k][j] = WORD(m, SPIRV_XOR, m->value[CHAIN_OPERANDS + k][j], zero);
         }
 }
 
 /* Loads by fours or, behind the last four, of one element; the steps; stores. */
-static void put_leftover_body(struct spirv *m, const struct chain *c, uint32_t i, uint32_t four)
+static void put_leftover_body(struct writer *m, const struct chain *c, uint32_t i, uint32_t four)
 {
     uint32_t fours[CHAIN_OPERANDS][4], ones[CHAIN_OPERANDS][4], label[6];
     for (int k = 0; k < 6; k++) label[k] = m->bound++;
@@ -12559,47 +12912,48 @@ static void put_leftover_body(struct spirv *m, const struct chain *c, uint32_t i
     put_branch(m, four, label[0], label[1], label[2]);
     put_label(m, label[0]);
     load_flat(m, c, i, true, fours);
-    PUT(m, PART_CODE, SPV_BRANCH, label[2]);
+    PUT(m, PART_CODE, SPIRV_BRANCH, label[2]);
     put_label(m, label[1]);
     load_flat(m, c, i, false, ones);
-    PUT(m, PART_CODE, SPV_BRANCH, label[2]);
+    PUT(m, PART_CODE, SPIRV_BRANCH, label[2]);
     put_label(m, label[2]);
     for (int k = 0; k < c->operands; k++)
         for (int j = 0; j < 4 && c->walk[k] == WALK_FLAT; j++)
-            m->value[k][j] = WORD(m, SPV_PHI, fours[k][j], label[0], ones[k][0], label[1]);
+            m->value[k][j] = WORD(m, SPIRV_PHI, fours[k][j], label[0], ones[k][0], label[1]);
     put_steps(m, c);
     put_branch(m, four, label[3], label[4], label[5]);
     put_label(m, label[3]);
     store_results(m, c, i, true);
-    PUT(m, PART_CODE, SPV_BRANCH, label[5]);
+    PUT(m, PART_CODE, SPIRV_BRANCH, label[5]);
     put_label(m, label[4]);
     store_results(m, c, i, false);
-    PUT(m, PART_CODE, SPV_BRANCH, label[5]);
+    PUT(m, PART_CODE, SPIRV_BRANCH, label[5]);
     put_label(m, label[5]);
 }
 
-static void put_main(struct spirv *m, const struct chain *c)
+static void put_main(struct writer *m, const struct chain *c)
 {
-    uint32_t nothing = declare(m, SPV_VOID, 0, NULL, 0), type = TYPE(m, SPV_FUNCTION_TYPE, nothing), words, i, n, inside = 0, four = 0;
+    uint32_t nothing = declare(m, SPIRV_TYPE_VOID, 0, NULL, 0), type = TYPE(m, SPIRV_TYPE_FUNCTION, nothing);
+    uint32_t words, i, n, inside = 0, four = 0;
     uint32_t body = m->bound++, out = m->bound++;
     words = m->bound++;
-    PUT(m, PART_DECLARE, SPV_ARRAY, words, m->uint_type, constant_word(m, CHAIN_PUSH));
-    m->push = put_global(m, SPV_PUSH_CONSTANT, words, 4);
+    PUT(m, PART_DECLARE, SPIRV_TYPE_ARRAY, words, m->uint_type, constant_word(m, CHAIN_PUSH));
+    m->push = put_global(m, SPIRV_PUSH_CONSTANT, words, 4);
     m->main = m->bound++;
-    PUT(m, PART_CODE, SPV_FUNCTION, nothing, m->main, 0, type);
+    PUT(m, PART_CODE, SPIRV_FUNCTION, nothing, m->main, 0, type);
     put_label(m, m->bound++);
-    i = WORD(m, SPV_CALL, called(m, CHAIN_thread_index));
+    i = WORD(m, SPIRV_CALL, called(m, CHAIN_thread_index));
     n = push_word(m, 0);
     if (c->four) {
-        uint32_t quarter = WORD(m, SPV_SHIFT_RIGHT, n, constant_word(m, 2));
-        four = inside = VALUE(m, SPV_LESS, m->bool_type, i, quarter);
+        uint32_t quarter = WORD(m, SPIRV_SHIFT_RIGHT, n, constant_word(m, 2));
+        four = inside = VALUE(m, SPIRV_U_LESS, m->bool_type, i, quarter);
         if (c->leftover) {
-            uint32_t behind = WORD(m, SPV_MULTIPLY, quarter, constant_word(m, 3));
-            behind = WORD(m, SPV_ADD, behind, i);
-            i = WORD(m, SPV_SELECT, four, i, behind);
+            uint32_t behind = WORD(m, SPIRV_MULTIPLY, quarter, constant_word(m, 3));
+            behind = WORD(m, SPIRV_ADD, behind, i);
+            i = WORD(m, SPIRV_SELECT, four, i, behind);
         }
     }
-    if (!c->four || c->leftover) inside = VALUE(m, SPV_LESS, m->bool_type, i, n);
+    if (!c->four || c->leftover) inside = VALUE(m, SPIRV_U_LESS, m->bool_type, i, n);
     put_branch(m, inside, body, out, out);
     put_label(m, body);
     if (c->leftover) put_leftover_body(m, c, i, four);
@@ -12609,35 +12963,38 @@ static void put_main(struct spirv *m, const struct chain *c)
         put_steps(m, c);
         store_results(m, c, i, c->four);
     }
-    PUT(m, PART_CODE, SPV_BRANCH, out);
+    PUT(m, PART_CODE, SPIRV_BRANCH, out);
     put_label(m, out);
-    put_words(m, PART_CODE, (uint32_t[]){ 1u << 16 | SPV_RETURN, 1u << 16 | SPV_END }, 2);
+    put_words(m, PART_CODE, (uint32_t[]){ 1u << 16 | SPIRV_RETURN, 1u << 16 | SPIRV_FUNCTION_END }, 2);
 }
 
 /* ---- what is taken from the library ---- */
 
-static bool has_result(uint32_t op) { return op != SPV_STORE && op != SPV_END && !(op >= SPV_LOOP_MERGE && op <= SPV_LAST_BRANCH); }
+static bool has_result(uint32_t op)
+{
+    return op != SPIRV_STORE && op != SPIRV_FUNCTION_END && !(op >= SPIRV_LOOP_MERGE && op <= SPIRV_LAST_BRANCH);
+}
 
 /* Finds the sections of the module of chain.comp, and its functions by the order of main's calls. */
-static void open_library(struct spirv *m)
+static void open_library(struct writer *m)
 {
     const uint32_t *w = m->library;
     uint32_t entry = 0, current = 0, n = 0;
     for (uint32_t at = 5; at < m->library_words; at += w[at] >> 16) {
         uint32_t op = w[at] & 0xffff;
-        if (op == SPV_ENTRY) entry = w[at + 2];
-        if (op >= SPV_VOID && op < SPV_FUNCTION && !m->declarations) m->declarations = at;
-        if (op == SPV_FUNCTION && !m->functions) m->functions = at;
-        if (op == SPV_FUNCTION) current = w[at + 2];
-        if (op == SPV_CALL && current == entry && n < CHAIN_FUNCTION_COUNT) m->function[n++] = w[at + 3];
+        if (op == SPIRV_ENTRY_POINT) entry = w[at + 2];
+        if (op >= SPIRV_TYPE_VOID && op < SPIRV_FUNCTION && !m->declarations) m->declarations = at;
+        if (op == SPIRV_FUNCTION && !m->functions) m->functions = at;
+        if (op == SPIRV_FUNCTION) current = w[at + 2];
+        if (op == SPIRV_CALL && current == entry && n < CHAIN_FUNCTION_COUNT) m->function[n++] = w[at + 3];
     }
     m->bound = w[3];
-    m->uint_type = TYPE(m, SPV_INT, 32, 0);
-    m->bool_type = declare(m, SPV_BOOL, 0, NULL, 0);
+    m->uint_type = TYPE(m, SPIRV_TYPE_INT, 32, 0);
+    m->bool_type = declare(m, SPIRV_TYPE_BOOL, 0, NULL, 0);
 }
 
 /* Marks in `used` (by id) the functions that are called, by main or by each other, and, as 2, what others define. */
-static void mark_functions(const struct spirv *m, uint8_t *used)
+static void mark_functions(const struct writer *m, uint8_t *used)
 {
     const uint32_t *w = m->library;
     for (int i = 0; i < CHAIN_FUNCTION_COUNT; i++) if (m->called[i]) used[m->function[i]] = 1;
@@ -12646,42 +13003,42 @@ static void mark_functions(const struct spirv *m, uint8_t *used)
         more = false;
         for (uint32_t at = m->functions; at < m->library_words; at += w[at] >> 16) {
             uint32_t op = w[at] & 0xffff;
-            if (op == SPV_FUNCTION) inside = used[w[at + 2]] == 1;
-            if (inside && op == SPV_CALL && !used[w[at + 3]]) used[w[at + 3]] = more = true;
+            if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
+            if (inside && op == SPIRV_CALL && !used[w[at + 3]]) used[w[at + 3]] = more = true;
         }
     }
     for (uint32_t at = m->functions, inside = 0; at < m->library_words; at += w[at] >> 16) {
         uint32_t op = w[at] & 0xffff;
-        if (op == SPV_FUNCTION) inside = used[w[at + 2]] == 1;
+        if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
         if (!inside && has_result(op) && w[at] >> 16 > 2 && !used[w[at + 2]]) used[w[at + 2]] = 2;
     }
 }
 
 /* Copies the library's functions that are used, and what they need. */
-static void copy_library(struct spirv *m, const uint8_t *used)
+static void copy_library(struct writer *m, const uint8_t *used)
 {
     const uint32_t *w = m->library;
     bool inside = false;
     for (uint32_t at = 5; at < m->library_words; at += w[at] >> 16) {
         uint32_t op = w[at] & 0xffff, n = w[at] >> 16;
-        if (op == SPV_FUNCTION) inside = used[w[at + 2]] == 1;
+        if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
         if (at >= m->functions) { if (inside) put_words(m, PART_CODE, w + at, n); }
-        else if (op == SPV_ENTRY) {                  /* with the globals of this module beside its own */
+        else if (op == SPIRV_ENTRY_POINT) {                  /* with the globals of this module beside its own */
             uint32_t head[3] = { (n + m->globals) << 16 | op, w[at + 1], m->main };
             put_words(m, PART_HEAD, head, 3);
             put_words(m, PART_HEAD, w + at + 3, n - 3);
             put_words(m, PART_HEAD, m->global, m->globals);
-        } else if (op == SPV_MODE) {
+        } else if (op == SPIRV_EXECUTION_MODE) {
             put_words(m, PART_HEAD, (uint32_t[]){ w[at], m->main }, 2);
             put_words(m, PART_HEAD, w + at + 2, n - 2);
-        } else if (op >= SPV_NAME_FIRST && op <= SPV_NAME_LAST) continue;
-        else if (op == SPV_DECORATE || op == SPV_DECORATE_MEMBER) { if (used[w[at + 1]] != 2) put_words(m, PART_DECORATE, w + at, n); }
+        } else if (op >= SPIRV_NAME_FIRST && op <= SPIRV_NAME_LAST) continue;
+        else if (op == SPIRV_DECORATE || op == SPIRV_MEMBER_DECORATE) { if (used[w[at + 1]] != 2) put_words(m, PART_DECORATE, w + at, n); }
         else if (at < m->declarations) put_words(m, PART_HEAD, w + at, n);
     }
 }
 
 /* All parts in one piece of memory; NULL without memory. */
-static uint32_t *join_parts(struct spirv *m, uint32_t *count)
+static uint32_t *join_parts(struct writer *m, uint32_t *count)
 {
     uint32_t *all, n = 0, declared = m->functions - m->declarations;
     *count = declared;
@@ -12704,7 +13061,7 @@ static uint32_t *join_parts(struct spirv *m, uint32_t *count)
 static uint32_t *write_chain(struct device *d, const struct chain *c, uint32_t *count)
 {
     static const uint32_t capability[2] = { 4448, 4433 };   /* StorageBuffer8BitAccess, StorageBuffer16BitAccess */
-    struct spirv *m = host_zalloc(d, sizeof *m);
+    struct writer *m = host_zalloc(d, sizeof *m);
     uint8_t *used = NULL;
     uint32_t *all;
     if (!m) return NULL;
@@ -12714,7 +13071,7 @@ static uint32_t *write_chain(struct device *d, const struct chain *c, uint32_t *
     open_library(m);
     put_main(m, c);
     put_words(m, PART_HEAD, m->library, 5);
-    for (int i = 0; i < 2; i++) if (m->view_type[i]) PUT(m, PART_HEAD, SPV_CAPABILITY, capability[i]);
+    for (int i = 0; i < 2; i++) if (m->view_type[i]) PUT(m, PART_HEAD, SPIRV_CAPABILITY, capability[i]);
     used = host_zalloc(d, m->library[3]);
     if (used) {
         mark_functions(m, used);
@@ -13424,7 +13781,7 @@ int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const 
     return MLXVK_ERROR_ARGUMENT;
 }
 
-enum { INFO_SIZES = 10 };
+enum { INFO_SIZES = 12 };
 struct info_size { const char *name; size_t value; };
 
 static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
@@ -13435,7 +13792,8 @@ static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES
         { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type },
         { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
-        { "storage_buffer_alignment", c->offset_align },
+        { "storage_buffer_alignment", c->offset_align }, { "subgroup_size_least", c->subgroup_least },
+        { "subgroup_size_most", c->subgroup_most },
     };
     memcpy(sizes, all, sizeof all);
 }
@@ -16098,7 +16456,13 @@ struct kernel {
 
 static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_desc *desc)
 {
-    VkResult r = build_module(d, desc->spirv, desc->spirv_size, &k->module);
+    uint32_t missing = module_lacks(d, desc->spirv, desc->spirv_size / 4);
+    VkResult r = missing ? VK_ERROR_FEATURE_NOT_PRESENT : build_module(d, desc->spirv, desc->spirv_size, &k->module);
+    if (r == VK_ERROR_FEATURE_NOT_PRESENT) {
+        char names[128];
+        name_missing(missing ? missing : CAP_SMALL & ~d->caps.bits, names, sizeof names);
+        return device_fail(d, MLXVK_ERROR_UNSUPPORTED, r, __LINE__, "kernel", "%s cannot run: %s lacks %s", k->name, d->caps.name, names);
+    }
     if (r >= 0) r = build_pipeline(d, k->module, desc->bindings, desc->constants, desc->constant_count, &k->pipeline.handle);
     if (r < 0) {
         d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);

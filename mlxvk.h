@@ -181,7 +181,8 @@ MLXVK_API int mlxvk_device_count(int *count, mlxvk_device_type type);   /* of CP
 MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user);
 
 /* What a device is. Keys of strings: device_name, architecture, driver. Keys of numbers: max_buffer_length,
- * max_recommended_working_set_size, memory_size, subgroup_size, max_storage_buffer_range, shared_memory_size, unified
+ * max_recommended_working_set_size, memory_size, subgroup_size (that of the kernels; those a kernel may ask for:
+ * subgroup_size_least, subgroup_size_most), max_storage_buffer_range, shared_memory_size, unified
  * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own), and one per capability (1 or 0): int8, int16, int64, float16, storage8,
  * storage16, bfloat16, cooperative_matrix, cooperative_matrix2, push_descriptor, integer_dot_product.
  * Returns ARGUMENT for a key that there is not. */
@@ -993,7 +994,8 @@ MLXVK_API int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream
 
 typedef struct mlxvk_kernel_desc {
     const char *name;                /* for errors and statistics */
-    const uint32_t *spirv;           /* a compute module with entry point "main"; copied */
+    const uint32_t *spirv;           /* a compute module with entry point "main"; copied; UNSUPPORTED where it declares what the
+                                        device lacks (storage of bytes and halves that it loads and stores is emulated) */
     size_t spirv_size;               /* bytes */
     uint32_t bindings;               /* storage buffers: set 0, bindings 0 .. bindings-1 */
     uint32_t push_size;              /* bytes of push constants, at most 128 */

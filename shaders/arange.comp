@@ -2,6 +2,9 @@
 #extension GL_GOOGLE_include_directive : require
 // Element i is start + i (next - start), each step in the result's dtype. WIDE: 64-bit integers.
 #include "common.glsl"
+#ifdef WIDE
+#include "wide.glsl"
+#endif
 layout(constant_id = 1) const uint TO = 10;
 layout(push_constant) uniform Push {
     uint n, offset;
@@ -17,8 +20,7 @@ void main()
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
     if (i >= n) return;
 #ifdef WIDE
-    uint64_t a = packUint2x32(start), b = packUint2x32(next);
-    dst64[offset + i] = unpackUint2x32(a + uint64_t(i) * (b - a));
+    dst64[offset + i] = wide_sum(start, wide_product(uvec2(i, 0u), wide_difference(next, start)));
 #else
     uint v = start.x + i * (next.x - start.x);
     if (is_float(TO)) {

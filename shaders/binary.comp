@@ -8,6 +8,9 @@
 #else
 #include "functions.glsl"
 #endif
+#ifdef WIDE
+#include "wide.glsl"
+#endif
 BUFFER(0, dst)
 BUFFER(1, a)
 BUFFER(2, b)
@@ -36,52 +39,69 @@ bool decide(bool less, bool equal, bool unordered)
 
 #ifndef COMPLEX
 #ifdef WIDE
-#define SIGNED int64_t
-#define UNSIGNED uint64_t
+#define INTEGER uvec2
 const uint WIDTH = 64;
+uvec2 sum(uvec2 x, uvec2 y) { return wide_sum(x, y); }
+uvec2 difference(uvec2 x, uvec2 y) { return wide_difference(x, y); }
+uvec2 product(uvec2 x, uvec2 y) { return wide_product(x, y); }
+uvec2 quotient(uvec2 x, uvec2 y) { return wide_quotient(x, y); }
+uvec2 left(uvec2 x, uint n) { return wide_left(x, n); }
+uvec2 right(uvec2 x, uint n) { return wide_right(x, n, FROM == I64); }
+bool is_less(uvec2 x, uvec2 y) { return wide_less(x, y, FROM == I64); }
+bool is_negative(uvec2 x) { return FROM == I64 && int(x.y) < 0; }
+bool is_beyond(uvec2 n) { return n.y != 0u || n.x >= WIDTH; }
+uint low_word(uvec2 x) { return x.x; }
 #else
-#define SIGNED int
-#define UNSIGNED uint
+#define INTEGER uint
+const uint ZERO = 0, ONE = 1;
 uint width_of(uint t) { return is_small(t) ? 8u : is_half(t) ? 16u : 32u; }
 #define WIDTH width_of(FROM)
+uint sum(uint x, uint y) { return x + y; }
+uint difference(uint x, uint y) { return x - y; }
+uint product(uint x, uint y) { return x * y; }
+uint quotient(uint x, uint y) { return y == 0u ? 0u : x / y; }
+uint left(uint x, uint n) { return x << n; }
+uint right(uint x, uint n) { return is_signed(FROM) ? uint(int(x) >> n) : x >> n; }
+bool is_less(uint x, uint y) { return is_signed(FROM) ? int(x) < int(y) : x < y; }
+bool is_negative(uint x) { return is_signed(FROM) && int(x) < 0; }
+bool is_beyond(uint n) { return n >= WIDTH; }
+uint low_word(uint x) { return x; }
 #endif
-bool is_negative(UNSIGNED x) { return is_signed(FROM) && SIGNED(x) < SIGNED(0); }
-UNSIGNED magnitude(UNSIGNED x) { return is_negative(x) ? UNSIGNED(0) - x : x; }
-UNSIGNED truncated_quotient(UNSIGNED x, UNSIGNED y)
+INTEGER negative(INTEGER x) { return difference(ZERO, x); }
+INTEGER magnitude(INTEGER x) { return is_negative(x) ? negative(x) : x; }
+INTEGER truncated_quotient(INTEGER x, INTEGER y)
 {
-    UNSIGNED m = magnitude(x), d = magnitude(y), q = UNSIGNED(0);
-    if (d != UNSIGNED(0)) q = m / d;
-    return is_negative(x) != is_negative(y) ? UNSIGNED(0) - q : q;
+    INTEGER q = quotient(magnitude(x), magnitude(y));
+    return is_negative(x) != is_negative(y) ? negative(q) : q;
 }
 // Rounded down, the remainder with the divisor's sign; both 0 where the divisor is 0.
-UNSIGNED floor_quotient(UNSIGNED x, UNSIGNED y)
+INTEGER floor_quotient(INTEGER x, INTEGER y)
 {
-    UNSIGNED m = magnitude(x), d = magnitude(y), q = UNSIGNED(0);
-    if (d != UNSIGNED(0)) q = m / d;
-    if (is_negative(x) != is_negative(y)) q = UNSIGNED(0) - (q * d == m ? q : q + UNSIGNED(1));
-    return d == UNSIGNED(0) ? d : q;
+    INTEGER m = magnitude(x), d = magnitude(y), q = quotient(m, d);
+    if (is_negative(x) != is_negative(y)) q = negative(product(q, d) == m ? q : sum(q, ONE));
+    return d == ZERO ? d : q;
 }
-UNSIGNED integer_power(UNSIGNED x, UNSIGNED y)
+INTEGER integer_power(INTEGER x, INTEGER y)
 {
-    UNSIGNED r = UNSIGNED(is_negative(y) ? 0 : 1);
-    if (is_negative(y)) y = UNSIGNED(0);
-    for (; y != UNSIGNED(0); y >>= 1) {
-        if ((uint(y) & 1u) != 0u) r *= x;
-        x *= x;
+    INTEGER r = is_negative(y) ? ZERO : ONE;
+    if (is_negative(y)) y = ZERO;
+    for (uint bits = 0; bits < WIDTH && y != ZERO; bits++) {
+        if ((low_word(y) & 1u) != 0u) r = product(r, x);
+        x = product(x, x);
+        y = right(y, 1u);
     }
     return r;
 }
-UNSIGNED integer(UNSIGNED x, UNSIGNED y)                               // extended by sign or zeros
+INTEGER integer(INTEGER x, INTEGER y)                                  // extended by sign or zeros
 {
-    bool less = is_signed(FROM) ? SIGNED(x) < SIGNED(y) : x < y;
-    bool beyond = y >= UNSIGNED(WIDTH);                                // counts of shifts that are negative or too large
-    int count = beyond ? int(WIDTH) - 1 : int(y);
-    UNSIGNED r = UNSIGNED(0);
-    if (OP == ADD) r = x + y;
-    if (OP == SUBTRACT) r = x - y;
-    if (OP == MULTIPLY) r = x * y;
+    bool less = is_less(x, y), beyond = is_beyond(y);                  // beyond: counts of shifts, negative or too large
+    uint count = beyond ? WIDTH - 1u : low_word(y);
+    INTEGER r = ZERO;
+    if (OP == ADD) r = sum(x, y);
+    if (OP == SUBTRACT) r = difference(x, y);
+    if (OP == MULTIPLY) r = product(x, y);
     if (OP == FLOOR_DIVIDE || OP == FLOOR_QUOTIENT || OP == REMAINDER) r = floor_quotient(x, y);
-    if (OP == REMAINDER) r = y == UNSIGNED(0) ? y : x - y * r;
+    if (OP == REMAINDER) r = y == ZERO ? y : difference(x, product(y, r));
     if (OP == TRUNCATED_QUOTIENT) r = truncated_quotient(x, y);
     if (OP == POWER) r = integer_power(x, y);
     if (OP == MAXIMUM) r = less ? y : x;
@@ -89,10 +109,9 @@ UNSIGNED integer(UNSIGNED x, UNSIGNED y)                               // extend
     if (OP == BITWISE_AND || OP == LOGICAL_AND) r = x & y;
     if (OP == BITWISE_OR || OP == LOGICAL_OR) r = x | y;
     if (OP == BITWISE_XOR) r = x ^ y;
-    if (OP == LEFT_SHIFT && !beyond) r = x << count;
-    if (OP == RIGHT_SHIFT && is_negative(x)) r = UNSIGNED(SIGNED(x) >> count);
-    else if (OP == RIGHT_SHIFT && !beyond) r = x >> count;
-    if ((OP >= EQUAL && OP <= LESS_EQUAL) || OP == NAN_EQUAL) r = UNSIGNED(decide(less, x == y, false) ? 1 : 0);
+    if (OP == LEFT_SHIFT && !beyond) r = left(x, count);
+    if (OP == RIGHT_SHIFT && (is_negative(x) || !beyond)) r = right(x, count);
+    if ((OP >= EQUAL && OP <= LESS_EQUAL) || OP == NAN_EQUAL) r = decide(less, x == y, false) ? ONE : ZERO;
     return r;
 }
 #endif
@@ -128,9 +147,9 @@ void write(uint to, uint at_a, uint at_b)
 #elif defined(WIDE)
 void write(uint to, uint at_a, uint at_b)
 {
-    uint64_t v = integer(packUint2x32(a64[at_a]), packUint2x32(b64[at_b]));
-    if (is_test()) store_dst(to, TO, uint(v));
-    else dst64[to] = unpackUint2x32(v);
+    uvec2 v = integer(a64[at_a], b64[at_b]);
+    if (is_test()) store_dst(to, TO, v.x);
+    else dst64[to] = v;
 }
 
 #else

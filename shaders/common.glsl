@@ -4,9 +4,6 @@
 #extension GL_EXT_shader_16bit_storage : require
 #extension GL_EXT_shader_8bit_storage : require
 #extension GL_EXT_control_flow_attributes : require
-#ifdef WIDE
-#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
-#endif
 layout(local_size_x_id = 0) in;
 
 // mlxvk_dtype

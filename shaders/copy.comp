@@ -10,26 +10,20 @@ ACCESS(src)
 LOCATE_TABLE(table)
 
 #ifdef WIDE
-// 64-bit integers as int64_t; complex64 counts as its real part, which is what MLX converts.
+#include "wide.glsl"
+// Complex64 counts as its real part, which is what MLX converts.
 bool eight(uint t) { return t == U64 || t == I64 || t == C64; }
 uvec2 load_any(uint i) { return eight(FROM) ? src64[i] : uvec2(load_src(i, FROM), 0u); }
-int64_t to_wide(uvec2 raw)
-{
-    if (FROM == U64 || FROM == I64) return int64_t(packUint2x32(raw));
-    return is_signed(FROM) ? int64_t(int(sign_extend(raw.x, FROM))) : int64_t(uint64_t(raw.x));
-}
 // Rounded to nearest even, as the conversion of a C compiler is: two halves, with the sticky bit of the low one.
 float wide_to_float(uvec2 raw)
 {
-    int64_t v = int64_t(packUint2x32(raw));
-    bool negative = FROM == I64 && v < int64_t(0);
-    uint64_t a = negative ? uint64_t(-v) : uint64_t(v);
-    uvec2 p = unpackUint2x32(a);
+    bool negative = FROM == I64 && int(raw.y) < 0;
+    uvec2 p = negative ? wide_negative(raw) : raw;
     float r;
     if (p.y == 0u) r = float(p.x);
     else {
         int shift = findMSB(p.y) + 1;                                  // the top 32 bits, odd if any bit is lost
-        uint top = shift == 32 ? p.y : uint(a >> shift), lost = shift == 32 ? p.x : p.x & ((1u << shift) - 1u);
+        uint top = wide_right(p, uint(shift), false).x, lost = shift == 32 ? p.x : p.x & ((1u << shift) - 1u);
         top |= lost != 0u ? 1u : 0u;
         r = float(top) * uintBitsToFloat(uint(127 + shift) << 23);
     }
@@ -40,9 +34,7 @@ uvec2 float_to_wide(float x)
     float a = min(abs(x), 18446742974197923840.0);
     uint high = uint(a * 2.3283064365386963e-10);                      // 2^-32
     uint low = uint(a - float(high) * 4294967296.0);
-    uint64_t v = packUint2x32(uvec2(low, high));
-    if (x < 0.0) v = uint64_t(-int64_t(v));
-    return unpackUint2x32(v);
+    return x < 0.0 ? wide_negative(uvec2(low, high)) : uvec2(low, high);
 }
 uvec2 convert_any(uvec2 raw)
 {
@@ -63,7 +55,7 @@ uvec2 convert_any(uvec2 raw)
         return raw;
     }
     if (is_float(FROM)) return float_to_wide(bits_to_float(raw.x, FROM));
-    return unpackUint2x32(uint64_t(to_wide(raw)));
+    return is_signed(FROM) ? wide(int(sign_extend(raw.x, FROM))) : uvec2(raw.x, 0u);
 }
 void move(uint to, uint from)
 {

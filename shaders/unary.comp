@@ -8,6 +8,9 @@
 #else
 #include "functions.glsl"
 #endif
+#ifdef WIDE
+#include "wide.glsl"
+#endif
 BUFFER(0, dst)
 BUFFER(1, src)
 BUFFER(2, table)
@@ -75,20 +78,17 @@ void write(uint to, uint from)
 }
 
 #elif defined(WIDE)
-int64_t apply(int64_t x)
+uvec2 apply(uvec2 x)
 {
-    bool negative = FROM == I64 && x < int64_t(0);
-    int64_t r = x;
-    if (OP == ABS && negative || OP == NEGATIVE) r = -x;
-    if (OP == SIGN) r = int64_t(x == int64_t(0) ? 0 : negative ? -1 : 1);
-    if (OP == SQUARE) r = x * x;
+    bool negative = FROM == I64 && int(x.y) < 0;
+    uvec2 r = x;
+    if (OP == ABS && negative || OP == NEGATIVE) r = wide_negative(x);
+    if (OP == SIGN) r = wide(x == ZERO ? 0 : negative ? -1 : 1);
+    if (OP == SQUARE) r = wide_product(x, x);
     if (OP == BITWISE_INVERT) r = ~x;
     return r;
 }
-void write(uint to, uint from)
-{
-    dst64[to] = unpackUint2x32(uint64_t(apply(int64_t(packUint2x32(src64[from])))));
-}
+void write(uint to, uint from) { dst64[to] = apply(src64[from]); }
 
 #else
 uint integer(uint x)

@@ -201,7 +201,7 @@ static int copy_text(const std::string& s, char* text, size_t size) {
 
 }  // namespace mlxvk_mlx
 
-/* For programs that look at the bridge from outside (ctypes). Both return the bytes that the whole text takes. */
+/* For programs that look at the bridge from outside (ctypes). These return the bytes that the whole text takes. */
 extern "C" int mlxvk_mlx_stats(char* text, size_t size) { return mlxvk_mlx::copy_text(mlxvk_mlx::statistics(), text, size); }
 
 extern "C" void mlxvk_mlx_reset_stats(void) {
@@ -219,6 +219,18 @@ extern "C" int mlxvk_mlx_primitives(char* text, size_t size) {
            mlxvk_mlx::quoted(note) + "}";
   });
   return mlxvk_mlx::copy_text(all + "]", text, size);
+}
+
+/* Which kernels ran how often, and with MLX_VK_PROFILE=1 how long on the GPU: a JSON list. */
+extern "C" int mlxvk_mlx_kernels(char* text, size_t size) {
+  std::string all;
+  auto each = [](const char* kernel, uint64_t count, uint64_t ns, void* user) {
+    auto& s = *static_cast<std::string*>(user);
+    s += (s.empty() ? "[" : ",") + ("{\"kernel\":" + mlxvk_mlx::quoted(kernel)) + ",\"count\":" + std::to_string(count) +
+         ",\"ns\":" + std::to_string(ns) + "}";
+  };
+  if (mlxvk_mlx::has_device()) mlxvk_kernel_stats(mlxvk_mlx::device(), each, &all);
+  return mlxvk_mlx::copy_text((all.empty() ? "[" : all) + "]", text, size);
 }
 
 namespace mlx::core::cpu {
