@@ -198,6 +198,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
+    X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
@@ -344,6 +345,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
 #define KERNELS(X)                                                                                                    \
     X(COPY,          copy,          3, CAP_SMALL)                                                                      \
     X(COPY_WIDE,     copy_wide,     3, CAP_SMALL)                                                          \
+    X(TRANSPOSE,     transpose,     2, CAP_SMALL)                                                                      \
     X(UNARY,         unary,         3, CAP_SMALL)                                                                      \
     X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL)                                                          \
     X(UNARY_COMPLEX, unary_complex, 3, CAP_SMALL)                                                                      \
@@ -3190,12 +3192,48 @@ static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UN
 static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars);
 static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode);
 
+/* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
+enum { TRANSPOSE_LEAST = 8, TRANSPOSE_OUTER = 3 };
+
+static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struct dims *g)
+{
+    struct { uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices, shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER],
+             out[TRANSPOSE_OUTER]; } p = { .matrices = 1, .shape = { 1, 1, 1 } };
+    bool wide = item_size(a[0]) == 8;
+    uint32_t tile = wide ? 32 : 64;
+    int last = g->ndim - 1, row = -1, outer = 0;
+    if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype)) return false;
+    for (int i = 0; i < last; i++) if (g->stride[1][i] == 1) row = i;
+    if (row < 0 || g->stride[0][last] != 1 || g->shape[row] < TRANSPOSE_LEAST || g->shape[last] < TRANSPOSE_LEAST || g->ndim > 2 + TRANSPOSE_OUTER)
+        return false;
+    for (int i = 0; i < last; i++) {
+        if (i == row) continue;
+        p.shape[outer] = (uint32_t)g->shape[i];
+        p.in[outer] = (uint32_t)g->stride[1][i];
+        p.out[outer++] = (uint32_t)g->stride[0][i];
+        p.matrices *= (uint32_t)g->shape[i];
+    }
+    p.rows = (uint32_t)g->shape[row];
+    p.columns = (uint32_t)g->shape[last];
+    p.row_out = (uint32_t)g->stride[0][row];
+    p.column_in = (uint32_t)g->stride[1][last];
+    p.down = ceil_div(p.rows, tile);
+    p.across = ceil_div(p.columns, tile);
+    p.to = set_output(e, 0, a[0]);
+    p.from = set_input(e, 1, a[1]);
+    KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, (uint64_t)p.down * p.across * p.matrices);
+    return true;
+}
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
     struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { p->extra[0], p->extra[1] } };
     uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads = push.n;
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
+    if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
     for (int k = 0; k < count; k++) {
         push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
         if (!(scalars & (1u << k))) misaligned |= push.offset[k] & 3;
@@ -4906,7 +4944,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
     struct array outer = *x, *list[1] = { &outer };
     struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
-    uint32_t width, hold, mode = SOFTMAX_HELD, odd, limit = e->device->caps.max_threads;
+    uint32_t width, hold, mode = SOFTMAX_HELD, odd, step, limit = e->device->caps.max_threads;
     struct dims g;
     if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
     outer.ndim--;
@@ -4925,7 +4963,8 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
     hold = p.n > 16 * REDUCE_THREADS ? 8 : 4;
     width = power_of_two(ceil_div(p.n, 4 * hold));
     if (width > limit) { width = min_u32(power_of_two(limit / 2 + 1), 1024); hold = 4; mode = SOFTMAX_LOOPED; }
-    KERNEL(e, K_SOFTMAX, width > REDUCE_THREADS ? width : REDUCE_THREADS, mode, (uint32_t)x->dtype, odd & 3 ? 1 : 4, width, hold);
+    step = odd & 3 ? 1 : mode == SOFTMAX_HELD && item_size(x) == 2 && !(odd & 7) ? 8 : 4;   /* 16 bytes where rows allow it */
+    KERNEL(e, K_SOFTMAX, width > REDUCE_THREADS ? width : REDUCE_THREADS, mode, (uint32_t)x->dtype, step, width, hold);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, width > REDUCE_THREADS ? p.outer : ceil_div(p.outer, REDUCE_THREADS / width));
     return true;
@@ -8562,7 +8601,7 @@ int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array querie
 /* ==== >>random: MLX's threefry generator ========================================================================== */
 
 enum random_kind { RANDOM_BITS, RANDOM_UNIFORM, RANDOM_NORMAL, RANDOM_GUMBEL };
-enum { RANDOM_PART = 1 << 28, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = 8 * CATEGORICAL_THREADS };
+enum { RANDOM_PART = 1 << 30, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = 8 * CATEGORICAL_THREADS };
 
 /* Threefry on the host, for keys that need no device. */
 static void threefry(const uint32_t key[2], uint32_t x, uint32_t y, uint32_t out[2])

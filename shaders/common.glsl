@@ -33,6 +33,14 @@ uint float_to_bf16(float x)                                            // to nea
     uint u = floatBitsToUint(x);
     return is_nan(x) ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
 }
+uvec2 bf16_of_four(vec4 x)                                             // the same, of four with one test for NaN
+{
+    uvec4 u = floatBitsToUint(x);
+    if (is_nan((x.x + x.y) + (x.z + x.w)))
+        return uvec2(float_to_bf16(x.x) | (float_to_bf16(x.y) << 16), float_to_bf16(x.z) | (float_to_bf16(x.w) << 16));
+    u += 0x7fffu + ((u >> 16) & 1u);
+    return uvec2((u.x >> 16) | (u.y & 0xffff0000u), (u.z >> 16) | (u.w & 0xffff0000u));
+}
 float f16_to_float(uint bits)                                          // denormals too, whatever the device flushes
 {
     uint e = (bits >> 10) & 31u, m = bits & 1023u, s = (bits & 0x8000u) << 16;
@@ -101,7 +109,8 @@ uint convert(uint raw, uint from, uint to)
         uvec4 r = load4_##name(i, t); \
         return vec4(bits_to_float(r.x, t), bits_to_float(r.y, t), bits_to_float(r.z, t), bits_to_float(r.w, t)); } \
     void storef4_##name(uint i, uint t, vec4 x) { \
-        store4_##name(i, t, uvec4(float_to_bits(x.x, t), float_to_bits(x.y, t), float_to_bits(x.z, t), float_to_bits(x.w, t))); }
+        if (t == BF16) name##64[i] = bf16_of_four(x); \
+        else store4_##name(i, t, uvec4(float_to_bits(x.x, t), float_to_bits(x.y, t), float_to_bits(x.z, t), float_to_bits(x.w, t))); }
 
 // dispatch_groups() spreads groups over three dimensions; kernels check this against their count.
 uint group_index() { return gl_WorkGroupID.x + gl_NumWorkGroups.x * (gl_WorkGroupID.y + gl_NumWorkGroups.y * gl_WorkGroupID.z); }

@@ -14,6 +14,7 @@ vec4 four_halves(uvec2 w, uint t)
 }
 uvec2 halves_of(vec4 x, uint t)
 {
+    if (t == BF16) return bf16_of_four(x);
     return uvec2(float_to_bits(x.x, t) | (float_to_bits(x.y, t) << 16), float_to_bits(x.z, t) | (float_to_bits(x.w, t) << 16));
 }
 #define EIGHTS(name) \

@@ -5,10 +5,11 @@
 //   LOOPED: two passes over the row.
 //   APPLY: maximum and sum of exponentials are given for each row and each of `inner` columns; operand row-major.
 #include "common.glsl"
+#include "eights.glsl"
 const uint HELD = 0, LOOPED = 1, APPLY = 2;
 layout(constant_id = 1) const uint MODE = 0;
 layout(constant_id = 2) const uint T = 10;
-layout(constant_id = 3) const uint STEP = 1;           // elements of one load: 1 or 4
+layout(constant_id = 3) const uint STEP = 1;           // elements of one load: 1, 4, or (HELD, two bytes each) 8
 layout(constant_id = 4) const uint WIDTH = 256;
 layout(constant_id = 5) const uint HOLD = 4;
 
@@ -21,32 +22,32 @@ BUFFER(1, src)
 BUFFER(2, pair)
 ACCESS(dst)
 ACCESS(src)
+EIGHTS(dst)
+EIGHTS(src)
 
 const float LOWEST = -3.402823466e+38;                 // a row of nothing but -infinity gives NaN, as 0 / 0
-shared vec2 board[gl_WorkGroupSize.x];
+const uint TOPS = WIDTH / 16u;
+shared float board[gl_WorkGroupSize.x], tops[gl_WorkGroupSize.x / 16u + 1u];
 
-vec2 combine(bool sums, vec2 a, vec2 b)                // maxima; or maxima and the sums relative to them
+float join(bool sums, float a, float b) { return sums ? a + b : max(a, b); }
+// The sum or maximum over the WIDTH threads of a row; every one gets it.
+float gather(bool sums, float v, uint me, uint first)
 {
-    float m = max(a.x, b.x);
-    return vec2(m, sums ? a.y * exp(a.x - m) + b.y * exp(b.x - m) : a.y + b.y);
-}
-// Over the WIDTH threads of a row; every one gets the result. What is not asked for is 0 in all of them.
-vec2 gather(bool sums, vec2 v, uint me, uint first)
-{
-    uint left = WIDTH;
     board[first + me] = v;
-    while (left > 1u) {
-        uint to = left > 16u ? left / 16u : 1u;
+    barrier();
+    if (WIDTH <= 16u) {
+        v = board[first];
+        [[unroll]] for (uint i = 1u; i < WIDTH; i++) v = join(sums, v, board[first + i]);
         barrier();
-        if (me < to) {
-            for (uint i = me + to; i < left; i += to) v = combine(sums, v, board[first + i]);
-            board[first + me] = v;
-        }
-        left = to;
+        return v;
+    }
+    if (me < TOPS) {
+        [[unroll]] for (uint i = 1u; i < 16u; i++) v = join(sums, v, board[first + me + i * TOPS]);
+        tops[first / 16u + me] = v;
     }
     barrier();
-    v = board[first];
-    barrier();
+    v = tops[first / 16u];
+    [[unroll]] for (uint i = 1u; i < TOPS; i++) v = join(sums, v, tops[first / 16u + i]);
     return v;
 }
 
@@ -91,22 +92,47 @@ void store(uint base, uint slot, uint lane, vec4 x)
 float most(vec4 x) { return max(max(x.x, x.y), max(x.z, x.w)); }
 float total(vec4 x) { return (x.x + x.y) + (x.z + x.w); }
 
+// Whole vectors of all slots: what is beyond the row is read again from its end, so that no load waits for a branch.
+void load_all(uint base, uint lane, out vec4 x[HOLD])
+{
+    const uint slots = STEP == 8u ? HOLD / 2u : HOLD;
+    uint last = n / STEP - 1u;
+    [[unroll]] for (uint k = 0u; k < slots; k++) {
+        uint v = min(lane + k * WIDTH, last);
+        if (STEP == 8u) {
+            eight r = load8_src(base + 8u * v, T);
+            x[2u * k] = r.a;
+            x[2u * k + 1u] = r.b;
+        } else x[k] = loadf4_src(base / 4u + v, T);
+    }
+    if (last + 1u == slots * WIDTH) return;
+    [[unroll]] for (uint k = 0u; k < HOLD; k++)
+        if (lane + (STEP == 8u ? k / 2u : k) * WIDTH > last) x[k] = vec4(-INFINITY);
+}
+
 void held(uint row, uint lane, uint first)
 {
     bool there = row < outer;
-    uint base = locate(there ? row : 0u);
+    uint base = locate(there ? row : 0u), at = to + row * n;
     vec4 x[HOLD];
     float m = LOWEST, s = 0.0;
-    [[unroll]] for (uint k = 0u; k < HOLD; k++) x[k] = load(base, k, lane);
+    if (STEP >= 4u) load_all(base, lane, x);
+    else [[unroll]] for (uint k = 0u; k < HOLD; k++) x[k] = load(base, k, lane);
     [[unroll]] for (uint k = 0u; k < HOLD; k++) m = max(m, most(x[k]));
-    m = gather(false, vec2(m, 0.0), lane, first).x;
+    m = gather(false, m, lane, first);
     [[unroll]] for (uint k = 0u; k < HOLD; k++) {
         x[k] = exp(x[k] - m);
         s += total(x[k]);
     }
-    s = 1.0 / gather(false, vec2(0.0, s), lane, first).y;
+    s = 1.0 / gather(true, s, lane, first);
     if (!there) return;
-    [[unroll]] for (uint k = 0u; k < HOLD; k++) store(to + row * n, k, lane, x[k] * s);
+    if (STEP == 8u) {
+        [[unroll]] for (uint k = 0u; k < HOLD / 2u; k++) {
+            uint v = lane + k * WIDTH;
+            if (8u * v < n) store8_dst(at + 8u * v, T, eight(x[2u * k] * s, x[2u * k + 1u] * s));
+        }
+    } else
+        [[unroll]] for (uint k = 0u; k < HOLD; k++) store(at, k, lane, x[k] * s);
 }
 
 void looped(uint row, uint lane, uint first)
@@ -122,8 +148,8 @@ void looped(uint row, uint lane, uint first)
         a = vec2(m, a.y * exp(a.x - m));
         [[unroll]] for (uint j = 0u; j < HOLD; j++) a.y += total(exp(x[j] - m));
     }
-    a = gather(true, a, lane, first);
-    a.y = 1.0 / a.y;
+    float m = gather(false, a.x, lane, first);
+    a = vec2(m, 1.0 / gather(true, a.y * exp(a.x - m), lane, first));
     if (!there) return;
     for (uint k = 0u; k < slots; k++) store(to + row * n, k, lane, exp(load(base, k, lane) - a.x) * a.y);
 }

@@ -191,28 +191,32 @@ static int apply(const struct row *r, const int shape[2])
     return MLXVK_ERROR_ARGUMENT;
 }
 
-/* Best of several rounds, in seconds for one; the first ones warm up a device whose clock starts low. */
+static double batch(const struct row *r, const int shape[2], int repeat)
+{
+    double start = now();
+    for (int k = 0; k < repeat; k++) {
+        check(apply(r, shape), r->name);
+        check(mlxvk_finalize(stream), "finalize");
+    }
+    check(mlxvk_synchronize(stream), "synchronize");
+    return (now() - start) / repeat;
+}
+
+/* Best of several rounds, in seconds for one, once the device has been busy for long enough to raise its clock, which falls
+ * while a pipeline is compiled. */
 static double measure(const struct row *r, const int shape[2])
 {
-    double best = 1e30, start = now(), round, once;
+    double best = 1e30, start, once;
     int repeat = 1;
-    do {
-        round = now();
-        check(apply(r, shape), r->name);
-        check(mlxvk_synchronize(stream), "synchronize");
-        once = now() - round;
-    } while (gpu && now() - start < 0.2);
-    while (gpu && repeat * once < 0.02 && repeat < 256) repeat *= 2;
+    for (int i = 0; i < 2; i++) once = batch(r, shape, 1);
+    while (gpu && repeat * once < 0.03 && repeat < 256) repeat *= 2;
+    start = now();
+    while (gpu && now() - start < 0.5) batch(r, shape, repeat);
     for (int i = 0; i < (gpu ? 7 : 2); i++) {
-        start = now();
-        for (int k = 0; k < repeat; k++) {
-            check(apply(r, shape), r->name);
-            check(mlxvk_finalize(stream), "finalize");
-        }
-        check(mlxvk_synchronize(stream), "synchronize");
-        if (now() - start < best) best = now() - start;
+        once = batch(r, shape, repeat);
+        if (once < best) best = once;
     }
-    return best / repeat;
+    return best;
 }
 
 static void line(const struct row *r)

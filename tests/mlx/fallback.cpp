@@ -76,6 +76,17 @@ static Stream cpu_stream() {
   return s;
 }
 
+/* While it lives, the primitive is one of the bridge's CPU stream: some ask the scheduler for their stream's thread. */
+class OnCpuStream {
+ public:
+  explicit OnCpuStream(Primitive& p) : stream_(const_cast<Stream&>(p.stream())), own_(stream_) { stream_ = cpu_stream(); }
+  ~OnCpuStream() { stream_ = own_; }
+
+ private:
+  Stream& stream_;
+  const Stream own_;
+};
+
 static void on_cpu(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   static std::mutex mutex;
   const mlxvk_stream stream = stream_of(p.stream());
@@ -83,10 +94,11 @@ static void on_cpu(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   if (int code = mlxvk_synchronize(stream)) raise(code, stream, p.name());
   for (auto& in : inputs) wait_for(in, true);
   std::lock_guard<std::mutex> lock(mutex);
-  const Stream s = cpu_stream();
+  OnCpuStream moved(p);
+  Loading loading(typeid(p) == typeid(Load));
   p.eval_cpu(inputs, outputs);
-  synchronize(s);
-  cpu::get_command_encoder(s).temporaries().clear();
+  synchronize(p.stream());
+  cpu::get_command_encoder(p.stream()).temporaries().clear();
 }
 
 /* ---- by the graph that defines a fast operation ---- */
@@ -201,7 +213,7 @@ static int copy_text(const std::string& s, char* text, size_t size) {
 
 }  // namespace mlxvk_mlx
 
-/* For programs that look at the bridge from outside (ctypes). Both return the bytes that the whole text takes. */
+/* For programs that look at the bridge from outside (ctypes). These return the bytes that the whole text takes. */
 extern "C" int mlxvk_mlx_stats(char* text, size_t size) { return mlxvk_mlx::copy_text(mlxvk_mlx::statistics(), text, size); }
 
 extern "C" void mlxvk_mlx_reset_stats(void) {
@@ -219,6 +231,18 @@ extern "C" int mlxvk_mlx_primitives(char* text, size_t size) {
            mlxvk_mlx::quoted(note) + "}";
   });
   return mlxvk_mlx::copy_text(all + "]", text, size);
+}
+
+/* Which kernels ran how often, and with MLX_VK_PROFILE=1 how long on the GPU: a JSON list. */
+extern "C" int mlxvk_mlx_kernels(char* text, size_t size) {
+  std::string all;
+  auto each = [](const char* kernel, uint64_t count, uint64_t ns, void* user) {
+    auto& s = *static_cast<std::string*>(user);
+    s += (s.empty() ? "[" : ",") + ("{\"kernel\":" + mlxvk_mlx::quoted(kernel)) + ",\"count\":" + std::to_string(count) +
+         ",\"ns\":" + std::to_string(ns) + "}";
+  };
+  if (mlxvk_mlx::has_device()) mlxvk_kernel_stats(mlxvk_mlx::device(), each, &all);
+  return mlxvk_mlx::copy_text((all.empty() ? "[" : all) + "]", text, size);
 }
 
 namespace mlx::core::cpu {

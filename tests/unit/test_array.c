@@ -170,6 +170,49 @@ static void test_most_dimensions(void **state)
     mlxvk_array_free(a);
 }
 
+/* Copies of transposed views, by tiles and element by element, of items of all sizes. */
+static void test_transposed_copies(void **state)
+{
+    (void)state;
+    static const struct { int ndim, shape[5], axes[5]; } cases[] = {
+        { 2, { 70, 131 }, { 1, 0 } }, { 2, { 8, 200 }, { 1, 0 } }, { 2, { 64, 64 }, { 1, 0 } }, { 3, { 3, 33, 65 }, { 0, 2, 1 } },
+        { 3, { 20, 3, 70 }, { 2, 1, 0 } }, { 4, { 2, 9, 3, 66 }, { 2, 0, 3, 1 } }, { 5, { 2, 3, 9, 2, 10 }, { 3, 0, 1, 4, 2 } } };
+    static const mlxvk_dtype dtypes[] = { MLXVK_INT32, MLXVK_UINT8, MLXVK_BFLOAT16, MLXVK_INT64, MLXVK_COMPLEX64 };
+    for (size_t i = 0; i < COUNT(cases); i++)
+        for (size_t d = 0; d < COUNT(dtypes); d++) {
+            int size = 1, start[5], stop[5], one[5] = { 1, 1, 1, 1, 1 }, cut[5];
+            mlxvk_array a = { NULL }, b = { NULL };
+            mlxvk_vector_array list;
+            struct host h;
+            struct view v = { .ndim = cases[i].ndim };
+            for (int k = 0; k < cases[i].ndim; k++) size *= cut[k] = cases[i].shape[k];
+            h = host_new(cases[i].shape, cases[i].ndim);
+            for (int k = 0; k < size; k++) h.data[k] = k % 251;
+            a = host_upload(&h, device);
+            OK(mlxvk_astype(&a, a, dtypes[d], stream), stream);
+            for (int k = 0; k < cases[i].ndim; k++) { start[k] = d % 2 && cut[k] > 9; stop[k] = cut[k]; }
+            OK(mlxvk_slice(&a, a, start, (size_t)v.ndim, stop, (size_t)v.ndim, one, (size_t)v.ndim, stream), stream);
+            OK(mlxvk_transpose_axes(&a, a, cases[i].axes, (size_t)v.ndim, stream), stream);
+            list = mlxvk_vector_array_new_value(a);
+            OK(mlxvk_concatenate(&b, list, stream), stream);
+            mlxvk_vector_array_free(list);
+            OK(mlxvk_astype(&b, b, MLXVK_INT32, stream), stream);
+            for (int k = 0; k < v.ndim; k++) {
+                int64_t step = 1;
+                int axis = cases[i].axes[k];
+                for (int j = axis + 1; j < v.ndim; j++) step *= cases[i].shape[j];
+                v.shape[k] = cut[axis] - start[axis];
+                v.strides[k] = step;
+                v.offset += start[axis] * step;
+            }
+            host_apply(&h, &v);
+            host_expect(&h, b, stream);
+            host_free(&h);
+            mlxvk_array_free(a);
+            mlxvk_array_free(b);
+        }
+}
+
 static void test_full_casts(void **state)
 {
     (void)state;
@@ -426,6 +469,7 @@ int main(void)
         cmocka_unit_test(test_dtypes), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_float64_is_refused),
         cmocka_unit_test(test_shape_questions), cmocka_unit_test(test_items), cmocka_unit_test(test_item_of_many),
         cmocka_unit_test(test_empty), cmocka_unit_test(test_most_dimensions), cmocka_unit_test(test_full_casts),
+        cmocka_unit_test(test_transposed_copies),
         cmocka_unit_test(test_random_views),
         cmocka_unit_test(test_views_of_sizes), cmocka_unit_test(test_views_are_views),
         cmocka_unit_test(test_over_buffers), cmocka_unit_test(test_buffer_lives),

@@ -301,6 +301,37 @@ static void cut_into_parts(void **state)
         }
 }
 
+/* Rows that fit registers, by vectors of all sizes; NaN and infinities in them. */
+static void softmax_rows(void **state)
+{
+    static const int lengths[] = { 8, 24, 72, 260, 1000, 4096, 5000, 8192, 16392 };
+    struct rng r = { 9 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(lengths); i++)
+        for (int d = 0; d < 2; d++) {
+            struct host h = host_new((int[]){ 3, lengths[i] }, 2);
+            mlxvk_array a = upload(&h, &r, d ? MLXVK_FLOAT32 : MLXVK_BFLOAT16, 3);
+            check_softmax(&h, a, d ? MLXVK_FLOAT32 : MLXVK_BFLOAT16, 2);
+            mlxvk_array_free(a);
+            host_free(&h);
+        }
+    for (int k = 0; k < 3; k++) {
+        float values[2 * 64], got[2 * 64];
+        mlxvk_array a;
+        for (int i = 0; i < 2 * 64; i++) values[i] = k == 2 && i < 64 ? -INFINITY : (float)(i % 5);
+        values[7] = k == 0 ? NAN : k == 1 ? INFINITY : -INFINITY;
+        values[70] = -INFINITY;
+        a = floats(device, values, (int[]){ 2, 64 }, 2);
+        OK(mlxvk_astype(&a, a, MLXVK_BFLOAT16, stream), stream);
+        OK(mlxvk_softmax_axis(&a, a, 1, true, stream), stream);
+        OK(mlxvk_astype(&a, a, MLXVK_FLOAT32, stream), stream);
+        OK(mlxvk_array_read(a, got, sizeof got, stream), stream);
+        for (int i = 0; i < 2 * 64; i++) assert_int_equal(!!isnan(got[i]), i < 64);
+        assert_true(got[70] == 0);
+        mlxvk_array_free(a);
+    }
+}
+
 /* NaN stays in all that comes after it, in half types too, where the golden data is of no use. */
 static void nan_stays(void **state)
 {
@@ -323,7 +354,7 @@ static void nan_stays(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(random_views), cmocka_unit_test(cut_into_parts),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(random_views), cmocka_unit_test(cut_into_parts), cmocka_unit_test(softmax_rows),
                                         cmocka_unit_test(nan_stays) };
     device = open_device(NULL);
     stream = open_stream(device);
