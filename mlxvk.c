@@ -341,7 +341,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
 
 #include "gen/spirv.h"
 
-#define CAP_SMALL (CAP_STORAGE8 | CAP_STORAGE16)
+#define CAP_SMALL (CAP_STORAGE8 | CAP_STORAGE16)      /* emulated where a device lacks one of them, see >>modules */
 
 /* One row a kernel: id, SPIR-V module, storage buffers bound, capabilities needed. Push constants are at most 128 bytes.
  * Specialization constant 0 is the workgroup's size in x; the others belong to the kernel. */
