@@ -18,6 +18,7 @@
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
  *     >>distributions  random numbers made of others
  *     >>linalg       norms, cross products, factorisations
+ *     >>chains       kernels for chains of elementwise operations, written at run time
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, mlx-c's objects, files, encoder, statistics
  *
@@ -251,6 +252,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
     X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
+    X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "elementwise chains in kernels made at run time, where it pays (2: all)") \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report")  \
     X(QMM_STATS,     "MLX_VK_QMM_STATS",                 0, "the same for quantized matmul alone, printed when the device goes") \
@@ -265,6 +267,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(DEBUG_DEQUANTIZE, "MLX_VK_DEBUG_FAST_QUANTIZE_FALLBACK", 0, "the same for dequantize")                            \
     X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                     \
     X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")             \
+    X(DEBUG_CHAINS,  "MLX_VK_DEBUG_CHAINS",              0, "write each chain's kernel to chain-*.spv in the current folder") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")     \
     X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
@@ -338,7 +341,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
 
 #include "gen/spirv.h"
 
-#define CAP_SMALL (CAP_STORAGE8 | CAP_STORAGE16)
+#define CAP_SMALL (CAP_STORAGE8 | CAP_STORAGE16)      /* emulated where a device lacks one of them, see >>modules */
 
 /* One row a kernel: id, SPIR-V module, storage buffers bound, capabilities needed. Push constants are at most 128 bytes.
  * Specialization constant 0 is the workgroup's size in x; the others belong to the kernel. */
@@ -498,6 +501,8 @@ struct device {
     VkPipelineCache pipeline_cache;
     struct pipeline **pipelines;                     /* open addressing by key */
     uint32_t pipeline_slots, pipeline_used;
+    struct chain_entry **chains;                     /* kernels made for chains, in buckets by key */
+    uint32_t chain_count;
 
     struct block *blocks;
     struct buffer *cache_newest, *cache_oldest;      /* by age */
@@ -3129,18 +3134,19 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
-enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MAX_OPERANDS = 4, PUSH_DIMS = 4 };
+enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
 
 struct elementwise_push {
     uint32_t n, ndim, shape[PUSH_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][PUSH_DIMS], extra[2];
 };
 
 /* Dimensions common to some arrays, merged where all of them allow it. */
-struct dims { int ndim; int64_t shape[MAXD], stride[MAX_OPERANDS][MAXD]; };
+struct dims { int ndim; int64_t shape[MAXD], stride[MAX_MERGED][MAXD]; };
 
 static struct dims merge_dims(struct array *const *a, int count)
 {
-    struct dims g = { .ndim = 0 };
+    struct dims g;
+    g.ndim = 0;
     for (int i = 0; i < a[0]->ndim; i++) {
         bool joins = g.ndim > 0;
         if (a[0]->shape[i] == 1) continue;
@@ -12443,6 +12449,813 @@ int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
     return finish(&c, frequencies(&c, n, d, 0, n / 2 + 1), res);
 }
 
+/* ==== >>chains: SPIR-V written at run time ======================================================================== */
+
+/* A chain is some element-by-element operations with results of one shape that read each other's results: one kernel, made
+ * for it, keeps what only the chain wants in registers. Its main is written here word by word: loads, calls, stores. What it
+ * calls is copied from the module of shaders/chain.comp, so that each step computes, and rounds, what its own kernel would. What
+ * a step hands on is combined with a zero that only the push constants tell: a compiler that knew where it came from (from bool,
+ * say, or from a product) would rearrange the next step. Another zero goes into second operands, for x - x is not 0 where x is
+ * NaN, as it knows only while it takes the two for different numbers. */
+
+enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3, CHAINS_MOST = 1024,
+       CHAIN_BUCKETS = 256, CHAIN_KEY = 4 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
+
+/* In the order of main in shaders/chain.comp. */
+#define CHAIN_FUNCTIONS(X)                                                                                            \
+    X(thread_index) X(convert) X(choose) X(byte_of) X(half_of) X(join_bytes) X(join_halves)
+#define CHAIN_REAL_UNARY(X)                                                                                           \
+    X(square) X(floor) X(ceil) X(round) X(sqrt) X(rsqrt) X(reciprocal) X(exp) X(expm1) X(log) X(log2) X(log10) \
+    X(log1p) X(sin) X(cos) X(tan) X(sinh) X(cosh) X(tanh) X(arcsin) X(arccos) X(arctan) X(arcsinh) X(arccosh) X(arctanh) X(erf) \
+    X(erfinv) X(sigmoid) X(degrees) X(radians) X(isnan) X(isinf) X(isfinite) X(isposinf) X(isneginf) X(abs) X(negative) X(sign)
+#define CHAIN_REAL_BINARY(X)                                                                                          \
+    X(add) X(subtract) X(multiply) X(divide) X(floor_divide) X(floor_quotient) X(remainder) X(power) X(logaddexp) X(arctan2) \
+    X(maximum) X(minimum) X(equal) X(not_equal) X(greater) X(greater_equal) X(less) X(less_equal) X(nan_equal)
+#define CHAIN_INTEGER_UNARY(X) X(abs) X(negative) X(sign) X(square) X(logical_not) X(bitwise_invert)
+#define CHAIN_INTEGER_BINARY(X)                                                                                       \
+    X(add) X(subtract) X(multiply) X(maximum) X(minimum) X(bitwise_and) X(bitwise_or) X(bitwise_xor) X(logical_and) X(logical_or) \
+    X(equal) X(not_equal) X(greater) X(greater_equal) X(less) X(less_equal) X(nan_equal)
+
+enum chain_function {
+#define X(name) CHAIN_##name,
+    CHAIN_FUNCTIONS(X)
+#undef X
+#define X(name) CHAIN_real_##name,
+    CHAIN_REAL_UNARY(X)
+    CHAIN_REAL_BINARY(X)
+#undef X
+#define X(name) CHAIN_integer_unary_##name,
+    CHAIN_INTEGER_UNARY(X)
+#undef X
+#define X(name) CHAIN_integer_##name,
+    CHAIN_INTEGER_BINARY(X)
+#undef X
+    CHAIN_FUNCTION_COUNT
+};
+
+/* The function of an operation on floats and on integers; 0: it is left out of chains. */
+static const uint8_t chain_unary[U_COUNT][2] = {
+#define X(name) [U_##name][0] = CHAIN_real_##name,
+    CHAIN_REAL_UNARY(X)
+#undef X
+#define X(name) [U_##name][1] = CHAIN_integer_unary_##name,
+    CHAIN_INTEGER_UNARY(X)
+#undef X
+};
+static const uint8_t chain_binary[B_COUNT][2] = {
+#define X(name) [B_##name][0] = CHAIN_real_##name,
+    CHAIN_REAL_BINARY(X)
+#undef X
+#define X(name) [B_##name][1] = CHAIN_integer_##name,
+    CHAIN_INTEGER_BINARY(X)
+#undef X
+};
+
+/* How an operand's elements are found: beside the result's; the same one always; in the push constants; by strides: each by its
+ * own, four in a row, or one for four. */
+enum walk { WALK_FLAT, WALK_ONE, WALK_LITERAL, WALK_STRIDED, WALK_FOUR, WALK_SAME };
+
+struct chain_step {
+    struct array *out;
+    uint8_t function, from, to, inputs, in[3];       /* in: operands; from CHAIN_OPERANDS on, steps */
+    bool wanted;                                     /* by others than the chain */
+};
+
+struct chain {
+    struct chain_step step[CHAIN_STEPS];
+    struct array *operand[CHAIN_OPERANDS];
+    uint8_t walk[CHAIN_OPERANDS], slot[CHAIN_OPERANDS];
+    int steps, operands, bound, results, strided;
+    bool four, leftover;                             /* four elements a thread; and, behind them, up to three alone */
+    struct dims dims;                                /* of the results and those operands that go by strides */
+    uint32_t push[CHAIN_PUSH], pushed;
+};
+
+/* A chain's kernel; without a pipeline, how often the like was seen. */
+struct chain_entry {
+    struct chain_entry *next;
+    uint64_t hash;
+    uint32_t seen, words, key[CHAIN_KEY];
+    struct pipeline pipeline;
+};
+
+static void free_chains(struct device *d)
+{
+    for (int i = 0; d->chains && i < CHAIN_BUCKETS; i++)
+        for (struct chain_entry *c = d->chains[i], *next; c; c = next) {
+            next = c->next;
+            d->vk.vkDestroyPipeline(d->handle, c->pipeline.handle, NULL);
+            host_free(d, c);
+        }
+    host_free(d, d->chains);
+}
+
+/* ---- what a chain is made of ---- */
+
+static enum walk walk_of(const struct array *a)
+{
+    bool one = true;
+    for (int i = 0; i < a->ndim; i++) one = one && (a->shape[i] == 1 || !a->strides[i]);
+    return one ? is_literal(a) ? WALK_LITERAL : WALK_ONE : a->row ? WALK_FLAT : WALK_STRIDED;
+}
+
+/* The function of a node; -1 where chains do not have it. */
+static int chain_function_of(const struct node *n)
+{
+    const struct elementwise_params *p = &n->p.elementwise;
+    const struct array *x = n->in[n->inputs - 1];
+    int function;
+    if (n->op != OP_ELEMENTWISE || item_size(x) > 4 || item_size(n->out[0]) > 4) return -1;
+    if (p->kernel == K_COPY) return x->dtype == n->out[0]->dtype && walk_of(x) >= WALK_STRIDED ? -1 : CHAIN_convert;   /* by tiles */
+    if (p->kernel == K_SELECT) return CHAIN_choose;
+    if (p->kernel != K_UNARY && p->kernel != K_BINARY) return -1;
+    function = p->kernel == K_UNARY ? chain_unary[p->op][!is_float(x->dtype)] : chain_binary[p->op][!is_float(x->dtype)];
+    return function ? function : -1;
+}
+
+/* Can the node be part of a chain? Its result is a fresh one, whole. */
+static bool chain_takes(const struct node *n)
+{
+    const struct array *out = n->out[0];
+    if (n->done || chain_function_of(n) < 0 || !out->row || out->offset || out->storage->writers != 1 || out->storage->buffer ||
+        out->storage->literal || out->storage->nbytes != array_bytes(out) || out->size > INT32_MAX) return false;
+    for (int i = 0; i < n->inputs; i++) if (n->in[i]->storage->failed || n->in[i]->ndim != out->ndim) return false;
+    return true;
+}
+
+static bool same_view(const struct array *a, const struct array *b)
+{
+    return a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype && same_shape(a, b) &&
+           (!a->ndim || !memcmp(a->strides, b->strides, (size_t)a->ndim * sizeof *a->strides));
+}
+
+/* The number by which steps name an array, which becomes an operand where it is none; -1 where that cannot be. */
+static int chain_operand(struct chain *c, struct array *a)
+{
+    for (int i = 0; i < c->steps; i++)
+        if (c->step[i].out->storage == a->storage) return same_view(c->step[i].out, a) ? CHAIN_OPERANDS + i : -1;
+    for (int i = 0; i < c->operands; i++) if (same_view(c->operand[i], a)) return i;
+    if (c->operands == CHAIN_OPERANDS) return -1;
+    c->walk[c->operands] = (uint8_t)walk_of(a);
+    c->operand[c->operands] = a;
+    return c->operands++;
+}
+
+/* Merges the dimensions of those that go by strides, and counts what must be pushed. */
+static bool chain_fits(struct chain *c)
+{
+    struct array *list[1 + CHAIN_OPERANDS] = { c->step[0].out };
+    c->strided = 0;
+    for (int i = 0; i < c->operands; i++) if (c->walk[i] >= WALK_STRIDED) list[++c->strided] = c->operand[i];
+    c->dims = c->strided ? merge_dims(list, 1 + c->strided) : (struct dims){ .ndim = 1 };
+    return CHAIN_FIRST + c->operands + CHAIN_RESULTS + c->dims.ndim * (1 + c->strided) <= CHAIN_PUSH;
+}
+
+/* Appends a node's operation; false where it does not fit, with the chain as it was but for its count of operands. */
+static bool chain_add(struct chain *c, const struct node *n)
+{
+    struct chain_step *step = &c->step[c->steps];
+    if (c->steps == CHAIN_STEPS) return false;
+    *step = (struct chain_step){ .out = n->out[0], .function = (uint8_t)chain_function_of(n), .from = (uint8_t)n->in[n->inputs - 1]->dtype,
+                                 .to = (uint8_t)n->out[0]->dtype, .inputs = n->inputs };
+    for (int i = 0; i < n->inputs; i++) {
+        int k = chain_operand(c, n->in[i]);
+        if (k < 0) return false;
+        step->in[i] = (uint8_t)k;
+    }
+    if (!chain_fits(c)) return false;
+    c->steps++;
+    return true;
+}
+
+static bool chain_reads(const struct chain *c, const struct node *n)
+{
+    for (int i = 0; i < n->inputs; i++)
+        for (int k = 0; k < c->steps && n->in[i]; k++) if (c->step[k].out->storage == n->in[i]->storage) return true;
+    return false;
+}
+
+/* Finds the steps whose results others want too. */
+static void chain_results(struct chain *c)
+{
+    c->results = 0;
+    for (int i = 0; i < c->steps; i++) {
+        const struct storage *st = c->step[i].out->storage;
+        int inside = 0;
+        for (int j = i + 1; j < c->steps; j++)
+            for (int k = 0; k < c->step[j].inputs; k++) inside += c->step[j].in[k] == CHAIN_OPERANDS + i;
+        c->step[i].wanted = st->owned || st->readers > inside;
+        c->results += c->step[i].wanted;
+    }
+}
+
+/* What two chains have in common that the same kernel serves, with how they walk or without. */
+static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
+{
+    uint32_t n = 0;
+    key[n++] = (uint32_t)c->steps | (uint32_t)c->operands << 8 | (uint32_t)walks << 16;
+    if (walks) key[n++] = (uint32_t)c->four | (uint32_t)c->leftover << 1 | (uint32_t)c->dims.ndim << 8;
+    for (int i = 0; i < c->operands; i++) key[n++] = (uint32_t)c->operand[i]->dtype | (walks ? (uint32_t)c->walk[i] << 8 : 0);
+    for (int i = 0; i < c->steps; i++) {
+        const struct chain_step *s = &c->step[i];
+        key[n++] = (uint32_t)s->function | (uint32_t)s->from << 8 | (uint32_t)s->to << 16 | (uint32_t)s->wanted << 24;
+        key[n++] = (uint32_t)s->in[0] | (uint32_t)s->in[1] << 8 | (uint32_t)s->in[2] << 16;
+    }
+    return n;
+}
+
+/* ---- writing a module ---- */
+
+enum { SPIRV_NAME_FIRST = 3, SPIRV_NAME_LAST = 8, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_TYPE_VECTOR = 23,
+       SPIRV_TYPE_ARRAY = 28, SPIRV_TYPE_STRUCT = 30, SPIRV_MEMBER_DECORATE = 72, SPIRV_COMPOSITE_CONSTRUCT = 80,
+       SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ADD = 128, SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134, SPIRV_SELECT = 169,
+       SPIRV_U_LESS = 176, SPIRV_XOR = 198, SPIRV_MERGE = 247, SPIRV_LAST_BRANCH = 255 };
+/* Decorations; a storage class */
+enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_BINDING = 33, SPIRV_SET = 34, SPIRV_OFFSET = 35, SPIRV_PUSH_CONSTANT = 9 };
+
+/* The parts of a module, in this order: its head, decorations, types and globals, functions. */
+enum { PART_HEAD, PART_DECORATE, PART_DECLARE, PART_CODE, PARTS };
+/* Views of a binding: elements of one, two, four, eight and sixteen bytes. */
+enum { VIEW_BYTE, VIEW_HALF, VIEW_WORD, VIEW_PAIR, VIEW_QUAD, VIEWS };
+
+struct writer {
+    struct device *device;
+    struct { uint32_t *words, count, slots; } part[PARTS];
+    const uint32_t *library;
+    uint32_t library_words, declarations, functions; /* where they begin */
+    uint32_t bound, main, function[CHAIN_FUNCTION_COUNT];
+    bool called[CHAIN_FUNCTION_COUNT], failed;
+    uint32_t uint_type, bool_type, push, index;
+    uint32_t view_type[VIEWS], view[MAX_BINDINGS][VIEWS];
+    uint32_t global[2 + MAX_BINDINGS * VIEWS], globals;
+    uint32_t value[CHAIN_OPERANDS + CHAIN_STEPS][4];   /* of the operands and steps, for each of four elements */
+};
+
+static void put_words(struct writer *m, int part, const uint32_t *words, uint32_t n)
+{
+    uint32_t count = m->part[part].count, slots = m->part[part].slots;
+    if (!m->failed && count + n > slots) {
+        uint32_t *grown;
+        while (slots < count + n) slots = slots ? 2 * slots : 1024;
+        grown = host_alloc(m->device, slots * sizeof *grown);
+        m->failed = !grown;
+        if (grown && count) memcpy(grown, m->part[part].words, count * sizeof *grown);
+        if (grown) {
+            host_free(m->device, m->part[part].words);
+            m->part[part].words = grown;
+            m->part[part].slots = slots;
+        }
+    }
+    if (m->failed) return;
+    memcpy(m->part[part].words + count, words, n * sizeof *words);
+    m->part[part].count += n;
+}
+
+#define PUT(m, part, op, ...) put(m, part, op, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
+static void put(struct writer *m, int part, uint32_t op, const uint32_t *words, uint32_t n)
+{
+    uint32_t first = (n + 1) << 16 | op;
+    put_words(m, part, &first, 1);
+    put_words(m, part, words, n);
+}
+
+/* A declaration with these words, type first where it has one, else a new one. */
+#define TYPE(m, op, ...) declare(m, op, 0, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
+static uint32_t declare(struct writer *m, uint32_t op, uint32_t type, const uint32_t *words, uint32_t n)
+{
+    uint32_t head = (type ? 2 : 1), first = (head + 1 + n) << 16 | op, line[8] = { first, type };
+    for (int pass = 0; pass < 2; pass++) {
+        const uint32_t *w = pass ? m->part[PART_DECLARE].words : m->library + m->declarations;
+        const uint32_t *end = w ? w + (pass ? m->part[PART_DECLARE].count : m->functions - m->declarations) : w;
+        for (; w < end; w += *w >> 16)
+            if (*w == first && (!type || w[1] == type) && (!n || !memcmp(w + head + 1, words, n * sizeof *words))) return w[head];
+    }
+    line[head] = m->bound++;
+    if (n) memcpy(line + head + 1, words, n * sizeof *words);
+    put_words(m, PART_DECLARE, line, head + 1 + n);
+    return line[head];
+}
+
+static uint32_t constant_word(struct writer *m, uint32_t value) { return declare(m, SPIRV_CONSTANT, m->uint_type, &value, 1); }
+
+/* An instruction of main with a result. */
+#define VALUE(m, op, type, ...) put_value(m, op, type, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
+static uint32_t put_value(struct writer *m, uint32_t op, uint32_t type, const uint32_t *words, uint32_t n)
+{
+    uint32_t head[3] = { (n + 3) << 16 | op, type, m->bound++ };
+    put_words(m, PART_CODE, head, 3);
+    put_words(m, PART_CODE, words, n);
+    return head[2];
+}
+#define WORD(m, op, ...) VALUE(m, op, (m)->uint_type, __VA_ARGS__)
+
+#define CALL(m, function, ...) WORD(m, SPIRV_CALL, called(m, function), __VA_ARGS__)
+static uint32_t called(struct writer *m, uint32_t function)
+{
+    m->called[function] = true;
+    return m->function[function];
+}
+
+static uint32_t put_label(struct writer *m, uint32_t label) { PUT(m, PART_CODE, SPIRV_LABEL, label); return label; }
+
+/* if (condition): a block `yes`, else `no`; both come together in the label returned, which may be `no`. */
+static void put_branch(struct writer *m, uint32_t condition, uint32_t yes, uint32_t no, uint32_t together)
+{
+    PUT(m, PART_CODE, SPIRV_MERGE, together, 0);
+    PUT(m, PART_CODE, SPIRV_BRANCH_IF, condition, yes, no);
+}
+
+/* A block of one array at a binding, or of push constants; returns the variable. */
+static uint32_t put_global(struct writer *m, uint32_t storage, uint32_t array, uint32_t stride)
+{
+    uint32_t block = m->bound++, pointer, variable = m->bound++;
+    PUT(m, PART_DECORATE, SPIRV_DECORATE, array, SPIRV_ARRAY_STRIDE, stride);
+    PUT(m, PART_DECLARE, SPIRV_TYPE_STRUCT, block, array);
+    PUT(m, PART_DECORATE, SPIRV_DECORATE, block, SPIRV_BLOCK);
+    PUT(m, PART_DECORATE, SPIRV_MEMBER_DECORATE, block, 0, SPIRV_OFFSET, 0);
+    pointer = TYPE(m, SPIRV_TYPE_POINTER, storage, block);
+    PUT(m, PART_DECLARE, SPIRV_VARIABLE, pointer, variable, storage);
+    m->global[m->globals++] = variable;
+    return variable;
+}
+
+/* A view of a binding. Results may lie where operands lie: Aliased. */
+static uint32_t view_of_binding(struct writer *m, uint32_t slot, int view)
+{
+    uint32_t array, variable = m->view[slot][view];
+    if (variable) return variable;
+    if (!m->view_type[view])
+        m->view_type[view] = view < VIEW_WORD ? TYPE(m, SPIRV_TYPE_INT, view == VIEW_BYTE ? 8 : 16, 0) : view == VIEW_WORD ? m->uint_type
+                           : TYPE(m, SPIRV_TYPE_VECTOR, m->uint_type, view == VIEW_PAIR ? 2 : 4);
+    array = m->bound++;
+    PUT(m, PART_DECLARE, SPIRV_TYPE_RUNTIME_ARRAY, array, m->view_type[view]);
+    variable = m->view[slot][view] = put_global(m, SPIRV_STORAGE_BUFFER, array, 1u << view);
+    PUT(m, PART_DECORATE, SPIRV_DECORATE, variable, SPIRV_SET, 0);
+    PUT(m, PART_DECORATE, SPIRV_DECORATE, variable, SPIRV_BINDING, slot);
+    PUT(m, PART_DECORATE, SPIRV_DECORATE, variable, SPIRV_ALIASED);
+    return variable;
+}
+
+static uint32_t element(struct writer *m, uint32_t slot, int view, uint32_t index)
+{
+    uint32_t variable = view_of_binding(m, slot, view), pointer = TYPE(m, SPIRV_TYPE_POINTER, SPIRV_STORAGE_BUFFER, m->view_type[view]);
+    return VALUE(m, SPIRV_ACCESS_CHAIN, pointer, variable, constant_word(m, 0), index);
+}
+
+static int view_of_type(int dtype) { return dtypes[dtype].size == 1 ? VIEW_BYTE : dtypes[dtype].size == 2 ? VIEW_HALF : VIEW_WORD; }
+
+static uint32_t load_one(struct writer *m, uint32_t slot, int dtype, uint32_t index)
+{
+    int view = view_of_type(dtype);
+    uint32_t from = element(m, slot, view, index), v = VALUE(m, SPIRV_LOAD, m->view_type[view], from);
+    return view == VIEW_WORD ? v : WORD(m, SPIRV_U_CONVERT, v);
+}
+
+static void store_one(struct writer *m, uint32_t slot, int dtype, uint32_t index, uint32_t v)
+{
+    int view = view_of_type(dtype);
+    uint32_t to = element(m, slot, view, index);
+    if (view != VIEW_WORD) v = VALUE(m, SPIRV_U_CONVERT, m->view_type[view], v);
+    PUT(m, PART_CODE, SPIRV_STORE, to, v);
+}
+
+/* Four elements in a row; index counts fours. */
+static void load_four(struct writer *m, uint32_t slot, int dtype, uint32_t index, uint32_t *v)
+{
+    int view = view_of_type(dtype) + 2;
+    uint32_t from = element(m, slot, view, index), all = VALUE(m, SPIRV_LOAD, m->view_type[view], from);
+    for (uint32_t k = 0; k < 4; k++) {
+        if (view == VIEW_WORD) v[k] = CALL(m, CHAIN_byte_of, all, constant_word(m, k));
+        else if (view == VIEW_QUAD) v[k] = WORD(m, SPIRV_COMPOSITE_EXTRACT, all, k);
+        else {
+            uint32_t word = WORD(m, SPIRV_COMPOSITE_EXTRACT, all, k / 2);
+            v[k] = CALL(m, CHAIN_half_of, word, constant_word(m, k % 2));
+        }
+    }
+}
+
+static void store_four(struct writer *m, uint32_t slot, int dtype, uint32_t index, const uint32_t *v)
+{
+    int view = view_of_type(dtype) + 2;
+    uint32_t to = element(m, slot, view, index), all;
+    if (view == VIEW_WORD) all = CALL(m, CHAIN_join_bytes, v[0], v[1], v[2], v[3]);
+    else if (view == VIEW_QUAD) all = VALUE(m, SPIRV_COMPOSITE_CONSTRUCT, m->view_type[view], v[0], v[1], v[2], v[3]);
+    else {
+        uint32_t low = CALL(m, CHAIN_join_halves, v[0], v[1]), high = CALL(m, CHAIN_join_halves, v[2], v[3]);
+        all = VALUE(m, SPIRV_COMPOSITE_CONSTRUCT, m->view_type[view], low, high);
+    }
+    PUT(m, PART_CODE, SPIRV_STORE, to, all);
+}
+
+/* ---- a chain's main ---- */
+
+static uint32_t push_word(struct writer *m, uint32_t index)
+{
+    uint32_t pointer = TYPE(m, SPIRV_TYPE_POINTER, SPIRV_PUSH_CONSTANT, m->uint_type);
+    uint32_t at = VALUE(m, SPIRV_ACCESS_CHAIN, pointer, m->push, constant_word(m, 0), constant_word(m, index));
+    return WORD(m, SPIRV_LOAD, at);
+}
+
+/* Where the words pushed for operands, results, the shape and the strides begin, behind the count and the zeros. */
+static uint32_t push_of_operand(int i) { return CHAIN_FIRST + (uint32_t)i; }
+static uint32_t push_of_result(const struct chain *c, int r) { return CHAIN_FIRST + (uint32_t)(c->operands + r); }
+static uint32_t push_of_dims(const struct chain *c) { return CHAIN_FIRST + (uint32_t)(c->operands + c->results); }
+
+/* The positions, without the offset, of element i of those operands that go by strides, in order. */
+static void put_positions(struct writer *m, const struct chain *c, uint32_t i, uint32_t *at)
+{
+    uint32_t dims = (uint32_t)c->dims.ndim, strides = push_of_dims(c) + dims;
+    for (uint32_t d = dims; d-- > 0;) {
+        uint32_t q = 0, coordinate = i;
+        if (d) {
+            uint32_t size = push_word(m, push_of_dims(c) + d);
+            q = WORD(m, SPIRV_U_DIVIDE, i, size);
+            coordinate = WORD(m, SPIRV_MULTIPLY, q, size);
+            coordinate = WORD(m, SPIRV_SUBTRACT, i, coordinate);
+        }
+        for (uint32_t k = 0; k < (uint32_t)c->strided; k++) {
+            uint32_t step = WORD(m, SPIRV_MULTIPLY, coordinate, push_word(m, strides + k * dims + d));
+            at[k] = d + 1 == dims ? step : WORD(m, SPIRV_ADD, at[k], step);
+        }
+        i = q;
+    }
+}
+
+static uint32_t fours_at(struct writer *m, uint32_t offset, uint32_t i)
+{
+    offset = WORD(m, SPIRV_SHIFT_RIGHT, offset, constant_word(m, 2));
+    return WORD(m, SPIRV_ADD, offset, i);
+}
+
+/* Loads of operands that lie as the results do: element i, or the i-th four. */
+static void load_flat(struct writer *m, const struct chain *c, uint32_t i, bool four, uint32_t v[CHAIN_OPERANDS][4])
+{
+    for (int k = 0; k < c->operands; k++) {
+        uint32_t offset;
+        if (c->walk[k] != WALK_FLAT) continue;
+        offset = push_word(m, push_of_operand(k));
+        if (four) load_four(m, c->slot[k], c->operand[k]->dtype, fours_at(m, offset, i), v[k]);
+        else v[k][0] = load_one(m, c->slot[k], c->operand[k]->dtype, WORD(m, SPIRV_ADD, offset, i));
+    }
+}
+
+/* Loads of the others. */
+static void load_others(struct writer *m, const struct chain *c, uint32_t i)
+{
+    uint32_t at[CHAIN_OPERANDS], strided = 0, strides = push_of_dims(c) + (uint32_t)c->dims.ndim;
+    if (c->strided) put_positions(m, c, c->four ? WORD(m, SPIRV_SHIFT_LEFT, i, constant_word(m, 2)) : i, at);
+    for (int k = 0; k < c->operands; k++) {
+        uint32_t *v = m->value[k], word, place, inner;
+        int dtype = c->operand[k]->dtype;
+        if (c->walk[k] == WALK_FLAT) continue;
+        word = push_word(m, push_of_operand(k));
+        if (c->walk[k] == WALK_LITERAL || c->walk[k] == WALK_ONE) {
+            v[0] = v[1] = v[2] = v[3] = c->walk[k] == WALK_LITERAL ? word : load_one(m, c->slot[k], dtype, word);
+            continue;
+        }
+        place = WORD(m, SPIRV_ADD, word, at[strided]);
+        inner = strides + ++strided * (uint32_t)c->dims.ndim - 1;
+        if (c->walk[k] == WALK_FOUR) load_four(m, c->slot[k], dtype, WORD(m, SPIRV_SHIFT_RIGHT, place, constant_word(m, 2)), v);
+        else v[0] = v[1] = v[2] = v[3] = load_one(m, c->slot[k], dtype, place);
+        for (int j = 1; j < 4 && c->four && c->walk[k] == WALK_STRIDED; j++) {
+            place = WORD(m, SPIRV_ADD, place, push_word(m, inner));
+            v[j] = load_one(m, c->slot[k], dtype, place);
+        }
+    }
+}
+
+static void store_results(struct writer *m, const struct chain *c, uint32_t i, bool four)
+{
+    int r = 0;
+    for (int k = 0; k < c->steps; k++) {
+        const struct chain_step *s = &c->step[k];
+        uint32_t offset, *v = m->value[CHAIN_OPERANDS + k], slot = (uint32_t)(c->bound + r);
+        if (!s->wanted) continue;
+        offset = push_word(m, push_of_result(c, r++));
+        if (four) store_four(m, slot, s->to, fours_at(m, offset, i), v);
+        else store_one(m, slot, s->to, WORD(m, SPIRV_ADD, offset, i), v[0]);
+    }
+}
+
+static void put_steps(struct writer *m, const struct chain *c)
+{
+    uint32_t zero = push_word(m, 1), other = push_word(m, 2);
+    for (int k = 0; k < c->steps; k++)
+        for (int j = 0; j < (c->four ? 4 : 1); j++) {
+            const struct chain_step *s = &c->step[k];
+            uint32_t words[6] = { called(m, s->function) }, n = 1;
+            for (int i = 0; i < s->inputs; i++) words[n++] = m->value[s->in[i]][j];
+            if (s->inputs == 2) words[2] = WORD(m, SPIRV_XOR, words[2], other);
+            words[n++] = constant_word(m, s->from);
+            words[n++] = constant_word(m, s->to);
+            m->value[CHAIN_OPERANDS + k][j] = put_value(m, SPIRV_CALL, m->uint_type, words, n);
+            if (k + 1 < c->steps) m->value[CHAIN_OPERANDS + k][j] = WORD(m, SPIRV_XOR, m->value[CHAIN_OPERANDS + k][j], zero);
+        }
+}
+
+/* Loads by fours or, behind the last four, of one element; the steps; stores. */
+static void put_leftover_body(struct writer *m, const struct chain *c, uint32_t i, uint32_t four)
+{
+    uint32_t fours[CHAIN_OPERANDS][4], ones[CHAIN_OPERANDS][4], label[6];
+    for (int k = 0; k < 6; k++) label[k] = m->bound++;
+    load_others(m, c, i);
+    put_branch(m, four, label[0], label[1], label[2]);
+    put_label(m, label[0]);
+    load_flat(m, c, i, true, fours);
+    PUT(m, PART_CODE, SPIRV_BRANCH, label[2]);
+    put_label(m, label[1]);
+    load_flat(m, c, i, false, ones);
+    PUT(m, PART_CODE, SPIRV_BRANCH, label[2]);
+    put_label(m, label[2]);
+    for (int k = 0; k < c->operands; k++)
+        for (int j = 0; j < 4 && c->walk[k] == WALK_FLAT; j++)
+            m->value[k][j] = WORD(m, SPIRV_PHI, fours[k][j], label[0], ones[k][0], label[1]);
+    put_steps(m, c);
+    put_branch(m, four, label[3], label[4], label[5]);
+    put_label(m, label[3]);
+    store_results(m, c, i, true);
+    PUT(m, PART_CODE, SPIRV_BRANCH, label[5]);
+    put_label(m, label[4]);
+    store_results(m, c, i, false);
+    PUT(m, PART_CODE, SPIRV_BRANCH, label[5]);
+    put_label(m, label[5]);
+}
+
+static void put_main(struct writer *m, const struct chain *c)
+{
+    uint32_t nothing = declare(m, SPIRV_TYPE_VOID, 0, NULL, 0), type = TYPE(m, SPIRV_TYPE_FUNCTION, nothing);
+    uint32_t words, i, n, inside = 0, four = 0;
+    uint32_t body = m->bound++, out = m->bound++;
+    words = m->bound++;
+    PUT(m, PART_DECLARE, SPIRV_TYPE_ARRAY, words, m->uint_type, constant_word(m, CHAIN_PUSH));
+    m->push = put_global(m, SPIRV_PUSH_CONSTANT, words, 4);
+    m->main = m->bound++;
+    PUT(m, PART_CODE, SPIRV_FUNCTION, nothing, m->main, 0, type);
+    put_label(m, m->bound++);
+    i = WORD(m, SPIRV_CALL, called(m, CHAIN_thread_index));
+    n = push_word(m, 0);
+    if (c->four) {
+        uint32_t quarter = WORD(m, SPIRV_SHIFT_RIGHT, n, constant_word(m, 2));
+        four = inside = VALUE(m, SPIRV_U_LESS, m->bool_type, i, quarter);
+        if (c->leftover) {
+            uint32_t behind = WORD(m, SPIRV_MULTIPLY, quarter, constant_word(m, 3));
+            behind = WORD(m, SPIRV_ADD, behind, i);
+            i = WORD(m, SPIRV_SELECT, four, i, behind);
+        }
+    }
+    if (!c->four || c->leftover) inside = VALUE(m, SPIRV_U_LESS, m->bool_type, i, n);
+    put_branch(m, inside, body, out, out);
+    put_label(m, body);
+    if (c->leftover) put_leftover_body(m, c, i, four);
+    else {
+        load_others(m, c, i);
+        load_flat(m, c, i, c->four, m->value);
+        put_steps(m, c);
+        store_results(m, c, i, c->four);
+    }
+    PUT(m, PART_CODE, SPIRV_BRANCH, out);
+    put_label(m, out);
+    put_words(m, PART_CODE, (uint32_t[]){ 1u << 16 | SPIRV_RETURN, 1u << 16 | SPIRV_FUNCTION_END }, 2);
+}
+
+/* ---- what is taken from the library ---- */
+
+static bool has_result(uint32_t op)
+{
+    return op != SPIRV_STORE && op != SPIRV_FUNCTION_END && !(op >= SPIRV_LOOP_MERGE && op <= SPIRV_LAST_BRANCH);
+}
+
+/* Finds the sections of the module of chain.comp, and its functions by the order of main's calls. */
+static void open_library(struct writer *m)
+{
+    const uint32_t *w = m->library;
+    uint32_t entry = 0, current = 0, n = 0;
+    for (uint32_t at = 5; at < m->library_words; at += w[at] >> 16) {
+        uint32_t op = w[at] & 0xffff;
+        if (op == SPIRV_ENTRY_POINT) entry = w[at + 2];
+        if (op >= SPIRV_TYPE_VOID && op < SPIRV_FUNCTION && !m->declarations) m->declarations = at;
+        if (op == SPIRV_FUNCTION && !m->functions) m->functions = at;
+        if (op == SPIRV_FUNCTION) current = w[at + 2];
+        if (op == SPIRV_CALL && current == entry && n < CHAIN_FUNCTION_COUNT) m->function[n++] = w[at + 3];
+    }
+    m->bound = w[3];
+    m->uint_type = TYPE(m, SPIRV_TYPE_INT, 32, 0);
+    m->bool_type = declare(m, SPIRV_TYPE_BOOL, 0, NULL, 0);
+}
+
+/* Marks in `used` (by id) the functions that are called, by main or by each other, and, as 2, what others define. */
+static void mark_functions(const struct writer *m, uint8_t *used)
+{
+    const uint32_t *w = m->library;
+    for (int i = 0; i < CHAIN_FUNCTION_COUNT; i++) if (m->called[i]) used[m->function[i]] = 1;
+    for (bool more = true; more;) {
+        bool inside = false;
+        more = false;
+        for (uint32_t at = m->functions; at < m->library_words; at += w[at] >> 16) {
+            uint32_t op = w[at] & 0xffff;
+            if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
+            if (inside && op == SPIRV_CALL && !used[w[at + 3]]) used[w[at + 3]] = more = true;
+        }
+    }
+    for (uint32_t at = m->functions, inside = 0; at < m->library_words; at += w[at] >> 16) {
+        uint32_t op = w[at] & 0xffff;
+        if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
+        if (!inside && has_result(op) && w[at] >> 16 > 2 && !used[w[at + 2]]) used[w[at + 2]] = 2;
+    }
+}
+
+/* Copies the library's functions that are used, and what they need. */
+static void copy_library(struct writer *m, const uint8_t *used)
+{
+    const uint32_t *w = m->library;
+    bool inside = false;
+    for (uint32_t at = 5; at < m->library_words; at += w[at] >> 16) {
+        uint32_t op = w[at] & 0xffff, n = w[at] >> 16;
+        if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
+        if (at >= m->functions) { if (inside) put_words(m, PART_CODE, w + at, n); }
+        else if (op == SPIRV_ENTRY_POINT) {                  /* with the globals of this module beside its own */
+            uint32_t head[3] = { (n + m->globals) << 16 | op, w[at + 1], m->main };
+            put_words(m, PART_HEAD, head, 3);
+            put_words(m, PART_HEAD, w + at + 3, n - 3);
+            put_words(m, PART_HEAD, m->global, m->globals);
+        } else if (op == SPIRV_EXECUTION_MODE) {
+            put_words(m, PART_HEAD, (uint32_t[]){ w[at], m->main }, 2);
+            put_words(m, PART_HEAD, w + at + 2, n - 2);
+        } else if (op >= SPIRV_NAME_FIRST && op <= SPIRV_NAME_LAST) continue;
+        else if (op == SPIRV_DECORATE || op == SPIRV_MEMBER_DECORATE) { if (used[w[at + 1]] != 2) put_words(m, PART_DECORATE, w + at, n); }
+        else if (at < m->declarations) put_words(m, PART_HEAD, w + at, n);
+    }
+}
+
+/* All parts in one piece of memory; NULL without memory. */
+static uint32_t *join_parts(struct writer *m, uint32_t *count)
+{
+    uint32_t *all, n = 0, declared = m->functions - m->declarations;
+    *count = declared;
+    for (int i = 0; i < PARTS; i++) *count += m->part[i].count;
+    all = m->failed ? NULL : host_alloc(m->device, *count * sizeof *all);
+    for (int i = 0; i < PARTS; i++) {
+        if (all && i == PART_DECLARE) {
+            memcpy(all + n, m->library + m->declarations, declared * sizeof *all);
+            n += declared;
+        }
+        if (all && m->part[i].count) memcpy(all + n, m->part[i].words, m->part[i].count * sizeof *all);
+        n += m->part[i].count;
+        host_free(m->device, m->part[i].words);
+    }
+    if (all) all[3] = m->bound;
+    return all;
+}
+
+/* The module of a chain's kernel. */
+static uint32_t *write_chain(struct device *d, const struct chain *c, uint32_t *count)
+{
+    static const uint32_t capability[2] = { 4448, 4433 };   /* StorageBuffer8BitAccess, StorageBuffer16BitAccess */
+    struct writer *m = host_zalloc(d, sizeof *m);
+    uint8_t *used = NULL;
+    uint32_t *all;
+    if (!m) return NULL;
+    m->device = d;
+    m->library = mlxvk_spv_chain;
+    m->library_words = sizeof mlxvk_spv_chain / 4;
+    open_library(m);
+    put_main(m, c);
+    put_words(m, PART_HEAD, m->library, 5);
+    for (int i = 0; i < 2; i++) if (m->view_type[i]) PUT(m, PART_HEAD, SPIRV_CAPABILITY, capability[i]);
+    used = host_zalloc(d, m->library[3]);
+    if (used) {
+        mark_functions(m, used);
+        copy_library(m, used);
+    } else m->failed = true;
+    host_free(d, used);
+    all = join_parts(m, count);
+    host_free(d, m);
+    return all;
+}
+
+/* ---- kernels kept ---- */
+
+/* The entry of a key, made where there is none yet; NULL where there are `most`. */
+static struct chain_entry *find_chain(struct device *d, const uint32_t *key, uint32_t words, uint32_t most)
+{
+    uint64_t hash = hash_words(0x7C4A11, key, words);
+    struct chain_entry **bucket, *c;
+    if (!d->chains) d->chains = host_zalloc(d, CHAIN_BUCKETS * sizeof *d->chains);
+    if (!d->chains) return NULL;
+    bucket = &d->chains[hash % CHAIN_BUCKETS];
+    for (c = *bucket; c; c = c->next)
+        if (c->hash == hash && c->words == words && !memcmp(c->key, key, words * sizeof *key)) return c;
+    if (d->chain_count >= most || !(c = host_zalloc(d, sizeof *c))) return NULL;
+    *c = (struct chain_entry){ .next = *bucket, .hash = hash, .words = words };
+    memcpy(c->key, key, words * sizeof *key);
+    d->chain_count++;
+    return *bucket = c;
+}
+
+/* Has the like been seen so often that its kernel pays for its making? */
+static bool chain_pays(struct device *d, const struct chain *c)
+{
+    const uint32_t often = d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 64 : 3;
+    uint32_t key[CHAIN_KEY], words = chain_key(c, false, key);
+    struct chain_entry *entry = find_chain(d, key, words, CHAINS_MOST);
+    return entry && (++entry->seen >= often || d->gate[GATE_CHAINS] > 1);
+}
+
+static void dump_chain(const struct chain_entry *entry, const uint32_t *words, uint32_t count)
+{
+    char name[48];
+    FILE *f;
+    snprintf(name, sizeof name, "chain-%016llx.spv", (unsigned long long)entry->hash);
+    f = fopen(name, "wb");
+    if (!f) return;
+    fwrite(words, 4, count, f);
+    fclose(f);
+}
+
+static void build_chain(struct encoder *e, struct chain_entry *entry, const struct chain *c)
+{
+    struct device *d = e->device;
+    uint32_t count, *words = write_chain(d, c, &count);
+    VkShaderModule module = VK_NULL_HANDLE;
+    VkResult r = words ? VK_SUCCESS : VK_ERROR_OUT_OF_HOST_MEMORY;
+    entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion,
+                                         .bindings = (uint32_t)(c->bound + c->results) };
+    if (words && d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry, words, count);
+    if (r >= 0) r = build_module(d, words, count * sizeof *words, &module);
+    if (r >= 0) r = build_pipeline(d, module, entry->pipeline.bindings, &(uint32_t){ 256 }, 1, &entry->pipeline.handle);
+    d->vk.vkDestroyShaderModule(d->handle, module, NULL);
+    host_free(d, words);
+    if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "chain", "the pipeline could not be made (VkResult %d)", r);
+}
+
+/* ---- dispatch ---- */
+
+/* Binds the arrays and pushes where they begin. Returns the bits of all offsets that must be multiples of four. */
+static uint32_t bind_chain(struct encoder *e, struct chain *c)
+{
+    uint32_t mask = 0;
+    c->pushed = CHAIN_FIRST;
+    c->bound = 0;
+    c->push[0] = (uint32_t)c->step[0].out->size;
+    c->push[1] = c->push[2] = 0;
+    for (int i = 0; i < c->operands; i++) {
+        struct array *a = c->operand[i];
+        uint32_t *word = &c->push[c->pushed++];
+        *word = 0;
+        if (c->walk[i] == WALK_LITERAL) { memcpy(word, a->storage->bytes + a->offset, item_size(a)); continue; }
+        c->slot[i] = (uint8_t)c->bound;
+        *word = set_input(e, (uint32_t)c->bound++, a);
+        if (c->walk[i] == WALK_FLAT) mask |= *word;
+    }
+    for (int i = 0, r = 0; i < c->steps; i++)
+        if (c->step[i].wanted) mask |= c->push[c->pushed++] = set_output(e, (uint32_t)(c->bound + r++), c->step[i].out);
+    return mask;
+}
+
+/* Chooses between four elements a thread and one, and how operands with strides go then. */
+static void choose_walks(struct chain *c, uint32_t mask)
+{
+    const struct dims *g = &c->dims;
+    int inner = g->ndim - 1, k = 0;
+    c->four = !(mask & 3) && (!c->strided || g->shape[inner] % 4 == 0);
+    c->leftover = c->four && !c->strided;
+    for (int i = 0; i < c->operands; i++) {
+        bool aligned = !(c->push[push_of_operand(i)] & 3);
+        if (c->walk[i] < WALK_STRIDED) continue;
+        k++;
+        for (int j = 0; j < inner; j++) aligned = aligned && g->stride[k][j] % 4 == 0;
+        if (c->four && g->stride[k][inner] == 1 && aligned) c->walk[i] = WALK_FOUR;
+        else if (c->four && !g->stride[k][inner]) c->walk[i] = WALK_SAME;
+    }
+    if (!c->strided) return;
+    for (int j = 0; j < g->ndim; j++) c->push[c->pushed++] = (uint32_t)g->shape[j];
+    for (k = 1; k <= c->strided; k++) for (int j = 0; j < g->ndim; j++) c->push[c->pushed++] = (uint32_t)g->stride[k][j];
+}
+
+/* Does it have an array that the device cannot bind whole? */
+static bool too_large(struct encoder *e, const struct chain *c)
+{
+    for (int i = 0; i < c->operands; i++) if (axis_to_split(e, &c->operand[i], 1) >= 0) return true;
+    for (int i = 0; i < c->steps; i++) if (axis_to_split(e, &c->step[i].out, 1) >= 0) return true;
+    return false;
+}
+
+static void chain_dispatch(struct encoder *e, struct chain *c)
+{
+    uint32_t key[CHAIN_KEY], words, n = (uint32_t)c->step[0].out->size;
+    struct chain_entry *entry;
+    choose_walks(c, bind_chain(e, c));
+    words = chain_key(c, true, key);
+    if (e->code) { encoder_reset(e); return; }
+    entry = find_chain(e->device, key, words, 4 * CHAINS_MOST);
+    if (!entry) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
+    else if (!entry->pipeline.handle) build_chain(e, entry, c);
+    if (e->code) { encoder_reset(e); return; }
+    e->pipeline = &entry->pipeline;
+    set_bytes(e, c->push, c->pushed * 4);
+    dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), 256));
+}
+
 /* ==== >>fusion ==================================================================================================== */
 
 /* A fusion applies where the results in between are wanted by nobody else. Its nodes are lowered at the first one's place:
@@ -12470,18 +13283,12 @@ static uint32_t reader_of(const struct stream *s, uint32_t at, uint32_t end, con
 static bool can_join(struct stream *s, const uint32_t *members, int count, uint32_t j)
 {
     uint64_t search = ++s->device->searches;
-    for (uint32_t i = members[0] + 1; i < j; i++) {
+    for (uint32_t i = members[0] - min_u32(members[0], LOOK_AHEAD); i < j; i++) {   /* the first one may have gone ahead too */
         bool member = s->nodes[i].done;
         for (int k = 0; k < count; k++) member = member || members[k] == i;
         if (!member) pass_over(&s->nodes[i], search);
     }
     return overtakes(&s->nodes[j], search);
-}
-
-static bool same_view(const struct array *a, const struct array *b)
-{
-    return a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype && same_shape(a, b) &&
-           (!a->ndim || !memcmp(a->strides, b->strides, (size_t)a->ndim * sizeof *a->strides));
 }
 
 static bool is_binary(const struct node *n, enum binary op)
@@ -12502,15 +13309,15 @@ static void retire(struct stream *s, const uint32_t *members, int count)
     s->device->stats.fused += (uint64_t)count;
 }
 
-/* sigmoid(g), g * that, times u: the three roundings stay, in one dispatch. */
-static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+/* sigmoid(g), g * that, times u, into m. */
+static bool find_swiglu(struct stream *s, uint32_t at, uint32_t end, uint32_t m[3])
 {
-    uint32_t m[3] = { at, reader_of(s, at, end, s->nodes[at].out[0]) };
     const struct node *sigmoid = &s->nodes[at], *silu, *product;
-    struct array *gate = sigmoid->in[0], *up, *a[3];
-    struct elementwise_params p = { .kernel = K_BINARY, .op = B_silu_product };
-    if (sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid || !only_between(sigmoid->out[0]) ||
-        m[1] == UINT32_MAX) return false;
+    struct array *gate = sigmoid->in[0], *up;
+    if (sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid || !only_between(sigmoid->out[0])) return false;
+    m[0] = at;
+    m[1] = reader_of(s, at, end, sigmoid->out[0]);
+    if (m[1] == UINT32_MAX) return false;
     silu = &s->nodes[m[1]];
     if (!is_binary(silu, B_multiply) || !only_between(silu->out[0]) || !can_join(s, m, 1, m[1])) return false;
     if (!(same_view(silu->in[0], gate) && same_view(silu->in[1], sigmoid->out[0])) &&
@@ -12520,7 +13327,20 @@ static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32
     product = &s->nodes[m[2]];
     if (!is_binary(product, B_multiply) || !can_join(s, m, 2, m[2])) return false;
     up = product->in[product->in[0]->storage == silu->out[0]->storage];
-    if (up->storage == silu->out[0]->storage || !same_shape(up, gate) || !same_shape(product->out[0], gate)) return false;
+    return up->storage != silu->out[0]->storage && same_shape(up, gate) && same_shape(product->out[0], gate);
+}
+
+/* The three roundings become one, in one dispatch. */
+static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[3];
+    const struct node *product;
+    struct array *gate, *up, *a[3];
+    struct elementwise_params p = { .kernel = K_BINARY, .op = B_silu_product };
+    if (!find_swiglu(s, at, end, m)) return false;
+    product = &s->nodes[m[2]];
+    gate = s->nodes[at].in[0];
+    up = product->in[product->in[0]->storage == s->nodes[m[1]].out[0]->storage];
     a[0] = product->out[0];
     a[1] = gate;
     a[2] = up;
@@ -12682,6 +13502,73 @@ static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint
     return true;
 }
 
+/* ---- chains of elementwise operations ---- */
+
+/* The undone node between `from` and `to` that writes what an array views; UINT32_MAX where there is none. */
+static uint32_t writer_of(const struct stream *s, uint32_t from, uint32_t to, const struct array *a)
+{
+    for (uint32_t i = to; i-- > from;)
+        for (int k = 0; k < s->nodes[i].outputs && !s->nodes[i].done; k++)
+            if (s->nodes[i].out[k] && s->nodes[i].out[k]->storage == a->storage) return i;
+    return UINT32_MAX;
+}
+
+/* Adds node j to a chain whose nodes are `members`, ascending, and before it the nodes that it needs. */
+static bool join_chain(struct stream *s, struct chain *c, uint32_t *members, uint32_t j, uint32_t end, int depth)
+{
+    const struct node *n = &s->nodes[j];
+    uint32_t swiglu[3];
+    int at;
+    if (!chain_takes(n) || !same_shape(n->out[0], c->step[0].out) || (s->device->gate[GATE_SWIGLU] && find_swiglu(s, j, end, swiglu)))
+        return false;
+    for (int i = 0; i < n->inputs; i++) {
+        uint32_t w = writer_of(s, members[0] + 1, j, n->in[i]);
+        bool member = w == UINT32_MAX;
+        for (int k = 0; k < c->steps; k++) member = member || members[k] == w;
+        if (!member && (!depth || !join_chain(s, c, members, w, end, depth - 1))) return false;
+    }
+    if (!can_join(s, members, c->steps, j) || !chain_add(c, n)) return false;
+    for (at = c->steps - 1; members[at - 1] > j; at--) members[at] = members[at - 1];
+    members[at] = j;
+    return true;
+}
+
+/* Results may take over the memory of operands: a thread reads all that it reads before it writes. */
+static void donate_chain(struct encoder *e, const struct chain *c)
+{
+    struct array *in[3 * CHAIN_STEPS];
+    int count = 0;
+    for (int i = 0; i < c->steps; i++)
+        for (int k = 0; k < c->step[i].inputs; k++)
+            if (c->step[i].in[k] < CHAIN_OPERANDS) in[count++] = c->operand[c->step[i].in[k]];
+    for (int i = 0; i < c->steps; i++) if (c->step[i].wanted) donate(e, c->step[i].out, in, count);
+}
+
+/* Operations with results of one shape that read each other's results: one kernel, made for them. */
+static bool fuse_chain(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[CHAIN_STEPS] = { at }, kept[CHAIN_STEPS], last = min_u32(end, at + FUSE_WINDOW);
+    struct chain c, before;
+    if (!has_kernel(e->device, K_BINARY) || !chain_takes(&s->nodes[at])) return false;
+    if (reader_of(s, at, end, s->nodes[at].out[0]) == UINT32_MAX) return false;
+    c.steps = c.operands = 0;
+    if (!chain_add(&c, &s->nodes[at])) return false;
+    for (uint32_t j = at + 1; j < last; j++) {
+        bool member = s->nodes[j].done || !chain_reads(&c, &s->nodes[j]);
+        for (int k = 0; k < c.steps; k++) member = member || m[k] == j;
+        if (member) continue;
+        before = c;
+        memcpy(kept, m, sizeof m);
+        if (!join_chain(s, &c, m, j, end, 2)) { c = before; memcpy(m, kept, sizeof m); }
+    }
+    chain_results(&c);
+    if (c.steps < 2 || c.results > CHAIN_RESULTS || too_large(e, &c) || !chain_pays(e->device, &c)) return false;
+    donate_chain(e, &c);
+    chain_dispatch(e, &c);
+    retire(s, m, c.steps);
+    return true;
+}
+
 /* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
@@ -12690,6 +13577,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
     { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
     { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
+    { "chain", GATE_CHAINS, OP_ELEMENTWISE, fuse_chain },       /* last: what the others want comes first */
 };
 
 static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
@@ -12769,6 +13657,7 @@ static void destroy_objects(struct device *d)
             host_free(d, d->pipelines[i]);
         }
     host_free(d, d->pipelines);
+    free_chains(d);
     for (int i = 0; i < KERNEL_COUNT; i++) d->vk.vkDestroyShaderModule(d->handle, d->modules[i], NULL);
     for (int i = 0; i <= MAX_BINDINGS; i++) {
         d->vk.vkDestroyPipelineLayout(d->handle, d->layouts[i], NULL);

@@ -9,6 +9,7 @@
 #include "binary_complex_spv.h"
 #include "binary_wide_spv.h"
 #include "categorical_spv.h"
+#include "chain_spv.h"
 #include "conv_coopmat_bf16_spv.h"
 #include "conv_coopmat_f16_spv.h"
 #include "conv_depthwise_spv.h"

@@ -6,7 +6,7 @@
 #ifdef COMPLEX
 #include "complex.glsl"
 #else
-#include "math.glsl"
+#include "functions.glsl"
 #endif
 #ifdef WIDE
 #include "wide.glsl"
@@ -156,15 +156,9 @@ void write(uint to, uint at_a, uint at_b)
 float value(float x, float y)
 {
     float r = x;
-    if (OP == ADD) r = x + y;
-    if (OP == SUBTRACT) r = x - y;
-    if (OP == MULTIPLY) r = x * y;
-    if (OP == DIVIDE || OP == FLOOR_DIVIDE || OP == FLOOR_QUOTIENT) r = divide(x, y);
-    if (OP == FLOOR_DIVIDE || OP == FLOOR_QUOTIENT) r = floor(r);
-    if (OP == REMAINDER) r = remainder_of(x, y);
-    if (OP == POWER) r = pow_of(x, y);
-    if (OP == LOGADDEXP) r = logaddexp(x, y);
-    if (OP == ARCTAN2) r = atan2_of(x, y);
+#define X(op, result) if (OP == op) r = result;
+    FUNCTIONS_OF_TWO(X)
+#undef X
     if (OP == SILU_PRODUCT) r = x * sigmoid(x) * y;   // three operations, rounded once
     return r;
 }

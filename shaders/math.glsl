@@ -6,6 +6,12 @@
 
 // copysign for x >= 0. (Masking x too would be a select of bits, which Mesa 26 can get wrong.)
 float with_sign(float x, float s) { return uintBitsToFloat(floatBitsToUint(x) ^ (floatBitsToUint(s) & 0x80000000u)); }
+// -1, 0 or 1. By bits: a compiler may take comparisons for its own sign function, whose zeros have signs.
+float sign_of(float x)
+{
+    uint u = floatBitsToUint(x) & 0x7fffffffu;
+    return u == 0u || u > 0x7f800000u ? 0.0 : with_sign(1.0, x);
+}
 bool is_finite(float x) { return (floatBitsToUint(x) & 0x7f800000u) != 0x7f800000u; }
 float power_of_two(int i) { return uintBitsToFloat(uint(i + 127) << 23); }               // -126 <= i <= 127
 float scale(float x, int i) { return x * power_of_two(i >> 1) * power_of_two(i - (i >> 1)); }   // -252 <= i <= 254
@@ -219,6 +225,11 @@ vec2 cos_sin(float x)
 }
 float cos_of(float x) { return cos_sin(x).x; }
 float sin_of(float x) { return cos_sin(x).y; }
+float tan_of(float x)
+{
+    vec2 unit = cos_sin(x);
+    return divide(unit.y, unit.x);
+}
 
 // asin(x) = x + x asin_tail(x^2), |x| <= 1/2
 float asin_tail(float s)

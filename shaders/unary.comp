@@ -6,7 +6,7 @@
 #ifdef COMPLEX
 #include "complex.glsl"
 #else
-#include "math.glsl"
+#include "functions.glsl"
 #endif
 #ifdef WIDE
 #include "wide.glsl"
@@ -112,38 +112,10 @@ bool test(float x)
 float value(float x)
 {
     float r = x;
-    if (OP == SIGN) r = x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : 0.0;
-    if (OP == SQUARE) r = x * x;
-    if (OP == FLOOR) r = floor(x);
-    if (OP == CEIL) r = ceil(x);
-    if (OP == ROUND) r = roundEven(x);
-    if (OP == SQRT || OP == RSQRT) r = sqrt_of(x);
-    if (OP == RSQRT || OP == RECIPROCAL) r = divide(1.0, r);
-    if (OP == EXP) r = exp_of(x);
-    if (OP == EXPM1) r = expm1(x);
-    if (OP == LOG) r = log_of(x);
-    if (OP == LOG2) r = log2_of(x);
-    if (OP == LOG10) r = log10_of(x);
-    if (OP == LOG1P) r = log1p(x);
-    if (OP == SIN || OP == COS || OP == TAN) {
-        vec2 unit = cos_sin(x);
-        r = OP == COS ? unit.x : unit.y;
-        if (OP == TAN) r = divide(unit.y, unit.x);
-    }
-    if (OP == SINH) r = sinh_of(x);
-    if (OP == COSH) r = cosh_of(x);
-    if (OP == TANH) r = tanh_of(x);
-    if (OP == ARCSIN) r = asin_of(x);
-    if (OP == ARCCOS) r = acos_of(x);
-    if (OP == ARCTAN) r = atan_of(x);
-    if (OP == ARCSINH) r = asinh_of(x);
-    if (OP == ARCCOSH) r = acosh_of(x);
-    if (OP == ARCTANH) r = atanh_of(x);
-    if (OP == ERF) r = erf(x);
-    if (OP == ERFINV) r = erfinv(x);
-    if (OP == SIGMOID) r = sigmoid(x);
-    if (OP == DEGREES) r = x * 57.2957795;
-    if (OP == RADIANS) r = x * 0.0174532925;
+    if (OP == SIGN) r = sign_of(x);
+#define X(op, result) if (OP == op) r = result;
+    FUNCTIONS_OF_ONE(X)
+#undef X
     return r;
 }
 uint apply(uint raw)

@@ -76,6 +76,17 @@ static Stream cpu_stream() {
   return s;
 }
 
+/* While it lives, the primitive is one of the bridge's CPU stream: some ask the scheduler for their stream's thread. */
+class OnCpuStream {
+ public:
+  explicit OnCpuStream(Primitive& p) : stream_(const_cast<Stream&>(p.stream())), own_(stream_) { stream_ = cpu_stream(); }
+  ~OnCpuStream() { stream_ = own_; }
+
+ private:
+  Stream& stream_;
+  const Stream own_;
+};
+
 static void on_cpu(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   static std::mutex mutex;
   const mlxvk_stream stream = stream_of(p.stream());
@@ -83,10 +94,11 @@ static void on_cpu(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   if (int code = mlxvk_synchronize(stream)) raise(code, stream, p.name());
   for (auto& in : inputs) wait_for(in, true);
   std::lock_guard<std::mutex> lock(mutex);
-  const Stream s = cpu_stream();
+  OnCpuStream moved(p);
+  Loading loading(typeid(p) == typeid(Load));
   p.eval_cpu(inputs, outputs);
-  synchronize(s);
-  cpu::get_command_encoder(s).temporaries().clear();
+  synchronize(p.stream());
+  cpu::get_command_encoder(p.stream()).temporaries().clear();
 }
 
 /* ---- by the graph that defines a fast operation ---- */

@@ -145,6 +145,12 @@ def test_vjp_of_several_outputs():
     check(lambda x, y: mx.vjp(lambda x, y: [x * y, mx.exp(y)], [x, y], [mx.cos(x), mx.sin(y)]), x, y, **GRADIENT)
 
 
+def masked(x, y):
+    x = mx.array(x)
+    x[mx.arange(20).reshape(4, 5) % 3 == 1] = y.reshape(-1)[:7]
+    return x
+
+
 VMAPS = {
     "unary": (lambda x: mx.exp(x) + mx.softmax(x), [(3, 5)], 0, 0),
     "binary over different axes": (lambda x, y: x * y + y, [(3, 5), (5, 3)], (0, 1), 1),
@@ -155,6 +161,7 @@ VMAPS = {
     "gather": (lambda x, i: [x[i.astype(mx.int32) % 4], mx.take_along_axis(x, mx.argsort(x, axis=0), axis=0)], [(3, 4, 5), (3, 2)], 0, 0),
     "scatter": (lambda x, y: x.at[mx.array([1, 0])].add(y), [(3, 4, 5), (3, 2, 5)], 0, 0),
     "slices": (lambda x, y: [mx.slice_update(x, y, mx.array([1]), (0,)), x[::2]], [(3, 4, 5), (3, 2, 5)], 0, 0),
+    "masked": (masked, [(3, 4, 5), (3, 4, 5)], (0, 0), 0), "masked alike": (masked, [(4, 3, 5), (4, 5)], (1, None), 1),
     "shapes": (lambda x: [mx.concatenate([x, x]), x.reshape(-1), mx.split(x, 2)[1], mx.broadcast_to(x, (2, 4, 5)), mx.expand_dims(x, 0)],
         [(3, 4, 5)], 0, 0),
     "conv": (lambda x, w: mx.conv1d(x, w), [(3, 2, 9, 4), (5, 2, 4)], (0, None), 0),

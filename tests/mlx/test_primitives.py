@@ -538,7 +538,11 @@ RANDOM = {
     "multivariate_normal": lambda: mx.random.multivariate_normal(mx.zeros(3), mx.eye(3) + 0.25, (5,), key=KEY, stream=mx.cpu),
     "with the state": lambda: [mx.random.seed(5), mx.random.uniform(shape=(3,)), mx.random.normal((2, 2)),
         mx.random.randint(0, 9, (4,))][1:],
-    "vmap": lambda: mx.vmap(lambda k: mx.random.uniform(shape=(3,), key=k))(mx.random.split(KEY, 4)),
+    "keys": lambda: [mx.vmap(lambda k: mx.random.uniform(shape=s, key=k))(mx.random.split(KEY, n)) for s, n in (((3,), 4), ((), 5),
+        ((2, 7), 3))],
+    "keys of two axes": lambda: mx.vmap(mx.vmap(lambda k: mx.random.randint(0, 999, (5,), key=k)))(mx.random.split(KEY, 6).reshape(2, 3,
+        2)),
+    "keys in a view": lambda: mx.vmap(lambda k: mx.random.bernoulli(0.5, (4,), key=k), in_axes=1)(mx.random.split(KEY, 6).T[:, ::-2]),
 }
 
 

@@ -136,6 +136,30 @@ static void test_equal(void **state)
         }
 }
 
+/* Where the first operation of a fusion goes ahead of an earlier one that must wait for a barrier, the others may need that one. */
+static void test_ahead(void **state)
+{
+    struct bench t = bench_open(NULL, MLXVK_FLOAT32);
+    mlxvk_array weight = mlxvk_array_new(), h = mlxvk_array_new(), norm = mlxvk_array_new(), want = mlxvk_array_new();
+    float got[ROWS * WIDTH], apart[ROWS * WIDTH];
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        mlxvk_array *res = i ? &norm : &want;
+        OK(mlxvk_cumsum(&weight, t.weight, 0, false, true, t.s), t.s);
+        OK(mlxvk_cumsum(&weight, weight, 0, false, true, t.s), t.s);
+        if (!i) OK_DEVICE(mlxvk_array_eval(weight), t.device);
+        OK(mlxvk_add(&h, t.a, t.b, t.s), t.s);
+        OK(mlxvk_fast_rms_norm(res, h, weight, 1e-6f, t.s), t.s);
+        OK(mlxvk_array_read(*res, i ? got : apart, sizeof got, t.s), t.s);
+    }
+    assert_memory_equal(got, apart, sizeof got);
+    mlxvk_array_free(weight);
+    mlxvk_array_free(h);
+    mlxvk_array_free(norm);
+    mlxvk_array_free(want);
+    bench_close(&t);
+}
+
 /* A result in between that somebody holds is computed, so the operations stay apart. */
 static void test_owned(void **state)
 {
@@ -186,7 +210,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal),
-        cmocka_unit_test(test_owned),
+        cmocka_unit_test(test_owned), cmocka_unit_test(test_ahead),
         cmocka_unit_test(test_update_between),
     };
     return cmocka_run_group_tests_name("fusion", tests, NULL, NULL);

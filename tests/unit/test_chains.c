@@ -1,0 +1,248 @@
+/* Chains of elementwise operations in kernels written at run time: the same bits as operation by operation, for random chains of
+ * random dtypes, shapes and views; and every module that is written is a valid one, where spirv-val is there to say so. */
+#define _POSIX_C_SOURCE 200809L
+#include "support.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+enum { INPUTS = 4, VALUES = 14, RESULTS = 3, CHAINS = 40 };
+
+#define ON "MLX_VK_ENABLE_CHAINS=2 MLX_VK_DEBUG_CHAINS=1 MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16=0"
+#define OFF "MLX_VK_ENABLE_CHAINS=0 MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16=0"
+
+typedef int (*unary_function)(mlxvk_array *, mlxvk_array, mlxvk_stream);
+typedef int (*binary_function)(mlxvk_array *, mlxvk_array, mlxvk_array, mlxvk_stream);
+
+static const unary_function unary[] = {
+    mlxvk_abs, mlxvk_negative, mlxvk_sign, mlxvk_square, mlxvk_exp, mlxvk_sigmoid, mlxvk_tanh, mlxvk_sqrt, mlxvk_rsqrt, mlxvk_log,
+    mlxvk_floor, mlxvk_isnan, mlxvk_logical_not, mlxvk_erf, mlxvk_reciprocal, mlxvk_sin, mlxvk_log1p, mlxvk_expm1, mlxvk_isfinite,
+};
+static const binary_function binary[] = {
+    mlxvk_add, mlxvk_subtract, mlxvk_multiply, mlxvk_add, mlxvk_multiply, mlxvk_divide, mlxvk_maximum, mlxvk_minimum, mlxvk_equal,
+    mlxvk_less, mlxvk_greater_equal, mlxvk_not_equal, mlxvk_logical_and, mlxvk_logical_or, mlxvk_logaddexp, mlxvk_power,
+    mlxvk_arctan2, mlxvk_remainder,
+};
+static const mlxvk_dtype dtypes[] = {
+    MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_INT32, MLXVK_UINT8, MLXVK_INT16, MLXVK_UINT32,
+    MLXVK_BOOL, MLXVK_INT8, MLXVK_UINT16,
+};
+
+struct bench { mlxvk_device device; mlxvk_stream s; };
+
+static struct bench bench_open(const char *gates)
+{
+    struct bench b = { .device = open_device(gates) };
+    b.s = open_stream(b.device);
+    return b;
+}
+
+static void bench_close(struct bench *b)
+{
+    mlxvk_stream_free(b->s);
+    mlxvk_device_free(b->device);
+}
+
+/* Numbers around 0, and some that are special. */
+static float any_number(struct rng *r)
+{
+    static const float special[] = { 0, -0.0f, 1, -1, 1e30f, -1e30f, 1e-30f, 65504, 3.4e38f };
+    uint32_t bits = 0x7f800000u;
+    float x;
+    if (random_chance(r, 3)) { bits |= random_chance(r, 50) ? 0 : 0x400000u; memcpy(&x, &bits, 4); return x; }
+    return random_chance(r, 10) ? special[random_int(r, 0, (int)COUNT(special) - 1)] : (float)random_int(r, -4000, 4000) / 512;
+}
+
+/* An operand of the shape, or one that broadcasts to it: whole, a number, transposed, with steps, or missing dimensions. */
+static mlxvk_array any_input(struct bench *b, struct rng *r, const int *shape, int ndim)
+{
+    int form = random_int(r, 0, 6), from = form == 1 ? ndim : form == 2 ? random_int(r, 0, ndim) : 0, n = ndim - from, inner[4];
+    size_t size = 1;
+    float *data;
+    mlxvk_array a = mlxvk_array_new();
+    for (int i = 0; i < n; i++) inner[i] = form == 3 && random_chance(r, 40) ? 1 : shape[from + i];
+    if (form == 4) for (int i = 0; i < n; i++) inner[i] = shape[ndim - 1 - i];
+    if (form == 5 && n) inner[n - 1] = inner[n - 1] * 2 + 1;
+    for (int i = 0; i < n; i++) size *= (size_t)inner[i];
+    data = malloc((size + 1) * sizeof *data);
+    for (size_t i = 0; i < size; i++) data[i] = any_number(r);
+    OK_DEVICE(mlxvk_array_new_data_device(&a, data, inner, n, MLXVK_FLOAT32, b->device), b->device);
+    free(data);
+    OK(mlxvk_astype(&a, a, dtypes[random_int(r, 0, (int)COUNT(dtypes) - 1)], b->s), b->s);
+    if (form == 4) OK(mlxvk_transpose(&a, a, b->s), b->s);
+    if (form == 5 && n) {
+        int start[4] = { 0 }, stop[4], step[4] = { 1, 1, 1, 1 };
+        for (int i = 0; i < n; i++) stop[i] = inner[i];
+        start[n - 1] = 1;
+        step[n - 1] = 2;
+        OK(mlxvk_slice(&a, a, start, (size_t)n, stop, (size_t)n, step, (size_t)n, b->s), b->s);
+    }
+    if (random_chance(r, 70)) OK_DEVICE(mlxvk_array_eval(a), b->device);
+    return a;
+}
+
+/* One random operation on what there is. */
+static mlxvk_array any_step(struct bench *b, struct rng *r, const mlxvk_array *values, int count)
+{
+    mlxvk_array a = mlxvk_array_new(), x = values[random_int(r, count > 3 ? count - 3 : 0, count - 1)];
+    mlxvk_array y = values[random_int(r, 0, count - 1)];
+    int kind = random_int(r, 0, 9), code;
+    if (kind < 3) code = unary[random_int(r, 0, (int)COUNT(unary) - 1)](&a, x, b->s);
+    else if (kind < 8) code = binary[random_int(r, 0, (int)COUNT(binary) - 1)](&a, x, y, b->s);
+    else if (kind == 8) code = mlxvk_astype(&a, x, dtypes[random_int(r, 0, (int)COUNT(dtypes) - 1)], b->s);
+    else code = mlxvk_where(&a, values[random_int(r, 0, count - 1)], x, y, b->s);
+    if (code) { mlxvk_array_free(a); a = mlxvk_array_new(); OK(mlxvk_add(&a, x, y, b->s), b->s); }   /* negative of bool */
+    return a;
+}
+
+/* Runs the chain of a seed; its results' bits, one behind the other. */
+static size_t run(struct bench *b, uint64_t seed, uint8_t *bytes, size_t room)
+{
+    struct rng r = { seed };
+    mlxvk_array value[INPUTS + VALUES], res[RESULTS];
+    int shape[4], ndim = random_int(&r, 0, 4), count = INPUTS, n = random_int(&r, 3, VALUES);
+    size_t used = 0;
+    for (int i = 0; i < ndim; i++)
+        shape[i] = random_chance(&r, 4) ? 0 : random_chance(&r, 40) ? 4 * random_int(&r, 1, 4) : random_int(&r, 1, 9);
+    for (int i = 0; i < INPUTS; i++) value[i] = any_input(b, &r, shape, ndim);
+    for (int i = 0; i < n; i++, count++) value[count] = any_step(b, &r, value, count);
+    for (int i = 0; i < RESULTS; i++) {              /* the last one, and sometimes others */
+        int k = i && random_chance(&r, 50) ? random_int(&r, INPUTS, count - 1) : count - 1;
+        res[i] = mlxvk_array_new();
+        OK(mlxvk_array_set(&res[i], value[k]), b->s);
+    }
+    for (int i = 0; i < count; i++) mlxvk_array_free(value[i]);
+    for (int i = 0; i < RESULTS; i++) {
+        size_t bytes_of = mlxvk_array_nbytes(res[i]);
+        assert_true(used + bytes_of <= room);
+        OK(mlxvk_array_read(res[i], bytes + used, bytes_of, b->s), b->s);
+        used += bytes_of;
+        mlxvk_array_free(res[i]);
+    }
+    return used;
+}
+
+static void test_random(void **state)
+{
+    static uint8_t on[1 << 20], off[1 << 20];
+    struct bench apart = bench_open(OFF), fused = bench_open(ON);
+    const char *more = getenv("CHAINS");
+    (void)state;
+    for (int i = 0; i < (more ? atoi(more) : CHAINS); i++) {
+        uint64_t seed = 0x9E3779B97F4A7C15u * (uint64_t)(i + 1);
+        size_t n = run(&apart, seed, off, sizeof off);
+        assert_int_equal(n, run(&fused, seed, on, sizeof on));
+        for (size_t k = 0; k < n; k++)
+            if (on[k] != off[k]) fail_msg("chain %d: byte %zu of %zu is %02x fused and %02x apart", i, k, n, on[k], off[k]);
+    }
+    assert_true(stats_of(fused.device).fused > CHAINS);
+    assert_true(stats_of(fused.device).dispatches < stats_of(apart.device).dispatches);
+    bench_close(&apart);
+    bench_close(&fused);
+}
+
+/* ---- what becomes of chains ---- */
+
+/* gelu by tanh, of x plus a row: ten operations. */
+static mlxvk_array gelu(struct bench *b, mlxvk_array x, mlxvk_array row, mlxvk_array *inside)
+{
+    float numbers[4] = { 0.044715f, 0.7978845608f, 1, 0.5f };
+    mlxvk_array number[4], a = mlxvk_array_new(), t = mlxvk_array_new();
+    for (int i = 0; i < 4; i++) {
+        number[i] = mlxvk_array_new();
+        OK_DEVICE(mlxvk_array_new_data_device(&number[i], &numbers[i], NULL, 0, MLXVK_FLOAT32, b->device), b->device);
+    }
+    OK(mlxvk_add(&a, x, row, b->s), b->s);
+    OK(mlxvk_square(&t, a, b->s), b->s);
+    OK(mlxvk_multiply(&t, t, a, b->s), b->s);
+    OK(mlxvk_multiply(&t, t, number[0], b->s), b->s);
+    OK(mlxvk_add(&t, t, a, b->s), b->s);
+    OK(mlxvk_multiply(&t, t, number[1], b->s), b->s);
+    OK(mlxvk_tanh(&t, t, b->s), b->s);
+    if (inside) OK(mlxvk_array_set(inside, t), b->s);
+    OK(mlxvk_add(&t, t, number[2], b->s), b->s);
+    OK(mlxvk_multiply(&a, a, number[3], b->s), b->s);
+    OK(mlxvk_multiply(&t, a, t, b->s), b->s);
+    for (int i = 0; i < 4; i++) mlxvk_array_free(number[i]);
+    mlxvk_array_free(a);
+    return t;
+}
+
+enum { ROWS = 5, WIDTH = 8 };
+
+/* Dispatches that gelu takes with a gate; with what others hold inside, that is written too. */
+static uint64_t run_gelu(const char *gates, bool held, int times, float *result, float *inside)
+{
+    struct bench b = bench_open(gates);
+    float data[ROWS * WIDTH];
+    mlxvk_array x, row, y = mlxvk_array_new(), t = mlxvk_array_new();
+    uint64_t dispatches = 0;
+    for (int i = 0; i < ROWS * WIDTH; i++) data[i] = (float)(i - 17) / 7;
+    x = floats(b.device, data, (int[]){ ROWS, WIDTH }, 2);
+    row = floats(b.device, data, (int[]){ WIDTH }, 1);
+    for (int i = 0; i < times; i++) {
+        mlxvk_array_free(y);
+        mlxvk_reset_stats(b.device);
+        y = gelu(&b, x, row, held ? &t : NULL);
+        OK(mlxvk_synchronize(b.s), b.s);
+        dispatches = stats_of(b.device).dispatches;
+    }
+    OK(mlxvk_array_read(y, result, sizeof data, b.s), b.s);
+    if (held) OK(mlxvk_array_read(t, inside, sizeof data, b.s), b.s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(row);
+    mlxvk_array_free(y);
+    mlxvk_array_free(t);
+    bench_close(&b);
+    return dispatches;
+}
+
+static void test_gelu(void **state)
+{
+    float want[ROWS * WIDTH], want_inside[ROWS * WIDTH], got[ROWS * WIDTH], inside[ROWS * WIDTH];
+    (void)state;
+    assert_int_equal(run_gelu(OFF, true, 1, want, want_inside), 10);
+    assert_int_equal(run_gelu(ON, false, 1, got, inside), 1);
+    assert_memory_equal(got, want, sizeof want);
+    assert_int_equal(run_gelu(ON, true, 1, got, inside), 1);
+    assert_memory_equal(got, want, sizeof want);
+    assert_memory_equal(inside, want_inside, sizeof want);
+}
+
+/* Without a word from the caller a kernel is made for chains that come again and again, not for the first. */
+static void test_often(void **state)
+{
+    float once[ROWS * WIDTH], often[ROWS * WIDTH];
+    (void)state;
+    assert_int_equal(run_gelu(NULL, false, 1, once, NULL), 10);
+    assert_int_equal(run_gelu(NULL, false, 100, often, NULL), 1);
+    assert_memory_equal(once, often, sizeof once);
+}
+
+static int in_folder(void **state)
+{
+    static char folder[] = "/tmp/mlxvk-chains-XXXXXX";
+    (void)state;
+    return mkdtemp(folder) && !chdir(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    return system("rm -f chain-*.spv && rmdir \"$PWD\"");
+}
+
+/* What the tests before wrote. */
+static void test_valid(void **state)
+{
+    (void)state;
+    if (system("command -v spirv-val >/dev/null")) skip();
+    assert_int_equal(system("for f in chain-*.spv; do spirv-val --target-env vulkan1.2 $f || exit 1; done"), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_random), cmocka_unit_test(test_gelu), cmocka_unit_test(test_often),
+                                        cmocka_unit_test(test_valid) };
+    return cmocka_run_group_tests(tests, in_folder, remove_folder);
+}
