@@ -3238,6 +3238,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     struct dims g = merge_dims(a, count);
     struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { p->extra[0], p->extra[1] } };
     uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads = push.n;
+    mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
     for (int k = 0; k < count; k++) {
@@ -3246,7 +3247,14 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     }
     if (walk_by_strides(e, p, a[1], scalars)) scalars = UINT32_MAX;
     if (scalars != UINT32_MAX && small && !misaligned) {
+        uint32_t each = 4 / (uint32_t)item_size(a[0]);
         mode = MODE_VECTOR;
+        if (p->kernel == K_COPY && !scalars && to == from && !(push.n % each) && !((push.offset[0] | push.offset[1]) % (4 * each))) {
+            push.n /= each;                          /* moved as words, 16 bytes a thread */
+            push.offset[0] /= each;
+            push.offset[1] /= each;
+            to = from = MLXVK_UINT32;
+        }
         threads = push.n / 4 + (push.n & 3);
     } else if (scalars == UINT32_MAX || small) {
         mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
@@ -3255,7 +3263,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
     note_walk(e, p, a, mode);
-    KERNEL(e, p->kernel, 256, mode, scalars, p->op, (uint32_t)a[0]->dtype, (uint32_t)a[count - 1]->dtype);
+    KERNEL(e, p->kernel, 256, mode, scalars, p->op, (uint32_t)to, (uint32_t)from);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(threads, 256));
 }
