@@ -289,6 +289,23 @@ def test_npy_and_metadata(tmp_path):
     assert mx.load(str(tmp_path / "x.safetensors"), return_metadata=True)[1]["a"] == "b"
 
 
+def test_loading_in_a_stream_of_the_gpu(tmp_path):
+    """In a process of its own, because MLX's CPU code waits in the stream that it is given."""
+    got = run(f"""
+import mlx.core as mx
+path, other = {str(tmp_path)!r}, mx.new_stream(mx.gpu)
+x = mx.arange(1000) / 8
+mx.save(path + "/x.npy", x)
+mx.save_safetensors(path + "/x.safetensors", {{"x": x}})
+for stream in (mx.gpu, other, mx.cpu):
+    a = mx.load(path + "/x.npy", stream=stream) * 2
+    b = mx.load(path + "/x.safetensors", stream=stream)["x"]
+    mx.async_eval(a)
+    print(mx.array_equal(a, mx.add(b, x, stream=other)).item())
+""")
+    assert (got.returncode, got.stdout.split(), got.stderr) == (0, ["True"] * 3, "")
+
+
 def test_large_file_is_loaded_when_wanted(tmp_path):
     x = mx.random.uniform(shape=(1024, 1024))
     mx.save_safetensors(str(tmp_path / "x.safetensors"), {"x": x, "y": x + 1})
