@@ -414,6 +414,14 @@ static int attention_native(Job& j) {
 
 static void view_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) { p.eval_cpu(inputs, outputs); }
 
+static bool refuses(int code) {
+  return code == MLXVK_ERROR_UNSUPPORTED || code == MLXVK_ERROR_DTYPE || code == MLXVK_ERROR_LIMIT || code == MLXVK_ERROR_ARGUMENT ||
+         code == MLXVK_ERROR_SHAPE;
+}
+
+/* A copy that mlxvk does not do: the primitive falls back. */
+struct Refusal : std::runtime_error { using std::runtime_error::runtime_error; };
+
 /* A row-major copy on the GPU. */
 static array contiguous_copy(const array& in, Stream s) {
   array out(in.shape(), in.dtype(), nullptr, {});
@@ -421,6 +429,7 @@ static array contiguous_copy(const array& in, Stream s) {
   int code = operand(&from, in, s);
   if (!code) code = mlxvk_contiguous(&to, from, false, stream_of(s));
   mlxvk_array_free(from);
+  if (refuses(code)) throw Refusal(error_text(code, stream_of(s)));
   if (code) raise(code, stream_of(s), "copy");
   adopt(out, to, {}, s);
   return out;
@@ -536,11 +545,6 @@ void each_primitive(const std::function<void(const char*, State, const char*)>& 
 
 enum { MAX_OUTPUTS = 4 };
 
-static bool refuses(int code) {
-  return code == MLXVK_ERROR_UNSUPPORTED || code == MLXVK_ERROR_DTYPE || code == MLXVK_ERROR_LIMIT || code == MLXVK_ERROR_ARGUMENT ||
-         code == MLXVK_ERROR_SHAPE;
-}
-
 /* Handles for one call's operands and results, freed with it. */
 struct Operands {
   const Arrays& arrays;
@@ -624,7 +628,15 @@ void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   std::string reason;
   if (!row && !std::strcmp(p.name(), "Synchronize")) return;   // what an evaluation ends with
   if (row && row->state == State::refused) throw std::runtime_error(std::string("[") + p.name() + "] " + row->note + " cannot run on Vulkan");
-  if (row && row->state == State::layout) { row->layout(p, inputs, outputs); count_native(lasting_name(*row, p)); return; }
+  if (row && row->state == State::layout) {
+    try {
+      row->layout(p, inputs, outputs);
+      count_native(lasting_name(*row, p));
+    } catch (const Refusal& refusal) {
+      fall_back(p, inputs, outputs, refusal.what());
+    }
+    return;
+  }
   if (row && excluded(*row)) { fall_back(p, inputs, outputs, "MLX_VK_FALLBACK_FOR"); return; }
   if (row && row->type == typeid(Compiled)) { p.eval_gpu(inputs, outputs); return; }
   if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) { count_native(lasting_name(*row, p)); return; }

@@ -1,6 +1,7 @@
 """Memory: true numbers, donation, no copies where MLX promises none, errors that leave the process alive."""
 import ctypes
 import gc
+import os
 
 import mlx.core as mx
 import numpy as np
@@ -425,6 +426,21 @@ def test_out_of_memory_in_a_thread_and_by_async_eval():
         mx.async_eval(x)
         mx.eval(x)
     assert mx.ones(3).sum().item() == 3
+
+
+def test_copy_of_more_than_one_allocation_holds():
+    info = mx.metal.device_info() if hasattr(mx.metal, "device_info") else mx.device_info()
+    limit = info["max_buffer_length"]
+    if limit > min(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3, 3 << 30):
+        pytest.skip("would need too much memory")
+    rows = (limit >> 16) + 2
+    column = (mx.arange(rows) % 251).astype(mx.uint8)
+    mx.eval(column)
+    whole = mx.contiguous(mx.broadcast_to(column[:, None], (rows, 1 << 16)))
+    mx.eval(whole)  # on the CPU, into memory of the host
+    assert mx.array_equal(whole[:, -1], column).item() and whole[rows - 1, 5].item() == (rows - 1) % 251
+    del whole
+    mx.clear_cache()
 
 
 ERRORS = {
