@@ -37,6 +37,7 @@ vec2 rotation(float x, float y, float product)
     if (product == 0.0) return vec2(1.0, 0.0);
     if (theta < 0.0) t = -t;
     float c = inversesqrt(t * t + 1.0);
+    c *= 1.5 - 0.5 * (t * t + 1.0) * c * c;          // hundreds of rotations follow each other: c^2 + s^2 must be 1 without bias
     return vec2(c, t * c);
 }
 
