@@ -1,6 +1,6 @@
 /* The stock MLX wheel on mlxvk: what its source files share.                                 SPDX-License-Identifier: MIT
  *
- * The wheel's libmlx.so (0.29.4 to 0.30.3) exports all its symbols and binds them late. This library defines those of its
+ * The wheel's libmlx.so (0.30.1 to 0.30.3) exports all its symbols and binds them late. This library defines those of its
  * "no GPU" backend anew, and is loaded first. It uses nothing of mlxvk but mlxvk.h.
  *
  *     memory.cpp       MLX's allocator: a buffer of MLX is one handle on mlxvk memory; operands and results

@@ -72,7 +72,6 @@ template <auto f> int unary(Job& j) { return f(j.out, j.in[0], j.s); }
 template <auto f> int binary(Job& j) { return f(j.out, j.in[0], j.in[1], j.s); }
 template <auto f> int ternary(Job& j) { return f(j.out, j.in[0], j.in[1], j.in[2], j.s); }
 
-using Unary = int (*)(mlxvk_array*, mlxvk_array, mlxvk_stream);
 using Binary = int (*)(mlxvk_array*, mlxvk_array, mlxvk_array, mlxvk_stream);
 
 /* The primitive keeps complex64; the front takes the real part. */
@@ -151,6 +150,10 @@ template <class F> int in_parts(Job& j, int parts, F part) {
   Vector all;
   Handle joined;
   int code = 0;
+  if (parts == 1) {                                        // the usual case: nothing to join
+    code = part(0, &joined);
+    return code ? code : mlxvk_reshape(j.out, joined, j.shape(), j.ndim(), j.s);
+  }
   for (int i = 0; i < parts && !code; i++) {
     Handle one;
     code = part(i, &one);
