@@ -223,7 +223,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
-    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded; 0 chooses")  \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses") \
+    X(WINOGRAD,      "MLX_VK_ENABLE_WINOGRAD",           1, "convolutions by 3 x 3 in Winograd's way where that is faster")  \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0, "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
@@ -373,6 +374,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
     X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
     X(CONV_UNFOLD,   conv_unfold,   2, CAP_SMALL)                                                                      \
+    X(WINOGRAD,      winograd,      2, CAP_SMALL)                                                                      \
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
     X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
@@ -7941,9 +7943,74 @@ static void conv_unfolded(struct encoder *e, const struct conv *v)
     array_release(matrix);
 }
 
+/* ---- Winograd's way: winograd.comp ---- */
+
+enum { WINOGRAD_KERNEL, WINOGRAD_INPUT, WINOGRAD_RESULT };
+enum { WINOGRAD_POINTS = 36, WINOGRAD_BYTES = 1 << 28 };     /* matrices; bytes of those of the input or the result, at most */
+
+static int64_t winograd_tiles(const struct conv *v)
+{
+    return v->batch * ceil_div((uint64_t)v->out_size[1], 4) * ceil_div((uint64_t)v->out_size[2], 4);
+}
+
+/* Tiles at a time: so many that what lies between the steps stays within bounds. */
+static int64_t winograd_rows(const struct encoder *e, const struct conv *v)
+{
+    int64_t most = (int64_t)min_size(WINOGRAD_BYTES, e->device->caps.max_range) / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
+    int64_t tiles = winograd_tiles(v);
+    return tiles <= most ? tiles : most / 128 * 128;
+}
+
+/* Is it a convolution by 3 x 3 in steps of 1? */
+static bool conv_by_three(const struct encoder *e, const struct conv *v)
+{
+    bool plane = v->in_size[0] == 1 && v->out_size[0] == 1 && v->taps[0] == 1 && !v->base[0] && v->groups == 1;
+    for (int i = 1; i < SPACE; i++) plane = plane && v->taps[i] == 3 && v->tap_step[i] == 1 && v->step[i] <= 1;
+    return plane && v->c && winograd_rows(e, v) > 0 && (size_t)(v->n * v->c) <= e->device->caps.max_range / (4 * WINOGRAD_POINTS);
+}
+
+static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step, struct array *from, int64_t first, struct array *to,
+                          int64_t tile, int64_t rows)
+{
+    struct conv one = *v;
+    struct conv_push q;
+    one.in = from;
+    one.in_first = first;
+    q = bind_conv(e, &one, to);
+    q.part = (uint32_t)tile;
+    q.m = (uint32_t)rows;
+    KERNEL(e, K_WINOGRAD, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, step);
+    set_bytes(e, &q, sizeof q);
+    dispatch_groups(e, ceil_div((uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)), 256));
+}
+
+/* In float32 between the steps, whatever the dtype. */
+static void conv_winograd(struct encoder *e, const struct conv *v)
+{
+    int64_t tiles = winograd_tiles(v), rows = winograd_rows(e, v);
+    struct array *kernel = scratch(e, (size_t)(WINOGRAD_POINTS * v->n * v->c), MLXVK_FLOAT32);
+    struct array *input = scratch(e, (size_t)(WINOGRAD_POINTS * rows * v->c), MLXVK_FLOAT32);
+    struct array *result = scratch(e, (size_t)(WINOGRAD_POINTS * rows * v->n), MLXVK_FLOAT32);
+    struct product p = { .array = { input, kernel, NULL, result }, .n = v->n, .k = v->c, .a_row = v->c, .a_k = 1, .b_k = 1, .b_col = v->c,
+        .out_row = v->n, .out_col = 1, .ndim = 1, .shape = { WINOGRAD_POINTS }, .stride = { [MAT_B] = { v->n * v->c } }, .alpha = 1 };
+    if (!e->code) winograd_step(e, v, WINOGRAD_KERNEL, v->kernel, v->b_first, kernel, 0, v->n);
+    for (int64_t at = 0; at < tiles && !e->code; at += rows) {
+        p.m = tiles - at < rows ? tiles - at : rows;
+        p.stride[MAT_A][0] = p.m * v->c;
+        p.stride[MAT_OUT][0] = p.m * v->n;
+        winograd_step(e, v, WINOGRAD_INPUT, v->in, v->in_first, input, at, p.m);
+        product_batch(e, &p);
+        winograd_step(e, v, WINOGRAD_RESULT, result, 0, v->out, at, p.m);
+    }
+    array_release(kernel);
+    array_release(input);
+    array_release(result);
+}
+
 /* ---- choosing kernels ---- */
 
-enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED };
+enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED,
+                 CONV_KIND_WINOGRAD };
 enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28 };      /* channels and multiplications from which unfolding pays, as computed for an H200 */
 
 /* One tap over every position: the input itself is the first matrix. */
@@ -7966,6 +8033,7 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
     if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
     if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
+    if (wanted == CONV_KIND_WINOGRAD && conv_by_three(e, v)) return wanted;
     if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
     if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
     if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE)) && conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
@@ -7981,6 +8049,7 @@ static void conv_dispatch(struct encoder *e, const struct conv *v)
     case CONV_KIND_TILED: conv_tiles(e, v, false); break;
     case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
     case CONV_KIND_UNFOLDED: conv_unfolded(e, v); break;
+    case CONV_KIND_WINOGRAD: conv_winograd(e, v); break;
     case CONV_KIND_PRODUCT:
         p = conv_product(v);
         product_batch(e, &p);
