@@ -225,6 +225,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses") \
     X(WINOGRAD,      "MLX_VK_ENABLE_WINOGRAD",           1, "convolutions by 3 x 3 in Winograd's way where that is faster")  \
+    X(WINOGRAD_MB,   "MLX_VK_WINOGRAD_MB",             256, "bound of its temporaries")  \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0, "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
@@ -7956,7 +7957,7 @@ static int64_t winograd_tiles(const struct conv *v)
 /* Tiles at a time: so many that what lies between the steps stays within bounds. */
 static int64_t winograd_rows(const struct encoder *e, const struct conv *v)
 {
-    int64_t most = (int64_t)min_size(WINOGRAD_BYTES, e->device->caps.max_range) / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
+    int64_t most = (int64_t)min_size((size_t)e->device->gate[GATE_WINOGRAD_MB] << 20, e->device->caps.max_range) / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
     int64_t tiles = winograd_tiles(v);
     return tiles <= most ? tiles : most / 128 * 128;
 }
