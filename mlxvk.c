@@ -7487,6 +7487,9 @@ static bool einsum_operand(struct call *c, struct einsum *e, struct array *a, st
     if (!spread_dots(c, l, dims)) return false;
     for (int i = 0; i < a->ndim; i++) {
         int *size = &e->size[l->label[i]];
+        for (int k = 0; k < i; k++)
+            if (l->label[k] == l->label[i] && a->shape[k] != a->shape[i])
+                return FAIL(c, MLXVK_ERROR_SHAPE, "dimensions %d and %d of operand %d, %s, are to be equal", k, i, e->count, TEXT(a)), false;
         if (!e->seen[l->label[i]] || *size == 1) *size = a->shape[i];
         else if (a->shape[i] != 1 && a->shape[i] != *size)
             return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d of operand %d, %s, cannot be broadcast to %d", i, e->count, TEXT(a), *size), false;
@@ -7651,15 +7654,22 @@ static void einsum_pair(struct call *c, struct einsum *e, int i, int j)
     e->count--;
 }
 
-/* How much larger than its operands the result of a pair is. */
-static double einsum_growth(const struct einsum *e, int i, int j)
+/* What a pair costs: how much larger than its operands the result is, and, where that is equal, multiplications. */
+struct einsum_cost { double growth, work; };
+
+static struct einsum_cost einsum_cost(const struct einsum *e, int i, int j)
 {
-    const struct einsum_term *a = &e->term[i], *b = &e->term[j];
+    const struct einsum_term *t[2] = { &e->term[i], &e->term[j] };
+    struct einsum_cost cost = { .work = 1 };
     double size = 1;
-    for (int k = 0; k < a->a->ndim; k++) if (label_needed(e, a->label[k], i, j)) size *= a->a->shape[k];
-    for (int k = 0; k < b->a->ndim; k++)
-        if (!has_label(a, b->label[k]) && label_needed(e, b->label[k], i, j)) size *= b->a->shape[k];
-    return size - (double)a->a->size - (double)b->a->size;
+    for (int which = 0; which < 2; which++)
+        for (int k = 0; k < t[which]->a->ndim; k++) {
+            if (which && has_label(t[0], t[1]->label[k])) continue;
+            cost.work *= t[which]->a->shape[k];
+            if (label_needed(e, t[which]->label[k], i, j)) size *= t[which]->a->shape[k];
+        }
+    cost.growth = size - (double)t[0]->a->size - (double)t[1]->a->size;
+    return cost;
 }
 
 static struct array *do_einsum(struct call *c, const char *subscripts, const struct vector *v)
@@ -7673,12 +7683,13 @@ static struct array *do_einsum(struct call *c, const char *subscripts, const str
     }
     while (e.count > 1 && !c->code) {                /* the pair that leaves least, first */
         int best[2] = { 0, 1 };
-        double least = 0;
+        struct einsum_cost least = { 0 };
         for (int i = 0; i < e.count; i++)
             for (int j = i + 1; j < e.count; j++) {
-                double growth = einsum_growth(&e, i, j);
-                if ((i || j > 1) && growth >= least) continue;
-                least = growth;
+                struct einsum_cost cost = einsum_cost(&e, i, j);
+                bool better = cost.growth < least.growth || (cost.growth == least.growth && cost.work < least.work);
+                if ((i || j > 1) && !better) continue;
+                least = cost;
                 best[0] = i;
                 best[1] = j;
             }
