@@ -8033,6 +8033,17 @@ static bool conv_pointwise(const struct conv *v)
     return conv_linear(v);
 }
 
+/* Is Winograd's way faster? In multiplications, of which so many take the time of a byte of what lies between the steps: as
+ * computed for GPUs whose caches do not hold it; CPUs' do. Products come by tiles of 64 rows. */
+static bool winograd_pays(const struct encoder *e, const struct conv *v)
+{
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    double byte = cpu ? 1 : 8, least = cpu ? 1 << 26 : 1 << 28, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
+    double plain = (double)(conv_rows(v) * conv_depth(v) * v->n), padded = (double)ceil_div((uint64_t)winograd_tiles(v), 64) * 64;
+    double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
+    return plain >= least && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;
+}
+
 static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
 {
     const struct device *d = e->device;
@@ -8049,6 +8060,7 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
     if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
     if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE)) && conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
+    if (!coopmat && d->gate[GATE_WINOGRAD] && conv_by_three(e, v) && winograd_pays(e, v)) return CONV_KIND_WINOGRAD;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
 }

@@ -200,6 +200,49 @@ static void test_winograd(void **state)
     mlxvk_device_free(device);
 }
 
+static void find_winograd(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user)
+{
+    (void)nanoseconds;
+    if (!strcmp(kernel, "winograd")) *(uint64_t *)user += count;
+}
+
+/* It is chosen where it pays, and not where a gate forbids it. */
+static void test_winograd_chosen(void **state)
+{
+    static const char *const gates[] = { NULL, "MLX_VK_ENABLE_WINOGRAD=0" };
+    enum { SIZE = 64, CHANNELS = 128, IN = SIZE * SIZE * CHANNELS, WEIGHTS = 9 * CHANNELS * CHANNELS };
+    float *in = malloc(IN * sizeof *in), *w = malloc(WEIGHTS * sizeof *w), *got[2];
+    struct rng r = { 5 };
+    (void)state;
+    assert_true(in && w);
+    for (int i = 0; i < IN; i++) in[i] = (float)random_int(&r, -1000, 1000) / 1000;
+    for (int i = 0; i < WEIGHTS; i++) w[i] = (float)random_int(&r, -1000, 1000) / 1000;
+    for (int i = 0; i < 2; i++) {
+        mlxvk_device device = open_device(gates[i]);
+        mlxvk_stream s = open_stream(device);
+        mlxvk_array x = floats(device, in, (int[]){ 1, SIZE, SIZE, CHANNELS }, 4), y = { NULL };
+        mlxvk_array k = floats(device, w, (int[]){ CHANNELS, 3, 3, CHANNELS }, 4);
+        uint64_t count = 0;
+        got[i] = malloc(IN * sizeof *got[i]);
+        assert_non_null(got[i]);
+        OK(mlxvk_conv2d(&y, x, k, 1, 1, 1, 1, 1, 1, 1, s), s);
+        OK(mlxvk_array_read(y, got[i], IN * sizeof *got[i], s), s);
+        mlxvk_kernel_stats(device, find_winograd, &count);
+        assert_int_equal(count, i ? 0 : 3);
+        mlxvk_array_free(x);
+        mlxvk_array_free(k);
+        mlxvk_array_free(y);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(device);
+    }
+    for (int i = 0; i < IN; i++)
+        if (!(fabsf(got[0][i] - got[1][i]) <= 1e-6f * 9 / 4 * CHANNELS)) fail_msg("element %d: %.9g, and otherwise %.9g", i, got[0][i], got[1][i]);
+    free(in);
+    free(w);
+    free(got[0]);
+    free(got[1]);
+}
+
 static void test_coopmat(void **state)                  /* where there are such; tiled elsewhere */
 {
     (void)state;
@@ -293,7 +336,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded),
-        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_winograd),
+        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_chosen),
         cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
