@@ -1,32 +1,6 @@
 /* What golden data does not have of operations made of others: the extras, errors, empty arrays. */
 #include "support.h"
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-
-static int set_up(void **state)
-{
-    (void)state;
-    device = open_device("MLX_VK_POISON=1");
-    stream = open_stream(device);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return 0;
-}
-
-static mlxvk_array array_of(mlxvk_dtype dtype, const void *data, const int *shape, int ndim)
-{
-    mlxvk_array a = { NULL };
-    OK_DEVICE(mlxvk_array_new_data_device(&a, data, shape, ndim, dtype, device), device);
-    return a;
-}
-
 /* ---- MLX's primitive Divide, and equality of NaN ---- */
 
 static void quotients_towards_zero(void **state)
@@ -43,8 +17,8 @@ static void quotients_towards_zero(void **state)
             store_number(dtype, b, i, plain ? y[i] : 3);
             store_number(dtype, expected, i, plain ? want[i] : 2);
         }
-        p = array_of(dtype, a, (int[]){ 8 }, 1);
-        q = array_of(dtype, b, (int[]){ 8 }, 1);
+        p = array_of(device, dtype, a, (int[]){ 8 }, 1);
+        q = array_of(device, dtype, b, (int[]){ 8 }, 1);
         OK(mlxvk_divide_truncate(&r, p, q, stream), stream);
         assert_int_equal(mlxvk_array_dtype(r), dtype);
         OK(mlxvk_array_read(r, got, 8 * bytes_of(dtype), stream), stream);
@@ -130,12 +104,12 @@ static void one_norm(struct rng *r, const struct norm_case *k)
     mlxvk_vector_array res = mlxvk_vector_array_new();
     size_t count = k->weight ? k->mean && k->bias ? 3 : 2 : 1;
     x = random_numbers(r, k->dtype, bytes, size);
-    a[0] = array_of(k->dtype, bytes, (int[]){ k->rows, k->n }, 2);
+    a[0] = array_of(device, k->dtype, bytes, (int[]){ k->rows, k->n }, 2);
     g = random_numbers(r, k->dtype, bytes, size);
-    a[1] = array_of(k->dtype, bytes, (int[]){ k->rows, k->n }, 2);
+    a[1] = array_of(device, k->dtype, bytes, (int[]){ k->rows, k->n }, 2);
     w = random_numbers(r, k->dtype, bytes, row);
-    a[2] = k->weight ? array_of(k->dtype, bytes, (int[]){ k->n }, 1) : mlxvk_array_new();
-    a[3] = k->bias ? array_of(k->dtype, bytes, (int[]){ k->n }, 1) : mlxvk_array_new();
+    a[2] = k->weight ? array_of(device, k->dtype, bytes, (int[]){ k->n }, 1) : mlxvk_array_new();
+    a[3] = k->bias ? array_of(device, k->dtype, bytes, (int[]){ k->n }, 1) : mlxvk_array_new();
     reference(k, x, g, w, want, want + size, want + size + row);
     for (int round = 0; round < 2; round++) {
         if (k->mean) OK(mlxvk_fast_layer_norm_vjp(&res, a[0], a[2], a[3], a[1], 1e-5f, stream), stream);
@@ -217,7 +191,7 @@ static void rope_backwards(void **state)
 static void refusals(void **state)
 {
     mlxvk_array a = counting(device, 6), m = ints(device, (int32_t[4]){ 0 }, (int[]){ 2, 2 }, 2), none = { NULL }, r = { NULL };
-    mlxvk_array z = array_of(MLXVK_COMPLEX64, (float[2]){ 0 }, NULL, 0);
+    mlxvk_array z = array_of(device, MLXVK_COMPLEX64, (float[2]){ 0 }, NULL, 0);
     mlxvk_vector_array v = mlxvk_vector_array_new_value(a), res = { NULL };
     const int one = 1, two[2] = { 1, 1 }, minus = -1;
     (void)state;
@@ -305,7 +279,7 @@ static void random_integers(void **state)
     };
     mlxvk_array key = { NULL }, low, high, r = { NULL };
     (void)state;
-    key = array_of(MLXVK_UINT32, (uint32_t[]){ 0, 3 }, (int[]){ 2 }, 1);
+    key = array_of(device, MLXVK_UINT32, (uint32_t[]){ 0, 3 }, (int[]){ 2 }, 1);
     for (size_t i = 0; i < COUNT(cases); i++) {
         unsigned char got[48];
         low = bound(cases[i].low);
@@ -335,5 +309,5 @@ int main(void)
         cmocka_unit_test(rope_backwards), cmocka_unit_test(refusals), cmocka_unit_test(empty_arrays),
         cmocka_unit_test(random_integers),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_group("composites", tests, set_up_poisoned, tear_down);
 }
