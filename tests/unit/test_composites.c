@@ -143,6 +143,37 @@ static void gradients_of_norms(void **state)
     for (size_t i = 0; i < COUNT(cases); i++) one_norm(&r, &cases[i]);
 }
 
+/* Rows whose mean is far from 0, some after one number that is farther: where sums of squares would cancel. */
+static void means_far_away(void **state)
+{
+    static const int shapes[][2] = { { 3, 5 }, { 3, 8 }, { 5, 40 }, { 3, 256 }, { 2, 4104 }, { 2, 16384 }, { 1030, 2048 } };
+    struct rng r = { 12 };
+    (void)state;
+    for (size_t k = 0; k < COUNT(shapes); k++) {
+        int rows = shapes[k][0], n = shapes[k][1];
+        size_t size = (size_t)rows * (size_t)n;
+        float *x = malloc(size * sizeof *x);
+        double *want = malloc(size * sizeof *want);
+        mlxvk_array a, y = { NULL }, none = { NULL };
+        for (int row = 0; row < rows; row++) {
+            double mean = 0, square = 0;
+            float *v = x + (size_t)row * (size_t)n;
+            for (int i = 0; i < n; i++) v[i] = 1000 + (float)random_int(&r, -100, 100) / 64;
+            if (row % 2) v[0] = -3000;
+            for (int i = 0; i < n; i++) mean += (double)v[i] / n;
+            for (int i = 0; i < n; i++) square += (v[i] - mean) * (v[i] - mean) / n;
+            for (int i = 0; i < n; i++) want[(size_t)row * (size_t)n + (size_t)i] = (v[i] - mean) / sqrt(square + 1e-5);
+        }
+        a = floats(device, x, shapes[k], 2);
+        OK(mlxvk_fast_layer_norm(&y, a, none, none, 1e-5f, stream), stream);
+        expect_close(y, MLXVK_FLOAT32, want, size, 20, "layer_norm");       /* the mean itself has 2^-14 of an error */
+        mlxvk_array_free(a);
+        mlxvk_array_free(y);
+        free(x);
+        free(want);
+    }
+}
+
 static void norms_refuse(void **state)
 {
     mlxvk_array x = floats(device, (float[6]){ 0 }, (int[]){ 2, 3 }, 2), w = floats(device, (float[3]){ 0 }, (int[]){ 3 }, 1), none = { NULL };
@@ -305,7 +336,8 @@ static void random_integers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(gradients_of_norms), cmocka_unit_test(norms_refuse),
+        cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(gradients_of_norms), cmocka_unit_test(means_far_away),
+        cmocka_unit_test(norms_refuse),
         cmocka_unit_test(rope_backwards), cmocka_unit_test(refusals), cmocka_unit_test(empty_arrays),
         cmocka_unit_test(random_integers),
     };
