@@ -1,25 +1,6 @@
 /* Arrays: dtypes, views of every kind to 8 dimensions against the host, arrays over buffers, handles, vectors. */
 #include "support.h"
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-
-static int set_up(void **state)
-{
-    (void)state;
-    device = open_device(NULL);
-    stream = open_stream(device);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return 0;
-}
-
 /* ---- dtypes ---- */
 
 static void test_dtypes(void **state)
@@ -498,5 +479,5 @@ int main(void)
         cmocka_unit_test(test_outside_buffers), cmocka_unit_test(test_set), cmocka_unit_test(test_vectors),
         cmocka_unit_test(test_read_size),
     };
-    return cmocka_run_group_tests_name("array", tests, set_up, tear_down);
+    return run_group("array", tests, set_up, tear_down);
 }
