@@ -225,7 +225,6 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses") \
     X(WINOGRAD,      "MLX_VK_ENABLE_WINOGRAD",           1, "convolutions by 3 x 3 in Winograd's way where that is faster")  \
-    X(WINOGRAD_MB,   "MLX_VK_WINOGRAD_MB",             256, "bound of its temporaries")  \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0, "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
@@ -256,6 +255,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
     X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "elementwise chains in kernels made at run time, where it pays (2: all)") \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
+    X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0, "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)") \
     X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report")  \
     X(QMM_STATS,     "MLX_VK_QMM_STATS",                 0, "the same for quantized matmul alone, printed when the device goes") \
     X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                   \
@@ -452,6 +452,8 @@ static const struct kernel_row {
 /* ==== >>device ==================================================================================================== */
 
 enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
+
+enum { VENDOR_NVIDIA = 0x10de };
 
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
@@ -4164,7 +4166,8 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     if (!a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name, dtypes[dtype].name);
     bytes = (size_t)dim_of(a, -1) * from;
     if (bytes % to) return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
-    if (!(to < from && a->strides[a->ndim - 1] == 1)) a = contiguous(c, a);
+    if (a->offset % (int64_t)to) a = copy_of(c, a);
+    else if (!(to < from && a->strides[a->ndim - 1] == 1)) a = contiguous(c, a);
     if (!a) return NULL;
     memcpy(shape, a->shape, sizeof shape);
     for (int i = 0; i < a->ndim; i++) strides[i] = a->strides[i] * (int64_t)from / (int64_t)to;
@@ -7968,7 +7971,7 @@ static int64_t winograd_tiles(const struct conv *v)
 /* Tiles at a time: so many that what lies between the steps stays within bounds. */
 static int64_t winograd_rows(const struct encoder *e, const struct conv *v)
 {
-    int64_t most = (int64_t)min_size((size_t)e->device->gate[GATE_WINOGRAD_MB] << 20, e->device->caps.max_range) / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
+    int64_t most = (int64_t)min_size(WINOGRAD_BYTES, e->device->caps.max_range) / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
     int64_t tiles = winograd_tiles(v);
     return tiles <= most ? tiles : most / 128 * 128;
 }
@@ -8038,10 +8041,10 @@ static bool conv_pointwise(const struct conv *v)
 static bool winograd_pays(const struct encoder *e, const struct conv *v)
 {
     bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
-    double byte = cpu ? 1 : 8, least = cpu ? 1 << 26 : 1 << 28, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
+    double byte = cpu ? 1 : 8, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
     double plain = (double)(conv_rows(v) * conv_depth(v) * v->n), padded = (double)ceil_div((uint64_t)winograd_tiles(v), 64) * 64;
     double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
-    return plain >= least && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;
+    return plain >= 1 << 26 && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;
 }
 
 static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
@@ -8807,7 +8810,10 @@ static void lower_random(struct encoder *e, const struct node *n)
     const struct random_params *p = &n->p.random;
     struct array *out = n->out[0], part = *out;
     size_t each, words, room = min_size(e->device->caps.max_range - e->device->caps.offset_align - 16, RANDOM_PART);
-    struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; } push = { .low = p->low, .high = p->high };
+    struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; uint32_t one; } push = {
+        .low = p->low, .high = p->high, .one = 1 };
+    int gate = e->device->gate[GATE_PRODUCTS];
+    bool products = gate ? gate == 1 : e->device->caps.vendor == VENDOR_NVIDIA;
     uint32_t fours;
     if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
     each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
@@ -8824,10 +8830,10 @@ static void lower_random(struct encoder *e, const struct node *n)
         part.offset = out->offset + (int64_t)(first * each * item_size(&part));
         push.offset = set_output(e, 0, &part);
         push.key = set_key(e, 1, n->in[0]);
-        fours = p->kind == RANDOM_BITS && item_size(out) == 4 && words <= push.count && !(words & 7) && !(push.offset & 3) ? 4 : 1;
-        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours);
+        fours = p->kind == RANDOM_BITS && item_size(out) == 4 && words <= push.count && !(words & 7) && !(push.offset & 3) ? 2 : 0;
+        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours, products);
         set_bytes(e, &push, sizeof push);
-        dispatch_groups(e, ceil_div((words + 1) / 2, 256 * fours));
+        dispatch_groups(e, ceil_div((words + 1) / 2, fours ? 256 * 4 * fours : 256));
     }
 }
 

@@ -1,7 +1,7 @@
 /* Convolutions: time of one and TFLOP/s, for each kind of kernel that the device has.
  *
  *     build/bench/bench_conv [N H W C O kernel stride groups]      (default: a table)
- *     build/bench/bench_conv winograd                              (3 x 3 in float32 and bfloat16, beside tiles)
+ *     build/bench/bench_conv winograd                              (3 x 3 in float32: as chosen, and by tiles)
  */
 #include "bench.h"
 
@@ -89,21 +89,12 @@ static void measure(struct shape x, mlxvk_dtype dtype, const char *kind)
 
 static void winograd(void)
 {
-    static const char *const kinds[][2] = { { "tiled", "MLX_VK_CONV_KERNEL=3" }, { "winograd", "MLX_VK_CONV_KERNEL=7" },
-        { "w 128 MB", "MLX_VK_CONV_KERNEL=7 MLX_VK_WINOGRAD_MB=128" }, { "w 32 MB", "MLX_VK_CONV_KERNEL=7 MLX_VK_WINOGRAD_MB=32" },
-        { "w 16 MB", "MLX_VK_CONV_KERNEL=7 MLX_VK_WINOGRAD_MB=16" } };
-    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-        open_device(kinds[k][1]);
-        if (!k) printf("%s, %s\n\n| dtype | kernel | shape | time | | |\n|---|---|---|---|---|---|\n", device_name, driver);
-        for (size_t i = 0; i < sizeof threes / sizeof *threes; i++)
-            if (k < 2 || i == 0 || i == 4 || i == 8 || i > 19) measure(threes[i], MLXVK_FLOAT32, kinds[k][0]);
-        close_device();
-    }
-    open_device(NULL);
-    for (int i = 0; i < 5; i++) measure(threes[i * i], MLXVK_BFLOAT16, "chosen");
+    open_device("MLX_VK_ENABLE_WINOGRAD=0");
+    printf("%s, %s\n\n| dtype | kernel | shape | time | | |\n|---|---|---|---|---|---|\n", device_name, driver);
+    for (size_t i = 0; i < sizeof threes / sizeof *threes; i++) measure(threes[i], MLXVK_FLOAT32, "tiled");
     close_device();
-    open_device("MLX_VK_CONV_KERNEL=7");
-    for (int i = 0; i < 5; i++) measure(threes[i * i], MLXVK_BFLOAT16, "winograd");
+    open_device(NULL);
+    for (size_t i = 0; i < sizeof threes / sizeof *threes; i++) measure(threes[i], MLXVK_FLOAT32, "chosen");
     close_device();
 }
 
