@@ -4233,7 +4233,8 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     if (!a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name, dtypes[dtype].name);
     bytes = (size_t)dim_of(a, -1) * from;
     if (bytes % to) return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
-    if (!(to < from && a->strides[a->ndim - 1] == 1)) a = contiguous(c, a);
+    if (a->offset % (int64_t)to) a = copy_of(c, a);
+    else if (!(to < from && a->strides[a->ndim - 1] == 1)) a = contiguous(c, a);
     if (!a) return NULL;
     memcpy(shape, a->shape, sizeof shape);
     for (int i = 0; i < a->ndim; i++) strides[i] = a->strides[i] * (int64_t)from / (int64_t)to;

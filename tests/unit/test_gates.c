@@ -404,13 +404,13 @@ static void test_device_gate(void **state)
     mlxvk_error error = { 0 };
     mlxvk_device d = { NULL };
     char line[128] = "";
-    assert_int_equal(mlxvk_device_create(&d, &(mlxvk_device_desc){ .gates = "MLX_VK_DEVICE=no_such_device MLX_VK_STATS=1", .error = &error }),
+    assert_int_equal(create_device(&d, &(mlxvk_device_desc){ .gates = "MLX_VK_DEVICE=no_such_device MLX_VK_STATS=1", .error = &error }),
                      MLXVK_ERROR_NO_DEVICE);
     assert_non_null(strstr(error.text, "\"no_such_device\""));
     setenv("MLX_VK_DEVICE", "no such device", 1);
-    assert_int_equal(mlxvk_device_create(&d, &(mlxvk_device_desc){ .error = &error }), MLXVK_ERROR_NO_DEVICE);
+    assert_int_equal(create_device(&d, &(mlxvk_device_desc){ .error = &error }), MLXVK_ERROR_NO_DEVICE);
     assert_non_null(strstr(error.text, "\"no such device\""));
-    d = open_device("MLX_VK_DEVICE=0");                                /* wins over the environment */
+    d = open_new_device("MLX_VK_DEVICE=0");                                /* wins over the environment */
     unsetenv("MLX_VK_DEVICE");
     OK_DEVICE(mlxvk_gates(d, find_device, line), d);
     assert_non_null(strstr(line, " 0 "));
@@ -438,7 +438,7 @@ static void test_statistics(void **state)
 {
     (void)state;
     struct counts c = { 0 };
-    mlxvk_device d = open_device("MLX_VK_STATS=1 MLX_VK_ENABLE_QMM_NATIVE_M1=0");
+    mlxvk_device d = open_new_device("MLX_VK_STATS=1 MLX_VK_ENABLE_QMM_NATIVE_M1=0");
     mlxvk_stream s = open_stream(d);
     for (int i = 0; i < 3; i++) mlxvk_array_free(run_product(1, s));
     OK_DEVICE(mlxvk_stats_report(d, count_products, &c), d);
@@ -483,7 +483,7 @@ static void test_fused_names(void **state)
     (void)state;
     for (int on = 0; on < 2; on++) {
         uint64_t count = 0;
-        mlxvk_device d = open_device(on ? "MLX_VK_PROFILE=1 MLX_VK_PROFILE_COMPILED_DETAIL=1" : "MLX_VK_PROFILE=1");
+        mlxvk_device d = open_new_device(on ? "MLX_VK_PROFILE=1 MLX_VK_PROFILE_COMPILED_DETAIL=1" : "MLX_VK_PROFILE=1");
         mlxvk_stream s = open_stream(d);
         mlxvk_array x = two_dims(4, 64, MLXVK_FLOAT32, 1, s), y = two_dims(4, 64, MLXVK_FLOAT32, 2, s);
         OK(mlxvk_add(&x, x, y, s), s);
@@ -510,7 +510,7 @@ static char *printed(const char *gates, void (*work)(mlxvk_stream s))
     assert_non_null(text);
     fflush(stderr);
     dup2(fileno(file), 2);
-    mlxvk_device d = open_device(gates);
+    mlxvk_device d = open_new_device(gates);
     mlxvk_stream s = open_stream(d);
     work(s);
     mlxvk_stream_free(s);
@@ -616,5 +616,5 @@ int main(void)
         cmocka_unit_test(test_statistics), cmocka_unit_test(test_nothing_is_counted), cmocka_unit_test(test_fused_names),
         cmocka_unit_test(test_rejects), cmocka_unit_test(test_printed_statistics),
     };
-    return cmocka_run_group_tests_name("gates", tests, NULL, NULL);
+    return run_group("gates", tests, NULL, NULL);
 }

@@ -3,25 +3,6 @@
 #include <stdio.h>
 #include "support.h"
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-
-static int set_up(void **state)
-{
-    (void)state;
-    device = open_device("MLX_VK_POISON=1");
-    stream = open_stream(device);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return 0;
-}
-
 enum { MAX_SIZE = 1 << 15, MAX_WINDOWS = 64 };
 
 /* ---- numbers on the host: the bytes of an array, row-major ---- */
@@ -591,5 +572,5 @@ int main(void)
         cmocka_unit_test(masked), cmocka_unit_test(scatters_refused), cmocka_unit_test(slices_at_run_time), cmocka_unit_test(diagonals),
         cmocka_unit_test(searches)
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_group("indexing", tests, set_up_poisoned, tear_down);
 }

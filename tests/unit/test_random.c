@@ -1,23 +1,13 @@
 /* The generator's known answers, where keys come from, streams larger than a binding, and what sampling must never pick. */
 #include "support.h"
 
-static mlxvk_device device;
-static mlxvk_stream stream;
 static const mlxvk_array none;
 
-static int set_up(void **state)
+static int set_up_default(void **state)
 {
     (void)state;
     device = mlxvk_device_new();                     /* the default one: random_seed is its */
     stream = open_stream(device);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
     return 0;
 }
 
@@ -183,5 +173,5 @@ int main(void)
         cmocka_unit_test(impossible_classes),
         cmocka_unit_test(refused),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_group("random", tests, set_up_default, tear_down);
 }
