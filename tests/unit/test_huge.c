@@ -12,8 +12,6 @@
 enum { SMALL_RANGE = 16384 };
 static const size_t ENOUGH = (size_t)16 << 30, OVER = (size_t)3000000000u;
 
-static mlxvk_device device;
-static mlxvk_stream stream;
 
 /* ---- the arrays: X[i][j] = i % 89 + j % 31 - 60, int8, R x C, with C odd ---- */
 
@@ -666,12 +664,9 @@ static int open_default(void **state)
 
 static int close_all(void **state)
 {
-    (void)state;
     mlxvk_array_free(X);
     X.ctx = NULL;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return 0;
+    return tear_down(state);
 }
 
 static int open_small(void **state)
@@ -736,7 +731,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test(large_##name),
     const struct CMUnitTest large[] = { TESTS(TEST) };
 #undef TEST
-    int failed = cmocka_run_group_tests_name("huge: views", everywhere, open_default, close_all);
-    failed += cmocka_run_group_tests_name("huge: small, with a short range", small, open_small, close_all);
-    return failed + cmocka_run_group_tests_name("huge: large", large, open_large, close_all);
+    int failed = run_group("huge: views", everywhere, open_default, close_all);
+    failed += run_group("huge: small, with a short range", small, open_small, close_all);
+    return failed + run_group("huge: large", large, open_large, close_all);
 }
