@@ -197,6 +197,21 @@ static void test_winograd(void **state)
     mlxvk_device_free(device);
 }
 
+/* What lies between the steps is bounded: some tiles at a time. */
+static void test_winograd_parts(void **state)
+{
+    mlxvk_device device = open_device("MLX_VK_CONV_KERNEL=7 MLX_VK_MAX_BINDING_RANGE=1048576");
+    mlxvk_stream s = open_stream(device);
+    struct rng r = { 3 };
+    struct problem p = { .space = 2, .batch = 3, .groups = 1, .dtype = MLXVK_FLOAT32, .channels = 40, .outputs = 17, .size = { 1, 30, 40 },
+        .kernel = { 1, 3, 3 }, .stride = { 1, 1, 1 }, .low = { 0, 1, 1 }, .high = { 0, 1, 0 }, .across = { 1, 1, 1 }, .within = { 1, 1, 1 },
+        .spread = 90 };
+    (void)state;
+    run_problem(&p, &r, s);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
 static void find_winograd(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user)
 {
     (void)nanoseconds;
@@ -333,7 +348,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded),
-        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_chosen),
+        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
+        cmocka_unit_test(test_winograd_chosen),
         cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
     return run_group("conv", tests, NULL, NULL);
