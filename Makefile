@@ -155,7 +155,7 @@ test:
 golden_data := $(wildcard tests/golden/data)
 run-tests:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
-	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: $(golden) --fuzz 10") $(units) $(examples)
+	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") $(units) $(examples)
 
 test-profiles: $(golden) $(units)
 	@tests/tools/profiles $(PROFILES) --readme README.md $(golden) "$$DIR" $(units)
@@ -170,7 +170,7 @@ fuzz:
 	@tests/tools/setup build test ci
 	@$(build) SAN=1 BUILD=$(fuzz_build) $(fuzz_build)/golden
 	@tests/tools/run-tests -t $$(($(SECONDS) + 300)) -l $(fuzz_build)/fuzz --validation \
-	    "random-calls: $(fuzz_build)/golden --fuzz $(SECONDS) --seed $(SEED) $(FUZZ)"
+	    "random-calls: MLX_VK_POISON=$${MLX_VK_POISON:-2} $(fuzz_build)/golden --fuzz $(SECONDS) --seed $(SEED) $(FUZZ)"
 	@tail -n 20 $(fuzz_build)/fuzz/random-calls.out
 fuzz_build := build/$(addsuffix -,$(compiler))san
 
