@@ -272,7 +272,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(DEBUG_CHAINS,  "MLX_VK_DEBUG_CHAINS",              0, "write each chain's kernel to chain-*.spv in the current folder") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")     \
-    X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
+    X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage (2: with NaN)") \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
 enum gate {
@@ -1446,6 +1446,11 @@ static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
     return 0;
 }
 
+static void poison(const struct device *d, struct buffer *b)
+{
+    if (d->gate[GATE_POISON] && b->map) memset(b->map, d->gate[GATE_POISON] == 2 ? 0xff : 0xcd, b->size);
+}
+
 /* Memory for `size` bytes, to be used on `line` first (NULL: by the host). */
 static int buffer_allocate(struct device *d, size_t size, const struct timeline *line, struct buffer **out)
 {
@@ -1471,7 +1476,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
             }
             if (code) return code;
         }
-        if (d->gate[GATE_POISON] && b->map && !b->use_count) memset(b->map, 0xcd, b->size);
+        if (!b->use_count) poison(d, b);
     }
     b->refs = 1;
     b->bytes = size;
@@ -1490,7 +1495,7 @@ static void buffer_release(struct device *d, struct buffer *b)
         return;
     }
     d->active -= b->size;
-    if (d->gate[GATE_POISON] && b->map && buffer_idle(d, b, NULL)) memset(b->map, 0xcd, b->size);
+    if (d->gate[GATE_POISON] && buffer_idle(d, b, NULL)) poison(d, b);
     if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
     else buffer_destroy(d, b);
