@@ -15897,6 +15897,14 @@ static bool json_take(struct json *j, char wanted)
 
 static void json_want(struct json *j, char wanted) { if (!json_take(j, wanted)) j->bad = true; }
 
+static bool json_null(struct json *j)
+{
+    json_take(j, 0);                                     /* white space */
+    if (j->end - j->at < 4 || memcmp(j->at, "null", 4)) return false;
+    j->at += 4;
+    return true;
+}
+
 static uint32_t json_hex(struct json *j)
 {
     uint32_t value = 0;
@@ -16007,6 +16015,7 @@ static const struct { const char *name, *npy; } file_dtypes[MLXVK_DTYPE_COUNT] =
 
 static int file_dtype(const char *name, bool npy)
 {
+    if (!strcmp(name, "F8_E4M3") || !strcmp(name, "F8_E8M0")) return MLXVK_UINT8;     /* as MLX: for from_fp8, and scales */
     for (int t = 0; t < MLXVK_DTYPE_COUNT; t++)
         if (!strcmp(npy ? file_dtypes[t].npy + 1 : file_dtypes[t].name, name)) return t;
     return -1;
@@ -16045,9 +16054,10 @@ static void load_tensor(struct file *f, struct json *j, const char *key, size_t 
     mlxvk_array_free(array);
 }
 
-/* {"key": "text", ...} */
+/* {"key": "text", ...}, or what MLX writes where there is nothing: null */
 static void load_metadata(struct json *j, struct list *strings)
 {
+    if (json_null(j)) return;
     json_want(j, '{');
     if (json_take(j, '}')) return;
     do {

@@ -478,7 +478,8 @@ MLXVK_API int mlxvk_io_writer_descriptor(void **desc, mlxvk_io_writer io);
 MLXVK_API int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io);
 MLXVK_API int mlxvk_io_writer_free(mlxvk_io_writer io);
 
-/* Arrays by name, and the metadata's strings. Everything is read before the call returns; nothing of a wrong file is kept. */
+/* Arrays by name, and the metadata's strings. Everything is read before the call returns; nothing of a wrong file is kept.
+ * F8_E4M3 and F8_E8M0 become uint8. */
 MLXVK_API int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file,
                                      mlxvk_stream s);
 MLXVK_API int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1,
