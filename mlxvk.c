@@ -224,7 +224,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
-    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded; 0 chooses")  \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses") \
+    X(WINOGRAD,      "MLX_VK_ENABLE_WINOGRAD",           1, "convolutions by 3 x 3 in Winograd's way where that is faster")  \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0, "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
@@ -375,6 +376,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
     X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
     X(CONV_UNFOLD,   conv_unfold,   2, CAP_SMALL)                                                                      \
+    X(WINOGRAD,      winograd,      2, CAP_SMALL)                                                                      \
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
     X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
@@ -7634,6 +7636,9 @@ static bool einsum_operand(struct call *c, struct einsum *e, struct array *a, st
     if (!spread_dots(c, l, dims)) return false;
     for (int i = 0; i < a->ndim; i++) {
         int *size = &e->size[l->label[i]];
+        for (int k = 0; k < i; k++)
+            if (l->label[k] == l->label[i] && a->shape[k] != a->shape[i])
+                return FAIL(c, MLXVK_ERROR_SHAPE, "dimensions %d and %d of operand %d, %s, are to be equal", k, i, e->count, TEXT(a)), false;
         if (!e->seen[l->label[i]] || *size == 1) *size = a->shape[i];
         else if (a->shape[i] != 1 && a->shape[i] != *size)
             return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d of operand %d, %s, cannot be broadcast to %d", i, e->count, TEXT(a), *size), false;
@@ -7797,15 +7802,22 @@ static void einsum_pair(struct call *c, struct einsum *e, int i, int j)
     e->count--;
 }
 
-/* How much larger than its operands the result of a pair is. */
-static double einsum_growth(const struct einsum *e, int i, int j)
+/* What a pair costs: how much larger than its operands the result is, and, where that is equal, multiplications. */
+struct einsum_cost { double growth, work; };
+
+static struct einsum_cost einsum_cost(const struct einsum *e, int i, int j)
 {
-    const struct einsum_term *a = &e->term[i], *b = &e->term[j];
+    const struct einsum_term *t[2] = { &e->term[i], &e->term[j] };
+    struct einsum_cost cost = { .work = 1 };
     double size = 1;
-    for (int k = 0; k < a->a->ndim; k++) if (label_needed(e, a->label[k], i, j)) size *= a->a->shape[k];
-    for (int k = 0; k < b->a->ndim; k++)
-        if (!has_label(a, b->label[k]) && label_needed(e, b->label[k], i, j)) size *= b->a->shape[k];
-    return size - (double)a->a->size - (double)b->a->size;
+    for (int which = 0; which < 2; which++)
+        for (int k = 0; k < t[which]->a->ndim; k++) {
+            if (which && has_label(t[0], t[1]->label[k])) continue;
+            cost.work *= t[which]->a->shape[k];
+            if (label_needed(e, t[which]->label[k], i, j)) size *= t[which]->a->shape[k];
+        }
+    cost.growth = size - (double)t[0]->a->size - (double)t[1]->a->size;
+    return cost;
 }
 
 static struct array *do_einsum(struct call *c, const char *subscripts, const struct vector *v)
@@ -7819,12 +7831,13 @@ static struct array *do_einsum(struct call *c, const char *subscripts, const str
     }
     while (e.count > 1 && !c->code) {                /* the pair that leaves least, first */
         int best[2] = { 0, 1 };
-        double least = 0;
+        struct einsum_cost least = { 0 };
         for (int i = 0; i < e.count; i++)
             for (int j = i + 1; j < e.count; j++) {
-                double growth = einsum_growth(&e, i, j);
-                if ((i || j > 1) && growth >= least) continue;
-                least = growth;
+                struct einsum_cost cost = einsum_cost(&e, i, j);
+                bool better = cost.growth < least.growth || (cost.growth == least.growth && cost.work < least.work);
+                if ((i || j > 1) && !better) continue;
+                least = cost;
                 best[0] = i;
                 best[1] = j;
             }
@@ -8092,9 +8105,74 @@ static void conv_unfolded(struct encoder *e, const struct conv *v)
     array_release(matrix);
 }
 
+/* ---- Winograd's way: winograd.comp ---- */
+
+enum { WINOGRAD_KERNEL, WINOGRAD_INPUT, WINOGRAD_RESULT };
+enum { WINOGRAD_POINTS = 36, WINOGRAD_BYTES = 1 << 28 };     /* matrices; bytes of those of the input or the result, at most */
+
+static int64_t winograd_tiles(const struct conv *v)
+{
+    return v->batch * ceil_div((uint64_t)v->out_size[1], 4) * ceil_div((uint64_t)v->out_size[2], 4);
+}
+
+/* Tiles at a time: so many that what lies between the steps stays within bounds. */
+static int64_t winograd_rows(const struct encoder *e, const struct conv *v)
+{
+    int64_t most = (int64_t)min_size(WINOGRAD_BYTES, e->device->caps.max_range) / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
+    int64_t tiles = winograd_tiles(v);
+    return tiles <= most ? tiles : most / 128 * 128;
+}
+
+/* Is it a convolution by 3 x 3 in steps of 1? */
+static bool conv_by_three(const struct encoder *e, const struct conv *v)
+{
+    bool plane = v->in_size[0] == 1 && v->out_size[0] == 1 && v->taps[0] == 1 && !v->base[0] && v->groups == 1;
+    for (int i = 1; i < SPACE; i++) plane = plane && v->taps[i] == 3 && v->tap_step[i] == 1 && v->step[i] <= 1;
+    return plane && v->c && winograd_rows(e, v) > 0 && (size_t)(v->n * v->c) <= e->device->caps.max_range / (4 * WINOGRAD_POINTS);
+}
+
+static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step, struct array *from, int64_t first, struct array *to,
+                          int64_t tile, int64_t rows)
+{
+    struct conv one = *v;
+    struct conv_push q;
+    one.in = from;
+    one.in_first = first;
+    q = bind_conv(e, &one, to);
+    q.part = (uint32_t)tile;
+    q.m = (uint32_t)rows;
+    KERNEL(e, K_WINOGRAD, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, step);
+    set_bytes(e, &q, sizeof q);
+    dispatch_groups(e, ceil_div((uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)), 256));
+}
+
+/* In float32 between the steps, whatever the dtype. */
+static void conv_winograd(struct encoder *e, const struct conv *v)
+{
+    int64_t tiles = winograd_tiles(v), rows = winograd_rows(e, v);
+    struct array *kernel = scratch(e, (size_t)(WINOGRAD_POINTS * v->n * v->c), MLXVK_FLOAT32);
+    struct array *input = scratch(e, (size_t)(WINOGRAD_POINTS * rows * v->c), MLXVK_FLOAT32);
+    struct array *result = scratch(e, (size_t)(WINOGRAD_POINTS * rows * v->n), MLXVK_FLOAT32);
+    struct product p = { .array = { input, kernel, NULL, result }, .n = v->n, .k = v->c, .a_row = v->c, .a_k = 1, .b_k = 1, .b_col = v->c,
+        .out_row = v->n, .out_col = 1, .ndim = 1, .shape = { WINOGRAD_POINTS }, .stride = { [MAT_B] = { v->n * v->c } }, .alpha = 1 };
+    if (!e->code) winograd_step(e, v, WINOGRAD_KERNEL, v->kernel, v->b_first, kernel, 0, v->n);
+    for (int64_t at = 0; at < tiles && !e->code; at += rows) {
+        p.m = tiles - at < rows ? tiles - at : rows;
+        p.stride[MAT_A][0] = p.m * v->c;
+        p.stride[MAT_OUT][0] = p.m * v->n;
+        winograd_step(e, v, WINOGRAD_INPUT, v->in, v->in_first, input, at, p.m);
+        product_batch(e, &p);
+        winograd_step(e, v, WINOGRAD_RESULT, result, 0, v->out, at, p.m);
+    }
+    array_release(kernel);
+    array_release(input);
+    array_release(result);
+}
+
 /* ---- choosing kernels ---- */
 
-enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED };
+enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED,
+                 CONV_KIND_WINOGRAD };
 enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28 };      /* channels and multiplications from which unfolding pays, as computed for an H200 */
 enum { CONV_DEEP = 1 << 14, CONV_FEW = 1 << 16 };    /* products of an element from which few elements keep too few threads busy */
 
@@ -8104,6 +8182,17 @@ static bool conv_pointwise(const struct conv *v)
     for (int i = 0; i < SPACE; i++)
         if (v->taps[i] != 1 || v->base[i] || v->in_size[i] != v->out_size[i] || (v->out_size[i] > 1 && v->step[i] != 1)) return false;
     return conv_linear(v);
+}
+
+/* Is Winograd's way faster? In multiplications, of which so many take the time of a byte of what lies between the steps: as
+ * computed for GPUs whose caches do not hold it; CPUs' do. Products come by tiles of 64 rows. */
+static bool winograd_pays(const struct encoder *e, const struct conv *v)
+{
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    double byte = cpu ? 1 : 8, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
+    double plain = (double)(conv_rows(v) * conv_depth(v) * v->n), padded = (double)ceil_div((uint64_t)winograd_tiles(v), 64) * 64;
+    double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
+    return plain >= 1 << 26 && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;
 }
 
 static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
@@ -8118,9 +8207,11 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
     if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
     if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
+    if (wanted == CONV_KIND_WINOGRAD && conv_by_three(e, v)) return wanted;
     if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
     if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
     if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE)) && conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
+    if (!coopmat && d->gate[GATE_WINOGRAD] && conv_by_three(e, v) && winograd_pays(e, v)) return CONV_KIND_WINOGRAD;
     if (fits && depth > CONV_DEEP && conv_linear(v) && (work / depth < CONV_FEW || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU)) return CONV_KIND_TILED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
@@ -8134,6 +8225,7 @@ static void conv_dispatch(struct encoder *e, const struct conv *v)
     case CONV_KIND_TILED: conv_tiles(e, v, false); break;
     case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
     case CONV_KIND_UNFOLDED: conv_unfolded(e, v); break;
+    case CONV_KIND_WINOGRAD: conv_winograd(e, v); break;
     case CONV_KIND_PRODUCT:
         p = conv_product(v);
         product_batch(e, &p);
