@@ -7,7 +7,7 @@
 #
 #   make          the library and every program, into build/
 #   make golden DIR=path     compare with MLX's own results in that folder
-#   make test-profiles       tests as on devices that lack something (PROFILES="--full", PROFILES="--only int64,subgroup")
+#   make test-profiles       tests as on devices that lack something (PROFILES=--sample, PROFILES="--only int64,subgroup")
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
 #   make mlx                 stock MLX from PyPI in build/mlx, with mlxvk as its GPU (needs Python 3.10 or newer)
