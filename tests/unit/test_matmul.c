@@ -185,6 +185,38 @@ static void test_large(void **state)
     mlxvk_stream_free(s);
 }
 
+/* c counts for nothing where beta is 0, and neither does what the result's memory held before. */
+static void test_beta_zero(void **state)
+{
+    static const char *const gates[] = { "", "MLX_VK_MATMUL_KERNEL=1", "MLX_VK_MATMUL_KERNEL=2", "MLX_VK_MATMUL_KERNEL=3" };
+    static const int sizes[][3] = { { 5, 7, 9 }, { 1, 33, 40 }, { 40, 33, 1 }, { 65, 20, 70 } };
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_COMPLEX64 };
+    (void)state;
+    for (int i = 0; i < 4 * 4 * 3; i++) {
+        const int *size = sizes[i % 4];
+        mlxvk_dtype dtype = dtypes[i / 16];
+        struct setting t = start(gates[i / 4 % 4]);
+        mlxvk_array nan = { NULL }, a = { NULL }, b = { NULL }, used = { NULL }, res = { NULL };
+        mlxvk_stream s = t.stream;
+        float got;
+        assert_int_equal(mlxvk_array_new_data_device(&nan, &(float){ NAN }, NULL, 0, MLXVK_FLOAT32, t.device), 0);
+        assert_int_equal(mlxvk_full(&used, (int[]){ size[0], size[2] }, 2, nan, dtype, s), 0);
+        assert_int_equal(mlxvk_ones(&a, (int[]){ size[0], size[1] }, 2, dtype, s), 0);
+        assert_int_equal(mlxvk_ones(&b, (int[]){ size[1], size[2] }, 2, dtype, s), 0);
+        assert_int_equal(mlxvk_array_eval(used) || mlxvk_array_eval(a) || mlxvk_array_eval(b), 0);
+        mlxvk_array_free(used);
+        assert_int_equal(mlxvk_addmm(&res, nan, a, b, 2, 0, s), 0);
+        assert_int_equal(mlxvk_real(&res, res, s) || mlxvk_astype(&res, res, MLXVK_FLOAT32, s) || mlxvk_max(&res, res, false, s), 0);
+        assert_int_equal(mlxvk_array_read(res, &got, sizeof got, s), 0);
+        assert_true(got == (float)(2 * size[1]));
+        mlxvk_array_free(nan);
+        mlxvk_array_free(a);
+        mlxvk_array_free(b);
+        mlxvk_array_free(res);
+        finish(&t);
+    }
+}
+
 static void test_chosen(void **state) { (void)state; run_cases("", cases()); }
 static void test_plain(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=1", 2 * cases()); }
 static void test_vector(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=2", cases()); }
@@ -196,7 +228,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain), cmocka_unit_test(test_chosen), cmocka_unit_test(test_vector), cmocka_unit_test(test_tiled),
-        cmocka_unit_test(test_large),
+        cmocka_unit_test(test_large), cmocka_unit_test(test_beta_zero),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2),
     };
     return run_group("matmul", tests, NULL, NULL);
