@@ -14090,7 +14090,7 @@ int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const 
     return MLXVK_ERROR_ARGUMENT;
 }
 
-enum { INFO_SIZES = 12 };
+enum { INFO_SIZES = 13 };
 struct info_size { const char *name; size_t value; };
 
 static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
@@ -14103,6 +14103,7 @@ static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align }, { "subgroup_size_least", c->subgroup_least },
         { "subgroup_size_most", c->subgroup_most },
+        { "cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1] },
     };
     memcpy(sizes, all, sizeof all);
 }
