@@ -10596,7 +10596,7 @@ static void scatter_level(struct encoder *e, const struct scatter_work *w, struc
                           struct array *places, struct array *parts, struct array *slots, bool upper)
 {
     uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
-    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 8;    /* there, it is short code that counts */
+    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 4;    /* there, it is short code that counts */
     p.key_at = set_input(e, 2, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
     if (places) p.place_at = set_input(e, 3, places);
