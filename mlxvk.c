@@ -455,13 +455,40 @@ static const struct kernel_row {
 
 enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
 
-enum { VENDOR_NVIDIA = 0x10de };
+/* What some drivers do unlike the others: bit, driver, and what is done about it. */
+#define QUIRKS(X)                                                                                                     \
+    X(SHORT_LOOPS, MESA_LLVMPIPE, "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")  \
+    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")
+
+enum quirk_bit {
+#define X(id, driver, text) QUIRKBIT_##id,
+    QUIRKS(X)
+#undef X
+    QUIRK_COUNT
+};
+enum quirk {
+#define X(id, driver, text) QUIRK_##id = 1 << QUIRKBIT_##id,
+    QUIRKS(X)
+#undef X
+    QUIRK_NONE = 0
+};
+
+static uint32_t quirks_of(VkDriverId id)
+{
+    uint32_t bits = 0;
+#define X(quirk, driver, text) if (id == VK_DRIVER_ID_##driver) bits |= QUIRK_##quirk;
+    QUIRKS(X)
+#undef X
+    return bits;
+}
+
+enum { LOOP_MOST = 65535 };                          /* iterations with QUIRK_SHORT_LOOPS */
 
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
     char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
-    uint32_t bits;                                   /* enum capability */
-    uint32_t vendor, type, api;
+    uint32_t bits, quirks;                           /* enum capability, enum quirk */
+    uint32_t type, api;
     uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_groups[3], shared_memory, push_size;
     size_t max_range, max_elements, max_allocation, offset_align, memory_size;
     double timestamp_ns;
@@ -783,7 +810,6 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
 {
     struct capabilities *c = &d->caps;
     snprintf(c->name, sizeof c->name, "%s", p->deviceName);
-    c->vendor = p->vendorID;
     c->type = p->deviceType;
     c->api = p->apiVersion;
     c->offset_align = max_size((size_t)p->limits.minStorageBufferOffsetAlignment, 16);
@@ -833,6 +859,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC];
     c->memory_budget = has[EXT_BUDGET];
     c->bits = capability_bits(d, f, &sg);
+    c->quirks = quirks_of(driver.driverID);
     choose_memory(d);
 }
 
@@ -5986,7 +6013,7 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
 
 /* ==== >>norms ===================================================================================================== */
 
-enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024,
+enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
        ROW_THREADS = 512 };
 
 struct norm_push {
@@ -6122,6 +6149,8 @@ static bool check_norm(struct call *c, const struct array *x, const struct array
 {
     if (weight && (weight->ndim != 1 || weight->shape[0] != dim_of(x, -1)))
         FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name, TEXT(weight), TEXT(x));
+    if (c->device->caps.quirks & QUIRK_SHORT_LOOPS && dim_of(x, -1) > NORM_LONGEST)
+        FAIL(c, MLXVK_ERROR_LIMIT, "rows of %s are too long for this driver", TEXT(x));
     return !c->code;
 }
 
@@ -6176,6 +6205,7 @@ static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
 {
     size_t most = c->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 16 : NORM_VJP_PARTS;
     most = max_size(min_size(most, ((size_t)1 << 24) / n), 1);
+    if (c->device->caps.quirks & QUIRK_SHORT_LOOPS) most = max_size(most, rows / (LOOP_MOST / 32));
     return ceil_div(rows, min_size(rows, most));
 }
 
@@ -6619,10 +6649,17 @@ static struct array *parts_array(struct encoder *e, const struct product *p, uin
     return NULL;
 }
 
+/* How long K of one dispatch may be: kernels take at least 16 of it in an iteration, and their other loops are short. */
+static int64_t longest_k(const struct device *d)
+{
+    return d->caps.quirks & QUIRK_SHORT_LOOPS ? LOOP_MOST / 2 * 16 : INT64_MAX;
+}
+
 /* Binds a product's operands, K cut into `parts` parts of a multiple of `step`. */
 static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
 {
     struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts > 1 };
+    if (p->k / parts > longest_k(e->device)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "matmul", "K of %lld is too long for this driver", (long long)p->k);
     l.epilogue = p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE;
     if (l.split) {
         l.p.array[MAT_OUT] = parts_array(e, p, parts);
@@ -6872,9 +6909,30 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
     return !units ? MATMUL_KIND_TILED : coopmat2 ? MATMUL_KIND_COOPMAT2 : coopmat ? MATMUL_KIND_COOPMAT : MATMUL_KIND_TILED;
 }
 
+static void product_dispatch(struct encoder *e, const struct product *p);
+
+/* A product by pieces of K: the first one takes alpha, beta and c, the others are added to the result. */
+static void product_by_pieces(struct encoder *e, const struct product *p, int64_t longest)
+{
+    struct product piece = *p;
+    for (int64_t at = 0; at < p->k && !e->code; at += longest) {
+        piece.k = p->k - at < longest ? p->k - at : longest;
+        piece.offset[MAT_A] = p->offset[MAT_A] + at * p->a_k;
+        piece.offset[MAT_B] = p->offset[MAT_B] + at * p->b_k;
+        product_dispatch(e, &piece);
+        piece.array[MAT_C] = p->array[MAT_OUT];
+        piece.c_row = p->out_row;
+        piece.c_col = p->out_col;
+        piece.offset[MAT_C] = p->offset[MAT_OUT];
+        memcpy(piece.stride[MAT_C], p->stride[MAT_OUT], sizeof piece.stride[MAT_C]);
+        piece.beta = 1;
+    }
+}
+
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
     struct product t;
+    if (p->k > longest_k(e->device) && !p->gather) { product_by_pieces(e, p, longest_k(e->device)); return; }
     bool few = p->n <= FEW_ROWS && p->n < p->m && !p->gather;
     if (few && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
     switch (choose_kind(e, p)) {
@@ -7421,6 +7479,7 @@ static struct array *do_segmented_mm(struct call *c, struct array *a, struct arr
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
     if (a->shape[1] != b->shape[0])
         return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (a->shape[1] > longest_k(c->device)) return FAIL(c, MLXVK_ERROR_LIMIT, "the last dimension of %s is too long for this driver", TEXT(a));
     if (segments->ndim + 1 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     memcpy(shape, segments->shape, (size_t)segments->ndim * sizeof *shape);
     shape[segments->ndim - 1] = a->shape[0];
@@ -9025,7 +9084,7 @@ static void lower_random(struct encoder *e, const struct node *n)
     struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; uint32_t one; } push = {
         .low = p->low, .high = p->high, .one = 1 };
     int gate = e->device->gate[GATE_PRODUCTS];
-    bool products = gate ? gate == 1 : e->device->caps.vendor == VENDOR_NVIDIA;
+    bool products = gate ? gate == 1 : (e->device->caps.quirks & QUIRK_MULTIPLY_TO_ADD) != 0;
     uint32_t fours;
     if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
     each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
@@ -10659,7 +10718,7 @@ static void scatter_level(struct encoder *e, const struct scatter_work *w, struc
                           struct array *places, struct array *parts, struct array *slots, bool upper)
 {
     uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
-    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 8;    /* there, it is short code that counts */
+    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 4;    /* there, it is short code that counts */
     p.key_at = set_input(e, 2, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
     if (places) p.place_at = set_input(e, 3, places);
@@ -14153,7 +14212,7 @@ int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const 
     return MLXVK_ERROR_ARGUMENT;
 }
 
-enum { INFO_SIZES = 12 };
+enum { INFO_SIZES = 13 };
 struct info_size { const char *name; size_t value; };
 
 static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
@@ -14166,6 +14225,7 @@ static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align }, { "subgroup_size_least", c->subgroup_least },
         { "subgroup_size_most", c->subgroup_most },
+        { "cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1] },
     };
     memcpy(sizes, all, sizeof all);
 }
@@ -16052,6 +16112,14 @@ static bool json_take(struct json *j, char wanted)
 
 static void json_want(struct json *j, char wanted) { if (!json_take(j, wanted)) j->bad = true; }
 
+static bool json_null(struct json *j)
+{
+    json_take(j, 0);                                     /* white space */
+    if (j->end - j->at < 4 || memcmp(j->at, "null", 4)) return false;
+    j->at += 4;
+    return true;
+}
+
 static uint32_t json_hex(struct json *j)
 {
     uint32_t value = 0;
@@ -16162,6 +16230,7 @@ static const struct { const char *name, *npy; } file_dtypes[MLXVK_DTYPE_COUNT] =
 
 static int file_dtype(const char *name, bool npy)
 {
+    if (!strcmp(name, "F8_E4M3") || !strcmp(name, "F8_E8M0")) return MLXVK_UINT8;     /* as MLX: for from_fp8, and scales */
     for (int t = 0; t < MLXVK_DTYPE_COUNT; t++)
         if (!strcmp(npy ? file_dtypes[t].npy + 1 : file_dtypes[t].name, name)) return t;
     return -1;
@@ -16200,9 +16269,10 @@ static void load_tensor(struct file *f, struct json *j, const char *key, size_t 
     mlxvk_array_free(array);
 }
 
-/* {"key": "text", ...} */
+/* {"key": "text", ...}, or what MLX writes where there is nothing: null */
 static void load_metadata(struct json *j, struct list *strings)
 {
+    if (json_null(j)) return;
     json_want(j, '{');
     if (json_take(j, '}')) return;
     do {
