@@ -124,9 +124,8 @@ void fetch(Place p, uvec2 at, uint k)
 const uint STEPS = 4096;                               // of K; what is beyond them is not left out
 shared uint live[STEPS / 32];
 
-bool kept(uint at) { return (c32[at / 4u] >> at % 4u * 8u & 0xffu) != 0u; }
-bool kept_a(uint at) { return (lhs32[at / 4u] >> at % 4u * 8u & 0xffu) != 0u; }
-bool kept_b(uint at) { return (rhs32[at / 4u] >> at % 4u * 8u & 0xffu) != 0u; }
+BUFFER(4, of_a)
+BUFFER(5, of_b)
 
 void find_live(Place p, uvec2 at)
 {
@@ -135,14 +134,14 @@ void find_live(Place p, uvec2 at)
     uvec2 first = at / block, last = (min(at + uvec2(BM, BN), uvec2(M, N)) - 1u) / block;
     bool wanted = (masks & 1u) == 0u;
     for (uint i = first.x; i <= last.x; i++)
-        for (uint j = first.y; j <= last.y && !wanted; j++) wanted = kept(offset_c + (matrix * down + i) * across + j);
+        for (uint j = first.y; j <= last.y && !wanted; j++) wanted = uint(c8[offset_c + (matrix * down + i) * across + j]) != 0u;
     for (uint i = t; i < STEPS / 32; i += THREADS) live[i] = 0u;
     barrier();
     for (uint s = t; wanted && s < STEPS && p.low + s * BK < p.high; s += THREADS) {
         uint k = (p.low + s * BK) / block;
         bool a = (masks & 2u) == 0u, b = (masks & 4u) == 0u;
-        for (uint i = first.x; i <= last.x && !a; i++) a = kept_a(c_row + (matrix * down + i) * deep + k);
-        for (uint j = first.y; j <= last.y && !b; j++) b = kept_b(c_col + (matrix * deep + k) * across + j);
+        for (uint i = first.x; i <= last.x && !a; i++) a = uint(of_a8[c_row + (matrix * down + i) * deep + k]) != 0u;
+        for (uint j = first.y; j <= last.y && !b; j++) b = uint(of_b8[c_col + (matrix * deep + k) * across + j]) != 0u;
         if (a && b) atomicOr(live[s / 32u], 1u << s % 32u);
     }
     barrier();
