@@ -200,6 +200,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(ELEM,          "MLX_VK_ELEM",   211, "trial, digits: workgroup / 128, f16 by the device, functions of halves") \
+    X(NORM_TRIAL,    "MLX_VK_NORM_TRIAL",   40, "trial: threads / 64, then bits: 1 fewer selects, 2 weights early, 4 packed") \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
@@ -5944,12 +5945,13 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
     lanes = row_lanes(e, eights ? n / 8 : n, &threads);
     held = eights ? ceil_div(n / 8, lanes) : 0;
-    if (held && lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD) {
-        lanes = threads = NORM_LANES;                  /* many rows: more bytes in flight a thread, and fewer threads to wait for */
+    uint32_t trial = (uint32_t)e->device->gate[GATE_NORM_TRIAL], wide = trial / 10 * 64;
+    if (held && lanes > wide && p.rows >= NORM_MANY && ceil_div(n / 8, wide) <= NORM_HELD) {
+        lanes = threads = wide;                  /* many rows: more bytes in flight a thread, and fewer threads to wait for */
         held = ceil_div(n / 8, lanes);
     }
     if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
-    KERNEL(e, K_NORM, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
+    KERNEL(e, K_NORM, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD), trial % 10);
     p.flags = flags;
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
