@@ -64,7 +64,8 @@ golden := $(if $(golden_objects),$(BUILD)/golden)
 support := $(call objects,$(wildcard tests/unit/support*.c))
 units := $(call programs_of,unit)
 benches := $(call programs_of,bench)
-examples := $(call programs_of,examples)
+mlxc := $(patsubst tests/examples/mlxc/%.c,$(BUILD)/examples/mlxc_%,$(wildcard tests/examples/mlxc/*.c))
+examples := $(call programs_of,examples) $(mlxc)
 fuzzers := $(call programs_of,fuzz)
 # Programs of other folders that include a header of tests/qwen3 link its parts.
 with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
@@ -118,7 +119,15 @@ $(BUILD)/golden: $(golden_objects) $(lib)
 $(units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
 	$(link)
 
-$(benches) $(examples) $(fuzzers): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
+$(benches) $(filter-out $(mlxc),$(examples)) $(fuzzers): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
+	$(link)
+
+# Programs for mlx-c: renamed, and nothing else.
+$(BUILD)/mlxc/%.c: tests/examples/mlxc/%.c Makefile
+	@mkdir -p $(@D)
+	@sed -E 's/\bmlx_/mlxvk_/g; s/\bMLX_/MLXVK_/g; s,"mlx/c/mlx\.h","mlxvk.h",' $< >$@
+
+$(mlxc): $(BUILD)/examples/mlxc_%: $(BUILD)/obj/$(BUILD)/mlxc/%.o $(lib)
 	$(link)
 
 # ---- running -------------------------------------------------------------------------------------------------------
