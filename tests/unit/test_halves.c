@@ -9,9 +9,6 @@ enum { N = 1 << 16, OFF = 3 };                       /* OFF: elements before the
 typedef int (*unary_function)(mlxvk_array *, mlxvk_array, mlxvk_stream);
 typedef int (*binary_function)(mlxvk_array *, mlxvk_array, mlxvk_array, mlxvk_stream);
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-
 static double rsqrt_of(double x) { return 1 / sqrt(x); }
 static double reciprocal_of(double x) { return 1 / x; }
 static double sigmoid_of(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
