@@ -274,7 +274,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(DEBUG_CHAINS,  "MLX_VK_DEBUG_CHAINS",              0, "write each chain's kernel to chain-*.spv in the current folder") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")     \
-    X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
+    X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage (2: with NaN)") \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
 enum gate {
@@ -1456,6 +1456,11 @@ static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
     return 0;
 }
 
+static void poison(const struct device *d, struct buffer *b)
+{
+    if (d->gate[GATE_POISON] && b->map) memset(b->map, d->gate[GATE_POISON] == 2 ? 0xff : 0xcd, b->size);
+}
+
 /* Memory for `size` bytes, to be used on `line` first (NULL: by the host). */
 static int buffer_allocate(struct device *d, size_t size, const struct timeline *line, struct buffer **out)
 {
@@ -1481,7 +1486,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
             }
             if (code) return code;
         }
-        if (d->gate[GATE_POISON] && b->map && !b->use_count) memset(b->map, 0xcd, b->size);
+        if (!b->use_count) poison(d, b);
     }
     b->refs = 1;
     b->bytes = size;
@@ -1500,7 +1505,7 @@ static void buffer_release(struct device *d, struct buffer *b)
         return;
     }
     d->active -= b->size;
-    if (d->gate[GATE_POISON] && b->map && buffer_idle(d, b, NULL)) memset(b->map, 0xcd, b->size);
+    if (d->gate[GATE_POISON] && buffer_idle(d, b, NULL)) poison(d, b);
     if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
     else buffer_destroy(d, b);
@@ -7963,6 +7968,7 @@ static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
 enum { CONV_UNFOLDED = 1 << 28 };                    /* bytes of a matrix written out, at most */
+enum { CONV_ROUNDS = 1 << 16 };                      /* of K a workgroup: lavapipe leaves the loops of a shader after 65,535 rounds in all */
 
 /* Do the result's positions follow each other in memory? */
 static bool conv_linear(const struct conv *v)
@@ -8047,6 +8053,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     struct array *sums = NULL;
     struct conv_push q;
     if (!conv_linear(v) || (cpu && !matrices)) parts = 1;
+    if (cpu && conv_linear(v) && p.k > CONV_ROUNDS) parts = (uint32_t)ceil_div((uint64_t)p.k, CONV_ROUNDS);
     if (parts > 1) sums = parts_array(e, &p, parts);
     epilogue = sums ? EPILOGUE_PART : EPILOGUE_NONE;
     q = bind_conv(e, v, sums ? sums : v->out);
@@ -8109,6 +8116,7 @@ static void conv_unfolded(struct encoder *e, const struct conv *v)
 
 enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED };
 enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28 };      /* channels and multiplications from which unfolding pays, as computed for an H200 */
+enum { CONV_DEEP = 1 << 14, CONV_FEW = 1 << 16 };    /* products of an element from which few elements keep too few threads busy */
 
 /* One tap over every position: the input itself is the first matrix. */
 static bool conv_pointwise(const struct conv *v)
@@ -8133,6 +8141,7 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
     if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
     if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE)) && conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
+    if (fits && depth > CONV_DEEP && conv_linear(v) && (work / depth < CONV_FEW || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU)) return CONV_KIND_TILED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
 }
@@ -10034,7 +10043,7 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
     s = as_type(c, s, t);
     b = as_type(c, b, t);
     if (c->code) return NULL;
-    if (matrices == 1 && x->ndim >= w->ndim) {
+    if (matrices == 1 && (x->ndim >= w->ndim || w->ndim == 2)) {
         w = without_batch(c, w);
         s = without_batch(c, s);
         b = without_batch(c, b);

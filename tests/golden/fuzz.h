@@ -9,6 +9,7 @@ enum { LARGEST = 7, MOST_DIMS = 6 };
 
 struct making {
     uint64_t state;                                        /* of the random numbers: a call's seed makes all of it */
+    const char *op;
     cJSON *args;
     int shape[MOST_DIMS], ndim;                            /* what the arrays of this call look like */
     mlxvk_dtype dtype;

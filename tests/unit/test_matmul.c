@@ -195,13 +195,11 @@ static void test_beta_zero(void **state)
     for (int i = 0; i < 4 * 4 * 3; i++) {
         const int *size = sizes[i % 4];
         mlxvk_dtype dtype = dtypes[i / 16];
-        mlxvk_device device = { NULL };
+        struct setting t = start(gates[i / 4 % 4]);
         mlxvk_array nan = { NULL }, a = { NULL }, b = { NULL }, used = { NULL }, res = { NULL };
-        mlxvk_stream s;
+        mlxvk_stream s = t.stream;
         float got;
-        assert_int_equal(mlxvk_device_create(&device, &(mlxvk_device_desc){ .gates = gates[i / 4 % 4] }), 0);
-        s = mlxvk_stream_new_device(device);
-        assert_int_equal(mlxvk_array_new_data_device(&nan, &(float){ NAN }, NULL, 0, MLXVK_FLOAT32, device), 0);
+        assert_int_equal(mlxvk_array_new_data_device(&nan, &(float){ NAN }, NULL, 0, MLXVK_FLOAT32, t.device), 0);
         assert_int_equal(mlxvk_full(&used, (int[]){ size[0], size[2] }, 2, nan, dtype, s), 0);
         assert_int_equal(mlxvk_ones(&a, (int[]){ size[0], size[1] }, 2, dtype, s), 0);
         assert_int_equal(mlxvk_ones(&b, (int[]){ size[1], size[2] }, 2, dtype, s), 0);
@@ -215,8 +213,7 @@ static void test_beta_zero(void **state)
         mlxvk_array_free(a);
         mlxvk_array_free(b);
         mlxvk_array_free(res);
-        mlxvk_stream_free(s);
-        mlxvk_device_free(device);
+        finish(&t);
     }
 }
 
