@@ -197,11 +197,10 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(INT16,         "MLX_VK_ENABLE_INT16",              1, "16-bit integers in shaders")                              \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
     X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
+    X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1, "float16 to float32 and back by the device, where it keeps every bit") \
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
-    X(ELEM,          "MLX_VK_ELEM",   211, "trial, digits: workgroup / 128, f16 by the device, functions of halves") \
-    X(NORM_TRIAL,    "MLX_VK_NORM_TRIAL",   40, "trial: threads / 64, then bits: 1 fewer selects, 2 weights early, 4 packed") \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
@@ -739,10 +738,9 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     if (f->bfloat16.shaderBFloat16Type) bits |= CAP_BFLOAT16;
     if (f->v12.vulkanMemoryModel) bits |= CAP_MEMORY_MODEL;
     if (f->dot.shaderIntegerDotProduct) bits |= CAP_INT_DOT;
-    if (fc->shaderRoundingModeRTEFloat16 && fc->shaderDenormPreserveFloat16 &&
+    if (d->gate[GATE_HALF_CONVERSION] && fc->shaderRoundingModeRTEFloat16 && fc->shaderDenormPreserveFloat16 &&
         fc->roundingModeIndependence != VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE &&
         fc->denormBehaviorIndependence != VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE) bits |= CAP_HALF_CONVERSION;
-    if (getenv("MLX_VK_FORCE_HALF")) bits |= CAP_HALF_CONVERSION;
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
         d->caps.subgroup >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
     if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel) {
@@ -3270,6 +3268,18 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     return true;
 }
 
+/* Can eight elements of two bytes be taken at a time? misaligned: the bits of where operands begin. */
+static bool by_eights(const struct elementwise_params *p, struct array *const *a, uint32_t misaligned)
+{
+    return (p->kernel == K_UNARY || p->kernel == K_BINARY) && item_size(a[0]) == 2 && item_size(a[1]) == 2 && !(misaligned & 7);
+}
+
+static enum kernel_id kernel_of_eights(const struct encoder *e, uint16_t kernel, mlxvk_dtype t)
+{
+    enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : K_BINARY_HALF;
+    return t == MLXVK_FLOAT16 && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
+}
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
@@ -3293,7 +3303,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
             to = from = MLXVK_UINT32;
         }
         threads = push.n / 4 + (push.n & 3);
-        if ((p->kernel == K_UNARY || p->kernel == K_BINARY) && item_size(a[0]) == 2 && item_size(a[1]) == 2 && !(misaligned & 7)) {
+        if (by_eights(p, a, misaligned)) {
             mode = MODE_EIGHTS;
             threads = push.n / 8 + (push.n & 7);
         }
@@ -3304,14 +3314,10 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
     note_walk(e, p, a, mode);
-    uint32_t trial = (uint32_t)e->device->gate[GATE_ELEM], group = trial / 100 * 128, kernel = p->kernel;
-    if (mode == MODE_EIGHTS && to == MLXVK_FLOAT16 && from == to && trial / 10 % 10) {
-        kernel = kernel == K_UNARY ? K_UNARY_HALF : K_BINARY_HALF;
-        if (!has_kernel(e->device, (enum kernel_id)kernel)) kernel = p->kernel;
-    }
-    KERNEL(e, (enum kernel_id)kernel, group, mode, scalars, p->op, (uint32_t)to, (uint32_t)from, trial % 10);
+    KERNEL(e, mode == MODE_EIGHTS ? kernel_of_eights(e, p->kernel, to) : (enum kernel_id)p->kernel, 256, mode, scalars, p->op, (uint32_t)to,
+           (uint32_t)from);
     set_bytes(e, &push, sizeof push);
-    dispatch_groups(e, ceil_div(threads, group));
+    dispatch_groups(e, ceil_div(threads, 256));
 }
 
 /* ---- operands that a device cannot bind whole ---- */
@@ -6075,13 +6081,12 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
     lanes = row_lanes(e, eights ? n / 8 : n, &threads);
     held = eights ? ceil_div(n / 8, lanes) : 0;
-    uint32_t trial = (uint32_t)e->device->gate[GATE_NORM_TRIAL], wide = trial / 10 * 64;
-    if (held && lanes > wide && p.rows >= NORM_MANY && ceil_div(n / 8, wide) <= NORM_HELD) {
-        lanes = threads = wide;                  /* many rows: more bytes in flight a thread, and fewer threads to wait for */
+    if (held && lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD) {
+        lanes = threads = NORM_LANES;                  /* many rows: more bytes in flight a thread, and fewer threads to wait for */
         held = ceil_div(n / 8, lanes);
     }
     if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
-    KERNEL(e, K_NORM, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD), trial % 10);
+    KERNEL(e, K_NORM, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
     p.flags = flags;
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));

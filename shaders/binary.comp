@@ -157,7 +157,7 @@ void write(uint to, uint at_a, uint at_b)
 #else
 float value(float x, float y)
 {
-    uint type = TRIAL == 1u ? TO : F32;
+    const uint type = TO;
     float r = x;
 #define X(op, result) if (OP == op) r = result;
     FUNCTIONS_OF_TWO(X)
@@ -174,17 +174,26 @@ uvec4 values(uvec4 p, uvec4 q)
     if (!put_numbers(v, r)) for (uint k = 0u; k < LANES; k++) put_element(v, k, float_to_bits(r[k], TO));
     return v;
 }
-uint apply(uint p, uint q)
+uint integers(uint p, uint q)
 {
-    if (!is_float(FROM)) {
-        uint r = integer(sign_extend(p, FROM), sign_extend(q, FROM));
-        return TO == BOOL && r != 0u ? 1u : r;
-    }
-    float x = bits_to_float(p, FROM), y = bits_to_float(q, FROM);
+    uint r = integer(sign_extend(p, FROM), sign_extend(q, FROM));
+    return TO == BOOL && r != 0u ? 1u : r;
+}
+uint choice(uint p, uint q, float x, float y)                          // x and y: the numbers whose bits p and q are
+{
     bool x_nan = is_nan(x), y_nan = is_nan(y);
     if (OP == MAXIMUM) return x_nan || (x > y && !y_nan) ? p : q;
     if (OP == MINIMUM) return x_nan || (x < y && !y_nan) ? p : q;
     return decide(x < y, x == y, x_nan || y_nan) || (OP == NAN_EQUAL && x_nan && y_nan) ? 1u : 0u;
+}
+uvec4 choices(uvec4 p, uvec4 q)
+{
+    uvec4 v = uvec4(0u);
+    for (uint k = 0u; k < LANES; k++) {
+        uint a = element(p, k), b = element(q, k);
+        put_element(v, k, is_float(FROM) ? choice(a, b, number(p, k), number(q, k)) : integers(a, b));
+    }
+    return v;
 }
 #endif
 
@@ -200,7 +209,7 @@ void main()
 #else
     uvec4 p = fetch_a(whole, i, at.y), q = fetch_b(whole, i, at.z), v = uvec4(0u);
     if (has_value()) v = values(p, q);
-    else for (uint k = 0u; k < LANES; k++) put_element(v, k, apply(element(p, k), element(q, k)));
+    else v = choices(p, q);
     if (!whole) store_dst(at.x, TO, v.x);
     else if (MODE == 4u) dst128[offset[0] / 8u + i] = v;
     else store4_dst(offset[0] / 4u + i, TO, v);

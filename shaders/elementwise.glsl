@@ -16,7 +16,6 @@ layout(constant_id = 3) const uint OP = 0;
 layout(constant_id = 4) const uint TO = 10;           // the result's dtype
 layout(constant_id = 5) const uint FROM = 10;         // the operands' dtype
 
-layout(constant_id = 6) const uint TRIAL = 0;
 const uint LANES = MODE == 4u ? 8u : MODE == 1u ? 4u : 1u;   // elements a thread
 
 layout(push_constant) uniform Push {
@@ -70,22 +69,24 @@ void put_element(inout uvec4 w, uint k, uint raw)
     else if ((k & 1u) == 0u) w[k >> 1] = raw & 0xffffu;
     else w[k >> 1] |= raw << 16;
 }
-// Eight numbers to 16 bits, with one test for NaN: whether there was none. (Infinities may count as NaN.)
+// Eight numbers to 16 bits, with one test for NaN: was there none? Else, and where only bits can do it, nothing is put.
 bool put_numbers(out uvec4 w, float r[8])
 {
     w = uvec4(0u);
+#ifndef HALF
+    if (TO != BF16) return false;
+#endif
     if (MODE != 4u || is_nan(((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7])))) return false;
-#ifdef HALF
-    for (uint k = 0u; k < 4u; k++) w[k] = packHalf2x16(vec2(r[2u * k], r[2u * k + 1u]));
-    return true;
-#else
     for (uint k = 0u; k < 4u; k++) {
+#ifdef HALF
+        w[k] = packHalf2x16(vec2(r[2u * k], r[2u * k + 1u]));
+#else
         uint a = floatBitsToUint(r[2u * k]), b = floatBitsToUint(r[2u * k + 1u]);
         a += 0x7fffu + ((a >> 16) & 1u);
         b += 0x7fffu + ((b >> 16) & 1u);
         w[k] = (a >> 16) | (b & 0xffff0000u);
-    }
-    return TO == BF16;
 #endif
+    }
+    return true;
 }
 #endif

@@ -6,7 +6,7 @@
 // x, y: the operands; type: the result's dtype
 #define FUNCTIONS_OF_ONE(X) \
     X(SQUARE, x * x) X(FLOOR, floor(x)) X(CEIL, ceil(x)) X(ROUND, roundEven(x)) \
-    X(SQRT, type == F32 ? sqrt_of(x) : sqrt_half(x)) X(RSQRT, type == F32 ? divide(1.0, sqrt_of(x)) : inversesqrt(x)) \
+    X(SQRT, type == F32 ? sqrt_of(x) : sqrt(x)) X(RSQRT, type == F32 ? divide(1.0, sqrt_of(x)) : inversesqrt(x)) \
     X(RECIPROCAL, type == F32 ? divide(1.0, x) : quotient_half(1.0, x)) \
     X(EXP, type == F32 ? exp_of(x) : exp_half(x)) X(EXPM1, type == F32 ? expm1(x) : expm1_half(x)) \
     X(LOG, type != BF16 ? log_of(x) : log_bf16(x)) X(LOG2, type != BF16 ? log2_of(x) : log2_bf16(x)) \

@@ -1,5 +1,5 @@
-// Functions for results of 16 bits, by what the device computes itself: right to 2^-14 or better of the result, which is what
-// Vulkan promises of exp2 and log2 and of quotients, where the arguments stay clear of what it does not. `half` below: bf16 or f16.
+// Functions for results of 16 bits, by what the device computes itself: right to 2^-14 of the result, as far as Vulkan's promises
+// for exp2, log2 and quotients go. Where those promise less, near zeros of the result, a short series takes their place.
 #ifndef HALVES_GLSL
 #define HALVES_GLSL
 #include "math.glsl"
@@ -12,7 +12,6 @@ float quotient_half(float a, float b)                                  // where 
     float m = abs(b), s = m > 7.9228163e28 ? 2.3283064365386963e-10 : m < 1.2621774e-29 ? 4294967296.0 : 1.0;
     return (a * s) / (b * s);
 }
-float sqrt_half(float x) { return x == 0.0 || x == INFINITY ? x : sqrt(x); }
 float sigmoid_half(float x) { return 1.0 / (1.0 + exp_half(-x)); }
 float expm1_half(float x)
 {

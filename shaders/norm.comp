@@ -8,7 +8,6 @@ layout(constant_id = 1) const uint LANES = 32;
 layout(constant_id = 2) const uint HELD = 0;           // groups of eight that a thread holds; 0: element by element
 layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
-layout(constant_id = 5) const uint TRIAL = 0;          // 1 no selects, 2 weight and bias early, 4 packed
 #include "rows.glsl"
 const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u;
 BUFFER(0, y)
@@ -98,77 +97,6 @@ void by_eights(uvec4 at, uint lane, bool inside)
     }
 }
 
-eight unpacked(uvec4 w) { return eight(four_halves(w.xy, DTYPE), four_halves(w.zw, DTYPE)); }
-void by_eights_trial(uvec4 at, uint lane, bool inside)
-{
-    const bool PACKED = (TRIAL & 4u) != 0u && DTYPE != F32, EARLY = (TRIAL & 2u) != 0u && DTYPE != F32;
-    eight v[HELD == 0u ? 1u : HELD];
-    uvec4 words[HELD == 0u ? 1u : HELD], w[HELD == 0u ? 1u : HELD], b[HELD == 0u ? 1u : HELD];
-    uint groups = inside ? n / 8u : 0u;
-    float sum = 0.0, squares = 0.0, mean = 0.0;
-    uint last = n / 8u - 1u;
-    [[unroll]] for (uint i = 0u; i < HELD; i++) {
-        if (PACKED) words[i] = x128[(at.y + 8u * min(lane + i * LANES, last)) / 8u];
-        else v[i] = load8_x(at.y + 8u * min(lane + i * LANES, last), DTYPE);
-    }
-    if (has(ADD))
-        [[unroll]] for (uint i = 0u; i < HELD; i++) {
-            uint g = lane + i * LANES;
-            eight r = load8_residual(at.z + 8u * min(g, last), DTYPE);
-            if (PACKED) v[i] = unpacked(words[i]);
-            v[i] = eight(rounded(v[i].a + r.a, DTYPE), rounded(v[i].b + r.b, DTYPE));
-            if (g < groups) store8_h(at.w + 8u * g, DTYPE, v[i]);
-            if (PACKED) words[i] = uvec4(halves_of(v[i].a, DTYPE), halves_of(v[i].b, DTYPE));
-        }
-    if (EARLY)
-        [[unroll]] for (uint i = 0u; i < HELD; i++) {
-            if (has(WEIGHT)) w[i] = weight128[(weight_at + 8u * min(lane + i * LANES, last)) / 8u];
-            if (has(BIAS)) b[i] = bias128[(bias_at + 8u * min(lane + i * LANES, last)) / 8u];
-        }
-    if (has(MEAN)) {
-        [[unroll]] for (uint i = 0u; i < HELD; i++) {
-            if (PACKED) v[i] = unpacked(words[i]);
-            float s = dot(v[i].a, vec4(1.0)) + dot(v[i].b, vec4(1.0));
-            sum += lane + i * LANES < groups ? s : 0.0;
-        }
-        mean = row_sum(sum) / float(n);
-    }
-    [[unroll]] for (uint i = 0u; i < HELD; i++) {
-        eight d = v[i];
-        if (PACKED) d = unpacked(words[i]);
-        d.a -= mean;
-        d.b -= mean;
-        float s = dot(d.a, d.a) + dot(d.b, d.b);
-        squares += lane + i * LANES < groups ? s : 0.0;
-        if (!PACKED) v[i] = d;
-    }
-    float factor = inversesqrt(row_sum(squares) / float(n) + eps);
-    [[unroll]] for (uint i = 0u; i < HELD; i++) {
-        uint g = lane + i * LANES;
-        if (g >= groups) continue;
-        eight r = v[i];
-        if (PACKED) {
-            r = unpacked(words[i]);
-            r.a -= mean;
-            r.b -= mean;
-        }
-        r = eight(r.a * factor, r.b * factor);
-        if (has(WEIGHT)) {
-            eight m;
-            if (EARLY) m = unpacked(w[i]);
-            else m = load8_weight(weight_at + 8u * g, DTYPE);
-            r = eight(r.a * m.a, r.b * m.b);
-        }
-        if (has(BIAS)) {
-            eight m;
-            if (EARLY) m = unpacked(b[i]);
-            else m = load8_bias(bias_at + 8u * g, DTYPE);
-            r = eight(r.a + m.a, r.b + m.b);
-        }
-        store8_y(at.x + 8u * g, DTYPE, r);
-    }
-}
-
 // What is normalised, from h once it is stored there.
 float value(uvec4 at, uint i) { return has(ADD) ? loadf_h(at.w + i, DTYPE) : loadf_x(at.y + i * x_step, DTYPE); }
 
@@ -203,6 +131,5 @@ void main()
     uint row = group_index() * (gl_WorkGroupSize.x / LANES) + thread / LANES;
     uvec4 at = locate(min(row, rows - 1u));
     if (HELD == 0u) by_elements(at, lane, row < rows);
-    else if (TRIAL == 0u) by_eights(at, lane, row < rows);
-    else by_eights_trial(at, lane, row < rows);
+    else by_eights(at, lane, row < rows);
 }

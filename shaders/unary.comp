@@ -112,7 +112,7 @@ bool test(float x)
 }
 float value(float x)
 {
-    uint type = TRIAL == 1u ? TO : F32;
+    const uint type = TO;
     float r = x;
     if (OP == SIGN) r = sign_of(x);
 #define X(op, result) if (OP == op) r = result;
