@@ -83,3 +83,4 @@
 #include "unary_half_spv.h"
 #include "unary_wide_spv.h"
 #include "vecmat_spv.h"
+#include "winograd_spv.h"
