@@ -164,7 +164,9 @@ typedef struct mlxvk_device_desc {
     mlxvk_error *error;              /* filled when mlxvk_device_create fails (there is no device to ask) */
 } mlxvk_device_desc;
 
-/* Makes a device. desc may be NULL. Errors: NO_LOADER, NO_DEVICE (the text says what to install), HOST_MEMORY, VULKAN. */
+/* Makes a device. desc may be NULL. Errors: NO_LOADER, NO_DEVICE (the text says what to install), HOST_MEMORY, VULKAN.
+ * Keep one open in a program that closes and opens devices over and over, or lists them: NVIDIA's driver starts 30 times in a
+ * process and no more, and it ends with the process's last VkInstance. */
 MLXVK_API int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc);
 /* The default device, made at first use; { NULL } when there is none. Not to be freed more often than got. */
 MLXVK_API mlxvk_device mlxvk_device_new(void);
