@@ -362,6 +362,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
     X(MATMUL_TILED,  matmul_tiled,  6, CAP_SMALL)                                                                      \
+    X(MATMUL_MASKED, matmul_masked, 6, CAP_SMALL)                                                                      \
     X(MATMUL_SUM,    matmul_sum,    6, CAP_SMALL)                                                                      \
     X(MATVEC,        matvec,        6, CAP_SMALL)                                                                      \
     X(MATVEC_SUBGROUP, matvec_subgroup, 6, CAP_SMALL | CAP_SUBGROUP)                                                   \
@@ -454,13 +455,40 @@ static const struct kernel_row {
 
 enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
 
-enum { VENDOR_NVIDIA = 0x10de };
+/* What some drivers do unlike the others: bit, driver, and what is done about it. */
+#define QUIRKS(X)                                                                                                     \
+    X(SHORT_LOOPS, MESA_LLVMPIPE, "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")  \
+    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")
+
+enum quirk_bit {
+#define X(id, driver, text) QUIRKBIT_##id,
+    QUIRKS(X)
+#undef X
+    QUIRK_COUNT
+};
+enum quirk {
+#define X(id, driver, text) QUIRK_##id = 1 << QUIRKBIT_##id,
+    QUIRKS(X)
+#undef X
+    QUIRK_NONE = 0
+};
+
+static uint32_t quirks_of(VkDriverId id)
+{
+    uint32_t bits = 0;
+#define X(quirk, driver, text) if (id == VK_DRIVER_ID_##driver) bits |= QUIRK_##quirk;
+    QUIRKS(X)
+#undef X
+    return bits;
+}
+
+enum { LOOP_MOST = 65535 };                          /* iterations with QUIRK_SHORT_LOOPS */
 
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
     char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
-    uint32_t bits;                                   /* enum capability */
-    uint32_t vendor, type, api;
+    uint32_t bits, quirks;                           /* enum capability, enum quirk */
+    uint32_t type, api;
     uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_groups[3], shared_memory, push_size;
     size_t max_range, max_elements, max_allocation, offset_align, memory_size;
     double timestamp_ns;
@@ -782,7 +810,6 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
 {
     struct capabilities *c = &d->caps;
     snprintf(c->name, sizeof c->name, "%s", p->deviceName);
-    c->vendor = p->vendorID;
     c->type = p->deviceType;
     c->api = p->apiVersion;
     c->offset_align = max_size((size_t)p->limits.minStorageBufferOffsetAlignment, 16);
@@ -832,6 +859,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC];
     c->memory_budget = has[EXT_BUDGET];
     c->bits = capability_bits(d, f, &sg);
+    c->quirks = quirks_of(driver.driverID);
     choose_memory(d);
 }
 
@@ -2706,6 +2734,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
     X(GATHER_MM,   gather_mm)                                                                                          \
+    X(MASKED_MM, masked_mm)                                                                                            \
     X(SEGMENTED_MM, segmented_mm)                                                                                      \
     X(HADAMARD,    hadamard)                                                                                           \
     X(GATHER_QMM,  gather_qmm)                                                                                         \
@@ -2736,7 +2765,7 @@ enum operation {
 
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
-struct matmul_params { float alpha, beta; };
+struct matmul_params { float alpha, beta; int block; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct fft_params { uint8_t kind, axis; bool inverse; int n; float scale; };
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
@@ -5984,7 +6013,7 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
 
 /* ==== >>norms ===================================================================================================== */
 
-enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024,
+enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
        ROW_THREADS = 512 };
 
 struct norm_push {
@@ -6120,6 +6149,8 @@ static bool check_norm(struct call *c, const struct array *x, const struct array
 {
     if (weight && (weight->ndim != 1 || weight->shape[0] != dim_of(x, -1)))
         FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name, TEXT(weight), TEXT(x));
+    if (c->device->caps.quirks & QUIRK_SHORT_LOOPS && dim_of(x, -1) > NORM_LONGEST)
+        FAIL(c, MLXVK_ERROR_LIMIT, "rows of %s are too long for this driver", TEXT(x));
     return !c->code;
 }
 
@@ -6174,6 +6205,7 @@ static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
 {
     size_t most = c->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 16 : NORM_VJP_PARTS;
     most = max_size(min_size(most, ((size_t)1 << 24) / n), 1);
+    if (c->device->caps.quirks & QUIRK_SHORT_LOOPS) most = max_size(most, rows / (LOOP_MOST / 32));
     return ceil_div(rows, min_size(rows, most));
 }
 
@@ -6499,7 +6531,7 @@ static void suit_strides(struct product *p)
     if (p->k == 1) { p->a_k = p->a_row != 1; p->b_k = p->b_col != 1; }
 }
 
-static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
+static struct product product_as_is(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
 {
     int i = out->ndim - 1;
     struct product p = { .array = { a, b, c, out }, .m = out->shape[i - 1], .n = out->shape[i], .k = a->shape[i],
@@ -6509,6 +6541,12 @@ static struct product product_of(struct array *a, struct array *b, struct array 
     for (i = 0; i < p.ndim; i++) p.shape[i] = out->shape[i];
     for (int k = 0; k < MATRICES; k++)
         for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
+    return p;
+}
+
+static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
+{
+    struct product p = product_as_is(a, b, c, out, alpha, beta);
     merge_batch(&p);
     merge_rows(&p);
     suit_strides(&p);
@@ -6611,10 +6649,17 @@ static struct array *parts_array(struct encoder *e, const struct product *p, uin
     return NULL;
 }
 
+/* How long K of one dispatch may be: kernels take at least 16 of it in an iteration, and their other loops are short. */
+static int64_t longest_k(const struct device *d)
+{
+    return d->caps.quirks & QUIRK_SHORT_LOOPS ? LOOP_MOST / 2 * 16 : INT64_MAX;
+}
+
 /* Binds a product's operands, K cut into `parts` parts of a multiple of `step`. */
 static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
 {
     struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts > 1 };
+    if (p->k / parts > longest_k(e->device)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "matmul", "K of %lld is too long for this driver", (long long)p->k);
     l.epilogue = p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE;
     if (l.split) {
         l.p.array[MAT_OUT] = parts_array(e, p, parts);
@@ -6729,11 +6774,11 @@ static const struct tile_row tiled_rows[] = {
 };
 static const struct tile_row coopmat_rows[] = {
     { 128, 128, 32, 64, 64,  4, 0.68f },             /* threads: subgroups here */
-    { 128, 128, 16, 64, 64,  4, 0.68f },
     { 128,  64, 32, 64, 32,  4, 0.50f },
     {  64,  64, 32, 32, 32,  4, 0.40f },
     {  32,  64, 32, 16, 32,  4, 0.25f },
     { 128, 256, 32, 64, 64,  8, 0.68f },
+    { 128, 128, 16, 64, 64,  4, 0.68f },             /* the last: not for convolutions, which are a quarter slower by it */
 };
 static const struct tile_row coopmat2_rows[] = {
     { 128, 256, 64, 0, 0, 256, 1.09f },
@@ -6864,9 +6909,30 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
     return !units ? MATMUL_KIND_TILED : coopmat2 ? MATMUL_KIND_COOPMAT2 : coopmat ? MATMUL_KIND_COOPMAT : MATMUL_KIND_TILED;
 }
 
+static void product_dispatch(struct encoder *e, const struct product *p);
+
+/* A product by pieces of K: the first one takes alpha, beta and c, the others are added to the result. */
+static void product_by_pieces(struct encoder *e, const struct product *p, int64_t longest)
+{
+    struct product piece = *p;
+    for (int64_t at = 0; at < p->k && !e->code; at += longest) {
+        piece.k = p->k - at < longest ? p->k - at : longest;
+        piece.offset[MAT_A] = p->offset[MAT_A] + at * p->a_k;
+        piece.offset[MAT_B] = p->offset[MAT_B] + at * p->b_k;
+        product_dispatch(e, &piece);
+        piece.array[MAT_C] = p->array[MAT_OUT];
+        piece.c_row = p->out_row;
+        piece.c_col = p->out_col;
+        piece.offset[MAT_C] = p->offset[MAT_OUT];
+        memcpy(piece.stride[MAT_C], p->stride[MAT_OUT], sizeof piece.stride[MAT_C]);
+        piece.beta = 1;
+    }
+}
+
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
     struct product t;
+    if (p->k > longest_k(e->device) && !p->gather) { product_by_pieces(e, p, longest_k(e->device)); return; }
     bool few = p->n <= FEW_ROWS && p->n < p->m && !p->gather;
     if (few && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
     switch (choose_kind(e, p)) {
@@ -7051,7 +7117,7 @@ static void gather_grouped(struct encoder *e, const struct product *p)
     enum kernel_id kernel = bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16;
     bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
     uint64_t each = (uint64_t)p->m * g->entries / g->weights;
-    const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 3 : 4]
+    const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3]
                                        : &tiled_rows[each > 96 && d->caps.type != VK_PHYSICAL_DEVICE_TYPE_CPU ? 0 : each > 40 ? 2 : 3];
     struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
     struct launch l = { .p = *p };
@@ -7174,6 +7240,35 @@ static void lower_segmented_mm(struct encoder *e, const struct node *n)
     array_release(copies[1]);
 }
 
+/* ---- block_masked_mm ---- */
+
+/* The product of what masks left, without the parts of K that they say to be zero, in the kernel for large ones in float32.
+ * in: a, b, and bool masks of the blocks of the result, a and b, or NULL. */
+static void lower_masked_mm(struct encoder *e, const struct node *n)
+{
+    struct array *arrays[MATRICES] = { n->in[0], n->in[1], NULL, n->out[0] };
+    struct product p = product_as_is(arrays[MAT_A], arrays[MAT_B], NULL, arrays[MAT_OUT], 1, 0);
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, whole = axis_to_split(e, arrays, MATRICES, 0) < 0;
+    uint32_t parts = 1, along = reading_order(&p), even;
+    const struct tile_row *r;
+    struct launch l;
+    if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > 16 * 65535 || p.n > 16 * 65535 || p.ndim > BATCH_DIMS ||
+        product_batches(&p) > e->device->caps.max_groups[2] || choose_kind(e, &p) != MATMUL_KIND_TILED) {
+        product_split(e, n, arrays);
+        return;
+    }
+    r = choose_tile(e, &p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
+    l = prepare(e, &p, cpu ? 1 : parts, r->bk);
+    even = even_operands(&l, along, 4);
+    l.push.batch[MAT_C][0] = (n->in[2] ? 1u : 0u) | (n->in[3] ? 2u : 0u) | (n->in[4] ? 4u : 0u);
+    l.push.batch[MAT_C][1] = (uint32_t)n->p.matmul.block;
+    if (n->in[2]) l.push.offset[MAT_C] = set_input(e, 3, n->in[2]);
+    if (n->in[3]) l.push.c_row = set_input(e, 4, n->in[3]);
+    if (n->in[4]) l.push.c_col = set_input(e, 5, n->in[4]);
+    KERNEL(e, K_MATMUL_MASKED, r->threads, (uint32_t)n->in[0]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, cpu ? 1 : r->bk);
+    launch_tiles(e, &p, &l, r);
+}
+
 /* ---- fronts ---- */
 
 /* A vector as a matrix of one row (at = 0) or one column (at = 1). */
@@ -7264,7 +7359,7 @@ static struct array *do_addmm(struct call *c, struct array *bias, struct array *
     out = output(c, ndim, shape, t);
     if (c->code || !out) return NULL;
     if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
-    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, beta != 0 ? bias : NULL), ARRAYS(out));
+    append(c, OP_MATMUL, PARAMS(.matmul = { .alpha = alpha, .beta = beta }), ARRAYS(a, b, beta != 0 ? bias : NULL), ARRAYS(out));
     return without_units(c, out, row, column);
 }
 
@@ -7384,6 +7479,7 @@ static struct array *do_segmented_mm(struct call *c, struct array *a, struct arr
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
     if (a->shape[1] != b->shape[0])
         return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (a->shape[1] > longest_k(c->device)) return FAIL(c, MLXVK_ERROR_LIMIT, "the last dimension of %s is too long for this driver", TEXT(a));
     if (segments->ndim + 1 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     memcpy(shape, segments->shape, (size_t)segments->ndim * sizeof *shape);
     shape[segments->ndim - 1] = a->shape[0];
@@ -7444,6 +7540,30 @@ static struct array *apply_mask(struct call *c, struct array *x, struct array *m
     return do_binary(c, B_multiply, x, as_type(c, mask, x->dtype));
 }
 
+/* A product of matrices that masks have been applied to; those that are bool say what need not be multiplied. */
+static struct array *do_masked_product(struct call *c, struct array *a, struct array *b, int block, struct array *const masks[3])
+{
+    int ndim, shape[MAXD], blocks[3];
+    struct array *in[3] = { NULL }, *out;
+    if (c->code || !a || !b || !is_float(a->dtype) || dim_of(a, -1) != dim_of(b, -2)) return do_matmul(c, a, b);
+    if (!product_shape(c, a, b, &ndim, shape)) return NULL;
+    out = output(c, ndim, shape, a->dtype);
+    a = with_batch(c, a, ndim, shape);
+    b = with_batch(c, b, ndim, shape);
+    if (c->code || !a || !b) return NULL;
+    blocks[0] = (int)ceil_div((uint64_t)dim_of(a, -2), (uint64_t)block);
+    blocks[1] = (int)ceil_div((uint64_t)dim_of(a, -1), (uint64_t)block);
+    blocks[2] = (int)ceil_div((uint64_t)dim_of(b, -1), (uint64_t)block);
+    for (int i = 0; i < 3; i++) {
+        if (!masks[i] || masks[i]->dtype != MLXVK_BOOL) continue;
+        shape[ndim - 2] = blocks[i == 2];
+        shape[ndim - 1] = blocks[i == 1 ? 1 : 2];
+        in[i] = contiguous(c, broadcast(c, masks[i], ndim, shape));
+    }
+    append(c, OP_MASKED_MM, PARAMS(.matmul = { .alpha = 1, .block = block }), ARRAYS(a, b, in[0], in[1], in[2]), ARRAYS(out));
+    return out;
+}
+
 static struct array *do_block_masked_mm(struct call *c, struct array *a, struct array *b, int block, struct array *out,
                                         struct array *lhs, struct array *rhs)
 {
@@ -7460,7 +7580,7 @@ static struct array *do_block_masked_mm(struct call *c, struct array *a, struct 
     column = b->ndim == 1;
     a = apply_mask(c, as_matrix(c, as_type(c, a, t), 0), lhs, block);
     b = apply_mask(c, as_matrix(c, as_type(c, b, t), 1), rhs, block);
-    y = apply_mask(c, do_matmul(c, a, b), out, block);
+    y = apply_mask(c, do_masked_product(c, a, b, block, (struct array *const[3]){ out, lhs, rhs }), out, block);
     return without_units(c, contiguous(c, y), row, column);
 }
 
@@ -8041,7 +8161,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, bf16 = v->out->dtype == MLXVK_BFLOAT16;
     uint32_t type = (uint32_t)v->out->dtype, parts = 1, along = 2, even, lanes = e->device->caps.subgroup, epilogue;
     struct product p = conv_product(v);
-    const struct tile_row *r = matrices ? choose_tile(e, &p, coopmat_rows, COUNT(coopmat_rows), &parts)
+    const struct tile_row *r = matrices ? choose_tile(e, &p, coopmat_rows, COUNT(coopmat_rows) - 1, &parts)
                                         : choose_tile(e, &p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
     struct array *sums = NULL;
     struct conv_push q;
@@ -8185,11 +8305,13 @@ static bool conv_pointwise(const struct conv *v)
 }
 
 /* Is Winograd's way faster? In multiplications, of which so many take the time of a byte of what lies between the steps: as
- * computed for GPUs whose caches do not hold it; CPUs' do. Products come by tiles of 64 rows. */
+ * measured on an H200, whose kind has as much memory as no other and is as fast to read, as computed for other GPUs, and for
+ * CPUs, whose caches hold it. Products come by tiles of 64 rows. */
 static bool winograd_pays(const struct encoder *e, const struct conv *v)
 {
     bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
-    double byte = cpu ? 1 : 8, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
+    bool large = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU && e->device->caps.memory_size >> 30 >= 64;
+    double byte = cpu ? 1 : large ? 2 : 8, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
     double plain = (double)(conv_rows(v) * conv_depth(v) * v->n), padded = (double)ceil_div((uint64_t)winograd_tiles(v), 64) * 64;
     double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
     return plain >= 1 << 26 && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;
@@ -8962,7 +9084,7 @@ static void lower_random(struct encoder *e, const struct node *n)
     struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; uint32_t one; } push = {
         .low = p->low, .high = p->high, .one = 1 };
     int gate = e->device->gate[GATE_PRODUCTS];
-    bool products = gate ? gate == 1 : e->device->caps.vendor == VENDOR_NVIDIA;
+    bool products = gate ? gate == 1 : (e->device->caps.quirks & QUIRK_MULTIPLY_TO_ADD) != 0;
     uint32_t fours;
     if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
     each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
@@ -10596,7 +10718,7 @@ static void scatter_level(struct encoder *e, const struct scatter_work *w, struc
                           struct array *places, struct array *parts, struct array *slots, bool upper)
 {
     uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
-    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 8;    /* there, it is short code that counts */
+    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 4;    /* there, it is short code that counts */
     p.key_at = set_input(e, 2, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
     if (places) p.place_at = set_input(e, 3, places);
@@ -14090,7 +14212,7 @@ int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const 
     return MLXVK_ERROR_ARGUMENT;
 }
 
-enum { INFO_SIZES = 12 };
+enum { INFO_SIZES = 13 };
 struct info_size { const char *name; size_t value; };
 
 static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
@@ -14103,6 +14225,7 @@ static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align }, { "subgroup_size_least", c->subgroup_least },
         { "subgroup_size_most", c->subgroup_most },
+        { "cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1] },
     };
     memcpy(sizes, all, sizeof all);
 }

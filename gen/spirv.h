@@ -36,6 +36,7 @@
 #include "matmul_grouped_spv.h"
 #include "matmul_grouped_bf16_spv.h"
 #include "matmul_grouped_f16_spv.h"
+#include "matmul_masked_spv.h"
 #include "matmul_plain_spv.h"
 #include "matmul_sum_spv.h"
 #include "matmul_tiled_spv.h"
