@@ -197,6 +197,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(INT16,         "MLX_VK_ENABLE_INT16",              1, "16-bit integers in shaders")                              \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
     X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
+    X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1, "float16 to float32 and back by the device, where it keeps every bit") \
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
@@ -322,7 +323,7 @@ static void read_gates(int values[GATE_COUNT], char wanted[WANTED_TEXT], const c
     X(STORAGE8,  "storage8")   X(STORAGE16, "storage16")  X(INT8,    "int8")     X(INT16,    "int16")                  \
     X(INT64,     "int64")      X(FLOAT16,   "float16")    X(BFLOAT16, "bfloat16") X(SUBGROUP, "subgroup")              \
     X(COOPMAT,   "cooperative_matrix") X(COOPMAT_BF16, "cooperative_matrix_bfloat16")                                  \
-    X(COOPMAT2,  "cooperative_matrix2") X(INT_DOT, "integer_dot_product") X(MEMORY_MODEL, "vulkan_memory_model")
+    X(COOPMAT2,  "cooperative_matrix2") X(HALF_CONVERSION, "half_conversion") X(INT_DOT, "integer_dot_product") X(MEMORY_MODEL, "vulkan_memory_model")
 
 enum capability_bit {
 #define X(id, name) CAPBIT_##id,
@@ -358,6 +359,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY,        binary,        4, CAP_SMALL)                                                                      \
     X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL)                                                          \
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
+    X(UNARY_HALF,    unary_half,    3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
+    X(BINARY_HALF,   binary_half,   4, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
@@ -747,7 +750,8 @@ static uint8_t coopmat_size(struct device *d, int component)
     return best;
 }
 
-static uint32_t capability_bits(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupProperties *sg)
+static uint32_t capability_bits(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupProperties *sg,
+                                const VkPhysicalDeviceFloatControlsProperties *fc)
 {
     const VkSubgroupFeatureFlags basic = VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_ARITHMETIC_BIT |
                                          VK_SUBGROUP_FEATURE_SHUFFLE_BIT | VK_SUBGROUP_FEATURE_BALLOT_BIT;
@@ -764,6 +768,9 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     if (f->bfloat16.shaderBFloat16Type) bits |= CAP_BFLOAT16;
     if (f->v12.vulkanMemoryModel) bits |= CAP_MEMORY_MODEL;
     if (f->dot.shaderIntegerDotProduct) bits |= CAP_INT_DOT;
+    if (d->gate[GATE_HALF_CONVERSION] && fc->shaderRoundingModeRTEFloat16 && fc->shaderDenormPreserveFloat16 &&
+        fc->roundingModeIndependence != VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE &&
+        fc->denormBehaviorIndependence != VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE) bits |= CAP_HALF_CONVERSION;
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
         d->caps.subgroup >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
     if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel) {
@@ -842,7 +849,8 @@ static void choose_subgroup(struct device *d, const struct features *f, const Vk
 static void read_capabilities(struct device *d, const struct features *f, const bool has[EXT_COUNT])
 {
     VkPhysicalDeviceDriverProperties driver = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES };
-    VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &driver };
+    VkPhysicalDeviceFloatControlsProperties fc = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES, .pNext = &driver };
+    VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &fc };
     VkPhysicalDeviceSubgroupSizeControlProperties sizes = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, .pNext = &sg };
     VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES,
@@ -858,7 +866,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->max_allocation = (size_t)m3.maxMemoryAllocationSize;
     c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC];
     c->memory_budget = has[EXT_BUDGET];
-    c->bits = capability_bits(d, f, &sg);
+    c->bits = capability_bits(d, f, &sg, &fc);
     c->quirks = quirks_of(driver.driverID);
     choose_memory(d);
 }
@@ -3192,7 +3200,7 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
-enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
+enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
 
 struct elementwise_push {
     uint32_t n, ndim, shape[PUSH_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][PUSH_DIMS], extra[2];
@@ -3291,6 +3299,18 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     return true;
 }
 
+/* Can eight elements of two bytes be taken at a time? misaligned: the bits of where operands begin. */
+static bool by_eights(const struct elementwise_params *p, struct array *const *a, uint32_t misaligned)
+{
+    return (p->kernel == K_UNARY || p->kernel == K_BINARY) && item_size(a[0]) == 2 && item_size(a[1]) == 2 && !(misaligned & 7);
+}
+
+static enum kernel_id kernel_of_eights(const struct encoder *e, uint16_t kernel, mlxvk_dtype t)
+{
+    enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : K_BINARY_HALF;
+    return t == MLXVK_FLOAT16 && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
+}
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
@@ -3301,10 +3321,10 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
     for (int k = 0; k < count; k++) {
         push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
-        if (!(scalars & (1u << k))) misaligned |= push.offset[k] & 3;
+        if (!(scalars & (1u << k))) misaligned |= push.offset[k];
     }
     if (walk_by_strides(e, p, a[1], scalars)) scalars = UINT32_MAX;
-    if (scalars != UINT32_MAX && small && !misaligned) {
+    if (scalars != UINT32_MAX && small && !(misaligned & 3)) {
         uint32_t each = 4 / (uint32_t)item_size(a[0]);
         mode = MODE_VECTOR;
         if (p->kernel == K_COPY && !scalars && to == from && !(push.n % each) && !((push.offset[0] | push.offset[1]) % (4 * each))) {
@@ -3314,6 +3334,10 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
             to = from = MLXVK_UINT32;
         }
         threads = push.n / 4 + (push.n & 3);
+        if (by_eights(p, a, misaligned)) {
+            mode = MODE_EIGHTS;
+            threads = push.n / 8 + (push.n & 7);
+        }
     } else if (scalars == UINT32_MAX || small) {
         mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
         scalars = 0;
@@ -3321,7 +3345,8 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
     note_walk(e, p, a, mode);
-    KERNEL(e, p->kernel, 256, mode, scalars, p->op, (uint32_t)to, (uint32_t)from);
+    KERNEL(e, mode == MODE_EIGHTS ? kernel_of_eights(e, p->kernel, to) : (enum kernel_id)p->kernel, 256, mode, scalars, p->op, (uint32_t)to,
+           (uint32_t)from);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(threads, 256));
 }
