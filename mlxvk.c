@@ -6845,6 +6845,17 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
     return best;
 }
 
+/* The same of tiles in float32 arithmetic: small ones for CPUs, which have few registers. Not the largest for half types: a
+ * convolution by it took 14 times as long as in float32 on an H200 (580.159). */
+static const struct tile_row *choose_tiled(const struct encoder *e, const struct product *p, uint32_t *parts)
+{
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    int first = cpu ? 2 : p->array[MAT_A]->dtype != MLXVK_FLOAT32, count = cpu ? 1 : COUNT(tiled_rows) - first;
+    const struct tile_row *r = choose_tile(e, p, tiled_rows + first, count, parts);
+    if (cpu) *parts = 1;
+    return r;
+}
+
 /* Bit 0: a is read along its columns, not its rows; bit 1: b is read along its columns. */
 static uint32_t reading_order(const struct product *p)
 {
@@ -6868,10 +6879,10 @@ static void launch_tiles(struct encoder *e, const struct product *p, struct laun
 
 static void product_tiled(struct encoder *e, const struct product *p)
 {
-    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;              /* few registers */
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
     uint32_t parts = 1, along = reading_order(p);
-    const struct tile_row *r = choose_tile(e, p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
-    struct launch l = prepare(e, p, cpu ? 1 : parts, r->bk);
+    const struct tile_row *r = choose_tiled(e, p, &parts);
+    struct launch l = prepare(e, p, parts, r->bk);
     KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
            even_operands(&l, along, 4), cpu ? 1 : r->bk);
     launch_tiles(e, p, &l, r);
@@ -7282,8 +7293,8 @@ static void lower_masked_mm(struct encoder *e, const struct node *n)
         product_split(e, n, arrays);
         return;
     }
-    r = choose_tile(e, &p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
-    l = prepare(e, &p, cpu ? 1 : parts, r->bk);
+    r = choose_tiled(e, &p, &parts);
+    l = prepare(e, &p, parts, r->bk);
     even = even_operands(&l, along, 4);
     l.push.batch[MAT_C][0] = (n->in[2] ? 1u : 0u) | (n->in[3] ? 2u : 0u) | (n->in[4] ? 4u : 0u);
     l.push.batch[MAT_C][1] = (uint32_t)n->p.matmul.block;
@@ -8187,7 +8198,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     uint32_t type = (uint32_t)v->out->dtype, parts = 1, along = 2, even, lanes = e->device->caps.subgroup, epilogue;
     struct product p = conv_product(v);
     const struct tile_row *r = matrices ? choose_tile(e, &p, coopmat_rows, COUNT(coopmat_rows) - 1, &parts)
-                                        : choose_tile(e, &p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
+                                        : choose_tiled(e, &p, &parts);
     struct array *sums = NULL;
     struct conv_push q;
     if (!conv_linear(v) || (cpu && !matrices)) parts = 1;
@@ -8318,7 +8329,8 @@ static void conv_winograd(struct encoder *e, const struct conv *v)
 
 enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED,
                  CONV_KIND_WINOGRAD };
-enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28 };      /* channels and multiplications from which unfolding pays, as computed for an H200 */
+/* Channels and multiplications from which unfolding pays, as computed for an H200, and elements of the result from which it does not. */
+enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28, CONV_MANY = 1 << 24 };
 enum { CONV_DEEP = 1 << 14, CONV_FEW = 1 << 16 };    /* products of an element from which few elements keep too few threads busy */
 
 /* One tap over every position: the input itself is the first matrix. */
@@ -8357,7 +8369,8 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     if (wanted == CONV_KIND_WINOGRAD && conv_by_three(e, v)) return wanted;
     if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
     if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
-    if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE)) && conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
+    if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE && conv_rows(v) * v->n < CONV_MANY)) &&
+        conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
     if (!coopmat && d->gate[GATE_WINOGRAD] && conv_by_three(e, v) && winograd_pays(e, v)) return CONV_KIND_WINOGRAD;
     if (fits && depth > CONV_DEEP && conv_linear(v) && (work / depth < CONV_FEW || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU)) return CONV_KIND_TILED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
