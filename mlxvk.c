@@ -610,13 +610,14 @@ struct features {
     VkPhysicalDeviceCooperativeMatrixFeaturesKHR coopmat;
     VkPhysicalDeviceCooperativeMatrix2FeaturesNV coopmat2;
     VkPhysicalDeviceShaderBfloat16FeaturesKHR bfloat16;
+    VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR executable;
 };
 
-enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET,
+enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET, EXT_EXECUTABLE,
                  EXT_COUNT };
 static const char *const extension_names[EXT_COUNT] = {
     "VK_KHR_push_descriptor", "VK_KHR_shader_integer_dot_product", "VK_EXT_subgroup_size_control",
-    "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget",
+    "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget", "VK_KHR_pipeline_executable_properties",
 };
 
 static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32_t api)
@@ -634,6 +635,7 @@ static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32
     if (has[EXT_COOPMAT]) CHAIN(coopmat, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
     if (has[EXT_COOPMAT2]) CHAIN(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV);
     if (has[EXT_BFLOAT16]) CHAIN(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR);
+    if (has[EXT_EXECUTABLE]) CHAIN(executable, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_EXECUTABLE_PROPERTIES_FEATURES_KHR);
 #undef CHAIN
 }
 
@@ -1941,6 +1943,26 @@ static uint64_t hash_words(uint64_t h, const uint32_t *words, uint32_t n)
     return h;
 }
 
+/* What the driver says of a pipeline: registers, size, local memory. */
+static void print_pipeline(struct device *d, VkPipeline pipeline, const uint32_t *spec, uint32_t spec_count)
+{
+    VkPipelineExecutableInfoKHR info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_INFO_KHR, .pipeline = pipeline };
+    VkPipelineExecutableStatisticKHR list[64];
+    uint32_t n = COUNT(list);
+    if (!d->vk.vkGetPipelineExecutableStatisticsKHR) return;
+    memset(list, 0, sizeof list);
+    for (uint32_t i = 0; i < n; i++) list[i].sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_STATISTIC_KHR;
+    if (d->vk.vkGetPipelineExecutableStatisticsKHR(d->handle, &info, &n, list) < 0) return;
+    fprintf(stderr, "pipeline");
+    for (uint32_t i = 0; i < spec_count; i++) fprintf(stderr, " %u", spec[i]);
+    fprintf(stderr, ":");
+    for (uint32_t i = 0; i < n; i++) {
+        if (list[i].format == VK_PIPELINE_EXECUTABLE_STATISTIC_FORMAT_FLOAT64_KHR) fprintf(stderr, " %s %g;", list[i].name, list[i].value.f64);
+        else fprintf(stderr, " %s %llu;", list[i].name, (unsigned long long)list[i].value.u64);
+    }
+    fprintf(stderr, "\n");
+}
+
 static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t bindings, const uint32_t *spec,
                                uint32_t spec_count, VkPipeline *out)
 {
@@ -1954,6 +1976,13 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
         .layout = d->layouts[bindings] };
     for (uint32_t i = 0; i < spec_count; i++) entries[i] = (VkSpecializationMapEntry){ i, 4 * i, 4 };
     d->stats.pipelines++;
+    if (getenv("MLX_VK_PIPELINES")) {
+        VkResult r;
+        create.flags |= VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR;
+        r = d->vk.vkCreateComputePipelines(d->handle, VK_NULL_HANDLE, 1, &create, NULL, out);
+        if (r >= 0) print_pipeline(d, *out, spec, spec_count);
+        return r;
+    }
     return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
 }
 
@@ -12055,12 +12084,14 @@ static uint32_t fft_room(const struct encoder *e)
     return room;
 }
 
+static uint32_t knob(const char *name, uint32_t value) { const char *text = getenv(name); return text ? (uint32_t)atoi(text) : value; }
+
 /* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). */
 static uint32_t fft_radices(uint32_t n)
 {
     static const uint8_t radices[] = { 16, 8, 4, 2, 3, 5, 7, 11, 13 };
     uint32_t list = 0, shift = 0;
-    for (size_t i = 0; i < COUNT(radices); i++)
+    for (size_t i = knob("MLX_VK_FFT_HELD", 16) == 8; i < COUNT(radices); i++)
         for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4) list |= (uint32_t)(radices[i] - 1) << shift;
     return n == 1 ? list : 0;
 }
@@ -12123,8 +12154,22 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     few = l->size * l->subs;                         /* elements of a row, zeros behind len among them */
     if (!(q.flags & FFT_LOAD) && f->len >= few && f->valid >= few) q.flags |= FFT_ALL_IN;
     if (!(q.flags & FFT_STORE) && f->limit >= few) q.flags |= FFT_ALL_OUT;
-    if (fixed && radices) KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags);
-    else KERNEL(e, K_FFT, threads, room);
+    if (fixed && radices) {
+        bool unit = (q.flags & FFT_ALL_IN) && (q.flags & FFT_ALL_OUT) && !(q.flags & ~(uint32_t)(FFT_ALL_IN | FFT_ALL_OUT | FFT_SWAP_IN | FFT_SWAP_OUT)) &&
+                    l->subs == 1 && f->c1 == 1 && l->a_step * f->step_a == 1 && l->b_step * f->step_d == 1 && l->size >= 1024 && !(l->size & (l->size - 1)) &&
+                    f->row_a[2] == l->size && f->row_d[2] == l->size && f->rows == f->c2;
+        uint32_t variant = knob("MLX_VK_FFT_VARIANT", 0), held = knob("MLX_VK_FFT_HELD", 16), part = 1;
+        if (!unit) { variant &= 2 | 4; held = FFT_HELD; }
+        if (unit && held == 8 && l->size > 1024 * 8) held = 16;
+        if (variant & 4) { part = room; room = 1; }
+        threads = (uint32_t)round_up(ceil_div((uint64_t)lines * l->size, held), 32);
+        if (variant & (8 | 16)) q.inner = knob("MLX_VK_FFT_AHEAD", 528);
+        KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags, variant, held, part);
+        set_bytes(e, &q, sizeof q);
+        dispatch_groups(e, variant & 32 ? min_u32(q.ids, knob("MLX_VK_FFT_GROUPS", 264)) : ceil_div(q.ids, lines));
+        return;
+    }
+    KERNEL(e, K_FFT, threads, room);
     set_bytes(e, &q, sizeof q);
     dispatch_groups(e, ceil_div(q.ids, lines));
 }

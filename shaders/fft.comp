@@ -12,6 +12,12 @@ layout(constant_id = 2) const uint SIZE = 1;
 layout(constant_id = 3) const uint RADICES = 0;
 layout(constant_id = 4) const uint LINES = 1;
 layout(constant_id = 5) const uint FLAGS = 0;
+layout(constant_id = 6) const uint VARIANT = 0;
+layout(constant_id = 7) const uint HELD = 16;
+layout(constant_id = 8) const uint PART = 1;
+const uint V_UNIT = 1u, V_ROOTS = 2u, V_HALVES = 4u, V_TOUCH64 = 8u, V_TOUCH32 = 16u, V_AHEAD = 32u, V_TOUCH = V_TOUCH64 | V_TOUCH32,
+           X_MATH = 64u, X_TWIDDLES = 128u, X_EXCHANGE = 256u, V_NEAR = 512u;
+bool is(uint bits) { return (VARIANT & bits) != 0u; }
 BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, first)
@@ -54,6 +60,7 @@ bool has(uint flag) { return (flags & flag) != 0u; }
 
 #ifdef FIXED
 shared vec2 staged[ROOM];
+shared float part[PART];
 #else
 shared vec2 staged[2 * ROOM];
 #endif
@@ -116,6 +123,10 @@ uint row_at(uint row, uint far, uint middle, uint near) { return row / c2 / c1 *
 vec2 fetch(uint l, uint e)
 {
     uint id = group_index() * lines + l, sub;
+    if (is(V_UNIT)) {
+        vec2 x = uintBitsToFloat(a64[offset_a + min(id, ids - 1u) * SIZE + e]);
+        return has(SWAP_IN) ? x.yx : x;
+    }
     if (has(ALL_IN)) id = min(id, ids - 1u);
     else if (id >= ids) return vec2(0.0);
     sub = id % subs;
@@ -126,6 +137,11 @@ void put(uint l, uint e, vec2 x)
 {
     uint id = group_index() * lines + l, sub = id % subs;
     if (id >= ids) return;
+    if (is(V_UNIT)) {
+        if (has(SWAP_OUT)) x = x.yx;
+        d64[offset_d + id * SIZE + e] = floatBitsToUint(x * scale);
+        return;
+    }
     if (has(TURN)) x = multiply(x, root(sub % inner * e, turn));
     store(offset_d + row_at(id / subs, row_d[0], row_d[1], row_d[2]), sub / inner * b1 + sub % inner * b2 + e * b_step, x);
 }
@@ -133,7 +149,7 @@ void put(uint l, uint e, vec2 x)
 // ---- transforms of a few elements, in v[o], v[o + 1], ... of a thread ----
 
 #ifdef FIXED
-vec2 v[26];
+vec2 v[HELD + 10];
 #else
 vec2 v[16];
 #endif
@@ -223,9 +239,17 @@ void get(uint o, uint r, uint done, uvec2 g, uint base)
 {
     uint k = g.y % done;
     vec2 w[16];
+#ifdef FIXED
+    if (!is(X_EXCHANGE | V_HALVES))
+#endif
     [[unroll]] for (uint i = 0; i < r; i++) v[o + i] = staged[base + slot_of(g.x * size + g.y, i * (size / r))];
     if (done == 1u) return;
+#ifdef FIXED
+    if (is(X_TWIDDLES)) return;
+    w[1] = is(V_ROOTS) && r >= 8u ? near_root(k, done * r) : root(k, done * r);
+#else
     w[1] = root(k, done * r);
+#endif
     if (r == 16u) {                                    // two products each, but few powers to keep
         w[2] = multiply(w[1], w[1]);
         w[3] = multiply(w[2], w[1]);
@@ -266,7 +290,6 @@ void put_all(uint base)
 }
 
 #ifdef FIXED
-const uint HELD = 16;                                  // elements of a thread, but whole groups
 const uint R0 = (RADICES & 15u) + 1u, R1 = (RADICES >> 4 & 15u) + 1u, R2 = (RADICES >> 8 & 15u) + 1u, R3 = (RADICES >> 12 & 15u) + 1u,
            R4 = (RADICES >> 16 & 15u) + 1u, R5 = (RADICES >> 20 & 15u) + 1u, R6 = (RADICES >> 24 & 15u) + 1u, R7 = (RADICES >> 28) + 1u;
 const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT;
@@ -282,6 +305,7 @@ uvec3 group_at(uint o, uint r, bool by_line)
 
 void butterflies(uint r)
 {
+    if (is(X_MATH)) return;
     [[unroll]] for (uint o = 0; o < HELD; o += r)
         switch (r) {
         case 2u: butterfly2(o); break;
@@ -340,19 +364,94 @@ void finish(uint r, uint done, bool by_line)
     }
 }
 
+void exchange_halves(uint before, uint r, uint done, bool first_by_line, bool by_line)
+{
+    [[unroll]] for (uint y = 0; y < 2u; y++) {
+        if (y > 0u || done > 1u) barrier();
+        [[unroll]] for (uint o = 0; o < HELD; o += before) {
+            uvec3 g = group_at(o, before, first_by_line);
+            uint to = g.x * size + target(before, done, g.y);
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < before; i++) part[slot_of(to, i * done)] = v[o + order(before, i)][y];
+        }
+        barrier();
+        [[unroll]] for (uint o = 0; o < HELD; o += r) {
+            uvec3 g = group_at(o, r, by_line);
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + i][y] = part[slot_of(g.x * size + g.y, i * (size / r))];
+        }
+    }
+}
+
 // One more pass, of radix r, of what radix `before` left; `after`: the next radix, 1 where there is none.
 #define NEXT(before, done, r, after) { \
     const bool by_line = after == 1u && has(LINES_OUT) && !STAGED_OUT; \
+    if (is(V_HALVES)) exchange_halves(before, r, done, done == 1u && has(LINES_IN), by_line); \
+    else if (!is(X_EXCHANGE)) { \
     if (done > 1u) barrier(); \
     to_shared(before, done, done == 1u && has(LINES_IN)); \
-    barrier(); \
+    barrier(); } \
     from_shared(r, done * before, by_line); \
     butterflies(r); \
     if (after == 1u) { finish(r, done * before, by_line); return; } }
 
-void main()
+// Rows of a later workgroup come into the cache now.
+const uint TOUCHES = (VARIANT & V_TOUCH32) != 0u ? HELD / 4u : HELD / 8u;
+uint touched[8];
+void touch()
 {
-    first_pass(has(LINES_IN));
+    uint id = (group_index() + inner) * lines;
+    bool there = id + lines <= ids;
+    [[unroll]] for (uint i = 0; i < TOUCHES; i++)
+        touched[i] = there ? a32[2u * (offset_a + id * SIZE) + (gl_LocalInvocationID.x + i * gl_WorkGroupSize.x) * (is(V_TOUCH32) ? 8u : 16u)] : 0u;
+}
+void touch_end()
+{
+    uint x = 0u;
+    [[unroll]] for (uint i = 0; i < TOUCHES; i++) x = max(x, touched[i]);
+    if (x == 0xfffffffeu && limit == 0u) d32[offset_d] = x;
+}
+
+// The same with a row in flight: workgroups take one row after the other. Three or four passes.
+vec2 u[HELD];
+void load_next(uint id)
+{
+    uint at = offset_a + min(id, ids - 1u) * SIZE;
+    [[unroll]] for (uint o = 0; o < HELD; o += R0)
+        [[unroll]] for (uint i = 0; i < R0; i++) {
+            u[o + i] = uintBitsToFloat(a64[at + gl_LocalInvocationID.x + o / R0 * gl_WorkGroupSize.x + i * (size / R0)]);
+            if (has(SWAP_IN)) u[o + i] = u[o + i].yx;
+        }
+}
+#define MOVE(before, done, r) { \
+    if (is(V_HALVES)) { if (done == 1u) barrier(); exchange_halves(before, r, done, false, false); } \
+    else { \
+    barrier(); \
+    to_shared(before, done, false); \
+    barrier(); } \
+    from_shared(r, done * before, false); \
+    butterflies(r); }
+void rows_ahead()
+{
+    uint id = group_index(), all = gl_NumWorkGroups.x * gl_NumWorkGroups.y * gl_NumWorkGroups.z;
+    load_next(id);
+    for (; id < ids; id += all) {
+        [[unroll]] for (uint i = 0; i < HELD; i++) v[i] = u[i];
+        load_next(id + all);
+        butterflies(R0);
+        MOVE(R0, 1u, R1)
+        if (R2 > 1u) MOVE(R1, R0, R2)
+        if (R3 > 1u) MOVE(R2, R0 * R1, R3)
+        uint r = R3 > 1u ? R3 : R2 > 1u ? R2 : R1, done = SIZE / r;
+        [[unroll]] for (uint o = 0; o < HELD; o += r)
+            [[unroll]] for (uint i = 0; i < r; i++) {
+                vec2 x = v[o + order(r, i)] * scale;
+                if (has(SWAP_OUT)) x = x.yx;
+                d64[offset_d + id * SIZE + target(r, done, gl_LocalInvocationID.x + o / r * gl_WorkGroupSize.x) + i * done] = floatBitsToUint(x);
+            }
+    }
+}
+
+void transform()
+{
     if (R1 == 1u) { finish(R0, 1u, has(LINES_IN)); return; }
     NEXT(R0, 1u, R1, R2)
     NEXT(R1, R0, R2, R3)
@@ -361,6 +460,14 @@ void main()
     NEXT(R4, R0 * R1 * R2 * R3, R5, R6)
     NEXT(R5, R0 * R1 * R2 * R3 * R4, R6, R7)
     NEXT(R6, R0 * R1 * R2 * R3 * R4 * R5, R7, 1u)
+}
+
+void main()
+{
+    if (is(V_AHEAD)) { rows_ahead(); return; }
+    first_pass(has(LINES_IN));
+    if (is(V_TOUCH)) { touch(); transform(); touch_end(); return; }
+    transform();
 }
 #else
 #define GROUP(R) case R: \
