@@ -12044,7 +12044,7 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
 enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
        FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
-       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_WHOLE_IN = 1 << 14, FFT_WHOLE_OUT = 1 << 15, FFT_ALL_IN = 1 << 16,
+       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15, FFT_ALL_IN = 1 << 16,
        FFT_ALL_OUT = 1 << 17,
        FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds at most so many elements */
@@ -12149,17 +12149,29 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     q.offset_out = set_output(e, 0, f->out);
     if (f->first) q.offset_first = set_input(e, 2, f->first);
     if (f->last) q.offset_last = set_input(e, 3, f->last);
-    if ((f->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q.offset_in, f->row_a)) q.flags |= FFT_WHOLE_IN;
-    if ((f->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q.offset_out, f->row_d)) q.flags |= FFT_WHOLE_OUT;
+    if ((q.flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q.offset_in, f->row_a)) {
+        q.flags = (q.flags & ~(uint32_t)FFT_LOAD) | FFT_LOAD_COMPLEX;
+        for (int i = 0; i < FFT_ROWS; i++) q.row_a[i] /= 2;
+        q.offset_in /= 2;
+        q.valid /= 2;
+    }
+    if ((q.flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q.offset_out, f->row_d)) {
+        q.flags &= ~(uint32_t)FFT_STORE;
+        for (int i = 0; i < FFT_ROWS; i++) q.row_d[i] /= 2;
+        q.offset_out /= 2;
+    }
     few = l->size * l->subs;                         /* elements of a row, zeros behind len among them */
-    if (!(q.flags & FFT_LOAD) && f->len >= few && f->valid >= few) q.flags |= FFT_ALL_IN;
+    if (!(q.flags & FFT_LOAD) && q.len >= few && q.valid >= few) q.flags |= FFT_ALL_IN;
+    if (l->subs == 1 && f->c1 == 1 && f->rows == f->c2) q.flags |= FFT_FLAT;
+    if ((q.flags & FFT_LOAD) == FFT_LOAD_MERGE && fixed && radices && l->subs == 1 && l->size == f->len && !(q.flags & FFT_TABLE_IN)) q.flags |= FFT_MERGED;
     if (!(q.flags & FFT_STORE) && f->limit >= few) q.flags |= FFT_ALL_OUT;
     if (fixed && radices) {
-        bool unit = (q.flags & FFT_ALL_IN) && (q.flags & FFT_ALL_OUT) && !(q.flags & ~(uint32_t)(FFT_ALL_IN | FFT_ALL_OUT | FFT_SWAP_IN | FFT_SWAP_OUT)) &&
-                    l->subs == 1 && f->c1 == 1 && l->a_step * f->step_a == 1 && l->b_step * f->step_d == 1 && l->size >= 1024 && !(l->size & (l->size - 1)) &&
-                    f->row_a[2] == l->size && f->row_d[2] == l->size && f->rows == f->c2;
+        bool unit = (q.flags & FFT_ALL_IN) && (q.flags & FFT_ALL_OUT) && (q.flags & FFT_FLAT) &&
+                    !(q.flags & ~(uint32_t)(FFT_FLAT | FFT_ALL_IN | FFT_ALL_OUT | FFT_SWAP_IN | FFT_SWAP_OUT)) &&
+                    l->size >= 1024 && !(l->size & (l->size - 1)) && q.row_a[2] == l->size && q.row_d[2] == l->size;
         uint32_t variant = knob("MLX_VK_FFT_VARIANT", 0), held = knob("MLX_VK_FFT_HELD", 16), part = 1;
         if (!unit) { variant &= 2 | 4; held = FFT_HELD; }
+        if ((q.flags & FFT_STORE) == FFT_STORE_SPLIT || (q.flags & FFT_MERGED)) variant &= ~4u;
         if (unit && held == 8 && l->size > 1024 * 8) held = 16;
         if (variant & 4) { part = room; room = 1; }
         threads = (uint32_t)round_up(ceil_div((uint64_t)lines * l->size, held), 32);

@@ -50,10 +50,10 @@ layout(push_constant) uniform Push {
 const uint LOAD = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_HALF = 3u, LOAD_MERGE = 4u, LOAD_SPLIT = 5u;
 // How they are stored: complex; the real part; pairs; as a half, from shared memory.
 const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
-// Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access, pairs that
-// are complex numbers in memory.
+// Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access; rows follow
+// each other at one distance, and are not cut; a spectrum goes through shared memory before the first pass.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
-           LINES_IN = 1u << 12, LINES_OUT = 1u << 13, WHOLE_IN = 1u << 14, WHOLE_OUT = 1u << 15;
+           LINES_IN = 1u << 12, LINES_OUT = 1u << 13, FLAT = 1u << 14, MERGED = 1u << 15;
 // All elements that are asked for are there, and complex: loads need no branches.
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 bool has(uint flag) { return (flags & flag) != 0u; }
@@ -86,10 +86,9 @@ vec2 load(uint at, uint e)
     uint how = flags & LOAD;
     vec2 x;
     if (!has(ALL_IN) && e >= len + uint(how == LOAD_SPLIT)) return vec2(0.0);
-    if (has(ALL_IN)) x = uintBitsToFloat(a64[at + e * step_a]);
+    if (has(ALL_IN)) x = uintBitsToFloat(a64[at + (has(LINES_IN) ? e * step_a : e)]);
     else if (how == LOAD_COMPLEX) x = element(at, e);
     else if (how == LOAD_REAL) x = vec2(real(at, e), 0.0);
-    else if (how == LOAD_PAIRS && has(WHOLE_IN)) x = uintBitsToFloat(a64[at / 2u + e]);
     else if (how == LOAD_PAIRS) x = vec2(real(at, 2u * e), real(at, 2u * e + 1u));
     else if (how == LOAD_HALF) x = 2u * e > len ? conjugate(bin(at, len - e, len)) : bin(at, e, len);
     else if (how == LOAD_MERGE) {
@@ -110,40 +109,35 @@ void store(uint at, uint e, vec2 x)
     if (has(SWAP_LAST)) x = x.yx;
     x *= scale;
     if (how == STORE_REAL) d32[at + e * step_d] = floatBitsToUint(x.x);
-    else if (how == STORE_PAIRS && has(WHOLE_OUT)) d64[at / 2u + e] = floatBitsToUint(x);
     else if (how == STORE_PAIRS) {
         d32[at + 2u * e * step_d] = floatBitsToUint(x.x);
         d32[at + (2u * e + 1u) * step_d] = floatBitsToUint(x.y);
-    } else d64[at + e * step_d] = floatBitsToUint(x);
+    } else d64[at + (has(LINES_OUT) ? e * step_d : e)] = floatBitsToUint(x);
 }
 
 uint row_at(uint row, uint far, uint middle, uint near) { return row / c2 / c1 * far + row / c2 % c1 * middle + row % c2 * near; }
 
+// Where the row begins that line `id` is of; the line's number of an element.
+uint place_in(uint id) { return offset_a + (has(FLAT) ? id * row_a[2] : row_at(id / subs, row_a[0], row_a[1], row_a[2])); }
+uint place_out(uint id) { return offset_d + (has(FLAT) ? id * row_d[2] : row_at(id / subs, row_d[0], row_d[1], row_d[2])); }
+uint number_in(uint sub, uint e) { return has(FLAT) ? e : sub / inner * a1 + sub % inner * a2 + (has(LINES_IN) ? e * a_step : e); }
+uint number_out(uint sub, uint e) { return has(FLAT) ? e : sub / inner * b1 + sub % inner * b2 + (has(LINES_OUT) ? e * b_step : e); }
+
 // Element e of line l of this workgroup.
 vec2 fetch(uint l, uint e)
 {
-    uint id = group_index() * lines + l, sub;
-    if (is(V_UNIT)) {
-        vec2 x = uintBitsToFloat(a64[offset_a + min(id, ids - 1u) * SIZE + e]);
-        return has(SWAP_IN) ? x.yx : x;
-    }
+    uint id = group_index() * lines + l;
     if (has(ALL_IN)) id = min(id, ids - 1u);
     else if (id >= ids) return vec2(0.0);
-    sub = id % subs;
-    return load(offset_a + row_at(id / subs, row_a[0], row_a[1], row_a[2]), sub / inner * a1 + sub % inner * a2 + e * a_step);
+    return load(place_in(id), number_in(id % subs, e));
 }
 
 void put(uint l, uint e, vec2 x)
 {
     uint id = group_index() * lines + l, sub = id % subs;
     if (id >= ids) return;
-    if (is(V_UNIT)) {
-        if (has(SWAP_OUT)) x = x.yx;
-        d64[offset_d + id * SIZE + e] = floatBitsToUint(x * scale);
-        return;
-    }
     if (has(TURN)) x = multiply(x, root(sub % inner * e, turn));
-    store(offset_d + row_at(id / subs, row_d[0], row_d[1], row_d[2]), sub / inner * b1 + sub % inner * b2 + e * b_step, x);
+    store(place_out(id), number_out(sub, e), x);
 }
 
 // ---- transforms of a few elements, in v[o], v[o + 1], ... of a thread ----
@@ -280,12 +274,33 @@ void set(uint o, uint r, uint done, uvec2 g, uint base)
 void put_all(uint base)
 {
     bool halves = (flags & STORE) == STORE_SPLIT;
-    uint many = size + uint(halves), total = many * lines;
+    uint many = halves ? size / 2u + 1u : size, total = many * lines;
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uint l = has(LINES_OUT) ? i % lines : i / many, e = has(LINES_OUT) ? i / lines : i % many, from = l * size;
-        vec2 x = staged[base + slot(from + (e < size ? e : 0u))];
-        if (halves) x = split(x, staged[base + slot(from + (e > 0u ? size - e : 0u))], e);
-        put(l, e, x);
+        vec2 x = staged[base + slot(from + e)], y, odd;
+        if (!halves) { put(l, e, x); continue; }
+        y = staged[base + slot(from + (e > 0u ? size - e : 0u))];      // two elements of the half spectrum from these
+        odd = 0.5 * (x - conjugate(y));
+        odd = multiply(root(e, 2u * size), vec2(odd.y, -odd.x));
+        x = 0.5 * (x + conjugate(y));
+        put(l, e, x + odd);
+        if (2u * e != size) put(l, size - e, conjugate(x - odd));
+    }
+}
+
+// The reverse: pairs' elements from a half spectrum to shared memory.
+void merge_all()
+{
+    uint many = size / 2u + 1u, total = many * lines;
+    for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
+        uint l = has(LINES_IN) ? i % lines : i / many, e = has(LINES_IN) ? i / lines : i % many, id = min(group_index() * lines + l, ids - 1u);
+        uint at = place_in(id);
+        vec2 x = bin(at, e, 2u * size), y = conjugate(bin(at, size - e, 2u * size)), odd = multiply(conjugate(root(e, 2u * size)), x - y);
+        x += y;
+        y = vec2(x.x + odd.y, odd.x - x.y);
+        x += vec2(-odd.y, odd.x);
+        staged[slot(l * size + e)] = has(SWAP_IN) ? x.yx : x;
+        if (e > 0u) staged[slot(l * size + size - e)] = has(SWAP_IN) ? y.yx : y;
     }
 }
 
@@ -338,6 +353,14 @@ void to_shared(uint r, uint done, bool by_line)
 
 void first_pass(bool by_line)
 {
+    if (has(MERGED)) {
+        merge_all();
+        barrier();
+        from_shared(R0, 1u, by_line);
+        butterflies(R0);
+        if (R1 > 1u) barrier();
+        return;
+    }
     [[unroll]] for (uint o = 0; o < HELD; o += R0) {
         uvec3 g = group_at(o, R0, by_line);
         if (g.z == 0u) continue;
