@@ -12045,7 +12045,7 @@ enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LO
        FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
        FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15, FFT_ALL_IN = 1 << 16,
-       FFT_ALL_OUT = 1 << 17,
+       FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18,
        FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds at most so many elements */
 
@@ -12124,6 +12124,12 @@ static int fft_cut(uint32_t n, uint32_t room, uint32_t part[FFT_STEPS])
 
 static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return !((offset | place[0] | place[1] | place[2]) & 1); }
 
+/* Rows that are columns, in memory, of the operand and of the result. */
+static bool fft_columns(const struct fft *f)
+{
+    return f->c1 == 1 && f->rows == f->c2 && f->row_a[2] == 1 && f->row_d[2] == 1 && f->step_a > 1 && f->step_d > 1;
+}
+
 /* One dispatch: transforms of l->size elements, or with that many elements of each row none. */
 static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
 {
@@ -12162,11 +12168,12 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     }
     few = l->size * l->subs;                         /* elements of a row, zeros behind len among them */
     if (!(q.flags & FFT_LOAD) && q.len >= few && q.valid >= few) q.flags |= FFT_ALL_IN;
-    if (l->subs == 1 && f->c1 == 1 && f->rows == f->c2) q.flags |= FFT_FLAT;
+    if (f->c1 == 1 && f->rows == f->c2) q.flags |= FFT_FLAT;
+    if (fft_columns(f)) q.flags |= FFT_ACROSS;
     if ((q.flags & FFT_LOAD) == FFT_LOAD_MERGE && fixed && radices && l->subs == 1 && l->size == f->len && !(q.flags & FFT_TABLE_IN)) q.flags |= FFT_MERGED;
     if (!(q.flags & FFT_STORE) && f->limit >= few) q.flags |= FFT_ALL_OUT;
     if (fixed && radices) {
-        bool unit = (q.flags & FFT_ALL_IN) && (q.flags & FFT_ALL_OUT) && (q.flags & FFT_FLAT) &&
+        bool unit = (q.flags & FFT_ALL_IN) && (q.flags & FFT_ALL_OUT) && (q.flags & FFT_FLAT) && l->subs == 1 &&
                     !(q.flags & ~(uint32_t)(FFT_FLAT | FFT_ALL_IN | FFT_ALL_OUT | FFT_SWAP_IN | FFT_SWAP_OUT)) &&
                     l->size >= 1024 && !(l->size & (l->size - 1)) && q.row_a[2] == l->size && q.row_d[2] == l->size;
         uint32_t variant = knob("MLX_VK_FFT_VARIANT", 0), held = knob("MLX_VK_FFT_HELD", 16), part = 1;
@@ -12176,7 +12183,7 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
         if (variant & 4) { part = room; room = 1; }
         threads = (uint32_t)round_up(ceil_div((uint64_t)lines * l->size, held), 32);
         if (variant & (8 | 16)) q.inner = knob("MLX_VK_FFT_AHEAD", 528);
-        KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags, variant, held, part);
+        KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags, variant, held, part, l->subs, l->inner);
         set_bytes(e, &q, sizeof q);
         dispatch_groups(e, variant & 32 ? min_u32(q.ids, knob("MLX_VK_FFT_GROUPS", 264)) : ceil_div(q.ids, lines));
         return;
@@ -12186,20 +12193,25 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     dispatch_groups(e, ceil_div(q.ids, lines));
 }
 
-/* Lets rows lie one after the other in an array of the lowering's own. */
+/* Lets rows lie in an array of the lowering's own: one after the other, or as columns beside each other. */
 static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct fft *f, uint32_t n)
 {
     place[2] = n;
     place[1] = n * f->c2;
     place[0] = n * f->c2 * f->c1;
     *step = 1;
+    if (fft_columns(f)) {
+        place[2] = 1;
+        *step = f->c2;
+    }
 }
 
 /* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles between. */
 static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
     uint32_t p[FFT_STEPS] = { 0 };
-    int count = fft_cut(n, fft_room(e), p);
+    uint32_t room = fft_room(e);
+    int count = fft_cut(n, fft_columns(f) && n > room / 4 ? room / 8 : room, p);   /* several columns at a time */
     struct fft part = *f;
     struct array *between;
     if (count == 1) { fft_step(e, f, &(struct fft_lines){ n, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true); return; }

@@ -15,6 +15,8 @@ layout(constant_id = 5) const uint FLAGS = 0;
 layout(constant_id = 6) const uint VARIANT = 0;
 layout(constant_id = 7) const uint HELD = 16;
 layout(constant_id = 8) const uint PART = 1;
+layout(constant_id = 9) const uint SUBS = 1;
+layout(constant_id = 10) const uint INNER = 1;
 const uint V_UNIT = 1u, V_ROOTS = 2u, V_HALVES = 4u, V_TOUCH64 = 8u, V_TOUCH32 = 16u, V_AHEAD = 32u, V_TOUCH = V_TOUCH64 | V_TOUCH32,
            X_MATH = 64u, X_TWIDDLES = 128u, X_EXCHANGE = 256u, V_NEAR = 512u;
 bool is(uint bits) { return (VARIANT & bits) != 0u; }
@@ -27,7 +29,7 @@ layout(push_constant) uniform Push {
     uint size_, radices_, ids, lines_, flags_;         // radices: less one, four bits each
     uint offset_a, offset_d, offset_first, offset_last;
     uint len, valid, limit;                            // of a row's transform; elements of its operand; results to store
-    uint subs, inner;                                  // lines a row is cut into; of which `inner` follow each other
+    uint subs_, inner_;                                // lines a row is cut into; of which `inner` follow each other
     uint a1, a2, a_step, b1, b2, b_step;               // a line's first element: a1 * (sub / inner) + a2 * (sub % inner)
     uint turn;                                         // twiddles: roots of this order
     uint c1, c2;                                       // the two inner sizes of up to three dimensions of rows
@@ -39,10 +41,14 @@ layout(push_constant) uniform Push {
 #define size SIZE
 #define lines LINES
 #define flags FLAGS
+#define subs SUBS
+#define inner INNER
 #else
 #define size size_
 #define lines lines_
 #define flags flags_
+#define subs subs_
+#define inner inner_
 #endif
 
 // Flags. How elements are loaded: complex; real; pairs of reals as complex numbers; the half of a symmetric spectrum, its
@@ -50,10 +56,10 @@ layout(push_constant) uniform Push {
 const uint LOAD = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_HALF = 3u, LOAD_MERGE = 4u, LOAD_SPLIT = 5u;
 // How they are stored: complex; the real part; pairs; as a half, from shared memory.
 const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
-// Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access; rows follow
-// each other at one distance, and are not cut; a spectrum goes through shared memory before the first pass.
+// Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access; rows are of
+// one dimension; neighbouring lines are those of neighbouring rows, which have one dimension then; a spectrum goes through shared memory before the first pass.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
-           LINES_IN = 1u << 12, LINES_OUT = 1u << 13, FLAT = 1u << 14, MERGED = 1u << 15;
+           LINES_IN = 1u << 12, LINES_OUT = 1u << 13, FLAT = 1u << 14, MERGED = 1u << 15, ACROSS = 1u << 18;
 // All elements that are asked for are there, and complex: loads need no branches.
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 bool has(uint flag) { return (flags & flag) != 0u; }
@@ -117,11 +123,14 @@ void store(uint at, uint e, vec2 x)
 
 uint row_at(uint row, uint far, uint middle, uint near) { return row / c2 / c1 * far + row / c2 % c1 * middle + row % c2 * near; }
 
-// Where the row begins that line `id` is of; the line's number of an element.
-uint place_in(uint id) { return offset_a + (has(FLAT) ? id * row_a[2] : row_at(id / subs, row_a[0], row_a[1], row_a[2])); }
-uint place_out(uint id) { return offset_d + (has(FLAT) ? id * row_d[2] : row_at(id / subs, row_d[0], row_d[1], row_d[2])); }
-uint number_in(uint sub, uint e) { return has(FLAT) ? e : sub / inner * a1 + sub % inner * a2 + (has(LINES_IN) ? e * a_step : e); }
-uint number_out(uint sub, uint e) { return has(FLAT) ? e : sub / inner * b1 + sub % inner * b2 + (has(LINES_OUT) ? e * b_step : e); }
+uint row_of(uint id) { return has(ACROSS) ? id % c2 : id / subs; }
+uint sub_of(uint id) { return has(ACROSS) ? id / c2 : id % subs; }
+
+// Where the row begins that line `id` is of; an element's number in it.
+uint place_in(uint id) { return offset_a + (has(FLAT) ? row_of(id) * row_a[2] : row_at(row_of(id), row_a[0], row_a[1], row_a[2])); }
+uint place_out(uint id) { return offset_d + (has(FLAT) ? row_of(id) * row_d[2] : row_at(row_of(id), row_d[0], row_d[1], row_d[2])); }
+uint number_in(uint sub, uint e) { return sub / inner * a1 + sub % inner * a2 + (has(LINES_IN) ? e * a_step : e); }
+uint number_out(uint sub, uint e) { return sub / inner * b1 + sub % inner * b2 + (has(LINES_OUT) ? e * b_step : e); }
 
 // Element e of line l of this workgroup.
 vec2 fetch(uint l, uint e)
@@ -129,16 +138,17 @@ vec2 fetch(uint l, uint e)
     uint id = group_index() * lines + l;
     if (has(ALL_IN)) id = min(id, ids - 1u);
     else if (id >= ids) return vec2(0.0);
-    return load(place_in(id), number_in(id % subs, e));
+    return load(place_in(id), number_in(sub_of(id), e));
 }
 
 void put(uint l, uint e, vec2 x)
 {
-    uint id = group_index() * lines + l, sub = id % subs;
-    if (id >= ids) return;
-    if (has(TURN)) x = multiply(x, root(sub % inner * e, turn));
-    store(place_out(id), number_out(sub, e), x);
+    uint id = group_index() * lines + l;
+    if (id < ids) store(place_out(id), number_out(sub_of(id), e), x);
 }
+
+// The root whose powers a line's elements are multiplied with before they are stored.
+vec2 turn_of(uint l, uint e) { return root(sub_of(group_index() * lines + l) % inner * e % turn, turn); }
 
 // ---- transforms of a few elements, in v[o], v[o + 1], ... of a thread ----
 
@@ -228,11 +238,37 @@ uint slot_of(uint p, uint c) { return (SIZE & (SIZE - 1u)) == 0u ? slot(p) ^ slo
 uint slot_of(uint p, uint c) { return slot(p + c); }
 #endif
 
+// Multiplies element i of a group of r, with start * root^i; of a result they are out of order.
+void twiddle(uint o, uint r, vec2 start, vec2 root, bool ordered, bool starts)
+{
+    vec2 w[16];
+    w[0] = start;
+    w[1] = root;
+    if (r == 16u) {                                    // two products each, but few powers to keep
+        w[2] = multiply(w[1], w[1]);
+        w[3] = multiply(w[2], w[1]);
+        w[4] = multiply(w[2], w[2]);
+        w[8] = multiply(w[4], w[4]);
+        w[12] = multiply(w[8], w[4]);
+        if (starts) [[unroll]] for (uint i = 4; i < 16u; i += 4u) w[i] = multiply(w[i], start);
+        [[unroll]] for (uint i = 0; i < 16u; i++) {
+            uint at = o + (ordered ? order(r, i) : i);
+            if (i % 4u > 0u) v[at] = multiply(v[at], w[i % 4u]);
+            if (i / 4u > 0u || starts) v[at] = multiply(v[at], w[i / 4u * 4u]);
+        }
+        return;
+    }
+    [[unroll]] for (uint i = 0; i < r; i++) {
+        uint at = o + (ordered ? order(r, i) : i);
+        if (i > 1u) w[i] = multiply(w[i / 2u], w[i - i / 2u]);
+        if (i > 0u) v[at] = multiply(v[at], w[i]);
+        if (starts) v[at] = multiply(v[at], start);
+    }
+}
+
 // A group of r elements, of line g.x the one number g.y, from shared memory to v[o], v[o + 1], ... and back.
 void get(uint o, uint r, uint done, uvec2 g, uint base)
 {
-    uint k = g.y % done;
-    vec2 w[16];
 #ifdef FIXED
     if (!is(X_EXCHANGE | V_HALVES))
 #endif
@@ -240,26 +276,10 @@ void get(uint o, uint r, uint done, uvec2 g, uint base)
     if (done == 1u) return;
 #ifdef FIXED
     if (is(X_TWIDDLES)) return;
-    w[1] = is(V_ROOTS) && r >= 8u ? near_root(k, done * r) : root(k, done * r);
+    twiddle(o, r, vec2(0.0), is(V_ROOTS) && r >= 8u ? near_root(g.y % done, done * r) : root(g.y % done, done * r), false, false);
 #else
-    w[1] = root(k, done * r);
+    twiddle(o, r, vec2(0.0), root(g.y % done, done * r), false, false);
 #endif
-    if (r == 16u) {                                    // two products each, but few powers to keep
-        w[2] = multiply(w[1], w[1]);
-        w[3] = multiply(w[2], w[1]);
-        w[4] = multiply(w[2], w[2]);
-        w[8] = multiply(w[4], w[4]);
-        w[12] = multiply(w[8], w[4]);
-        [[unroll]] for (uint i = 1; i < 16u; i++) {
-            if (i % 4u > 0u) v[o + i] = multiply(v[o + i], w[i % 4u]);
-            if (i / 4u > 0u) v[o + i] = multiply(v[o + i], w[i / 4u * 4u]);
-        }
-        return;
-    }
-    [[unroll]] for (uint i = 1; i < r; i++) {
-        if (i > 1u) w[i] = multiply(w[i / 2u], w[i - i / 2u]);
-        v[o + i] = multiply(v[o + i], w[i]);
-    }
 }
 
 uint target(uint r, uint done, uint j) { return j / done * done * r + j % done; }   // of a group's first result
@@ -278,7 +298,7 @@ void put_all(uint base)
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uint l = has(LINES_OUT) ? i % lines : i / many, e = has(LINES_OUT) ? i / lines : i % many, from = l * size;
         vec2 x = staged[base + slot(from + e)], y, odd;
-        if (!halves) { put(l, e, x); continue; }
+        if (!halves) { put(l, e, has(TURN) ? multiply(x, turn_of(l, e)) : x); continue; }
         y = staged[base + slot(from + (e > 0u ? size - e : 0u))];      // two elements of the half spectrum from these
         odd = 0.5 * (x - conjugate(y));
         odd = multiply(root(e, 2u * size), vec2(odd.y, -odd.x));
@@ -383,6 +403,7 @@ void finish(uint r, uint done, bool by_line)
         uvec3 g = group_at(o, r, by_line);
         uint to = target(r, done, g.y);
         if (g.z == 0u) continue;
+        if (has(TURN)) twiddle(o, r, turn_of(g.x, to), turn_of(g.x, done), true, true);
         [[unroll]] for (uint i = 0; i < r; i++) put(g.x, to + i * done, v[o + order(r, i)]);
     }
 }
@@ -421,7 +442,7 @@ const uint TOUCHES = (VARIANT & V_TOUCH32) != 0u ? HELD / 4u : HELD / 8u;
 uint touched[8];
 void touch()
 {
-    uint id = (group_index() + inner) * lines;
+    uint id = (group_index() + inner_) * lines;
     bool there = id + lines <= ids;
     [[unroll]] for (uint i = 0; i < TOUCHES; i++)
         touched[i] = there ? a32[2u * (offset_a + id * SIZE) + (gl_LocalInvocationID.x + i * gl_WorkGroupSize.x) * (is(V_TOUCH32) ? 8u : 16u)] : 0u;
