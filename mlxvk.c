@@ -12045,7 +12045,7 @@ enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LO
        FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
        FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15, FFT_ALL_IN = 1 << 16,
-       FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18,
+       FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19,
        FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds at most so many elements */
 
@@ -12075,23 +12075,46 @@ static bool fft_fixed(const struct device *d)
 
 static uint32_t fft_threads(const struct device *d) { return min_u32(FFT_THREADS, d->caps.max_threads / 32 * 32); }
 
+/* Rows that are columns, in memory, of the operand and of the result. */
+static bool fft_columns(const struct fft *f)
+{
+    return f->c1 == 1 && f->rows == f->c2 && f->row_a[2] == 1 && f->row_d[2] == 1 && f->step_a > 1 && f->step_d > 1;
+}
+
+static bool fft_binary(uint32_t n) { return !(n & (n - 1)); }
+
+/* Shared memory for that many elements of 4 or 8 bytes, as they lie in it: see slot() in fft.comp. */
+static uint32_t fft_padded(uint32_t n) { return n + n / 16; }
+
 /* Elements that a workgroup can hold: in registers and shared memory, or in each half of shared memory. */
 static uint32_t fft_room(const struct encoder *e)
 {
     const struct device *d = e->device;
-    uint32_t room = FFT_HELD * FFT_THREADS, each = fft_fixed(d) ? 8 : 16;
-    while (room * each > d->caps.shared_memory || (each == 8 && room > FFT_HELD * fft_threads(d))) room /= 2;
+    uint32_t room = FFT_HELD * FFT_THREADS;
+    bool fixed = fft_fixed(d);
+    while ((fixed ? 8 * fft_padded(room) : 16 * room) > d->caps.shared_memory || (fixed && room > FFT_HELD * fft_threads(d))) room /= 2;
+    return room;
+}
+
+/* The same of one row, which may be exchanged in halves. */
+static uint32_t fft_row_room(const struct encoder *e, const struct fft *f)
+{
+    const struct device *d = e->device;
+    uint32_t room = 2 * FFT_HELD * FFT_THREADS;
+    if (!fft_fixed(d) || (f->flags & FFT_STORE) == FFT_STORE_SPLIT || fft_columns(f)) return fft_room(e);
+    while (4 * fft_padded(room) > d->caps.shared_memory || room > 2 * FFT_HELD * fft_threads(d)) room /= 2;
     return room;
 }
 
 static uint32_t knob(const char *name, uint32_t value) { const char *text = getenv(name); return text ? (uint32_t)atoi(text) : value; }
 
-/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). */
+/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). Odd ones come first: what they
+ * leave in shared memory does not collide. */
 static uint32_t fft_radices(uint32_t n)
 {
-    static const uint8_t radices[] = { 16, 8, 4, 2, 3, 5, 7, 11, 13 };
+    static const uint8_t radices[] = { 13, 11, 7, 5, 3, 16, 8, 4, 2 };
     uint32_t list = 0, shift = 0;
-    for (size_t i = knob("MLX_VK_FFT_HELD", 16) == 8; i < COUNT(radices); i++)
+    for (size_t i = 0; i < COUNT(radices); i++)
         for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4) list |= (uint32_t)(radices[i] - 1) << shift;
     return n == 1 ? list : 0;
 }
@@ -12124,18 +12147,55 @@ static int fft_cut(uint32_t n, uint32_t room, uint32_t part[FFT_STEPS])
 
 static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return !((offset | place[0] | place[1] | place[2]) & 1); }
 
-/* Rows that are columns, in memory, of the operand and of the result. */
-static bool fft_columns(const struct fft *f)
+/* Pairs of reals that are complex numbers in memory, taken as these. */
+static void fft_whole_pairs(struct fft_push *q, const struct fft *f)
 {
-    return f->c1 == 1 && f->rows == f->c2 && f->row_a[2] == 1 && f->row_d[2] == 1 && f->step_a > 1 && f->step_d > 1;
+    if ((q->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q->offset_in, f->row_a)) {
+        q->flags &= ~(uint32_t)FFT_LOAD;
+        for (int i = 0; i < FFT_ROWS; i++) q->row_a[i] /= 2;
+        q->offset_in /= 2;
+        q->valid /= 2;
+    }
+    if ((q->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q->offset_out, f->row_d)) {
+        q->flags &= ~(uint32_t)FFT_STORE;
+        for (int i = 0; i < FFT_ROWS; i++) q->row_d[i] /= 2;
+        q->offset_out /= 2;
+    }
+}
+
+/* What needs no test while loading and storing, and where neighbouring lines are. */
+static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
+{
+    uint32_t all = q->size * q->subs, flags = 0;     /* elements of a row, zeros behind len among them */
+    if (!(q->flags & FFT_LOAD) && q->len >= all && q->valid >= all) flags |= FFT_ALL_IN;
+    if (!(q->flags & FFT_STORE) && q->limit >= all) flags |= FFT_ALL_OUT;
+    if (f->c1 == 1 && f->rows == f->c2) flags |= FFT_FLAT;
+    if (fft_columns(f)) flags |= FFT_ACROSS;
+    return flags;
+}
+
+/* The kernel of one length. A thread holds more elements where rows are long enough for that; the next rows are ... */
+static void fft_constant_length(struct encoder *e, struct fft_push *q)
+{
+    struct device *d = e->device;
+    uint32_t all = q->lines * q->size, held = knob("MLX_VK_FFT_HELD", 16), ahead = knob("MLX_VK_FFT_AHEAD", 0), room = all;
+    bool binary = fft_binary(q->size);
+    if (!binary || all % (32 * held) || q->size < held) held = FFT_HELD;
+    if (all > held * fft_threads(d)) held = 2 * FFT_HELD;
+    if (binary) room = fft_padded(all);
+    if (8 * room > d->caps.shared_memory) q->flags |= FFT_HALVES;
+    else if ((q->flags & FFT_LOAD) == FFT_LOAD_MERGE && q->subs == 1 && q->size >= held && q->len == q->size && !(q->flags & FFT_TABLE_IN)) q->flags |= FFT_MERGED;
+    if (!binary || q->subs != 1 || q->row_a[2] != q->size || (q->flags & FFT_LINES_IN) || !(q->flags & FFT_ALL_IN) || !(q->flags & FFT_FLAT) || all % held) ahead = 0;
+    KERNEL(e, K_FFT_FIXED, (uint32_t)round_up(ceil_div(all, held), 32), (uint32_t)round_up(room, 64), q->size, q->radices, q->lines, q->flags, held, q->subs,
+           q->inner, ahead);
 }
 
 /* One dispatch: transforms of l->size elements, or with that many elements of each row none. */
 static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
 {
     struct device *d = e->device;
-    bool cpu = d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, fixed = fft_fixed(d);
-    uint32_t room = fft_room(e), threads = fft_threads(d), lines, radices = transform ? fft_radices(l->size) : 0, few;
+    uint32_t room = fft_room(e), radices = transform ? fft_radices(l->size) : 0, few;
+    bool fixed = fft_fixed(d) && radices;
     struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len, .valid = f->valid,
         .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2,
         .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
@@ -12143,54 +12203,19 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     memcpy(q.row_d, f->row_d, sizeof q.row_d);
     if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
     if (l->b_step * f->step_d != 1) q.flags |= FFT_LINES_OUT;
-    few = q.flags & (FFT_LINES_IN | FFT_LINES_OUT) ? 32 : ceil_div(1024, l->size);
-    lines = min_u32(min_u32(cpu ? room : few, room / l->size), q.ids);
-    while (lines > 4 && q.ids / lines < 2 * (uint32_t)wide_of(d)) lines /= 2;
-    q.lines = lines;
-    if (fixed && radices) {
-        threads = min_u32(threads, (uint32_t)round_up(ceil_div((uint64_t)lines * l->size, FFT_HELD), 32));
-        room = (uint32_t)round_up((size_t)lines * l->size, 256);
-    }
+    few = q.flags & (FFT_LINES_IN | FFT_LINES_OUT) ? 32 : ceil_div(knob("MLX_VK_FFT_FEW", 1024), l->size);
+    q.lines = min_u32(min_u32(d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? room : few, room > l->size ? room / l->size : 1), q.ids);
+    while (q.lines > 4 && q.ids / q.lines < 2 * (uint32_t)wide_of(d)) q.lines /= 2;
     q.offset_in = set_input(e, 1, f->in);
     q.offset_out = set_output(e, 0, f->out);
     if (f->first) q.offset_first = set_input(e, 2, f->first);
     if (f->last) q.offset_last = set_input(e, 3, f->last);
-    if ((q.flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q.offset_in, f->row_a)) {
-        q.flags = (q.flags & ~(uint32_t)FFT_LOAD) | FFT_LOAD_COMPLEX;
-        for (int i = 0; i < FFT_ROWS; i++) q.row_a[i] /= 2;
-        q.offset_in /= 2;
-        q.valid /= 2;
-    }
-    if ((q.flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q.offset_out, f->row_d)) {
-        q.flags &= ~(uint32_t)FFT_STORE;
-        for (int i = 0; i < FFT_ROWS; i++) q.row_d[i] /= 2;
-        q.offset_out /= 2;
-    }
-    few = l->size * l->subs;                         /* elements of a row, zeros behind len among them */
-    if (!(q.flags & FFT_LOAD) && q.len >= few && q.valid >= few) q.flags |= FFT_ALL_IN;
-    if (f->c1 == 1 && f->rows == f->c2) q.flags |= FFT_FLAT;
-    if (fft_columns(f)) q.flags |= FFT_ACROSS;
-    if ((q.flags & FFT_LOAD) == FFT_LOAD_MERGE && fixed && radices && l->subs == 1 && l->size == f->len && !(q.flags & FFT_TABLE_IN)) q.flags |= FFT_MERGED;
-    if (!(q.flags & FFT_STORE) && f->limit >= few) q.flags |= FFT_ALL_OUT;
-    if (fixed && radices) {
-        bool unit = (q.flags & FFT_ALL_IN) && (q.flags & FFT_ALL_OUT) && (q.flags & FFT_FLAT) && l->subs == 1 &&
-                    !(q.flags & ~(uint32_t)(FFT_FLAT | FFT_ALL_IN | FFT_ALL_OUT | FFT_SWAP_IN | FFT_SWAP_OUT)) &&
-                    l->size >= 1024 && !(l->size & (l->size - 1)) && q.row_a[2] == l->size && q.row_d[2] == l->size;
-        uint32_t variant = knob("MLX_VK_FFT_VARIANT", 0), held = knob("MLX_VK_FFT_HELD", 16), part = 1;
-        if (!unit) { variant &= 2 | 4; held = FFT_HELD; }
-        if ((q.flags & FFT_STORE) == FFT_STORE_SPLIT || (q.flags & FFT_MERGED)) variant &= ~4u;
-        if (unit && held == 8 && l->size > 1024 * 8) held = 16;
-        if (variant & 4) { part = room; room = 1; }
-        threads = (uint32_t)round_up(ceil_div((uint64_t)lines * l->size, held), 32);
-        if (variant & (8 | 16)) q.inner = knob("MLX_VK_FFT_AHEAD", 528);
-        KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags, variant, held, part, l->subs, l->inner);
-        set_bytes(e, &q, sizeof q);
-        dispatch_groups(e, variant & 32 ? min_u32(q.ids, knob("MLX_VK_FFT_GROUPS", 264)) : ceil_div(q.ids, lines));
-        return;
-    }
-    KERNEL(e, K_FFT, threads, room);
+    fft_whole_pairs(&q, f);
+    q.flags |= fft_access(&q, f);
+    if (fixed) fft_constant_length(e, &q);
+    else KERNEL(e, K_FFT, fft_threads(d), room);
     set_bytes(e, &q, sizeof q);
-    dispatch_groups(e, ceil_div(q.ids, lines));
+    dispatch_groups(e, ceil_div(q.ids, q.lines));
 }
 
 /* Lets rows lie in an array of the lowering's own: one after the other, or as columns beside each other. */
@@ -12211,9 +12236,10 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
     uint32_t p[FFT_STEPS] = { 0 };
     uint32_t room = fft_room(e);
-    int count = fft_cut(n, fft_columns(f) && n > room / 4 ? room / 8 : room, p);   /* several columns at a time */
+    int count = fft_columns(f) && n > room / 4 ? fft_cut(n, room / 8, p) : 0;      /* several columns at a time */
     struct fft part = *f;
     struct array *between;
+    if (!count) count = n <= fft_row_room(e, f) ? 1 : fft_cut(n, room, p);
     if (count == 1) { fft_step(e, f, &(struct fft_lines){ n, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true); return; }
     if (!count) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n); return; }
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
@@ -12244,7 +12270,7 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 }
 
 /* The smooth length that Bluestein's convolution of n elements takes. */
-static uint32_t fft_padded(uint32_t n)
+static uint32_t fft_convolved(uint32_t n)
 {
     static const uint8_t odd[] = { 1, 3, 5, 7, 9, 15 };
     uint64_t best = UINT64_MAX;
@@ -12259,7 +12285,7 @@ static uint32_t fft_padded(uint32_t n)
 /* Any length, as a convolution with a chirp: x w, transformed, times the chirp's transform, transformed back, times w. */
 static void fft_bluestein(struct encoder *e, const struct fft *f)
 {
-    uint32_t n = f->len, m = fft_padded(n), push[4] = { n, m, 0, 0 };
+    uint32_t n = f->len, m = fft_convolved(n), push[4] = { n, m, 0, 0 };
     struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64), *spectrum = scratch(e, m, MLXVK_COMPLEX64);
     struct array *product = scratch(e, (size_t)f->rows * m, MLXVK_COMPLEX64);
     struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1, .step_a = 1, .step_d = 1,
@@ -12374,7 +12400,7 @@ static void fft_split(struct encoder *e, const struct fft_params *p, struct arra
     size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len, rows = out->size / (size_t)out->shape[p->axis];
     struct array part[2] = { *in, *out }, *pair[2] = { in, out };
     int axis = -1, half;
-    len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_padded((uint32_t)p->n);
+    len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_convolved((uint32_t)p->n);
     for (int i = 0; i < out->ndim; i++)
         if (i != p->axis && out->shape[i] > 1 && (axis < 0 || out->shape[i] > out->shape[axis])) axis = i;
     if (axis < 0 || ((len <= fft_room(e) || rows * len <= room / 8) && axis_to_split(e, pair, 2) < 0)) { fft_whole(e, p, in, out); return; }
