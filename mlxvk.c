@@ -12045,7 +12045,7 @@ enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LO
        FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
        FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15, FFT_ALL_IN = 1 << 16,
-       FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19,
+       FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
        FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds at most so many elements */
 
@@ -12185,6 +12185,7 @@ static void fft_constant_length(struct encoder *e, struct fft_push *q)
     if (binary) room = fft_padded(all);
     if (8 * room > d->caps.shared_memory) q->flags |= FFT_HALVES;
     else if ((q->flags & FFT_LOAD) == FFT_LOAD_MERGE && q->subs == 1 && q->size >= held && q->len == q->size && !(q->flags & FFT_TABLE_IN)) q->flags |= FFT_MERGED;
+    else if (q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
     if (!binary || q->subs != 1 || q->row_a[2] != q->size || (q->flags & FFT_LINES_IN) || !(q->flags & FFT_ALL_IN) || !(q->flags & FFT_FLAT) || all % held) ahead = 0;
     KERNEL(e, K_FFT_FIXED, (uint32_t)round_up(ceil_div(all, held), 32), (uint32_t)round_up(room, 64), q->size, q->radices, q->lines, q->flags, held, q->subs,
            q->inner, ahead);

@@ -54,10 +54,10 @@ const uint LOAD = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_H
 const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
 // Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access; rows are of
 // one dimension; neighbouring lines are those of neighbouring rows, which have one dimension then; a spectrum goes through shared memory before the first pass;
-// real and imaginary parts are exchanged one after the other, in half the shared memory.
+// real and imaginary parts are exchanged one after the other, in half the shared memory; lines are short: loaded as one.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
            LINES_IN = 1u << 12, LINES_OUT = 1u << 13, FLAT = 1u << 14, MERGED = 1u << 15, ACROSS = 1u << 18,
-           HALVES = 1u << 19;
+           HALVES = 1u << 19, SHORT = 1u << 20;
 // All elements that are asked for are there, and complex: loads need no branches.
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 bool has(uint flag) { return (flags & flag) != 0u; }
@@ -313,7 +313,7 @@ void put_all(uint base)
 #ifdef FIXED
 const uint R0 = (RADICES & 15u) + 1u, R1 = (RADICES >> 4 & 15u) + 1u, R2 = (RADICES >> 8 & 15u) + 1u, R3 = (RADICES >> 12 & 15u) + 1u,
            R4 = (RADICES >> 16 & 15u) + 1u, R5 = (RADICES >> 20 & 15u) + 1u, R6 = (RADICES >> 24 & 15u) + 1u, R7 = (RADICES >> 28) + 1u;
-const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT;
+const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT ? true : (FLAGS & SHORT) != 0u ? R1 == 1u : false;
 
 const bool EXACT = gl_WorkGroupSize.x * HELD == SIZE * LINES && BINARY;
 
@@ -404,10 +404,25 @@ void merge_all()
     }
 }
 
+// Neighbouring threads load neighbouring elements, where groups of a line are too few for that.
+void load_all()
+{
+    const uint total = SIZE * LINES;
+    [[unroll]] for (uint k = 0; k < HELD; k++) {
+        uint i = min(gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, total - 1u);
+        v[k] = fetch(i / SIZE, i % SIZE);
+    }
+    [[unroll]] for (uint k = 0; k < HELD; k++) {
+        uint i = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x;
+        if (i < total) staged[slot(i)] = v[k];
+    }
+}
+
 void first_pass(bool by_line)
 {
-    if (has(MERGED)) {
-        merge_all();
+    if (has(MERGED) || has(SHORT)) {
+        if (has(MERGED)) merge_all();
+        else load_all();
         barrier();
         from_shared(R0, 1u, by_line);
         butterflies(R0);
@@ -426,7 +441,7 @@ void first_pass(bool by_line)
 void finish(uint r, uint done, bool by_line)
 {
     if (STAGED_OUT) {
-        if (done > 1u) barrier();
+        if (done > 1u || has(SHORT)) barrier();
         to_shared(r, done, by_line);
         barrier();
         put_all(0u);
