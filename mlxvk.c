@@ -12112,7 +12112,7 @@ static uint32_t knob(const char *name, uint32_t value) { const char *text = gete
  * leave in shared memory does not collide. */
 static uint32_t fft_radices(uint32_t n)
 {
-    static const uint8_t radices[] = { 13, 11, 7, 5, 3, 16, 8, 4, 2 };
+    static const uint8_t radices[] = { 13, 11, 9, 7, 3, 10, 5, 16, 8, 4, 2 };
     uint32_t list = 0, shift = 0;
     for (size_t i = 0; i < COUNT(radices); i++)
         for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4) list |= (uint32_t)(radices[i] - 1) << shift;

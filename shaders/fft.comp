@@ -210,12 +210,12 @@ const vec2 TURN13[13] = { vec2(1, 0), vec2(0.88545602565320989, 0.46472317204376
     vec2(0.56806474673115581, -0.82298386589365640), vec2(0.88545602565320989, -0.46472317204376854) };
 
 #define ODD(R) \
-    void butterfly##R(uint o) \
+    void butterfly##R(uint o, uint step) \
     { \
         vec2 sum[R / 2], dif[R / 2], start = v[o]; \
         [[unroll]] for (uint k = 0; k < R / 2; k++) { \
-            sum[k] = v[o + k + 1] + v[o + R - 1 - k]; \
-            dif[k] = v[o + k + 1] - v[o + R - 1 - k]; \
+            sum[k] = v[o + (k + 1) * step] + v[o + (R - 1 - k) * step]; \
+            dif[k] = v[o + (k + 1) * step] - v[o + (R - 1 - k) * step]; \
             v[o] += sum[k]; \
         } \
         [[unroll]] for (uint m = 1; m <= R / 2; m++) { \
@@ -225,13 +225,40 @@ const vec2 TURN13[13] = { vec2(1, 0), vec2(0.88545602565320989, 0.46472317204376
                 p = fma(sum[k], vec2(w.x), p); \
                 q = fma(dif[k], vec2(w.y), q); \
             } \
-            v[o + m] = p + vec2(q.y, -q.x); \
-            v[o + R - m] = p - vec2(q.y, -q.x); \
+            v[o + m * step] = p + vec2(q.y, -q.x); \
+            v[o + (R - m) * step] = p - vec2(q.y, -q.x); \
         } \
-    }
+    } \
+    void butterfly##R(uint o) { butterfly##R(o, 1u); }
 ODD(3) ODD(5) ODD(7) ODD(11) ODD(13)
 
-uint order(uint r, uint i) { return r == 16u ? i % 4u * 4u + i / 4u : r == 8u ? i % 4u * 2u + i / 4u : i; }
+const vec2 ROOT9[5] = { vec2(1, 0), vec2(0.76604444311897804, -0.64278760968653933), vec2(0.17364817766693035, -0.98480775301220806),
+                        vec2(-0.5, -0.86602540378443865), vec2(-0.93969262078590838, -0.34202014332566873) };
+const vec2 ROOT10[5] = { vec2(1, 0), vec2(0.80901699437494742, -0.58778525229247313), vec2(0.30901699437494742, -0.95105651629515357),
+                         vec2(-0.30901699437494742, -0.95105651629515357), vec2(-0.80901699437494742, -0.58778525229247313) };
+
+void butterfly9(uint o)                                // leaves element k at (k % 3) * 3 + k / 3
+{
+    [[unroll]] for (uint i = 0; i < 3; i++) butterfly3(o + i, 3u);
+    [[unroll]] for (uint i = 1; i < 3; i++)
+        [[unroll]] for (uint k = 1; k < 3; k++) v[o + i + 3 * k] = multiply(v[o + i + 3 * k], ROOT9[i * k]);
+    [[unroll]] for (uint k = 0; k < 3; k++) butterfly3(o + 3 * k);
+}
+void butterfly10(uint o)                               // leaves element k at (k % 5) * 2 + k / 5
+{
+    butterfly5(o, 2u);
+    butterfly5(o + 1u, 2u);
+    [[unroll]] for (uint k = 0; k < 5; k++) {
+        v[o + 2 * k + 1] = multiply(v[o + 2 * k + 1], ROOT10[k]);
+        butterfly2(o + 2 * k);
+    }
+}
+
+// Where a group of r leaves its element i.
+uint order(uint r, uint i)
+{
+    return r == 16u ? i % 4u * 4u + i / 4u : r == 8u ? i % 4u * 2u + i / 4u : r == 9u ? i % 3u * 3u + i / 3u : r == 10u ? i % 5u * 2u + i / 5u : i;
+}
 
 // ---- passes: of radix r, after passes that together transformed `done` elements ----
 
@@ -334,6 +361,8 @@ void butterflies(uint r)
         case 5u: butterfly5(o); break;
         case 7u: butterfly7(o); break;
         case 8u: butterfly8(o); break;
+        case 9u: butterfly9(o); break;
+        case 10u: butterfly10(o); break;
         case 11u: butterfly11(o); break;
         case 13u: butterfly13(o); break;
         default: butterfly16(o);
@@ -519,7 +548,7 @@ void main()
         barrier();
         for (uint q = gl_LocalInvocationID.x; q < many * lines; q += gl_WorkGroupSize.x) {
             uvec2 g = uvec2(q / many, q % many);
-            switch (r) { GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(7) GROUP(8) GROUP(11) GROUP(13) GROUP(16) }
+            switch (r) { GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(7) GROUP(8) GROUP(9) GROUP(10) GROUP(11) GROUP(13) GROUP(16) }
         }
         base = ROOM - base;
         done *= r;
