@@ -8,6 +8,7 @@
 #   make          the library and every program, into build/
 #   make golden DIR=path     compare with MLX's own results in that folder
 #   make test-profiles       tests as on devices that lack something (PROFILES="--full", PROFILES="--only int64,subgroup")
+#   make fuzz SECONDS=600    random calls under sanitizers and the validation layer (SEED=n, FUZZ="--scarce 5 --ops add,sum")
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
 #   make mlx                 stock MLX from PyPI in build/mlx, with mlxvk as its GPU (needs Python 3.10 or newer)
@@ -64,13 +65,14 @@ golden := $(if $(golden_objects),$(BUILD)/golden)
 support := $(call objects,$(wildcard tests/unit/support*.c))
 units := $(call programs_of,unit)
 benches := $(call programs_of,bench)
-examples := $(call programs_of,examples)
+mlxc := $(patsubst tests/examples/mlxc/%.c,$(BUILD)/examples/mlxc_%,$(wildcard tests/examples/mlxc/*.c))
+examples := $(call programs_of,examples) $(mlxc)
 fuzzers := $(call programs_of,fuzz)
 # Programs of other folders that include a header of tests/qwen3 link its parts.
 with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
-.PHONY: all tests setup run test run-tests test-profiles golden bench bench-ops shaders check-gen check dist clean
+.PHONY: all tests setup run test run-tests test-profiles golden fuzz bench bench-ops shaders check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx bench-mlx mlx-table
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
@@ -118,7 +120,15 @@ $(BUILD)/golden: $(golden_objects) $(lib)
 $(units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
 	$(link)
 
-$(benches) $(examples) $(fuzzers): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
+$(benches) $(filter-out $(mlxc),$(examples)) $(fuzzers): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
+	$(link)
+
+# Programs for mlx-c: renamed, and nothing else.
+$(BUILD)/mlxc/%.c: tests/examples/mlxc/%.c Makefile
+	@mkdir -p $(@D)
+	@sed -E 's/\bmlx_/mlxvk_/g; s/\bMLX_/MLXVK_/g; s,"mlx/c/mlx\.h","mlxvk.h",' $< >$@
+
+$(mlxc): $(BUILD)/examples/mlxc_%: $(BUILD)/obj/$(BUILD)/mlxc/%.o $(lib)
 	$(link)
 
 # ---- running -------------------------------------------------------------------------------------------------------
@@ -145,13 +155,24 @@ test:
 golden_data := $(wildcard tests/golden/data)
 run-tests:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
-	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: $(golden) --fuzz 10") $(units) $(examples)
+	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") $(units) $(examples)
 
 test-profiles: $(golden) $(units)
 	@tests/tools/profiles $(PROFILES) --readme README.md $(golden) "$$DIR" $(units)
 
 golden: $(golden)
 	@$(BUILD)/golden "$$DIR"
+
+# Random calls for long; make test makes some, too. They are compiled with sanitizers here, whatever SAN says.
+SECONDS := 600
+SEED ?= $(shell date +%s)
+fuzz:
+	@tests/tools/setup build test ci
+	@$(build) SAN=1 BUILD=$(fuzz_build) $(fuzz_build)/golden
+	@tests/tools/run-tests -t $$(($(SECONDS) + 300)) -l $(fuzz_build)/fuzz --validation \
+	    "random-calls: MLX_VK_POISON=$${MLX_VK_POISON:-2} $(fuzz_build)/golden --fuzz $(SECONDS) --seed $(SEED) $(FUZZ)"
+	@tail -n 20 $(fuzz_build)/fuzz/random-calls.out
+fuzz_build := build/$(addsuffix -,$(compiler))san
 
 bench: $(benches) $(qwen3)
 	@if [ -x tests/bench/run ]; then BUILD=$(BUILD) tests/bench/run; \

@@ -198,6 +198,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
     X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
+    X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
@@ -254,6 +255,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
     X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "elementwise chains in kernels made at run time, where it pays (2: all)") \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
+    X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0, "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)") \
     X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report")  \
     X(QMM_STATS,     "MLX_VK_QMM_STATS",                 0, "the same for quantized matmul alone, printed when the device goes") \
     X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                   \
@@ -270,7 +272,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(DEBUG_CHAINS,  "MLX_VK_DEBUG_CHAINS",              0, "write each chain's kernel to chain-*.spv in the current folder") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")     \
-    X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
+    X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage (2: with NaN)") \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
 enum gate {
@@ -450,13 +452,15 @@ static const struct kernel_row {
 
 enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
 
+enum { VENDOR_NVIDIA = 0x10de };
+
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
     char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
     uint32_t bits;                                   /* enum capability */
     uint32_t vendor, type, api;
     uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_groups[3], shared_memory, push_size;
-    size_t max_range, max_allocation, offset_align, memory_size;
+    size_t max_range, max_elements, max_allocation, offset_align, memory_size;
     double timestamp_ns;
     uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
@@ -781,8 +785,11 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
     c->vendor = p->vendorID;
     c->type = p->deviceType;
     c->api = p->apiVersion;
-    c->max_range = p->limits.maxStorageBufferRange;
     c->offset_align = max_size((size_t)p->limits.minStorageBufferOffsetAlignment, 16);
+    c->max_range = p->limits.maxStorageBufferRange;
+    if (d->gate[GATE_BINDING_RANGE] > 0)
+        c->max_range = min_size(c->max_range, max_size((size_t)d->gate[GATE_BINDING_RANGE], 4 * c->offset_align));
+    c->max_elements = min_size(c->max_range, (size_t)1 << 31);
     c->max_threads = min_u32(p->limits.maxComputeWorkGroupInvocations, p->limits.maxComputeWorkGroupSize[0]);
     for (int i = 0; i < 3; i++) c->max_groups[i] = p->limits.maxComputeWorkGroupCount[i];
     c->shared_memory = p->limits.maxComputeSharedMemorySize;
@@ -1441,6 +1448,11 @@ static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
     return 0;
 }
 
+static void poison(const struct device *d, struct buffer *b)
+{
+    if (d->gate[GATE_POISON] && b->map) memset(b->map, d->gate[GATE_POISON] == 2 ? 0xff : 0xcd, b->size);
+}
+
 /* Memory for `size` bytes, to be used on `line` first (NULL: by the host). */
 static int buffer_allocate(struct device *d, size_t size, const struct timeline *line, struct buffer **out)
 {
@@ -1466,7 +1478,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
             }
             if (code) return code;
         }
-        if (d->gate[GATE_POISON] && b->map && !b->use_count) memset(b->map, 0xcd, b->size);
+        if (!b->use_count) poison(d, b);
     }
     b->refs = 1;
     b->bytes = size;
@@ -1485,7 +1497,7 @@ static void buffer_release(struct device *d, struct buffer *b)
         return;
     }
     d->active -= b->size;
-    if (d->gate[GATE_POISON] && b->map && buffer_idle(d, b, NULL)) memset(b->map, 0xcd, b->size);
+    if (d->gate[GATE_POISON] && buffer_idle(d, b, NULL)) poison(d, b);
     if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
     else buffer_destroy(d, b);
@@ -2568,6 +2580,15 @@ static bool same_shape(const struct array *a, const struct array *b)
     return a->ndim == b->ndim && (!a->ndim || !memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape));
 }
 
+static const char *shape_text(const struct array *a, char *text, size_t size)
+{
+    size_t n = (size_t)snprintf(text, size, "%s (", dtypes[a->dtype].name);
+    for (int i = 0; i < a->ndim && n < size; i++) n += (size_t)snprintf(text + n, size - n, "%s%d", i ? ", " : "", a->shape[i]);
+    if (n < size) snprintf(text + n, size - n, ")");
+    return text;
+}
+#define TEXT(a) shape_text(a, (char[160]){ 0 }, 160)
+
 /* The bytes of its storage that an array touches: [low, high). */
 static void array_span(const struct array *a, int64_t *low, int64_t *high)
 {
@@ -2623,6 +2644,17 @@ static int storage_allocate(struct encoder *e, struct storage *st)
     return e->code;
 }
 
+/* Bytes that a binding may have: to SPIR-V an index is a signed number of 32 bits. */
+static size_t binding_range(const struct device *d, size_t item) { return min_size(d->caps.max_range, item << 31); }
+
+/* Does what an array spans fit into one binding, wherever it begins? */
+static bool fits_binding(const struct device *d, const struct array *a)
+{
+    int64_t low, high;
+    array_span(a, &low, &high);
+    return (size_t)(high - low) + d->caps.offset_align + 16 <= binding_range(d, item_size(a));
+}
+
 /* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
 static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bool write)
 {
@@ -2640,9 +2672,9 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     if (!b->handle || low == high) return 0;
     start = (b->offset + (size_t)low) / align * align;
     end = min_size(round_up(b->offset + (size_t)high, 16), b->offset + b->size);
-    if (end - start > e->device->caps.max_range) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "an operand spans %zu bytes, over the storage-buffer range of %zu",
-                     end - start, e->device->caps.max_range);
+    if (end - start > binding_range(e->device, item_size(a))) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "%s spans %zu bytes; one binding reaches %zu", TEXT(a), end - start,
+                     binding_range(e->device, item_size(a)));
         return 0;
     }
     encoder_access(e, b, start, end, write);         /* all that is bound, as the validation layer sees it */
@@ -3023,15 +3055,6 @@ static int finish(struct call *c, struct array *a, mlxvk_array *res)
     return end(c);
 }
 
-static const char *shape_text(const struct array *a, char *text, size_t size)
-{
-    size_t n = (size_t)snprintf(text, size, "%s (", dtypes[a->dtype].name);
-    for (int i = 0; i < a->ndim && n < size; i++) n += (size_t)snprintf(text + n, size - n, "%s%d", i ? ", " : "", a->shape[i]);
-    if (n < size) snprintf(text + n, size - n, ")");
-    return text;
-}
-#define TEXT(a) shape_text(a, (char[160]){ 0 }, 160)
-
 /* The same with strides, for notes. */
 static const char *layout_text(const struct array *a, char *text, size_t size)
 {
@@ -3068,7 +3091,8 @@ static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype 
     if (dtype == MLXVK_FLOAT64) return FAIL(c, MLXVK_ERROR_DTYPE, "float64 is not supported on the GPU"), false;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d is %d", i, shape[i]), false;
-        if (shape[i] && size > SIZE_MAX / 32 / (size_t)shape[i]) return FAIL(c, MLXVK_ERROR_SHAPE, "the shape has too many elements"), false;
+        if (shape[i] && size > SIZE_MAX / 32 / (size_t)shape[i])
+            return FAIL(c, MLXVK_ERROR_LIMIT, "a shape of more than %zu elements", SIZE_MAX / 32), false;
         size *= (size_t)shape[i];
     }
     return true;
@@ -3092,9 +3116,12 @@ static struct array *output(struct call *c, int ndim, const int *shape, mlxvk_dt
     size_t size = 1;
     if (!check_shape(c, ndim, shape, dtype)) return NULL;
     for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
-    if (size * dtypes[dtype].size > c->device->caps.max_allocation)
-        return FAIL(c, MLXVK_ERROR_LIMIT, "a result of %zu bytes is over the device's largest allocation of %zu",
+    if (size * dtypes[dtype].size > c->device->caps.max_allocation) {
+        struct array wanted = { .dtype = dtype, .ndim = ndim };
+        memcpy(wanted.shape, shape, (size_t)ndim * sizeof *shape);
+        return FAIL(c, MLXVK_ERROR_LIMIT, "a result %s of %zu bytes is over the device's largest allocation of %zu", TEXT(&wanted),
                     size * dtypes[dtype].size, c->device->caps.max_allocation);
+    }
     st = storage_create(c->device, size * dtypes[dtype].size);
     if (!st) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     st->refs = 1;
@@ -3297,39 +3324,78 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     dispatch_groups(e, ceil_div(threads, 256));
 }
 
-/* The axis along which to halve arrays that a device cannot bind whole; -1: none is too large. */
-static int axis_to_split(struct encoder *e, struct array *const *a, int count)
+/* ---- operands that a device cannot bind whole ---- */
+
+/* The axis along which to halve arrays where one of them is too large; -1: none is. Axes of a mask stay whole. */
+static int axis_to_split(const struct encoder *e, struct array *const *a, int count, uint32_t whole)
 {
     for (int k = 0; k < count; k++) {
-        int64_t low, high, widest = 0;
+        int64_t widest = 0;
         int axis = -1;
-        array_span(a[k], &low, &high);
-        if ((size_t)(high - low) + e->device->caps.offset_align + 16 <= e->device->caps.max_range) continue;
+        if (!a[k] || fits_binding(e->device, a[k])) continue;
         for (int i = 0; i < a[k]->ndim; i++) {
             int64_t reach = llabs(a[k]->strides[i]) * (a[k]->shape[i] - 1);
-            if (reach > widest) { widest = reach; axis = i; }
+            if (reach > widest && !(whole >> i & 1)) { widest = reach; axis = i; }
         }
         if (axis >= 0) return axis;
     }
     return -1;
 }
 
+/* The same for one array whose elements are more than a dispatch can count, however few there are in memory. */
+static int axis_to_count(const struct encoder *e, const struct array *a, uint32_t whole)
+{
+    int axis = -1;
+    if (a->size <= e->device->caps.max_elements) return -1;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->shape[i] > 1 && !(whole >> i & 1) && (axis < 0 || a->shape[i] > a->shape[axis])) axis = i;
+    return axis;
+}
+
+/* One half of an array along an axis; all of it where it has one position there, or no such axis. */
+static struct array half_of(const struct array *a, int axis, int half)
+{
+    struct array part = *a;
+    int first;
+    part.refs = 1;
+    if (axis >= a->ndim || a->shape[axis] == 1) return part;
+    first = a->shape[axis] / 2;
+    part.shape[axis] = half ? a->shape[axis] - first : first;
+    part.size = a->size / (size_t)a->shape[axis] * (size_t)part.shape[axis];
+    if (half) part.offset += first * a->strides[axis] * (int64_t)item_size(a);
+    part.row = row_contiguous(&part);
+    return part;
+}
+
+/* Lowers a job on arrays of the same positions along every axis but those of a mask, in halves where they cannot be bound whole. */
+enum { PARTS_MOST = 8 };
+typedef void (*part_function)(struct encoder *e, struct array *const *a, const void *job);
+
+static void in_parts(struct encoder *e, struct array *const *a, int count, uint32_t whole, part_function lower, const void *job)
+{
+    struct array part[PARTS_MOST], *parts[PARTS_MOST];
+    int axis = axis_to_split(e, a, count, whole);
+    if (axis < 0) { lower(e, a, job); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        for (int k = 0; k < count; k++) {
+            if (a[k]) part[k] = half_of(a[k], axis, half);
+            parts[k] = a[k] ? &part[k] : NULL;
+        }
+        in_parts(e, parts, count, whole, lower, job);
+    }
+}
+
+struct elementwise_job { const struct elementwise_params *p; int count; };
+
+static void elementwise_part(struct encoder *e, struct array *const *a, const void *job)
+{
+    const struct elementwise_job *j = job;
+    elementwise_dispatch(e, j->p, a, j->count);
+}
+
 static void elementwise_split(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
-    int axis = axis_to_split(e, a, count);
-    if (axis < 0) { elementwise_dispatch(e, p, a, count); return; }
-    for (int half = 0; half < 2; half++) {
-        struct array part[MAX_OPERANDS], *parts[MAX_OPERANDS];
-        for (int k = 0; k < count; k++) {
-            int first = a[k]->shape[axis] / 2;
-            part[k] = *a[k];
-            parts[k] = &part[k];
-            part[k].shape[axis] = half ? a[k]->shape[axis] - first : first;
-            part[k].size = a[k]->size / (size_t)a[k]->shape[axis] * (size_t)part[k].shape[axis];
-            if (half) part[k].offset += first * a[k]->strides[axis] * (int64_t)item_size(a[k]);
-        }
-        elementwise_split(e, p, parts, count);
-    }
+    in_parts(e, a, count, 0, elementwise_part, &(struct elementwise_job){ p, count });
 }
 
 /* ---- results in the place of operands ---- */
@@ -3451,7 +3517,8 @@ static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
         a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
         storage_release(st);
     }
-    if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "no scratch array of %zu elements", count);
+    if (count > INT_MAX) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "scratch", "a temporary of %zu elements is too large", count);
+    else if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "out of host memory");
     return a;
 }
 
@@ -3754,11 +3821,12 @@ int mlxvk_clip(mlxvk_array *res, mlxvk_array a, mlxvk_array a_min, mlxvk_array a
 
 /* ==== >>creation ================================================================================================== */
 
-static void lower_arange(struct encoder *e, const struct node *n)
+static void arange_part(struct encoder *e, struct array *const *a, const void *job)
 {
-    struct array *out = n->out[0];
+    const struct node *n = job;
+    struct array *out = a[0];
     uint8_t start[8], next[8];
-    uint32_t push[6] = { (uint32_t)out->size, 0, 0, 0, 0, 0 };
+    uint32_t push[7] = { (uint32_t)out->size, 0, 0, 0, 0, 0, (uint32_t)((out->offset - n->out[0]->offset) / (int64_t)item_size(out)) };
     number_bytes(n->p.arange.start, out->dtype, start);
     number_bytes(n->p.arange.start + n->p.arange.step, out->dtype, next);
     push[1] = set_output(e, 0, out);
@@ -3767,6 +3835,11 @@ static void lower_arange(struct encoder *e, const struct node *n)
     KERNEL(e, is_wide(out->dtype) ? K_ARANGE_WIDE : K_ARANGE, 256, (uint32_t)out->dtype);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(out->size, 256));
+}
+
+static void lower_arange(struct encoder *e, const struct node *n)
+{
+    in_parts(e, n->out, 1, 0, arange_part, n);
 }
 
 static struct array *do_arange(struct call *c, double start, double stop, double step, mlxvk_dtype dtype)
@@ -3781,7 +3854,7 @@ static struct array *do_arange(struct call *c, double start, double stop, double
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "bounds must be finite: %g, %g, %g", start, stop, step);
     if (step == 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "step is 0");
     count = isinf(step) ? ((step > 0) == (start < stop) && start != stop ? 1 : 0) : ceil((stop - start) / step);
-    if (count > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%g elements are too many", count);
+    if (count > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%.0f elements; at most %d", count, INT_MAX);
     n = count > 0 ? (int)count : 0;
     out = output(c, 1, &n, dtype);
     append(c, OP_ARANGE, PARAMS(.arange = { start, isinf(step) ? 0 : step }), NULL, 0, ARRAYS(out));
@@ -3859,6 +3932,13 @@ static int normal_axis(struct call *c, const struct array *a, int axis)
     return axis < 0 ? axis + a->ndim : axis;
 }
 
+/* The length of an axis that would have n elements; 0 with an error where shapes cannot say it. */
+static int length_of(struct call *c, const struct array *a, uint64_t n)
+{
+    if (n <= INT_MAX) return (int)n;
+    return FAIL(c, MLXVK_ERROR_LIMIT, "%s would get an axis of %llu elements; at most %d", TEXT(a), (unsigned long long)n, INT_MAX), 0;
+}
+
 /* Normalises axes into a mask; duplicates are an error. */
 static bool axes_mask(struct call *c, const struct array *a, const int *axes, size_t count, uint32_t *mask)
 {
@@ -3916,13 +3996,13 @@ static bool infer_shape(struct call *c, const struct array *a, size_t size, cons
         out[i] = shape[i];
         if (shape[i] == -1 && unknown < 0) unknown = (int)i;
         else if (shape[i] < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %zu of the new shape of %s is %d", i, TEXT(a), shape[i]), false;
-        else if (shape[i] && known > SIZE_MAX / 64 / (size_t)shape[i]) return FAIL(c, MLXVK_ERROR_SHAPE, "the shape has too many elements"), false;
+        else if (shape[i] && known > SIZE_MAX / 64 / (size_t)shape[i]) return FAIL(c, MLXVK_ERROR_LIMIT, "the shape has too many elements"), false;
         else known *= (size_t)shape[i];
     }
     if (unknown < 0) return true;
     if (!known || size % known) return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be reshaped: %zu elements are no multiple of %zu", TEXT(a), size, known), false;
-    out[unknown] = (int)(size / known);
-    return true;
+    out[unknown] = length_of(c, a, size / known);
+    return !c->code;
 }
 
 int mlxvk_reshape(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s)
@@ -3945,7 +4025,7 @@ static struct array *do_flatten(struct call *c, struct array *a, int start, int 
     stop = stop >= a->ndim ? a->ndim - 1 : stop;
     if (start >= a->ndim || stop < 0 || stop < start) return FAIL(c, MLXVK_ERROR_AXIS, "axes %d to %d of %s", start, stop, TEXT(a));
     for (int i = 0; i < a->ndim; i++) {
-        if (i > start && i <= stop) shape[n - 1] *= a->shape[i];
+        if (i > start && i <= stop) shape[n - 1] = length_of(c, a, (uint64_t)shape[n - 1] * (uint64_t)a->shape[i]);
         else shape[n++] = a->shape[i];
     }
     return do_reshape(c, a, n, shape);
@@ -4190,11 +4270,12 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     if (!a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name, dtypes[dtype].name);
     bytes = (size_t)dim_of(a, -1) * from;
     if (bytes % to) return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
-    if (!(to < from && a->strides[a->ndim - 1] == 1)) a = contiguous(c, a);
+    if (a->offset % (int64_t)to) a = copy_of(c, a);
+    else if (!(to < from && a->strides[a->ndim - 1] == 1)) a = contiguous(c, a);
     if (!a) return NULL;
     memcpy(shape, a->shape, sizeof shape);
     for (int i = 0; i < a->ndim; i++) strides[i] = a->strides[i] * (int64_t)from / (int64_t)to;
-    shape[a->ndim - 1] = (int)(bytes / to);
+    shape[a->ndim - 1] = length_of(c, a, bytes / to);
     strides[a->ndim - 1] = 1;
     return view_of(c, a, dtype, a->ndim, shape, a->row ? NULL : strides, a->offset);
 }
@@ -4380,8 +4461,7 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
             if (k == axis) total += n;
         }
     }
-    if (total > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d would have %lld elements", axis, (long long)total);
-    shape[axis] = (int)total;
+    shape[axis] = length_of(c, first, (uint64_t)total);
     out = output(c, first->ndim, shape, dtype);
     for (size_t i = 0; i < v->size && !c->code; i++) {
         part = v->data[i].ctx;
@@ -4750,36 +4830,7 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     return false;
 }
 
-/* ---- lowering: operands that a device cannot bind whole ---- */
-
-static struct array half_of(const struct array *a, int axis, int half)
-{
-    struct array part = *a;
-    int first = a->shape[axis] / 2;
-    part.refs = 1;
-    part.shape[axis] = half ? a->shape[axis] - first : first;
-    part.size = a->size / (size_t)a->shape[axis] * (size_t)part.shape[axis];
-    if (half) part.offset += first * a->strides[axis] * (int64_t)item_size(a);
-    part.row = row_contiguous(&part);
-    return part;
-}
-
-/* The axis along which to halve arrays of one shape, but for axes of a mask, where one of them is too large; else -1. */
-static int axis_to_halve(struct encoder *e, const struct array *const *a, int count, uint32_t whole)
-{
-    for (int k = 0; k < count; k++) {
-        int64_t low, high, widest = 0;
-        int axis = -1;
-        array_span(a[k], &low, &high);
-        if ((size_t)(high - low) + e->device->caps.offset_align + 16 <= e->device->caps.max_range) continue;
-        for (int i = 0; i < a[k]->ndim; i++) {
-            int64_t reach = llabs(a[k]->strides[i]) * (a[k]->shape[i] - 1);
-            if (reach > widest && !(whole >> i & 1)) { widest = reach; axis = i; }
-        }
-        if (axis >= 0) return axis;
-    }
-    return -1;
-}
+/* ---- lowering: operands that a device cannot bind whole, or count ---- */
 
 /* Room of its own for a result that must be row-major, where `out` is not; unpack copies it there. */
 static struct array *pack(struct encoder *e, const struct array *out, struct array *packed)
@@ -4837,7 +4888,8 @@ static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t p
     struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype, .place = place };
     struct reduce_push p;
     uint32_t whole = is_arg(op) && is_wide(from->dtype) ? mask : 0;
-    int count, axis = axis_to_halve(e, (const struct array *[]){ from, out }, 2, whole);
+    int count, axis = axis_to_split(e, (struct array *[]){ from, out }, 2, whole);
+    if (axis < 0) axis = axis_to_count(e, from, whole);
     if (axis >= 0 && (mask >> axis & 1)) { reduce_halves(e, op, scale, place, from, mask, out, axis); return; }
     for (int half = 0; half < 2 && axis >= 0; half++) {
         struct array part = half_of(from, axis, half), result = half_of(out, axis, half);
@@ -4864,8 +4916,13 @@ static struct array full_rank(const struct array *from, uint32_t mask, const str
 static void lower_reduce(struct encoder *e, const struct node *n)
 {
     uint32_t mask = n->p.reduce.mask;
-    struct array out = full_rank(n->in[0], mask, n->out[0]);
-    reduce(e, n->p.reduce.op, n->p.reduce.scale, 0, n->in[0], mask, &out);
+    enum reduction op = n->p.reduce.op;
+    struct array out = full_rank(n->in[0], mask, n->out[0]), from = *n->in[0];
+    bool once = is_arg(op) || op == R_max || op == R_min || op == R_all || op == R_any;
+    from.refs = 1;
+    for (int i = 0; i < from.ndim && once; i++)                      /* what repeats is looked at once */
+        if ((mask >> i & 1) && !from.strides[i]) { from.size /= (size_t)from.shape[i]; from.shape[i] = 1; }
+    reduce(e, op, n->p.reduce.scale, 0, &from, mask, &out);
 }
 
 /* ---- fronts ---- */
@@ -4925,6 +4982,8 @@ static struct array *do_reduce(struct call *c, enum reduction op, struct array *
     return out;
 }
 
+static struct array *do_take_along(struct call *c, struct array *a, struct array *indices, int axis);
+
 /* A logarithm of sums of complex exponentials is MLX's composition. */
 static struct array *complex_logsumexp(struct call *c, struct array *a, uint32_t mask, bool keepdims)
 {
@@ -4934,6 +4993,26 @@ static struct array *complex_logsumexp(struct call *c, struct array *a, uint32_t
     most = do_reshape(c, most, ndim, shape);
     out = do_binary(c, B_add, do_unary(c, U_log, out), most);
     return do_select(c, do_unary(c, U_isinf, most), most, out);
+}
+
+/* Over all axes, counted in row-major order: the last axis first, then those of its winners. */
+static struct array *arg_of_all(struct call *c, enum reduction op, struct array *a)
+{
+    struct array *at, *place = NULL;
+    double step = 1;
+    if (c->code || !a) return NULL;
+    if (a->size <= INT_MAX) return do_reduce(c, op, do_flatten(c, a, 0, -1), 1, false);
+    if (a->size > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has more elements than indices can count", TEXT(a));
+    for (int axis = a->ndim - 1; axis >= 0 && !c->code; axis--) {
+        double next = step * a->shape[axis];
+        at = do_reduce(c, op, a, 1u << axis, true);
+        a = do_squeeze(c, do_take_along(c, a, at, axis), 1u << axis);
+        if (place) place = do_squeeze(c, do_take_along(c, place, at, axis), 1u << axis);
+        at = at ? do_binary(c, B_multiply, do_squeeze(c, at, 1u << axis), scalar(c, step, MLXVK_UINT32)) : NULL;
+        place = place ? do_binary(c, B_add, place, at) : at;
+        step = next;
+    }
+    return place;
 }
 
 static const char *const reduce_names[][3] = {
@@ -4955,7 +5034,7 @@ static int reduce_call(mlxvk_array *res, mlxvk_array a, enum reduction op, int f
     if (c.code) x = NULL;
     else if (is_arg(op) && form == 0) {
         int shape[MAXD], ndim = reduced_shape(x, mask, keepdims, shape);
-        x = do_reshape(&c, do_reduce(&c, op, do_flatten(&c, x, 0, -1), 1, false), ndim, shape);
+        x = do_reshape(&c, arg_of_all(&c, op, x), ndim, shape);
     } else if (op == R_logsumexp && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
     else if (!mask) x = not_reduced(&c, op, x);
     else if (op == R_logsumexp && is_complex(x->dtype)) x = complex_logsumexp(&c, x, mask, keepdims);
@@ -5043,32 +5122,26 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
 
 enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
 
-static void softmax(struct encoder *e, struct array *x, uint32_t mask, struct array *out)
+static void softmax_part(struct encoder *e, struct array *const *a, const void *job)
 {
-    uint32_t last = 1u << (x->ndim - 1);
+    struct array *x = a[0], *rows, *room, packed;
+    uint32_t mask = *(const uint32_t *)job, last = 1u << (x->ndim - 1);
     size_t length = (size_t)dim_of(x, -1);
     bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
-    struct array *rows, *room, packed;
-    int axis = axis_to_halve(e, (const struct array *[]){ x, out }, 2, mask);
-    for (int half = 0; half < 2 && axis >= 0; half++) {
-        struct array part = half_of(x, axis, half), result = half_of(out, axis, half);
-        softmax(e, &part, mask, &result);
-    }
-    if (axis >= 0) return;
-    room = pack(e, out, &packed);
+    room = pack(e, a[1], &packed);
     if (mask != last || few || !softmax_rows(e, x, &packed)) {
         rows = rows_of(e, x);
         if (!e->code && (mask != last || few)) softmax_given(e, rows, &packed, mask);
         else if (!e->code) softmax_rows(e, rows, &packed);
         array_release(rows);
     }
-    unpack(e, out, &packed, room);
+    unpack(e, a[1], &packed, room);
 }
 
 static void lower_softmax(struct encoder *e, const struct node *n)
 {
     donate(e, n->out[0], n->in, 1);
-    softmax(e, n->in[0], n->p.reduce.mask, n->out[0]);
+    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, n->p.reduce.mask, softmax_part, &n->p.reduce.mask);
 }
 
 /* The axes of a mask last, the others in order. */
@@ -5262,32 +5335,27 @@ static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
     return llabs(g.stride[0][0]) <= 4;
 }
 
-static void scan_axis(struct encoder *e, enum reduction op, struct array *x, struct array *out, int axis, uint32_t flags)
+static void scan_part(struct encoder *e, struct array *const *a, const void *job)
 {
-    struct array *rows = NULL, *room, packed;
+    const struct scan_params *f = job;
+    struct array *x = a[0], *rows = NULL, *room, packed;
     struct scan_push p;
-    int split = axis_to_halve(e, (const struct array *[]){ x, out }, 2, 1u << axis);
-    for (int half = 0; half < 2 && split >= 0; half++) {
-        struct array part = half_of(x, split, half), result = half_of(out, split, half);
-        scan_axis(e, op, &part, &result, axis, flags);
-    }
-    if (split >= 0) return;
-    room = pack(e, out, &packed);
-    if (!scan_dims(x, axis, &p)) {
+    room = pack(e, a[1], &packed);
+    if (!scan_dims(x, f->axis, &p)) {
         x = rows = rows_of(e, x);
-        scan_dims(x, axis, &p);
+        scan_dims(x, f->axis, &p);
     }
     if (p.n == 1) p.stride = 1;
-    p.flags = flags;
-    scan(e, op, x, &packed, p);
+    p.flags = f->flags;
+    scan(e, f->op, x, &packed, p);
     array_release(rows);
-    unpack(e, out, &packed, room);
+    unpack(e, a[1], &packed, room);
 }
 
 static void lower_scan(struct encoder *e, const struct node *n)
 {
     donate(e, n->out[0], n->in, 1);
-    scan_axis(e, n->p.scan.op, n->in[0], n->out[0], n->p.scan.axis, n->p.scan.flags);
+    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, 1u << n->p.scan.axis, scan_part, &n->p.scan);
 }
 
 static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int axis, bool reverse, bool inclusive,
@@ -5464,7 +5532,7 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
 static int axis_part(struct encoder *e, const struct array *a, int axis)
 {
     struct array one = *a;
-    int64_t low, high, room = (int64_t)e->device->caps.max_range - (int64_t)e->device->caps.offset_align - 16;
+    int64_t low, high, room = (int64_t)binding_range(e->device, item_size(a)) - (int64_t)e->device->caps.offset_align - 16;
     int64_t step = llabs(a->strides[axis]) * (int64_t)item_size(a);
     array_span(a, &low, &high);
     if (high - low <= room || !step) return a->shape[axis];
@@ -5473,10 +5541,10 @@ static int axis_part(struct encoder *e, const struct array *a, int axis)
     return high - low + step > room ? 1 : (int)min_size((size_t)((room - (high - low)) / step), (size_t)a->shape[axis]);
 }
 
-static void lower_gather(struct encoder *e, const struct node *n)
+/* Serves the axis in as many dispatches as the array that is indexed needs. */
+static void gather_along(struct encoder *e, const struct gather_params *p, struct array *const *a)
 {
-    const struct gather_params *p = &n->p.gather;
-    struct array *in[3] = { n->out[0], n->in[0], n->in[1] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
+    struct array *in[3] = { a[0], a[1], a[2] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
     const struct array *whole = *indexed;
     const char *refusal;
     int size = whole->shape[p->axis], step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
@@ -5497,7 +5565,69 @@ static void lower_gather(struct encoder *e, const struct node *n)
         refusal = try_gather_rows(e, p, in, &push);
         NOTE(e->device, NOTE_GATHER, "rows", refusal, "%s at %s", LAYOUT(in[1]), LAYOUT(in[2]));
         if (refusal) gather_elements(e, p, in, &push);
+        if (step > size - first) break;
     }
+}
+
+/* The axis of array k (result, source or values, indices) that dimension d of the walk goes along; -1 where there is none, -2 where
+ * the walk must not be cut. */
+static int gather_dim(const struct gather_params *p, const struct array *indices, int k, int d)
+{
+    int axis = p->axis, last = axis + indices->ndim;
+    switch (p->mode) {
+    case GATHER_ALONG: return k == 1 && d == axis ? -1 : d;
+    case GATHER_PUT: return k == 0 && d == axis ? -1 : d;
+    case GATHER_TAKE:
+        if (k == 2) return d >= axis && d < last ? d - axis : -1;
+        return k == 0 || d < axis ? d : d >= last ? d - indices->ndim + 1 : -1;
+    case GATHER_SLICES: case GATHER_STARTS:
+        if (d >= indices->ndim && (p->mode == GATHER_STARTS || d - indices->ndim == axis)) return -2;
+        return k == 0 ? d : k == 2 ? d < indices->ndim ? d : -1 : d - (d < indices->ndim ? d + 1 : indices->ndim);
+    default: return -2;
+    }
+}
+
+/* Where to halve the walk, as one of the arrays is too large but for the axis that is indexed, or the walk is; -1: nowhere. */
+static int gather_axis(struct encoder *e, const struct gather_params *p, struct array *const *a)
+{
+    const struct array *walk = a[p->mode == GATHER_PUT ? 2 : 0];
+    int64_t widest = 0;
+    int best = -1;
+    for (int k = 0; k < 3 && best < 0; k++) {
+        struct array rest = *a[k];
+        if (k == (p->mode != GATHER_PUT) && p->mode < GATHER_STARTS) rest.shape[p->axis] = 1;
+        for (int d = 0; d < walk->ndim && !fits_binding(e->device, &rest); d++) {
+            int i = gather_dim(p, a[2], k, d);
+            int64_t reach = i < 0 ? 0 : llabs(a[k]->strides[i]) * (walk->shape[d] - 1);
+            if (reach > widest) { widest = reach; best = d; }
+        }
+    }
+    return best < 0 && p->mode == GATHER_PUT ? axis_to_count(e, walk, 0) : best;
+}
+
+static void gather_split(struct encoder *e, const struct gather_params *p, struct array *const *a)
+{
+    int d = gather_axis(e, p, a), first;
+    if (d < 0) { gather_along(e, p, a); return; }
+    first = a[p->mode == GATHER_PUT ? 2 : 0]->shape[d] / 2;
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct array part[3] = { *a[0], *a[1], *a[2] }, *parts[3] = { &part[0], &part[1], &part[2] };
+        for (int k = 0; k < 3; k++) {
+            int i = gather_dim(p, a[2], k, d);
+            if (i < 0) continue;
+            part[k].size = a[k]->size / (size_t)a[k]->shape[i];
+            part[k].shape[i] = half ? a[p->mode == GATHER_PUT ? 2 : 0]->shape[d] - first : first;
+            part[k].size *= (size_t)part[k].shape[i];
+            if (half) part[k].offset += first * a[k]->strides[i] * (int64_t)item_size(a[k]);
+            part[k].row = row_contiguous(&part[k]);
+        }
+        gather_split(e, p, parts);
+    }
+}
+
+static void lower_gather(struct encoder *e, const struct node *n)
+{
+    gather_split(e, &n->p.gather, (struct array *[]){ n->out[0], n->in[0], n->in[1] });
 }
 
 /* ---- where windows start: several index arrays as one array of offsets ---- */
@@ -5765,7 +5895,7 @@ static struct array *do_diag(struct call *c, struct array *a, int k)
     if (a->ndim == 2) return do_diagonal(c, a, k, 0, 1);
     if (a->ndim != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is neither a diagonal nor a matrix", TEXT(a));
     n = a->shape[0] + llabs(k);
-    if (n > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "a matrix of %lld rows", (long long)n);
+    if (n > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "a matrix of %lld rows for %s", (long long)n, TEXT(a));
     out = do_full(c, 2, (int[]){ (int)n, (int)n }, scalar(c, 0, a->dtype), a->dtype);
     diagonal = do_diagonal(c, out, k, 0, 1);
     append_copy(c, diagonal, a);
@@ -5975,19 +6105,28 @@ static struct array *walkable(struct encoder *e, struct array *a)
     return a;
 }
 
+struct norm_job { uint32_t flags; struct array *weight, *bias; float eps; };
+
+static void norm_part(struct encoder *e, struct array *const *given, const void *job)
+{
+    const struct norm_job *j = job;
+    struct array *a[4] = { given[0], walkable(e, given[1]), given[2] ? walkable(e, given[2]) : NULL, given[3] };
+    if (row_dims(a, a[2] ? 4 : 2).ndim > NORM_DIMS)                  /* walkable one by one, but not together */
+        for (int k = 1; k < 3 && a[k]; k++) {
+            struct array *one = a[k];
+            a[k] = rows_of(e, one);
+            array_release(one);
+        }
+    norm_rows(e, j->flags, a, j->weight, j->bias, j->eps);
+    array_release(a[1]);
+    array_release(a[2]);
+}
+
 static void norm_dispatch(struct encoder *e, uint32_t flags, struct array *x, struct array *residual, struct array *sum,
                           struct array *weight, struct array *bias, struct array *out, float eps)
 {
-    struct array *a[4] = { out, walkable(e, x), residual ? walkable(e, residual) : NULL, residual ? sum : NULL };
-    if (row_dims(a, residual ? 4 : 2).ndim > NORM_DIMS)              /* walkable one by one, but not together */
-        for (int k = 1; k < 3 && a[k]; k++) {
-            struct array *given = a[k];
-            a[k] = rows_of(e, given);
-            array_release(given);
-        }
-    norm_rows(e, flags, a, weight, bias, eps);
-    array_release(a[1]);
-    array_release(a[2]);
+    in_parts(e, (struct array *[]){ out, x, residual, residual ? sum : NULL }, 4, 1u << (out->ndim - 1), norm_part,
+             &(struct norm_job){ flags, weight, bias, eps });
 }
 
 /* y = rms_norm(x), or with a residual: sum = x + residual, rounded, and y = rms_norm(sum). weight may be NULL. */
@@ -6835,7 +6974,7 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
     int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT;
     bool along_k;
     for (axis = -1; operand >= 0 && axis < 0; operand--)
-        if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1);
+        if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1, 0);
     operand++;
     along_k = (operand == MAT_A && axis == last) || (operand == MAT_B && axis == last - 1);
     if (along_k) axis = operand == MAT_A ? last - 1 : last;    /* K is not split, but what lies between its elements left out */
@@ -7172,6 +7311,15 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
 }
 
+/* Can index arrays count an operand's matrices? */
+static bool countable_matrices(struct call *c, const struct array *a)
+{
+    size_t count = 1;
+    for (int i = 0; i < a->ndim - 2; i++) count *= (size_t)a->shape[i];
+    if (count > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has %zu matrices; at most %d", TEXT(a), count, INT_MAX), false;
+    return true;
+}
+
 /* Index arrays of the matrices of two operands, as uint32 of one shape, row-major. One that is absent counts its operand's
  * matrices; *every: where that is lhs's, and each number comes so many times in a row, no array is made of it. */
 static bool matrix_indices(struct call *c, const struct array *a, const struct array *b, struct array **lhs, struct array **rhs,
@@ -7184,20 +7332,22 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
         struct array *given = *index[i];
         if (c->code || (given && !is_integer(given->dtype)))
             return FAIL(c, MLXVK_ERROR_DTYPE, "indices %s are no integers", given ? TEXT(given) : ""), false;
+        if (!countable_matrices(c, operands[i])) return false;
         if (given) { whole[i] = *given; continue; }
         whole[i] = *operands[i];
         whole[i].ndim -= 2;
     }
     if (!broadcast_shape(c, &whole[0], &whole[1], ndim, shape)) return false;
     for (int i = 0; i < 2; i++) {
-        uint32_t count = matrix_count(operands[i]), repeats = 1;
+        uint32_t count = matrix_count(operands[i]);
+        uint64_t repeats = 1;
         int same = 0;
         if (!*index[i]) {
             int lead = *ndim - whole[i].ndim, total = (int)count;
             while (lead + same < *ndim && whole[i].shape[same] == shape[lead + same]) same++;
-            for (int k = lead + same; k < *ndim; k++) { repeats *= (uint32_t)shape[k]; if (whole[i].shape[k - lead] != 1) same = -1; }
+            for (int k = lead + same; k < *ndim; k++) { repeats *= (uint64_t)shape[k]; if (whole[i].shape[k - lead] != 1) same = -1; }
             for (int k = 0; k < lead; k++) if (shape[k] != 1) same = -1;
-            if (i == 0 && same >= 0 && repeats && repeats <= 1 << 14) { *every = repeats; continue; }
+            if (i == 0 && same >= 0 && repeats && repeats <= 1 << 14) { *every = (uint32_t)repeats; continue; }
             *index[i] = do_reshape(c, do_arange(c, 0, total, 1, MLXVK_UINT32), whole[i].ndim, whole[i].shape);
         }
         *index[i] = contiguous(c, broadcast(c, as_type(c, *index[i], MLXVK_UINT32), *ndim, shape));
@@ -7303,9 +7453,10 @@ static struct array *spread_mask(struct call *c, struct array *mask, int rows, i
         shape[ndim - 1] = shape[ndim + 1] = block;
         mask = view_of(c, mask, mask->dtype, ndim + 2, shape, strides, mask->offset);
     }
+    if (!mask) return NULL;
     wide = copy_of(c, mask);
-    shape[ndim - 2] = down * block;
-    shape[ndim - 1] = across * block;
+    shape[ndim - 2] = length_of(c, mask, (uint64_t)down * (uint64_t)block);
+    shape[ndim - 1] = length_of(c, mask, (uint64_t)across * (uint64_t)block);
     wide = do_reshape(c, wide, ndim, shape);
     return slice_one(c, slice_one(c, wide, ndim - 2, 0, rows), ndim - 1, 0, columns);
 }
@@ -7360,9 +7511,8 @@ static struct array *grouped_axes(struct call *c, struct array *a, const int *ax
     if (c->code || !a) return NULL;
     ndim = a->ndim;
     for (int i = 0; i < ndim; i++) size[i >= lead] *= a->shape[i];
-    if (size[0] > INT_MAX || size[1] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many elements along the axes", TEXT(a));
-    shape[0] = (int)size[0];
-    shape[1] = (int)size[1];
+    shape[0] = length_of(c, a, (uint64_t)size[0]);
+    shape[1] = length_of(c, a, (uint64_t)size[1]);
     return do_reshape(c, a, 2, shape);
 }
 
@@ -7452,7 +7602,7 @@ int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
         for (int i = 0; i < ndim && !c.code; i++) {
             int k = i - (ndim - x->ndim), l = i - (ndim - y->ndim);
             int64_t size = (int64_t)(k < 0 ? 1 : x->shape[k]) * (l < 0 ? 1 : y->shape[l]);
-            if (size > INT_MAX) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: the result is too large", TEXT(x), TEXT(y));
+            if (size > INT_MAX) FAIL(&c, MLXVK_ERROR_LIMIT, "%s and %s: an axis of %lld elements", TEXT(x), TEXT(y), (long long)size);
             shape[i] = (int)size;
         }
         out = do_binary(&c, B_multiply, interleaved(&c, x, ndim, 1), interleaved(&c, y, ndim, 0));
@@ -7631,9 +7781,8 @@ static struct array *einsum_matrices(struct call *c, const struct einsum_term *t
     if (!a) return NULL;
     for (int i = 0; i < lead; i++) shape[i] = a->shape[i];
     for (int i = lead; i < count; i++) size[i >= lead + rows] *= a->shape[i];
-    if (size[0] > INT_MAX || size[1] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many elements along the axes", TEXT(a));
-    shape[lead] = (int)size[0];
-    shape[lead + 1] = (int)size[1];
+    shape[lead] = length_of(c, a, (uint64_t)size[0]);
+    shape[lead + 1] = length_of(c, a, (uint64_t)size[1]);
     return do_reshape(c, a, lead + 2, shape);
 }
 
@@ -7828,6 +7977,7 @@ static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
 enum { CONV_UNFOLDED = 1 << 28 };                    /* bytes of a matrix written out, at most */
+enum { CONV_ROUNDS = 1 << 16 };                      /* of K a workgroup: lavapipe leaves the loops of a shader after 65,535 rounds in all */
 
 /* Do the result's positions follow each other in memory? */
 static bool conv_linear(const struct conv *v)
@@ -7912,6 +8062,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     struct array *sums = NULL;
     struct conv_push q;
     if (!conv_linear(v) || (cpu && !matrices)) parts = 1;
+    if (cpu && conv_linear(v) && p.k > CONV_ROUNDS) parts = (uint32_t)ceil_div((uint64_t)p.k, CONV_ROUNDS);
     if (parts > 1) sums = parts_array(e, &p, parts);
     epilogue = sums ? EPILOGUE_PART : EPILOGUE_NONE;
     q = bind_conv(e, v, sums ? sums : v->out);
@@ -7974,6 +8125,7 @@ static void conv_unfolded(struct encoder *e, const struct conv *v)
 
 enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED };
 enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28 };      /* channels and multiplications from which unfolding pays, as computed for an H200 */
+enum { CONV_DEEP = 1 << 14, CONV_FEW = 1 << 16 };    /* products of an element from which few elements keep too few threads busy */
 
 /* One tap over every position: the input itself is the first matrix. */
 static bool conv_pointwise(const struct conv *v)
@@ -7998,6 +8150,7 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
     if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
     if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE)) && conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
+    if (fits && depth > CONV_DEEP && conv_linear(v) && (work / depth < CONV_FEW || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU)) return CONV_KIND_TILED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
 }
@@ -8109,7 +8262,7 @@ static void conv_batches(struct encoder *e, const struct conv_params *p, struct 
 {
     struct array part[2] = { *in, *out }, *pair[2] = { in, out };
     int half = out->shape[0] / 2;
-    if (half == 0 || axis_to_split(e, pair, 2) < 0) { conv_whole(e, p, in, kernel, out); return; }
+    if (half == 0 || axis_to_split(e, pair, 2, 0) < 0) { conv_whole(e, p, in, kernel, out); return; }
     for (int second = 0; second < 2 && !e->code; second++) {
         for (int k = 0; k < 2; k++) {
             part[k].shape[0] = second ? out->shape[0] - half : half;
@@ -8743,12 +8896,15 @@ static void lower_random(struct encoder *e, const struct node *n)
     const struct random_params *p = &n->p.random;
     struct array *out = n->out[0], part = *out;
     size_t each, words, room = min_size(e->device->caps.max_range - e->device->caps.offset_align - 16, RANDOM_PART);
-    struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; } push = { .low = p->low, .high = p->high };
+    struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; uint32_t one; } push = {
+        .low = p->low, .high = p->high, .one = 1 };
+    int gate = e->device->gate[GATE_PRODUCTS];
+    bool products = gate ? gate == 1 : e->device->caps.vendor == VENDOR_NVIDIA;
     uint32_t fours;
     if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
     each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
     words = (part.size + each - 1) / each;
-    if (words > UINT32_MAX) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%zu words are too many", words); return; }
+    if (words > UINT32_MAX) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%s takes %zu words", TEXT(out), words); return; }
     part.ndim = 1;
     part.strides[0] = 1;
     push.words = (uint32_t)words;
@@ -8760,10 +8916,10 @@ static void lower_random(struct encoder *e, const struct node *n)
         part.offset = out->offset + (int64_t)(first * each * item_size(&part));
         push.offset = set_output(e, 0, &part);
         push.key = set_key(e, 1, n->in[0]);
-        fours = p->kind == RANDOM_BITS && item_size(out) == 4 && words <= push.count && !(words & 7) && !(push.offset & 3) ? 4 : 1;
-        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours);
+        fours = p->kind == RANDOM_BITS && item_size(out) == 4 && words <= push.count && !(words & 7) && !(push.offset & 3) ? 2 : 0;
+        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours, products);
         set_bytes(e, &push, sizeof push);
-        dispatch_groups(e, ceil_div((words + 1) / 2, 256 * fours));
+        dispatch_groups(e, ceil_div((words + 1) / 2, fours ? 256 * 4 * fours : 256));
     }
 }
 
@@ -9058,6 +9214,8 @@ static bool check_quantized(struct call *c, const struct array *w, const struct 
         (int64_t)w->shape[w->ndim - 1] * 32 != (int64_t)s->shape[s->ndim - 1] * p->group * p->bits)
         return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits", TEXT(w),
                     TEXT(s), b ? TEXT(b) : "(none)", p->group, p->bits), false;
+    if (quant_width(w, p) > INT_MAX - QUANT_BLOCK)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "w %s has rows of %lld values", TEXT(w), (long long)quant_width(w, p)), false;
     return true;
 }
 
@@ -9894,7 +10052,7 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
     s = as_type(c, s, t);
     b = as_type(c, b, t);
     if (c->code) return NULL;
-    if (matrices == 1 && x->ndim >= w->ndim) {
+    if (matrices == 1 && (x->ndim >= w->ndim || w->ndim == 2)) {
         w = without_batch(c, w);
         s = without_batch(c, s);
         b = without_batch(c, b);
@@ -10698,11 +10856,12 @@ int mlxvk_identity(mlxvk_array *res, int n, mlxvk_dtype dtype, mlxvk_stream s)
 static struct array *do_tri(struct call *c, int n, int m, int k)
 {
     struct array *rows, *columns;
+    mlxvk_dtype t = (int64_t)n + m > INT_MAX ? MLXVK_INT64 : MLXVK_INT32;
     int last = 1;
     if (!check_shape(c, 2, (int[]){ n, m }, MLXVK_BOOL)) return NULL;
     k = k > m ? m : k < -n ? -n : k;
-    rows = do_expand(c, do_arange(c, 0, n, 1, MLXVK_INT32), &last, 1);
-    columns = do_arange(c, -(double)k, (double)m - k, 1, MLXVK_INT32);
+    rows = do_expand(c, do_arange(c, 0, n, 1, t), &last, 1);
+    columns = do_arange(c, -(double)k, (double)m - k, 1, t);
     return do_binary(c, B_greater_equal, rows, columns);
 }
 
@@ -10821,8 +10980,7 @@ int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool spar
         int shape[MAXD];
         size_t axis = swap && count > 1 && i < 2 ? 1 - i : i;
         for (size_t k = 0; k < count; k++) shape[k] = 1;
-        if (list[i]->size > INT_MAX) { FAIL(&c, MLXVK_ERROR_SHAPE, "%s is too large", TEXT(list[i])); break; }
-        full[axis] = shape[axis] = (int)list[i]->size;
+        full[axis] = shape[axis] = length_of(&c, list[i], list[i]->size);
         list[i] = do_reshape(&c, list[i], (int)count, shape);
     }
     for (size_t i = 0; i < count && !sparse && !c.code; i++) list[i] = broadcast(&c, list[i], (int)count, full);
@@ -10889,7 +11047,7 @@ static struct array *do_repeat(struct call *c, struct array *a, int repeats, int
     if (axis < 0) return NULL;
     if (repeats < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d repeats", repeats);
     if (repeats == 1) return a;
-    if ((int64_t)a->shape[axis] * repeats > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s %d times is too long", axis, TEXT(a), repeats);
+    if ((int64_t)a->shape[axis] * repeats > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", axis, TEXT(a), repeats);
     next = axis + 1;
     a = do_expand(c, a, &next, 1);
     if (!a) return NULL;
@@ -10919,7 +11077,8 @@ int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_n
     if (ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%d dimensions; at most %d", ndim, MAXD);
     for (int i = 0; i < ndim && x && !c.code; i++) {         /* (2, 3) tiled by (4, 5): (1, 2, 1, 3) seen as (4, 2, 5, 3) */
         int k = i - (ndim - (int)reps_num), rep = k < 0 ? 1 : reps[k], size = i < ndim - x->ndim ? 1 : x->shape[i - (ndim - x->ndim)];
-        if (rep < 0 || (int64_t)rep * size > INT_MAX) { FAIL(&c, MLXVK_ERROR_SHAPE, "%d repetitions of %s", rep, TEXT(x)); break; }
+        if (rep < 0) { FAIL(&c, MLXVK_ERROR_SHAPE, "%d repetitions of %s", rep, TEXT(x)); break; }
+        if ((int64_t)rep * size > INT_MAX) { FAIL(&c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", i, TEXT(x), rep); break; }
         if (rep != 1) { parts[count] = rep; from[count++] = 1; }
         parts[count] = from[count] = size;
         count++;
@@ -11009,11 +11168,11 @@ static struct array *do_pad(struct call *c, struct array *a, const int *low, con
     if (value && value->size != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "pad_value %s is not one number", TEXT(value));
     for (int i = 0; i < a->ndim; i++) {
         int64_t n = (int64_t)a->shape[i] + low[i] + high[i];
-        if (low[i] < 0 || high[i] < 0 || n > INT_MAX) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
-        shape[i] = (int)n;
+        if (low[i] < 0 || high[i] < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
+        shape[i] = length_of(c, a, (uint64_t)n);
         stop[i] = low[i] + a->shape[i];
     }
-    if (!memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
+    if (c->code || !memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
     if (mode == PAD_CONSTANT || !a->size) {
         value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) : scalar(c, 0, a->dtype);
         out = do_full(c, a->ndim, shape, value, a->dtype);
@@ -11166,7 +11325,7 @@ static struct array *do_median(struct call *c, struct array *a, uint32_t mask, b
     if (!mask) return as_type(c, a, t);
     ndim = reduced_shape(a, mask, false, shape);
     shape[ndim] = 1;
-    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) shape[ndim] *= a->shape[i];
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) shape[ndim] = length_of(c, a, (uint64_t)shape[ndim] * (uint64_t)a->shape[i]);
     if (!shape[ndim]) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty along its axes", TEXT(a));
     axes_last(a->ndim, mask, order);
     middle = do_sort(c, do_reshape(c, do_transpose(c, a, order), ndim + 1, shape), -1, false);
@@ -11422,7 +11581,7 @@ static struct array *matrices(struct call *c, struct array *a, bool square)
     shape[2] = dim_of(a, -1);
     if (square && shape[1] != shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are not square", TEXT(a));
     if (!shape[1] || !shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are empty", TEXT(a));
-    if (a->size / (size_t)shape[1] / (size_t)shape[2] > INT_MAX) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has too many matrices", TEXT(a));
+    if (a->size / (size_t)shape[1] / (size_t)shape[2] > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many matrices", TEXT(a));
     shape[0] = (int)(a->size / (size_t)shape[1] / (size_t)shape[2]);
     return do_reshape(c, a, 3, shape);
 }
@@ -12404,7 +12563,7 @@ static void fft_split(struct encoder *e, const struct fft_params *p, struct arra
     len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_convolved((uint32_t)p->n);
     for (int i = 0; i < out->ndim; i++)
         if (i != p->axis && out->shape[i] > 1 && (axis < 0 || out->shape[i] > out->shape[axis])) axis = i;
-    if (axis < 0 || ((len <= fft_room(e) || rows * len <= room / 8) && axis_to_split(e, pair, 2) < 0)) { fft_whole(e, p, in, out); return; }
+    if (axis < 0 || ((len <= fft_room(e) || rows * len <= room / 8) && axis_to_split(e, pair, 2, 0) < 0)) { fft_whole(e, p, in, out); return; }
     half = out->shape[axis] / 2;
     for (int second = 0; second < 2 && !e->code; second++) {
         for (int k = 0; k < 2; k++) {
@@ -12513,7 +12672,7 @@ static int fft_shift(mlxvk_array *res, const char *name, mlxvk_array a, const in
     if (axes_num && !axes) FAIL(&c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
     for (size_t i = 0; i < axes_num && !c.code; i++) {
         int axis = normal_axis(&c, x, axes[i]), n = axis < 0 ? 0 : x->shape[axis];
-        if (n) x = do_roll(&c, x, back ? (n + 1) / 2 : n / 2, axis);
+        if (n) x = do_roll(&c, x, back ? n - n / 2 : n / 2, axis);
     }
     return finish(&c, x, res);
 }
@@ -12544,7 +12703,7 @@ int mlxvk_fft_fftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
 {
     struct call c = begin("fft_fftfreq", s);
     struct array *a = frequencies(&c, n, d, -(n / 2), n);
-    return finish(&c, a ? do_roll(&c, a, (n + 1) / 2, 0) : NULL, res);
+    return finish(&c, a ? do_roll(&c, a, n - n / 2, 0) : NULL, res);
 }
 
 int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
@@ -13339,8 +13498,8 @@ static void choose_walks(struct chain *c, uint32_t mask)
 /* Does it have an array that the device cannot bind whole? */
 static bool too_large(struct encoder *e, const struct chain *c)
 {
-    for (int i = 0; i < c->operands; i++) if (axis_to_split(e, &c->operand[i], 1) >= 0) return true;
-    for (int i = 0; i < c->steps; i++) if (axis_to_split(e, &c->step[i].out, 1) >= 0) return true;
+    for (int i = 0; i < c->operands; i++) if (!fits_binding(e->device, c->operand[i])) return true;
+    for (int i = 0; i < c->steps; i++) if (!fits_binding(e->device, c->step[i].out)) return true;
     return false;
 }
 

@@ -9,6 +9,7 @@ layout(constant_id = 1) const uint TO = 10;
 layout(push_constant) uniform Push {
     uint n, offset;
     uvec2 start, next;                                                 // bits of the result's dtype
+    uint first;                                                        // the number of the first element in the binding
 };
 BUFFER(0, dst)
 ACCESS(dst)
@@ -19,8 +20,10 @@ void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
     if (i >= n) return;
+    uint at = offset + i;
+    i += first;
 #ifdef WIDE
-    dst64[offset + i] = wide_sum(start, wide_product(uvec2(i, 0u), wide_difference(next, start)));
+    dst64[at] = wide_sum(start, wide_product(uvec2(i, 0u), wide_difference(next, start)));
 #else
     uint v = start.x + i * (next.x - start.x);
     if (is_float(TO)) {
@@ -28,6 +31,6 @@ void main()
         precise float along = rounded(rounded(float(i)) * step), sum = a + along;
         v = float_to_bits(sum, TO);
     }
-    store_dst(offset + i, TO, v);
+    store_dst(at, TO, v);
 #endif
 }

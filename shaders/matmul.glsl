@@ -7,6 +7,8 @@
 #include "common.glsl"
 layout(constant_id = 1) const uint TYPE = 10;
 layout(constant_id = 2) const uint EPILOGUE = 0;      // 0: a @ b; 1: with alpha, beta and c; 2: float32 parts, to be added up
+// Of EPILOGUE 1. Where beta is 0 there need not be a c, and what is bound for it may hold NaN.
+#define SCALED(x, element_of_c) (beta != 0.0 ? alpha * (x) + beta * (element_of_c) : alpha * (x))
 
 #ifdef CONV
 #include "conv.glsl"

@@ -204,7 +204,7 @@ void main()
                 float v = patches[corner + e / SIZE * PATCH + e % SIZE];
                 if (m >= LAST_ROW || n >= N) continue;
 #ifndef GROUPED
-                if (EPILOGUE == 1u) v = alpha * v + beta * get_c(p.c + m * c_row + n * c_col);
+                if (EPILOGUE == 1u) v = SCALED(v, get_c(p.c + m * c_row + n * c_col));
 #endif
                 storef_d(FIRST_D(p, m) + n * out_col, TO, v);
             }

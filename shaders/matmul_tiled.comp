@@ -176,7 +176,7 @@ void main()
 #if !defined(CONV) && !defined(GROUPED)
             if (EPILOGUE == 1u)
                 [[unroll]] for (uint i = 0; i < 4; i++)
-                    if (i < valid) v[i] = alpha * v[i] + beta * get_c(p.c + row * c_row + (column + i) * c_col);
+                    if (i < valid) v[i] = SCALED(v[i], get_c(p.c + row * c_row + (column + i) * c_col));
 #endif
             if ((VECTOR & 4u) != 0u && valid == 4u) storef4_d(to / 4u, TO, v);
             else [[unroll]] for (uint i = 0; i < 4; i++) if (i < valid) storef_d(to + i * step, TO, v[i]);

@@ -1,12 +1,12 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Random bits and the distributions made of them. One thread makes two words, half the stream apart, or four such pairs.
+// Random bits and the distributions made of them. One thread makes two words, half the stream apart, or fours of such pairs.
 #include "common.glsl"
-#include "threefry.glsl"
 #include "math.glsl"
 layout(constant_id = 1) const uint OP = 0;
 layout(constant_id = 2) const uint TO = 3;
-layout(constant_id = 3) const uint EACH = 1;           // pairs a thread; 4: words, all of the stream in the binding, by 16 bytes
+layout(constant_id = 3) const uint FOURS = 0;          // a thread's fours of pairs: words, all of the stream in the binding; 0: one pair
+layout(constant_id = 4) const bool PRODUCTS = false;   // sums as products with 1 and sums, which run beside shifts and not behind them
 BUFFER(0, dst)
 BUFFER(1, key)
 ACCESS(dst)
@@ -19,7 +19,10 @@ layout(push_constant) uniform Push {
     uint offset, key_at, key_step, key_pushed;
     uint key0, key1;
     float low, high;                                   // NORMAL: loc and scale
+    uint one;                                          // which the compiler must not know
 };
+#define SUM(a, b) (PRODUCTS ? (a) * one + (b) : (a) + (b))
+#include "threefry.glsl"
 
 float rounded(float x) { return bits_to_float(float_to_bits(x, TO), TO); }
 
@@ -60,12 +63,11 @@ void emit(uint w, uint bits)
     else write_float(w, bits);
 }
 
-void main()
+void write_fours(uvec2 k, uint half_up)
 {
-    uint i = (group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x) * EACH, half_up = words / 2u + (words & 1u);
-    if (i >= half_up) return;
-    uvec2 k = key_pushed != 0u ? uvec2(key0, key1) : uvec2(key32[key_at], key32[key_at + key_step]);
-    if (EACH == 4u) {
+    uint i = (group_index() * gl_WorkGroupSize.x * FOURS + gl_LocalInvocationID.x) * 4u;
+    [[unroll]] for (uint f = 0u; f < FOURS; f++, i += gl_WorkGroupSize.x * 4u) {
+        if (i >= half_up) return;
         uvec4 low_half, high_half;
         [[unroll]] for (uint j = 0u; j < 4u; j++) {
             uvec2 pair = threefry(k, uvec2(i + j, i + j + half_up));
@@ -74,8 +76,15 @@ void main()
         }
         dst128[(offset + i) / 4u] = low_half;
         dst128[(offset + half_up + i) / 4u] = high_half;
-        return;
     }
+}
+
+void main()
+{
+    uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x, half_up = words / 2u + (words & 1u);
+    uvec2 k = key_pushed != 0u ? uvec2(key0, key1) : uvec2(key32[key_at], key32[key_at + key_step]);
+    if (FOURS > 0u) { write_fours(k, half_up); return; }
+    if (i >= half_up) return;
     uvec2 bits = random_pair(k, i, words);
     emit(i, bits.x);
     if (i < words / 2u) emit(i + half_up, bits.y);

@@ -2,18 +2,23 @@
 #ifndef THREEFRY_GLSL
 #define THREEFRY_GLSL
 
-#define ROUND(r) x.x += x.y; x.y = (x.y << r) | (x.y >> (32 - r)); x.y ^= x.x;
+// SUM may be defined otherwise: additions are half of the work.
+#ifndef SUM
+#define SUM(a, b) ((a) + (b))
+#endif
+#define ROUND(r) x.x = SUM(x.x, x.y); x.y = (x.y << r) | (x.y >> (32 - r)); x.y ^= x.x;
 #define EVEN_ROUNDS ROUND(13) ROUND(15) ROUND(26) ROUND(6)
 #define ODD_ROUNDS ROUND(17) ROUND(29) ROUND(16) ROUND(24)
+#define INJECT(first, second) x.x += first; x.y = SUM(x.y, second);
 uvec2 threefry(uvec2 key, uvec2 x)
 {
     uint third = key.x ^ key.y ^ 0x1bd11bdau;
-    x += key;
-    EVEN_ROUNDS x += uvec2(key.y, third + 1u);
-    ODD_ROUNDS  x += uvec2(third, key.x + 2u);
-    EVEN_ROUNDS x += uvec2(key.x, key.y + 3u);
-    ODD_ROUNDS  x += uvec2(key.y, third + 4u);
-    EVEN_ROUNDS x += uvec2(third, key.x + 5u);
+    INJECT(key.x, key.y)
+    EVEN_ROUNDS INJECT(key.y, third + 1u)
+    ODD_ROUNDS  INJECT(third, key.x + 2u)
+    EVEN_ROUNDS INJECT(key.x, key.y + 3u)
+    ODD_ROUNDS  INJECT(key.y, third + 4u)
+    EVEN_ROUNDS INJECT(third, key.x + 5u)
     return x;
 }
 

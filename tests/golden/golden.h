@@ -144,7 +144,7 @@ const char *error_text(char *text, size_t size, int code, mlxvk_stream stream);
 
 /* ---- run.c ---- */
 
-enum outcome { PASSED, FAILED, NOT_THERE, WRONG_DATA };
+enum outcome { PASSED, FAILED, NOT_THERE, CORRECTED };                  /* the last: passed, with wrong data put right */
 
 struct run_options { bool layouts[LAYOUTS]; };
 

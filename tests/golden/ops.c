@@ -3,6 +3,7 @@
 #include "golden.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define ARRAY(name)     array_of(c, #name)
@@ -323,8 +324,9 @@ static bool bool_of(struct call *c, const char *name)
 static const char *string_of(struct call *c, const char *name)
 {
     INVENT('s');
-    const char *text = cJSON_GetStringValue(argument(c, name));
-    if (!text) complain(&c->problem, "parameter %s is not a string", name);
+    const cJSON *item = argument(c, name);
+    const char *text = cJSON_GetStringValue(item);
+    if (!text && !(c->invent && cJSON_IsNull(item))) complain(&c->problem, "parameter %s is not a string", name);
     return text;
 }
 
@@ -333,6 +335,7 @@ static mlxvk_dtype dtype_of(struct call *c, const char *name)
     INVENT('t');
     mlxvk_dtype dtype = MLXVK_BOOL;
     const char *text = string_of(c, name);
+    if (c->invent && text && *text == '#') return (mlxvk_dtype)atoi(text + 1);
     if (text && !dtype_by_name(&dtype, text)) complain(&c->problem, "parameter %s is no dtype: %s", name, text);
     return dtype;
 }
@@ -340,6 +343,7 @@ static mlxvk_dtype dtype_of(struct call *c, const char *name)
 static mlxvk_fft_norm norm_of(struct call *c, const char *name)
 {
     const char *text = string_of(c, name);
+    if (c->invent && text && *text == '#') return (mlxvk_fft_norm)atoi(text + 1);
     if (text && !strcmp(text, "forward")) return MLXVK_FFT_NORM_FORWARD;
     if (text && !strcmp(text, "ortho")) return MLXVK_FFT_NORM_ORTHO;
     if (text && strcmp(text, "backward")) complain(&c->problem, "parameter %s is no norm: %s", name, text);
@@ -352,11 +356,11 @@ static size_t count_of(struct call *c, const char *name)
     return (size_t)cJSON_GetArraySize(argument(c, name));
 }
 
-/* The list of `name`, or NULL for null. */
+/* The list of `name`, or NULL for null, and for an object, whose size is the count that goes with it. */
 static const cJSON *list_of(struct call *c, const char *name, int used)
 {
     const cJSON *list = argument(c, name);
-    if (cJSON_IsNull(list)) return NULL;
+    if (cJSON_IsNull(list) || (c->invent && cJSON_IsObject(list))) return NULL;
     if (cJSON_IsArray(list) && cJSON_GetArraySize(list) <= MAX_INTS - used) return list;
     complain(&c->problem, "parameter %s is not a list, or too long", name);
     return NULL;

@@ -42,13 +42,54 @@ void check_refused(int code, int want, mlxvk_stream stream, const char *what, co
     fail_at(what, code, &error, file, line);
 }
 
-mlxvk_device open_device(const char *gates)
+/* ---- devices ---- */
+
+mlxvk_device device;
+mlxvk_stream stream;
+
+static struct { mlxvk_device device; char gates[1024]; } devices[MOST_INSTANCES];
+static int device_count, instance_count;
+
+void count_instance(void)
+{
+    if (++instance_count > MOST_INSTANCES) fail_msg("more than %d VkInstances in one process", MOST_INSTANCES);
+}
+
+int create_device(mlxvk_device *res, const mlxvk_device_desc *desc)
+{
+    if (!desc || !desc->adopt) count_instance();
+    return mlxvk_device_create(res, desc);
+}
+
+mlxvk_device open_new_device(const char *gates)
 {
     mlxvk_error error = { 0 };
-    mlxvk_device device = { NULL };
-    int code = mlxvk_device_create(&device, &(mlxvk_device_desc){ .gates = gates, .error = &error });
+    mlxvk_device res = { NULL };
+    int code = create_device(&res, &(mlxvk_device_desc){ .gates = gates, .error = &error });
     if (code) fail_at("mlxvk_device_create", code, &error, __FILE__, __LINE__);
-    return device;
+    return res;
+}
+
+mlxvk_device open_device(const char *gates)
+{
+    mlxvk_device res = { NULL };
+    int i = 0;
+    if (!gates) gates = "";
+    while (i < device_count && strcmp(devices[i].gates, gates)) i++;
+    if (i == device_count) {
+        assert_true(strlen(gates) < sizeof devices[i].gates);
+        devices[i].device = open_new_device(gates);
+        strcpy(devices[i].gates, gates);
+        device_count++;
+    }
+    assert_int_equal(mlxvk_device_set(&res, devices[i].device), 0);
+    return res;
+}
+
+int end_devices(int failed)
+{
+    while (device_count) mlxvk_device_free(devices[--device_count].device);
+    return failed;
 }
 
 mlxvk_stream open_stream(mlxvk_device device)
@@ -61,6 +102,39 @@ mlxvk_stream open_stream(mlxvk_device device)
     return stream;
 }
 
+static int set_up_with(const char *gates)
+{
+    device = open_device(gates);
+    stream = open_stream(device);
+    return 0;
+}
+
+int set_up(void **state) { (void)state; return set_up_with(NULL); }
+int set_up_poisoned(void **state) { (void)state; return set_up_with("MLX_VK_POISON=1"); }
+
+int tear_down(void **state)
+{
+    (void)state;
+    mlxvk_stream_free(stream);
+    mlxvk_device_free(device);
+    return 0;
+}
+
+struct setting start(const char *gates)
+{
+    struct setting s = { open_device(gates), { NULL } };
+    s.stream = open_stream(s.device);
+    return s;
+}
+
+void finish(struct setting *s)
+{
+    mlxvk_stream_free(s->stream);
+    mlxvk_device_free(s->device);
+}
+
+/* ---- arrays ---- */
+
 mlxvk_stats stats_of(mlxvk_device device)
 {
     mlxvk_stats stats;
@@ -68,7 +142,7 @@ mlxvk_stats stats_of(mlxvk_device device)
     return stats;
 }
 
-static mlxvk_array upload(mlxvk_device device, const void *data, const int *shape, int ndim, mlxvk_dtype dtype)
+mlxvk_array array_of(mlxvk_device device, mlxvk_dtype dtype, const void *data, const int *shape, int ndim)
 {
     mlxvk_array array = { NULL };
     OK_DEVICE(mlxvk_array_new_data_device(&array, data, shape, ndim, dtype, device), device);
@@ -77,12 +151,12 @@ static mlxvk_array upload(mlxvk_device device, const void *data, const int *shap
 
 mlxvk_array ints(mlxvk_device device, const int32_t *values, const int *shape, int ndim)
 {
-    return upload(device, values, shape, ndim, MLXVK_INT32);
+    return array_of(device, MLXVK_INT32, values, shape, ndim);
 }
 
 mlxvk_array floats(mlxvk_device device, const float *values, const int *shape, int ndim)
 {
-    return upload(device, values, shape, ndim, MLXVK_FLOAT32);
+    return array_of(device, MLXVK_FLOAT32, values, shape, ndim);
 }
 
 mlxvk_array counting(mlxvk_device device, int count)
@@ -159,6 +233,8 @@ int random_int(struct rng *r, int low, int high)
 }
 
 bool random_chance(struct rng *r, int percent) { return random_int(r, 0, 99) < percent; }
+
+int random_of(struct rng *r, const int *list, int count) { return list[random_int(r, 0, count - 1)]; }
 
 /* ---- host tensors ---- */
 

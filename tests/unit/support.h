@@ -30,11 +30,36 @@ void check_ok_device(int code, mlxvk_device device, const char *what, const char
 void check_refused(int code, int want, mlxvk_stream stream, const char *what, const char *file, int line,
                    const char *const *words);
 
-/* A device with these gates ("NAME=value ..."), or NULL for none. Fails the test when there is none. */
+/* The program's device with these gates ("NAME=value ..."), or NULL for none: the same one at each call, with the pipelines
+ * that it has by then. The handle is to be freed. Fails the test when there is no device. */
 mlxvk_device open_device(const char *gates);
+/* One that nobody else has: for tests that count, or that look at how a device begins or ends. */
+mlxvk_device open_new_device(const char *gates);
 mlxvk_stream open_stream(mlxvk_device device);
+/* mlxvk_device_create. NVIDIA's driver refuses a process's 31st VkInstance, even where all others are gone: what makes one
+ * counts it, and fails the test beyond MOST_INSTANCES. */
+enum { MOST_INSTANCES = 25 };
+int create_device(mlxvk_device *res, const mlxvk_device_desc *desc);
+void count_instance(void);
+/* cmocka's run of a group; then the program's devices end. */
+#define run_group(name, tests, set_up, tear_down) end_devices(cmocka_run_group_tests_name(name, tests, set_up, tear_down))
+int end_devices(int failed);
+
+/* A device and a stream: of most programs the only ones, made by the group's set-up. */
+extern mlxvk_device device;
+extern mlxvk_stream stream;
+int set_up(void **state);
+int set_up_poisoned(void **state);                                 /* memory holds garbage before it is written */
+int tear_down(void **state);
+
+/* The same for one test. */
+struct setting { mlxvk_device device; mlxvk_stream stream; };
+struct setting start(const char *gates);
+void finish(struct setting *s);
+
 mlxvk_stats stats_of(mlxvk_device device);
 
+mlxvk_array array_of(mlxvk_device device, mlxvk_dtype dtype, const void *data, const int *shape, int ndim);
 mlxvk_array ints(mlxvk_device device, const int32_t *values, const int *shape, int ndim);
 mlxvk_array floats(mlxvk_device device, const float *values, const int *shape, int ndim);
 mlxvk_array counting(mlxvk_device device, int count);              /* int32: 0, 1, 2, ... */
@@ -51,6 +76,8 @@ struct rng { uint64_t state; };
 uint64_t random_bits(struct rng *r);
 int random_int(struct rng *r, int low, int high);                  /* low <= n <= high */
 bool random_chance(struct rng *r, int percent);
+int random_of(struct rng *r, const int *list, int count);
+#define ONE_OF(r, ...) random_of(r, (int[]){ __VA_ARGS__ }, (int)COUNT(((int[]){ __VA_ARGS__ })))
 
 /* ---- int32 tensors on the host, evaluated at once: what the library's arrays are compared with ---- */
 

@@ -1,25 +1,6 @@
 /* Arrays: dtypes, views of every kind to 8 dimensions against the host, arrays over buffers, handles, vectors. */
 #include "support.h"
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-
-static int set_up(void **state)
-{
-    (void)state;
-    device = open_device(NULL);
-    stream = open_stream(device);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return 0;
-}
-
 /* ---- dtypes ---- */
 
 static void test_dtypes(void **state)
@@ -286,6 +267,28 @@ static void test_views_of_sizes(void **state)
     }
 }
 
+/* Items are where their size says, whatever byte a view of smaller ones begins at. */
+static void test_views_from_odd_bytes(void **state)
+{
+    (void)state;
+    static const mlxvk_dtype dtypes[] = { MLXVK_INT16, MLXVK_INT32, MLXVK_INT64 };
+    unsigned char bytes[72], got[64];
+    for (int i = 0; i < 72; i++) bytes[i] = (unsigned char)(3 * i);
+    for (int first = 1; first <= 8; first++) {
+        for (int i = 0; i < 3; i++) {
+            mlxvk_array a = { NULL }, twice = { NULL };
+            OK_DEVICE(mlxvk_array_new_data_device(&a, bytes, (int[]){ 72 }, 1, MLXVK_UINT8, device), device);
+            OK(mlxvk_slice(&a, a, &first, 1, (int[]){ first + 64 }, 1, (int[]){ 1 }, 1, stream), stream);
+            OK(mlxvk_view(&a, a, dtypes[i], stream), stream);
+            OK(mlxvk_maximum(&twice, a, a, stream), stream);
+            OK(mlxvk_array_read(twice, got, 64, stream), stream);
+            assert_memory_equal(got, bytes + first, 64);
+            mlxvk_array_free(a);
+            mlxvk_array_free(twice);
+        }
+    }
+}
+
 /* Views of a view share its memory: a kernel runs only where memory must move. */
 static void test_views_are_views(void **state)
 {
@@ -471,10 +474,10 @@ int main(void)
         cmocka_unit_test(test_empty), cmocka_unit_test(test_most_dimensions), cmocka_unit_test(test_full_casts),
         cmocka_unit_test(test_transposed_copies),
         cmocka_unit_test(test_random_views),
-        cmocka_unit_test(test_views_of_sizes), cmocka_unit_test(test_views_are_views),
+        cmocka_unit_test(test_views_of_sizes), cmocka_unit_test(test_views_from_odd_bytes), cmocka_unit_test(test_views_are_views),
         cmocka_unit_test(test_over_buffers), cmocka_unit_test(test_buffer_lives),
         cmocka_unit_test(test_outside_buffers), cmocka_unit_test(test_set), cmocka_unit_test(test_vectors),
         cmocka_unit_test(test_read_size),
     };
-    return cmocka_run_group_tests_name("array", tests, set_up, tear_down);
+    return run_group("array", tests, set_up, tear_down);
 }

@@ -237,5 +237,5 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_attention), cmocka_unit_test(test_many_parts), cmocka_unit_test(test_attention_edges),
                                         cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_group("attention", tests, NULL, NULL);
 }

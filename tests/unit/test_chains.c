@@ -32,7 +32,7 @@ struct bench { mlxvk_device device; mlxvk_stream s; };
 
 static struct bench bench_open(const char *gates)
 {
-    struct bench b = { .device = open_device(gates) };
+    struct bench b = { .device = open_new_device(gates) };
     b.s = open_stream(b.device);
     return b;
 }
@@ -244,5 +244,5 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_random), cmocka_unit_test(test_gelu), cmocka_unit_test(test_often),
                                         cmocka_unit_test(test_valid) };
-    return cmocka_run_group_tests(tests, in_folder, remove_folder);
+    return run_group("chains", tests, in_folder, remove_folder);
 }

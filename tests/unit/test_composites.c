@@ -1,32 +1,6 @@
 /* What golden data does not have of operations made of others: the extras, errors, empty arrays. */
 #include "support.h"
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-
-static int set_up(void **state)
-{
-    (void)state;
-    device = open_device("MLX_VK_POISON=1");
-    stream = open_stream(device);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return 0;
-}
-
-static mlxvk_array array_of(mlxvk_dtype dtype, const void *data, const int *shape, int ndim)
-{
-    mlxvk_array a = { NULL };
-    OK_DEVICE(mlxvk_array_new_data_device(&a, data, shape, ndim, dtype, device), device);
-    return a;
-}
-
 /* ---- MLX's primitive Divide, and equality of NaN ---- */
 
 static void quotients_towards_zero(void **state)
@@ -43,8 +17,8 @@ static void quotients_towards_zero(void **state)
             store_number(dtype, b, i, plain ? y[i] : 3);
             store_number(dtype, expected, i, plain ? want[i] : 2);
         }
-        p = array_of(dtype, a, (int[]){ 8 }, 1);
-        q = array_of(dtype, b, (int[]){ 8 }, 1);
+        p = array_of(device, dtype, a, (int[]){ 8 }, 1);
+        q = array_of(device, dtype, b, (int[]){ 8 }, 1);
         OK(mlxvk_divide_truncate(&r, p, q, stream), stream);
         assert_int_equal(mlxvk_array_dtype(r), dtype);
         OK(mlxvk_array_read(r, got, 8 * bytes_of(dtype), stream), stream);
@@ -130,12 +104,12 @@ static void one_norm(struct rng *r, const struct norm_case *k)
     mlxvk_vector_array res = mlxvk_vector_array_new();
     size_t count = k->weight ? k->mean && k->bias ? 3 : 2 : 1;
     x = random_numbers(r, k->dtype, bytes, size);
-    a[0] = array_of(k->dtype, bytes, (int[]){ k->rows, k->n }, 2);
+    a[0] = array_of(device, k->dtype, bytes, (int[]){ k->rows, k->n }, 2);
     g = random_numbers(r, k->dtype, bytes, size);
-    a[1] = array_of(k->dtype, bytes, (int[]){ k->rows, k->n }, 2);
+    a[1] = array_of(device, k->dtype, bytes, (int[]){ k->rows, k->n }, 2);
     w = random_numbers(r, k->dtype, bytes, row);
-    a[2] = k->weight ? array_of(k->dtype, bytes, (int[]){ k->n }, 1) : mlxvk_array_new();
-    a[3] = k->bias ? array_of(k->dtype, bytes, (int[]){ k->n }, 1) : mlxvk_array_new();
+    a[2] = k->weight ? array_of(device, k->dtype, bytes, (int[]){ k->n }, 1) : mlxvk_array_new();
+    a[3] = k->bias ? array_of(device, k->dtype, bytes, (int[]){ k->n }, 1) : mlxvk_array_new();
     reference(k, x, g, w, want, want + size, want + size + row);
     for (int round = 0; round < 2; round++) {
         if (k->mean) OK(mlxvk_fast_layer_norm_vjp(&res, a[0], a[2], a[3], a[1], 1e-5f, stream), stream);
@@ -167,6 +141,37 @@ static void gradients_of_norms(void **state)
     struct rng r = { 11 };
     (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) one_norm(&r, &cases[i]);
+}
+
+/* Rows whose mean is far from 0, some after one number that is farther: where sums of squares would cancel. */
+static void means_far_away(void **state)
+{
+    static const int shapes[][2] = { { 3, 5 }, { 3, 8 }, { 5, 40 }, { 3, 256 }, { 2, 4104 }, { 2, 16384 }, { 1030, 2048 } };
+    struct rng r = { 12 };
+    (void)state;
+    for (size_t k = 0; k < COUNT(shapes); k++) {
+        int rows = shapes[k][0], n = shapes[k][1];
+        size_t size = (size_t)rows * (size_t)n;
+        float *x = malloc(size * sizeof *x);
+        double *want = malloc(size * sizeof *want);
+        mlxvk_array a, y = { NULL }, none = { NULL };
+        for (int row = 0; row < rows; row++) {
+            double mean = 0, square = 0;
+            float *v = x + (size_t)row * (size_t)n;
+            for (int i = 0; i < n; i++) v[i] = 1000 + (float)random_int(&r, -100, 100) / 64;
+            if (row % 2) v[0] = -3000;
+            for (int i = 0; i < n; i++) mean += (double)v[i] / n;
+            for (int i = 0; i < n; i++) square += (v[i] - mean) * (v[i] - mean) / n;
+            for (int i = 0; i < n; i++) want[(size_t)row * (size_t)n + (size_t)i] = (v[i] - mean) / sqrt(square + 1e-5);
+        }
+        a = floats(device, x, shapes[k], 2);
+        OK(mlxvk_fast_layer_norm(&y, a, none, none, 1e-5f, stream), stream);
+        expect_close(y, MLXVK_FLOAT32, want, size, 20, "layer_norm");       /* the mean itself has 2^-14 of an error */
+        mlxvk_array_free(a);
+        mlxvk_array_free(y);
+        free(x);
+        free(want);
+    }
 }
 
 static void norms_refuse(void **state)
@@ -217,7 +222,7 @@ static void rope_backwards(void **state)
 static void refusals(void **state)
 {
     mlxvk_array a = counting(device, 6), m = ints(device, (int32_t[4]){ 0 }, (int[]){ 2, 2 }, 2), none = { NULL }, r = { NULL };
-    mlxvk_array z = array_of(MLXVK_COMPLEX64, (float[2]){ 0 }, NULL, 0);
+    mlxvk_array z = array_of(device, MLXVK_COMPLEX64, (float[2]){ 0 }, NULL, 0);
     mlxvk_vector_array v = mlxvk_vector_array_new_value(a), res = { NULL };
     const int one = 1, two[2] = { 1, 1 }, minus = -1;
     (void)state;
@@ -305,7 +310,7 @@ static void random_integers(void **state)
     };
     mlxvk_array key = { NULL }, low, high, r = { NULL };
     (void)state;
-    key = array_of(MLXVK_UINT32, (uint32_t[]){ 0, 3 }, (int[]){ 2 }, 1);
+    key = array_of(device, MLXVK_UINT32, (uint32_t[]){ 0, 3 }, (int[]){ 2 }, 1);
     for (size_t i = 0; i < COUNT(cases); i++) {
         unsigned char got[48];
         low = bound(cases[i].low);
@@ -331,9 +336,10 @@ static void random_integers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(gradients_of_norms), cmocka_unit_test(norms_refuse),
+        cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(gradients_of_norms), cmocka_unit_test(means_far_away),
+        cmocka_unit_test(norms_refuse),
         cmocka_unit_test(rope_backwards), cmocka_unit_test(refusals), cmocka_unit_test(empty_arrays),
         cmocka_unit_test(random_integers),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_group("composites", tests, set_up_poisoned, tear_down);
 }

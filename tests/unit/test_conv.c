@@ -12,9 +12,6 @@ struct problem {
     mlxvk_dtype dtype;
 };
 
-static int one_of(struct rng *r, const int *list, int count) { return list[random_int(r, 0, count - 1)]; }
-#define ONE_OF(r, ...) one_of(r, (int[]){ __VA_ARGS__ }, (int)(sizeof (int[]){ __VA_ARGS__ } / sizeof(int)))
-
 static struct problem random_problem(struct rng *r)
 {
     static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
@@ -268,5 +265,5 @@ int main(void)
         cmocka_unit_test(test_coopmat),
         cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_group("conv", tests, NULL, NULL);
 }

@@ -1,11 +1,8 @@
 /* Devices: finding and choosing one, what it says of itself, gates, the pipeline cache, a device of the caller's, a
  * driver that fails. */
 #define _POSIX_C_SOURCE 200809L
-#define VK_NO_PROTOTYPES
-#include <dlfcn.h>
 #include <stdio.h>
-#include <vulkan/vulkan.h>
-#include "support.h"
+#include "support_vulkan.h"
 
 /* ---- finding ---- */
 
@@ -41,7 +38,7 @@ static void use_device(const char *name)
 {
     mlxvk_device d = { NULL };
     mlxvk_error error = { 0 };
-    if (mlxvk_device_create(&d, &(mlxvk_device_desc){ .name = name, .error = &error })) fail_msg("%s", error.text);
+    if (create_device(&d, &(mlxvk_device_desc){ .name = name, .error = &error })) fail_msg("%s", error.text);
     mlxvk_stream s = open_stream(d);
     mlxvk_array a = counting(d, 3), b = { NULL };
     OK(mlxvk_add(&b, a, a, s), s);
@@ -70,7 +67,7 @@ static void test_no_such_device(void **state)
     for (size_t i = 0; i < COUNT(names); i++) {
         mlxvk_device d = { NULL };
         mlxvk_error error = { 0 };
-        assert_int_equal(mlxvk_device_create(&d, &(mlxvk_device_desc){ .name = names[i], .error = &error }),
+        assert_int_equal(create_device(&d, &(mlxvk_device_desc){ .name = names[i], .error = &error }),
                          MLXVK_ERROR_NO_DEVICE);
         assert_null(d.ctx);
         assert_int_equal(error.code, MLXVK_ERROR_NO_DEVICE);
@@ -83,7 +80,7 @@ static void test_environment_chooses(void **state)
     (void)state;
     mlxvk_device d = { NULL };
     setenv("MLX_VK_DEVICE", "no such device", 1);
-    int code = mlxvk_device_create(&d, NULL), by_name = mlxvk_device_create(&d, &(mlxvk_device_desc){ .name = "0" });
+    int code = create_device(&d, NULL), by_name = create_device(&d, &(mlxvk_device_desc){ .name = "0" });
     unsetenv("MLX_VK_DEVICE");
     assert_int_equal(code, MLXVK_ERROR_NO_DEVICE);
     assert_int_equal(by_name, 0);                              /* the description wins */
@@ -102,7 +99,7 @@ static void test_no_driver(void **state)
     snprintf(old_files, sizeof old_files, "%s", files ? files : "");
     setenv("VK_ICD_FILENAMES", "/nonexistent/none.json", 1);
     setenv("VK_DRIVER_FILES", "/nonexistent/none.json", 1);
-    int code = mlxvk_device_create(&d, &(mlxvk_device_desc){ .error = &error });
+    int code = create_device(&d, &(mlxvk_device_desc){ .error = &error });
     bool available = mlxvk_is_available();
     if (icd) setenv("VK_ICD_FILENAMES", old_icd, 1); else unsetenv("VK_ICD_FILENAMES");
     if (files) setenv("VK_DRIVER_FILES", old_files, 1); else unsetenv("VK_DRIVER_FILES");
@@ -165,7 +162,7 @@ static void test_gates(void **state)
     (void)state;
     struct gates g = { 0 };
     setenv("MLX_VK_MAX_OPS_PER_BUFFER", "31", 1);
-    mlxvk_device from_environment = open_device(NULL), from_desc = open_device("MLX_VK_MAX_OPS_PER_BUFFER=53");
+    mlxvk_device from_environment = open_new_device(NULL), from_desc = open_new_device("MLX_VK_MAX_OPS_PER_BUFFER=53");
     unsetenv("MLX_VK_MAX_OPS_PER_BUFFER");
     assert_int_equal(mlxvk_gates(from_environment, note_gate, &g), 0);
     assert_true(g.count > 5 && g.no_barriers);
@@ -182,7 +179,7 @@ static void test_gates(void **state)
 static void test_outlived(void **state)
 {
     (void)state;
-    mlxvk_device d = open_device(NULL);
+    mlxvk_device d = open_new_device(NULL);
     mlxvk_stream s = open_stream(d);
     mlxvk_array a = counting(d, 3);
     mlxvk_buffer buffer = { NULL };
@@ -204,7 +201,7 @@ static void test_outlived(void **state)
 static void test_two(void **state)
 {
     (void)state;
-    mlxvk_device one = open_device(NULL), two = open_device(NULL);
+    mlxvk_device one = open_device(NULL), two = open_new_device(NULL);
     size_t bytes = 1;
     mlxvk_array a = counting(one, 1000);
     OK_DEVICE(mlxvk_device_get_active_memory(&bytes, two), two);
@@ -219,7 +216,7 @@ static void test_two(void **state)
 static void test_stats(void **state)
 {
     (void)state;
-    mlxvk_device d = open_device(NULL);
+    mlxvk_device d = open_new_device(NULL);
     mlxvk_stream s = open_stream(d);
     mlxvk_array a = counting(d, 3), b = { NULL };
     OK(mlxvk_add(&b, a, a, s), s);
@@ -245,7 +242,7 @@ static void compute_with_cache(const void *data, size_t size)
     mlxvk_device d = { NULL };
     mlxvk_error error = { 0 };
     const mlxvk_device_desc desc = { .pipeline_cache = data, .pipeline_cache_size = size, .error = &error };
-    if (mlxvk_device_create(&d, &desc)) fail_msg("%s", error.text);
+    if (create_device(&d, &desc)) fail_msg("%s", error.text);
     mlxvk_stream s = open_stream(d);
     mlxvk_array a = counting(d, 3), b = { NULL };
     OK(mlxvk_add(&b, a, a, s), s);
@@ -278,104 +275,21 @@ static void test_pipeline_cache(void **state)
 
 /* ---- a device of the caller's, and a driver that fails ---- */
 
-static void *loader;
-static PFN_vkGetInstanceProcAddr get_instance;
-static PFN_vkGetDeviceProcAddr get_device;
-static VkInstance instance;
-static VkPhysicalDevice physical;
-static VkDevice logical;
-static VkQueue queue;
-static int locks, fail_submits_after = -1;
-static PFN_vkQueueSubmit real_submit;
-
-#define LOAD(name) PFN_##name name = (PFN_##name)get_instance(instance, #name)
-
-static bool make_instance(void)
-{
-    loader = dlopen("libvulkan.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!loader) return false;
-    *(void **)&get_instance = dlsym(loader, "vkGetInstanceProcAddr");
-    LOAD(vkCreateInstance);
-    const VkApplicationInfo application = { .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO,
-                                            .apiVersion = VK_API_VERSION_1_2 };
-    const VkInstanceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
-                                        .pApplicationInfo = &application };
-    return vkCreateInstance(&info, NULL, &instance) == VK_SUCCESS;
-}
-
-static VkPhysicalDeviceVulkan11Features features11 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES };
-static VkPhysicalDeviceVulkan12Features features12 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES,
-                                                       .pNext = &features11, .timelineSemaphore = VK_TRUE };
-static VkPhysicalDeviceFeatures2 features = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
-                                            .pNext = &features12 };
-
-/* With small storage, which the kernels need, or with nothing at all; never more. */
-static bool make_logical(void)
-{
-    const float priority = 1;
-    uint32_t count = 1;
-    LOAD(vkEnumeratePhysicalDevices);
-    LOAD(vkCreateDevice);
-    LOAD(vkGetDeviceProcAddr);
-    const VkDeviceQueueCreateInfo queues = { .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueCount = 1,
-                                             .pQueuePriorities = &priority };
-    const VkDeviceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .pNext = &features,
-                                      .queueCreateInfoCount = 1, .pQueueCreateInfos = &queues };
-    get_device = vkGetDeviceProcAddr;
-    if (vkEnumeratePhysicalDevices(instance, &count, &physical) < 0 || !count) return false;
-    if (vkCreateDevice(physical, &info, NULL, &logical)) return false;
-    PFN_vkGetDeviceQueue vkGetDeviceQueue = (PFN_vkGetDeviceQueue)get_device(logical, "vkGetDeviceQueue");
-    real_submit = (PFN_vkQueueSubmit)get_device(logical, "vkQueueSubmit");
-    vkGetDeviceQueue(logical, 0, 0, &queue);
-    return true;
-}
-
-static void end_vulkan(void)
-{
-    LOAD(vkDestroyInstance);
-    PFN_vkDestroyDevice vkDestroyDevice = (PFN_vkDestroyDevice)get_device(logical, "vkDestroyDevice");
-    vkDestroyDevice(logical, NULL);
-    vkDestroyInstance(instance, NULL);
-    dlclose(loader);
-}
+static int locks;
 
 static void lock_queue(void *user) { assert_ptr_equal(user, &locks); locks++; }
 static void unlock_queue(void *user) { assert_ptr_equal(user, &locks); }
 
-/* A driver whose vkQueueSubmit loses the device from some call on. */
-static VKAPI_ATTR VkResult VKAPI_CALL failing_submit(VkQueue q, uint32_t count, const VkSubmitInfo *submits,
-                                                     VkFence fence)
+/* driver: NULL for the true one. */
+static mlxvk_device adopt(void *driver, bool small_storage)
 {
-    if (fail_submits_after == 0) return VK_ERROR_DEVICE_LOST;
-    if (fail_submits_after > 0) fail_submits_after--;
-    return real_submit(q, count, submits, fence);
-}
-
-static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL failing_device_proc(VkDevice d, const char *name)
-{
-    return strcmp(name, "vkQueueSubmit") ? get_device(d, name) : (PFN_vkVoidFunction)failing_submit;
-}
-
-static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL failing_instance_proc(VkInstance i, const char *name)
-{
-    if (!strcmp(name, "vkGetDeviceProcAddr")) return (PFN_vkVoidFunction)failing_device_proc;
-    if (!strcmp(name, "vkQueueSubmit")) return (PFN_vkVoidFunction)failing_submit;
-    return get_instance(i, name);
-}
-
-static mlxvk_device adopt(PFN_vkGetInstanceProcAddr proc, bool small_storage)
-{
-    mlxvk_adopt a = {
-        .instance = instance, .physical_device = physical, .device = logical, .queue = queue, .features = &features,
-        .lock_queue = lock_queue, .unlock_queue = unlock_queue, .user = &locks,
-    };
+    mlxvk_adopt a;
     mlxvk_device d = { NULL };
     mlxvk_error error = { 0 };
-    memcpy(&a.get_instance_proc_addr, &proc, sizeof proc);
-    features11.storageBuffer16BitAccess = features12.storageBuffer8BitAccess = small_storage;
-    if (!make_instance() || !make_logical()) fail_msg("no Vulkan device of the test's own");
-    a.instance = instance, a.physical_device = physical, a.device = logical, a.queue = queue;
-    if (mlxvk_device_create(&d, &(mlxvk_device_desc){ .adopt = &a, .error = &error })) fail_msg("%s", error.text);
+    own_vulkan(&a, small_storage);
+    a.get_instance_proc_addr = driver;
+    a.lock_queue = lock_queue, a.unlock_queue = unlock_queue, a.user = &locks;
+    if (create_device(&d, &(mlxvk_device_desc){ .adopt = &a, .error = &error })) fail_msg("%s", error.text);
     return d;
 }
 
@@ -425,7 +339,7 @@ static void test_lost(void **state)
 {
     (void)state;
     fail_submits_after = 1;
-    mlxvk_device d = adopt(failing_instance_proc, true);
+    mlxvk_device d = adopt(failing_driver(), true);
     mlxvk_stream s = open_stream(d);
     mlxvk_array a = counting(d, 3), b = { NULL }, c = { NULL };
     mlxvk_error error = { 0 };
@@ -459,5 +373,5 @@ int main(void)
         cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt),
         cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost),
     };
-    return cmocka_run_group_tests_name("device", tests, NULL, NULL);
+    return run_group("device", tests, NULL, NULL);
 }

@@ -9,7 +9,7 @@ enum { OFF, ON, DEVICES };
 static mlxvk_device devices[DEVICES];
 static mlxvk_stream streams[DEVICES];
 
-static int set_up(void **state)
+static int set_up_both(void **state)
 {
     static const char *const gates[DEVICES] = { "MLX_VK_ENABLE_DONATION=0 MLX_VK_POISON=1", "MLX_VK_ENABLE_DONATION=1 MLX_VK_POISON=1" };
     (void)state;
@@ -20,7 +20,7 @@ static int set_up(void **state)
     return 0;
 }
 
-static int tear_down(void **state)
+static int tear_down_both(void **state)
 {
     (void)state;
     for (int i = 0; i < DEVICES; i++) {
@@ -359,5 +359,5 @@ int main(void)
         cmocka_unit_test(test_kept_buffer), cmocka_unit_test(test_other_positions), cmocka_unit_test(test_two_streams),
         cmocka_unit_test(test_fused), cmocka_unit_test(test_random_programs),
     };
-    return cmocka_run_group_tests_name("donation", tests, set_up, tear_down);
+    return run_group("donation", tests, set_up_both, tear_down_both);
 }

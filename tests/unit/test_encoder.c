@@ -3,25 +3,6 @@
 #include "shaders/combine_spv.h"
 #include "shaders/fill_spv.h"
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-
-static int set_up(void **state)
-{
-    (void)state;
-    device = open_device(NULL);
-    stream = open_stream(device);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return 0;
-}
-
 struct combine_push { uint32_t count, a_shift, b_shift, res_shift; };
 
 /* res = factor * a + b */
@@ -548,5 +529,5 @@ int main(void)
         cmocka_unit_test(test_concurrent_scope), cmocka_unit_test(test_register_output),
         cmocka_unit_test(test_bad_kernels), cmocka_unit_test(test_misuse),
     };
-    return cmocka_run_group_tests_name("encoder", tests, set_up, tear_down);
+    return run_group("encoder", tests, set_up, tear_down);
 }

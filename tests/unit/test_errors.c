@@ -1,19 +1,15 @@
 /* Errors: codes and texts, nothing changed by a refused call; an allocator that fails; a driver that fails. */
-#include "support.h"
+#include "support_vulkan.h"
 
 #include <stdio.h>
 
-static mlxvk_device device;
-static mlxvk_stream stream;
 static mlxvk_array a23, b34, i4, c2;                           /* named by shape; float32, float32, int32, complex64 */
 
 static const float values[12] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 };
 
-static int set_up(void **state)
+static int set_up_arrays(void **state)
 {
-    (void)state;
-    device = open_device(NULL);
-    stream = open_stream(device);
+    set_up(state);
     a23 = floats(device, values, (int[]){ 2, 3 }, 2);
     b34 = floats(device, values, (int[]){ 3, 4 }, 2);
     i4 = counting(device, 4);
@@ -31,15 +27,12 @@ static void expect_unchanged(void)
     assert_memory_equal(pairs, values, sizeof pairs);
 }
 
-static int tear_down(void **state)
+static int tear_down_arrays(void **state)
 {
-    (void)state;
     expect_unchanged();
     const mlxvk_array all[] = { a23, b34, i4, c2 };
     for (size_t i = 0; i < COUNT(all); i++) mlxvk_array_free(all[i]);
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return 0;
+    return tear_down(state);
 }
 
 /* ---- texts ---- */
@@ -85,7 +78,7 @@ static void test_shapes(void **state)
     REFUSED_HERE(mlxvk_broadcast_to(&res, a23, (int[]){ 3 }, 1, stream), MLXVK_ERROR_SHAPE, "broadcast_to");
     REFUSED_HERE(mlxvk_zeros(&res, (int[]){ 2, -1 }, 2, MLXVK_INT32, stream), MLXVK_ERROR_SHAPE, "zeros", "-1");
     const int huge[] = { 1 << 30, 1 << 30, 1 << 30 };
-    REFUSED_HERE(mlxvk_zeros(&res, huge, 3, MLXVK_INT32, stream), MLXVK_ERROR_SHAPE, "zeros");
+    REFUSED_HERE(mlxvk_zeros(&res, huge, 3, MLXVK_INT32, stream), MLXVK_ERROR_LIMIT, "zeros");
     REFUSED_HERE(mlxvk_slice_update(&res, a23, b34, (int[]){ 0, 0 }, 2, (int[]){ 2, 2 }, 2, (int[]){ 1, 1 }, 2, stream),
                  MLXVK_ERROR_SHAPE, "slice_update", "(3, 4)");
 }
@@ -169,7 +162,7 @@ static void test_absent(void **state)
 static void test_two_devices(void **state)
 {
     (void)state;
-    mlxvk_device other = open_device(NULL);
+    mlxvk_device other = open_new_device(NULL);
     mlxvk_array foreign = counting(other, 4);
     REFUSED_HERE(mlxvk_add(&res, i4, foreign, stream), MLXVK_ERROR_ARGUMENT, "add", "device");
     mlxvk_array_free(foreign);
@@ -209,7 +202,7 @@ static void test_callback(void **state)
     (void)state;
     mlxvk_device d = { NULL };
     const mlxvk_device_desc desc = { .on_error = count_error, .user = &errors_seen };
-    assert_int_equal(mlxvk_device_create(&d, &desc), 0);
+    assert_int_equal(create_device(&d, &desc), 0);
     mlxvk_stream s = open_stream(d);
     mlxvk_array x = counting(d, 2), y = counting(d, 3), res = { NULL };
     assert_int_equal(mlxvk_add(&res, x, y, s), MLXVK_ERROR_SHAPE);
@@ -306,14 +299,14 @@ static int large_program(mlxvk_device d, mlxvk_stream s, float got[3])
 
 /* The small program with a failing allocation, from the device on: right, or refused for want of memory; and nothing is
  * leaked. */
-static int run_failing(struct failing *f)
+static int run_failing(struct failing *f, const mlxvk_adopt *adopt)
 {
-    const mlxvk_device_desc desc = { .allocator = { failing_allocate, failing_release, f } };
+    const mlxvk_device_desc desc = { .adopt = adopt, .allocator = { failing_allocate, failing_release, f } };
     const int32_t want[] = { -7, -8, -7, -10, -7, -12 };
     int32_t got[6] = { 0 };
     mlxvk_device d = { NULL };
     mlxvk_stream s = { NULL };
-    int code = mlxvk_device_create(&d, &desc);
+    int code = create_device(&d, &desc);
     if (!code && !(s = mlxvk_stream_new_device(d)).ctx) code = MLXVK_ERROR_HOST_MEMORY;
     if (!code) code = small_program(d, s, got);
     if (!code) assert_memory_equal(got, want, sizeof want);
@@ -327,23 +320,43 @@ static int run_failing(struct failing *f)
     return code;
 }
 
+/* Devices are adopted, because there may be only so many instances. */
 static void fail_each(bool for_good)
 {
+    mlxvk_adopt adopt;
     struct failing whole = { .fail_at = SIZE_MAX };
-    assert_int_equal(run_failing(&whole), 0);
+    own_vulkan(&adopt, true);
+    assert_int_equal(run_failing(&whole, &adopt), 0);
     assert_true(whole.calls > 10);
     size_t refused = 0;
     for (size_t n = 1; n <= whole.calls; n++) {
         struct failing f = { .fail_at = n, .for_good = for_good };
-        int code = run_failing(&f);
+        int code = run_failing(&f, &adopt);
         if (code != 0 && code != MLXVK_ERROR_HOST_MEMORY) fail_msg("allocation %zu failing: code %d", n, code);
         refused += code != 0;
     }
     assert_true(refused > 5);
+    end_vulkan();
 }
 
 static void test_each_allocation_fails(void **state) { (void)state; fail_each(false); }
 static void test_allocations_fail_from_each(void **state) { (void)state; fail_each(true); }
+
+/* Those by which the library makes a device itself. */
+static void test_allocations_of_device_fail(void **state)
+{
+    struct failing f = { .fail_at = 1 };
+    (void)state;
+    for (mlxvk_device d = { NULL }; !d.ctx; f.fail_at++) {
+        const mlxvk_device_desc desc = { .allocator = { failing_allocate, failing_release, &f } };
+        f.calls = 0;
+        int code = create_device(&d, &desc);
+        if (code) assert_int_equal(code, MLXVK_ERROR_HOST_MEMORY);
+        else mlxvk_device_free(d);
+        assert_int_equal(f.live, 0);
+    }
+    assert_true(f.fail_at > 2);
+}
 
 /* Each allocation of the large program in turn, on a device that has its kernels; after each, it works again. */
 static void fail_each_of_large(mlxvk_device d, mlxvk_stream s, struct failing *f, const float want[3])
@@ -375,7 +388,7 @@ static void test_each_allocation_of_operations_fails(void **state)
     mlxvk_device d = { NULL };
     assert_int_equal(large_program(device, stream, want), 0);
     assert_true(want[0] != want[1]);
-    assert_int_equal(mlxvk_device_create(&d, &desc), 0);
+    assert_int_equal(create_device(&d, &desc), 0);
     mlxvk_stream s = open_stream(d);
     fail_each_of_large(d, s, &f, want);
     mlxvk_stream_free(s);
@@ -390,8 +403,9 @@ int main(void)
         cmocka_unit_test(test_axes), cmocka_unit_test(test_dtypes), cmocka_unit_test(test_matrices),
         cmocka_unit_test(test_absent), cmocka_unit_test(test_two_devices), cmocka_unit_test(test_error_stays),
         cmocka_unit_test(test_callback), cmocka_unit_test(test_each_allocation_fails),
+        cmocka_unit_test(test_allocations_of_device_fail),
         cmocka_unit_test(test_allocations_fail_from_each),
         cmocka_unit_test(test_each_allocation_of_operations_fails),
     };
-    return cmocka_run_group_tests_name("errors", tests, set_up, tear_down);
+    return run_group("errors", tests, set_up_arrays, tear_down_arrays);
 }

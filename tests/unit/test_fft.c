@@ -249,5 +249,5 @@ int main(void)
         cmocka_unit_test(test_short), cmocka_unit_test(test_long), cmocka_unit_test(test_fixed), cmocka_unit_test(test_several_axes),
         cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_group("fft", tests, NULL, NULL);
 }

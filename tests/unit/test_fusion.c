@@ -213,5 +213,5 @@ int main(void)
         cmocka_unit_test(test_owned), cmocka_unit_test(test_ahead),
         cmocka_unit_test(test_update_between),
     };
-    return cmocka_run_group_tests_name("fusion", tests, NULL, NULL);
+    return run_group("fusion", tests, NULL, NULL);
 }

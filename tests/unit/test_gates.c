@@ -326,12 +326,12 @@ static const struct group { bool all; const char *gates, *changes[12]; } groups[
 };
 
 /* Gates whose effect other tests compare (fusions in test_fusion, chains in test_chains, convolutions in test_conv, Fourier
- * transforms in test_fft, scales' rounding in test_products, capabilities in test_profiles, transposed copies in test_array),
- * and those that change no path. */
+ * transforms in test_fft, scales' rounding in test_products, random bits in test_random, capabilities in test_profiles,
+ * transposed copies in test_array, bindings in test_huge), and those that change no path. */
 static const char *const elsewhere[] = {
     "MLX_VK_CONV_KERNEL", "MLX_VK_ENABLE_STORAGE8", "MLX_VK_ENABLE_STORAGE16", "MLX_VK_ENABLE_INT8", "MLX_VK_ENABLE_INT16",
-    "MLX_VK_ENABLE_FLOAT16", "MLX_VK_SUBGROUP_SIZE", "MLX_VK_FFT_KERNEL", "MLX_VK_ENABLE_TRANSPOSE_TILES",
-    "MLX_VK_ENABLE_CHAINS", "MLX_VK_DEBUG_CHAINS",
+    "MLX_VK_ENABLE_FLOAT16", "MLX_VK_SUBGROUP_SIZE", "MLX_VK_FFT_KERNEL", "MLX_VK_ENABLE_TRANSPOSE_TILES", "MLX_VK_RANDOM_PRODUCTS",
+    "MLX_VK_ENABLE_CHAINS", "MLX_VK_DEBUG_CHAINS", "MLX_VK_MAX_BINDING_RANGE",
     "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", "MLX_VK_ENABLE_ROPE_CACHE_WRITE",
     "MLX_VK_ENABLE_RMSNORM_ROPE", "MLX_VK_ENABLE_QMM_GROUPED", "MLX_VK_MX_SCALES_NEAREST", "MLX_VK_PROFILE", "MLX_VK_PROFILE_COMPILED_DETAIL", "MLX_VK_TEST_NO_BARRIERS",
     "MLX_VK_DEVICE", "MLX_VK_STATS", "MLX_VK_QMM_STATS", "MLX_VK_SDPA_STATS", "MLX_VK_ALGO_STATS", "MLX_VK_DEBUG_ROPE_REJECT",
@@ -404,13 +404,13 @@ static void test_device_gate(void **state)
     mlxvk_error error = { 0 };
     mlxvk_device d = { NULL };
     char line[128] = "";
-    assert_int_equal(mlxvk_device_create(&d, &(mlxvk_device_desc){ .gates = "MLX_VK_DEVICE=no_such_device MLX_VK_STATS=1", .error = &error }),
+    assert_int_equal(create_device(&d, &(mlxvk_device_desc){ .gates = "MLX_VK_DEVICE=no_such_device MLX_VK_STATS=1", .error = &error }),
                      MLXVK_ERROR_NO_DEVICE);
     assert_non_null(strstr(error.text, "\"no_such_device\""));
     setenv("MLX_VK_DEVICE", "no such device", 1);
-    assert_int_equal(mlxvk_device_create(&d, &(mlxvk_device_desc){ .error = &error }), MLXVK_ERROR_NO_DEVICE);
+    assert_int_equal(create_device(&d, &(mlxvk_device_desc){ .error = &error }), MLXVK_ERROR_NO_DEVICE);
     assert_non_null(strstr(error.text, "\"no such device\""));
-    d = open_device("MLX_VK_DEVICE=0");                                /* wins over the environment */
+    d = open_new_device("MLX_VK_DEVICE=0");                                /* wins over the environment */
     unsetenv("MLX_VK_DEVICE");
     OK_DEVICE(mlxvk_gates(d, find_device, line), d);
     assert_non_null(strstr(line, " 0 "));
@@ -438,7 +438,7 @@ static void test_statistics(void **state)
 {
     (void)state;
     struct counts c = { 0 };
-    mlxvk_device d = open_device("MLX_VK_STATS=1 MLX_VK_ENABLE_QMM_NATIVE_M1=0");
+    mlxvk_device d = open_new_device("MLX_VK_STATS=1 MLX_VK_ENABLE_QMM_NATIVE_M1=0");
     mlxvk_stream s = open_stream(d);
     for (int i = 0; i < 3; i++) mlxvk_array_free(run_product(1, s));
     OK_DEVICE(mlxvk_stats_report(d, count_products, &c), d);
@@ -483,7 +483,7 @@ static void test_fused_names(void **state)
     (void)state;
     for (int on = 0; on < 2; on++) {
         uint64_t count = 0;
-        mlxvk_device d = open_device(on ? "MLX_VK_PROFILE=1 MLX_VK_PROFILE_COMPILED_DETAIL=1" : "MLX_VK_PROFILE=1");
+        mlxvk_device d = open_new_device(on ? "MLX_VK_PROFILE=1 MLX_VK_PROFILE_COMPILED_DETAIL=1" : "MLX_VK_PROFILE=1");
         mlxvk_stream s = open_stream(d);
         mlxvk_array x = two_dims(4, 64, MLXVK_FLOAT32, 1, s), y = two_dims(4, 64, MLXVK_FLOAT32, 2, s);
         OK(mlxvk_add(&x, x, y, s), s);
@@ -510,7 +510,7 @@ static char *printed(const char *gates, void (*work)(mlxvk_stream s))
     assert_non_null(text);
     fflush(stderr);
     dup2(fileno(file), 2);
-    mlxvk_device d = open_device(gates);
+    mlxvk_device d = open_new_device(gates);
     mlxvk_stream s = open_stream(d);
     work(s);
     mlxvk_stream_free(s);
@@ -616,5 +616,5 @@ int main(void)
         cmocka_unit_test(test_statistics), cmocka_unit_test(test_nothing_is_counted), cmocka_unit_test(test_fused_names),
         cmocka_unit_test(test_rejects), cmocka_unit_test(test_printed_statistics),
     };
-    return cmocka_run_group_tests_name("gates", tests, NULL, NULL);
+    return run_group("gates", tests, NULL, NULL);
 }

@@ -1,39 +1,13 @@
 /* Positions that lie outside of their axis, rows wider than a binding, updates in place; the rest is golden data's. */
 #include "support.h"
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-
-static int set_up(void **state)
-{
-    (void)state;
-    device = open_device("MLX_VK_POISON=1");
-    stream = open_stream(device);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return 0;
-}
-
-static mlxvk_array array_of(mlxvk_dtype dtype, const void *data, const int *shape, int ndim)
-{
-    mlxvk_array a = { NULL };
-    OK_DEVICE(mlxvk_array_new_data_device(&a, data, shape, ndim, dtype, device), device);
-    return a;
-}
-
 /* Negative positions wrap once; further out the nearest element is read, and nothing is written. */
 static void positions_outside(void **state)
 {
     const int64_t wide[] = { 3, -1, (int64_t)1 << 40, -((int64_t)1 << 40), -7, 6 };
     const uint64_t large[] = { 2, UINT64_MAX, (uint64_t)1 << 32, 5, 6, 0 };
-    mlxvk_array a = counting(device, 6), count = counting(device, 6), i64 = array_of(MLXVK_INT64, wide, (int[]){ 6 }, 1);
-    mlxvk_array u64 = array_of(MLXVK_UINT64, large, (int[]){ 6 }, 1), res = { NULL };
+    mlxvk_array a = counting(device, 6), count = counting(device, 6), i64 = array_of(device, MLXVK_INT64, wide, (int[]){ 6 }, 1);
+    mlxvk_array u64 = array_of(device, MLXVK_UINT64, large, (int[]){ 6 }, 1), res = { NULL };
     mlxvk_array values = ints(device, (int32_t[]){ 10, 11, 12, 13, 14, 15 }, (int[]){ 6 }, 1);
     (void)state;
     OK(mlxvk_take(&res, a, i64, stream), stream);
@@ -85,11 +59,11 @@ static void large_tables(void **state)
     static const int cuts[][2] = { { 0, WIDTH }, { 4, 8 }, { 16, 496 }, { 3, 37 } };
     const int32_t rows[TAKEN] = { 0, -1, 70001, -140000, 139999 };
     unsigned char *data = malloc((size_t)ROWS * WIDTH), *got = malloc(TAKEN * WIDTH);
-    mlxvk_array table, part = { NULL }, res = { NULL }, index = array_of(MLXVK_INT32, rows, (int[]){ TAKEN }, 1);
+    mlxvk_array table, part = { NULL }, res = { NULL }, index = array_of(device, MLXVK_INT32, rows, (int[]){ TAKEN }, 1);
     (void)state;
     assert_true(data && got);
     for (size_t i = 0; i < (size_t)ROWS * WIDTH; i++) data[i] = (unsigned char)(i * 2654435761u >> 13);
-    table = array_of(MLXVK_UINT8, data, (int[]){ ROWS, WIDTH }, 2);
+    table = array_of(device, MLXVK_UINT8, data, (int[]){ ROWS, WIDTH }, 2);
     for (size_t k = 0; k < COUNT(cuts); k++) {
         size_t first = (size_t)cuts[k][0], width = (size_t)cuts[k][1];
         OK(mlxvk_slice(&part, table, (int[]){ 0, (int)first }, 2, (int[]){ ROWS, (int)(first + width) }, 2, (int[]){ 1, 1 }, 2, stream), stream);
@@ -129,5 +103,5 @@ static void refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(positions_outside), cmocka_unit_test(large_tables), cmocka_unit_test(refused) };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_group("gather", tests, set_up_poisoned, tear_down);
 }

@@ -3,33 +3,26 @@
 
 enum { ELEMENTS = 42 << 20, ROW = 1 << 20 };                   /* 168 MiB of 4 bytes each */
 
-static mlxvk_device device;
-static mlxvk_stream stream;
 static mlxvk_array base;                                       /* float32 (42, 2^20): i modulo 1021 */
 
 /* Exact in float16 too. */
 static float base_value(size_t i) { return (float)(i % 1021); }
 
-static int set_up(void **state)
+static int set_up_base(void **state)
 {
-    (void)state;
     float *data = malloc((size_t)ELEMENTS * sizeof *data);
     if (!data) return -1;
-    device = open_device(NULL);
-    stream = open_stream(device);
+    set_up(state);
     for (size_t i = 0; i < ELEMENTS; i++) data[i] = base_value(i);
     base = floats(device, data, (int[]){ ELEMENTS / ROW, ROW }, 2);
     free(data);
     return 0;
 }
 
-static int tear_down(void **state)
+static int tear_down_base(void **state)
 {
-    (void)state;
     mlxvk_array_free(base);
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return 0;
+    return tear_down(state);
 }
 
 /* Every element must be what `want` says. */
@@ -210,5 +203,5 @@ int main(void)
         cmocka_unit_test(test_slice_update), cmocka_unit_test(test_sum), cmocka_unit_test(test_max),
         cmocka_unit_test(test_sum_of_rows), cmocka_unit_test(test_sum_of_columns), cmocka_unit_test(test_beyond),
     };
-    return cmocka_run_group_tests_name("large", tests, set_up, tear_down);
+    return run_group("large", tests, set_up_base, tear_down_base);
 }

@@ -2,25 +2,7 @@
  * matrices without full rank, refusals. */
 #include "support.h"
 
-static mlxvk_device device;
-static mlxvk_stream stream;
 static struct rng rng = { 5 };
-
-static int set_up(void **state)
-{
-    (void)state;
-    device = open_device("MLX_VK_POISON=1");
-    stream = open_stream(device);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return 0;
-}
 
 /* ---- matrices on the host: `batch` of them ---- */
 
@@ -489,5 +471,5 @@ int main(void)
         cmocka_unit_test(eigenvalues), cmocka_unit_test(singular_values), cmocka_unit_test(norms), cmocka_unit_test(multivariate),
         cmocka_unit_test(refusals),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_group("linalg", tests, set_up_poisoned, tear_down);
 }

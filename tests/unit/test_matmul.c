@@ -1,26 +1,11 @@
 /* Matrix products of random shapes, layouts and batches against sums in double, for each kind of kernel in turn. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
-#include "numbers.h"
+#include "support.h"
 
 enum { MOST_DIMS = 6 };
 
-static uint64_t random_state;
+static struct rng rng;
 
-static uint32_t random_bits(void)
-{
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(random_state >> 33);
-}
-
-static int below(int n) { return (int)(random_bits() % (uint32_t)n); }
-static int one_of(const int *list, int count) { return list[below(count)]; }
-#define ONE_OF(...) one_of((int[]){ __VA_ARGS__ }, (int)(sizeof (int[]){ __VA_ARGS__ } / sizeof(int)))
+static int below(int n) { return random_int(&rng, 0, n - 1); }
 
 /* An operand: the array, and how the reference reads it. */
 struct operand {
@@ -36,7 +21,7 @@ static struct operand operand(int ndim, const int *shape, mlxvk_dtype dtype, mlx
 {
     struct operand o = { .ndim = ndim };
     int order[MOST_DIMS], size, even = below(2) ? 1 : 8;
-    int64_t step = ONE_OF(1, 1, 1, 1, 2);
+    int64_t step = ONE_OF(&rng, 1, 1, 1, 1, 2);
     uint8_t *bytes;
     for (int i = 0; i < ndim; i++) { order[i] = i; o.shape[i] = shape[i]; }
     if (ndim > 1 && below(2)) { order[ndim - 1] = ndim - 2; order[ndim - 2] = ndim - 1; }
@@ -54,7 +39,7 @@ static struct operand operand(int ndim, const int *shape, mlxvk_dtype dtype, mlx
     o.values = malloc((size_t)size * sizeof *o.values);
     assert_true(bytes && o.values);
     for (int i = 0; i < size; i++) {
-        o.values[i] = (float)(random_bits() % 2001) / 1000.0f - 1.0f;
+        o.values[i] = (float)(random_bits(&rng) % 2001) / 1000.0f - 1.0f;
         store_number(dtype, bytes, (size_t)i, o.values[i]);
         o.values[i] = (float)load_number(dtype, bytes, (size_t)i).re;
     }
@@ -111,8 +96,8 @@ static void one_case(mlxvk_stream s)
 {
     static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
     mlxvk_dtype dtype = dtypes[below(3)];
-    int m = ONE_OF(1, 1, 2, 5, 8, 17, 33, 64, 130), n = ONE_OF(1, 3, 8, 24, 65, 128, 200), k = ONE_OF(0, 1, 7, 32, 64, 100, 260);
-    int batches = ONE_OF(0, 0, 0, 1, 2, 3, 4), sa[MOST_DIMS], sb[MOST_DIMS], sc[MOST_DIMS], out[MOST_DIMS], ndim = batches + 2;
+    int m = ONE_OF(&rng, 1, 1, 2, 5, 8, 17, 33, 64, 130), n = ONE_OF(&rng, 1, 3, 8, 24, 65, 128, 200), k = ONE_OF(&rng, 0, 1, 7, 32, 64, 100, 260);
+    int batches = ONE_OF(&rng, 0, 0, 0, 1, 2, 3, 4), sa[MOST_DIMS], sb[MOST_DIMS], sc[MOST_DIMS], out[MOST_DIMS], ndim = batches + 2;
     float alpha = below(2) ? 1.0f : 0.5f, beta = (float)below(3) - 1.0f;
     bool bias = below(3) == 0;
     struct operand a, b, c;
@@ -122,7 +107,7 @@ static void one_case(mlxvk_stream s)
     mlxvk_error error;
     if (batches) { m = m > 40 ? 40 : m; n = n > 70 ? 70 : n; }
     for (int i = 0; i < batches; i++) {
-        out[i] = ONE_OF(1, 2, 2, 3);
+        out[i] = ONE_OF(&rng, 1, 2, 2, 3);
         sa[i] = below(4) ? out[i] : 1;
         sb[i] = sa[i] == 1 ? out[i] : below(4) ? out[i] : 1;
         sc[i] = below(2) ? out[i] : 1;
@@ -152,18 +137,12 @@ static void one_case(mlxvk_stream s)
 
 static void run_cases(const char *gates, int cases)
 {
-    mlxvk_device_desc desc = { .gates = gates };
-    mlxvk_device device = { NULL };
-    mlxvk_stream s;
-    assert_int_equal(mlxvk_device_create(&device, &desc), 0);
-    s = mlxvk_stream_new_device(device);
-    assert_non_null(s.ctx);
+    struct setting s = start(gates);
     for (int i = 0; i < cases; i++) {
-        random_state = (uint64_t)i * 7919 + 1;
-        one_case(s);
+        rng.state = (uint64_t)i * 7919 + 1;
+        one_case(s.stream);
     }
-    mlxvk_stream_free(s);
-    mlxvk_device_free(device);
+    finish(&s);
 }
 
 static int cases(void)
@@ -180,7 +159,7 @@ static void test_large(void **state)
     };
     mlxvk_stream s = mlxvk_default_gpu_stream_new();
     (void)state;
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+    for (size_t i = 0; i < COUNT(list); i++) {
         int m = list[i].m, k = list[i].k, n = list[i].n, size = (int)list[i].step * k * (m > n ? m : n);
         struct operand a = { .ndim = 3, .shape = { 1, m, k }, .stride = { 0, list[i].step * k, list[i].step } }, b = a;
         float *got = malloc((size_t)(2 * m * n) * sizeof *got);
@@ -189,8 +168,8 @@ static void test_large(void **state)
         b.stride[1] = list[i].step; b.stride[2] = list[i].step * k;
         a.values = b.values = malloc((size_t)size * sizeof *a.values);
         assert_true(a.values && got);
-        random_state = i;
-        for (int j = 0; j < size; j++) a.values[j] = (float)(random_bits() % 2001) / 1000.0f - 1.0f;
+        rng.state = i;
+        for (int j = 0; j < size; j++) a.values[j] = (float)(random_bits(&rng) % 2001) / 1000.0f - 1.0f;
         all = mlxvk_array_new_data(a.values, &size, 1, MLXVK_FLOAT32);
         assert_int_equal(mlxvk_as_strided(&a.array, all, a.shape, 3, a.stride, 3, 0, s), 0);
         assert_int_equal(mlxvk_as_strided(&b.array, all, b.shape, 3, b.stride, 3, 0, s), 0);
@@ -206,6 +185,38 @@ static void test_large(void **state)
     mlxvk_stream_free(s);
 }
 
+/* c counts for nothing where beta is 0, and neither does what the result's memory held before. */
+static void test_beta_zero(void **state)
+{
+    static const char *const gates[] = { "", "MLX_VK_MATMUL_KERNEL=1", "MLX_VK_MATMUL_KERNEL=2", "MLX_VK_MATMUL_KERNEL=3" };
+    static const int sizes[][3] = { { 5, 7, 9 }, { 1, 33, 40 }, { 40, 33, 1 }, { 65, 20, 70 } };
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_COMPLEX64 };
+    (void)state;
+    for (int i = 0; i < 4 * 4 * 3; i++) {
+        const int *size = sizes[i % 4];
+        mlxvk_dtype dtype = dtypes[i / 16];
+        struct setting t = start(gates[i / 4 % 4]);
+        mlxvk_array nan = { NULL }, a = { NULL }, b = { NULL }, used = { NULL }, res = { NULL };
+        mlxvk_stream s = t.stream;
+        float got;
+        assert_int_equal(mlxvk_array_new_data_device(&nan, &(float){ NAN }, NULL, 0, MLXVK_FLOAT32, t.device), 0);
+        assert_int_equal(mlxvk_full(&used, (int[]){ size[0], size[2] }, 2, nan, dtype, s), 0);
+        assert_int_equal(mlxvk_ones(&a, (int[]){ size[0], size[1] }, 2, dtype, s), 0);
+        assert_int_equal(mlxvk_ones(&b, (int[]){ size[1], size[2] }, 2, dtype, s), 0);
+        assert_int_equal(mlxvk_array_eval(used) || mlxvk_array_eval(a) || mlxvk_array_eval(b), 0);
+        mlxvk_array_free(used);
+        assert_int_equal(mlxvk_addmm(&res, nan, a, b, 2, 0, s), 0);
+        assert_int_equal(mlxvk_real(&res, res, s) || mlxvk_astype(&res, res, MLXVK_FLOAT32, s) || mlxvk_max(&res, res, false, s), 0);
+        assert_int_equal(mlxvk_array_read(res, &got, sizeof got, s), 0);
+        assert_true(got == (float)(2 * size[1]));
+        mlxvk_array_free(nan);
+        mlxvk_array_free(a);
+        mlxvk_array_free(b);
+        mlxvk_array_free(res);
+        finish(&t);
+    }
+}
+
 static void test_chosen(void **state) { (void)state; run_cases("", cases()); }
 static void test_plain(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=1", 2 * cases()); }
 static void test_vector(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=2", cases()); }
@@ -217,8 +228,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain), cmocka_unit_test(test_chosen), cmocka_unit_test(test_vector), cmocka_unit_test(test_tiled),
-        cmocka_unit_test(test_large),
+        cmocka_unit_test(test_large), cmocka_unit_test(test_beta_zero),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_group("matmul", tests, NULL, NULL);
 }

@@ -3,23 +3,12 @@
 
 #include <stdio.h>
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-
 /* A fresh device for each test, so that counters start at zero. */
-static int set_up(void **state)
+static int set_up_new(void **state)
 {
     (void)state;
-    device = open_device("MLX_VK_POISON=1");
+    device = open_new_device("MLX_VK_POISON=1");
     stream = open_stream(device);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
     return 0;
 }
 
@@ -370,7 +359,7 @@ static void test_poison(void **state)
     mlxvk_buffer_free(buffer);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up_new, tear_down)
 
 int main(void)
 {
@@ -380,5 +369,5 @@ int main(void)
         TEST(test_zero_bytes), TEST(test_churn), TEST(test_buffer_in_use), TEST(test_freed_while_in_use),
         TEST(test_buffer_wait), TEST(test_temporaries_are_reused), TEST(test_poison),
     };
-    return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
+    return run_group("memory", tests, NULL, NULL);
 }

@@ -2,20 +2,12 @@
 #include <stdio.h>
 #include "support.h"
 
-static mlxvk_stream stream;                                           /* the default device's: what mlx-c's programs use */
-
-static int set_up(void **state)
+/* What mlx-c's programs use. */
+static int set_up_default(void **state)
 {
     (void)state;
     stream = mlxvk_default_gpu_stream_new();
     assert_non_null(stream.ctx);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
     return 0;
 }
 
@@ -646,5 +638,5 @@ int main(void)
         cmocka_unit_test(safetensors_round), cmocka_unit_test(safetensors_wrong), cmocka_unit_test(npy_from_numpy),
         cmocka_unit_test(npy_round), cmocka_unit_test(gguf_round), cmocka_unit_test(gguf_blocks),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_group("mlxc", tests, set_up_default, tear_down);
 }

@@ -787,5 +787,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_einsum), cmocka_unit_test(test_einsum_texts), cmocka_unit_test(test_contractions),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests_name("products", tests, NULL, NULL);
+    return run_group("products", tests, NULL, NULL);
 }

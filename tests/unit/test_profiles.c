@@ -219,7 +219,7 @@ static void test_subgroup_sizes(void **state)
         mlxvk_error error = { 0 };
         d.ctx = NULL;
         snprintf(gates, sizeof gates, "MLX_VK_SUBGROUP_SIZE=%zu", size);
-        int code = mlxvk_device_create(&d, &(mlxvk_device_desc){ .gates = gates, .error = &error });
+        int code = create_device(&d, &(mlxvk_device_desc){ .gates = gates, .error = &error });
         if (size >= least && size <= most && size != 5) {
             float x[300] = { 0 }, sum = 0;
             assert_int_equal(code, 0);
@@ -247,5 +247,5 @@ int main(void)
         cmocka_unit_test(test_answers), cmocka_unit_test(test_same_bits), cmocka_unit_test(test_wide_numbers),
         cmocka_unit_test(test_own_kernels), cmocka_unit_test(test_subgroup_sizes),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_group("profiles", tests, NULL, NULL);
 }

@@ -218,5 +218,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_unpacked), cmocka_unit_test(test_empty),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests_name("quantized", tests, NULL, NULL);
+    return run_group("quantized", tests, NULL, NULL);
 }

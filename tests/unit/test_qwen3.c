@@ -4,6 +4,7 @@
  * host from the very values that were stored. The trained tiny model is compared with its own reference. */
 #define _POSIX_C_SOURCE 200809L
 
+#include "support_files.h"
 #include "../qwen3/check.h"
 #include "../qwen3/generate.h"
 #include "../qwen3/model.h"
@@ -18,14 +19,12 @@
 
 #include <cmocka.h>
 
-static char dir[] = "/tmp/mlxvk-qwen3-XXXXXX";
 static struct gpu gpu;
 
 static int open_all(void **state)
 {
     struct error e = { "" };
-    (void)state;
-    if (!mkdtemp(dir))
+    if (make_dir(state))
         return -1;
     bool ok = gpu_open(&gpu, NULL, &e);
     if (!ok)
@@ -35,9 +34,8 @@ static int open_all(void **state)
 
 static int close_all(void **state)
 {
-    (void)state;
     gpu_close(&gpu);
-    return rmdir(dir);
+    return remove_dir(state);
 }
 
 /* ==== >>variants ========================================================================================== */
@@ -303,13 +301,6 @@ static void write_file(const char *name, const struct text *a, const struct text
         if (parts[i])
             assert_int_equal(fwrite(parts[i]->data, 1, parts[i]->length, file), parts[i]->length);
     assert_int_equal(fclose(file), 0);
-    free(path);
-}
-
-static void remove_file(const char *name)
-{
-    char *path = path_join(dir, name);
-    unlink(path);
     free(path);
 }
 

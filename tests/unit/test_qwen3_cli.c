@@ -1,6 +1,7 @@
 /* test_qwen3_cli.c - the program as its user meets it: what it prints, and for each bad input one line and exit code 1. */
 #define _POSIX_C_SOURCE 200809L
 
+#include "support_files.h"
 #include "../qwen3/util.h"
 
 #include <fcntl.h>
@@ -16,26 +17,18 @@
 
 #define MODEL "tests/models/tiny-qwen3"
 
-static char dir[] = "/tmp/mlxvk-cli-XXXXXX";
 static char program[4096]; /* qwen3, which lies one folder above this test */
 
 static int find_program(void **state)
 {
-    (void)state;
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 16);
-    if (length < 0 || !mkdtemp(dir))
+    if (length < 0 || make_dir(state))
         return -1;
     program[length] = 0;
     for (int i = 0; i < 2; i++)
         *strrchr(program, '/') = 0;
     strcat(program, "/qwen3");
     return access(program, X_OK);
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    return rmdir(dir);
 }
 
 /* ==== >>helpers =========================================================================================== */
@@ -124,23 +117,13 @@ static bool starts_with(const char *text, const char *with)
 
 /* ==== >>models: copies of the tiny one with something wrong ================================================= */
 
-static void write_file(const char *name, const char *bytes, size_t length)
-{
-    char *path = path_join(dir, name);
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(bytes, 1, length, file), length);
-    assert_int_equal(fclose(file), 0);
-    free(path);
-}
-
 static void copy_file(const char *name)
 {
     struct text text = { 0 };
     struct error e = { "" };
     char *path = path_join(MODEL, name);
     assert_true(read_whole(&text, path, 1 << 24, &e));
-    write_file(name, text.data, text.length);
+    write_bytes(name, text.data, text.length);
     text_free(&text);
     free(path);
 }
@@ -153,13 +136,6 @@ static void make_copy(void)
         copy_file(parts[i]);
 }
 
-static void remove_file(const char *name)
-{
-    char *path = path_join(dir, name);
-    unlink(path);
-    free(path);
-}
-
 /* The copy with one file replaced (NULL: without it), refused. */
 static void refused_copy(const char *name, const char *bytes, size_t length, const char *why)
 {
@@ -167,7 +143,7 @@ static void refused_copy(const char *name, const char *bytes, size_t length, con
     make_copy();
     remove_file(name);
     if (bytes)
-        write_file(name, bytes, length);
+        write_bytes(name, bytes, length);
     snprintf(arguments, sizeof arguments, "--model|%s|--prompt|The|--max-tokens|1", dir);
     refused(arguments, why);
     remove_file(name);
@@ -232,7 +208,7 @@ static void test_ids(void **state)
 {
     struct outcome a, b;
     (void)state;
-    write_file("prompt", "The mutex is", 12);
+    write_bytes("prompt", "The mutex is", 12);
     char *path = path_join(dir, "prompt");
     run(&a, "--model|" MODEL "|--ids|--max-tokens|6|--temp|0.9|--top-p|0.9|--top-k|40|--seed|5", path, false);
     run(&b, "--model|" MODEL "|--ids|--max-tokens|6|--temp|0.9|--top-p|0.9|--top-k|40|--seed|5|--prompt|The mutex is", NULL, false);
@@ -305,7 +281,7 @@ static void test_long_prompt(void **state)
     (void)state;
     for (int i = 0; i < 5000; i++)
         text_add_string(&text, "a, ");
-    write_file("prompt", text.data, text.length);
+    write_bytes("prompt", text.data, text.length);
     char *path = path_join(dir, "prompt");
     run(&o, "--model|" MODEL, path, false);
     expect_line(&o, "long prompt", "longer than the model's context of 4096");
@@ -344,7 +320,7 @@ static void test_check_fails(void **state)
     struct outcome o;
     char arguments[128];
     (void)state;
-    write_file("wrong.json", wrong, sizeof wrong - 1);
+    write_bytes("wrong.json", wrong, sizeof wrong - 1);
     snprintf(arguments, sizeof arguments, "--model|" MODEL "|--check|%s/wrong.json", dir);
     run(&o, arguments, NULL, false);
     assert_int_equal(o.code, 1);
@@ -353,7 +329,7 @@ static void test_check_fails(void **state)
     assert_non_null(strstr(o.out.data, "0 passed, 1 failed"));
     free_outcome(&o);
     static const char outside[] = "{\"cases\": [{\"prompt_ids\": [4096], \"tokens\": [7], \"margins\": [2]}]}";
-    write_file("wrong.json", outside, sizeof outside - 1);
+    write_bytes("wrong.json", outside, sizeof outside - 1);
     refused(arguments, "prompt_ids is 4096, outside");
     remove_file("wrong.json");
 }

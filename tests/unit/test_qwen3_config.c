@@ -1,6 +1,7 @@
 /* test_qwen3_config.c - config.json, chat templates and the command line: what is read, and what is refused and how. */
 #define _POSIX_C_SOURCE 200809L
 
+#include "support_files.h"
 #include "../qwen3/chat.h"
 #include "../qwen3/config.h"
 #include "../qwen3/options.h"
@@ -14,37 +15,6 @@
 
 #include <cmocka.h>
 
-static char dir[] = "/tmp/mlxvk-config-XXXXXX";
-
-static int make_dir(void **state)
-{
-    (void)state;
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    return rmdir(dir);
-}
-
-static void write_file(const char *name, const char *text)
-{
-    char *path = path_join(dir, name);
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    fputs(text, file);
-    assert_int_equal(fclose(file), 0);
-    free(path);
-}
-
-static void remove_file(const char *name)
-{
-    char *path = path_join(dir, name);
-    unlink(path);
-    free(path);
-}
-
 /* ==== >>config ============================================================================================ */
 
 #define SIZES "\"hidden_size\": 64, \"intermediate_size\": 128, \"num_hidden_layers\": 2, \"num_attention_heads\": 4"
@@ -54,7 +24,7 @@ static void refused(const char *json, const char *why)
 {
     struct config c;
     struct error e = { "" };
-    write_file("config.json", json);
+    write_text("config.json", json);
     bool ok = config_read(&c, dir, &e);
     if (ok || !strstr(e.text, why))
         print_error("%s: expected \"%s\", got \"%s\"\n", json, why, e.text);
@@ -67,7 +37,7 @@ static void refused(const char *json, const char *why)
 static void accepted(const char *json, struct config *c)
 {
     struct error e = { "" };
-    write_file("config.json", json);
+    write_text("config.json", json);
     bool ok = config_read(c, dir, &e);
     if (!ok)
         print_error("%s\n", e.text);
@@ -99,13 +69,13 @@ static void test_generation_config(void **state)
 {
     struct config c;
     (void)state;
-    write_file("generation_config.json", "{\"eos_token_id\": [3, 5]}");
+    write_text("generation_config.json", "{\"eos_token_id\": [3, 5]}");
     accepted("{" GOOD ", \"eos_token_id\": 3}", &c);
     assert_int_equal(c.eos_count, 2);
     config_free(&c);
     struct error e = { "" };
-    write_file("config.json", "{" GOOD "}");
-    write_file("generation_config.json", "{\"eos_token_id\": \"x\"}");
+    write_text("config.json", "{" GOOD "}");
+    write_text("generation_config.json", "{\"eos_token_id\": \"x\"}");
     assert_false(config_read(&c, dir, &e));
     assert_non_null(strstr(e.text, "generation_config.json"));
     remove_file("generation_config.json");
@@ -192,7 +162,7 @@ static void expect_chat(const char *name, const char *text, bool has, bool chatm
 {
     struct chat chat;
     struct error e = { "" };
-    write_file(name, text);
+    write_text(name, text);
     assert_true(chat_read(&chat, dir, &e));
     assert_int_equal(chat.has_template, has);
     assert_int_equal(chat.is_chatml, chatml);
@@ -216,7 +186,7 @@ static void test_chat_templates(void **state)
     expect_chat("tokenizer_config.json", "{\"chat_template\": null}", false, false, false);
     struct chat chat;
     struct error e = { "" };
-    write_file("tokenizer_config.json", "{");
+    write_text("tokenizer_config.json", "{");
     assert_false(chat_read(&chat, dir, &e));
     assert_non_null(strstr(e.text, "tokenizer_config.json"));
     remove_file("tokenizer_config.json");
@@ -241,7 +211,7 @@ static void test_eos_token(void **state)
     (void)state;
     assert_null(chat_eos_token(dir));
     for (int i = 0; i < 2; i++) {
-        write_file("tokenizer_config.json", files[i]);
+        write_text("tokenizer_config.json", files[i]);
         char *token = chat_eos_token(dir);
         assert_string_equal(token, "<|im_end|>");
         free(token);

@@ -1,23 +1,13 @@
 /* The generator's known answers, where keys come from, streams larger than a binding, and what sampling must never pick. */
 #include "support.h"
 
-static mlxvk_device device;
-static mlxvk_stream stream;
 static const mlxvk_array none;
 
-static int set_up(void **state)
+static int set_up_default(void **state)
 {
     (void)state;
     device = mlxvk_device_new();                     /* the default one: random_seed is its */
     stream = open_stream(device);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
     return 0;
 }
 
@@ -157,6 +147,55 @@ static void impossible_classes(void **state)
     free(got);
 }
 
+static void threefry(const uint32_t key[2], uint32_t x, uint32_t y, uint32_t out[2])
+{
+    static const int turns[8] = { 13, 15, 26, 6, 17, 29, 16, 24 };
+    const uint32_t k[3] = { key[0], key[1], key[0] ^ key[1] ^ 0x1bd11bdau };
+    x += k[0];
+    y += k[1];
+    for (uint32_t i = 0; i < 20; i++) {
+        x += y;
+        y = (y << turns[i % 8] | y >> (32 - turns[i % 8])) ^ x;
+        if (i % 4 != 3) continue;
+        x += k[(i / 4 + 1) % 3];
+        y += k[(i / 4 + 2) % 3] + i / 4 + 1;
+    }
+    out[0] = x;
+    out[1] = y;
+}
+
+/* Streams that threads write by fours and others, with both ways to add. */
+static void additions(void **state)
+{
+    static const char *const gates[] = { "MLX_VK_RANDOM_PRODUCTS=1", "MLX_VK_RANDOM_PRODUCTS=2" };
+    static const int lengths[] = { 8, 1021, 4096, 40008 };
+    const uint32_t key[2] = { 0xfedcba98, 0x89abcdef };
+    uint32_t *got = malloc(40008 * sizeof *got);
+    (void)state;
+    assert_non_null(got);
+    for (size_t g = 0; g < COUNT(gates); g++) {
+        mlxvk_device other = open_device(gates[g]);
+        mlxvk_stream s = open_stream(other);
+        for (size_t i = 0; i < COUNT(lengths); i++) {
+            uint32_t n = (uint32_t)lengths[i], half = (n + 1) / 2, want[2];
+            mlxvk_array k = { NULL }, res = { NULL };
+            OK_DEVICE(mlxvk_array_new_data_device(&k, key, (int[]){ 2 }, 1, MLXVK_UINT32, other), other);
+            OK(mlxvk_random_bits(&res, &lengths[i], 1, 4, k, s), s);
+            OK(mlxvk_array_read(res, got, n * sizeof *got, s), s);
+            for (uint32_t j = 0; j < half; j++) {
+                threefry(key, j, j + half < n ? j + half : 0, want);
+                assert_int_equal(got[j], want[0]);
+                if (j + half < n) assert_int_equal(got[j + half], want[1]);
+            }
+            mlxvk_array_free(k);
+            mlxvk_array_free(res);
+        }
+        mlxvk_stream_free(s);
+        mlxvk_device_free(other);
+    }
+    free(got);
+}
+
 static void refused(void **state)
 {
     mlxvk_array res = { NULL }, key = key_of(1), long_key = ints(device, (int32_t[]){ 1, 2, 3 }, (int[]){ 3 }, 1);
@@ -181,7 +220,8 @@ int main(void)
         cmocka_unit_test(keys),
         cmocka_unit_test(large_streams),
         cmocka_unit_test(impossible_classes),
+        cmocka_unit_test(additions),
         cmocka_unit_test(refused),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_group("random", tests, set_up_default, tear_down);
 }

@@ -8,9 +8,6 @@ enum op { SUM, PROD, MAX, MIN, MEAN, ALL, ANY, LSE, ARGMAX, ARGMIN, SOFTMAX, CUM
 static const char *const names[OPS] = { "sum", "prod", "max", "min", "mean", "all", "any", "logsumexp", "argmax", "argmin",
                                         "softmax", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp" };
 
-static mlxvk_device device;
-static mlxvk_stream stream;
-
 typedef int (*axes_function)(mlxvk_array *, mlxvk_array, const int *, size_t, bool, mlxvk_stream);
 typedef int (*scan_function)(mlxvk_array *, mlxvk_array, int, bool, bool, mlxvk_stream);
 static const axes_function reductions[] = { mlxvk_sum_axes, mlxvk_prod_axes, mlxvk_max_axes, mlxvk_min_axes, mlxvk_mean_axes,
@@ -356,10 +353,5 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(random_views), cmocka_unit_test(cut_into_parts), cmocka_unit_test(softmax_rows),
                                         cmocka_unit_test(nan_stays) };
-    device = open_device(NULL);
-    stream = open_stream(device);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    mlxvk_stream_free(stream);
-    mlxvk_device_free(device);
-    return failed;
+    return run_group("reduce", tests, set_up, tear_down);
 }

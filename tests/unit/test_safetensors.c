@@ -1,6 +1,7 @@
 /* test_safetensors.c - good files of every kind, and each way in which a header can be cut short or lie. */
 #define _POSIX_C_SOURCE 200809L
 
+#include "support_files.h"
 #include "../qwen3/safetensors.h"
 
 #include <setjmp.h>
@@ -12,38 +13,7 @@
 
 #include <cmocka.h>
 
-static char dir[] = "/tmp/mlxvk-safetensors-XXXXXX";
-
-static int make_dir(void **state)
-{
-    (void)state;
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    return rmdir(dir);
-}
-
 /* ==== >>helpers =========================================================================================== */
-
-static void write_bytes(const char *name, const void *bytes, size_t length)
-{
-    char *path = path_join(dir, name);
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(bytes, 1, length, file), length);
-    assert_int_equal(fclose(file), 0);
-    free(path);
-}
-
-static void remove_file(const char *name)
-{
-    char *path = path_join(dir, name);
-    unlink(path);
-    free(path);
-}
 
 /* A file with this header and data_size bytes 0, 1, 2, ... length: what the first 8 bytes say, or -1 for the truth. */
 static void write_file(const char *name, const char *header, size_t data_size, int64_t length)

@@ -169,5 +169,5 @@ int main(void)
         cmocka_unit_test(by_radix_with_sums),
         cmocka_unit_test(axes_and_views),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_group("sort", tests, NULL, NULL);
 }

@@ -18,21 +18,6 @@ static double seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-struct setting { mlxvk_device device; mlxvk_stream stream; };
-
-static struct setting start(const char *gates)
-{
-    struct setting s = { open_device(gates), { NULL } };
-    s.stream = open_stream(s.device);
-    return s;
-}
-
-static void finish(struct setting *s)
-{
-    mlxvk_stream_free(s->stream);
-    mlxvk_device_free(s->device);
-}
-
 static mlxvk_event new_event(mlxvk_device device)
 {
     mlxvk_event event = { NULL };
@@ -492,5 +477,5 @@ int main(void)
         cmocka_unit_test(test_event_between_threads), cmocka_unit_test(test_event_freed_in_use), cmocka_unit_test(test_ping_pong),
         cmocka_unit_test(test_wait_orders), cmocka_unit_test(test_threads), cmocka_unit_test(test_many_streams),
     };
-    return cmocka_run_group_tests_name("stream", tests, NULL, NULL);
+    return run_group("stream", tests, NULL, NULL);
 }

@@ -237,21 +237,6 @@ static void test_programs_short_submissions(void **state)
 
 /* ---- in place, or not ---- */
 
-struct setting { mlxvk_device device; mlxvk_stream stream; };
-
-static struct setting start(const char *gates)
-{
-    struct setting s = { open_device(gates), { NULL } };
-    s.stream = open_stream(s.device);
-    return s;
-}
-
-static void finish(struct setting *s)
-{
-    mlxvk_stream_free(s->stream);
-    mlxvk_device_free(s->device);
-}
-
 static size_t peak_of(mlxvk_device device)
 {
     size_t peak = 0;
@@ -408,5 +393,5 @@ int main(void)
         cmocka_unit_test(test_update_after_recorded_read),
         cmocka_unit_test(test_host_data_is_copied), cmocka_unit_test(test_dropped), cmocka_unit_test(test_chain),
     };
-    return cmocka_run_group_tests_name("tape", tests, NULL, NULL);
+    return run_group("tape", tests, NULL, NULL);
 }

@@ -1,0 +1,737 @@
+/* Arrays of more elements than 31 bits count, and views of far more than memory has.
+ *
+ * What needs the memory runs twice: on arrays near and over 2^31 elements where a GPU has at least 16 GiB, and everywhere on small
+ * ones, with a gate that makes the device bind and count as little as that asks for the same splitting. */
+#include "support.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <time.h>
+
+enum { SMALL_RANGE = 16384 };
+static const size_t ENOUGH = (size_t)16 << 30, OVER = (size_t)3000000000u;
+
+
+/* ---- the arrays: X[i][j] = i % 89 + j % 31 - 60, int8, R x C, with C odd ---- */
+
+static int R, C;
+static size_t most;                                            /* bytes of the largest allocation, or what stands for it */
+static mlxvk_array X;
+
+static int value(size_t i, size_t j) { return (int)(i % 89) + (int)(j % 31) - 60; }
+
+static mlxvk_array counted(int n, mlxvk_dtype dtype)           /* 0, 1, ... */
+{
+    mlxvk_array a = { NULL };
+    OK(mlxvk_arange(&a, 0, n, 1, dtype, stream), stream);
+    return a;
+}
+
+static mlxvk_array number(int v, mlxvk_dtype dtype)
+{
+    mlxvk_array a = { NULL };
+    OK_DEVICE(mlxvk_array_new_data_device(&a, &v, NULL, 0, MLXVK_INT32, device), device);
+    OK(mlxvk_astype(&a, a, dtype, stream), stream);
+    return a;
+}
+
+/* k % modulus + add for k below n, as a row or a column */
+static mlxvk_array pattern(int n, int modulus, int add, bool column, mlxvk_dtype dtype)
+{
+    mlxvk_array a = counted(n, MLXVK_INT32), m = number(modulus, MLXVK_INT32), b = number(add, MLXVK_INT32);
+    OK(mlxvk_remainder(&a, a, m, stream), stream);
+    OK(mlxvk_add(&a, a, b, stream), stream);
+    OK(mlxvk_astype(&a, a, dtype, stream), stream);
+    OK(mlxvk_reshape(&a, a, column ? (int[]){ n, 1 } : (int[]){ 1, n }, 2, stream), stream);
+    mlxvk_array_free(m);
+    mlxvk_array_free(b);
+    return a;
+}
+
+static mlxvk_array table(int rows, int columns, mlxvk_dtype dtype)
+{
+    mlxvk_array a = pattern(rows, 89, -60, true, dtype), b = pattern(columns, 31, 0, false, dtype);
+    OK(mlxvk_add(&a, a, b, stream), stream);
+    mlxvk_array_free(b);
+    return a;
+}
+
+/* Frees arrays, and gives their memory back. */
+#define DONE(...) done((mlxvk_array[]){ __VA_ARGS__ }, COUNT(((mlxvk_array[]){ __VA_ARGS__ })))
+static void done(const mlxvk_array *a, size_t n)
+{
+    for (size_t i = 0; i < n; i++) mlxvk_array_free(a[i]);
+    OK_DEVICE(mlxvk_device_clear_cache(device), device);
+}
+
+/* Rows [row, row + rows) and columns [column, ...) of a matrix. */
+static mlxvk_array window(mlxvk_array a, int row, int rows, int column, int columns)
+{
+    mlxvk_array part = { NULL };
+    OK(mlxvk_slice(&part, a, (int[]){ row, column }, 2, (int[]){ row + rows, column + columns }, 2, (int[]){ 1, 1 }, 2, stream), stream);
+    return part;
+}
+
+typedef double (*expected)(size_t i, size_t j);
+
+/* Elements of a matrix: at both ends, in the middle, and where 2^31 elements and the range of a binding end. */
+static void expect_spots(const char *file, int line, mlxvk_array a, int rows, int columns, mlxvk_dtype dtype, double tolerance, expected want)
+{
+    const size_t edges[] = { 0, (size_t)1 << 31, (size_t)1 << 30, ((size_t)1 << 31) / bytes_of(dtype), SMALL_RANGE / bytes_of(dtype) };
+    const int width = columns < 5 ? columns : 5;
+    assert_int_equal(mlxvk_array_dtype(a), dtype);
+    assert_int_equal(mlxvk_array_dim(a, 0), rows);
+    assert_int_equal(mlxvk_array_dim(a, 1), columns);
+    for (size_t spot = 0; spot < 3 + 2 * COUNT(edges); spot++) {
+        size_t edge = spot < 3 ? 0 : edges[(spot - 3) / 2] / (size_t)columns;
+        size_t row = spot == 0 ? 0 : spot == 1 ? (size_t)rows - 1 : spot == 2 ? (size_t)rows / 2 : edge + spot % 2;
+        if (row >= (size_t)rows) continue;
+        for (int part = 0; part < 3; part++) {
+            int column = part == 0 ? 0 : part == 1 ? columns / 2 : columns - width;
+            if (column + width > columns) column = columns - width;
+            unsigned char got[5 * 8];
+            mlxvk_array w = window(a, (int)row, 1, column, width);
+            OK(mlxvk_array_read(w, got, (size_t)width * bytes_of(dtype), stream), stream);
+            mlxvk_array_free(w);
+            for (int k = 0; k < width; k++) {
+                double wanted = want(row, (size_t)(column + k)), is = load_number(dtype, got, (size_t)k).re;
+                if (fabs(is - wanted) <= tolerance * (fabs(wanted) + 1e-3)) continue;
+                print_error("element (%zu, %d) of (%d, %d): got %g, expected %g\n", row, column + k, rows, columns, is, wanted);
+                _fail(file, line);
+            }
+        }
+    }
+}
+#define SPOTS(a, rows, columns, dtype, tolerance, want) expect_spots(__FILE__, __LINE__, a, rows, columns, dtype, tolerance, want)
+
+static double item_of(mlxvk_array a)
+{
+    unsigned char got[8];
+    mlxvk_dtype dtype = mlxvk_array_dtype(a);
+    OK(mlxvk_array_read(a, got, bytes_of(dtype), stream), stream);
+    return load_number(dtype, got, 0).re;
+}
+
+/* How many of the X are `v`. */
+static int64_t count_of(int rows, int v)
+{
+    int64_t n = 0;
+    for (int a = 0; a < 89; a++) {
+        int b = v + 60 - a;
+        if (b < 0 || b > 30) continue;
+        n += (int64_t)((rows - a + 88) / 89) * ((C - b + 30) / 31);
+    }
+    return n;
+}
+
+/* ---- what needs the memory ---- */
+
+static double want_value(size_t i, size_t j) { return value(i, j); }
+static double want_transposed(size_t i, size_t j) { return value(j, i); }
+static double want_backwards(size_t i, size_t j) { return value((size_t)R - 1 - 2 * i, 3 * j); }
+static double want_twice(size_t i, size_t j) { return 2 * value(i, j); }
+static double want_positive(size_t i, size_t j) { return value(i, j) > 0; }
+static double want_size(size_t i, size_t j) { return abs(value(i, j)); }
+static double want_seven(size_t i, size_t j) { (void)i; (void)j; return 7; }
+
+static void test_made(void **state)
+{
+    (void)state;
+    SPOTS(X, R, C, MLXVK_INT8, 0, want_value);
+    assert_true(mlxvk_array_size(X) == (size_t)R * (size_t)C);
+}
+
+static void test_copies(void **state)
+{
+    (void)state;
+    mlxvk_array a = { NULL }, b = { NULL };
+    OK(mlxvk_transpose(&a, X, stream), stream);
+    OK(mlxvk_contiguous(&b, a, false, stream), stream);
+    SPOTS(b, C, R, MLXVK_INT8, 0, want_transposed);
+    OK(mlxvk_slice(&a, X, (int[]){ R - 1, 0 }, 2, (int[]){ -R - 1, C }, 2, (int[]){ -2, 3 }, 2, stream), stream);
+    OK(mlxvk_contiguous(&b, a, false, stream), stream);
+    SPOTS(b, (R + 1) / 2, (C + 2) / 3, MLXVK_INT8, 0, want_backwards);
+    DONE(a, b);
+}
+
+static void test_elementwise(void **state)
+{
+    (void)state;
+    mlxvk_array a = { NULL }, b = { NULL }, zero = number(0, MLXVK_INT8);
+    int64_t positive = 0;
+    OK(mlxvk_add(&a, X, X, stream), stream);
+    SPOTS(a, R, C, MLXVK_INT8, 0, want_twice);
+    OK(mlxvk_greater(&b, X, zero, stream), stream);
+    SPOTS(b, R, C, MLXVK_BOOL, 0, want_positive);
+    OK(mlxvk_negative(&a, X, stream), stream);
+    OK(mlxvk_where(&a, b, X, a, stream), stream);
+    SPOTS(a, R, C, MLXVK_INT8, 0, want_size);
+    OK(mlxvk_sum(&a, b, false, stream), stream);
+    for (int v = 1; v <= 58; v++) positive += count_of(R, v);
+    assert_true((int32_t)item_of(a) == (int32_t)(uint32_t)positive);
+    DONE(a, b, zero);
+}
+
+static void test_astype(void **state)
+{
+    (void)state;
+    const int rows = R / 2;
+    mlxvk_array part = window(X, R - rows, rows, 0, C), a = { NULL };
+    OK(mlxvk_astype(&a, part, MLXVK_FLOAT16, stream), stream);
+    mlxvk_array_free(part);
+    part = window(a, rows - 1, 1, 0, C);
+    OK(mlxvk_astype(&part, part, MLXVK_INT8, stream), stream);
+    mlxvk_array far = window(X, R - 1, 1, 0, C), same = { NULL };
+    OK(mlxvk_array_equal(&same, part, far, false, stream), stream);
+    assert_true(item_of(same) == 1);
+    OK(mlxvk_astype(&a, a, MLXVK_BOOL, stream), stream);
+    OK(mlxvk_astype(&a, a, MLXVK_INT8, stream), stream);
+    OK(mlxvk_sum(&a, a, false, stream), stream);
+    assert_true(item_of(a) == (double)(int32_t)(uint32_t)((int64_t)rows * C - (count_of(R, 0) - count_of(R - rows, 0))));
+    DONE(part, a, far, same);
+}
+
+static int64_t sum_of(int n, int modulus, int add)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < n; i++) sum += i % modulus + add;
+    return sum;
+}
+
+static double want_row_sum(size_t i, size_t j) { (void)j; return (double)(sum_of(C, 31, 0) + (int64_t)C * ((int)(i % 89) - 60)); }
+static double want_column_sum(size_t i, size_t j) { (void)i; return (double)(sum_of(R, 89, -60) + (int64_t)R * (int)(j % 31)); }
+
+static void test_reductions(void **state)
+{
+    (void)state;
+    mlxvk_array a = { NULL };
+    OK(mlxvk_sum(&a, X, false, stream), stream);
+    assert_true((int32_t)item_of(a) == (int32_t)(uint32_t)(sum_of(R, 89, -60) * C + sum_of(C, 31, 0) * R));
+    OK(mlxvk_sum_axis(&a, X, 1, true, stream), stream);
+    SPOTS(a, R, 1, MLXVK_INT32, 0, want_row_sum);
+    OK(mlxvk_sum_axis(&a, X, 0, true, stream), stream);
+    SPOTS(a, 1, C, MLXVK_INT32, 0, want_column_sum);
+    OK(mlxvk_max(&a, X, false, stream), stream);
+    assert_true(item_of(a) == 58);
+    OK(mlxvk_min(&a, X, false, stream), stream);
+    assert_true(item_of(a) == -60);
+    OK(mlxvk_any(&a, X, false, stream), stream);
+    assert_true(item_of(a) == 1);
+    OK(mlxvk_all(&a, X, false, stream), stream);
+    assert_true(item_of(a) == 0);
+    DONE(a);
+}
+
+static double want_thirty(size_t i, size_t j) { (void)i; (void)j; return 30; }
+
+/* The place of one element that is larger than all others, far behind 2^31. */
+static void test_arg_reductions(void **state)
+{
+    (void)state;
+    mlxvk_array a = { NULL }, copy = { NULL }, top = number(100, MLXVK_INT8), zero = number(0, MLXVK_INT8);
+    OK(mlxvk_argmax_axis(&a, X, 1, true, stream), stream);
+    SPOTS(a, R, 1, MLXVK_UINT32, 0, want_thirty);
+    OK(mlxvk_argmax(&a, X, false, stream), stream);
+    assert_true(item_of(a) == 88.0 * C + 30);
+    OK(mlxvk_add(&copy, X, zero, stream), stream);
+    OK(mlxvk_slice_update(&copy, copy, top, (int[]){ R - 2, C - 7 }, 2, (int[]){ R - 1, C - 6 }, 2, (int[]){ 1, 1 }, 2, stream), stream);
+    OK(mlxvk_argmax(&a, copy, false, stream), stream);
+    assert_true(item_of(a) == (double)(R - 2) * C + C - 7);
+    OK(mlxvk_argmax_axis(&a, copy, 0, true, stream), stream);
+    mlxvk_array w = window(a, 0, 1, C - 7, 1);
+    assert_true(item_of(w) == R - 2);
+    DONE(a, copy, top, w, zero);
+}
+
+static double want_scan_of_row(size_t i, size_t j)
+{
+    int64_t sum = 0;
+    for (size_t k = 0; k <= j; k++) sum += value(i, k);
+    return (int8_t)sum;
+}
+static double want_scan_of_column(size_t i, size_t j)
+{
+    int64_t sum = 0;
+    for (size_t k = 0; k <= i; k++) sum += value(k, j);
+    return (int8_t)sum;
+}
+
+static void test_scans(void **state)
+{
+    (void)state;
+    mlxvk_array a = { NULL };
+    OK(mlxvk_cumsum(&a, X, 1, false, true, stream), stream);
+    SPOTS(a, R, C, MLXVK_INT8, 0, want_scan_of_row);
+    OK(mlxvk_cumsum(&a, X, 0, false, true, stream), stream);
+    SPOTS(a, R, C, MLXVK_INT8, 0, want_scan_of_column);
+    DONE(a);
+}
+
+static double want_counted(size_t i, size_t j) { (void)i; return (int8_t)(j + 1); }
+
+/* One row that fills what a binding reaches. */
+static void test_long_scan(void **state)
+{
+    (void)state;
+    const int n = most < ENOUGH / 8 ? SMALL_RANGE - 64 : INT_MAX;
+    mlxvk_array a = { NULL };
+    OK(mlxvk_ones(&a, (int[]){ 1, n }, 2, MLXVK_INT8, stream), stream);
+    OK(mlxvk_cumsum(&a, a, 1, false, true, stream), stream);
+    SPOTS(a, 1, n, MLXVK_INT8, 0, want_counted);
+    DONE(a);
+}
+
+static double want_sorted(size_t i, size_t j)
+{
+    size_t v = 0;
+    while (v < 30 && j >= ((size_t)C - v + 30) / 31) { j -= ((size_t)C - v + 30) / 31; v++; }
+    return value(i, v);
+}
+
+static void test_sort(void **state)
+{
+    (void)state;
+    mlxvk_array a = { NULL };
+    OK(mlxvk_sort_axis(&a, X, 1, stream), stream);
+    SPOTS(a, R, C, MLXVK_INT8, 0, want_sorted);
+    DONE(a);
+}
+
+static size_t shuffled(size_t i, int n) { return i * 7919 % (size_t)n; }
+static double want_taken_rows(size_t i, size_t j) { return value(shuffled(i, R), j); }
+static double want_taken_columns(size_t i, size_t j) { return value(i, shuffled(j, C)); }
+
+static mlxvk_array shuffle(int n, const int *shape, int ndim)
+{
+    mlxvk_array a = { NULL };
+    int32_t *at = malloc((size_t)n * sizeof *at);
+    assert_non_null(at);
+    for (int i = 0; i < n; i++) at[i] = (int32_t)shuffled((size_t)i, n);
+    OK_DEVICE(mlxvk_array_new_data_device(&a, at, shape, ndim, MLXVK_INT32, device), device);
+    free(at);
+    return a;
+}
+
+static void test_take(void **state)
+{
+    (void)state;
+    mlxvk_array a = { NULL }, rows = shuffle(R, (int[]){ R }, 1), columns = shuffle(C, (int[]){ C }, 1), along = shuffle(C, (int[]){ 1, C }, 2);
+    OK(mlxvk_take_axis(&a, X, rows, 0, stream), stream);
+    SPOTS(a, R, C, MLXVK_INT8, 0, want_taken_rows);
+    OK(mlxvk_take_axis(&a, X, columns, 1, stream), stream);
+    SPOTS(a, R, C, MLXVK_INT8, 0, want_taken_columns);
+    OK(mlxvk_take_along_axis(&a, X, along, 1, stream), stream);
+    SPOTS(a, R, C, MLXVK_INT8, 0, want_taken_columns);
+    DONE(a, rows, columns, along);
+}
+
+static double want_put(size_t i, size_t j) { return j % 31 == 4 ? 7 : value(i, j); }
+
+/* Sevens where the columns' indices say, and into slices at the far end. */
+static void test_updates(void **state)
+{
+    (void)state;
+    mlxvk_array a = { NULL }, seven = number(7, MLXVK_INT8), at = { NULL }, w, zero = number(0, MLXVK_INT8);
+    OK(mlxvk_arange(&at, 4, C, 31, MLXVK_INT32, stream), stream);
+    OK(mlxvk_reshape(&at, at, (int[]){ 1, -1 }, 2, stream), stream);
+    OK(mlxvk_put_along_axis(&a, X, at, seven, 1, stream), stream);
+    SPOTS(a, R, C, MLXVK_INT8, 0, want_put);
+    OK(mlxvk_add(&a, X, zero, stream), stream);
+    OK(mlxvk_slice_update(&a, a, seven, (int[]){ R - 3, 2 }, 2, (int[]){ R, C }, 2, (int[]){ 1, 1 }, 2, stream), stream);
+    w = window(a, R - 3, 3, 2, C - 2);
+    SPOTS(w, 3, C - 2, MLXVK_INT8, 0, want_seven);
+    mlxvk_array_free(w);
+    w = window(a, 0, R - 3, 0, C);
+    SPOTS(w, R - 3, C, MLXVK_INT8, 0, want_value);
+    OK(mlxvk_as_strided(&w, a, (int[]){ 1, 4 }, 2, (int64_t[]){ 1, 1 }, 2, (size_t)R * (size_t)C - 4, stream), stream);
+    SPOTS(w, 1, 4, MLXVK_INT8, 0, want_seven);
+    DONE(a, seven, at, w, zero);
+}
+
+static double want_padded(size_t i, size_t j) { return j < 3 || j >= (size_t)C + 3 ? 7 : value(i, j - 3); }
+static double want_rolled(size_t i, size_t j) { return value(i, (j + (size_t)C - 5) % (size_t)C); }
+static double want_repeated(size_t i, size_t j) { return value(i / 2, j); }
+static double want_tiled(size_t i, size_t j) { return value(i % (size_t)(R / 2), j); }
+
+static void test_layout(void **state)
+{
+    (void)state;
+    const int rows = R / 2;
+    mlxvk_array a = { NULL }, top = window(X, 0, rows, 0, C), rest = window(X, rows, R - rows, 0, C), seven = number(7, MLXVK_INT8);
+    mlxvk_vector_array both = mlxvk_vector_array_new_data((mlxvk_array[]){ top, rest }, 2);
+    OK(mlxvk_concatenate_axis(&a, both, 0, stream), stream);
+    SPOTS(a, R, C, MLXVK_INT8, 0, want_value);
+    mlxvk_vector_array_free(both);
+    OK(mlxvk_pad(&a, X, (int[]){ 1 }, 1, (int[]){ 3 }, 1, (int[]){ 2 }, 1, seven, "constant", stream), stream);
+    SPOTS(a, R, C + 5, MLXVK_INT8, 0, want_padded);
+    OK(mlxvk_roll_axis(&a, X, (int[]){ 5 }, 1, 1, stream), stream);
+    SPOTS(a, R, C, MLXVK_INT8, 0, want_rolled);
+    OK(mlxvk_repeat_axis(&a, top, 2, 0, stream), stream);
+    SPOTS(a, 2 * rows, C, MLXVK_INT8, 0, want_repeated);
+    OK(mlxvk_tile(&a, top, (int[]){ 2, 1 }, 2, stream), stream);
+    SPOTS(a, 2 * rows, C, MLXVK_INT8, 0, want_tiled);
+    DONE(a, top, rest, seven);
+}
+
+/* As much as one allocation may have. */
+static void test_largest(void **state)
+{
+    (void)state;
+    const int columns = 65536 < most / 16 ? 65536 : 1024, rows = (int)(most / (size_t)columns), words = (int)(most / 4 < INT_MAX ? most / 4 : INT_MAX);
+    mlxvk_array a = { NULL }, w = { NULL }, seven = number(7, MLXVK_UINT8);
+    uint32_t got[3];
+    OK(mlxvk_full(&a, (int[]){ rows, columns }, 2, seven, MLXVK_UINT8, stream), stream);
+    SPOTS(a, rows, columns, MLXVK_UINT8, 0, want_seven);
+    OK(mlxvk_sum(&a, a, false, stream), stream);
+    assert_true(item_of(a) == (double)(uint32_t)(7 * (uint64_t)rows * (uint64_t)columns));
+    OK(mlxvk_arange(&a, 5, 5 + (double)words, 1, MLXVK_UINT32, stream), stream);
+    OK(mlxvk_slice(&w, a, (int[]){ words - 3 }, 1, (int[]){ words }, 1, (int[]){ 1 }, 1, stream), stream);
+    OK(mlxvk_array_read(w, got, sizeof got, stream), stream);
+    for (uint32_t i = 0; i < 3; i++) assert_int_equal(got[i], (uint32_t)words + 2 + i);
+    DONE(a, w, seven);
+}
+
+/* MLX's generator, to compare random bytes with. */
+static uint32_t random_word(const uint32_t key[2], uint32_t x, uint32_t y, int half)
+{
+    static const int rotations[8] = { 13, 15, 26, 6, 17, 29, 16, 24 };
+    const uint32_t k[3] = { key[0], key[1], key[0] ^ key[1] ^ 0x1bd11bdau };
+    x += k[0];
+    y += k[1];
+    for (uint32_t round = 0; round < 20; round++) {
+        int r = rotations[round % 8];
+        x += y;
+        y = (y << r | y >> (32 - r)) ^ x;
+        if (round % 4 < 3) continue;
+        x += k[(round / 4 + 1) % 3];
+        y += k[(round / 4 + 2) % 3] + round / 4 + 1;
+    }
+    return half ? y : x;
+}
+
+static double want_random(size_t i, size_t j)
+{
+    const size_t at = i * (size_t)C + j, words = ((size_t)R * (size_t)C + 3) / 4, half = (words + 1) / 2, word = at / 4;
+    const uint32_t key[2] = { 3, 4 }, pair = (uint32_t)(word % half);
+    uint32_t other = pair + (uint32_t)half;
+    if (other >= words) other = 0;                             /* of an odd number of words the last one stands alone */
+    return random_word(key, pair, other, word >= half) >> 8 * (at % 4) & 255;
+}
+
+static void test_random(void **state)
+{
+    (void)state;
+    mlxvk_array a = { NULL }, key = { NULL }, low = { NULL }, high = { NULL };
+    OK_DEVICE(mlxvk_array_new_data_device(&key, (uint32_t[]){ 3, 4 }, (int[]){ 2 }, 1, MLXVK_UINT32, device), device);
+    OK(mlxvk_random_bits(&a, (int[]){ R, C }, 2, 1, key, stream), stream);
+    SPOTS(a, R, C, MLXVK_UINT8, 0, want_random);
+    low = floats(device, (float[]){ 0 }, NULL, 0);
+    high = floats(device, (float[]){ 1 }, NULL, 0);
+    OK(mlxvk_random_uniform(&a, low, high, (int[]){ R, C / 2 }, 2, MLXVK_BFLOAT16, key, stream), stream);
+    OK(mlxvk_mean_axis(&low, a, 1, false, stream), stream);
+    OK(mlxvk_astype(&low, low, MLXVK_FLOAT32, stream), stream);
+    OK(mlxvk_mean(&low, low, false, stream), stream);
+    assert_true(fabs(item_of(low) - 0.5) < 0.02);
+    OK(mlxvk_max(&low, a, false, stream), stream);
+    assert_true(item_of(low) > 0.9 && item_of(low) <= 1);
+    DONE(a, key, low, high);
+}
+
+static double want_softmax(size_t i, size_t j)
+{
+    double sum = 0;
+    (void)i;
+    for (int v = 0; v < 31; v++) sum += ((C - v + 30) / 31) * exp(v - 30);
+    return exp((double)(j % 31) - 30) / sum;
+}
+static double want_rms(size_t i, size_t j)
+{
+    double sum = 0;
+    for (int v = 0; v < 31; v++) sum += ((C - v + 30) / 31) * pow(value(i, (size_t)v), 2);
+    return value(i, j) / sqrt(sum / C);
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    const int rows = (int)(most / 2 / (size_t)C < (size_t)R ? most / 2 / (size_t)C : (size_t)R);
+    mlxvk_array a = table(rows, C, MLXVK_FLOAT16), b = { NULL };
+    OK(mlxvk_softmax_axis(&b, a, 1, true, stream), stream);
+    SPOTS(b, rows, C, MLXVK_FLOAT16, 0.02, want_softmax);
+    OK(mlxvk_fast_rms_norm(&b, a, (mlxvk_array){ NULL }, 0, stream), stream);
+    SPOTS(b, rows, C, MLXVK_FLOAT16, 0.002, want_rms);
+    DONE(a, b);
+}
+
+static int product_of(size_t i, size_t j)
+{
+    int sum = 0;
+    for (size_t k = 0; k < 16; k++) sum += ((int)((i + 2 * k) % 5) - 2) * ((int)((3 * k + j) % 7) - 3);
+    return sum;
+}
+static double want_product(size_t i, size_t j) { return product_of(i, j); }
+
+/* A result of as many elements as 16 bits each leave room for. */
+static void test_matmul(void **state)
+{
+    (void)state;
+    const int n = (int)sqrt((double)(most / 2)) & ~15;
+    mlxvk_array a = { NULL }, b = { NULL };
+    float *x = malloc((size_t)n * 16 * sizeof *x), *y = malloc((size_t)n * 16 * sizeof *y);
+    assert_true(x && y);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < 16; k++) {
+            x[i * 16 + k] = (float)((i + 2 * k) % 5 - 2);
+            y[k * n + i] = (float)((3 * k + i) % 7 - 3);
+        }
+    a = floats(device, x, (int[]){ n, 16 }, 2);
+    b = floats(device, y, (int[]){ 16, n }, 2);
+    free(x);
+    free(y);
+    OK(mlxvk_astype(&a, a, MLXVK_BFLOAT16, stream), stream);
+    OK(mlxvk_astype(&b, b, MLXVK_BFLOAT16, stream), stream);
+    OK(mlxvk_matmul(&a, a, b, stream), stream);
+    SPOTS(a, n, n, MLXVK_BFLOAT16, 0, want_product);
+    DONE(a, b);
+}
+
+/* Views with more elements than 32 bits count. */
+static void test_repeats(void **state)
+{
+    (void)state;
+    const int n = most < ENOUGH / 8 ? 700 : 70000;
+    mlxvk_array one = number(3, MLXVK_UINT8), row = pattern(n, 31, 0, false, MLXVK_UINT8), a = { NULL };
+    OK(mlxvk_broadcast_to(&one, one, (int[]){ n, n }, 2, stream), stream);
+    OK(mlxvk_broadcast_to(&row, row, (int[]){ n, n }, 2, stream), stream);
+    OK(mlxvk_sum(&a, one, false, stream), stream);
+    assert_true(item_of(a) == (double)(uint32_t)(3 * (uint64_t)n * (uint64_t)n));
+    OK(mlxvk_sum(&a, row, false, stream), stream);
+    assert_true(item_of(a) == (double)(uint32_t)((uint64_t)sum_of(n, 31, 0) * (uint64_t)n));
+    OK(mlxvk_prod(&a, one, false, stream), stream);
+    assert_true(item_of(a) > 0);
+    DONE(one, row, a);
+}
+
+/* ---- what runs everywhere: views of any number of elements, and what is refused ---- */
+
+enum { WIDE = 1 << 20 };
+
+static mlxvk_array repeated(mlxvk_dtype dtype, int rows, int columns)
+{
+    mlxvk_array a = number(1, dtype);
+    OK(mlxvk_broadcast_to(&a, a, (int[]){ rows, columns }, 2, stream), stream);
+    return a;
+}
+
+static double want_one(size_t i, size_t j) { (void)i; (void)j; return 1; }
+static double want_column(size_t i, size_t j) { (void)i; return (double)(j % 31); }
+
+static void test_views(void **state)
+{
+    (void)state;
+    mlxvk_array a = repeated(MLXVK_INT8, 1 << 17, 1 << 16), b = pattern(1 << 16, 31, 0, false, MLXVK_INT8), w = { NULL }, at = shuffle(5, (int[]){ 5 }, 1);
+    assert_true(mlxvk_array_size(a) == (size_t)1 << 33 && mlxvk_array_nbytes(a) == (size_t)1 << 33);
+    SPOTS(a, 1 << 17, 1 << 16, MLXVK_INT8, 0, want_one);
+    OK(mlxvk_broadcast_to(&b, b, (int[]){ 1 << 17, 1 << 16 }, 2, stream), stream);
+    SPOTS(b, 1 << 17, 1 << 16, MLXVK_INT8, 0, want_column);
+    w = window(b, (1 << 17) - 9, 9, 0, 1 << 16);
+    OK(mlxvk_add(&w, w, w, stream), stream);
+    OK(mlxvk_take_axis(&w, b, at, 0, stream), stream);
+    SPOTS(w, 5, 1 << 16, MLXVK_INT8, 0, want_column);
+    OK(mlxvk_reshape(&w, a, (int[]){ 1 << 16, 1 << 17 }, 2, stream), stream);
+    SPOTS(w, 1 << 16, 1 << 17, MLXVK_INT8, 0, want_one);
+    OK(mlxvk_transpose(&w, b, stream), stream);
+    OK(mlxvk_slice(&w, w, (int[]){ 0, 0 }, 2, (int[]){ 1 << 16, 1 << 17 }, 2, (int[]){ 13, 1 << 15 }, 2, stream), stream);
+    OK(mlxvk_contiguous(&w, w, false, stream), stream);
+    assert_int_equal(mlxvk_array_dim(w, 1), 4);
+    DONE(a, b, w, at);
+}
+
+/* What repeats is looked at once. */
+static void test_reduced_views(void **state)
+{
+    (void)state;
+    const int rows = 1 << 17, columns = 1 << 16;
+    mlxvk_array b = pattern(columns, 31, 0, false, MLXVK_INT8), a = repeated(MLXVK_INT8, rows, columns), w = { NULL };
+    OK(mlxvk_broadcast_to(&b, b, (int[]){ rows, columns }, 2, stream), stream);
+    OK(mlxvk_max(&w, b, false, stream), stream);
+    assert_true(item_of(w) == 30);
+    OK(mlxvk_min(&w, a, false, stream), stream);
+    assert_true(item_of(w) == 1);
+    OK(mlxvk_all(&w, a, false, stream), stream);
+    assert_true(item_of(w) == 1);
+    OK(mlxvk_any(&w, b, false, stream), stream);
+    assert_true(item_of(w) == 1);
+    OK(mlxvk_argmax_axis(&w, b, 0, false, stream), stream);
+    OK(mlxvk_max(&w, w, false, stream), stream);
+    assert_true(item_of(w) == 0);
+    mlxvk_array_free(a);
+    a = repeated(MLXVK_INT8, 50000, 60000);
+    OK(mlxvk_argmin(&w, a, false, stream), stream);
+    assert_true(item_of(w) == 0);
+    DONE(a, b, w);
+}
+
+#define TOO_LARGE(call, ...) do { REFUSED(call, MLXVK_ERROR_LIMIT, stream, __VA_ARGS__); assert_null(res.ctx); } while (0)
+static const char wide_text[] = "(1048576, 1048576)";
+
+static void test_refused_results(void **state)
+{
+    (void)state;
+    mlxvk_array res = { NULL }, a = repeated(MLXVK_INT8, WIDE, WIDE), f = repeated(MLXVK_FLOAT16, WIDE, WIDE), one = number(1, MLXVK_INT8);
+    mlxvk_array flat = counted(WIDE, MLXVK_INT32), key = { NULL };
+    const int shape[] = { WIDE, WIDE };
+    mlxvk_vector_array list = mlxvk_vector_array_new_data((mlxvk_array[]){ a, a }, 2);
+    OK_DEVICE(mlxvk_array_new_data_device(&key, (uint32_t[]){ 3, 4 }, (int[]){ 2 }, 1, MLXVK_UINT32, device), device);
+    TOO_LARGE(mlxvk_zeros(&res, shape, 2, MLXVK_BOOL, stream), "zeros", wide_text, "1099511627776");
+    TOO_LARGE(mlxvk_full(&res, shape, 2, one, MLXVK_INT8, stream), "full", wide_text);
+    TOO_LARGE(mlxvk_array_empty(&res, shape, 2, MLXVK_INT8, stream), "array_empty", wide_text);
+    TOO_LARGE(mlxvk_contiguous(&res, a, false, stream), "contiguous", wide_text);
+    TOO_LARGE(mlxvk_astype(&res, a, MLXVK_FLOAT32, stream), "astype", wide_text);
+    TOO_LARGE(mlxvk_add(&res, a, one, stream), "add", wide_text);
+    TOO_LARGE(mlxvk_equal(&res, a, a, stream), "equal", wide_text);
+    TOO_LARGE(mlxvk_negative(&res, a, stream), "negative", wide_text);
+    TOO_LARGE(mlxvk_where(&res, a, one, one, stream), "where", wide_text);
+    TOO_LARGE(mlxvk_cumsum(&res, a, 1, false, true, stream), "cumsum", wide_text);
+    TOO_LARGE(mlxvk_softmax_axis(&res, f, 1, false, stream), "softmax_axis", wide_text);
+    TOO_LARGE(mlxvk_sort_axis(&res, a, 1, stream), "sort_axis", wide_text);
+    TOO_LARGE(mlxvk_argsort_axis(&res, a, 0, stream), "argsort_axis", wide_text);
+    TOO_LARGE(mlxvk_topk_axis(&res, a, 2, 1, stream), "topk_axis", wide_text);
+    TOO_LARGE(mlxvk_random_bits(&res, shape, 2, 1, key, stream), "random_bits", wide_text);
+    TOO_LARGE(mlxvk_random_normal(&res, shape, 2, MLXVK_FLOAT16, 0, 1, key, stream), "random_normal", wide_text);
+    TOO_LARGE(mlxvk_tri(&res, WIDE, WIDE, 0, MLXVK_BOOL, stream), "tri", wide_text);
+    TOO_LARGE(mlxvk_eye(&res, WIDE, WIDE, 0, MLXVK_BOOL, stream), "eye", wide_text);
+    TOO_LARGE(mlxvk_take_axis(&res, a, flat, 0, stream), "take_axis", wide_text);
+    TOO_LARGE(mlxvk_searchsorted(&res, flat, a, "left", stream), "searchsorted");
+    TOO_LARGE(mlxvk_matmul(&res, f, f, stream), "matmul", wide_text);
+    TOO_LARGE(mlxvk_concatenate_axis(&res, list, 0, stream), "concatenate_axis", "(2097152, 1048576)");
+    TOO_LARGE(mlxvk_stack_axis(&res, list, 0, stream), "stack_axis", "(2, 1048576, 1048576)");
+    TOO_LARGE(mlxvk_roll_axis(&res, a, (int[]){ 1 }, 1, 0, stream), "roll_axis", wide_text);
+    TOO_LARGE(mlxvk_slice_update(&res, a, one, (int[]){ 0, 0 }, 2, (int[]){ 1, 1 }, 2, (int[]){ 1, 1 }, 2, stream), "slice_update", wide_text);
+    TOO_LARGE(mlxvk_fast_rms_norm(&res, f, (mlxvk_array){ NULL }, 0, stream), "fast_rms_norm", wide_text);
+    mlxvk_vector_array_free(list);
+    DONE(a, f, one, flat, key);
+}
+
+static void test_refused_lengths(void **state)
+{
+    (void)state;
+    mlxvk_array res = { NULL }, a = repeated(MLXVK_INT8, WIDE, WIDE), long_one = repeated(MLXVK_INT8, 1, INT_MAX), wide = repeated(MLXVK_INT64, 2, 1 << 30);
+    mlxvk_array f = repeated(MLXVK_FLOAT16, WIDE, WIDE), flat = counted(3, MLXVK_INT32), words = repeated(MLXVK_UINT32, 2, 1 << 29);
+    mlxvk_array scales = repeated(MLXVK_FLOAT16, 2, 1 << 25), many = { NULL };
+    mlxvk_vector_array list = mlxvk_vector_array_new_data((mlxvk_array[]){ long_one, long_one }, 2);
+    mlxvk_optional_int bits = { 8, true }, group = { 64, true };
+    TOO_LARGE(mlxvk_reshape(&res, a, (int[]){ -1 }, 1, stream), "reshape", wide_text, "1099511627776");
+    TOO_LARGE(mlxvk_reshape(&res, a, (int[]){ 4, -1 }, 2, stream), "reshape", wide_text);
+    TOO_LARGE(mlxvk_flatten(&res, a, 0, -1, stream), "flatten", wide_text);
+    TOO_LARGE(mlxvk_sort(&res, a, stream), "sort", wide_text);
+    TOO_LARGE(mlxvk_take(&res, a, flat, stream), "take", wide_text);
+    TOO_LARGE(mlxvk_argmax(&res, a, false, stream), "argmax", wide_text);
+    TOO_LARGE(mlxvk_outer(&res, a, flat, stream), "outer", wide_text);
+    TOO_LARGE(mlxvk_repeat(&res, a, 2, stream), "repeat", wide_text);
+    TOO_LARGE(mlxvk_roll(&res, a, (int[]){ 1 }, 1, stream), "roll", wide_text);
+    TOO_LARGE(mlxvk_median(&res, f, (int[]){ 0, 1 }, 2, false, stream), "median", wide_text);
+    TOO_LARGE(mlxvk_tensordot(&res, f, f, (int[]){ 0, 1 }, 2, (int[]){ 0, 1 }, 2, stream), "tensordot", wide_text);
+    TOO_LARGE(mlxvk_view(&res, wide, MLXVK_INT8, stream), "view", "(2, 1073741824)");
+    TOO_LARGE(mlxvk_concatenate_axis(&res, list, 1, stream), "concatenate_axis", "(1, 2147483647)", "4294967294");
+    TOO_LARGE(mlxvk_pad(&res, long_one, (int[]){ 1 }, 1, (int[]){ 1 }, 1, (int[]){ 0 }, 1, (mlxvk_array){ NULL }, "constant", stream), "pad",
+              "(1, 2147483647)");
+    TOO_LARGE(mlxvk_tile(&res, long_one, (int[]){ 1, 2 }, 2, stream), "tile", "(1, 2147483647)");
+    TOO_LARGE(mlxvk_repeat_axis(&res, long_one, 2, 1, stream), "repeat_axis", "(1, 2147483647)");
+    TOO_LARGE(mlxvk_kron(&res, long_one, a, stream), "kron", "(1, 2147483647)");
+    TOO_LARGE(mlxvk_diag(&res, flat, INT_MAX, stream), "diag", "2147483650");
+    TOO_LARGE(mlxvk_arange(&res, 0, 3e9, 1, MLXVK_INT8, stream), "arange", "3000000000");
+    TOO_LARGE(mlxvk_dequantize(&res, words, scales, scales, group, bits, "affine", (mlxvk_array){ NULL }, (mlxvk_optional_dtype){ 0 }, stream),
+              "dequantize", "(2, 536870912)");
+    many = number(1, MLXVK_FLOAT16);
+    OK(mlxvk_broadcast_to(&many, many, (int[]){ 1 << 17, 1 << 16, 2, 2 }, 4, stream), stream);
+    TOO_LARGE(mlxvk_gather_mm(&res, many, many, (mlxvk_array){ NULL }, flat, false, stream), "gather_mm", "(131072, 65536, 2, 2)");
+    TOO_LARGE(mlxvk_zeros(&res, (int[]){ INT_MAX, INT_MAX, INT_MAX }, 3, MLXVK_INT8, stream), "zeros");
+    mlxvk_vector_array_free(list);
+    DONE(a, long_one, wide, f, flat, words, scales, many);
+}
+
+/* ---- groups ---- */
+
+static int open_default(void **state)
+{
+    (void)state;
+    device = open_device(NULL);
+    stream = open_stream(device);
+    return 0;
+}
+
+static int close_all(void **state)
+{
+    mlxvk_array_free(X);
+    X.ctx = NULL;
+    return tear_down(state);
+}
+
+static int open_small(void **state)
+{
+    (void)state;
+    char gates[64];
+    snprintf(gates, sizeof gates, "MLX_VK_MAX_BINDING_RANGE=%d", SMALL_RANGE);
+    device = open_device(gates);
+    stream = open_stream(device);
+    R = 131;
+    C = 401;
+    most = 5 * SMALL_RANGE;
+    X = table(R, C, MLXVK_INT8);
+    return 0;
+}
+
+/* Over 2^31 elements, where there is room for several such arrays, and no CPU that would take minutes. */
+static int open_large(void **state)
+{
+    const char *type = "";
+    size_t memory = 0;
+    open_default(state);
+    OK_DEVICE(mlxvk_device_info_get_string(&type, device, "type"), device);
+    OK_DEVICE(mlxvk_device_info_get_size(&memory, device, "memory_size"), device);
+    OK_DEVICE(mlxvk_device_info_get_size(&most, device, "max_buffer_length"), device);
+    if (most > (size_t)UINT32_MAX) most = UINT32_MAX;
+    C = 60001;
+    R = (int)(OVER / (size_t)C);
+    if (memory < ENOUGH || most < OVER + OVER / 8 || !strcmp(type, "cpu")) {
+        print_message("%zu MiB of memory, %zu MiB at once, %s: nothing near 2^31 elements is computed here\n", memory >> 20, most >> 20, type);
+        return 0;
+    }
+    X = table(R, C, MLXVK_INT8);
+    return 0;
+}
+
+/* A test of the large ones, and how long it took. */
+#define LARGE(name) static void large_##name(void **state) { run_large(#name, test_##name, state); }
+static void run_large(const char *name, void (*test)(void **), void **state)
+{
+    struct timespec from, to;
+    if (!X.ctx) skip();
+    timespec_get(&from, TIME_UTC);
+    test(state);
+    timespec_get(&to, TIME_UTC);
+    print_message("%s: %.2f s\n", name, (double)(to.tv_sec - from.tv_sec) + (double)(to.tv_nsec - from.tv_nsec) * 1e-9);
+}
+#define TESTS(X)                                                                                                      \
+    X(made) X(copies) X(elementwise) X(astype) X(reductions) X(arg_reductions) X(scans) X(long_scan) X(sort) X(take) X(updates)  \
+    X(layout) X(largest) X(random) X(rows) X(matmul) X(repeats)
+TESTS(LARGE)
+
+int main(void)
+{
+    const struct CMUnitTest everywhere[] = {
+        cmocka_unit_test(test_views), cmocka_unit_test(test_reduced_views), cmocka_unit_test(test_refused_results),
+        cmocka_unit_test(test_refused_lengths),
+    };
+#define TEST(name) cmocka_unit_test(test_##name),
+    const struct CMUnitTest small[] = { TESTS(TEST) };
+#undef TEST
+#define TEST(name) cmocka_unit_test(large_##name),
+    const struct CMUnitTest large[] = { TESTS(TEST) };
+#undef TEST
+    int failed = run_group("huge: views", everywhere, open_default, close_all);
+    failed += run_group("huge: small, with a short range", small, open_small, close_all);
+    return failed + run_group("huge: large", large, open_large, close_all);
+}
