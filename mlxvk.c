@@ -12563,7 +12563,7 @@ static void fft_split(struct encoder *e, const struct fft_params *p, struct arra
     len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_convolved((uint32_t)p->n);
     for (int i = 0; i < out->ndim; i++)
         if (i != p->axis && out->shape[i] > 1 && (axis < 0 || out->shape[i] > out->shape[axis])) axis = i;
-    if (axis < 0 || ((len <= fft_room(e) || rows * len <= room / 8) && axis_to_split(e, pair, 2, 0) < 0)) { fft_whole(e, p, in, out); return; }
+    if (axis < 0 || ((len <= fft_room(e) / (in->strides[p->axis] > 1 ? 4 : 1) || rows * len <= room / 8) && axis_to_split(e, pair, 2, 0) < 0)) { fft_whole(e, p, in, out); return; }
     half = out->shape[axis] / 2;
     for (int second = 0; second < 2 && !e->code; second++) {
         for (int k = 0; k < 2; k++) {

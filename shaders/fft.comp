@@ -152,7 +152,7 @@ void put(uint l, uint e, vec2 x)
 }
 
 // The root whose powers a line's elements are multiplied with before they are stored.
-vec2 turn_of(uint l, uint e) { return root(sub_of(group_index() * lines + l) % inner * e % turn, turn); }
+vec2 turn_of(uint l, uint e) { return root(sub_of(group_index() * lines + l) % inner * e, turn); }
 
 // ---- transforms of a few elements, in v[o], v[o + 1], ... of a thread ----
 
