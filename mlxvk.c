@@ -12255,13 +12255,14 @@ static uint32_t fft_room(const struct encoder *e)
     return room;
 }
 
-/* The same of one row, which may be exchanged in halves. */
-static uint32_t fft_row_room(const struct encoder *e, const struct fft *f)
+/* The longest rows that are transformed in one step: of columns several must fit, others may be exchanged in halves. */
+static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
 {
     const struct device *d = e->device;
-    uint32_t room = 2 * FFT_HELD * FFT_THREADS;
-    if (!fft_fixed(d) || (f->flags & FFT_STORE) == FFT_STORE_SPLIT || fft_columns(f)) return fft_room(e);
-    while (4 * fft_padded(room) > d->caps.shared_memory || room > 2 * FFT_HELD * fft_threads(d)) room /= 2;
+    uint32_t room = fft_room(e);
+    if (fft_columns(f)) return room / 4;
+    if (!fft_fixed(d) || (f->flags & FFT_STORE) == FFT_STORE_SPLIT) return room;
+    while (4 * fft_padded(2 * room) <= d->caps.shared_memory && 2 * room <= 2 * FFT_HELD * fft_threads(d)) room *= 2;
     return room;
 }
 
@@ -12311,13 +12312,13 @@ static void fft_whole_pairs(struct fft_push *q, const struct fft *f)
 {
     if ((q->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q->offset_in, f->row_a)) {
         q->flags &= ~(uint32_t)FFT_LOAD;
-        for (int i = 0; i < FFT_ROWS; i++) q->row_a[i] /= 2;
+        for (int i = 0; i < FFT_ROWS; i++) q->row_a[i] = (uint32_t)((int32_t)q->row_a[i] / 2);   /* negative ones too */
         q->offset_in /= 2;
         q->valid /= 2;
     }
     if ((q->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q->offset_out, f->row_d)) {
         q->flags &= ~(uint32_t)FFT_STORE;
-        for (int i = 0; i < FFT_ROWS; i++) q->row_d[i] /= 2;
+        for (int i = 0; i < FFT_ROWS; i++) q->row_d[i] = (uint32_t)((int32_t)q->row_d[i] / 2);
         q->offset_out /= 2;
     }
 }
@@ -12396,10 +12397,10 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
     uint32_t p[FFT_STEPS] = { 0 };
     uint32_t room = fft_room(e);
-    int count = fft_columns(f) && n > room / 4 ? fft_cut(n, room / 8, p) : 0;      /* several columns at a time */
+    int count = n <= fft_one_step(e, f) ? 1 : fft_columns(f) ? fft_cut(n, room / 8, p) : 0;
     struct fft part = *f;
     struct array *between;
-    if (!count) count = n <= fft_row_room(e, f) ? 1 : fft_cut(n, room, p);
+    if (!count) count = fft_cut(n, room, p);
     if (count == 1) { fft_step(e, f, &(struct fft_lines){ n, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true); return; }
     if (!count) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n); return; }
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
@@ -12488,7 +12489,9 @@ static void fft_pairs(struct encoder *e, const struct fft *f)
     uint32_t n = f->len, chunk = min_u32(n + 1, fft_room(e));
     struct fft part = *f;
     struct array *between;
-    if (n <= fft_room(e) && fft_smooth(n)) { part.flags |= FFT_STORE_SPLIT; fft_rows(e, &part, n); return; }
+    part.flags |= FFT_STORE_SPLIT;
+    if (n <= fft_one_step(e, &part) && fft_smooth(n)) { fft_rows(e, &part, n); return; }
+    part.flags = f->flags;
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
     if (!between) return;
     part.out = between;
