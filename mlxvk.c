@@ -614,14 +614,13 @@ struct features {
     VkPhysicalDeviceCooperativeMatrixFeaturesKHR coopmat;
     VkPhysicalDeviceCooperativeMatrix2FeaturesNV coopmat2;
     VkPhysicalDeviceShaderBfloat16FeaturesKHR bfloat16;
-    VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR executable;
 };
 
-enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET, EXT_EXECUTABLE,
+enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET,
                  EXT_COUNT };
 static const char *const extension_names[EXT_COUNT] = {
     "VK_KHR_push_descriptor", "VK_KHR_shader_integer_dot_product", "VK_EXT_subgroup_size_control",
-    "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget", "VK_KHR_pipeline_executable_properties",
+    "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget",
 };
 
 static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32_t api)
@@ -639,7 +638,6 @@ static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32
     if (has[EXT_COOPMAT]) CHAIN(coopmat, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
     if (has[EXT_COOPMAT2]) CHAIN(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV);
     if (has[EXT_BFLOAT16]) CHAIN(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR);
-    if (has[EXT_EXECUTABLE]) CHAIN(executable, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_EXECUTABLE_PROPERTIES_FEATURES_KHR);
 #undef CHAIN
 }
 
@@ -1955,26 +1953,6 @@ static uint64_t hash_words(uint64_t h, const uint32_t *words, uint32_t n)
     return h;
 }
 
-/* What the driver says of a pipeline: registers, size, local memory. */
-static void print_pipeline(struct device *d, VkPipeline pipeline, const uint32_t *spec, uint32_t spec_count)
-{
-    VkPipelineExecutableInfoKHR info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_INFO_KHR, .pipeline = pipeline };
-    VkPipelineExecutableStatisticKHR list[64];
-    uint32_t n = COUNT(list);
-    if (!d->vk.vkGetPipelineExecutableStatisticsKHR) return;
-    memset(list, 0, sizeof list);
-    for (uint32_t i = 0; i < n; i++) list[i].sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_STATISTIC_KHR;
-    if (d->vk.vkGetPipelineExecutableStatisticsKHR(d->handle, &info, &n, list) < 0) return;
-    fprintf(stderr, "pipeline");
-    for (uint32_t i = 0; i < spec_count; i++) fprintf(stderr, " %u", spec[i]);
-    fprintf(stderr, ":");
-    for (uint32_t i = 0; i < n; i++) {
-        if (list[i].format == VK_PIPELINE_EXECUTABLE_STATISTIC_FORMAT_FLOAT64_KHR) fprintf(stderr, " %s %g;", list[i].name, list[i].value.f64);
-        else fprintf(stderr, " %s %llu;", list[i].name, (unsigned long long)list[i].value.u64);
-    }
-    fprintf(stderr, "\n");
-}
-
 static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t bindings, const uint32_t *spec,
                                uint32_t spec_count, VkPipeline *out)
 {
@@ -1988,13 +1966,6 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
         .layout = d->layouts[bindings] };
     for (uint32_t i = 0; i < spec_count; i++) entries[i] = (VkSpecializationMapEntry){ i, 4 * i, 4 };
     d->stats.pipelines++;
-    if (getenv("MLX_VK_PIPELINES")) {
-        VkResult r;
-        create.flags |= VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR;
-        r = d->vk.vkCreateComputePipelines(d->handle, VK_NULL_HANDLE, 1, &create, NULL, out);
-        if (r >= 0) print_pipeline(d, *out, spec, spec_count);
-        return r;
-    }
     return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
 }
 
@@ -2226,7 +2197,7 @@ static int stream_submit(struct stream *s)
     VkResult r = VK_SUCCESS;
     if (!e->commands && !s->signal_count && !s->wait_count) return e->code;
     if (e->commands) {
-        if (!getenv("MLX_VK_NO_HOST")) full_barrier(e, STAGES, VK_PIPELINE_STAGE_HOST_BIT | STAGES, WRITES, VK_ACCESS_HOST_READ_BIT);
+        full_barrier(e, STAGES, VK_PIPELINE_STAGE_HOST_BIT | STAGES, WRITES, VK_ACCESS_HOST_READ_BIT);
         r = d->vk.vkEndCommandBuffer(e->commands);
     }
     if (r >= 0) r = queue_submit(s, e->commands);
@@ -12206,7 +12177,7 @@ enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LO
        FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15, FFT_ALL_IN = 1 << 16,
        FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
        FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
-enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds at most so many elements */
+enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds so many elements */
 
 enum fft_kind { FFT_COMPLEX, FFT_FROM_REAL, FFT_TO_REAL };
 
@@ -12242,16 +12213,24 @@ static bool fft_columns(const struct fft *f)
 
 static bool fft_binary(uint32_t n) { return !(n & (n - 1)); }
 
-/* Shared memory for that many elements of 4 or 8 bytes, as they lie in it: see slot() in fft.comp. */
-static uint32_t fft_padded(uint32_t n) { return n + n / 16; }
+/* Places in shared memory of a line of n elements: PITCH in fft.comp. */
+static uint32_t fft_pitch(uint32_t n) { return (fft_binary(n) ? n + n / 16 : n) | 1; }
 
-/* Elements that a workgroup can hold: in registers and shared memory, or in each half of shared memory. */
+/* Elements that the kernel for all lengths holds, in each half of shared memory. */
+static uint32_t fft_plain_room(const struct device *d)
+{
+    uint32_t room = FFT_HELD * FFT_THREADS;
+    while (16 * room > d->caps.shared_memory) room /= 2;
+    return room;
+}
+
+/* Elements that a workgroup can hold, in registers and shared memory. */
 static uint32_t fft_room(const struct encoder *e)
 {
     const struct device *d = e->device;
     uint32_t room = FFT_HELD * FFT_THREADS;
-    bool fixed = fft_fixed(d);
-    while ((fixed ? 8 * fft_padded(room) : 16 * room) > d->caps.shared_memory || (fixed && room > FFT_HELD * fft_threads(d))) room /= 2;
+    if (!fft_fixed(d)) return fft_plain_room(d);
+    while (9 * room > d->caps.shared_memory || room > FFT_HELD * fft_threads(d)) room /= 2;
     return room;
 }
 
@@ -12262,11 +12241,9 @@ static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
     uint32_t room = fft_room(e);
     if (fft_columns(f)) return room / 4;
     if (!fft_fixed(d) || (f->flags & FFT_STORE) == FFT_STORE_SPLIT) return room;
-    while (4 * fft_padded(2 * room) <= d->caps.shared_memory && 2 * room <= 2 * FFT_HELD * fft_threads(d)) room *= 2;
+    while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads) room *= 2;
     return room;
 }
-
-static uint32_t knob(const char *name, uint32_t value) { const char *text = getenv(name); return text ? (uint32_t)atoi(text) : value; }
 
 /* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). Odd ones come first: what they
  * leave in shared memory does not collide. */
@@ -12334,21 +12311,15 @@ static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
     return flags;
 }
 
-/* The kernel of one length. A thread holds more elements where rows are long enough for that; the next rows are ... */
+/* The kernel of one length. */
 static void fft_constant_length(struct encoder *e, struct fft_push *q)
 {
-    struct device *d = e->device;
-    uint32_t all = q->lines * q->size, held = knob("MLX_VK_FFT_HELD", 16), ahead = knob("MLX_VK_FFT_AHEAD", 0), room = all;
-    bool binary = fft_binary(q->size);
-    if (!binary || all % (32 * held) || q->size < held) held = FFT_HELD;
-    if (all > held * fft_threads(d)) held = 2 * FFT_HELD;
-    if (binary) room = fft_padded(all);
-    if (8 * room > d->caps.shared_memory) q->flags |= FFT_HALVES;
-    else if ((q->flags & FFT_LOAD) == FFT_LOAD_MERGE && q->subs == 1 && q->size >= held && q->len == q->size && !(q->flags & FFT_TABLE_IN)) q->flags |= FFT_MERGED;
+    const uint32_t spectrum = FFT_LOAD | FFT_TABLE_IN;
+    uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32);
+    if (8 * q->lines * fft_pitch(q->size) > e->device->caps.shared_memory) q->flags |= FFT_HALVES;
+    else if ((q->flags & spectrum) == FFT_LOAD_MERGE && q->subs == 1 && q->len == q->size && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
     else if (q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
-    if (!binary || q->subs != 1 || q->row_a[2] != q->size || (q->flags & FFT_LINES_IN) || !(q->flags & FFT_ALL_IN) || !(q->flags & FFT_FLAT) || all % held) ahead = 0;
-    KERNEL(e, K_FFT_FIXED, (uint32_t)round_up(ceil_div(all, held), 32), (uint32_t)round_up(room, 64), q->size, q->radices, q->lines, q->flags, held, q->subs,
-           q->inner, ahead);
+    KERNEL(e, K_FFT_FIXED, threads, 0, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
 }
 
 /* One dispatch: transforms of l->size elements, or with that many elements of each row none. */
@@ -12364,7 +12335,7 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     memcpy(q.row_d, f->row_d, sizeof q.row_d);
     if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
     if (l->b_step * f->step_d != 1) q.flags |= FFT_LINES_OUT;
-    few = q.flags & (FFT_LINES_IN | FFT_LINES_OUT) ? 32 : ceil_div(knob("MLX_VK_FFT_FEW", 1024), l->size);
+    few = q.flags & (FFT_LINES_IN | FFT_LINES_OUT) ? 32 : ceil_div(1024, l->size);
     q.lines = min_u32(min_u32(d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? room : few, room > l->size ? room / l->size : 1), q.ids);
     while (q.lines > 4 && q.ids / q.lines < 2 * (uint32_t)wide_of(d)) q.lines /= 2;
     q.offset_in = set_input(e, 1, f->in);
@@ -12374,7 +12345,7 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     fft_whole_pairs(&q, f);
     q.flags |= fft_access(&q, f);
     if (fixed) fft_constant_length(e, &q);
-    else KERNEL(e, K_FFT, fft_threads(d), room);
+    else KERNEL(e, K_FFT, fft_threads(d), fft_plain_room(d));
     set_bytes(e, &q, sizeof q);
     dispatch_groups(e, ceil_div(q.ids, q.lines));
 }

@@ -12,10 +12,8 @@ layout(constant_id = 2) const uint SIZE = 1;
 layout(constant_id = 3) const uint RADICES = 0;
 layout(constant_id = 4) const uint LINES = 1;
 layout(constant_id = 5) const uint FLAGS = 0;
-layout(constant_id = 6) const uint HELD = 16;         // elements of a thread, but whole groups
-layout(constant_id = 7) const uint SUBS = 1;
-layout(constant_id = 8) const uint INNER = 1;
-layout(constant_id = 9) const uint AHEAD = 0;         // workgroups, until one whose rows are touched now; 0: none are
+layout(constant_id = 6) const uint SUBS = 1;
+layout(constant_id = 7) const uint INNER = 1;
 BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, first)
@@ -62,18 +60,20 @@ const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u 
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 bool has(uint flag) { return (flags & flag) != 0u; }
 
+// Places in shared memory: of element e of line l; beyond an element's that of the one c further on, which for powers of two has
+// no bits in common with it, and is known to the compiler. Neither steps of a power of two nor neighbouring lines collide.
 #ifdef FIXED
+const uint HELD = 16;                                  // elements of a thread, but whole groups
 const bool BINARY = (SIZE & (SIZE - 1u)) == 0u;
-shared vec2 staged[(FLAGS & HALVES) != 0u ? 1u : ROOM];
-shared float parts[(FLAGS & HALVES) != 0u ? ROOM : 1u];
-// So that steps of a power of two do not collide; odd ones do not anyway. The place of element p + c: of powers of two these
-// have no bits in common, and that of c is known to the compiler.
-uint slot(uint i) { return BINARY ? i + (i >> 4) : i; }
-uint slot_of(uint p, uint c) { return slot(p) + slot(c); }
+const uint PITCH = (BINARY ? SIZE + SIZE / 16u : SIZE) | 1u;
+shared vec2 staged[(FLAGS & HALVES) != 0u ? 1u : LINES * PITCH];
+shared float parts[(FLAGS & HALVES) != 0u ? LINES * PITCH : 1u];
+uint beyond(uint c) { return BINARY ? c + (c >> 4) : c; }
+uint slot(uint l, uint e) { return l * PITCH + beyond(e); }
 #else
 shared vec2 staged[2 * ROOM];
-uint slot(uint i) { return i; }
-uint slot_of(uint p, uint c) { return p + c; }
+uint beyond(uint c) { return c; }
+uint slot(uint l, uint e) { return l * size + e; }
 #endif
 
 vec2 element(uint at, uint e) { return e < valid ? uintBitsToFloat(a64[at + e * step_a]) : vec2(0.0); }
@@ -157,7 +157,7 @@ vec2 turn_of(uint l, uint e) { return root(sub_of(group_index() * lines + l) % i
 // ---- transforms of a few elements, in v[o], v[o + 1], ... of a thread ----
 
 #ifdef FIXED
-vec2 v[HELD + 10];
+vec2 v[26];
 #else
 vec2 v[16];
 #endif
@@ -299,7 +299,7 @@ void turn_group(uint o, uint r, uint done, uint j)
 // A group of r elements, of line g.x the one number g.y, from shared memory to v[o], v[o + 1], ... and back.
 void get(uint o, uint r, uint done, uvec2 g, uint base)
 {
-    [[unroll]] for (uint i = 0; i < r; i++) v[o + i] = staged[base + slot_of(g.x * size + g.y, i * (size / r))];
+    [[unroll]] for (uint i = 0; i < r; i++) v[o + i] = staged[base + slot(g.x, g.y) + beyond(i * (size / r))];
     turn_group(o, r, done, g.y);
 }
 
@@ -307,8 +307,8 @@ uint target(uint r, uint done, uint j) { return j / done * done * r + j % done; 
 
 void set(uint o, uint r, uint done, uvec2 g, uint base)
 {
-    uint to = g.x * size + target(r, done, g.y);
-    [[unroll]] for (uint i = 0; i < r; i++) staged[base + slot_of(to, i * done)] = v[o + order(r, i)];
+    uint to = slot(g.x, target(r, done, g.y));
+    [[unroll]] for (uint i = 0; i < r; i++) staged[base + to + beyond(i * done)] = v[o + order(r, i)];
 }
 
 // The line of number q among all lines' `many` each, and which of that line's it is.
@@ -325,10 +325,10 @@ void put_all(uint base)
     uint many = halves ? size / 2u + 1u : size, total = many * lines;
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uvec2 at = line_and_rest(i, many, has(LINES_OUT));
-        uint l = at.x, e = at.y, from = l * size;
-        vec2 x = staged[base + slot(from + e)], y, odd;
+        uint l = at.x, e = at.y;
+        vec2 x = staged[base + slot(l, e)], y, odd;
         if (!halves) { put(l, e, has(TURN) ? multiply(x, turn_of(l, e)) : x); continue; }
-        y = staged[base + slot(from + (e > 0u ? size - e : 0u))];      // two elements of the half spectrum from these
+        y = staged[base + slot(l, e > 0u ? size - e : 0u)];      // two elements of the half spectrum from these
         odd = 0.5 * (x - conjugate(y));
         odd = multiply(root(e, 2u * size), vec2(odd.y, -odd.x));
         x = 0.5 * (x + conjugate(y));
@@ -399,13 +399,13 @@ void exchange(uint before, uint r, uint done, bool from_line, bool by_line)
         if (y > 0u) barrier();
         [[unroll]] for (uint o = 0; o < HELD; o += before) {
             uvec3 g = group_at(o, before, from_line);
-            uint to = g.x * size + target(before, done, g.y);
-            if (g.z != 0u) [[unroll]] for (uint i = 0; i < before; i++) parts[slot_of(to, i * done)] = v[o + order(before, i)][y];
+            uint to = slot(g.x, target(before, done, g.y));
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < before; i++) parts[to + beyond(i * done)] = v[o + order(before, i)][y];
         }
         barrier();
         [[unroll]] for (uint o = 0; o < HELD; o += r) {
             uvec3 g = group_at(o, r, by_line);
-            if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + i][y] = parts[slot_of(g.x * size + g.y, i * (size / r))];
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + i][y] = parts[slot(g.x, g.y) + beyond(i * (size / r))];
         }
     }
     [[unroll]] for (uint o = 0; o < HELD; o += r) turn_group(o, r, done * before, group_at(o, r, by_line).y);
@@ -428,8 +428,8 @@ void merge_all()
         vec2 y = vec2(x.x + odd.y, odd.x - x.y);
         x += vec2(-odd.y, odd.x);
         if (i >= total) break;
-        staged[slot(g.x * SIZE + g.y)] = has(SWAP_IN) ? x.yx : x;
-        if (g.y > 0u) staged[slot(g.x * SIZE + SIZE - g.y)] = has(SWAP_IN) ? y.yx : y;
+        staged[slot(g.x, g.y)] = has(SWAP_IN) ? x.yx : x;
+        if (g.y > 0u) staged[slot(g.x, SIZE - g.y)] = has(SWAP_IN) ? y.yx : y;
     }
 }
 
@@ -443,7 +443,7 @@ void load_all()
     }
     [[unroll]] for (uint k = 0; k < HELD; k++) {
         uint i = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x;
-        if (i < total) staged[slot(i)] = v[k];
+        if (i < total) staged[slot(i / SIZE, i % SIZE)] = v[k];
     }
 }
 
@@ -492,8 +492,9 @@ void finish(uint r, uint done, bool by_line)
     butterflies(r); \
     if (after == 1u) { finish(r, done * before, by_line); return; } }
 
-void passes()
+void main()
 {
+    first_pass(has(LINES_IN));
     if (R1 == 1u) { finish(R0, 1u, has(LINES_IN)); return; }
     NEXT(R0, 1u, R1, R2)
     NEXT(R1, R0, R2, R3)
@@ -504,31 +505,6 @@ void passes()
     NEXT(R6, R0 * R1 * R2 * R3 * R4 * R5, R7, 1u)
 }
 
-// Reads a word of each 64 bytes that a later workgroup needs, so that they are in the cache then.
-const uint TOUCHES = HELD / 8u;
-uint touched[TOUCHES];
-void touch()
-{
-    uint id = (group_index() + AHEAD) * lines, at = 2u * (offset_a + id * SIZE) + gl_LocalInvocationID.x * 16u;
-    bool there = id + lines <= ids;
-    [[unroll]] for (uint i = 0; i < TOUCHES; i++) touched[i] = there ? a32[at + i * gl_WorkGroupSize.x * 16u] : 0u;
-}
-
-// Nothing, but no compiler knows: no operand has these bits in every word, and limit is never 0.
-void untouch()
-{
-    uint x = 0u;
-    [[unroll]] for (uint i = 0; i < TOUCHES; i++) x = max(x, touched[i]);
-    if (x == 0xfffffffeu && limit == 0u) d32[offset_d] = x;
-}
-
-void main()
-{
-    first_pass(has(LINES_IN));
-    if (AHEAD > 0u) touch();
-    passes();
-    if (AHEAD > 0u) untouch();
-}
 #else
 #define GROUP(R) case R: \
     get(0u, R, done, g, base); \
@@ -539,10 +515,13 @@ void main()
 void main()
 {
     uint total = size * lines, done = 1u, base = 0u;
+    bool moves = radices_ == 0u && (flags & STORE) != STORE_SPLIT;     // what is around a transform without one
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uint l = has(LINES_IN) ? i % lines : i / size, e = has(LINES_IN) ? i / lines : i % size;
-        staged[slot(l * size + e)] = fetch(l, e);
+        if (moves) put(l, e, fetch(l, e));
+        else staged[slot(l, e)] = fetch(l, e);
     }
+    if (moves) return;
     for (uint list = radices_; list != 0u; list >>= 4) {
         uint r = (list & 15u) + 1u, many = size / r;
         barrier();
