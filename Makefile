@@ -7,7 +7,7 @@
 #
 #   make          the library and every program, into build/
 #   make golden DIR=path     compare with MLX's own results in that folder
-#   make test-profiles       tests as on devices that lack something (PROFILES="--full", PROFILES="--only int64,subgroup")
+#   make test-profiles       tests as on devices that lack something (PROFILES=--sample, PROFILES="--only int64,subgroup")
 #   make fuzz SECONDS=600    random calls under sanitizers and the validation layer (SEED=n, FUZZ="--scarce 5 --ops add,sum")
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run

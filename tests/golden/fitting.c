@@ -41,8 +41,10 @@ static int spell(int *shape, const char *word, size_t length)
     int n = 0;
     for (size_t i = 0; i < length && n < MOST_DIMS; i++) {
         bool dot = word[i] == '.';
-        for (int k = 0; k < batches && n < MOST_DIMS && (dot || word[i] == ','); k++) shape[n++] = dot && chance(25) ? 1 : batch[k];
-        if (dot || word[i] == ',') continue;
+        if (dot || word[i] == ',') {
+            for (int k = 0; k < batches && n < MOST_DIMS; k++) shape[n++] = dot && chance(25) ? 1 : batch[k];
+            continue;
+        }
         shape[n++] = word[i] == '?' ? between(0, LARGEST) : sizes[(int)word[i]];
     }
     if (n && chance(2)) shape[below(n)] += chance(50) ? 1 : -1;
@@ -67,7 +69,10 @@ static void give(struct call *c, const char *name, mlxvk_dtype dtype, const int 
 
 static void give_number(const char *name, double value) { cJSON_AddItemToObject(now.args, name, cJSON_CreateNumber(value)); }
 static void give_text(const char *name, const char *text) { cJSON_AddItemToObject(now.args, name, cJSON_CreateString(text)); }
-static void give_ints(const char *name, const int *values, int n) { cJSON_AddItemToObject(now.args, name, cJSON_CreateIntArray(values, n)); }
+static void give_ints(const char *name, const int *values, int n)
+{
+    cJSON_AddItemToObject(now.args, name, cJSON_CreateIntArray(values, n));
+}
 
 static mlxvk_dtype one_dtype(const char *list) { return (mlxvk_dtype)(list[below((int)strlen(list))] - 'A'); }
 
@@ -365,8 +370,10 @@ static const struct fitting {
     void (*more)(struct call *c);
 } fittings[] = {
     { "conv1d conv_transpose1d", 'f', "input=alC weight=Okc", "stride=1..3 padding=0..2 dilation=1..2 output_padding=0..1 groups=g", NULL },
-    { "conv2d conv_transpose2d", 'f', "input=almC weight=Okqc", "stride*=1..3 padding*=0..2 dilation*=1..2 output_padding*=0..1 groups=g", NULL },
-    { "conv3d conv_transpose3d", 'f', "input=almpC weight=Okqrc", "stride*=1..3 padding*=0..2 dilation*=1..2 output_padding*=0..1 groups=g", NULL },
+    { "conv2d conv_transpose2d", 'f', "input=almC weight=Okqc",
+      "stride*=1..3 padding*=0..2 dilation*=1..2 output_padding*=0..1 groups=g", NULL },
+    { "conv3d conv_transpose3d", 'f', "input=almpC weight=Okqrc",
+      "stride*=1..3 padding*=0..2 dilation*=1..2 output_padding*=0..1 groups=g", NULL },
     { "conv_general", 'f', "input=almC weight=Okqc", "stride=[2]1..3 padding_lo=[2]-1..2 padding_hi=[2]-1..2 kernel_dilation=[2]1..2 "
       "input_dilation=[2]1..3 groups=g", NULL },
     { "matmul", 'h', "a=.xy b=.yz", "", NULL },

@@ -7,7 +7,7 @@
  *   ops.c       the table: name of an operation -> call
  *   compare.c   the rules of comparison
  *   run.c       one case: operands, call, comparison
- *   fuzz.c      random calls instead of cases
+ *   fuzz.c      random calls instead of cases; fitting.c: parameters for them that fit each other
  */
 #ifndef TESTS_GOLDEN_H
 #define TESTS_GOLDEN_H

@@ -9,7 +9,7 @@
 #include <time.h>
 
 static const char usage[] =
-    "usage: golden DIR [options], or golden --fuzz SECONDS [options]\n"
+    "usage: golden DIR [options], golden --fuzz SECONDS [options], or golden --info\n"
     "Runs the cases of every *.safetensors file in DIR (or of the one file DIR) and compares with the stored results.\n"
     "  --filter TEXT          cases whose name contains TEXT\n"
     "  --ops a,b              cases of these operations\n"
@@ -18,6 +18,7 @@ static const char usage[] =
     "  --scattered-pass       run cases once more with all operands transposed, with steps and holes, some reversed\n"
     "  --device NAME          a device by index or part of its name\n"
     "  --verbose              name each case before it runs\n"
+    "  --info                 only say what the device is and has\n"
     "  --fuzz SECONDS         random calls instead; of --ops\n"
     "  --seed N               the first of them; with --fuzz 0 the only one\n"
     "  --scarce PERCENT       while so many of the library's allocations fail\n";
@@ -25,7 +26,7 @@ static const char usage[] =
 struct options {
     const char *path, *filter, *ops;
     unsigned long part, parts;
-    bool verbose;
+    bool verbose, info;
     struct run_options run;
     bool fuzz;
     struct fuzz_options random;
@@ -70,13 +71,14 @@ static bool parse_options(struct options *o, int argc, char **argv)
     *o = (struct options){ .parts = 1, .part = 1, .run.layouts[CONTIGUOUS] = true };
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--verbose")) o->verbose = true;
+        else if (!strcmp(argv[i], "--info")) o->info = true;
         else if (!strcmp(argv[i], "--no-contiguous-pass")) o->run.layouts[CONTIGUOUS] = false;
         else if (!strcmp(argv[i], "--scattered-pass")) o->run.layouts[SCATTERED] = true;
         else if (argv[i][0] != '-' && !o->path) o->path = argv[i];
         else if (!parse_value(o, argv[i], argv[i + 1])) return false;
         else i++;
     }
-    return o->fuzz || o->path != NULL;
+    return o->fuzz || o->info || o->path != NULL;
 }
 
 static bool listed(const char *list, const char *word)
@@ -247,6 +249,22 @@ static bool wanted_operation(const void *user, const char *op)
     return !o->ops || listed(o->ops, op);
 }
 
+static int print_info(mlxvk_device device)
+{
+    mlxvk_vector_string keys = mlxvk_vector_string_new();
+    int code = mlxvk_device_info_get_keys(&keys, device);
+    for (size_t i = 0; i < mlxvk_vector_string_size(keys); i++) {
+        char *key;
+        const char *text;
+        size_t value;
+        mlxvk_vector_string_get(&key, keys, i);
+        if (!mlxvk_device_info_get_string(&text, device, key)) printf("%s %s\n", key, text);
+        else if (!mlxvk_device_info_get_size(&value, device, key)) printf("%s %zu\n", key, value);
+    }
+    mlxvk_vector_string_free(keys);
+    return code;
+}
+
 int main(int argc, char **argv)
 {
     struct options options;
@@ -265,7 +283,7 @@ int main(int argc, char **argv)
     options.random.verbose = options.verbose;
     options.random.wanted = wanted_operation;
     options.random.user = &options;
-    int status = options.fuzz ? fuzz(&options.random, stream) : run_all(&options, stream);
+    int status = options.info ? print_info(mlxvk_stream_device(stream)) : options.fuzz ? fuzz(&options.random, stream) : run_all(&options, stream);
     mlxvk_stream_free(stream);
     return status;
 }
