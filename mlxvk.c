@@ -12325,8 +12325,8 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
 enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
        FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
-       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15, FFT_ALL_IN = 1 << 16,
-       FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
+       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15,
+       FFT_ALL_IN = 1 << 16, FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
        FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds so many elements */
 
@@ -12392,7 +12392,8 @@ static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
     uint32_t room = fft_room(e);
     if (fft_columns(f)) return room / 4;
     if (!fft_fixed(d) || (f->flags & FFT_STORE) == FFT_STORE_SPLIT) return room;
-    while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads) room *= 2;
+    while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads)
+        room *= 2;
     return room;
 }
 
@@ -12462,7 +12463,7 @@ static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
     return flags;
 }
 
-/* The kernel of one length. */
+/* The kernel of one length: its flags that depend on how much the workgroup holds. */
 static void fft_constant_length(struct encoder *e, struct fft_push *q)
 {
     const uint32_t spectrum = FFT_LOAD | FFT_TABLE_IN;
@@ -12685,10 +12686,12 @@ static void fft_split(struct encoder *e, const struct fft_params *p, struct arra
     size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len, rows = out->size / (size_t)out->shape[p->axis];
     struct array part[2] = { *in, *out }, *pair[2] = { in, out };
     int axis = -1, half;
+    bool small;
     len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_convolved((uint32_t)p->n);
     for (int i = 0; i < out->ndim; i++)
         if (i != p->axis && out->shape[i] > 1 && (axis < 0 || out->shape[i] > out->shape[axis])) axis = i;
-    if (axis < 0 || ((len <= fft_room(e) / (in->strides[p->axis] > 1 ? 4 : 1) || rows * len <= room / 8) && axis_to_split(e, pair, 2, 0) < 0)) { fft_whole(e, p, in, out); return; }
+    small = len <= fft_room(e) / (in->strides[p->axis] != 1 ? 4 : 1) || rows * len <= room / 8;
+    if (axis < 0 || (small && axis_to_split(e, pair, 2, 0) < 0)) { fft_whole(e, p, in, out); return; }
     half = out->shape[axis] / 2;
     for (int second = 0; second < 2 && !e->code; second++) {
         for (int k = 0; k < 2; k++) {

@@ -51,8 +51,9 @@ const uint LOAD = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_H
 // How they are stored: complex; the real part; pairs; as a half, from shared memory.
 const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
 // Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access; rows are of
-// one dimension; neighbouring lines are those of neighbouring rows, which have one dimension then; a spectrum goes through shared memory before the first pass;
-// real and imaginary parts are exchanged one after the other, in half the shared memory; lines are short: loaded as one.
+// one dimension; neighbouring lines are those of neighbouring rows, which have one dimension then. FIXED only: a spectrum is
+// merged to pairs in shared memory before the first pass; real and imaginary parts are exchanged one after the other, in half
+// the shared memory; lines are short, and loaded as one.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
            LINES_IN = 1u << 12, LINES_OUT = 1u << 13, FLAT = 1u << 14, MERGED = 1u << 15, ACROSS = 1u << 18,
            HALVES = 1u << 19, SHORT = 1u << 20;
@@ -504,7 +505,6 @@ void main()
     NEXT(R5, R0 * R1 * R2 * R3 * R4, R6, R7)
     NEXT(R6, R0 * R1 * R2 * R3 * R4 * R5, R7, 1u)
 }
-
 #else
 #define GROUP(R) case R: \
     get(0u, R, done, g, base); \

@@ -19,6 +19,7 @@ vec2 root(uint m, uint n)
     vec2 w = ((eighth + 1u) & 2u) != 0u ? vec2(s, c) : vec2(c, s);
     return vec2(((eighth + 2u) & 4u) != 0u ? -w.x : w.x, eighth >= 4u ? w.y : -w.y);
 }
+
 // The same for 8 m <= n.
 vec2 near_root(uint m, uint n)
 {

@@ -303,8 +303,8 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_short), cmocka_unit_test(test_long), cmocka_unit_test(test_columns), cmocka_unit_test(test_reversed_rows), cmocka_unit_test(test_fixed), cmocka_unit_test(test_several_axes),
-        cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_short), cmocka_unit_test(test_long), cmocka_unit_test(test_columns), cmocka_unit_test(test_reversed_rows),
+        cmocka_unit_test(test_fixed), cmocka_unit_test(test_several_axes), cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
     return run_group("fft", tests, NULL, NULL);
 }
