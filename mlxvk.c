@@ -12364,8 +12364,13 @@ static bool fft_columns(const struct fft *f)
 
 static bool fft_binary(uint32_t n) { return !(n & (n - 1)); }
 
-/* Places in shared memory of a line of n elements: PITCH in fft.comp. */
-static uint32_t fft_pitch(uint32_t n) { return (fft_binary(n) ? n + n / 16 : n) | 1; }
+/* Places in shared memory of a line of n elements: so many that sixteen threads, which look for one element of each of the
+ * lines or for the next few ones as well, never want the same bank. */
+static uint32_t fft_pitch(uint32_t n, uint32_t lines)
+{
+    uint32_t gap = lines > 16 ? 1 : 16 / lines, base = fft_binary(n) ? n + n / 16 : n;
+    return base + (3 * gap - base % (2 * gap)) % (2 * gap);
+}
 
 /* Elements that the kernel for all lengths holds, in each half of shared memory. */
 static uint32_t fft_plain_room(const struct device *d)
@@ -12392,7 +12397,7 @@ static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
     uint32_t room = fft_room(e);
     if (fft_columns(f)) return room / 4;
     if (!fft_fixed(d) || (f->flags & FFT_STORE) == FFT_STORE_SPLIT) return room;
-    while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads)
+    while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room, 1) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads)
         room *= 2;
     return room;
 }
@@ -12467,11 +12472,11 @@ static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
 static void fft_constant_length(struct encoder *e, struct fft_push *q)
 {
     const uint32_t spectrum = FFT_LOAD | FFT_TABLE_IN;
-    uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32);
-    if (8 * q->lines * fft_pitch(q->size) > e->device->caps.shared_memory) q->flags |= FFT_HALVES;
+    uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32), pitch = fft_pitch(q->size, q->lines);
+    if (8 * q->lines * pitch > e->device->caps.shared_memory) q->flags |= FFT_HALVES;
     else if ((q->flags & spectrum) == FFT_LOAD_MERGE && q->subs == 1 && q->len == q->size && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
     else if (q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
-    KERNEL(e, K_FFT_FIXED, threads, 0, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
+    KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
 }
 
 /* One dispatch: transforms of l->size elements, or with that many elements of each row none. */

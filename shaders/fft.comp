@@ -7,7 +7,7 @@
 // FIXED: length, radices and flags are constants, elements stay in registers between passes, and the first and the last pass
 // work on memory; else one pipeline serves all lengths, and passes go from one half of the shared memory to the other.
 #include "fft.glsl"
-layout(constant_id = 1) const uint ROOM = 2048;       // elements of a workgroup
+layout(constant_id = 1) const uint ROOM = 2048;       // elements of a workgroup; FIXED: places of a line in shared memory
 layout(constant_id = 2) const uint SIZE = 1;
 layout(constant_id = 3) const uint RADICES = 0;
 layout(constant_id = 4) const uint LINES = 1;
@@ -66,11 +66,10 @@ bool has(uint flag) { return (flags & flag) != 0u; }
 #ifdef FIXED
 const uint HELD = 16;                                  // elements of a thread, but whole groups
 const bool BINARY = (SIZE & (SIZE - 1u)) == 0u;
-const uint PITCH = (BINARY ? SIZE + SIZE / 16u : SIZE) | 1u;
-shared vec2 staged[(FLAGS & HALVES) != 0u ? 1u : LINES * PITCH];
-shared float parts[(FLAGS & HALVES) != 0u ? LINES * PITCH : 1u];
+shared vec2 staged[(FLAGS & HALVES) != 0u ? 1u : LINES * ROOM];
+shared float parts[(FLAGS & HALVES) != 0u ? LINES * ROOM : 1u];
 uint beyond(uint c) { return BINARY ? c + (c >> 4) : c; }
-uint slot(uint l, uint e) { return l * PITCH + beyond(e); }
+uint slot(uint l, uint e) { return l * ROOM + beyond(e); }
 #else
 shared vec2 staged[2 * ROOM];
 uint beyond(uint c) { return c; }
