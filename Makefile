@@ -7,7 +7,8 @@
 #
 #   make          the library and every program, into build/
 #   make golden DIR=path     compare with MLX's own results in that folder
-#   make test-profiles       tests as on devices that lack something (PROFILES="--full", PROFILES="--only int64,subgroup")
+#   make test-profiles       tests as on devices that lack something (PROFILES=--sample, PROFILES="--only int64,subgroup")
+#   make fuzz SECONDS=600    random calls under sanitizers and the validation layer (SEED=n, FUZZ="--scarce 5 --ops add,sum")
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
 #   make mlx                 stock MLX from PyPI in build/mlx, with mlxvk as its GPU (needs Python 3.10 or newer)
@@ -71,7 +72,7 @@ fuzzers := $(call programs_of,fuzz)
 with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
-.PHONY: all tests setup run test run-tests test-profiles golden bench bench-ops shaders check-gen check dist clean
+.PHONY: all tests setup run test run-tests test-profiles golden fuzz bench bench-ops shaders check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx bench-mlx mlx-table
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
@@ -154,13 +155,24 @@ test:
 golden_data := $(wildcard tests/golden/data)
 run-tests:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
-	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: $(golden) --fuzz 10") $(units) $(examples)
+	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") $(units) $(examples)
 
 test-profiles: $(golden) $(units)
 	@tests/tools/profiles $(PROFILES) --readme README.md $(golden) "$$DIR" $(units)
 
 golden: $(golden)
 	@$(BUILD)/golden "$$DIR"
+
+# Random calls for long; make test makes some, too. They are compiled with sanitizers here, whatever SAN says.
+SECONDS := 600
+SEED ?= $(shell date +%s)
+fuzz:
+	@tests/tools/setup build test ci
+	@$(build) SAN=1 BUILD=$(fuzz_build) $(fuzz_build)/golden
+	@tests/tools/run-tests -t $$(($(SECONDS) + 300)) -l $(fuzz_build)/fuzz --validation \
+	    "random-calls: MLX_VK_POISON=$${MLX_VK_POISON:-2} $(fuzz_build)/golden --fuzz $(SECONDS) --seed $(SEED) $(FUZZ)"
+	@tail -n 20 $(fuzz_build)/fuzz/random-calls.out
+fuzz_build := build/$(addsuffix -,$(compiler))san
 
 bench: $(benches) $(qwen3)
 	@if [ -x tests/bench/run ]; then BUILD=$(BUILD) tests/bench/run; \

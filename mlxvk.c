@@ -225,7 +225,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
-    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded; 0 chooses")  \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses") \
+    X(WINOGRAD,      "MLX_VK_ENABLE_WINOGRAD",           1, "convolutions by 3 x 3 in Winograd's way where that is faster")  \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0, "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device") \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
@@ -273,7 +274,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(DEBUG_CHAINS,  "MLX_VK_DEBUG_CHAINS",              0, "write each chain's kernel to chain-*.spv in the current folder") \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")     \
-    X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage")           \
+    X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage (2: with NaN)") \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
 enum gate {
@@ -376,6 +377,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
     X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
     X(CONV_UNFOLD,   conv_unfold,   2, CAP_SMALL)                                                                      \
+    X(WINOGRAD,      winograd,      2, CAP_SMALL)                                                                      \
     X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
     X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
@@ -453,13 +455,40 @@ static const struct kernel_row {
 
 enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
 
-enum { VENDOR_NVIDIA = 0x10de };
+/* What some drivers do unlike the others: bit, driver, and what is done about it. */
+#define QUIRKS(X)                                                                                                     \
+    X(SHORT_LOOPS, MESA_LLVMPIPE, "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")  \
+    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")
+
+enum quirk_bit {
+#define X(id, driver, text) QUIRKBIT_##id,
+    QUIRKS(X)
+#undef X
+    QUIRK_COUNT
+};
+enum quirk {
+#define X(id, driver, text) QUIRK_##id = 1 << QUIRKBIT_##id,
+    QUIRKS(X)
+#undef X
+    QUIRK_NONE = 0
+};
+
+static uint32_t quirks_of(VkDriverId id)
+{
+    uint32_t bits = 0;
+#define X(quirk, driver, text) if (id == VK_DRIVER_ID_##driver) bits |= QUIRK_##quirk;
+    QUIRKS(X)
+#undef X
+    return bits;
+}
+
+enum { LOOP_MOST = 65535 };                          /* iterations with QUIRK_SHORT_LOOPS */
 
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
     char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
-    uint32_t bits;                                   /* enum capability */
-    uint32_t vendor, type, api;
+    uint32_t bits, quirks;                           /* enum capability, enum quirk */
+    uint32_t type, api;
     uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_groups[3], shared_memory, push_size;
     size_t max_range, max_elements, max_allocation, offset_align, memory_size;
     double timestamp_ns;
@@ -781,7 +810,6 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
 {
     struct capabilities *c = &d->caps;
     snprintf(c->name, sizeof c->name, "%s", p->deviceName);
-    c->vendor = p->vendorID;
     c->type = p->deviceType;
     c->api = p->apiVersion;
     c->offset_align = max_size((size_t)p->limits.minStorageBufferOffsetAlignment, 16);
@@ -834,6 +862,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC];
     c->memory_budget = has[EXT_BUDGET];
     c->bits = capability_bits(d, f, &sg);
+    c->quirks = quirks_of(driver.driverID);
     choose_memory(d);
 }
 
@@ -1450,6 +1479,11 @@ static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
     return 0;
 }
 
+static void poison(const struct device *d, struct buffer *b)
+{
+    if (d->gate[GATE_POISON] && b->map) memset(b->map, d->gate[GATE_POISON] == 2 ? 0xff : 0xcd, b->size);
+}
+
 /* Memory for `size` bytes, to be used on `line` first (NULL: by the host). */
 static int buffer_allocate(struct device *d, size_t size, const struct timeline *line, struct buffer **out)
 {
@@ -1475,7 +1509,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
             }
             if (code) return code;
         }
-        if (d->gate[GATE_POISON] && b->map && !b->use_count) memset(b->map, 0xcd, b->size);
+        if (!b->use_count) poison(d, b);
     }
     b->refs = 1;
     b->bytes = size;
@@ -1494,7 +1528,7 @@ static void buffer_release(struct device *d, struct buffer *b)
         return;
     }
     d->active -= b->size;
-    if (d->gate[GATE_POISON] && b->map && buffer_idle(d, b, NULL)) memset(b->map, 0xcd, b->size);
+    if (d->gate[GATE_POISON] && buffer_idle(d, b, NULL)) poison(d, b);
     if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
     else buffer_destroy(d, b);
@@ -6011,7 +6045,7 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
 
 /* ==== >>norms ===================================================================================================== */
 
-enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024,
+enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
        ROW_THREADS = 512 };
 
 struct norm_push {
@@ -6147,6 +6181,8 @@ static bool check_norm(struct call *c, const struct array *x, const struct array
 {
     if (weight && (weight->ndim != 1 || weight->shape[0] != dim_of(x, -1)))
         FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name, TEXT(weight), TEXT(x));
+    if (c->device->caps.quirks & QUIRK_SHORT_LOOPS && dim_of(x, -1) > NORM_LONGEST)
+        FAIL(c, MLXVK_ERROR_LIMIT, "rows of %s are too long for this driver", TEXT(x));
     return !c->code;
 }
 
@@ -6201,6 +6237,7 @@ static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
 {
     size_t most = c->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 16 : NORM_VJP_PARTS;
     most = max_size(min_size(most, ((size_t)1 << 24) / n), 1);
+    if (c->device->caps.quirks & QUIRK_SHORT_LOOPS) most = max_size(most, rows / (LOOP_MOST / 32));
     return ceil_div(rows, min_size(rows, most));
 }
 
@@ -6677,10 +6714,17 @@ static struct array *parts_array(struct encoder *e, const struct product *p, uin
     return NULL;
 }
 
+/* How long K of one dispatch may be: kernels take at least 16 of it in an iteration, and their other loops are short. */
+static int64_t longest_k(const struct device *d)
+{
+    return d->caps.quirks & QUIRK_SHORT_LOOPS ? LOOP_MOST / 2 * 16 : INT64_MAX;
+}
+
 /* Binds a product's operands, K cut into `parts` parts of a multiple of `step`. */
 static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
 {
     struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts > 1 };
+    if (p->k / parts > longest_k(e->device)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "matmul", "K of %lld is too long for this driver", (long long)p->k);
     l.epilogue = p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE;
     if (l.split) {
         l.p.array[MAT_OUT] = parts_array(e, p, parts);
@@ -6930,9 +6974,30 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
     return !units ? MATMUL_KIND_TILED : coopmat2 ? MATMUL_KIND_COOPMAT2 : coopmat ? MATMUL_KIND_COOPMAT : MATMUL_KIND_TILED;
 }
 
+static void product_dispatch(struct encoder *e, const struct product *p);
+
+/* A product by pieces of K: the first one takes alpha, beta and c, the others are added to the result. */
+static void product_by_pieces(struct encoder *e, const struct product *p, int64_t longest)
+{
+    struct product piece = *p;
+    for (int64_t at = 0; at < p->k && !e->code; at += longest) {
+        piece.k = p->k - at < longest ? p->k - at : longest;
+        piece.offset[MAT_A] = p->offset[MAT_A] + at * p->a_k;
+        piece.offset[MAT_B] = p->offset[MAT_B] + at * p->b_k;
+        product_dispatch(e, &piece);
+        piece.array[MAT_C] = p->array[MAT_OUT];
+        piece.c_row = p->out_row;
+        piece.c_col = p->out_col;
+        piece.offset[MAT_C] = p->offset[MAT_OUT];
+        memcpy(piece.stride[MAT_C], p->stride[MAT_OUT], sizeof piece.stride[MAT_C]);
+        piece.beta = 1;
+    }
+}
+
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
     struct product t;
+    if (p->k > longest_k(e->device) && !p->gather) { product_by_pieces(e, p, longest_k(e->device)); return; }
     bool few = p->n <= FEW_ROWS && p->n < p->m && !p->gather;
     if (few && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
     switch (choose_kind(e, p)) {
@@ -7455,6 +7520,7 @@ static struct array *do_segmented_mm(struct call *c, struct array *a, struct arr
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
     if (a->shape[1] != b->shape[0])
         return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (a->shape[1] > longest_k(c->device)) return FAIL(c, MLXVK_ERROR_LIMIT, "the last dimension of %s is too long for this driver", TEXT(a));
     if (segments->ndim + 1 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     memcpy(shape, segments->shape, (size_t)segments->ndim * sizeof *shape);
     shape[segments->ndim - 1] = a->shape[0];
@@ -7707,6 +7773,9 @@ static bool einsum_operand(struct call *c, struct einsum *e, struct array *a, st
     if (!spread_dots(c, l, dims)) return false;
     for (int i = 0; i < a->ndim; i++) {
         int *size = &e->size[l->label[i]];
+        for (int k = 0; k < i; k++)
+            if (l->label[k] == l->label[i] && a->shape[k] != a->shape[i])
+                return FAIL(c, MLXVK_ERROR_SHAPE, "dimensions %d and %d of operand %d, %s, are to be equal", k, i, e->count, TEXT(a)), false;
         if (!e->seen[l->label[i]] || *size == 1) *size = a->shape[i];
         else if (a->shape[i] != 1 && a->shape[i] != *size)
             return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d of operand %d, %s, cannot be broadcast to %d", i, e->count, TEXT(a), *size), false;
@@ -7870,15 +7939,22 @@ static void einsum_pair(struct call *c, struct einsum *e, int i, int j)
     e->count--;
 }
 
-/* How much larger than its operands the result of a pair is. */
-static double einsum_growth(const struct einsum *e, int i, int j)
+/* What a pair costs: how much larger than its operands the result is, and, where that is equal, multiplications. */
+struct einsum_cost { double growth, work; };
+
+static struct einsum_cost einsum_cost(const struct einsum *e, int i, int j)
 {
-    const struct einsum_term *a = &e->term[i], *b = &e->term[j];
+    const struct einsum_term *t[2] = { &e->term[i], &e->term[j] };
+    struct einsum_cost cost = { .work = 1 };
     double size = 1;
-    for (int k = 0; k < a->a->ndim; k++) if (label_needed(e, a->label[k], i, j)) size *= a->a->shape[k];
-    for (int k = 0; k < b->a->ndim; k++)
-        if (!has_label(a, b->label[k]) && label_needed(e, b->label[k], i, j)) size *= b->a->shape[k];
-    return size - (double)a->a->size - (double)b->a->size;
+    for (int which = 0; which < 2; which++)
+        for (int k = 0; k < t[which]->a->ndim; k++) {
+            if (which && has_label(t[0], t[1]->label[k])) continue;
+            cost.work *= t[which]->a->shape[k];
+            if (label_needed(e, t[which]->label[k], i, j)) size *= t[which]->a->shape[k];
+        }
+    cost.growth = size - (double)t[0]->a->size - (double)t[1]->a->size;
+    return cost;
 }
 
 static struct array *do_einsum(struct call *c, const char *subscripts, const struct vector *v)
@@ -7892,12 +7968,13 @@ static struct array *do_einsum(struct call *c, const char *subscripts, const str
     }
     while (e.count > 1 && !c->code) {                /* the pair that leaves least, first */
         int best[2] = { 0, 1 };
-        double least = 0;
+        struct einsum_cost least = { 0 };
         for (int i = 0; i < e.count; i++)
             for (int j = i + 1; j < e.count; j++) {
-                double growth = einsum_growth(&e, i, j);
-                if ((i || j > 1) && growth >= least) continue;
-                least = growth;
+                struct einsum_cost cost = einsum_cost(&e, i, j);
+                bool better = cost.growth < least.growth || (cost.growth == least.growth && cost.work < least.work);
+                if ((i || j > 1) && !better) continue;
+                least = cost;
                 best[0] = i;
                 best[1] = j;
             }
@@ -8028,6 +8105,7 @@ static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
 enum { CONV_UNFOLDED = 1 << 28 };                    /* bytes of a matrix written out, at most */
+enum { CONV_ROUNDS = 1 << 16 };                      /* of K a workgroup: lavapipe leaves the loops of a shader after 65,535 rounds in all */
 
 /* Do the result's positions follow each other in memory? */
 static bool conv_linear(const struct conv *v)
@@ -8112,6 +8190,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     struct array *sums = NULL;
     struct conv_push q;
     if (!conv_linear(v) || (cpu && !matrices)) parts = 1;
+    if (cpu && conv_linear(v) && p.k > CONV_ROUNDS) parts = (uint32_t)ceil_div((uint64_t)p.k, CONV_ROUNDS);
     if (parts > 1) sums = parts_array(e, &p, parts);
     epilogue = sums ? EPILOGUE_PART : EPILOGUE_NONE;
     q = bind_conv(e, v, sums ? sums : v->out);
@@ -8170,10 +8249,76 @@ static void conv_unfolded(struct encoder *e, const struct conv *v)
     array_release(matrix);
 }
 
+/* ---- Winograd's way: winograd.comp ---- */
+
+enum { WINOGRAD_KERNEL, WINOGRAD_INPUT, WINOGRAD_RESULT };
+enum { WINOGRAD_POINTS = 36, WINOGRAD_BYTES = 1 << 28 };     /* matrices; bytes of those of the input or the result, at most */
+
+static int64_t winograd_tiles(const struct conv *v)
+{
+    return v->batch * ceil_div((uint64_t)v->out_size[1], 4) * ceil_div((uint64_t)v->out_size[2], 4);
+}
+
+/* Tiles at a time: so many that what lies between the steps stays within bounds. */
+static int64_t winograd_rows(const struct encoder *e, const struct conv *v)
+{
+    int64_t most = (int64_t)min_size(WINOGRAD_BYTES, e->device->caps.max_range) / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
+    int64_t tiles = winograd_tiles(v);
+    return tiles <= most ? tiles : most / 128 * 128;
+}
+
+/* Is it a convolution by 3 x 3 in steps of 1? */
+static bool conv_by_three(const struct encoder *e, const struct conv *v)
+{
+    bool plane = v->in_size[0] == 1 && v->out_size[0] == 1 && v->taps[0] == 1 && !v->base[0] && v->groups == 1;
+    for (int i = 1; i < SPACE; i++) plane = plane && v->taps[i] == 3 && v->tap_step[i] == 1 && v->step[i] <= 1;
+    return plane && v->c && winograd_rows(e, v) > 0 && (size_t)(v->n * v->c) <= e->device->caps.max_range / (4 * WINOGRAD_POINTS);
+}
+
+static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step, struct array *from, int64_t first, struct array *to,
+                          int64_t tile, int64_t rows)
+{
+    struct conv one = *v;
+    struct conv_push q;
+    one.in = from;
+    one.in_first = first;
+    q = bind_conv(e, &one, to);
+    q.part = (uint32_t)tile;
+    q.m = (uint32_t)rows;
+    KERNEL(e, K_WINOGRAD, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, step);
+    set_bytes(e, &q, sizeof q);
+    dispatch_groups(e, ceil_div((uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)), 256));
+}
+
+/* In float32 between the steps, whatever the dtype. */
+static void conv_winograd(struct encoder *e, const struct conv *v)
+{
+    int64_t tiles = winograd_tiles(v), rows = winograd_rows(e, v);
+    struct array *kernel = scratch(e, (size_t)(WINOGRAD_POINTS * v->n * v->c), MLXVK_FLOAT32);
+    struct array *input = scratch(e, (size_t)(WINOGRAD_POINTS * rows * v->c), MLXVK_FLOAT32);
+    struct array *result = scratch(e, (size_t)(WINOGRAD_POINTS * rows * v->n), MLXVK_FLOAT32);
+    struct product p = { .array = { input, kernel, NULL, result }, .n = v->n, .k = v->c, .a_row = v->c, .a_k = 1, .b_k = 1, .b_col = v->c,
+        .out_row = v->n, .out_col = 1, .ndim = 1, .shape = { WINOGRAD_POINTS }, .stride = { [MAT_B] = { v->n * v->c } }, .alpha = 1 };
+    if (!e->code) winograd_step(e, v, WINOGRAD_KERNEL, v->kernel, v->b_first, kernel, 0, v->n);
+    for (int64_t at = 0; at < tiles && !e->code; at += rows) {
+        p.m = tiles - at < rows ? tiles - at : rows;
+        p.stride[MAT_A][0] = p.m * v->c;
+        p.stride[MAT_OUT][0] = p.m * v->n;
+        winograd_step(e, v, WINOGRAD_INPUT, v->in, v->in_first, input, at, p.m);
+        product_batch(e, &p);
+        winograd_step(e, v, WINOGRAD_RESULT, result, 0, v->out, at, p.m);
+    }
+    array_release(kernel);
+    array_release(input);
+    array_release(result);
+}
+
 /* ---- choosing kernels ---- */
 
-enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED };
+enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED,
+                 CONV_KIND_WINOGRAD };
 enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28 };      /* channels and multiplications from which unfolding pays, as computed for an H200 */
+enum { CONV_DEEP = 1 << 14, CONV_FEW = 1 << 16 };    /* products of an element from which few elements keep too few threads busy */
 
 /* One tap over every position: the input itself is the first matrix. */
 static bool conv_pointwise(const struct conv *v)
@@ -8181,6 +8326,17 @@ static bool conv_pointwise(const struct conv *v)
     for (int i = 0; i < SPACE; i++)
         if (v->taps[i] != 1 || v->base[i] || v->in_size[i] != v->out_size[i] || (v->out_size[i] > 1 && v->step[i] != 1)) return false;
     return conv_linear(v);
+}
+
+/* Is Winograd's way faster? In multiplications, of which so many take the time of a byte of what lies between the steps: as
+ * computed for GPUs whose caches do not hold it; CPUs' do. Products come by tiles of 64 rows. */
+static bool winograd_pays(const struct encoder *e, const struct conv *v)
+{
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    double byte = cpu ? 1 : 8, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
+    double plain = (double)(conv_rows(v) * conv_depth(v) * v->n), padded = (double)ceil_div((uint64_t)winograd_tiles(v), 64) * 64;
+    double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
+    return plain >= 1 << 26 && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;
 }
 
 static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
@@ -8195,9 +8351,12 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
     if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
     if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
+    if (wanted == CONV_KIND_WINOGRAD && conv_by_three(e, v)) return wanted;
     if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
     if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
     if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE)) && conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
+    if (!coopmat && d->gate[GATE_WINOGRAD] && conv_by_three(e, v) && winograd_pays(e, v)) return CONV_KIND_WINOGRAD;
+    if (fits && depth > CONV_DEEP && conv_linear(v) && (work / depth < CONV_FEW || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU)) return CONV_KIND_TILED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
 }
@@ -8210,6 +8369,7 @@ static void conv_dispatch(struct encoder *e, const struct conv *v)
     case CONV_KIND_TILED: conv_tiles(e, v, false); break;
     case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
     case CONV_KIND_UNFOLDED: conv_unfolded(e, v); break;
+    case CONV_KIND_WINOGRAD: conv_winograd(e, v); break;
     case CONV_KIND_PRODUCT:
         p = conv_product(v);
         product_batch(e, &p);
@@ -8980,7 +9140,7 @@ static void lower_random(struct encoder *e, const struct node *n)
     struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; uint32_t one; } push = {
         .low = p->low, .high = p->high, .one = 1 };
     int gate = e->device->gate[GATE_PRODUCTS];
-    bool products = gate ? gate == 1 : e->device->caps.vendor == VENDOR_NVIDIA;
+    bool products = gate ? gate == 1 : (e->device->caps.quirks & QUIRK_MULTIPLY_TO_ADD) != 0;
     uint32_t fours;
     if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
     each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
@@ -10188,7 +10348,7 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
     s = as_type(c, s, t);
     b = as_type(c, b, t);
     if (c->code) return NULL;
-    if (matrices == 1 && x->ndim >= w->ndim) {
+    if (matrices == 1 && (x->ndim >= w->ndim || w->ndim == 2)) {
         w = without_batch(c, w);
         s = without_batch(c, s);
         b = without_batch(c, b);
@@ -10669,7 +10829,7 @@ static void scatter_level(struct encoder *e, const struct scatter_work *w, struc
                           struct array *places, struct array *parts, struct array *slots, bool upper)
 {
     uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
-    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 8;    /* there, it is short code that counts */
+    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 4;    /* there, it is short code that counts */
     p.key_at = set_input(e, 2, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
     if (places) p.place_at = set_input(e, 3, places);
@@ -14183,7 +14343,7 @@ int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const 
     return MLXVK_ERROR_ARGUMENT;
 }
 
-enum { INFO_SIZES = 12 };
+enum { INFO_SIZES = 13 };
 struct info_size { const char *name; size_t value; };
 
 static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
@@ -14196,6 +14356,7 @@ static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align }, { "subgroup_size_least", c->subgroup_least },
         { "subgroup_size_most", c->subgroup_most },
+        { "cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1] },
     };
     memcpy(sizes, all, sizeof all);
 }
@@ -16082,6 +16243,14 @@ static bool json_take(struct json *j, char wanted)
 
 static void json_want(struct json *j, char wanted) { if (!json_take(j, wanted)) j->bad = true; }
 
+static bool json_null(struct json *j)
+{
+    json_take(j, 0);                                     /* white space */
+    if (j->end - j->at < 4 || memcmp(j->at, "null", 4)) return false;
+    j->at += 4;
+    return true;
+}
+
 static uint32_t json_hex(struct json *j)
 {
     uint32_t value = 0;
@@ -16192,6 +16361,7 @@ static const struct { const char *name, *npy; } file_dtypes[MLXVK_DTYPE_COUNT] =
 
 static int file_dtype(const char *name, bool npy)
 {
+    if (!strcmp(name, "F8_E4M3") || !strcmp(name, "F8_E8M0")) return MLXVK_UINT8;     /* as MLX: for from_fp8, and scales */
     for (int t = 0; t < MLXVK_DTYPE_COUNT; t++)
         if (!strcmp(npy ? file_dtypes[t].npy + 1 : file_dtypes[t].name, name)) return t;
     return -1;
@@ -16230,9 +16400,10 @@ static void load_tensor(struct file *f, struct json *j, const char *key, size_t 
     mlxvk_array_free(array);
 }
 
-/* {"key": "text", ...} */
+/* {"key": "text", ...}, or what MLX writes where there is nothing: null */
 static void load_metadata(struct json *j, struct list *strings)
 {
+    if (json_null(j)) return;
     json_want(j, '{');
     if (json_take(j, '}')) return;
     do {

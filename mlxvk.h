@@ -183,8 +183,10 @@ MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const 
 /* What a device is. Keys of strings: device_name, architecture, driver. Keys of numbers: max_buffer_length,
  * max_recommended_working_set_size, memory_size, subgroup_size (that of the kernels; those a kernel may ask for:
  * subgroup_size_least, subgroup_size_most), max_storage_buffer_range, shared_memory_size, unified
- * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own), and one per capability (1 or 0): int8, int16, int64, float16, storage8,
- * storage16, bfloat16, cooperative_matrix, cooperative_matrix2, push_descriptor, integer_dot_product.
+ * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own),
+ * cooperative_matrix_size (of the tiles that a subgroup multiplies: 16, 8 or 0), and one per capability (1 or 0): int8,
+ * int16, int64, float16, storage8, storage16, bfloat16, cooperative_matrix (of size 16), cooperative_matrix2,
+ * push_descriptor, integer_dot_product.
  * Returns ARGUMENT for a key that there is not. */
 MLXVK_API int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key);
 MLXVK_API int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *key);
@@ -478,7 +480,8 @@ MLXVK_API int mlxvk_io_writer_descriptor(void **desc, mlxvk_io_writer io);
 MLXVK_API int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io);
 MLXVK_API int mlxvk_io_writer_free(mlxvk_io_writer io);
 
-/* Arrays by name, and the metadata's strings. Everything is read before the call returns; nothing of a wrong file is kept. */
+/* Arrays by name, and the metadata's strings. Everything is read before the call returns; nothing of a wrong file is kept.
+ * F8_E4M3 and F8_E8M0 become uint8. */
 MLXVK_API int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file,
                                      mlxvk_stream s);
 MLXVK_API int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1,
@@ -825,6 +828,8 @@ MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype,
  * cut both kinds of channels into as many parts, with one or two. Along an axis the result at o is the sum over taps t of
  *     weight[t] * input[(o * stride - padding_lo + t * kernel_dilation) / input_dilation]
  * where that position exists; flip mirrors the kernel. Negative padding cuts from the input before it is dilated.
+ * Large ones by 3 x 3 are computed in Winograd's way where that is faster: errors are then relative to the largest values of
+ * a neighbourhood of 6 x 6, and what is not finite reaches all 4 x 4 results there (gate MLX_VK_ENABLE_WINOGRAD=0: it is not).
  * A list has a value for each spatial axis, or one for all, or none (0 for padding, else 1). Errors: _SHAPE when shapes do
  * not fit or the padded input is smaller than the kernel, _DTYPE when not floating, _ARGUMENT. Source: MLX conv_general. */
 MLXVK_API int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, const int *stride,

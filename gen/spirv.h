@@ -81,3 +81,4 @@
 #include "unary_complex_spv.h"
 #include "unary_wide_spv.h"
 #include "vecmat_spv.h"
+#include "winograd_spv.h"

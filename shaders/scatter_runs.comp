@@ -8,7 +8,7 @@ layout(constant_id = 1) const uint OP = 0;
 layout(constant_id = 2) const uint TO = 10;
 layout(constant_id = 3) const uint WIDTH = 1;         // 1, or as many elements as are 16 bytes
 layout(constant_id = 4) const bool UPPER = false;     // not the first level
-layout(constant_id = 5) const uint BATCH = 8;         // entries that are loaded at once
+layout(constant_id = 5) const uint BATCH = 4;         // entries that are loaded at once
 #include "combine.glsl"
 BUFFER(0, dst)
 BUFFER(1, src)

@@ -1,6 +1,7 @@
 /* Convolutions: time of one and TFLOP/s, for each kind of kernel that the device has.
  *
  *     build/bench/bench_conv [N H W C O kernel stride groups]      (default: a table)
+ *     build/bench/bench_conv winograd                              (3 x 3 in float32: as chosen, and by tiles)
  */
 #include "bench.h"
 
@@ -11,6 +12,15 @@ static const struct shape shapes[] = {
     { 32, 7, 7, 512, 512, 3, 1, 1 },   { 1, 14, 14, 512, 512, 3, 1, 1 },    { 1, 128, 128, 256, 256, 3, 1, 1 }, { 32, 224, 224, 3, 64, 7, 2, 1 },
     { 32, 56, 56, 256, 512, 1, 2, 1 }, { 32, 56, 56, 256, 64, 1, 1, 1 },    { 4, 64, 64, 128, 128, 5, 1, 2 },   { 32, 56, 56, 144, 144, 3, 1, 144 },
     { 32, 28, 28, 512, 512, 7, 1, 512 }, { 4, 256, 256, 32, 32, 5, 1, 1 },  { 1, 1, 100000, 128, 128, 11, 1, 1 },
+};
+
+static const struct shape threes[] = {
+    { 32, 64, 64, 256, 256, 3, 1, 1 },  { 32, 112, 112, 16, 16, 3, 1, 1 }, { 32, 56, 56, 32, 32, 3, 1, 1 },   { 32, 56, 56, 48, 48, 3, 1, 1 },
+    { 32, 56, 56, 64, 64, 3, 1, 1 },    { 32, 56, 56, 96, 96, 3, 1, 1 },   { 32, 56, 56, 16, 128, 3, 1, 1 },  { 32, 56, 56, 128, 16, 3, 1, 1 },
+    { 32, 28, 28, 128, 128, 3, 1, 1 },  { 32, 14, 14, 256, 256, 3, 1, 1 }, { 32, 7, 7, 512, 512, 3, 1, 1 },   { 1, 56, 56, 64, 64, 3, 1, 1 },
+    { 1, 28, 28, 128, 128, 3, 1, 1 },   { 1, 14, 14, 256, 256, 3, 1, 1 },  { 1, 14, 14, 512, 512, 3, 1, 1 },  { 1, 7, 7, 512, 512, 3, 1, 1 },
+    { 4, 28, 28, 128, 128, 3, 1, 1 },   { 4, 14, 14, 256, 256, 3, 1, 1 },  { 1, 64, 64, 320, 320, 3, 1, 1 },  { 2, 32, 32, 640, 640, 3, 1, 1 },
+    { 1, 512, 512, 64, 64, 3, 1, 1 },   { 1, 512, 512, 128, 128, 3, 1, 1 },
 };
 
 static mlxvk_array random_array(const int *dims, mlxvk_dtype dtype)
@@ -31,6 +41,13 @@ static void enqueue(const struct shape *x, mlxvk_array in, mlxvk_array w, mlxvk_
     int pad = x->kernel / 2, tall = x->h > 1;
     check(mlxvk_conv2d(y, in, w, x->stride, x->stride, tall ? pad : 0, pad, 1, 1, x->groups, stream), "conv2d");
     check(mlxvk_finalize(stream), "finalize");
+}
+
+/* With MLX_VK_PROFILE=1: where the GPU's time went. */
+static void print_kernel(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user)
+{
+    (void)user;
+    if (nanoseconds) printf("    %-24s %8llu x %8.2f us\n", kernel, (unsigned long long)count, 1e-3 * (double)nanoseconds / (double)count);
 }
 
 static void measure(struct shape x, mlxvk_dtype dtype, const char *kind)
@@ -60,14 +77,30 @@ static void measure(struct shape x, mlxvk_dtype dtype, const char *kind)
     printf("| %-8s | %-10s | %3d x %3d x %6d x %3d -> %3d, %d x %d, stride %d, groups %3d | %9.1f us | %7.2f TFLOP/s | %6.0f GB/s |\n",
            mlxvk_dtype_name(dtype), kind, x.n, x.h, x.w, x.c, x.o, kh, x.kernel, x.stride, x.groups, best * 1e6, flops / best * 1e-12,
            (double)(mlxvk_array_nbytes(in) + mlxvk_array_nbytes(w) + mlxvk_array_nbytes(y)) / best * 1e-9);
+    if (getenv("MLX_VK_PROFILE")) {
+        mlxvk_kernel_stats(device, print_kernel, NULL);
+        mlxvk_reset_stats(device);
+    }
     fflush(stdout);
     mlxvk_array_free(y);
     mlxvk_array_free(in);
     mlxvk_array_free(w);
 }
 
+static void winograd(void)
+{
+    open_device("MLX_VK_ENABLE_WINOGRAD=0");
+    printf("%s, %s\n\n| dtype | kernel | shape | time | | |\n|---|---|---|---|---|---|\n", device_name, driver);
+    for (size_t i = 0; i < sizeof threes / sizeof *threes; i++) measure(threes[i], MLXVK_FLOAT32, "tiled");
+    close_device();
+    open_device(NULL);
+    for (size_t i = 0; i < sizeof threes / sizeof *threes; i++) measure(threes[i], MLXVK_FLOAT32, "chosen");
+    close_device();
+}
+
 int main(int argc, char **argv)
 {
+    if (argc == 2 && !strcmp(argv[1], "winograd")) { winograd(); return 0; }
     static const mlxvk_dtype dtypes[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32 };
     static const char *const kinds[][2] = { { "chosen", NULL }, { "tiled", "MLX_VK_CONV_KERNEL=3" }, { "matrices", "MLX_VK_CONV_KERNEL=4" },
         { "unfolded", "MLX_VK_CONV_KERNEL=6" },

@@ -21,7 +21,7 @@ static int size_of(char letter)
     if (strchr("kqr", letter)) return between(1, 3);
     if (strchr("lmp", letter)) return between(3, 9);
     if (strchr("ef", letter)) return chance(50) ? heads[below(7)] : between(1, 20);
-    if (strchr("xyz", letter)) return chance(75) ? between(1, 9) : between(10, 80);
+    if (strchr("xyz", letter)) return chance(60) ? between(1, 9) : chance(50) ? between(10, 80) : 16 << below(4);
     if (letter == 'g') return chance(60) ? 1 : between(2, 3);
     return between(1, LARGEST);
 }
@@ -41,8 +41,10 @@ static int spell(int *shape, const char *word, size_t length)
     int n = 0;
     for (size_t i = 0; i < length && n < MOST_DIMS; i++) {
         bool dot = word[i] == '.';
-        for (int k = 0; k < batches && n < MOST_DIMS && (dot || word[i] == ','); k++) shape[n++] = dot && chance(25) ? 1 : batch[k];
-        if (dot || word[i] == ',') continue;
+        if (dot || word[i] == ',') {
+            for (int k = 0; k < batches && n < MOST_DIMS; k++) shape[n++] = dot && chance(25) ? 1 : batch[k];
+            continue;
+        }
         shape[n++] = word[i] == '?' ? between(0, LARGEST) : sizes[(int)word[i]];
     }
     if (n && chance(2)) shape[below(n)] += chance(50) ? 1 : -1;
@@ -67,7 +69,10 @@ static void give(struct call *c, const char *name, mlxvk_dtype dtype, const int 
 
 static void give_number(const char *name, double value) { cJSON_AddItemToObject(now.args, name, cJSON_CreateNumber(value)); }
 static void give_text(const char *name, const char *text) { cJSON_AddItemToObject(now.args, name, cJSON_CreateString(text)); }
-static void give_ints(const char *name, const int *values, int n) { cJSON_AddItemToObject(now.args, name, cJSON_CreateIntArray(values, n)); }
+static void give_ints(const char *name, const int *values, int n)
+{
+    cJSON_AddItemToObject(now.args, name, cJSON_CreateIntArray(values, n));
+}
 
 static mlxvk_dtype one_dtype(const char *list) { return (mlxvk_dtype)(list[below((int)strlen(list))] - 'A'); }
 
@@ -185,11 +190,12 @@ static void give_weights(struct call *c, int batch_size, int rows, int columns, 
     give(c, "w_scales", affine ? now.dtype : MLXVK_UINT8, s + skip, 3 - skip);
 }
 
+static const struct { const char *mode; int group, bits; } modes[] = { { "mxfp4", 32, 4 }, { "mxfp8", 32, 8 }, { "nvfp4", 16, 4 } };
+
 static void fit_quantized(struct call *c)
 {
-    static const struct { const char *mode; int group, bits; } modes[] = { { "mxfp4", 32, 4 }, { "mxfp8", 32, 8 }, { "nvfp4", 16, 4 } };
     static const int widths[] = { 1, 2, 3, 4, 5, 6, 8, 4, 8 };
-    bool affine = chance(60), turned = chance(60), gathered = chance(60);
+    bool affine = strcmp(now.op, "qqmm") && chance(60), turned = chance(60), gathered = strcmp(now.op, "qqmm") && chance(60);
     int kind = below(3), group = affine ? 32 << below(3) : modes[kind].group, bits = affine ? widths[below(9)] : modes[kind].bits;
     int k = group * between(1, 3), n = turned ? between(1, 40) : group * between(1, 2), experts = gathered ? between(1, 3) : 0;
     int x[3] = { gathered ? between(1, 3) : 1, between(1, chance(20) ? 40 : 5), k }, indices[2] = { between(1, 4), between(1, 2) };
@@ -201,13 +207,17 @@ static void fit_quantized(struct call *c)
     give(c, "x", now.dtype, x + !gathered, 2 + gathered);
     if (chance(70)) give(c, "rhs_indices", MLXVK_UINT32, indices, 2); else give_none(c, "rhs_indices");
     if (chance(70)) give(c, "lhs_indices", MLXVK_UINT32, indices, 2); else give_none(c, "lhs_indices");
+    if (chance(70)) cJSON_AddNullToObject(now.args, "dtype");
     if (chance(80)) { give_none(c, "global_scale"); give_none(c, "global_scale_x"); give_none(c, "global_scale_w"); }
 }
 
 static void fit_quantize(struct call *c)
 {
-    int shape[3] = { between(1, 3), between(1, 9), 128 * between(1, 3) };
-    give(c, "w", now.dtype, shape + 1, 2);
+    int shape[2] = { between(1, 9), 128 * between(1, 3) }, kind = below(6);
+    give(c, "w", now.dtype, shape, 2);
+    give_text("mode", kind < 3 ? modes[kind].mode : "affine");
+    if (kind < 3 || chance(20)) { cJSON_AddNullToObject(now.args, "group_size"); cJSON_AddNullToObject(now.args, "bits"); }
+    else { give_number("group_size", 32 << below(3)); give_number("bits", between(2, 8)); }
     if (chance(90)) give_none(c, "global_scale");
 }
 
@@ -360,8 +370,10 @@ static const struct fitting {
     void (*more)(struct call *c);
 } fittings[] = {
     { "conv1d conv_transpose1d", 'f', "input=alC weight=Okc", "stride=1..3 padding=0..2 dilation=1..2 output_padding=0..1 groups=g", NULL },
-    { "conv2d conv_transpose2d", 'f', "input=almC weight=Okqc", "stride*=1..3 padding*=0..2 dilation*=1..2 output_padding*=0..1 groups=g", NULL },
-    { "conv3d conv_transpose3d", 'f', "input=almpC weight=Okqrc", "stride*=1..3 padding*=0..2 dilation*=1..2 output_padding*=0..1 groups=g", NULL },
+    { "conv2d conv_transpose2d", 'f', "input=almC weight=Okqc",
+      "stride*=1..3 padding*=0..2 dilation*=1..2 output_padding*=0..1 groups=g", NULL },
+    { "conv3d conv_transpose3d", 'f', "input=almpC weight=Okqrc",
+      "stride*=1..3 padding*=0..2 dilation*=1..2 output_padding*=0..1 groups=g", NULL },
     { "conv_general", 'f', "input=almC weight=Okqc", "stride=[2]1..3 padding_lo=[2]-1..2 padding_hi=[2]-1..2 kernel_dilation=[2]1..2 "
       "input_dilation=[2]1..3 groups=g", NULL },
     { "matmul", 'h', "a=.xy b=.yz", "", NULL },
@@ -381,7 +393,8 @@ static const struct fitting {
     { "linalg_tri_inv linalg_cholesky linalg_cholesky_inv linalg_inv linalg_eigvalsh linalg_eigh", 'r', "a=,xx", "", NULL },
     { "linalg_solve linalg_solve_triangular", 'r', "a=,xx b=,xz", "", NULL },
     { "linalg_lu linalg_lu_factor linalg_qr linalg_svd linalg_pinv", 'r', "a=,xy", "", NULL },
-    { "linalg_norm linalg_norm_matrix linalg_norm_l2", 'f', "a=,xy", "axis=(-2,-1)", NULL },
+    { "linalg_norm linalg_norm_l2", 'f', "a=,xy", "axis=(-2,-1) ord=-2..2", NULL },
+    { "linalg_norm_matrix", 'f', "a=,xy", "axis=(-2,-1)", NULL },
     { "linalg_cross", 'f', "a=.x3 b=.x3", "axis=-1..-1", NULL },
     { "fast_rms_norm fast_rms_norm_vjp", 'f', "x=,xy weight=y cotangent=,xy", "", NULL },
     { "fast_layer_norm fast_layer_norm_vjp", 'f', "x=,xy weight=y bias=y cotangent=,xy", "", NULL },
@@ -397,6 +410,12 @@ static const struct fitting {
     { "searchsorted", '*', "a=x v=.y", "", NULL },
     { "pad", '*', "a=,xy pad_value=", "axes=(-1,-2) low_pad_size=[2]0..5 high_pad_size=[2]0..5", NULL },
     { "pad_symmetric", '*', "a=,xy pad_value=", "pad_width=0..5", NULL },
+    { "diag", '*', "a=xy", "k=-3..3", NULL },
+    { "transpose_axes", '*', "a=xyd", "axes=(2,0,-2)", NULL },
+    { "moveaxis swapaxes", '*', "a=xyd", "source=-3..2 destination=-3..2 axis1=-3..2 axis2=-3..2", NULL },
+    { "reshape", '*', "a=xy6", "shape=(3,-1,2)", NULL },
+    { "broadcast_to", '*', "a=1y", "shape={cxy}", NULL },
+    { "squeeze_axes", '*', "a=x1y1", "axes=(1,-1)", NULL },
     { "unflatten", '*', "a=d6y", "axis=1..1 shape=(2,-1)", NULL },
     { "view", '*', "a=,x8", "", NULL },
     { "split", '*', "a=6y", "num_splits=1..3 axis=0..0", NULL },

@@ -52,7 +52,8 @@ static void fill(mlxvk_dtype dtype, unsigned char *data, size_t count, const cha
         if (chance(2)) value = value < 0 ? -INFINITY : value < 1 ? NAN : INFINITY;
         if (!dtype_is_inexact(dtype) && !(fabs(value) < 1e9)) value = 1;
         store_number(dtype, data, i, value);
-        for (size_t k = 0; k < bytes_of(dtype) && bits && dtype != MLXVK_BOOL; k++) data[i * bytes_of(dtype) + k] = (unsigned char)random_word();
+        for (size_t k = 0; k < bytes_of(dtype) && bits && dtype != MLXVK_BOOL; k++)
+            data[i * bytes_of(dtype) + k] = (unsigned char)random_word();
     }
 }
 
@@ -174,8 +175,10 @@ static void make_foreign(mlxvk_array *a)
 /* Numbers that become sizes of results stay small, but for a few. */
 static bool is_size(const char *name)
 {
-    static const char *const sizes[] = { "shape", "n", "m", "M", "num", "x", "reps", "repeats", "pad_width", "low_pad_size", "high_pad_size",
-        "num_samples", "slice_sizes", "slice_size", "num_splits", "padding", "padding_lo", "padding_hi", "output_padding", "width", "dims" };
+    static const char *const sizes[] = {
+        "shape", "n", "m", "M", "num", "x", "reps", "repeats", "pad_width", "low_pad_size", "high_pad_size", "num_samples",
+        "slice_sizes", "slice_size", "num_splits", "padding", "padding_lo", "padding_hi", "output_padding", "width", "dims",
+    };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) if (!strcmp(name, sizes[i])) return true;
     return any_of(name, "padding") || any_of(name, "dilation") || any_of(name, "stride_");
 }
@@ -193,7 +196,7 @@ static double random_integer(const char *name)
 
 static const char *random_string(const char *name)
 {
-    if (!strcmp(name, "norm")) return chance(2) ? "#7" : ONE_OF("backward", "ortho", "forward");   /* a number in C: names are the table's */
+    if (!strcmp(name, "norm")) return chance(2) ? "#7" : ONE_OF("backward", "ortho", "forward");     /* numbers in C */
     if (chance(3)) return "bogus";
     if (chance(2)) return NULL;
     if (!strcmp(name, "mask_mode")) return ONE_OF("", "causal", "array");
@@ -202,7 +205,8 @@ static const char *random_string(const char *name)
     if (!strcmp(name, "UPLO")) return ONE_OF("L", "U");
     if (!strcmp(name, "side")) return ONE_OF("left", "right");
     if (!strcmp(name, "subscripts")) return ONE_OF("ij,jk->ik", "ij->ji", "i,i", "...i,...i->...", "ab,bc,cd->ad", "ii->i", "ij,", "->");
-    return ONE_OF("affine", "mxfp4", "mxfp8", "nvfp4", "constant", "edge", "reflect", "symmetric");
+    if (any_of(now.op, "pad")) return ONE_OF("constant", "edge", "reflect", "symmetric");
+    return ONE_OF("affine", "mxfp4", "mxfp8", "nvfp4");
 }
 
 static cJSON *random_number(const char *name)
@@ -222,7 +226,13 @@ static cJSON *no_list(void)
 }
 
 static cJSON *random_text(const char *text) { return text ? cJSON_CreateString(text) : cJSON_CreateNull(); }
-static const char *random_dtype_text(void) { return chance(2) ? "float64" : chance(1) ? ONE_OF("#-1", "#14", "#99") : dtype_text(random_dtype()); }
+
+static const char *random_dtype_text(void)
+{
+    return chance(2) ? "float64" : chance(1) ? ONE_OF("#-1", "#14", "#99") : dtype_text(random_dtype());
+}
+
+static void add_number(cJSON *list, double value) { cJSON_AddItemToArray(list, cJSON_CreateNumber(value)); }
 
 static cJSON *random_list(const char *name)
 {
@@ -231,16 +241,16 @@ static cJSON *random_list(const char *name)
     int n = chance(4) ? below(MOST_DIMS + 2) : !strcmp(name, "shape") ? below(5) : by_axis ? now.ndim : below(now.ndim + 1);
     if (any_of(name, "axes") || !strcmp(name, "axis")) {                                              /* mostly different ones */
         int first = below(now.ndim + 1);
-        for (int i = 0; i < n; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber(chance(85) && now.ndim ? (first + i) % now.ndim : between(-7, 7)));
+        for (int i = 0; i < n; i++) add_number(list, chance(85) && now.ndim ? (first + i) % now.ndim : between(-7, 7));
         return list;
     }
     if (!strcmp(name, "shape") && chance(50)) {
         int shape[MOST_DIMS];
         n = random_shape(shape);
-        for (int i = 0; i < n; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber(chance(3) ? -1 : chance(1) ? INT32_MAX : shape[i]));
+        for (int i = 0; i < n; i++) add_number(list, chance(3) ? -1 : chance(1) ? INT32_MAX : shape[i]);
         return list;
     }
-    for (int i = 0; i < n; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber(!strcmp(name, "strides") && !chance(20) ? between(-2, 2) : random_integer(name)));
+    for (int i = 0; i < n; i++) add_number(list, !strcmp(name, "strides") && !chance(20) ? between(-2, 2) : random_integer(name));
     return list;
 }
 
@@ -312,6 +322,24 @@ static mlxvk_stream scarce_stream(int percent)
 
 /* ---- one call ---- */
 
+/* What a result holds, in few numbers: to compare runs with other switches. */
+static void print_result(mlxvk_array array, const unsigned char *data)
+{
+    mlxvk_dtype dtype = mlxvk_array_dtype(array);
+    size_t size = mlxvk_array_size(array), odd = 0;
+    uint32_t hash = 2166136261u;
+    double sum = 0;
+    char text[160];
+    for (size_t i = 0; i < mlxvk_array_nbytes(array); i++) hash = (hash ^ data[i]) * 16777619u;
+    for (size_t i = 0; i < size; i++) {
+        struct number n = load_number(dtype, data, i);
+        if (isfinite(n.re) && isfinite(n.im)) sum += fabs(n.re) + fabs(n.im);
+        else odd++;
+    }
+    printf("     gave %s %s: sum %.9g, %zu not finite, hash %08x\n", dtype_text(dtype),
+           shape_text(text, sizeof text, mlxvk_array_shape(array), (int)mlxvk_array_ndim(array)), sum, odd, hash);
+}
+
 /* Reads what came out; `good` results must be readable, but for limits of the device. */
 static bool read_result(mlxvk_array array, struct problem *problem)
 {
@@ -323,8 +351,10 @@ static bool read_result(mlxvk_array array, struct problem *problem)
     if (bytes > (size_t)1 << 26) return true;              /* a view that repeats what it has */
     data = need(malloc(bytes + 1));
     code = mlxvk_array_read(array, data, bytes, now.stream);
+    if (!code && now.verbose) print_result(array, data);
     free(data);
-    return !code || code == MLXVK_ERROR_LIMIT || code == MLXVK_ERROR_HOST_MEMORY || complain(problem, "reading returned %s", error_text(text, sizeof text, code, now.stream));
+    if (!code || code == MLXVK_ERROR_LIMIT || code == MLXVK_ERROR_HOST_MEMORY) return true;
+    return complain(problem, "reading returned %s", error_text(text, sizeof text, code, now.stream));
 }
 
 static bool check_refusal(const struct call *c, int code, struct problem *problem)
@@ -378,18 +408,18 @@ static void straighten(mlxvk_array *a)
 /* The call once more gives the same bits; with operands made row-major too, but that floats may be added in another order. */
 static bool check_again(struct call *c, const struct operation *op, struct problem *problem)
 {
-    struct problem first_problem = { "" };
     struct tensor first = { 0 }, second = { 0 };
     bool good = true, straight = chance(50);
-    if (!op->kind && mlxvk_array_nbytes(c->results[0]) < 1 << 20 && array_to_tensor(&first, c->results[0], now.stream, &first_problem)) {
+    int code;
+    if (op->kind || mlxvk_array_nbytes(c->results[0]) >= 1 << 20) return true;
+    if (array_to_tensor(&first, c->results[0], now.stream, problem)) {
         for (int i = 0; i < c->array_count && straight; i++) straighten(&c->arrays[i].array);
         free_results(c);
         c->ints_used = c->longs_used = 0;
         now.again = true;
-        int code = op->run(c);
-        good = !code ? array_to_tensor(&second, c->results[0], now.stream, problem) : refused_percent || complain(problem, "the second call returned %d", code);
-        if (good && !code && !(straight && dtype_is_inexact(first.dtype)))
-            good = compare(&second, &first, &(struct rule){ .cmp = "bits" }, problem);
+        code = op->run(c);
+        good = code ? complain(problem, "the second call returned %d", code) : array_to_tensor(&second, c->results[0], now.stream, problem);
+        if (good && !(straight && dtype_is_inexact(first.dtype))) good = compare(&second, &first, &(struct rule){ .cmp = "bits" }, problem);
     }
     tensor_free(&first);
     tensor_free(&second);
@@ -402,9 +432,10 @@ static void print_call(const struct call *c, const struct operation *op, uint64_
     printf("FAIL %s, --seed %llu\n     %s\n     %s\n", op->name, (unsigned long long)seed, problem->text, args ? args : "");
     for (int i = 0; i < c->array_count; i++) {
         mlxvk_array a = c->arrays[i].array;
+        const int64_t *strides = mlxvk_array_strides(a);
         printf("     %s: %s %s", c->arrays[i].name, a.ctx ? dtype_text(mlxvk_array_dtype(a)) : "none",
                a.ctx ? shape_text(text, sizeof text, mlxvk_array_shape(a), (int)mlxvk_array_ndim(a)) : "");
-        for (size_t k = 0; a.ctx && k < mlxvk_array_ndim(a); k++) printf("%s%lld", k ? " " : ", strides ", (long long)mlxvk_array_strides(a)[k]);
+        for (size_t k = 0; a.ctx && k < mlxvk_array_ndim(a); k++) printf("%s%lld", k ? " " : ", strides ", (long long)strides[k]);
         puts("");
     }
     cJSON_free(args);
@@ -413,6 +444,7 @@ static void print_call(const struct call *c, const struct operation *op, uint64_
 static void make_call(struct call *c, uint64_t seed, const char *op)
 {
     now.state = seed;
+    now.op = op;
     c->args = now.args = cJSON_CreateObject();
     now.foreign = now.again = false;
     now.replaced = NULL;
@@ -424,13 +456,13 @@ static void make_call(struct call *c, uint64_t seed, const char *op)
 }
 
 /* 0: refused, 1: done, -1: wrong. */
-static int one_call(const struct operation *op, uint64_t seed, bool verbose)
+static int one_call(const struct operation *op, uint64_t seed)
 {
     struct call c = { .invent = invent };
     struct problem problem = { "" };
     int code;
     bool good;
-    if (verbose) printf("     %s --seed %llu\n", op->name, (unsigned long long)seed);
+    if (now.verbose) printf("     %s --seed %llu\n", op->name, (unsigned long long)seed);
     make_call(&c, seed, op->name);
     code = op->run(&c);
     for (int i = 0; i < c.array_count && now.replaced; i++)                      /* it is results[0]'s now, or used up */
@@ -439,6 +471,8 @@ static int one_call(const struct operation *op, uint64_t seed, bool verbose)
     else good = code ? check_refusal(&c, code, &problem) : check_call(&c, op, &problem);
     if (good && !code && !now.replaced && !any_of(op->name, "random_") && chance(20)) good = check_again(&c, op, &problem);
     if (!good) print_call(&c, op, seed, &problem);
+    else if (now.verbose && code)
+        printf("     refused: %s\n", error_text(problem.text, sizeof problem.text, code, c.stream.ctx ? c.stream : now.stream));
     for (int i = 0; i < c.array_count; i++) mlxvk_array_free(c.arrays[i].array);
     for (int i = 0; i < c.vector_count; i++) mlxvk_vector_array_free(c.vectors[i].vector);
     free_results(&c);
@@ -450,6 +484,7 @@ static int one_call(const struct operation *op, uint64_t seed, bool verbose)
 
 static bool make_streams(const struct fuzz_options *o, mlxvk_stream stream)
 {
+    now.verbose = o->verbose;
     now.stream = o->refused ? scarce_stream(o->refused) : stream;
     if (!now.stream.ctx) return false;
     now.second = mlxvk_stream_new_device(mlxvk_stream_device(now.stream));
@@ -471,7 +506,9 @@ static void print_tallies(const unsigned (*tallies)[3], const struct fuzz_option
     for (size_t i = 0; i < operation_count(); i++) {
         const unsigned *t = tallies[i];
         bool silent = !t[1] && t[0] >= 10;
-        if ((o->verbose && t[0] + t[1] + t[2]) || silent) printf("%-40s %6u gave results %6u refused %6u wrong%s\n", operation_at(i)->name, t[1], t[0], t[2], silent ? "   never a result" : "");
+        if (!silent && !(o->verbose && t[0] + t[1] + t[2])) continue;
+        printf("%-40s %6u gave results %6u refused %6u wrong%s\n", operation_at(i)->name, t[1], t[0], t[2],
+               silent ? "   never a result" : "");
     }
 }
 
@@ -485,11 +522,12 @@ int fuzz(const struct fuzz_options *o, mlxvk_stream stream)
     clock_gettime(CLOCK_MONOTONIC, &time);
     end = (double)time.tv_sec + o->seconds;
     for (uint64_t seed = o->seed; (double)time.tv_sec < end || (o->seconds <= 0 && seed == o->seed); seed++) {
-        const struct operation *op = operation_at(seed % operations);
+        size_t which = seed * 7919 % operations;               /* a short run meets all kinds */
+        const struct operation *op = operation_at(which);
         clock_gettime(CLOCK_MONOTONIC, &time);
         if (!op->function || (o->wanted && !o->wanted(o->user, op->name))) continue;
-        int outcome = one_call(op, seed, o->verbose), kind = outcome < 0 ? 2 : outcome;
-        tallies[seed % operations][kind]++;
+        int outcome = one_call(op, seed), kind = outcome < 0 ? 2 : outcome;
+        tallies[which][kind]++;
         all[kind]++;
         if (mlxvk_device_status(mlxvk_stream_device(now.stream))) { puts("stopped: the device is lost"); all[2]++; break; }
     }

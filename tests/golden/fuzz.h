@@ -9,10 +9,12 @@ enum { LARGEST = 7, MOST_DIMS = 6 };
 
 struct making {
     uint64_t state;                                        /* of the random numbers: a call's seed makes all of it */
+    const char *op;
     cJSON *args;
     int shape[MOST_DIMS], ndim;                            /* what the arrays of this call look like */
     mlxvk_dtype dtype;
     mlxvk_stream stream, second;                           /* the second one's arrays are operands too, at times */
+    bool verbose;
     mlxvk_device other;                                    /* another device: its arrays must be refused */
     bool foreign, again;                                   /* one of those is an operand; the call is made once more */
     void *replaced;                                        /* the handle of the operand whose place the result takes, or NULL */

@@ -7,7 +7,7 @@
  *   ops.c       the table: name of an operation -> call
  *   compare.c   the rules of comparison
  *   run.c       one case: operands, call, comparison
- *   fuzz.c      random calls instead of cases
+ *   fuzz.c      random calls instead of cases; fitting.c: parameters for them that fit each other
  */
 #ifndef TESTS_GOLDEN_H
 #define TESTS_GOLDEN_H
@@ -144,7 +144,7 @@ const char *error_text(char *text, size_t size, int code, mlxvk_stream stream);
 
 /* ---- run.c ---- */
 
-enum outcome { PASSED, FAILED, NOT_THERE, WRONG_DATA };
+enum outcome { PASSED, FAILED, NOT_THERE, CORRECTED };                  /* the last: passed, with wrong data put right */
 
 struct run_options { bool layouts[LAYOUTS]; };
 

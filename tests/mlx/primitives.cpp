@@ -467,6 +467,11 @@ static void view_bits_layout(Primitive& p, const Arrays& inputs, Arrays& outputs
   else view_layout(p, {contiguous_copy(in, p.stream())}, outputs);
 }
 
+/* Of elements in row-major order, whatever the layout of an unpadded or sliced input is. */
+static void strided_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) {
+  view_layout(p, inputs[0].flags().row_contiguous ? inputs : Arrays{contiguous_copy(inputs[0], p.stream())}, outputs);
+}
+
 /* ---- the table: one row a primitive. States: native; layout; fallback (MLX on the CPU); refused ---- */
 
 #define NATIVE(type, call)   {typeid(type), #type, State::native, call, nullptr, false, false, ""}
@@ -515,7 +520,7 @@ static const Row table[] = {
     NATIVE(fast::RoPE, rope_native), NATIVE(fast::RMSNormVJP, rms_norm_vjp_native),
     NATIVE(fast::LayerNormVJP, layer_norm_vjp_native), NATIVE(fast::ConvertFP8, fp8_native), NATIVE(fast::ScaledDotProductAttention, attention_native),
 
-    LAYOUT(AsStrided, view_layout), LAYOUT(Broadcast, view_layout), LAYOUT(BroadcastAxes, view_layout),
+    LAYOUT(AsStrided, strided_layout), LAYOUT(Broadcast, view_layout), LAYOUT(BroadcastAxes, view_layout),
     LAYOUT(Contiguous, contiguous_layout), LAYOUT(Copy, view_layout), LAYOUT(CustomTransforms, view_layout),
     LAYOUT(Depends, view_layout), LAYOUT(ExpandDims, view_layout), LAYOUT(Flatten, reshape_layout),
     LAYOUT(NumberOfElements, view_layout), LAYOUT(Reshape, reshape_layout), LAYOUT(Slice, view_layout),

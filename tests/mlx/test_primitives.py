@@ -364,6 +364,8 @@ row("conv1d", CONVOLVED, (2, 17, 4), (6, 3, 4), **CONV)(lambda x, w: [mx.conv1d(
 row("conv2d", CONVOLVED, (2, 9, 11, 4), (6, 3, 3, 4), **CONV)(
     lambda x, w: [mx.conv2d(x, w), mx.conv2d(x, w, stride=(2, 1), padding=(1, 2)), mx.conv2d(x, w, dilation=(1, 2)),
     mx.conv2d(x, w[..., :2], groups=2), mx.conv2d(x, w[:, :1, :1])])
+row("conv2d with deep sums", (mx.float32,), (1, 151, 152, 1), (2, 150, 150, 1), views=False, scale=300)(mx.conv2d)
+row("conv1d with deep sums", (mx.float32,), (1, 17400, 5), (3, 17399, 5), views=False, scale=600)(mx.conv1d)
 row("depthwise", CONVOLVED, (1, 9, 9, 8), (8, 3, 3, 1), **CONV)(lambda x, w: mx.conv2d(x, w, padding=1, groups=8))
 row("conv3d", CONVOLVED, (1, 5, 6, 7, 3), (4, 2, 3, 2, 3), **CONV)(lambda x, w: [mx.conv3d(x, w), mx.conv3d(x, w, stride=2, padding=1)])
 row("conv_transpose", CONVOLVED, (2, 7, 4), (6, 3, 4), **CONV)(
@@ -463,6 +465,18 @@ def test_quantized(name):
             check(lambda x, *p: mx.quantized_matmul(x, *p, transpose=False, **common), down, *parts, tolerance=2, scale=8,
                 what=f"{dtype} {rows} not transposed")
         check(lambda *p: mx.dequantize(*p, **common), *parts, own=True, tolerance=2, what="dequantize")
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_vector_times_quantized(name):
+    bits, group, mode = QUANTIZED[name]
+    common = dict(group_size=group, bits=bits, mode=mode)
+    rng = seeded(name, "vector")
+    w = values(rng, mx.float32, (96, 256), "small")
+    parts = on(mx.cpu, lambda: mx.quantize(w, **common))
+    for length, transpose in ((256, True), (96, False)):
+        check(lambda x, *p: mx.quantized_matmul(x, *p, transpose=transpose, **common), values(rng, mx.float32, (length,), "small"), *parts,
+              scale=8, what=f"{length}")
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -585,6 +599,19 @@ def test_linalg(name):
 def test_factorisations_refuse_the_gpu(name):
     with pytest.raises(ValueError):
         mx.eval(getattr(mx.linalg, name)(mx.eye(3), stream=mx.gpu))
+
+
+def test_strided_of_views():
+    """MLX's CPU refuses elements that are not in row-major order; weights' gradients of unpadded views meet this."""
+    n = np.arange(60, dtype=np.float32).reshape(5, 3, 4)
+    x = mx.array(n)
+    for view, whole in ((x[:, :, 1:], n[:, :, 1:]), (x.T, n.T), (x[::-1], n[::-1])):
+        flat = np.ascontiguousarray(whole).ravel()
+        assert np.array_equal(mx.as_strided(view, (4, 3), (2, 3), 5), flat[5 + 2 * np.arange(4)[:, None] + 3 * np.arange(3)])
+    halves = values(seeded("halves"), mx.float32, (1, 9, 2, 3)).split(2, axis=-2)
+    w, cotangent = mx.ones((4, 3, 3)), mx.ones((1, 7, 4))
+    gradient = lambda x: mx.vjp(lambda w: mx.conv1d(x.squeeze(-2), w), [w], [cotangent])[1][0]
+    assert mx.allclose(gradient(halves[1]), gradient(mx.contiguous(halves[1])))
 
 
 # ---- what a GPU of MLX refuses -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ struct problem {
         within[SPACE];
     bool flip;
     mlxvk_dtype dtype;
+    double spread;                                      /* sizes of the terms of neighbouring positions, which Winograd's way mixes */
 };
 
 static struct problem random_problem(struct rng *r)
@@ -120,7 +121,7 @@ static void compare(const struct problem *p, const struct operand *in, const str
         for (int rest = i, k = AXES - 1; k >= 0; k--) { x[k] = rest % out[k]; rest /= out[k]; }
         want = sum_at(p, in, w, x, &sizes);
         value = load_number(p->dtype, got, (size_t)i).re;
-        if (!(fabs(value - want) <= epsilon * fabs(want) + 1e-6 + 2e-6 * sizes))
+        if (!(fabs(value - want) <= epsilon * fabs(want) + 1e-6 + 2e-6 * (sizes + p->spread)))
             fail_msg("element %d: %.9g, expected %.9g (%s, %d axes, %d -> %d channels, %d groups)", i, value, want,
                      mlxvk_dtype_name(p->dtype), p->space, p->channels, p->outputs, p->groups);
     }
@@ -168,6 +169,91 @@ static void test_plain(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNE
 static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=3", 40, false); }
 
 static void test_unfolded(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=6", 20, true); }
+
+/* 3 x 3 in steps of 1: sizes that tiles of 4 do not divide, results of one position, padding beyond the kernel. */
+static void test_winograd(void **state)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
+    mlxvk_device device = open_device("MLX_VK_CONV_KERNEL=7");
+    mlxvk_stream s = open_stream(device);
+    const char *text = getenv("CONV_CASES");
+    (void)state;
+    for (int i = 0; i < (text ? atoi(text) : 25); i++) {
+        struct rng r = { (uint64_t)i * 104729 + 1 };
+        struct problem p = { .space = 2, .batch = random_int(&r, 1, 4), .groups = 1, .flip = random_chance(&r, 30), .dtype = dtypes[i % 4],
+            .channels = ONE_OF(&r, 1, 3, 4, 16, 40), .outputs = ONE_OF(&r, 1, 5, 8, 33), .size = { 1, 1, 1 }, .kernel = { 1, 3, 3 },
+            .stride = { 1, 1, 1 }, .across = { 1, 1, 1 }, .within = { 1, 1, 1 } };
+        p.spread = 9.0 / 4 * p.channels;
+        for (int k = 1; k < SPACE; k++) {
+            p.low[k] = random_int(&r, 0, 4);
+            p.high[k] = random_int(&r, 0, 4);
+            p.size[k] = random_int(&r, p.low[k] + p.high[k] > 2 ? 1 : 3 - p.low[k] - p.high[k], 14);
+            if (random_chance(&r, 10)) p.within[k] = p.across[k] = 2;                          /* as if neither were there, in parts */
+            if (out_size(&p, k) < 1) p.high[k] += 9;
+        }
+        run_problem(&p, &r, s);
+    }
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+/* What lies between the steps is bounded: some tiles at a time. */
+static void test_winograd_parts(void **state)
+{
+    mlxvk_device device = open_device("MLX_VK_CONV_KERNEL=7 MLX_VK_MAX_BINDING_RANGE=1048576");
+    mlxvk_stream s = open_stream(device);
+    struct rng r = { 3 };
+    struct problem p = { .space = 2, .batch = 3, .groups = 1, .dtype = MLXVK_FLOAT32, .channels = 40, .outputs = 17, .size = { 1, 30, 40 },
+        .kernel = { 1, 3, 3 }, .stride = { 1, 1, 1 }, .low = { 0, 1, 1 }, .high = { 0, 1, 0 }, .across = { 1, 1, 1 }, .within = { 1, 1, 1 },
+        .spread = 90 };
+    (void)state;
+    run_problem(&p, &r, s);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+static void find_winograd(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user)
+{
+    (void)nanoseconds;
+    if (!strcmp(kernel, "winograd")) *(uint64_t *)user += count;
+}
+
+/* It is chosen where it pays, and not where a gate forbids it. */
+static void test_winograd_chosen(void **state)
+{
+    static const char *const gates[] = { NULL, "MLX_VK_ENABLE_WINOGRAD=0" };
+    enum { SIZE = 64, CHANNELS = 128, IN = SIZE * SIZE * CHANNELS, WEIGHTS = 9 * CHANNELS * CHANNELS };
+    float *in = malloc(IN * sizeof *in), *w = malloc(WEIGHTS * sizeof *w), *got[2];
+    struct rng r = { 5 };
+    (void)state;
+    assert_true(in && w);
+    for (int i = 0; i < IN; i++) in[i] = (float)random_int(&r, -1000, 1000) / 1000;
+    for (int i = 0; i < WEIGHTS; i++) w[i] = (float)random_int(&r, -1000, 1000) / 1000;
+    for (int i = 0; i < 2; i++) {
+        mlxvk_device device = open_device(gates[i]);
+        mlxvk_stream s = open_stream(device);
+        mlxvk_array x = floats(device, in, (int[]){ 1, SIZE, SIZE, CHANNELS }, 4), y = { NULL };
+        mlxvk_array k = floats(device, w, (int[]){ CHANNELS, 3, 3, CHANNELS }, 4);
+        uint64_t count = 0;
+        got[i] = malloc(IN * sizeof *got[i]);
+        assert_non_null(got[i]);
+        OK(mlxvk_conv2d(&y, x, k, 1, 1, 1, 1, 1, 1, 1, s), s);
+        OK(mlxvk_array_read(y, got[i], IN * sizeof *got[i], s), s);
+        mlxvk_kernel_stats(device, find_winograd, &count);
+        assert_int_equal(count, i ? 0 : 3);
+        mlxvk_array_free(x);
+        mlxvk_array_free(k);
+        mlxvk_array_free(y);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(device);
+    }
+    for (int i = 0; i < IN; i++)
+        if (!(fabsf(got[0][i] - got[1][i]) <= 1e-6f * 9 / 4 * CHANNELS)) fail_msg("element %d: %.9g, and otherwise %.9g", i, got[0][i], got[1][i]);
+    free(in);
+    free(w);
+    free(got[0]);
+    free(got[1]);
+}
 
 static void test_coopmat(void **state)                  /* where there are such; tiled elsewhere */
 {
@@ -262,7 +348,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded),
-        cmocka_unit_test(test_coopmat),
+        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
+        cmocka_unit_test(test_winograd_chosen),
         cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
     return run_group("conv", tests, NULL, NULL);

@@ -367,6 +367,40 @@ static void many_to_few(const char *gates)
     mlxvk_device_free(d);
 }
 
+/* Runs of one key of all lengths up to what is added in order, over the edges of what a thread takes. */
+static void runs_in_order(void **state)
+{
+    enum { ROWS = 9000, WIDTH = 32, PLACES = 4000 };
+    static float want[PLACES * WIDTH], updates[ROWS * WIDTH], got[PLACES * WIDTH];
+    static int32_t at[ROWS];
+    struct rng r = { 11 };
+    mlxvk_array a = { NULL }, u = { NULL }, i = { NULL }, res = { NULL };
+    (void)state;
+    for (int k = 0; k < PLACES * WIDTH; k++) want[k] = (float)random_int(&r, -100, 100) / 7;
+    OK_DEVICE(mlxvk_array_new_data_device(&a, want, (int[]){ PLACES, WIDTH }, 2, MLXVK_FLOAT32, device), device);
+    for (int k = 0, place = 0, run; k < ROWS; place++)
+        for (run = random_chance(&r, 80) ? random_int(&r, 1, 4) : random_int(&r, 1, 64); run > 0 && k < ROWS; run--) at[k++] = place;
+    for (int k = ROWS - 1; k > 0; k--) {
+        int j = random_int(&r, 0, k), other = at[k];
+        at[k] = at[j];
+        at[j] = other;
+    }
+    for (int k = 0; k < ROWS; k++)
+        for (int c = 0; c < WIDTH; c++) {
+            updates[k * WIDTH + c] = (float)random_int(&r, -1000, 1000) / 7;
+            want[at[k] * WIDTH + c] += updates[k * WIDTH + c];
+        }
+    OK_DEVICE(mlxvk_array_new_data_device(&u, updates, (int[]){ ROWS, 1, WIDTH }, 3, MLXVK_FLOAT32, device), device);
+    OK_DEVICE(mlxvk_array_new_data_device(&i, at, (int[]){ ROWS }, 1, MLXVK_INT32, device), device);
+    OK(mlxvk_scatter_add_single(&res, a, i, u, 0, stream), stream);
+    OK(mlxvk_array_read(res, got, sizeof got, stream), stream);
+    assert_memory_equal(got, want, sizeof want);
+    mlxvk_array_free(a);
+    mlxvk_array_free(u);
+    mlxvk_array_free(i);
+    mlxvk_array_free(res);
+}
+
 static void sorted_by_merges(void **state) { (void)state; many_to_few("MLX_VK_ENABLE_RADIX_SORT=0"); }
 static void sorted_by_digits(void **state) { (void)state; many_to_few("MLX_VK_ENABLE_RADIX_SORT=2 MLX_VK_POISON=1"); }
 
@@ -568,6 +602,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_gathers), cmocka_unit_test(gathers_refused), cmocka_unit_test(random_scatters),
+        cmocka_unit_test(runs_in_order),
         cmocka_unit_test(sorted_by_merges), cmocka_unit_test(sorted_by_digits), cmocka_unit_test(counts), cmocka_unit_test(nan_updates),
         cmocka_unit_test(masked), cmocka_unit_test(scatters_refused), cmocka_unit_test(slices_at_run_time), cmocka_unit_test(diagonals),
         cmocka_unit_test(searches)

@@ -376,7 +376,7 @@ static void safetensors_wrong(void **state)
         "{\"a\":{\"dtype\":\"U8\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}",
         "{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,1]}}",
         "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[18446744073709551615,18446744073709551615]}}",
-        "{\"\\uZZZZ\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", "{\"a\\", "{\"__metadata__\":{\"x\":1}}",
+        "{\"\\uZZZZ\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", "{\"a\\", "{\"__metadata__\":{\"x\":1}}", "{\"__metadata__\":nul}", "{\"__metadata__\":nul",
     };
     mlxvk_map_string_to_array arrays = mlxvk_map_string_to_array_new();
     mlxvk_map_string_to_string metadata = mlxvk_map_string_to_string_new();
@@ -403,6 +403,15 @@ static void safetensors_wrong(void **state)
     const char *smile = "";
     CHECK(mlxvk_map_string_to_string_get(&smile, metadata, "k"));
     assert_string_equal(smile, "\xf0\x9f\x98\x80");
+    const char *empty = "{\"__metadata__\": null,\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[8],\"data_offsets\":[0,8]}}";   /* MLX's own */
+    memset(&m, 0, sizeof m);
+    m.data[0] = (unsigned char)strlen(empty);
+    memcpy(m.data + 8, empty, strlen(empty));
+    m.size = 16 + strlen(empty);
+    CHECK(load_memory(&m, &arrays, &metadata));
+    assert_int_not_equal(mlxvk_map_string_to_string_get(&smile, metadata, "k"), 0);
+    CHECK(mlxvk_map_string_to_array_get(&a, arrays, "a"));
+    assert_int_equal(mlxvk_array_dtype(a), MLXVK_UINT8);
     REFUSED(mlxvk_load_safetensors(&arrays, &metadata, "/no/such/file", stream), MLXVK_ERROR_ARGUMENT, stream, "/no/such/file");
     assert_int_not_equal(mlxvk_save_safetensors("/no/such/file", arrays, metadata), 0);
     mlxvk_array_free(a);

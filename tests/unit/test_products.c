@@ -638,6 +638,7 @@ static void einsum_case(struct rng *r, mlxvk_stream s)
         for (int i = 0; i < ndim[t]; i++) {
             int k = label[t][i] = random_int(r, 0, EIN_LABELS - 1);
             shape[t][i] = random_chance(r, 10) && used >> k & 1 ? 1 : size[k];
+            for (int j = 0; j < i; j++) if (label[t][j] == k) shape[t][i] = shape[t][j];
             used |= 1 << k;
             *to++ = letters[k];
         }
@@ -698,6 +699,7 @@ static void test_einsum_texts(void **state)
         { "ij,jk->ik", "operands", 1 }, { "ij", "operands", 2 }, { "ijk", "3 subscripts", 1 }, { "i", "1 subscripts", 1 }, { "ij->iz", "'z'", 1 },
         { "ij->ii", "repeated", 1 }, { "i1->i", "'1'", 1 }, { "ij-ij", "'-'", 1 }, { "ij->i->j", "'-'", 1 }, { "..ij", "'.'", 1 }, { "...i...", "'.'", 1 },
         { "ij,ji->", "broadcast", 2 }, { "ijkl...", "4 subscripts", 1 }, { "", "0 subscripts", 1 }, { "ij,jk,kl", "operands", 2 }, { "ij->i,j", "','", 1 },
+        { "ii->i", "equal", 1 },
     };
     mlxvk_device d = open_device(NULL);
     mlxvk_stream s = open_stream(d);
