@@ -11472,9 +11472,10 @@ static struct array *do_pad(struct call *c, struct array *a, const int *low, con
         int64_t n = (int64_t)a->shape[i] + low[i] + high[i];
         if (low[i] < 0 || high[i] < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
         shape[i] = length_of(c, a, (uint64_t)n);
+        if (c->code) return NULL;
         stop[i] = low[i] + a->shape[i];
     }
-    if (c->code || !memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
+    if (!memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
     if (mode == PAD_CONSTANT || !a->size) {
         value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) : scalar(c, 0, a->dtype);
         out = do_full(c, a->ndim, shape, value, a->dtype);

@@ -1,4 +1,5 @@
 /* The table from MLX's primitives to mlxvk's calls: see bridge.h.                            SPDX-License-Identifier: MIT */
+#include <algorithm>
 #include <cstdlib>
 #include <typeindex>
 #include <unordered_map>
