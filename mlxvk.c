@@ -197,6 +197,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(INT16,         "MLX_VK_ENABLE_INT16",              1, "16-bit integers in shaders")                              \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
     X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
+    X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1, "float16 to float32 and back by the device, where it keeps every bit") \
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(GRID,          "MLX_VK_MAX_GRID",                  0, "workgroups along each dimension of a grid, where that is less than the device's (0: those)") \
     X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
@@ -323,7 +324,7 @@ static void read_gates(int values[GATE_COUNT], char wanted[WANTED_TEXT], const c
     X(STORAGE8,  "storage8")   X(STORAGE16, "storage16")  X(INT8,    "int8")     X(INT16,    "int16")                  \
     X(INT64,     "int64")      X(FLOAT16,   "float16")    X(BFLOAT16, "bfloat16") X(SUBGROUP, "subgroup")              \
     X(COOPMAT,   "cooperative_matrix") X(COOPMAT_BF16, "cooperative_matrix_bfloat16")                                  \
-    X(COOPMAT2,  "cooperative_matrix2") X(INT_DOT, "integer_dot_product") X(MEMORY_MODEL, "vulkan_memory_model")
+    X(COOPMAT2,  "cooperative_matrix2") X(HALF_CONVERSION, "half_conversion") X(INT_DOT, "integer_dot_product") X(MEMORY_MODEL, "vulkan_memory_model")
 
 enum capability_bit {
 #define X(id, name) CAPBIT_##id,
@@ -359,10 +360,13 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY,        binary,        4, CAP_SMALL)                                                                      \
     X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL)                                                          \
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
+    X(UNARY_HALF,    unary_half,    3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
+    X(BINARY_HALF,   binary_half,   4, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
     X(MATMUL_TILED,  matmul_tiled,  6, CAP_SMALL)                                                                      \
+    X(MATMUL_MASKED, matmul_masked, 6, CAP_SMALL)                                                                      \
     X(MATMUL_SUM,    matmul_sum,    6, CAP_SMALL)                                                                      \
     X(MATVEC,        matvec,        6, CAP_SMALL)                                                                      \
     X(MATVEC_SUBGROUP, matvec_subgroup, 6, CAP_SMALL | CAP_SUBGROUP)                                                   \
@@ -747,7 +751,8 @@ static uint8_t coopmat_size(struct device *d, int component)
     return best;
 }
 
-static uint32_t capability_bits(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupProperties *sg)
+static uint32_t capability_bits(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupProperties *sg,
+                                const VkPhysicalDeviceFloatControlsProperties *fc)
 {
     const VkSubgroupFeatureFlags basic = VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_ARITHMETIC_BIT |
                                          VK_SUBGROUP_FEATURE_SHUFFLE_BIT | VK_SUBGROUP_FEATURE_BALLOT_BIT;
@@ -764,6 +769,9 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     if (f->bfloat16.shaderBFloat16Type) bits |= CAP_BFLOAT16;
     if (f->v12.vulkanMemoryModel) bits |= CAP_MEMORY_MODEL;
     if (f->dot.shaderIntegerDotProduct) bits |= CAP_INT_DOT;
+    if (d->gate[GATE_HALF_CONVERSION] && fc->shaderRoundingModeRTEFloat16 && fc->shaderDenormPreserveFloat16 &&
+        fc->roundingModeIndependence != VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE &&
+        fc->denormBehaviorIndependence != VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE) bits |= CAP_HALF_CONVERSION;
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
         d->caps.subgroup >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
     if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel) {
@@ -845,7 +853,8 @@ static void choose_subgroup(struct device *d, const struct features *f, const Vk
 static void read_capabilities(struct device *d, const struct features *f, const bool has[EXT_COUNT])
 {
     VkPhysicalDeviceDriverProperties driver = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES };
-    VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &driver };
+    VkPhysicalDeviceFloatControlsProperties fc = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES, .pNext = &driver };
+    VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &fc };
     VkPhysicalDeviceSubgroupSizeControlProperties sizes = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, .pNext = &sg };
     VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES,
@@ -861,7 +870,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->max_allocation = (size_t)m3.maxMemoryAllocationSize;
     c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC];
     c->memory_budget = has[EXT_BUDGET];
-    c->bits = capability_bits(d, f, &sg);
+    c->bits = capability_bits(d, f, &sg, &fc);
     c->quirks = quirks_of(driver.driverID);
     choose_memory(d);
 }
@@ -2737,6 +2746,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
     X(DEQUANTIZE,  dequantize)                                                                                         \
     X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
     X(GATHER_MM,   gather_mm)                                                                                          \
+    X(MASKED_MM, masked_mm)                                                                                            \
     X(SEGMENTED_MM, segmented_mm)                                                                                      \
     X(HADAMARD,    hadamard)                                                                                           \
     X(GATHER_QMM,  gather_qmm)                                                                                         \
@@ -2767,7 +2777,7 @@ enum operation {
 
 /* What an operation needs besides its arrays. */
 struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
-struct matmul_params { float alpha, beta; };
+struct matmul_params { float alpha, beta; int block; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct fft_params { uint8_t kind, axis; bool inverse; int n; float scale; };
 struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
@@ -3194,7 +3204,7 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
-enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
+enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
 
 struct elementwise_push {
     uint32_t n, ndim, shape[PUSH_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][PUSH_DIMS], extra[2];
@@ -3293,6 +3303,18 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     return true;
 }
 
+/* Can eight elements of two bytes be taken at a time? misaligned: the bits of where operands begin. */
+static bool by_eights(const struct elementwise_params *p, struct array *const *a, uint32_t misaligned)
+{
+    return (p->kernel == K_UNARY || p->kernel == K_BINARY) && item_size(a[0]) == 2 && item_size(a[1]) == 2 && !(misaligned & 7);
+}
+
+static enum kernel_id kernel_of_eights(const struct encoder *e, uint16_t kernel, mlxvk_dtype t)
+{
+    enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : K_BINARY_HALF;
+    return t == MLXVK_FLOAT16 && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
+}
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
@@ -3303,10 +3325,10 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
     for (int k = 0; k < count; k++) {
         push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
-        if (!(scalars & (1u << k))) misaligned |= push.offset[k] & 3;
+        if (!(scalars & (1u << k))) misaligned |= push.offset[k];
     }
     if (walk_by_strides(e, p, a[1], scalars)) scalars = UINT32_MAX;
-    if (scalars != UINT32_MAX && small && !misaligned) {
+    if (scalars != UINT32_MAX && small && !(misaligned & 3)) {
         uint32_t each = 4 / (uint32_t)item_size(a[0]);
         mode = MODE_VECTOR;
         if (p->kernel == K_COPY && !scalars && to == from && !(push.n % each) && !((push.offset[0] | push.offset[1]) % (4 * each))) {
@@ -3316,6 +3338,10 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
             to = from = MLXVK_UINT32;
         }
         threads = push.n / 4 + (push.n & 3);
+        if (by_eights(p, a, misaligned)) {
+            mode = MODE_EIGHTS;
+            threads = push.n / 8 + (push.n & 7);
+        }
     } else if (scalars == UINT32_MAX || small) {
         mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
         scalars = 0;
@@ -3323,7 +3349,8 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
     note_walk(e, p, a, mode);
-    KERNEL(e, p->kernel, 256, mode, scalars, p->op, (uint32_t)to, (uint32_t)from);
+    KERNEL(e, mode == MODE_EIGHTS ? kernel_of_eights(e, p->kernel, to) : (enum kernel_id)p->kernel, 256, mode, scalars, p->op, (uint32_t)to,
+           (uint32_t)from);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(threads, 256));
 }
@@ -6602,7 +6629,7 @@ static void suit_strides(struct product *p)
     if (p->k == 1) { p->a_k = p->a_row != 1; p->b_k = p->b_col != 1; }
 }
 
-static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
+static struct product product_as_is(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
 {
     int i = out->ndim - 1;
     struct product p = { .array = { a, b, c, out }, .m = out->shape[i - 1], .n = out->shape[i], .k = a->shape[i],
@@ -6612,6 +6639,12 @@ static struct product product_of(struct array *a, struct array *b, struct array 
     for (i = 0; i < p.ndim; i++) p.shape[i] = out->shape[i];
     for (int k = 0; k < MATRICES; k++)
         for (i = 0; i < p.ndim && p.array[k]; i++) p.stride[k][i] = p.array[k]->strides[i];
+    return p;
+}
+
+static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
+{
+    struct product p = product_as_is(a, b, c, out, alpha, beta);
     merge_batch(&p);
     merge_rows(&p);
     suit_strides(&p);
@@ -6839,11 +6872,11 @@ static const struct tile_row tiled_rows[] = {
 };
 static const struct tile_row coopmat_rows[] = {
     { 128, 128, 32, 64, 64,  4, 0.68f },             /* threads: subgroups here */
-    { 128, 128, 16, 64, 64,  4, 0.68f },
     { 128,  64, 32, 64, 32,  4, 0.50f },
     {  64,  64, 32, 32, 32,  4, 0.40f },
     {  32,  64, 32, 16, 32,  4, 0.25f },
     { 128, 256, 32, 64, 64,  8, 0.68f },
+    { 128, 128, 16, 64, 64,  4, 0.68f },             /* the last: not for convolutions, which are a quarter slower by it */
 };
 static const struct tile_row coopmat2_rows[] = {
     { 128, 256, 64, 0, 0, 256, 1.09f },
@@ -7187,7 +7220,7 @@ static void gather_grouped(struct encoder *e, const struct product *p)
     enum kernel_id kernel = bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16;
     bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
     uint64_t each = (uint64_t)p->m * g->entries / g->weights;
-    const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 3 : 4]
+    const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3]
                                        : &tiled_rows[each > 96 && d->caps.type != VK_PHYSICAL_DEVICE_TYPE_CPU ? 0 : each > 40 ? 2 : 3];
     struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
     struct launch l = { .p = *p };
@@ -7310,6 +7343,35 @@ static void lower_segmented_mm(struct encoder *e, const struct node *n)
     array_release(copies[1]);
 }
 
+/* ---- block_masked_mm ---- */
+
+/* The product of what masks left, without the parts of K that they say to be zero, in the kernel for large ones in float32.
+ * in: a, b, and bool masks of the blocks of the result, a and b, or NULL. */
+static void lower_masked_mm(struct encoder *e, const struct node *n)
+{
+    struct array *arrays[MATRICES] = { n->in[0], n->in[1], NULL, n->out[0] };
+    struct product p = product_as_is(arrays[MAT_A], arrays[MAT_B], NULL, arrays[MAT_OUT], 1, 0);
+    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, whole = axis_to_split(e, arrays, MATRICES, 0) < 0;
+    uint32_t parts = 1, along = reading_order(&p), even;
+    const struct tile_row *r;
+    struct launch l;
+    if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > 16 * 65535 || p.n > 16 * 65535 || p.ndim > BATCH_DIMS ||
+        product_batches(&p) > e->device->caps.max_groups[2] || choose_kind(e, &p) != MATMUL_KIND_TILED) {
+        product_split(e, n, arrays);
+        return;
+    }
+    r = choose_tile(e, &p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
+    l = prepare(e, &p, cpu ? 1 : parts, r->bk);
+    even = even_operands(&l, along, 4);
+    l.push.batch[MAT_C][0] = (n->in[2] ? 1u : 0u) | (n->in[3] ? 2u : 0u) | (n->in[4] ? 4u : 0u);
+    l.push.batch[MAT_C][1] = (uint32_t)n->p.matmul.block;
+    if (n->in[2]) l.push.offset[MAT_C] = set_input(e, 3, n->in[2]);
+    if (n->in[3]) l.push.c_row = set_input(e, 4, n->in[3]);
+    if (n->in[4]) l.push.c_col = set_input(e, 5, n->in[4]);
+    KERNEL(e, K_MATMUL_MASKED, r->threads, (uint32_t)n->in[0]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, cpu ? 1 : r->bk);
+    launch_tiles(e, &p, &l, r);
+}
+
 /* ---- fronts ---- */
 
 /* A vector as a matrix of one row (at = 0) or one column (at = 1). */
@@ -7400,7 +7462,7 @@ static struct array *do_addmm(struct call *c, struct array *bias, struct array *
     out = output(c, ndim, shape, t);
     if (c->code || !out) return NULL;
     if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
-    append(c, OP_MATMUL, PARAMS(.matmul = { alpha, beta }), ARRAYS(a, b, beta != 0 ? bias : NULL), ARRAYS(out));
+    append(c, OP_MATMUL, PARAMS(.matmul = { .alpha = alpha, .beta = beta }), ARRAYS(a, b, beta != 0 ? bias : NULL), ARRAYS(out));
     return without_units(c, out, row, column);
 }
 
@@ -7581,6 +7643,30 @@ static struct array *apply_mask(struct call *c, struct array *x, struct array *m
     return do_binary(c, B_multiply, x, as_type(c, mask, x->dtype));
 }
 
+/* A product of matrices that masks have been applied to; those that are bool say what need not be multiplied. */
+static struct array *do_masked_product(struct call *c, struct array *a, struct array *b, int block, struct array *const masks[3])
+{
+    int ndim, shape[MAXD], blocks[3];
+    struct array *in[3] = { NULL }, *out;
+    if (c->code || !a || !b || !is_float(a->dtype) || dim_of(a, -1) != dim_of(b, -2)) return do_matmul(c, a, b);
+    if (!product_shape(c, a, b, &ndim, shape)) return NULL;
+    out = output(c, ndim, shape, a->dtype);
+    a = with_batch(c, a, ndim, shape);
+    b = with_batch(c, b, ndim, shape);
+    if (c->code || !a || !b) return NULL;
+    blocks[0] = (int)ceil_div((uint64_t)dim_of(a, -2), (uint64_t)block);
+    blocks[1] = (int)ceil_div((uint64_t)dim_of(a, -1), (uint64_t)block);
+    blocks[2] = (int)ceil_div((uint64_t)dim_of(b, -1), (uint64_t)block);
+    for (int i = 0; i < 3; i++) {
+        if (!masks[i] || masks[i]->dtype != MLXVK_BOOL) continue;
+        shape[ndim - 2] = blocks[i == 2];
+        shape[ndim - 1] = blocks[i == 1 ? 1 : 2];
+        in[i] = contiguous(c, broadcast(c, masks[i], ndim, shape));
+    }
+    append(c, OP_MASKED_MM, PARAMS(.matmul = { .alpha = 1, .block = block }), ARRAYS(a, b, in[0], in[1], in[2]), ARRAYS(out));
+    return out;
+}
+
 static struct array *do_block_masked_mm(struct call *c, struct array *a, struct array *b, int block, struct array *out,
                                         struct array *lhs, struct array *rhs)
 {
@@ -7597,7 +7683,7 @@ static struct array *do_block_masked_mm(struct call *c, struct array *a, struct 
     column = b->ndim == 1;
     a = apply_mask(c, as_matrix(c, as_type(c, a, t), 0), lhs, block);
     b = apply_mask(c, as_matrix(c, as_type(c, b, t), 1), rhs, block);
-    y = apply_mask(c, do_matmul(c, a, b), out, block);
+    y = apply_mask(c, do_masked_product(c, a, b, block, (struct array *const[3]){ out, lhs, rhs }), out, block);
     return without_units(c, contiguous(c, y), row, column);
 }
 
@@ -8185,7 +8271,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, bf16 = v->out->dtype == MLXVK_BFLOAT16;
     uint32_t type = (uint32_t)v->out->dtype, parts = 1, along = 2, even, lanes = e->device->caps.subgroup, epilogue;
     struct product p = conv_product(v);
-    const struct tile_row *r = matrices ? choose_tile(e, &p, coopmat_rows, COUNT(coopmat_rows), &parts)
+    const struct tile_row *r = matrices ? choose_tile(e, &p, coopmat_rows, COUNT(coopmat_rows) - 1, &parts)
                                         : choose_tile(e, &p, tiled_rows + (cpu ? 2 : 0), cpu ? 1 : COUNT(tiled_rows), &parts);
     struct array *sums = NULL;
     struct conv_push q;
@@ -8329,11 +8415,13 @@ static bool conv_pointwise(const struct conv *v)
 }
 
 /* Is Winograd's way faster? In multiplications, of which so many take the time of a byte of what lies between the steps: as
- * computed for GPUs whose caches do not hold it; CPUs' do. Products come by tiles of 64 rows. */
+ * measured on an H200, whose kind has as much memory as no other and is as fast to read, as computed for other GPUs, and for
+ * CPUs, whose caches hold it. Products come by tiles of 64 rows. */
 static bool winograd_pays(const struct encoder *e, const struct conv *v)
 {
     bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
-    double byte = cpu ? 1 : 8, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
+    bool large = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU && e->device->caps.memory_size >> 30 >= 64;
+    double byte = cpu ? 1 : large ? 2 : 8, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
     double plain = (double)(conv_rows(v) * conv_depth(v) * v->n), padded = (double)ceil_div((uint64_t)winograd_tiles(v), 64) * 64;
     double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
     return plain >= 1 << 26 && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;

@@ -164,7 +164,9 @@ typedef struct mlxvk_device_desc {
     mlxvk_error *error;              /* filled when mlxvk_device_create fails (there is no device to ask) */
 } mlxvk_device_desc;
 
-/* Makes a device. desc may be NULL. Errors: NO_LOADER, NO_DEVICE (the text says what to install), HOST_MEMORY, VULKAN. */
+/* Makes a device. desc may be NULL. Errors: NO_LOADER, NO_DEVICE (the text says what to install), HOST_MEMORY, VULKAN.
+ * Keep one open in a program that closes and opens devices over and over, or lists them: NVIDIA's driver starts 30 times in a
+ * process and no more, and it ends with the process's last VkInstance. */
 MLXVK_API int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc);
 /* The default device, made at first use; { NULL } when there is none. Not to be freed more often than got. */
 MLXVK_API mlxvk_device mlxvk_device_new(void);
@@ -185,8 +187,8 @@ MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const 
  * subgroup_size_least, subgroup_size_most), max_storage_buffer_range, shared_memory_size, unified
  * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own),
  * cooperative_matrix_size (of the tiles that a subgroup multiplies: 16, 8 or 0), and one per capability (1 or 0): int8,
- * int16, int64, float16, storage8, storage16, bfloat16, cooperative_matrix (of size 16), cooperative_matrix2,
- * push_descriptor, integer_dot_product.
+ * int16, int64, float16, storage8, storage16, half_conversion, bfloat16, cooperative_matrix (of size 16),
+ * cooperative_matrix2, push_descriptor, integer_dot_product.
  * Returns ARGUMENT for a key that there is not. */
 MLXVK_API int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key);
 MLXVK_API int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *key);

@@ -19,6 +19,8 @@ ACCESS(dst)
 ACCESS(a)
 ACCESS(b)
 LOCATE_TABLE(table)
+VECTORS(a, 1u)
+VECTORS(b, 2u)
 
 const uint ADD = 0, SUBTRACT = 1, MULTIPLY = 2, DIVIDE = 3, FLOOR_DIVIDE = 4, REMAINDER = 5, POWER = 6, MAXIMUM = 7,
     MINIMUM = 8, LOGADDEXP = 9, ARCTAN2 = 10, BITWISE_AND = 11, BITWISE_OR = 12, BITWISE_XOR = 13, LEFT_SHIFT = 14,
@@ -155,49 +157,61 @@ void write(uint to, uint at_a, uint at_b)
 #else
 float value(float x, float y)
 {
+    const uint type = TO;
     float r = x;
 #define X(op, result) if (OP == op) r = result;
     FUNCTIONS_OF_TWO(X)
 #undef X
-    if (OP == SILU_PRODUCT) r = x * sigmoid(x) * y;   // three operations, rounded once
+    if (OP == SILU_PRODUCT) r = x * (type == F32 ? sigmoid(x) : sigmoid_half(x)) * y;   // three operations, rounded once
     return r;
 }
-uint apply(uint p, uint q)
+bool has_value() { return is_float(FROM) && OP != MAXIMUM && OP != MINIMUM && !is_test(); }
+uvec4 values(uvec4 p, uvec4 q)
 {
-    uint r = p;
-    if (!is_float(FROM)) {
-        r = integer(sign_extend(p, FROM), sign_extend(q, FROM));
-        return TO == BOOL && r != 0u ? 1u : r;
-    }
-    float x = bits_to_float(p, FROM), y = bits_to_float(q, FROM);
+    float r[8];
+    uvec4 v;
+    for (uint k = 0u; k < LANES; k++) r[k] = value(number(p, k), number(q, k));
+    if (!put_numbers(v, r)) for (uint k = 0u; k < LANES; k++) put_element(v, k, float_to_bits(r[k], TO));
+    return v;
+}
+uint integers(uint p, uint q)
+{
+    uint r = integer(sign_extend(p, FROM), sign_extend(q, FROM));
+    return TO == BOOL && r != 0u ? 1u : r;
+}
+uint choice(uint p, uint q, float x, float y)                          // x and y: the numbers whose bits p and q are
+{
     bool x_nan = is_nan(x), y_nan = is_nan(y);
-    if (OP == MAXIMUM) r = x_nan || (x > y && !y_nan) ? p : q;
-    else if (OP == MINIMUM) r = x_nan || (x < y && !y_nan) ? p : q;
-    else if (is_test()) r = decide(x < y, x == y, x_nan || y_nan) || (OP == NAN_EQUAL && x_nan && y_nan) ? 1u : 0u;
-    else r = float_to_bits(value(x, y), TO);
-    return r;
+    if (OP == MAXIMUM) return x_nan || (x > y && !y_nan) ? p : q;
+    if (OP == MINIMUM) return x_nan || (x < y && !y_nan) ? p : q;
+    return decide(x < y, x == y, x_nan || y_nan) || (OP == NAN_EQUAL && x_nan && y_nan) ? 1u : 0u;
+}
+uvec4 choices(uvec4 p, uvec4 q)
+{
+    uvec4 v = uvec4(0u);
+    for (uint k = 0u; k < LANES; k++) {
+        uint a = element(p, k), b = element(q, k);
+        put_element(v, k, is_float(FROM) ? choice(a, b, number(p, k), number(q, k)) : integers(a, b));
+    }
+    return v;
 }
 #endif
 
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
-    bool four = MODE == 1u && i < n / 4u;
-    if (MODE == 1u && !four) i += n / 4u * 3u;                         // the leftover elements, one a thread
+    bool whole = LANES > 1u && i < n / LANES;
+    if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
-    uvec4 at = MODE >= 2u ? uvec4(0u) : uvec4(flat_at(i, 0u), flat_at(i, 1u), flat_at(i, 2u), 0u);
-    if (MODE == 2u) at = locate(i);
-    if (MODE == 3u) at = locate_table(i);
+    uvec4 at = MODE == 2u ? locate(i) : MODE == 3u ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), flat_at(i, 2u), 0u);
 #if defined(WIDE) || defined(COMPLEX)
     write(at.x, at.y, at.z);
 #else
-    uvec4 p, q;
-    if (four && (SCALARS & 2u) == 0u) p = load4_a(offset[1] / 4u + i, FROM);
-    else p = uvec4(load_a(at.y, FROM));
-    if (four && (SCALARS & 4u) == 0u) q = load4_b(offset[2] / 4u + i, FROM);
-    else q = uvec4(load_b(at.z, FROM));
-    for (int k = 0; k < (MODE == 1u ? 4 : 1); k++) p[k] = apply(p[k], q[k]);
-    if (four) store4_dst(offset[0] / 4u + i, TO, p);
-    else store_dst(at.x, TO, p.x);
+    uvec4 p = fetch_a(whole, i, at.y), q = fetch_b(whole, i, at.z), v = uvec4(0u);
+    if (has_value()) v = values(p, q);
+    else v = choices(p, q);
+    if (!whole) store_dst(at.x, TO, v.x);
+    else if (MODE == 4u) dst128[offset[0] / 8u + i] = v;
+    else store4_dst(offset[0] / 4u + i, TO, v);
 #endif
 }

@@ -22,6 +22,7 @@ uint join_halves(const uint a, const uint b) { return (a & 0xffffu) | b << 16; }
 #define X(op, result) \
     uint real_##op(const uint p, const uint from, const uint to) { \
         float x = bits_to_float(p, from); \
+        const uint type = to; \
         return is_nan(x) ? p : float_to_bits(result, to); }
 FUNCTIONS_OF_ONE(X)
 #undef X
@@ -41,6 +42,7 @@ TESTS(X)
 #define X(op, result) \
     uint real_##op(const uint p, const uint q, const uint from, const uint to) { \
         float x = bits_to_float(p, from), y = bits_to_float(q, from); \
+        const uint type = to; \
         return float_to_bits(result, to); }
 FUNCTIONS_OF_TWO(X)
 #undef X

@@ -17,6 +17,16 @@ uvec2 halves_of(vec4 x, uint t)
     if (t == BF16) return bf16_of_four(x);
     return uvec2(float_to_bits(x.x, t) | (float_to_bits(x.y, t) << 16), float_to_bits(x.z, t) | (float_to_bits(x.w, t) << 16));
 }
+uvec4 eight_halves(vec4 a, vec4 b, uint t)                             // with one test for NaN
+{
+    vec4 sum = a + b;
+    if (t != BF16 || is_nan((sum.x + sum.y) + (sum.z + sum.w))) return uvec4(halves_of(a, t), halves_of(b, t));
+    uvec4 u = floatBitsToUint(a), v = floatBitsToUint(b);
+    u += 0x7fffu + ((u >> 16) & 1u);
+    v += 0x7fffu + ((v >> 16) & 1u);
+    return uvec4((u.x >> 16) | (u.y & 0xffff0000u), (u.z >> 16) | (u.w & 0xffff0000u),
+                 (v.x >> 16) | (v.y & 0xffff0000u), (v.z >> 16) | (v.w & 0xffff0000u));
+}
 #define EIGHTS(name) \
     eight load8_##name(uint i, uint t) { \
         if (t == F32) return eight(uintBitsToFloat(name##128[i / 4u]), uintBitsToFloat(name##128[i / 4u + 1u])); \
@@ -24,6 +34,6 @@ uvec2 halves_of(vec4 x, uint t)
         return eight(four_halves(w.xy, t), four_halves(w.zw, t)); } \
     void store8_##name(uint i, uint t, eight x) { \
         if (t == F32) { name##128[i / 4u] = floatBitsToUint(x.a); name##128[i / 4u + 1u] = floatBitsToUint(x.b); } \
-        else name##128[i / 8u] = uvec4(halves_of(x.a, t), halves_of(x.b, t)); }
+        else name##128[i / 8u] = eight_halves(x.a, x.b, t); }
 
 #endif

@@ -1,14 +1,22 @@
 // The access shapes of element-by-element kernels. Element i of the result, in row-major order, is at
-// flat:    operand[i], or operand[0] for those marked scalar; four at a time where VECTOR
+// flat:    operand[i], or operand[0] for those marked scalar; four at a time, or eight of two bytes
 // strided: offset + sum of coordinates times strides, up to 4 dimensions in push constants, more in a table
 #ifndef ELEMENTWISE_GLSL
 #define ELEMENTWISE_GLSL
 #include "common.glsl"
-layout(constant_id = 1) const uint MODE = 0;          // 0 flat, 1 flat by fours, 2 strided, 3 strided by table
+// HALF: the device itself converts between f16 and float32, with denormals, and to nearest even.
+#ifdef HALF
+#extension GL_EXT_spirv_intrinsics : require
+spirv_execution_mode(capabilities = [4464], 4459, 16);                 // DenormPreserve
+spirv_execution_mode(capabilities = [4467], 4462, 16);                 // RoundingModeRTE
+#endif
+layout(constant_id = 1) const uint MODE = 0;          // 0 flat, 1 flat by fours, 2 strided, 3 strided by table, 4 flat by eights
 layout(constant_id = 2) const uint SCALARS = 0;       // bit k: operand k is one element (flat modes)
 layout(constant_id = 3) const uint OP = 0;
 layout(constant_id = 4) const uint TO = 10;           // the result's dtype
 layout(constant_id = 5) const uint FROM = 10;         // the operands' dtype
+
+const uint LANES = MODE == 4u ? 8u : MODE == 1u ? 4u : 1u;   // elements a thread
 
 layout(push_constant) uniform Push {
     uint n, ndim;
@@ -40,4 +48,45 @@ uvec4 locate(uint i)
         } \
         return at; }
 uint flat_at(uint i, uint operand) { return offset[operand] + ((SCALARS >> operand & 1u) != 0u ? 0u : i); }
+
+// A thread's elements: one a word, by eights two. `whole`: not one of the leftover elements, which is at `at`.
+#define VECTORS(name, operand) \
+    uvec4 fetch_##name(bool whole, uint i, uint at) { \
+        if (!whole || (SCALARS >> operand & 1u) != 0u) return uvec4(load_##name(at, FROM) * (MODE == 4u ? 0x10001u : 1u)); \
+        return MODE == 4u ? name##128[offset[operand] / 8u + i] : load4_##name(offset[operand] / 4u + i, FROM); }
+uint element(uvec4 w, uint k) { return MODE != 4u ? w[k & 3u] : (k & 1u) == 0u ? w[k >> 1] & 0xffffu : w[k >> 1] >> 16; }
+float number(uvec4 w, uint k)
+{
+    if (MODE == 4u && FROM == BF16) return uintBitsToFloat((k & 1u) == 0u ? w[k >> 1] << 16 : w[k >> 1] & 0xffff0000u);
+#ifdef HALF
+    if (MODE == 4u && FROM == F16) return unpackHalf2x16(w[k >> 1])[k & 1u];
+#endif
+    return bits_to_float(element(w, k), FROM);
+}
+void put_element(inout uvec4 w, uint k, uint raw)
+{
+    if (MODE != 4u) w[k & 3u] = raw;
+    else if ((k & 1u) == 0u) w[k >> 1] = raw & 0xffffu;
+    else w[k >> 1] |= raw << 16;
+}
+// Eight numbers to 16 bits, with one test for NaN: was there none? Else, and where only bits can do it, nothing is put.
+bool put_numbers(out uvec4 w, float r[8])
+{
+    w = uvec4(0u);
+#ifndef HALF
+    if (TO != BF16) return false;
+#endif
+    if (MODE != 4u || is_nan(((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7])))) return false;
+    for (uint k = 0u; k < 4u; k++) {
+#ifdef HALF
+        w[k] = packHalf2x16(vec2(r[2u * k], r[2u * k + 1u]));
+#else
+        uint a = floatBitsToUint(r[2u * k]), b = floatBitsToUint(r[2u * k + 1u]);
+        a += 0x7fffu + ((a >> 16) & 1u);
+        b += 0x7fffu + ((b >> 16) & 1u);
+        w[k] = (a >> 16) | (b & 0xffff0000u);
+#endif
+    }
+    return true;
+}
 #endif

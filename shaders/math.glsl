@@ -33,19 +33,27 @@ float sqrt_of(float x)
     return is_finite(c) ? c : r;
 }
 
-// 2^k e^x, |k| <= 1
-float exp_scaled(float x, int k)
+// e^f, |f| <= log(2) / 2
+float exp_small(float f)
 {
-    float t = clamp(x, -104.0, 90.0);
-    precise float j = roundEven(t * 1.44269502), f = t - j * 0.693145752 - j * 1.42860677e-6;   // the first product is exact
     float r = 1.37805939e-3;
     r = fma(r, f, 8.37312452e-3);
     r = fma(r, f, 4.16695364e-2);
     r = fma(r, f, 1.66664720e-1);
     r = fma(r, f, 4.99999851e-1);
     r = fma(r, f, 1.0);
-    r = fma(r, f, 1.0);
-    return is_nan(x) ? x : scale(r, int(j) + k);
+    return fma(r, f, 1.0);
+}
+// 2^k e^x, |k| <= 1
+float exp_scaled(float x, int k)
+{
+    if (abs(x) < 86.0) {                                               // j: in the lowest bits of u, and added to the exponent
+        precise float u = x * 1.44269502 + 12582912.0, j = u - 12582912.0, f = x - j * 0.693145752 - j * 1.42860677e-6;
+        return uintBitsToFloat(floatBitsToUint(exp_small(f)) + ((floatBitsToUint(u) + uint(k)) << 23));
+    }
+    float t = clamp(x, -104.0, 90.0);
+    precise float j = roundEven(t * 1.44269502), f = t - j * 0.693145752 - j * 1.42860677e-6;   // the first product is exact
+    return is_nan(x) ? x : scale(exp_small(f), int(j) + k);
 }
 float exp_of(float x) { return exp_scaled(x, 0); }
 

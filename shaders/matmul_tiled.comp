@@ -4,6 +4,7 @@
 // thread TM x TN of them, as patches of 4 x 4 that lie a patch of all threads apart. The next tile is on its way from memory
 // while one is multiplied. Threads = BM / TM * BN / TN, with BN / TN a multiple of 8 and BM / TM one of 4.
 // GROUPED: rows by the matrix that index arrays say they meet (grouped.glsl); a is read along its rows.
+// MASKED: masks of blocks say what is zero, and steps of K are left out in which one of a's or b's tile is nothing else.
 #include "matmul.glsl"
 layout(constant_id = 3) const uint BM = 64;
 layout(constant_id = 4) const uint BN = 64;
@@ -117,6 +118,51 @@ void fetch(Place p, uvec2 at, uint k)
 }
 #endif
 
+#ifdef MASKED
+#define masks batch_c[0]                               // bits: of the result, a, b; row-major for all matrices, a byte a block
+#define block batch_c[1]                               // rows and columns; multiples of BK
+const uint STEPS = 4096;                               // of K; what is beyond them is not left out
+shared uint live[STEPS / 32];
+
+bool kept(uint at) { return (c32[at / 4u] >> at % 4u * 8u & 0xffu) != 0u; }
+bool kept_a(uint at) { return (lhs32[at / 4u] >> at % 4u * 8u & 0xffu) != 0u; }
+bool kept_b(uint at) { return (rhs32[at / 4u] >> at % 4u * 8u & 0xffu) != 0u; }
+
+void find_live(Place p, uvec2 at)
+{
+    uint t = gl_LocalInvocationID.x, matrix = gl_WorkGroupID.z / (EPILOGUE == 2u ? (K + part - 1u) / part : 1u);
+    uint down = (M - 1u) / block + 1u, across = (N - 1u) / block + 1u, deep = (K - 1u) / block + 1u;
+    uvec2 first = at / block, last = (min(at + uvec2(BM, BN), uvec2(M, N)) - 1u) / block;
+    bool wanted = (masks & 1u) == 0u;
+    for (uint i = first.x; i <= last.x; i++)
+        for (uint j = first.y; j <= last.y && !wanted; j++) wanted = kept(offset_c + (matrix * down + i) * across + j);
+    for (uint i = t; i < STEPS / 32; i += THREADS) live[i] = 0u;
+    barrier();
+    for (uint s = t; wanted && s < STEPS && p.low + s * BK < p.high; s += THREADS) {
+        uint k = (p.low + s * BK) / block;
+        bool a = (masks & 2u) == 0u, b = (masks & 4u) == 0u;
+        for (uint i = first.x; i <= last.x && !a; i++) a = kept_a(c_row + (matrix * down + i) * deep + k);
+        for (uint j = first.y; j <= last.y && !b; j++) b = kept_b(c_col + (matrix * deep + k) * across + j);
+        if (a && b) atomicOr(live[s / 32u], 1u << s % 32u);
+    }
+    barrier();
+}
+
+uint next_live(Place p, uint k)
+{
+    for (; k < p.high; k += BK) {
+        uint s = (k - p.low) / BK;
+        if (s >= STEPS || (live[s / 32u] >> s % 32u & 1u) != 0u) return k;
+    }
+    return p.high;
+}
+#define FIRST_STEP next_live(p, p.low)
+#define NEXT_STEP(k) k < p.high ? next_live(p, k + BK) : k + BK
+#else
+#define FIRST_STEP p.low
+#define NEXT_STEP(k) k + BK
+#endif
+
 void main()
 {
     uint t = gl_LocalInvocationID.x, lane = t % 32u, warp = t / 32u;
@@ -133,9 +179,12 @@ void main()
     vec4 sum[TM * TN / 4];
     [[unroll]] for (uint i = 0; i < TM * TN / 4; i++) sum[i] = vec4(0.0);
     start(p, at);
-
-    for (uint k = p.low; k < p.high + BK; k += BK) {
-        if (k > p.low) {
+#ifdef MASKED
+    find_live(p, at);
+#endif
+    uint begin = FIRST_STEP;
+    for (uint k = begin; k < p.high + BK; k = NEXT_STEP(k)) {
+        if (k > begin) {
             barrier();
             [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
                 uvec2 s = spot(t + i * THREADS, A_ALONG_K, BM);
@@ -150,7 +199,7 @@ void main()
             barrier();
         }
         if (k < p.high) fetch(p, at, k);
-        if (k > p.low)
+        if (k > begin)
             for (uint i = 0; i < BK; i += UNROLL) [[unroll]] for (uint u = 0; u < UNROLL; u++) {
                 vec4 x[TM / 4], y[TN / 4];
                 [[unroll]] for (uint j = 0; j < TM / 4; j++) x[j] = tile_a[(i + u) * STEP_A + j * ROWS + ty];

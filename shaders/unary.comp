@@ -17,6 +17,7 @@ BUFFER(2, table)
 ACCESS(dst)
 ACCESS(src)
 LOCATE_TABLE(table)
+VECTORS(src, 1u)
 
 const uint ABS = 0, NEGATIVE = 1, SIGN = 2, SQUARE = 3, LOGICAL_NOT = 4, BITWISE_INVERT = 5, FLOOR = 6, CEIL = 7,
     CONJUGATE = 8, REAL = 9, IMAG = 10, SQRT = 11, RSQRT = 12, RECIPROCAL = 13, EXP = 14, EXPM1 = 15, LOG = 16, LOG2 = 17,
@@ -111,6 +112,7 @@ bool test(float x)
 }
 float value(float x)
 {
+    const uint type = TO;
     float r = x;
     if (OP == SIGN) r = sign_of(x);
 #define X(op, result) if (OP == op) r = result;
@@ -118,39 +120,40 @@ float value(float x)
 #undef X
     return r;
 }
+bool has_value() { return is_float(FROM) && TO != BOOL && OP != ABS && OP != NEGATIVE; }
+uvec4 values(uvec4 w)
+{
+    float r[8];
+    uvec4 v;
+    for (uint k = 0u; k < LANES; k++) r[k] = value(number(w, k));
+    if (!put_numbers(v, r))
+        for (uint k = 0u; k < LANES; k++)
+            put_element(v, k, !is_nan(number(w, k)) ? float_to_bits(r[k], TO) : OP == SIGN ? 0u : element(w, k));
+    return v;
+}
 uint apply(uint raw)
 {
-    uint r = raw, sign = FROM == F32 ? 0x80000000u : 0x8000u;
-    if (!is_float(FROM)) r = integer(sign_extend(raw, FROM));
-    else if (OP == ABS) r = raw & ~sign;
-    else if (OP == NEGATIVE) r = raw ^ sign;
-    else {
-        float x = bits_to_float(raw, FROM);
-        if (TO == BOOL) r = test(x) ? 1u : 0u;
-        else if (!is_nan(x)) r = float_to_bits(value(x), TO);
-        else if (OP == SIGN) r = 0u;
-    }
-    return r;
+    uint sign = FROM == F32 ? 0x80000000u : 0x8000u;
+    if (!is_float(FROM)) return integer(sign_extend(raw, FROM));
+    return OP == ABS ? raw & ~sign : OP == NEGATIVE ? raw ^ sign : test(bits_to_float(raw, FROM)) ? 1u : 0u;
 }
 #endif
 
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
-    bool four = MODE == 1u && i < n / 4u;
-    if (MODE == 1u && !four) i += n / 4u * 3u;                         // the leftover elements, one a thread
+    bool whole = LANES > 1u && i < n / LANES;
+    if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
-    uvec4 at = MODE >= 2u ? uvec4(0u) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
-    if (MODE == 2u) at = locate(i);
-    if (MODE == 3u) at = locate_table(i);
+    uvec4 at = MODE == 2u ? locate(i) : MODE == 3u ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
 #if defined(WIDE) || defined(COMPLEX)
     write(at.x, at.y);
 #else
-    uvec4 v;
-    if (four && (SCALARS & 2u) == 0u) v = load4_src(offset[1] / 4u + i, FROM);
-    else v = uvec4(load_src(at.y, FROM));
-    for (int k = 0; k < (MODE == 1u ? 4 : 1); k++) v[k] = apply(v[k]);
-    if (four) store4_dst(offset[0] / 4u + i, TO, v);
-    else store_dst(at.x, TO, v.x);
+    uvec4 w = fetch_src(whole, i, at.y), v = uvec4(0u);
+    if (has_value()) v = values(w);
+    else for (uint k = 0u; k < LANES; k++) put_element(v, k, apply(element(w, k)));
+    if (!whole) store_dst(at.x, TO, v.x);
+    else if (MODE == 4u) dst128[offset[0] / 8u + i] = v;
+    else store4_dst(offset[0] / 4u + i, TO, v);
 #endif
 }

@@ -19,6 +19,7 @@ struct Block {
   mlxvk_array array{};       // a handle on the device's copy
   void* host = nullptr;
   size_t size = 0;           // bytes that MLX asked for
+  size_t charged = 0;        // of these, as the host's alone
   bool on_host = false;      // the host's copy is right
   std::atomic<void*> direct{nullptr};   // the device's copy, mapped
   std::mutex mutex;          // of the two copies
@@ -58,6 +59,32 @@ static std::string device_error(int code) {
   return error.text[0] ? error.text : mlxvk_result_text(code);
 }
 
+/* ---- what the host alone holds: MLX counts it, too, in the steps of the device's memory ---- */
+
+static struct { std::atomic<size_t> held{0}, least{0}, most{0}; } host_only;   // most: with the device's, where this grew
+
+static size_t device_value(int (*get)(size_t*, mlxvk_device)) {
+  size_t value = 0;
+  if (has_device()) get(&value, device());
+  return value;
+}
+
+static void charge(Block& b) {
+  const size_t step = b.size > 16384 ? 16384 : 256;
+  b.charged = (b.size + step - 1) / step * step;
+  const size_t both = (host_only.held += b.charged) + device_value(mlxvk_device_get_active_memory);
+  size_t most = host_only.most;
+  while (both > most && !host_only.most.compare_exchange_weak(most, both)) {}
+}
+
+static void discharge(Block& b) {
+  if (!b.charged) return;
+  const size_t held = host_only.held -= b.charged;
+  size_t least = host_only.least;
+  while (held < least && !host_only.least.compare_exchange_weak(least, held)) {}
+  b.charged = 0;
+}
+
 /* ---- the host's copy ---- */
 
 /* The bytes' count as new_bytes() takes them. */
@@ -90,7 +117,13 @@ static void download(Block& b) {
   b.on_host = true;
 }
 
-static int upload(Block& b) { return b.on_device() ? 0 : new_bytes(&b.array, b.host, whole(b.size)); }
+static int upload(Block& b) {
+  if (b.on_device()) return 0;
+  discharge(b);
+  int code = new_bytes(&b.array, b.host, whole(b.size));
+  if (code) charge(b);
+  return code;
+}
 
 /* The host's pointer, to read and to write. */
 static void* host_pointer(Block& b) {
@@ -105,6 +138,7 @@ static void* host_pointer(Block& b) {
       if (!b.on_host) download(b);
       mlxvk_array_free(b.array);
       b.array = {};
+      charge(b);
       return b.host;
     }
   }
@@ -219,6 +253,7 @@ class VulkanAllocator : public allocator::Allocator {
       b->host = std::malloc(whole(size) + 1);
       b->on_host = true;
       code = b->host ? 0 : MLXVK_ERROR_HOST_MEMORY;
+      if (!code && has_device()) charge(*b);
     }
     if (!code) return allocator::Buffer(b);
     delete b;
@@ -229,6 +264,7 @@ class VulkanAllocator : public allocator::Allocator {
   void free(allocator::Buffer buffer) override {
     auto* b = static_cast<Block*>(buffer.ptr());
     if (!b) return;
+    discharge(*b);
     mlxvk_array_free(b->array);
     std::free(b->host);
     delete b;
@@ -255,12 +291,6 @@ void* Buffer::raw_ptr() { return ptr_ ? mlxvk_mlx::host_pointer(*static_cast<mlx
 
 }  // namespace allocator
 
-static size_t memory_value(int (*get)(size_t*, mlxvk_device)) {
-  size_t value = 0;
-  if (mlxvk_mlx::has_device()) get(&value, mlxvk_mlx::device());
-  return value;
-}
-
 static size_t set_memory_value(int (*set)(size_t*, size_t, mlxvk_device), size_t limit) {
   size_t old = 0;
   int code = mlxvk_mlx::has_device() ? set(&old, limit, mlxvk_mlx::device()) : 0;
@@ -268,14 +298,21 @@ static size_t set_memory_value(int (*set)(size_t*, size_t, mlxvk_device), size_t
   return old;
 }
 
-size_t get_active_memory() { return memory_value(mlxvk_device_get_active_memory); }
-size_t get_peak_memory() { return memory_value(mlxvk_device_get_peak_memory); }
-size_t get_cache_memory() { return memory_value(mlxvk_device_get_cache_memory); }
-size_t get_memory_limit() { return memory_value(mlxvk_device_get_memory_limit); }
+size_t get_active_memory() { return mlxvk_mlx::device_value(mlxvk_device_get_active_memory) + mlxvk_mlx::host_only.held.load(); }
+size_t get_peak_memory() {
+  const size_t peak = mlxvk_mlx::device_value(mlxvk_device_get_peak_memory), most = mlxvk_mlx::host_only.most;
+  return std::max(peak ? peak + mlxvk_mlx::host_only.least.load() : 0, most);
+}
+size_t get_cache_memory() { return mlxvk_mlx::device_value(mlxvk_device_get_cache_memory); }
+size_t get_memory_limit() { return mlxvk_mlx::device_value(mlxvk_device_get_memory_limit); }
 size_t set_memory_limit(size_t limit) { return set_memory_value(mlxvk_device_set_memory_limit, limit); }
 size_t set_cache_limit(size_t limit) { return set_memory_value(mlxvk_device_set_cache_limit, limit); }
 size_t set_wired_limit(size_t limit) { return set_memory_value(mlxvk_device_set_wired_limit, limit); }
-void reset_peak_memory() { if (mlxvk_mlx::has_device()) mlxvk_device_reset_peak_memory(mlxvk_mlx::device()); }
+void reset_peak_memory() {
+  mlxvk_mlx::host_only.most = 0;
+  mlxvk_mlx::host_only.least = mlxvk_mlx::host_only.held.load();
+  if (mlxvk_mlx::has_device()) mlxvk_device_reset_peak_memory(mlxvk_mlx::device());
+}
 void clear_cache() { if (mlxvk_mlx::has_device()) mlxvk_device_clear_cache(mlxvk_mlx::device()); }
 
 }  // namespace mlx::core

@@ -467,3 +467,31 @@ def test_device_info():
     info = mx.metal.device_info() if hasattr(mx.metal, "device_info") else mx.device_info()
     assert info["memory_size"] > 0 and 0 < info["max_recommended_working_set_size"] <= info["memory_size"] and info["max_buffer_length"] > 0
     assert isinstance(info["device_name"], str) and isinstance(info["architecture"], str)
+
+
+COUNTED_ONCE = """
+import mlx.core as mx, numpy as np
+size = 4 << 20
+before = mx.get_active_memory()
+x = mx.array(np.ones(1 << 20, np.float32))
+assert mx.get_active_memory() - before == size                  # wherever it lies
+total = mx.sum(x); mx.eval(total); mx.synchronize()
+assert size <= mx.get_active_memory() - before < size + 65536   # on its way to the GPU, once
+assert mx.get_peak_memory() < before + 1.5 * size
+np.array(x, copy=False)[0] = 2
+assert mx.sum(x).item() == (1 << 20) + 1
+del x, total; mx.synchronize()
+assert mx.get_active_memory() - before < 65536
+mx.reset_peak_memory()
+assert mx.get_peak_memory() == 0
+scale = mx.array(2.0)
+for _ in range(2):                                              # what is donated costs nothing
+    y = mx.array(np.ones(1 << 20, np.float32)) * scale; mx.eval(y); mx.synchronize(); del y
+    assert size <= mx.get_peak_memory() < 1.5 * size + before
+print("counted")
+"""
+
+
+@pytest.mark.parametrize("staging", ("0", "1"))
+def test_what_the_host_holds_is_counted_once(staging):
+    assert "counted" in run(COUNTED_ONCE, MLX_VK_FORCE_STAGING=staging).stdout

@@ -36,8 +36,8 @@ mlxvk_device open_device(const char *gates);
 /* One that nobody else has: for tests that count, or that look at how a device begins or ends. */
 mlxvk_device open_new_device(const char *gates);
 mlxvk_stream open_stream(mlxvk_device device);
-/* mlxvk_device_create. NVIDIA's driver refuses a process's 31st VkInstance, even where all others are gone: what makes one
- * counts it, and fails the test beyond MOST_INSTANCES. */
+/* mlxvk_device_create. NVIDIA's driver refuses a process's 31st VkInstance where none of those before lives on: what makes
+ * one counts it, and fails the test beyond MOST_INSTANCES. */
 enum { MOST_INSTANCES = 25 };
 int create_device(mlxvk_device *res, const mlxvk_device_desc *desc);
 void count_instance(void);

@@ -121,7 +121,7 @@ static void test_info(void **state)
     };
     static const char *const flags[] = {
         "unified", "int8", "int16", "int64", "float16", "storage8", "storage16", "bfloat16", "cooperative_matrix",
-        "cooperative_matrix2", "push_descriptor", "integer_dot_product",
+        "cooperative_matrix2", "push_descriptor", "integer_dot_product", "half_conversion",
     };
     mlxvk_device d = open_device(NULL);
     const char *text = NULL;

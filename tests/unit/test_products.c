@@ -522,6 +522,61 @@ static void test_segments_edges(void **state)
     mlxvk_device_free(d);
 }
 
+static void find_masked(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user)
+{
+    (void)nanoseconds;
+    if (!strcmp(kernel, "matmul_masked")) *(uint64_t *)user += count;
+}
+
+/* Random bool masks of two products of several tiles, one of them, or all: what is left out is zero. */
+static void test_block_masks_large(void **state)
+{
+    enum { M = 150, K = 200, N = 140, BATCH = 2 };
+    struct rng r = { 47 };
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    float *x, *w, *want = malloc(BATCH * M * N * sizeof *want);
+    mlxvk_array a = random_array(&r, &x, (int[]){ BATCH, M, K }, 3, MLXVK_FLOAT32, s), b = random_array(&r, &w, (int[]){ K, N }, 2, MLXVK_FLOAT32, s);
+    mlxvk_array y = mlxvk_array_new();
+    uint64_t count = 0, before = 0;
+    (void)state;
+    assert_non_null(want);
+    mlxvk_kernel_stats(d, find_masked, &before);
+    for (int round = 0; round < 5; round++) {
+        int block = round % 2 ? 64 : 32, down = (M - 1) / block + 1, deep = (K - 1) / block + 1, across = (N - 1) / block + 1;
+        uint8_t keep[3][BATCH * 7 * 7];
+        mlxvk_array mask[3] = { { NULL }, { NULL }, { NULL } };
+        const int shapes[3][3] = { { BATCH, down, across }, { 1, down, deep }, { 1, deep, across } };
+        for (int k = 0; k < 3; k++) {
+            memset(keep[k], 1, sizeof keep[k]);
+            if (round > 1 && round - 2 != k) continue;
+            for (int i = 0; i < BATCH * 7 * 7; i++) keep[k][i] = (uint8_t)random_chance(&r, round ? 50 : 20);
+            OK(mlxvk_array_new_data_device(&mask[k], keep[k], shapes[k], 3, MLXVK_BOOL, d), s);
+        }
+        OK(mlxvk_block_masked_mm(&y, a, b, block, mask[0], mask[1], mask[2], s), s);
+        for (int i = 0; i < BATCH * M * N; i++) {
+            int matrix = i / (M * N), row = i / N % M, column = i % N;
+            double sum = 0;
+            for (int l = 0; l < K; l++)
+                if (keep[1][row / block * deep + l / block] && keep[2][l / block * across + column / block])
+                    sum += (double)x[(matrix * M + row) * K + l] * w[l * N + column];
+            want[i] = keep[0][(matrix * down + row / block) * across + column / block] ? (float)sum : 0;
+        }
+        expect_floats(y, want, BATCH * M * N, 1e-5, 1e-4, s);
+        for (int k = 0; k < 3; k++) mlxvk_array_free(mask[k]);
+    }
+    mlxvk_kernel_stats(d, find_masked, &count);
+    assert_int_equal(count - before, 5);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    free(x);
+    free(w);
+    free(want);
+}
+
 /* a's first block holds NaN, which a bool mask takes away; a vector meets the other masks. */
 static void test_block_masks(void **state)
 {
@@ -785,7 +840,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_gather_mm_vector), cmocka_unit_test(test_gather_mm_tiled), cmocka_unit_test(test_gather_mm_matrices),
         cmocka_unit_test(test_gather_many), cmocka_unit_test(test_gather_edges), cmocka_unit_test(test_hadamard),
         cmocka_unit_test(test_segments), cmocka_unit_test(test_segments_tiled), cmocka_unit_test(test_segments_edges),
-        cmocka_unit_test(test_block_masks), cmocka_unit_test(test_qqmm_scales),
+        cmocka_unit_test(test_block_masks), cmocka_unit_test(test_block_masks_large), cmocka_unit_test(test_qqmm_scales),
         cmocka_unit_test(test_einsum), cmocka_unit_test(test_einsum_texts), cmocka_unit_test(test_contractions),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -14,6 +14,7 @@ static const struct profile { const char *capability, *gates; uint32_t declared,
     { "int16", "MLX_VK_ENABLE_INT16=0", 22, 0 },
     { "int64", "MLX_VK_ENABLE_INT64=0", 11, 0 },
     { "float16", "MLX_VK_ENABLE_FLOAT16=0", 9, 0 },
+    { "half_conversion", "MLX_VK_ENABLE_HALF_CONVERSION=0", 0, 0 },
     { "subgroup", "MLX_VK_ENABLE_SUBGROUP=0", 61, 0 },
     { "cooperative_matrix", "MLX_VK_ENABLE_COOPERATIVE_MATRIX=0", 6022, 0 },
     { "integer_dot_product", "MLX_VK_ENABLE_INTEGER_DOT=0", 6019, 0 },
@@ -22,7 +23,7 @@ static const struct profile { const char *capability, *gates; uint32_t declared,
 static const char all_off[] =
     "MLX_VK_ENABLE_STORAGE8=0 MLX_VK_ENABLE_STORAGE16=0 MLX_VK_ENABLE_INT8=0 MLX_VK_ENABLE_INT16=0 MLX_VK_ENABLE_INT64=0 "
     "MLX_VK_ENABLE_FLOAT16=0 MLX_VK_ENABLE_SUBGROUP=0 MLX_VK_ENABLE_COOPERATIVE_MATRIX=0 MLX_VK_ENABLE_INTEGER_DOT=0 "
-    "MLX_VK_ENABLE_PUSH_DESCRIPTORS=0";
+    "MLX_VK_ENABLE_PUSH_DESCRIPTORS=0 MLX_VK_ENABLE_HALF_CONVERSION=0";
 
 static size_t info(mlxvk_device d, const char *key)
 {
