@@ -199,6 +199,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
     X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1, "float16 to float32 and back by the device, where it keeps every bit") \
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
+    X(GRID,          "MLX_VK_MAX_GRID",                  0, "workgroups along each dimension of a grid, where that is less than the device's (0: those)") \
     X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
@@ -825,7 +826,10 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
         c->max_range = min_size(c->max_range, max_size((size_t)d->gate[GATE_BINDING_RANGE], 4 * c->offset_align));
     c->max_elements = min_size(c->max_range, (size_t)1 << 31);
     c->max_threads = min_u32(p->limits.maxComputeWorkGroupInvocations, p->limits.maxComputeWorkGroupSize[0]);
-    for (int i = 0; i < 3; i++) c->max_groups[i] = p->limits.maxComputeWorkGroupCount[i];
+    for (int i = 0; i < 3; i++) {
+        c->max_groups[i] = p->limits.maxComputeWorkGroupCount[i];
+        if (d->gate[GATE_GRID] > 0) c->max_groups[i] = min_u32(c->max_groups[i], (uint32_t)d->gate[GATE_GRID]);
+    }
     c->shared_memory = p->limits.maxComputeSharedMemorySize;
     c->push_size = p->limits.maxPushConstantsSize;
     c->timestamp_ns = p->limits.timestampPeriod;
@@ -2467,7 +2471,7 @@ static void dispatch_groups(struct encoder *e, uint64_t groups)
     uint32_t x, y, z;
     if (!groups) { encoder_reset(e); return; }
     x = groups < limit[0] ? (uint32_t)groups : limit[0] < 32768 ? limit[0] : 32768;
-    y = (uint32_t)min_size((size_t)((groups + x - 1) / x), 32768);
+    y = (uint32_t)min_size((size_t)((groups + x - 1) / x), min_u32(limit[1], 32768));
     z = (uint32_t)((groups + (uint64_t)x * y - 1) / ((uint64_t)x * y));
     dispatch(e, x, y, z);
 }
@@ -3369,29 +3373,53 @@ static int axis_to_split(const struct encoder *e, struct array *const *a, int co
     return -1;
 }
 
-/* The same for one array whose elements are more than a dispatch can count, however few there are in memory. */
-static int axis_to_count(const struct encoder *e, const struct array *a, uint32_t whole)
+static int longest_axis(const struct array *a, uint32_t whole)
 {
     int axis = -1;
-    if (a->size <= e->device->caps.max_elements) return -1;
     for (int i = 0; i < a->ndim; i++)
         if (a->shape[i] > 1 && !(whole >> i & 1) && (axis < 0 || a->shape[i] > a->shape[axis])) axis = i;
     return axis;
 }
 
+/* The same for one array whose elements are more than a dispatch can count, however few there are in memory. */
+static int axis_to_count(const struct encoder *e, const struct array *a, uint32_t whole)
+{
+    return a->size <= e->device->caps.max_elements ? -1 : longest_axis(a, whole);
+}
+
+/* Part of an array along an axis, as a view that lives on the caller's stack. */
+static struct array part_of(const struct array *a, int axis, int64_t first, int64_t count)
+{
+    struct array part = *a;
+    part.refs = 1;
+    part.shape[axis] = (int)count;
+    part.size = a->size / (size_t)a->shape[axis] * (size_t)count;
+    part.offset += first * a->strides[axis] * (int64_t)item_size(a);
+    part.row = row_contiguous(&part);
+    return part;
+}
+
 /* One half of an array along an axis; all of it where it has one position there, or no such axis. */
 static struct array half_of(const struct array *a, int axis, int half)
 {
-    struct array part = *a;
-    int first;
-    part.refs = 1;
-    if (axis >= a->ndim || a->shape[axis] == 1) return part;
-    first = a->shape[axis] / 2;
-    part.shape[axis] = half ? a->shape[axis] - first : first;
-    part.size = a->size / (size_t)a->shape[axis] * (size_t)part.shape[axis];
-    if (half) part.offset += first * a->strides[axis] * (int64_t)item_size(a);
-    part.row = row_contiguous(&part);
-    return part;
+    struct array whole = *a;
+    int first = axis < a->ndim ? a->shape[axis] / 2 : 0;
+    whole.refs = 1;
+    return !first ? whole : half ? part_of(a, axis, first, a->shape[axis] - first) : part_of(a, axis, 0, first);
+}
+
+/* A row-contiguous array as a matrix: all that kernels which take row after row need to know. */
+static struct array matrix_of(const struct array *a)
+{
+    struct array m = *a;
+    int n = a->ndim ? a->shape[a->ndim - 1] : 1;
+    m.refs = 1;
+    m.ndim = 2;
+    m.shape[0] = (int)(a->size / (size_t)n);
+    m.shape[1] = n;
+    m.strides[0] = n;
+    m.strides[1] = 1;
+    return m;
 }
 
 /* Lowers a job on arrays of the same positions along every axis but those of a mask, in halves where they cannot be bound whole. */
@@ -3402,6 +3430,7 @@ static void in_parts(struct encoder *e, struct array *const *a, int count, uint3
 {
     struct array part[PARTS_MOST], *parts[PARTS_MOST];
     int axis = axis_to_split(e, a, count, whole);
+    assert(count <= PARTS_MOST);
     if (axis < 0) { lower(e, a, job); return; }
     for (int half = 0; half < 2 && !e->code; half++) {
         for (int k = 0; k < count; k++) {
@@ -4917,6 +4946,10 @@ static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t p
     uint32_t whole = is_arg(op) && is_wide(from->dtype) ? mask : 0;
     int count, axis = axis_to_split(e, (struct array *[]){ from, out }, 2, whole);
     if (axis < 0) axis = axis_to_count(e, from, whole);
+    if (axis >= 0 && (mask >> axis & 1) && 2 * out->size * 8 + 2 * e->device->caps.offset_align + 16 > e->device->caps.max_range) {
+        int kept = longest_axis(from, mask);         /* what the halves give would be too large in its turn */
+        if (kept >= 0) axis = kept;
+    }
     if (axis >= 0 && (mask >> axis & 1)) { reduce_halves(e, op, scale, place, from, mask, out, axis); return; }
     for (int half = 0; half < 2 && axis >= 0; half++) {
         struct array part = half_of(from, axis, half), result = half_of(out, axis, half);
@@ -5156,7 +5189,7 @@ static void softmax_part(struct encoder *e, struct array *const *a, const void *
     size_t length = (size_t)dim_of(x, -1);
     bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
     room = pack(e, a[1], &packed);
-    if (mask != last || few || !softmax_rows(e, x, &packed)) {
+    if (mask != last || few || !fits_binding(e->device, x) || !softmax_rows(e, x, &packed)) {
         rows = rows_of(e, x);
         if (!e->code && (mask != last || few)) softmax_given(e, rows, &packed, mask);
         else if (!e->code) softmax_rows(e, rows, &packed);
@@ -5368,7 +5401,7 @@ static void scan_part(struct encoder *e, struct array *const *a, const void *job
     struct array *x = a[0], *rows = NULL, *room, packed;
     struct scan_push p;
     room = pack(e, a[1], &packed);
-    if (!scan_dims(x, f->axis, &p)) {
+    if (!fits_binding(e->device, x) || !scan_dims(x, f->axis, &p)) {
         x = rows = rows_of(e, x);
         scan_dims(x, f->axis, &p);
     }
@@ -5531,6 +5564,7 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
     size_t item = item_size(in[1]), unit;
     int64_t outer = 1, outer_stride = 0, row, row_stride, count, index_stride, axis_stride = window.strides[p->axis], odd;
     if (!e->device->gate[GATE_GATHER_WORDS]) return "a gate";
+    if (!in[0]->row) return "part of a result";
     if (p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
         memcpy(window.shape, in[0]->shape + in[2]->ndim, (size_t)window.ndim * sizeof *window.shape);
         if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return "what is taken is strided";
@@ -6127,7 +6161,7 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
 static struct array *walkable(struct encoder *e, struct array *a)
 {
     struct dims g = row_dims((struct array *[]){ a }, 1);
-    if (g.ndim > NORM_DIMS) return rows_of(e, a);
+    if (g.ndim > NORM_DIMS || !fits_binding(e->device, a)) return rows_of(e, a);
     a->refs++;
     return a;
 }
@@ -6234,23 +6268,47 @@ static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
     return ceil_div(rows, min_size(rows, most));
 }
 
-static void lower_norm_vjp(struct encoder *e, const struct node *n)
+/* Rows of x and of the gradient of y, with those rows of the sums that they make. */
+static void norm_vjp_part(struct encoder *e, const struct node *n, struct array *x, struct array *g, struct array *out[3])
 {
-    struct array *x = n->in[0], *weight = n->in[2];
-    uint32_t length = (uint32_t)dim_of(x, -1), threads, lanes = row_lanes(e, length, &threads), held = ceil_div(length, threads);
+    struct array *weight = n->in[2];
+    uint32_t length = (uint32_t)x->shape[1], threads, lanes = row_lanes(e, length, &threads), held = ceil_div(length, threads);
     struct { uint32_t rows, n, each; float eps; uint32_t dx_at, x_at, g_at, weight_at, dweight_at, dbias_at; } push = {
-        .rows = (uint32_t)(x->size / length), .n = length, .each = n->p.norm_vjp.each, .eps = n->p.norm_vjp.eps };
+        .rows = (uint32_t)x->shape[0], .n = length, .each = n->p.norm_vjp.each, .eps = n->p.norm_vjp.eps };
     (void)lanes;
-    push.dx_at = set_output(e, 0, n->out[0]);
+    push.dx_at = set_output(e, 0, out[0]);
     push.x_at = set_input(e, 1, x);
-    push.g_at = set_input(e, 2, n->in[1]);
+    push.g_at = set_input(e, 2, g);
     if (weight) push.weight_at = set_input(e, 3, weight);
-    if (weight) push.dweight_at = set_output(e, 4, n->out[1]);
-    if (n->out[2]) push.dbias_at = set_output(e, 5, n->out[2]);
+    if (weight) push.dweight_at = set_output(e, 4, out[1]);
+    if (out[2]) push.dbias_at = set_output(e, 5, out[2]);
     KERNEL(e, K_NORM_VJP, threads, threads, held > NORM_VJP_HELD ? 0 : held, (uint32_t)x->dtype,
            n->p.norm_vjp.flags | (weight ? NORM_WEIGHT : 0));
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(push.rows, push.each));
+}
+
+static void lower_norm_vjp(struct encoder *e, const struct node *n)
+{
+    struct array x = matrix_of(n->in[0]), g = matrix_of(n->in[1]), dx = matrix_of(n->out[0]), part[5], *out[3] = { &part[2], NULL, NULL };
+    int64_t each = n->p.norm_vjp.each, rows = x.shape[0], step = rows;
+    while (step > each) {                            /* as many workgroups' rows as can be bound */
+        part[0] = part_of(&x, 0, 0, step);
+        if (n->out[1] && each < 4) part[0].dtype = MLXVK_FLOAT32;    /* the sums of few rows may be larger than these */
+        if (fits_binding(e->device, &part[0])) break;
+        step = (step / 2 + each - 1) / each * each;
+    }
+    for (int64_t first = 0; first < rows && !e->code; first += step) {
+        int64_t count = step < rows - first ? step : rows - first;
+        part[0] = part_of(&x, 0, first, count);
+        part[1] = part_of(&g, 0, first, count);
+        part[2] = part_of(&dx, 0, first, count);
+        for (int k = 1; k < 3; k++) {
+            out[k] = n->out[k] ? &part[2 + k] : NULL;
+            if (out[k]) part[2 + k] = part_of(n->out[k], 0, first / each, (count + each - 1) / each);
+        }
+        norm_vjp_part(e, n, &part[0], &part[1], out);
+    }
 }
 
 /* out: gradients of x, weight and bias, those that there are. */
@@ -6371,10 +6429,8 @@ static bool rope_norm_fits(const struct rope_params *r, const struct array *x, c
            (!weight || (weight->row && weight->offset % (4 * size) == 0));
 }
 
-/* out = rope(x), out with any strides (a slice of a cache): offsets (int32: one, or one a batch) and freqs (float32) may be
- * NULL. norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). */
-static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
-                          struct array *freqs, bool norm, struct array *weight, float eps)
+static void rope_whole(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
+                       struct array *freqs, bool norm, struct array *weight, float eps)
 {
     struct rope_push p = { .eps = eps };
     uint32_t shape[4], ignored[4];
@@ -6394,6 +6450,23 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
     p.width = shape[3];
     rope_rows(e, r, &p, x, out, offsets, freqs, weight, norm);
     array_release(rows);
+}
+
+/* out = rope(x), out with any strides (a slice of a cache): offsets (int32: one, or one a batch) and freqs (float32) may be
+ * NULL. norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). Later tokens are those of a larger offset. */
+static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
+                          struct array *freqs, bool norm, struct array *weight, float eps)
+{
+    int tokens = x->ndim - 2, axis = axis_to_split(e, (struct array *[]){ out, x }, 2, 2u << tokens);
+    if (axis < 0) { rope_whole(e, r, x, out, offsets, freqs, norm, weight, eps); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct array from = half_of(x, axis, half), to = half_of(out, axis, half), at;
+        struct rope_params later = *r;
+        if (axis == tokens && half) later.offset = (int32_t)((uint32_t)r->offset + (uint32_t)(x->shape[axis] / 2));
+        if (offsets && axis == 0 && offsets->size > 1) at = half_of(offsets, 0, half);
+        else if (offsets) at = *offsets;
+        rope_dispatch(e, &later, &from, &to, offsets ? &at : NULL, freqs, norm, weight, eps);
+    }
 }
 
 static void lower_rope(struct encoder *e, const struct node *n)
@@ -6986,7 +7059,8 @@ static void product_dispatch(struct encoder *e, const struct product *p)
 /* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
 static void product_batch(struct encoder *e, const struct product *p)
 {
-    const int64_t most = 16 * 65535;                 /* rows or columns: the grid that every device has, smallest tiles */
+    const uint32_t *limit = e->device->caps.max_groups;
+    const int64_t most = (int64_t)16 * min_u32(limit[0], limit[1]);  /* rows or columns: of the smallest tiles */
     struct product one = *p;
     if (p->m > most || p->n > most) {
         bool rows = p->m > most;
@@ -7010,14 +7084,18 @@ static void product_batch(struct encoder *e, const struct product *p)
     }
 }
 
-/* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not multiplied. */
+/* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not multiplied. NULL, and
+ * the operand itself seen, where that is row-major. */
 static struct array *packed_copy(struct encoder *e, const struct array *a, struct array *view)
 {
     struct array compact = *a, *copy;
     for (int i = 0; i < a->ndim; i++)
         if (a->strides[i] == 0 && a->shape[i] > 1) { compact.size /= (size_t)a->shape[i]; compact.shape[i] = 1; }
     compact.row = row_contiguous(&compact);
+    *view = *a;
+    if (compact.row || e->code) return NULL;
     copy = rows_of(e, &compact);
+    if (copy == &compact) return NULL;               /* it failed */
     *view = *copy;
     for (int i = 0; i < a->ndim; i++) {
         view->shape[i] = a->shape[i];
@@ -7451,7 +7529,7 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
             while (lead + same < *ndim && whole[i].shape[same] == shape[lead + same]) same++;
             for (int k = lead + same; k < *ndim; k++) { repeats *= (uint64_t)shape[k]; if (whole[i].shape[k - lead] != 1) same = -1; }
             for (int k = 0; k < lead; k++) if (shape[k] != 1) same = -1;
-            if (i == 0 && same >= 0 && repeats && repeats <= 1 << 14) { *every = (uint32_t)repeats; continue; }
+            if (i == 0 && same >= 0 && repeats && repeats <= min_u32(1 << 14, c->device->caps.max_groups[2])) { *every = (uint32_t)repeats; continue; }
             *index[i] = do_reshape(c, do_arange(c, 0, total, 1, MLXVK_UINT32), whole[i].ndim, whole[i].shape);
         }
         *index[i] = contiguous(c, broadcast(c, as_type(c, *index[i], MLXVK_UINT32), *ndim, shape));
@@ -8053,11 +8131,11 @@ static void hadamard_step(struct encoder *e, struct array *x, struct array *y, u
     dispatch_groups(e, ceil_div(p.count, 256));
 }
 
-static void lower_hadamard(struct encoder *e, const struct node *n)
+static void hadamard_part(struct encoder *e, struct array *const *a, const void *job)
 {
-    struct array *x = rows_of(e, n->in[0]), *y = n->out[0], *sums;
-    uint32_t bits, m, size = x->ndim ? (uint32_t)dim_of(x, -1) : 1, done = HADAMARD_CHUNK;
-    float scale = n->p.hadamard.scale;
+    struct array *x = a[0], *y = a[1], *sums;
+    uint32_t bits, m, size = (uint32_t)x->shape[1], done = HADAMARD_CHUNK;
+    float scale = *(const float *)job;
     m = hadamard_factor(size, &bits);
     if ((uint64_t)size * 4 + size / 8 + 4 <= e->device->caps.shared_memory) hadamard_rows(e, x, y, m, bits, scale);
     else {
@@ -8074,6 +8152,13 @@ static void lower_hadamard(struct encoder *e, const struct node *n)
         }
         array_release(sums);
     }
+}
+
+static void lower_hadamard(struct encoder *e, const struct node *n)
+{
+    struct array *x = rows_of(e, n->in[0]), from = matrix_of(x), to = matrix_of(n->out[0]), sums = to;
+    sums.dtype = MLXVK_FLOAT32;                      /* what lies between steps */
+    in_parts(e, (struct array *[]){ &from, &to, &sums }, 3, 2, hadamard_part, &n->p.hadamard.scale);
     array_release(x);
 }
 
@@ -8402,7 +8487,7 @@ static void conv_rows_split(struct encoder *e, const struct conv *v)
     struct conv part = *v;
     int axis = 0;
     if (e->code) return;
-    if (conv_rows(v) <= (int64_t)32 * 65535) { conv_dispatch(e, v); return; }
+    if (conv_rows(v) <= (int64_t)32 * e->device->caps.max_groups[1]) { conv_dispatch(e, v); return; }
     if (v->batch > 1) {
         part.batch /= 2;
         conv_rows_split(e, &part);
@@ -8890,26 +8975,60 @@ static struct array *dense_rows(struct encoder *e, struct array *a)
     return a;
 }
 
+static void attention_whole(struct encoder *e, struct attention *a)
+{
+    const char *refusal = decode_refusal(e, a);
+    NOTE(e->device, NOTE_SDPA, "attention_decode", refusal, "%s", ATTENTION(a));
+    if (!refusal) { attention_decode(e, a); return; }
+    refusal = try_attention_coopmat(e, a);
+    NOTE(e->device, NOTE_SDPA, "attention by cooperative matrices", refusal, "%s", ATTENTION(a));
+    if (refusal) NOTE(e->device, NOTE_SDPA, "attention", NULL, "%s", ATTENTION(a));
+    if (refusal) attention_general(e, a);
+}
+
+/* What the device cannot bind whole, by batches, by heads of keys with those of queries that read them, or by queries (of which,
+ * with a causal mask, the first ones do not see the last keys). */
+static void attention_split(struct encoder *e, const struct attention *a)
+{
+    struct array part[6], *const arrays[6] = { a->o, a->q, a->k, a->v, a->mask, a->sinks }, **to[6];
+    int keys = a->k->shape[2], queries = a->q->shape[2], axis = axis_to_split(e, arrays + 2, 2, 4 | 8);
+    bool causal = a->flags & ATTEND_CAUSAL, late = causal && keys <= queries - queries / 2;
+    struct attention one = *a;
+    if (axis < 0) axis = axis_to_split(e, (struct array *[]){ a->o, a->q, a->mask }, 3, (late ? 4 : 0) | 8);
+    if (axis < 0) { attention_whole(e, &one); return; }
+    to[0] = &one.o; to[1] = &one.q; to[2] = &one.k; to[3] = &one.v; to[4] = &one.mask; to[5] = &one.sinks;
+    for (int half = 0; half < 2 && !e->code; half++) {
+        for (int i = 0; i < 6; i++) {
+            bool of_keys = i == 2 || i == 3;
+            int along = i == 5 ? axis - 1 : axis, heads = a->k->shape[1], first;
+            if (!arrays[i]) continue;
+            part[i] = *arrays[i];
+            part[i].refs = 1;
+            *to[i] = &part[i];
+            if (i == 5 ? axis != 1 : axis == 2 && of_keys) {
+                if (of_keys && causal && !half) part[i] = part_of(arrays[i], 2, 0, keys - (queries - queries / 2));
+                continue;
+            }
+            if (axis == 1 && heads == 1 && of_keys) continue;
+            first = arrays[i]->shape[along] / 2;
+            if (axis == 1 && heads > 1) first = heads / 2 * (of_keys ? 1 : a->q->shape[1] / heads);
+            part[i] = half ? part_of(arrays[i], along, first, arrays[i]->shape[along] - first) : part_of(arrays[i], along, 0, first);
+        }
+        attention_split(e, &one);
+    }
+}
+
 static void lower_attention(struct encoder *e, const struct node *n)
 {
     struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
     struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
-    const char *refusal[2];
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
     struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
     o.shape[1] = n->out[0]->shape[2];
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
     o.strides[2] = n->out[0]->strides[1];
-    refusal[0] = decode_refusal(e, &a);
-    NOTE(e->device, NOTE_SDPA, "attention_decode", refusal[0], "%s", ATTENTION(&a));
-    if (!refusal[0]) attention_decode(e, &a);
-    else {
-        refusal[1] = try_attention_coopmat(e, &a);
-        NOTE(e->device, NOTE_SDPA, "attention by cooperative matrices", refusal[1], "%s", ATTENTION(&a));
-        if (refusal[1]) NOTE(e->device, NOTE_SDPA, "attention", NULL, "%s", ATTENTION(&a));
-        if (refusal[1]) attention_general(e, &a);
-    }
+    attention_split(e, &a);
     array_release(q);
     array_release(k);
     array_release(v);
@@ -9445,15 +9564,14 @@ static bool check_quantized(struct call *c, const struct array *w, const struct 
 /* ---- quantize, dequantize ---- */
 
 /* One result: x through the format and back, times a scale (in[2]); two: codes and scales. */
-static void quantize_fp(struct encoder *e, const struct node *n, struct array *x)
+static void quantize_fp(struct encoder *e, const struct node *n, struct array *const *a)
 {
-    const struct array *y = n->out[0];
-    struct array *times = n->inputs > 2 ? n->in[2] : NULL;
+    struct array *x = a[0], *y = a[1], *times = n->inputs > 2 ? n->in[2] : NULL;
     bool back = n->outputs == 1;
     uint32_t groups = ceil_div(x->size, n->p.quant.group), push[6] = { groups };
     push[1] = set_input(e, 0, x);
-    push[2] = set_output(e, 1, n->out[0]);
-    if (!back) push[3] = set_output(e, 2, n->out[1]);
+    push[2] = set_output(e, 1, y);
+    if (!back) push[3] = set_output(e, 2, a[2]);
     if (n->in[1]) push[4] = set_input(e, 3, n->in[1]);
     if (times) push[5] = set_input(e, 4, times);
     KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), (uint32_t)y->dtype, n->in[1] != NULL,
@@ -9462,16 +9580,27 @@ static void quantize_fp(struct encoder *e, const struct node *n, struct array *x
     dispatch_groups(e, ceil_div(groups, 64));
 }
 
-static void lower_quantize(struct encoder *e, const struct node *n)
+static void quantize_part(struct encoder *e, struct array *const *a, const void *job)
 {
-    struct array *x = rows_of(e, n->in[0]);
+    const struct node *n = job;
+    struct array *x = a[0];
     uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) - 1 };
-    if (!is_affine(&n->p.quant)) { quantize_fp(e, n, x); array_release(x); return; }
+    if (!is_affine(&n->p.quant)) { quantize_fp(e, n, a); return; }
     push[2] = set_input(e, 0, x);
-    for (uint32_t i = 0; i < 3; i++) push[3 + i] = set_output(e, 1 + i, n->out[i]);
+    for (uint32_t i = 0; i < 3; i++) push[3 + i] = set_output(e, 1 + i, a[1 + i]);
     KERNEL(e, K_QUANTIZE, 64, n->p.quant.bits, (uint32_t)x->dtype);
     set_bytes(e, push, sizeof push);
     dispatch_groups(e, ceil_div(blocks, 64));
+}
+
+static void lower_quantize(struct encoder *e, const struct node *n)
+{
+    struct array *x = rows_of(e, n->in[0]), rows[4] = { matrix_of(x) }, *a[4] = { &rows[0] };
+    for (int i = 0; i < n->outputs; i++) {
+        rows[1 + i] = matrix_of(n->out[i]);
+        a[1 + i] = &rows[1 + i];
+    }
+    in_parts(e, a, 4, 2, quantize_part, n);
     array_release(x);
 }
 
@@ -9531,13 +9660,24 @@ static void unpack_dispatch(struct encoder *e, const struct quant_params *f, str
     dispatch_groups(e, ceil_div(push[0], 256));
 }
 
+static void dequantize_part(struct encoder *e, struct array *const *a, const void *job)
+{
+    const struct node *n = job;
+    unpack_dispatch(e, &n->p.quant, a[1], a[2], a[3], n->in[3], a[0], a[3] ? a[2]->dtype : a[0]->dtype);
+}
+
 static void lower_dequantize(struct encoder *e, const struct node *n)
 {
-    struct array *in[3] = { NULL };
-    bool rows = n->in[0]->row && n->in[1]->row && (!n->in[2] || n->in[2]->row);
-    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", rows ? NULL : "an operand is strided", "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
-    for (int i = 0; i < 3; i++) if (n->in[i]) in[i] = rows_of(e, n->in[i]);
-    unpack_dispatch(e, &n->p.quant, in[0], in[1], in[2], n->in[3], n->out[0], in[2] ? in[1]->dtype : n->out[0]->dtype);
+    struct array *in[3] = { NULL }, rows[4] = { matrix_of(n->out[0]) }, *a[4] = { &rows[0] };
+    bool dense = n->in[0]->row && n->in[1]->row && (!n->in[2] || n->in[2]->row);
+    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", dense ? NULL : "an operand is strided", "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
+    for (int i = 0; i < 3; i++) {
+        if (!n->in[i]) continue;
+        in[i] = rows_of(e, n->in[i]);
+        rows[1 + i] = matrix_of(in[i]);
+        a[1 + i] = &rows[1 + i];
+    }
+    in_parts(e, a, 4, 2, dequantize_part, n);
     for (int i = 0; i < 3; i++) array_release(in[i]);
 }
 
@@ -9961,16 +10101,6 @@ static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
 
 /* ---- quantized_matmul: from arrays to jobs ---- */
 
-/* Part of an array along an axis, as a view that lives on the caller's stack. */
-static struct array rows_from(const struct array *a, int axis, uint32_t first, uint32_t count)
-{
-    struct array v = *a;
-    v.offset += (int64_t)first * a->strides[axis] * (int64_t)item_size(a);
-    v.shape[axis] = (int)count;
-    v.size = a->size / (size_t)a->shape[axis] * count;
-    return v;
-}
-
 static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
 {
     const char *refusal = try_coopmat(e, j);
@@ -9996,20 +10126,45 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
 }
 
-/* Runs such a job, in parts where the device cannot bind the whole weight or the grid would be too large. */
+/* One operand or result of a job as (batch, rows, columns). */
+static struct array job_rows(const struct quant_job *j, const struct array *a, uint32_t batch_step, uint32_t row_step, uint32_t columns)
+{
+    struct array v = *a;
+    v.refs = 1;
+    v.ndim = 3;
+    memcpy(v.shape, ((int[]){ (int)j->batch, (int)j->m, (int)columns }), 3 * sizeof *v.shape);
+    memcpy(v.strides, ((int64_t[]){ j->batch > 1 ? batch_step : 0, row_step, 1 }), 3 * sizeof *v.strides);
+    v.size = (size_t)j->batch * j->m * columns;
+    v.row = row_contiguous(&v);
+    return v;
+}
+
+/* Runs such a job, in parts where the device cannot bind the whole weight or x, or the grid would be too large. */
 static void quant_run(struct encoder *e, const struct quant_job *j)
 {
     const struct quant_set *t = &j->set[0];
+    if (j->m > 1 && (j->m > 8 * (uint64_t)e->device->caps.max_groups[1] || !fits_binding(e->device, j->x) || !fits_binding(e->device, t->y))) {
+        struct array x = job_rows(j, j->x, j->x_batch, j->x_row, j->k), y = job_rows(j, t->y, j->y_batch, t->y_row, t->rows);
+        for (int half = 0; half < 2 && !e->code; half++) {
+            struct array from = half_of(&x, 1, half), to = half_of(&y, 1, half);
+            struct quant_job part = *j;
+            part.x = &from;
+            part.set[0].y = &to;
+            part.m = (uint32_t)from.shape[1];
+            quant_run(e, &part);
+        }
+        return;
+    }
     size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16;
     size_t row_bytes = max_size((size_t)j->k / QUANT_BLOCK * j->format.bits * 4, 1);
-    uint32_t most = (uint32_t)min_size(room / row_bytes, (size_t)e->device->caps.max_groups[0]) & ~31u;
+    uint32_t most = (uint32_t)min_size(room / row_bytes, min_size(e->device->caps.max_groups[0], (size_t)64 * e->device->caps.max_groups[1])) & ~31u;
     if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) { quant_choose(e, j); return; }
     for (uint32_t first = 0; first < t->rows; first += most) {
         struct quant_job part = *j;
         uint32_t count = min_u32(most, t->rows - first);
         int w = t->w->ndim - 2, y = t->y->ndim - 1;
-        struct array cut[4] = { rows_from(t->w, w, first, count), rows_from(t->scales, w, first, count),
-                                rows_from(t->biases ? t->biases : t->scales, w, first, count), rows_from(t->y, y, first, count) };
+        struct array cut[4] = { part_of(t->w, w, first, count), part_of(t->scales, w, first, count),
+                                part_of(t->biases ? t->biases : t->scales, w, first, count), part_of(t->y, y, first, count) };
         part.set[0] = (struct quant_set){ &cut[0], &cut[1], t->biases ? &cut[2] : NULL, &cut[3], count, t->y_row };
         quant_choose(e, &part);
     }
@@ -10023,6 +10178,28 @@ static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
     return rows_of(e, a);
 }
 
+/* The innermost dimension of a batch, `axis` of x, w, scales, biases and y: in parts where it is over the device's grid, or cannot
+ * be bound whole. */
+static void quant_batches(struct encoder *e, const struct quant_job *j, struct array a[5], int axis, bool biases)
+{
+    struct quant_job part = *j;
+    uint32_t count = (uint32_t)a[4].shape[axis];
+    bool fits = count <= e->device->caps.max_groups[2];
+    for (int i = 0; i < 5; i++) fits = fits && fits_binding(e->device, &a[i]);
+    if (count > 1 && !fits) {
+        for (int half = 0; half < 2 && !e->code; half++) {
+            struct array cut[5];
+            for (int i = 0; i < 5; i++) cut[i] = half_of(&a[i], axis, half);
+            quant_batches(e, j, cut, axis, biases);
+        }
+        return;
+    }
+    part.batch = count;
+    part.x = &a[0];
+    part.set[0] = (struct quant_set){ &a[1], &a[2], biases ? &a[3] : NULL, &a[4], j->set[0].rows, j->set[0].y_row };
+    quant_run(e, &part);
+}
+
 /* One matrix product each for the outer dimensions of a batch, one dispatch for the innermost. The arrays have the same
  * number of dimensions, the batch's broadcast. */
 static void quant_batch(struct encoder *e, struct quant_job *j, struct array *x, struct array *w, struct array *s,
@@ -10031,7 +10208,6 @@ static void quant_batch(struct encoder *e, struct quant_job *j, struct array *x,
     int outer = y->ndim - 3, index[MAXD] = { 0 };
     size_t count = 1;
     for (int i = 0; i < outer; i++) count *= (size_t)y->shape[i];
-    j->batch = (uint32_t)y->shape[outer];
     j->x_batch = (uint32_t)x->strides[outer];
     j->w_batch = (uint32_t)w->strides[outer];
     j->s_batch = (uint32_t)s->strides[outer];
@@ -10039,10 +10215,8 @@ static void quant_batch(struct encoder *e, struct quant_job *j, struct array *x,
     for (size_t at = 0; at < count && !e->code; at++) {
         struct array part[5] = { *x, *w, *s, b ? *b : *s, *y };
         for (int a = 0; a < 5; a++)
-            for (int i = 0; i < outer; i++) part[a] = rows_from(&part[a], i, (uint32_t)index[i], 1);
-        j->x = &part[0];
-        j->set[0] = (struct quant_set){ &part[1], &part[2], b ? &part[3] : NULL, &part[4], j->set[0].rows, j->set[0].y_row };
-        quant_run(e, j);
+            for (int i = 0; i < outer; i++) part[a] = part_of(&part[a], i, (uint32_t)index[i], 1);
+        quant_batches(e, j, part, outer, b != NULL);
         for (int i = outer - 1; i >= 0 && ++index[i] == y->shape[i]; i--) index[i] = 0;
     }
 }
@@ -11009,13 +11183,14 @@ int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxv
 
 /* ---- where values belong in a sorted sequence ---- */
 
-static void lower_search(struct encoder *e, const struct node *n)
+static void search_part(struct encoder *e, struct array *const *a, const void *job)
 {
-    struct array *views[2] = { n->out[0], n->in[1] }, *sequence = n->in[0];
-    struct elementwise_push push = { .n = (uint32_t)n->out[0]->size, .extra = { (uint32_t)sequence->size, n->p.search.right } };
-    struct dims g = merge_dims(views, 2);
-    push.offset[0] = set_output(e, 0, n->out[0]);
-    push.offset[1] = set_input(e, 1, n->in[1]);
+    const struct node *n = job;
+    struct array *sequence = n->in[0];
+    struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { (uint32_t)sequence->size, n->p.search.right } };
+    struct dims g = merge_dims(a, 2);
+    push.offset[0] = set_output(e, 0, a[0]);
+    push.offset[1] = set_input(e, 1, a[1]);
     push.offset[2] = set_input(e, 2, sequence);
     if (g.ndim <= PUSH_DIMS) push_dims(&push, &g, 2);
     else { push.ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 2); }
@@ -11024,6 +11199,11 @@ static void lower_search(struct encoder *e, const struct node *n)
     KERNEL(e, K_SEARCH, 256, g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(push.n, 256));
+}
+
+static void lower_search(struct encoder *e, const struct node *n)
+{
+    in_parts(e, (struct array *[]){ n->out[0], n->in[1] }, 2, 0, search_part, n);
 }
 
 int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s)
@@ -11393,9 +11573,10 @@ static struct array *do_pad(struct call *c, struct array *a, const int *low, con
         int64_t n = (int64_t)a->shape[i] + low[i] + high[i];
         if (low[i] < 0 || high[i] < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
         shape[i] = length_of(c, a, (uint64_t)n);
+        if (c->code) return NULL;
         stop[i] = low[i] + a->shape[i];
     }
-    if (c->code || !memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
+    if (!memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
     if (mode == PAD_CONSTANT || !a->size) {
         value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) : scalar(c, 0, a->dtype);
         out = do_full(c, a->ndim, shape, value, a->dtype);
@@ -11736,12 +11917,10 @@ struct factor_push {
     uint32_t matrices, rows, columns, first, count, a_at, a_matrix, a_row, a_column, b_at, b_matrix, b_row, b_column, order_at, flags;
 };
 
-static void lower_factor(struct encoder *e, const struct node *n)
+static void factor_part(struct encoder *e, struct array *const *arrays, const void *job)
 {
-    const struct factor_params *p = &n->p.factor;
-    struct array *a = p->op == FACTOR_INVERSE ? n->in[0] : n->out[0];
-    struct array *b = p->op == FACTOR_SWAP ? n->in[0] : p->op == FACTOR_INVERSE ? n->out[0] : n->out[1];
-    struct array *order = p->op == FACTOR_SWAP ? n->out[1] : NULL;
+    const struct factor_params *p = job;
+    struct array *a = arrays[0], *b = arrays[1], *order = arrays[2];
     bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, small = p->op == FACTOR_CHOLESKY || p->op == FACTOR_INVERSE;
     uint32_t threads = small || cpu ? FACTOR_BLOCK : min_u32(FACTOR_THREADS, e->device->caps.max_threads);
     struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1], .columns = (uint32_t)a->shape[2],
@@ -11757,8 +11936,17 @@ static void lower_factor(struct encoder *e, const struct node *n)
     if (order) push.order_at = set_output(e, 2, order);
     KERNEL(e, K_FACTOR, threads, p->op);
     set_bytes(e, &push, sizeof push);
-    if (p->op == FACTOR_SWAP) dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, 65535), ceil_div(push.matrices, 65535));
+    if (p->op == FACTOR_SWAP) dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, e->device->caps.max_groups[1]),
+                                       ceil_div(push.matrices, e->device->caps.max_groups[1]));
     else dispatch_groups(e, push.matrices);
+}
+
+static void lower_factor(struct encoder *e, const struct node *n)
+{
+    const struct factor_params *p = &n->p.factor;
+    struct array *a = p->op == FACTOR_INVERSE ? n->in[0] : n->out[0];
+    struct array *b = p->op == FACTOR_SWAP ? n->in[0] : p->op == FACTOR_INVERSE ? n->out[0] : n->out[1];
+    in_parts(e, (struct array *[]){ a, b, p->op == FACTOR_SWAP ? n->out[1] : NULL }, 3, ~1u, factor_part, p);
 }
 
 static void append_factor(struct call *c, enum factor_op op, uint8_t flags, int first, int count, struct array *in, struct array *out, struct array *more)
@@ -11768,27 +11956,33 @@ static void append_factor(struct call *c, enum factor_op op, uint8_t flags, int 
 }
 
 /* Two sweeps: as many rounds as bring the matrix back into the buffer where it was. */
-static void lower_jacobi(struct encoder *e, const struct node *n)
+static void jacobi_part(struct encoder *e, struct array *const *arrays, const void *job)
 {
-    struct array *a = n->out[0], *v = n->out[1], *other = n->p.jacobi.op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
+    const struct jacobi_params *p = job;
+    struct array *a = arrays[0], *v = arrays[1], *go = arrays[2], *other = p->op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
     uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads, lanes;
     struct { uint32_t matrices, n, length, round, a_at, b_at, v_at, go_at, checked; } push = {
-        .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2], .checked = n->in[0] != NULL };
+        .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2], .checked = go != NULL };
     lanes = row_lanes(e, push.length, &threads);
-    if (n->p.jacobi.op == JACOBI_EIGEN && !other) return;
+    if (p->op == JACOBI_EIGEN && !other) return;
     (void)lanes;
     for (uint32_t i = 0; i < 2 * (2 * half - 1) && !e->code; i++) {
         push.round = i % (2 * half - 1);
         push.a_at = other ? set_input(e, 0, a) : set_output(e, 0, a);
         if (other) push.b_at = set_output(e, 1, other);
         push.v_at = set_output(e, 2, v);
-        if (n->in[0]) push.go_at = set_input(e, 3, n->in[0]);
-        KERNEL(e, K_JACOBI, other ? 64 : threads, other ? 64 : threads, n->p.jacobi.op);
+        if (go) push.go_at = set_input(e, 3, go);
+        KERNEL(e, K_JACOBI, other ? 64 : threads, other ? 64 : threads, p->op);
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, other ? ceil_div((uint64_t)matrices * half * (half + size), 64) : (uint64_t)matrices * half);
         if (other) { swap = a; a = other; other = swap; }
     }
     array_release(other);
+}
+
+static void lower_jacobi(struct encoder *e, const struct node *n)
+{
+    in_parts(e, (struct array *[]){ n->out[0], n->out[1], n->in[0] }, 3, ~1u, jacobi_part, &n->p.jacobi);
 }
 
 /* ---- matrices of a batch ---- */
@@ -12426,10 +12620,10 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
 enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
        FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
-       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_WHOLE_IN = 1 << 14, FFT_WHOLE_OUT = 1 << 15, FFT_ALL_IN = 1 << 16,
-       FFT_ALL_OUT = 1 << 17,
+       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15,
+       FFT_ALL_IN = 1 << 16, FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
        FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
-enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds at most so many elements */
+enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds so many elements */
 
 enum fft_kind { FFT_COMPLEX, FFT_FROM_REAL, FFT_TO_REAL };
 
@@ -12457,19 +12651,57 @@ static bool fft_fixed(const struct device *d)
 
 static uint32_t fft_threads(const struct device *d) { return min_u32(FFT_THREADS, d->caps.max_threads / 32 * 32); }
 
-/* Elements that a workgroup can hold: in registers and shared memory, or in each half of shared memory. */
-static uint32_t fft_room(const struct encoder *e)
+/* Rows that are columns, in memory, of the operand and of the result. */
+static bool fft_columns(const struct fft *f)
 {
-    const struct device *d = e->device;
-    uint32_t room = FFT_HELD * FFT_THREADS, each = fft_fixed(d) ? 8 : 16;
-    while (room * each > d->caps.shared_memory || (each == 8 && room > FFT_HELD * fft_threads(d))) room /= 2;
+    return f->c1 == 1 && f->rows == f->c2 && f->row_a[2] == 1 && f->row_d[2] == 1 && f->step_a > 1 && f->step_d > 1;
+}
+
+static bool fft_binary(uint32_t n) { return !(n & (n - 1)); }
+
+/* Places in shared memory of a line of n elements: so many that sixteen threads, which look for one element of each of the
+ * lines or for the next few ones as well, never want the same bank. */
+static uint32_t fft_pitch(uint32_t n, uint32_t lines)
+{
+    uint32_t gap = lines > 16 ? 1 : 16 / lines, base = fft_binary(n) ? n + n / 16 : n;
+    return base + (3 * gap - base % (2 * gap)) % (2 * gap);
+}
+
+/* Elements that the kernel for all lengths holds, in each half of shared memory. */
+static uint32_t fft_plain_room(const struct device *d)
+{
+    uint32_t room = FFT_HELD * FFT_THREADS;
+    while (16 * room > d->caps.shared_memory) room /= 2;
     return room;
 }
 
-/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). */
+/* Elements that a workgroup can hold, in registers and shared memory. */
+static uint32_t fft_room(const struct encoder *e)
+{
+    const struct device *d = e->device;
+    uint32_t room = FFT_HELD * FFT_THREADS;
+    if (!fft_fixed(d)) return fft_plain_room(d);
+    while (9 * room > d->caps.shared_memory || room > FFT_HELD * fft_threads(d)) room /= 2;
+    return room;
+}
+
+/* The longest rows that are transformed in one step: of columns several must fit, others may be exchanged in halves. */
+static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
+{
+    const struct device *d = e->device;
+    uint32_t room = fft_room(e);
+    if (fft_columns(f)) return room / 4;
+    if (!fft_fixed(d) || (f->flags & FFT_STORE) == FFT_STORE_SPLIT) return room;
+    while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room, 1) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads)
+        room *= 2;
+    return room;
+}
+
+/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). Odd ones come first: what they
+ * leave in shared memory does not collide. */
 static uint32_t fft_radices(uint32_t n)
 {
-    static const uint8_t radices[] = { 16, 8, 4, 2, 3, 5, 7, 11, 13 };
+    static const uint8_t radices[] = { 13, 11, 9, 7, 3, 10, 5, 16, 8, 4, 2 };
     uint32_t list = 0, shift = 0;
     for (size_t i = 0; i < COUNT(radices); i++)
         for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4) list |= (uint32_t)(radices[i] - 1) << shift;
@@ -12504,12 +12736,50 @@ static int fft_cut(uint32_t n, uint32_t room, uint32_t part[FFT_STEPS])
 
 static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return !((offset | place[0] | place[1] | place[2]) & 1); }
 
+/* Pairs of reals that are complex numbers in memory, taken as these. */
+static void fft_whole_pairs(struct fft_push *q, const struct fft *f)
+{
+    if ((q->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q->offset_in, f->row_a)) {
+        q->flags &= ~(uint32_t)FFT_LOAD;
+        for (int i = 0; i < FFT_ROWS; i++) q->row_a[i] = (uint32_t)((int32_t)q->row_a[i] / 2);   /* negative ones too */
+        q->offset_in /= 2;
+        q->valid /= 2;
+    }
+    if ((q->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q->offset_out, f->row_d)) {
+        q->flags &= ~(uint32_t)FFT_STORE;
+        for (int i = 0; i < FFT_ROWS; i++) q->row_d[i] = (uint32_t)((int32_t)q->row_d[i] / 2);
+        q->offset_out /= 2;
+    }
+}
+
+/* What needs no test while loading and storing, and where neighbouring lines are. */
+static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
+{
+    uint32_t all = q->size * q->subs, flags = 0;     /* elements of a row, zeros behind len among them */
+    if (!(q->flags & FFT_LOAD) && q->len >= all && q->valid >= all) flags |= FFT_ALL_IN;
+    if (!(q->flags & FFT_STORE) && q->limit >= all) flags |= FFT_ALL_OUT;
+    if (f->c1 == 1 && f->rows == f->c2) flags |= FFT_FLAT;
+    if (fft_columns(f)) flags |= FFT_ACROSS;
+    return flags;
+}
+
+/* The kernel of one length: its flags that depend on how much the workgroup holds. */
+static void fft_constant_length(struct encoder *e, struct fft_push *q)
+{
+    const uint32_t spectrum = FFT_LOAD | FFT_TABLE_IN;
+    uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32), pitch = fft_pitch(q->size, q->lines);
+    if (8 * q->lines * pitch > e->device->caps.shared_memory) q->flags |= FFT_HALVES;
+    else if ((q->flags & spectrum) == FFT_LOAD_MERGE && q->subs == 1 && q->len == q->size && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
+    else if (q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
+    KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
+}
+
 /* One dispatch: transforms of l->size elements, or with that many elements of each row none. */
 static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
 {
     struct device *d = e->device;
-    bool cpu = d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, fixed = fft_fixed(d);
-    uint32_t room = fft_room(e), threads = fft_threads(d), lines, radices = transform ? fft_radices(l->size) : 0, few;
+    uint32_t room = fft_room(e), radices = transform ? fft_radices(l->size) : 0, few;
+    bool fixed = fft_fixed(d) && radices;
     struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len, .valid = f->valid,
         .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2,
         .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
@@ -12518,44 +12788,42 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
     if (l->b_step * f->step_d != 1) q.flags |= FFT_LINES_OUT;
     few = q.flags & (FFT_LINES_IN | FFT_LINES_OUT) ? 32 : ceil_div(1024, l->size);
-    lines = min_u32(min_u32(cpu ? room : few, room / l->size), q.ids);
-    while (lines > 4 && q.ids / lines < 2 * (uint32_t)wide_of(d)) lines /= 2;
-    q.lines = lines;
-    if (fixed && radices) {
-        threads = min_u32(threads, (uint32_t)round_up(ceil_div((uint64_t)lines * l->size, FFT_HELD), 32));
-        room = (uint32_t)round_up((size_t)lines * l->size, 256);
-    }
+    q.lines = min_u32(min_u32(d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? room : few, room > l->size ? room / l->size : 1), q.ids);
+    while (q.lines > 4 && q.ids / q.lines < 2 * (uint32_t)wide_of(d)) q.lines /= 2;
     q.offset_in = set_input(e, 1, f->in);
     q.offset_out = set_output(e, 0, f->out);
     if (f->first) q.offset_first = set_input(e, 2, f->first);
     if (f->last) q.offset_last = set_input(e, 3, f->last);
-    if ((f->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q.offset_in, f->row_a)) q.flags |= FFT_WHOLE_IN;
-    if ((f->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q.offset_out, f->row_d)) q.flags |= FFT_WHOLE_OUT;
-    few = l->size * l->subs;                         /* elements of a row, zeros behind len among them */
-    if (!(q.flags & FFT_LOAD) && f->len >= few && f->valid >= few) q.flags |= FFT_ALL_IN;
-    if (!(q.flags & FFT_STORE) && f->limit >= few) q.flags |= FFT_ALL_OUT;
-    if (fixed && radices) KERNEL(e, K_FFT_FIXED, threads, room, l->size, radices, lines, q.flags);
-    else KERNEL(e, K_FFT, threads, room);
+    fft_whole_pairs(&q, f);
+    q.flags |= fft_access(&q, f);
+    if (fixed) fft_constant_length(e, &q);
+    else KERNEL(e, K_FFT, fft_threads(d), fft_plain_room(d));
     set_bytes(e, &q, sizeof q);
-    dispatch_groups(e, ceil_div(q.ids, lines));
+    dispatch_groups(e, ceil_div(q.ids, q.lines));
 }
 
-/* Lets rows lie one after the other in an array of the lowering's own. */
+/* Lets rows lie in an array of the lowering's own: one after the other, or as columns beside each other. */
 static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct fft *f, uint32_t n)
 {
     place[2] = n;
     place[1] = n * f->c2;
     place[0] = n * f->c2 * f->c1;
     *step = 1;
+    if (fft_columns(f)) {
+        place[2] = 1;
+        *step = f->c2;
+    }
 }
 
 /* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles between. */
 static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
     uint32_t p[FFT_STEPS] = { 0 };
-    int count = fft_cut(n, fft_room(e), p);
+    uint32_t room = fft_room(e);
+    int count = n <= fft_one_step(e, f) ? 1 : fft_columns(f) ? fft_cut(n, room / 8, p) : 0;
     struct fft part = *f;
     struct array *between;
+    if (!count) count = fft_cut(n, room, p);
     if (count == 1) { fft_step(e, f, &(struct fft_lines){ n, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true); return; }
     if (!count) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n); return; }
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
@@ -12586,7 +12854,7 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 }
 
 /* The smooth length that Bluestein's convolution of n elements takes. */
-static uint32_t fft_padded(uint32_t n)
+static uint32_t fft_convolved(uint32_t n)
 {
     static const uint8_t odd[] = { 1, 3, 5, 7, 9, 15 };
     uint64_t best = UINT64_MAX;
@@ -12601,7 +12869,7 @@ static uint32_t fft_padded(uint32_t n)
 /* Any length, as a convolution with a chirp: x w, transformed, times the chirp's transform, transformed back, times w. */
 static void fft_bluestein(struct encoder *e, const struct fft *f)
 {
-    uint32_t n = f->len, m = fft_padded(n), push[4] = { n, m, 0, 0 };
+    uint32_t n = f->len, m = fft_convolved(n), push[4] = { n, m, 0, 0 };
     struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64), *spectrum = scratch(e, m, MLXVK_COMPLEX64);
     struct array *product = scratch(e, (size_t)f->rows * m, MLXVK_COMPLEX64);
     struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1, .step_a = 1, .step_d = 1,
@@ -12644,7 +12912,9 @@ static void fft_pairs(struct encoder *e, const struct fft *f)
     uint32_t n = f->len, chunk = min_u32(n + 1, fft_room(e));
     struct fft part = *f;
     struct array *between;
-    if (n <= fft_room(e) && fft_smooth(n)) { part.flags |= FFT_STORE_SPLIT; fft_rows(e, &part, n); return; }
+    part.flags |= FFT_STORE_SPLIT;
+    if (n <= fft_one_step(e, &part) && fft_smooth(n)) { fft_rows(e, &part, n); return; }
+    part.flags = f->flags;
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
     if (!between) return;
     part.out = between;
@@ -12687,10 +12957,10 @@ static bool fft_layout(struct fft *f, int axis)
 static void fft_whole(struct encoder *e, const struct fft_params *p, struct array *in, struct array *out)
 {
     bool even = p->n % 2 == 0, real = is_float(in->dtype);
-    struct fft f = { .in = in, .out = out, .len = (uint32_t)p->n, .valid = (uint32_t)in->shape[p->axis], .limit = (uint32_t)out->shape[p->axis],
+    struct array packed = *out, *copy = NULL, *room = fits_binding(e->device, out) ? NULL : pack(e, out, &packed);
+    struct fft f = { .in = in, .out = &packed, .len = (uint32_t)p->n, .valid = (uint32_t)in->shape[p->axis], .limit = (uint32_t)out->shape[p->axis],
                      .scale = p->scale };
-    struct array *copy = NULL;
-    if (!fft_layout(&f, p->axis)) {
+    if (!fits_binding(e->device, in) || !fft_layout(&f, p->axis)) {
         copy = f.in = rows_of(e, in);
         fft_layout(&f, p->axis);
     }
@@ -12708,6 +12978,7 @@ static void fft_whole(struct encoder *e, const struct fft_params *p, struct arra
         fft_any(e, &f);
     }
     array_release(copy);
+    unpack(e, out, &packed, room);
 }
 
 /* Halves rows where operands cannot be bound whole, or what lies between steps would be too large. */
@@ -12716,10 +12987,12 @@ static void fft_split(struct encoder *e, const struct fft_params *p, struct arra
     size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len, rows = out->size / (size_t)out->shape[p->axis];
     struct array part[2] = { *in, *out }, *pair[2] = { in, out };
     int axis = -1, half;
-    len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_padded((uint32_t)p->n);
+    bool small;
+    len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_convolved((uint32_t)p->n);
     for (int i = 0; i < out->ndim; i++)
         if (i != p->axis && out->shape[i] > 1 && (axis < 0 || out->shape[i] > out->shape[axis])) axis = i;
-    if (axis < 0 || ((len <= fft_room(e) || rows * len <= room / 8) && axis_to_split(e, pair, 2, 0) < 0)) { fft_whole(e, p, in, out); return; }
+    small = len <= fft_room(e) / (in->strides[p->axis] != 1 ? 4 : 1) || rows * len <= room / 8;
+    if (axis < 0 || (small && axis_to_split(e, pair, 2, 0) < 0)) { fft_whole(e, p, in, out); return; }
     half = out->shape[axis] / 2;
     for (int second = 0; second < 2 && !e->code; second++) {
         for (int k = 0; k < 2; k++) {

@@ -7,11 +7,13 @@
 // FIXED: length, radices and flags are constants, elements stay in registers between passes, and the first and the last pass
 // work on memory; else one pipeline serves all lengths, and passes go from one half of the shared memory to the other.
 #include "fft.glsl"
-layout(constant_id = 1) const uint ROOM = 2048;       // elements of a workgroup
+layout(constant_id = 1) const uint ROOM = 2048;       // elements of a workgroup; FIXED: places of a line in shared memory
 layout(constant_id = 2) const uint SIZE = 1;
 layout(constant_id = 3) const uint RADICES = 0;
 layout(constant_id = 4) const uint LINES = 1;
 layout(constant_id = 5) const uint FLAGS = 0;
+layout(constant_id = 6) const uint SUBS = 1;
+layout(constant_id = 7) const uint INNER = 1;
 BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, first)
@@ -21,7 +23,7 @@ layout(push_constant) uniform Push {
     uint size_, radices_, ids, lines_, flags_;         // radices: less one, four bits each
     uint offset_a, offset_d, offset_first, offset_last;
     uint len, valid, limit;                            // of a row's transform; elements of its operand; results to store
-    uint subs, inner;                                  // lines a row is cut into; of which `inner` follow each other
+    uint subs_, inner_;                                // lines a row is cut into; of which `inner` follow each other
     uint a1, a2, a_step, b1, b2, b_step;               // a line's first element: a1 * (sub / inner) + a2 * (sub % inner)
     uint turn;                                         // twiddles: roots of this order
     uint c1, c2;                                       // the two inner sizes of up to three dimensions of rows
@@ -33,10 +35,14 @@ layout(push_constant) uniform Push {
 #define size SIZE
 #define lines LINES
 #define flags FLAGS
+#define subs SUBS
+#define inner INNER
 #else
 #define size size_
 #define lines lines_
 #define flags flags_
+#define subs subs_
+#define inner inner_
 #endif
 
 // Flags. How elements are loaded: complex; real; pairs of reals as complex numbers; the half of a symmetric spectrum, its
@@ -44,20 +50,31 @@ layout(push_constant) uniform Push {
 const uint LOAD = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_HALF = 3u, LOAD_MERGE = 4u, LOAD_SPLIT = 5u;
 // How they are stored: complex; the real part; pairs; as a half, from shared memory.
 const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
-// Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access, pairs that
-// are complex numbers in memory.
+// Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access; rows are of
+// one dimension; neighbouring lines are those of neighbouring rows, which have one dimension then. FIXED only: a spectrum is
+// merged to pairs in shared memory before the first pass; real and imaginary parts are exchanged one after the other, in half
+// the shared memory; lines are short, and loaded as one.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
-           LINES_IN = 1u << 12, LINES_OUT = 1u << 13, WHOLE_IN = 1u << 14, WHOLE_OUT = 1u << 15;
+           LINES_IN = 1u << 12, LINES_OUT = 1u << 13, FLAT = 1u << 14, MERGED = 1u << 15, ACROSS = 1u << 18,
+           HALVES = 1u << 19, SHORT = 1u << 20;
 // All elements that are asked for are there, and complex: loads need no branches.
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 bool has(uint flag) { return (flags & flag) != 0u; }
 
+// Places in shared memory: of element e of line l; beyond an element's that of the one c further on, which for powers of two has
+// no bits in common with it, and is known to the compiler. Neither steps of a power of two nor neighbouring lines collide.
 #ifdef FIXED
-shared vec2 staged[ROOM];
+const uint HELD = 16;                                  // elements of a thread, but whole groups
+const bool BINARY = (SIZE & (SIZE - 1u)) == 0u;
+shared vec2 staged[(FLAGS & HALVES) != 0u ? 1u : LINES * ROOM];
+shared float parts[(FLAGS & HALVES) != 0u ? LINES * ROOM : 1u];
+uint beyond(uint c) { return BINARY ? c + (c >> 4) : c; }
+uint slot(uint l, uint e) { return l * ROOM + beyond(e); }
 #else
 shared vec2 staged[2 * ROOM];
+uint beyond(uint c) { return c; }
+uint slot(uint l, uint e) { return l * size + e; }
 #endif
-uint slot(uint i) { return i ^ (((i >> 4) ^ (i >> 8)) & 15u); }      // so that neither neighbours nor steps of 16 or 256 collide
 
 vec2 element(uint at, uint e) { return e < valid ? uintBitsToFloat(a64[at + e * step_a]) : vec2(0.0); }
 float real(uint at, uint e) { return e < valid ? uintBitsToFloat(a32[at + e * step_a]) : 0.0; }
@@ -79,10 +96,9 @@ vec2 load(uint at, uint e)
     uint how = flags & LOAD;
     vec2 x;
     if (!has(ALL_IN) && e >= len + uint(how == LOAD_SPLIT)) return vec2(0.0);
-    if (has(ALL_IN)) x = uintBitsToFloat(a64[at + e * step_a]);
+    if (has(ALL_IN)) x = uintBitsToFloat(a64[at + (has(LINES_IN) ? e * step_a : e)]);
     else if (how == LOAD_COMPLEX) x = element(at, e);
     else if (how == LOAD_REAL) x = vec2(real(at, e), 0.0);
-    else if (how == LOAD_PAIRS && has(WHOLE_IN)) x = uintBitsToFloat(a64[at / 2u + e]);
     else if (how == LOAD_PAIRS) x = vec2(real(at, 2u * e), real(at, 2u * e + 1u));
     else if (how == LOAD_HALF) x = 2u * e > len ? conjugate(bin(at, len - e, len)) : bin(at, e, len);
     else if (how == LOAD_MERGE) {
@@ -103,32 +119,40 @@ void store(uint at, uint e, vec2 x)
     if (has(SWAP_LAST)) x = x.yx;
     x *= scale;
     if (how == STORE_REAL) d32[at + e * step_d] = floatBitsToUint(x.x);
-    else if (how == STORE_PAIRS && has(WHOLE_OUT)) d64[at / 2u + e] = floatBitsToUint(x);
     else if (how == STORE_PAIRS) {
         d32[at + 2u * e * step_d] = floatBitsToUint(x.x);
         d32[at + (2u * e + 1u) * step_d] = floatBitsToUint(x.y);
-    } else d64[at + e * step_d] = floatBitsToUint(x);
+    } else d64[at + (has(LINES_OUT) ? e * step_d : e)] = floatBitsToUint(x);
 }
 
 uint row_at(uint row, uint far, uint middle, uint near) { return row / c2 / c1 * far + row / c2 % c1 * middle + row % c2 * near; }
 
+uint row_of(uint id) { return has(ACROSS) ? id % c2 : id / subs; }
+uint sub_of(uint id) { return has(ACROSS) ? id / c2 : id % subs; }
+
+// Where the row begins that line `id` is of; an element's number in it.
+uint place_in(uint id) { return offset_a + (has(FLAT) ? row_of(id) * row_a[2] : row_at(row_of(id), row_a[0], row_a[1], row_a[2])); }
+uint place_out(uint id) { return offset_d + (has(FLAT) ? row_of(id) * row_d[2] : row_at(row_of(id), row_d[0], row_d[1], row_d[2])); }
+uint number_in(uint sub, uint e) { return sub / inner * a1 + sub % inner * a2 + (has(LINES_IN) ? e * a_step : e); }
+uint number_out(uint sub, uint e) { return sub / inner * b1 + sub % inner * b2 + (has(LINES_OUT) ? e * b_step : e); }
+
 // Element e of line l of this workgroup.
 vec2 fetch(uint l, uint e)
 {
-    uint id = group_index() * lines + l, sub;
+    uint id = group_index() * lines + l;
     if (has(ALL_IN)) id = min(id, ids - 1u);
     else if (id >= ids) return vec2(0.0);
-    sub = id % subs;
-    return load(offset_a + row_at(id / subs, row_a[0], row_a[1], row_a[2]), sub / inner * a1 + sub % inner * a2 + e * a_step);
+    return load(place_in(id), number_in(sub_of(id), e));
 }
 
 void put(uint l, uint e, vec2 x)
 {
-    uint id = group_index() * lines + l, sub = id % subs;
-    if (id >= ids) return;
-    if (has(TURN)) x = multiply(x, root(sub % inner * e, turn));
-    store(offset_d + row_at(id / subs, row_d[0], row_d[1], row_d[2]), sub / inner * b1 + sub % inner * b2 + e * b_step, x);
+    uint id = group_index() * lines + l;
+    if (id < ids) store(place_out(id), number_out(sub_of(id), e), x);
 }
+
+// The root whose powers a line's elements are multiplied with before they are stored.
+vec2 turn_of(uint l, uint e) { return root(sub_of(group_index() * lines + l) % inner * e, turn); }
 
 // ---- transforms of a few elements, in v[o], v[o + 1], ... of a thread ----
 
@@ -186,12 +210,12 @@ const vec2 TURN13[13] = { vec2(1, 0), vec2(0.88545602565320989, 0.46472317204376
     vec2(0.56806474673115581, -0.82298386589365640), vec2(0.88545602565320989, -0.46472317204376854) };
 
 #define ODD(R) \
-    void butterfly##R(uint o) \
+    void butterfly##R(uint o, uint step) \
     { \
         vec2 sum[R / 2], dif[R / 2], start = v[o]; \
         [[unroll]] for (uint k = 0; k < R / 2; k++) { \
-            sum[k] = v[o + k + 1] + v[o + R - 1 - k]; \
-            dif[k] = v[o + k + 1] - v[o + R - 1 - k]; \
+            sum[k] = v[o + (k + 1) * step] + v[o + (R - 1 - k) * step]; \
+            dif[k] = v[o + (k + 1) * step] - v[o + (R - 1 - k) * step]; \
             v[o] += sum[k]; \
         } \
         [[unroll]] for (uint m = 1; m <= R / 2; m++) { \
@@ -201,83 +225,130 @@ const vec2 TURN13[13] = { vec2(1, 0), vec2(0.88545602565320989, 0.46472317204376
                 p = fma(sum[k], vec2(w.x), p); \
                 q = fma(dif[k], vec2(w.y), q); \
             } \
-            v[o + m] = p + vec2(q.y, -q.x); \
-            v[o + R - m] = p - vec2(q.y, -q.x); \
+            v[o + m * step] = p + vec2(q.y, -q.x); \
+            v[o + (R - m) * step] = p - vec2(q.y, -q.x); \
         } \
-    }
+    } \
+    void butterfly##R(uint o) { butterfly##R(o, 1u); }
 ODD(3) ODD(5) ODD(7) ODD(11) ODD(13)
 
-uint order(uint r, uint i) { return r == 16u ? i % 4u * 4u + i / 4u : r == 8u ? i % 4u * 2u + i / 4u : i; }
+const vec2 ROOT9[5] = { vec2(1, 0), vec2(0.76604444311897804, -0.64278760968653933), vec2(0.17364817766693035, -0.98480775301220806),
+                        vec2(-0.5, -0.86602540378443865), vec2(-0.93969262078590838, -0.34202014332566873) };
+const vec2 ROOT10[5] = { vec2(1, 0), vec2(0.80901699437494742, -0.58778525229247313), vec2(0.30901699437494742, -0.95105651629515357),
+                         vec2(-0.30901699437494742, -0.95105651629515357), vec2(-0.80901699437494742, -0.58778525229247313) };
+
+void butterfly9(uint o)                                // leaves element k at (k % 3) * 3 + k / 3
+{
+    [[unroll]] for (uint i = 0; i < 3; i++) butterfly3(o + i, 3u);
+    [[unroll]] for (uint i = 1; i < 3; i++)
+        [[unroll]] for (uint k = 1; k < 3; k++) v[o + i + 3 * k] = multiply(v[o + i + 3 * k], ROOT9[i * k]);
+    [[unroll]] for (uint k = 0; k < 3; k++) butterfly3(o + 3 * k);
+}
+void butterfly10(uint o)                               // leaves element k at (k % 5) * 2 + k / 5
+{
+    butterfly5(o, 2u);
+    butterfly5(o + 1u, 2u);
+    [[unroll]] for (uint k = 0; k < 5; k++) {
+        v[o + 2 * k + 1] = multiply(v[o + 2 * k + 1], ROOT10[k]);
+        butterfly2(o + 2 * k);
+    }
+}
+
+// Where a group of r leaves its element i.
+uint order(uint r, uint i)
+{
+    return r == 16u ? i % 4u * 4u + i / 4u : r == 8u ? i % 4u * 2u + i / 4u : r == 9u ? i % 3u * 3u + i / 3u : r == 10u ? i % 5u * 2u + i / 5u : i;
+}
 
 // ---- passes: of radix r, after passes that together transformed `done` elements ----
 
-// The place of element p + c; of powers of two these have no bits in common, and that of c is known to the compiler.
-#ifdef FIXED
-uint slot_of(uint p, uint c) { return (SIZE & (SIZE - 1u)) == 0u ? slot(p) ^ slot(c) : slot(p + c); }
-#else
-uint slot_of(uint p, uint c) { return slot(p + c); }
-#endif
-
-// A group of r elements, of line g.x the one number g.y, from shared memory to v[o], v[o + 1], ... and back.
-void get(uint o, uint r, uint done, uvec2 g, uint base)
+// Multiplies element i of a group of r, with start * root^i; of a result they are out of order.
+void twiddle(uint o, uint r, vec2 start, vec2 root, bool ordered, bool starts)
 {
-    uint k = g.y % done;
     vec2 w[16];
-    [[unroll]] for (uint i = 0; i < r; i++) v[o + i] = staged[base + slot_of(g.x * size + g.y, i * (size / r))];
-    if (done == 1u) return;
-    w[1] = root(k, done * r);
+    w[0] = start;
+    w[1] = root;
     if (r == 16u) {                                    // two products each, but few powers to keep
         w[2] = multiply(w[1], w[1]);
         w[3] = multiply(w[2], w[1]);
         w[4] = multiply(w[2], w[2]);
         w[8] = multiply(w[4], w[4]);
         w[12] = multiply(w[8], w[4]);
-        [[unroll]] for (uint i = 1; i < 16u; i++) {
-            if (i % 4u > 0u) v[o + i] = multiply(v[o + i], w[i % 4u]);
-            if (i / 4u > 0u) v[o + i] = multiply(v[o + i], w[i / 4u * 4u]);
+        if (starts) [[unroll]] for (uint i = 4; i < 16u; i += 4u) w[i] = multiply(w[i], start);
+        [[unroll]] for (uint i = 0; i < 16u; i++) {
+            uint at = o + (ordered ? order(r, i) : i);
+            if (i % 4u > 0u) v[at] = multiply(v[at], w[i % 4u]);
+            if (i / 4u > 0u || starts) v[at] = multiply(v[at], w[i / 4u * 4u]);
         }
         return;
     }
-    [[unroll]] for (uint i = 1; i < r; i++) {
+    [[unroll]] for (uint i = 0; i < r; i++) {
+        uint at = o + (ordered ? order(r, i) : i);
         if (i > 1u) w[i] = multiply(w[i / 2u], w[i - i / 2u]);
-        v[o + i] = multiply(v[o + i], w[i]);
+        if (i > 0u) v[at] = multiply(v[at], w[i]);
+        if (starts) v[at] = multiply(v[at], start);
     }
+}
+
+// Of the group number j of a pass.
+void turn_group(uint o, uint r, uint done, uint j)
+{
+    if (done > 1u) twiddle(o, r, vec2(0.0), r >= 8u ? near_root(j % done, done * r) : root(j % done, done * r), false, false);
+}
+
+// A group of r elements, of line g.x the one number g.y, from shared memory to v[o], v[o + 1], ... and back.
+void get(uint o, uint r, uint done, uvec2 g, uint base)
+{
+    [[unroll]] for (uint i = 0; i < r; i++) v[o + i] = staged[base + slot(g.x, g.y) + beyond(i * (size / r))];
+    turn_group(o, r, done, g.y);
 }
 
 uint target(uint r, uint done, uint j) { return j / done * done * r + j % done; }   // of a group's first result
 
 void set(uint o, uint r, uint done, uvec2 g, uint base)
 {
-    uint to = g.x * size + target(r, done, g.y);
-    [[unroll]] for (uint i = 0; i < r; i++) staged[base + slot_of(to, i * done)] = v[o + order(r, i)];
+    uint to = slot(g.x, target(r, done, g.y));
+    [[unroll]] for (uint i = 0; i < r; i++) staged[base + to + beyond(i * done)] = v[o + order(r, i)];
+}
+
+// The line of number q among all lines' `many` each, and which of that line's it is.
+uvec2 line_and_rest(uint q, uint many, bool by_line)
+{
+    if (lines == 1u) return uvec2(0u, q);
+    return by_line ? uvec2(q % lines, q / lines) : uvec2(q / many, q % many);
 }
 
 // All of this workgroup's elements from shared memory to the result.
 void put_all(uint base)
 {
     bool halves = (flags & STORE) == STORE_SPLIT;
-    uint many = size + uint(halves), total = many * lines;
+    uint many = halves ? size / 2u + 1u : size, total = many * lines;
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
-        uint l = has(LINES_OUT) ? i % lines : i / many, e = has(LINES_OUT) ? i / lines : i % many, from = l * size;
-        vec2 x = staged[base + slot(from + (e < size ? e : 0u))];
-        if (halves) x = split(x, staged[base + slot(from + (e > 0u ? size - e : 0u))], e);
-        put(l, e, x);
+        uvec2 at = line_and_rest(i, many, has(LINES_OUT));
+        uint l = at.x, e = at.y;
+        vec2 x = staged[base + slot(l, e)], y, odd;
+        if (!halves) { put(l, e, has(TURN) ? multiply(x, turn_of(l, e)) : x); continue; }
+        y = staged[base + slot(l, e > 0u ? size - e : 0u)];      // two elements of the half spectrum from these
+        odd = 0.5 * (x - conjugate(y));
+        odd = multiply(root(e, 2u * size), vec2(odd.y, -odd.x));
+        x = 0.5 * (x + conjugate(y));
+        put(l, e, x + odd);
+        if (2u * e != size) put(l, size - e, conjugate(x - odd));
     }
 }
 
 #ifdef FIXED
-const uint HELD = 16;                                  // elements of a thread, but whole groups
 const uint R0 = (RADICES & 15u) + 1u, R1 = (RADICES >> 4 & 15u) + 1u, R2 = (RADICES >> 8 & 15u) + 1u, R3 = (RADICES >> 12 & 15u) + 1u,
            R4 = (RADICES >> 16 & 15u) + 1u, R5 = (RADICES >> 20 & 15u) + 1u, R6 = (RADICES >> 24 & 15u) + 1u, R7 = (RADICES >> 28) + 1u;
-const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT;
+const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT ? true : (FLAGS & SHORT) != 0u ? R1 == 1u : false;
 
-const bool EXACT = gl_WorkGroupSize.x * HELD == SIZE * LINES && (SIZE & (SIZE - 1u)) == 0u;
+const bool EXACT = gl_WorkGroupSize.x * HELD == SIZE * LINES && BINARY;
 
 // The workgroup's group that this thread holds at v[o]; by_line: neighbours are those of other lines. z: there is one.
 uvec3 group_at(uint o, uint r, bool by_line)
 {
     uint q = gl_LocalInvocationID.x + o / r * gl_WorkGroupSize.x, many = size / r;
-    return uvec3(by_line ? q % lines : q / many, by_line ? q / lines : q % many, EXACT || q < many * lines ? 1u : 0u);
+    return uvec3(line_and_rest(q, many, by_line), EXACT || q < many * lines ? 1u : 0u);
 }
 
 void butterflies(uint r)
@@ -290,6 +361,8 @@ void butterflies(uint r)
         case 5u: butterfly5(o); break;
         case 7u: butterfly7(o); break;
         case 8u: butterfly8(o); break;
+        case 9u: butterfly9(o); break;
+        case 10u: butterfly10(o); break;
         case 11u: butterfly11(o); break;
         case 13u: butterfly13(o); break;
         default: butterfly16(o);
@@ -312,8 +385,79 @@ void to_shared(uint r, uint done, bool by_line)
     }
 }
 
+// From groups of `before` to those of r elements, through shared memory.
+void exchange(uint before, uint r, uint done, bool from_line, bool by_line)
+{
+    if (done > 1u) barrier();
+    if ((FLAGS & HALVES) == 0u) {
+        to_shared(before, done, from_line);
+        barrier();
+        from_shared(r, done * before, by_line);
+        return;
+    }
+    [[unroll]] for (uint y = 0; y < 2u; y++) {
+        if (y > 0u) barrier();
+        [[unroll]] for (uint o = 0; o < HELD; o += before) {
+            uvec3 g = group_at(o, before, from_line);
+            uint to = slot(g.x, target(before, done, g.y));
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < before; i++) parts[to + beyond(i * done)] = v[o + order(before, i)][y];
+        }
+        barrier();
+        [[unroll]] for (uint o = 0; o < HELD; o += r) {
+            uvec3 g = group_at(o, r, by_line);
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + i][y] = parts[slot(g.x, g.y) + beyond(i * (size / r))];
+        }
+    }
+    [[unroll]] for (uint o = 0; o < HELD; o += r) turn_group(o, r, done * before, group_at(o, r, by_line).y);
+}
+
+// Pairs' elements from a half spectrum, two at a time, to shared memory: the reverse of what put_all does.
+void merge_all()
+{
+    const uint many = SIZE / 2u + 1u, total = many * LINES;
+    [[unroll]] for (uint k = 0; k <= HELD / 2u; k++) {
+        uvec2 g = line_and_rest(min(gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, total - 1u), many, has(LINES_IN));
+        uint at = place_in(min(group_index() * LINES + g.x, ids - 1u));
+        v[2u * k] = bin(at, g.y, 2u * SIZE);
+        v[2u * k + 1u] = conjugate(bin(at, SIZE - g.y, 2u * SIZE));
+    }
+    [[unroll]] for (uint k = 0; k <= HELD / 2u; k++) {
+        uint i = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x;
+        uvec2 g = line_and_rest(i, many, has(LINES_IN));
+        vec2 x = v[2u * k] + v[2u * k + 1u], odd = multiply(conjugate(root(g.y, 2u * SIZE)), v[2u * k] - v[2u * k + 1u]);
+        vec2 y = vec2(x.x + odd.y, odd.x - x.y);
+        x += vec2(-odd.y, odd.x);
+        if (i >= total) break;
+        staged[slot(g.x, g.y)] = has(SWAP_IN) ? x.yx : x;
+        if (g.y > 0u) staged[slot(g.x, SIZE - g.y)] = has(SWAP_IN) ? y.yx : y;
+    }
+}
+
+// Neighbouring threads load neighbouring elements, where groups of a line are too few for that.
+void load_all()
+{
+    const uint total = SIZE * LINES;
+    [[unroll]] for (uint k = 0; k < HELD; k++) {
+        uint i = min(gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, total - 1u);
+        v[k] = fetch(i / SIZE, i % SIZE);
+    }
+    [[unroll]] for (uint k = 0; k < HELD; k++) {
+        uint i = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x;
+        if (i < total) staged[slot(i / SIZE, i % SIZE)] = v[k];
+    }
+}
+
 void first_pass(bool by_line)
 {
+    if (has(MERGED) || has(SHORT)) {
+        if (has(MERGED)) merge_all();
+        else load_all();
+        barrier();
+        from_shared(R0, 1u, by_line);
+        butterflies(R0);
+        if (R1 > 1u) barrier();
+        return;
+    }
     [[unroll]] for (uint o = 0; o < HELD; o += R0) {
         uvec3 g = group_at(o, R0, by_line);
         if (g.z == 0u) continue;
@@ -326,7 +470,7 @@ void first_pass(bool by_line)
 void finish(uint r, uint done, bool by_line)
 {
     if (STAGED_OUT) {
-        if (done > 1u) barrier();
+        if (done > 1u || has(SHORT)) barrier();
         to_shared(r, done, by_line);
         barrier();
         put_all(0u);
@@ -336,6 +480,7 @@ void finish(uint r, uint done, bool by_line)
         uvec3 g = group_at(o, r, by_line);
         uint to = target(r, done, g.y);
         if (g.z == 0u) continue;
+        if (has(TURN)) twiddle(o, r, turn_of(g.x, to), turn_of(g.x, done), true, true);
         [[unroll]] for (uint i = 0; i < r; i++) put(g.x, to + i * done, v[o + order(r, i)]);
     }
 }
@@ -343,10 +488,7 @@ void finish(uint r, uint done, bool by_line)
 // One more pass, of radix r, of what radix `before` left; `after`: the next radix, 1 where there is none.
 #define NEXT(before, done, r, after) { \
     const bool by_line = after == 1u && has(LINES_OUT) && !STAGED_OUT; \
-    if (done > 1u) barrier(); \
-    to_shared(before, done, done == 1u && has(LINES_IN)); \
-    barrier(); \
-    from_shared(r, done * before, by_line); \
+    exchange(before, r, done, done == 1u && has(LINES_IN), by_line); \
     butterflies(r); \
     if (after == 1u) { finish(r, done * before, by_line); return; } }
 
@@ -372,16 +514,19 @@ void main()
 void main()
 {
     uint total = size * lines, done = 1u, base = 0u;
+    bool moves = radices_ == 0u && (flags & STORE) != STORE_SPLIT;     // what is around a transform without one
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uint l = has(LINES_IN) ? i % lines : i / size, e = has(LINES_IN) ? i / lines : i % size;
-        staged[slot(l * size + e)] = fetch(l, e);
+        if (moves) put(l, e, fetch(l, e));
+        else staged[slot(l, e)] = fetch(l, e);
     }
+    if (moves) return;
     for (uint list = radices_; list != 0u; list >>= 4) {
         uint r = (list & 15u) + 1u, many = size / r;
         barrier();
         for (uint q = gl_LocalInvocationID.x; q < many * lines; q += gl_WorkGroupSize.x) {
             uvec2 g = uvec2(q / many, q % many);
-            switch (r) { GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(7) GROUP(8) GROUP(11) GROUP(13) GROUP(16) }
+            switch (r) { GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(7) GROUP(8) GROUP(9) GROUP(10) GROUP(11) GROUP(13) GROUP(16) }
         }
         base = ROOM - base;
         done *= r;

@@ -19,4 +19,13 @@ vec2 root(uint m, uint n)
     vec2 w = ((eighth + 1u) & 2u) != 0u ? vec2(s, c) : vec2(c, s);
     return vec2(((eighth + 2u) & 4u) != 0u ? -w.x : w.x, eighth >= 4u ? w.y : -w.y);
 }
+
+// The same for 8 m <= n.
+vec2 near_root(uint m, uint n)
+{
+    float x = float(m) * (6.2831853071795865 / float(n)), y = x * x;
+    float s = fma(fma(fma(fma(2.7557319e-6, y, -1.9841270e-4), y, 8.3333333e-3), y, -0.16666667) * y, x, x);
+    float c = fma(fma(fma(fma(fma(-2.7557319e-7, y, 2.4801587e-5), y, -1.3888889e-3), y, 4.1666667e-2), y, -0.5), y, 1.0);
+    return vec2(c, -s);
+}
 #endif

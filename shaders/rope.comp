@@ -142,7 +142,7 @@ void main()
     item = min(item, items - 1u);
     uint head = item % parts * heads_each, token = item / parts % tokens, batch = item / parts / tokens;
     uint count = min(heads_each, heads - head);
-    int at = has(OFFSETS) ? int(offsets32[offsets_at + batch * offsets_step]) : offset;
+    int at = offset + (has(OFFSETS) ? int(offsets32[offsets_at + batch * offsets_step]) : 0);
     float position = scale * float(int(token) + at);
     uint y_row = y_at + batch * y_stride[0] + head * y_stride[1] + token * y_stride[2];
     uint x_row = x_at + batch * x_stride[0] + head * x_stride[1] + token * x_stride[2];

@@ -1,4 +1,5 @@
 /* The table from MLX's primitives to mlxvk's calls: see bridge.h.                            SPDX-License-Identifier: MIT */
+#include <algorithm>
 #include <cstdlib>
 #include <typeindex>
 #include <unordered_map>
@@ -503,9 +504,9 @@ static const Row table[] = {
     NATIVE(NotEqual, binary<mlxvk_not_equal>), NATIVE(Power, binary<mlxvk_power>), NATIVE(Remainder, binary<mlxvk_remainder>),
     NATIVE(Subtract, binary<mlxvk_subtract>), NATIVE(Select, ternary<mlxvk_where>), NATIVE(Compiled, nullptr),
 
-    WHOLE(Arange, arange_native), NATIVE(Full, full_native), NATIVE(RandomBits, random_bits_native),
+    NATIVE(Arange, arange_native), NATIVE(Full, full_native), NATIVE(RandomBits, random_bits_native),
     NATIVE(Concatenate, concatenate_native), NATIVE(Pad, pad_native), IN_PLACE(SliceUpdate, slice_update_native, false),
-    NATIVE(Gather, gather_native), WHOLE(GatherAxis, gather_axis_native),
+    NATIVE(Gather, gather_native), NATIVE(GatherAxis, gather_axis_native),
     IN_PLACE(ScatterAxis, scatter_axis_native, true),
     IN_PLACE(Scatter, scatter_native, true), NATIVE(MaskedScatter, masked_scatter_native), NATIVE(Convolution, convolution_native),
     WHOLE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native, true),
@@ -516,9 +517,9 @@ static const Row table[] = {
     WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
     WHOLE(ArgPartition, (partition_native<ArgPartition, mlxvk_argpartition_axis>)),
     NATIVE(Matmul, binary<mlxvk_matmul>), NATIVE(AddMM, addmm_native), NATIVE(QuantizedMatmul, quantized_matmul_native),
-    WHOLE(fast::Quantize, quantize_native), WHOLE(fast::RMSNorm, rms_norm_native), WHOLE(fast::LayerNorm, layer_norm_native),
-    WHOLE(fast::RoPE, rope_native), WHOLE(fast::RMSNormVJP, rms_norm_vjp_native),
-    WHOLE(fast::LayerNormVJP, layer_norm_vjp_native), NATIVE(fast::ConvertFP8, fp8_native), WHOLE(fast::ScaledDotProductAttention, attention_native),
+    NATIVE(fast::Quantize, quantize_native), NATIVE(fast::RMSNorm, rms_norm_native), NATIVE(fast::LayerNorm, layer_norm_native),
+    NATIVE(fast::RoPE, rope_native), NATIVE(fast::RMSNormVJP, rms_norm_vjp_native),
+    NATIVE(fast::LayerNormVJP, layer_norm_vjp_native), NATIVE(fast::ConvertFP8, fp8_native), NATIVE(fast::ScaledDotProductAttention, attention_native),
 
     LAYOUT(AsStrided, strided_layout), LAYOUT(Broadcast, view_layout), LAYOUT(BroadcastAxes, view_layout),
     LAYOUT(Contiguous, contiguous_layout), LAYOUT(Copy, view_layout), LAYOUT(CustomTransforms, view_layout),
@@ -590,7 +591,10 @@ static bool fits(const Arrays& arrays) {
     mlxvk_device_info_get_size(&value, device(), "max_storage_buffer_range");
     return value - 1024;
   }();
-  for (auto& a : arrays) if (a.nbytes() > range || (a.data_shared_ptr() && a.data_size() * a.itemsize() > range)) return false;
+  for (auto& a : arrays) {
+    const size_t most = std::min(range, (a.itemsize() << 31) - 1024);   // and no element beyond a signed index
+    if (a.nbytes() > most || (a.data_shared_ptr() && a.data_size() * a.itemsize() > most)) return false;
+  }
   return true;
 }
 

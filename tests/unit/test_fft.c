@@ -147,6 +147,59 @@ static void test_long(void **state)
     mlxvk_device_free(device);
 }
 
+/* One transform of a matrix along an axis. */
+static void matrix_case(enum kind kind, int rows, int columns, int axis, mlxvk_stream s)
+{
+    struct rng r = { (uint64_t)rows * 37 + (uint64_t)columns };
+    struct rows x = { 0 };
+    int shape[2] = { rows, columns }, n = shape[axis];
+    mlxvk_array a, res = { NULL };
+    if (kind == IRFFT) shape[axis] = n / 2 + 1;
+    a = operand(&x, &r, 2, shape, false, s);
+    OK(transform(&res, a, kind, n, axis, s), s);
+    check_rows(&x, kind, axis, n, res, &r, s);
+    mlxvk_array_free(a);
+    mlxvk_array_free(res);
+    free(x.data);
+}
+
+/* Columns beside each other, of which long ones take two steps. */
+static void test_columns(void **state)
+{
+    mlxvk_device device = open_device(NULL);
+    mlxvk_stream s = open_stream(device);
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) matrix_case((enum kind)kind, 48, 37, 0, s);
+    matrix_case(FFT, 1024, 37, 0, s);
+    matrix_case(RFFT, 2048, 5, 0, s);
+    matrix_case(IRFFT, 4096, 5, 0, s);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+/* Rows of reals from the last to the first, which are read as pairs. */
+static void test_reversed_rows(void **state)
+{
+    enum { ROWS = 5, N = 12 };
+    mlxvk_device device = open_device(NULL);
+    mlxvk_stream s = open_stream(device);
+    mlxvk_array a = { NULL }, res = { NULL };
+    float values[ROWS * N], back[ROWS * N];
+    struct rng r = { 7 };
+    (void)state;
+    for (int i = 0; i < ROWS * N; i++) values[i] = (float)random_value(&r);
+    for (int i = 0; i < ROWS * N; i++) back[i] = values[(ROWS - 1 - i / N) * N + i % N];
+    a = floats(device, values, (int[]){ ROWS, N }, 2);
+    OK(mlxvk_as_strided(&a, a, (int[]){ ROWS, N }, 2, (int64_t[]){ -N, 1 }, 2, (ROWS - 1) * N, s), s);
+    OK(mlxvk_fft_rfft(&res, a, N, 1, MLXVK_FFT_NORM_BACKWARD, s), s);
+    OK(mlxvk_fft_irfft(&res, res, N, 1, MLXVK_FFT_NORM_BACKWARD, s), s);
+    expect_floats(res, back, ROWS * N, 0, 1e-6, s);
+    mlxvk_array_free(a);
+    mlxvk_array_free(res);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
 /* The kernel with lengths as constants. */
 static void test_fixed(void **state)
 {
@@ -156,6 +209,10 @@ static void test_fixed(void **state)
     (void)state;
     one_case(FFT, 60, 0, 3, false, s);
     one_case(RFFT, 64, 0, 2, true, s);
+    matrix_case(IRFFT, 5, 64, 1, s);                 /* a spectrum that is merged in shared memory */
+    matrix_case(FFT, 70, 16, 1, s);                  /* short rows, loaded as one */
+    matrix_case(FFT, 3, 90, 1, s);
+    matrix_case(IFFT, 2, 8192, 1, s);                /* exchanged in halves */
     for (int n = 2; all && n < atoi(all); n += 1 + n / 16)
         for (int kind = 0; kind < KINDS; kind++) one_case((enum kind)kind, n, 0, 2, n % 2, s);
     mlxvk_stream_free(s);
@@ -246,8 +303,8 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_short), cmocka_unit_test(test_long), cmocka_unit_test(test_fixed), cmocka_unit_test(test_several_axes),
-        cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_short), cmocka_unit_test(test_long), cmocka_unit_test(test_columns), cmocka_unit_test(test_reversed_rows),
+        cmocka_unit_test(test_fixed), cmocka_unit_test(test_several_axes), cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
     return run_group("fft", tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
-/* Arrays of more elements than 31 bits count, and views of far more than memory has.
+/* Arrays of more elements than 31 bits count, views of far more than memory has, and of six dimensions.
  *
  * What needs the memory runs twice: on arrays near and over 2^31 elements where a GPU has at least 16 GiB, and everywhere on small
- * ones, with a gate that makes the device bind and count as little as that asks for the same splitting. */
+ * ones, with gates that make the device bind and count so little, and have grids so small, that the same splitting is needed. */
 #include "support.h"
 
 #include <limits.h>
@@ -513,6 +513,307 @@ static void test_repeats(void **state)
     DONE(one, row, a);
 }
 
+/* ---- families whose rows, heads or batches are split: the same results as on a device that binds all of it ---- */
+
+static mlxvk_array numbers(const int *shape, int ndim, mlxvk_dtype dtype)
+{
+    size_t n = 1;
+    uint32_t state = (uint32_t)ndim;
+    mlxvk_array a;
+    float *data;
+    for (int i = 0; i < ndim; i++) n *= (size_t)shape[i];
+    data = malloc(n * sizeof *data);
+    assert_non_null(data);
+    for (size_t i = 0; i < n; i++) {
+        state = state * 1664525 + 1013904223;
+        data[i] = (float)(int)(state >> 16) / 32768 - 1;
+    }
+    a = floats(device, data, shape, ndim);
+    free(data);
+    OK(mlxvk_astype(&a, a, dtype, stream), stream);
+    return a;
+}
+#define NUMBERS(dtype, ...) numbers((int[]){ __VA_ARGS__ }, (int)COUNT(((int[]){ __VA_ARGS__ })), dtype)
+
+enum { FAMILY_RESULTS = 4 };
+static const mlxvk_array none = { NULL };
+
+static void take_results(mlxvk_array *res, mlxvk_vector_array v)
+{
+    for (size_t i = 0; i < mlxvk_vector_array_size(v) && i < FAMILY_RESULTS; i++) assert_int_equal(mlxvk_vector_array_get(&res[i], v, i), 0);
+    mlxvk_vector_array_free(v);
+}
+
+static void family_norms(mlxvk_array *res)
+{
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 3, 43, 64), w = NUMBERS(MLXVK_FLOAT32, 64), t = none;
+    OK(mlxvk_fast_rms_norm(&res[0], x, w, 1e-5f, stream), stream);
+    OK(mlxvk_fast_layer_norm(&res[1], x, w, w, 1e-5f, stream), stream);
+    OK(mlxvk_transpose_axes(&t, x, (int[]){ 1, 0, 2 }, 3, stream), stream);
+    OK(mlxvk_fast_rms_norm(&res[2], t, none, 1e-5f, stream), stream);
+    OK(mlxvk_add(&t, x, res[1], stream), stream);
+    OK(mlxvk_fast_rms_norm(&res[3], t, w, 1e-5f, stream), stream);   /* with the sum, where that is fused */
+    DONE(x, w, t);
+}
+
+static void family_gradients(mlxvk_array *res)
+{
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 131, 64), w = NUMBERS(MLXVK_FLOAT32, 64), g = NUMBERS(MLXVK_FLOAT32, 131, 64);
+    mlxvk_vector_array v = mlxvk_vector_array_new();
+    OK(mlxvk_fast_layer_norm_vjp(&v, x, w, w, g, 1e-5f, stream), stream);
+    take_results(res, v);
+    DONE(x, w, g);
+}
+
+static void family_rope(mlxvk_array *res)
+{
+    const mlxvk_optional_float base = { 10000, true };
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 1, 3, 67, 64), y = NUMBERS(MLXVK_FLOAT16, 5, 19, 72), t = none, at = none;
+    OK(mlxvk_swapaxes(&t, x, 1, 2, stream), stream);
+    OK_DEVICE(mlxvk_array_new_data_device(&at, (int32_t[]){ 3, 1, 4, 1, 5 }, (int[]){ 5 }, 1, MLXVK_INT32, device), device);
+    OK(mlxvk_fast_rope(&res[0], x, 64, false, base, 1, 7, none, stream), stream);
+    OK(mlxvk_fast_rope(&res[1], t, 32, true, base, 1, 0, none, stream), stream);
+    OK(mlxvk_fast_rope_dynamic(&res[2], y, 40, false, base, 0.5f, at, none, stream), stream);
+    DONE(x, y, t, at);
+}
+
+static void family_quantized(mlxvk_array *res)
+{
+    const mlxvk_optional_int group = { 32, true }, bits = { 4, true };
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 150, 128), w = NUMBERS(MLXVK_FLOAT32, 3, 50, 128), part[3] = { none, none, none };
+    mlxvk_vector_array v = mlxvk_vector_array_new();
+    OK(mlxvk_quantize(&v, w, group, bits, "affine", none, stream), stream);
+    take_results(part, v);
+    OK(mlxvk_dequantize(&res[0], part[0], part[1], part[2], group, bits, "affine", none, (mlxvk_optional_dtype){ 0 }, stream), stream);
+    OK(mlxvk_quantized_matmul(&res[1], x, part[0], part[1], part[2], true, group, bits, "affine", stream), stream);
+    for (int i = 0; i < 3; i++) mlxvk_array_free(part[i]);
+    part[0] = part[1] = part[2] = none;
+    v = mlxvk_vector_array_new();
+    OK(mlxvk_quantize(&v, w, group, bits, "mxfp4", none, stream), stream);
+    take_results(part, v);
+    OK(mlxvk_dequantize(&res[2], part[0], part[1], none, group, bits, "mxfp4", none, (mlxvk_optional_dtype){ 0 }, stream), stream);
+    DONE(x, w, part[0], part[1]);
+}
+
+static void family_attention(mlxvk_array *res)
+{
+    mlxvk_array q = NUMBERS(MLXVK_FLOAT32, 2, 4, 37, 32), k = NUMBERS(MLXVK_FLOAT32, 2, 2, 41, 32), v = NUMBERS(MLXVK_FLOAT32, 2, 2, 41, 32);
+    mlxvk_array mask = NUMBERS(MLXVK_FLOAT32, 2, 1, 37, 41), sinks = NUMBERS(MLXVK_FLOAT32, 4), one = NUMBERS(MLXVK_FLOAT32, 1, 3, 71, 32);
+    mlxvk_array key = NUMBERS(MLXVK_FLOAT32, 1, 1, 90, 32);
+    OK(mlxvk_fast_scaled_dot_product_attention(&res[0], q, k, v, 0.2f, "array", mask, sinks, stream), stream);
+    OK(mlxvk_fast_scaled_dot_product_attention(&res[1], q, k, v, 0.2f, "causal", none, none, stream), stream);
+    OK(mlxvk_fast_scaled_dot_product_attention(&res[2], one, key, key, 0.2f, "causal", none, none, stream), stream);
+    OK(mlxvk_fast_scaled_dot_product_attention(&res[3], one, key, key, 0.2f, "", none, none, stream), stream);
+    DONE(q, k, v, mask, sinks, one, key);
+}
+
+static void family_transforms(mlxvk_array *res)
+{
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 50, 128), kernel = NUMBERS(MLXVK_FLOAT32, 8, 3, 3, 4), image = NUMBERS(MLXVK_FLOAT32, 5, 12, 13, 4);
+    OK(mlxvk_hadamard_transform(&res[0], x, (mlxvk_optional_float){ 1, true }, stream), stream);
+    OK(mlxvk_fft_fft(&res[1], x, 128, 1, MLXVK_FFT_NORM_BACKWARD, stream), stream);
+    OK(mlxvk_fft_fft(&res[2], x, 50, 0, MLXVK_FFT_NORM_BACKWARD, stream), stream);
+    OK(mlxvk_conv2d(&res[3], image, kernel, 1, 1, 1, 1, 1, 1, 1, stream), stream);
+    DONE(x, kernel, image);
+}
+
+static void family_indices(mlxvk_array *res)
+{
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 90, 70), low = NUMBERS(MLXVK_FLOAT32, 90, 1), at = none, sorted = none;
+    OK(mlxvk_argsort_axis(&at, x, 1, stream), stream);
+    OK(mlxvk_take_along_axis(&res[0], x, at, 1, stream), stream);
+    OK(mlxvk_put_along_axis(&res[1], x, at, x, 1, stream), stream);
+    OK(mlxvk_sort_axis(&sorted, low, 0, stream), stream);
+    OK(mlxvk_reshape(&sorted, sorted, (int[]){ 90 }, 1, stream), stream);
+    OK(mlxvk_searchsorted(&res[2], sorted, x, "left", stream), stream);
+    OK(mlxvk_cumsum(&res[3], x, 0, true, false, stream), stream);
+    DONE(x, low, at, sorted);
+}
+
+static void family_matrices(mlxvk_array *res)
+{
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 7, 40, 40), t = none, shift = none;
+    mlxvk_vector_array v = mlxvk_vector_array_new();
+    OK(mlxvk_swapaxes(&t, x, 1, 2, stream), stream);
+    OK(mlxvk_matmul(&t, x, t, stream), stream);
+    OK(mlxvk_eye(&shift, 40, 40, 0, MLXVK_FLOAT32, stream), stream);
+    OK(mlxvk_add(&t, t, shift, stream), stream);
+    OK(mlxvk_linalg_cholesky(&res[0], t, false, stream), stream);
+    OK(mlxvk_linalg_lu(&v, x, stream), stream);
+    take_results(res + 1, v);
+    DONE(x, t, shift);
+}
+
+static const struct { const char *name; void (*make)(mlxvk_array *res); double tolerance; } families[] = {
+    { "norms", family_norms, 1e-6 }, { "gradients", family_gradients, 1e-5 }, { "rope", family_rope, 1e-5 },
+    { "quantized", family_quantized, 1e-5 }, { "attention", family_attention, 1e-5 }, { "transforms", family_transforms, 1e-5 },
+    { "indices", family_indices, 1e-5 }, { "matrices", family_matrices, 1e-4 },
+};
+
+/* The results' elements on this device, as numbers; complex ones count twice. */
+static double *family_values(size_t which, size_t *count)
+{
+    mlxvk_array res[FAMILY_RESULTS] = { none, none, none, none };
+    double *values = NULL;
+    *count = 0;
+    families[which].make(res);
+    for (int i = 0; i < FAMILY_RESULTS; i++) {
+        size_t n = mlxvk_array_size(res[i]), bytes = mlxvk_array_nbytes(res[i]);
+        unsigned char *raw = res[i].ctx ? malloc(bytes + 1) : NULL;
+        if (!raw) continue;
+        OK(mlxvk_array_read(res[i], raw, bytes, stream), stream);
+        values = realloc(values, (*count + 2 * n) * sizeof *values);
+        assert_non_null(values);
+        for (size_t k = 0; k < n; k++) {
+            struct number v = load_number(mlxvk_array_dtype(res[i]), raw, k);
+            values[(*count)++] = v.re;
+            values[(*count)++] = v.im;
+        }
+        free(raw);
+        mlxvk_array_free(res[i]);
+    }
+    return values;
+}
+
+static void test_families(void **state)
+{
+    (void)state;
+    const mlxvk_device short_one = device;
+    const mlxvk_stream short_stream = stream;
+    for (size_t f = 0; f < COUNT(families); f++) {
+        size_t count, wanted;
+        double *got = family_values(f, &count), *want;
+        device = open_device(NULL);
+        stream = open_stream(device);
+        want = family_values(f, &wanted);
+        mlxvk_stream_free(stream);
+        mlxvk_device_free(device);
+        device = short_one;
+        stream = short_stream;
+        assert_true(count == wanted && count > 0);
+        for (size_t i = 0; i < count; i++)
+            if (!(fabs(got[i] - want[i]) <= families[f].tolerance * (1 + fabs(want[i])))) fail_msg("%s: element %zu is %g, not %g", families[f].name, i, got[i], want[i]);
+        free(got);
+        free(want);
+    }
+}
+
+/* What cannot be split names its operand. */
+static void test_one_row(void **state)
+{
+    (void)state;
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 1, SMALL_RANGE), res = none, sorted = none;
+    unsigned char *got = malloc(SMALL_RANGE * 4);
+    OK(mlxvk_softmax_axis(&res, x, 1, false, stream), stream);
+    REFUSED(mlxvk_array_read(res, got, SMALL_RANGE * 4, stream), MLXVK_ERROR_LIMIT, stream, "float32 (1, 16384)", "16384");
+    OK(mlxvk_sort_axis(&sorted, x, 1, stream), stream);
+    REFUSED(mlxvk_array_read(sorted, got, SMALL_RANGE * 4, stream), MLXVK_ERROR_LIMIT, stream, "float32", "16384");
+    mlxvk_synchronize(stream);
+    OK(mlxvk_negative(&res, x, stream), stream);
+    OK(mlxvk_array_read(res, got, SMALL_RANGE * 4, stream), stream);
+    free(got);
+    DONE(x, res, sorted);
+}
+
+/* ---- six dimensions that do not merge: the same results as of a copy without gaps ---- */
+
+enum { SIX = 6 };
+
+/* Of base: axes exchanged, some positions left out, one axis backwards. */
+static mlxvk_array six_view(mlxvk_dtype dtype)
+{
+    mlxvk_array a = NUMBERS(dtype, 3, 4, 5, 3, 6, 8);
+    OK(mlxvk_transpose_axes(&a, a, (int[]){ 4, 1, 3, 0, 2, 5 }, SIX, stream), stream);
+    OK(mlxvk_slice(&a, a, (int[]){ 0, 0, 2, 0, 0, 0 }, SIX, (int[]){ 6, 4, -4, 3, 5, 8 }, SIX, (int[]){ 2, 3, -2, 2, 2, 1 }, SIX, stream), stream);
+    return a;                                                  /* (3, 2, 2, 2, 3, 8) */
+}
+
+static int six_rows(mlxvk_array *res, mlxvk_array a)
+{
+    return mlxvk_softmax_axis(&res[0], a, 5, false, stream) | mlxvk_softmax_axis(&res[1], a, 2, false, stream) |
+           mlxvk_fast_rms_norm(&res[2], a, none, 1e-5f, stream) | mlxvk_fast_layer_norm(&res[3], a, none, none, 1e-5f, stream);
+}
+static int six_reductions(mlxvk_array *res, mlxvk_array a)
+{
+    return mlxvk_sum_axes(&res[0], a, (int[]){ 0, 2, 4 }, 3, false, stream) | mlxvk_logsumexp_axes(&res[1], a, (int[]){ 1, 3, 5 }, 3, true, stream) |
+           mlxvk_argmax_axis(&res[2], a, 3, false, stream) | mlxvk_var_axes(&res[3], a, (int[]){ 0, 5 }, 2, false, 1, stream);
+}
+static int six_order(mlxvk_array *res, mlxvk_array a)
+{
+    return mlxvk_sort_axis(&res[0], a, 4, stream) | mlxvk_argsort_axis(&res[1], a, 0, stream) | mlxvk_cumsum(&res[2], a, 1, true, true, stream) |
+           mlxvk_argmin(&res[3], a, false, stream);
+}
+static int six_indices(mlxvk_array *res, mlxvk_array a)
+{
+    mlxvk_array at = none, few = none;
+    mlxvk_vector_array both;
+    int code = mlxvk_argsort_axis(&at, a, 4, stream) | mlxvk_take_along_axis(&res[0], a, at, 4, stream) |
+               mlxvk_put_along_axis(&res[1], a, at, a, 4, stream);
+    OK_DEVICE(mlxvk_array_new_data_device(&few, (int32_t[]){ 1, 0, 1 }, (int[]){ 3 }, 1, MLXVK_INT32, device), device);
+    both = mlxvk_vector_array_new_data((mlxvk_array[]){ few, few }, 2);
+    code |= mlxvk_take_axis(&res[2], a, few, 2, stream) | mlxvk_gather(&res[3], a, both, (int[]){ 1, 3 }, 2, (int[]){ 3, 1, 2, 1, 3, 8 }, SIX, stream);
+    mlxvk_vector_array_free(both);
+    mlxvk_array_free(at);
+    mlxvk_array_free(few);
+    return code;
+}
+static int six_updates(mlxvk_array *res, mlxvk_array a)
+{
+    mlxvk_array at = none, updates = NUMBERS(MLXVK_FLOAT32, 3, 3, 1, 2, 2, 3, 8), part = none;
+    const int from[] = { 0, 1, 0, 0, 1, 0 }, to[] = { 3, 2, 2, 2, 3, 8 }, by[] = { 2, 1, 1, 1, 1, 3 };
+    int code;
+    OK_DEVICE(mlxvk_array_new_data_device(&at, (int32_t[]){ 1, 0, 1 }, (int[]){ 3 }, 1, MLXVK_INT32, device), device);
+    code = mlxvk_scatter_add_single(&res[0], a, at, updates, 1, stream) | mlxvk_slice(&part, a, from, SIX, to, SIX, by, SIX, stream) |
+           mlxvk_slice_update(&res[1], a, part, from, SIX, to, SIX, by, SIX, stream) |
+           mlxvk_pad(&res[2], a, (int[]){ 1, 4 }, 2, (int[]){ 1, 0 }, 2, (int[]){ 0, 2 }, 2, none, "edge", stream) |
+           mlxvk_roll_axis(&res[3], a, (int[]){ 1 }, 1, 4, stream);
+    mlxvk_array_free(at);
+    mlxvk_array_free(updates);
+    mlxvk_array_free(part);
+    return code;
+}
+static int six_products(mlxvk_array *res, mlxvk_array a)
+{
+    mlxvk_array t = none;
+    const mlxvk_optional_float base = { 10000, true };
+    int code = mlxvk_swapaxes(&t, a, 4, 5, stream) | mlxvk_matmul(&res[0], a, t, stream) | mlxvk_fast_rope(&res[1], a, 8, false, base, 1, 2, none, stream) |
+               mlxvk_fft_fft(&res[2], a, 3, 0, MLXVK_FFT_NORM_BACKWARD, stream) | mlxvk_hadamard_transform(&res[3], a, (mlxvk_optional_float){ 1, true }, stream);
+    mlxvk_array_free(t);
+    return code;
+}
+static int six_elements(mlxvk_array *res, mlxvk_array a)
+{
+    mlxvk_array mask = none, t = none;
+    int code = mlxvk_transpose_axes(&t, a, (int[]){ 0, 1, 3, 2, 4, 5 }, SIX, stream) | mlxvk_greater(&mask, a, t, stream) |
+               mlxvk_where(&res[0], mask, a, t, stream) | mlxvk_astype(&res[1], a, MLXVK_COMPLEX64, stream) | mlxvk_exp(&res[2], a, stream) |
+               mlxvk_arctan2(&res[3], t, a, stream);
+    mlxvk_array_free(mask);
+    mlxvk_array_free(t);
+    return code;
+}
+
+static void test_dimensions(void **state)
+{
+    (void)state;
+    static int (*const calls[])(mlxvk_array *res, mlxvk_array a) = { six_rows, six_reductions, six_order, six_indices, six_updates, six_products,
+                                                                     six_elements };
+    mlxvk_array view = six_view(MLXVK_FLOAT32), dense = none, close = none;
+    OK(mlxvk_contiguous(&dense, view, false, stream), stream);
+    assert_false(mlxvk_array_is_row_contiguous(view));
+    for (size_t i = 0; i < COUNT(calls); i++) {
+        mlxvk_array got[FAMILY_RESULTS] = { none, none, none, none }, want[FAMILY_RESULTS] = { none, none, none, none };
+        OK(calls[i](got, view), stream);
+        OK(calls[i](want, dense), stream);
+        for (int k = 0; k < FAMILY_RESULTS; k++) {
+            OK(mlxvk_allclose(&close, got[k], want[k], 1e-5, 1e-6, false, stream), stream);
+            if (item_of(close) != 1) fail_msg("result %d of group %zu is another one", k, i);
+            mlxvk_array_free(got[k]);
+            mlxvk_array_free(want[k]);
+        }
+    }
+    DONE(view, dense, close);
+}
+
 /* ---- what runs everywhere: views of any number of elements, and what is refused ---- */
 
 enum { WIDE = 1 << 20 };
@@ -673,7 +974,7 @@ static int open_small(void **state)
 {
     (void)state;
     char gates[64];
-    snprintf(gates, sizeof gates, "MLX_VK_MAX_BINDING_RANGE=%d", SMALL_RANGE);
+    snprintf(gates, sizeof gates, "MLX_VK_MAX_BINDING_RANGE=%d MLX_VK_MAX_GRID=32", SMALL_RANGE);
     device = open_device(gates);
     stream = open_stream(device);
     R = 131;
@@ -723,10 +1024,10 @@ int main(void)
 {
     const struct CMUnitTest everywhere[] = {
         cmocka_unit_test(test_views), cmocka_unit_test(test_reduced_views), cmocka_unit_test(test_refused_results),
-        cmocka_unit_test(test_refused_lengths),
+        cmocka_unit_test(test_refused_lengths), cmocka_unit_test(test_dimensions),
     };
 #define TEST(name) cmocka_unit_test(test_##name),
-    const struct CMUnitTest small[] = { TESTS(TEST) };
+    const struct CMUnitTest small[] = { TESTS(TEST) cmocka_unit_test(test_families), cmocka_unit_test(test_one_row) };
 #undef TEST
 #define TEST(name) cmocka_unit_test(large_##name),
     const struct CMUnitTest large[] = { TESTS(TEST) };
