@@ -6769,6 +6769,7 @@ static struct launch prepare(struct encoder *e, const struct product *p, uint32_
         l.epilogue = EPILOGUE_PART;
     }
     l.push = bind_product(e, &l.p);
+    if (l.epilogue == EPILOGUE_SCALE && !p->array[MAT_C]) set_input(e, 3, p->array[MAT_A]);    /* beta is 0: not read, but declared */
     if (l.split) {
         l.push.part = ceil_div(ceil_div((uint64_t)p->k, parts), step) * step;
         l.parts = ceil_div((uint64_t)p->k, l.push.part);
