@@ -6993,6 +6993,7 @@ static bool in_eights(const struct product *p)
     for (int i = 0; i < MATRICES; i++) {
         int64_t odd = lead[i] | p->offset[i];
         if (i == MAT_C) continue;
+        if (lead[i] <= 0) return false;              /* strides of tensor layouts have no sign: the GPU would not come back */
         for (int k = 0; k < p->ndim; k++) odd |= p->stride[i][k];
         if ((odd & 7) || p->array[i]->offset % 16) return false;
     }
@@ -12624,7 +12625,7 @@ enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LO
        FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15,
        FFT_ALL_IN = 1 << 16, FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
        FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
-enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256 };   /* a thread holds so many elements */
+enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256, FFT_MANY = 1 << 18 };   /* a thread holds FFT_HELD elements */
 
 enum fft_kind { FFT_COMPLEX, FFT_FROM_REAL, FFT_TO_REAL };
 
@@ -12674,6 +12675,13 @@ static uint32_t fft_plain_room(const struct device *d)
     uint32_t room = FFT_HELD * FFT_THREADS;
     while (16 * room > d->caps.shared_memory) room /= 2;
     return room;
+}
+
+/* Has a step a pipeline of its own length? A compiler may take a second for each: not for what the kernel for all lengths does
+ * in microseconds. */
+static bool fft_constant(const struct device *d, uint32_t rows, uint32_t len, uint32_t size)
+{
+    return fft_fixed(d) && (d->gate[GATE_FFT_KERNEL] == 1 || (uint64_t)rows * len >= FFT_MANY || size > fft_plain_room(d));
 }
 
 /* Elements that a workgroup can hold, in registers and shared memory. */
@@ -12779,11 +12787,12 @@ static void fft_constant_length(struct encoder *e, struct fft_push *q)
 static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
 {
     struct device *d = e->device;
-    uint32_t room = fft_room(e), radices = transform ? fft_radices(l->size) : 0, few;
-    bool fixed = fft_fixed(d) && radices;
+    uint32_t radices = transform ? fft_radices(l->size) : 0, room, few;
+    bool fixed = radices && fft_constant(d, f->rows, f->len, l->size);
     struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len, .valid = f->valid,
         .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2,
         .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
+    room = radices && !fixed ? fft_plain_room(d) : fft_room(e);
     memcpy(q.row_a, f->row_a, sizeof q.row_a);
     memcpy(q.row_d, f->row_d, sizeof q.row_d);
     if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
