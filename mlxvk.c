@@ -6769,7 +6769,6 @@ static struct launch prepare(struct encoder *e, const struct product *p, uint32_
         l.epilogue = EPILOGUE_PART;
     }
     l.push = bind_product(e, &l.p);
-    if (l.epilogue == EPILOGUE_SCALE && !p->array[MAT_C]) set_input(e, 3, p->array[MAT_A]);    /* beta is 0: not read, but declared */
     if (l.split) {
         l.push.part = ceil_div(ceil_div((uint64_t)p->k, parts), step) * step;
         l.parts = ceil_div((uint64_t)p->k, l.push.part);
@@ -11928,9 +11927,9 @@ static void factor_part(struct encoder *e, struct array *const *arrays, const vo
     struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1], .columns = (uint32_t)a->shape[2],
         .first = p->first, .count = p->count, .flags = p->flags, .a_matrix = (uint32_t)a->strides[0], .a_row = (uint32_t)a->strides[1],
         .a_column = (uint32_t)a->strides[2] };
-    push.a_at = p->op == FACTOR_INVERSE ? set_input(e, 0, a) : set_output(e, 0, a);
+    push.a_at = set_output(e, 0, a);                 /* not all steps write all: the validation layer takes it that they do */
     if (b) {
-        push.b_at = p->op == FACTOR_SWAP ? set_input(e, 1, b) : set_output(e, 1, b);
+        push.b_at = set_output(e, 1, b);
         push.b_matrix = (uint32_t)b->strides[0];
         push.b_row = (uint32_t)b->strides[1];
         push.b_column = b->ndim > 2 ? (uint32_t)b->strides[2] : 0;
