@@ -7368,7 +7368,7 @@ static void lower_masked_mm(struct encoder *e, const struct node *n)
     const struct tile_row *r;
     struct launch l;
     if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > 16 * 65535 || p.n > 16 * 65535 || p.ndim > BATCH_DIMS ||
-        product_batches(&p) > e->device->caps.max_groups[2] || choose_kind(e, &p) != MATMUL_KIND_TILED) {
+        product_batches(&p) > e->device->caps.max_groups[2] || p.k > longest_k(e->device) || choose_kind(e, &p) != MATMUL_KIND_TILED) {
         product_split(e, n, arrays);
         return;
     }
@@ -8203,7 +8203,7 @@ static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
 enum { CONV_UNFOLDED = 1 << 28 };                    /* bytes of a matrix written out, at most */
-enum { CONV_ROUNDS = 1 << 16 };                      /* of K a workgroup: lavapipe leaves the loops of a shader after 65,535 rounds in all */
+enum { CONV_ROUNDS = LOOP_MOST + 1 };                /* of K a workgroup with QUIRK_SHORT_LOOPS: an iteration takes several */
 
 /* Do the result's positions follow each other in memory? */
 static bool conv_linear(const struct conv *v)
@@ -8288,7 +8288,8 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     struct array *sums = NULL;
     struct conv_push q;
     if (!conv_linear(v) || (cpu && !matrices)) parts = 1;
-    if (cpu && conv_linear(v) && p.k > CONV_ROUNDS) parts = (uint32_t)ceil_div((uint64_t)p.k, CONV_ROUNDS);
+    if (e->device->caps.quirks & QUIRK_SHORT_LOOPS && conv_linear(v) && p.k > CONV_ROUNDS)
+        parts = (uint32_t)ceil_div((uint64_t)p.k, CONV_ROUNDS);
     if (parts > 1) sums = parts_array(e, &p, parts);
     epilogue = sums ? EPILOGUE_PART : EPILOGUE_NONE;
     q = bind_conv(e, v, sums ? sums : v->out);
@@ -8458,7 +8459,7 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE && conv_rows(v) * v->n < CONV_MANY)) &&
         conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
     if (!coopmat && d->gate[GATE_WINOGRAD] && conv_by_three(e, v) && winograd_pays(e, v)) return CONV_KIND_WINOGRAD;
-    if (fits && depth > CONV_DEEP && conv_linear(v) && (work / depth < CONV_FEW || d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU)) return CONV_KIND_TILED;
+    if (fits && depth > CONV_DEEP && conv_linear(v) && (work / depth < CONV_FEW || d->caps.quirks & QUIRK_SHORT_LOOPS)) return CONV_KIND_TILED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
 }

@@ -248,6 +248,29 @@ static void test_long_k(void **state)
     }
 }
 
+/* The same where masks leave all blocks, which the kernel for masked blocks cannot do in one go there. */
+static void test_long_masked_k(void **state)
+{
+    enum { SIDE = 9 };
+    const int k = 640000;
+    struct setting t = start("");
+    mlxvk_stream s = t.stream;
+    mlxvk_array a = { NULL }, b = { NULL }, mask = { NULL }, none = { NULL }, res = { NULL };
+    float got[SIDE * SIDE];
+    (void)state;
+    OK(mlxvk_ones(&a, (int[]){ SIDE, k }, 2, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&b, (int[]){ k, SIDE }, 2, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&mask, (int[]){ 1, 1 }, 2, MLXVK_BOOL, s), s);
+    OK(mlxvk_block_masked_mm(&res, a, b, 64, mask, none, none, s), s);
+    OK(mlxvk_array_read(res, got, sizeof got, s), s);
+    for (int i = 0; i < SIDE * SIDE; i++) assert_true(got[i] == (float)k);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(mask);
+    mlxvk_array_free(res);
+    finish(&t);
+}
+
 static void test_chosen(void **state) { (void)state; run_cases("", cases()); }
 static void test_plain(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=1", 2 * cases()); }
 static void test_vector(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=2", cases()); }
@@ -259,7 +282,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain), cmocka_unit_test(test_chosen), cmocka_unit_test(test_vector), cmocka_unit_test(test_tiled),
-        cmocka_unit_test(test_large), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k),
+        cmocka_unit_test(test_large), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2),
     };
     return run_group("matmul", tests, NULL, NULL);
