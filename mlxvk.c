@@ -12624,7 +12624,7 @@ enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LO
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
        FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15,
        FFT_ALL_IN = 1 << 16, FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
-       FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
+       FFT_PAIRED = 1 << 21, FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256, FFT_MANY = 1 << 18 };   /* a thread holds FFT_HELD elements */
 
 enum fft_kind { FFT_COMPLEX, FFT_FROM_REAL, FFT_TO_REAL };
@@ -12724,23 +12724,44 @@ static bool fft_smooth(uint32_t n)
     return n == 1;
 }
 
-/* Cuts a smooth length into at most three factors of `room` at most; into two where they are small enough to be read in whole
- * sectors. Returns how many, or 0. */
-static int fft_cut(uint32_t n, uint32_t room, uint32_t part[FFT_STEPS])
+/* What a step of lines of n elements costs beside one that reads and writes whole sectors of memory in one or two passes, at 20. */
+static uint32_t fft_cost(uint32_t n, uint32_t room, bool paired)
 {
-    uint32_t best2 = UINT32_MAX, best3 = UINT32_MAX, two[2] = { 0 };
-    part[0] = n;
-    if (n <= room) return 1;
-    for (uint32_t a = 2; a <= room; a++) {
-        uint32_t m = n / a, larger;
-        if (n % a) continue;
-        larger = a > m ? a : m;
-        if (larger <= room && larger < best2) { best2 = larger; two[0] = a; two[1] = m; }
-        for (uint32_t b = a; b <= room && (uint64_t)a * b * b <= n; b++)
-            if (m % b == 0 && m / b <= room && m / b < best3) { best3 = m / b; part[0] = a; part[1] = b; part[2] = m / b; }
+    static int knob8 = -1, knob4;
+    uint32_t lines = room / n / (paired ? 2 : 1), radices = fft_radices(n), passes = 0;
+    if (knob8 < 0) { knob8 = getenv("FFT_EIGHT") ? atoi(getenv("FFT_EIGHT")) : 4; knob4 = getenv("FFT_FOUR") ? atoi(getenv("FFT_FOUR")) : 24; }
+    for (; radices; radices >>= 4) passes++;
+    return 20 + (lines >= 16 ? 0 : lines >= 8 ? (uint32_t)knob8 : lines >= 4 ? (uint32_t)knob4 : 60) + (passes > 2 ? 4 * (passes - 2) : 0);
+}
+
+/* Cuts a smooth length into two or three factors of `room` at most, of which the first or the last may be transformed in pairs
+ * of lines. Returns how many, or 0. */
+static int fft_cut(uint32_t n, uint32_t room, bool first, bool last, uint32_t part[FFT_STEPS])
+{
+    uint32_t best = UINT32_MAX, room_first = first ? room / 2 : room, room_last = last ? room / 2 : room;
+    int count = 0;
+    for (uint32_t a = 2; a <= room_first && a <= n / 2; a++) {
+        uint32_t m = n / a, cost = n % a ? 0 : fft_cost(a, room, first);
+        if (n % a || cost >= best) continue;
+        if (m <= room_last && cost + fft_cost(m, room, last) < best) {
+            best = cost + fft_cost(m, room, last);
+            count = 2;
+            part[0] = a;
+            part[1] = m;
+        }
+        for (uint32_t b = 2; b <= room && b <= m / 2; b++) {
+            uint32_t all;
+            if (m % b || m / b > room_last) continue;
+            all = cost + fft_cost(b, room, false) + fft_cost(m / b, room, last);
+            if (all >= best) continue;
+            best = all;
+            count = 3;
+            part[0] = a;
+            part[1] = b;
+            part[2] = m / b;
+        }
     }
-    if (best2 <= room / 4 || best3 == UINT32_MAX) { part[0] = two[0]; part[1] = two[1]; return best2 <= room ? 2 : 0; }
-    return 3;
+    return count;
 }
 
 static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return !((offset | place[0] | place[1] | place[2]) & 1); }
@@ -12766,6 +12787,7 @@ static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
 {
     uint32_t all = q->size * q->subs, flags = 0;     /* elements of a row, zeros behind len among them */
     if (!(q->flags & FFT_LOAD) && q->len >= all && q->valid >= all) flags |= FFT_ALL_IN;
+    if ((q->flags & FFT_LOAD) == FFT_LOAD_MERGE && q->len >= all && q->valid > q->len) flags |= FFT_ALL_IN;
     if (!(q->flags & FFT_STORE) && q->limit >= all) flags |= FFT_ALL_OUT;
     if (f->c1 == 1 && f->rows == f->c2) flags |= FFT_FLAT;
     if (fft_columns(f)) flags |= FFT_ACROSS;
@@ -12777,29 +12799,43 @@ static void fft_constant_length(struct encoder *e, struct fft_push *q)
 {
     const uint32_t spectrum = FFT_LOAD | FFT_TABLE_IN;
     uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32), pitch = fft_pitch(q->size, q->lines);
+    bool whole = q->subs == 1 || q->flags & FFT_PAIRED;
     if (8 * q->lines * pitch > e->device->caps.shared_memory) q->flags |= FFT_HALVES;
-    else if ((q->flags & spectrum) == FFT_LOAD_MERGE && q->subs == 1 && q->len == q->size && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
+    else if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
     else if (q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
     KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
+}
+
+/* How many lines a workgroup transforms together. */
+static uint32_t fft_together(const struct encoder *e, const struct fft_push *q, bool fixed)
+{
+    const struct device *d = e->device;
+    uint32_t room = q->radices && !fixed ? fft_plain_room(d) : fft_room(e), lines;
+    uint32_t few = q->flags & (FFT_LINES_IN | FFT_LINES_OUT) ? 32 : ceil_div(1024, q->size);
+    static int twice = -1;
+    if (twice < 0) twice = getenv("FFT_DOUBLE") ? atoi(getenv("FFT_DOUBLE")) : 0;
+    if (twice && fixed && q->size >= 512 && !(q->flags & FFT_PAIRED)) room *= 2;
+    lines = min_u32(min_u32(d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? room : few, room > q->size ? room / q->size : 1), q->ids);
+    while (lines > 4 && q->ids / lines < 2 * (uint32_t)wide_of(d)) lines /= 2;
+    return lines > 1 && q->flags & FFT_PAIRED ? lines & ~1u : lines;
 }
 
 /* One dispatch: transforms of l->size elements, or with that many elements of each row none. */
 static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
 {
     struct device *d = e->device;
-    uint32_t radices = transform ? fft_radices(l->size) : 0, room, few;
+    uint32_t radices = transform ? fft_radices(l->size) : 0, pairs = ceil_div(l->subs, 2);
     bool fixed = radices && fft_constant(d, f->rows, f->len, l->size);
     struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len, .valid = f->valid,
         .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2,
         .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
-    room = radices && !fixed ? fft_plain_room(d) : fft_room(e);
     memcpy(q.row_a, f->row_a, sizeof q.row_a);
     memcpy(q.row_d, f->row_d, sizeof q.row_d);
     if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
     if (l->b_step * f->step_d != 1) q.flags |= FFT_LINES_OUT;
-    few = q.flags & (FFT_LINES_IN | FFT_LINES_OUT) ? 32 : ceil_div(1024, l->size);
-    q.lines = min_u32(min_u32(d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? room : few, room > l->size ? room / l->size : 1), q.ids);
-    while (q.lines > 4 && q.ids / q.lines < 2 * (uint32_t)wide_of(d)) q.lines /= 2;
+    if ((f->flags & FFT_STORE) == FFT_STORE_SPLIT && l->subs > 1) q.flags |= FFT_PAIRED;
+    if (fixed && (f->flags & (FFT_LOAD | FFT_TABLE_IN)) == FFT_LOAD_MERGE && l->subs > 1 && l->size >= FFT_HELD) q.flags |= FFT_PAIRED;
+    q.lines = fft_together(e, &q, fixed);
     q.offset_in = set_input(e, 1, f->in);
     q.offset_out = set_output(e, 0, f->out);
     if (f->first) q.offset_first = set_input(e, 2, f->first);
@@ -12809,7 +12845,7 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     if (fixed) fft_constant_length(e, &q);
     else KERNEL(e, K_FFT, fft_threads(d), fft_plain_room(d));
     set_bytes(e, &q, sizeof q);
-    dispatch_groups(e, ceil_div(q.ids, q.lines));
+    dispatch_groups(e, q.flags & FFT_PAIRED ? ceil_div(f->rows * pairs, q.lines / 2) : ceil_div(q.ids, q.lines));
 }
 
 /* Lets rows lie in an array of the lowering's own: one after the other, or as columns beside each other. */
@@ -12828,12 +12864,12 @@ static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct f
 /* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles between. */
 static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
-    uint32_t p[FFT_STEPS] = { 0 };
-    uint32_t room = fft_room(e);
-    int count = n <= fft_one_step(e, f) ? 1 : fft_columns(f) ? fft_cut(n, room / 8, p) : 0;
+    uint32_t p[FFT_STEPS] = { 0 }, room = fft_room(e), rest;
+    bool merge = (f->flags & FFT_LOAD) == FFT_LOAD_MERGE, split = (f->flags & FFT_STORE) == FFT_STORE_SPLIT;
+    int count = n <= fft_one_step(e, f) ? 1 : fft_columns(f) ? fft_cut(n, room / 8, merge, split, p) : 0;
     struct fft part = *f;
     struct array *between;
-    if (!count) count = fft_cut(n, room, p);
+    if (!count) count = fft_cut(n, room, merge, split, p);
     if (count == 1) { fft_step(e, f, &(struct fft_lines){ n, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true); return; }
     if (!count) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n); return; }
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
@@ -12844,13 +12880,14 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     part.limit = n;
     part.last = NULL;
     part.scale = 1;
-    fft_step(e, &part, &(struct fft_lines){ p[0], n / p[0], n / p[0], 0, 1, n / p[0], 0, 1, n / p[0], n }, true);
+    rest = n / p[0];
+    fft_step(e, &part, &(struct fft_lines){ p[0], rest, rest, 0, 1, rest, 0, 1, rest, n }, true);
     part.in = between;
     part.first = NULL;
     fft_between(part.row_a, &part.step_a, f, n);
     part.len = part.valid = n;
     part.flags = FFT_TURN;
-    if (count == 3) fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], p[1] * p[2], 1, p[2], p[1] * p[2], 1, p[2], p[1] * p[2] }, true);
+    if (count == 3) fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
     part.out = f->out;
     part.last = f->last;
     part.flags = f->flags & ~(uint32_t)FFT_OF_LOAD;
@@ -12858,8 +12895,9 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     part.scale = f->scale;
     memcpy(part.row_d, f->row_d, sizeof part.row_d);
     part.step_d = f->step_d;
+    /* neighbouring lines write neighbouring elements */
     if (count == 2) fft_step(e, &part, &(struct fft_lines){ p[1], p[0], p[0], 0, p[1], 1, 0, 1, p[0], 0 }, true);
-    else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[1], p[1] * p[2], p[2], 1, 1, p[0], p[0] * p[1], 0 }, true);
+    else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[0], p[2], rest, 1, p[0], 1, p[0] * p[1], 0 }, true);
     array_release(between);
 }
 
@@ -12916,15 +12954,17 @@ static void fft_any(struct encoder *e, const struct fft *f)
     else fft_bluestein(e, f);
 }
 
-/* Real rows of even length: the transform of their pairs, in one dispatch with what makes a half spectrum of it, or before. */
+/* Real rows of even length: the transform of their pairs, in its last step with what makes a half spectrum of it, or before that. */
 static void fft_pairs(struct encoder *e, const struct fft *f)
 {
     uint32_t n = f->len, chunk = min_u32(n + 1, fft_room(e));
     struct fft part = *f;
     struct array *between;
-    part.flags |= FFT_STORE_SPLIT;
-    if (n <= fft_one_step(e, &part) && fft_smooth(n)) { fft_rows(e, &part, n); return; }
-    part.flags = f->flags;
+    if (fft_smooth(n)) {
+        part.flags |= FFT_STORE_SPLIT;
+        fft_rows(e, &part, n);
+        return;
+    }
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
     if (!between) return;
     part.out = between;

@@ -51,12 +51,13 @@ const uint LOAD = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_H
 // How they are stored: complex; the real part; pairs; as a half, from shared memory.
 const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
 // Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access; rows are of
-// one dimension; neighbouring lines are those of neighbouring rows, which have one dimension then. FIXED only: a spectrum is
-// merged to pairs in shared memory before the first pass; real and imaginary parts are exchanged one after the other, in half
-// the shared memory; lines are short, and loaded as one.
+// one dimension; neighbouring lines are those of neighbouring rows, which have one dimension then; a workgroup's lines are t, ...
+// of a row and, after these, subs - t, ..., which together hold each element e beside len - e. FIXED only: a spectrum is merged to
+// pairs in shared memory before the first pass; real and imaginary parts are exchanged one after the other, in half the shared
+// memory; lines are short, and loaded as one.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
            LINES_IN = 1u << 12, LINES_OUT = 1u << 13, FLAT = 1u << 14, MERGED = 1u << 15, ACROSS = 1u << 18,
-           HALVES = 1u << 19, SHORT = 1u << 20;
+           HALVES = 1u << 19, SHORT = 1u << 20, PAIRED = 1u << 21;
 // All elements that are asked for are there, and complex: loads need no branches.
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 bool has(uint flag) { return (flags & flag) != 0u; }
@@ -76,7 +77,10 @@ uint beyond(uint c) { return c; }
 uint slot(uint l, uint e) { return l * size + e; }
 #endif
 
-vec2 element(uint at, uint e) { return e < valid ? uintBitsToFloat(a64[at + e * step_a]) : vec2(0.0); }
+vec2 element(uint at, uint e)
+{
+    return has(ALL_IN) || e < valid ? uintBitsToFloat(a64[at + (has(LINES_IN) ? e * step_a : e)]) : vec2(0.0);
+}
 float real(uint at, uint e) { return e < valid ? uintBitsToFloat(a32[at + e * step_a]) : 0.0; }
 vec2 bin(uint at, uint e, uint n)                      // of a real row of n: the first and the middle one are real
 {
@@ -96,8 +100,7 @@ vec2 load(uint at, uint e)
     uint how = flags & LOAD;
     vec2 x;
     if (!has(ALL_IN) && e >= len + uint(how == LOAD_SPLIT)) return vec2(0.0);
-    if (has(ALL_IN)) x = uintBitsToFloat(a64[at + (has(LINES_IN) ? e * step_a : e)]);
-    else if (how == LOAD_COMPLEX) x = element(at, e);
+    if (how == LOAD_COMPLEX) x = element(at, e);
     else if (how == LOAD_REAL) x = vec2(real(at, e), 0.0);
     else if (how == LOAD_PAIRS) x = vec2(real(at, 2u * e), real(at, 2u * e + 1u));
     else if (how == LOAD_HALF) x = 2u * e > len ? conjugate(bin(at, len - e, len)) : bin(at, e, len);
@@ -136,10 +139,37 @@ uint place_out(uint id) { return offset_d + (has(FLAT) ? row_of(id) * row_d[2] :
 uint number_in(uint sub, uint e) { return sub / inner * a1 + sub % inner * a2 + (has(LINES_IN) ? e * a_step : e); }
 uint number_out(uint sub, uint e) { return sub / inner * b1 + sub % inner * b2 + (has(LINES_OUT) ? e * b_step : e); }
 
+// The number of this workgroup's line l among all lines; not below ids: there is none. Of pairs of lines, the first of a row is
+// that of two which are their own partners.
+uint line_id(uint l)
+{
+    uint pairs = (subs + 1u) / 2u, half_of = lines / 2u, p, t, row, sub;
+    if (!has(PAIRED)) return group_index() * lines + l;
+    p = group_index() * half_of + l % half_of;
+    t = has(ACROSS) ? p / c2 : p % pairs;
+    row = has(ACROSS) ? p % c2 : p / pairs;
+    sub = l < half_of ? t : t > 0u ? subs - t : subs / 2u;
+    if (has(ACROSS) && t >= pairs || l >= half_of && t == 0u && subs % 2u > 0u) return ids;
+    return has(ACROSS) ? sub * c2 + row : row * subs + sub;
+}
+
+// Item k of pair l: two elements' places in shared memory, the first one's number e in its row (the other's is len - e), and that
+// of a line of the row; not below ids: there is none. Without PAIRED both elements are of line l.
+uvec4 pair_at(uint l, uint k)
+{
+    uint id = line_id(l), other = l + lines / 2u, sub = has(PAIRED) && id < ids ? sub_of(id) : 0u;
+    if (sub > 0u) return uvec4(slot(l, k), slot(other, size - 1u - k), sub + subs * k, k < size ? id : ids);
+    if (!has(PAIRED) || 2u * k <= size) return uvec4(slot(l, k), slot(l, k > 0u ? size - k : 0u), subs * k, id);
+    k -= size / 2u + 1u;
+    return uvec4(slot(other, k), slot(other, size - 1u - k), subs / 2u + subs * k, subs % 2u > 0u ? ids : id);
+}
+uint pairs_of_lines() { return has(PAIRED) ? lines / 2u : lines; }
+uint items_of_pair() { return has(PAIRED) ? size + 1u : size / 2u + 1u; }
+
 // Element e of line l of this workgroup.
 vec2 fetch(uint l, uint e)
 {
-    uint id = group_index() * lines + l;
+    uint id = line_id(l);
     if (has(ALL_IN)) id = min(id, ids - 1u);
     else if (id >= ids) return vec2(0.0);
     return load(place_in(id), number_in(sub_of(id), e));
@@ -147,12 +177,12 @@ vec2 fetch(uint l, uint e)
 
 void put(uint l, uint e, vec2 x)
 {
-    uint id = group_index() * lines + l;
+    uint id = line_id(l);
     if (id < ids) store(place_out(id), number_out(sub_of(id), e), x);
 }
 
 // The root whose powers a line's elements are multiplied with before they are stored.
-vec2 turn_of(uint l, uint e) { return root(sub_of(group_index() * lines + l) % inner * e, turn); }
+vec2 turn_of(uint l, uint e) { return root(sub_of(line_id(l)) % inner * e, turn); }
 
 // ---- transforms of a few elements, in v[o], v[o + 1], ... of a thread ----
 
@@ -311,29 +341,42 @@ void set(uint o, uint r, uint done, uvec2 g, uint base)
     [[unroll]] for (uint i = 0; i < r; i++) staged[base + to + beyond(i * done)] = v[o + order(r, i)];
 }
 
-// The line of number q among all lines' `many` each, and which of that line's it is.
-uvec2 line_and_rest(uint q, uint many, bool by_line)
+// The line of number q among `count` lines' `many` each, and which of that line's it is.
+uvec2 line_and_rest(uint q, uint count, uint many, bool by_line)
 {
-    if (lines == 1u) return uvec2(0u, q);
-    return by_line ? uvec2(q % lines, q / lines) : uvec2(q / many, q % many);
+    if (count == 1u) return uvec2(0u, q);
+    return by_line ? uvec2(q % count, q / count) : uvec2(q / many, q % many);
 }
 
-// All of this workgroup's elements from shared memory to the result.
+// All of this workgroup's elements from shared memory to the result; two of a half spectrum from two each.
+void split_all(uint base)
+{
+    uint count = pairs_of_lines(), many = items_of_pair(), total = count * many, n = size * subs;
+    for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
+        uvec2 g = line_and_rest(i, count, many, has(LINES_OUT));
+        uvec4 p = pair_at(g.x, g.y);
+        vec2 x, y, odd;
+        uint at;
+        if (p.w >= ids) continue;
+        x = staged[base + p.x];
+        y = conjugate(staged[base + p.y]);
+        odd = 0.5 * (x - y);
+        odd = multiply(root(p.z, 2u * n), vec2(odd.y, -odd.x));
+        x = 0.5 * (x + y);
+        at = place_out(p.w);
+        store(at, p.z, x + odd);
+        if (2u * p.z != n) store(at, n - p.z, conjugate(x - odd));
+    }
+}
+
 void put_all(uint base)
 {
-    bool halves = (flags & STORE) == STORE_SPLIT;
-    uint many = halves ? size / 2u + 1u : size, total = many * lines;
+    uint total = size * lines;
+    if ((flags & STORE) == STORE_SPLIT) { split_all(base); return; }
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
-        uvec2 at = line_and_rest(i, many, has(LINES_OUT));
-        uint l = at.x, e = at.y;
-        vec2 x = staged[base + slot(l, e)], y, odd;
-        if (!halves) { put(l, e, has(TURN) ? multiply(x, turn_of(l, e)) : x); continue; }
-        y = staged[base + slot(l, e > 0u ? size - e : 0u)];      // two elements of the half spectrum from these
-        odd = 0.5 * (x - conjugate(y));
-        odd = multiply(root(e, 2u * size), vec2(odd.y, -odd.x));
-        x = 0.5 * (x + conjugate(y));
-        put(l, e, x + odd);
-        if (2u * e != size) put(l, size - e, conjugate(x - odd));
+        uvec2 g = line_and_rest(i, lines, size, has(LINES_OUT));
+        vec2 x = staged[base + slot(g.x, g.y)];
+        put(g.x, g.y, has(TURN) ? multiply(x, turn_of(g.x, g.y)) : x);
     }
 }
 
@@ -348,7 +391,7 @@ const bool EXACT = gl_WorkGroupSize.x * HELD == SIZE * LINES && BINARY;
 uvec3 group_at(uint o, uint r, bool by_line)
 {
     uint q = gl_LocalInvocationID.x + o / r * gl_WorkGroupSize.x, many = size / r;
-    return uvec3(line_and_rest(q, many, by_line), EXACT || q < many * lines ? 1u : 0u);
+    return uvec3(line_and_rest(q, lines, many, by_line), EXACT || q < many * lines ? 1u : 0u);
 }
 
 void butterflies(uint r)
@@ -411,25 +454,28 @@ void exchange(uint before, uint r, uint done, bool from_line, bool by_line)
     [[unroll]] for (uint o = 0; o < HELD; o += r) turn_group(o, r, done * before, group_at(o, r, by_line).y);
 }
 
-// Pairs' elements from a half spectrum, two at a time, to shared memory: the reverse of what put_all does.
+// Pairs' elements from a half spectrum, two at a time, to shared memory: the reverse of what split_all does.
 void merge_all()
 {
-    const uint many = SIZE / 2u + 1u, total = many * LINES;
+    const uint count = pairs_of_lines(), many = items_of_pair(), total = count * many, n = SIZE * SUBS;
     [[unroll]] for (uint k = 0; k <= HELD / 2u; k++) {
-        uvec2 g = line_and_rest(min(gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, total - 1u), many, has(LINES_IN));
-        uint at = place_in(min(group_index() * LINES + g.x, ids - 1u));
-        v[2u * k] = bin(at, g.y, 2u * SIZE);
-        v[2u * k + 1u] = conjugate(bin(at, SIZE - g.y, 2u * SIZE));
+        uvec2 g = line_and_rest(min(gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, total - 1u), count, many, has(LINES_IN));
+        uvec4 p = pair_at(g.x, g.y);
+        uint at = place_in(min(p.w, ids - 1u)), e = min(p.z, n);
+        v[2u * k] = bin(at, e, 2u * n);
+        v[2u * k + 1u] = conjugate(bin(at, n - e, 2u * n));
     }
     [[unroll]] for (uint k = 0; k <= HELD / 2u; k++) {
         uint i = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x;
-        uvec2 g = line_and_rest(i, many, has(LINES_IN));
-        vec2 x = v[2u * k] + v[2u * k + 1u], odd = multiply(conjugate(root(g.y, 2u * SIZE)), v[2u * k] - v[2u * k + 1u]);
+        uvec2 g = line_and_rest(i, count, many, has(LINES_IN));
+        uvec4 p = pair_at(g.x, g.y);
+        vec2 x = v[2u * k] + v[2u * k + 1u], odd = multiply(conjugate(root(min(p.z, n), 2u * n)), v[2u * k] - v[2u * k + 1u]);
         vec2 y = vec2(x.x + odd.y, odd.x - x.y);
         x += vec2(-odd.y, odd.x);
         if (i >= total) break;
-        staged[slot(g.x, g.y)] = has(SWAP_IN) ? x.yx : x;
-        if (g.y > 0u) staged[slot(g.x, SIZE - g.y)] = has(SWAP_IN) ? y.yx : y;
+        if (p.w >= ids) continue;
+        staged[p.x] = has(SWAP_IN) ? x.yx : x;
+        if (p.z > 0u) staged[p.y] = has(SWAP_IN) ? y.yx : y;
     }
 }
 
