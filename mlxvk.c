@@ -12624,7 +12624,7 @@ enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LO
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
        FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15,
        FFT_ALL_IN = 1 << 16, FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
-       FFT_PAIRED = 1 << 21, FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
+       FFT_PAIRED = 1 << 21, FFT_CONVOLVED = 1 << 22, FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256, FFT_MANY = 1 << 18 };   /* a thread holds FFT_HELD elements */
 
 enum fft_kind { FFT_COMPLEX, FFT_FROM_REAL, FFT_TO_REAL };
@@ -12701,6 +12701,7 @@ static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
     uint32_t room = fft_room(e);
     if (fft_columns(f)) return room / 4;
     if (!fft_fixed(d) || (f->flags & FFT_STORE) == FFT_STORE_SPLIT) return room;
+    if (getenv("FFT_MERGE_TWO") && (f->flags & FFT_LOAD) == FFT_LOAD_MERGE) return room;
     while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room, 1) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads)
         room *= 2;
     return room;
@@ -12825,7 +12826,7 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
 {
     struct device *d = e->device;
     uint32_t radices = transform ? fft_radices(l->size) : 0, pairs = ceil_div(l->subs, 2);
-    bool fixed = radices && fft_constant(d, f->rows, f->len, l->size);
+    bool fixed = radices && f->valid && (f->flags & FFT_CONVOLVED || fft_constant(d, f->rows, f->len, l->size));
     struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len, .valid = f->valid,
         .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2,
         .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
@@ -12914,12 +12915,20 @@ static uint32_t fft_convolved(uint32_t n)
     return (uint32_t)best;
 }
 
+/* Can one kernel do a whole convolution of m elements? */
+static bool fft_fused(const struct encoder *e, const struct fft *f, uint32_t m)
+{
+    const struct device *d = e->device;
+    return fft_constant(d, f->rows, m, m) && f->valid && 4 * fft_pitch(m, 1) <= d->caps.shared_memory && m <= FFT_HELD * d->caps.max_threads;
+}
+
 /* Any length, as a convolution with a chirp: x w, transformed, times the chirp's transform, transformed back, times w. */
 static void fft_bluestein(struct encoder *e, const struct fft *f)
 {
     uint32_t n = f->len, m = fft_convolved(n), push[4] = { n, m, 0, 0 };
+    bool fused = !getenv("FFT_APART") && fft_fused(e, f, m);
     struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64), *spectrum = scratch(e, m, MLXVK_COMPLEX64);
-    struct array *product = scratch(e, (size_t)f->rows * m, MLXVK_COMPLEX64);
+    struct array *product = fused ? NULL : scratch(e, (size_t)f->rows * m, MLXVK_COMPLEX64);
     struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1, .step_a = 1, .step_d = 1,
                        .scale = 1 }, there = *f, back = *f;
     if (!e->code) {
@@ -12929,16 +12938,22 @@ static void fft_bluestein(struct encoder *e, const struct fft *f)
         set_bytes(e, push, sizeof push);
         dispatch_groups(e, ceil_div(m, 256));
         fft_rows(e, &one, m);
-        there.out = back.in = product;
-        fft_between(there.row_d, &there.step_d, f, m);
-        fft_between(back.row_a, &back.step_a, f, m);
         there.first = back.last = w;
         there.last = spectrum;
         there.flags = (f->flags & FFT_OF_LOAD) | FFT_TABLE_IN | FFT_TABLE_OUT;
-        there.limit = back.len = back.valid = m;
-        there.scale = 1;
         back.flags = (f->flags & FFT_STORE) | FFT_SWAP_IN | FFT_SWAP_OUT | FFT_TABLE_OUT | (f->flags & FFT_SWAP_OUT ? FFT_SWAP_LAST : 0);
         back.scale = f->scale / (float)m;
+    }
+    if (!e->code && fused) {
+        there.flags |= FFT_CONVOLVED | (back.flags & ~FFT_SWAP_IN);
+        there.scale = back.scale;
+        fft_step(e, &there, &(struct fft_lines){ m, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true);
+    } else if (!e->code) {
+        there.out = back.in = product;
+        fft_between(there.row_d, &there.step_d, f, m);
+        fft_between(back.row_a, &back.step_a, f, m);
+        there.limit = back.len = back.valid = m;
+        there.scale = 1;
         fft_rows(e, &there, m);
         fft_rows(e, &back, m);
     }

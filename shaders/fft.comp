@@ -54,10 +54,11 @@ const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE
 // one dimension; neighbouring lines are those of neighbouring rows, which have one dimension then; a workgroup's lines are t, ...
 // of a row and, after these, subs - t, ..., which together hold each element e beside len - e. FIXED only: a spectrum is merged to
 // pairs in shared memory before the first pass; real and imaginary parts are exchanged one after the other, in half the shared
-// memory; lines are short, and loaded as one.
+// memory; lines are short, and loaded as one; the transform is multiplied with the last table, exchanged and transformed again, and
+// the first table is that of results too.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
            LINES_IN = 1u << 12, LINES_OUT = 1u << 13, FLAT = 1u << 14, MERGED = 1u << 15, ACROSS = 1u << 18,
-           HALVES = 1u << 19, SHORT = 1u << 20, PAIRED = 1u << 21;
+           HALVES = 1u << 19, SHORT = 1u << 20, PAIRED = 1u << 21, CONVOLVED = 1u << 22;
 // All elements that are asked for are there, and complex: loads need no branches.
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 bool has(uint flag) { return (flags & flag) != 0u; }
@@ -77,11 +78,23 @@ uint beyond(uint c) { return c; }
 uint slot(uint l, uint e) { return l * size + e; }
 #endif
 
+uint step_in(uint e) { return has(LINES_IN) ? e * step_a : e; }
+
+#ifdef FIXED                                            // no branches; there is an element
 vec2 element(uint at, uint e)
 {
-    return has(ALL_IN) || e < valid ? uintBitsToFloat(a64[at + (has(LINES_IN) ? e * step_a : e)]) : vec2(0.0);
+    vec2 x = uintBitsToFloat(a64[at + step_in(has(ALL_IN) ? e : min(e, valid - 1u))]);
+    return has(ALL_IN) || e < valid ? x : vec2(0.0);
 }
-float real(uint at, uint e) { return e < valid ? uintBitsToFloat(a32[at + e * step_a]) : 0.0; }
+float real(uint at, uint e)
+{
+    float x = uintBitsToFloat(a32[at + step_in(min(e, valid - 1u))]);
+    return e < valid ? x : 0.0;
+}
+#else
+vec2 element(uint at, uint e) { return e < valid ? uintBitsToFloat(a64[at + step_in(e)]) : vec2(0.0); }
+float real(uint at, uint e) { return e < valid ? uintBitsToFloat(a32[at + step_in(e)]) : 0.0; }
+#endif
 vec2 bin(uint at, uint e, uint n)                      // of a real row of n: the first and the middle one are real
 {
     vec2 x = element(at, e);
@@ -95,11 +108,10 @@ vec2 split(vec2 x, vec2 y, uint e)
     return even + multiply(e < len ? root(e, 2u * len) : vec2(-1.0, 0.0), vec2(odd.y, -odd.x));
 }
 
-vec2 load(uint at, uint e)
+vec2 load(uint at, uint number)
 {
-    uint how = flags & LOAD;
+    uint how = flags & LOAD, e = has(ALL_IN) ? number : min(number, how == LOAD_SPLIT ? len : len - 1u);
     vec2 x;
-    if (!has(ALL_IN) && e >= len + uint(how == LOAD_SPLIT)) return vec2(0.0);
     if (how == LOAD_COMPLEX) x = element(at, e);
     else if (how == LOAD_REAL) x = vec2(real(at, e), 0.0);
     else if (how == LOAD_PAIRS) x = vec2(real(at, 2u * e), real(at, 2u * e + 1u));
@@ -110,17 +122,24 @@ vec2 load(uint at, uint e)
     } else x = split(element(at, e < len ? e : 0u), element(at, e > 0u ? len - e : 0u), e);
     if (has(SWAP_IN)) x = x.yx;
     if (has(TABLE_IN)) x = multiply(x, uintBitsToFloat(first64[offset_first + e]));
-    return x;
+    return e == number ? x : vec2(0.0);
+}
+
+// What is stored of element e, but for what is beyond the limit.
+vec2 complete(uint e, vec2 x)
+{
+    if (has(SWAP_OUT)) x = x.yx;
+    if (has(TABLE_OUT)) {
+        e = has(ALL_OUT) ? e : min(e, limit - 1u);
+        x = multiply(x, uintBitsToFloat(has(CONVOLVED) ? first64[offset_first + e] : last64[offset_last + e]));
+    }
+    return (has(SWAP_LAST) ? x.yx : x) * scale;
 }
 
 void store(uint at, uint e, vec2 x)
 {
     uint how = flags & STORE;
     if (!has(ALL_OUT) && e >= limit) return;
-    if (has(SWAP_OUT)) x = x.yx;
-    if (has(TABLE_OUT)) x = multiply(x, uintBitsToFloat(last64[offset_last + e]));
-    if (has(SWAP_LAST)) x = x.yx;
-    x *= scale;
     if (how == STORE_REAL) d32[at + e * step_d] = floatBitsToUint(x.x);
     else if (how == STORE_PAIRS) {
         d32[at + 2u * e * step_d] = floatBitsToUint(x.x);
@@ -175,11 +194,14 @@ vec2 fetch(uint l, uint e)
     return load(place_in(id), number_in(sub_of(id), e));
 }
 
+// Result e of line l, complete.
 void put(uint l, uint e, vec2 x)
 {
     uint id = line_id(l);
     if (id < ids) store(place_out(id), number_out(sub_of(id), e), x);
 }
+
+vec2 complete(uint l, uint e, vec2 x) { return complete(number_out(sub_of(line_id(l)), e), x); }
 
 // The root whose powers a line's elements are multiplied with before they are stored.
 vec2 turn_of(uint l, uint e) { return root(sub_of(line_id(l)) % inner * e, turn); }
@@ -364,8 +386,8 @@ void split_all(uint base)
         odd = multiply(root(p.z, 2u * n), vec2(odd.y, -odd.x));
         x = 0.5 * (x + y);
         at = place_out(p.w);
-        store(at, p.z, x + odd);
-        if (2u * p.z != n) store(at, n - p.z, conjugate(x - odd));
+        store(at, p.z, (x + odd) * scale);
+        if (2u * p.z != n) store(at, n - p.z, conjugate(x - odd) * scale);
     }
 }
 
@@ -376,7 +398,7 @@ void put_all(uint base)
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uvec2 g = line_and_rest(i, lines, size, has(LINES_OUT));
         vec2 x = staged[base + slot(g.x, g.y)];
-        put(g.x, g.y, has(TURN) ? multiply(x, turn_of(g.x, g.y)) : x);
+        put(g.x, g.y, complete(g.x, g.y, has(TURN) ? multiply(x, turn_of(g.x, g.y)) : x));
     }
 }
 
@@ -431,11 +453,12 @@ void to_shared(uint r, uint done, bool by_line)
 // From groups of `before` to those of r elements, through shared memory.
 void exchange(uint before, uint r, uint done, bool from_line, bool by_line)
 {
-    if (done > 1u) barrier();
+    uint turned = done * before < SIZE ? done * before : 1u;       // at the beginning of another transform nothing
+    if (done > 1u || has(CONVOLVED)) barrier();
     if ((FLAGS & HALVES) == 0u) {
         to_shared(before, done, from_line);
         barrier();
-        from_shared(r, done * before, by_line);
+        from_shared(r, turned, by_line);
         return;
     }
     [[unroll]] for (uint y = 0; y < 2u; y++) {
@@ -451,7 +474,7 @@ void exchange(uint before, uint r, uint done, bool from_line, bool by_line)
             if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + i][y] = parts[slot(g.x, g.y) + beyond(i * (size / r))];
         }
     }
-    [[unroll]] for (uint o = 0; o < HELD; o += r) turn_group(o, r, done * before, group_at(o, r, by_line).y);
+    [[unroll]] for (uint o = 0; o < HELD; o += r) turn_group(o, r, turned, group_at(o, r, by_line).y);
 }
 
 // Pairs' elements from a half spectrum, two at a time, to shared memory: the reverse of what split_all does.
@@ -522,26 +545,43 @@ void finish(uint r, uint done, bool by_line)
         put_all(0u);
         return;
     }
-    [[unroll]] for (uint o = 0; o < HELD; o += r) {
+    [[unroll]] for (uint o = 0; o < HELD; o += r) {    // tables are read before anything is written
         uvec3 g = group_at(o, r, by_line);
         uint to = target(r, done, g.y);
-        if (g.z == 0u) continue;
-        if (has(TURN)) twiddle(o, r, turn_of(g.x, to), turn_of(g.x, done), true, true);
-        [[unroll]] for (uint i = 0; i < r; i++) put(g.x, to + i * done, v[o + order(r, i)]);
+        if (g.z != 0u && has(TURN)) twiddle(o, r, turn_of(g.x, to), turn_of(g.x, done), true, true);
+        if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + order(r, i)] = complete(g.x, to + i * done, v[o + order(r, i)]);
+    }
+    [[unroll]] for (uint o = 0; o < HELD; o += r) {
+        uvec3 g = group_at(o, r, by_line);
+        if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) put(g.x, target(r, done, g.y) + i * done, v[o + order(r, i)]);
     }
 }
 
-// One more pass, of radix r, of what radix `before` left; `after`: the next radix, 1 where there is none.
-#define NEXT(before, done, r, after) { \
-    const bool by_line = after == 1u && has(LINES_OUT) && !STAGED_OUT; \
-    exchange(before, r, done, done == 1u && has(LINES_IN), by_line); \
-    butterflies(r); \
-    if (after == 1u) { finish(r, done * before, by_line); return; } }
+const uint LAST = R1 == 1u ? R0 : R2 == 1u ? R1 : R3 == 1u ? R2 : R4 == 1u ? R3 : R5 == 1u ? R4 : R6 == 1u ? R5 : R7 == 1u ? R6 : R7;
+const bool LAST_BY_LINE = R1 == 1u ? (FLAGS & LINES_IN) != 0u : (FLAGS & LINES_OUT) != 0u && !STAGED_OUT;
 
-void main()
+// The second transform's beginning: the first one times a table, exchanged.
+void begin_again()
 {
-    first_pass(has(LINES_IN));
-    if (R1 == 1u) { finish(R0, 1u, has(LINES_IN)); return; }
+    [[unroll]] for (uint o = 0; o < HELD; o += LAST) {
+        uvec3 g = group_at(o, LAST, LAST_BY_LINE);
+        uint to = offset_last + g.y;
+        if (g.z != 0u) [[unroll]] for (uint i = 0; i < LAST; i++) {
+            uint at = o + order(LAST, i);
+            v[at] = multiply(v[at], uintBitsToFloat(last64[to + i * (SIZE / LAST)])).yx;
+        }
+    }
+    exchange(LAST, R0, SIZE / LAST, LAST_BY_LINE, has(LINES_IN));
+    butterflies(R0);
+}
+
+// One more pass, of radix r, of what radix `before` left; `after`: the next radix, 1 where there is none.
+#define NEXT(before, done, r, after) if (r > 1u) { \
+    exchange(before, r, done, done == 1u && has(LINES_IN), after == 1u && LAST_BY_LINE); \
+    butterflies(r); }
+
+void passes()
+{
     NEXT(R0, 1u, R1, R2)
     NEXT(R1, R0, R2, R3)
     NEXT(R2, R0 * R1, R3, R4)
@@ -549,6 +589,18 @@ void main()
     NEXT(R4, R0 * R1 * R2 * R3, R5, R6)
     NEXT(R5, R0 * R1 * R2 * R3 * R4, R6, R7)
     NEXT(R6, R0 * R1 * R2 * R3 * R4 * R5, R7, 1u)
+}
+
+void main()
+{
+    bool again = false;
+    first_pass(has(LINES_IN));
+    do {
+        passes();
+        again = has(CONVOLVED) && !again;
+        if (again) begin_again();
+    } while (again);
+    finish(LAST, SIZE / LAST, LAST_BY_LINE);
 }
 #else
 #define GROUP(R) case R: \
@@ -563,7 +615,7 @@ void main()
     bool moves = radices_ == 0u && (flags & STORE) != STORE_SPLIT;     // what is around a transform without one
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uint l = has(LINES_IN) ? i % lines : i / size, e = has(LINES_IN) ? i / lines : i % size;
-        if (moves) put(l, e, fetch(l, e));
+        if (moves) put(l, e, complete(l, e, fetch(l, e)));
         else staged[slot(l, e)] = fetch(l, e);
     }
     if (moves) return;

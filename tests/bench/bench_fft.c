@@ -1,6 +1,6 @@
 /* Fourier transforms beside a copy of the same run: time of one, and bytes of operand and result a second.
  *
- *     build/bench/bench_fft [rows length]         (default: a table)
+ *     build/bench/bench_fft [what:rows:length[:columns] ...]         (default: a table; what: fft, ifft, rfft, irfft, fft2)
  */
 #include "bench.h"
 
@@ -64,6 +64,20 @@ static void line(enum what what, int rows, int n, int axis)
     mlxvk_array_free(y);
 }
 
+/* The line that an argument asks for. */
+static bool line_of(const char *text)
+{
+    char name[8] = "", columns[8] = "";
+    int rows, n, found = sscanf(text, "%7[a-z0-9]:%d:%d:%7s", name, &rows, &n, columns);
+    for (int what = FFT; what <= FFT2; what++)
+        if (found >= 3 && rows > 0 && n > 0 && !strcmp(name, names[what])) {
+            line((enum what)what, rows, n, found == 3);
+            return true;
+        }
+    fprintf(stderr, "%s: what:rows:length[:columns]\n", text);
+    return false;
+}
+
 int main(int argc, char **argv)
 {
     int log, total;
@@ -72,9 +86,8 @@ int main(int argc, char **argv)
     total = 1 << log;
     printf("%s, %s\n\n| what | | time | operand and result | of the copy |\n|---|---|---|---|---|\n", device_name, driver);
     line(COPY, total >> 12, 4096, 1);
-    if (argc > 2 && atoi(argv[1]) > 0 && atoi(argv[2]) > 0)
-        for (int what = FFT; what <= IRFFT; what++) line((enum what)what, atoi(argv[1]), atoi(argv[2]), 1);
-    else {
+    for (int i = 1; i < argc; i++) if (!line_of(argv[i])) return 2;
+    if (argc < 2) {
         static const int lengths[] = { 16, 64, 128, 256, 512, 1000, 1024, 2048, 2187, 4000, 4096, 4099, 8192, 16384, 65536, 100000 };
         line(FFT, total >> 12, 4096, 1);
         for (int i = 0; i < (int)(sizeof lengths / sizeof *lengths); i++) {
@@ -82,6 +95,7 @@ int main(int argc, char **argv)
             line(RFFT, total / lengths[i], lengths[i], 1);
         }
         line(IRFFT, total >> 12, 4096, 1);
+        line(IRFFT, total >> 14, 1 << 14, 1);
         line(FFT, total >> 8, 256, 0);
         line(FFT, total >> 12, 4096, 0);
         line(FFT2, 1 << log / 2, 1 << log / 2, 1);
