@@ -12700,7 +12700,8 @@ static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
     const struct device *d = e->device;
     uint32_t room = fft_room(e);
     if (fft_columns(f)) return room / 4;
-    if (!fft_fixed(d) || (f->flags & FFT_STORE) == FFT_STORE_SPLIT) return room;
+    if (!fft_fixed(d) || !f->valid) return room;
+    if (getenv("FFT_SPLIT_TWO") && (f->flags & FFT_STORE) == FFT_STORE_SPLIT) return room;
     if (getenv("FFT_MERGE_TWO") && (f->flags & FFT_LOAD) == FFT_LOAD_MERGE) return room;
     while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room, 1) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads)
         room *= 2;
@@ -12802,8 +12803,9 @@ static void fft_constant_length(struct encoder *e, struct fft_push *q)
     uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32), pitch = fft_pitch(q->size, q->lines);
     bool whole = q->subs == 1 || q->flags & FFT_PAIRED;
     if (8 * q->lines * pitch > e->device->caps.shared_memory) q->flags |= FFT_HALVES;
-    else if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
-    else if (q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
+    if (q->flags & FFT_HALVES && getenv("FFT_MERGE_TWICE")) whole = false;
+    if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD) q->flags |= FFT_MERGED | (getenv("FFT_MERGE_HELD") && q->subs == 1 ? 1u << 23 : 0);
+    else if (!(q->flags & FFT_HALVES) && q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
     KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
 }
 

@@ -405,7 +405,7 @@ void put_all(uint base)
 #ifdef FIXED
 const uint R0 = (RADICES & 15u) + 1u, R1 = (RADICES >> 4 & 15u) + 1u, R2 = (RADICES >> 8 & 15u) + 1u, R3 = (RADICES >> 12 & 15u) + 1u,
            R4 = (RADICES >> 16 & 15u) + 1u, R5 = (RADICES >> 20 & 15u) + 1u, R6 = (RADICES >> 24 & 15u) + 1u, R7 = (RADICES >> 28) + 1u;
-const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT ? true : (FLAGS & SHORT) != 0u ? R1 == 1u : false;
+const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT ? (FLAGS & HALVES) == 0u : (FLAGS & SHORT) != 0u ? R1 == 1u : false;
 
 const bool EXACT = gl_WorkGroupSize.x * HELD == SIZE * LINES && BINARY;
 
@@ -502,6 +502,54 @@ void merge_all()
     }
 }
 
+// The same for a first pass of radix R0, in half the shared memory: what split_held does, in reverse.
+void merge_held(bool by_line)
+{
+    vec2 u[26];
+    [[unroll]] for (uint o = 0; o < HELD; o += R0) {
+        uvec3 g = group_at(o, R0, by_line);
+        uint at = place_in(min(group_index() * LINES + g.x, ids - 1u));
+        if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++) v[o + i] = bin(at, g.y + i * (SIZE / R0), 2u * SIZE);
+        if (g.z != 0u && g.y == 0u) u[o] = bin(at, SIZE, 2u * SIZE);
+    }
+    if ((FLAGS & HALVES) == 0u) {
+        [[unroll]] for (uint o = 0; o < HELD; o += R0) {
+            uvec3 g = group_at(o, R0, by_line);
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++) staged[slot(g.x, g.y) + beyond(i * (SIZE / R0))] = v[o + i];
+        }
+        barrier();
+        [[unroll]] for (uint o = 0; o < HELD; o += R0) {
+            uvec3 g = group_at(o, R0, by_line);
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++)
+                if (i > 0u || g.y > 0u) u[o + i] = staged[slot(g.x, SIZE - g.y - i * (SIZE / R0))];
+        }
+    } else [[unroll]] for (uint y = 0; y < 2u; y++) {
+        if (y > 0u) barrier();
+        [[unroll]] for (uint o = 0; o < HELD; o += R0) {
+            uvec3 g = group_at(o, R0, by_line);
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++) parts[slot(g.x, g.y) + beyond(i * (SIZE / R0))] = v[o + i][y];
+        }
+        barrier();
+        [[unroll]] for (uint o = 0; o < HELD; o += R0) {
+            uvec3 g = group_at(o, R0, by_line);
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++)
+                if (i > 0u || g.y > 0u) u[o + i][y] = parts[slot(g.x, SIZE - g.y - i * (SIZE / R0))];
+        }
+    }
+    barrier();
+    [[unroll]] for (uint o = 0; o < HELD; o += R0) {
+        uvec3 g = group_at(o, R0, by_line);
+        if (g.z == 0u) continue;
+        [[unroll]] for (uint i = o; i < o + R0; i++) {
+            vec2 x = v[i], y = conjugate(u[i]);
+            v[i] = vec2(y.y - x.y, x.x - y.x);
+            u[i] = x + y;
+        }
+        twiddle(o, R0, conjugate(root(g.y, 2u * SIZE)), conjugate(root(SIZE / R0, 2u * SIZE)), false, true);
+        [[unroll]] for (uint i = o; i < o + R0; i++) v[i] = has(SWAP_IN) ? (u[i] + v[i]).yx : u[i] + v[i];
+    }
+}
+
 // Neighbouring threads load neighbouring elements, where groups of a line are too few for that.
 void load_all()
 {
@@ -518,6 +566,11 @@ void load_all()
 
 void first_pass(bool by_line)
 {
+    if (has(MERGED) && (has(HALVES) || has(1u << 23))) {
+        merge_held(by_line);
+        butterflies(R0);
+        return;
+    }
     if (has(MERGED) || has(SHORT)) {
         if (has(MERGED)) merge_all();
         else load_all();
@@ -535,6 +588,40 @@ void first_pass(bool by_line)
     butterflies(R0);
 }
 
+// What split_all does, of elements in registers whose partners come by way of half the shared memory.
+void split_held(uint r, uint done, bool by_line)
+{
+    vec2 u[26];
+    [[unroll]] for (uint y = 0; y < 2u; y++) {
+        barrier();
+        [[unroll]] for (uint o = 0; o < HELD; o += r) {
+            uvec3 g = group_at(o, r, by_line);
+            uint to = slot(g.x, target(r, done, g.y));
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) parts[to + beyond(i * done)] = v[o + order(r, i)][y];
+        }
+        barrier();
+        [[unroll]] for (uint o = 0; o < HELD; o += r) {
+            uvec3 g = group_at(o, r, by_line);
+            uint to = target(r, done, g.y);
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++)
+                u[o + order(r, i)][y] = parts[slot(g.x, to + i * done > 0u ? size - to - i * done : 0u)];
+        }
+    }
+    [[unroll]] for (uint o = 0; o < HELD; o += r) {
+        uvec3 g = group_at(o, r, by_line);
+        uint to = target(r, done, g.y);
+        if (g.z == 0u) continue;
+        if (to == 0u) put(g.x, size, vec2(v[o].x - v[o].y, 0.0) * scale);
+        [[unroll]] for (uint i = o; i < o + r; i++) {
+            vec2 x = v[i], y = conjugate(u[i]);
+            v[i] = 0.5 * vec2(x.y - y.y, y.x - x.x);
+            u[i] = 0.5 * (x + y);
+        }
+        twiddle(o, r, root(to, 2u * size), root(done, 2u * size), true, true);
+        [[unroll]] for (uint i = 0; i < r; i++) put(g.x, to + i * done, (u[o + order(r, i)] + v[o + order(r, i)]) * scale);
+    }
+}
+
 // The last pass, of radix r: results are complete in registers.
 void finish(uint r, uint done, bool by_line)
 {
@@ -545,6 +632,7 @@ void finish(uint r, uint done, bool by_line)
         put_all(0u);
         return;
     }
+    if ((FLAGS & STORE) == STORE_SPLIT) { split_held(r, done, by_line); return; }
     [[unroll]] for (uint o = 0; o < HELD; o += r) {    // tables are read before anything is written
         uvec3 g = group_at(o, r, by_line);
         uint to = target(r, done, g.y);
