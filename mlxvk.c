@@ -12620,7 +12620,7 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
 
 /* Flags of the kernel, as in fft.comp. */
 enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
-       FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
+       FFT_LOAD_TWO, FFT_LOAD_TWO_HALVES, FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3, FFT_STORE_TWO_SPLIT = 4 << 3, FFT_STORE_TWO = 5 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
        FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15,
        FFT_ALL_IN = 1 << 16, FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
@@ -12701,6 +12701,7 @@ static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
     uint32_t room = fft_room(e);
     if (fft_columns(f)) return room / 4;
     if (!fft_fixed(d) || !f->valid) return room;
+    if ((f->flags & FFT_STORE) == FFT_STORE_TWO_SPLIT) return room;
     if (getenv("FFT_SPLIT_TWO") && (f->flags & FFT_STORE) == FFT_STORE_SPLIT) return room;
     if (getenv("FFT_MERGE_TWO") && (f->flags & FFT_LOAD) == FFT_LOAD_MERGE) return room;
     while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room, 1) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads)
@@ -12834,6 +12835,7 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
         .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
     memcpy(q.row_a, f->row_a, sizeof q.row_a);
     memcpy(q.row_d, f->row_d, sizeof q.row_d);
+    if ((f->flags & FFT_LOAD) >= FFT_LOAD_TWO) { q.ids = ceil_div(f->rows, 2); q.turn = f->rows; }
     if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
     if (l->b_step * f->step_d != 1) q.flags |= FFT_LINES_OUT;
     if ((f->flags & FFT_STORE) == FFT_STORE_SPLIT && l->subs > 1) q.flags |= FFT_PAIRED;
@@ -12971,6 +12973,15 @@ static void fft_any(struct encoder *e, const struct fft *f)
     else fft_bluestein(e, f);
 }
 
+/* Real rows of odd length, or those that their half spectra make: two in one where that is one step. */
+static void fft_odd(struct encoder *e, struct fft *f, uint32_t alone, uint32_t two)
+{
+    uint32_t flags = f->flags;
+    f->flags = flags | two;
+    if (f->rows == 1 || f->len == 1 || !fft_smooth(f->len) || f->len > fft_one_step(e, f)) f->flags = flags | alone;
+    fft_any(e, f);
+}
+
 /* Real rows of even length: the transform of their pairs, in its last step with what makes a half spectrum of it, or before that. */
 static void fft_pairs(struct encoder *e, const struct fft *f)
 {
@@ -13032,14 +13043,18 @@ static void fft_whole(struct encoder *e, const struct fft_params *p, struct arra
         fft_layout(&f, p->axis);
     }
     f.flags = p->inverse ? FFT_SWAP_IN | FFT_SWAP_OUT : 0;
-    if (p->kind == FFT_TO_REAL) {
-        f.flags |= even ? FFT_LOAD_MERGE | FFT_STORE_PAIRS : FFT_LOAD_HALF | FFT_STORE_REAL;
-        if (even) f.limit = f.len /= 2;
+    if (p->kind == FFT_TO_REAL && even) {
+        f.flags |= FFT_LOAD_MERGE | FFT_STORE_PAIRS;
+        f.limit = f.len /= 2;
         fft_any(e, &f);
+    } else if (p->kind == FFT_TO_REAL) {
+        fft_odd(e, &f, FFT_LOAD_HALF | FFT_STORE_REAL, FFT_LOAD_TWO_HALVES | FFT_STORE_TWO);
     } else if (p->kind == FFT_FROM_REAL && even) {
         f.flags |= FFT_LOAD_PAIRS;
         f.len /= 2;
         fft_pairs(e, &f);
+    } else if (p->kind == FFT_FROM_REAL) {
+        fft_odd(e, &f, FFT_LOAD_REAL, FFT_LOAD_TWO | FFT_STORE_TWO_SPLIT);
     } else {
         f.flags |= real ? FFT_LOAD_REAL : FFT_LOAD_COMPLEX;
         fft_any(e, &f);

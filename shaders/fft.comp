@@ -25,7 +25,7 @@ layout(push_constant) uniform Push {
     uint len, valid, limit;                            // of a row's transform; elements of its operand; results to store
     uint subs_, inner_;                                // lines a row is cut into; of which `inner` follow each other
     uint a1, a2, a_step, b1, b2, b_step;               // a line's first element: a1 * (sub / inner) + a2 * (sub % inner)
-    uint turn;                                         // twiddles: roots of this order
+    uint turn;                                         // twiddles: roots of this order; where two rows are one: how many there are
     uint c1, c2;                                       // the two inner sizes of up to three dimensions of rows
     uint row_a[3], step_a, row_d[3], step_d;           // their distances in memory, those of a row's elements
     float scale;
@@ -46,10 +46,11 @@ layout(push_constant) uniform Push {
 #endif
 
 // Flags. How elements are loaded: complex; real; pairs of reals as complex numbers; the half of a symmetric spectrum, its
-// transform being real; that of a real row twice as long, whose even and odd elements become pairs; pairs' spectrum as a half.
-const uint LOAD = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_HALF = 3u, LOAD_MERGE = 4u, LOAD_SPLIT = 5u;
-// How they are stored: complex; the real part; pairs; as a half, from shared memory.
-const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
+// transform being real; that of a real row twice as long, whose even and odd elements become pairs; pairs' spectrum as a half;
+// two real rows as one, or the halves of two symmetric spectra.
+const uint LOAD = 7u, LOAD_TWO = 6u, LOAD_TWO_HALVES = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_HALF = 3u, LOAD_MERGE = 4u, LOAD_SPLIT = 5u;
+// How they are stored: complex; the real part; pairs; as a half, from shared memory; as two halves; as two real rows.
+const uint STORE = 7u << 3, STORE_TWO_SPLIT = 4u << 3, STORE_TWO = 5u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
 // Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access; rows are of
 // one dimension; neighbouring lines are those of neighbouring rows, which have one dimension then; a workgroup's lines are t, ...
 // of a row and, after these, subs - t, ..., which together hold each element e beside len - e. FIXED only: a spectrum is merged to
@@ -62,6 +63,8 @@ const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u 
 // All elements that are asked for are there, and complex: loads need no branches.
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 bool has(uint flag) { return (flags & flag) != 0u; }
+bool two_rows() { return (flags & LOAD) >= LOAD_TWO; }
+bool splits() { return (flags & STORE) == STORE_SPLIT || (flags & STORE) == STORE_TWO_SPLIT; }
 
 // Places in shared memory: of element e of line l; beyond an element's that of the one c further on, which for powers of two has
 // no bits in common with it, and is known to the compiler. Neither steps of a power of two nor neighbouring lines collide.
@@ -108,13 +111,18 @@ vec2 split(vec2 x, vec2 y, uint e)
     return even + multiply(e < len ? root(e, 2u * len) : vec2(-1.0, 0.0), vec2(odd.y, -odd.x));
 }
 
-vec2 load(uint at, uint number)
+vec2 load(uint at, uint beside, uint number)
 {
     uint how = flags & LOAD, e = has(ALL_IN) ? number : min(number, how == LOAD_SPLIT ? len : len - 1u);
     vec2 x;
     if (how == LOAD_COMPLEX) x = element(at, e);
     else if (how == LOAD_REAL) x = vec2(real(at, e), 0.0);
     else if (how == LOAD_PAIRS) x = vec2(real(at, 2u * e), real(at, 2u * e + 1u));
+    else if (how == LOAD_TWO) x = vec2(real(at, e), real(beside, e));
+    else if (how == LOAD_TWO_HALVES) {
+        vec2 y = bin(at, min(e, len - e), len), z = bin(beside, min(e, len - e), len);
+        x = 2u * e > len ? vec2(y.x + z.y, z.x - y.y) : vec2(y.x - z.y, y.y + z.x);
+    }
     else if (how == LOAD_HALF) x = 2u * e > len ? conjugate(bin(at, len - e, len)) : bin(at, e, len);
     else if (how == LOAD_MERGE) {
         vec2 y = bin(at, e, 2u * len), z = conjugate(bin(at, len - e, 2u * len)), odd = multiply(conjugate(root(e, 2u * len)), y - z);
@@ -140,7 +148,7 @@ void store(uint at, uint e, vec2 x)
 {
     uint how = flags & STORE;
     if (!has(ALL_OUT) && e >= limit) return;
-    if (how == STORE_REAL) d32[at + e * step_d] = floatBitsToUint(x.x);
+    if (how == STORE_REAL || how == STORE_TWO) d32[at + e * step_d] = floatBitsToUint(x.x);
     else if (how == STORE_PAIRS) {
         d32[at + 2u * e * step_d] = floatBitsToUint(x.x);
         d32[at + (2u * e + 1u) * step_d] = floatBitsToUint(x.y);
@@ -152,9 +160,13 @@ uint row_at(uint row, uint far, uint middle, uint near) { return row / c2 / c1 *
 uint row_of(uint id) { return has(ACROSS) ? id % c2 : id / subs; }
 uint sub_of(uint id) { return has(ACROSS) ? id / c2 : id % subs; }
 
-// Where the row begins that line `id` is of; an element's number in it.
-uint place_in(uint id) { return offset_a + (has(FLAT) ? row_of(id) * row_a[2] : row_at(row_of(id), row_a[0], row_a[1], row_a[2])); }
-uint place_out(uint id) { return offset_d + (has(FLAT) ? row_of(id) * row_d[2] : row_at(row_of(id), row_d[0], row_d[1], row_d[2])); }
+// Where a row begins; that which line `id` is of, or the second one of the two, of which there may be but one; an element's
+// number in it.
+uint row_in(uint row) { return offset_a + (has(FLAT) ? row * row_a[2] : row_at(row, row_a[0], row_a[1], row_a[2])); }
+uint row_out(uint row) { return offset_d + (has(FLAT) ? row * row_d[2] : row_at(row, row_d[0], row_d[1], row_d[2])); }
+uint place_in(uint id) { return row_in(two_rows() ? 2u * id : row_of(id)); }
+uint place_out(uint id) { return row_out(two_rows() ? 2u * id : row_of(id)); }
+uint second_in(uint id) { return two_rows() ? row_in(min(2u * id + 1u, turn - 1u)) : 0u; }
 uint number_in(uint sub, uint e) { return sub / inner * a1 + sub % inner * a2 + (has(LINES_IN) ? e * a_step : e); }
 uint number_out(uint sub, uint e) { return sub / inner * b1 + sub % inner * b2 + (has(LINES_OUT) ? e * b_step : e); }
 
@@ -191,7 +203,7 @@ vec2 fetch(uint l, uint e)
     uint id = line_id(l);
     if (has(ALL_IN)) id = min(id, ids - 1u);
     else if (id >= ids) return vec2(0.0);
-    return load(place_in(id), number_in(sub_of(id), e));
+    return load(place_in(id), second_in(id), number_in(sub_of(id), e));
 }
 
 // Result e of line l, complete.
@@ -199,6 +211,7 @@ void put(uint l, uint e, vec2 x)
 {
     uint id = line_id(l);
     if (id < ids) store(place_out(id), number_out(sub_of(id), e), x);
+    if ((flags & STORE) == STORE_TWO && 2u * id + 1u < turn) store(row_out(2u * id + 1u), number_out(sub_of(id), e), x.yx);
 }
 
 vec2 complete(uint l, uint e, vec2 x) { return complete(number_out(sub_of(line_id(l)), e), x); }
@@ -382,10 +395,15 @@ void split_all(uint base)
         if (p.w >= ids) continue;
         x = staged[base + p.x];
         y = conjugate(staged[base + p.y]);
-        odd = 0.5 * (x - y);
-        odd = multiply(root(p.z, 2u * n), vec2(odd.y, -odd.x));
+        odd = 0.5 * vec2(x.y - y.y, y.x - x.x);
         x = 0.5 * (x + y);
         at = place_out(p.w);
+        if ((flags & STORE) == STORE_TWO_SPLIT) {
+            store(at, p.z, x * scale);
+            if (2u * p.w + 1u < turn) store(row_out(2u * p.w + 1u), p.z, odd * scale);
+            continue;
+        }
+        odd = multiply(root(p.z, 2u * n), odd);
         store(at, p.z, (x + odd) * scale);
         if (2u * p.z != n) store(at, n - p.z, conjugate(x - odd) * scale);
     }
@@ -394,7 +412,7 @@ void split_all(uint base)
 void put_all(uint base)
 {
     uint total = size * lines;
-    if ((flags & STORE) == STORE_SPLIT) { split_all(base); return; }
+    if (splits()) { split_all(base); return; }
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uvec2 g = line_and_rest(i, lines, size, has(LINES_OUT));
         vec2 x = staged[base + slot(g.x, g.y)];
@@ -405,7 +423,8 @@ void put_all(uint base)
 #ifdef FIXED
 const uint R0 = (RADICES & 15u) + 1u, R1 = (RADICES >> 4 & 15u) + 1u, R2 = (RADICES >> 8 & 15u) + 1u, R3 = (RADICES >> 12 & 15u) + 1u,
            R4 = (RADICES >> 16 & 15u) + 1u, R5 = (RADICES >> 20 & 15u) + 1u, R6 = (RADICES >> 24 & 15u) + 1u, R7 = (RADICES >> 28) + 1u;
-const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT ? (FLAGS & HALVES) == 0u : (FLAGS & SHORT) != 0u ? R1 == 1u : false;
+const bool STAGED_OUT = (FLAGS & STORE) == STORE_TWO_SPLIT ? true : (FLAGS & STORE) == STORE_SPLIT ? (FLAGS & HALVES) == 0u
+                      : (FLAGS & SHORT) != 0u ? R1 == 1u : false;
 
 const bool EXACT = gl_WorkGroupSize.x * HELD == SIZE * LINES && BINARY;
 
@@ -700,7 +719,7 @@ void main()
 void main()
 {
     uint total = size * lines, done = 1u, base = 0u;
-    bool moves = radices_ == 0u && (flags & STORE) != STORE_SPLIT;     // what is around a transform without one
+    bool moves = radices_ == 0u && !splits();     // what is around a transform without one
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uint l = has(LINES_IN) ? i % lines : i / size, e = has(LINES_IN) ? i / lines : i % size;
         if (moves) put(l, e, complete(l, e, fetch(l, e)));
