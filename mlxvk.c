@@ -648,13 +648,14 @@ struct features {
     VkPhysicalDeviceCooperativeMatrixFeaturesKHR coopmat;
     VkPhysicalDeviceCooperativeMatrix2FeaturesNV coopmat2;
     VkPhysicalDeviceShaderBfloat16FeaturesKHR bfloat16;
+    VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR executable;
 };
 
-enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET,
+enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET, EXT_EXECUTABLE,
                  EXT_COUNT };
 static const char *const extension_names[EXT_COUNT] = {
     "VK_KHR_push_descriptor", "VK_KHR_shader_integer_dot_product", "VK_EXT_subgroup_size_control",
-    "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget",
+    "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget", "VK_KHR_pipeline_executable_properties",
 };
 
 static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32_t api)
@@ -672,6 +673,7 @@ static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32
     if (has[EXT_COOPMAT]) CHAIN(coopmat, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
     if (has[EXT_COOPMAT2]) CHAIN(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV);
     if (has[EXT_BFLOAT16]) CHAIN(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR);
+    if (has[EXT_EXECUTABLE]) CHAIN(executable, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_EXECUTABLE_PROPERTIES_FEATURES_KHR);
 #undef CHAIN
 }
 
@@ -1995,6 +1997,25 @@ static uint64_t hash_words(uint64_t h, const uint32_t *words, uint32_t n)
     return h;
 }
 
+static void print_pipeline(struct device *d, VkPipeline pipeline, const uint32_t *spec, uint32_t spec_count)
+{
+    VkPipelineExecutableInfoKHR info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_INFO_KHR, .pipeline = pipeline };
+    VkPipelineExecutableStatisticKHR list[64];
+    uint32_t n = COUNT(list);
+    if (!d->vk.vkGetPipelineExecutableStatisticsKHR) return;
+    memset(list, 0, sizeof list);
+    for (uint32_t i = 0; i < n; i++) list[i].sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_STATISTIC_KHR;
+    if (d->vk.vkGetPipelineExecutableStatisticsKHR(d->handle, &info, &n, list) < 0) return;
+    fprintf(stderr, "pipeline");
+    for (uint32_t i = 0; i < spec_count; i++) fprintf(stderr, " %u", spec[i]);
+    fprintf(stderr, ":");
+    for (uint32_t i = 0; i < n; i++) {
+        if (list[i].format == VK_PIPELINE_EXECUTABLE_STATISTIC_FORMAT_FLOAT64_KHR) fprintf(stderr, " %s %g;", list[i].name, list[i].value.f64);
+        else fprintf(stderr, " %s %llu;", list[i].name, (unsigned long long)list[i].value.u64);
+    }
+    fprintf(stderr, "\n");
+}
+
 static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t bindings, const uint32_t *spec,
                                uint32_t spec_count, VkPipeline *out)
 {
@@ -2008,6 +2029,13 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
         .layout = d->layouts[bindings] };
     for (uint32_t i = 0; i < spec_count; i++) entries[i] = (VkSpecializationMapEntry){ i, 4 * i, 4 };
     d->stats.pipelines++;
+    if (getenv("MLX_VK_PIPELINES")) {
+        VkResult r;
+        create.flags |= VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR;
+        r = d->vk.vkCreateComputePipelines(d->handle, VK_NULL_HANDLE, 1, &create, NULL, out);
+        if (r >= 0) print_pipeline(d, *out, spec, spec_count);
+        return r;
+    }
     return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
 }
 
@@ -12624,7 +12652,7 @@ enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LO
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
        FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15,
        FFT_ALL_IN = 1 << 16, FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
-       FFT_PAIRED = 1 << 21, FFT_CONVOLVED = 1 << 22, FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
+       FFT_PAIRED = 1 << 21, FFT_CONVOLVED = 1 << 22, FFT_AHEAD = 1 << 24, FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256, FFT_MANY = 1 << 18 };   /* a thread holds FFT_HELD elements */
 
 enum fft_kind { FFT_COMPLEX, FFT_FROM_REAL, FFT_TO_REAL };
@@ -12715,6 +12743,7 @@ static uint32_t fft_radices(uint32_t n)
 {
     static const uint8_t radices[] = { 13, 11, 9, 7, 3, 10, 5, 16, 8, 4, 2 };
     uint32_t list = 0, shift = 0;
+    if (n == 512 || n == 8192) { list = 0x777; shift = 12; n /= 512; }         /* three of 8 in place of 16, 16 and 2 */
     for (size_t i = 0; i < COUNT(radices); i++)
         for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4) list |= (uint32_t)(radices[i] - 1) << shift;
     return n == 1 ? list : 0;
@@ -12730,11 +12759,9 @@ static bool fft_smooth(uint32_t n)
 /* What a step of lines of n elements costs beside one that reads and writes whole sectors of memory in one or two passes, at 20. */
 static uint32_t fft_cost(uint32_t n, uint32_t room, bool paired)
 {
-    static int knob8 = -1, knob4;
     uint32_t lines = room / n / (paired ? 2 : 1), radices = fft_radices(n), passes = 0;
-    if (knob8 < 0) { knob8 = getenv("FFT_EIGHT") ? atoi(getenv("FFT_EIGHT")) : 4; knob4 = getenv("FFT_FOUR") ? atoi(getenv("FFT_FOUR")) : 24; }
     for (; radices; radices >>= 4) passes++;
-    return 20 + (lines >= 16 ? 0 : lines >= 8 ? (uint32_t)knob8 : lines >= 4 ? (uint32_t)knob4 : 60) + (passes > 2 ? 4 * (passes - 2) : 0);
+    return 20 + (lines >= 32 ? 0 : lines >= 16 ? 1 : lines >= 8 ? 4 : lines >= 4 ? 8 : 60) + (passes > 2 ? 4 * (passes - 2) : 0) + (n < 32 ? 4 : 0);
 }
 
 /* Cuts a smooth length into two or three factors of `room` at most, of which the first or the last may be transformed in pairs
@@ -12743,6 +12770,11 @@ static int fft_cut(uint32_t n, uint32_t room, bool first, bool last, uint32_t pa
 {
     uint32_t best = UINT32_MAX, room_first = first ? room / 2 : room, room_last = last ? room / 2 : room;
     int count = 0;
+    if (getenv("FFT_CUT")) {
+        count = sscanf(getenv("FFT_CUT"), "%u,%u,%u", &part[0], &part[1], &part[2]);
+        if (count == 2 ? part[0] * part[1] == n : part[0] * part[1] * part[2] == n) return count;
+        count = 0;
+    }
     for (uint32_t a = 2; a <= room_first && a <= n / 2; a++) {
         uint32_t m = n / a, cost = n % a ? 0 : fft_cost(a, room, first);
         if (n % a || cost >= best) continue;
@@ -12797,6 +12829,15 @@ static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
     return flags;
 }
 
+/* Do few groups transform one row after the other, loading the next one before? */
+static bool fft_ahead(const struct device *d, const struct fft_push *q)
+{
+    uint32_t how = q->flags & FFT_LOAD;
+    int knob = getenv("FFT_AHEAD") ? atoi(getenv("FFT_AHEAD")) : 0;
+    return (q->flags & FFT_HALVES ? knob & 1 : knob & 2) && q->subs == 1 && q->ids / q->lines > 4 * (uint32_t)wide_of(d) && !(q->flags & FFT_SHORT)
+        && (how == FFT_LOAD_COMPLEX || how == FFT_LOAD_REAL || (how == FFT_LOAD_MERGE && q->flags & FFT_MERGED)) && q->radices >> 4;
+}
+
 /* The kernel of one length: its flags that depend on how much the workgroup holds. */
 static void fft_constant_length(struct encoder *e, struct fft_push *q)
 {
@@ -12804,9 +12845,10 @@ static void fft_constant_length(struct encoder *e, struct fft_push *q)
     uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32), pitch = fft_pitch(q->size, q->lines);
     bool whole = q->subs == 1 || q->flags & FFT_PAIRED;
     if (8 * q->lines * pitch > e->device->caps.shared_memory) q->flags |= FFT_HALVES;
-    if (q->flags & FFT_HALVES && getenv("FFT_MERGE_TWICE")) whole = false;
-    if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD) q->flags |= FFT_MERGED | (getenv("FFT_MERGE_HELD") && q->subs == 1 ? 1u << 23 : 0);
+    if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
     else if (!(q->flags & FFT_HALVES) && q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
+    if (fft_ahead(e->device, q)) q->flags |= FFT_AHEAD;
+    else if (getenv("FFT_STRAIGHT") && !(q->flags & FFT_CONVOLVED)) q->flags |= 1u << 25;
     KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
 }
 
@@ -12816,9 +12858,6 @@ static uint32_t fft_together(const struct encoder *e, const struct fft_push *q, 
     const struct device *d = e->device;
     uint32_t room = q->radices && !fixed ? fft_plain_room(d) : fft_room(e), lines;
     uint32_t few = q->flags & (FFT_LINES_IN | FFT_LINES_OUT) ? 32 : ceil_div(1024, q->size);
-    static int twice = -1;
-    if (twice < 0) twice = getenv("FFT_DOUBLE") ? atoi(getenv("FFT_DOUBLE")) : 0;
-    if (twice && fixed && q->size >= 512 && !(q->flags & FFT_PAIRED)) room *= 2;
     lines = min_u32(min_u32(d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? room : few, room > q->size ? room / q->size : 1), q->ids);
     while (lines > 4 && q->ids / lines < 2 * (uint32_t)wide_of(d)) lines /= 2;
     return lines > 1 && q->flags & FFT_PAIRED ? lines & ~1u : lines;
@@ -12850,6 +12889,11 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     if (fixed) fft_constant_length(e, &q);
     else KERNEL(e, K_FFT, fft_threads(d), fft_plain_room(d));
     set_bytes(e, &q, sizeof q);
+    if (fixed && fft_ahead(d, &q)) {
+        uint32_t groups = getenv("FFT_GROUPS") ? (uint32_t)atoi(getenv("FFT_GROUPS")) : 2 * (uint32_t)wide_of(d), all = ceil_div(q.ids, q.lines);
+        dispatch_groups(e, ceil_div(all, ceil_div(all, groups)));
+        return;
+    }
     dispatch_groups(e, q.flags & FFT_PAIRED ? ceil_div(f->rows * pairs, q.lines / 2) : ceil_div(q.ids, q.lines));
 }
 
@@ -12869,7 +12913,7 @@ static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct f
 /* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles between. */
 static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
-    uint32_t p[FFT_STEPS] = { 0 }, room = fft_room(e), rest;
+    uint32_t p[FFT_STEPS] = { 0 }, room = fft_room(e), rest, skip = 0;
     bool merge = (f->flags & FFT_LOAD) == FFT_LOAD_MERGE, split = (f->flags & FFT_STORE) == FFT_STORE_SPLIT;
     int count = n <= fft_one_step(e, f) ? 1 : fft_columns(f) ? fft_cut(n, room / 8, merge, split, p) : 0;
     struct fft part = *f;
@@ -12886,13 +12930,14 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     part.last = NULL;
     part.scale = 1;
     rest = n / p[0];
-    fft_step(e, &part, &(struct fft_lines){ p[0], rest, rest, 0, 1, rest, 0, 1, rest, n }, true);
+    if (getenv("FFT_ONLY")) skip = ~(uint32_t)atoi(getenv("FFT_ONLY"));
+    if (!(skip & 1)) fft_step(e, &part, &(struct fft_lines){ p[0], rest, rest, 0, 1, rest, 0, 1, rest, n }, true);
     part.in = between;
     part.first = NULL;
     fft_between(part.row_a, &part.step_a, f, n);
     part.len = part.valid = n;
     part.flags = FFT_TURN;
-    if (count == 3) fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
+    if (count == 3 && !(skip & 2)) fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
     part.out = f->out;
     part.last = f->last;
     part.flags = f->flags & ~(uint32_t)FFT_OF_LOAD;
@@ -12901,7 +12946,9 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     memcpy(part.row_d, f->row_d, sizeof part.row_d);
     part.step_d = f->step_d;
     /* neighbouring lines write neighbouring elements */
+    if (skip & 4) { array_release(between); return; }
     if (count == 2) fft_step(e, &part, &(struct fft_lines){ p[1], p[0], p[0], 0, p[1], 1, 0, 1, p[0], 0 }, true);
+    else if (getenv("FFT_ORDER")) fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[1], rest, p[2], 1, 1, p[0], p[0] * p[1], 0 }, true);
     else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[0], p[2], rest, 1, p[0], 1, p[0] * p[1], 0 }, true);
     array_release(between);
 }

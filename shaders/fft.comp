@@ -59,7 +59,7 @@ const uint STORE = 7u << 3, STORE_TWO_SPLIT = 4u << 3, STORE_TWO = 5u << 3, STOR
 // the first table is that of results too.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
            LINES_IN = 1u << 12, LINES_OUT = 1u << 13, FLAT = 1u << 14, MERGED = 1u << 15, ACROSS = 1u << 18,
-           HALVES = 1u << 19, SHORT = 1u << 20, PAIRED = 1u << 21, CONVOLVED = 1u << 22;
+           HALVES = 1u << 19, SHORT = 1u << 20, PAIRED = 1u << 21, CONVOLVED = 1u << 22, AHEAD = 1u << 24;
 // All elements that are asked for are there, and complex: loads need no branches.
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 bool has(uint flag) { return (flags & flag) != 0u; }
@@ -170,13 +170,15 @@ uint second_in(uint id) { return two_rows() ? row_in(min(2u * id + 1u, turn - 1u
 uint number_in(uint sub, uint e) { return sub / inner * a1 + sub % inner * a2 + (has(LINES_IN) ? e * a_step : e); }
 uint number_out(uint sub, uint e) { return sub / inner * b1 + sub % inner * b2 + (has(LINES_OUT) ? e * b_step : e); }
 
+uint group;                                            // of lines: the workgroup's number, with AHEAD one after the other
+
 // The number of this workgroup's line l among all lines; not below ids: there is none. Of pairs of lines, the first of a row is
 // that of two which are their own partners.
 uint line_id(uint l)
 {
     uint pairs = (subs + 1u) / 2u, half_of = lines / 2u, p, t, row, sub;
-    if (!has(PAIRED)) return group_index() * lines + l;
-    p = group_index() * half_of + l % half_of;
+    if (!has(PAIRED)) return group * lines + l;
+    p = group * half_of + l % half_of;
     t = has(ACROSS) ? p / c2 : p % pairs;
     row = has(ACROSS) ? p % c2 : p / pairs;
     sub = l < half_of ? t : t > 0u ? subs - t : subs / 2u;
@@ -469,93 +471,111 @@ void to_shared(uint r, uint done, bool by_line)
     }
 }
 
-// From groups of `before` to those of r elements, through shared memory.
+// From groups of `before` to those of r elements, through shared memory; one part of them after the other through half of it.
+#define EXCHANGE_PART(c) \
+    [[unroll]] for (uint o = 0; o < HELD; o += before) { \
+        uvec3 g = group_at(o, before, from_line); \
+        uint to = slot(g.x, target(before, done, g.y)); \
+        if (g.z != 0u) [[unroll]] for (uint i = 0; i < before; i++) parts[to + beyond(i * done)] = v[o + order(before, i)].c; \
+    } \
+    barrier(); \
+    [[unroll]] for (uint o = 0; o < HELD; o += r) { \
+        uvec3 g = group_at(o, r, by_line); \
+        if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + i].c = parts[slot(g.x, g.y) + beyond(i * (size / r))]; \
+    }
+
 void exchange(uint before, uint r, uint done, bool from_line, bool by_line)
 {
     uint turned = done * before < SIZE ? done * before : 1u;       // at the beginning of another transform nothing
-    if (done > 1u || has(CONVOLVED)) barrier();
+    if (done > 1u || has(CONVOLVED) || has(AHEAD)) barrier();
     if ((FLAGS & HALVES) == 0u) {
         to_shared(before, done, from_line);
         barrier();
         from_shared(r, turned, by_line);
         return;
     }
-    [[unroll]] for (uint y = 0; y < 2u; y++) {
-        if (y > 0u) barrier();
-        [[unroll]] for (uint o = 0; o < HELD; o += before) {
-            uvec3 g = group_at(o, before, from_line);
-            uint to = slot(g.x, target(before, done, g.y));
-            if (g.z != 0u) [[unroll]] for (uint i = 0; i < before; i++) parts[to + beyond(i * done)] = v[o + order(before, i)][y];
-        }
-        barrier();
-        [[unroll]] for (uint o = 0; o < HELD; o += r) {
-            uvec3 g = group_at(o, r, by_line);
-            if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + i][y] = parts[slot(g.x, g.y) + beyond(i * (size / r))];
-        }
-    }
+    EXCHANGE_PART(x)
+    barrier();
+    EXCHANGE_PART(y)
     [[unroll]] for (uint o = 0; o < HELD; o += r) turn_group(o, r, turned, group_at(o, r, by_line).y);
 }
 
-// Pairs' elements from a half spectrum, two at a time, to shared memory: the reverse of what split_all does.
-void merge_all()
+// Loads for the first pass of the next lines, while these are transformed; what load makes of them.
+vec2 ahead[26], last_bin;
+
+vec2 raw(uint at, uint e)
 {
-    const uint count = pairs_of_lines(), many = items_of_pair(), total = count * many, n = SIZE * SUBS;
-    [[unroll]] for (uint k = 0; k <= HELD / 2u; k++) {
-        uvec2 g = line_and_rest(min(gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, total - 1u), count, many, has(LINES_IN));
-        uvec4 p = pair_at(g.x, g.y);
-        uint at = place_in(min(p.w, ids - 1u)), e = min(p.z, n);
-        v[2u * k] = bin(at, e, 2u * n);
-        v[2u * k + 1u] = conjugate(bin(at, n - e, 2u * n));
-    }
-    [[unroll]] for (uint k = 0; k <= HELD / 2u; k++) {
-        uint i = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x;
-        uvec2 g = line_and_rest(i, count, many, has(LINES_IN));
-        uvec4 p = pair_at(g.x, g.y);
-        vec2 x = v[2u * k] + v[2u * k + 1u], odd = multiply(conjugate(root(min(p.z, n), 2u * n)), v[2u * k] - v[2u * k + 1u]);
-        vec2 y = vec2(x.x + odd.y, odd.x - x.y);
-        x += vec2(-odd.y, odd.x);
-        if (i >= total) break;
-        if (p.w >= ids) continue;
-        staged[p.x] = has(SWAP_IN) ? x.yx : x;
-        if (p.z > 0u) staged[p.y] = has(SWAP_IN) ? y.yx : y;
+    e = step_in(has(ALL_IN) ? e : min(e, valid - 1u));
+    return (flags & LOAD) == LOAD_REAL ? vec2(uintBitsToFloat(a32[at + e]), 0.0) : uintBitsToFloat(a64[at + e]);
+}
+
+void look_ahead(bool by_line)
+{
+    [[unroll]] for (uint o = 0; o < HELD; o += R0) {
+        uvec3 g = group_at(o, R0, by_line);
+        uint at = place_in(min(line_id(g.x), ids - 1u));
+        if (g.z == 0u) continue;
+        [[unroll]] for (uint i = 0; i < R0; i++) ahead[o + i] = raw(at, g.y + i * (SIZE / R0));
+        if (has(MERGED) && g.y == 0u) last_bin = raw(at, SIZE);
     }
 }
 
-// The same for a first pass of radix R0, in half the shared memory: what split_held does, in reverse.
-void merge_held(bool by_line)
+void take(bool by_line)
 {
+    [[unroll]] for (uint o = 0; o < HELD; o += R0) {
+        uvec3 g = group_at(o, R0, by_line);
+        if (g.z == 0u) continue;
+        [[unroll]] for (uint i = 0; i < R0; i++) {
+            uint e = g.y + i * (SIZE / R0);
+            vec2 x = has(ALL_IN) || e < min(valid, len) ? ahead[o + i] : vec2(0.0);
+            if (has(MERGED) && e == 0u) x.y = 0.0;
+            if (has(SWAP_IN) && !has(MERGED)) x = x.yx;
+            if (has(TABLE_IN)) x = multiply(x, uintBitsToFloat(first64[offset_first + (has(ALL_IN) ? e : min(e, len - 1u))]));
+            v[o + i] = x;
+        }
+    }
+    last_bin = has(ALL_IN) || SIZE < valid ? last_bin : vec2(0.0);
+}
+
+// Pairs' elements from a half spectrum, for the first pass; the partners of what a thread loads come by way of shared memory.
+uint partner(uint l, uint e)                           // whose number is that of the row less e's; e > 0 in the row
+{
+    uint sub = has(PAIRED) ? sub_of(line_id(l)) : 0u;
+    if (sub > 0u && 2u * sub != SUBS) l = l < LINES / 2u ? l + LINES / 2u : l - LINES / 2u;
+    return slot(l, sub > 0u ? SIZE - 1u - e : SIZE - e);
+}
+
+#define SEND(to, part) \
+    [[unroll]] for (uint o = 0; o < HELD; o += R0) { \
+        uvec3 g = group_at(o, R0, by_line); \
+        if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++) to[slot(g.x, g.y) + beyond(i * (SIZE / R0))] = v[o + i]part; \
+    } \
+    barrier(); \
+    [[unroll]] for (uint o = 0; o < HELD; o += R0) { \
+        uvec3 g = group_at(o, R0, by_line); \
+        bool first = g.y == 0u && sub_of(min(line_id(g.x), ids)) == 0u; \
+        if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++) \
+            if (i > 0u || !first) u[o + i]part = to[partner(g.x, g.y + i * (SIZE / R0))]; \
+    } \
+    barrier();
+
+void merge(bool by_line, vec2 last_bin)
+{
+    const uint n = SIZE * SUBS;
     vec2 u[26];
     [[unroll]] for (uint o = 0; o < HELD; o += R0) {
         uvec3 g = group_at(o, R0, by_line);
-        uint at = place_in(min(group_index() * LINES + g.x, ids - 1u));
-        if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++) v[o + i] = bin(at, g.y + i * (SIZE / R0), 2u * SIZE);
-        if (g.z != 0u && g.y == 0u) u[o] = bin(at, SIZE, 2u * SIZE);
+        uint id = min(line_id(g.x), ids - 1u), sub = sub_of(id), at = place_in(id);
+        if (g.z == 0u) continue;
+        if (!has(AHEAD)) [[unroll]] for (uint i = 0; i < R0; i++) v[o + i] = bin(at, sub + SUBS * (g.y + i * (SIZE / R0)), 2u * n);
+        u[o] = has(AHEAD) ? vec2(last_bin.x, 0.0) : sub == 0u && g.y == 0u ? bin(at, n, 2u * n) : vec2(0.0);
     }
-    if ((FLAGS & HALVES) == 0u) {
-        [[unroll]] for (uint o = 0; o < HELD; o += R0) {
-            uvec3 g = group_at(o, R0, by_line);
-            if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++) staged[slot(g.x, g.y) + beyond(i * (SIZE / R0))] = v[o + i];
-        }
-        barrier();
-        [[unroll]] for (uint o = 0; o < HELD; o += R0) {
-            uvec3 g = group_at(o, R0, by_line);
-            if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++)
-                if (i > 0u || g.y > 0u) u[o + i] = staged[slot(g.x, SIZE - g.y - i * (SIZE / R0))];
-        }
-    } else [[unroll]] for (uint y = 0; y < 2u; y++) {
-        if (y > 0u) barrier();
-        [[unroll]] for (uint o = 0; o < HELD; o += R0) {
-            uvec3 g = group_at(o, R0, by_line);
-            if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++) parts[slot(g.x, g.y) + beyond(i * (SIZE / R0))] = v[o + i][y];
-        }
-        barrier();
-        [[unroll]] for (uint o = 0; o < HELD; o += R0) {
-            uvec3 g = group_at(o, R0, by_line);
-            if (g.z != 0u) [[unroll]] for (uint i = 0; i < R0; i++)
-                if (i > 0u || g.y > 0u) u[o + i][y] = parts[slot(g.x, SIZE - g.y - i * (SIZE / R0))];
-        }
+    if (has(AHEAD)) barrier();
+    if ((FLAGS & HALVES) == 0u) { SEND(staged, ) }
+    else {
+        SEND(parts, .x)
+        SEND(parts, .y)
     }
-    barrier();
     [[unroll]] for (uint o = 0; o < HELD; o += R0) {
         uvec3 g = group_at(o, R0, by_line);
         if (g.z == 0u) continue;
@@ -564,7 +584,7 @@ void merge_held(bool by_line)
             v[i] = vec2(y.y - x.y, x.x - y.x);
             u[i] = x + y;
         }
-        twiddle(o, R0, conjugate(root(g.y, 2u * SIZE)), conjugate(root(SIZE / R0, 2u * SIZE)), false, true);
+        twiddle(o, R0, conjugate(root(sub_of(min(line_id(g.x), ids)) + SUBS * g.y, 2u * n)), conjugate(root(1u, 2u * R0)), false, true);
         [[unroll]] for (uint i = o; i < o + R0; i++) v[i] = has(SWAP_IN) ? (u[i] + v[i]).yx : u[i] + v[i];
     }
 }
@@ -583,16 +603,30 @@ void load_all()
     }
 }
 
+uint groups() { return gl_NumWorkGroups.x * gl_NumWorkGroups.y * gl_NumWorkGroups.z; }
+
 void first_pass(bool by_line)
 {
-    if (has(MERGED) && (has(HALVES) || has(1u << 23))) {
-        merge_held(by_line);
+    if (has(AHEAD)) {
+        uint here = group, more = groups();
+        take(by_line);
+        vec2 bin = last_bin;
+        if ((group + more) * LINES < ids) {
+            group += more;
+            look_ahead(by_line);
+            group = here;
+        }
+        if (has(MERGED)) merge(by_line, bin);
         butterflies(R0);
         return;
     }
-    if (has(MERGED) || has(SHORT)) {
-        if (has(MERGED)) merge_all();
-        else load_all();
+    if (has(MERGED)) {
+        merge(by_line, vec2(0.0));
+        butterflies(R0);
+        return;
+    }
+    if (has(SHORT)) {
+        load_all();
         barrier();
         from_shared(R0, 1u, by_line);
         butterflies(R0);
@@ -608,24 +642,27 @@ void first_pass(bool by_line)
 }
 
 // What split_all does, of elements in registers whose partners come by way of half the shared memory.
+#define PARTNERS(c) \
+    [[unroll]] for (uint o = 0; o < HELD; o += r) { \
+        uvec3 g = group_at(o, r, by_line); \
+        uint to = slot(g.x, target(r, done, g.y)); \
+        if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) parts[to + beyond(i * done)] = v[o + order(r, i)].c; \
+    } \
+    barrier(); \
+    [[unroll]] for (uint o = 0; o < HELD; o += r) { \
+        uvec3 g = group_at(o, r, by_line); \
+        uint to = target(r, done, g.y); \
+        if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) \
+            u[o + order(r, i)].c = parts[slot(g.x, to + i * done > 0u ? size - to - i * done : 0u)]; \
+    }
+
 void split_held(uint r, uint done, bool by_line)
 {
     vec2 u[26];
-    [[unroll]] for (uint y = 0; y < 2u; y++) {
-        barrier();
-        [[unroll]] for (uint o = 0; o < HELD; o += r) {
-            uvec3 g = group_at(o, r, by_line);
-            uint to = slot(g.x, target(r, done, g.y));
-            if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) parts[to + beyond(i * done)] = v[o + order(r, i)][y];
-        }
-        barrier();
-        [[unroll]] for (uint o = 0; o < HELD; o += r) {
-            uvec3 g = group_at(o, r, by_line);
-            uint to = target(r, done, g.y);
-            if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++)
-                u[o + order(r, i)][y] = parts[slot(g.x, to + i * done > 0u ? size - to - i * done : 0u)];
-        }
-    }
+    barrier();
+    PARTNERS(x)
+    barrier();
+    PARTNERS(y)
     [[unroll]] for (uint o = 0; o < HELD; o += r) {
         uvec3 g = group_at(o, r, by_line);
         uint to = target(r, done, g.y);
@@ -701,13 +738,24 @@ void passes()
 void main()
 {
     bool again = false;
-    first_pass(has(LINES_IN));
-    do {
+    group = group_index();
+    if (has(1u << 25)) {
+        first_pass(has(LINES_IN));
         passes();
-        again = has(CONVOLVED) && !again;
-        if (again) begin_again();
-    } while (again);
-    finish(LAST, SIZE / LAST, LAST_BY_LINE);
+        finish(LAST, SIZE / LAST, LAST_BY_LINE);
+        return;
+    }
+    if (has(AHEAD)) look_ahead(has(LINES_IN));
+    do {
+        first_pass(has(LINES_IN));
+        do {
+            passes();
+            again = has(CONVOLVED) && !again;
+            if (again) begin_again();
+        } while (again);
+        finish(LAST, SIZE / LAST, LAST_BY_LINE);
+        group += groups();
+    } while (has(AHEAD) && group * LINES < ids);
 }
 #else
 #define GROUP(R) case R: \
@@ -719,6 +767,7 @@ void main()
 void main()
 {
     uint total = size * lines, done = 1u, base = 0u;
+    group = group_index();
     bool moves = radices_ == 0u && !splits();     // what is around a transform without one
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uint l = has(LINES_IN) ? i % lines : i / size, e = has(LINES_IN) ? i / lines : i % size;
