@@ -648,14 +648,13 @@ struct features {
     VkPhysicalDeviceCooperativeMatrixFeaturesKHR coopmat;
     VkPhysicalDeviceCooperativeMatrix2FeaturesNV coopmat2;
     VkPhysicalDeviceShaderBfloat16FeaturesKHR bfloat16;
-    VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR executable;
 };
 
-enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET, EXT_EXECUTABLE,
+enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET,
                  EXT_COUNT };
 static const char *const extension_names[EXT_COUNT] = {
     "VK_KHR_push_descriptor", "VK_KHR_shader_integer_dot_product", "VK_EXT_subgroup_size_control",
-    "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget", "VK_KHR_pipeline_executable_properties",
+    "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget",
 };
 
 static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32_t api)
@@ -673,7 +672,6 @@ static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32
     if (has[EXT_COOPMAT]) CHAIN(coopmat, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
     if (has[EXT_COOPMAT2]) CHAIN(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV);
     if (has[EXT_BFLOAT16]) CHAIN(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR);
-    if (has[EXT_EXECUTABLE]) CHAIN(executable, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_EXECUTABLE_PROPERTIES_FEATURES_KHR);
 #undef CHAIN
 }
 
@@ -1997,25 +1995,6 @@ static uint64_t hash_words(uint64_t h, const uint32_t *words, uint32_t n)
     return h;
 }
 
-static void print_pipeline(struct device *d, VkPipeline pipeline, const uint32_t *spec, uint32_t spec_count)
-{
-    VkPipelineExecutableInfoKHR info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_INFO_KHR, .pipeline = pipeline };
-    VkPipelineExecutableStatisticKHR list[64];
-    uint32_t n = COUNT(list);
-    if (!d->vk.vkGetPipelineExecutableStatisticsKHR) return;
-    memset(list, 0, sizeof list);
-    for (uint32_t i = 0; i < n; i++) list[i].sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_STATISTIC_KHR;
-    if (d->vk.vkGetPipelineExecutableStatisticsKHR(d->handle, &info, &n, list) < 0) return;
-    fprintf(stderr, "pipeline");
-    for (uint32_t i = 0; i < spec_count; i++) fprintf(stderr, " %u", spec[i]);
-    fprintf(stderr, ":");
-    for (uint32_t i = 0; i < n; i++) {
-        if (list[i].format == VK_PIPELINE_EXECUTABLE_STATISTIC_FORMAT_FLOAT64_KHR) fprintf(stderr, " %s %g;", list[i].name, list[i].value.f64);
-        else fprintf(stderr, " %s %llu;", list[i].name, (unsigned long long)list[i].value.u64);
-    }
-    fprintf(stderr, "\n");
-}
-
 static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t bindings, const uint32_t *spec,
                                uint32_t spec_count, VkPipeline *out)
 {
@@ -2029,13 +2008,6 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
         .layout = d->layouts[bindings] };
     for (uint32_t i = 0; i < spec_count; i++) entries[i] = (VkSpecializationMapEntry){ i, 4 * i, 4 };
     d->stats.pipelines++;
-    if (getenv("MLX_VK_PIPELINES")) {
-        VkResult r;
-        create.flags |= VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR;
-        r = d->vk.vkCreateComputePipelines(d->handle, VK_NULL_HANDLE, 1, &create, NULL, out);
-        if (r >= 0) print_pipeline(d, *out, spec, spec_count);
-        return r;
-    }
     return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
 }
 
@@ -12730,8 +12702,6 @@ static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
     if (fft_columns(f)) return room / 4;
     if (!fft_fixed(d) || !f->valid) return room;
     if ((f->flags & FFT_STORE) == FFT_STORE_TWO_SPLIT) return room;
-    if (getenv("FFT_SPLIT_TWO") && (f->flags & FFT_STORE) == FFT_STORE_SPLIT) return room;
-    if (getenv("FFT_MERGE_TWO") && (f->flags & FFT_LOAD) == FFT_LOAD_MERGE) return room;
     while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room, 1) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads)
         room *= 2;
     return room;
@@ -12770,11 +12740,6 @@ static int fft_cut(uint32_t n, uint32_t room, bool first, bool last, uint32_t pa
 {
     uint32_t best = UINT32_MAX, room_first = first ? room / 2 : room, room_last = last ? room / 2 : room;
     int count = 0;
-    if (getenv("FFT_CUT")) {
-        count = sscanf(getenv("FFT_CUT"), "%u,%u,%u", &part[0], &part[1], &part[2]);
-        if (count == 2 ? part[0] * part[1] == n : part[0] * part[1] * part[2] == n) return count;
-        count = 0;
-    }
     for (uint32_t a = 2; a <= room_first && a <= n / 2; a++) {
         uint32_t m = n / a, cost = n % a ? 0 : fft_cost(a, room, first);
         if (n % a || cost >= best) continue;
@@ -12833,8 +12798,7 @@ static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
 static bool fft_ahead(const struct device *d, const struct fft_push *q)
 {
     uint32_t how = q->flags & FFT_LOAD;
-    int knob = getenv("FFT_AHEAD") ? atoi(getenv("FFT_AHEAD")) : 0;
-    return (q->flags & FFT_HALVES ? knob & 1 : knob & 2) && q->subs == 1 && q->ids / q->lines > 4 * (uint32_t)wide_of(d) && !(q->flags & FFT_SHORT)
+    return q->flags & FFT_HALVES && q->subs == 1 && q->ids / q->lines > 4 * (uint32_t)wide_of(d) && !(q->flags & FFT_SHORT)
         && (how == FFT_LOAD_COMPLEX || how == FFT_LOAD_REAL || (how == FFT_LOAD_MERGE && q->flags & FFT_MERGED)) && q->radices >> 4;
 }
 
@@ -12848,7 +12812,6 @@ static void fft_constant_length(struct encoder *e, struct fft_push *q)
     if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
     else if (!(q->flags & FFT_HALVES) && q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
     if (fft_ahead(e->device, q)) q->flags |= FFT_AHEAD;
-    else if (getenv("FFT_STRAIGHT") && !(q->flags & FFT_CONVOLVED)) q->flags |= 1u << 25;
     KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
 }
 
@@ -12890,8 +12853,8 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     else KERNEL(e, K_FFT, fft_threads(d), fft_plain_room(d));
     set_bytes(e, &q, sizeof q);
     if (fixed && fft_ahead(d, &q)) {
-        uint32_t groups = getenv("FFT_GROUPS") ? (uint32_t)atoi(getenv("FFT_GROUPS")) : 2 * (uint32_t)wide_of(d), all = ceil_div(q.ids, q.lines);
-        dispatch_groups(e, ceil_div(all, ceil_div(all, groups)));
+        uint32_t all = ceil_div(q.ids, q.lines);
+        dispatch_groups(e, ceil_div(all, ceil_div(all, 2 * (uint32_t)wide_of(d))));
         return;
     }
     dispatch_groups(e, q.flags & FFT_PAIRED ? ceil_div(f->rows * pairs, q.lines / 2) : ceil_div(q.ids, q.lines));
@@ -12913,7 +12876,7 @@ static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct f
 /* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles between. */
 static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
-    uint32_t p[FFT_STEPS] = { 0 }, room = fft_room(e), rest, skip = 0;
+    uint32_t p[FFT_STEPS] = { 0 }, room = fft_room(e), rest;
     bool merge = (f->flags & FFT_LOAD) == FFT_LOAD_MERGE, split = (f->flags & FFT_STORE) == FFT_STORE_SPLIT;
     int count = n <= fft_one_step(e, f) ? 1 : fft_columns(f) ? fft_cut(n, room / 8, merge, split, p) : 0;
     struct fft part = *f;
@@ -12930,14 +12893,13 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     part.last = NULL;
     part.scale = 1;
     rest = n / p[0];
-    if (getenv("FFT_ONLY")) skip = ~(uint32_t)atoi(getenv("FFT_ONLY"));
-    if (!(skip & 1)) fft_step(e, &part, &(struct fft_lines){ p[0], rest, rest, 0, 1, rest, 0, 1, rest, n }, true);
+    fft_step(e, &part, &(struct fft_lines){ p[0], rest, rest, 0, 1, rest, 0, 1, rest, n }, true);
     part.in = between;
     part.first = NULL;
     fft_between(part.row_a, &part.step_a, f, n);
     part.len = part.valid = n;
     part.flags = FFT_TURN;
-    if (count == 3 && !(skip & 2)) fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
+    if (count == 3) fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
     part.out = f->out;
     part.last = f->last;
     part.flags = f->flags & ~(uint32_t)FFT_OF_LOAD;
@@ -12946,9 +12908,7 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     memcpy(part.row_d, f->row_d, sizeof part.row_d);
     part.step_d = f->step_d;
     /* neighbouring lines write neighbouring elements */
-    if (skip & 4) { array_release(between); return; }
     if (count == 2) fft_step(e, &part, &(struct fft_lines){ p[1], p[0], p[0], 0, p[1], 1, 0, 1, p[0], 0 }, true);
-    else if (getenv("FFT_ORDER")) fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[1], rest, p[2], 1, 1, p[0], p[0] * p[1], 0 }, true);
     else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[0], p[2], rest, 1, p[0], 1, p[0] * p[1], 0 }, true);
     array_release(between);
 }
@@ -12977,7 +12937,7 @@ static bool fft_fused(const struct encoder *e, const struct fft *f, uint32_t m)
 static void fft_bluestein(struct encoder *e, const struct fft *f)
 {
     uint32_t n = f->len, m = fft_convolved(n), push[4] = { n, m, 0, 0 };
-    bool fused = !getenv("FFT_APART") && fft_fused(e, f, m);
+    bool fused = fft_fused(e, f, m);
     struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64), *spectrum = scratch(e, m, MLXVK_COMPLEX64);
     struct array *product = fused ? NULL : scratch(e, (size_t)f->rows * m, MLXVK_COMPLEX64);
     struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1, .step_a = 1, .step_d = 1,

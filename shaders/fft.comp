@@ -739,12 +739,6 @@ void main()
 {
     bool again = false;
     group = group_index();
-    if (has(1u << 25)) {
-        first_pass(has(LINES_IN));
-        passes();
-        finish(LAST, SIZE / LAST, LAST_BY_LINE);
-        return;
-    }
     if (has(AHEAD)) look_ahead(has(LINES_IN));
     do {
         first_pass(has(LINES_IN));
