@@ -496,6 +496,7 @@ struct capabilities {
     uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_groups[3], shared_memory, push_size;
     size_t max_range, max_elements, max_allocation, offset_align, memory_size;
     double timestamp_ns;
+    uint64_t most_ahead;                             /* of a timeline's value, where a signal or a wait may be */
     uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
     uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
@@ -514,7 +515,7 @@ enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };   /
 
 struct device {
     int refs;
-    mutex lock;
+    mutex lock, event_lock;                          /* event_lock: of events' top; taken last, and for moments only */
     mlxvk_allocator allocator;
     void (*on_error)(const mlxvk_error *, void *);
     void *user;
@@ -854,7 +855,9 @@ static void read_capabilities(struct device *d, const struct features *f, const 
 {
     VkPhysicalDeviceDriverProperties driver = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES };
     VkPhysicalDeviceFloatControlsProperties fc = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES, .pNext = &driver };
-    VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &fc };
+    VkPhysicalDeviceTimelineSemaphoreProperties timeline = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_PROPERTIES, .pNext = &fc };
+    VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &timeline };
     VkPhysicalDeviceSubgroupSizeControlProperties sizes = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, .pNext = &sg };
     VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES,
@@ -872,6 +875,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->memory_budget = has[EXT_BUDGET];
     c->bits = capability_bits(d, f, &sg, &fc);
     c->quirks = quirks_of(driver.driverID);
+    c->most_ahead = timeline.maxTimelineSemaphoreValueDifference;
     choose_memory(d);
 }
 
@@ -1617,8 +1621,9 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
  *   no other thread has changed a neighbour in between.
  * Anything else that a module does with small integers is not emulated: there is none in mlxvk's own. */
 
-enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6 };
-enum spirv_op { SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20, SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
+enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6, SPIRV_GL_COMPUTE = 5,
+             SPIRV_LOCAL_SIZE = 17, SPIRV_BINDING = 33, SPIRV_SET = 34 };
+enum spirv_op { SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20, SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
                 SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43, SPIRV_FUNCTION = 54,
                 SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61, SPIRV_STORE = 62,
                 SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83, SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
@@ -1659,6 +1664,26 @@ static uint32_t module_lacks(const struct device *d, const uint32_t *spirv, size
 {
     uint32_t tiles = (d->caps.coopmat_size[0] ? CAP_COOPMAT : 0) | (d->caps.coopmat_size[1] ? CAP_COOPMAT | CAP_COOPMAT_BF16 : 0);
     return lacking(d, module_needs(spirv, words)) & ~tiles;            /* of any size: CAP_COOPMAT means 16 */
+}
+
+/* Why a module cannot be a kernel of so many bindings and threads; NULL: it can. What a driver does with such a module is
+ * undefined. */
+static const char *module_refusal(const uint32_t *spirv, size_t words, uint32_t bindings, uint64_t threads)
+{
+    bool entry = false;
+    for (size_t at = SPIRV_HEADER, n; at < words; at += n) {
+        uint32_t op = spirv[at] & 0xffff;
+        const uint32_t *w = spirv + at;
+        n = w[0] >> 16;
+        if (!n || n > words - at) return "spirv is cut off";
+        if (op == SPIRV_ENTRY_POINT && n >= 5 && w[1] == SPIRV_GL_COMPUTE && !memcmp(w + 3, "main\0\0\0", 8)) entry = true;
+        if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_BINDING && w[3] >= bindings) return "spirv has more bindings than were said";
+        if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_SET && w[3]) return "spirv has descriptors beside set 0";
+        if (op == SPIRV_EXECUTION_MODE && n == 6 && w[2] == SPIRV_LOCAL_SIZE && threads &&
+            (!w[3] || !w[4] || !w[5] || w[3] > threads || (uint64_t)w[3] * w[4] > threads || (uint64_t)w[3] * w[4] * w[5] > threads))
+            return "spirv has a larger workgroup than the device takes";
+    }
+    return entry ? NULL : "spirv has no compute entry point \"main\"";
 }
 
 enum small_constant { SMALL_0, SMALL_1, SMALL_2, SMALL_3, SMALL_4, SMALL_8, SMALL_16, SMALL_BYTE, SMALL_HALF, SMALL_COUNT };
@@ -1916,7 +1941,7 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
 
 enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
-struct access { VkBuffer handle; size_t low, high; bool write; };
+struct access { struct buffer *buffer; VkBuffer handle; size_t low, high; bool write; };   /* buffer: while pending */
 
 /* Everything one submission needs until it is done. */
 struct slot {
@@ -1941,6 +1966,7 @@ struct encoder {
     uint32_t push_used;
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the next dispatch; since the last barrier */
     uint32_t pending_count, live_count;
+    uint64_t pending_in;                             /* the command buffer, by its mark, that pending accesses were noted for */
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
     uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
@@ -2256,6 +2282,7 @@ static int stream_submit(struct stream *s)
 /* Makes the open submission wait for a timeline's value, which must have been submitted. */
 static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
 {
+    struct encoder *e = &s->encoder;
     for (uint32_t i = 0; i < s->wait_count; i++)
         if (s->waits[i].semaphore == semaphore) {
             if (s->waits[i].value < value) s->waits[i].value = value;
@@ -2263,6 +2290,10 @@ static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
         }
     if (s->wait_count == MAX_WAITS) {
         int code = stream_submit(s);
+        if (!code && e->pending_count) code = open_commands(s);
+        for (uint32_t i = 0; i < e->pending_count && !code; i++)         /* the next dispatch comes in this submission */
+            code = buffer_use(s->device, e->pending[i].buffer, s->line, e->pending[i].write);
+        e->pending_in = s->mark;
         if (code) return code;
     }
     s->waits[s->wait_count++] = (struct wait){ NULL, semaphore, value };
@@ -2306,7 +2337,8 @@ static void encoder_access(struct encoder *e, struct buffer *b, size_t low, size
     code = buffer_use(e->device, b, s->line, write);
     if (code) { encoder_fail(e, code, 0, __LINE__, "buffer", "waiting for its other streams failed"); return; }
     if (b->mark != s->mark) { b->mark = s->mark; s->bytes += b->size; }
-    if (e->pending_count < MAX_PENDING) e->pending[e->pending_count++] = (struct access){ b->handle, low, high, write };
+    if (!e->pending_count) e->pending_in = s->mark;
+    if (e->pending_count < MAX_PENDING) e->pending[e->pending_count++] = (struct access){ b, b->handle, low, high, write };
 }
 
 /* A barrier where the next dispatch overlaps what ran since the last one, and one of the two writes. */
@@ -2970,6 +3002,8 @@ static void stream_lower(struct stream *s, uint32_t keep)
     uint32_t count = s->node_count > keep ? s->node_count - keep : 0, kept = 0;
     uint64_t start = now_ns();
     if (!count) return;
+    encoder_reset(&s->encoder);                      /* what a caller of mlxvk_stream_encoder set up and left */
+    s->encoder.concurrent = false;
     drop_dead_nodes(s);
     for (uint32_t i = 0; i < count; i++)
         while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
@@ -3116,9 +3150,11 @@ static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype 
 static bool check_strides(struct call *c, int ndim, const int *shape, const int64_t *strides)
 {
     if (c->code || (ndim && !strides)) return !c->code;
-    for (int i = 0; i < ndim; i++)
-        if (shape[i] && (strides[i] > INT64_MAX / 8 / MAXD / 2 / shape[i] || strides[i] < -(INT64_MAX / 8 / MAXD / 2 / shape[i])))
+    for (int i = 0; i < ndim; i++) {
+        int64_t most = INT64_MAX / 8 / MAXD / 2 / (shape[i] ? shape[i] : 1);     /* sums in bytes stay within 64 bits */
+        if (strides[i] > most || strides[i] < -most)
             return FAIL(c, MLXVK_ERROR_SHAPE, "stride %lld of axis %d is too large", (long long)strides[i], i), false;
+    }
     return true;
 }
 
@@ -13368,12 +13404,12 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
 
 /* ---- writing a module ---- */
 
-enum { SPIRV_NAME_FIRST = 3, SPIRV_NAME_LAST = 8, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_TYPE_VECTOR = 23,
+enum { SPIRV_NAME_FIRST = 3, SPIRV_NAME_LAST = 8, SPIRV_TYPE_VECTOR = 23,
        SPIRV_TYPE_ARRAY = 28, SPIRV_TYPE_STRUCT = 30, SPIRV_MEMBER_DECORATE = 72, SPIRV_COMPOSITE_CONSTRUCT = 80,
        SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ADD = 128, SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134, SPIRV_SELECT = 169,
        SPIRV_U_LESS = 176, SPIRV_XOR = 198, SPIRV_MERGE = 247, SPIRV_LAST_BRANCH = 255 };
 /* Decorations; a storage class */
-enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_BINDING = 33, SPIRV_SET = 34, SPIRV_OFFSET = 35, SPIRV_PUSH_CONSTANT = 9 };
+enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_OFFSET = 35, SPIRV_PUSH_CONSTANT = 9 };
 
 /* The parts of a module, in this order: its head, decorations, types and globals, functions. */
 enum { PART_HEAD, PART_DECORATE, PART_DECLARE, PART_CODE, PARTS };
@@ -14414,7 +14450,7 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     if (!d) { set_error(error, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "device", "out of host memory"); return error->code; }
     memset(d, 0, sizeof *d);
     d->refs = 1;
-    d->lock = (mutex)MUTEX_INIT;
+    d->lock = d->event_lock = (mutex)MUTEX_INIT;
     d->allocator = a;
     if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
@@ -15009,10 +15045,12 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 
 /* ==== >>public: events ============================================================================================ */
 
-/* uses: the last submission of each timeline that names the semaphore. */
+/* top: the greatest value that was signalled, or recorded to be. uses: the last submission of each timeline that names the
+ * semaphore. */
 struct event {
     struct device *device;
     VkSemaphore semaphore;
+    uint64_t top;
     struct event *next;                              /* once it is freed */
     struct use *uses;
     uint32_t use_count, use_slots;
@@ -15045,12 +15083,28 @@ static void reap_events(struct device *d, bool all)
     }
 }
 
+enum event_fault { EVENT_TAKES, EVENT_NOT_OVER, EVENT_TOO_FAR };
+static const struct { int code; const char *text; } event_faults[] = {
+    [EVENT_NOT_OVER] = { MLXVK_ERROR_ARGUMENT, "value %llu is not over the last one that was signalled, %llu" },
+    [EVENT_TOO_FAR]  = { MLXVK_ERROR_LIMIT, "value %llu is farther from where the event is than the device counts (last one: %llu)" },
+};
+
+/* A device is lost by a signal that is not over those before it, and by what is farther ahead than it counts. */
+static enum event_fault event_fault(const struct event *ev, uint64_t value, bool signal)
+{
+    const struct device *d = ev->device;
+    uint64_t now = 0;
+    if (signal && value <= ev->top) return EVENT_NOT_OVER;
+    if (d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) < 0) return EVENT_TAKES;
+    return value > now && value - now > d->caps.most_ahead ? EVENT_TOO_FAR : EVENT_TAKES;
+}
+
 /* Room to note a use; false with an error where there is none. */
 static bool event_room(struct call *c, struct event *ev)
 {
     uint32_t slots = ev->use_slots ? 2 * ev->use_slots : 4;
     struct use *grown;
-    if (c->code || ev->use_count < ev->use_slots) return !c->code;
+    if (ev->use_count < ev->use_slots) return true;
     grown = host_alloc(c->device, slots * sizeof *grown);
     if (!grown) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
     if (ev->uses) memcpy(grown, ev->uses, ev->use_count * sizeof *grown);
@@ -15058,6 +15112,24 @@ static bool event_room(struct call *c, struct event *ev)
     ev->uses = grown;
     ev->use_slots = slots;
     return true;
+}
+
+/* Can the stream wait for that value, or signal it? Else false with an error. */
+static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool signal)
+{
+    enum event_fault fault;
+    uint64_t top;
+    if (c->code) return false;
+    if (!ev) return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is { NULL }"), false;
+    if (ev->device != c->device) return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is of another device than the stream"), false;
+    if (!event_room(c, ev)) return false;
+    mutex_lock(&c->device->event_lock);
+    fault = event_fault(ev, value, signal);
+    top = ev->top;
+    if (signal && !fault) ev->top = value;
+    mutex_unlock(&c->device->event_lock);
+    if (fault) FAIL(c, event_faults[fault].code, event_faults[fault].text, (unsigned long long)value, (unsigned long long)top);
+    return !fault;
 }
 
 /* The stream's open submission names the event. */
@@ -15112,8 +15184,7 @@ int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
 {
     struct call c = begin("event_signal", stream);
     struct event *ev = event.ctx;
-    if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code || !event_room(&c, ev)) return end(&c);
+    if (!event_ready(&c, ev, value, true)) return end(&c);
     stream_lower(c.stream, 0);
     event_use(ev, c.stream->line);
     c.stream->signals[c.stream->signal_count++] = (struct wait){ NULL, ev->semaphore, value };
@@ -15125,8 +15196,7 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
 {
     struct call c = begin("event_wait", stream);
     struct event *ev = event.ctx;
-    if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code || !event_room(&c, ev)) return end(&c);
+    if (!event_ready(&c, ev, value, false)) return end(&c);
     stream_lower(c.stream, 0);
     c.code = stream_submit(c.stream);
     if (!c.code) c.code = stream_wait(c.stream, ev->semaphore, value);
@@ -15134,13 +15204,32 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     return end(&c);
 }
 
+/* Without the device's lock: who holds it may be waiting for this. */
 int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
 {
     struct event *ev = event.ctx;
     VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .value = value };
+    struct device *d;
+    enum event_fault fault;
+    uint64_t top;
+    int code = 0;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
+    d = ev->device;
     info.semaphore = ev->semaphore;
-    return vk_code(ev->device, ev->device->vk.vkSignalSemaphore(ev->device->handle, &info));
+    mutex_lock(&d->event_lock);
+    fault = event_fault(ev, value, true);
+    top = ev->top;
+    if (!fault) {
+        code = vk_code(d, d->vk.vkSignalSemaphore(d->handle, &info));
+        if (!code) ev->top = value;
+    }
+    mutex_unlock(&d->event_lock);
+    if (!fault) return code;
+    mutex_lock(&d->lock);
+    code = device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text, (unsigned long long)value,
+                       (unsigned long long)top);
+    mutex_unlock(&d->lock);
+    return code;
 }
 
 int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns)
@@ -15565,7 +15654,7 @@ int mlxvk_vector_array_set_value(mlxvk_vector_array *vector, mlxvk_array value) 
 /* What containers hold, and how it is copied and let go. They belong to the host, not to a device. */
 struct item_kind {
     size_t size;
-    bool (*copy)(void *to, const void *from);
+    int (*copy)(void *to, const void *from);
     void (*drop)(void *item);
 };
 
@@ -15595,16 +15684,23 @@ static void *list_open(struct list *l, size_t i)
     return list_at(l, i);
 }
 
+/* All items, or none. */
 static int list_append(struct list *l, const void *items, size_t count)
 {
+    size_t before;
+    int code = 0;
     if (!l || (count && !items)) return MLXVK_ERROR_ARGUMENT;
-    for (size_t i = 0; i < count; i++) {
+    before = l->size;
+    for (size_t i = 0; i < count && !code; i++) {
         void *place = list_open(l, l->size);
-        if (place && l->kind->copy(place, (const char *)items + i * l->kind->size)) continue;
-        if (place) l->size--;
-        return MLXVK_ERROR_HOST_MEMORY;
+        code = place ? l->kind->copy(place, (const char *)items + i * l->kind->size) : MLXVK_ERROR_HOST_MEMORY;
+        if (place && code) l->size--;
     }
-    return 0;
+    while (code && l->size > before) {
+        l->size--;
+        if (l->kind->drop) l->kind->drop(list_at(l, l->size));
+    }
+    return code;
 }
 
 static int list_free(struct list *l)
@@ -15616,22 +15712,22 @@ static int list_free(struct list *l)
     return 0;
 }
 
-static struct list *list_from(const struct item_kind *kind, const void *items, size_t count)
-{
-    struct list *l = list_new(kind);
-    if (!l || !list_append(l, items, count)) return l;
-    list_free(l);
-    return NULL;
-}
-
 /* *slot becomes a list of its own with these items; they may be those of the list that it was. */
 static int list_set(void **slot, const struct item_kind *kind, const void *items, size_t count)
 {
-    struct list *fresh = slot ? list_from(kind, items, count) : NULL;
-    if (!fresh) return slot && (items || !count) ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
+    struct list *fresh = slot ? list_new(kind) : NULL;
+    int code = !slot ? MLXVK_ERROR_ARGUMENT : fresh ? list_append(fresh, items, count) : MLXVK_ERROR_HOST_MEMORY;
+    if (code) { list_free(fresh); return code; }
     list_free(*slot);
     *slot = fresh;
     return 0;
+}
+
+static struct list *list_from(const struct item_kind *kind, const void *items, size_t count)
+{
+    void *list = NULL;
+    list_set(&list, kind, items, count);
+    return list;
 }
 
 static int list_assign(void **slot, const struct item_kind *kind, const struct list *from)
@@ -15647,24 +15743,23 @@ static char *text_copy(const char *text)
     return copy;
 }
 
-static bool copy_int(void *to, const void *from) { memcpy(to, from, sizeof(int)); return true; }
-static bool copy_string(void *to, const void *from)
+static int copy_int(void *to, const void *from) { memcpy(to, from, sizeof(int)); return 0; }
+static int copy_string(void *to, const void *from)
 {
-    char *text = text_copy(*(const char *const *)from);
+    const char *source = *(const char *const *)from;
+    char *text = source ? text_copy(source) : NULL;
     memcpy(to, &text, sizeof text);
-    return text != NULL;
+    return text ? 0 : source ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
 }
 static void drop_string(void *item) { free(*(char **)item); }
 
-static bool copy_vector(void *to, const void *from)
+static int copy_vector(void *to, const void *from)
 {
     mlxvk_vector_array source = *(const mlxvk_vector_array *)from, copy = mlxvk_vector_array_new();
-    if (copy.ctx && source.ctx && mlxvk_vector_array_set(&copy, source)) {
-        mlxvk_vector_array_free(copy);
-        copy.ctx = NULL;
-    }
-    *(mlxvk_vector_array *)to = copy;
-    return copy.ctx != NULL;
+    int code = !copy.ctx ? MLXVK_ERROR_HOST_MEMORY : source.ctx ? mlxvk_vector_array_set(&copy, source) : 0;
+    if (code) mlxvk_vector_array_free(copy);
+    else *(mlxvk_vector_array *)to = copy;
+    return code;
 }
 static void drop_vector(void *item) { mlxvk_vector_array_free(*(mlxvk_vector_array *)item); }
 
@@ -17234,30 +17329,34 @@ static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_d
     return 0;
 }
 
-static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc, uint64_t threads)
+static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
 {
+    const char *refusal;
+    uint64_t threads = 1;
     if (!desc->spirv || desc->spirv_size < 20 || desc->spirv_size % 4 || desc->spirv[0] != 0x07230203u)
         return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "spirv is no SPIR-V module");
     if (desc->bindings > MAX_BINDINGS || desc->push_size > PUSH_SIZE || desc->constant_count > MAX_SPEC ||
         (desc->constant_count && !desc->constants))
         return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "at most %d bindings, %d bytes of push constants, %d constants",
                            MAX_BINDINGS, PUSH_SIZE, MAX_SPEC);
-    if (threads > d->caps.max_threads)
-        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "%llu threads a workgroup; the device allows %u",
-                           (unsigned long long)threads, d->caps.max_threads);
-    return 0;
+    for (int i = 0; i < 3; i++) {
+        threads *= desc->threads[i] ? desc->threads[i] : 1;
+        if (threads > d->caps.max_threads)
+            return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "%llu threads a workgroup; the device allows %u",
+                               (unsigned long long)threads, d->caps.max_threads);
+    }
+    refusal = module_refusal(desc->spirv, desc->spirv_size / 4, desc->bindings, d->caps.max_threads);
+    return refusal ? device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "%s", refusal) : 0;
 }
 
 int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_device device)
 {
     struct device *d = device_or_default(device);
     struct kernel *k;
-    uint64_t threads = 1;
     int code;
     if (!d || !res || !desc) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
-    for (int i = 0; i < 3; i++) threads *= desc->threads[i] ? desc->threads[i] : 1;
-    code = d->lost ? d->lost : kernel_check(d, desc, threads);
+    code = d->lost ? d->lost : kernel_check(d, desc);
     k = code ? NULL : host_zalloc(d, sizeof *k);
     if (!code && !k) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "kernel", "out of host memory");
     if (!code) {
@@ -17361,8 +17460,9 @@ int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
     struct array *a = array.ctx;
     int64_t low, high;
     if (!e) return MLXVK_ERROR_ARGUMENT;
-    if (!a || storage_allocate(e, a->storage)) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "register_output_array", "no array");
-    else {
+    if (!a || a->storage->device != e->device)
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "register_output_array", "no array of this device");
+    else if (!storage_allocate(e, a->storage)) {
         struct buffer *b = a->storage->buffer;
         array_span(a, &low, &high);
         encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, true);
@@ -17375,8 +17475,11 @@ int mlxvk_set_buffer(mlxvk_encoder handle, mlxvk_buffer buffer, size_t offset, s
     struct encoder *e = lock_encoder(handle);
     struct buffer *b = buffer.ctx;
     if (!e) return MLXVK_ERROR_ARGUMENT;
-    if (!b || binding >= MAX_BINDINGS || !size || offset > b->size || size > b->size - offset || (b->offset + offset) % e->device->caps.offset_align)
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "bytes %zu to %zu at binding %u", offset, offset + size, binding);
+    if (!b || b->device != e->device || binding >= MAX_BINDINGS || !size || offset > b->size || size > b->size - offset ||
+        (b->offset + offset) % e->device->caps.offset_align)
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "%zu bytes from %zu at binding %u", size, offset, binding);
+    else if (size > e->device->caps.max_range)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_buffer", "%zu bytes; one binding reaches %zu", size, e->device->caps.max_range);
     else {
         encoder_access(e, b, b->offset + offset, b->offset + offset + size, true);
         bind_range(e, binding, b->handle, b->offset + offset, size);
@@ -17400,6 +17503,8 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
 static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
     if (!e->pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
+    if (e->pending_count && (!e->commands || e->pending_in != e->stream->mark))      /* who uses the memory until when is noted there */
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "the stream was submitted since arrays were bound");
     dispatch(e, x, y, z);
     maybe_commit(e->stream);
     return unlock_encoder(e);
