@@ -7093,11 +7093,13 @@ static void product_dispatch(struct encoder *e, const struct product *p)
     }
 }
 
+/* Rows or columns of one dispatch, by the smallest tiles. */
+static int64_t most_rows(const struct device *d) { return (int64_t)16 * min_u32(d->caps.max_groups[0], d->caps.max_groups[1]); }
+
 /* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
 static void product_batch(struct encoder *e, const struct product *p)
 {
-    const uint32_t *limit = e->device->caps.max_groups;
-    const int64_t most = (int64_t)16 * min_u32(limit[0], limit[1]);  /* rows or columns: of the smallest tiles */
+    const int64_t most = most_rows(e->device);
     struct product one = *p;
     if (p->m > most || p->n > most) {
         bool rows = p->m > most;
@@ -7229,11 +7231,12 @@ static struct array *matrices_of(struct encoder *e, struct array *a, bool dense,
     return rows;
 }
 
-static uint32_t matrix_count(const struct array *a)
+/* An operand's matrices: what index arrays count, so fronts see to it that they are at most INT_MAX. */
+static size_t matrix_count(const struct array *a)
 {
     size_t count = 1;
     for (int i = 0; i < a->ndim - 2; i++) count *= (size_t)a->shape[i];
-    return (uint32_t)count;
+    return count;
 }
 
 enum { GROUP_WEIGHTS = 4096, GROUP_ROWS = 4 };       /* weights that can be counted; rows a weight from which grouping pays */
@@ -7325,7 +7328,7 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
     struct array *y = n->out[0], *in[2];
     uint32_t stride[2], rows = (uint32_t)dim_of(y, -2), columns = (uint32_t)dim_of(y, -1);
     struct gather g = { .lhs = n->in[2], .rhs = n->in[3], .every = n->p.gather_mm.every, .entries = (uint32_t)(y->size / rows / columns),
-                        .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+                        .matrices = (uint32_t)matrix_count(n->in[0]), .weights = (uint32_t)matrix_count(n->in[1]) };
     struct product p = { .m = rows, .n = columns, .k = dim_of(n->in[0], -1), .out_row = columns, .out_col = 1, .ndim = 1,
                          .alpha = 1, .gather = &g, .shape = { g.entries } };
     bool many = rows <= 64 && (uint64_t)g.entries * rows >= (uint64_t)GROUP_ROWS * g.weights && g.weights <= GROUP_WEIGHTS && g.entries > 1 &&
@@ -7393,8 +7396,8 @@ static void lower_segmented_mm(struct encoder *e, const struct node *n)
 
 /* ---- block_masked_mm ---- */
 
-/* The product of what masks left, without the parts of K that they say to be zero, in the kernel for large ones in float32.
- * in: a, b, and bool masks of the blocks of the result, a and b, or NULL. */
+/* The product of what masks left, without the parts of K that they say to be zero, in the kernel for large ones in float32;
+ * where another kernel is faster, or the product must be cut, with them: they are zero by then. in: a, b, and bool masks of the blocks of the result, a and b, or NULL. */
 static void lower_masked_mm(struct encoder *e, const struct node *n)
 {
     struct array *arrays[MATRICES] = { n->in[0], n->in[1], NULL, n->out[0] };
@@ -7403,7 +7406,7 @@ static void lower_masked_mm(struct encoder *e, const struct node *n)
     uint32_t parts = 1, along = reading_order(&p), even;
     const struct tile_row *r;
     struct launch l;
-    if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > 16 * 65535 || p.n > 16 * 65535 || p.ndim > BATCH_DIMS ||
+    if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > most_rows(e->device) || p.n > most_rows(e->device) || p.ndim > BATCH_DIMS ||
         product_batches(&p) > e->device->caps.max_groups[2] || p.k > longest_k(e->device) || choose_kind(e, &p) != MATMUL_KIND_TILED) {
         product_split(e, n, arrays);
         return;
@@ -7530,15 +7533,6 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
 }
 
-/* Can index arrays count an operand's matrices? */
-static bool countable_matrices(struct call *c, const struct array *a)
-{
-    size_t count = 1;
-    for (int i = 0; i < a->ndim - 2; i++) count *= (size_t)a->shape[i];
-    if (count > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has %zu matrices; at most %d", TEXT(a), count, INT_MAX), false;
-    return true;
-}
-
 /* Index arrays of the matrices of two operands, as uint32 of one shape, row-major. One that is absent counts its operand's
  * matrices; *every: where that is lhs's, and each number comes so many times in a row, no array is made of it. */
 static bool matrix_indices(struct call *c, const struct array *a, const struct array *b, struct array **lhs, struct array **rhs,
@@ -7546,23 +7540,28 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
 {
     const struct array *operands[2] = { a, b };
     struct array **index[2] = { lhs, rhs }, whole[2];
+    uint64_t products = 1;
     *every = 0;
     for (int i = 0; i < 2; i++) {
         struct array *given = *index[i];
         if (c->code || (given && !is_integer(given->dtype)))
             return FAIL(c, MLXVK_ERROR_DTYPE, "indices %s are no integers", given ? TEXT(given) : ""), false;
-        if (!countable_matrices(c, operands[i])) return false;
+        if (matrix_count(operands[i]) > INT_MAX)
+            return FAIL(c, MLXVK_ERROR_LIMIT, "%s has %zu matrices; at most %d", TEXT(operands[i]), matrix_count(operands[i]), INT_MAX), false;
         if (given) { whole[i] = *given; continue; }
         whole[i] = *operands[i];
         whole[i].ndim -= 2;
     }
     if (!broadcast_shape(c, &whole[0], &whole[1], ndim, shape)) return false;
+    for (int i = 0; i < *ndim; i++) {
+        products *= (uint64_t)shape[i];
+        if (products > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "more than %d products of matrices of %s", INT_MAX, TEXT(a)), false;
+    }
     for (int i = 0; i < 2; i++) {
-        uint32_t count = matrix_count(operands[i]);
         uint64_t repeats = 1;
         int same = 0;
         if (!*index[i]) {
-            int lead = *ndim - whole[i].ndim, total = (int)count;
+            int lead = *ndim - whole[i].ndim, total = (int)matrix_count(operands[i]);
             while (lead + same < *ndim && whole[i].shape[same] == shape[lead + same]) same++;
             for (int k = lead + same; k < *ndim; k++) { repeats *= (uint64_t)shape[k]; if (whole[i].shape[k - lead] != 1) same = -1; }
             for (int k = 0; k < lead; k++) if (shape[k] != 1) same = -1;
@@ -8477,6 +8476,12 @@ static bool winograd_pays(const struct encoder *e, const struct conv *v)
     return plain >= 1 << 26 && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;
 }
 
+/* Are there more products of an element than an invocation has iterations? Tiles cut them into parts. */
+static bool conv_too_deep(const struct device *d, const struct conv *v)
+{
+    return d->caps.quirks & QUIRK_SHORT_LOOPS && conv_depth(v) > CONV_DEEP;
+}
+
 static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
 {
     const struct device *d = e->device;
@@ -8487,6 +8492,7 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     bool matrix2 = half && even && !(v->n & 7) && !(v->out->offset % 16) && !d->gate[GATE_MATMUL_KERNEL] &&
                    has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) && !wanted;
     int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
+    if (conv_too_deep(d, v)) return conv_pointwise(v) ? CONV_KIND_PRODUCT : CONV_KIND_TILED;
     if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
     if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
     if (wanted == CONV_KIND_WINOGRAD && conv_by_three(e, v)) return wanted;
@@ -8495,14 +8501,48 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE && conv_rows(v) * v->n < CONV_MANY)) &&
         conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
     if (!coopmat && d->gate[GATE_WINOGRAD] && conv_by_three(e, v) && winograd_pays(e, v)) return CONV_KIND_WINOGRAD;
-    if (fits && depth > CONV_DEEP && conv_linear(v) && (work / depth < CONV_FEW || d->caps.quirks & QUIRK_SHORT_LOOPS)) return CONV_KIND_TILED;
+    if (fits && depth > CONV_DEEP && conv_linear(v) && work / depth < CONV_FEW) return CONV_KIND_TILED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
+}
+
+static void conv_dispatch(struct encoder *e, const struct conv *v);
+
+/* With the result in memory of its own, where its positions follow each other, and copied from there. */
+static void conv_aside(struct encoder *e, const struct conv *v)
+{
+    struct elementwise_params copy = { .kernel = K_COPY };
+    struct conv one = *v;
+    struct array to = *v->out, from, *sums = scratch(e, (size_t)(conv_rows(v) * v->n * v->groups), v->out->dtype);
+    if (!sums) return;
+    one.out = sums;
+    one.out_first = 0;
+    one.out_batch = v->n * v->groups;
+    for (int i = SPACE - 1; i >= 0; one.out_batch *= v->out_size[i], i--) one.out_step[i] = one.out_batch;
+    conv_dispatch(e, &one);
+    to.refs = 1;
+    to.ndim = SPACE + 2;
+    to.size = sums->size;
+    to.row = false;
+    to.offset += v->out_first * (int64_t)item_size(&to);
+    to.shape[0] = (int)v->batch;
+    to.strides[0] = v->out_batch;
+    for (int i = 0; i < SPACE; i++) { to.shape[1 + i] = (int)v->out_size[i]; to.strides[1 + i] = v->out_step[i]; }
+    to.shape[SPACE + 1] = (int)(v->n * v->groups);
+    to.strides[SPACE + 1] = 1;
+    from = to;
+    from.storage = sums->storage;
+    from.offset = 0;
+    from.row = true;
+    row_strides(from.ndim, from.shape, from.strides);
+    if (!e->code) elementwise_split(e, &copy, (struct array *[]){ &to, &from }, 2);
+    array_release(sums);
 }
 
 static void conv_dispatch(struct encoder *e, const struct conv *v)
 {
     struct product p;
+    if (conv_too_deep(e->device, v) && !conv_linear(v)) { conv_aside(e, v); return; }
     switch (choose_conv(e, v)) {
     case CONV_KIND_DEPTHWISE: conv_depthwise(e, v); break;
     case CONV_KIND_TILED: conv_tiles(e, v, false); break;
@@ -10405,7 +10445,7 @@ static void lower_gather_qmm(struct encoder *e, const struct node *n)
     struct array *y = n->out[0], *in[4];
     uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
     struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
-                              .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+                              .matrices = (uint32_t)matrix_count(n->in[0]), .weights = (uint32_t)matrix_count(n->in[1]) };
     struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1,
                            .y_batch = m * rows, .gather = &g };
     in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
