@@ -1199,7 +1199,7 @@ static uint32_t size_class(uint32_t n)
 
 /* ==== >>memory ==================================================================================================== */
 
-enum { BLOCK_ALIGN = 256, PAGE = 16384, MAX_USES = 4 };
+enum { BLOCK_ALIGN = 256, PAGE = 16384, FEW_USES = 4 };
 static const size_t BLOCK_SIZE = (size_t)64 << 20;   /* larger allocations get a block of their own */
 
 struct range { size_t offset, size; struct range *next; };
@@ -1233,8 +1233,8 @@ struct buffer {
     VkBuffer handle;
     size_t offset, size, bytes;                      /* size is what it can hold, bytes what was asked for */
     char *map;
-    struct use uses[MAX_USES];                       /* unfinished submissions that touch it */
-    int use_count;
+    struct use *uses, first_uses[FEW_USES];          /* unfinished submissions that touch it */
+    int use_count, use_slots;
     uint64_t mark;                                   /* last command buffer that counted its size */
     int bin;                                         /* while cached: */
     struct buffer *bin_next, *bin_previous, *newer, *older;
@@ -1299,6 +1299,22 @@ static int block_create(struct device *d, size_t size, struct block **out)
     d->reserved += size;
     *out = b;
     return 0;
+}
+
+static struct buffer *buffer_new(struct device *d)
+{
+    struct buffer *b = host_zalloc(d, sizeof *b);
+    if (!b) return NULL;
+    b->device = d;
+    b->uses = b->first_uses;
+    b->use_slots = FEW_USES;
+    return b;
+}
+
+static void buffer_end(struct device *d, struct buffer *b)
+{
+    if (b->uses != b->first_uses) host_free(d, b->uses);
+    host_free(d, b);
 }
 
 /* First fit. The offset, or SIZE_MAX. */
@@ -1411,7 +1427,7 @@ static bool buffer_idle(struct device *d, struct buffer *b, const struct timelin
 static void buffer_destroy(struct device *d, struct buffer *b)
 {
     if (b->block) block_give(d, b->block, b->offset, b->size);
-    host_free(d, b);
+    buffer_end(d, b);
 }
 
 /* Waits until what was submitted with the buffer is done. The lock is held: used where memory must be had now. */
@@ -1470,7 +1486,7 @@ static size_t capacity_for(size_t size)
 
 static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
 {
-    struct buffer *b = host_zalloc(d, sizeof *b);
+    struct buffer *b = buffer_new(d);
     struct block *block = NULL;
     size_t offset = SIZE_MAX;
     int code = 0;
@@ -1480,9 +1496,8 @@ static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
             if (block->size == BLOCK_SIZE && (offset = block_take(d, block, capacity)) != SIZE_MAX) break;
         if (!block) code = block_create(d, BLOCK_SIZE, &block);
     } else code = block_create(d, capacity, &block);
-    if (code) { host_free(d, b); return code; }
+    if (code) { buffer_end(d, b); return code; }
     if (offset == SIZE_MAX) offset = block_take(d, block, capacity);
-    b->device = d;
     b->block = block;
     b->handle = block->handle;
     b->offset = offset;
@@ -1505,8 +1520,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
     int code = 0;
     *out = NULL;
     if (size == 0) {
-        if (!(b = host_zalloc(d, sizeof *b))) return MLXVK_ERROR_HOST_MEMORY;
-        b->device = d;
+        if (!(b = buffer_new(d))) return MLXVK_ERROR_HOST_MEMORY;
     } else {
         if (capacity < size || capacity > d->caps.max_allocation) return MLXVK_ERROR_LIMIT;
         b = cache_find(d, capacity, line);
@@ -1537,7 +1551,7 @@ static void buffer_release(struct device *d, struct buffer *b)
     if (!b || --b->refs > 0) return;
     if (!b->block) {                                 /* no bytes, or the caller's */
         if (b->handle) d->active -= b->size;
-        host_free(d, b);
+        buffer_end(d, b);
         return;
     }
     d->active -= b->size;
@@ -1594,7 +1608,21 @@ static int timeline_wait(struct device *d, struct timeline *t, uint64_t value, u
     return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : r < 0 ? (d->lost ? d->lost : MLXVK_ERROR_VULKAN) : 0;
 }
 
-/* Notes that the timeline's open submission touches the buffer. A full list is made room in by waiting. */
+static int grow_uses(struct device *d, struct buffer *b)
+{
+    struct use *grown;
+    buffer_idle(d, b, NULL);
+    if (b->use_count < b->use_slots) return 0;
+    grown = host_alloc(d, 2 * (size_t)b->use_slots * sizeof *grown);
+    if (!grown) return MLXVK_ERROR_HOST_MEMORY;
+    memcpy(grown, b->uses, (size_t)b->use_count * sizeof *grown);
+    if (b->uses != b->first_uses) host_free(d, b->uses);
+    b->uses = grown;
+    b->use_slots *= 2;
+    return 0;
+}
+
+/* Notes that the timeline's open submission touches the buffer. */
 static int buffer_use(struct device *d, struct buffer *b, struct timeline *line, bool write)
 {
     for (int i = 0; i < b->use_count; i++)
@@ -1603,8 +1631,8 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
             b->uses[i].value = line->open;
             return 0;
         }
-    if (b->use_count == MAX_USES) {
-        int code = wait_uses(d, b);
+    if (b->use_count == b->use_slots) {
+        int code = grow_uses(d, b);
         if (code) return code;
     }
     b->uses[b->use_count++] = (struct use){ line, line->open, write };
@@ -2272,7 +2300,10 @@ static int stream_submit(struct stream *s)
     e->commands = NULL;
     s->wait_count = s->signal_count = s->ops = 0;
     s->bytes = 0;
-    if (r < 0) return encoder_fail(e, vk_code(d, r), r, __LINE__, "submit", "the queue refused the work (VkResult %d)", r);
+    if (r < 0) {
+        if (s->seen) memset(s->seen, 0, s->seen_count * sizeof *s->seen);        /* what it was to wait for, the next one must */
+        return encoder_fail(e, vk_code(d, r), r, __LINE__, "submit", "the queue refused the work (VkResult %d)", r);
+    }
     s->line->submitted = s->line->open++;
     d->stats.submissions++;
     d->stats.submit_ns += now_ns() - start;
@@ -2318,8 +2349,9 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
         int code = stream_submit(line->stream);
         if (code) return encoder_fail(&s->encoder, code, 0, __LINE__, "stream", "another stream failed: %s", line->stream->encoder.error.text);
     }
+    if (stream_wait(s, line->semaphore, value)) return s->encoder.code;
     s->seen[line->index] = value;
-    return stream_wait(s, line->semaphore, value);
+    return 0;
 }
 
 /* What a buffer adds to the bytes after which a command buffer is committed. Commits serve to start the GPU early: while it is
@@ -2344,7 +2376,7 @@ static void encoder_access(struct encoder *e, struct buffer *b, size_t low, size
     }
     if (!e->commands && open_commands(s)) return;
     code = buffer_use(e->device, b, s->line, write);
-    if (code) { encoder_fail(e, code, 0, __LINE__, "buffer", "waiting for its other streams failed"); return; }
+    if (code) { encoder_fail(e, code, 0, __LINE__, "buffer", "out of host memory"); return; }
     if (b->mark != s->mark) { b->mark = s->mark; s->bytes += counted_size(s, b, write); }
     if (!e->pending_count) e->pending_in = s->mark;
     if (e->pending_count < MAX_PENDING) e->pending[e->pending_count++] = (struct access){ b, b->handle, low, high, write };
@@ -2643,6 +2675,14 @@ static const char *shape_text(const struct array *a, char *text, size_t size)
     return text;
 }
 #define TEXT(a) shape_text(a, (char[160]){ 0 }, 160)
+
+/* Dtype and shape alone, of an array that is not there: for TEXT. */
+static struct array outline(mlxvk_dtype dtype, int ndim, const int *shape)
+{
+    struct array a = { .dtype = dtype, .ndim = ndim };
+    if (ndim) memcpy(a.shape, shape, (size_t)ndim * sizeof *shape);
+    return a;
+}
 
 /* The bytes of its storage that an array touches: [low, high). */
 static void array_span(const struct array *a, int64_t *low, int64_t *high)
@@ -3031,7 +3071,8 @@ struct call {
     struct device *device;
     const char *name;
     int code;
-    struct array *temporaries;
+    struct array *temporaries, *replaced[2];         /* replaced: of other devices, by results: end() frees them without the lock */
+    int replaced_count;
 };
 
 static struct device *default_device(void);
@@ -3091,17 +3132,19 @@ static int end(struct call *c)
     window = (uint64_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
     if (s->line->submitted > s->line->completed + window) wait_for = s->line->submitted - window;
     mutex_unlock(&d->lock);
+    for (int i = 0; i < c->replaced_count; i++) mlxvk_array_free((mlxvk_array){ c->replaced[i] });
     if (wait_for) timeline_wait(d, s->line, wait_for, UINT64_MAX);
     return c->code;
 }
 
 /* Puts an array into a result handle, releasing what that held. */
-static void put_result(mlxvk_array *res, struct array *a)
+static void put_result(struct call *c, mlxvk_array *res, struct array *a)
 {
     struct array *old = res->ctx;
     take_handle(a);
     res->ctx = a;
-    if (old) drop_handle(old);
+    if (old && old->storage->device != c->device) c->replaced[c->replaced_count++] = old;
+    else if (old) drop_handle(old);
 }
 
 /* Ends a call with one result. */
@@ -3109,7 +3152,7 @@ static int finish(struct call *c, struct array *a, mlxvk_array *res)
 {
     if (!c->code && !a) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "no result");
     if (!c->code && !res) FAIL(c, MLXVK_ERROR_ARGUMENT, "res is NULL");
-    if (!c->code) put_result(res, a);
+    if (!c->code) put_result(c, res, a);
     return end(c);
 }
 
@@ -3177,8 +3220,7 @@ static struct array *output(struct call *c, int ndim, const int *shape, mlxvk_dt
     if (!check_shape(c, ndim, shape, dtype)) return NULL;
     for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
     if (size * dtypes[dtype].size > c->device->caps.max_allocation) {
-        struct array wanted = { .dtype = dtype, .ndim = ndim };
-        memcpy(wanted.shape, shape, (size_t)ndim * sizeof *shape);
+        struct array wanted = outline(dtype, ndim, shape);
         return FAIL(c, MLXVK_ERROR_LIMIT, "a result %s of %zu bytes is over the device's largest allocation of %zu", TEXT(&wanted),
                     size * dtypes[dtype].size, c->device->caps.max_allocation);
     }
@@ -3688,15 +3730,19 @@ static bool broadcast_shape(struct call *c, const struct array *a, const struct 
 static struct array *broadcast(struct call *c, struct array *a, int ndim, const int *shape)
 {
     int64_t strides[MAXD];
+    bool fits;
     if (c->code || !a) return NULL;
     if (a->ndim == ndim && (!ndim || !memcmp(a->shape, shape, (size_t)ndim * sizeof *shape))) return a;
+    fits = ndim >= a->ndim;
     for (int i = 0; i < ndim; i++) {
         int k = i - (ndim - a->ndim);
-        if (ndim < a->ndim || (k >= 0 && a->shape[k] != shape[i] && a->shape[k] != 1))
-            return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be broadcast to the shape wanted", TEXT(a));
-        strides[i] = k < 0 || (a->shape[k] == 1 && shape[i] != 1) ? 0 : a->strides[k];
+        fits = fits && (k < 0 || a->shape[k] == shape[i] || a->shape[k] == 1);
+        if (fits) strides[i] = k < 0 || (a->shape[k] == 1 && shape[i] != 1) ? 0 : a->strides[k];
     }
-    if (ndim < a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be broadcast to fewer dimensions", TEXT(a));
+    if (!fits) {
+        struct array wanted = outline(a->dtype, ndim, shape);
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be broadcast to %s", TEXT(a), TEXT(&wanted));
+    }
     return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
 }
 
@@ -4606,29 +4652,34 @@ static bool vector_push(struct vector *v, struct array *a)
     return true;
 }
 
-static void vector_clear(struct vector *v)
-{
-    for (size_t i = 0; i < v->size; i++) if (v->data[i].ctx) drop_handle(v->data[i].ctx);
-    v->size = 0;
-}
-
 /* Ends a call with several results in a vector, which replaces what *res held. */
 static int finish_vector(struct call *c, struct array **results, size_t count, mlxvk_vector_array *res)
 {
-    struct vector *v;
+    struct vector *v = NULL, old;
+    mlxvk_array *data = NULL;
+    int code;
     if (!c->code && !res) FAIL(c, MLXVK_ERROR_ARGUMENT, "res is NULL");
     for (size_t i = 0; i < count && !c->code; i++) if (!results[i]) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "no result");
     if (c->code) return end(c);
-    v = res->ctx;
-    if (!v) v = res->ctx = calloc(1, sizeof *v);
-    if (!v) { FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return end(c); }
-    for (size_t i = 0; i < count; i++) take_handle(results[i]);      /* the old contents may be among them */
-    vector_clear(v);
-    for (size_t i = 0; i < count; i++) {
-        if (!vector_push(v, results[i])) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-        drop_handle(results[i]);
+    v = res->ctx ? res->ctx : calloc(1, sizeof *v);
+    data = count ? malloc(count * sizeof *data) : NULL;
+    if (!v || (count && !data)) {
+        if (v != res->ctx) free(v);
+        free(data);
+        FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        return end(c);
     }
-    return end(c);
+    for (size_t i = 0; i < count; i++) {
+        data[i].ctx = results[i];
+        take_handle(results[i]);
+    }
+    old = *v;
+    *v = (struct vector){ .data = data, .size = count, .slots = count };
+    res->ctx = v;
+    code = end(c);
+    for (size_t i = 0; i < old.size; i++) mlxvk_array_free(old.data[i]);         /* without the lock: some may be of other devices */
+    free(old.data);
+    return code;
 }
 
 enum { MAX_SPLIT = 4096 };
@@ -9434,7 +9485,7 @@ int mlxvk_random_split(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array key, 
         struct array *both = do_split(&c, k, 2);
         for (int i = 0; i < 2 && both; i++) row[i] = view_of(&c, both, MLXVK_UINT32, 1, (int[]){ 2 }, NULL, 8 * i);
     }
-    if (!c.code && row[0] && row[1]) put_result(res_0, row[0]);
+    if (!c.code && row[0] && row[1]) put_result(&c, res_0, row[0]);
     return finish(&c, row[1], res_1);
 }
 
@@ -12392,7 +12443,7 @@ int mlxvk_linalg_lu_factor(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a
     struct lu f = do_lu(&c, matrices(&c, x, false));
     struct array *factors = batched(&c, f.factors, x), *pivots = batched(&c, f.pivots, x);
     if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(res_0, factors);
+    if (!c.code) put_result(&c, res_0, factors);
     return finish(&c, pivots, res_1);
 }
 
@@ -12418,7 +12469,7 @@ int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk
     struct qr f = do_qr(&c, w, w ? (w->shape[1] < w->shape[2] ? w->shape[1] : w->shape[2]) : 0);
     struct array *q = batched(&c, f.q, x), *r = batched(&c, f.r, x);
     if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(res_0, q);
+    if (!c.code) put_result(&c, res_0, q);
     return finish(&c, r, res_1);
 }
 
@@ -12502,7 +12553,7 @@ int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, con
     struct eigen f = do_eigh(&c, matrices(&c, x, true), upper);
     struct array *values = batched(&c, f.values, x), *vectors = batched(&c, f.vectors, x);
     if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(res_0, values);
+    if (!c.code) put_result(&c, res_0, values);
     return finish(&c, vectors, res_1);
 }
 
@@ -14732,48 +14783,52 @@ int mlxvk_set_cache_limit(size_t *res, size_t limit) { return mlxvk_device_set_c
 int mlxvk_set_wired_limit(size_t *res, size_t limit) { return mlxvk_device_set_wired_limit(res, limit, DEFAULT); }
 #undef DEFAULT
 
-static int put_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b)
+/* Returns what the handle held, which may be of another device: to be freed without the lock. */
+static mlxvk_buffer put_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b)
 {
-    if (res->ctx) { buffer_release(d, res->ctx); d->refs--; }
+    mlxvk_buffer old = *res;
     res->ctx = b;
     d->refs++;
-    return 0;
+    return old;
 }
 
 int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device)
 {
     struct device *d = device_or_default(device);
+    mlxvk_buffer old = { NULL };
     struct buffer *b;
     int code;
     if (!d || !res) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
     code = d->lost ? d->lost : buffer_allocate(d, size, NULL, &b);
     if (code) device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size, d->caps.max_allocation);
-    else code = put_buffer(d, res, b);
+    else old = put_buffer(d, res, b);
     mutex_unlock(&d->lock);
+    mlxvk_buffer_free(old);
     return code;
 }
 
 int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped, mlxvk_device device)
 {
     struct device *d = device_or_default(device);
+    mlxvk_buffer old = { NULL };
     struct buffer *b;
     int code = 0;
     if (!d || !res) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
-    b = host_zalloc(d, sizeof *b);
+    b = buffer_new(d);
     if (!b) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "buffer_adopt", "out of host memory");
     else {
         memcpy(&b->handle, &vk_buffer, sizeof b->handle);
         b->refs = 1;
-        b->device = d;
         b->offset = offset;
         b->size = b->bytes = size;
         b->map = mapped;
         d->active += size;
-        put_buffer(d, res, b);
+        old = put_buffer(d, res, b);
     }
     mutex_unlock(&d->lock);
+    mlxvk_buffer_free(old);
     return code;
 }
 
@@ -14795,20 +14850,23 @@ void *mlxvk_buffer_data(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buff
  * entry and on return, but not while waiting. */
 static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
 {
-    struct use uses[MAX_USES];
-    int n = 0, code = 0;
+    struct use uses[MAX_WAITS];
+    int n = MAX_WAITS, code = 0;
     if (!b) return 0;
-    for (int i = 0; i < b->use_count; i++) {
-        struct use u = b->uses[i];
-        if ((writes_only && !u.write) || u.value <= u.line->completed) continue;
-        if (u.value > u.line->submitted && u.line->stream && (code = stream_submit(u.line->stream)) != 0) return code;
-        uses[n++] = u;
-    }
-    if (!n) return 0;
     b->refs++;
-    mutex_unlock(&d->lock);
-    for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value, UINT64_MAX);
-    mutex_lock(&d->lock);
+    while (n == MAX_WAITS && !code) {                /* there may be more */
+        n = 0;
+        for (int i = 0; i < b->use_count && n < MAX_WAITS && !code; i++) {
+            struct use u = b->uses[i];
+            if ((writes_only && !u.write) || u.value <= u.line->completed) continue;
+            if (u.value > u.line->submitted && u.line->stream) code = stream_submit(u.line->stream);
+            uses[n++] = u;
+        }
+        if (!n || code) break;
+        mutex_unlock(&d->lock);
+        for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
     buffer_release(d, b);
     return code;
 }
@@ -15454,25 +15512,41 @@ int mlxvk_array_dim(mlxvk_array array, int dim)
     return a && dim >= -a->ndim && dim < a->ndim ? dim_of(a, dim) : 0;
 }
 
+/* The memory of an array that nothing has written yet, outside of any dispatch. */
+static int storage_ready(struct device *d, struct storage *st)
+{
+    struct stream *s = st->buffer ? NULL : default_stream(d);
+    int code;
+    if (st->buffer) return 0;
+    if (!s) return MLXVK_ERROR_HOST_MEMORY;
+    code = storage_allocate(&s->encoder, st);
+    if (code) {
+        d->error = s->encoder.error;
+        s->encoder.code = d->lost;                   /* the stream's own work goes on */
+    }
+    return code;
+}
+
 int mlxvk_array_buffer(mlxvk_buffer *res, size_t *offset, mlxvk_array array)
 {
     struct array *a = array.ctx;
+    mlxvk_buffer old = { NULL };
     struct device *d;
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
     code = array_wait(a);
-    if (!code && !a->storage->buffer && default_stream(d)) {
-        struct encoder *e = &default_stream(d)->encoder;
-        code = storage_allocate(e, a->storage);
+    if (!code && !a->storage->buffer) {
+        code = storage_ready(d, a->storage);
         if (!code) code = wait_buffer(d, a->storage->buffer, true);
     }
     if (!code) {
         a->storage->buffer->refs++;
-        put_buffer(d, res, a->storage->buffer);
+        old = put_buffer(d, res, a->storage->buffer);
         if (offset) *offset = (size_t)a->offset;
     }
     mutex_unlock(&d->lock);
+    mlxvk_buffer_free(old);
     return code;
 }
 
@@ -15613,7 +15687,7 @@ int mlxvk_array_host(void **data, mlxvk_array array)
     d = lock_array(a);
     if (st->writers && stream_of(st)) stream_lower(stream_of(st), 0);
     code = st->failed ? st->failed : d->lost;
-    if (!code && !st->buffer) code = default_stream(d) ? storage_allocate(&default_stream(d)->encoder, st) : MLXVK_ERROR_HOST_MEMORY;
+    if (!code) code = storage_ready(d, st);
     if (!code) *data = st->buffer->map;
     mutex_unlock(&d->lock);
     return code;

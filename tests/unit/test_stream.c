@@ -522,6 +522,35 @@ static void test_many_waits(void **state)
     finish(&s);
 }
 
+/* An array that many streams read, all of them recorded and waiting for an event that this thread signals later. */
+static void test_many_readers(void **state)
+{
+    (void)state;
+    enum { STREAMS = 11 };
+    struct setting s = start(NULL);
+    mlxvk_event gate = new_event(s.device);
+    mlxvk_stream streams[STREAMS];
+    mlxvk_array a = counting(s.device, 5), res[STREAMS] = { { NULL } };
+    for (int i = 0; i < STREAMS; i++) {
+        mlxvk_encoder encoder = { NULL };
+        streams[i] = open_stream(s.device);
+        OK(mlxvk_event_wait(gate, 1, streams[i]), streams[i]);
+        OK(mlxvk_add(&res[i], a, a, streams[i]), streams[i]);
+        OK(mlxvk_stream_encoder(&encoder, streams[i]), streams[i]);      /* lowered, */
+        if (i % 2) OK(mlxvk_finalize(streams[i]), streams[i]);           /* and some of them submitted */
+    }
+    OK_DEVICE(mlxvk_event_signal_host(gate, 1), s.device);
+    OK_DEVICE(mlxvk_array_wait(a, true), s.device);
+    for (int i = 0; i < STREAMS; i++) {
+        expect_ints(res[i], (int32_t[]){ 0, 2, 4, 6, 8 }, 5, streams[i]);
+        mlxvk_array_free(res[i]);
+        mlxvk_stream_free(streams[i]);
+    }
+    mlxvk_array_free(a);
+    mlxvk_event_free(gate);
+    finish(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -532,7 +561,7 @@ int main(void)
         cmocka_unit_test(test_write_after_read), cmocka_unit_test(test_event_host),
         cmocka_unit_test(test_event_between_threads), cmocka_unit_test(test_event_freed_in_use), cmocka_unit_test(test_ping_pong),
         cmocka_unit_test(test_wait_orders), cmocka_unit_test(test_threads), cmocka_unit_test(test_many_streams),
-        cmocka_unit_test(test_many_waits), cmocka_unit_test(test_event_values),
+        cmocka_unit_test(test_many_waits), cmocka_unit_test(test_many_readers), cmocka_unit_test(test_event_values),
     };
     return run_group("stream", tests, NULL, NULL);
 }
