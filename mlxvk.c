@@ -2296,13 +2296,19 @@ static int stream_submit(struct stream *s)
         full_barrier(e, STAGES, VK_PIPELINE_STAGE_HOST_BIT | STAGES, WRITES, VK_ACCESS_HOST_READ_BIT);
         r = d->vk.vkEndCommandBuffer(e->commands);
     }
-    if (r >= 0) r = queue_submit(s, e->commands);
+    if (r >= 0) {
+        r = queue_submit(s, e->commands);
+        if (r == VK_ERROR_OUT_OF_HOST_MEMORY || r == VK_ERROR_OUT_OF_DEVICE_MEMORY) {      /* nothing has happened, then */
+            cache_trim(d, SIZE_MAX, true);
+            r = queue_submit(s, e->commands);
+        }
+    }
     e->commands = NULL;
     s->wait_count = s->signal_count = s->ops = 0;
     s->bytes = 0;
-    if (r < 0) {
-        if (s->seen) memset(s->seen, 0, s->seen_count * sizeof *s->seen);        /* what it was to wait for, the next one must */
-        return encoder_fail(e, vk_code(d, r), r, __LINE__, "submit", "the queue refused the work (VkResult %d)", r);
+    if (r < 0) {                                     /* what was recorded is gone, and arrays count as computed */
+        d->lost = MLXVK_ERROR_DEVICE_LOST;
+        return encoder_fail(e, d->lost, r, __LINE__, "submit", "the queue refused the work, which is lost (VkResult %d)", r);
     }
     s->line->submitted = s->line->open++;
     d->stats.submissions++;
@@ -14909,6 +14915,7 @@ static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, vo
         if (!code && s->line->completed < value) s->line->completed = value;
         if (!code && !upload) memcpy((char *)data + at, staging.map, n);
     }
+    if (e->code) { e->code = d->lost; encoder_reset(e); }            /* the stream's own work goes on */
     if (staging.handle && d->lost != MLXVK_ERROR_DEVICE_LOST) {
         d->vk.vkDestroyBuffer(d->handle, staging.handle, NULL);
         d->vk.vkFreeMemory(d->handle, staging.memory, NULL);
@@ -14953,10 +14960,10 @@ static int stream_drain(struct stream *s)
                                  .pSemaphores = &s->line->semaphore, .pValues = &s->line->submitted };
     stream_lower(s, 0);
     stream_submit(s);
-    if (d->lost || s->line->completed >= s->line->submitted) return d->lost;
+    if (s->line->completed >= s->line->submitted) return d->lost;      /* a lost device may be at work still; it does not block */
     if (vk_code(d, d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX))) return d->lost ? d->lost : MLXVK_ERROR_VULKAN;
     s->line->completed = s->line->submitted;
-    return 0;
+    return d->lost;
 }
 
 /* Submits and waits for what all streams have recorded. The lock is held on entry and on return, but not while waiting: what is

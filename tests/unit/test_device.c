@@ -334,6 +334,36 @@ static void test_least_device(void **state)
     end_vulkan();
 }
 
+/* Work that a queue refuses for want of memory is submitted once more; refused again it is lost, and nothing that it was to
+ * compute can be read. -1 and -2: VK_ERROR_OUT_OF_HOST_MEMORY and VK_ERROR_OUT_OF_DEVICE_MEMORY. */
+static void test_refused_work(void **state)
+{
+    (void)state;
+    for (int times = 1; times <= 2; times++) {
+        fail_submits = times;
+        submit_failure = -times;
+        mlxvk_device d = adopt(failing_driver(), true);
+        mlxvk_stream s = open_stream(d);
+        mlxvk_array a = counting(d, 5), b = { NULL }, c = { NULL };
+        int32_t got[5] = { 0 };
+        fail_submits_after = 0;
+        OK(mlxvk_add(&b, a, a, s), s);
+        int code = mlxvk_finalize(s);
+        assert_int_equal(code, times == 1 ? 0 : MLXVK_ERROR_DEVICE_LOST);
+        if (!code) code = mlxvk_negative(&c, b, s);
+        if (times == 1) expect_ints(c, (int32_t[]){ 0, -2, -4, -6, -8 }, 5, s);
+        else assert_int_equal(mlxvk_array_read(b, got, sizeof got, s), MLXVK_ERROR_DEVICE_LOST);
+        mlxvk_array_free(a);
+        mlxvk_array_free(b);
+        mlxvk_array_free(c);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(d);
+        end_vulkan();
+    }
+    fail_submits_after = fail_submits = -1;
+    submit_failure = -4;                                       /* VK_ERROR_DEVICE_LOST */
+}
+
 /* A lost device is an error that stays; nothing crashes, and closing works. */
 static void test_lost(void **state)
 {
@@ -371,7 +401,7 @@ int main(void)
         cmocka_unit_test(test_environment_chooses), cmocka_unit_test(test_no_driver), cmocka_unit_test(test_info),
         cmocka_unit_test(test_gates), cmocka_unit_test(test_outlived), cmocka_unit_test(test_two),
         cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt),
-        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), cmocka_unit_test(test_refused_work),
     };
     return run_group("device", tests, NULL, NULL);
 }
