@@ -526,6 +526,7 @@ struct device {
     struct capabilities caps;
 
     VkInstance instance;
+    PFN_vkDestroyInstance destroy_instance;
     VkPhysicalDevice physical;
     VkDevice handle;
     struct VolkDeviceTable vk;
@@ -963,6 +964,9 @@ static int choose_physical(struct device *d, const char *wanted, mlxvk_error *er
     return MLXVK_ERROR_NO_DEVICE;
 }
 
+/* Held while volk's functions of instances are loaded and used, for they are global: those of devices are the device's. */
+static mutex volk_lock = MUTEX_INIT;
+
 static int load_vulkan(PFN_vkGetInstanceProcAddr custom, mlxvk_error *error)
 {
     if (custom) volkInitializeCustom(custom);
@@ -1043,6 +1047,7 @@ static int open_device(struct device *d, mlxvk_error *error)
     bool has[EXT_COUNT];
     int code = load_vulkan(NULL, error);
     if (!code) code = create_instance(&d->instance, error);
+    d->destroy_instance = vkDestroyInstance;
     if (!code) code = choose_physical(d, d->wanted, error);
     if (code) return code;
     find_extensions(d, has);
@@ -1065,6 +1070,10 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     bool has[EXT_COUNT] = { false };
     PFN_vkGetInstanceProcAddr get;
     int code;
+    if (!a->instance || !a->physical_device || !a->device || !a->queue || (a->extension_count && !a->extensions)) {
+        set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "adopt wants an instance, a physical device, a device, a queue, and extensions if it counts some");
+        return MLXVK_ERROR_ARGUMENT;
+    }
     memcpy(&get, &a->get_instance_proc_addr, sizeof get);
     code = load_vulkan(get, error);
     if (code) return code;
@@ -14525,7 +14534,7 @@ static void device_destroy(struct device *d)
         destroy_objects(d);
         if (!d->adopted) d->vk.vkDestroyDevice(d->handle, NULL);
     }
-    if (d->instance && !d->adopted) vkDestroyInstance(d->instance, NULL);
+    if (d->instance && !d->adopted) d->destroy_instance(d->instance, NULL);
     host_free(d, d);
 }
 
@@ -14562,7 +14571,9 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
     d->noted = noted_families(d->gate);
+    mutex_lock(&volk_lock);
     code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
+    mutex_unlock(&volk_lock);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
     if (code) {
@@ -14623,22 +14634,29 @@ int mlxvk_device_status(mlxvk_device device)
     return d ? d->lost : MLXVK_ERROR_NO_DEVICE;
 }
 
-/* Lists the physical devices of a fresh instance. */
+/* Lists the physical devices of a fresh instance; the caller's function may call the library. */
 int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user)
 {
+    enum { MOST = 32 };
     mlxvk_error error;
     VkInstance instance;
-    VkPhysicalDevice list[32];
-    VkPhysicalDeviceProperties p;
-    uint32_t n = COUNT(list);
-    int code = load_vulkan(NULL, &error);
+    VkPhysicalDevice list[MOST];
+    VkPhysicalDeviceProperties p[MOST];
+    bool good[MOST] = { false };
+    uint32_t n = MOST;
+    int code;
+    if (!each) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&volk_lock);
+    code = load_vulkan(NULL, &error);
     if (!code) code = create_instance(&instance, &error);
-    if (code) return code;
-    if (vkEnumeratePhysicalDevices(instance, &n, list) < 0) n = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (usable(list[i], &p)) each((int)i, p.deviceName, type_name(p.deviceType), user);
-    vkDestroyInstance(instance, NULL);
-    return 0;
+    if (!code) {
+        if (vkEnumeratePhysicalDevices(instance, &n, list) < 0) n = 0;
+        for (uint32_t i = 0; i < n; i++) good[i] = usable(list[i], &p[i]);
+        vkDestroyInstance(instance, NULL);
+    }
+    mutex_unlock(&volk_lock);
+    for (uint32_t i = 0; i < n && !code; i++) if (good[i]) each((int)i, p[i].deviceName, type_name(p[i].deviceType), user);
+    return code;
 }
 
 static void count_device(int index, const char *name, const char *type, void *user)

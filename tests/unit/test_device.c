@@ -312,6 +312,25 @@ static void test_adopt(void **state)
     end_vulkan();                                              /* still the caller's */
 }
 
+static void test_adopt_less(void **state)
+{
+    (void)state;
+    mlxvk_adopt whole;
+    own_vulkan(&whole, true);
+    for (int i = 0; i < 5; i++) {
+        mlxvk_adopt a = whole;
+        mlxvk_device d = { NULL };
+        mlxvk_error error = { 0 };
+        *(i == 0 ? &a.instance : i == 1 ? &a.physical_device : i == 2 ? &a.device : &a.queue) = NULL;
+        if (i == 4) a = whole, a.extension_count = 1, a.extensions = NULL;
+        assert_int_equal(create_device(&d, &(mlxvk_device_desc){ .adopt = &a, .error = &error }), MLXVK_ERROR_ARGUMENT);
+        assert_non_null(strstr(error.text, "adopt"));
+        assert_null(d.ctx);
+    }
+    assert_int_equal(mlxvk_device_list(NULL, NULL), MLXVK_ERROR_ARGUMENT);
+    end_vulkan();
+}
+
 /* A feature that was not enabled: a clear error, or the right result without it. */
 static void test_least_device(void **state)
 {
@@ -400,7 +419,7 @@ int main(void)
         cmocka_unit_test(test_list), cmocka_unit_test(test_choice), cmocka_unit_test(test_no_such_device),
         cmocka_unit_test(test_environment_chooses), cmocka_unit_test(test_no_driver), cmocka_unit_test(test_info),
         cmocka_unit_test(test_gates), cmocka_unit_test(test_outlived), cmocka_unit_test(test_two),
-        cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt),
+        cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt), cmocka_unit_test(test_adopt_less),
         cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), cmocka_unit_test(test_refused_work),
     };
     return run_group("device", tests, NULL, NULL);
