@@ -12883,34 +12883,29 @@ static uint32_t fft_cost(uint32_t n, uint32_t room, bool paired)
 {
     uint32_t lines = room / n / (paired ? 2 : 1), radices = fft_radices(n), passes = 0;
     for (; radices; radices >>= 4) passes++;
-    return 20 + (lines >= 32 ? 0 : lines >= 16 ? 1 : lines >= 8 ? 4 : lines >= 4 ? 8 : 60) + (passes > 2 ? 4 * (passes - 2) : 0) + (n < 32 ? 4 : 0);
+    return 20 + (lines >= 16 ? 0 : lines >= 8 ? 1 : lines >= 4 ? 3 : 40) + (passes > 2 ? passes - 2 : 0) + (n < 32 ? 4 : 0);
 }
 
 /* Cuts a smooth length into two or three factors of `room` at most, of which the first or the last may be transformed in pairs
- * of lines. Returns how many, or 0. */
+ * of lines: what costs least, and of these what has the smallest largest factor. Returns how many, or 0. */
 static int fft_cut(uint32_t n, uint32_t room, bool first, bool last, uint32_t part[FFT_STEPS])
 {
     uint32_t best = UINT32_MAX, room_first = first ? room / 2 : room, room_last = last ? room / 2 : room;
     int count = 0;
     for (uint32_t a = 2; a <= room_first && a <= n / 2; a++) {
-        uint32_t m = n / a, cost = n % a ? 0 : fft_cost(a, room, first);
-        if (n % a || cost >= best) continue;
-        if (m <= room_last && cost + fft_cost(m, room, last) < best) {
-            best = cost + fft_cost(m, room, last);
-            count = 2;
+        uint32_t m = n / a;
+        if (n % a) continue;
+        for (uint32_t b = 1; b <= room && b <= m / 2; b++) {       /* 1: there is no second of three */
+            uint32_t c = m / b, largest = a > b ? a : b, cost;
+            if (m % b || c > room_last) continue;
+            cost = fft_cost(a, room, first) + fft_cost(c, room, last) + (b > 1 ? fft_cost(b, room, false) : 0);
+            if (c > largest) largest = c;
+            if ((cost << 16 | largest) >= best) continue;
+            best = cost << 16 | largest;
+            count = b > 1 ? 3 : 2;
             part[0] = a;
-            part[1] = m;
-        }
-        for (uint32_t b = 2; b <= room && b <= m / 2; b++) {
-            uint32_t all;
-            if (m % b || m / b > room_last) continue;
-            all = cost + fft_cost(b, room, false) + fft_cost(m / b, room, last);
-            if (all >= best) continue;
-            best = all;
-            count = 3;
-            part[0] = a;
-            part[1] = b;
-            part[2] = m / b;
+            part[1] = b > 1 ? b : c;
+            part[2] = b > 1 ? c : 1;
         }
     }
     return count;
