@@ -387,6 +387,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
     X(FFT,           fft,           4, CAP_SMALL)                                                                      \
     X(FFT_FIXED,     fft_fixed,     4, CAP_SMALL)                                                                      \
+    X(FFT_MORE,      fft_more,      4, CAP_SMALL)                                                                      \
     X(FFT_CHIRP,     fft_chirp,     2, CAP_SMALL)                                                                      \
     X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
     X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
@@ -12772,11 +12773,12 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
 
 /* Flags of the kernel, as in fft.comp. */
 enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
-       FFT_LOAD_TWO, FFT_LOAD_TWO_HALVES, FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3, FFT_STORE_TWO_SPLIT = 4 << 3, FFT_STORE_TWO = 5 << 3,
+       FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
        FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15,
        FFT_ALL_IN = 1 << 16, FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
-       FFT_PAIRED = 1 << 21, FFT_CONVOLVED = 1 << 22, FFT_AHEAD = 1 << 24, FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
+       FFT_PAIRED = 1 << 21, FFT_CONVOLVED = 1 << 22, FFT_AHEAD = 1 << 23,
+       FFT_STRAIGHT = 1 << 24, FFT_MORE = 1 << 25, FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
 enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256, FFT_MANY = 1 << 18 };   /* a thread holds FFT_HELD elements */
 
 enum fft_kind { FFT_COMPLEX, FFT_FROM_REAL, FFT_TO_REAL };
@@ -12852,8 +12854,7 @@ static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
     const struct device *d = e->device;
     uint32_t room = fft_room(e);
     if (fft_columns(f)) return room / 4;
-    if (!fft_fixed(d) || !f->valid) return room;
-    if ((f->flags & FFT_STORE) == FFT_STORE_TWO_SPLIT) return room;
+    if (!fft_fixed(d) || ((f->flags & FFT_STORE) == FFT_STORE_SPLIT && !f->valid)) return room;
     while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room, 1) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads)
         room *= 2;
     return room;
@@ -12865,7 +12866,7 @@ static uint32_t fft_radices(uint32_t n)
 {
     static const uint8_t radices[] = { 13, 11, 9, 7, 3, 10, 5, 16, 8, 4, 2 };
     uint32_t list = 0, shift = 0;
-    if (n == 512 || n == 8192) { list = 0x777; shift = 12; n /= 512; }         /* three of 8 in place of 16, 16 and 2 */
+    if (n == 8192) { list = 0x777; shift = 12; n /= 512; }        /* 8, 8, 8, 16 in place of 16, 16, 16, 2 */
     for (size_t i = 0; i < COUNT(radices); i++)
         for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4) list |= (uint32_t)(radices[i] - 1) << shift;
     return n == 1 ? list : 0;
@@ -12899,6 +12900,7 @@ static int fft_cut(uint32_t n, uint32_t room, bool first, bool last, uint32_t pa
             uint32_t c = m / b, largest = a > b ? a : b, cost;
             if (m % b || c > room_last) continue;
             cost = fft_cost(a, room, first) + fft_cost(c, room, last) + (b > 1 ? fft_cost(b, room, false) : 0);
+            if (b > 1) cost += (a > 128 ? 3 : 0) + (c > 128 ? 3 : 0);
             if (c > largest) largest = c;
             if ((cost << 16 | largest) >= best) continue;
             best = cost << 16 | largest;
@@ -12934,32 +12936,34 @@ static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
 {
     uint32_t all = q->size * q->subs, flags = 0;     /* elements of a row, zeros behind len among them */
     if (!(q->flags & FFT_LOAD) && q->len >= all && q->valid >= all) flags |= FFT_ALL_IN;
-    if ((q->flags & FFT_LOAD) == FFT_LOAD_MERGE && q->len >= all && q->valid > q->len) flags |= FFT_ALL_IN;
     if (!(q->flags & FFT_STORE) && q->limit >= all) flags |= FFT_ALL_OUT;
     if (f->c1 == 1 && f->rows == f->c2) flags |= FFT_FLAT;
     if (fft_columns(f)) flags |= FFT_ACROSS;
     return flags;
 }
 
-/* Do few groups transform one row after the other, loading the next one before? */
-static bool fft_ahead(const struct device *d, const struct fft_push *q)
-{
-    uint32_t how = q->flags & FFT_LOAD;
-    return q->flags & FFT_HALVES && q->subs == 1 && q->ids / q->lines > 4 * (uint32_t)wide_of(d) && !(q->flags & FFT_SHORT)
-        && (how == FFT_LOAD_COMPLEX || how == FFT_LOAD_REAL || (how == FFT_LOAD_MERGE && q->flags & FFT_MERGED)) && q->radices >> 4;
-}
+/* So many that few can transform one after the other, and load the next one's elements before? */
+static bool fft_many_groups(const struct device *d, uint32_t groups) { return groups > 4 * (uint32_t)wide_of(d); }
 
-/* The kernel of one length: its flags that depend on how much the workgroup holds. */
+/* The kernel of one length, or the one with more ways to transform: what that one does otherwise, and what depends on how much
+ * the workgroup holds. */
 static void fft_constant_length(struct encoder *e, struct fft_push *q)
 {
+    const struct device *d = e->device;
     const uint32_t spectrum = FFT_LOAD | FFT_TABLE_IN;
     uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32), pitch = fft_pitch(q->size, q->lines);
-    bool whole = q->subs == 1 || q->flags & FFT_PAIRED;
-    if (8 * q->lines * pitch > e->device->caps.shared_memory) q->flags |= FFT_HALVES;
+    bool whole = (q->subs == 1 && (q->valid || 8 * q->lines * pitch <= d->caps.shared_memory)) || q->flags & FFT_PAIRED, loads;
+    if (8 * q->lines * pitch > d->caps.shared_memory) q->flags |= FFT_HALVES;
     if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
     else if (!(q->flags & FFT_HALVES) && q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
-    if (fft_ahead(e->device, q)) q->flags |= FFT_AHEAD;
-    KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
+    loads = (q->flags & FFT_LOAD) == FFT_LOAD_COMPLEX || (q->flags & FFT_LOAD) == FFT_LOAD_REAL || q->flags & FFT_MERGED;
+    if (q->valid && q->flags & (FFT_PAIRED | FFT_CONVOLVED | FFT_HALVES | FFT_MERGED)) q->flags |= FFT_MORE;
+    if (!(q->flags & FFT_MORE)) { KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner); return; }
+    if (q->flags & FFT_HALVES && loads && !(q->flags & FFT_MERGED) && q->subs == 1 && fft_many_groups(d, q->ids)) q->flags |= FFT_AHEAD;
+    else if (!(q->flags & FFT_CONVOLVED) && (q->flags & FFT_HALVES || !getenv("FFT_LOOP"))) q->flags |= FFT_STRAIGHT;
+    if (q->flags & FFT_MERGED && q->valid > q->len) q->flags |= FFT_ALL_IN;
+    q->flags &= ~(uint32_t)FFT_MORE;
+    KERNEL(e, K_FFT_MORE, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
 }
 
 /* How many lines a workgroup transforms together. */
@@ -12977,18 +12981,19 @@ static uint32_t fft_together(const struct encoder *e, const struct fft_push *q, 
 static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
 {
     struct device *d = e->device;
-    uint32_t radices = transform ? fft_radices(l->size) : 0, pairs = ceil_div(l->subs, 2);
-    bool fixed = radices && f->valid && (f->flags & FFT_CONVOLVED || fft_constant(d, f->rows, f->len, l->size));
+    uint32_t radices = transform ? fft_radices(l->size) : 0, pairs = ceil_div(l->subs, 2), groups;
+    bool fixed = radices && (f->flags & FFT_CONVOLVED || fft_constant(d, f->rows, f->len, l->size));
     struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len, .valid = f->valid,
         .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2,
         .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
     memcpy(q.row_a, f->row_a, sizeof q.row_a);
     memcpy(q.row_d, f->row_d, sizeof q.row_d);
-    if ((f->flags & FFT_LOAD) >= FFT_LOAD_TWO) { q.ids = ceil_div(f->rows, 2); q.turn = f->rows; }
     if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
     if (l->b_step * f->step_d != 1) q.flags |= FFT_LINES_OUT;
     if ((f->flags & FFT_STORE) == FFT_STORE_SPLIT && l->subs > 1) q.flags |= FFT_PAIRED;
-    if (fixed && (f->flags & (FFT_LOAD | FFT_TABLE_IN)) == FFT_LOAD_MERGE && l->subs > 1 && l->size >= FFT_HELD) q.flags |= FFT_PAIRED;
+    if (fixed && f->valid && (f->flags & (FFT_LOAD | FFT_TABLE_IN)) == FFT_LOAD_MERGE && l->subs > 1 && l->size >= FFT_HELD)
+        q.flags |= FFT_PAIRED;
+    if (fixed && f->valid && l->subs > 1 && (l->size >= 1024 || getenv("FFT_MORE"))) q.flags |= FFT_MORE;
     q.lines = fft_together(e, &q, fixed);
     q.offset_in = set_input(e, 1, f->in);
     q.offset_out = set_output(e, 0, f->out);
@@ -12999,12 +13004,9 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     if (fixed) fft_constant_length(e, &q);
     else KERNEL(e, K_FFT, fft_threads(d), fft_plain_room(d));
     set_bytes(e, &q, sizeof q);
-    if (fixed && fft_ahead(d, &q)) {
-        uint32_t all = ceil_div(q.ids, q.lines);
-        dispatch_groups(e, ceil_div(all, ceil_div(all, 2 * (uint32_t)wide_of(d))));
-        return;
-    }
-    dispatch_groups(e, q.flags & FFT_PAIRED ? ceil_div(f->rows * pairs, q.lines / 2) : ceil_div(q.ids, q.lines));
+    groups = q.flags & FFT_PAIRED ? ceil_div(f->rows * pairs, q.lines / 2) : ceil_div(q.ids, q.lines);
+    if (q.flags & FFT_AHEAD) groups = ceil_div(groups, ceil_div(groups, 2 * (uint32_t)wide_of(d)));
+    dispatch_groups(e, groups);
 }
 
 /* Lets rows lie in an array of the lowering's own: one after the other, or as columns beside each other. */
@@ -13023,7 +13025,7 @@ static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct f
 /* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles between. */
 static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
-    uint32_t p[FFT_STEPS] = { 0 }, room = fft_room(e), rest;
+    uint32_t p[FFT_STEPS] = { 0 }, room = fft_room(e), rest, more;
     bool merge = (f->flags & FFT_LOAD) == FFT_LOAD_MERGE, split = (f->flags & FFT_STORE) == FFT_STORE_SPLIT;
     int count = n <= fft_one_step(e, f) ? 1 : fft_columns(f) ? fft_cut(n, room / 8, merge, split, p) : 0;
     struct fft part = *f;
@@ -13035,7 +13037,8 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     if (!between) return;
     part.out = between;
     fft_between(part.row_d, &part.step_d, f, n);
-    part.flags = (f->flags & FFT_OF_LOAD) | FFT_TURN;
+    more = count == 3 && f->valid ? FFT_MORE : 0;
+    part.flags = (f->flags & FFT_OF_LOAD) | FFT_TURN | more;
     part.limit = n;
     part.last = NULL;
     part.scale = 1;
@@ -13045,11 +13048,11 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     part.first = NULL;
     fft_between(part.row_a, &part.step_a, f, n);
     part.len = part.valid = n;
-    part.flags = FFT_TURN;
+    part.flags = FFT_TURN | more;
     if (count == 3) fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
     part.out = f->out;
     part.last = f->last;
-    part.flags = f->flags & ~(uint32_t)FFT_OF_LOAD;
+    part.flags = (f->flags & ~(uint32_t)FFT_OF_LOAD) | more;
     part.limit = f->limit;
     part.scale = f->scale;
     memcpy(part.row_d, f->row_d, sizeof part.row_d);
@@ -13077,7 +13080,9 @@ static uint32_t fft_convolved(uint32_t n)
 static bool fft_fused(const struct encoder *e, const struct fft *f, uint32_t m)
 {
     const struct device *d = e->device;
-    return fft_constant(d, f->rows, m, m) && f->valid && 4 * fft_pitch(m, 1) <= d->caps.shared_memory && m <= FFT_HELD * d->caps.max_threads;
+    if (!f->valid || !fft_constant(d, f->rows, m, m)) return false;
+    if (m <= fft_room(e)) return true;
+    return fft_many_groups(d, f->rows) && 4 * fft_pitch(m, 1) <= d->caps.shared_memory && m <= FFT_HELD * d->caps.max_threads;
 }
 
 /* Any length, as a convolution with a chirp: x w, transformed, times the chirp's transform, transformed back, times w. */
@@ -13127,26 +13132,15 @@ static void fft_any(struct encoder *e, const struct fft *f)
     else fft_bluestein(e, f);
 }
 
-/* Real rows of odd length, or those that their half spectra make: two in one where that is one step. */
-static void fft_odd(struct encoder *e, struct fft *f, uint32_t alone, uint32_t two)
-{
-    uint32_t flags = f->flags;
-    f->flags = flags | two;
-    if (f->rows == 1 || f->len == 1 || !fft_smooth(f->len) || f->len > fft_one_step(e, f)) f->flags = flags | alone;
-    fft_any(e, f);
-}
-
 /* Real rows of even length: the transform of their pairs, in its last step with what makes a half spectrum of it, or before that. */
 static void fft_pairs(struct encoder *e, const struct fft *f)
 {
     uint32_t n = f->len, chunk = min_u32(n + 1, fft_room(e));
     struct fft part = *f;
     struct array *between;
-    if (fft_smooth(n)) {
-        part.flags |= FFT_STORE_SPLIT;
-        fft_rows(e, &part, n);
-        return;
-    }
+    part.flags |= FFT_STORE_SPLIT;
+    if (fft_smooth(n) && (n <= fft_one_step(e, &part) || (f->valid && fft_constant(e->device, f->rows, n, 0)))) { fft_rows(e, &part, n); return; }
+    part.flags = f->flags;
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
     if (!between) return;
     part.out = between;
@@ -13197,18 +13191,14 @@ static void fft_whole(struct encoder *e, const struct fft_params *p, struct arra
         fft_layout(&f, p->axis);
     }
     f.flags = p->inverse ? FFT_SWAP_IN | FFT_SWAP_OUT : 0;
-    if (p->kind == FFT_TO_REAL && even) {
-        f.flags |= FFT_LOAD_MERGE | FFT_STORE_PAIRS;
-        f.limit = f.len /= 2;
+    if (p->kind == FFT_TO_REAL) {
+        f.flags |= even ? FFT_LOAD_MERGE | FFT_STORE_PAIRS : FFT_LOAD_HALF | FFT_STORE_REAL;
+        if (even) f.limit = f.len /= 2;
         fft_any(e, &f);
-    } else if (p->kind == FFT_TO_REAL) {
-        fft_odd(e, &f, FFT_LOAD_HALF | FFT_STORE_REAL, FFT_LOAD_TWO_HALVES | FFT_STORE_TWO);
     } else if (p->kind == FFT_FROM_REAL && even) {
         f.flags |= FFT_LOAD_PAIRS;
         f.len /= 2;
         fft_pairs(e, &f);
-    } else if (p->kind == FFT_FROM_REAL) {
-        fft_odd(e, &f, FFT_LOAD_REAL, FFT_LOAD_TWO | FFT_STORE_TWO_SPLIT);
     } else {
         f.flags |= real ? FFT_LOAD_REAL : FFT_LOAD_COMPLEX;
         fft_any(e, &f);

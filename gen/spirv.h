@@ -24,6 +24,7 @@
 #include "fft_spv.h"
 #include "fft_chirp_spv.h"
 #include "fft_fixed_spv.h"
+#include "fft_more_spv.h"
 #include "fp8_spv.h"
 #include "group_rows_spv.h"
 #include "hadamard_spv.h"

@@ -25,7 +25,7 @@ layout(push_constant) uniform Push {
     uint len, valid, limit;                            // of a row's transform; elements of its operand; results to store
     uint subs_, inner_;                                // lines a row is cut into; of which `inner` follow each other
     uint a1, a2, a_step, b1, b2, b_step;               // a line's first element: a1 * (sub / inner) + a2 * (sub % inner)
-    uint turn;                                         // twiddles: roots of this order; where two rows are one: how many there are
+    uint turn;                                         // twiddles: roots of this order
     uint c1, c2;                                       // the two inner sizes of up to three dimensions of rows
     uint row_a[3], step_a, row_d[3], step_d;           // their distances in memory, those of a row's elements
     float scale;
@@ -46,11 +46,10 @@ layout(push_constant) uniform Push {
 #endif
 
 // Flags. How elements are loaded: complex; real; pairs of reals as complex numbers; the half of a symmetric spectrum, its
-// transform being real; that of a real row twice as long, whose even and odd elements become pairs; pairs' spectrum as a half;
-// two real rows as one, or the halves of two symmetric spectra.
-const uint LOAD = 7u, LOAD_TWO = 6u, LOAD_TWO_HALVES = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_HALF = 3u, LOAD_MERGE = 4u, LOAD_SPLIT = 5u;
-// How they are stored: complex; the real part; pairs; as a half, from shared memory; as two halves; as two real rows.
-const uint STORE = 7u << 3, STORE_TWO_SPLIT = 4u << 3, STORE_TWO = 5u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
+// transform being real; that of a real row twice as long, whose even and odd elements become pairs; pairs' spectrum as a half.
+const uint LOAD = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_HALF = 3u, LOAD_MERGE = 4u, LOAD_SPLIT = 5u;
+// How they are stored: complex; the real part; pairs; as a half, from shared memory.
+const uint STORE = 7u << 3, STORE_COMPLEX = 0u << 3, STORE_REAL = 1u << 3, STORE_PAIRS = 2u << 3, STORE_SPLIT = 3u << 3;
 // Exchanges of real and imaginary parts (which make an inverse transform), products with tables, orders of access; rows are of
 // one dimension; neighbouring lines are those of neighbouring rows, which have one dimension then; a workgroup's lines are t, ...
 // of a row and, after these, subs - t, ..., which together hold each element e beside len - e. FIXED only: a spectrum is merged to
@@ -59,12 +58,11 @@ const uint STORE = 7u << 3, STORE_TWO_SPLIT = 4u << 3, STORE_TWO = 5u << 3, STOR
 // the first table is that of results too.
 const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u << 9, TABLE_OUT = 1u << 10, SWAP_LAST = 1u << 11,
            LINES_IN = 1u << 12, LINES_OUT = 1u << 13, FLAT = 1u << 14, MERGED = 1u << 15, ACROSS = 1u << 18,
-           HALVES = 1u << 19, SHORT = 1u << 20, PAIRED = 1u << 21, CONVOLVED = 1u << 22, AHEAD = 1u << 24;
+           HALVES = 1u << 19, SHORT = 1u << 20, PAIRED = 1u << 21, CONVOLVED = 1u << 22, AHEAD = 1u << 23,
+           STRAIGHT = 1u << 24;
 // All elements that are asked for are there, and complex: loads need no branches.
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 bool has(uint flag) { return (flags & flag) != 0u; }
-bool two_rows() { return (flags & LOAD) >= LOAD_TWO; }
-bool splits() { return (flags & STORE) == STORE_SPLIT || (flags & STORE) == STORE_TWO_SPLIT; }
 
 // Places in shared memory: of element e of line l; beyond an element's that of the one c further on, which for powers of two has
 // no bits in common with it, and is known to the compiler. Neither steps of a power of two nor neighbouring lines collide.
@@ -81,9 +79,13 @@ uint beyond(uint c) { return c; }
 uint slot(uint l, uint e) { return l * size + e; }
 #endif
 
+#ifndef MORE
+vec2 element(uint at, uint e) { return e < valid ? uintBitsToFloat(a64[at + e * step_a]) : vec2(0.0); }
+float real(uint at, uint e) { return e < valid ? uintBitsToFloat(a32[at + e * step_a]) : 0.0; }
+#else /* MORE */
 uint step_in(uint e) { return has(LINES_IN) ? e * step_a : e; }
 
-#ifdef FIXED                                            // no branches; there is an element
+// Without branches: there is an element.
 vec2 element(uint at, uint e)
 {
     vec2 x = uintBitsToFloat(a64[at + step_in(has(ALL_IN) ? e : min(e, valid - 1u))]);
@@ -94,10 +96,7 @@ float real(uint at, uint e)
     float x = uintBitsToFloat(a32[at + step_in(min(e, valid - 1u))]);
     return e < valid ? x : 0.0;
 }
-#else
-vec2 element(uint at, uint e) { return e < valid ? uintBitsToFloat(a64[at + step_in(e)]) : vec2(0.0); }
-float real(uint at, uint e) { return e < valid ? uintBitsToFloat(a32[at + step_in(e)]) : 0.0; }
-#endif
+#endif /* MORE */
 vec2 bin(uint at, uint e, uint n)                      // of a real row of n: the first and the middle one are real
 {
     vec2 x = element(at, e);
@@ -111,18 +110,27 @@ vec2 split(vec2 x, vec2 y, uint e)
     return even + multiply(e < len ? root(e, 2u * len) : vec2(-1.0, 0.0), vec2(odd.y, -odd.x));
 }
 
-vec2 load(uint at, uint beside, uint number)
+#ifndef MORE
+vec2 load(uint at, uint e)
+#else /* MORE */
+vec2 load(uint at, uint number)
+#endif /* MORE */
 {
+#ifndef MORE
+    uint how = flags & LOAD;
+#else /* MORE */
     uint how = flags & LOAD, e = has(ALL_IN) ? number : min(number, how == LOAD_SPLIT ? len : len - 1u);
+#endif /* MORE */
     vec2 x;
+#ifndef MORE
+    if (!has(ALL_IN) && e >= len + uint(how == LOAD_SPLIT)) return vec2(0.0);
+    if (has(ALL_IN)) x = uintBitsToFloat(a64[at + (has(LINES_IN) ? e * step_a : e)]);
+    else if (how == LOAD_COMPLEX) x = element(at, e);
+#else /* MORE */
     if (how == LOAD_COMPLEX) x = element(at, e);
+#endif /* MORE */
     else if (how == LOAD_REAL) x = vec2(real(at, e), 0.0);
     else if (how == LOAD_PAIRS) x = vec2(real(at, 2u * e), real(at, 2u * e + 1u));
-    else if (how == LOAD_TWO) x = vec2(real(at, e), real(beside, e));
-    else if (how == LOAD_TWO_HALVES) {
-        vec2 y = bin(at, min(e, len - e), len), z = bin(beside, min(e, len - e), len);
-        x = 2u * e > len ? vec2(y.x + z.y, z.x - y.y) : vec2(y.x - z.y, y.y + z.x);
-    }
     else if (how == LOAD_HALF) x = 2u * e > len ? conjugate(bin(at, len - e, len)) : bin(at, e, len);
     else if (how == LOAD_MERGE) {
         vec2 y = bin(at, e, 2u * len), z = conjugate(bin(at, len - e, 2u * len)), odd = multiply(conjugate(root(e, 2u * len)), y - z);
@@ -130,6 +138,9 @@ vec2 load(uint at, uint beside, uint number)
     } else x = split(element(at, e < len ? e : 0u), element(at, e > 0u ? len - e : 0u), e);
     if (has(SWAP_IN)) x = x.yx;
     if (has(TABLE_IN)) x = multiply(x, uintBitsToFloat(first64[offset_first + e]));
+#ifndef MORE
+    return x;
+#else /* MORE */
     return e == number ? x : vec2(0.0);
 }
 
@@ -142,13 +153,20 @@ vec2 complete(uint e, vec2 x)
         x = multiply(x, uintBitsToFloat(has(CONVOLVED) ? first64[offset_first + e] : last64[offset_last + e]));
     }
     return (has(SWAP_LAST) ? x.yx : x) * scale;
+#endif /* MORE */
 }
 
 void store(uint at, uint e, vec2 x)
 {
     uint how = flags & STORE;
     if (!has(ALL_OUT) && e >= limit) return;
-    if (how == STORE_REAL || how == STORE_TWO) d32[at + e * step_d] = floatBitsToUint(x.x);
+#ifndef MORE
+    if (has(SWAP_OUT)) x = x.yx;
+    if (has(TABLE_OUT)) x = multiply(x, uintBitsToFloat(last64[offset_last + e]));
+    if (has(SWAP_LAST)) x = x.yx;
+    x *= scale;
+#endif /* ! MORE */
+    if (how == STORE_REAL) d32[at + e * step_d] = floatBitsToUint(x.x);
     else if (how == STORE_PAIRS) {
         d32[at + 2u * e * step_d] = floatBitsToUint(x.x);
         d32[at + (2u * e + 1u) * step_d] = floatBitsToUint(x.y);
@@ -160,16 +178,13 @@ uint row_at(uint row, uint far, uint middle, uint near) { return row / c2 / c1 *
 uint row_of(uint id) { return has(ACROSS) ? id % c2 : id / subs; }
 uint sub_of(uint id) { return has(ACROSS) ? id / c2 : id % subs; }
 
-// Where a row begins; that which line `id` is of, or the second one of the two, of which there may be but one; an element's
-// number in it.
-uint row_in(uint row) { return offset_a + (has(FLAT) ? row * row_a[2] : row_at(row, row_a[0], row_a[1], row_a[2])); }
-uint row_out(uint row) { return offset_d + (has(FLAT) ? row * row_d[2] : row_at(row, row_d[0], row_d[1], row_d[2])); }
-uint place_in(uint id) { return row_in(two_rows() ? 2u * id : row_of(id)); }
-uint place_out(uint id) { return row_out(two_rows() ? 2u * id : row_of(id)); }
-uint second_in(uint id) { return two_rows() ? row_in(min(2u * id + 1u, turn - 1u)) : 0u; }
+// Where the row begins that line `id` is of; an element's number in it.
+uint place_in(uint id) { return offset_a + (has(FLAT) ? row_of(id) * row_a[2] : row_at(row_of(id), row_a[0], row_a[1], row_a[2])); }
+uint place_out(uint id) { return offset_d + (has(FLAT) ? row_of(id) * row_d[2] : row_at(row_of(id), row_d[0], row_d[1], row_d[2])); }
 uint number_in(uint sub, uint e) { return sub / inner * a1 + sub % inner * a2 + (has(LINES_IN) ? e * a_step : e); }
 uint number_out(uint sub, uint e) { return sub / inner * b1 + sub % inner * b2 + (has(LINES_OUT) ? e * b_step : e); }
 
+#ifdef MORE
 uint group;                                            // of lines: the workgroup's number, with AHEAD one after the other
 
 // The number of this workgroup's line l among all lines; not below ids: there is none. Of pairs of lines, the first of a row is
@@ -199,27 +214,43 @@ uvec4 pair_at(uint l, uint k)
 uint pairs_of_lines() { return has(PAIRED) ? lines / 2u : lines; }
 uint items_of_pair() { return has(PAIRED) ? size + 1u : size / 2u + 1u; }
 
+#endif /* MORE */
 // Element e of line l of this workgroup.
 vec2 fetch(uint l, uint e)
 {
+#ifndef MORE
+    uint id = group_index() * lines + l;
+#else /* MORE */
     uint id = line_id(l);
+#endif /* MORE */
     if (has(ALL_IN)) id = min(id, ids - 1u);
     else if (id >= ids) return vec2(0.0);
-    return load(place_in(id), second_in(id), number_in(sub_of(id), e));
+    return load(place_in(id), number_in(sub_of(id), e));
 }
 
+#ifdef MORE
 // Result e of line l, complete.
+#endif /* MORE */
 void put(uint l, uint e, vec2 x)
 {
+#ifndef MORE
+    uint id = group_index() * lines + l;
+#else /* MORE */
     uint id = line_id(l);
+#endif /* MORE */
     if (id < ids) store(place_out(id), number_out(sub_of(id), e), x);
-    if ((flags & STORE) == STORE_TWO && 2u * id + 1u < turn) store(row_out(2u * id + 1u), number_out(sub_of(id), e), x.yx);
 }
 
+#ifdef MORE
 vec2 complete(uint l, uint e, vec2 x) { return complete(number_out(sub_of(line_id(l)), e), x); }
 
+#endif /* MORE */
 // The root whose powers a line's elements are multiplied with before they are stored.
+#ifndef MORE
+vec2 turn_of(uint l, uint e) { return root(sub_of(group_index() * lines + l) % inner * e, turn); }
+#else /* MORE */
 vec2 turn_of(uint l, uint e) { return root(sub_of(line_id(l)) % inner * e, turn); }
+#endif /* MORE */
 
 // ---- transforms of a few elements, in v[o], v[o + 1], ... of a thread ----
 
@@ -378,6 +409,10 @@ void set(uint o, uint r, uint done, uvec2 g, uint base)
     [[unroll]] for (uint i = 0; i < r; i++) staged[base + to + beyond(i * done)] = v[o + order(r, i)];
 }
 
+#ifndef MORE
+// The line of number q among all lines' `many` each, and which of that line's it is.
+uvec2 line_and_rest(uint q, uint many, bool by_line)
+#else /* MORE */
 // The line of number q among `count` lines' `many` each, and which of that line's it is.
 uvec2 line_and_rest(uint q, uint count, uint many, bool by_line)
 {
@@ -387,7 +422,12 @@ uvec2 line_and_rest(uint q, uint count, uint many, bool by_line)
 
 // All of this workgroup's elements from shared memory to the result; two of a half spectrum from two each.
 void split_all(uint base)
+#endif /* MORE */
 {
+#ifndef MORE
+    if (lines == 1u) return uvec2(0u, q);
+    return by_line ? uvec2(q % lines, q / lines) : uvec2(q / many, q % many);
+#else /* MORE */
     uint count = pairs_of_lines(), many = items_of_pair(), total = count * many, n = size * subs;
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uvec2 g = line_and_rest(i, count, many, has(LINES_OUT));
@@ -400,33 +440,54 @@ void split_all(uint base)
         odd = 0.5 * vec2(x.y - y.y, y.x - x.x);
         x = 0.5 * (x + y);
         at = place_out(p.w);
-        if ((flags & STORE) == STORE_TWO_SPLIT) {
-            store(at, p.z, x * scale);
-            if (2u * p.w + 1u < turn) store(row_out(2u * p.w + 1u), p.z, odd * scale);
-            continue;
-        }
         odd = multiply(root(p.z, 2u * n), odd);
         store(at, p.z, (x + odd) * scale);
         if (2u * p.z != n) store(at, n - p.z, conjugate(x - odd) * scale);
     }
+#endif /* MORE */
 }
 
+#ifndef MORE
+// All of this workgroup's elements from shared memory to the result.
+#endif /* ! MORE */
 void put_all(uint base)
 {
+#ifndef MORE
+    bool halves = (flags & STORE) == STORE_SPLIT;
+    uint many = halves ? size / 2u + 1u : size, total = many * lines;
+#else /* MORE */
     uint total = size * lines;
-    if (splits()) { split_all(base); return; }
+    if ((flags & STORE) == STORE_SPLIT) { split_all(base); return; }
+#endif /* MORE */
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
+#ifndef MORE
+        uvec2 at = line_and_rest(i, many, has(LINES_OUT));
+        uint l = at.x, e = at.y;
+        vec2 x = staged[base + slot(l, e)], y, odd;
+        if (!halves) { put(l, e, has(TURN) ? multiply(x, turn_of(l, e)) : x); continue; }
+        y = staged[base + slot(l, e > 0u ? size - e : 0u)];      // two elements of the half spectrum from these
+        odd = 0.5 * (x - conjugate(y));
+        odd = multiply(root(e, 2u * size), vec2(odd.y, -odd.x));
+        x = 0.5 * (x + conjugate(y));
+        put(l, e, x + odd);
+        if (2u * e != size) put(l, size - e, conjugate(x - odd));
+#else /* MORE */
         uvec2 g = line_and_rest(i, lines, size, has(LINES_OUT));
         vec2 x = staged[base + slot(g.x, g.y)];
         put(g.x, g.y, complete(g.x, g.y, has(TURN) ? multiply(x, turn_of(g.x, g.y)) : x));
+#endif /* MORE */
     }
 }
 
 #ifdef FIXED
 const uint R0 = (RADICES & 15u) + 1u, R1 = (RADICES >> 4 & 15u) + 1u, R2 = (RADICES >> 8 & 15u) + 1u, R3 = (RADICES >> 12 & 15u) + 1u,
            R4 = (RADICES >> 16 & 15u) + 1u, R5 = (RADICES >> 20 & 15u) + 1u, R6 = (RADICES >> 24 & 15u) + 1u, R7 = (RADICES >> 28) + 1u;
-const bool STAGED_OUT = (FLAGS & STORE) == STORE_TWO_SPLIT ? true : (FLAGS & STORE) == STORE_SPLIT ? (FLAGS & HALVES) == 0u
+#ifndef MORE
+const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT ? true : (FLAGS & SHORT) != 0u ? R1 == 1u : false;
+#else /* MORE */
+const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT ? (FLAGS & HALVES) == 0u
                       : (FLAGS & SHORT) != 0u ? R1 == 1u : false;
+#endif /* MORE */
 
 const bool EXACT = gl_WorkGroupSize.x * HELD == SIZE * LINES && BINARY;
 
@@ -434,7 +495,11 @@ const bool EXACT = gl_WorkGroupSize.x * HELD == SIZE * LINES && BINARY;
 uvec3 group_at(uint o, uint r, bool by_line)
 {
     uint q = gl_LocalInvocationID.x + o / r * gl_WorkGroupSize.x, many = size / r;
+#ifndef MORE
+    return uvec3(line_and_rest(q, many, by_line), EXACT || q < many * lines ? 1u : 0u);
+#else /* MORE */
     return uvec3(line_and_rest(q, lines, many, by_line), EXACT || q < many * lines ? 1u : 0u);
+#endif /* MORE */
 }
 
 void butterflies(uint r)
@@ -471,6 +536,9 @@ void to_shared(uint r, uint done, bool by_line)
     }
 }
 
+#ifndef MORE
+// From groups of `before` to those of r elements, through shared memory.
+#else /* MORE */
 // From groups of `before` to those of r elements, through shared memory; one part of them after the other through half of it.
 #define EXCHANGE_PART(c) \
     [[unroll]] for (uint o = 0; o < HELD; o += before) { \
@@ -484,16 +552,38 @@ void to_shared(uint r, uint done, bool by_line)
         if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + i].c = parts[slot(g.x, g.y) + beyond(i * (size / r))]; \
     }
 
+#endif /* MORE */
 void exchange(uint before, uint r, uint done, bool from_line, bool by_line)
 {
+#ifndef MORE
+    if (done > 1u) barrier();
+#else /* MORE */
     uint turned = done * before < SIZE ? done * before : 1u;       // at the beginning of another transform nothing
     if (done > 1u || has(CONVOLVED) || has(AHEAD)) barrier();
+#endif /* MORE */
     if ((FLAGS & HALVES) == 0u) {
         to_shared(before, done, from_line);
         barrier();
+#ifndef MORE
+        from_shared(r, done * before, by_line);
+#else /* MORE */
         from_shared(r, turned, by_line);
+#endif /* MORE */
         return;
     }
+#ifndef MORE
+    [[unroll]] for (uint y = 0; y < 2u; y++) {
+        if (y > 0u) barrier();
+        [[unroll]] for (uint o = 0; o < HELD; o += before) {
+            uvec3 g = group_at(o, before, from_line);
+            uint to = slot(g.x, target(before, done, g.y));
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < before; i++) parts[to + beyond(i * done)] = v[o + order(before, i)][y];
+        }
+        barrier();
+        [[unroll]] for (uint o = 0; o < HELD; o += r) {
+            uvec3 g = group_at(o, r, by_line);
+            if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + i][y] = parts[slot(g.x, g.y) + beyond(i * (size / r))];
+#else /* MORE */
     EXCHANGE_PART(x)
     barrier();
     EXCHANGE_PART(y)
@@ -532,11 +622,20 @@ void take(bool by_line)
             if (has(SWAP_IN) && !has(MERGED)) x = x.yx;
             if (has(TABLE_IN)) x = multiply(x, uintBitsToFloat(first64[offset_first + (has(ALL_IN) ? e : min(e, len - 1u))]));
             v[o + i] = x;
+#endif /* MORE */
         }
     }
+#ifndef MORE
+    [[unroll]] for (uint o = 0; o < HELD; o += r) turn_group(o, r, done * before, group_at(o, r, by_line).y);
+#else /* MORE */
     last_bin = has(ALL_IN) || SIZE < valid ? last_bin : vec2(0.0);
+#endif /* MORE */
 }
 
+#ifndef MORE
+// Pairs' elements from a half spectrum, two at a time, to shared memory: the reverse of what put_all does.
+void merge_all()
+#else /* MORE */
 // Pairs' elements from a half spectrum, for the first pass; the partners of what a thread loads come by way of shared memory.
 uint partner(uint l, uint e)                           // whose number is that of the row less e's; e > 0 in the row
 {
@@ -560,7 +659,16 @@ uint partner(uint l, uint e)                           // whose number is that o
     barrier();
 
 void merge(bool by_line, vec2 last_bin)
+#endif /* MORE */
 {
+#ifndef MORE
+    const uint many = SIZE / 2u + 1u, total = many * LINES;
+    [[unroll]] for (uint k = 0; k <= HELD / 2u; k++) {
+        uvec2 g = line_and_rest(min(gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, total - 1u), many, has(LINES_IN));
+        uint at = place_in(min(group_index() * LINES + g.x, ids - 1u));
+        v[2u * k] = bin(at, g.y, 2u * SIZE);
+        v[2u * k + 1u] = conjugate(bin(at, SIZE - g.y, 2u * SIZE));
+#else /* MORE */
     const uint n = SIZE * SUBS;
     vec2 u[26];
     [[unroll]] for (uint o = 0; o < HELD; o += R0) {
@@ -569,7 +677,19 @@ void merge(bool by_line, vec2 last_bin)
         if (g.z == 0u) continue;
         if (!has(AHEAD)) [[unroll]] for (uint i = 0; i < R0; i++) v[o + i] = bin(at, sub + SUBS * (g.y + i * (SIZE / R0)), 2u * n);
         u[o] = has(AHEAD) ? vec2(last_bin.x, 0.0) : sub == 0u && g.y == 0u ? bin(at, n, 2u * n) : vec2(0.0);
+#endif /* MORE */
     }
+#ifndef MORE
+    [[unroll]] for (uint k = 0; k <= HELD / 2u; k++) {
+        uint i = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x;
+        uvec2 g = line_and_rest(i, many, has(LINES_IN));
+        vec2 x = v[2u * k] + v[2u * k + 1u], odd = multiply(conjugate(root(g.y, 2u * SIZE)), v[2u * k] - v[2u * k + 1u]);
+        vec2 y = vec2(x.x + odd.y, odd.x - x.y);
+        x += vec2(-odd.y, odd.x);
+        if (i >= total) break;
+        staged[slot(g.x, g.y)] = has(SWAP_IN) ? x.yx : x;
+        if (g.y > 0u) staged[slot(g.x, SIZE - g.y)] = has(SWAP_IN) ? y.yx : y;
+#else /* MORE */
     if (has(AHEAD)) barrier();
     if ((FLAGS & HALVES) == 0u) { SEND(staged, ) }
     else {
@@ -586,6 +706,7 @@ void merge(bool by_line, vec2 last_bin)
         }
         twiddle(o, R0, conjugate(root(sub_of(min(line_id(g.x), ids)) + SUBS * g.y, 2u * n)), conjugate(root(1u, 2u * R0)), false, true);
         [[unroll]] for (uint i = o; i < o + R0; i++) v[i] = has(SWAP_IN) ? (u[i] + v[i]).yx : u[i] + v[i];
+#endif /* MORE */
     }
 }
 
@@ -603,10 +724,17 @@ void load_all()
     }
 }
 
+#ifdef MORE
 uint groups() { return gl_NumWorkGroups.x * gl_NumWorkGroups.y * gl_NumWorkGroups.z; }
 
+#endif /* MORE */
 void first_pass(bool by_line)
 {
+#ifndef MORE
+    if (has(MERGED) || has(SHORT)) {
+        if (has(MERGED)) merge_all();
+        else load_all();
+#else /* MORE */
     if (has(AHEAD)) {
         uint here = group, more = groups();
         take(by_line);
@@ -627,6 +755,7 @@ void first_pass(bool by_line)
     }
     if (has(SHORT)) {
         load_all();
+#endif /* MORE */
         barrier();
         from_shared(R0, 1u, by_line);
         butterflies(R0);
@@ -641,6 +770,7 @@ void first_pass(bool by_line)
     butterflies(R0);
 }
 
+#ifdef MORE
 // What split_all does, of elements in registers whose partners come by way of half the shared memory.
 #define PARTNERS(c) \
     [[unroll]] for (uint o = 0; o < HELD; o += r) { \
@@ -678,6 +808,7 @@ void split_held(uint r, uint done, bool by_line)
     }
 }
 
+#endif /* MORE */
 // The last pass, of radix r: results are complete in registers.
 void finish(uint r, uint done, bool by_line)
 {
@@ -688,19 +819,30 @@ void finish(uint r, uint done, bool by_line)
         put_all(0u);
         return;
     }
+#ifndef MORE
+    [[unroll]] for (uint o = 0; o < HELD; o += r) {
+#else /* MORE */
     if ((FLAGS & STORE) == STORE_SPLIT) { split_held(r, done, by_line); return; }
     [[unroll]] for (uint o = 0; o < HELD; o += r) {    // tables are read before anything is written
+#endif /* MORE */
         uvec3 g = group_at(o, r, by_line);
         uint to = target(r, done, g.y);
+#ifndef MORE
+        if (g.z == 0u) continue;
+        if (has(TURN)) twiddle(o, r, turn_of(g.x, to), turn_of(g.x, done), true, true);
+        [[unroll]] for (uint i = 0; i < r; i++) put(g.x, to + i * done, v[o + order(r, i)]);
+#else /* MORE */
         if (g.z != 0u && has(TURN)) twiddle(o, r, turn_of(g.x, to), turn_of(g.x, done), true, true);
         if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + order(r, i)] = complete(g.x, to + i * done, v[o + order(r, i)]);
     }
     [[unroll]] for (uint o = 0; o < HELD; o += r) {
         uvec3 g = group_at(o, r, by_line);
         if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) put(g.x, target(r, done, g.y) + i * done, v[o + order(r, i)]);
+#endif /* MORE */
     }
 }
 
+#ifdef MORE
 const uint LAST = R1 == 1u ? R0 : R2 == 1u ? R1 : R3 == 1u ? R2 : R4 == 1u ? R3 : R5 == 1u ? R4 : R6 == 1u ? R5 : R7 == 1u ? R6 : R7;
 const bool LAST_BY_LINE = R1 == 1u ? (FLAGS & LINES_IN) != 0u : (FLAGS & LINES_OUT) != 0u && !STAGED_OUT;
 
@@ -719,13 +861,30 @@ void begin_again()
     butterflies(R0);
 }
 
+#endif /* MORE */
 // One more pass, of radix r, of what radix `before` left; `after`: the next radix, 1 where there is none.
+#ifndef MORE
+#define NEXT(before, done, r, after) { \
+    const bool by_line = after == 1u && has(LINES_OUT) && !STAGED_OUT; \
+    exchange(before, r, done, done == 1u && has(LINES_IN), by_line); \
+    butterflies(r); \
+    if (after == 1u) { finish(r, done * before, by_line); return; } }
+#else /* MORE */
 #define NEXT(before, done, r, after) if (r > 1u) { \
     exchange(before, r, done, done == 1u && has(LINES_IN), after == 1u && LAST_BY_LINE); \
     butterflies(r); }
+#endif /* MORE */
 
+#ifndef MORE
+void main()
+#else /* MORE */
 void passes()
+#endif /* MORE */
 {
+#ifndef MORE
+    first_pass(has(LINES_IN));
+    if (R1 == 1u) { finish(R0, 1u, has(LINES_IN)); return; }
+#endif /* ! MORE */
     NEXT(R0, 1u, R1, R2)
     NEXT(R1, R0, R2, R3)
     NEXT(R2, R0 * R1, R3, R4)
@@ -733,12 +892,19 @@ void passes()
     NEXT(R4, R0 * R1 * R2 * R3, R5, R6)
     NEXT(R5, R0 * R1 * R2 * R3 * R4, R6, R7)
     NEXT(R6, R0 * R1 * R2 * R3 * R4 * R5, R7, 1u)
+#ifdef MORE
 }
 
 void main()
 {
     bool again = false;
     group = group_index();
+    if (has(STRAIGHT)) {                               // no loop around all: some compilers do not find out that it has none
+        first_pass(has(LINES_IN));
+        passes();
+        finish(LAST, SIZE / LAST, LAST_BY_LINE);
+        return;
+    }
     if (has(AHEAD)) look_ahead(has(LINES_IN));
     do {
         first_pass(has(LINES_IN));
@@ -750,6 +916,7 @@ void main()
         finish(LAST, SIZE / LAST, LAST_BY_LINE);
         group += groups();
     } while (has(AHEAD) && group * LINES < ids);
+#endif /* MORE */
 }
 #else
 #define GROUP(R) case R: \
@@ -761,11 +928,10 @@ void main()
 void main()
 {
     uint total = size * lines, done = 1u, base = 0u;
-    group = group_index();
-    bool moves = radices_ == 0u && !splits();     // what is around a transform without one
+    bool moves = radices_ == 0u && (flags & STORE) != STORE_SPLIT;     // what is around a transform without one
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
         uint l = has(LINES_IN) ? i % lines : i / size, e = has(LINES_IN) ? i / lines : i % size;
-        if (moves) put(l, e, complete(l, e, fetch(l, e)));
+        if (moves) put(l, e, fetch(l, e));
         else staged[slot(l, e)] = fetch(l, e);
     }
     if (moves) return;
