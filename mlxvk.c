@@ -5822,12 +5822,14 @@ static bool broadcast_windows(struct call *c, const struct array *a, struct wind
     return !c->code;
 }
 
-/* The windows' sizes fit into a. */
+/* The windows' sizes fit into a; where there is no window they need not. */
 static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *sizes)
 {
+    bool none = false;
+    for (int i = 0; i < w->ndim; i++) none = none || !w->shape[i];
     for (int i = 0; i < a->ndim && !c->code; i++) {
         w->sizes[i] = sizes[i];
-        if (sizes[i] < 0 || sizes[i] > a->shape[i]) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
+        if (sizes[i] < 0 || (sizes[i] > a->shape[i] && !none)) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
     }
     return !c->code;
 }
@@ -8662,7 +8664,8 @@ static struct array *do_conv(struct call *c, struct array *in, struct array *w, 
     if (c->code || !in || !w) return NULL;
     for (int i = 0; i < space; i++) {
         int64_t inside = 1 + (int64_t)p.input_dilation[i] * (in->shape[1 + i] - 1) + low[i] + high[i];
-        int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1), size = inside < kernel ? 0 : (inside - kernel) / p.stride[i] + 1;
+        int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1);
+        int64_t size = (inside - kernel) / p.stride[i] + 1;   /* as MLX: one position where less than a stride is missing */
         if (size < 1 || !w->shape[1 + i])
             return FAIL(c, MLXVK_ERROR_SHAPE, "input %s with padding %d + %d is smaller than weight %s along axis %d", TEXT(in), low[i],
                         high[i], TEXT(w), 1 + i);
