@@ -3682,8 +3682,8 @@ static const struct unary_row { const char *name; int rules; } unary_table[U_COU
     R(cosh, U_FLOAT), R(tanh, U_FLOAT), R(arcsin, U_FLOAT), R(arccos, U_FLOAT), R(arctan, U_FLOAT), R(arcsinh, U_FLOAT),
     R(arccosh, U_FLOAT), R(arctanh, U_FLOAT), R(erf, U_FLOAT | U_NO_COMPLEX), R(erfinv, U_FLOAT | U_NO_COMPLEX),
     R(sigmoid, U_FLOAT | U_NO_COMPLEX), R(isnan, U_TO_BOOL), R(isinf, U_TO_BOOL), R(isfinite, U_TO_BOOL),
-    R(isposinf, U_TO_BOOL | U_NO_COMPLEX), R(isneginf, U_TO_BOOL | U_NO_COMPLEX), R(degrees, U_FLOAT | U_NO_COMPLEX),
-    R(radians, U_FLOAT | U_NO_COMPLEX), R(round, U_KEEP_INTEGER),
+    R(isposinf, U_TO_BOOL), R(isneginf, U_TO_BOOL), R(degrees, U_FLOAT),
+    R(radians, U_FLOAT), R(round, U_KEEP_INTEGER),
 #undef R
 };
 
@@ -3754,7 +3754,7 @@ enum binary {
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
 #define R(name, rules) [B_##name] = { #name, rules }
-    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, B_NO_COMPLEX), R(remainder, B_NO_COMPLEX),
+    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, 0), R(remainder, B_NO_COMPLEX),
     R(power, 0), R(maximum, 0), R(minimum, 0), R(logaddexp, B_FLOAT), R(arctan2, B_FLOAT | B_NO_COMPLEX),
     R(bitwise_and, B_INTEGER), R(bitwise_or, B_INTEGER), R(bitwise_xor, B_INTEGER), R(left_shift, B_INTEGER | B_SHIFT),
     R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
@@ -3787,6 +3787,7 @@ static struct array *do_binary(struct call *c, enum binary op, struct array *a, 
     mlxvk_dtype t;
     if (c->code || !a || !b) return NULL;
     t = rules & B_LOGICAL ? MLXVK_BOOL : promote(a->dtype, b->dtype);
+    if (op == B_floor_divide && is_complex(t)) op = B_divide;   /* as MLX: nothing is rounded */
     if (rules & B_FLOAT) t = at_least_float(t);
     if ((rules & B_SHIFT) && t == MLXVK_BOOL) t = MLXVK_UINT8;
     if (((rules & B_NO_COMPLEX) && is_complex(t)) || ((rules & B_INTEGER) && is_inexact(t)))
@@ -4503,6 +4504,7 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     mlxvk_dtype dtype;
     if (!vector_dtype(c, v, &dtype)) return NULL;
     first = v->data[0].ctx;
+    if (!stack && v->size == 1) return first;        /* even where it has no axis, as in MLX */
     if (stack) first = do_expand(c, first, &axis, 1);
     axis = normal_axis(c, first, axis);
     if (axis < 0) return NULL;
