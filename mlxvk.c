@@ -16361,30 +16361,20 @@ mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, 
     return mlxvk_array_new_data_managed_payload(data, shape, dim, dtype, data, dtor);
 }
 
-/* Puts a fresh array into a handle. */
-static int replace_array(mlxvk_array *res, mlxvk_array fresh)
-{
-    struct device *d = default_device();
-    if (!fresh.ctx || !res) {
-        mlxvk_array_free(fresh);
-        return !res ? MLXVK_ERROR_ARGUMENT : !d ? MLXVK_ERROR_NO_DEVICE : d->error.code ? d->error.code : MLXVK_ERROR_HOST_MEMORY;
-    }
-    mlxvk_array_free(*res);
-    *res = fresh;
-    return 0;
-}
-
-int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return replace_array(arr, mlxvk_array_new_bool(val)); }
-int mlxvk_array_set_int(mlxvk_array *arr, int val) { return replace_array(arr, mlxvk_array_new_int(val)); }
-int mlxvk_array_set_float(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
-int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
-int mlxvk_array_set_double(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
-int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
-int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return replace_array(arr, mlxvk_array_new_complex(real, imag)); }
 int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype)
 {
-    return replace_array(arr, mlxvk_array_new_data(data, shape, dim, dtype));
+    return mlxvk_array_new_data_device(arr, data, shape, dim, dtype, (mlxvk_device){ NULL });
 }
+
+static int set_scalar(mlxvk_array *arr, const void *value, mlxvk_dtype dtype) { return mlxvk_array_set_data(arr, value, NULL, 0, dtype); }
+
+int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return set_scalar(arr, &val, MLXVK_BOOL); }
+int mlxvk_array_set_int(mlxvk_array *arr, int val) { return set_scalar(arr, &val, MLXVK_INT32); }
+int mlxvk_array_set_float(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
+int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
+int mlxvk_array_set_double(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
+int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
+int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64); }
 
 #define X(name, type, dtype)                                                                                          \
     int mlxvk_array_item_##name(type *res, const mlxvk_array arr) { return item(res, arr, dtype); }
