@@ -2004,6 +2004,8 @@ struct encoder {
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the next dispatch; since the last barrier */
     uint32_t pending_count, live_count;
     uint64_t pending_in;                             /* the command buffer, by its mark, that pending accesses were noted for */
+    struct buffer *held[MAX_PENDING];                /* what a caller of the public encoder has bound */
+    uint32_t held_count;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
     uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
@@ -2325,10 +2327,22 @@ static int stream_submit(struct stream *s)
     return 0;
 }
 
+/* Where the stream was submitted while a dispatch was being set up: what it accesses is used by the next submission. */
+static int note_again(struct encoder *e)
+{
+    struct stream *s = e->stream;
+    int code = 0;
+    if (!e->pending_count || (e->commands && e->pending_in == s->mark)) return 0;
+    if (!e->commands) code = open_commands(s);
+    for (uint32_t i = 0; i < e->pending_count && !code; i++)
+        code = buffer_use(e->device, e->pending[i].buffer, s->line, e->pending[i].write);
+    e->pending_in = s->mark;
+    return code;
+}
+
 /* Makes the open submission wait for a timeline's value, which must have been submitted. */
 static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
 {
-    struct encoder *e = &s->encoder;
     for (uint32_t i = 0; i < s->wait_count; i++)
         if (s->waits[i].semaphore == semaphore) {
             if (s->waits[i].value < value) s->waits[i].value = value;
@@ -2336,10 +2350,7 @@ static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
         }
     if (s->wait_count == MAX_WAITS) {
         int code = stream_submit(s);
-        if (!code && e->pending_count) code = open_commands(s);
-        for (uint32_t i = 0; i < e->pending_count && !code; i++)         /* the next dispatch comes in this submission */
-            code = buffer_use(s->device, e->pending[i].buffer, s->line, e->pending[i].write);
-        e->pending_in = s->mark;
+        if (!code) code = note_again(&s->encoder);
         if (code) return code;
     }
     s->waits[s->wait_count++] = (struct wait){ NULL, semaphore, value };
@@ -2423,6 +2434,15 @@ static void encoder_reset(struct encoder *e)
     e->set_mask = e->write_mask = 0;
     e->push_used = 0;
     e->pending_count = 0;
+    while (e->held_count) buffer_release(e->device, e->held[--e->held_count]);
+}
+
+/* Keeps memory until the dispatch that is being set up is encoded: its array may be freed before. */
+static void hold(struct encoder *e, struct buffer *b)
+{
+    if (e->code || !b || e->held_count == MAX_PENDING) return;
+    b->refs++;
+    e->held[e->held_count++] = b;
 }
 
 /* KERNEL(e, K_X, threads, constants...): the kernel of the next dispatch. Constant 0 is the workgroup's size. */
@@ -15008,6 +15028,7 @@ static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
     struct stream **link = &d->streams;
+    encoder_reset(&s->encoder);
     stream_drain(s);
     for (uint32_t i = 0; i < s->slot_count; i++)
         if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
@@ -16366,30 +16387,20 @@ mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, 
     return mlxvk_array_new_data_managed_payload(data, shape, dim, dtype, data, dtor);
 }
 
-/* Puts a fresh array into a handle. */
-static int replace_array(mlxvk_array *res, mlxvk_array fresh)
-{
-    struct device *d = default_device();
-    if (!fresh.ctx || !res) {
-        mlxvk_array_free(fresh);
-        return !res ? MLXVK_ERROR_ARGUMENT : !d ? MLXVK_ERROR_NO_DEVICE : d->error.code ? d->error.code : MLXVK_ERROR_HOST_MEMORY;
-    }
-    mlxvk_array_free(*res);
-    *res = fresh;
-    return 0;
-}
-
-int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return replace_array(arr, mlxvk_array_new_bool(val)); }
-int mlxvk_array_set_int(mlxvk_array *arr, int val) { return replace_array(arr, mlxvk_array_new_int(val)); }
-int mlxvk_array_set_float(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
-int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
-int mlxvk_array_set_double(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
-int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
-int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return replace_array(arr, mlxvk_array_new_complex(real, imag)); }
 int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype)
 {
-    return replace_array(arr, mlxvk_array_new_data(data, shape, dim, dtype));
+    return mlxvk_array_new_data_device(arr, data, shape, dim, dtype, (mlxvk_device){ NULL });
 }
+
+static int set_scalar(mlxvk_array *arr, const void *value, mlxvk_dtype dtype) { return mlxvk_array_set_data(arr, value, NULL, 0, dtype); }
+
+int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return set_scalar(arr, &val, MLXVK_BOOL); }
+int mlxvk_array_set_int(mlxvk_array *arr, int val) { return set_scalar(arr, &val, MLXVK_INT32); }
+int mlxvk_array_set_float(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
+int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
+int mlxvk_array_set_double(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
+int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
+int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64); }
 
 #define X(name, type, dtype)                                                                                          \
     int mlxvk_array_item_##name(type *res, const mlxvk_array arr) { return item(res, arr, dtype); }
@@ -17538,7 +17549,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d = k->device;
     mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams; s; s = s->next) encoder_reset(&s->encoder);
+    for (struct stream *s = d->streams; s; s = s->next) if (s->encoder.pipeline == &k->pipeline) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -17600,6 +17611,7 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
         struct stream *s = stream_of(a->storage);
         if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
         at = bind_array(e, binding, a, write);
+        hold(e, a->storage->buffer);
     }
     if (shift) *shift = at;
     return unlock_encoder(e);
@@ -17620,6 +17632,7 @@ int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
         struct buffer *b = a->storage->buffer;
         array_span(a, &low, &high);
         encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, true);
+        hold(e, b);
     }
     return unlock_encoder(e);
 }
@@ -17637,6 +17650,7 @@ int mlxvk_set_buffer(mlxvk_encoder handle, mlxvk_buffer buffer, size_t offset, s
     else {
         encoder_access(e, b, b->offset + offset, b->offset + offset + size, true);
         bind_range(e, binding, b->handle, b->offset + offset, size);
+        hold(e, b);
     }
     return unlock_encoder(e);
 }
@@ -17657,8 +17671,7 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
 static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
     if (!e->pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
-    if (e->pending_count && (!e->commands || e->pending_in != e->stream->mark))      /* who uses the memory until when is noted there */
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "the stream was submitted since arrays were bound");
+    if (!e->code && note_again(e) && !e->code) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
     dispatch(e, x, y, z);
     maybe_commit(e->stream);
     return unlock_encoder(e);
