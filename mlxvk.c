@@ -10305,14 +10305,14 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
 }
 
-/* One operand or result of a job as (batch, rows, columns). */
+/* One operand or result of a job as (batch, rows, columns); steps of rows that run backwards are kernels' 32 bits, which wrap. */
 static struct array job_rows(const struct quant_job *j, const struct array *a, uint32_t batch_step, uint32_t row_step, uint32_t columns)
 {
     struct array v = *a;
     v.refs = 1;
     v.ndim = 3;
     memcpy(v.shape, ((int[]){ (int)j->batch, (int)j->m, (int)columns }), 3 * sizeof *v.shape);
-    memcpy(v.strides, ((int64_t[]){ j->batch > 1 ? batch_step : 0, row_step, 1 }), 3 * sizeof *v.strides);
+    memcpy(v.strides, ((int64_t[]){ j->batch > 1 ? (int32_t)batch_step : 0, (int32_t)row_step, 1 }), 3 * sizeof *v.strides);
     v.size = (size_t)j->batch * j->m * columns;
     v.row = row_contiguous(&v);
     return v;
