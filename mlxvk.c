@@ -354,6 +354,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(COPY,          copy,          3, CAP_SMALL)                                                                      \
     X(COPY_WIDE,     copy_wide,     3, CAP_SMALL)                                                          \
     X(TRANSPOSE,     transpose,     2, CAP_SMALL)                                                                      \
+    X(TRANSPOSE_QUADS, transpose_quads, 2, CAP_SMALL)                                                                  \
     X(UNARY,         unary,         3, CAP_SMALL)                                                                      \
     X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL)                                                          \
     X(UNARY_COMPLEX, unary_complex, 3, CAP_SMALL)                                                                      \
@@ -3204,7 +3205,8 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
-enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
+enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MODE_STRIDED_VECTOR, MODE_STRIDED_EIGHTS, MAX_OPERANDS = 4,
+       MAX_MERGED = 16, PUSH_DIMS = 4 };
 
 struct elementwise_push {
     uint32_t n, ndim, shape[PUSH_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][PUSH_DIMS], extra[2];
@@ -3271,12 +3273,24 @@ static void note_walk(const struct encoder *e, const struct elementwise_params *
 /* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
 enum { TRANSPOSE_LEAST = 8, TRANSPOSE_OUTER = 3 };
 
+struct transpose_push {
+    uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices, shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER], out[TRANSPOSE_OUTER];
+};
+
+/* The side of tiles where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
+static uint32_t tile_of_quads(struct array *const *a, const struct transpose_push *p)
+{
+    uint32_t group = 16 / (uint32_t)item_size(a[0]), all = p->rows | p->columns | p->to | p->from | p->row_out | p->column_in;
+    if (a[0]->dtype != a[1]->dtype || group < 4) return 0;
+    for (int i = 0; i < TRANSPOSE_OUTER; i++) all |= p->in[i] | p->out[i];
+    return all % group ? 0 : 8 * group;
+}
+
 static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struct dims *g)
 {
-    struct { uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices, shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER],
-             out[TRANSPOSE_OUTER]; } p = { .matrices = 1, .shape = { 1, 1, 1 } };
+    struct transpose_push p = { .matrices = 1, .shape = { 1, 1, 1 } };
     bool wide = item_size(a[0]) == 8;
-    uint32_t tile = wide ? 32 : 64;
+    uint32_t tile, quads;
     int last = g->ndim - 1, row = -1, outer = 0;
     if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype)) return false;
     for (int i = 0; i < last; i++) if (g->stride[1][i] == 1) row = i;
@@ -3293,11 +3307,17 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.columns = (uint32_t)g->shape[last];
     p.row_out = (uint32_t)g->stride[0][row];
     p.column_in = (uint32_t)g->stride[1][last];
-    p.down = ceil_div(p.rows, tile);
-    p.across = ceil_div(p.columns, tile);
     p.to = set_output(e, 0, a[0]);
     p.from = set_input(e, 1, a[1]);
-    KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
+    quads = tile_of_quads(a, &p);
+    static const char *trial; if (!trial) trial = getenv("MLX_VK_TILE") ? getenv("MLX_VK_TILE") : "00";
+    if (trial[0] == '9') quads = 0;
+    if (trial[0] == '1' && item_size(a[0]) >= 2) quads *= 2;
+    tile = quads ? quads : wide ? 32 : 64;
+    p.down = ceil_div(p.rows, tile);
+    p.across = ceil_div(p.columns, tile);
+    if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]), (uint32_t)(trial[1] == '1'));
+    else KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)p.down * p.across * p.matrices);
     return true;
@@ -3315,42 +3335,76 @@ static enum kernel_id kernel_of_eights(const struct encoder *e, uint16_t kernel,
     return t == MLXVK_FLOAT16 && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
 }
 
+/* Copies of bits from rows to rows: as words, where both sides' rows are whole words. */
+static bool count_words(struct dims *g, uint32_t offset[2], size_t size)
+{
+    int last = g->ndim - 1;
+    uint32_t each = size < 4 ? 4 / (uint32_t)size : 1, more = size > 4 ? (uint32_t)size / 4 : 1;
+    if (size == 4 || last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1 || g->shape[last] % each || (offset[0] | offset[1]) % each)
+        return false;
+    for (int i = 0; i < last; i++) if (g->stride[0][i] % each || g->stride[1][i] % each) return false;
+    for (int k = 0; k < 2; k++) {
+        offset[k] = offset[k] / each * more;
+        for (int i = 0; i < last; i++) g->stride[k][i] = g->stride[k][i] / each * more;
+    }
+    g->shape[last] = g->shape[last] / each * more;
+    return true;
+}
+
+/* Strided walks by vectors of some elements: operands either run along the last dimension, in whole vectors, or stay in it. */
+static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes, uint32_t *scalars)
+{
+    int last = g->ndim - 1;
+    *scalars = 0;
+    if (last < 0 || g->ndim > PUSH_DIMS || g->shape[last] % lanes) return false;
+    for (int k = 0; k < count; k++) {
+        bool stays = k > 0 && !g->stride[k][last];
+        if (stays) *scalars |= 1u << k;
+        else if (g->stride[k][last] != 1 || offset[k] % (uint32_t)lanes) return false;
+        for (int i = 0; i < last && !stays; i++) if (g->stride[k][i] % lanes) return false;
+    }
+    g->shape[last] /= lanes;
+    for (int k = 0; k < count; k++) {
+        if (*scalars >> k & 1) continue;
+        offset[k] /= (uint32_t)lanes;
+        for (int i = 0; i < last; i++) g->stride[k][i] /= lanes;
+    }
+    return true;
+}
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
     struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { p->extra[0], p->extra[1] } };
-    uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads = push.n;
+    uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads;
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
-    bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
+    bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4, one_by_one;
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
-    for (int k = 0; k < count; k++) {
-        push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
-        if (!(scalars & (1u << k))) misaligned |= push.offset[k];
+    for (int k = 0; k < count; k++) push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
+    if (p->kernel == K_COPY && to == from && item_size(a[0]) * a[0]->size / 4 <= UINT32_MAX && count_words(&g, push.offset, item_size(a[0]))) {
+        push.n = (uint32_t)(item_size(a[0]) * a[0]->size / 4);
+        to = from = MLXVK_UINT32;
+        small = true;
     }
-    if (walk_by_strides(e, p, a[1], scalars)) scalars = UINT32_MAX;
-    if (scalars != UINT32_MAX && small && !(misaligned & 3)) {
-        uint32_t each = 4 / (uint32_t)item_size(a[0]);
-        mode = MODE_VECTOR;
-        if (p->kernel == K_COPY && !scalars && to == from && !(push.n % each) && !((push.offset[0] | push.offset[1]) % (4 * each))) {
-            push.n /= each;                          /* moved as words, 16 bytes a thread */
-            push.offset[0] /= each;
-            push.offset[1] /= each;
-            to = from = MLXVK_UINT32;
-        }
-        threads = push.n / 4 + (push.n & 3);
-        if (by_eights(p, a, misaligned)) {
-            mode = MODE_EIGHTS;
-            threads = push.n / 8 + (push.n & 7);
-        }
+    threads = push.n;
+    for (int k = 0; k < count; k++) if (!(scalars & (1u << k))) misaligned |= push.offset[k];
+    one_by_one = !small || walk_by_strides(e, p, a[1], scalars);
+    if (scalars != UINT32_MAX && !one_by_one && !(misaligned & 3)) {
+        bool eights = by_eights(p, a, misaligned);
+        mode = eights ? MODE_EIGHTS : MODE_VECTOR;
+        threads = eights ? push.n / 8 + (push.n & 7) : push.n / 4 + (push.n & 3);
     } else if (scalars == UINT32_MAX || small) {
         mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
-        scalars = 0;
-        if (mode == MODE_STRIDED) push_dims(&push, &g, count);
+        if (!one_by_one && by_eights(p, a, 0) && count_vectors(&g, push.offset, count, 8, &scalars)) mode = MODE_STRIDED_EIGHTS;
+        else if (!one_by_one && count_vectors(&g, push.offset, count, 4, &scalars)) mode = MODE_STRIDED_VECTOR;
+        else scalars = 0;
+        threads /= mode == MODE_STRIDED_EIGHTS ? 8 : mode == MODE_STRIDED_VECTOR ? 4 : 1;
+        if (mode != MODE_TABLE) push_dims(&push, &g, count);
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
     note_walk(e, p, a, mode);
-    KERNEL(e, mode == MODE_EIGHTS ? kernel_of_eights(e, p->kernel, to) : (enum kernel_id)p->kernel, 256, mode, scalars, p->op, (uint32_t)to,
-           (uint32_t)from);
+    KERNEL(e, mode == MODE_EIGHTS || mode == MODE_STRIDED_EIGHTS ? kernel_of_eights(e, p->kernel, to) : (enum kernel_id)p->kernel, 256, mode,
+           scalars, p->op, (uint32_t)to, (uint32_t)from);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(threads, 256));
 }

@@ -79,6 +79,7 @@
 #include "sort_spv.h"
 #include "take_spv.h"
 #include "transpose_spv.h"
+#include "transpose_quads_spv.h"
 #include "unary_spv.h"
 #include "unary_complex_spv.h"
 #include "unary_half_spv.h"

@@ -8,6 +8,8 @@ BUFFER(2, table)
 ACCESS(dst)
 ACCESS(src)
 LOCATE_TABLE(table)
+VECTORS(src, 1u, FROM)
+PUT(dst, TO)
 
 #ifdef WIDE
 #include "wide.glsl"
@@ -74,24 +76,18 @@ void move(uint to, uint from)
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
+    bool whole = LANES > 1u && i < n / LANES;
+    if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
+    if (i >= n) return;
+    uvec4 at = STRIDED ? locate(i) : MODE == 3u ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
 #ifndef WIDE
-    if (MODE == 1u) {
-        if (i < n / 4u) {
-            uvec4 v = (SCALARS & 2u) != 0u ? uvec4(load_src(offset[1], FROM)) : load4_src(offset[1] / 4u + i, FROM);
-            if (FROM != TO)
-                v = uvec4(convert(v.x, FROM, TO), convert(v.y, FROM, TO), convert(v.z, FROM, TO), convert(v.w, FROM, TO));
-            store4_dst(offset[0] / 4u + i, TO, v);
-        } else if (i < n / 4u + (n & 3u)) {
-            uint k = i - n / 4u + (n & ~3u);
-            move(flat_at(k, 0u), flat_at(k, 1u));
-        }
+    if (whole) {
+        uvec4 v = fetch_src(whole, i, at.y);
+        if (FROM != TO)
+            v = uvec4(convert(v.x, FROM, TO), convert(v.y, FROM, TO), convert(v.z, FROM, TO), convert(v.w, FROM, TO));
+        put_dst(whole, i, at.x, v);
         return;
     }
 #endif
-    if (i >= n) return;
-    if (MODE == 0u) move(flat_at(i, 0u), flat_at(i, 1u));
-    else {
-        uvec4 at = MODE == 2u ? locate(i) : locate_table(i);
-        move(at.x, at.y);
-    }
+    move(at.x, at.y);
 }

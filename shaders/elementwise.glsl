@@ -1,6 +1,7 @@
 // The access shapes of element-by-element kernels. Element i of the result, in row-major order, is at
 // flat:    operand[i], or operand[0] for those marked scalar; four at a time, or eight of two bytes
-// strided: offset + sum of coordinates times strides, up to 4 dimensions in push constants, more in a table
+// strided: offset + sum of coordinates times strides, up to 4 dimensions in push constants, more in a table; by vectors too, where
+//          the last dimension is whole vectors: those marked scalar count elements and stay along it, others count vectors
 #ifndef ELEMENTWISE_GLSL
 #define ELEMENTWISE_GLSL
 #include "common.glsl"
@@ -10,13 +11,14 @@
 spirv_execution_mode(capabilities = [4464], 4459, 16);                 // DenormPreserve
 spirv_execution_mode(capabilities = [4467], 4462, 16);                 // RoundingModeRTE
 #endif
-layout(constant_id = 1) const uint MODE = 0;          // 0 flat, 1 flat by fours, 2 strided, 3 strided by table, 4 flat by eights
-layout(constant_id = 2) const uint SCALARS = 0;       // bit k: operand k is one element (flat modes)
+layout(constant_id = 1) const uint MODE = 0;          // 0 flat, 2 strided, 3 strided by table; by fours: 1 flat, 5 strided; by eights: 4, 6
+layout(constant_id = 2) const uint SCALARS = 0;       // bit k: operand k is one element (flat modes), or one for a vector
 layout(constant_id = 3) const uint OP = 0;
 layout(constant_id = 4) const uint TO = 10;           // the result's dtype
 layout(constant_id = 5) const uint FROM = 10;         // the operands' dtype
 
-const uint LANES = MODE == 4u ? 8u : MODE == 1u ? 4u : 1u;   // elements a thread
+const bool EIGHTS = MODE == 4u || MODE == 6u, STRIDED = MODE == 2u || MODE >= 5u;
+const uint LANES = EIGHTS ? 8u : MODE == 1u || MODE == 5u ? 4u : 1u;   // elements a thread
 
 layout(push_constant) uniform Push {
     uint n, ndim;
@@ -50,22 +52,28 @@ uvec4 locate(uint i)
 uint flat_at(uint i, uint operand) { return offset[operand] + ((SCALARS >> operand & 1u) != 0u ? 0u : i); }
 
 // A thread's elements: one a word, by eights two. `whole`: not one of the leftover elements, which is at `at`.
-#define VECTORS(name, operand) \
+uint vector_at(uint i, uint at, uint operand) { return MODE >= 5u ? at : offset[operand] / LANES + i; }
+#define VECTORS(name, operand, type) \
     uvec4 fetch_##name(bool whole, uint i, uint at) { \
-        if (!whole || (SCALARS >> operand & 1u) != 0u) return uvec4(load_##name(at, FROM) * (MODE == 4u ? 0x10001u : 1u)); \
-        return MODE == 4u ? name##128[offset[operand] / 8u + i] : load4_##name(offset[operand] / 4u + i, FROM); }
-uint element(uvec4 w, uint k) { return MODE != 4u ? w[k & 3u] : (k & 1u) == 0u ? w[k >> 1] & 0xffffu : w[k >> 1] >> 16; }
+        if (!whole || (SCALARS >> operand & 1u) != 0u) return uvec4(load_##name(at, type) * (EIGHTS ? 0x10001u : 1u)); \
+        return EIGHTS ? name##128[vector_at(i, at, operand)] : load4_##name(vector_at(i, at, operand), type); }
+#define PUT(name, type) \
+    void put_##name(bool whole, uint i, uint at, uvec4 v) { \
+        if (!whole) store_##name(at, type, v.x); \
+        else if (EIGHTS) name##128[vector_at(i, at, 0u)] = v; \
+        else store4_##name(vector_at(i, at, 0u), type, v); }
+uint element(uvec4 w, uint k) { return !EIGHTS ? w[k & 3u] : (k & 1u) == 0u ? w[k >> 1] & 0xffffu : w[k >> 1] >> 16; }
 float number(uvec4 w, uint k)
 {
-    if (MODE == 4u && FROM == BF16) return uintBitsToFloat((k & 1u) == 0u ? w[k >> 1] << 16 : w[k >> 1] & 0xffff0000u);
+    if (EIGHTS && FROM == BF16) return uintBitsToFloat((k & 1u) == 0u ? w[k >> 1] << 16 : w[k >> 1] & 0xffff0000u);
 #ifdef HALF
-    if (MODE == 4u && FROM == F16) return unpackHalf2x16(w[k >> 1])[k & 1u];
+    if (EIGHTS && FROM == F16) return unpackHalf2x16(w[k >> 1])[k & 1u];
 #endif
     return bits_to_float(element(w, k), FROM);
 }
 void put_element(inout uvec4 w, uint k, uint raw)
 {
-    if (MODE != 4u) w[k & 3u] = raw;
+    if (!EIGHTS) w[k & 3u] = raw;
     else if ((k & 1u) == 0u) w[k >> 1] = raw & 0xffffu;
     else w[k >> 1] |= raw << 16;
 }
@@ -76,7 +84,7 @@ bool put_numbers(out uvec4 w, float r[8])
 #ifndef HALF
     if (TO != BF16) return false;
 #endif
-    if (MODE != 4u || is_nan(((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7])))) return false;
+    if (!EIGHTS || is_nan(((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7])))) return false;
     for (uint k = 0u; k < 4u; k++) {
 #ifdef HALF
         w[k] = packHalf2x16(vec2(r[2u * k], r[2u * k + 1u]));
