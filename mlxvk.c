@@ -3552,12 +3552,33 @@ static int donate(struct encoder *e, struct array *out, struct array *const *in,
     return -1;
 }
 
+static struct array *rows_of(struct encoder *e, struct array *a);
+
+/* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once, neighbours elsewhere. */
+enum { ACROSS_LEAST = 1 << 20 };
+
+static bool runs_across(const struct encoder *e, const struct array *a)
+{
+    int last = a->ndim - 1;
+    bool along = false;
+    if (!e->device->gate[GATE_TRANSPOSE] || a->size < ACROSS_LEAST) return false;
+    while (last >= 0 && a->shape[last] == 1) last--;
+    for (int i = 0; i <= last; i++) {
+        if (!a->strides[i] && a->shape[i] > 1) return false;
+        if (i < last && a->strides[i] == 1 && a->shape[i] >= TRANSPOSE_LEAST) along = true;
+    }
+    return along && a->strides[last] != 1 && a->shape[last] >= TRANSPOSE_LEAST;
+}
+
 static void lower_elementwise(struct encoder *e, const struct node *n)
 {
-    struct array *a[MAX_OPERANDS] = { n->out[0] };
+    struct array *a[MAX_OPERANDS] = { n->out[0] }, *own[MAX_OPERANDS] = { NULL };
+    bool copy = n->p.elementwise.kernel == K_COPY;
     for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
-    if (donate(e, n->out[0], n->in, n->inputs) >= 0 && n->p.elementwise.kernel == K_COPY && a[0]->dtype == a[1]->dtype) return;
+    if (donate(e, n->out[0], n->in, n->inputs) >= 0 && copy && a[0]->dtype == a[1]->dtype) return;
+    for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(e, a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
+    for (int i = 1; i <= n->inputs; i++) if (own[i]) array_release(own[i]);
 }
 
 /* ---- fronts: shared helpers ---- */
@@ -3944,7 +3965,7 @@ static void arange_part(struct encoder *e, struct array *const *a, const void *j
     memcpy(push + 4, next, 8);
     KERNEL(e, is_wide(out->dtype) ? K_ARANGE_WIDE : K_ARANGE, 256, (uint32_t)out->dtype);
     set_bytes(e, push, sizeof push);
-    dispatch_groups(e, ceil_div(out->size, 256));
+    dispatch_groups(e, ceil_div(out->size, is_wide(out->dtype) ? 256 : 4 * 256));
 }
 
 static void lower_arange(struct encoder *e, const struct node *n)
