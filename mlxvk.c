@@ -9335,7 +9335,8 @@ static void lower_random(struct encoder *e, const struct node *n)
         part.offset = out->offset + (int64_t)(first * each * item_size(&part));
         push.offset = set_output(e, 0, &part);
         push.key = set_key(e, 1, n->in[0]);
-        fours = p->kind == RANDOM_BITS && item_size(out) == 4 && words <= push.count && !(words & 7) && !(push.offset & 3) ? 2 : 0;
+        fours = p->kind != RANDOM_BITS ? 1 : item_size(out) == 4 ? 2 : 0;
+        if (is_complex(out->dtype) || words > push.count || (words & 7) || (push.offset & 3)) fours = 0;
         KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours, products);
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, ceil_div((words + 1) / 2, fours ? 256 * 4 * fours : 256));
