@@ -16,12 +16,12 @@ float sigmoid_half(float x) { return 1.0 / (1.0 + exp_half(-x)); }
 float expm1_half(float x)
 {
     precise float r = exp_half(x) - 1.0;
-    return abs(x) < 0.0625 ? fma(x * x, fma(fma(x, 4.16666667e-2, 1.66666667e-1), x, 0.5), x) : r;
+    return abs(x) < 0.0625 ? x * fma(fma(fma(x, 4.16666667e-2, 1.66666667e-1), x, 0.5), x, 1.0) : r;
 }
 float tanh_half(float x)
 {
     precise float r = 1.0 - 2.0 / (1.0 + exp2(x * 2.88539008));
-    return abs(x) < 0.03125 ? fma(x * x, x * -0.333333333, x) : r;
+    return abs(x) < 0.03125 ? x * fma(x * x, -0.333333333, 1.0) : r;
 }
 float sinh_half(float x)
 {
@@ -51,6 +51,7 @@ float erf_half(float x)                                                // erf(x)
 }
 
 // Angles below 8192 less half turns, or quarters, whose parts' products are exact; larger ones by math.glsl.
+float opposite(float j) { return uintBitsToFloat(floatBitsToUint(j) ^ 0x80000000u); }   // 0 with the other sign, too
 bool is_usual_angle(float x) { return abs(x) < 8192.0; }
 float sin_series(float r, uint turns)
 {
@@ -60,7 +61,8 @@ float sin_series(float r, uint turns)
 }
 float sin_usual(float x)
 {
-    precise float u = x * 0.318309886 + 12582912.0, j = u - 12582912.0, i = 12582912.0 - u;
+    precise float u = x * 0.318309886 + 12582912.0, j = u - 12582912.0;
+    float i = opposite(j);
     return sin_series(fma(j, -1.50995798e-7, fma(i, 9.675025939941406e-4, fma(j, -3.140625, x))), floatBitsToUint(u));
 }
 float cos_usual(float x)
@@ -70,8 +72,8 @@ float cos_usual(float x)
 }
 float tan_usual(float x)
 {
-    precise float u = x * 0.636619772 + 12582912.0, j = u - 12582912.0, i = 12582912.0 - u;
-    float r = fma(j, -7.5497899e-8, fma(i, 4.837512969970703e-4, fma(j, -1.5703125, x)));
+    precise float u = x * 0.636619772 + 12582912.0, j = u - 12582912.0;
+    float i = opposite(j), r = fma(j, -7.5497899e-8, fma(i, 4.837512969970703e-4, fma(j, -1.5703125, x)));
     float s = r * r, p = fma(fma(0.0203040317, s, 0.0127358865), s, 0.0570195392);
     p = fma(fma(fma(p, s, 0.132902935), s, 0.333352685), s, 1.0) * r;
     return (floatBitsToUint(u) & 1u) == 0u ? p : -1.0 / p;

@@ -159,7 +159,7 @@ float tanh_of(float x)
     r = fma(r, s, -0.0537397116);
     r = fma(r, s, 0.133314416);
     r = fma(r, s, -0.333332807);
-    return t < 0.625 ? fma(r * s, x, x) : with_sign(1.0 - 2.0 / (1.0 + exp_usual(t + t, 0)), x);
+    return with_sign(t < 0.625 ? fma(r * s, t, t) : 1.0 - 2.0 / (1.0 + exp_usual(t + t, 0)), x);
 }
 float asinh_of(float x)
 {
@@ -242,7 +242,7 @@ float tan_of(float x)
 {
     vec2 unit = cos_sin(x);
     float r = 1.0 / unit.x, q = unit.y * r;
-    return fma(fma(-q, unit.x, unit.y), r, q);
+    return q == 0.0 ? unit.y : fma(fma(-q, unit.x, unit.y), r, q);
 }
 
 // asin(x) = x + x asin_tail(x^2), |x| <= 1/2
