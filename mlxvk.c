@@ -363,6 +363,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(UNARY_HALF,    unary_half,    3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
     X(BINARY_HALF,   binary_half,   4, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
+    X(COPY_HALF,     copy_half,     3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
@@ -3205,11 +3206,12 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
-enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MODE_STRIDED_VECTOR, MODE_STRIDED_EIGHTS, MAX_OPERANDS = 4,
-       MAX_MERGED = 16, PUSH_DIMS = 4 };
+enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MODE_STRIDED_VECTOR, MODE_STRIDED_EIGHTS,
+       MODE_SIXTEENS, MODE_STRIDED_SIXTEENS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
 
 struct elementwise_push {
     uint32_t n, ndim, shape[PUSH_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][PUSH_DIMS], extra[2];
+    uint32_t divisor[PUSH_DIMS - 1], divisor_shifts;
 };
 
 /* Dimensions common to some arrays, merged where all of them allow it. */
@@ -3244,12 +3246,19 @@ static uint32_t flat_scalars(const struct dims *g, int count)
     return scalars;
 }
 
+/* The dimensions, and what divides by all but the first without a division. */
 static void push_dims(struct elementwise_push *p, const struct dims *g, int count)
 {
     p->ndim = (uint32_t)g->ndim;
+    p->divisor_shifts = 0;
     for (int i = 0; i < g->ndim; i++) {
-        p->shape[i] = (uint32_t)g->shape[i];
+        uint64_t n = p->shape[i] = (uint32_t)g->shape[i];
+        uint32_t up = 0;
         for (int k = 0; k < count; k++) p->stride[k][i] = (uint32_t)g->stride[k][i];
+        if (!i) continue;
+        while ((uint64_t)1 << up < n) up++;
+        p->divisor[i - 1] = (uint32_t)(((((uint64_t)1 << up) - n) << 32) / n + 1);
+        p->divisor_shifts |= ((up ? up - 1 : 0) << 1 | (up > 0)) << (8 * i - 8);
     }
 }
 
@@ -3323,16 +3332,19 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     return true;
 }
 
-/* Can eight elements of two bytes be taken at a time? misaligned: the bits of where operands begin. */
-static bool by_eights(const struct elementwise_params *p, struct array *const *a, uint32_t misaligned)
+/* How many elements a thread takes of the kernels above: 16 bytes of the wider side, where none has elements of four. */
+static uint32_t lanes_of(uint16_t kernel, mlxvk_dtype to, mlxvk_dtype from)
 {
-    return (p->kernel == K_UNARY || p->kernel == K_BINARY) && item_size(a[0]) == 2 && item_size(a[1]) == 2 && !(misaligned & 7);
+    uint32_t most = (uint32_t)(dtypes[to].size > dtypes[from].size ? dtypes[to].size : dtypes[from].size);
+    return kernel == K_FP8 || most > 2 ? 4 : 16 / most;
 }
 
-static enum kernel_id kernel_of_eights(const struct encoder *e, uint16_t kernel, mlxvk_dtype t)
+/* The device's own conversion of f16, where there is one. */
+static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to, mlxvk_dtype from)
 {
-    enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : K_BINARY_HALF;
-    return t == MLXVK_FLOAT16 && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
+    enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : kernel == K_BINARY ? K_BINARY_HALF : K_COPY_HALF;
+    bool has_half = kernel == K_COPY ? to != from && (to == MLXVK_FLOAT16 || from == MLXVK_FLOAT16) : kernel != K_SELECT && from == MLXVK_FLOAT16;
+    return lanes == 8 && has_half && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
 }
 
 /* Copies of bits from rows to rows: as words, where both sides' rows are whole words. */
@@ -3376,9 +3388,9 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
 {
     struct dims g = merge_dims(a, count);
     struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { p->extra[0], p->extra[1] } };
-    uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads;
+    uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads, lanes;
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
-    bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4, one_by_one;
+    bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
     for (int k = 0; k < count; k++) push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
     if (p->kernel == K_COPY && to == from && item_size(a[0]) * a[0]->size / 4 <= UINT32_MAX && count_words(&g, push.offset, item_size(a[0]))) {
@@ -3388,23 +3400,22 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     }
     threads = push.n;
     for (int k = 0; k < count; k++) if (!(scalars & (1u << k))) misaligned |= push.offset[k];
-    one_by_one = !small || walk_by_strides(e, p, a[1], scalars);
-    if (scalars != UINT32_MAX && !one_by_one && !(misaligned & 3)) {
-        bool eights = by_eights(p, a, misaligned);
-        mode = eights ? MODE_EIGHTS : MODE_VECTOR;
-        threads = eights ? push.n / 8 + (push.n & 7) : push.n / 4 + (push.n & 3);
+    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 : lanes_of(p->kernel, to, from);
+    if (scalars != UINT32_MAX && lanes > 4 && misaligned % lanes) lanes = 4;
+    if (scalars != UINT32_MAX && lanes > 1 && !(misaligned & 3)) {
+        mode = lanes == 16 ? MODE_SIXTEENS : lanes == 8 ? MODE_EIGHTS : MODE_VECTOR;
+        threads = push.n / lanes + push.n % lanes;
     } else if (scalars == UINT32_MAX || small) {
         mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
-        if (!one_by_one && by_eights(p, a, 0) && count_vectors(&g, push.offset, count, 8, &scalars)) mode = MODE_STRIDED_EIGHTS;
-        else if (!one_by_one && count_vectors(&g, push.offset, count, 4, &scalars)) mode = MODE_STRIDED_VECTOR;
+        while (lanes > 1 && !count_vectors(&g, push.offset, count, (int)lanes, &scalars)) lanes = lanes > 4 ? 4 : 1;
+        if (lanes > 1) mode = lanes == 16 ? MODE_STRIDED_SIXTEENS : lanes == 8 ? MODE_STRIDED_EIGHTS : MODE_STRIDED_VECTOR;
         else scalars = 0;
-        threads /= mode == MODE_STRIDED_EIGHTS ? 8 : mode == MODE_STRIDED_VECTOR ? 4 : 1;
+        threads /= lanes;
         if (mode != MODE_TABLE) push_dims(&push, &g, count);
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
     note_walk(e, p, a, mode);
-    KERNEL(e, mode == MODE_EIGHTS || mode == MODE_STRIDED_EIGHTS ? kernel_of_eights(e, p->kernel, to) : (enum kernel_id)p->kernel, 256, mode,
-           scalars, p->op, (uint32_t)to, (uint32_t)from);
+    KERNEL(e, kernel_of_lanes(e, p->kernel, lanes, to, from), 256, mode, scalars, p->op, (uint32_t)to, (uint32_t)from);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(threads, 256));
 }

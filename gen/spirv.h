@@ -18,6 +18,7 @@
 #include "conv_tiled_spv.h"
 #include "conv_unfold_spv.h"
 #include "copy_spv.h"
+#include "copy_half_spv.h"
 #include "copy_wide_spv.h"
 #include "dequantize_spv.h"
 #include "factor_spv.h"

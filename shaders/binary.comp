@@ -191,7 +191,7 @@ uvec4 choices(uvec4 p, uvec4 q)
 {
     uvec4 v = uvec4(0u);
     for (uint k = 0u; k < LANES; k++) {
-        uint a = element(p, k), b = element(q, k);
+        uint a = element(p, k, FROM), b = element(q, k, FROM);
         put_element(v, k, is_float(FROM) ? choice(a, b, number(p, k), number(q, k)) : integers(a, b));
     }
     return v;

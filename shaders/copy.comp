@@ -71,6 +71,17 @@ void move(uint to, uint from)
     if (FROM == TO && (FROM == U64 || FROM == I64 || FROM == C64)) dst64[to] = src64[from];
     else store_dst(to, TO, convert(load_src(from, FROM), FROM, TO));
 }
+uvec4 converted(uvec4 w)
+{
+    float r[8];
+    uvec4 v = uvec4(0u);
+    if (EIGHTS && is_half(TO) && is_float(TO)) {                       // one test for NaN
+        for (uint k = 0u; k < 8u; k++) r[k] = is_float(FROM) ? number(w, k) : as_float(element(w, k, FROM), FROM);
+        if (put_numbers(v, r)) return v;
+    }
+    for (uint k = 0u; k < LANES; k++) put_element(v, k, convert(element(w, k, FROM), FROM, TO));
+    return v;
+}
 #endif
 
 void main()
@@ -82,10 +93,8 @@ void main()
     uvec4 at = STRIDED ? locate(i) : MODE == 3u ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
 #ifndef WIDE
     if (whole) {
-        uvec4 v = fetch_src(whole, i, at.y);
-        if (FROM != TO)
-            v = uvec4(convert(v.x, FROM, TO), convert(v.y, FROM, TO), convert(v.z, FROM, TO), convert(v.w, FROM, TO));
-        put_dst(whole, i, at.x, v);
+        uvec4 w = fetch_src(whole, i, at.y);
+        put_dst(whole, i, at.x, FROM == TO ? w : converted(w));
         return;
     }
 #endif

@@ -22,6 +22,6 @@ void main()
     if (i >= n) return;
     uvec4 at = STRIDED ? locate(i) : MODE == 3u ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
     uvec4 v = fetch_src(whole, i, at.y);
-    for (uint k = 0u; k < LANES; k++) v[k] = apply(v[k]);
+    for (uint k = 0u; k < LANES; k++) v[k & 3u] = apply(v[k & 3u]);
     put_dst(whole, i, at.x, v);
 }

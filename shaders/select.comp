@@ -38,5 +38,7 @@ void main()
     if (MODE == 3u) at = locate_table(i);
     if (!whole) { write(at.x, at.y, at.z, at.w); return; }
     uvec4 c = fetch_condition(whole, i, at.y), p = fetch_x(whole, i, at.z), q = fetch_y(whole, i, at.w);
-    put_dst(whole, i, at.x, mix(q, p, notEqual(c, uvec4(0u))));
+    uvec4 v = uvec4(0u);
+    for (uint k = 0u; k < LANES; k++) put_element(v, k, element(c, k, BOOL) != 0u ? element(p, k, FROM) : element(q, k, FROM));
+    put_dst(whole, i, at.x, v);
 }

@@ -138,7 +138,7 @@ uvec4 values(uvec4 w)
     else for (uint k = 0u; k < LANES; k++) r[k] = value(number(w, k));
     if (!put_numbers(v, r))
         for (uint k = 0u; k < LANES; k++)
-            put_element(v, k, !is_nan(number(w, k)) ? float_to_bits(r[k], TO) : OP == SIGN ? 0u : element(w, k));
+            put_element(v, k, !is_nan(number(w, k)) ? float_to_bits(r[k], TO) : OP == SIGN ? 0u : element(w, k, FROM));
     return v;
 }
 uint apply(uint raw)
@@ -161,7 +161,7 @@ void main()
 #else
     uvec4 w = fetch_src(whole, i, at.y), v = uvec4(0u);
     if (has_value()) v = values(w);
-    else for (uint k = 0u; k < LANES; k++) put_element(v, k, apply(element(w, k)));
+    else for (uint k = 0u; k < LANES; k++) put_element(v, k, apply(element(w, k, FROM)));
     put_dst(whole, i, at.x, v);
 #endif
 }

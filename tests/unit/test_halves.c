@@ -62,6 +62,7 @@ static void read_halves(mlxvk_array a, uint16_t *to, int n) { OK(mlxvk_array_rea
 static int distance(uint16_t got, double want, mlxvk_dtype t)
 {
     if (isnan(want) || is_nan_half(got, t)) return isnan(want) && is_nan_half(got, t) ? 0 : N;
+    if (want == 0 && !(got & 0x7fff)) return !(got >> 15) == !signbit(want) ? 0 : N;
     return fabs(want) < 0x1p-126 && !(got & 0x7fff) ? 0 : abs(order(got) - order(nearest(want, t)));
 }
 

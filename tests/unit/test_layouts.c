@@ -45,7 +45,7 @@ static mlxvk_array random_array(struct rng *r, const int *shape, int ndim, mlxvk
     *bytes = malloc(size);
     assert_non_null(*bytes);
     for (size_t i = 0; i < size; i++) (*bytes)[i] = (unsigned char)random_bits(r);
-    if (t == MLXVK_BFLOAT16) for (size_t i = 1; i < size; i += 2) (*bytes)[i] &= 0x3f;   /* no NaN; ordered as integers are */
+    if (t == MLXVK_BFLOAT16) for (size_t i = 1; i < size; i += 2) (*bytes)[i] = ((*bytes)[i] & 0x3f) | 1;   /* normal; ordered as integers are */
     OK_DEVICE(mlxvk_array_new_data_device(&a, *bytes, shape, (size_t)ndim, t, device), device);
     return a;
 }
