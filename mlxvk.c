@@ -3286,13 +3286,14 @@ struct transpose_push {
     uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices, shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER], out[TRANSPOSE_OUTER];
 };
 
-/* The side of tiles where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
-static uint32_t tile_of_quads(struct array *const *a, const struct transpose_push *p)
+/* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
+static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const struct transpose_push *p)
 {
-    uint32_t group = 16 / (uint32_t)item_size(a[0]), all = p->rows | p->columns | p->to | p->from | p->row_out | p->column_in;
-    if (a[0]->dtype != a[1]->dtype || group < 4) return 0;
-    for (int i = 0; i < TRANSPOSE_OUTER; i++) all |= p->in[i] | p->out[i];
-    return all % group ? 0 : 8 * group;
+    uint32_t size = (uint32_t)item_size(a[0]), all = p->rows | p->columns | p->to | p->from | p->row_out | p->column_in;
+    if (a[0]->dtype != a[1]->dtype || size > 2) return 0;
+    for (int i = 0; i < TRANSPOSE_OUTER; i++) if (p->shape[i] > 1) all |= p->in[i] | p->out[i];
+    if (all % (16 / size)) return 0;
+    return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
 }
 
 static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struct dims *g)
@@ -3318,14 +3319,11 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.column_in = (uint32_t)g->stride[1][last];
     p.to = set_output(e, 0, a[0]);
     p.from = set_input(e, 1, a[1]);
-    quads = tile_of_quads(a, &p);
-    static const char *trial; if (!trial) trial = getenv("MLX_VK_TILE") ? getenv("MLX_VK_TILE") : "00";
-    if (trial[0] == '9') quads = 0;
-    if (trial[0] == '1' && item_size(a[0]) >= 2) quads *= 2;
+    quads = tile_of_quads(e, a, &p);
     tile = quads ? quads : wide ? 32 : 64;
     p.down = ceil_div(p.rows, tile);
     p.across = ceil_div(p.columns, tile);
-    if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]), (uint32_t)(trial[1] == '1'));
+    if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]));
     else KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)p.down * p.across * p.matrices);

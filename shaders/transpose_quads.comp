@@ -1,12 +1,11 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Copies of matrices as in transpose.comp, where rows and columns of both sides are whole groups of 16 bytes: elements of 1, 2
-// and 4 bytes become words of neighbours in registers, words lie in shared memory so that no bank is met twice, and all loads
-// and stores are of 16 bytes.
+// Copies of matrices as in transpose.comp, of elements of 1 and 2 bytes, where rows and columns of both sides are whole groups of
+// 16 bytes: elements become words of neighbours in registers, words lie in shared memory so that no bank is met twice, and all
+// loads and stores are of 16 bytes.
 #include "common.glsl"
 layout(constant_id = 1) const uint TILE = 64;          // elements; at least 128 bytes
 layout(constant_id = 2) const uint SIZE = 2;           // bytes of an element
-layout(constant_id = 3) const uint ORDER = 0;
 BUFFER(0, dst)
 BUFFER(1, src)
 
@@ -25,8 +24,7 @@ shared uvec4 board[TILE * CHUNKS];
 void spread(uvec4 w[PER], out uint word[V])
 {
     [[unroll]] for (uint m = 0u; m < 4u; m++) {
-        if (SIZE == 4u) word[m] = w[0][m];
-        else if (SIZE == 2u) {
+        if (SIZE == 2u) {
             uint a = w[0][m], b = w[1u % PER][m];
             word[2u * m % V] = (a & 0xffffu) | (b << 16);
             word[(2u * m + 1u) % V] = (a >> 16) | (b & 0xffff0000u);
@@ -47,7 +45,6 @@ void main()
     uint g = group_index(), across = g % tiles_across, down = g / tiles_across % tiles_down, matrix = g / tiles_across / tiles_down;
     uint at = from, out_at = to;
     uvec4 w[UNITS][PER];
-    if (ORDER == 1u) { down = g % tiles_down; across = g / tiles_down % tiles_across; }
     if (matrix >= matrices) return;
     [[unroll]] for (int d = 2; d >= 0; d--) {
         uint q = matrix / shape[d], c = matrix - q * shape[d];
