@@ -9345,6 +9345,7 @@ static void lower_random(struct encoder *e, const struct node *n)
         push.offset = set_output(e, 0, &part);
         push.key = set_key(e, 1, n->in[0]);
         fours = p->kind != RANDOM_BITS ? 1 : item_size(out) == 4 ? 2 : 0;
+        if (p->kind != RANDOM_BITS && getenv("MLX_VK_NOFOURS")) fours = 0;
         if (is_complex(out->dtype) || words > push.count || (words & 7) || (push.offset & 3)) fours = 0;
         KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours, products);
         set_bytes(e, &push, sizeof push);

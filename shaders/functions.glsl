@@ -6,7 +6,7 @@
 // x, y: the operands; type: the result's dtype
 #define FUNCTIONS_OF_ONE(X) \
     X(SQUARE, x * x) X(FLOOR, floor(x)) X(CEIL, ceil(x)) X(ROUND, roundEven(x)) \
-    X(SQRT, type == F32 ? sqrt_of(x) : sqrt(x)) X(RSQRT, type == F32 ? divide(1.0, sqrt_of(x)) : inversesqrt(x)) \
+    X(SQRT, type == F32 ? sqrt_of(x) : sqrt(x)) X(RSQRT, type == F32 ? rsqrt_of(x) : inversesqrt(x)) \
     X(RECIPROCAL, type == F32 ? divide(1.0, x) : quotient_half(1.0, x)) \
     X(EXP, type == F32 ? exp_of(x) : exp_half(x)) X(EXPM1, type == F32 ? expm1(x) : expm1_half(x)) \
     X(LOG, type == F32 ? log_of(x) : type == BF16 ? log_bf16(x) : log_half(x, LOG_2)) \
@@ -26,7 +26,7 @@
 #define FUNCTIONS_OF_TWO(X) \
     X(ADD, x + y) X(SUBTRACT, x - y) X(MULTIPLY, x * y) X(DIVIDE, type == F32 ? divide(x, y) : quotient_half(x, y)) \
     X(FLOOR_DIVIDE, floor(divide(x, y))) \
-    X(FLOOR_QUOTIENT, floor(divide(x, y))) X(REMAINDER, remainder_of(x, y)) X(POWER, pow_of(x, y)) \
-    X(LOGADDEXP, logaddexp(x, y)) X(ARCTAN2, atan2_of(x, y))
+    X(FLOOR_QUOTIENT, floor(divide(x, y))) X(REMAINDER, remainder_of(x, y)) X(POWER, type == F32 ? pow_of(x, y) : pow_signed(x, y, pow_half_positive(abs(x), y, type))) \
+    X(LOGADDEXP, type == F32 ? logaddexp(x, y) : logaddexp_half(x, y)) X(ARCTAN2, type == F32 ? atan2_of(x, y) : atan2_half(x, y))
 
 #endif

@@ -102,14 +102,18 @@ float acos_half(float x)
     float t = abs(x), r = asin_part(t, t > 0.5);
     return t > 0.5 ? (x > 0.0 ? r + r : 3.14159274 - (r + r)) : 1.57079637 - with_sign(r, x);
 }
-float atan_half(float x)
+float atan_part(float u)                                               // 0 <= u <= 1
 {
-    float t = abs(x), u = t > 1.0 ? 1.0 / t : t, s = u * u, r = fma(-0.00482245861, s, 0.0247337986);
+    float s = u * u, r = fma(-0.00482245861, s, 0.0247337986);
     r = fma(r, s, -0.0602027699);
     r = fma(r, s, 0.0996844918);
     r = fma(r, s, -0.140413195);
     r = fma(r, s, 0.199742123);
-    r = fma(fma(r, s, -0.333323926), s, 1.0) * u;
+    return fma(fma(r, s, -0.333323926), s, 1.0) * u;
+}
+float atan_half(float x)
+{
+    float t = abs(x), r = atan_part(t > 1.0 ? 1.0 / t : t);
     return with_sign(t > 1.0 ? 1.57079637 - r : r, x);
 }
 
@@ -153,5 +157,27 @@ float log1p_bf16(float x)
 {
     precise float u = 1.0 + x;
     return abs(x) < 0.015625 ? fma(x * x, fma(x, 0.333333333, -0.5), x) : log_bf16(u);
+}
+// x^y for x > 0 and finite. Next to 1, y may be large.
+float pow_half_positive(float x, float y, uint type)
+{
+    precise float t = x - 1.0;
+    float l = abs(t) < 0.0625 ? log_series(t) * LOG2_E : type == BF16 ? log2_bf16(x) : log2(x);
+    return exp2(clamp(l * y, -160.0, 160.0));
+}
+float logaddexp_half(float a, float b)
+{
+    float high = a > b ? a : b, low = a > b ? b : a;
+    if (is_nan(a) || is_nan(b)) return NOT_A_NUMBER;
+    return is_inf(high) || low == -INFINITY ? high : high + log1p_half(exp_half(low - high));
+}
+float atan2_half(float y, float x)
+{
+    float a = abs(x), b = abs(y), high = b > a ? b : a, low = b > a ? a : b;
+    if (is_nan(x) || is_nan(y)) return NOT_A_NUMBER;
+    float r = atan_part(high == 0.0 ? 0.0 : is_inf(low) ? 1.0 : quotient_half(low, high));
+    if (b > a) r = 1.57079637 - r;
+    if ((floatBitsToUint(x) & 0x80000000u) != 0u) r = 3.14159274 - r;
+    return with_sign(r, y);
 }
 #endif

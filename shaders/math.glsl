@@ -34,6 +34,20 @@ float sqrt_of(float x)
     return is_finite(c) ? c : r;
 }
 
+float rsqrt_of(float x)
+{
+    if (!(x > 1.17549435e-38 && x < INFINITY)) return divide(1.0, sqrt_of(x));
+    float r = inversesqrt(x), s = x * r;                               // s: next to the root
+    return fma(fma(-s, r, 1.0), 0.5 * r, r);
+}
+// The same for numbers from 2^-100 to 2^100, and the root of 0
+float inverse_of(float x) { float r = 1.0 / x; return fma(fma(-x, r, 1.0), r, r); }
+float root_of(float x)
+{
+    float i = inversesqrt(max(x, 7.8886091e-31)), r = x * i;
+    return fma(fma(-r, r, x), 0.5 * i, r);
+}
+
 // e^f, |f| <= log(2) / 2
 float exp_small(float f)
 {
@@ -133,7 +147,6 @@ float log1p(float x)
     return abs(x) < 2.9802322e-8 ? x : fma(float(e), 0.693147182, log1p_small(m));
 }
 
-float inverse_of(float x) { float r = 1.0 / x; return fma(fma(-x, r, 1.0), r, r); }      // for 1 <= x <= 2^126
 float sigmoid(float x)
 {
     float e = exp_of(-abs(x)), r = inverse_of(1.0 + e);
@@ -164,17 +177,17 @@ float tanh_of(float x)
 float asinh_of(float x)
 {
     float t = abs(x), s = t * t;
-    return with_sign(t > 1e9 ? log_of(t) + 0.693147182 : log1p(t + divide(s, 1.0 + sqrt_of(1.0 + s))), x);
+    return with_sign(t > 1e9 ? log_of(t) + 0.693147182 : log1p(t + s * inverse_of(1.0 + root_of(1.0 + s))), x);
 }
 float acosh_of(float x)
 {
     float t = x - 1.0;
-    return x < 1.0 ? NOT_A_NUMBER : x > 1e9 ? log_of(x) + 0.693147182 : log1p(t + sqrt_of(fma(t, t, t + t)));
+    return x < 1.0 ? NOT_A_NUMBER : x > 1e9 ? log_of(x) + 0.693147182 : log1p(t + root_of(fma(t, t, t + t)));
 }
 float atanh_of(float x)
 {
-    float t = abs(x);
-    return t > 1.0 ? NOT_A_NUMBER : with_sign(0.5 * log1p(divide(t + t, 1.0 - t)), x);
+    float t = abs(x), r = t == 1.0 ? INFINITY : 0.5 * log1p((t + t) * inverse_of(1.0 - t));
+    return t > 1.0 ? NOT_A_NUMBER : with_sign(r, x);
 }
 
 // x >= 0 less quadrant * pi / 2; the rest is in [-pi/4, pi/4]
@@ -259,7 +272,7 @@ float asin_of(float x)
     float t = abs(x);
     if (t > 1.0) return NOT_A_NUMBER;
     if (t <= 0.5) return fma(asin_tail(x * x), x, x);
-    float z = 0.5 - 0.5 * t, s = sqrt_of(z), r = fma(asin_tail(z), s, s);
+    float z = 0.5 - 0.5 * t, s = root_of(z), r = fma(asin_tail(z), s, s);
     return with_sign(1.57079637 - (r + r) - 4.37113883e-8, x);
 }
 float acos_of(float x)
@@ -267,7 +280,7 @@ float acos_of(float x)
     float t = abs(x);
     if (t > 1.0) return NOT_A_NUMBER;
     if (t <= 0.5) return 1.57079637 - (x - (-4.37113883e-8 - x * asin_tail(x * x)));
-    float z = 0.5 - 0.5 * t, s = sqrt_of(z), r = fma(asin_tail(z), s, s);
+    float z = 0.5 - 0.5 * t, s = root_of(z), r = fma(asin_tail(z), s, s);
     return x > 0.0 ? r + r : 3.14159274 - (r + r + 8.74227766e-8);
 }
 // atan(x), 0 <= x <= 1
@@ -286,8 +299,8 @@ float atan_unit(float x)
 }
 float atan_of(float x)
 {
-    float t = abs(x);
-    return with_sign(t > 1.0 ? 1.57079637 - (atan_unit(divide(1.0, t)) + 4.37113883e-8) : atan_unit(t), x);
+    float t = abs(x), r = atan_unit(t > 1.0 ? inverse_of(min(t, 1e30)) : t);
+    return with_sign(t > 1.0 ? 1.57079637 - (r + 4.37113883e-8) : r, x);
 }
 float atan2_of(float y, float x)
 {
@@ -399,18 +412,18 @@ float pow_positive(float x, float y)
     float z = exp_of(e);
     return is_finite(z) ? fma(z, error, z) : z;
 }
-float pow_of(float x, float y)                                         // C's pow
+// C's pow, of what |x|^y is where x is no zero and finite
+float pow_signed(float x, float y, float positive)
 {
-    float a = abs(x), b = abs(y);
+    float a = abs(x), b = abs(y), r = positive;
     if (y == 0.0 || x == 1.0) return 1.0;
     if (is_nan(x) || is_nan(y)) return NOT_A_NUMBER;
     bool whole = b >= 8388608.0 || floor(b) == b, odd = whole && b < 16777216.0 && (uint(b) & 1u) != 0u;
-    float r;
     if (is_inf(y)) r = a == 1.0 ? 1.0 : (a > 1.0) == (y > 0.0) ? INFINITY : 0.0;
     else if (a == 0.0 || is_inf(a)) r = (a == 0.0) == (y < 0.0) ? INFINITY : 0.0;
     else if (x < 0.0 && !whole) return NOT_A_NUMBER;
-    else r = pow_positive(a, y);
     return odd ? with_sign(r, x) : r;
 }
+float pow_of(float x, float y) { return pow_signed(x, y, pow_positive(abs(x), y)); }
 
 #endif

@@ -4,7 +4,7 @@
  *
  * Bytes are those that must be read and written once. On a CPU driver arrays are 1/256 as large, and the figures show only that
  * everything runs. */
-#include <math.h>
+#include <threads.h>
 #include "bench.h"
 
 #define F32 MLXVK_FLOAT32
@@ -72,7 +72,8 @@ static double line(run_function run, const char *name, const char *types, double
     char full[96], of_copy[24] = "";
     snprintf(full, sizeof full, "%s %s", name, types);
     batch(run, name, 1);
-    while (gpu && now() - start < 0.06) batch(run, name, 32);
+    start = now();
+    while (gpu && now() - start < 0.12) batch(run, name, 32);
     for (int i = 0; i < (gpu ? 5 : 1); i++) {
         once = batch(run, name, gpu ? 16 : 1);
         if (once < best) best = once;
@@ -113,11 +114,21 @@ static const struct { const char *name; int (*run)(mlxvk_array *, mlxvk_array, m
 };
 #undef R
 
+static bool wanted_unary(const char *name, mlxvk_dtype t)
+{
+    return wanted("unary", name) || ((!*group || !strcmp(group, "unary")) && !strcmp(part, mlxvk_dtype_name(t)));
+}
+
 static void unary_rows(mlxvk_dtype t)
 {
     double low = 0, high = 0;
+    fill(&x, PLAIN, 2, t, .1, .9);
+    for (size_t i = 0; i < sizeof unary / sizeof *unary; i++) {      /* all pipelines first: the clock falls while they are made */
+        one = unary[i].run;
+        if (wanted_unary(unary[i].name, t)) batch(run_one, unary[i].name, 1);
+    }
     for (size_t i = 0; i < sizeof unary / sizeof *unary; i++) {
-        if (!wanted("unary", unary[i].name) && !(wanted("unary", "") && !strcmp(part, mlxvk_dtype_name(t)))) continue;
+        if (!wanted_unary(unary[i].name, t)) continue;
         if (low != unary[i].low || high != unary[i].high || !x.ctx) fill(&x, PLAIN, 2, t, low = unary[i].low, high = unary[i].high);
         one = unary[i].run;
         line(run_one, unary[i].name, mlxvk_dtype_name(t), bytes_of(x) + (one == mlxvk_isnan ? (double)mlxvk_array_size(x) : bytes_of(x)));
@@ -313,11 +324,36 @@ static void make_rows(void)
         y = number(1);
         if (wanted("make", "full")) line(run_full, "full", name, bytes);
         if (wanted("make", "arange") && to_type != U8 && to_type != BF16) line(run_arange, "arange", name, bytes);
+        clear();
+        x = number(0);                                   /* numbers that no kernel has read yet are known when a call is made */
+        y = number(1);
         if (wanted("make", "uniform") && d < 2) line(run_uniform, "uniform", name, bytes);
         if (wanted("make", "normal") && d < 2) line(run_normal, "normal", name, bytes);
         if (wanted("make", "bits") && d == 0) line(run_bits, "bits", "", bytes);
         clear();
     }
+}
+
+static void idle_rows(void)
+{
+    struct timespec pause = { 1, 500000000 };
+    if (strcmp(group, "idle")) return;
+    fill(&x, PLAIN, 2, F16, .1, .9);
+    one = mlxvk_abs;
+    line(run_one, "abs", "float16", 2 * bytes_of(x));
+    thrd_sleep(&pause, NULL);
+    for (int i = 0; i < 40; i++) printf("%.0f ", batch(run_one, "abs", 16) * 1e6);
+    puts("us after 1.5 s of idleness");
+    for (int k = 0; k < 6; k++) {
+        one = ((int (*[])(mlxvk_array *, mlxvk_array, mlxvk_stream)){ mlxvk_arcsinh, mlxvk_arccosh, mlxvk_arctanh, mlxvk_erfinv, mlxvk_arccos, mlxvk_tan })[k];
+        double start = now();
+        batch(run_one, "x", 1);
+        printf("a pipeline in %.0f ms, then abs ", (now() - start) * 1e3);
+        one = mlxvk_abs;
+        for (int i = 0; i < 12; i++) printf("%.0f ", batch(run_one, "abs", 16) * 1e6);
+        puts("us");
+    }
+    clear();
 }
 
 int main(int argc, char **argv)
@@ -337,6 +373,7 @@ int main(int argc, char **argv)
     broadcast_rows();
     copy_rows();
     make_rows();
+    idle_rows();
     close_device();
     return 0;
 }

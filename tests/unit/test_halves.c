@@ -128,7 +128,8 @@ static double product(double x, double y) { return x * y; }
 static double quotient(double x, double y) { return x / y; }
 static const struct { const char *name; binary_function function; double (*want)(double, double); int off; } binary[] = {
     { "add", mlxvk_add, sum, 0 }, { "subtract", mlxvk_subtract, difference, 0 }, { "multiply", mlxvk_multiply, product, 0 },
-    { "divide", mlxvk_divide, quotient, 4 },
+    { "divide", mlxvk_divide, quotient, 4 }, { "power", mlxvk_power, pow, 256 },
+    { "arctan2", mlxvk_arctan2, atan2, 64 },
 };
 
 static void wanted(size_t k, float x, float y, double *want, double *flushed_want)
