@@ -3430,7 +3430,8 @@ static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, 
 {
     enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : kernel == K_BINARY ? K_BINARY_HALF : K_COPY_HALF;
     bool has_half = kernel == K_COPY ? to != from && (to == MLXVK_FLOAT16 || from == MLXVK_FLOAT16) : kernel != K_SELECT && from == MLXVK_FLOAT16;
-    return lanes == 8 && has_half && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
+    bool narrows = kernel == K_COPY && lanes == 4 && to == MLXVK_FLOAT16 && from == MLXVK_FLOAT32;
+    return (lanes == 8 || narrows) && has_half && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
 }
 
 /* Copies of bits from rows to rows: as words, where both sides' rows are whole words. */
@@ -3654,11 +3655,11 @@ static struct array *rows_of(struct encoder *e, struct array *a);
 /* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once, neighbours elsewhere. */
 enum { ACROSS_LEAST = 1 << 20 };
 
-static bool runs_across(const struct encoder *e, const struct array *a)
+static bool runs_across(const struct array *a)
 {
     int last = a->ndim - 1;
     bool along = false;
-    if (!e->device->gate[GATE_TRANSPOSE] || a->size < ACROSS_LEAST) return false;
+    if (a->size < ACROSS_LEAST || !a->storage->device->gate[GATE_TRANSPOSE]) return false;
     while (last >= 0 && a->shape[last] == 1) last--;
     for (int i = 0; i <= last; i++) {
         if (!a->strides[i] && a->shape[i] > 1) return false;
@@ -3673,7 +3674,7 @@ static void lower_elementwise(struct encoder *e, const struct node *n)
     bool copy = n->p.elementwise.kernel == K_COPY;
     for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
     if (donate(e, n->out[0], n->in, n->inputs) >= 0 && copy && a[0]->dtype == a[1]->dtype) return;
-    for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(e, a[i])) a[i] = own[i] = rows_of(e, a[i]);
+    for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
     for (int i = 1; i <= n->inputs; i++) if (own[i]) array_release(own[i]);
 }
@@ -13520,7 +13521,7 @@ static int chain_operand(struct chain *c, struct array *a)
     for (int i = 0; i < c->steps; i++)
         if (c->step[i].out->storage == a->storage) return same_view(c->step[i].out, a) ? CHAIN_OPERANDS + i : -1;
     for (int i = 0; i < c->operands; i++) if (same_view(c->operand[i], a)) return i;
-    if (c->operands == CHAIN_OPERANDS) return -1;
+    if (c->operands == CHAIN_OPERANDS || runs_across(a)) return -1;
     c->walk[c->operands] = (uint8_t)walk_of(a);
     c->operand[c->operands] = a;
     return c->operands++;

@@ -329,8 +329,8 @@ float erf(float x)
 }
 float erfinv(float x)
 {
-    float t = log_of((1.0 - x) * (1.0 + x)), p;
-    if (abs(x) == 1.0) return with_sign(INFINITY, x);
+    float m, i = split_exponent((1.0 - x) * (1.0 + x), TWO_THIRDS, m), t = fma(i, 0.693147182, log1p_small(m)), p;
+    if (!(abs(x) < 1.0)) return abs(x) == 1.0 ? with_sign(INFINITY, x) : NOT_A_NUMBER;
     if (abs(t) > 6.125) {
         p = 3.03697567e-10;
         p = fma(p, t, 2.93243101e-8);
