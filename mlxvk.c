@@ -3371,7 +3371,8 @@ static void note_walk(const struct encoder *e, const struct elementwise_params *
 enum { TRANSPOSE_LEAST = 8, TRANSPOSE_OUTER = 3 };
 
 struct transpose_push {
-    uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices, shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER], out[TRANSPOSE_OUTER];
+    uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices;
+    uint32_t shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER], out[TRANSPOSE_OUTER];
 };
 
 /* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
@@ -3429,8 +3430,8 @@ static uint32_t lanes_of(uint16_t kernel, mlxvk_dtype to, mlxvk_dtype from)
 static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to, mlxvk_dtype from)
 {
     enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : kernel == K_BINARY ? K_BINARY_HALF : K_COPY_HALF;
-    bool has_half = kernel == K_COPY ? to != from && (to == MLXVK_FLOAT16 || from == MLXVK_FLOAT16) : kernel != K_SELECT && from == MLXVK_FLOAT16;
-    bool narrows = kernel == K_COPY && lanes == 4 && to == MLXVK_FLOAT16 && from == MLXVK_FLOAT32;
+    bool copy = kernel == K_COPY && to != from, narrows = copy && lanes == 4 && from == MLXVK_FLOAT32;
+    bool has_half = (copy && to == MLXVK_FLOAT16) || ((copy || kernel == K_UNARY || kernel == K_BINARY) && from == MLXVK_FLOAT16);
     return (lanes == 8 || narrows) && has_half && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
 }
 
@@ -3439,8 +3440,8 @@ static bool count_words(struct dims *g, uint32_t offset[2], size_t size)
 {
     int last = g->ndim - 1;
     uint32_t each = size < 4 ? 4 / (uint32_t)size : 1, more = size > 4 ? (uint32_t)size / 4 : 1;
-    if (size == 4 || last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1 || g->shape[last] % each || (offset[0] | offset[1]) % each)
-        return false;
+    if (size == 4 || last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1) return false;
+    if (g->shape[last] % each || (offset[0] | offset[1]) % each) return false;
     for (int i = 0; i < last; i++) if (g->stride[0][i] % each || g->stride[1][i] % each) return false;
     for (int k = 0; k < 2; k++) {
         offset[k] = offset[k] / each * more;
@@ -3480,14 +3481,14 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
     for (int k = 0; k < count; k++) push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
-    if (p->kernel == K_COPY && to == from && item_size(a[0]) * a[0]->size / 4 <= UINT32_MAX && count_words(&g, push.offset, item_size(a[0]))) {
-        push.n = (uint32_t)(item_size(a[0]) * a[0]->size / 4);
+    if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX && count_words(&g, push.offset, item_size(a[0]))) {
+        push.n = (uint32_t)(array_bytes(a[0]) / 4);
         to = from = MLXVK_UINT32;
         small = true;
     }
     threads = push.n;
     for (int k = 0; k < count; k++) if (!(scalars & (1u << k))) misaligned |= push.offset[k];
-    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 : lanes_of(p->kernel, to, from);
+    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 : lanes_of(p->kernel, to, p->kernel == K_COPY && scalars == 2 ? to : from);
     if (scalars != UINT32_MAX && lanes > 4 && misaligned % lanes) lanes = 4;
     if (scalars != UINT32_MAX && lanes > 1 && !(misaligned & 3)) {
         mode = lanes == 16 ? MODE_SIXTEENS : lanes == 8 ? MODE_EIGHTS : MODE_VECTOR;
@@ -9483,7 +9484,6 @@ static void lower_random(struct encoder *e, const struct node *n)
         push.offset = set_output(e, 0, &part);
         push.key = set_key(e, 1, n->in[0]);
         fours = p->kind != RANDOM_BITS ? 1 : item_size(out) == 4 ? 2 : 0;
-        if (p->kind != RANDOM_BITS && getenv("MLX_VK_NOFOURS")) fours = 0;
         if (is_complex(out->dtype) || words > push.count || (words & 7) || (push.offset & 3)) fours = 0;
         KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours, products);
         set_bytes(e, &push, sizeof push);

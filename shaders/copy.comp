@@ -100,8 +100,8 @@ void main()
     uvec4 at = STRIDED ? locate(i) : MODE == 3u ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
 #ifndef WIDE
     if (whole) {
-        uvec4 w = fetch_src(whole, i, at.y);
-        put_dst(whole, i, at.x, FROM == TO ? w : converted(w));
+        if ((SCALARS & 2u) != 0u) put_dst(whole, i, at.x, repeated(convert(load_src(at.y, FROM), FROM, TO), TO));
+        else put_dst(whole, i, at.x, FROM == TO ? fetch_src(whole, i, at.y) : converted(fetch_src(whole, i, at.y)));
         return;
     }
 #endif

@@ -11,13 +11,15 @@
 spirv_execution_mode(capabilities = [4464], 4459, 16);                 // DenormPreserve
 spirv_execution_mode(capabilities = [4467], 4462, 16);                 // RoundingModeRTE
 #endif
-layout(constant_id = 1) const uint MODE = 0;          // 0 flat, 2 strided, 3 strided by table; by fours: 1 flat, 5 strided; by eights: 4, 6; 16: 7, 8
+// 0 flat, 2 strided, 3 strided by table; by fours 1 flat, 5 strided; by eights 4 and 6; by sixteens 7 and 8
+layout(constant_id = 1) const uint MODE = 0;
 layout(constant_id = 2) const uint SCALARS = 0;       // bit k: operand k is one element (flat modes), or one for a vector
 layout(constant_id = 3) const uint OP = 0;
 layout(constant_id = 4) const uint TO = 10;           // the result's dtype
 layout(constant_id = 5) const uint FROM = 10;         // the operands' dtype
 
-const bool EIGHTS = MODE == 4u || MODE == 6u, SIXTEENS = MODE >= 7u, BY_VECTORS = MODE == 5u || MODE == 6u || MODE == 8u, STRIDED = MODE == 2u || BY_VECTORS;
+const bool EIGHTS = MODE == 4u || MODE == 6u, SIXTEENS = MODE >= 7u, BY_VECTORS = MODE == 5u || MODE == 6u || MODE == 8u;
+const bool STRIDED = MODE == 2u || BY_VECTORS;
 const uint LANES = SIXTEENS ? 16u : EIGHTS ? 8u : MODE == 1u || MODE == 5u ? 4u : 1u;   // elements a thread
 
 layout(push_constant) uniform Push {
@@ -63,10 +65,13 @@ uint flat_at(uint i, uint operand) { return offset[operand] + ((SCALARS >> opera
 // elements, which is at `at`.
 uint in_word(uint type) { return SIXTEENS || (EIGHTS && is_small(type)) ? 4u : EIGHTS ? 2u : 1u; }
 uint vector_at(uint i, uint at, uint operand) { return BY_VECTORS ? at : offset[operand] / LANES + i; }
+uvec4 repeated(uint raw, uint type)
+{
+    return uvec4(low_bits(raw, type) * (in_word(type) == 4u ? 0x1010101u : in_word(type) == 2u ? 0x10001u : 1u));
+}
 #define VECTORS(name, operand, type) \
     uvec4 fetch_##name(bool whole, uint i, uint at) { \
-        if (!whole || (SCALARS >> operand & 1u) != 0u) \
-            return uvec4(load_##name(at, type) * (in_word(type) == 4u ? 0x1010101u : in_word(type) == 2u ? 0x10001u : 1u)); \
+        if (!whole || (SCALARS >> operand & 1u) != 0u) return repeated(load_##name(at, type), type); \
         at = vector_at(i, at, operand); \
         if (EIGHTS && in_word(type) == 4u) return uvec4(name##64[at], 0u, 0u); \
         return in_word(type) > 1u ? name##128[at] : load4_##name(at, type); }
@@ -84,9 +89,9 @@ uint element(uvec4 w, uint k, uint type)
 }
 float number(uvec4 w, uint k)
 {
-    if (EIGHTS && FROM == BF16) return uintBitsToFloat((k & 1u) == 0u ? w[k >> 1] << 16 : w[k >> 1] & 0xffff0000u);
+    if (EIGHTS && FROM == BF16) return uintBitsToFloat((k & 1u) == 0u ? w[k >> 1 & 3u] << 16 : w[k >> 1 & 3u] & 0xffff0000u);
 #ifdef HALF
-    if (EIGHTS && FROM == F16) return unpackHalf2x16(w[k >> 1])[k & 1u];
+    if (EIGHTS && FROM == F16) return unpackHalf2x16(w[k >> 1 & 3u])[k & 1u];
 #endif
     return bits_to_float(element(w, k, FROM), FROM);
 }

@@ -26,7 +26,8 @@
 #define FUNCTIONS_OF_TWO(X) \
     X(ADD, x + y) X(SUBTRACT, x - y) X(MULTIPLY, x * y) X(DIVIDE, type == F32 ? divide(x, y) : quotient_half(x, y)) \
     X(FLOOR_DIVIDE, floor(divide(x, y))) \
-    X(FLOOR_QUOTIENT, floor(divide(x, y))) X(REMAINDER, remainder_of(x, y)) X(POWER, type == F32 ? pow_of(x, y) : pow_signed(x, y, pow_half_positive(abs(x), y, type))) \
+    X(FLOOR_QUOTIENT, floor(divide(x, y))) X(REMAINDER, remainder_of(x, y)) \
+    X(POWER, type == F32 ? pow_of(x, y) : pow_signed(x, y, pow_half_positive(abs(x), y, type))) \
     X(LOGADDEXP, type == F32 ? logaddexp(x, y) : logaddexp_half(x, y)) X(ARCTAN2, type == F32 ? atan2_of(x, y) : atan2_half(x, y))
 
 #endif

@@ -141,11 +141,11 @@ uvec4 values(uvec4 w)
             put_element(v, k, !is_nan(number(w, k)) ? float_to_bits(r[k], TO) : OP == SIGN ? 0u : element(w, k, FROM));
     return v;
 }
-uint apply(uint raw)
+uint apply(uint raw, float x)                                          // x: the number whose bits raw is
 {
     uint sign = FROM == F32 ? 0x80000000u : 0x8000u;
     if (!is_float(FROM)) return integer(sign_extend(raw, FROM));
-    return OP == ABS ? raw & ~sign : OP == NEGATIVE ? raw ^ sign : test(bits_to_float(raw, FROM)) ? 1u : 0u;
+    return OP == ABS ? raw & ~sign : OP == NEGATIVE ? raw ^ sign : test(x) ? 1u : 0u;
 }
 #endif
 
@@ -161,7 +161,7 @@ void main()
 #else
     uvec4 w = fetch_src(whole, i, at.y), v = uvec4(0u);
     if (has_value()) v = values(w);
-    else for (uint k = 0u; k < LANES; k++) put_element(v, k, apply(element(w, k, FROM)));
+    else for (uint k = 0u; k < LANES; k++) put_element(v, k, apply(element(w, k, FROM), number(w, k)));
     put_dst(whole, i, at.x, v);
 #endif
 }

@@ -4,7 +4,6 @@
  *
  * Bytes are those that must be read and written once. On a CPU driver arrays are 1/256 as large, and the figures show only that
  * everything runs. */
-#include <threads.h>
 #include "bench.h"
 
 #define F32 MLXVK_FLOAT32
@@ -334,28 +333,6 @@ static void make_rows(void)
     }
 }
 
-static void idle_rows(void)
-{
-    struct timespec pause = { 1, 500000000 };
-    if (strcmp(group, "idle")) return;
-    fill(&x, PLAIN, 2, F16, .1, .9);
-    one = mlxvk_abs;
-    line(run_one, "abs", "float16", 2 * bytes_of(x));
-    thrd_sleep(&pause, NULL);
-    for (int i = 0; i < 40; i++) printf("%.0f ", batch(run_one, "abs", 16) * 1e6);
-    puts("us after 1.5 s of idleness");
-    for (int k = 0; k < 6; k++) {
-        one = ((int (*[])(mlxvk_array *, mlxvk_array, mlxvk_stream)){ mlxvk_arcsinh, mlxvk_arccosh, mlxvk_arctanh, mlxvk_erfinv, mlxvk_arccos, mlxvk_tan })[k];
-        double start = now();
-        batch(run_one, "x", 1);
-        printf("a pipeline in %.0f ms, then abs ", (now() - start) * 1e3);
-        one = mlxvk_abs;
-        for (int i = 0; i < 12; i++) printf("%.0f ", batch(run_one, "abs", 16) * 1e6);
-        puts("us");
-    }
-    clear();
-}
-
 int main(int argc, char **argv)
 {
     static const mlxvk_dtype floats[] = { F32, BF16, F16 };
@@ -373,7 +350,6 @@ int main(int argc, char **argv)
     broadcast_rows();
     copy_rows();
     make_rows();
-    idle_rows();
     close_device();
     return 0;
 }
