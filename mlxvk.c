@@ -528,6 +528,7 @@ struct device {
     struct capabilities caps;
 
     VkInstance instance;
+    PFN_vkDestroyInstance destroy_instance;
     VkPhysicalDevice physical;
     VkDevice handle;
     struct VolkDeviceTable vk;
@@ -965,6 +966,9 @@ static int choose_physical(struct device *d, const char *wanted, mlxvk_error *er
     return MLXVK_ERROR_NO_DEVICE;
 }
 
+/* Held while volk's functions of instances are loaded and used, for they are global: those of devices are the device's. */
+static mutex volk_lock = MUTEX_INIT;
+
 static int load_vulkan(PFN_vkGetInstanceProcAddr custom, mlxvk_error *error)
 {
     if (custom) volkInitializeCustom(custom);
@@ -1045,6 +1049,7 @@ static int open_device(struct device *d, mlxvk_error *error)
     bool has[EXT_COUNT];
     int code = load_vulkan(NULL, error);
     if (!code) code = create_instance(&d->instance, error);
+    d->destroy_instance = vkDestroyInstance;
     if (!code) code = choose_physical(d, d->wanted, error);
     if (code) return code;
     find_extensions(d, has);
@@ -1067,6 +1072,10 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     bool has[EXT_COUNT] = { false };
     PFN_vkGetInstanceProcAddr get;
     int code;
+    if (!a->instance || !a->physical_device || !a->device || !a->queue || (a->extension_count && !a->extensions)) {
+        set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "adopt wants an instance, a physical device, a device, a queue, and extensions if it counts some");
+        return MLXVK_ERROR_ARGUMENT;
+    }
     memcpy(&get, &a->get_instance_proc_addr, sizeof get);
     code = load_vulkan(get, error);
     if (code) return code;
@@ -1997,6 +2006,8 @@ struct encoder {
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the next dispatch; since the last barrier */
     uint32_t pending_count, live_count;
     uint64_t pending_in;                             /* the command buffer, by its mark, that pending accesses were noted for */
+    struct buffer *held[MAX_PENDING];                /* what a caller of the public encoder has bound */
+    uint32_t held_count;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
     uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
@@ -2298,13 +2309,19 @@ static int stream_submit(struct stream *s)
         full_barrier(e, STAGES, VK_PIPELINE_STAGE_HOST_BIT | STAGES, WRITES, VK_ACCESS_HOST_READ_BIT);
         r = d->vk.vkEndCommandBuffer(e->commands);
     }
-    if (r >= 0) r = queue_submit(s, e->commands);
+    if (r >= 0) {
+        r = queue_submit(s, e->commands);
+        if (r == VK_ERROR_OUT_OF_HOST_MEMORY || r == VK_ERROR_OUT_OF_DEVICE_MEMORY) {      /* nothing has happened, then */
+            cache_trim(d, SIZE_MAX, true);
+            r = queue_submit(s, e->commands);
+        }
+    }
     e->commands = NULL;
     s->wait_count = s->signal_count = s->ops = 0;
     s->bytes = 0;
-    if (r < 0) {
-        if (s->seen) memset(s->seen, 0, s->seen_count * sizeof *s->seen);        /* what it was to wait for, the next one must */
-        return encoder_fail(e, vk_code(d, r), r, __LINE__, "submit", "the queue refused the work (VkResult %d)", r);
+    if (r < 0) {                                     /* what was recorded is gone, and arrays count as computed */
+        d->lost = MLXVK_ERROR_DEVICE_LOST;
+        return encoder_fail(e, d->lost, r, __LINE__, "submit", "the queue refused the work, which is lost (VkResult %d)", r);
     }
     s->line->submitted = s->line->open++;
     d->stats.submissions++;
@@ -2312,10 +2329,22 @@ static int stream_submit(struct stream *s)
     return 0;
 }
 
+/* Where the stream was submitted while a dispatch was being set up: what it accesses is used by the next submission. */
+static int note_again(struct encoder *e)
+{
+    struct stream *s = e->stream;
+    int code = 0;
+    if (!e->pending_count || (e->commands && e->pending_in == s->mark)) return 0;
+    if (!e->commands) code = open_commands(s);
+    for (uint32_t i = 0; i < e->pending_count && !code; i++)
+        code = buffer_use(e->device, e->pending[i].buffer, s->line, e->pending[i].write);
+    e->pending_in = s->mark;
+    return code;
+}
+
 /* Makes the open submission wait for a timeline's value, which must have been submitted. */
 static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
 {
-    struct encoder *e = &s->encoder;
     for (uint32_t i = 0; i < s->wait_count; i++)
         if (s->waits[i].semaphore == semaphore) {
             if (s->waits[i].value < value) s->waits[i].value = value;
@@ -2323,10 +2352,7 @@ static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
         }
     if (s->wait_count == MAX_WAITS) {
         int code = stream_submit(s);
-        if (!code && e->pending_count) code = open_commands(s);
-        for (uint32_t i = 0; i < e->pending_count && !code; i++)         /* the next dispatch comes in this submission */
-            code = buffer_use(s->device, e->pending[i].buffer, s->line, e->pending[i].write);
-        e->pending_in = s->mark;
+        if (!code) code = note_again(&s->encoder);
         if (code) return code;
     }
     s->waits[s->wait_count++] = (struct wait){ NULL, semaphore, value };
@@ -2410,6 +2436,15 @@ static void encoder_reset(struct encoder *e)
     e->set_mask = e->write_mask = 0;
     e->push_used = 0;
     e->pending_count = 0;
+    while (e->held_count) buffer_release(e->device, e->held[--e->held_count]);
+}
+
+/* Keeps memory until the dispatch that is being set up is encoded: its array may be freed before. */
+static void hold(struct encoder *e, struct buffer *b)
+{
+    if (e->code || !b || e->held_count == MAX_PENDING) return;
+    b->refs++;
+    e->held[e->held_count++] = b;
 }
 
 /* KERNEL(e, K_X, threads, constants...): the kernel of the next dispatch. Constant 0 is the workgroup's size. */
@@ -3860,8 +3895,8 @@ static const struct unary_row { const char *name; int rules; } unary_table[U_COU
     R(cosh, U_FLOAT), R(tanh, U_FLOAT), R(arcsin, U_FLOAT), R(arccos, U_FLOAT), R(arctan, U_FLOAT), R(arcsinh, U_FLOAT),
     R(arccosh, U_FLOAT), R(arctanh, U_FLOAT), R(erf, U_FLOAT | U_NO_COMPLEX), R(erfinv, U_FLOAT | U_NO_COMPLEX),
     R(sigmoid, U_FLOAT | U_NO_COMPLEX), R(isnan, U_TO_BOOL), R(isinf, U_TO_BOOL), R(isfinite, U_TO_BOOL),
-    R(isposinf, U_TO_BOOL | U_NO_COMPLEX), R(isneginf, U_TO_BOOL | U_NO_COMPLEX), R(degrees, U_FLOAT | U_NO_COMPLEX),
-    R(radians, U_FLOAT | U_NO_COMPLEX), R(round, U_KEEP_INTEGER),
+    R(isposinf, U_TO_BOOL), R(isneginf, U_TO_BOOL), R(degrees, U_FLOAT),
+    R(radians, U_FLOAT), R(round, U_KEEP_INTEGER),
 #undef R
 };
 
@@ -3932,7 +3967,7 @@ enum binary {
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
 #define R(name, rules) [B_##name] = { #name, rules }
-    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, B_NO_COMPLEX), R(remainder, B_NO_COMPLEX),
+    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, 0), R(remainder, B_NO_COMPLEX),
     R(power, 0), R(maximum, 0), R(minimum, 0), R(logaddexp, B_FLOAT), R(arctan2, B_FLOAT | B_NO_COMPLEX),
     R(bitwise_and, B_INTEGER), R(bitwise_or, B_INTEGER), R(bitwise_xor, B_INTEGER), R(left_shift, B_INTEGER | B_SHIFT),
     R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
@@ -3965,6 +4000,7 @@ static struct array *do_binary(struct call *c, enum binary op, struct array *a, 
     mlxvk_dtype t;
     if (c->code || !a || !b) return NULL;
     t = rules & B_LOGICAL ? MLXVK_BOOL : promote(a->dtype, b->dtype);
+    if (op == B_floor_divide && is_complex(t)) op = B_divide;   /* as MLX: nothing is rounded */
     if (rules & B_FLOAT) t = at_least_float(t);
     if ((rules & B_SHIFT) && t == MLXVK_BOOL) t = MLXVK_UINT8;
     if (((rules & B_NO_COMPLEX) && is_complex(t)) || ((rules & B_INTEGER) && is_inexact(t)))
@@ -4681,6 +4717,7 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     mlxvk_dtype dtype;
     if (!vector_dtype(c, v, &dtype)) return NULL;
     first = v->data[0].ctx;
+    if (!stack && v->size == 1) return first;        /* even where it has no axis, as in MLX */
     if (stack) first = do_expand(c, first, &axis, 1);
     axis = normal_axis(c, first, axis);
     if (axis < 0) return NULL;
@@ -6005,12 +6042,14 @@ static bool broadcast_windows(struct call *c, const struct array *a, struct wind
     return !c->code;
 }
 
-/* The windows' sizes fit into a. */
+/* The windows' sizes fit into a; where there is no window they need not. */
 static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *sizes)
 {
+    bool none = false;
+    for (int i = 0; i < w->ndim; i++) none = none || !w->shape[i];
     for (int i = 0; i < a->ndim && !c->code; i++) {
         w->sizes[i] = sizes[i];
-        if (sizes[i] < 0 || sizes[i] > a->shape[i]) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
+        if (sizes[i] < 0 || (sizes[i] > a->shape[i] && !none)) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
     }
     return !c->code;
 }
@@ -8885,7 +8924,8 @@ static struct array *do_conv(struct call *c, struct array *in, struct array *w, 
     if (c->code || !in || !w) return NULL;
     for (int i = 0; i < space; i++) {
         int64_t inside = 1 + (int64_t)p.input_dilation[i] * (in->shape[1 + i] - 1) + low[i] + high[i];
-        int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1), size = inside < kernel ? 0 : (inside - kernel) / p.stride[i] + 1;
+        int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1);
+        int64_t size = (inside - kernel) / p.stride[i] + 1;   /* as MLX: one position where less than a stride is missing */
         if (size < 1 || !w->shape[1 + i])
             return FAIL(c, MLXVK_ERROR_SHAPE, "input %s with padding %d + %d is smaller than weight %s along axis %d", TEXT(in), low[i],
                         high[i], TEXT(w), 1 + i);
@@ -14606,7 +14646,7 @@ static void device_destroy(struct device *d)
         destroy_objects(d);
         if (!d->adopted) d->vk.vkDestroyDevice(d->handle, NULL);
     }
-    if (d->instance && !d->adopted) vkDestroyInstance(d->instance, NULL);
+    if (d->instance && !d->adopted) d->destroy_instance(d->instance, NULL);
     host_free(d, d);
 }
 
@@ -14643,7 +14683,9 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
     d->noted = noted_families(d->gate);
+    mutex_lock(&volk_lock);
     code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
+    mutex_unlock(&volk_lock);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
     if (code) {
@@ -14704,22 +14746,29 @@ int mlxvk_device_status(mlxvk_device device)
     return d ? d->lost : MLXVK_ERROR_NO_DEVICE;
 }
 
-/* Lists the physical devices of a fresh instance. */
+/* Lists the physical devices of a fresh instance; the caller's function may call the library. */
 int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user)
 {
+    enum { MOST = 32 };
     mlxvk_error error;
     VkInstance instance;
-    VkPhysicalDevice list[32];
-    VkPhysicalDeviceProperties p;
-    uint32_t n = COUNT(list);
-    int code = load_vulkan(NULL, &error);
+    VkPhysicalDevice list[MOST];
+    VkPhysicalDeviceProperties p[MOST];
+    bool good[MOST] = { false };
+    uint32_t n = MOST;
+    int code;
+    if (!each) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&volk_lock);
+    code = load_vulkan(NULL, &error);
     if (!code) code = create_instance(&instance, &error);
-    if (code) return code;
-    if (vkEnumeratePhysicalDevices(instance, &n, list) < 0) n = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (usable(list[i], &p)) each((int)i, p.deviceName, type_name(p.deviceType), user);
-    vkDestroyInstance(instance, NULL);
-    return 0;
+    if (!code) {
+        if (vkEnumeratePhysicalDevices(instance, &n, list) < 0) n = 0;
+        for (uint32_t i = 0; i < n; i++) good[i] = usable(list[i], &p[i]);
+        vkDestroyInstance(instance, NULL);
+    }
+    mutex_unlock(&volk_lock);
+    for (uint32_t i = 0; i < n && !code; i++) if (good[i]) each((int)i, p[i].deviceName, type_name(p[i].deviceType), user);
+    return code;
 }
 
 static void count_device(int index, const char *name, const char *type, void *user)
@@ -14996,6 +15045,7 @@ static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, vo
         if (!code && s->line->completed < value) s->line->completed = value;
         if (!code && !upload) memcpy((char *)data + at, staging.map, n);
     }
+    if (e->code) { e->code = d->lost; encoder_reset(e); }            /* the stream's own work goes on */
     if (staging.handle && d->lost != MLXVK_ERROR_DEVICE_LOST) {
         d->vk.vkDestroyBuffer(d->handle, staging.handle, NULL);
         d->vk.vkFreeMemory(d->handle, staging.memory, NULL);
@@ -15040,10 +15090,10 @@ static int stream_drain(struct stream *s)
                                  .pSemaphores = &s->line->semaphore, .pValues = &s->line->submitted };
     stream_lower(s, 0);
     stream_submit(s);
-    if (d->lost || s->line->completed >= s->line->submitted) return d->lost;
+    if (s->line->completed >= s->line->submitted) return d->lost;      /* a lost device may be at work still; it does not block */
     if (vk_code(d, d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX))) return d->lost ? d->lost : MLXVK_ERROR_VULKAN;
     s->line->completed = s->line->submitted;
-    return 0;
+    return d->lost;
 }
 
 /* Submits and waits for what all streams have recorded. The lock is held on entry and on return, but not while waiting: what is
@@ -15065,6 +15115,7 @@ static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
     struct stream **link = &d->streams;
+    encoder_reset(&s->encoder);
     stream_drain(s);
     for (uint32_t i = 0; i < s->slot_count; i++)
         if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
@@ -16423,30 +16474,20 @@ mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, 
     return mlxvk_array_new_data_managed_payload(data, shape, dim, dtype, data, dtor);
 }
 
-/* Puts a fresh array into a handle. */
-static int replace_array(mlxvk_array *res, mlxvk_array fresh)
-{
-    struct device *d = default_device();
-    if (!fresh.ctx || !res) {
-        mlxvk_array_free(fresh);
-        return !res ? MLXVK_ERROR_ARGUMENT : !d ? MLXVK_ERROR_NO_DEVICE : d->error.code ? d->error.code : MLXVK_ERROR_HOST_MEMORY;
-    }
-    mlxvk_array_free(*res);
-    *res = fresh;
-    return 0;
-}
-
-int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return replace_array(arr, mlxvk_array_new_bool(val)); }
-int mlxvk_array_set_int(mlxvk_array *arr, int val) { return replace_array(arr, mlxvk_array_new_int(val)); }
-int mlxvk_array_set_float(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
-int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
-int mlxvk_array_set_double(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
-int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
-int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return replace_array(arr, mlxvk_array_new_complex(real, imag)); }
 int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype)
 {
-    return replace_array(arr, mlxvk_array_new_data(data, shape, dim, dtype));
+    return mlxvk_array_new_data_device(arr, data, shape, dim, dtype, (mlxvk_device){ NULL });
 }
+
+static int set_scalar(mlxvk_array *arr, const void *value, mlxvk_dtype dtype) { return mlxvk_array_set_data(arr, value, NULL, 0, dtype); }
+
+int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return set_scalar(arr, &val, MLXVK_BOOL); }
+int mlxvk_array_set_int(mlxvk_array *arr, int val) { return set_scalar(arr, &val, MLXVK_INT32); }
+int mlxvk_array_set_float(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
+int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
+int mlxvk_array_set_double(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
+int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
+int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64); }
 
 #define X(name, type, dtype)                                                                                          \
     int mlxvk_array_item_##name(type *res, const mlxvk_array arr) { return item(res, arr, dtype); }
@@ -17595,7 +17636,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d = k->device;
     mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams; s; s = s->next) encoder_reset(&s->encoder);
+    for (struct stream *s = d->streams; s; s = s->next) if (s->encoder.pipeline == &k->pipeline) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -17657,6 +17698,7 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
         struct stream *s = stream_of(a->storage);
         if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
         at = bind_array(e, binding, a, write);
+        hold(e, a->storage->buffer);
     }
     if (shift) *shift = at;
     return unlock_encoder(e);
@@ -17677,6 +17719,7 @@ int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
         struct buffer *b = a->storage->buffer;
         array_span(a, &low, &high);
         encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, true);
+        hold(e, b);
     }
     return unlock_encoder(e);
 }
@@ -17694,6 +17737,7 @@ int mlxvk_set_buffer(mlxvk_encoder handle, mlxvk_buffer buffer, size_t offset, s
     else {
         encoder_access(e, b, b->offset + offset, b->offset + offset + size, true);
         bind_range(e, binding, b->handle, b->offset + offset, size);
+        hold(e, b);
     }
     return unlock_encoder(e);
 }
@@ -17714,8 +17758,7 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
 static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
     if (!e->pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
-    if (e->pending_count && (!e->commands || e->pending_in != e->stream->mark))      /* who uses the memory until when is noted there */
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "the stream was submitted since arrays were bound");
+    if (!e->code && note_again(e) && !e->code) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
     dispatch(e, x, y, z);
     maybe_commit(e->stream);
     return unlock_encoder(e);

@@ -1023,8 +1023,8 @@ MLXVK_API int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape
 
 /* The stream's encoder, with all operations before this call encoded. Use it until the next operation on the stream, which
  * forgets what was set up; it is not freed. Set the kernel first, then arrays and bytes, in any order, for each dispatch anew:
- * a dispatch, and a call that fails, forget them. Barriers are inserted where bound byte ranges overlap and one of them is
- * written. Errors: ARGUMENT, and LIMIT for a grid, a range or bytes over the device's limits. */
+ * a dispatch, and a call that fails, forget them. What is bound may be freed. Barriers are inserted where bound byte ranges
+ * overlap and one of them is written. Errors: ARGUMENT, and LIMIT for a grid, a range or bytes over the device's limits. */
 MLXVK_API int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream);
 MLXVK_API int mlxvk_set_kernel(mlxvk_encoder e, mlxvk_kernel kernel);
 /* Binds the bytes that the array spans, rounded down to the device's alignment; *shift, where not NULL, receives the
