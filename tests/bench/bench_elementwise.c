@@ -175,10 +175,10 @@ static void cast_rows(void)
 /* ---- operands that repeat or run otherwise ---- */
 
 static int run_where(void) { return mlxvk_where(&result, z, x, y, stream); }
-static int run_copy_of(mlxvk_array from)             /* concatenating one array moves it */
+static int run_copy_of(mlxvk_array from)             /* stacking one array moves it */
 {
     mlxvk_vector_array list = mlxvk_vector_array_new_value(from);
-    int code = mlxvk_concatenate(&result, list, stream);
+    int code = mlxvk_stack(&result, list, stream);
     mlxvk_vector_array_free(list);
     return code;
 }

@@ -63,16 +63,14 @@ enum { COPY, ABS, LARGER, CHOSEN, OPERATIONS };
 static void apply(int op, mlxvk_array *res, mlxvk_array a, mlxvk_array b)
 {
     mlxvk_array greater = { NULL };
-    mlxvk_vector_array list = mlxvk_vector_array_new_value(a);
     switch (op) {
-    case COPY: OK(mlxvk_concatenate(res, list, stream), stream); break;
+    case COPY: OK(mlxvk_contiguous(res, a, false, stream), stream); break;
     case ABS: OK(mlxvk_abs(res, a, stream), stream); break;
     case LARGER: OK(mlxvk_maximum(res, a, b, stream), stream); break;
     default:
         OK(mlxvk_greater(&greater, b, a, stream), stream);
         OK(mlxvk_where(res, greater, b, a, stream), stream);
     }
-    mlxvk_vector_array_free(list);
     mlxvk_array_free(greater);
 }
 
