@@ -354,6 +354,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(COPY,          copy,          3, CAP_SMALL)                                                                      \
     X(COPY_WIDE,     copy_wide,     3, CAP_SMALL)                                                          \
     X(TRANSPOSE,     transpose,     2, CAP_SMALL)                                                                      \
+    X(TRANSPOSE_QUADS, transpose_quads, 2, CAP_SMALL)                                                                  \
     X(UNARY,         unary,         3, CAP_SMALL)                                                                      \
     X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL)                                                          \
     X(UNARY_COMPLEX, unary_complex, 3, CAP_SMALL)                                                                      \
@@ -362,6 +363,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(UNARY_HALF,    unary_half,    3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
     X(BINARY_HALF,   binary_half,   4, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
+    X(COPY_HALF,     copy_half,     3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
@@ -2005,6 +2007,8 @@ struct encoder {
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the next dispatch; since the last barrier */
     uint32_t pending_count, live_count;
     uint64_t pending_in;                             /* the command buffer, by its mark, that pending accesses were noted for */
+    struct buffer *held[MAX_PENDING];                /* what a caller of the public encoder has bound */
+    uint32_t held_count;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
     uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
@@ -2326,10 +2330,22 @@ static int stream_submit(struct stream *s)
     return 0;
 }
 
+/* Where the stream was submitted while a dispatch was being set up: what it accesses is used by the next submission. */
+static int note_again(struct encoder *e)
+{
+    struct stream *s = e->stream;
+    int code = 0;
+    if (!e->pending_count || (e->commands && e->pending_in == s->mark)) return 0;
+    if (!e->commands) code = open_commands(s);
+    for (uint32_t i = 0; i < e->pending_count && !code; i++)
+        code = buffer_use(e->device, e->pending[i].buffer, s->line, e->pending[i].write);
+    e->pending_in = s->mark;
+    return code;
+}
+
 /* Makes the open submission wait for a timeline's value, which must have been submitted. */
 static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
 {
-    struct encoder *e = &s->encoder;
     for (uint32_t i = 0; i < s->wait_count; i++)
         if (s->waits[i].semaphore == semaphore) {
             if (s->waits[i].value < value) s->waits[i].value = value;
@@ -2337,10 +2353,7 @@ static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
         }
     if (s->wait_count == MAX_WAITS) {
         int code = stream_submit(s);
-        if (!code && e->pending_count) code = open_commands(s);
-        for (uint32_t i = 0; i < e->pending_count && !code; i++)         /* the next dispatch comes in this submission */
-            code = buffer_use(s->device, e->pending[i].buffer, s->line, e->pending[i].write);
-        e->pending_in = s->mark;
+        if (!code) code = note_again(&s->encoder);
         if (code) return code;
     }
     s->waits[s->wait_count++] = (struct wait){ NULL, semaphore, value };
@@ -2424,6 +2437,15 @@ static void encoder_reset(struct encoder *e)
     e->set_mask = e->write_mask = 0;
     e->push_used = 0;
     e->pending_count = 0;
+    while (e->held_count) buffer_release(e->device, e->held[--e->held_count]);
+}
+
+/* Keeps memory until the dispatch that is being set up is encoded: its array may be freed before. */
+static void hold(struct encoder *e, struct buffer *b)
+{
+    if (e->code || !b || e->held_count == MAX_PENDING) return;
+    b->refs++;
+    e->held[e->held_count++] = b;
 }
 
 /* KERNEL(e, K_X, threads, constants...): the kernel of the next dispatch. Constant 0 is the workgroup's size. */
@@ -3308,10 +3330,12 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
-enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
+enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MODE_STRIDED_VECTOR, MODE_STRIDED_EIGHTS,
+       MODE_SIXTEENS, MODE_STRIDED_SIXTEENS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
 
 struct elementwise_push {
     uint32_t n, ndim, shape[PUSH_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][PUSH_DIMS], extra[2];
+    uint32_t divisor[PUSH_DIMS - 1], divisor_shifts;
 };
 
 /* Dimensions common to some arrays, merged where all of them allow it. */
@@ -3346,12 +3370,19 @@ static uint32_t flat_scalars(const struct dims *g, int count)
     return scalars;
 }
 
+/* The dimensions, and what divides by all but the first without a division. */
 static void push_dims(struct elementwise_push *p, const struct dims *g, int count)
 {
     p->ndim = (uint32_t)g->ndim;
+    p->divisor_shifts = 0;
     for (int i = 0; i < g->ndim; i++) {
-        p->shape[i] = (uint32_t)g->shape[i];
+        uint64_t n = p->shape[i] = (uint32_t)g->shape[i];
+        uint32_t up = 0;
         for (int k = 0; k < count; k++) p->stride[k][i] = (uint32_t)g->stride[k][i];
+        if (!i) continue;
+        while ((uint64_t)1 << up < n) up++;
+        p->divisor[i - 1] = (uint32_t)(((((uint64_t)1 << up) - n) << 32) / n + 1);
+        p->divisor_shifts |= ((up ? up - 1 : 0) << 1 | (up > 0)) << (8 * i - 8);
     }
 }
 
@@ -3375,12 +3406,26 @@ static void note_walk(const struct encoder *e, const struct elementwise_params *
 /* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
 enum { TRANSPOSE_LEAST = 8, TRANSPOSE_OUTER = 3 };
 
+struct transpose_push {
+    uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices;
+    uint32_t shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER], out[TRANSPOSE_OUTER];
+};
+
+/* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
+static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const struct transpose_push *p)
+{
+    uint32_t size = (uint32_t)item_size(a[0]), all = p->rows | p->columns | p->to | p->from | p->row_out | p->column_in;
+    if (a[0]->dtype != a[1]->dtype || size > 2) return 0;
+    for (int i = 0; i < TRANSPOSE_OUTER; i++) if (p->shape[i] > 1) all |= p->in[i] | p->out[i];
+    if (all % (16 / size)) return 0;
+    return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
+}
+
 static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struct dims *g)
 {
-    struct { uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices, shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER],
-             out[TRANSPOSE_OUTER]; } p = { .matrices = 1, .shape = { 1, 1, 1 } };
+    struct transpose_push p = { .matrices = 1, .shape = { 1, 1, 1 } };
     bool wide = item_size(a[0]) == 8;
-    uint32_t tile = wide ? 32 : 64;
+    uint32_t tile, quads;
     int last = g->ndim - 1, row = -1, outer = 0;
     if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype)) return false;
     for (int i = 0; i < last; i++) if (g->stride[1][i] == 1) row = i;
@@ -3397,64 +3442,104 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.columns = (uint32_t)g->shape[last];
     p.row_out = (uint32_t)g->stride[0][row];
     p.column_in = (uint32_t)g->stride[1][last];
-    p.down = ceil_div(p.rows, tile);
-    p.across = ceil_div(p.columns, tile);
     p.to = set_output(e, 0, a[0]);
     p.from = set_input(e, 1, a[1]);
-    KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
+    quads = tile_of_quads(e, a, &p);
+    tile = quads ? quads : wide ? 32 : 64;
+    p.down = ceil_div(p.rows, tile);
+    p.across = ceil_div(p.columns, tile);
+    if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]));
+    else KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)p.down * p.across * p.matrices);
     return true;
 }
 
-/* Can eight elements of two bytes be taken at a time? misaligned: the bits of where operands begin. */
-static bool by_eights(const struct elementwise_params *p, struct array *const *a, uint32_t misaligned)
+/* How many elements a thread takes of the kernels above: 16 bytes of the wider side, where none has elements of four. */
+static uint32_t lanes_of(uint16_t kernel, mlxvk_dtype to, mlxvk_dtype from)
 {
-    return (p->kernel == K_UNARY || p->kernel == K_BINARY) && item_size(a[0]) == 2 && item_size(a[1]) == 2 && !(misaligned & 7);
+    uint32_t most = (uint32_t)(dtypes[to].size > dtypes[from].size ? dtypes[to].size : dtypes[from].size);
+    return kernel == K_FP8 || most > 2 ? 4 : 16 / most;
 }
 
-static enum kernel_id kernel_of_eights(const struct encoder *e, uint16_t kernel, mlxvk_dtype t)
+/* The device's own conversion of f16, where there is one. */
+static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to, mlxvk_dtype from)
 {
-    enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : K_BINARY_HALF;
-    return t == MLXVK_FLOAT16 && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
+    enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : kernel == K_BINARY ? K_BINARY_HALF : K_COPY_HALF;
+    bool copy = kernel == K_COPY && to != from, narrows = copy && lanes == 4 && from == MLXVK_FLOAT32;
+    bool has_half = (copy && to == MLXVK_FLOAT16) || ((copy || kernel == K_UNARY || kernel == K_BINARY) && from == MLXVK_FLOAT16);
+    return (lanes == 8 || narrows) && has_half && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
+}
+
+/* Copies of bits from rows to rows: as words, where both sides' rows are whole words. */
+static bool count_words(struct dims *g, uint32_t offset[2], size_t size)
+{
+    int last = g->ndim - 1;
+    uint32_t each = size < 4 ? 4 / (uint32_t)size : 1, more = size > 4 ? (uint32_t)size / 4 : 1;
+    if (size == 4 || last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1) return false;
+    if (g->shape[last] % each || (offset[0] | offset[1]) % each) return false;
+    for (int i = 0; i < last; i++) if (g->stride[0][i] % each || g->stride[1][i] % each) return false;
+    for (int k = 0; k < 2; k++) {
+        offset[k] = offset[k] / each * more;
+        for (int i = 0; i < last; i++) g->stride[k][i] = g->stride[k][i] / each * more;
+    }
+    g->shape[last] = g->shape[last] / each * more;
+    return true;
+}
+
+/* Strided walks by vectors of some elements: operands either run along the last dimension, in whole vectors, or stay in it. */
+static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes, uint32_t *scalars)
+{
+    int last = g->ndim - 1;
+    *scalars = 0;
+    if (last < 0 || g->ndim > PUSH_DIMS || g->shape[last] % lanes) return false;
+    for (int k = 0; k < count; k++) {
+        bool stays = k > 0 && !g->stride[k][last];
+        if (stays) *scalars |= 1u << k;
+        else if (g->stride[k][last] != 1 || offset[k] % (uint32_t)lanes) return false;
+        for (int i = 0; i < last && !stays; i++) if (g->stride[k][i] % lanes) return false;
+    }
+    g->shape[last] /= lanes;
+    for (int k = 0; k < count; k++) {
+        if (*scalars >> k & 1) continue;
+        offset[k] /= (uint32_t)lanes;
+        for (int i = 0; i < last; i++) g->stride[k][i] /= lanes;
+    }
+    return true;
 }
 
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
     struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { p->extra[0], p->extra[1] } };
-    uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads = push.n;
+    uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads, lanes;
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
-    for (int k = 0; k < count; k++) {
-        push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
-        if (!(scalars & (1u << k))) misaligned |= push.offset[k];
+    for (int k = 0; k < count; k++) push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
+    if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX && count_words(&g, push.offset, item_size(a[0]))) {
+        push.n = (uint32_t)(array_bytes(a[0]) / 4);
+        to = from = MLXVK_UINT32;
+        small = true;
     }
-    if (walk_by_strides(e, p, a[1], scalars)) scalars = UINT32_MAX;
-    if (scalars != UINT32_MAX && small && !(misaligned & 3)) {
-        uint32_t each = 4 / (uint32_t)item_size(a[0]);
-        mode = MODE_VECTOR;
-        if (p->kernel == K_COPY && !scalars && to == from && !(push.n % each) && !((push.offset[0] | push.offset[1]) % (4 * each))) {
-            push.n /= each;                          /* moved as words, 16 bytes a thread */
-            push.offset[0] /= each;
-            push.offset[1] /= each;
-            to = from = MLXVK_UINT32;
-        }
-        threads = push.n / 4 + (push.n & 3);
-        if (by_eights(p, a, misaligned)) {
-            mode = MODE_EIGHTS;
-            threads = push.n / 8 + (push.n & 7);
-        }
+    threads = push.n;
+    for (int k = 0; k < count; k++) if (!(scalars & (1u << k))) misaligned |= push.offset[k];
+    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 : lanes_of(p->kernel, to, p->kernel == K_COPY && scalars == 2 ? to : from);
+    if (scalars != UINT32_MAX && lanes > 4 && misaligned % lanes) lanes = 4;
+    if (scalars != UINT32_MAX && lanes > 1 && !(misaligned & 3)) {
+        mode = lanes == 16 ? MODE_SIXTEENS : lanes == 8 ? MODE_EIGHTS : MODE_VECTOR;
+        threads = push.n / lanes + push.n % lanes;
     } else if (scalars == UINT32_MAX || small) {
         mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
-        scalars = 0;
-        if (mode == MODE_STRIDED) push_dims(&push, &g, count);
+        while (lanes > 1 && !count_vectors(&g, push.offset, count, (int)lanes, &scalars)) lanes = lanes > 4 ? 4 : 1;
+        if (lanes > 1) mode = lanes == 16 ? MODE_STRIDED_SIXTEENS : lanes == 8 ? MODE_STRIDED_EIGHTS : MODE_STRIDED_VECTOR;
+        else scalars = 0;
+        threads /= lanes;
+        if (mode != MODE_TABLE) push_dims(&push, &g, count);
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
     note_walk(e, p, a, mode);
-    KERNEL(e, mode == MODE_EIGHTS ? kernel_of_eights(e, p->kernel, to) : (enum kernel_id)p->kernel, 256, mode, scalars, p->op, (uint32_t)to,
-           (uint32_t)from);
+    KERNEL(e, kernel_of_lanes(e, p->kernel, lanes, to, from), 256, mode, scalars, p->op, (uint32_t)to, (uint32_t)from);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(threads, 256));
 }
@@ -3513,13 +3598,15 @@ static struct array half_of(const struct array *a, int axis, int half)
 }
 
 /* A row-contiguous array as a matrix: all that kernels which take row after row need to know. */
-static struct array matrix_of(const struct array *a)
+static struct array matrix_of(struct encoder *e, const struct array *a)
 {
     struct array m = *a;
     int n = a->ndim ? a->shape[a->ndim - 1] : 1;
     m.refs = 1;
     m.ndim = 2;
-    m.shape[0] = (int)(a->size / (size_t)n);
+    if (a->size / (size_t)n > INT_MAX)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rows", "%s has %zu rows; at most %d", TEXT(a), a->size / (size_t)n, INT_MAX);
+    m.shape[0] = (int)min_size(a->size / (size_t)n, INT_MAX);
     m.shape[1] = n;
     m.strides[0] = n;
     m.strides[1] = 1;
@@ -3602,12 +3689,33 @@ static int donate(struct encoder *e, struct array *out, struct array *const *in,
     return -1;
 }
 
+static struct array *rows_of(struct encoder *e, struct array *a);
+
+/* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once, neighbours elsewhere. */
+enum { ACROSS_LEAST = 1 << 20 };
+
+static bool runs_across(const struct array *a)
+{
+    int last = a->ndim - 1;
+    bool along = false;
+    if (a->size < ACROSS_LEAST || !a->storage->device->gate[GATE_TRANSPOSE]) return false;
+    while (last >= 0 && a->shape[last] == 1) last--;
+    for (int i = 0; i <= last; i++) {
+        if (!a->strides[i] && a->shape[i] > 1) return false;
+        if (i < last && a->strides[i] == 1 && a->shape[i] >= TRANSPOSE_LEAST) along = true;
+    }
+    return along && a->strides[last] != 1 && a->shape[last] >= TRANSPOSE_LEAST;
+}
+
 static void lower_elementwise(struct encoder *e, const struct node *n)
 {
-    struct array *a[MAX_OPERANDS] = { n->out[0] };
+    struct array *a[MAX_OPERANDS] = { n->out[0] }, *own[MAX_OPERANDS] = { NULL };
+    bool copy = n->p.elementwise.kernel == K_COPY;
     for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
-    if (donate(e, n->out[0], n->in, n->inputs) >= 0 && n->p.elementwise.kernel == K_COPY && a[0]->dtype == a[1]->dtype) return;
+    if (donate(e, n->out[0], n->in, n->inputs) >= 0 && copy && a[0]->dtype == a[1]->dtype) return;
+    for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
+    for (int i = 1; i <= n->inputs; i++) if (own[i]) array_release(own[i]);
 }
 
 /* ---- fronts: shared helpers ---- */
@@ -3790,8 +3898,8 @@ static const struct unary_row { const char *name; int rules; } unary_table[U_COU
     R(cosh, U_FLOAT), R(tanh, U_FLOAT), R(arcsin, U_FLOAT), R(arccos, U_FLOAT), R(arctan, U_FLOAT), R(arcsinh, U_FLOAT),
     R(arccosh, U_FLOAT), R(arctanh, U_FLOAT), R(erf, U_FLOAT | U_NO_COMPLEX), R(erfinv, U_FLOAT | U_NO_COMPLEX),
     R(sigmoid, U_FLOAT | U_NO_COMPLEX), R(isnan, U_TO_BOOL), R(isinf, U_TO_BOOL), R(isfinite, U_TO_BOOL),
-    R(isposinf, U_TO_BOOL | U_NO_COMPLEX), R(isneginf, U_TO_BOOL | U_NO_COMPLEX), R(degrees, U_FLOAT | U_NO_COMPLEX),
-    R(radians, U_FLOAT | U_NO_COMPLEX), R(round, U_KEEP_INTEGER),
+    R(isposinf, U_TO_BOOL), R(isneginf, U_TO_BOOL), R(degrees, U_FLOAT),
+    R(radians, U_FLOAT), R(round, U_KEEP_INTEGER),
 #undef R
 };
 
@@ -3862,7 +3970,7 @@ enum binary {
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
 #define R(name, rules) [B_##name] = { #name, rules }
-    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, B_NO_COMPLEX), R(remainder, B_NO_COMPLEX),
+    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, 0), R(remainder, B_NO_COMPLEX),
     R(power, 0), R(maximum, 0), R(minimum, 0), R(logaddexp, B_FLOAT), R(arctan2, B_FLOAT | B_NO_COMPLEX),
     R(bitwise_and, B_INTEGER), R(bitwise_or, B_INTEGER), R(bitwise_xor, B_INTEGER), R(left_shift, B_INTEGER | B_SHIFT),
     R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
@@ -3895,6 +4003,7 @@ static struct array *do_binary(struct call *c, enum binary op, struct array *a, 
     mlxvk_dtype t;
     if (c->code || !a || !b) return NULL;
     t = rules & B_LOGICAL ? MLXVK_BOOL : promote(a->dtype, b->dtype);
+    if (op == B_floor_divide && is_complex(t)) op = B_divide;   /* as MLX: nothing is rounded */
     if (rules & B_FLOAT) t = at_least_float(t);
     if ((rules & B_SHIFT) && t == MLXVK_BOOL) t = MLXVK_UINT8;
     if (((rules & B_NO_COMPLEX) && is_complex(t)) || ((rules & B_INTEGER) && is_inexact(t)))
@@ -3998,7 +4107,7 @@ static void arange_part(struct encoder *e, struct array *const *a, const void *j
     memcpy(push + 4, next, 8);
     KERNEL(e, is_wide(out->dtype) ? K_ARANGE_WIDE : K_ARANGE, 256, (uint32_t)out->dtype);
     set_bytes(e, push, sizeof push);
-    dispatch_groups(e, ceil_div(out->size, 256));
+    dispatch_groups(e, ceil_div(out->size, is_wide(out->dtype) ? 256 : 4 * 256));
 }
 
 static void lower_arange(struct encoder *e, const struct node *n)
@@ -4611,6 +4720,7 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     mlxvk_dtype dtype;
     if (!vector_dtype(c, v, &dtype)) return NULL;
     first = v->data[0].ctx;
+    if (!stack && v->size == 1) return first;        /* even where it has no axis, as in MLX */
     if (stack) first = do_expand(c, first, &axis, 1);
     axis = normal_axis(c, first, axis);
     if (axis < 0) return NULL;
@@ -5935,12 +6045,14 @@ static bool broadcast_windows(struct call *c, const struct array *a, struct wind
     return !c->code;
 }
 
-/* The windows' sizes fit into a. */
+/* The windows' sizes fit into a; where there is no window they need not. */
 static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *sizes)
 {
+    bool none = false;
+    for (int i = 0; i < w->ndim; i++) none = none || !w->shape[i];
     for (int i = 0; i < a->ndim && !c->code; i++) {
         w->sizes[i] = sizes[i];
-        if (sizes[i] < 0 || sizes[i] > a->shape[i]) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
+        if (sizes[i] < 0 || (sizes[i] > a->shape[i] && !none)) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
     }
     return !c->code;
 }
@@ -6403,7 +6515,7 @@ static void norm_vjp_part(struct encoder *e, const struct node *n, struct array 
 
 static void lower_norm_vjp(struct encoder *e, const struct node *n)
 {
-    struct array x = matrix_of(n->in[0]), g = matrix_of(n->in[1]), dx = matrix_of(n->out[0]), part[5], *out[3] = { &part[2], NULL, NULL };
+    struct array x = matrix_of(e, n->in[0]), g = matrix_of(e, n->in[1]), dx = matrix_of(e, n->out[0]), part[5], *out[3] = { &part[2], NULL, NULL };
     int64_t each = n->p.norm_vjp.each, rows = x.shape[0], step = rows;
     while (step > each) {                            /* as many workgroups' rows as can be bound */
         part[0] = part_of(&x, 0, 0, step);
@@ -8269,7 +8381,7 @@ static void hadamard_part(struct encoder *e, struct array *const *a, const void 
 
 static void lower_hadamard(struct encoder *e, const struct node *n)
 {
-    struct array *x = rows_of(e, n->in[0]), from = matrix_of(x), to = matrix_of(n->out[0]), sums = to;
+    struct array *x = rows_of(e, n->in[0]), from = matrix_of(e, x), to = matrix_of(e, n->out[0]), sums = to;
     sums.dtype = MLXVK_FLOAT32;                      /* what lies between steps */
     in_parts(e, (struct array *[]){ &from, &to, &sums }, 3, 2, hadamard_part, &n->p.hadamard.scale);
     array_release(x);
@@ -8815,7 +8927,8 @@ static struct array *do_conv(struct call *c, struct array *in, struct array *w, 
     if (c->code || !in || !w) return NULL;
     for (int i = 0; i < space; i++) {
         int64_t inside = 1 + (int64_t)p.input_dilation[i] * (in->shape[1 + i] - 1) + low[i] + high[i];
-        int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1), size = inside < kernel ? 0 : (inside - kernel) / p.stride[i] + 1;
+        int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1);
+        int64_t size = (inside - kernel) / p.stride[i] + 1;   /* as MLX: one position where less than a stride is missing */
         if (size < 1 || !w->shape[1 + i])
             return FAIL(c, MLXVK_ERROR_SHAPE, "input %s with padding %d + %d is smaller than weight %s along axis %d", TEXT(in), low[i],
                         high[i], TEXT(w), 1 + i);
@@ -9413,7 +9526,8 @@ static void lower_random(struct encoder *e, const struct node *n)
         part.offset = out->offset + (int64_t)(first * each * item_size(&part));
         push.offset = set_output(e, 0, &part);
         push.key = set_key(e, 1, n->in[0]);
-        fours = p->kind == RANDOM_BITS && item_size(out) == 4 && words <= push.count && !(words & 7) && !(push.offset & 3) ? 2 : 0;
+        fours = p->kind != RANDOM_BITS ? 1 : item_size(out) == 4 ? 2 : 0;
+        if (is_complex(out->dtype) || words > push.count || (words & 7) || (push.offset & 3)) fours = 0;
         KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours, products);
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, ceil_div((words + 1) / 2, fours ? 256 * 4 * fours : 256));
@@ -9750,9 +9864,9 @@ static void quantize_part(struct encoder *e, struct array *const *a, const void 
 
 static void lower_quantize(struct encoder *e, const struct node *n)
 {
-    struct array *x = rows_of(e, n->in[0]), rows[4] = { matrix_of(x) }, *a[4] = { &rows[0] };
+    struct array *x = rows_of(e, n->in[0]), rows[4] = { matrix_of(e, x) }, *a[4] = { &rows[0] };
     for (int i = 0; i < n->outputs; i++) {
-        rows[1 + i] = matrix_of(n->out[i]);
+        rows[1 + i] = matrix_of(e, n->out[i]);
         a[1 + i] = &rows[1 + i];
     }
     in_parts(e, a, 4, 2, quantize_part, n);
@@ -9823,13 +9937,13 @@ static void dequantize_part(struct encoder *e, struct array *const *a, const voi
 
 static void lower_dequantize(struct encoder *e, const struct node *n)
 {
-    struct array *in[3] = { NULL }, rows[4] = { matrix_of(n->out[0]) }, *a[4] = { &rows[0] };
+    struct array *in[3] = { NULL }, rows[4] = { matrix_of(e, n->out[0]) }, *a[4] = { &rows[0] };
     bool dense = n->in[0]->row && n->in[1]->row && (!n->in[2] || n->in[2]->row);
     NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", dense ? NULL : "an operand is strided", "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
     for (int i = 0; i < 3; i++) {
         if (!n->in[i]) continue;
         in[i] = rows_of(e, n->in[i]);
-        rows[1 + i] = matrix_of(in[i]);
+        rows[1 + i] = matrix_of(e, in[i]);
         a[1 + i] = &rows[1 + i];
     }
     in_parts(e, a, 4, 2, dequantize_part, n);
@@ -10281,14 +10395,14 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
 }
 
-/* One operand or result of a job as (batch, rows, columns). */
+/* One operand or result of a job as (batch, rows, columns); steps of rows that run backwards are kernels' 32 bits, which wrap. */
 static struct array job_rows(const struct quant_job *j, const struct array *a, uint32_t batch_step, uint32_t row_step, uint32_t columns)
 {
     struct array v = *a;
     v.refs = 1;
     v.ndim = 3;
     memcpy(v.shape, ((int[]){ (int)j->batch, (int)j->m, (int)columns }), 3 * sizeof *v.shape);
-    memcpy(v.strides, ((int64_t[]){ j->batch > 1 ? batch_step : 0, row_step, 1 }), 3 * sizeof *v.strides);
+    memcpy(v.strides, ((int64_t[]){ j->batch > 1 ? (int32_t)batch_step : 0, (int32_t)row_step, 1 }), 3 * sizeof *v.strides);
     v.size = (size_t)j->batch * j->m * columns;
     v.row = row_contiguous(&v);
     return v;
@@ -13513,7 +13627,7 @@ static int chain_operand(struct chain *c, struct array *a)
     for (int i = 0; i < c->steps; i++)
         if (c->step[i].out->storage == a->storage) return same_view(c->step[i].out, a) ? CHAIN_OPERANDS + i : -1;
     for (int i = 0; i < c->operands; i++) if (same_view(c->operand[i], a)) return i;
-    if (c->operands == CHAIN_OPERANDS) return -1;
+    if (c->operands == CHAIN_OPERANDS || runs_across(a)) return -1;
     c->walk[c->operands] = (uint8_t)walk_of(a);
     c->operand[c->operands] = a;
     return c->operands++;
@@ -15067,6 +15181,7 @@ static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
     struct stream **link = &d->streams;
+    encoder_reset(&s->encoder);
     stream_drain(s);
     for (uint32_t i = 0; i < s->slot_count; i++)
         if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
@@ -16425,30 +16540,20 @@ mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, 
     return mlxvk_array_new_data_managed_payload(data, shape, dim, dtype, data, dtor);
 }
 
-/* Puts a fresh array into a handle. */
-static int replace_array(mlxvk_array *res, mlxvk_array fresh)
-{
-    struct device *d = default_device();
-    if (!fresh.ctx || !res) {
-        mlxvk_array_free(fresh);
-        return !res ? MLXVK_ERROR_ARGUMENT : !d ? MLXVK_ERROR_NO_DEVICE : d->error.code ? d->error.code : MLXVK_ERROR_HOST_MEMORY;
-    }
-    mlxvk_array_free(*res);
-    *res = fresh;
-    return 0;
-}
-
-int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return replace_array(arr, mlxvk_array_new_bool(val)); }
-int mlxvk_array_set_int(mlxvk_array *arr, int val) { return replace_array(arr, mlxvk_array_new_int(val)); }
-int mlxvk_array_set_float(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
-int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
-int mlxvk_array_set_double(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
-int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
-int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return replace_array(arr, mlxvk_array_new_complex(real, imag)); }
 int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype)
 {
-    return replace_array(arr, mlxvk_array_new_data(data, shape, dim, dtype));
+    return mlxvk_array_new_data_device(arr, data, shape, dim, dtype, (mlxvk_device){ NULL });
 }
+
+static int set_scalar(mlxvk_array *arr, const void *value, mlxvk_dtype dtype) { return mlxvk_array_set_data(arr, value, NULL, 0, dtype); }
+
+int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return set_scalar(arr, &val, MLXVK_BOOL); }
+int mlxvk_array_set_int(mlxvk_array *arr, int val) { return set_scalar(arr, &val, MLXVK_INT32); }
+int mlxvk_array_set_float(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
+int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
+int mlxvk_array_set_double(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
+int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
+int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64); }
 
 #define X(name, type, dtype)                                                                                          \
     int mlxvk_array_item_##name(type *res, const mlxvk_array arr) { return item(res, arr, dtype); }
@@ -17597,7 +17702,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d = k->device;
     mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams; s; s = s->next) encoder_reset(&s->encoder);
+    for (struct stream *s = d->streams; s; s = s->next) if (s->encoder.pipeline == &k->pipeline) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -17659,6 +17764,7 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
         struct stream *s = stream_of(a->storage);
         if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
         at = bind_array(e, binding, a, write);
+        hold(e, a->storage->buffer);
     }
     if (shift) *shift = at;
     return unlock_encoder(e);
@@ -17679,6 +17785,7 @@ int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
         struct buffer *b = a->storage->buffer;
         array_span(a, &low, &high);
         encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, true);
+        hold(e, b);
     }
     return unlock_encoder(e);
 }
@@ -17696,6 +17803,7 @@ int mlxvk_set_buffer(mlxvk_encoder handle, mlxvk_buffer buffer, size_t offset, s
     else {
         encoder_access(e, b, b->offset + offset, b->offset + offset + size, true);
         bind_range(e, binding, b->handle, b->offset + offset, size);
+        hold(e, b);
     }
     return unlock_encoder(e);
 }
@@ -17716,8 +17824,7 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
 static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
     if (!e->pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
-    if (e->pending_count && (!e->commands || e->pending_in != e->stream->mark))      /* who uses the memory until when is noted there */
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "the stream was submitted since arrays were bound");
+    if (!e->code && note_again(e) && !e->code) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
     dispatch(e, x, y, z);
     maybe_commit(e->stream);
     return unlock_encoder(e);

@@ -322,6 +322,32 @@ static void test_long(void **state)
     mlxvk_device_free(device);
 }
 
+/* MLX divides towards zero: a kernel that sticks out by less than a stride has one position. */
+static void test_kernel_sticks_out(void **state)
+{
+    mlxvk_device device = open_device(NULL);
+    mlxvk_stream s = open_stream(device);
+    mlxvk_array in = { NULL }, w = { NULL }, res = { NULL };
+    (void)state;
+    OK(mlxvk_ones(&in, (int[]){ 1, 2, 1 }, 3, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&w, (int[]){ 1, 3, 1 }, 3, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_conv1d(&res, in, w, 2, 0, 1, 1, s), s);
+    expect_floats(res, (float[]){ 2 }, 1, 0, 0, s);
+    REFUSED(mlxvk_conv1d(&res, in, w, 1, 0, 1, 1, s), MLXVK_ERROR_SHAPE, s, "smaller");
+    REFUSED(mlxvk_conv1d(&res, in, w, 2, 0, 2, 1, s), MLXVK_ERROR_SHAPE, s, "smaller");
+    OK(mlxvk_ones(&in, (int[]){ 2, 4, 3, 32 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&w, (int[]){ 32, 6, 5, 32 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_conv2d(&res, in, w, 3, 3, 0, 0, 1, 1, 1, s), s);
+    assert_int_equal(mlxvk_array_size(res), 64);
+    OK(mlxvk_max(&res, res, false, s), s);
+    expect_floats(res, (float[]){ 12 * 32 }, 1, 0, 0, s);
+    mlxvk_array_free(res);
+    mlxvk_array_free(in);
+    mlxvk_array_free(w);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
 static void test_empty(void **state)
 {
     mlxvk_device device = open_device(NULL);
@@ -384,7 +410,8 @@ int main(void)
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
         cmocka_unit_test(test_winograd_chosen),
-        cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_long), cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_kernel_sticks_out), cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_long),
+        cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
     return run_group("conv", tests, NULL, NULL);
 }

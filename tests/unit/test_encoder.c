@@ -527,7 +527,6 @@ static void test_left_half_way(void **state)
     enum { N = 70 };
     int32_t want[N];
     const uint32_t garbage[32] = { 1u << 30, 1u << 30, 1u << 30 };
-    mlxvk_kernel kernel = combine_kernel(device, 1);
     mlxvk_array a = counting(device, N), gone = counting(device, N), sum = { NULL };
     mlxvk_encoder e = encoder_of(stream);
     OK(mlxvk_start_concurrent(e), stream);
@@ -541,16 +540,53 @@ static void test_left_half_way(void **state)
     }
     for (int i = 0; i < N; i++) want[i] = 11 * i;
     expect_ints(sum, want, N, stream);
-    OK(mlxvk_set_kernel(e, kernel), stream);         /* arrays that were bound before a submission are not used after it */
-    OK(mlxvk_set_output_array(e, sum, 2, NULL), stream);
-    OK(mlxvk_set_input_array(e, a, 1, NULL), stream);
-    OK(mlxvk_synchronize(stream), stream);
-    OK(mlxvk_set_input_array(e, a, 0, NULL), stream);
-    REFUSED(mlxvk_dispatch_threads(e, N, 1, 1), MLXVK_ERROR_ARGUMENT, stream, "submitted");
     mlxvk_array_free(a);
     mlxvk_array_free(sum);
-    mlxvk_kernel_free(kernel);
     test_custom_kernel(NULL);
+}
+
+/* Between what is bound and the dispatch: the stream is submitted as another one wants its results, arrays are freed and their
+ * memory is wanted by others, kernels of others are freed. The dispatch is right, and who reads its result waits for it. */
+static void test_set_up_slowly(void **state)
+{
+    (void)state;
+    enum { N = 5000 };
+    static int32_t want[N], minus[N];
+    struct combine_push push = { .count = N };
+    mlxvk_stream other = open_stream(device);
+    mlxvk_kernel kernel = combine_kernel(device, 3), spare = combine_kernel(device, 2);
+    mlxvk_array a = counting(device, N), b = { NULL }, before = empty_ints(N, stream), res = empty_ints(N, stream), copy = { NULL }, after = { NULL };
+    mlxvk_array others[8] = { { NULL } };
+    OK(mlxvk_add(&b, a, a, stream), stream);
+    combine(encoder_of(stream), kernel, a, b, before, stream);
+    mlxvk_encoder e = encoder_of(stream);
+    OK(mlxvk_set_kernel(e, kernel), stream);
+    OK(mlxvk_set_input_array(e, a, 0, &push.a_shift), stream);
+    OK(mlxvk_set_input_array(e, b, 1, &push.b_shift), stream);
+    OK(mlxvk_set_output_array(e, res, 2, &push.res_shift), stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    OK(mlxvk_negative(&copy, before, other), other);
+    for (int i = 0; i < N; i++) { want[i] = 5 * i; minus[i] = -want[i]; }
+    expect_ints(copy, minus, N, other);
+    mlxvk_kernel_free(spare);
+    for (int i = 0; i < 8; i++) OK(mlxvk_negative(&others[i], copy, other), other);
+    OK(mlxvk_synchronize(other), other);
+    OK(mlxvk_set_bytes(e, &push, sizeof push, 0), stream);
+    OK(mlxvk_dispatch_threads(e, N, 1, 1), stream);
+    OK(mlxvk_negative(&after, res, other), other);
+    expect_ints(after, minus, N, other);
+    expect_ints(res, want, N, stream);
+    for (int i = 0; i < 8; i++) mlxvk_array_free(others[i]);
+    mlxvk_array_free(before);
+    mlxvk_array_free(res);
+    mlxvk_array_free(copy);
+    e = encoder_of(other);
+    OK(mlxvk_set_kernel(e, kernel), other);
+    OK(mlxvk_set_output_array(e, after, 2, NULL), other);      /* and left */
+    mlxvk_array_free(after);
+    mlxvk_stream_free(other);
+    mlxvk_kernel_free(kernel);
 }
 
 /* Arrays and buffers of another device, and more bytes than one binding reaches. */
@@ -614,7 +650,7 @@ int main(void)
         cmocka_unit_test(test_oracle_notices), cmocka_unit_test(test_chain_across_submissions),
         cmocka_unit_test(test_kinds_of_hazard), cmocka_unit_test(test_explicit_barrier),
         cmocka_unit_test(test_concurrent_scope), cmocka_unit_test(test_register_output),
-        cmocka_unit_test(test_bad_kernels), cmocka_unit_test(test_misuse), cmocka_unit_test(test_left_half_way),
+        cmocka_unit_test(test_bad_kernels), cmocka_unit_test(test_misuse), cmocka_unit_test(test_left_half_way), cmocka_unit_test(test_set_up_slowly),
         cmocka_unit_test(test_foreign), cmocka_unit_test(test_wrong_modules),
     };
     return run_group("encoder", tests, set_up, tear_down);
