@@ -13074,7 +13074,7 @@ static void fft_constant_length(struct encoder *e, struct fft_push *q)
     if (q->valid && q->flags & (FFT_PAIRED | FFT_CONVOLVED | FFT_HALVES | FFT_MERGED)) q->flags |= FFT_MORE;
     if (!(q->flags & FFT_MORE)) { KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner); return; }
     if (q->flags & FFT_HALVES && loads && !(q->flags & FFT_MERGED) && q->subs == 1 && fft_many_groups(d, q->ids)) q->flags |= FFT_AHEAD;
-    else if (!(q->flags & FFT_CONVOLVED) && (q->flags & FFT_HALVES || !getenv("FFT_LOOP"))) q->flags |= FFT_STRAIGHT;
+    else if (!(q->flags & FFT_CONVOLVED)) q->flags |= FFT_STRAIGHT;
     if (q->flags & FFT_MERGED && q->valid > q->len) q->flags |= FFT_ALL_IN;
     q->flags &= ~(uint32_t)FFT_MORE;
     KERNEL(e, K_FFT_MORE, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
@@ -13107,7 +13107,6 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     if ((f->flags & FFT_STORE) == FFT_STORE_SPLIT && l->subs > 1) q.flags |= FFT_PAIRED;
     if (fixed && f->valid && (f->flags & (FFT_LOAD | FFT_TABLE_IN)) == FFT_LOAD_MERGE && l->subs > 1 && l->size >= FFT_HELD)
         q.flags |= FFT_PAIRED;
-    if (fixed && f->valid && l->subs > 1 && (l->size >= 1024 || getenv("FFT_MORE"))) q.flags |= FFT_MORE;
     q.lines = fft_together(e, &q, fixed);
     q.offset_in = set_input(e, 1, f->in);
     q.offset_out = set_output(e, 0, f->out);
@@ -13253,7 +13252,10 @@ static void fft_pairs(struct encoder *e, const struct fft *f)
     struct fft part = *f;
     struct array *between;
     part.flags |= FFT_STORE_SPLIT;
-    if (fft_smooth(n) && (n <= fft_one_step(e, &part) || (f->valid && fft_constant(e->device, f->rows, n, 0)))) { fft_rows(e, &part, n); return; }
+    if (fft_smooth(n) && (n <= fft_one_step(e, &part) || (f->valid && fft_constant(e->device, f->rows, n, 0)))) {
+        fft_rows(e, &part, n);
+        return;
+    }
     part.flags = f->flags;
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
     if (!between) return;
