@@ -59,6 +59,8 @@
 #include "qmv_held_spv.h"
 #include "qmv_held_gather_spv.h"
 #include "qmv_held_sets_spv.h"
+#include "qmv_old_spv.h"
+#include "qmv_old_sets_spv.h"
 #include "qmv_plain_spv.h"
 #include "qmv_sets_spv.h"
 #include "quantize_spv.h"

@@ -12,6 +12,7 @@
 // GATHER: index arrays say which matrix of x meets which weight.
 // SETS: up to three matrices with the same x, their rounds one after another, or the first two interleaved for SwiGLU.
 #define PRODUCT
+#define HELD
 #include "quant.glsl"
 layout(constant_id = 5) const uint M = 1;              // rows of x a workgroup: 1, 2, 4
 layout(constant_id = 6) const uint R = 4;              // rows of W a round: 1, 2, 4, 8
@@ -23,6 +24,8 @@ layout(constant_id = 11) const uint SHIFT = 1;         // a group is 1 << SHIFT 
 layout(constant_id = 12) const uint EPILOGUE = 0;      // 1: + residual; 2: silu(first) * second
 layout(constant_id = 13) const bool INTEGER = true;
 layout(constant_id = 14) const uint PARTS = 256;       // rounds * M * R * SPLIT
+layout(constant_id = 15) const bool NORM = false;      // x is normalised first: times rsqrt(mean square + eps) times a weight
+layout(constant_id = 16) const uint TRIAL = 0;
 
 #include "qmv.glsl"
 
@@ -43,26 +46,26 @@ uint element_of(uint p, uint b) { return p / PER_BYTE * 4u * PER_BYTE + b * PER_
 
 void hold_integers(uint h, float v[32])
 {
-    uint top = 0x0da24260u, bits[32];                  // 1e-30; NaN and infinity compare greater than all numbers
+    const uint even = 0x00ff00ffu;
+    uint top = 0x0da24260u;                            // 1e-30; NaN and infinity compare greater than all numbers
     [[unroll]] for (uint e = 0u; e < 32u; e++) top = max(top, floatBitsToUint(v[e]) & 0x7fffffffu);
     float largest = uintBitsToFloat(top), to_unit = 32512.0 / largest;
-    [[unroll]] for (uint e = 0u; e < 32u; e++) bits[e] = floatBitsToUint(fma(v[e], to_unit, 12582912.0));    // 1.5 * 2^23 + integer
-    int total_units = 0, first_half = 0;
+    int uppers = 0, lowers = 0;
     [[unroll]] for (uint p = 0u; p < 8u; p++) {
-        uint a[4], l = 0u, g = 0u;
-        [[unroll]] for (uint b = 0u; b < 4u; b++) {
-            a[b] = bits[element_of(p, b)];
-            total_units += int(a[b]) - 0x4b400000;
-            l |= (a[b] & 255u) << 8u * b;
-            g |= (a[b] + 128u >> 8 & 255u) << 8u * b;
+        uint a[4];                                     // 1.5 * 2^23 + 128 + integer: its low half is 256 * high + 128 + low
+        [[unroll]] for (uint b = 0u; b < 4u; b++) a[b] = floatBitsToUint(fma(v[element_of(p, b)], to_unit, 12583040.0));
+        uint q = a[0] & 0xffffu | a[2] << 16, r = a[1] & 0xffffu | a[3] << 16;
+        low[h * 8u + p] = int((q & even | r << 8 & ~even) ^ 0x80808080u);
+        high[h * 8u + p] = int(q >> 8 & even | r & ~even);
+        if (p == 4u && SCALES == 2u) {
+            sum[h * SCALES] = float((uppers << 8) + lowers);
+            uppers = lowers = 0;
         }
-        low[h * 8u + p] = int(l);
-        high[h * 8u + p] = int(g);
-        if (p == 3u) first_half = total_units;
+        uppers += dotPacked4x8EXT(high[h * 8u + p], 0x01010101);
+        lowers += dotPacked4x8EXT(low[h * 8u + p], 0x01010101);
     }
+    sum[h * SCALES + SCALES - 1u] = float((uppers << 8) + lowers);
     unit[h] = top >= 0x7f800000u ? NOT_A_NUMBER : largest / 32512.0;
-    sum[h * SCALES] = float(SCALES == 2u ? first_half : total_units);
-    if (SCALES == 2u) sum[h * SCALES + SCALES - 1u] = float(total_units - first_half);
 }
 
 void hold_floats(uint h, float v[32])
@@ -81,42 +84,72 @@ void hold_floats(uint h, float v[32])
     }
 }
 
-// Lanes without a block hold zeros.
-void hold(uint h, uint at, bool inside)
+// What a lane reads of x, and of the norm's weight.
+uvec4 raw_x[M * BL * 4], raw_weight[BL * 4];
+
+void fetch(uint h, uint at) { [[unroll]] for (uint i = 0u; i < 4u; i++) raw_x[h * 4u + i] = x128[(at >> 3) + i]; }
+
+// Holds block h, which is lane block l, times `factor`. Lanes without a block hold zeros.
+void hold(uint h, uint l, float factor, bool inside)
 {
     float v[32];
-    [[unroll]] for (uint i = 0u; i < 4u; i++) {
-        uvec4 q = x128[(at >> 3) + i];
+    [[unroll]] for (uint i = 0u; i < 4u; i++)
         [[unroll]] for (uint e = 0u; e < 4u; e++) {
-            vec2 two = inside ? two_numbers(q[e], TX) : vec2(0.0);
+            vec2 two = inside ? two_numbers(raw_x[h * 4u + i][e], TX) : vec2(0.0);
+            if (NORM) {
+                two *= factor * two_numbers(raw_weight[l * 4u + i][e], TX);
+                two = vec2(rounded(two.x, TX), rounded(two.y, TX));
+            }
             v[8u * i + 2u * e] = two.x;
             v[8u * i + 2u * e + 1u] = two.y;
         }
-    }
-    if (INTEGER) hold_integers(h, v);
+    if ((TRIAL & 1u) != 0u) {
+        [[unroll]] for (uint p = 0u; p < 8u; p++) { low[h * 8u + p] = floatBitsToInt(v[p] + v[p + 8u]); high[h * 8u + p] = floatBitsToInt(v[p + 16u] + v[p + 24u]); }
+        unit[h] = v[0]; sum[h] = v[1];
+    } else if (INTEGER) hold_integers(h, v);
     else hold_floats(h, v);
 }
+
+#ifndef GATHER
+shared float squares[(gl_WorkGroupSize.x / LANES) * M];
+// The factor of row i's norm from what all its teams have read.
+float squares_of(uint i, uint first)
+{
+    float y = 0.0;
+    [[unroll]] for (uint l = 0u; l < BL; l++)
+        [[unroll]] for (uint q = 0u; q < 4u; q++)
+            [[unroll]] for (uint e = 0u; e < 4u; e++) {
+                vec2 two = two_numbers(raw_x[(i * BL + l) * 4u + q][e], TX);
+                if (first + l * (SPLIT * LANES) < BLOCKS) y += dot(two, two);
+            }
+    [[unroll]] for (uint d = LANES / 2u; d != 0u; d /= 2u) y += subgroupShuffleXor(y, d);
+    return y;
+}
+#endif
+
+// The first of a round's rows: the last round's are moved back into the matrix.
+uint first_row(uint set, uint row) { return min(row, rows[set] - R / STEP); }
 
 #define LOAD_ROWS(name, set, slot, w, s, b) \
     void name(uint row, uint first) \
     { \
-        [[unroll]] for (uint j = slot; j < R; j += STEP) { \
-            uint n = min(row + j / STEP, rows[set] - 1u); \
-            uint at = w_matrix * w_batch + w_at[set] + n * (BLOCKS * BITS), group = w_matrix * s_batch + n * GROUPS; \
-            [[unroll]] for (uint l = 0u; l < BL; l++) { \
-                uint block = min(first + l * (SPLIT * LANES), BLOCKS - 1u), from = at + block * BITS, to = j * BL + l; \
+        uint n = first_row(set, row), at = w_matrix * w_batch + w_at[set] + n * (BLOCKS * BITS), group = w_matrix * s_batch + n * GROUPS; \
+        [[unroll]] for (uint l = 0u; l < BL; l++) { \
+            uint block = min(first + l * (SPLIT * LANES), BLOCKS - 1u), from = at + block * BITS; \
+            uint s_from = s_at[set] + group + (SCALES * block >> SHIFT), b_from = b_at[set] + group + (block >> SHIFT); \
+            [[unroll]] for (uint j = slot; j < R; j += STEP) { \
+                uint to = j * BL + l, apart = j / STEP; \
                 if (BITS == 2u) { \
-                    uvec2 q = w##64[from >> 1]; \
+                    uvec2 q = w##64[(from >> 1) + apart * BLOCKS]; \
                     next_code[to * BITS] = q.x; \
                     next_code[to * BITS + 1u] = q.y; \
                 } else \
                     [[unroll]] for (uint i = 0u; i < BITS; i += 4u) { \
-                        uvec4 q = w##128[from + i >> 2]; \
+                        uvec4 q = w##128[(from >> 2) + (apart * (BLOCKS * BITS) + i >> 2)]; \
                         [[unroll]] for (uint c = 0u; c < 4u; c++) next_code[to * BITS + i + c] = q[c]; \
                     } \
-                [[unroll]] for (uint h = 0u; h < SCALES; h++) \
-                    next_scale[to * SCALES + h] = RAW(s, s_at[set] + group + (SCALES * block >> SHIFT) + h, TS); \
-                if (!FP) next_bias[to] = RAW(b, b_at[set] + group + (block >> SHIFT), TS); \
+                [[unroll]] for (uint h = 0u; h < SCALES; h++) next_scale[to * SCALES + h] = RAW(s, s_from + apart * GROUPS + h, TS); \
+                if (!FP) next_bias[to] = RAW(b, b_from + apart * GROUPS, TS); \
             } \
         } \
     }
@@ -192,6 +225,7 @@ float product(uint i, uint j, uint l)
     if (FP) return small_product(i, j, l);
     uint h = i * BL + l, w = (j * BL + l) * BITS;
     float s = number(scale[j * BL + l], TS), b = number(bias[j * BL + l], TS);
+    if ((TRIAL & 2u) != 0u) return uintBitsToFloat((code[w] ^ code[w + 1u] ^ code[w + 2u] ^ code[w + 3u] ^ high[h * 8u + j]) & 0x3fffffffu) + s + b;
     if (INTEGER) {
         int upper = 0, lower = 0;
         [[unroll]] for (uint p = 0u; p < 8u; p++) {
@@ -247,12 +281,32 @@ void main()
     uint first = team * LANES + lane, m0 = gl_WorkGroupID.y * M, from = gl_WorkGroupID.x * rounds, count = round_count();
     uint until = min(rounds, count - min(from, count)), r = gl_SubgroupID / SPLIT;
     if (r < until) load_round(from + r, first);
-    [[unroll]] for (uint i = 0u; i < M; i++)
-        [[unroll]] for (uint l = 0u; l < BL; l++) {
-            uint block = first + l * (SPLIT * LANES);
-            uint at = x_at + x_matrix * x_batch + min(m0 + i, m - 1u) * x_row + 32u * min(block, BLOCKS - 1u);
-            hold(i * BL + l, at, block < BLOCKS);
+    [[unroll]] for (uint l = 0u; l < BL; l++) {
+        uint block = min(first + l * (SPLIT * LANES), BLOCKS - 1u);
+        [[unroll]] for (uint i = 0u; i < M; i++)
+            fetch(i * BL + l, x_at + x_matrix * x_batch + min(m0 + i, m - 1u) * x_row + 32u * block);
+#ifndef GATHER
+        if (NORM) [[unroll]] for (uint i = 0u; i < 4u; i++) raw_weight[l * 4u + i] = weight128[(weight_at >> 3) + 4u * block + i];
+#endif
+    }
+    float factor[M];
+    [[unroll]] for (uint i = 0u; i < M; i++) factor[i] = 1.0;
+#ifndef GATHER
+    if (NORM) {
+        [[unroll]] for (uint i = 0u; i < M; i++) {
+            float y = squares_of(i, first);
+            if (lane == 0u) squares[gl_SubgroupID * M + i] = y;
         }
+        barrier();
+        [[unroll]] for (uint i = 0u; i < M; i++) {
+            float y = 0.0;
+            [[unroll]] for (uint t = 0u; t < SPLIT; t++) y += squares[(gl_SubgroupID - team + t) * M + i];
+            factor[i] = inversesqrt(y / float(k) + eps);
+        }
+    }
+#endif
+    [[unroll]] for (uint i = 0u; i < M; i++)
+        [[unroll]] for (uint l = 0u; l < BL; l++) hold(i * BL + l, l, factor[i], first + l * (SPLIT * LANES) < BLOCKS);
     for (; r < until; r += apart) {
         [[unroll]] for (uint i = 0u; i < R * BL * BITS; i++) code[i] = next_code[i];
         [[unroll]] for (uint i = 0u; i < R * BL; i++) bias[i] = next_bias[i];
@@ -270,7 +324,7 @@ void main()
     for (uint t = gl_LocalInvocationIndex; t < until * (R / STEP) * M; t += gl_WorkGroupSize.x) {
         uint i = t / (until * (R / STEP)), j = t % (until * (R / STEP)), v = j / (R / STEP) * M * R + i * R + j % (R / STEP) * STEP;
         uvec2 at = place_of(from + j / (R / STEP));
-        uint n = at.y + j % (R / STEP);
-        if (m0 + i < m && n < rows[at.x]) store(at.x, m0 + i, n, STEP == 2u ? swiglu(sum_of(v), sum_of(v + 1u)) : sum_of(v));
+        uint n = first_row(at.x, at.y) + j % (R / STEP);
+        if (m0 + i < m && n >= at.y) store(at.x, m0 + i, n, STEP == 2u ? swiglu(sum_of(v), sum_of(v + 1u)) : sum_of(v));
     }
 }

@@ -4,7 +4,9 @@
  *     build/bench/bench_qmv              the shapes below, 4 and 8 bits, 1 to 8 rows; then many rows
  *     build/bench/bench_qmv sweep        every setting of the kernels for one row
  *     build/bench/bench_qmv routes       every kernel for 1 to 512 rows
+ *     build/bench/bench_qmv model 8b "" "ROWS=2" ...     the products of a token, each setting a column
  *     build/bench/bench_qmv N K [M] [BITS] [GROUP]      one shape */
+#define _POSIX_C_SOURCE 200809L
 #include "bench.h"
 
 enum { MAX_COPIES = 512 };
@@ -147,10 +149,108 @@ static void routes(void)
     }
 }
 
+/* ---- the products of one token, as a model's layers make them: cold weights, several settings side by side ---- */
+
+enum { SETS_MOST = 3, COLD = 320 << 20 };
+struct product { const char *name; int k, sets, n[SETS_MOST]; bool swiglu; };
+static const struct product products_8b[] = {
+    { "qkv", 4096, 3, { 4096, 1024, 1024 }, false }, { "o", 4096, 1, { 4096 }, false }, { "gate up", 4096, 2, { 12288, 12288 }, true },
+    { "down", 12288, 1, { 4096 }, false }, { "head", 4096, 1, { 151936 }, false },
+};
+static const struct product products_06b[] = {
+    { "qkv", 1024, 3, { 2048, 1024, 1024 }, false }, { "o", 2048, 1, { 1024 }, false }, { "gate up", 1024, 2, { 3072, 3072 }, true },
+    { "down", 3072, 1, { 1024 }, false }, { "head", 1024, 1, { 151936 }, false },
+};
+
+static void one_product(const struct product *p, const struct weight *q, mlxvk_array x)
+{
+    mlxvk_optional_int g = { 64, true }, b = { 4, true };
+    mlxvk_array y[SETS_MOST], s = mlxvk_array_new();
+    mlxvk_encoder e;
+    for (int i = 0; i < p->sets; i++) {
+        y[i] = mlxvk_array_new();
+        check(mlxvk_quantized_matmul(&y[i], x, q[i].w, q[i].scales, q[i].biases, true, g, b, "affine", stream), "quantized_matmul");
+    }
+    if (p->swiglu) {
+        check(mlxvk_sigmoid(&s, y[0], stream), "sigmoid");
+        check(mlxvk_multiply(&y[0], y[0], s, stream), "multiply");
+        mlxvk_array_free(s);
+        check(mlxvk_multiply(&y[0], y[0], y[1], stream), "multiply");
+        mlxvk_array_free(y[1]);
+    }
+    check(mlxvk_stream_encoder(&e, stream), "encoder");
+    check(mlxvk_encoder_barrier(e), "barrier");
+    for (int i = 0; i < p->sets; i++) if (!p->swiglu || !i) mlxvk_array_free(y[i]);
+}
+
+static double products_round(const struct product *p, const struct weight *q, int copies, int count, mlxvk_array x)
+{
+    double start;
+    check(mlxvk_synchronize(stream), "synchronize");
+    for (int i = 0; i < count; i++) one_product(p, q + i % copies * p->sets, x);
+    start = now();
+    check(mlxvk_finalize(stream), "finalize");
+    check(mlxvk_synchronize(stream), "synchronize");
+    return now() - start;
+}
+
+/* "ROWS=4 TEAMS=16" as MLX_VK_QMV_ROWS=4 ...; what is not named is unset. */
+static void set_environment(const char *setting)
+{
+    static const char *const names[] = { "ROWS", "SPLIT", "THREADS", "TEAMS", "GROUPS", "LONG", "OLD", "TRIAL" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char name[64], find[64], value[32] = "";
+        const char *at;
+        snprintf(name, sizeof name, "MLX_VK_QMV_%s", names[i]);
+        snprintf(find, sizeof find, "%s=", names[i]);
+        at = strstr(setting, find);
+        if (at) sscanf(at + strlen(find), "%31[^ ]", value);
+        if (*value) setenv(name, value, 1);
+        else unsetenv(name);
+    }
+}
+
+static void model(const char *size, int settings, char **setting)
+{
+    const struct product *p = strcmp(size, "8b") ? products_06b : products_8b;
+    for (int i = 0; i < 5; i++, p++) {
+        static struct weight q[MAX_COPIES * SETS_MOST];
+        double bytes = 0, best[64], busy;
+        int copies, count;
+        mlxvk_array x = uniform(1, p->k, MLXVK_BFLOAT16);
+        for (int j = 0; j < p->sets; j++) bytes += (double)p->n[j] * p->k / 2 + (double)p->n[j] * p->k / 16;
+        copies = gpu ? (int)(COLD / bytes) + 1 : 1;
+        count = gpu ? (bytes > 1e8 ? 30 : 200) : 2;
+        for (int c = 0; c < copies * p->sets; c++) q[c] = random_weight(p->n[c % p->sets], p->k, 4, 64);
+        printf("%-8s %6.1f MB", p->name, bytes * 1e-6);
+        for (int s = 0; s < settings && s < 64; s++) {
+            set_environment(setting[s]);
+            best[s] = 1e30;
+            busy = 0;
+            for (int r = 0; gpu ? busy < (s ? 0.1 : 0.3) : r < 1; r++) {
+                double t = products_round(p, q, copies, count, x);
+                busy += t;
+                if (t < best[s]) best[s] = t;
+            }
+            printf(" %7.2f", 1e6 * best[s] / count);
+            fflush(stdout);
+        }
+        printf("  us\n");
+        for (int c = 0; c < copies * p->sets; c++) { mlxvk_array_free(q[c].w); mlxvk_array_free(q[c].scales); mlxvk_array_free(q[c].biases); }
+        mlxvk_array_free(x);
+        mlxvk_device_clear_cache(device);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const int few[] = { 1, 2, 4, 8 }, many[] = { 16, 32, 64, 128, 512, 2048 };
     open_for_rounds("");
+    if (argc > 3 && !strcmp(argv[1], "model")) {
+        model(argv[2], argc - 3, argv + 3);
+        close_device();
+        return 0;
+    }
     heading();
     if (argc > 2)
         row(argc > 3 ? atoi(argv[3]) : 1, atoi(argv[1]), atoi(argv[2]), argc > 4 ? atoi(argv[4]) : 4, argc > 5 ? atoi(argv[5]) : 64);
