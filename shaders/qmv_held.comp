@@ -98,7 +98,7 @@ void hold(uint h, uint l, float factor, bool inside)
             vec2 two = inside ? two_numbers(raw_x[h * 4u + i][e], TX) : vec2(0.0);
             if (NORM) {
                 two *= factor * two_numbers(raw_weight[l * 4u + i][e], TX);
-                two = vec2(rounded(two.x, TX), rounded(two.y, TX));
+                if ((TRIAL & 4u) == 0u) two = vec2(rounded(two.x, TX), rounded(two.y, TX));
             }
             v[8u * i + 2u * e] = two.x;
             v[8u * i + 2u * e + 1u] = two.y;
@@ -108,6 +108,51 @@ void hold(uint h, uint l, float factor, bool inside)
         unit[h] = v[0]; sum[h] = v[1];
     } else if (INTEGER) hold_integers(h, v);
     else hold_floats(h, v);
+}
+
+// SHARE: the workgroup prepares x together, EACH elements a thread, in shared memory.
+const bool SHARE = (TRIAL & 16u) != 0u;
+const uint EACH = BITS == 2u ? 16u : 8u, PIECES = 32u / EACH;
+shared uvec4 plane[SHARE ? 4u * BLOCKS : 1u];          // words 0-3, 4-7 of the high plane, then of the low one
+shared float plane_unit[SHARE ? BLOCKS : 1u], plane_sum[SHARE ? BLOCKS * SCALES : 1u];
+
+void read_piece(uint at, out uvec4 q[2]) { [[unroll]] for (uint i = 0u; i < EACH / 8u; i++) q[i] = x128[(at >> 3) + i]; }
+
+void share_piece(uint t, uvec4 q[2], uvec4 w[2], float factor)
+{
+    const uint even = 0x00ff00ffu;
+    uint block = t / PIECES, piece = t % PIECES, top = 0x0da24260u;
+    float v[16];
+    [[unroll]] for (uint e = 0u; e < EACH / 2u; e++) {
+        vec2 two = two_numbers(q[e / 4u][e % 4u], TX);
+        if (NORM) {
+            two *= factor * two_numbers(w[e / 4u][e % 4u], TX);
+            if ((TRIAL & 4u) == 0u) two = vec2(rounded(two.x, TX), rounded(two.y, TX));
+        }
+        v[2u * e] = two.x;
+        v[2u * e + 1u] = two.y;
+        top = max(top, max(floatBitsToUint(two.x) & 0x7fffffffu, floatBitsToUint(two.y) & 0x7fffffffu));
+    }
+    [[unroll]] for (uint d = 1u; d < PIECES; d *= 2u) top = max(top, subgroupShuffleXor(top, d));
+    float largest = uintBitsToFloat(top), to_unit = 32512.0 / largest;
+    int uppers = 0, lowers = 0;
+    bool inside = block < BLOCKS;
+    [[unroll]] for (uint p = 0u; p < EACH / 4u; p++) {
+        uint a[4], to = piece * (EACH / 4u) + p;
+        [[unroll]] for (uint b = 0u; b < 4u; b++) a[b] = floatBitsToUint(fma(v[element_of(p, b)], to_unit, 12583040.0));
+        uint c = a[0] & 0xffffu | a[2] << 16, d = a[1] & 0xffffu | a[3] << 16;
+        uint l = (c & even | d << 8 & ~even) ^ 0x80808080u, h = c >> 8 & even | d & ~even;
+        uppers += dotPacked4x8EXT(int(h), 0x01010101);
+        lowers += dotPacked4x8EXT(int(l), 0x01010101);
+        if (inside) {
+            plane[to / 4u * BLOCKS + block][to % 4u] = h;
+            plane[(2u + to / 4u) * BLOCKS + block][to % 4u] = l;
+        }
+    }
+    int total_units = (uppers << 8) + lowers;
+    [[unroll]] for (uint d = 1u; d < PIECES / SCALES; d *= 2u) total_units += subgroupShuffleXor(total_units, d);
+    if (inside && piece == 0u) plane_unit[block] = top >= 0x7f800000u ? NOT_A_NUMBER : largest / 32512.0;
+    if (inside && piece % (PIECES / SCALES) == 0u) plane_sum[block * SCALES + piece / (PIECES / SCALES)] = float(total_units);
 }
 
 #ifndef GATHER
@@ -126,6 +171,59 @@ float squares_of(uint i, uint first)
     return y;
 }
 #endif
+
+// Row i of x, from element `at`, into shared memory.
+void share(uint at, uint thread)
+{
+    const uint count = BLOCKS * PIECES, last = count - 1u;
+    uvec4 q[2], w[2], next_q[2];
+    float factor = 1.0;
+    read_piece(at + EACH * min(thread, last), q);
+#ifndef GATHER
+    if (NORM) {
+        float y = 0.0;
+        [[unroll]] for (uint i = 0u; i < EACH / 8u; i++) w[i] = weight128[(weight_at + EACH * min(thread, last) >> 3) + i];
+        for (uint from = 0u; from < count; from += gl_WorkGroupSize.x) {
+            read_piece(at + EACH * min(thread + from, last), next_q);
+            if (from == 0u) next_q = q;
+            [[unroll]] for (uint e = 0u; e < EACH / 2u; e++) {
+                vec2 two = two_numbers(next_q[e / 4u][e % 4u], TX);
+                if (thread + from < count) y += dot(two, two);
+            }
+        }
+        [[unroll]] for (uint d = LANES / 2u; d != 0u; d /= 2u) y += subgroupShuffleXor(y, d);
+        if (gl_SubgroupInvocationID == 0u) squares[gl_SubgroupID] = y;
+        barrier();
+        y = 0.0;
+        [[unroll]] for (uint i = 0u; i < gl_WorkGroupSize.x / LANES; i++) y += squares[i];
+        factor = inversesqrt(y / float(k) + eps);
+    }
+#endif
+    for (uint from = 0u; from < count; from += gl_WorkGroupSize.x) {
+        if (from != 0u) {
+            read_piece(at + EACH * min(thread + from, last), q);
+#ifndef GATHER
+            if (NORM) [[unroll]] for (uint i = 0u; i < EACH / 8u; i++) w[i] = weight128[(weight_at + EACH * min(thread + from, last) >> 3) + i];
+#endif
+        }
+        share_piece(thread + from, q, w, factor);
+    }
+    barrier();
+}
+
+// Block h, which is lane block l, from there.
+void take(uint h, uint block, bool inside)
+{
+    [[unroll]] for (uint i = 0u; i < 2u; i++) {
+        uvec4 g = plane[i * BLOCKS + block], l = plane[(2u + i) * BLOCKS + block];
+        [[unroll]] for (uint c = 0u; c < 4u; c++) {
+            high[h * 8u + 4u * i + c] = int(g[c]);
+            low[h * 8u + 4u * i + c] = int(l[c]);
+        }
+    }
+    unit[h] = inside ? plane_unit[block] : 0.0;
+    [[unroll]] for (uint i = 0u; i < SCALES; i++) sum[h * SCALES + i] = plane_sum[block * SCALES + i];
+}
 
 // The first of a round's rows: the last round's are moved back into the matrix.
 uint first_row(uint set, uint row) { return min(row, rows[set] - R / STEP); }
@@ -281,32 +379,43 @@ void main()
     uint first = team * LANES + lane, m0 = gl_WorkGroupID.y * M, from = gl_WorkGroupID.x * rounds, count = round_count();
     uint until = min(rounds, count - min(from, count)), r = gl_SubgroupID / SPLIT;
     if (r < until) load_round(from + r, first);
-    [[unroll]] for (uint l = 0u; l < BL; l++) {
-        uint block = min(first + l * (SPLIT * LANES), BLOCKS - 1u);
+    if (SHARE && INTEGER)
+        [[unroll]] for (uint i = 0u; i < M; i++) {
+            if (i != 0u) barrier();
+            share(x_at + x_matrix * x_batch + min(m0 + i, m - 1u) * x_row, gl_SubgroupID * LANES + lane);
+            [[unroll]] for (uint l = 0u; l < BL; l++) {
+                uint block = first + l * (SPLIT * LANES);
+                take(i * BL + l, min(block, BLOCKS - 1u), block < BLOCKS);
+            }
+        }
+    else {
+        [[unroll]] for (uint l = 0u; l < BL; l++) {
+            uint block = min(first + l * (SPLIT * LANES), BLOCKS - 1u);
+            [[unroll]] for (uint i = 0u; i < M; i++)
+                fetch(i * BL + l, x_at + x_matrix * x_batch + min(m0 + i, m - 1u) * x_row + 32u * block);
+#ifndef GATHER
+            if (NORM) [[unroll]] for (uint i = 0u; i < 4u; i++) raw_weight[l * 4u + i] = weight128[(weight_at >> 3) + 4u * block + i];
+#endif
+        }
+        float factor[M];
+        [[unroll]] for (uint i = 0u; i < M; i++) factor[i] = 1.0;
+#ifndef GATHER
+        if (NORM) {
+            [[unroll]] for (uint i = 0u; i < M; i++) {
+                float y = squares_of(i, first);
+                if (lane == 0u) squares[gl_SubgroupID * M + i] = y;
+            }
+            barrier();
+            [[unroll]] for (uint i = 0u; i < M; i++) {
+                float y = 0.0;
+                [[unroll]] for (uint t = 0u; t < SPLIT; t++) y += squares[(gl_SubgroupID - team + t) * M + i];
+                factor[i] = inversesqrt(y / float(k) + eps);
+            }
+        }
+#endif
         [[unroll]] for (uint i = 0u; i < M; i++)
-            fetch(i * BL + l, x_at + x_matrix * x_batch + min(m0 + i, m - 1u) * x_row + 32u * block);
-#ifndef GATHER
-        if (NORM) [[unroll]] for (uint i = 0u; i < 4u; i++) raw_weight[l * 4u + i] = weight128[(weight_at >> 3) + 4u * block + i];
-#endif
+            [[unroll]] for (uint l = 0u; l < BL; l++) hold(i * BL + l, l, factor[i], first + l * (SPLIT * LANES) < BLOCKS);
     }
-    float factor[M];
-    [[unroll]] for (uint i = 0u; i < M; i++) factor[i] = 1.0;
-#ifndef GATHER
-    if (NORM) {
-        [[unroll]] for (uint i = 0u; i < M; i++) {
-            float y = squares_of(i, first);
-            if (lane == 0u) squares[gl_SubgroupID * M + i] = y;
-        }
-        barrier();
-        [[unroll]] for (uint i = 0u; i < M; i++) {
-            float y = 0.0;
-            [[unroll]] for (uint t = 0u; t < SPLIT; t++) y += squares[(gl_SubgroupID - team + t) * M + i];
-            factor[i] = inversesqrt(y / float(k) + eps);
-        }
-    }
-#endif
-    [[unroll]] for (uint i = 0u; i < M; i++)
-        [[unroll]] for (uint l = 0u; l < BL; l++) hold(i * BL + l, l, factor[i], first + l * (SPLIT * LANES) < BLOCKS);
     for (; r < until; r += apart) {
         [[unroll]] for (uint i = 0u; i < R * BL * BITS; i++) code[i] = next_code[i];
         [[unroll]] for (uint i = 0u; i < R * BL; i++) bias[i] = next_bias[i];
