@@ -223,6 +223,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
     X(QMV_OLD,       "MLX_VK_QMV_OLD",                   0, "trial")                                                   \
+    X(QMV_NEAR,      "MLX_VK_QMV_NEAR",                  0, "trial: MB touched beside rope")                           \
+    X(QMV_NEXT,      "MLX_VK_QMV_NEXT",                  0, "trial: MB touched beside attention")                      \
     X(QMV_TRIAL,     "MLX_VK_QMV_TRIAL",                 0, "trial: bits")                                             \
     X(QMV_GROUPS,    "MLX_VK_QMV_GROUPS",                0, "trial: workgroups")                                       \
     X(QMV_TEAMS,     "MLX_VK_QMV_TEAMS",                 0, "trial: subgroups a multiprocessor")                       \
@@ -406,6 +408,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
     X(QMV_HELD,      qmv_held,      7, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                         \
     X(QMV_HELD_SETS, qmv_held_sets, 15, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                        \
+    X(TOUCH,        touch,        2, 0)                                                                                \
     X(QMV_OLD,      qmv_old,      6, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                           \
     X(QMV_OLD_SETS, qmv_old_sets, 14, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                          \
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
@@ -1978,6 +1981,7 @@ struct stream {
     uint64_t *seen;                                  /* by timeline: highest value waited for */
     uint32_t seen_count;
     struct buffer *counters;                         /* zeros, see set_counters */
+    size_t ahead;
     struct node *nodes;                              /* the tape */
     uint32_t node_count, node_slots;
     struct stream *next;
@@ -2907,15 +2911,19 @@ static void maybe_commit(struct stream *s)
         (s->bytes >> 20) >= (size_t)(gate[GATE_MAX_MB] > 0 ? gate[GATE_MAX_MB] : 1)) stream_submit(s);
 }
 
+static void touch_ahead(struct stream *s, uint32_t at, uint32_t end, enum gate gate);
+
 static void lower_node(struct stream *s, uint32_t at, uint32_t end)
 {
     struct encoder *e = &s->encoder;
     struct node *n = &s->nodes[at];
+    bool attention = n->op == OP_ATTENTION;
     check_operands(e, n);
     if (!e->code && fuse(e, s, at, end)) { maybe_commit(s); return; }
     if (!e->code) op_table[n->op].lower(e, n);
     if (e->code) node_failed(s, n);
     node_retire(n);
+    if (attention) { touch_ahead(s, at, end, GATE_QMV_NEXT); s->ahead = 0; }
     maybe_commit(s);
 }
 
@@ -10082,6 +10090,31 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     return NULL;
 }
 
+static void touch_ahead(struct stream *s, uint32_t at, uint32_t end, enum gate gate)
+{
+    struct encoder *e = &s->encoder;
+    size_t budget = (size_t)trial(s->device, gate) << 20, skip = s->ahead;
+    for (uint32_t i = at + 1; i < end && budget && !e->code; i++) {
+        struct array *w = s->nodes[i].in[1];
+        size_t bytes, part;
+        struct { uint32_t first, count, mask; } p;
+        if (s->nodes[i].done || s->nodes[i].op != OP_QUANTIZED_MATMUL || !w->row || !w->storage->buffer) continue;
+        bytes = w->size * item_size(w);
+        if (skip >= bytes) { skip -= bytes; continue; }
+        part = min_size(bytes - skip, budget);
+        p.first = set_input(e, 0, w) + (uint32_t)(skip / 4);
+        set_input(e, 1, w);
+        p.count = (uint32_t)(part / 4);
+        p.mask = 1u << 31;
+        KERNEL(e, K_TOUCH, 256);
+        set_bytes(e, &p, sizeof p);
+        dispatch_groups(e, ceil_div(p.count, 256 * 32));
+        skip = 0;
+        budget -= part;
+        s->ahead += part;
+    }
+}
+
 /* Products with a few rows of x: any epilogue, several sets where there is one batch. */
 static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
@@ -14187,6 +14220,7 @@ static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uin
     } else if (!rope_norm_fits(&rope->p.rope, &x, out, norm->in[1])) return false;
     rope_dispatch(e, &rope->p.rope, &x, out, rope->in[1], rope->in[2], true, norm->in[1], norm->p.norm.eps);
     retire(s, m, count);
+    if (!s->ahead) touch_ahead(s, at, end, GATE_QMV_NEAR);
     return true;
 }
 

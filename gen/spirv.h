@@ -80,6 +80,7 @@
 #include "softmax_spv.h"
 #include "sort_spv.h"
 #include "take_spv.h"
+#include "touch_spv.h"
 #include "transpose_spv.h"
 #include "unary_spv.h"
 #include "unary_complex_spv.h"
