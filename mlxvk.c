@@ -9834,11 +9834,18 @@ static const struct quant_tuning qmv_tunings[] = {
 
 /* For the kernel that holds x in registers: rows of W a round, threads a workgroup, teams to spread over the device. */
 static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
+    { 1, 2, 256, 32 },
+    { 2, 4, 256, 16 },
+    { UINT32_MAX, 2, 256, 16 },
+}, old_tunings[] = {
     { 1, 2, 256, 2112 },
     { 2, 4, 256, 2112 },
     { UINT32_MAX, 2, 256, 2112 },
 };
 enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
+
+/* Shared memory of that kernel, where that many lanes span K. */
+static uint32_t held_memory(uint32_t lanes) { return 76 * lanes + 4 * HELD_PARTS + 256; }
 
 static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
 {
@@ -10020,7 +10027,7 @@ static const char *held_refusal(const struct device *d, const struct quant_job *
 static const char *try_old(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
-    const struct held_tuning *t = held_tunings;
+    const struct held_tuning *t = old_tunings;
     int wanted = d->gate[GATE_QMM_KERNEL];
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
     uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per, entries = j->gather ? j->batch : 1;
@@ -10062,7 +10069,6 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
     const struct held_tuning *t = held_tunings;
-    const int *gate = d->gate;
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held, split, rows, threads;
     uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per, entries = j->gather ? j->batch : 1, fewest = UINT32_MAX;
     const char *refusal = held_refusal(d, j);
@@ -10070,21 +10076,19 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     if (trial(d, GATE_QMV_OLD)) return try_old(e, j);
     if (refusal) return refusal;
     while (t->max_m < m) t++;
-    rows = trial(d, GATE_QMV_ROWS) > 0 ? (uint32_t)trial(d, GATE_QMV_ROWS) : 4;
+    rows = trial(d, GATE_QMV_ROWS) > 0 ? (uint32_t)trial(d, GATE_QMV_ROWS) : t->rows;
     threads = trial(d, GATE_QMV_THREADS) > 0 ? (uint32_t)trial(d, GATE_QMV_THREADS) : t->threads;
-    split = ceil_div(blocks, lanes);
-    if (split * lanes > threads) {
-        if (!trial(d, GATE_QMV_LONG)) return "long rows";
-        threads = max_size(threads, (uint32_t)trial(d, GATE_QMV_LONG));
-    }
-    held = ceil_div(split, threads / lanes);
-    if (trial(d, GATE_QMV_SPLIT) > 0) held = ceil_div(blocks, lanes * (uint32_t)trial(d, GATE_QMV_SPLIT));
+    if (blocks > threads) threads = (uint32_t)trial(d, GATE_QMV_LONG);
+    split = trial(d, GATE_QMV_SPLIT) > 0 ? (uint32_t)trial(d, GATE_QMV_SPLIT) : max_size(threads / lanes, 1);
+    held = ceil_div(blocks, lanes * split);
     split = ceil_div(blocks, lanes * held);
-    if (held > 4 || split * lanes > d->caps.max_threads) return "long rows";
+    if (held * m > 8 || split * lanes > d->caps.max_threads || held_memory(split * lanes) > d->caps.shared_memory) return "long rows";
+    per = max_size(threads / lanes / split, 1);      /* rounds at a time */
+    groups = trial(d, GATE_QMV_GROUPS) > 0 ? (uint32_t)trial(d, GATE_QMV_GROUPS)
+             : 132 * ceil_div(trial(d, GATE_QMV_TEAMS) > 0 ? (uint32_t)trial(d, GATE_QMV_TEAMS) : t->teams, per * split);
     for (int i = 0; i < j->sets; i++) fewest = min_u32(fewest, j->set[i].rows);
-    per = max_size(threads / lanes / split, 1);
-    groups = trial(d, GATE_QMV_GROUPS) > 0 ? (uint32_t)trial(d, GATE_QMV_GROUPS) : 132 * ceil_div(trial(d, GATE_QMV_TEAMS) > 0 ? (uint32_t)trial(d, GATE_QMV_TEAMS) : 16, per * split);
-    while (rows > step && ((held_rounds(j, rows / step) * entries < per * groups && !trial(d, GATE_QMV_ROWS)) || rows / step > fewest)) rows /= 2;
+    while (rows > step && ((!trial(d, GATE_QMV_ROWS) && (uint64_t)held_rounds(j, rows / step) * entries < (uint64_t)per * groups) ||
+                           rows / step > fewest)) rows /= 2;
     if (rows * m > lanes || rows < step) return "the device's subgroups are small";
     p = quant_bind(e, j, j->sets > 1);
     if (quant_alignment(j, &p) != 3 || p.norm_at % 8) { encoder_reset(e); return "not aligned"; }
@@ -10093,7 +10097,7 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
     KERNEL(e, held_kernel(j), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
            (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
-           gate[GATE_QMM_KERNEL] != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split), !!j->norm, (uint32_t)trial(d, GATE_QMV_TRIAL));
+           !!j->norm, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split), (uint32_t)trial(d, GATE_QMV_TRIAL));
     set_quant_bytes(e, j, &p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
     return NULL;

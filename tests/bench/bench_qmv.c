@@ -4,7 +4,7 @@
  *     build/bench/bench_qmv              the shapes below, 4 and 8 bits, 1 to 8 rows; then many rows
  *     build/bench/bench_qmv sweep        every setting of the kernels for one row
  *     build/bench/bench_qmv routes       every kernel for 1 to 512 rows
- *     build/bench/bench_qmv model 8b "" "ROWS=2" ...     the products of a token, each setting a column
+ *     build/bench/bench_qmv model 8b M BITS "" "ROWS=2" ...     the products of a token, each setting a column
  *     build/bench/bench_qmv N K [M] [BITS] [GROUP]      one shape */
 #define _POSIX_C_SOURCE 200809L
 #include "bench.h"
@@ -162,9 +162,9 @@ static const struct product products_06b[] = {
     { "down", 3072, 1, { 1024 }, false }, { "head", 1024, 1, { 151936 }, false },
 };
 
-static void one_product(const struct product *p, const struct weight *q, mlxvk_array x)
+static void one_product(const struct product *p, const struct weight *q, mlxvk_array x, int bits)
 {
-    mlxvk_optional_int g = { 64, true }, b = { 4, true };
+    mlxvk_optional_int g = { 64, true }, b = { bits, true };
     mlxvk_array y[SETS_MOST], s = mlxvk_array_new();
     mlxvk_encoder e;
     for (int i = 0; i < p->sets; i++) {
@@ -183,11 +183,11 @@ static void one_product(const struct product *p, const struct weight *q, mlxvk_a
     for (int i = 0; i < p->sets; i++) if (!p->swiglu || !i) mlxvk_array_free(y[i]);
 }
 
-static double products_round(const struct product *p, const struct weight *q, int copies, int count, mlxvk_array x)
+static double products_round(const struct product *p, const struct weight *q, int copies, int count, mlxvk_array x, int bits)
 {
     double start;
     check(mlxvk_synchronize(stream), "synchronize");
-    for (int i = 0; i < count; i++) one_product(p, q + i % copies * p->sets, x);
+    for (int i = 0; i < count; i++) one_product(p, q + i % copies * p->sets, x, bits);
     start = now();
     check(mlxvk_finalize(stream), "finalize");
     check(mlxvk_synchronize(stream), "synchronize");
@@ -210,25 +210,25 @@ static void set_environment(const char *setting)
     }
 }
 
-static void model(const char *size, int settings, char **setting)
+static void model(const char *size, int m, int bits, int settings, char **setting)
 {
     const struct product *p = strcmp(size, "8b") ? products_06b : products_8b;
     for (int i = 0; i < 5; i++, p++) {
         static struct weight q[MAX_COPIES * SETS_MOST];
         double bytes = 0, best[64], busy;
         int copies, count;
-        mlxvk_array x = uniform(1, p->k, MLXVK_BFLOAT16);
-        for (int j = 0; j < p->sets; j++) bytes += (double)p->n[j] * p->k / 2 + (double)p->n[j] * p->k / 16;
+        mlxvk_array x = uniform(m, p->k, MLXVK_BFLOAT16);
+        for (int j = 0; j < p->sets; j++) bytes += (double)p->n[j] * p->k * bits / 8 + (double)p->n[j] * p->k / 16;
         copies = gpu ? (int)(COLD / bytes) + 1 : 1;
         count = gpu ? (bytes > 1e8 ? 30 : 200) : 2;
-        for (int c = 0; c < copies * p->sets; c++) q[c] = random_weight(p->n[c % p->sets], p->k, 4, 64);
+        for (int c = 0; c < copies * p->sets; c++) q[c] = random_weight(p->n[c % p->sets], p->k, bits, 64);
         printf("%-8s %6.1f MB", p->name, bytes * 1e-6);
         for (int s = 0; s < settings && s < 64; s++) {
             set_environment(setting[s]);
             best[s] = 1e30;
             busy = 0;
             for (int r = 0; gpu ? busy < (s ? 0.1 : 0.3) : r < 1; r++) {
-                double t = products_round(p, q, copies, count, x);
+                double t = products_round(p, q, copies, count, x, bits);
                 busy += t;
                 if (t < best[s]) best[s] = t;
             }
@@ -246,8 +246,8 @@ int main(int argc, char **argv)
 {
     static const int few[] = { 1, 2, 4, 8 }, many[] = { 16, 32, 64, 128, 512, 2048 };
     open_for_rounds("");
-    if (argc > 3 && !strcmp(argv[1], "model")) {
-        model(argv[2], argc - 3, argv + 3);
+    if (argc > 5 && !strcmp(argv[1], "model")) {
+        model(argv[2], atoi(argv[3]), atoi(argv[4]), argc - 5, argv + 5);
         close_device();
         return 0;
     }
