@@ -215,7 +215,7 @@ static void model(const char *size, int m, int bits, int settings, char **settin
     const struct product *p = strncmp(size, "8b", 2) ? products_06b : products_8b;
     const char *only = strchr(size, ':');
     for (int i = 0; i < 5; i++, p++) {
-        if (only && !strstr(only, p->name)) continue;
+        if (only && strcmp(only + 1, p->name)) continue;
         static struct weight q[MAX_COPIES * SETS_MOST];
         double bytes = 0, best[64], busy;
         int copies, count;
