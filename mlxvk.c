@@ -508,6 +508,7 @@ struct capabilities {
     uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_groups[3], shared_memory, push_size;
     size_t max_range, max_elements, max_allocation, offset_align, memory_size;
     double timestamp_ns;
+    uint64_t most_ahead;                             /* of a timeline's value, where a signal or a wait may be */
     uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
     uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
@@ -526,7 +527,7 @@ enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };   /
 
 struct device {
     int refs;
-    mutex lock;
+    mutex lock, event_lock;                          /* event_lock: of events' top; taken last, and for moments only */
     mlxvk_allocator allocator;
     void (*on_error)(const mlxvk_error *, void *);
     void *user;
@@ -537,6 +538,7 @@ struct device {
     struct capabilities caps;
 
     VkInstance instance;
+    PFN_vkDestroyInstance destroy_instance;
     VkPhysicalDevice physical;
     VkDevice handle;
     struct VolkDeviceTable vk;
@@ -866,7 +868,9 @@ static void read_capabilities(struct device *d, const struct features *f, const 
 {
     VkPhysicalDeviceDriverProperties driver = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES };
     VkPhysicalDeviceFloatControlsProperties fc = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES, .pNext = &driver };
-    VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &fc };
+    VkPhysicalDeviceTimelineSemaphoreProperties timeline = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_PROPERTIES, .pNext = &fc };
+    VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &timeline };
     VkPhysicalDeviceSubgroupSizeControlProperties sizes = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, .pNext = &sg };
     VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES,
@@ -884,6 +888,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->memory_budget = has[EXT_BUDGET];
     c->bits = capability_bits(d, f, &sg, &fc);
     c->quirks = quirks_of(driver.driverID);
+    c->most_ahead = timeline.maxTimelineSemaphoreValueDifference;
     choose_memory(d);
 }
 
@@ -971,6 +976,9 @@ static int choose_physical(struct device *d, const char *wanted, mlxvk_error *er
     return MLXVK_ERROR_NO_DEVICE;
 }
 
+/* Held while volk's functions of instances are loaded and used, for they are global: those of devices are the device's. */
+static mutex volk_lock = MUTEX_INIT;
+
 static int load_vulkan(PFN_vkGetInstanceProcAddr custom, mlxvk_error *error)
 {
     if (custom) volkInitializeCustom(custom);
@@ -1051,6 +1059,7 @@ static int open_device(struct device *d, mlxvk_error *error)
     bool has[EXT_COUNT];
     int code = load_vulkan(NULL, error);
     if (!code) code = create_instance(&d->instance, error);
+    d->destroy_instance = vkDestroyInstance;
     if (!code) code = choose_physical(d, d->wanted, error);
     if (code) return code;
     find_extensions(d, has);
@@ -1073,6 +1082,10 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     bool has[EXT_COUNT] = { false };
     PFN_vkGetInstanceProcAddr get;
     int code;
+    if (!a->instance || !a->physical_device || !a->device || !a->queue || (a->extension_count && !a->extensions)) {
+        set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "adopt wants an instance, a physical device, a device, a queue, and extensions if it counts some");
+        return MLXVK_ERROR_ARGUMENT;
+    }
     memcpy(&get, &a->get_instance_proc_addr, sizeof get);
     code = load_vulkan(get, error);
     if (code) return code;
@@ -1207,7 +1220,7 @@ static uint32_t size_class(uint32_t n)
 
 /* ==== >>memory ==================================================================================================== */
 
-enum { BLOCK_ALIGN = 256, PAGE = 16384, MAX_USES = 4 };
+enum { BLOCK_ALIGN = 256, PAGE = 16384, FEW_USES = 4 };
 static const size_t BLOCK_SIZE = (size_t)64 << 20;   /* larger allocations get a block of their own */
 
 struct range { size_t offset, size; struct range *next; };
@@ -1241,8 +1254,8 @@ struct buffer {
     VkBuffer handle;
     size_t offset, size, bytes;                      /* size is what it can hold, bytes what was asked for */
     char *map;
-    struct use uses[MAX_USES];                       /* unfinished submissions that touch it */
-    int use_count;
+    struct use *uses, first_uses[FEW_USES];          /* unfinished submissions that touch it */
+    int use_count, use_slots;
     uint64_t mark;                                   /* last command buffer that counted its size */
     int bin;                                         /* while cached: */
     struct buffer *bin_next, *bin_previous, *newer, *older;
@@ -1307,6 +1320,22 @@ static int block_create(struct device *d, size_t size, struct block **out)
     d->reserved += size;
     *out = b;
     return 0;
+}
+
+static struct buffer *buffer_new(struct device *d)
+{
+    struct buffer *b = host_zalloc(d, sizeof *b);
+    if (!b) return NULL;
+    b->device = d;
+    b->uses = b->first_uses;
+    b->use_slots = FEW_USES;
+    return b;
+}
+
+static void buffer_end(struct device *d, struct buffer *b)
+{
+    if (b->uses != b->first_uses) host_free(d, b->uses);
+    host_free(d, b);
 }
 
 /* First fit. The offset, or SIZE_MAX. */
@@ -1419,7 +1448,7 @@ static bool buffer_idle(struct device *d, struct buffer *b, const struct timelin
 static void buffer_destroy(struct device *d, struct buffer *b)
 {
     if (b->block) block_give(d, b->block, b->offset, b->size);
-    host_free(d, b);
+    buffer_end(d, b);
 }
 
 /* Waits until what was submitted with the buffer is done. The lock is held: used where memory must be had now. */
@@ -1478,7 +1507,7 @@ static size_t capacity_for(size_t size)
 
 static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
 {
-    struct buffer *b = host_zalloc(d, sizeof *b);
+    struct buffer *b = buffer_new(d);
     struct block *block = NULL;
     size_t offset = SIZE_MAX;
     int code = 0;
@@ -1488,9 +1517,8 @@ static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
             if (block->size == BLOCK_SIZE && (offset = block_take(d, block, capacity)) != SIZE_MAX) break;
         if (!block) code = block_create(d, BLOCK_SIZE, &block);
     } else code = block_create(d, capacity, &block);
-    if (code) { host_free(d, b); return code; }
+    if (code) { buffer_end(d, b); return code; }
     if (offset == SIZE_MAX) offset = block_take(d, block, capacity);
-    b->device = d;
     b->block = block;
     b->handle = block->handle;
     b->offset = offset;
@@ -1513,8 +1541,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
     int code = 0;
     *out = NULL;
     if (size == 0) {
-        if (!(b = host_zalloc(d, sizeof *b))) return MLXVK_ERROR_HOST_MEMORY;
-        b->device = d;
+        if (!(b = buffer_new(d))) return MLXVK_ERROR_HOST_MEMORY;
     } else {
         if (capacity < size || capacity > d->caps.max_allocation) return MLXVK_ERROR_LIMIT;
         b = cache_find(d, capacity, line);
@@ -1545,7 +1572,7 @@ static void buffer_release(struct device *d, struct buffer *b)
     if (!b || --b->refs > 0) return;
     if (!b->block) {                                 /* no bytes, or the caller's */
         if (b->handle) d->active -= b->size;
-        host_free(d, b);
+        buffer_end(d, b);
         return;
     }
     d->active -= b->size;
@@ -1602,7 +1629,21 @@ static int timeline_wait(struct device *d, struct timeline *t, uint64_t value, u
     return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : r < 0 ? (d->lost ? d->lost : MLXVK_ERROR_VULKAN) : 0;
 }
 
-/* Notes that the timeline's open submission touches the buffer. A full list is made room in by waiting. */
+static int grow_uses(struct device *d, struct buffer *b)
+{
+    struct use *grown;
+    buffer_idle(d, b, NULL);
+    if (b->use_count < b->use_slots) return 0;
+    grown = host_alloc(d, 2 * (size_t)b->use_slots * sizeof *grown);
+    if (!grown) return MLXVK_ERROR_HOST_MEMORY;
+    memcpy(grown, b->uses, (size_t)b->use_count * sizeof *grown);
+    if (b->uses != b->first_uses) host_free(d, b->uses);
+    b->uses = grown;
+    b->use_slots *= 2;
+    return 0;
+}
+
+/* Notes that the timeline's open submission touches the buffer. */
 static int buffer_use(struct device *d, struct buffer *b, struct timeline *line, bool write)
 {
     for (int i = 0; i < b->use_count; i++)
@@ -1611,8 +1652,8 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
             b->uses[i].value = line->open;
             return 0;
         }
-    if (b->use_count == MAX_USES) {
-        int code = wait_uses(d, b);
+    if (b->use_count == b->use_slots) {
+        int code = grow_uses(d, b);
         if (code) return code;
     }
     b->uses[b->use_count++] = (struct use){ line, line->open, write };
@@ -1629,8 +1670,9 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
  *   no other thread has changed a neighbour in between.
  * Anything else that a module does with small integers is not emulated: there is none in mlxvk's own. */
 
-enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6 };
-enum spirv_op { SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20, SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
+enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6, SPIRV_GL_COMPUTE = 5,
+             SPIRV_LOCAL_SIZE = 17, SPIRV_BINDING = 33, SPIRV_SET = 34 };
+enum spirv_op { SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20, SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
                 SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43, SPIRV_FUNCTION = 54,
                 SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61, SPIRV_STORE = 62,
                 SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83, SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
@@ -1671,6 +1713,26 @@ static uint32_t module_lacks(const struct device *d, const uint32_t *spirv, size
 {
     uint32_t tiles = (d->caps.coopmat_size[0] ? CAP_COOPMAT : 0) | (d->caps.coopmat_size[1] ? CAP_COOPMAT | CAP_COOPMAT_BF16 : 0);
     return lacking(d, module_needs(spirv, words)) & ~tiles;            /* of any size: CAP_COOPMAT means 16 */
+}
+
+/* Why a module cannot be a kernel of so many bindings and threads; NULL: it can. What a driver does with such a module is
+ * undefined. */
+static const char *module_refusal(const uint32_t *spirv, size_t words, uint32_t bindings, uint64_t threads)
+{
+    bool entry = false;
+    for (size_t at = SPIRV_HEADER, n; at < words; at += n) {
+        uint32_t op = spirv[at] & 0xffff;
+        const uint32_t *w = spirv + at;
+        n = w[0] >> 16;
+        if (!n || n > words - at) return "spirv is cut off";
+        if (op == SPIRV_ENTRY_POINT && n >= 5 && w[1] == SPIRV_GL_COMPUTE && !memcmp(w + 3, "main\0\0\0", 8)) entry = true;
+        if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_BINDING && w[3] >= bindings) return "spirv has more bindings than were said";
+        if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_SET && w[3]) return "spirv has descriptors beside set 0";
+        if (op == SPIRV_EXECUTION_MODE && n == 6 && w[2] == SPIRV_LOCAL_SIZE && threads &&
+            (!w[3] || !w[4] || !w[5] || w[3] > threads || (uint64_t)w[3] * w[4] > threads || (uint64_t)w[3] * w[4] * w[5] > threads))
+            return "spirv has a larger workgroup than the device takes";
+    }
+    return entry ? NULL : "spirv has no compute entry point \"main\"";
 }
 
 enum small_constant { SMALL_0, SMALL_1, SMALL_2, SMALL_3, SMALL_4, SMALL_8, SMALL_16, SMALL_BYTE, SMALL_HALF, SMALL_COUNT };
@@ -1928,7 +1990,7 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
 
 enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
-struct access { VkBuffer handle; size_t low, high; bool write; };
+struct access { struct buffer *buffer; VkBuffer handle; size_t low, high; bool write; };   /* buffer: while pending */
 
 /* Everything one submission needs until it is done. */
 struct slot {
@@ -1953,6 +2015,9 @@ struct encoder {
     uint32_t push_used;
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the next dispatch; since the last barrier */
     uint32_t pending_count, live_count;
+    uint64_t pending_in;                             /* the command buffer, by its mark, that pending accesses were noted for */
+    struct buffer *held[MAX_PENDING];                /* what a caller of the public encoder has bound */
+    uint32_t held_count;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
     uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
@@ -2255,15 +2320,37 @@ static int stream_submit(struct stream *s)
         full_barrier(e, STAGES, VK_PIPELINE_STAGE_HOST_BIT | STAGES, WRITES, VK_ACCESS_HOST_READ_BIT);
         r = d->vk.vkEndCommandBuffer(e->commands);
     }
-    if (r >= 0) r = queue_submit(s, e->commands);
+    if (r >= 0) {
+        r = queue_submit(s, e->commands);
+        if (r == VK_ERROR_OUT_OF_HOST_MEMORY || r == VK_ERROR_OUT_OF_DEVICE_MEMORY) {      /* nothing has happened, then */
+            cache_trim(d, SIZE_MAX, true);
+            r = queue_submit(s, e->commands);
+        }
+    }
     e->commands = NULL;
     s->wait_count = s->signal_count = s->ops = 0;
     s->bytes = 0;
-    if (r < 0) return encoder_fail(e, vk_code(d, r), r, __LINE__, "submit", "the queue refused the work (VkResult %d)", r);
+    if (r < 0) {                                     /* what was recorded is gone, and arrays count as computed */
+        d->lost = MLXVK_ERROR_DEVICE_LOST;
+        return encoder_fail(e, d->lost, r, __LINE__, "submit", "the queue refused the work, which is lost (VkResult %d)", r);
+    }
     s->line->submitted = s->line->open++;
     d->stats.submissions++;
     d->stats.submit_ns += now_ns() - start;
     return 0;
+}
+
+/* Where the stream was submitted while a dispatch was being set up: what it accesses is used by the next submission. */
+static int note_again(struct encoder *e)
+{
+    struct stream *s = e->stream;
+    int code = 0;
+    if (!e->pending_count || (e->commands && e->pending_in == s->mark)) return 0;
+    if (!e->commands) code = open_commands(s);
+    for (uint32_t i = 0; i < e->pending_count && !code; i++)
+        code = buffer_use(e->device, e->pending[i].buffer, s->line, e->pending[i].write);
+    e->pending_in = s->mark;
+    return code;
 }
 
 /* Makes the open submission wait for a timeline's value, which must have been submitted. */
@@ -2276,6 +2363,7 @@ static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
         }
     if (s->wait_count == MAX_WAITS) {
         int code = stream_submit(s);
+        if (!code) code = note_again(&s->encoder);
         if (code) return code;
     }
     s->waits[s->wait_count++] = (struct wait){ NULL, semaphore, value };
@@ -2300,8 +2388,9 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
         int code = stream_submit(line->stream);
         if (code) return encoder_fail(&s->encoder, code, 0, __LINE__, "stream", "another stream failed: %s", line->stream->encoder.error.text);
     }
+    if (stream_wait(s, line->semaphore, value)) return s->encoder.code;
     s->seen[line->index] = value;
-    return stream_wait(s, line->semaphore, value);
+    return 0;
 }
 
 /* What a buffer adds to the bytes after which a command buffer is committed. Commits serve to start the GPU early: while it is
@@ -2326,9 +2415,11 @@ static void encoder_access(struct encoder *e, struct buffer *b, size_t low, size
     }
     if (!e->commands && open_commands(s)) return;
     code = buffer_use(e->device, b, s->line, write);
-    if (code) { encoder_fail(e, code, 0, __LINE__, "buffer", "waiting for its other streams failed"); return; }
+    if (code) { encoder_fail(e, code, 0, __LINE__, "buffer", "out of host memory"); return; }
     if (b->mark != s->mark) { b->mark = s->mark; s->bytes += counted_size(s, b, write); }
-    if (e->pending_count < MAX_PENDING) e->pending[e->pending_count++] = (struct access){ b->handle, low, high, write };
+    if (!e->pending_count) e->pending_in = s->mark;
+    if (e->pending_count < MAX_PENDING) e->pending[e->pending_count++] = (struct access){ b, b->handle, low, high, write };
+    else encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "dispatch", "more than %d ranges of memory", MAX_PENDING);
 }
 
 /* A barrier where the next dispatch overlaps what ran since the last one, and one of the two writes. */
@@ -2356,6 +2447,15 @@ static void encoder_reset(struct encoder *e)
     e->set_mask = e->write_mask = 0;
     e->push_used = 0;
     e->pending_count = 0;
+    while (e->held_count) buffer_release(e->device, e->held[--e->held_count]);
+}
+
+/* Keeps memory until the dispatch that is being set up is encoded: its array may be freed before. */
+static void hold(struct encoder *e, struct buffer *b)
+{
+    if (e->code || !b || e->held_count == MAX_PENDING) return;
+    b->refs++;
+    e->held[e->held_count++] = b;
 }
 
 /* KERNEL(e, K_X, threads, constants...): the kernel of the next dispatch. Constant 0 is the workgroup's size. */
@@ -2623,6 +2723,14 @@ static const char *shape_text(const struct array *a, char *text, size_t size)
     return text;
 }
 #define TEXT(a) shape_text(a, (char[160]){ 0 }, 160)
+
+/* Dtype and shape alone, of an array that is not there: for TEXT. */
+static struct array outline(mlxvk_dtype dtype, int ndim, const int *shape)
+{
+    struct array a = { .dtype = dtype, .ndim = ndim };
+    if (ndim) memcpy(a.shape, shape, (size_t)ndim * sizeof *shape);
+    return a;
+}
 
 /* The bytes of its storage that an array touches: [low, high). */
 static void array_span(const struct array *a, int64_t *low, int64_t *high)
@@ -2996,6 +3104,8 @@ static void stream_lower(struct stream *s, uint32_t keep)
     uint32_t count = s->node_count > keep ? s->node_count - keep : 0, kept = 0;
     uint64_t start = now_ns();
     if (!count) return;
+    encoder_reset(&s->encoder);                      /* what a caller of mlxvk_stream_encoder set up and left */
+    s->encoder.concurrent = false;
     drop_dead_nodes(s);
     for (uint32_t i = 0; i < count; i++)
         while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
@@ -3013,7 +3123,8 @@ struct call {
     struct device *device;
     const char *name;
     int code;
-    struct array *temporaries;
+    struct array *temporaries, *replaced[2];         /* replaced: of other devices, by results: end() frees them without the lock */
+    int replaced_count;
 };
 
 static struct device *default_device(void);
@@ -3073,17 +3184,19 @@ static int end(struct call *c)
     window = (uint64_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
     if (s->line->submitted > s->line->completed + window) wait_for = s->line->submitted - window;
     mutex_unlock(&d->lock);
+    for (int i = 0; i < c->replaced_count; i++) mlxvk_array_free((mlxvk_array){ c->replaced[i] });
     if (wait_for) timeline_wait(d, s->line, wait_for, UINT64_MAX);
     return c->code;
 }
 
 /* Puts an array into a result handle, releasing what that held. */
-static void put_result(mlxvk_array *res, struct array *a)
+static void put_result(struct call *c, mlxvk_array *res, struct array *a)
 {
     struct array *old = res->ctx;
     take_handle(a);
     res->ctx = a;
-    if (old) drop_handle(old);
+    if (old && old->storage->device != c->device) c->replaced[c->replaced_count++] = old;
+    else if (old) drop_handle(old);
 }
 
 /* Ends a call with one result. */
@@ -3091,7 +3204,7 @@ static int finish(struct call *c, struct array *a, mlxvk_array *res)
 {
     if (!c->code && !a) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "no result");
     if (!c->code && !res) FAIL(c, MLXVK_ERROR_ARGUMENT, "res is NULL");
-    if (!c->code) put_result(res, a);
+    if (!c->code) put_result(c, res, a);
     return end(c);
 }
 
@@ -3142,9 +3255,11 @@ static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype 
 static bool check_strides(struct call *c, int ndim, const int *shape, const int64_t *strides)
 {
     if (c->code || (ndim && !strides)) return !c->code;
-    for (int i = 0; i < ndim; i++)
-        if (shape[i] && (strides[i] > INT64_MAX / 8 / MAXD / 2 / shape[i] || strides[i] < -(INT64_MAX / 8 / MAXD / 2 / shape[i])))
+    for (int i = 0; i < ndim; i++) {
+        int64_t most = INT64_MAX / 8 / MAXD / 2 / (shape[i] ? shape[i] : 1);     /* sums in bytes stay within 64 bits */
+        if (strides[i] > most || strides[i] < -most)
             return FAIL(c, MLXVK_ERROR_SHAPE, "stride %lld of axis %d is too large", (long long)strides[i], i), false;
+    }
     return true;
 }
 
@@ -3157,8 +3272,7 @@ static struct array *output(struct call *c, int ndim, const int *shape, mlxvk_dt
     if (!check_shape(c, ndim, shape, dtype)) return NULL;
     for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
     if (size * dtypes[dtype].size > c->device->caps.max_allocation) {
-        struct array wanted = { .dtype = dtype, .ndim = ndim };
-        memcpy(wanted.shape, shape, (size_t)ndim * sizeof *shape);
+        struct array wanted = outline(dtype, ndim, shape);
         return FAIL(c, MLXVK_ERROR_LIMIT, "a result %s of %zu bytes is over the device's largest allocation of %zu", TEXT(&wanted),
                     size * dtypes[dtype].size, c->device->caps.max_allocation);
     }
@@ -3668,15 +3782,19 @@ static bool broadcast_shape(struct call *c, const struct array *a, const struct 
 static struct array *broadcast(struct call *c, struct array *a, int ndim, const int *shape)
 {
     int64_t strides[MAXD];
+    bool fits;
     if (c->code || !a) return NULL;
     if (a->ndim == ndim && (!ndim || !memcmp(a->shape, shape, (size_t)ndim * sizeof *shape))) return a;
+    fits = ndim >= a->ndim;
     for (int i = 0; i < ndim; i++) {
         int k = i - (ndim - a->ndim);
-        if (ndim < a->ndim || (k >= 0 && a->shape[k] != shape[i] && a->shape[k] != 1))
-            return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be broadcast to the shape wanted", TEXT(a));
-        strides[i] = k < 0 || (a->shape[k] == 1 && shape[i] != 1) ? 0 : a->strides[k];
+        fits = fits && (k < 0 || a->shape[k] == shape[i] || a->shape[k] == 1);
+        if (fits) strides[i] = k < 0 || (a->shape[k] == 1 && shape[i] != 1) ? 0 : a->strides[k];
     }
-    if (ndim < a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be broadcast to fewer dimensions", TEXT(a));
+    if (!fits) {
+        struct array wanted = outline(a->dtype, ndim, shape);
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be broadcast to %s", TEXT(a), TEXT(&wanted));
+    }
     return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
 }
 
@@ -3708,8 +3826,8 @@ static const struct unary_row { const char *name; int rules; } unary_table[U_COU
     R(cosh, U_FLOAT), R(tanh, U_FLOAT), R(arcsin, U_FLOAT), R(arccos, U_FLOAT), R(arctan, U_FLOAT), R(arcsinh, U_FLOAT),
     R(arccosh, U_FLOAT), R(arctanh, U_FLOAT), R(erf, U_FLOAT | U_NO_COMPLEX), R(erfinv, U_FLOAT | U_NO_COMPLEX),
     R(sigmoid, U_FLOAT | U_NO_COMPLEX), R(isnan, U_TO_BOOL), R(isinf, U_TO_BOOL), R(isfinite, U_TO_BOOL),
-    R(isposinf, U_TO_BOOL | U_NO_COMPLEX), R(isneginf, U_TO_BOOL | U_NO_COMPLEX), R(degrees, U_FLOAT | U_NO_COMPLEX),
-    R(radians, U_FLOAT | U_NO_COMPLEX), R(round, U_KEEP_INTEGER),
+    R(isposinf, U_TO_BOOL), R(isneginf, U_TO_BOOL), R(degrees, U_FLOAT),
+    R(radians, U_FLOAT), R(round, U_KEEP_INTEGER),
 #undef R
 };
 
@@ -3780,7 +3898,7 @@ enum binary {
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
 #define R(name, rules) [B_##name] = { #name, rules }
-    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, B_NO_COMPLEX), R(remainder, B_NO_COMPLEX),
+    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, 0), R(remainder, B_NO_COMPLEX),
     R(power, 0), R(maximum, 0), R(minimum, 0), R(logaddexp, B_FLOAT), R(arctan2, B_FLOAT | B_NO_COMPLEX),
     R(bitwise_and, B_INTEGER), R(bitwise_or, B_INTEGER), R(bitwise_xor, B_INTEGER), R(left_shift, B_INTEGER | B_SHIFT),
     R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
@@ -3813,6 +3931,7 @@ static struct array *do_binary(struct call *c, enum binary op, struct array *a, 
     mlxvk_dtype t;
     if (c->code || !a || !b) return NULL;
     t = rules & B_LOGICAL ? MLXVK_BOOL : promote(a->dtype, b->dtype);
+    if (op == B_floor_divide && is_complex(t)) op = B_divide;   /* as MLX: nothing is rounded */
     if (rules & B_FLOAT) t = at_least_float(t);
     if ((rules & B_SHIFT) && t == MLXVK_BOOL) t = MLXVK_UINT8;
     if (((rules & B_NO_COMPLEX) && is_complex(t)) || ((rules & B_INTEGER) && is_inexact(t)))
@@ -4529,6 +4648,7 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     mlxvk_dtype dtype;
     if (!vector_dtype(c, v, &dtype)) return NULL;
     first = v->data[0].ctx;
+    if (!stack && v->size == 1) return first;        /* even where it has no axis, as in MLX */
     if (stack) first = do_expand(c, first, &axis, 1);
     axis = normal_axis(c, first, axis);
     if (axis < 0) return NULL;
@@ -4586,29 +4706,34 @@ static bool vector_push(struct vector *v, struct array *a)
     return true;
 }
 
-static void vector_clear(struct vector *v)
-{
-    for (size_t i = 0; i < v->size; i++) if (v->data[i].ctx) drop_handle(v->data[i].ctx);
-    v->size = 0;
-}
-
 /* Ends a call with several results in a vector, which replaces what *res held. */
 static int finish_vector(struct call *c, struct array **results, size_t count, mlxvk_vector_array *res)
 {
-    struct vector *v;
+    struct vector *v = NULL, old;
+    mlxvk_array *data = NULL;
+    int code;
     if (!c->code && !res) FAIL(c, MLXVK_ERROR_ARGUMENT, "res is NULL");
     for (size_t i = 0; i < count && !c->code; i++) if (!results[i]) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "no result");
     if (c->code) return end(c);
-    v = res->ctx;
-    if (!v) v = res->ctx = calloc(1, sizeof *v);
-    if (!v) { FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return end(c); }
-    for (size_t i = 0; i < count; i++) take_handle(results[i]);      /* the old contents may be among them */
-    vector_clear(v);
-    for (size_t i = 0; i < count; i++) {
-        if (!vector_push(v, results[i])) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-        drop_handle(results[i]);
+    v = res->ctx ? res->ctx : calloc(1, sizeof *v);
+    data = count ? malloc(count * sizeof *data) : NULL;
+    if (!v || (count && !data)) {
+        if (v != res->ctx) free(v);
+        free(data);
+        FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        return end(c);
     }
-    return end(c);
+    for (size_t i = 0; i < count; i++) {
+        data[i].ctx = results[i];
+        take_handle(results[i]);
+    }
+    old = *v;
+    *v = (struct vector){ .data = data, .size = count, .slots = count };
+    res->ctx = v;
+    code = end(c);
+    for (size_t i = 0; i < old.size; i++) mlxvk_array_free(old.data[i]);         /* without the lock: some may be of other devices */
+    free(old.data);
+    return code;
 }
 
 enum { MAX_SPLIT = 4096 };
@@ -5848,12 +5973,14 @@ static bool broadcast_windows(struct call *c, const struct array *a, struct wind
     return !c->code;
 }
 
-/* The windows' sizes fit into a. */
+/* The windows' sizes fit into a; where there is no window they need not. */
 static bool check_windows(struct call *c, const struct array *a, struct windows *w, const int *sizes)
 {
+    bool none = false;
+    for (int i = 0; i < w->ndim; i++) none = none || !w->shape[i];
     for (int i = 0; i < a->ndim && !c->code; i++) {
         w->sizes[i] = sizes[i];
-        if (sizes[i] < 0 || sizes[i] > a->shape[i]) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
+        if (sizes[i] < 0 || (sizes[i] > a->shape[i] && !none)) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
     }
     return !c->code;
 }
@@ -7083,11 +7210,13 @@ static void product_dispatch(struct encoder *e, const struct product *p)
     }
 }
 
+/* Rows or columns of one dispatch, by the smallest tiles. */
+static int64_t most_rows(const struct device *d) { return (int64_t)16 * min_u32(d->caps.max_groups[0], d->caps.max_groups[1]); }
+
 /* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
 static void product_batch(struct encoder *e, const struct product *p)
 {
-    const uint32_t *limit = e->device->caps.max_groups;
-    const int64_t most = (int64_t)16 * min_u32(limit[0], limit[1]);  /* rows or columns: of the smallest tiles */
+    const int64_t most = most_rows(e->device);
     struct product one = *p;
     if (p->m > most || p->n > most) {
         bool rows = p->m > most;
@@ -7219,11 +7348,12 @@ static struct array *matrices_of(struct encoder *e, struct array *a, bool dense,
     return rows;
 }
 
-static uint32_t matrix_count(const struct array *a)
+/* An operand's matrices: what index arrays count, so fronts see to it that they are at most INT_MAX. */
+static size_t matrix_count(const struct array *a)
 {
     size_t count = 1;
     for (int i = 0; i < a->ndim - 2; i++) count *= (size_t)a->shape[i];
-    return (uint32_t)count;
+    return count;
 }
 
 enum { GROUP_WEIGHTS = 4096, GROUP_ROWS = 4 };       /* weights that can be counted; rows a weight from which grouping pays */
@@ -7315,7 +7445,7 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
     struct array *y = n->out[0], *in[2];
     uint32_t stride[2], rows = (uint32_t)dim_of(y, -2), columns = (uint32_t)dim_of(y, -1);
     struct gather g = { .lhs = n->in[2], .rhs = n->in[3], .every = n->p.gather_mm.every, .entries = (uint32_t)(y->size / rows / columns),
-                        .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+                        .matrices = (uint32_t)matrix_count(n->in[0]), .weights = (uint32_t)matrix_count(n->in[1]) };
     struct product p = { .m = rows, .n = columns, .k = dim_of(n->in[0], -1), .out_row = columns, .out_col = 1, .ndim = 1,
                          .alpha = 1, .gather = &g, .shape = { g.entries } };
     bool many = rows <= 64 && (uint64_t)g.entries * rows >= (uint64_t)GROUP_ROWS * g.weights && g.weights <= GROUP_WEIGHTS && g.entries > 1 &&
@@ -7383,8 +7513,8 @@ static void lower_segmented_mm(struct encoder *e, const struct node *n)
 
 /* ---- block_masked_mm ---- */
 
-/* The product of what masks left, without the parts of K that they say to be zero, in the kernel for large ones in float32.
- * in: a, b, and bool masks of the blocks of the result, a and b, or NULL. */
+/* The product of what masks left, without the parts of K that they say to be zero, in the kernel for large ones in float32;
+ * where another kernel is faster, or the product must be cut, with them: they are zero by then. in: a, b, and bool masks of the blocks of the result, a and b, or NULL. */
 static void lower_masked_mm(struct encoder *e, const struct node *n)
 {
     struct array *arrays[MATRICES] = { n->in[0], n->in[1], NULL, n->out[0] };
@@ -7393,7 +7523,7 @@ static void lower_masked_mm(struct encoder *e, const struct node *n)
     uint32_t parts = 1, along = reading_order(&p), even;
     const struct tile_row *r;
     struct launch l;
-    if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > 16 * 65535 || p.n > 16 * 65535 || p.ndim > BATCH_DIMS ||
+    if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > most_rows(e->device) || p.n > most_rows(e->device) || p.ndim > BATCH_DIMS ||
         product_batches(&p) > e->device->caps.max_groups[2] || p.k > longest_k(e->device) || choose_kind(e, &p) != MATMUL_KIND_TILED) {
         product_split(e, n, arrays);
         return;
@@ -7520,15 +7650,6 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
 }
 
-/* Can index arrays count an operand's matrices? */
-static bool countable_matrices(struct call *c, const struct array *a)
-{
-    size_t count = 1;
-    for (int i = 0; i < a->ndim - 2; i++) count *= (size_t)a->shape[i];
-    if (count > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has %zu matrices; at most %d", TEXT(a), count, INT_MAX), false;
-    return true;
-}
-
 /* Index arrays of the matrices of two operands, as uint32 of one shape, row-major. One that is absent counts its operand's
  * matrices; *every: where that is lhs's, and each number comes so many times in a row, no array is made of it. */
 static bool matrix_indices(struct call *c, const struct array *a, const struct array *b, struct array **lhs, struct array **rhs,
@@ -7536,23 +7657,28 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
 {
     const struct array *operands[2] = { a, b };
     struct array **index[2] = { lhs, rhs }, whole[2];
+    uint64_t products = 1;
     *every = 0;
     for (int i = 0; i < 2; i++) {
         struct array *given = *index[i];
         if (c->code || (given && !is_integer(given->dtype)))
             return FAIL(c, MLXVK_ERROR_DTYPE, "indices %s are no integers", given ? TEXT(given) : ""), false;
-        if (!countable_matrices(c, operands[i])) return false;
+        if (matrix_count(operands[i]) > INT_MAX)
+            return FAIL(c, MLXVK_ERROR_LIMIT, "%s has %zu matrices; at most %d", TEXT(operands[i]), matrix_count(operands[i]), INT_MAX), false;
         if (given) { whole[i] = *given; continue; }
         whole[i] = *operands[i];
         whole[i].ndim -= 2;
     }
     if (!broadcast_shape(c, &whole[0], &whole[1], ndim, shape)) return false;
+    for (int i = 0; i < *ndim; i++) {
+        products *= (uint64_t)shape[i];
+        if (products > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "more than %d products of matrices of %s", INT_MAX, TEXT(a)), false;
+    }
     for (int i = 0; i < 2; i++) {
-        uint32_t count = matrix_count(operands[i]);
         uint64_t repeats = 1;
         int same = 0;
         if (!*index[i]) {
-            int lead = *ndim - whole[i].ndim, total = (int)count;
+            int lead = *ndim - whole[i].ndim, total = (int)matrix_count(operands[i]);
             while (lead + same < *ndim && whole[i].shape[same] == shape[lead + same]) same++;
             for (int k = lead + same; k < *ndim; k++) { repeats *= (uint64_t)shape[k]; if (whole[i].shape[k - lead] != 1) same = -1; }
             for (int k = 0; k < lead; k++) if (shape[k] != 1) same = -1;
@@ -8467,6 +8593,12 @@ static bool winograd_pays(const struct encoder *e, const struct conv *v)
     return plain >= 1 << 26 && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;
 }
 
+/* Are there more products of an element than an invocation has iterations? Tiles cut them into parts. */
+static bool conv_too_deep(const struct device *d, const struct conv *v)
+{
+    return d->caps.quirks & QUIRK_SHORT_LOOPS && conv_depth(v) > CONV_DEEP;
+}
+
 static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
 {
     const struct device *d = e->device;
@@ -8477,6 +8609,7 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     bool matrix2 = half && even && !(v->n & 7) && !(v->out->offset % 16) && !d->gate[GATE_MATMUL_KERNEL] &&
                    has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) && !wanted;
     int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
+    if (conv_too_deep(d, v)) return conv_pointwise(v) ? CONV_KIND_PRODUCT : CONV_KIND_TILED;
     if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
     if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
     if (wanted == CONV_KIND_WINOGRAD && conv_by_three(e, v)) return wanted;
@@ -8485,14 +8618,48 @@ static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
     if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE && conv_rows(v) * v->n < CONV_MANY)) &&
         conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
     if (!coopmat && d->gate[GATE_WINOGRAD] && conv_by_three(e, v) && winograd_pays(e, v)) return CONV_KIND_WINOGRAD;
-    if (fits && depth > CONV_DEEP && conv_linear(v) && (work / depth < CONV_FEW || d->caps.quirks & QUIRK_SHORT_LOOPS)) return CONV_KIND_TILED;
+    if (fits && depth > CONV_DEEP && conv_linear(v) && work / depth < CONV_FEW) return CONV_KIND_TILED;
     if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
     return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
+}
+
+static void conv_dispatch(struct encoder *e, const struct conv *v);
+
+/* With the result in memory of its own, where its positions follow each other, and copied from there. */
+static void conv_aside(struct encoder *e, const struct conv *v)
+{
+    struct elementwise_params copy = { .kernel = K_COPY };
+    struct conv one = *v;
+    struct array to = *v->out, from, *sums = scratch(e, (size_t)(conv_rows(v) * v->n * v->groups), v->out->dtype);
+    if (!sums) return;
+    one.out = sums;
+    one.out_first = 0;
+    one.out_batch = v->n * v->groups;
+    for (int i = SPACE - 1; i >= 0; one.out_batch *= v->out_size[i], i--) one.out_step[i] = one.out_batch;
+    conv_dispatch(e, &one);
+    to.refs = 1;
+    to.ndim = SPACE + 2;
+    to.size = sums->size;
+    to.row = false;
+    to.offset += v->out_first * (int64_t)item_size(&to);
+    to.shape[0] = (int)v->batch;
+    to.strides[0] = v->out_batch;
+    for (int i = 0; i < SPACE; i++) { to.shape[1 + i] = (int)v->out_size[i]; to.strides[1 + i] = v->out_step[i]; }
+    to.shape[SPACE + 1] = (int)(v->n * v->groups);
+    to.strides[SPACE + 1] = 1;
+    from = to;
+    from.storage = sums->storage;
+    from.offset = 0;
+    from.row = true;
+    row_strides(from.ndim, from.shape, from.strides);
+    if (!e->code) elementwise_split(e, &copy, (struct array *[]){ &to, &from }, 2);
+    array_release(sums);
 }
 
 static void conv_dispatch(struct encoder *e, const struct conv *v)
 {
     struct product p;
+    if (conv_too_deep(e->device, v) && !conv_linear(v)) { conv_aside(e, v); return; }
     switch (choose_conv(e, v)) {
     case CONV_KIND_DEPTHWISE: conv_depthwise(e, v); break;
     case CONV_KIND_TILED: conv_tiles(e, v, false); break;
@@ -8688,7 +8855,8 @@ static struct array *do_conv(struct call *c, struct array *in, struct array *w, 
     if (c->code || !in || !w) return NULL;
     for (int i = 0; i < space; i++) {
         int64_t inside = 1 + (int64_t)p.input_dilation[i] * (in->shape[1 + i] - 1) + low[i] + high[i];
-        int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1), size = inside < kernel ? 0 : (inside - kernel) / p.stride[i] + 1;
+        int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1);
+        int64_t size = (inside - kernel) / p.stride[i] + 1;   /* as MLX: one position where less than a stride is missing */
         if (size < 1 || !w->shape[1 + i])
             return FAIL(c, MLXVK_ERROR_SHAPE, "input %s with padding %d + %d is smaller than weight %s along axis %d", TEXT(in), low[i],
                         high[i], TEXT(w), 1 + i);
@@ -9374,7 +9542,7 @@ int mlxvk_random_split(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array key, 
         struct array *both = do_split(&c, k, 2);
         for (int i = 0; i < 2 && both; i++) row[i] = view_of(&c, both, MLXVK_UINT32, 1, (int[]){ 2 }, NULL, 8 * i);
     }
-    if (!c.code && row[0] && row[1]) put_result(res_0, row[0]);
+    if (!c.code && row[0] && row[1]) put_result(&c, res_0, row[0]);
     return finish(&c, row[1], res_1);
 }
 
@@ -10478,7 +10646,7 @@ static void lower_gather_qmm(struct encoder *e, const struct node *n)
     struct array *y = n->out[0], *in[4];
     uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
     struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
-                              .matrices = matrix_count(n->in[0]), .weights = matrix_count(n->in[1]) };
+                              .matrices = (uint32_t)matrix_count(n->in[0]), .weights = (uint32_t)matrix_count(n->in[1]) };
     struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1,
                            .y_batch = m * rows, .gather = &g };
     in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
@@ -12415,7 +12583,7 @@ int mlxvk_linalg_lu_factor(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a
     struct lu f = do_lu(&c, matrices(&c, x, false));
     struct array *factors = batched(&c, f.factors, x), *pivots = batched(&c, f.pivots, x);
     if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(res_0, factors);
+    if (!c.code) put_result(&c, res_0, factors);
     return finish(&c, pivots, res_1);
 }
 
@@ -12441,7 +12609,7 @@ int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk
     struct qr f = do_qr(&c, w, w ? (w->shape[1] < w->shape[2] ? w->shape[1] : w->shape[2]) : 0);
     struct array *q = batched(&c, f.q, x), *r = batched(&c, f.r, x);
     if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(res_0, q);
+    if (!c.code) put_result(&c, res_0, q);
     return finish(&c, r, res_1);
 }
 
@@ -12525,7 +12693,7 @@ int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, con
     struct eigen f = do_eigh(&c, matrices(&c, x, true), upper);
     struct array *values = batched(&c, f.values, x), *vectors = batched(&c, f.vectors, x);
     if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(res_0, values);
+    if (!c.code) put_result(&c, res_0, values);
     return finish(&c, vectors, res_1);
 }
 
@@ -13477,12 +13645,12 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
 
 /* ---- writing a module ---- */
 
-enum { SPIRV_NAME_FIRST = 3, SPIRV_NAME_LAST = 8, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_TYPE_VECTOR = 23,
+enum { SPIRV_NAME_FIRST = 3, SPIRV_NAME_LAST = 8, SPIRV_TYPE_VECTOR = 23,
        SPIRV_TYPE_ARRAY = 28, SPIRV_TYPE_STRUCT = 30, SPIRV_MEMBER_DECORATE = 72, SPIRV_COMPOSITE_CONSTRUCT = 80,
        SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ADD = 128, SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134, SPIRV_SELECT = 169,
        SPIRV_U_LESS = 176, SPIRV_XOR = 198, SPIRV_MERGE = 247, SPIRV_LAST_BRANCH = 255 };
 /* Decorations; a storage class */
-enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_BINDING = 33, SPIRV_SET = 34, SPIRV_OFFSET = 35, SPIRV_PUSH_CONSTANT = 9 };
+enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_OFFSET = 35, SPIRV_PUSH_CONSTANT = 9 };
 
 /* The parts of a module, in this order: its head, decorations, types and globals, functions. */
 enum { PART_HEAD, PART_DECORATE, PART_DECLARE, PART_CODE, PARTS };
@@ -14572,7 +14740,7 @@ static void device_destroy(struct device *d)
         destroy_objects(d);
         if (!d->adopted) d->vk.vkDestroyDevice(d->handle, NULL);
     }
-    if (d->instance && !d->adopted) vkDestroyInstance(d->instance, NULL);
+    if (d->instance && !d->adopted) d->destroy_instance(d->instance, NULL);
     host_free(d, d);
 }
 
@@ -14604,12 +14772,14 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     if (!d) { set_error(error, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "device", "out of host memory"); return error->code; }
     memset(d, 0, sizeof *d);
     d->refs = 1;
-    d->lock = (mutex)MUTEX_INIT;
+    d->lock = d->event_lock = (mutex)MUTEX_INIT;
     d->allocator = a;
     if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
     d->noted = noted_families(d->gate);
+    mutex_lock(&volk_lock);
     code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
+    mutex_unlock(&volk_lock);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
     if (code) {
@@ -14670,22 +14840,29 @@ int mlxvk_device_status(mlxvk_device device)
     return d ? d->lost : MLXVK_ERROR_NO_DEVICE;
 }
 
-/* Lists the physical devices of a fresh instance. */
+/* Lists the physical devices of a fresh instance; the caller's function may call the library. */
 int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user)
 {
+    enum { MOST = 32 };
     mlxvk_error error;
     VkInstance instance;
-    VkPhysicalDevice list[32];
-    VkPhysicalDeviceProperties p;
-    uint32_t n = COUNT(list);
-    int code = load_vulkan(NULL, &error);
+    VkPhysicalDevice list[MOST];
+    VkPhysicalDeviceProperties p[MOST];
+    bool good[MOST] = { false };
+    uint32_t n = MOST;
+    int code;
+    if (!each) return MLXVK_ERROR_ARGUMENT;
+    mutex_lock(&volk_lock);
+    code = load_vulkan(NULL, &error);
     if (!code) code = create_instance(&instance, &error);
-    if (code) return code;
-    if (vkEnumeratePhysicalDevices(instance, &n, list) < 0) n = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (usable(list[i], &p)) each((int)i, p.deviceName, type_name(p.deviceType), user);
-    vkDestroyInstance(instance, NULL);
-    return 0;
+    if (!code) {
+        if (vkEnumeratePhysicalDevices(instance, &n, list) < 0) n = 0;
+        for (uint32_t i = 0; i < n; i++) good[i] = usable(list[i], &p[i]);
+        vkDestroyInstance(instance, NULL);
+    }
+    mutex_unlock(&volk_lock);
+    for (uint32_t i = 0; i < n && !code; i++) if (good[i]) each((int)i, p[i].deviceName, type_name(p[i].deviceType), user);
+    return code;
 }
 
 static void count_device(int index, const char *name, const char *type, void *user)
@@ -14836,48 +15013,52 @@ int mlxvk_set_cache_limit(size_t *res, size_t limit) { return mlxvk_device_set_c
 int mlxvk_set_wired_limit(size_t *res, size_t limit) { return mlxvk_device_set_wired_limit(res, limit, DEFAULT); }
 #undef DEFAULT
 
-static int put_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b)
+/* Returns what the handle held, which may be of another device: to be freed without the lock. */
+static mlxvk_buffer put_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b)
 {
-    if (res->ctx) { buffer_release(d, res->ctx); d->refs--; }
+    mlxvk_buffer old = *res;
     res->ctx = b;
     d->refs++;
-    return 0;
+    return old;
 }
 
 int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device)
 {
     struct device *d = device_or_default(device);
+    mlxvk_buffer old = { NULL };
     struct buffer *b;
     int code;
     if (!d || !res) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
     code = d->lost ? d->lost : buffer_allocate(d, size, NULL, &b);
     if (code) device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size, d->caps.max_allocation);
-    else code = put_buffer(d, res, b);
+    else old = put_buffer(d, res, b);
     mutex_unlock(&d->lock);
+    mlxvk_buffer_free(old);
     return code;
 }
 
 int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped, mlxvk_device device)
 {
     struct device *d = device_or_default(device);
+    mlxvk_buffer old = { NULL };
     struct buffer *b;
     int code = 0;
     if (!d || !res) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
-    b = host_zalloc(d, sizeof *b);
+    b = buffer_new(d);
     if (!b) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "buffer_adopt", "out of host memory");
     else {
         memcpy(&b->handle, &vk_buffer, sizeof b->handle);
         b->refs = 1;
-        b->device = d;
         b->offset = offset;
         b->size = b->bytes = size;
         b->map = mapped;
         d->active += size;
-        put_buffer(d, res, b);
+        old = put_buffer(d, res, b);
     }
     mutex_unlock(&d->lock);
+    mlxvk_buffer_free(old);
     return code;
 }
 
@@ -14899,20 +15080,23 @@ void *mlxvk_buffer_data(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buff
  * entry and on return, but not while waiting. */
 static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
 {
-    struct use uses[MAX_USES];
-    int n = 0, code = 0;
+    struct use uses[MAX_WAITS];
+    int n = MAX_WAITS, code = 0;
     if (!b) return 0;
-    for (int i = 0; i < b->use_count; i++) {
-        struct use u = b->uses[i];
-        if ((writes_only && !u.write) || u.value <= u.line->completed) continue;
-        if (u.value > u.line->submitted && u.line->stream && (code = stream_submit(u.line->stream)) != 0) return code;
-        uses[n++] = u;
-    }
-    if (!n) return 0;
     b->refs++;
-    mutex_unlock(&d->lock);
-    for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value, UINT64_MAX);
-    mutex_lock(&d->lock);
+    while (n == MAX_WAITS && !code) {                /* there may be more */
+        n = 0;
+        for (int i = 0; i < b->use_count && n < MAX_WAITS && !code; i++) {
+            struct use u = b->uses[i];
+            if ((writes_only && !u.write) || u.value <= u.line->completed) continue;
+            if (u.value > u.line->submitted && u.line->stream) code = stream_submit(u.line->stream);
+            uses[n++] = u;
+        }
+        if (!n || code) break;
+        mutex_unlock(&d->lock);
+        for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value, UINT64_MAX);
+        mutex_lock(&d->lock);
+    }
     buffer_release(d, b);
     return code;
 }
@@ -14955,6 +15139,7 @@ static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, vo
         if (!code && s->line->completed < value) s->line->completed = value;
         if (!code && !upload) memcpy((char *)data + at, staging.map, n);
     }
+    if (e->code) { e->code = d->lost; encoder_reset(e); }            /* the stream's own work goes on */
     if (staging.handle && d->lost != MLXVK_ERROR_DEVICE_LOST) {
         d->vk.vkDestroyBuffer(d->handle, staging.handle, NULL);
         d->vk.vkFreeMemory(d->handle, staging.memory, NULL);
@@ -14999,10 +15184,10 @@ static int stream_drain(struct stream *s)
                                  .pSemaphores = &s->line->semaphore, .pValues = &s->line->submitted };
     stream_lower(s, 0);
     stream_submit(s);
-    if (d->lost || s->line->completed >= s->line->submitted) return d->lost;
+    if (s->line->completed >= s->line->submitted) return d->lost;      /* a lost device may be at work still; it does not block */
     if (vk_code(d, d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX))) return d->lost ? d->lost : MLXVK_ERROR_VULKAN;
     s->line->completed = s->line->submitted;
-    return 0;
+    return d->lost;
 }
 
 /* Submits and waits for what all streams have recorded. The lock is held on entry and on return, but not while waiting: what is
@@ -15024,6 +15209,7 @@ static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
     struct stream **link = &d->streams;
+    encoder_reset(&s->encoder);
     stream_drain(s);
     for (uint32_t i = 0; i < s->slot_count; i++)
         if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
@@ -15199,10 +15385,12 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 
 /* ==== >>public: events ============================================================================================ */
 
-/* uses: the last submission of each timeline that names the semaphore. */
+/* top: the greatest value that was signalled, or recorded to be. uses: the last submission of each timeline that names the
+ * semaphore. */
 struct event {
     struct device *device;
     VkSemaphore semaphore;
+    uint64_t top;
     struct event *next;                              /* once it is freed */
     struct use *uses;
     uint32_t use_count, use_slots;
@@ -15235,12 +15423,28 @@ static void reap_events(struct device *d, bool all)
     }
 }
 
+enum event_fault { EVENT_TAKES, EVENT_NOT_OVER, EVENT_TOO_FAR };
+static const struct { int code; const char *text; } event_faults[] = {
+    [EVENT_NOT_OVER] = { MLXVK_ERROR_ARGUMENT, "value %llu is not over the last one that was signalled, %llu" },
+    [EVENT_TOO_FAR]  = { MLXVK_ERROR_LIMIT, "value %llu is farther from where the event is than the device counts (last one: %llu)" },
+};
+
+/* A device is lost by a signal that is not over those before it, and by what is farther ahead than it counts. */
+static enum event_fault event_fault(const struct event *ev, uint64_t value, bool signal)
+{
+    const struct device *d = ev->device;
+    uint64_t now = 0;
+    if (signal && value <= ev->top) return EVENT_NOT_OVER;
+    if (d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) < 0) return EVENT_TAKES;
+    return value > now && value - now > d->caps.most_ahead ? EVENT_TOO_FAR : EVENT_TAKES;
+}
+
 /* Room to note a use; false with an error where there is none. */
 static bool event_room(struct call *c, struct event *ev)
 {
     uint32_t slots = ev->use_slots ? 2 * ev->use_slots : 4;
     struct use *grown;
-    if (c->code || ev->use_count < ev->use_slots) return !c->code;
+    if (ev->use_count < ev->use_slots) return true;
     grown = host_alloc(c->device, slots * sizeof *grown);
     if (!grown) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
     if (ev->uses) memcpy(grown, ev->uses, ev->use_count * sizeof *grown);
@@ -15248,6 +15452,24 @@ static bool event_room(struct call *c, struct event *ev)
     ev->uses = grown;
     ev->use_slots = slots;
     return true;
+}
+
+/* Can the stream wait for that value, or signal it? Else false with an error. */
+static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool signal)
+{
+    enum event_fault fault;
+    uint64_t top;
+    if (c->code) return false;
+    if (!ev) return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is { NULL }"), false;
+    if (ev->device != c->device) return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is of another device than the stream"), false;
+    if (!event_room(c, ev)) return false;
+    mutex_lock(&c->device->event_lock);
+    fault = event_fault(ev, value, signal);
+    top = ev->top;
+    if (signal && !fault) ev->top = value;
+    mutex_unlock(&c->device->event_lock);
+    if (fault) FAIL(c, event_faults[fault].code, event_faults[fault].text, (unsigned long long)value, (unsigned long long)top);
+    return !fault;
 }
 
 /* The stream's open submission names the event. */
@@ -15302,8 +15524,7 @@ int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
 {
     struct call c = begin("event_signal", stream);
     struct event *ev = event.ctx;
-    if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code || !event_room(&c, ev)) return end(&c);
+    if (!event_ready(&c, ev, value, true)) return end(&c);
     stream_lower(c.stream, 0);
     event_use(ev, c.stream->line);
     c.stream->signals[c.stream->signal_count++] = (struct wait){ NULL, ev->semaphore, value };
@@ -15315,8 +15536,7 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
 {
     struct call c = begin("event_wait", stream);
     struct event *ev = event.ctx;
-    if (!ev) FAIL(&c, MLXVK_ERROR_ARGUMENT, "event is { NULL }");
-    if (c.code || !event_room(&c, ev)) return end(&c);
+    if (!event_ready(&c, ev, value, false)) return end(&c);
     stream_lower(c.stream, 0);
     c.code = stream_submit(c.stream);
     if (!c.code) c.code = stream_wait(c.stream, ev->semaphore, value);
@@ -15324,13 +15544,32 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     return end(&c);
 }
 
+/* Without the device's lock: who holds it may be waiting for this. */
 int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
 {
     struct event *ev = event.ctx;
     VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .value = value };
+    struct device *d;
+    enum event_fault fault;
+    uint64_t top;
+    int code = 0;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
+    d = ev->device;
     info.semaphore = ev->semaphore;
-    return vk_code(ev->device, ev->device->vk.vkSignalSemaphore(ev->device->handle, &info));
+    mutex_lock(&d->event_lock);
+    fault = event_fault(ev, value, true);
+    top = ev->top;
+    if (!fault) {
+        code = vk_code(d, d->vk.vkSignalSemaphore(d->handle, &info));
+        if (!code) ev->top = value;
+    }
+    mutex_unlock(&d->event_lock);
+    if (!fault) return code;
+    mutex_lock(&d->lock);
+    code = device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text, (unsigned long long)value,
+                       (unsigned long long)top);
+    mutex_unlock(&d->lock);
+    return code;
 }
 
 int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns)
@@ -15505,25 +15744,41 @@ int mlxvk_array_dim(mlxvk_array array, int dim)
     return a && dim >= -a->ndim && dim < a->ndim ? dim_of(a, dim) : 0;
 }
 
+/* The memory of an array that nothing has written yet, outside of any dispatch. */
+static int storage_ready(struct device *d, struct storage *st)
+{
+    struct stream *s = st->buffer ? NULL : default_stream(d);
+    int code;
+    if (st->buffer) return 0;
+    if (!s) return MLXVK_ERROR_HOST_MEMORY;
+    code = storage_allocate(&s->encoder, st);
+    if (code) {
+        d->error = s->encoder.error;
+        s->encoder.code = d->lost;                   /* the stream's own work goes on */
+    }
+    return code;
+}
+
 int mlxvk_array_buffer(mlxvk_buffer *res, size_t *offset, mlxvk_array array)
 {
     struct array *a = array.ctx;
+    mlxvk_buffer old = { NULL };
     struct device *d;
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
     code = array_wait(a);
-    if (!code && !a->storage->buffer && default_stream(d)) {
-        struct encoder *e = &default_stream(d)->encoder;
-        code = storage_allocate(e, a->storage);
+    if (!code && !a->storage->buffer) {
+        code = storage_ready(d, a->storage);
         if (!code) code = wait_buffer(d, a->storage->buffer, true);
     }
     if (!code) {
         a->storage->buffer->refs++;
-        put_buffer(d, res, a->storage->buffer);
+        old = put_buffer(d, res, a->storage->buffer);
         if (offset) *offset = (size_t)a->offset;
     }
     mutex_unlock(&d->lock);
+    mlxvk_buffer_free(old);
     return code;
 }
 
@@ -15664,7 +15919,7 @@ int mlxvk_array_host(void **data, mlxvk_array array)
     d = lock_array(a);
     if (st->writers && stream_of(st)) stream_lower(stream_of(st), 0);
     code = st->failed ? st->failed : d->lost;
-    if (!code && !st->buffer) code = default_stream(d) ? storage_allocate(&default_stream(d)->encoder, st) : MLXVK_ERROR_HOST_MEMORY;
+    if (!code) code = storage_ready(d, st);
     if (!code) *data = st->buffer->map;
     mutex_unlock(&d->lock);
     return code;
@@ -15755,7 +16010,7 @@ int mlxvk_vector_array_set_value(mlxvk_vector_array *vector, mlxvk_array value) 
 /* What containers hold, and how it is copied and let go. They belong to the host, not to a device. */
 struct item_kind {
     size_t size;
-    bool (*copy)(void *to, const void *from);
+    int (*copy)(void *to, const void *from);
     void (*drop)(void *item);
 };
 
@@ -15785,16 +16040,23 @@ static void *list_open(struct list *l, size_t i)
     return list_at(l, i);
 }
 
+/* All items, or none. */
 static int list_append(struct list *l, const void *items, size_t count)
 {
+    size_t before;
+    int code = 0;
     if (!l || (count && !items)) return MLXVK_ERROR_ARGUMENT;
-    for (size_t i = 0; i < count; i++) {
+    before = l->size;
+    for (size_t i = 0; i < count && !code; i++) {
         void *place = list_open(l, l->size);
-        if (place && l->kind->copy(place, (const char *)items + i * l->kind->size)) continue;
-        if (place) l->size--;
-        return MLXVK_ERROR_HOST_MEMORY;
+        code = place ? l->kind->copy(place, (const char *)items + i * l->kind->size) : MLXVK_ERROR_HOST_MEMORY;
+        if (place && code) l->size--;
     }
-    return 0;
+    while (code && l->size > before) {
+        l->size--;
+        if (l->kind->drop) l->kind->drop(list_at(l, l->size));
+    }
+    return code;
 }
 
 static int list_free(struct list *l)
@@ -15806,22 +16068,22 @@ static int list_free(struct list *l)
     return 0;
 }
 
-static struct list *list_from(const struct item_kind *kind, const void *items, size_t count)
-{
-    struct list *l = list_new(kind);
-    if (!l || !list_append(l, items, count)) return l;
-    list_free(l);
-    return NULL;
-}
-
 /* *slot becomes a list of its own with these items; they may be those of the list that it was. */
 static int list_set(void **slot, const struct item_kind *kind, const void *items, size_t count)
 {
-    struct list *fresh = slot ? list_from(kind, items, count) : NULL;
-    if (!fresh) return slot && (items || !count) ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
+    struct list *fresh = slot ? list_new(kind) : NULL;
+    int code = !slot ? MLXVK_ERROR_ARGUMENT : fresh ? list_append(fresh, items, count) : MLXVK_ERROR_HOST_MEMORY;
+    if (code) { list_free(fresh); return code; }
     list_free(*slot);
     *slot = fresh;
     return 0;
+}
+
+static struct list *list_from(const struct item_kind *kind, const void *items, size_t count)
+{
+    void *list = NULL;
+    list_set(&list, kind, items, count);
+    return list;
 }
 
 static int list_assign(void **slot, const struct item_kind *kind, const struct list *from)
@@ -15837,24 +16099,23 @@ static char *text_copy(const char *text)
     return copy;
 }
 
-static bool copy_int(void *to, const void *from) { memcpy(to, from, sizeof(int)); return true; }
-static bool copy_string(void *to, const void *from)
+static int copy_int(void *to, const void *from) { memcpy(to, from, sizeof(int)); return 0; }
+static int copy_string(void *to, const void *from)
 {
-    char *text = text_copy(*(const char *const *)from);
+    const char *source = *(const char *const *)from;
+    char *text = source ? text_copy(source) : NULL;
     memcpy(to, &text, sizeof text);
-    return text != NULL;
+    return text ? 0 : source ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
 }
 static void drop_string(void *item) { free(*(char **)item); }
 
-static bool copy_vector(void *to, const void *from)
+static int copy_vector(void *to, const void *from)
 {
     mlxvk_vector_array source = *(const mlxvk_vector_array *)from, copy = mlxvk_vector_array_new();
-    if (copy.ctx && source.ctx && mlxvk_vector_array_set(&copy, source)) {
-        mlxvk_vector_array_free(copy);
-        copy.ctx = NULL;
-    }
-    *(mlxvk_vector_array *)to = copy;
-    return copy.ctx != NULL;
+    int code = !copy.ctx ? MLXVK_ERROR_HOST_MEMORY : source.ctx ? mlxvk_vector_array_set(&copy, source) : 0;
+    if (code) mlxvk_vector_array_free(copy);
+    else *(mlxvk_vector_array *)to = copy;
+    return code;
 }
 static void drop_vector(void *item) { mlxvk_vector_array_free(*(mlxvk_vector_array *)item); }
 
@@ -16307,30 +16568,20 @@ mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, 
     return mlxvk_array_new_data_managed_payload(data, shape, dim, dtype, data, dtor);
 }
 
-/* Puts a fresh array into a handle. */
-static int replace_array(mlxvk_array *res, mlxvk_array fresh)
-{
-    struct device *d = default_device();
-    if (!fresh.ctx || !res) {
-        mlxvk_array_free(fresh);
-        return !res ? MLXVK_ERROR_ARGUMENT : !d ? MLXVK_ERROR_NO_DEVICE : d->error.code ? d->error.code : MLXVK_ERROR_HOST_MEMORY;
-    }
-    mlxvk_array_free(*res);
-    *res = fresh;
-    return 0;
-}
-
-int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return replace_array(arr, mlxvk_array_new_bool(val)); }
-int mlxvk_array_set_int(mlxvk_array *arr, int val) { return replace_array(arr, mlxvk_array_new_int(val)); }
-int mlxvk_array_set_float(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
-int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return replace_array(arr, mlxvk_array_new_float(val)); }
-int mlxvk_array_set_double(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
-int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return replace_array(arr, mlxvk_array_new_double(val)); }
-int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return replace_array(arr, mlxvk_array_new_complex(real, imag)); }
 int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype)
 {
-    return replace_array(arr, mlxvk_array_new_data(data, shape, dim, dtype));
+    return mlxvk_array_new_data_device(arr, data, shape, dim, dtype, (mlxvk_device){ NULL });
 }
+
+static int set_scalar(mlxvk_array *arr, const void *value, mlxvk_dtype dtype) { return mlxvk_array_set_data(arr, value, NULL, 0, dtype); }
+
+int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return set_scalar(arr, &val, MLXVK_BOOL); }
+int mlxvk_array_set_int(mlxvk_array *arr, int val) { return set_scalar(arr, &val, MLXVK_INT32); }
+int mlxvk_array_set_float(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
+int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
+int mlxvk_array_set_double(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
+int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
+int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64); }
 
 #define X(name, type, dtype)                                                                                          \
     int mlxvk_array_item_##name(type *res, const mlxvk_array arr) { return item(res, arr, dtype); }
@@ -17424,30 +17675,34 @@ static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_d
     return 0;
 }
 
-static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc, uint64_t threads)
+static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
 {
+    const char *refusal;
+    uint64_t threads = 1;
     if (!desc->spirv || desc->spirv_size < 20 || desc->spirv_size % 4 || desc->spirv[0] != 0x07230203u)
         return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "spirv is no SPIR-V module");
     if (desc->bindings > MAX_BINDINGS || desc->push_size > PUSH_SIZE || desc->constant_count > MAX_SPEC ||
         (desc->constant_count && !desc->constants))
         return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "at most %d bindings, %d bytes of push constants, %d constants",
                            MAX_BINDINGS, PUSH_SIZE, MAX_SPEC);
-    if (threads > d->caps.max_threads)
-        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "%llu threads a workgroup; the device allows %u",
-                           (unsigned long long)threads, d->caps.max_threads);
-    return 0;
+    for (int i = 0; i < 3; i++) {
+        threads *= desc->threads[i] ? desc->threads[i] : 1;
+        if (threads > d->caps.max_threads)
+            return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "%llu threads a workgroup; the device allows %u",
+                               (unsigned long long)threads, d->caps.max_threads);
+    }
+    refusal = module_refusal(desc->spirv, desc->spirv_size / 4, desc->bindings, d->caps.max_threads);
+    return refusal ? device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "%s", refusal) : 0;
 }
 
 int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_device device)
 {
     struct device *d = device_or_default(device);
     struct kernel *k;
-    uint64_t threads = 1;
     int code;
     if (!d || !res || !desc) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
-    for (int i = 0; i < 3; i++) threads *= desc->threads[i] ? desc->threads[i] : 1;
-    code = d->lost ? d->lost : kernel_check(d, desc, threads);
+    code = d->lost ? d->lost : kernel_check(d, desc);
     k = code ? NULL : host_zalloc(d, sizeof *k);
     if (!code && !k) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "kernel", "out of host memory");
     if (!code) {
@@ -17475,7 +17730,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d = k->device;
     mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams; s; s = s->next) encoder_reset(&s->encoder);
+    for (struct stream *s = d->streams; s; s = s->next) if (s->encoder.pipeline == &k->pipeline) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -17537,6 +17792,7 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
         struct stream *s = stream_of(a->storage);
         if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
         at = bind_array(e, binding, a, write);
+        hold(e, a->storage->buffer);
     }
     if (shift) *shift = at;
     return unlock_encoder(e);
@@ -17551,11 +17807,13 @@ int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
     struct array *a = array.ctx;
     int64_t low, high;
     if (!e) return MLXVK_ERROR_ARGUMENT;
-    if (!a || storage_allocate(e, a->storage)) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "register_output_array", "no array");
-    else {
+    if (!a || a->storage->device != e->device)
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "register_output_array", "no array of this device");
+    else if (!storage_allocate(e, a->storage)) {
         struct buffer *b = a->storage->buffer;
         array_span(a, &low, &high);
         encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, true);
+        hold(e, b);
     }
     return unlock_encoder(e);
 }
@@ -17565,11 +17823,15 @@ int mlxvk_set_buffer(mlxvk_encoder handle, mlxvk_buffer buffer, size_t offset, s
     struct encoder *e = lock_encoder(handle);
     struct buffer *b = buffer.ctx;
     if (!e) return MLXVK_ERROR_ARGUMENT;
-    if (!b || binding >= MAX_BINDINGS || !size || offset > b->size || size > b->size - offset || (b->offset + offset) % e->device->caps.offset_align)
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "bytes %zu to %zu at binding %u", offset, offset + size, binding);
+    if (!b || b->device != e->device || binding >= MAX_BINDINGS || !size || offset > b->size || size > b->size - offset ||
+        (b->offset + offset) % e->device->caps.offset_align)
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "%zu bytes from %zu at binding %u", size, offset, binding);
+    else if (size > e->device->caps.max_range)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_buffer", "%zu bytes; one binding reaches %zu", size, e->device->caps.max_range);
     else {
         encoder_access(e, b, b->offset + offset, b->offset + offset + size, true);
         bind_range(e, binding, b->handle, b->offset + offset, size);
+        hold(e, b);
     }
     return unlock_encoder(e);
 }
@@ -17590,6 +17852,7 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
 static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
     if (!e->pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
+    if (!e->code && note_again(e) && !e->code) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
     dispatch(e, x, y, z);
     maybe_commit(e->stream);
     return unlock_encoder(e);

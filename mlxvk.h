@@ -259,7 +259,9 @@ MLXVK_API int mlxvk_async_eval(mlxvk_vector_array outputs);
 
 /* ==== >>event ===================================================================================================== */
 
-/* An event starts at 0 and only grows. Waits and signals on a stream are ordered with the operations around them. */
+/* An event starts at 0 and only grows. Waits and signals on a stream are ordered with the operations around them. A signal's
+ * value must be over those of all signals before it, of streams and of the host: else ARGUMENT. LIMIT: a value farther ahead
+ * of where the event is than the device counts (2^31 - 1 or more). */
 MLXVK_API int mlxvk_event_new(mlxvk_event *res, mlxvk_device device);
 MLXVK_API int mlxvk_event_free(mlxvk_event event);   /* never blocks: submitted work may still wait for it or signal it */
 MLXVK_API int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream);
@@ -573,6 +575,8 @@ MLXVK_API int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array
 MLXVK_API int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+/* A view of a (row-major; a copy of it where it is not): strides and offset in elements from a's first one, any sign, zero too.
+ * SHAPE where it would reach outside a. */
 MLXVK_API int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num,
                                const int64_t *strides, size_t strides_num, size_t offset, mlxvk_stream s);
 /* a[start:stop:strides] by axis, NumPy's rules for negative and out-of-range values. Always a view. */
@@ -1017,8 +1021,10 @@ MLXVK_API int mlxvk_kernel_free(mlxvk_kernel kernel);
 /* An array without contents, to be written by a kernel. */
 MLXVK_API int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s);
 
-/* The stream's encoder, with all operations before this call encoded. Use it until the next operation on the stream; it
- * is not freed. Barriers are inserted where bound byte ranges overlap and one of them is written. */
+/* The stream's encoder, with all operations before this call encoded. Use it until the next operation on the stream, which
+ * forgets what was set up; it is not freed. Set the kernel first, then arrays and bytes, in any order, for each dispatch anew:
+ * a dispatch, and a call that fails, forget them. What is bound may be freed. Barriers are inserted where bound byte ranges
+ * overlap and one of them is written. Errors: ARGUMENT, and LIMIT for a grid, a range or bytes over the device's limits. */
 MLXVK_API int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream);
 MLXVK_API int mlxvk_set_kernel(mlxvk_encoder e, mlxvk_kernel kernel);
 /* Binds the bytes that the array spans, rounded down to the device's alignment; *shift, where not NULL, receives the

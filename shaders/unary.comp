@@ -35,8 +35,8 @@ bool test(vec2 z)
 }
 vec2 value(vec2 z)
 {
-    bool turned = OP == SIN || OP == COS || OP == TAN;                 // sin z = -i sinh iz, cos z = cosh iz
-    vec2 r = turned ? vec2(-z.y, z.x) : z;
+    bool turned = OP == SIN || OP == COS || OP == TAN || OP == ARCSINH || OP == ARCTANH;
+    vec2 r = turned ? vec2(-z.y, z.x) : z;                             // sin z = -i sinh iz, cos z = cosh iz, asinh z = -i asin iz
     if (OP == SQUARE) r = complex_multiply(z, z);
     if (OP == EXP) r = complex_exp(z);
     if (OP == LOG || OP == LOG2 || OP == LOG10) r = complex_log(z);
@@ -47,9 +47,12 @@ vec2 value(vec2 z)
         if (OP == TAN || OP == TANH) r = complex_tanh(r);
         else r = complex_sinh_cosh(r, OP == COS || OP == COSH);
     }
-    if (OP == SIN || OP == TAN) r = vec2(r.y, -r.x);
-    if (OP == ARCSIN || OP == ARCCOS) r = complex_asin_acos(z, OP == ARCCOS);
-    if (OP == ARCTAN) r = complex_atan(z);
+    if (OP == ARCSIN || OP == ARCSINH || OP == ARCCOS || OP == ARCCOSH) r = complex_asin_acos(r, OP == ARCCOS || OP == ARCCOSH);
+    if (OP == ARCTAN || OP == ARCTANH) r = complex_atan(r);
+    if (turned && OP != COS) r = vec2(r.y, -r.x);
+    if (OP == ARCCOSH) r = (floatBitsToUint(z.y) & 0x80000000u) != 0u ? vec2(r.y, -r.x) : vec2(-r.y, r.x);
+    if (OP == DEGREES) r = z * 57.2957795;
+    if (OP == RADIANS) r = z * 0.0174532925;
     if (OP == ROUND) r = roundEven(z);
     if (OP == SQRT || OP == RSQRT) r = complex_sqrt(z);
     if (OP == SIGN && z != vec2(0.0)) r = complex_divide(z, vec2(complex_abs(z), 0.0));

@@ -198,6 +198,7 @@ static int concatenate_native(Job& j) {
 /* From its start and strides and the update's shape, as MLX has it: the end that it keeps may be stale. */
 static int slice_update_native(Job& j) {
   auto [start, unused, strides] = j.as<SliceUpdate>().state();
+  if (!mlxvk_array_size(j.in[1])) return mlxvk_copy(j.out, j.in[0], j.s);
   std::vector<int> stop(start.size());
   for (size_t i = 0; i < start.size(); i++) {
     const int last = start[i] + (mlxvk_array_dim(j.in[1], int(i)) - 1) * strides[i], size = mlxvk_array_dim(j.in[0], int(i));

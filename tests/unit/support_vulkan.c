@@ -10,7 +10,7 @@ static PFN_vkGetDeviceProcAddr get_device;
 static VkInstance instance;
 static VkDevice logical;
 static PFN_vkQueueSubmit real_submit;
-int fail_submits_after = -1;
+int fail_submits_after = -1, fail_submits = -1, submit_failure = VK_ERROR_DEVICE_LOST;
 
 #define LOAD(name) PFN_##name name = (PFN_##name)get_instance(instance, #name)
 
@@ -79,7 +79,7 @@ void end_vulkan(void)
 static VKAPI_ATTR VkResult VKAPI_CALL failing_submit(VkQueue q, uint32_t count, const VkSubmitInfo *submits,
                                                      VkFence fence)
 {
-    if (fail_submits_after == 0) return VK_ERROR_DEVICE_LOST;
+    if (fail_submits_after == 0 && fail_submits && fail_submits-- != 0) return (VkResult)submit_failure;
     if (fail_submits_after > 0) fail_submits_after--;
     return real_submit(q, count, submits, fence);
 }

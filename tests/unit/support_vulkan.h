@@ -8,8 +8,9 @@
 void own_vulkan(mlxvk_adopt *adopt, bool small_storage);
 void end_vulkan(void);                                             /* the last one made */
 
-/* For adopt.get_instance_proc_addr: a driver whose vkQueueSubmit loses the device after that many calls. */
-extern int fail_submits_after;                                     /* below 0: never */
+/* For adopt.get_instance_proc_addr: a driver whose vkQueueSubmit fails after that many calls (below 0: never), so many times
+ * (below 0: always), in this way (a VkResult; the device is lost, if nothing else is said). */
+extern int fail_submits_after, fail_submits, submit_failure;
 void *failing_driver(void);
 
 #endif

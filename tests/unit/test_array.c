@@ -391,8 +391,11 @@ static void test_outside_buffers(void **state)
         { { 2, 2 }, { 1, 1 }, 2 },                             /* not a multiple of the element's size */
         { { 2, 2 }, { 1, 1 }, SIZE_MAX - 3 },
         { { -1, 2 }, { 1, 1 }, 0 },
+        { { 0, 2 }, { INT64_MIN, 1 }, 0 },                     /* the same of no elements */
+        { { 0, 0 }, { INT64_MAX, INT64_MAX }, 0 },
     };
     mlxvk_buffer buffer = { NULL };
+    mlxvk_array base = counting(device, 256);
     size_t made = 0;
     OK_DEVICE(mlxvk_buffer_new(&buffer, 1024, device), device);
     assert_int_equal(mlxvk_buffer_size(buffer), 1024);
@@ -405,9 +408,12 @@ static void test_outside_buffers(void **state)
         mlxvk_device_error(device, &error);
         if (code) assert_null(a.ctx);
         if (code) assert_int_equal(error.code, code);
-        mlxvk_array_free(a);
+        if (bad[i].offset % 4) continue;
+        made += !mlxvk_array_new_view(&a, base, bad[i].shape, bad[i].strides, 2, MLXVK_INT32, bad[i].offset);
+        made += !mlxvk_as_strided(&a, base, bad[i].shape, 2, bad[i].strides, 2, bad[i].offset / 4, stream);
     }
     assert_int_equal(made, 0);
+    mlxvk_array_free(base);
     mlxvk_buffer_free(buffer);
 }
 

@@ -41,6 +41,51 @@ static void quotients_towards_zero(void **state)
     mlxvk_array_free(r);
 }
 
+/* ---- complex numbers where MLX's GPU backends have none, its CPU does ---- */
+
+static void complex_functions(void **state)
+{
+    static int (*const functions[])(mlxvk_array *, mlxvk_array, mlxvk_stream) = { mlxvk_arcsinh, mlxvk_arccosh, mlxvk_arctanh };
+    static const float x[][2] = { { 0.3f, 0.4f }, { -0.8f, 0.2f }, { 1.5f, -2 }, { -0.25f, -3 }, { 2, 0.f }, { -2, -0.f }, { 0.5f, -0.f } };
+    enum { N = sizeof x / sizeof *x };
+    mlxvk_array a = array_of(device, MLXVK_COMPLEX64, x, (int[]){ N }, 1), res = { NULL };
+    float got[N][2];
+    unsigned char tests[N];
+    (void)state;
+    for (int f = 0; f < 3; f++) {
+        OK(functions[f](&res, a, stream), stream);
+        OK(mlxvk_array_read(res, got, sizeof got, stream), stream);
+        for (int i = 0; i < N; i++) {                /* by what they are the inverses of: the right value is the one in the main strip */
+            double re = got[i][0], im = got[i][1], back[2] = { sinh(re) * cos(im), cosh(re) * sin(im) };
+            if (f == 1) back[0] = cosh(re) * cos(im), back[1] = sinh(re) * sin(im);
+            if (f == 2) {
+                double d = cosh(2 * re) + cos(2 * im);
+                back[0] = sinh(2 * re) / d;
+                back[1] = sin(2 * im) / d;
+            }
+            for (int k = 0; k < 2; k++) assert_true(fabs(back[k] - x[i][k]) < 2e-6);
+            assert_true(fabs(im) <= (f == 1 ? 3.1415928 : 1.5707964));
+            assert_true(f == 1 ? re >= 0 && !signbit(im) == !signbit(x[i][1]) : !signbit(re) == !signbit(x[i][0]));
+        }
+    }
+    OK(mlxvk_degrees(&res, a, stream), stream);
+    OK(mlxvk_radians(&res, res, stream), stream);
+    OK(mlxvk_floor_divide(&res, res, a, stream), stream);      /* a quotient that is not rounded */
+    assert_int_equal(mlxvk_array_dtype(res), MLXVK_COMPLEX64);
+    OK(mlxvk_array_read(res, got, sizeof got, stream), stream);
+    for (int i = 0; i < N; i++) assert_true(fabsf(got[i][0] - 1) < 1e-6f && fabsf(got[i][1]) < 1e-6f);
+    mlxvk_array_free(a);
+    a = array_of(device, MLXVK_COMPLEX64, (float[][2]){ { INFINITY, 0 }, { -INFINITY, 0 }, { INFINITY, 1 } }, (int[]){ 3 }, 1);
+    OK(mlxvk_isposinf(&res, a, stream), stream);
+    OK(mlxvk_array_read(res, tests, 3, stream), stream);
+    assert_memory_equal(tests, ((unsigned char[]){ 1, 0, 0 }), 3);
+    OK(mlxvk_isneginf(&res, a, stream), stream);
+    OK(mlxvk_array_read(res, tests, 3, stream), stream);
+    assert_memory_equal(tests, ((unsigned char[]){ 0, 1, 0 }), 3);
+    mlxvk_array_free(a);
+    mlxvk_array_free(res);
+}
+
 /* ---- gradients of the norms ---- */
 
 struct norm_case { int rows, n; mlxvk_dtype dtype; bool mean, weight, bias; };
@@ -282,6 +327,12 @@ static void empty_arrays(void **state)
     OK(mlxvk_hanning(&r, -2, stream), stream);
     expect_shape(r, 1, (int[]){ 0 });
     OK(mlxvk_array_equal(&r, e, e, false, stream), stream);
+    mlxvk_array zero = floats(device, (float[]){ 5 }, NULL, 0);
+    mlxvk_vector_array one = mlxvk_vector_array_new_value(zero);
+    OK(mlxvk_concatenate(&zero, one, stream), stream);         /* one array: itself */
+    expect_floats(zero, (float[]){ 5 }, 1, 0, 0, stream);
+    mlxvk_vector_array_free(one);
+    mlxvk_array_free(zero);
     bool same = false;
     OK(mlxvk_array_item_bool(&same, r), stream);
     assert_true(same);
@@ -336,7 +387,7 @@ static void random_integers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(gradients_of_norms), cmocka_unit_test(means_far_away),
+        cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(complex_functions), cmocka_unit_test(gradients_of_norms), cmocka_unit_test(means_far_away),
         cmocka_unit_test(norms_refuse),
         cmocka_unit_test(rope_backwards), cmocka_unit_test(refusals), cmocka_unit_test(empty_arrays),
         cmocka_unit_test(random_integers),

@@ -289,6 +289,65 @@ static void test_negative_padding(void **state)
     mlxvk_device_free(device);
 }
 
+/* More products of an element than drivers with short loops take in one invocation: one channel a group; phases of a dilated
+ * input, whose results do not follow each other. Counts of ones are exact. */
+static void test_long(void **state)
+{
+    static const struct { int in, taps, c, groups, stride, dilation, low; } cases[] = {
+        { 70002, 70000, 1, 2, 1, 1, 0 }, { 30000, 60000, 1, 1, 3, 2, 1 }, { 24000, 48000, 2, 2, 3, 2, 1 }, { 12, 9, 40000, 1, 1, 2, 1 },
+    };
+    mlxvk_device device = open_device(NULL);
+    mlxvk_stream s = open_stream(device);
+    mlxvk_array in = { NULL }, w = { NULL }, res = { NULL };
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        int stride = cases[i].stride, d = cases[i].dilation, low = cases[i].low, n = 1 + (i == 2), full = (cases[i].in - 1) * d + 1, size;
+        float want[256];
+        OK(mlxvk_ones(&in, (int[]){ 2, cases[i].in, cases[i].c * cases[i].groups }, 3, MLXVK_FLOAT32, s), s);
+        OK(mlxvk_ones(&w, (int[]){ n * cases[i].groups, cases[i].taps, cases[i].c }, 3, MLXVK_FLOAT32, s), s);
+        OK(mlxvk_conv_general(&res, in, w, &stride, 1, &low, 1, &low, 1, NULL, 0, &d, 1, cases[i].groups, false, s), s);
+        size = (int)mlxvk_array_size(res) / 2;
+        assert_in_range(size, 1, 128);
+        for (int k = 0; k < size; k++) {
+            int from = k / (n * cases[i].groups) * stride - low, hits = 0;
+            for (int t = 0; t < cases[i].taps; t++) hits += from + t >= 0 && from + t < full && (from + t) % d == 0;
+            want[k] = want[size + k] = (float)(hits * cases[i].c);
+        }
+        expect_floats(res, want, 2 * (size_t)size, 0, 0, s);
+    }
+    mlxvk_array_free(res);
+    mlxvk_array_free(in);
+    mlxvk_array_free(w);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+/* MLX divides towards zero: a kernel that sticks out by less than a stride has one position. */
+static void test_kernel_sticks_out(void **state)
+{
+    mlxvk_device device = open_device(NULL);
+    mlxvk_stream s = open_stream(device);
+    mlxvk_array in = { NULL }, w = { NULL }, res = { NULL };
+    (void)state;
+    OK(mlxvk_ones(&in, (int[]){ 1, 2, 1 }, 3, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&w, (int[]){ 1, 3, 1 }, 3, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_conv1d(&res, in, w, 2, 0, 1, 1, s), s);
+    expect_floats(res, (float[]){ 2 }, 1, 0, 0, s);
+    REFUSED(mlxvk_conv1d(&res, in, w, 1, 0, 1, 1, s), MLXVK_ERROR_SHAPE, s, "smaller");
+    REFUSED(mlxvk_conv1d(&res, in, w, 2, 0, 2, 1, s), MLXVK_ERROR_SHAPE, s, "smaller");
+    OK(mlxvk_ones(&in, (int[]){ 2, 4, 3, 32 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&w, (int[]){ 32, 6, 5, 32 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_conv2d(&res, in, w, 3, 3, 0, 0, 1, 1, 1, s), s);
+    assert_int_equal(mlxvk_array_size(res), 64);
+    OK(mlxvk_max(&res, res, false, s), s);
+    expect_floats(res, (float[]){ 12 * 32 }, 1, 0, 0, s);
+    mlxvk_array_free(res);
+    mlxvk_array_free(in);
+    mlxvk_array_free(w);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
 static void test_empty(void **state)
 {
     mlxvk_device device = open_device(NULL);
@@ -351,7 +410,8 @@ int main(void)
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
         cmocka_unit_test(test_winograd_chosen),
-        cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_kernel_sticks_out), cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_long),
+        cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
     return run_group("conv", tests, NULL, NULL);
 }

@@ -312,6 +312,25 @@ static void test_adopt(void **state)
     end_vulkan();                                              /* still the caller's */
 }
 
+static void test_adopt_less(void **state)
+{
+    (void)state;
+    mlxvk_adopt whole;
+    own_vulkan(&whole, true);
+    for (int i = 0; i < 5; i++) {
+        mlxvk_adopt a = whole;
+        mlxvk_device d = { NULL };
+        mlxvk_error error = { 0 };
+        *(i == 0 ? &a.instance : i == 1 ? &a.physical_device : i == 2 ? &a.device : &a.queue) = NULL;
+        if (i == 4) a = whole, a.extension_count = 1, a.extensions = NULL;
+        assert_int_equal(create_device(&d, &(mlxvk_device_desc){ .adopt = &a, .error = &error }), MLXVK_ERROR_ARGUMENT);
+        assert_non_null(strstr(error.text, "adopt"));
+        assert_null(d.ctx);
+    }
+    assert_int_equal(mlxvk_device_list(NULL, NULL), MLXVK_ERROR_ARGUMENT);
+    end_vulkan();
+}
+
 /* A feature that was not enabled: a clear error, or the right result without it. */
 static void test_least_device(void **state)
 {
@@ -332,6 +351,36 @@ static void test_least_device(void **state)
     mlxvk_stream_free(s);
     mlxvk_device_free(d);
     end_vulkan();
+}
+
+/* Work that a queue refuses for want of memory is submitted once more; refused again it is lost, and nothing that it was to
+ * compute can be read. -1 and -2: VK_ERROR_OUT_OF_HOST_MEMORY and VK_ERROR_OUT_OF_DEVICE_MEMORY. */
+static void test_refused_work(void **state)
+{
+    (void)state;
+    for (int times = 1; times <= 2; times++) {
+        fail_submits = times;
+        submit_failure = -times;
+        mlxvk_device d = adopt(failing_driver(), true);
+        mlxvk_stream s = open_stream(d);
+        mlxvk_array a = counting(d, 5), b = { NULL }, c = { NULL };
+        int32_t got[5] = { 0 };
+        fail_submits_after = 0;
+        OK(mlxvk_add(&b, a, a, s), s);
+        int code = mlxvk_finalize(s);
+        assert_int_equal(code, times == 1 ? 0 : MLXVK_ERROR_DEVICE_LOST);
+        if (!code) code = mlxvk_negative(&c, b, s);
+        if (times == 1) expect_ints(c, (int32_t[]){ 0, -2, -4, -6, -8 }, 5, s);
+        else assert_int_equal(mlxvk_array_read(b, got, sizeof got, s), MLXVK_ERROR_DEVICE_LOST);
+        mlxvk_array_free(a);
+        mlxvk_array_free(b);
+        mlxvk_array_free(c);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(d);
+        end_vulkan();
+    }
+    fail_submits_after = fail_submits = -1;
+    submit_failure = -4;                                       /* VK_ERROR_DEVICE_LOST */
 }
 
 /* A lost device is an error that stays; nothing crashes, and closing works. */
@@ -370,8 +419,8 @@ int main(void)
         cmocka_unit_test(test_list), cmocka_unit_test(test_choice), cmocka_unit_test(test_no_such_device),
         cmocka_unit_test(test_environment_chooses), cmocka_unit_test(test_no_driver), cmocka_unit_test(test_info),
         cmocka_unit_test(test_gates), cmocka_unit_test(test_outlived), cmocka_unit_test(test_two),
-        cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt),
-        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt), cmocka_unit_test(test_adopt_less),
+        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), cmocka_unit_test(test_refused_work),
     };
     return run_group("device", tests, NULL, NULL);
 }

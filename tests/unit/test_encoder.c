@@ -511,11 +511,134 @@ static void test_misuse(void **state)
     OK(mlxvk_set_kernel(e, kernel), stream);
     OK(mlxvk_set_output_array(e, array, 0, NULL), stream);
     REFUSED(mlxvk_dispatch_threadgroups(e, UINT32_MAX, 1, 1), MLXVK_ERROR_LIMIT, stream, "fill", "limit");
+    for (int i = 0; i < 24; i++) OK(mlxvk_register_output_array(e, array), stream);
+    REFUSED(mlxvk_register_output_array(e, array), MLXVK_ERROR_LIMIT, stream, "24");           /* not forgotten in silence */
     assert_int_not_equal(mlxvk_set_kernel((mlxvk_encoder){ NULL }, kernel), 0);
     mlxvk_array_free(array);
     mlxvk_kernel_free(kernel);
     mlxvk_kernel_free(three);
     test_custom_kernel(NULL);                                  /* and everything still works */
+}
+
+/* Operations do not run with what a caller of the encoder set up and left: bytes, arrays, a scope without barriers. */
+static void test_left_half_way(void **state)
+{
+    (void)state;
+    enum { N = 70 };
+    int32_t want[N];
+    const uint32_t garbage[32] = { 1u << 30, 1u << 30, 1u << 30 };
+    mlxvk_array a = counting(device, N), gone = counting(device, N), sum = { NULL };
+    mlxvk_encoder e = encoder_of(stream);
+    OK(mlxvk_start_concurrent(e), stream);
+    OK(mlxvk_set_bytes(e, garbage, sizeof garbage, 0), stream);
+    for (uint32_t i = 0; i < 16; i++) OK(mlxvk_set_output_array(e, gone, i, NULL), stream);
+    mlxvk_array_free(gone);
+    mlxvk_array_set(&sum, a);
+    for (int i = 0; i < 10; i++) {
+        OK(mlxvk_add(&sum, sum, a, stream), stream);
+        OK(mlxvk_finalize(stream), stream);          /* no chain of additions */
+    }
+    for (int i = 0; i < N; i++) want[i] = 11 * i;
+    expect_ints(sum, want, N, stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(sum);
+    test_custom_kernel(NULL);
+}
+
+/* Between what is bound and the dispatch: the stream is submitted as another one wants its results, arrays are freed and their
+ * memory is wanted by others, kernels of others are freed. The dispatch is right, and who reads its result waits for it. */
+static void test_set_up_slowly(void **state)
+{
+    (void)state;
+    enum { N = 5000 };
+    static int32_t want[N], minus[N];
+    struct combine_push push = { .count = N };
+    mlxvk_stream other = open_stream(device);
+    mlxvk_kernel kernel = combine_kernel(device, 3), spare = combine_kernel(device, 2);
+    mlxvk_array a = counting(device, N), b = { NULL }, before = empty_ints(N, stream), res = empty_ints(N, stream), copy = { NULL }, after = { NULL };
+    mlxvk_array others[8] = { { NULL } };
+    OK(mlxvk_add(&b, a, a, stream), stream);
+    combine(encoder_of(stream), kernel, a, b, before, stream);
+    mlxvk_encoder e = encoder_of(stream);
+    OK(mlxvk_set_kernel(e, kernel), stream);
+    OK(mlxvk_set_input_array(e, a, 0, &push.a_shift), stream);
+    OK(mlxvk_set_input_array(e, b, 1, &push.b_shift), stream);
+    OK(mlxvk_set_output_array(e, res, 2, &push.res_shift), stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    OK(mlxvk_negative(&copy, before, other), other);
+    for (int i = 0; i < N; i++) { want[i] = 5 * i; minus[i] = -want[i]; }
+    expect_ints(copy, minus, N, other);
+    mlxvk_kernel_free(spare);
+    for (int i = 0; i < 8; i++) OK(mlxvk_negative(&others[i], copy, other), other);
+    OK(mlxvk_synchronize(other), other);
+    OK(mlxvk_set_bytes(e, &push, sizeof push, 0), stream);
+    OK(mlxvk_dispatch_threads(e, N, 1, 1), stream);
+    OK(mlxvk_negative(&after, res, other), other);
+    expect_ints(after, minus, N, other);
+    expect_ints(res, want, N, stream);
+    for (int i = 0; i < 8; i++) mlxvk_array_free(others[i]);
+    mlxvk_array_free(before);
+    mlxvk_array_free(res);
+    mlxvk_array_free(copy);
+    e = encoder_of(other);
+    OK(mlxvk_set_kernel(e, kernel), other);
+    OK(mlxvk_set_output_array(e, after, 2, NULL), other);      /* and left */
+    mlxvk_array_free(after);
+    mlxvk_stream_free(other);
+    mlxvk_kernel_free(kernel);
+}
+
+/* Arrays and buffers of another device, and more bytes than one binding reaches. */
+static void test_foreign(void **state)
+{
+    (void)state;
+    struct setting other = start("MLX_VK_MAX_BINDING_RANGE=1024");
+    mlxvk_array array = counting(other.device, 64);
+    mlxvk_buffer buffer = { NULL };
+    mlxvk_encoder e = encoder_of(stream);
+    OK_DEVICE(mlxvk_buffer_new(&buffer, 1 << 16, other.device), other.device);
+    REFUSED(mlxvk_set_input_array(e, array, 0, NULL), MLXVK_ERROR_ARGUMENT, stream, "device");
+    REFUSED(mlxvk_register_output_array(e, array), MLXVK_ERROR_ARGUMENT, stream, "device");
+    REFUSED(mlxvk_set_buffer(e, buffer, 0, 64, 0), MLXVK_ERROR_ARGUMENT, stream, "set_buffer");
+    e = encoder_of(other.stream);
+    REFUSED(mlxvk_set_buffer(e, buffer, 0, 1 << 15, 0), MLXVK_ERROR_LIMIT, other.stream, "32768", "1024");
+    REFUSED(mlxvk_set_buffer(e, buffer, SIZE_MAX - 3, 64, 0), MLXVK_ERROR_ARGUMENT, other.stream, "set_buffer");
+    mlxvk_array_free(array);
+    mlxvk_buffer_free(buffer);
+    finish(&other);
+}
+
+/* Modules that a driver must not see: another entry point, more bindings than were said, cut off, workgroups too large. */
+static void test_wrong_modules(void **state)
+{
+    (void)state;
+    uint32_t words[COUNT(combine_spv)];
+    mlxvk_kernel_desc desc = { .name = "wrong", .spirv = words, .spirv_size = sizeof words, .bindings = 3 };
+    mlxvk_kernel kernel = { NULL };
+    mlxvk_error error;
+    memcpy(words, combine_spv, sizeof words);
+    OK_DEVICE(mlxvk_kernel_new(&kernel, &desc, device), device);
+    mlxvk_kernel_free(kernel);
+    kernel.ctx = NULL;
+    desc.bindings = 2;
+    assert_int_equal(mlxvk_kernel_new(&kernel, &desc, device), MLXVK_ERROR_ARGUMENT);
+    OK_DEVICE(mlxvk_device_error(device, &error), device);
+    assert_non_null(strstr(error.text, "bindings"));
+    desc.bindings = 3;
+    words[COUNT(words) - 1] += 1u << 16;             /* a last instruction that goes on behind the end */
+    assert_int_equal(mlxvk_kernel_new(&kernel, &desc, device), MLXVK_ERROR_ARGUMENT);
+    words[COUNT(words) - 1] -= 1u << 16;
+    desc.threads[0] = desc.threads[1] = 1u << 31;
+    desc.threads[2] = 4;                             /* 2^64 in all */
+    assert_int_equal(mlxvk_kernel_new(&kernel, &desc, device), MLXVK_ERROR_LIMIT);
+    memset(desc.threads, 0, sizeof desc.threads);
+    for (size_t i = 5; i < COUNT(words); i += words[i] >> 16)
+        if ((words[i] & 0xffff) == 15) words[i + 3] = 0x6e69616e;                  /* "nain" */
+    assert_int_equal(mlxvk_kernel_new(&kernel, &desc, device), MLXVK_ERROR_ARGUMENT);
+    OK_DEVICE(mlxvk_device_error(device, &error), device);
+    assert_non_null(strstr(error.text, "main"));
+    assert_null(kernel.ctx);
 }
 
 int main(void)
@@ -527,7 +650,8 @@ int main(void)
         cmocka_unit_test(test_oracle_notices), cmocka_unit_test(test_chain_across_submissions),
         cmocka_unit_test(test_kinds_of_hazard), cmocka_unit_test(test_explicit_barrier),
         cmocka_unit_test(test_concurrent_scope), cmocka_unit_test(test_register_output),
-        cmocka_unit_test(test_bad_kernels), cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_bad_kernels), cmocka_unit_test(test_misuse), cmocka_unit_test(test_left_half_way), cmocka_unit_test(test_set_up_slowly),
+        cmocka_unit_test(test_foreign), cmocka_unit_test(test_wrong_modules),
     };
     return run_group("encoder", tests, set_up, tear_down);
 }

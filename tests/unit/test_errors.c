@@ -396,6 +396,71 @@ static void test_each_allocation_of_operations_fails(void **state)
     assert_int_equal(f.live, 0);
 }
 
+/* Result handles that hold the last things of another device: they and it go. */
+static void test_results_over_another_device(void **state)
+{
+    (void)state;
+    struct failing f = { .fail_at = SIZE_MAX };
+    const mlxvk_device_desc desc = { .allocator = { failing_allocate, failing_release, &f } };
+    mlxvk_device d = { NULL };
+    mlxvk_array x = { NULL }, y = { NULL }, q = { NULL }, a = counting(device, 4);
+    mlxvk_buffer buffer = { NULL };
+    assert_int_equal(create_device(&d, &desc), 0);
+    x = counting(d, 4);
+    y = counting(d, 3);
+    q = counting(d, 2);
+    mlxvk_vector_array list = mlxvk_vector_array_new_value(q);
+    mlxvk_array_free(q);
+    assert_int_equal(mlxvk_buffer_new(&buffer, 300, d), 0);
+    mlxvk_device_free(d);
+    assert_true(f.live > 0);
+    OK(mlxvk_add(&x, a, a, stream), stream);
+    OK(mlxvk_array_buffer(&buffer, NULL, a), stream);
+    OK(mlxvk_split(&list, a, 2, 0, stream), stream);
+    assert_true(f.live > 0);
+    OK(mlxvk_random_split(&y, &q, (mlxvk_array){ NULL }, stream), stream);
+    assert_int_equal(f.live, 0);
+    expect_ints(x, (int32_t[]){ 0, 2, 4, 6 }, 4, stream);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_array_free(q);
+    mlxvk_array_free(a);
+    mlxvk_vector_array_free(list);
+    mlxvk_buffer_free(buffer);
+}
+
+/* Memory that cannot be had outside of operations: no error of those that follow. */
+static void test_memory_fails_late(void **state)
+{
+    (void)state;
+    struct failing f = { .fail_at = SIZE_MAX };
+    const mlxvk_device_desc desc = { .allocator = { failing_allocate, failing_release, &f } };
+    mlxvk_device d = { NULL };
+    mlxvk_stream s = { NULL };
+    mlxvk_array a = { NULL }, b = { NULL };
+    mlxvk_buffer buffer = { NULL };
+    void *host;
+    assert_int_equal(create_device(&d, &desc), 0);
+    assert_int_equal(mlxvk_get_default_stream(&s, d), 0);
+    b = counting(d, 5);
+    a = counting(d, 1);                              /* so small that it has no memory until it is needed */
+    for (int i = 0; i < 2; i++) {
+        f.fail_at = f.calls + 1;
+        assert_int_equal(i ? mlxvk_array_buffer(&buffer, NULL, a) : mlxvk_array_host(&host, a), MLXVK_ERROR_HOST_MEMORY);
+        f.fail_at = SIZE_MAX;
+        OK(mlxvk_add(&b, b, b, s), s);
+        OK(mlxvk_synchronize(s), s);
+    }
+    expect_ints(b, (int32_t[]){ 0, 4, 8, 12, 16 }, 5, s);
+    assert_int_equal(mlxvk_array_buffer(&buffer, NULL, a), 0);
+    mlxvk_buffer_free(buffer);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    assert_int_equal(f.live, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -406,6 +471,7 @@ int main(void)
         cmocka_unit_test(test_allocations_of_device_fail),
         cmocka_unit_test(test_allocations_fail_from_each),
         cmocka_unit_test(test_each_allocation_of_operations_fails),
+        cmocka_unit_test(test_memory_fails_late), cmocka_unit_test(test_results_over_another_device),
     };
     return run_group("errors", tests, set_up_arrays, tear_down_arrays);
 }

@@ -49,6 +49,9 @@ static void vectors(void **state)
     CHECK(mlxvk_vector_string_get(&text, s, 2));
     assert_string_equal(text, "three");
     assert_int_equal(mlxvk_vector_string_append_data(s, NULL, 1), MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_vector_string_append_data(s, (const char *[]){ "four", NULL }, 2), MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_vector_string_append_value(s, NULL), MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_vector_string_size(s), 3);
     assert_int_equal(mlxvk_vector_string_append_value((mlxvk_vector_string){ NULL }, "x"), MLXVK_ERROR_ARGUMENT);
     mlxvk_vector_int_free(i);
     mlxvk_vector_int_free(j);

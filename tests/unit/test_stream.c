@@ -296,6 +296,34 @@ static void test_event_host(void **state)
     finish(&s);
 }
 
+/* Values that are not over those before them, that the device cannot count to, and events of another device are refused: to
+ * Vulkan they are undefined, and Mesa loses the device. */
+static void test_event_values(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL), other = start("MLX_VK_MAX_INFLIGHT_SEQUENCES=2");
+    mlxvk_event event = new_event(s.device);
+    mlxvk_error error;
+    assert_int_equal(mlxvk_event_signal_host(event, 0), MLXVK_ERROR_ARGUMENT);
+    OK_DEVICE(mlxvk_event_signal_host(event, 3), s.device);
+    assert_int_equal(mlxvk_event_signal_host(event, 3), MLXVK_ERROR_ARGUMENT);
+    OK_DEVICE(mlxvk_device_error(s.device, &error), s.device);
+    assert_non_null(strstr(error.text, "3"));
+    OK(mlxvk_event_signal(event, 7, s.stream), s.stream);
+    REFUSED(mlxvk_event_signal(event, 7, s.stream), MLXVK_ERROR_ARGUMENT, s.stream, "7");
+    assert_int_equal(mlxvk_event_signal_host(event, 5), MLXVK_ERROR_ARGUMENT);
+    REFUSED(mlxvk_event_signal(event, 9, other.stream), MLXVK_ERROR_ARGUMENT, other.stream, "device");
+    REFUSED(mlxvk_event_wait(event, 1, other.stream), MLXVK_ERROR_ARGUMENT, other.stream, "device");
+    REFUSED(mlxvk_event_wait((mlxvk_event){ NULL }, 1, s.stream), MLXVK_ERROR_ARGUMENT, s.stream, "event");
+    OK(mlxvk_event_signal(event, 8, s.stream), s.stream);
+    OK(mlxvk_synchronize(s.stream), s.stream);
+    OK_DEVICE(mlxvk_device_status(s.device), s.device);
+    assert_true(mlxvk_event_is_signaled(event, 8));
+    mlxvk_event_free(event);
+    finish(&other);
+    finish(&s);
+}
+
 static void *signal_later(void *event)
 {
     sleep_ms(60);
@@ -466,6 +494,63 @@ static void test_many_streams(void **state)
     finish(&s);
 }
 
+/* More streams to wait for than one submission takes: it is sent off while a dispatch is being set up, whose result must
+ * not count as computed with it. */
+static void test_many_waits(void **state)
+{
+    (void)state;
+    enum { STREAMS = 17 };
+    struct setting s = start(NULL);
+    mlxvk_stream streams[STREAMS];
+    mlxvk_array a = counting(s.device, 5), given[STREAMS], copies[STREAMS] = { { NULL } }, after = { NULL };
+    for (int i = 0; i < STREAMS; i++) {
+        given[i] = (mlxvk_array){ NULL };
+        streams[i] = open_stream(s.device);
+        OK(mlxvk_add(&given[i], a, a, streams[i]), streams[i]);
+        OK(mlxvk_finalize(streams[i]), streams[i]);
+    }
+    for (int i = 0; i < STREAMS; i++) OK(mlxvk_negative(&copies[i], given[i], s.stream), s.stream);
+    OK(mlxvk_negative(&after, copies[STREAMS - 1], streams[0]), streams[0]);       /* of the last one's result */
+    expect_ints(after, (int32_t[]){ 0, 2, 4, 6, 8 }, 5, streams[0]);
+    for (int i = 0; i < STREAMS; i++) {
+        mlxvk_array_free(given[i]);
+        mlxvk_array_free(copies[i]);
+        mlxvk_stream_free(streams[i]);
+    }
+    mlxvk_array_free(a);
+    mlxvk_array_free(after);
+    finish(&s);
+}
+
+/* An array that many streams read, all of them recorded and waiting for an event that this thread signals later. */
+static void test_many_readers(void **state)
+{
+    (void)state;
+    enum { STREAMS = 11 };
+    struct setting s = start(NULL);
+    mlxvk_event gate = new_event(s.device);
+    mlxvk_stream streams[STREAMS];
+    mlxvk_array a = counting(s.device, 5), res[STREAMS] = { { NULL } };
+    for (int i = 0; i < STREAMS; i++) {
+        mlxvk_encoder encoder = { NULL };
+        streams[i] = open_stream(s.device);
+        OK(mlxvk_event_wait(gate, 1, streams[i]), streams[i]);
+        OK(mlxvk_add(&res[i], a, a, streams[i]), streams[i]);
+        OK(mlxvk_stream_encoder(&encoder, streams[i]), streams[i]);      /* lowered, */
+        if (i % 2) OK(mlxvk_finalize(streams[i]), streams[i]);           /* and some of them submitted */
+    }
+    OK_DEVICE(mlxvk_event_signal_host(gate, 1), s.device);
+    OK_DEVICE(mlxvk_array_wait(a, true), s.device);
+    for (int i = 0; i < STREAMS; i++) {
+        expect_ints(res[i], (int32_t[]){ 0, 2, 4, 6, 8 }, 5, streams[i]);
+        mlxvk_array_free(res[i]);
+        mlxvk_stream_free(streams[i]);
+    }
+    mlxvk_array_free(a);
+    mlxvk_event_free(gate);
+    finish(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -476,6 +561,7 @@ int main(void)
         cmocka_unit_test(test_write_after_read), cmocka_unit_test(test_event_host),
         cmocka_unit_test(test_event_between_threads), cmocka_unit_test(test_event_freed_in_use), cmocka_unit_test(test_ping_pong),
         cmocka_unit_test(test_wait_orders), cmocka_unit_test(test_threads), cmocka_unit_test(test_many_streams),
+        cmocka_unit_test(test_many_waits), cmocka_unit_test(test_many_readers), cmocka_unit_test(test_event_values),
     };
     return run_group("stream", tests, NULL, NULL);
 }
