@@ -218,17 +218,10 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_M16,       "MLX_VK_ENABLE_QMM_NATIVE_M16",     1, "those for 9 to 16 rows")                                  \
     X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
     X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
-    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 and 6 held rows") \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
-    X(QMV_OLD,       "MLX_VK_QMV_OLD",                   0, "trial")                                                   \
-    X(QMV_NEAR,      "MLX_VK_QMV_NEAR",                  0, "trial: MB touched beside rope")                           \
-    X(QMV_NEXT,      "MLX_VK_QMV_NEXT",                  0, "trial: MB touched beside attention")                      \
-    X(QMV_TRIAL,     "MLX_VK_QMV_TRIAL",                 0, "trial: bits")                                             \
-    X(QMV_GROUPS,    "MLX_VK_QMV_GROUPS",                0, "trial: workgroups")                                       \
-    X(QMV_TEAMS,     "MLX_VK_QMV_TEAMS",                 0, "trial: subgroups a multiprocessor")                       \
-    X(QMV_LONG,      "MLX_VK_QMV_LONG",                  512, "trial: threads for long rows; 0: by the general kernel") \
     X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0, "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up") \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
@@ -408,9 +401,6 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
     X(QMV_HELD,      qmv_held,      7, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                         \
     X(QMV_HELD_SETS, qmv_held_sets, 15, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                        \
-    X(TOUCH,        touch,        2, 0)                                                                                \
-    X(QMV_OLD,      qmv_old,      6, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                           \
-    X(QMV_OLD_SETS, qmv_old_sets, 14, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                          \
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
@@ -2046,7 +2036,6 @@ struct stream {
     uint64_t *seen;                                  /* by timeline: highest value waited for */
     uint32_t seen_count;
     struct buffer *counters;                         /* zeros, see set_counters */
-    size_t ahead;
     struct node *nodes;                              /* the tape */
     uint32_t node_count, node_slots;
     struct stream *next;
@@ -3028,19 +3017,15 @@ static void maybe_commit(struct stream *s)
         (s->bytes >> 20) >= (size_t)(gate[GATE_MAX_MB] > 0 ? gate[GATE_MAX_MB] : 1)) stream_submit(s);
 }
 
-static void touch_ahead(struct stream *s, uint32_t at, uint32_t end, enum gate gate);
-
 static void lower_node(struct stream *s, uint32_t at, uint32_t end)
 {
     struct encoder *e = &s->encoder;
     struct node *n = &s->nodes[at];
-    bool attention = n->op == OP_ATTENTION;
     check_operands(e, n);
     if (!e->code && fuse(e, s, at, end)) { maybe_commit(s); return; }
     if (!e->code) op_table[n->op].lower(e, n);
     if (e->code) node_failed(s, n);
     node_retire(n);
-    if (attention) { touch_ahead(s, at, end, GATE_QMV_NEXT); s->ahead = 0; }
     maybe_commit(s);
 }
 
@@ -10000,19 +9985,20 @@ static const struct quant_tuning qmv_tunings[] = {
     { -1,                          8, 2, 128, 3072, 4 },
 };
 
-/* For the kernel that holds x in registers: rows of W a round, threads a workgroup, teams to spread over the device. */
+/* For the kernel that holds x in registers: rows of W a round, threads a workgroup, subgroups to have on each
+ * multiprocessor (half as many for 8 bits): as many as its registers have room for. */
 static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
-    { 1, 2, 256, 32 },
-    { 2, 4, 256, 16 },
-    { UINT32_MAX, 2, 256, 16 },
-}, old_tunings[] = {
-    { 1, 2, 256, 2112 },
-    { 2, 4, 256, 2112 },
-    { UINT32_MAX, 2, 256, 2112 },
+    { 2, 2, 256, 24 },
+    { UINT32_MAX, 1, 256, 32 },
 };
-enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
+enum {
+    HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
+    HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
+    HELD_LONG = 64,                                  /* rounds of a team from which twice as many workgroups take turns */
+    HELD_PROCESSORS = 132                            /* multiprocessors to spread over: Vulkan does not say how many there are */
+};
 
-/* Shared memory of that kernel, where that many lanes span K. */
+/* Shared memory of that kernel, where so many lanes span K. */
 static uint32_t held_memory(uint32_t lanes) { return 76 * lanes + 4 * HELD_PARTS + 256; }
 
 static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
@@ -10083,7 +10069,7 @@ static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
     return t;
 }
 
-enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD, QMM_HELD_FLOAT };    /* values of gate QMM_KERNEL */
+enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD };    /* values of gate QMM_KERNEL */
 
 struct quant_push {
     uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
@@ -10181,7 +10167,7 @@ static enum kernel_id held_kernel(const struct quant_job *j)
 static const char *held_refusal(const struct device *d, const struct quant_job *j)
 {
     int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
-    if (!is_affine(&j->format) && (bits != 4 || wanted == QMM_HELD_FLOAT)) return "floats of 8 bits";
+    if (!is_affine(&j->format) && bits != 4) return "floats of 8 bits";
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
     if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
     if (j->k < QUANT_BLOCK) return "nothing to add up";
@@ -10192,108 +10178,43 @@ static const char *held_refusal(const struct device *d, const struct quant_job *
 }
 
 /* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it: NULL, or why not. */
-static const char *try_old(struct encoder *e, const struct quant_job *j)
-{
-    const struct device *d = e->device;
-    const struct held_tuning *t = old_tunings;
-    int wanted = d->gate[GATE_QMM_KERNEL];
-    uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
-    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per, entries = j->gather ? j->batch : 1;
-    const char *refusal = held_refusal(d, j);
-    struct quant_push p;
-    if (refusal) return refusal;
-    while (t->max_m < m) t++;
-    rows = d->gate[GATE_QMV_ROWS] > 0 ? (uint32_t)d->gate[GATE_QMV_ROWS] : t->rows;
-    threads = d->gate[GATE_QMV_THREADS] > 0 ? (uint32_t)d->gate[GATE_QMV_THREADS] : t->threads;
-    held = ceil_div(blocks, lanes) <= threads / lanes ? 1 : 2;
-    if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
-    split = ceil_div(blocks, lanes * held);
-    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return "long rows";   /* slower than the general kernel */
-    while (rows > step && held_rounds(j, rows / step) * split * entries < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
-    if (rows * m > lanes || rows < step) return "the device's subgroups are small";
-    p = quant_bind(e, j, j->sets > 1);
-    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return "not aligned"; }
-    per = max_size(threads / lanes / split, 1);      /* rounds at a time */
-    rounds = held_rounds(j, rows / step);
-    groups = ceil_div(rounds, per * ceil_div((uint64_t)rounds * split * entries, t->teams));
-    p.rounds = per * ceil_div(ceil_div(rounds, groups), per);
-    while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
-    KERNEL(e, (j->gather ? K_QMV_HELD_GATHER : j->sets > 1 ? K_QMV_OLD_SETS : K_QMV_OLD), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
-           (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
-           wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
-    set_quant_bytes(e, j, &p);
-    dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
-    return NULL;
-}
-
-static int trial(const struct device *d, enum gate g)
-{
-    const char *v = getenv(gate_table[g].name);
-    return v && *v ? atoi(v) : d->gate[g];
-}
-
-/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it: NULL, or why not. */
 static const char *try_held(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
     const struct held_tuning *t = held_tunings;
-    uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held, split, rows, threads;
-    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per, entries = j->gather ? j->batch : 1, fewest = UINT32_MAX;
+    const int *gate = d->gate;
+    uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, entries = j->gather ? j->batch : 1;
+    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, fewest = UINT32_MAX, held, split, per, rows, threads, rounds, groups;
     const char *refusal = held_refusal(d, j);
     struct quant_push p;
-    if (trial(d, GATE_QMV_OLD)) return try_old(e, j);
     if (refusal) return refusal;
     while (t->max_m < m) t++;
-    rows = trial(d, GATE_QMV_ROWS) > 0 ? (uint32_t)trial(d, GATE_QMV_ROWS) : t->rows;
-    threads = trial(d, GATE_QMV_THREADS) > 0 ? (uint32_t)trial(d, GATE_QMV_THREADS) : t->threads;
-    if (blocks > threads) threads = (uint32_t)trial(d, GATE_QMV_LONG);
-    split = trial(d, GATE_QMV_SPLIT) > 0 ? (uint32_t)trial(d, GATE_QMV_SPLIT) : max_size(threads / lanes, 1);
-    held = ceil_div(blocks, lanes * split);
+    rows = gate[GATE_QMV_ROWS] > 0 ? (uint32_t)gate[GATE_QMV_ROWS] : t->rows;
+    threads = gate[GATE_QMV_THREADS] > 0 ? (uint32_t)gate[GATE_QMV_THREADS] : t->threads;
+    split = gate[GATE_QMV_SPLIT] > 0 ? (uint32_t)gate[GATE_QMV_SPLIT] : max_size(threads / lanes, 1);
+    held = ceil_div(blocks, lanes * split);          /* blocks of a row that a lane holds */
     split = ceil_div(blocks, lanes * held);
-    if (held * m > 8 || split * lanes > d->caps.max_threads || held_memory(split * lanes) > d->caps.shared_memory) return "long rows";
+    if (held > (gate[GATE_QMM_KERNEL] ? HELD_BLOCKS / m : 1)) return "long rows";      /* slower than the general kernel */
+    if (split * lanes > d->caps.max_threads || held_memory(split * lanes) > d->caps.shared_memory) return "the device's workgroups are small";
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
-    groups = trial(d, GATE_QMV_GROUPS) > 0 ? (uint32_t)trial(d, GATE_QMV_GROUPS)
-             : 132 * ceil_div(trial(d, GATE_QMV_TEAMS) > 0 ? (uint32_t)trial(d, GATE_QMV_TEAMS) : t->teams, per * split);
+    groups = HELD_PROCESSORS * ceil_div(j->format.bits == 8 ? t->teams / 2 : t->teams, per * split);
     for (int i = 0; i < j->sets; i++) fewest = min_u32(fewest, j->set[i].rows);
-    while (rows > step && ((!trial(d, GATE_QMV_ROWS) && (uint64_t)held_rounds(j, rows / step) * entries < (uint64_t)per * groups) ||
-                           rows / step > fewest)) rows /= 2;
-    if (rows * m > lanes || rows < step) return "the device's subgroups are small";
+    while (rows > step && (rows / step > fewest || (!gate[GATE_QMV_ROWS] &&
+                           (uint64_t)held_rounds(j, rows / step) * entries < (uint64_t)per * groups))) rows /= 2;
+    if (rows < step) return "more rows than pay at a time";
+    if (rows * m > lanes) return "the device's subgroups are small";
     p = quant_bind(e, j, j->sets > 1);
     if (quant_alignment(j, &p) != 3 || p.norm_at % 8) { encoder_reset(e); return "not aligned"; }
     rounds = held_rounds(j, rows / step);
+    if (rounds / per / groups >= HELD_LONG) groups *= 2;
     p.rounds = per * ceil_div((uint64_t)rounds * entries, (uint64_t)per * groups);
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
     KERNEL(e, held_kernel(j), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
            (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
-           !!j->norm, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split), (uint32_t)trial(d, GATE_QMV_TRIAL));
+           j->norm != NULL, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
     set_quant_bytes(e, j, &p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
     return NULL;
-}
-
-static void touch_ahead(struct stream *s, uint32_t at, uint32_t end, enum gate gate)
-{
-    struct encoder *e = &s->encoder;
-    size_t budget = (size_t)trial(s->device, gate) << 20, skip = s->ahead;
-    for (uint32_t i = at + 1; i < end && budget && !e->code; i++) {
-        struct array *w = s->nodes[i].in[1];
-        size_t bytes, part;
-        struct { uint32_t first, count, mask; } p;
-        if (s->nodes[i].done || s->nodes[i].op != OP_QUANTIZED_MATMUL || !w->row || !w->storage->buffer) continue;
-        bytes = w->size * item_size(w);
-        if (skip >= bytes) { skip -= bytes; continue; }
-        part = min_size(bytes - skip, budget);
-        p.first = set_input(e, 0, w) + (uint32_t)(skip / 4);
-        set_input(e, 1, w);
-        p.count = (uint32_t)(part / 4);
-        p.mask = 1u << 31;
-        KERNEL(e, K_TOUCH, 256);
-        set_bytes(e, &p, sizeof p);
-        dispatch_groups(e, ceil_div(p.count, 256 * 32));
-        skip = 0;
-        budget -= part;
-        s->ahead += part;
-    }
 }
 
 /* Products with a few rows of x: any epilogue, several sets where there is one batch. */
@@ -10394,7 +10315,7 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     int wanted = e->device->gate[GATE_QMM_KERNEL];
     bool transpose = j->format.transpose, few, unpack;
     while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
-    few = wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : j->m <= r->few;
+    few = wanted ? wanted == QMM_FEW || wanted == QMM_HELD : j->m <= r->few;
     unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
     if (!specialised(e->device, j->m)) {
         NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
@@ -10629,7 +10550,7 @@ static void gather_choose(struct encoder *e, struct quant_job *j, struct gather 
     int wanted = e->device->gate[GATE_QMM_KERNEL];
     bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
     bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
-    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : cpu || !many);
+    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted == QMM_HELD : cpu || !many);
     if (!few) {
         NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
         if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
@@ -14401,7 +14322,6 @@ static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uin
     } else if (!rope_norm_fits(&rope->p.rope, &x, out, norm->in[1])) return false;
     rope_dispatch(e, &rope->p.rope, &x, out, rope->in[1], rope->in[2], true, norm->in[1], norm->p.norm.eps);
     retire(s, m, count);
-    if (!s->ahead) touch_ahead(s, at, end, GATE_QMV_NEAR);
     return true;
 }
 

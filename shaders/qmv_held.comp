@@ -24,7 +24,6 @@ layout(constant_id = 11) const uint SHIFT = 1;         // a group is 1 << SHIFT 
 layout(constant_id = 12) const uint EPILOGUE = 0;      // 1: + residual; 2: silu(first) * second
 layout(constant_id = 13) const bool NORM = false;
 layout(constant_id = 14) const uint PARTS = 256;       // rounds * M * R * SPLIT
-layout(constant_id = 15) const uint TRIAL = 0;         // 1: rows of a workgroup side by side; 2: weights first; 4: no rounding
 
 #include "qmv.glsl"
 
@@ -75,7 +74,7 @@ void prepare_piece(uint n, uint t, float factor, bool inside)
         vec2 two = inside ? two_numbers(piece[n * EACH / 8u + e / 4u][e % 4u], TX) : vec2(0.0);
         if (NORM) {
             two *= factor * two_numbers(piece_weight[n * EACH / 8u + e / 4u][e % 4u], TX);
-            if ((TRIAL & 4u) == 0u) two = vec2(rounded(two.x, TX), rounded(two.y, TX));
+            two = vec2(rounded(two.x, TX), rounded(two.y, TX));
         }
         v[2u * e] = two.x;
         v[2u * e + 1u] = two.y;
@@ -297,7 +296,6 @@ float sum_of(uint v)
 // Which of all rounds a workgroup's round r is: all workgroups go through the rows side by side.
 uint round_of(uint r, uint apart)
 {
-    if ((TRIAL & 1u) != 0u) return gl_WorkGroupID.x * rounds + r;
     return (r / apart * gl_NumWorkGroups.x + gl_WorkGroupID.x) * apart + r % apart;
 }
 
@@ -311,9 +309,8 @@ void main()
     const uint apart = gl_WorkGroupSize.x / LANES / SPLIT;                      // rounds at a time
     uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID % SPLIT, thread = gl_SubgroupID * LANES + lane, first = team * LANES + lane;
     uint m0 = gl_WorkGroupID.y * M, count = round_count(), x_first = x_at + x_matrix * x_batch, r = gl_SubgroupID / SPLIT;
-    if ((TRIAL & 2u) != 0u && round_of(r, apart) < count) load_round(round_of(r, apart), first);
-    read_pieces(x_first + m0 * x_row, 0u, thread);
-    if ((TRIAL & 2u) == 0u && round_of(r, apart) < count) load_round(round_of(r, apart), first);
+    read_pieces(x_first + m0 * x_row, 0u, thread);     // before the weights, behind which they would wait
+    if (round_of(r, apart) < count) load_round(round_of(r, apart), first);
     [[unroll]] for (uint i = 0u; i < M; i++) {
         uint at = x_first + min(m0 + i, m - 1u) * x_row;
         if (i != 0u) read_pieces(at, 0u, thread);

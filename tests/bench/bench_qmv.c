@@ -4,9 +4,8 @@
  *     build/bench/bench_qmv              the shapes below, 4 and 8 bits, 1 to 8 rows; then many rows
  *     build/bench/bench_qmv sweep        every setting of the kernels for one row
  *     build/bench/bench_qmv routes       every kernel for 1 to 512 rows
- *     build/bench/bench_qmv model 8b M BITS "" "ROWS=2" ...     the products of a token, each setting a column
+ *     build/bench/bench_qmv model 8b [M] [BITS]     the products of a token of Qwen3-8B (or 06b)
  *     build/bench/bench_qmv N K [M] [BITS] [GROUP]      one shape */
-#define _POSIX_C_SOURCE 200809L
 #include "bench.h"
 
 enum { MAX_COPIES = 512 };
@@ -116,10 +115,10 @@ static void heading(void)
 /* Every setting of the kernels for one row, for each shape. */
 static void sweep(void)
 {
-    static const int kernels[] = { 5, 6, 1 }, rows[] = { 1, 2, 4, 8 }, splits[] = { 0, 1, 2, 4, 16 }, threads[] = { 64, 128, 256, 512 };
+    static const int kernels[] = { 5, 1 }, rows[] = { 1, 2, 4, 8 }, splits[] = { 0, 1, 2, 4, 16 }, threads[] = { 64, 128, 256, 512 };
     char gates[160];
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-        for (size_t n = 0; n < 3 * 4 * 5 * 4; n++) {
+        for (size_t n = 0; n < 2 * 4 * 5 * 4; n++) {
             int kernel = kernels[n / 80], split = splits[n / 4 % 5], t = threads[n % 4];
             struct result r;
             if (32 * split > t && kernel == 1) continue;
@@ -136,9 +135,9 @@ static void sweep(void)
 /* Each kernel for few and many rows: where to change from one to the other. */
 static void routes(void)
 {
-    static const int kernels[] = { 5, 6, 1, 3, 4 }, rows[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512 };
+    static const int kernels[] = { 5, 1, 3, 4 }, rows[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512 };
     char gates[64];
-    for (size_t k = 0; k < 5; k++) {
+    for (size_t k = 0; k < 4; k++) {
         snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k]);
         open_for_rounds(gates);
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -149,7 +148,7 @@ static void routes(void)
     }
 }
 
-/* ---- the products of one token, as a model's layers make them: cold weights, several settings side by side ---- */
+/* ---- the products of one token, as a model's layers make them, weights cold ---- */
 
 enum { SETS_MOST = 3, COLD = 320 << 20 };
 struct product { const char *name; int k, sets, n[SETS_MOST]; bool swiglu; };
@@ -194,50 +193,26 @@ static double products_round(const struct product *p, const struct weight *q, in
     return now() - start;
 }
 
-/* "ROWS=4 TEAMS=16" as MLX_VK_QMV_ROWS=4 ...; what is not named is unset. */
-static void set_environment(const char *setting)
+static void model(const char *size, int m, int bits)
 {
-    static const char *const names[] = { "ROWS", "SPLIT", "THREADS", "TEAMS", "GROUPS", "LONG", "OLD", "TRIAL" };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char name[64], find[64], value[32] = "";
-        const char *at;
-        snprintf(name, sizeof name, "MLX_VK_QMV_%s", names[i]);
-        snprintf(find, sizeof find, "%s=", names[i]);
-        at = strstr(setting, find);
-        if (at) sscanf(at + strlen(find), "%31[^ ]", value);
-        if (*value) setenv(name, value, 1);
-        else unsetenv(name);
-    }
-}
-
-static void model(const char *size, int m, int bits, int settings, char **setting)
-{
-    const struct product *p = strncmp(size, "8b", 2) ? products_06b : products_8b;
-    const char *only = strchr(size, ':');
+    const struct product *p = strcmp(size, "8b") ? products_06b : products_8b;
     for (int i = 0; i < 5; i++, p++) {
-        if (only && strcmp(only + 1, p->name)) continue;
         static struct weight q[MAX_COPIES * SETS_MOST];
-        double bytes = 0, best[64], busy;
+        double bytes = 0, best = 1e30, busy = 0;
         int copies, count;
         mlxvk_array x = uniform(m, p->k, MLXVK_BFLOAT16);
         for (int j = 0; j < p->sets; j++) bytes += (double)p->n[j] * p->k * bits / 8 + (double)p->n[j] * p->k / 16;
         copies = gpu ? (int)(COLD / bytes) + 1 : 1;
         count = gpu ? (bytes > 1e8 ? 30 : 200) : 2;
         for (int c = 0; c < copies * p->sets; c++) q[c] = random_weight(p->n[c % p->sets], p->k, bits, 64);
-        printf("%-8s %6.1f MB", p->name, bytes * 1e-6);
-        for (int s = 0; s < settings && s < 64; s++) {
-            set_environment(setting[s]);
-            best[s] = 1e30;
-            busy = 0;
-            for (int r = 0; gpu ? busy < (s ? 0.1 : 0.3) : r < 1; r++) {
-                double t = products_round(p, q, copies, count, x, bits);
-                busy += t;
-                if (t < best[s]) best[s] = t;
-            }
-            printf(" %7.2f", 1e6 * best[s] / count);
-            fflush(stdout);
+        for (int r = 0; gpu ? busy < 0.3 : r < 1; r++) {
+            double t = products_round(p, q, copies, count, x, bits);
+            busy += t;
+            if (t < best) best = t;
         }
-        printf("  us\n");
+        best = 1e6 * best / count;
+        printf("%-8s %6.1f MB %8.2f us %6.0f GB/s\n", p->name, bytes * 1e-6, best, bytes / best * 1e-3);
+        fflush(stdout);
         for (int c = 0; c < copies * p->sets; c++) { mlxvk_array_free(q[c].w); mlxvk_array_free(q[c].scales); mlxvk_array_free(q[c].biases); }
         mlxvk_array_free(x);
         mlxvk_device_clear_cache(device);
@@ -248,8 +223,8 @@ int main(int argc, char **argv)
 {
     static const int few[] = { 1, 2, 4, 8 }, many[] = { 16, 32, 64, 128, 512, 2048 };
     open_for_rounds("");
-    if (argc > 5 && !strcmp(argv[1], "model")) {
-        model(argv[2], atoi(argv[3]), atoi(argv[4]), argc - 5, argv + 5);
+    if (argc > 2 && !strcmp(argv[1], "model")) {
+        model(argv[2], argc > 3 ? atoi(argv[3]) : 1, argc > 4 ? atoi(argv[4]) : 4);
         close_device();
         return 0;
     }
