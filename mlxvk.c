@@ -10211,7 +10211,7 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
     KERNEL(e, held_kernel(j), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
            (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
-           j->norm != NULL, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
+           j->norm != NULL, pow2_at_least(max_size(256, p.rounds * m * rows * split)));
     set_quant_bytes(e, j, &p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
     return NULL;
