@@ -356,6 +356,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(COPY,          copy,          3, CAP_SMALL)                                                                      \
     X(COPY_WIDE,     copy_wide,     3, CAP_SMALL)                                                          \
     X(TRANSPOSE,     transpose,     2, CAP_SMALL)                                                                      \
+    X(TRANSPOSE_QUADS, transpose_quads, 2, CAP_SMALL)                                                                  \
     X(UNARY,         unary,         3, CAP_SMALL)                                                                      \
     X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL)                                                          \
     X(UNARY_COMPLEX, unary_complex, 3, CAP_SMALL)                                                                      \
@@ -364,6 +365,7 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
     X(UNARY_HALF,    unary_half,    3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
     X(BINARY_HALF,   binary_half,   4, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
+    X(COPY_HALF,     copy_half,     3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
     X(SELECT,        select,        5, CAP_SMALL)                                                                      \
     X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
     X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
@@ -3329,10 +3331,12 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
-enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
+enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MODE_STRIDED_VECTOR, MODE_STRIDED_EIGHTS,
+       MODE_SIXTEENS, MODE_STRIDED_SIXTEENS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
 
 struct elementwise_push {
     uint32_t n, ndim, shape[PUSH_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][PUSH_DIMS], extra[2];
+    uint32_t divisor[PUSH_DIMS - 1], divisor_shifts;
 };
 
 /* Dimensions common to some arrays, merged where all of them allow it. */
@@ -3367,12 +3371,19 @@ static uint32_t flat_scalars(const struct dims *g, int count)
     return scalars;
 }
 
+/* The dimensions, and what divides by all but the first without a division. */
 static void push_dims(struct elementwise_push *p, const struct dims *g, int count)
 {
     p->ndim = (uint32_t)g->ndim;
+    p->divisor_shifts = 0;
     for (int i = 0; i < g->ndim; i++) {
-        p->shape[i] = (uint32_t)g->shape[i];
+        uint64_t n = p->shape[i] = (uint32_t)g->shape[i];
+        uint32_t up = 0;
         for (int k = 0; k < count; k++) p->stride[k][i] = (uint32_t)g->stride[k][i];
+        if (!i) continue;
+        while ((uint64_t)1 << up < n) up++;
+        p->divisor[i - 1] = (uint32_t)(((((uint64_t)1 << up) - n) << 32) / n + 1);
+        p->divisor_shifts |= ((up ? up - 1 : 0) << 1 | (up > 0)) << (8 * i - 8);
     }
 }
 
@@ -3396,12 +3407,26 @@ static void note_walk(const struct encoder *e, const struct elementwise_params *
 /* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
 enum { TRANSPOSE_LEAST = 8, TRANSPOSE_OUTER = 3 };
 
+struct transpose_push {
+    uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices;
+    uint32_t shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER], out[TRANSPOSE_OUTER];
+};
+
+/* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
+static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const struct transpose_push *p)
+{
+    uint32_t size = (uint32_t)item_size(a[0]), all = p->rows | p->columns | p->to | p->from | p->row_out | p->column_in;
+    if (a[0]->dtype != a[1]->dtype || size > 2) return 0;
+    for (int i = 0; i < TRANSPOSE_OUTER; i++) if (p->shape[i] > 1) all |= p->in[i] | p->out[i];
+    if (all % (16 / size)) return 0;
+    return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
+}
+
 static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struct dims *g)
 {
-    struct { uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices, shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER],
-             out[TRANSPOSE_OUTER]; } p = { .matrices = 1, .shape = { 1, 1, 1 } };
+    struct transpose_push p = { .matrices = 1, .shape = { 1, 1, 1 } };
     bool wide = item_size(a[0]) == 8;
-    uint32_t tile = wide ? 32 : 64;
+    uint32_t tile, quads;
     int last = g->ndim - 1, row = -1, outer = 0;
     if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype)) return false;
     for (int i = 0; i < last; i++) if (g->stride[1][i] == 1) row = i;
@@ -3418,64 +3443,104 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.columns = (uint32_t)g->shape[last];
     p.row_out = (uint32_t)g->stride[0][row];
     p.column_in = (uint32_t)g->stride[1][last];
-    p.down = ceil_div(p.rows, tile);
-    p.across = ceil_div(p.columns, tile);
     p.to = set_output(e, 0, a[0]);
     p.from = set_input(e, 1, a[1]);
-    KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
+    quads = tile_of_quads(e, a, &p);
+    tile = quads ? quads : wide ? 32 : 64;
+    p.down = ceil_div(p.rows, tile);
+    p.across = ceil_div(p.columns, tile);
+    if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]));
+    else KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)p.down * p.across * p.matrices);
     return true;
 }
 
-/* Can eight elements of two bytes be taken at a time? misaligned: the bits of where operands begin. */
-static bool by_eights(const struct elementwise_params *p, struct array *const *a, uint32_t misaligned)
+/* How many elements a thread takes of the kernels above: 16 bytes of the wider side, where none has elements of four. */
+static uint32_t lanes_of(uint16_t kernel, mlxvk_dtype to, mlxvk_dtype from)
 {
-    return (p->kernel == K_UNARY || p->kernel == K_BINARY) && item_size(a[0]) == 2 && item_size(a[1]) == 2 && !(misaligned & 7);
+    uint32_t most = (uint32_t)(dtypes[to].size > dtypes[from].size ? dtypes[to].size : dtypes[from].size);
+    return kernel == K_FP8 || most > 2 ? 4 : 16 / most;
 }
 
-static enum kernel_id kernel_of_eights(const struct encoder *e, uint16_t kernel, mlxvk_dtype t)
+/* The device's own conversion of f16, where there is one. */
+static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to, mlxvk_dtype from)
 {
-    enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : K_BINARY_HALF;
-    return t == MLXVK_FLOAT16 && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
+    enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : kernel == K_BINARY ? K_BINARY_HALF : K_COPY_HALF;
+    bool copy = kernel == K_COPY && to != from, narrows = copy && lanes == 4 && from == MLXVK_FLOAT32;
+    bool has_half = (copy && to == MLXVK_FLOAT16) || ((copy || kernel == K_UNARY || kernel == K_BINARY) && from == MLXVK_FLOAT16);
+    return (lanes == 8 || narrows) && has_half && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
+}
+
+/* Copies of bits from rows to rows: as words, where both sides' rows are whole words. */
+static bool count_words(struct dims *g, uint32_t offset[2], size_t size)
+{
+    int last = g->ndim - 1;
+    uint32_t each = size < 4 ? 4 / (uint32_t)size : 1, more = size > 4 ? (uint32_t)size / 4 : 1;
+    if (size == 4 || last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1) return false;
+    if (g->shape[last] % each || (offset[0] | offset[1]) % each) return false;
+    for (int i = 0; i < last; i++) if (g->stride[0][i] % each || g->stride[1][i] % each) return false;
+    for (int k = 0; k < 2; k++) {
+        offset[k] = offset[k] / each * more;
+        for (int i = 0; i < last; i++) g->stride[k][i] = g->stride[k][i] / each * more;
+    }
+    g->shape[last] = g->shape[last] / each * more;
+    return true;
+}
+
+/* Strided walks by vectors of some elements: operands either run along the last dimension, in whole vectors, or stay in it. */
+static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes, uint32_t *scalars)
+{
+    int last = g->ndim - 1;
+    *scalars = 0;
+    if (last < 0 || g->ndim > PUSH_DIMS || g->shape[last] % lanes) return false;
+    for (int k = 0; k < count; k++) {
+        bool stays = k > 0 && !g->stride[k][last];
+        if (stays) *scalars |= 1u << k;
+        else if (g->stride[k][last] != 1 || offset[k] % (uint32_t)lanes) return false;
+        for (int i = 0; i < last && !stays; i++) if (g->stride[k][i] % lanes) return false;
+    }
+    g->shape[last] /= lanes;
+    for (int k = 0; k < count; k++) {
+        if (*scalars >> k & 1) continue;
+        offset[k] /= (uint32_t)lanes;
+        for (int i = 0; i < last; i++) g->stride[k][i] /= lanes;
+    }
+    return true;
 }
 
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
     struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { p->extra[0], p->extra[1] } };
-    uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads = push.n;
+    uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads, lanes;
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
-    for (int k = 0; k < count; k++) {
-        push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
-        if (!(scalars & (1u << k))) misaligned |= push.offset[k];
+    for (int k = 0; k < count; k++) push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
+    if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX && count_words(&g, push.offset, item_size(a[0]))) {
+        push.n = (uint32_t)(array_bytes(a[0]) / 4);
+        to = from = MLXVK_UINT32;
+        small = true;
     }
-    if (walk_by_strides(e, p, a[1], scalars)) scalars = UINT32_MAX;
-    if (scalars != UINT32_MAX && small && !(misaligned & 3)) {
-        uint32_t each = 4 / (uint32_t)item_size(a[0]);
-        mode = MODE_VECTOR;
-        if (p->kernel == K_COPY && !scalars && to == from && !(push.n % each) && !((push.offset[0] | push.offset[1]) % (4 * each))) {
-            push.n /= each;                          /* moved as words, 16 bytes a thread */
-            push.offset[0] /= each;
-            push.offset[1] /= each;
-            to = from = MLXVK_UINT32;
-        }
-        threads = push.n / 4 + (push.n & 3);
-        if (by_eights(p, a, misaligned)) {
-            mode = MODE_EIGHTS;
-            threads = push.n / 8 + (push.n & 7);
-        }
+    threads = push.n;
+    for (int k = 0; k < count; k++) if (!(scalars & (1u << k))) misaligned |= push.offset[k];
+    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 : lanes_of(p->kernel, to, p->kernel == K_COPY && scalars == 2 ? to : from);
+    if (scalars != UINT32_MAX && lanes > 4 && misaligned % lanes) lanes = 4;
+    if (scalars != UINT32_MAX && lanes > 1 && !(misaligned & 3)) {
+        mode = lanes == 16 ? MODE_SIXTEENS : lanes == 8 ? MODE_EIGHTS : MODE_VECTOR;
+        threads = push.n / lanes + push.n % lanes;
     } else if (scalars == UINT32_MAX || small) {
         mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
-        scalars = 0;
-        if (mode == MODE_STRIDED) push_dims(&push, &g, count);
+        while (lanes > 1 && !count_vectors(&g, push.offset, count, (int)lanes, &scalars)) lanes = lanes > 4 ? 4 : 1;
+        if (lanes > 1) mode = lanes == 16 ? MODE_STRIDED_SIXTEENS : lanes == 8 ? MODE_STRIDED_EIGHTS : MODE_STRIDED_VECTOR;
+        else scalars = 0;
+        threads /= lanes;
+        if (mode != MODE_TABLE) push_dims(&push, &g, count);
         else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
     note_walk(e, p, a, mode);
-    KERNEL(e, mode == MODE_EIGHTS ? kernel_of_eights(e, p->kernel, to) : (enum kernel_id)p->kernel, 256, mode, scalars, p->op, (uint32_t)to,
-           (uint32_t)from);
+    KERNEL(e, kernel_of_lanes(e, p->kernel, lanes, to, from), 256, mode, scalars, p->op, (uint32_t)to, (uint32_t)from);
     set_bytes(e, &push, sizeof push);
     dispatch_groups(e, ceil_div(threads, 256));
 }
@@ -3623,12 +3688,33 @@ static int donate(struct encoder *e, struct array *out, struct array *const *in,
     return -1;
 }
 
+static struct array *rows_of(struct encoder *e, struct array *a);
+
+/* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once, neighbours elsewhere. */
+enum { ACROSS_LEAST = 1 << 20 };
+
+static bool runs_across(const struct array *a)
+{
+    int last = a->ndim - 1;
+    bool along = false;
+    if (a->size < ACROSS_LEAST || !a->storage->device->gate[GATE_TRANSPOSE]) return false;
+    while (last >= 0 && a->shape[last] == 1) last--;
+    for (int i = 0; i <= last; i++) {
+        if (!a->strides[i] && a->shape[i] > 1) return false;
+        if (i < last && a->strides[i] == 1 && a->shape[i] >= TRANSPOSE_LEAST) along = true;
+    }
+    return along && a->strides[last] != 1 && a->shape[last] >= TRANSPOSE_LEAST;
+}
+
 static void lower_elementwise(struct encoder *e, const struct node *n)
 {
-    struct array *a[MAX_OPERANDS] = { n->out[0] };
+    struct array *a[MAX_OPERANDS] = { n->out[0] }, *own[MAX_OPERANDS] = { NULL };
+    bool copy = n->p.elementwise.kernel == K_COPY;
     for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
-    if (donate(e, n->out[0], n->in, n->inputs) >= 0 && n->p.elementwise.kernel == K_COPY && a[0]->dtype == a[1]->dtype) return;
+    if (donate(e, n->out[0], n->in, n->inputs) >= 0 && copy && a[0]->dtype == a[1]->dtype) return;
+    for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
+    for (int i = 1; i <= n->inputs; i++) if (own[i]) array_release(own[i]);
 }
 
 /* ---- fronts: shared helpers ---- */
@@ -4020,7 +4106,7 @@ static void arange_part(struct encoder *e, struct array *const *a, const void *j
     memcpy(push + 4, next, 8);
     KERNEL(e, is_wide(out->dtype) ? K_ARANGE_WIDE : K_ARANGE, 256, (uint32_t)out->dtype);
     set_bytes(e, push, sizeof push);
-    dispatch_groups(e, ceil_div(out->size, 256));
+    dispatch_groups(e, ceil_div(out->size, is_wide(out->dtype) ? 256 : 4 * 256));
 }
 
 static void lower_arange(struct encoder *e, const struct node *n)
@@ -9439,7 +9525,8 @@ static void lower_random(struct encoder *e, const struct node *n)
         part.offset = out->offset + (int64_t)(first * each * item_size(&part));
         push.offset = set_output(e, 0, &part);
         push.key = set_key(e, 1, n->in[0]);
-        fours = p->kind == RANDOM_BITS && item_size(out) == 4 && words <= push.count && !(words & 7) && !(push.offset & 3) ? 2 : 0;
+        fours = p->kind != RANDOM_BITS ? 1 : item_size(out) == 4 ? 2 : 0;
+        if (is_complex(out->dtype) || words > push.count || (words & 7) || (push.offset & 3)) fours = 0;
         KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours, products);
         set_bytes(e, &push, sizeof push);
         dispatch_groups(e, ceil_div((words + 1) / 2, fours ? 256 * 4 * fours : 256));
@@ -13495,7 +13582,7 @@ static int chain_operand(struct chain *c, struct array *a)
     for (int i = 0; i < c->steps; i++)
         if (c->step[i].out->storage == a->storage) return same_view(c->step[i].out, a) ? CHAIN_OPERANDS + i : -1;
     for (int i = 0; i < c->operands; i++) if (same_view(c->operand[i], a)) return i;
-    if (c->operands == CHAIN_OPERANDS) return -1;
+    if (c->operands == CHAIN_OPERANDS || runs_across(a)) return -1;
     c->walk[c->operands] = (uint8_t)walk_of(a);
     c->operand[c->operands] = a;
     return c->operands++;

@@ -16,21 +16,25 @@ ACCESS(dst)
 
 float rounded(float x) { return bits_to_float(float_to_bits(x, TO), TO); }
 
+uint value(uint i)
+{
+    if (!is_float(TO)) return start.x + i * (next.x - start.x);
+    precise float a = bits_to_float(low_bits(start.x, TO), TO), step = rounded(bits_to_float(low_bits(next.x, TO), TO) - a);
+    precise float along = rounded(rounded(float(i)) * step), sum = a + along;
+    return float_to_bits(sum, TO);
+}
+
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
-    if (i >= n) return;
-    uint at = offset + i;
-    i += first;
 #ifdef WIDE
-    dst64[at] = wide_sum(start, wide_product(uvec2(i, 0u), wide_difference(next, start)));
+    if (i >= n) return;
+    dst64[offset + i] = wide_sum(start, wide_product(uvec2(i + first, 0u), wide_difference(next, start)));
 #else
-    uint v = start.x + i * (next.x - start.x);
-    if (is_float(TO)) {
-        precise float a = bits_to_float(low_bits(start.x, TO), TO), step = rounded(bits_to_float(low_bits(next.x, TO), TO) - a);
-        precise float along = rounded(rounded(float(i)) * step), sum = a + along;
-        v = float_to_bits(sum, TO);
-    }
-    store_dst(at, TO, v);
+    i *= 4u;                                                           // four elements a thread
+    if (i + 3u < n && (offset & 3u) == 0u)
+        store4_dst((offset + i) / 4u, TO, uvec4(value(i + first), value(i + first + 1u), value(i + first + 2u), value(i + first + 3u)));
+    else
+        for (uint k = i; k < min(i + 4u, n); k++) store_dst(offset + k, TO, value(k + first));
 #endif
 }

@@ -19,8 +19,9 @@ ACCESS(dst)
 ACCESS(a)
 ACCESS(b)
 LOCATE_TABLE(table)
-VECTORS(a, 1u)
-VECTORS(b, 2u)
+VECTORS(a, 1u, FROM)
+VECTORS(b, 2u, FROM)
+PUT(dst, TO)
 
 const uint ADD = 0, SUBTRACT = 1, MULTIPLY = 2, DIVIDE = 3, FLOOR_DIVIDE = 4, REMAINDER = 5, POWER = 6, MAXIMUM = 7,
     MINIMUM = 8, LOGADDEXP = 9, ARCTAN2 = 10, BITWISE_AND = 11, BITWISE_OR = 12, BITWISE_XOR = 13, LEFT_SHIFT = 14,
@@ -190,7 +191,7 @@ uvec4 choices(uvec4 p, uvec4 q)
 {
     uvec4 v = uvec4(0u);
     for (uint k = 0u; k < LANES; k++) {
-        uint a = element(p, k), b = element(q, k);
+        uint a = element(p, k, FROM), b = element(q, k, FROM);
         put_element(v, k, is_float(FROM) ? choice(a, b, number(p, k), number(q, k)) : integers(a, b));
     }
     return v;
@@ -203,15 +204,13 @@ void main()
     bool whole = LANES > 1u && i < n / LANES;
     if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
-    uvec4 at = MODE == 2u ? locate(i) : MODE == 3u ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), flat_at(i, 2u), 0u);
+    uvec4 at = STRIDED ? locate(i) : MODE == 3u ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), flat_at(i, 2u), 0u);
 #if defined(WIDE) || defined(COMPLEX)
     write(at.x, at.y, at.z);
 #else
     uvec4 p = fetch_a(whole, i, at.y), q = fetch_b(whole, i, at.z), v = uvec4(0u);
     if (has_value()) v = values(p, q);
     else v = choices(p, q);
-    if (!whole) store_dst(at.x, TO, v.x);
-    else if (MODE == 4u) dst128[offset[0] / 8u + i] = v;
-    else store4_dst(offset[0] / 4u + i, TO, v);
+    put_dst(whole, i, at.x, v);
 #endif
 }

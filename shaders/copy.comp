@@ -8,6 +8,8 @@ BUFFER(2, table)
 ACCESS(dst)
 ACCESS(src)
 LOCATE_TABLE(table)
+VECTORS(src, 1u, FROM)
+PUT(dst, TO)
 
 #ifdef WIDE
 #include "wide.glsl"
@@ -69,29 +71,39 @@ void move(uint to, uint from)
     if (FROM == TO && (FROM == U64 || FROM == I64 || FROM == C64)) dst64[to] = src64[from];
     else store_dst(to, TO, convert(load_src(from, FROM), FROM, TO));
 }
+uvec4 converted(uvec4 w)
+{
+    float r[8];
+    uvec4 v = uvec4(0u);
+    if (EIGHTS && is_half(TO) && is_float(TO)) {                       // one test for NaN
+        for (uint k = 0u; k < 8u; k++) r[k] = is_float(FROM) ? number(w, k) : as_float(element(w, k, FROM), FROM);
+        if (put_numbers(v, r)) return v;
+    }
+#ifdef HALF
+    vec4 x = uintBitsToFloat(w);
+    if (FROM == F32 && TO == F16 && !is_nan((x.x + x.y) + (x.z + x.w))) {
+        uvec2 p = uvec2(packHalf2x16(x.xy), packHalf2x16(x.zw));
+        return uvec4(p.x & 0xffffu, p.x >> 16, p.y & 0xffffu, p.y >> 16);
+    }
+#endif
+    for (uint k = 0u; k < LANES; k++) put_element(v, k, convert(element(w, k, FROM), FROM, TO));
+    return v;
+}
 #endif
 
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
+    bool whole = LANES > 1u && i < n / LANES;
+    if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
+    if (i >= n) return;
+    uvec4 at = STRIDED ? locate(i) : MODE == 3u ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
 #ifndef WIDE
-    if (MODE == 1u) {
-        if (i < n / 4u) {
-            uvec4 v = (SCALARS & 2u) != 0u ? uvec4(load_src(offset[1], FROM)) : load4_src(offset[1] / 4u + i, FROM);
-            if (FROM != TO)
-                v = uvec4(convert(v.x, FROM, TO), convert(v.y, FROM, TO), convert(v.z, FROM, TO), convert(v.w, FROM, TO));
-            store4_dst(offset[0] / 4u + i, TO, v);
-        } else if (i < n / 4u + (n & 3u)) {
-            uint k = i - n / 4u + (n & ~3u);
-            move(flat_at(k, 0u), flat_at(k, 1u));
-        }
+    if (whole) {
+        if ((SCALARS & 2u) != 0u) put_dst(whole, i, at.x, repeated(convert(load_src(at.y, FROM), FROM, TO), TO));
+        else put_dst(whole, i, at.x, FROM == TO ? fetch_src(whole, i, at.y) : converted(fetch_src(whole, i, at.y)));
         return;
     }
 #endif
-    if (i >= n) return;
-    if (MODE == 0u) move(flat_at(i, 0u), flat_at(i, 1u));
-    else {
-        uvec4 at = MODE == 2u ? locate(i) : locate_table(i);
-        move(at.x, at.y);
-    }
+    move(at.x, at.y);
 }

@@ -1,6 +1,7 @@
 // The access shapes of element-by-element kernels. Element i of the result, in row-major order, is at
-// flat:    operand[i], or operand[0] for those marked scalar; four at a time, or eight of two bytes
-// strided: offset + sum of coordinates times strides, up to 4 dimensions in push constants, more in a table
+// flat:    operand[i], or operand[0] for those marked scalar; four at a time, eight of two bytes, sixteen of one
+// strided: offset + sum of coordinates times strides, up to 4 dimensions in push constants, more in a table; by vectors too, where
+//          the last dimension is whole vectors: those marked scalar count elements and stay along it, others count vectors
 #ifndef ELEMENTWISE_GLSL
 #define ELEMENTWISE_GLSL
 #include "common.glsl"
@@ -10,13 +11,16 @@
 spirv_execution_mode(capabilities = [4464], 4459, 16);                 // DenormPreserve
 spirv_execution_mode(capabilities = [4467], 4462, 16);                 // RoundingModeRTE
 #endif
-layout(constant_id = 1) const uint MODE = 0;          // 0 flat, 1 flat by fours, 2 strided, 3 strided by table, 4 flat by eights
-layout(constant_id = 2) const uint SCALARS = 0;       // bit k: operand k is one element (flat modes)
+// 0 flat, 2 strided, 3 strided by table; by fours 1 flat, 5 strided; by eights 4 and 6; by sixteens 7 and 8
+layout(constant_id = 1) const uint MODE = 0;
+layout(constant_id = 2) const uint SCALARS = 0;       // bit k: operand k is one element (flat modes), or one for a vector
 layout(constant_id = 3) const uint OP = 0;
 layout(constant_id = 4) const uint TO = 10;           // the result's dtype
 layout(constant_id = 5) const uint FROM = 10;         // the operands' dtype
 
-const uint LANES = MODE == 4u ? 8u : MODE == 1u ? 4u : 1u;   // elements a thread
+const bool EIGHTS = MODE == 4u || MODE == 6u, SIXTEENS = MODE >= 7u, BY_VECTORS = MODE == 5u || MODE == 6u || MODE == 8u;
+const bool STRIDED = MODE == 2u || BY_VECTORS;
+const uint LANES = SIXTEENS ? 16u : EIGHTS ? 8u : MODE == 1u || MODE == 5u ? 4u : 1u;   // elements a thread
 
 layout(push_constant) uniform Push {
     uint n, ndim;
@@ -24,19 +28,27 @@ layout(push_constant) uniform Push {
     uint offset[4];                                    // of the result and the operands
     uint stride[4][4];                                 // [operand][dimension]
     uint extra[2];
+    uint divisor[3], divisor_shifts;                   // of dimensions but the first
 };
 
+// i / shape[d] for d > 0, without a division (Granlund, Montgomery)
+uint quotient_of(uint i, uint d)
+{
+    uint high, low, shifts = divisor_shifts >> (8u * d - 8u);
+    umulExtended(divisor[d - 1u], i, high, low);
+    return (high + ((i - high) >> (shifts & 1u))) >> ((shifts >> 1) & 31u);
+}
 // One element index for each of the result and three operands.
 uvec4 locate(uint i)
 {
     uvec4 at = uvec4(offset[0], offset[1], offset[2], offset[3]);
-    [[unroll]] for (int d = 3; d >= 0; d--)
-        if (d < int(ndim)) {
-            uint q = i / shape[d], c = i - q * shape[d];
+    [[unroll]] for (uint d = 3u; d > 0u; d--)
+        if (d < ndim) {
+            uint q = quotient_of(i, d), c = i - q * shape[d];
             at += c * uvec4(stride[0][d], stride[1][d], stride[2][d], stride[3][d]);
             i = q;
         }
-    return at;
+    return at + i * uvec4(stride[0][0], stride[1][0], stride[2][0], stride[3][0]);
 }
 #define LOCATE_TABLE(table) \
     uvec4 locate_table(uint i) { \
@@ -49,43 +61,68 @@ uvec4 locate(uint i)
         return at; }
 uint flat_at(uint i, uint operand) { return offset[operand] + ((SCALARS >> operand & 1u) != 0u ? 0u : i); }
 
-// A thread's elements: one a word, by eights two. `whole`: not one of the leftover elements, which is at `at`.
-#define VECTORS(name, operand) \
+// A thread's elements, in words: one in each, by eights two or four bytes, by sixteens four. `whole`: not one of the leftover
+// elements, which is at `at`.
+uint in_word(uint type) { return SIXTEENS || (EIGHTS && is_small(type)) ? 4u : EIGHTS ? 2u : 1u; }
+uint vector_at(uint i, uint at, uint operand) { return BY_VECTORS ? at : offset[operand] / LANES + i; }
+uvec4 repeated(uint raw, uint type)
+{
+    return uvec4(low_bits(raw, type) * (in_word(type) == 4u ? 0x1010101u : in_word(type) == 2u ? 0x10001u : 1u));
+}
+#define VECTORS(name, operand, type) \
     uvec4 fetch_##name(bool whole, uint i, uint at) { \
-        if (!whole || (SCALARS >> operand & 1u) != 0u) return uvec4(load_##name(at, FROM) * (MODE == 4u ? 0x10001u : 1u)); \
-        return MODE == 4u ? name##128[offset[operand] / 8u + i] : load4_##name(offset[operand] / 4u + i, FROM); }
-uint element(uvec4 w, uint k) { return MODE != 4u ? w[k & 3u] : (k & 1u) == 0u ? w[k >> 1] & 0xffffu : w[k >> 1] >> 16; }
+        if (!whole || (SCALARS >> operand & 1u) != 0u) return repeated(load_##name(at, type), type); \
+        at = vector_at(i, at, operand); \
+        if (EIGHTS && in_word(type) == 4u) return uvec4(name##64[at], 0u, 0u); \
+        return in_word(type) > 1u ? name##128[at] : load4_##name(at, type); }
+#define PUT(name, type) \
+    void put_##name(bool whole, uint i, uint at, uvec4 v) { \
+        if (!whole) { store_##name(at, type, v.x); return; } \
+        at = vector_at(i, at, 0u); \
+        if (EIGHTS && in_word(type) == 4u) name##64[at] = v.xy; \
+        else if (in_word(type) > 1u) name##128[at] = v; \
+        else store4_##name(at, type, v); }
+uint element(uvec4 w, uint k, uint type)
+{
+    if (in_word(type) == 4u) return (w[k >> 2] >> (8u * (k & 3u))) & 0xffu;
+    return in_word(type) == 1u ? w[k & 3u] : (k & 1u) == 0u ? w[k >> 1 & 3u] & 0xffffu : w[k >> 1 & 3u] >> 16;
+}
 float number(uvec4 w, uint k)
 {
-    if (MODE == 4u && FROM == BF16) return uintBitsToFloat((k & 1u) == 0u ? w[k >> 1] << 16 : w[k >> 1] & 0xffff0000u);
+    if (EIGHTS && FROM == BF16) return uintBitsToFloat((k & 1u) == 0u ? w[k >> 1 & 3u] << 16 : w[k >> 1 & 3u] & 0xffff0000u);
 #ifdef HALF
-    if (MODE == 4u && FROM == F16) return unpackHalf2x16(w[k >> 1])[k & 1u];
+    if (EIGHTS && FROM == F16) return unpackHalf2x16(w[k >> 1 & 3u])[k & 1u];
 #endif
-    return bits_to_float(element(w, k), FROM);
+    return bits_to_float(element(w, k, FROM), FROM);
 }
 void put_element(inout uvec4 w, uint k, uint raw)
 {
-    if (MODE != 4u) w[k & 3u] = raw;
-    else if ((k & 1u) == 0u) w[k >> 1] = raw & 0xffffu;
-    else w[k >> 1] |= raw << 16;
+    if (in_word(TO) == 4u) {
+        if ((k & 3u) == 0u) w[k >> 2] = raw & 0xffu;
+        else w[k >> 2] |= (raw & 0xffu) << (8u * (k & 3u));
+    } else if (in_word(TO) == 1u) w[k & 3u] = raw;
+    else if ((k & 1u) == 0u) w[k >> 1 & 3u] = raw & 0xffffu;
+    else w[k >> 1 & 3u] |= raw << 16;
 }
 // Eight numbers to 16 bits, with one test for NaN: was there none? Else, and where only bits can do it, nothing is put.
 bool put_numbers(out uvec4 w, float r[8])
 {
     w = uvec4(0u);
-#ifndef HALF
-    if (TO != BF16) return false;
-#endif
-    if (MODE != 4u || is_nan(((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7])))) return false;
-    for (uint k = 0u; k < 4u; k++) {
 #ifdef HALF
-        w[k] = packHalf2x16(vec2(r[2u * k], r[2u * k + 1u]));
+    const bool packed = TO == F16;
 #else
+    const bool packed = false;
+#endif
+    if (!EIGHTS || (!packed && TO != BF16) || is_nan(((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7])))) return false;
+    for (uint k = 0u; k < 4u; k++) {
+        if (packed) {
+            w[k] = packHalf2x16(vec2(r[2u * k], r[2u * k + 1u]));
+            continue;
+        }
         uint a = floatBitsToUint(r[2u * k]), b = floatBitsToUint(r[2u * k + 1u]);
         a += 0x7fffu + ((a >> 16) & 1u);
         b += 0x7fffu + ((b >> 16) & 1u);
         w[k] = (a >> 16) | (b & 0xffff0000u);
-#endif
     }
     return true;
 }

@@ -16,13 +16,12 @@ float sigmoid_half(float x) { return 1.0 / (1.0 + exp_half(-x)); }
 float expm1_half(float x)
 {
     precise float r = exp_half(x) - 1.0;
-    return abs(x) < 0.0625 ? fma(x * x, fma(fma(x, 4.16666667e-2, 1.66666667e-1), x, 0.5), x) : r;
+    return abs(x) < 0.0625 ? x * fma(fma(fma(x, 4.16666667e-2, 1.66666667e-1), x, 0.5), x, 1.0) : r;
 }
 float tanh_half(float x)
 {
-    float t = abs(x);
-    precise float r = 1.0 - 2.0 / (1.0 + exp_half(t + t));
-    return t < 0.03125 ? fma(x * t, t * -0.333333333, x) : with_sign(r, x);
+    precise float r = 1.0 - 2.0 / (1.0 + exp2(x * 2.88539008));
+    return abs(x) < 0.03125 ? x * fma(x * x, -0.333333333, 1.0) : r;
 }
 float sinh_half(float x)
 {
@@ -35,42 +34,119 @@ float cosh_half(float x)
     precise float h = exp2(abs(x) * LOG2_E - 1.0), r = h + 0.25 / h;
     return r;
 }
-float erf_half(float x)
+float erf_half(float x)                                                // erf(x) / x by powers of the square, which goes from -1 to 1
 {
-    float t = abs(x), s = x * x;
-    float r = fma(fma(-1.72853470e-5, t, 3.83197126e-4), s, fma(-3.88396438e-3, t, 2.42546219e-2)), c = -5.96761703e-4;
-    r = fma(r, t, -1.06777877e-1);
-    r = fma(r, t, -6.34846687e-1);
-    r = fma(r, t, -1.28717512e-1);
-    r = fma(r, t, -t);
-    c = fma(c, s, 4.99119423e-3);
-    c = fma(c, s, -2.67681349e-2);
-    c = fma(c, s, 1.12819925e-1);
-    c = fma(c, s, -3.76125336e-1);
-    c = fma(c, s, 1.28379166e-1);
-    precise float e = 1.0 - exp_half(r);
-    return t > 0.927734375 ? with_sign(t > 4.0 ? 1.0 : e, x) : fma(c, x, x);
+    float s = fma(x, x * 0.264462810, -1.0), r = 0.000358253979;
+    r = fma(r, s, -0.0011770922);
+    r = fma(r, s, 0.00247813528);
+    r = fma(r, s, -0.00616779784);
+    r = fma(r, s, 0.014982664);
+    r = fma(r, s, -0.0315244533);
+    r = fma(r, s, 0.0592375547);
+    r = fma(r, s, -0.100782059);
+    r = fma(r, s, 0.15773803);
+    r = fma(r, s, -0.242738158);
+    r = fma(r, s, 0.511194766);
+    return abs(x) > 2.75 ? with_sign(1.0, x) : r * x;
 }
-// Quarter turns of |x| < 8192 in parts whose products are exact, then short series; larger ones by math.glsl.
-vec2 cos_sin_half(float x)
+
+// Angles below 8192 less half turns, or quarters, whose parts' products are exact; larger ones by math.glsl.
+float opposite(float j) { return uintBitsToFloat(floatBitsToUint(j) ^ 0x80000000u); }   // 0 with the other sign, too
+bool is_usual_angle(float x) { return abs(x) < 8192.0; }
+float sin_series(float r, uint turns)
 {
-    float t = abs(x);
-    if (!(t < 8192.0)) return cos_sin(x);
-    precise float u = t * 0.636619772 + 12582912.0, j = u - 12582912.0, r = t - j * 1.5703125;
-    r = r - j * 4.837512969970703e-4;
-    r = r - j * 7.549533620476723e-8;
-    uint q = floatBitsToUint(u);
-    float s = r * r, c = fma(fma(fma(s, -1.38877297e-3, 4.16666567e-2), s, -0.5), s, 1.0);
-    float p = fma(fma(fma(s, -1.98559923e-4, 8.33338592e-3), s, -1.66666672e-1) * s, r, r);
-    vec2 unit = (q & 1u) == 0u ? vec2(c, p) : vec2(p, c);
-    return uintBitsToFloat(floatBitsToUint(unit) ^ uvec2(((q + 1u) & 2u) << 30, ((q & 2u) << 30) ^ (floatBitsToUint(x) & 0x80000000u)));
+    float s = r * r, p = fma(fma(2.60428533e-6, s, -1.98089605e-4), s, 8.3330581e-3);
+    p = fma(fma(p, s, -1.66666597e-1), s, 1.0) * r;
+    return uintBitsToFloat(floatBitsToUint(p) ^ (turns << 31));
 }
+float sin_usual(float x)
+{
+    precise float u = x * 0.318309886 + 12582912.0, j = u - 12582912.0;
+    float i = opposite(j);
+    return sin_series(fma(j, -1.50995798e-7, fma(i, 9.675025939941406e-4, fma(j, -3.140625, x))), floatBitsToUint(u));
+}
+float cos_usual(float x)
+{
+    precise float h = x * 0.318309886 + 0.5, u = h + 12582912.0, k = u - 12582912.0, j = k - 0.5, i = 0.5 - k;
+    return sin_series(fma(j, -1.50995798e-7, fma(i, 9.675025939941406e-4, fma(j, -3.140625, x))), floatBitsToUint(u));
+}
+float tan_usual(float x)
+{
+    precise float u = x * 0.636619772 + 12582912.0, j = u - 12582912.0;
+    float i = opposite(j), r = fma(j, -7.5497899e-8, fma(i, 4.837512969970703e-4, fma(j, -1.5703125, x)));
+    float s = r * r, p = fma(fma(0.0203040317, s, 0.0127358865), s, 0.0570195392);
+    p = fma(fma(fma(p, s, 0.132902935), s, 0.333352685), s, 1.0) * r;
+    return (floatBitsToUint(u) & 1u) == 0u ? p : -1.0 / p;
+}
+float sin_half(float x) { return is_usual_angle(x) ? sin_usual(x) : cos_sin(x).y; }
+float cos_half(float x) { return is_usual_angle(x) ? cos_usual(x) : cos_sin(x).x; }
 float tan_half(float x)
 {
-    vec2 unit = cos_sin_half(x);
+    if (is_usual_angle(x)) return tan_usual(x);
+    vec2 unit = cos_sin(x);
     return unit.y / unit.x;
 }
-// bf16 only: next to 1, log2 is not good enough for f16.
+
+float asin_part(float t, bool large)                                   // large: half the angle to 1
+{
+    float z = large ? 0.5 - 0.5 * t : t * t, p = fma(fma(0.0499531068, z, 0.040034987), z, 0.0754053146);
+    return (large ? sqrt(z) : t) * fma(fma(p, z, 0.166655794), z, 1.0);
+}
+float asin_half(float x)
+{
+    float t = abs(x), r = asin_part(t, t > 0.5);
+    return with_sign(t > 0.5 ? 1.57079637 - (r + r) : r, x);
+}
+float acos_half(float x)
+{
+    float t = abs(x), r = asin_part(t, t > 0.5);
+    return t > 0.5 ? (x > 0.0 ? r + r : 3.14159274 - (r + r)) : 1.57079637 - with_sign(r, x);
+}
+float atan_part(float u)                                               // 0 <= u <= 1
+{
+    float s = u * u, r = fma(-0.00482245861, s, 0.0247337986);
+    r = fma(r, s, -0.0602027699);
+    r = fma(r, s, 0.0996844918);
+    r = fma(r, s, -0.140413195);
+    r = fma(r, s, 0.199742123);
+    return fma(fma(r, s, -0.333323926), s, 1.0) * u;
+}
+float atan_half(float x)
+{
+    float t = abs(x), r = atan_part(t > 1.0 ? 1.0 / t : t);
+    return with_sign(t > 1.0 ? 1.57079637 - r : r, x);
+}
+
+// k log2(x); next to 1, where log2 is not good enough, by a series. Not for denormal numbers, which devices take for what they like.
+float log_series(float t) { return fma(t * t, fma(fma(fma(0.200779185, t, -0.250815272), t, 0.33333239), t, -0.499999195), t); }
+float log_half(float x, float k)
+{
+    precise float t = x - 1.0;
+    return abs(t) < 0.0625 ? log_series(t) * (k * LOG2_E) : log2(x) * k;
+}
+float log1p_half(float x)
+{
+    precise float u = 1.0 + x;
+    return abs(x) < 0.0625 ? log_series(x) : log2(u) * LOG_2;
+}
+float asinh_half(float x)
+{
+    float t = abs(x), s = x * x;
+    bool large = t > 8192.0;
+    float l = (log2(large ? t : t + sqrt(fma(t, t, 1.0))) + (large ? 1.0 : 0.0)) * LOG_2;
+    return t < 0.25 ? x * fma(fma(fma(-0.0412151925, s, 0.0748784915), s, -0.166665435), s, 1.0) : with_sign(l, x);
+}
+float acosh_half(float x)
+{
+    float d = x - 1.0, l = x > 8192.0 ? (log2(x) + 1.0) * LOG_2 : log1p_half(d + sqrt(d * (x + 1.0)));
+    return x < 1.0 ? NOT_A_NUMBER : l;
+}
+float atanh_half(float x)
+{
+    float t = abs(x), s = x * x, l = (log2(1.0 + t) - log2(1.0 - t)) * (0.5 * LOG_2);
+    return t < 0.25 ? x * fma(fma(fma(0.157199472, s, 0.199467704), s, 0.333338886), s, 1.0) : t > 1.0 ? NOT_A_NUMBER : with_sign(l, x);
+}
+// bf16, whose numbers next to 1 are far enough from it.
 float log2_bf16(float x)
 {
     bool tiny = x < 1.17549435e-38;                                    // denormal, which devices take for what they like
@@ -81,5 +157,27 @@ float log1p_bf16(float x)
 {
     precise float u = 1.0 + x;
     return abs(x) < 0.015625 ? fma(x * x, fma(x, 0.333333333, -0.5), x) : log_bf16(u);
+}
+// x^y for x > 0 and finite. Next to 1, y may be large.
+float pow_half_positive(float x, float y, uint type)
+{
+    precise float t = x - 1.0;
+    float l = abs(t) < 0.0625 ? log_series(t) * LOG2_E : type == BF16 ? log2_bf16(x) : log2(x);
+    return exp2(clamp(l * y, -160.0, 160.0));
+}
+float logaddexp_half(float a, float b)
+{
+    float high = a > b ? a : b, low = a > b ? b : a;
+    if (is_nan(a) || is_nan(b)) return NOT_A_NUMBER;
+    return is_inf(high) || low == -INFINITY ? high : high + log1p_half(exp_half(low - high));
+}
+float atan2_half(float y, float x)
+{
+    float a = abs(x), b = abs(y), high = b > a ? b : a, low = b > a ? a : b;
+    if (is_nan(x) || is_nan(y)) return NOT_A_NUMBER;
+    float r = atan_part(high == 0.0 ? 0.0 : is_inf(low) ? 1.0 : quotient_half(low, high));
+    if (b > a) r = 1.57079637 - r;
+    if ((floatBitsToUint(x) & 0x80000000u) != 0u) r = 3.14159274 - r;
+    return with_sign(r, y);
 }
 #endif

@@ -1,6 +1,7 @@
 // Functions of float32, within about two units in the last place where the built-in ones promise less. NaN, infinities
 // and signed zeros come out as C's library has them. Nothing here needs a fused fma; where there is one it helps. What
-// must not be rearranged is precise and without fma(), which does not carry that.
+// must not be rearranged is precise and without fma(), which does not carry that, or is an fma() with a number of its own: Mesa makes
+// one product of fma(j, a, fma(j, b, x)), but not where the one factor is j and the other i, which is -j.
 #ifndef MATH_GLSL
 #define MATH_GLSL
 
@@ -33,6 +34,20 @@ float sqrt_of(float x)
     return is_finite(c) ? c : r;
 }
 
+float rsqrt_of(float x)
+{
+    if (!(x > 1.17549435e-38 && x < INFINITY)) return divide(1.0, sqrt_of(x));
+    float r = inversesqrt(x), s = x * r;                               // s: next to the root
+    return fma(fma(-s, r, 1.0), 0.5 * r, r);
+}
+// The same for numbers from 2^-100 to 2^100, and the root of 0
+float inverse_of(float x) { float r = 1.0 / x; return fma(fma(-x, r, 1.0), r, r); }
+float root_of(float x)
+{
+    float i = inversesqrt(max(x, 7.8886091e-31)), r = x * i;
+    return fma(fma(-r, r, x), 0.5 * i, r);
+}
+
 // e^f, |f| <= log(2) / 2
 float exp_small(float f)
 {
@@ -44,37 +59,37 @@ float exp_small(float f)
     r = fma(r, f, 1.0);
     return fma(r, f, 1.0);
 }
-// 2^k e^x, |k| <= 1
+// 2^k e^x, |k| <= 1; usual: |x| < 86. j: in the lowest bits of u, and added to the exponent
+float exp_usual(float x, int k)
+{
+    precise float u = x * 1.44269502 + 12582912.0, j = u - 12582912.0, i = 12582912.0 - u;
+    float f = fma(i, 1.42860677e-6, fma(j, -0.693145752, x));          // the first product is exact; see top about i
+    return uintBitsToFloat(floatBitsToUint(exp_small(f)) + ((floatBitsToUint(u) + uint(k)) << 23));
+}
 float exp_scaled(float x, int k)
 {
-    if (abs(x) < 86.0) {                                               // j: in the lowest bits of u, and added to the exponent
-        precise float u = x * 1.44269502 + 12582912.0, j = u - 12582912.0, f = x - j * 0.693145752 - j * 1.42860677e-6;
-        return uintBitsToFloat(floatBitsToUint(exp_small(f)) + ((floatBitsToUint(u) + uint(k)) << 23));
-    }
+    if (abs(x) < 86.0) return exp_usual(x, k);
     float t = clamp(x, -104.0, 90.0);
-    precise float j = roundEven(t * 1.44269502), f = t - j * 0.693145752 - j * 1.42860677e-6;   // the first product is exact
+    precise float j = roundEven(t * 1.44269502), f = t - j * 0.693145752 - j * 1.42860677e-6;
     return is_nan(x) ? x : scale(exp_small(f), int(j) + k);
 }
 float exp_of(float x) { return exp_scaled(x, 0); }
 
 float expm1(float x)
 {
-    if (abs(x) < 2.9802322e-8) return x;
     float c = clamp(x, -17.5, 89.0);
-    precise float j = roundEven(c * 1.44269502), f = c - j * 0.693145752 - j * 1.42860677e-6;
+    precise float u = c * 1.44269502 + 12582912.0, j = u - 12582912.0, i = 12582912.0 - u;
+    float f = fma(i, 1.42860677e-6, fma(j, -0.693145752, c));
     float r = 1.97350979e-4;                                           // e^f - 1 = f + f^2 r
     r = fma(r, f, 1.39309070e-3);
     r = fma(r, f, 8.33343994e-3);
     r = fma(r, f, 4.16668020e-2);
     r = fma(r, f, 1.66666716e-1);
     r = fma(r, f, 4.99999970e-1);
-    precise float v = fma(r, f * f, j == 1.0 ? f + 0.5 : f);
-    if (is_nan(x)) return x;
-    if (j == 0.0) return v;
-    if (j == 1.0) return v + v;
-    precise float t = power_of_two(int(j) - 1), y = t - 0.5, e = (t - y) - 0.5;
-    precise float h = fma(v, t, e) + y;
-    return h + h;
+    float v = fma(r, f * f, j == 1.0 ? f + 0.5 : f), t = uintBitsToFloat((floatBitsToUint(u) + 126u) << 23);   // 2^(j - 1)
+    precise float y = t - 0.5, e = (t - y) - 0.5;
+    precise float h = fma(v, t, e) + (j == 1.0 ? 0.0 : y);
+    return is_nan(x) || abs(x) < 2.9802322e-8 ? x : h + h;
 }
 
 const uint TWO_THIRDS = 0x3f2aaaabu;
@@ -125,63 +140,66 @@ float log10_of(float x)
 }
 float log1p(float x)
 {
-    if (abs(x) < 2.9802322e-8) return x;
     if (!(x > -1.0 && x < 1e10)) return x == -1.0 ? -INFINITY : log_of(x);
     precise float u = 1.0 + x;
     int e = int(floatBitsToUint(u) - TWO_THIRDS) >> 23;
     precise float s = power_of_two(-e), m = x * s + (s - 1.0);         // 1 + x = 2^e (1 + m)
-    return fma(float(e), 0.693147182, log1p_small(m));
+    return abs(x) < 2.9802322e-8 ? x : fma(float(e), 0.693147182, log1p_small(m));
 }
 
 float sigmoid(float x)
 {
-    float e = exp_of(-abs(x));
-    return divide(x < 0.0 ? e : 1.0, 1.0 + e);
+    float e = exp_of(-abs(x)), r = inverse_of(1.0 + e);
+    return x < 0.0 ? e * r : r;
 }
 float sinh_of(float x)
 {
-    float t = abs(x), s = x * x;
-    if (t >= 1.0) return with_sign(exp_scaled(t, -1) - exp_scaled(-t, -1), x);
-    float r = 2.81695111e-6;
+    float t = abs(x), s = x * x, h = exp_scaled(t, -1), r = 2.81695111e-6;
     r = fma(r, s, 1.98361595e-4);
     r = fma(r, s, 8.3333496e-3);
     r = fma(r, s, 0.166666672);
-    return fma(r * s, x, x);
+    return t < 1.0 ? fma(r * s, x, x) : with_sign(t > 10.0 ? h : h - 0.25 / h, x);
 }
-float cosh_of(float x) { return exp_scaled(abs(x), -1) + exp_scaled(-abs(x), -1); }
+float cosh_of(float x)
+{
+    float h = exp_scaled(abs(x), -1);
+    return abs(x) > 10.0 ? h : h + 0.25 / h;
+}
 float tanh_of(float x)
 {
-    float t = abs(x), e = expm1(t + t);
-    return with_sign(t > 9.02 ? 1.0 : divide(e, e + 2.0), x);
+    float t = min(abs(x), 9.02), s = t * t, r = -0.00570497848;
+    r = fma(r, s, 0.0206390787);
+    r = fma(r, s, -0.0537397116);
+    r = fma(r, s, 0.133314416);
+    r = fma(r, s, -0.333332807);
+    return with_sign(t < 0.625 ? fma(r * s, t, t) : 1.0 - 2.0 / (1.0 + exp_usual(t + t, 0)), x);
 }
 float asinh_of(float x)
 {
     float t = abs(x), s = t * t;
-    return with_sign(t > 1e9 ? log_of(t) + 0.693147182 : log1p(t + divide(s, 1.0 + sqrt_of(1.0 + s))), x);
+    return with_sign(t > 1e9 ? log_of(t) + 0.693147182 : log1p(t + s * inverse_of(1.0 + root_of(1.0 + s))), x);
 }
 float acosh_of(float x)
 {
     float t = x - 1.0;
-    return x < 1.0 ? NOT_A_NUMBER : x > 1e9 ? log_of(x) + 0.693147182 : log1p(t + sqrt_of(fma(t, t, t + t)));
+    return x < 1.0 ? NOT_A_NUMBER : x > 1e9 ? log_of(x) + 0.693147182 : log1p(t + root_of(fma(t, t, t + t)));
 }
 float atanh_of(float x)
 {
-    float t = abs(x);
-    return t > 1.0 ? NOT_A_NUMBER : with_sign(0.5 * log1p(divide(t + t, 1.0 - t)), x);
+    float t = abs(x), r = t == 1.0 ? INFINITY : 0.5 * log1p((t + t) * inverse_of(1.0 - t));
+    return t > 1.0 ? NOT_A_NUMBER : with_sign(r, x);
 }
 
 // x >= 0 less quadrant * pi / 2; the rest is in [-pi/4, pi/4]
 float reduce_angle(float x, out uint quadrant)
 {
-    quadrant = 0u;
-    if (x <= 0.785398163) return x;
     if (x < 8192.0) {                                                  // pi / 2 in parts whose products are exact
-        precise float j = roundEven(x * 0.636619772), r = x - j * 1.5703125;
-        quadrant = uint(j);
-        r = r - j * 4.837512969970703e-4;
-        r = r - j * 7.549533620476723e-8;
-        return r - j * 2.5633440682570896e-12;
+        precise float u = x * 0.636619772 + 12582912.0, j = u - 12582912.0, i = 12582912.0 - u;
+        float r = fma(i, 4.837512969970703e-4, fma(j, -1.5703125, x));
+        quadrant = floatBitsToUint(u);
+        return fma(i, 2.5633440682570896e-12, fma(j, -7.549533620476723e-8, r));
     }
+    quadrant = 0u;
     if (!is_finite(x)) return NOT_A_NUMBER;
     // x / 2 pi in fixed point, without its whole turns (Payne, Hanek)
     const uint inverse[7] = { 0x28be60dbu, 0x9391054au, 0x7f09d5f4u, 0x7d4d3770u, 0x36d8a566u, 0x4f10e410u, 0x7f9458eau };
@@ -236,7 +254,8 @@ float sin_of(float x) { return cos_sin(x).y; }
 float tan_of(float x)
 {
     vec2 unit = cos_sin(x);
-    return divide(unit.y, unit.x);
+    float r = 1.0 / unit.x, q = unit.y * r;
+    return q == 0.0 ? unit.y : fma(fma(-q, unit.x, unit.y), r, q);
 }
 
 // asin(x) = x + x asin_tail(x^2), |x| <= 1/2
@@ -253,7 +272,7 @@ float asin_of(float x)
     float t = abs(x);
     if (t > 1.0) return NOT_A_NUMBER;
     if (t <= 0.5) return fma(asin_tail(x * x), x, x);
-    float z = 0.5 - 0.5 * t, s = sqrt_of(z), r = fma(asin_tail(z), s, s);
+    float z = 0.5 - 0.5 * t, s = root_of(z), r = fma(asin_tail(z), s, s);
     return with_sign(1.57079637 - (r + r) - 4.37113883e-8, x);
 }
 float acos_of(float x)
@@ -261,7 +280,7 @@ float acos_of(float x)
     float t = abs(x);
     if (t > 1.0) return NOT_A_NUMBER;
     if (t <= 0.5) return 1.57079637 - (x - (-4.37113883e-8 - x * asin_tail(x * x)));
-    float z = 0.5 - 0.5 * t, s = sqrt_of(z), r = fma(asin_tail(z), s, s);
+    float z = 0.5 - 0.5 * t, s = root_of(z), r = fma(asin_tail(z), s, s);
     return x > 0.0 ? r + r : 3.14159274 - (r + r + 8.74227766e-8);
 }
 // atan(x), 0 <= x <= 1
@@ -280,8 +299,8 @@ float atan_unit(float x)
 }
 float atan_of(float x)
 {
-    float t = abs(x);
-    return with_sign(t > 1.0 ? 1.57079637 - (atan_unit(divide(1.0, t)) + 4.37113883e-8) : atan_unit(t), x);
+    float t = abs(x), r = atan_unit(t > 1.0 ? inverse_of(min(t, 1e30)) : t);
+    return with_sign(t > 1.0 ? 1.57079637 - (r + 4.37113883e-8) : r, x);
 }
 float atan2_of(float y, float x)
 {
@@ -295,29 +314,23 @@ float atan2_of(float y, float x)
 
 float erf(float x)
 {
-    float t = abs(x), s = x * x, r;
-    if (t > 0.927734375) {
-        r = fma(-1.72853470e-5, t, 3.83197126e-4);
-        float u = fma(-3.88396438e-3, t, 2.42546219e-2);
-        r = fma(r, s, u);
-        r = fma(r, t, -1.06777877e-1);
-        r = fma(r, t, -6.34846687e-1);
-        r = fma(r, t, -1.28717512e-1);
-        r = fma(r, t, -t);
-        return with_sign(t > 4.0 ? 1.0 : 1.0 - exp_of(r), x);
-    }
-    r = -5.96761703e-4;
-    r = fma(r, s, 4.99119423e-3);
-    r = fma(r, s, -2.67681349e-2);
-    r = fma(r, s, 1.12819925e-1);
-    r = fma(r, s, -3.76125336e-1);
-    r = fma(r, s, 1.28379166e-1);
-    return fma(r, x, x);
+    float t = min(abs(x), 4.0), s = t * t, c = -5.96761703e-4;
+    float r = fma(fma(-1.72853470e-5, t, 3.83197126e-4), s, fma(-3.88396438e-3, t, 2.42546219e-2));
+    r = fma(r, t, -1.06777877e-1);
+    r = fma(r, t, -6.34846687e-1);
+    r = fma(r, t, -1.28717512e-1);
+    r = fma(r, t, -t);
+    c = fma(c, s, 4.99119423e-3);
+    c = fma(c, s, -2.67681349e-2);
+    c = fma(c, s, 1.12819925e-1);
+    c = fma(c, s, -3.76125336e-1);
+    c = fma(c, s, 1.28379166e-1);
+    return t > 0.927734375 ? with_sign(1.0 - exp_usual(r, 0), x) : fma(c, x, x);
 }
 float erfinv(float x)
 {
-    float t = log_of((1.0 - x) * (1.0 + x)), p;
-    if (abs(x) == 1.0) return with_sign(INFINITY, x);
+    float m, i = split_exponent((1.0 - x) * (1.0 + x), TWO_THIRDS, m), t = fma(i, 0.693147182, log1p_small(m)), p;
+    if (!(abs(x) < 1.0)) return abs(x) == 1.0 ? with_sign(INFINITY, x) : NOT_A_NUMBER;
     if (abs(t) > 6.125) {
         p = 3.03697567e-10;
         p = fma(p, t, 2.93243101e-8);
@@ -399,18 +412,18 @@ float pow_positive(float x, float y)
     float z = exp_of(e);
     return is_finite(z) ? fma(z, error, z) : z;
 }
-float pow_of(float x, float y)                                         // C's pow
+// C's pow, of what |x|^y is where x is no zero and finite
+float pow_signed(float x, float y, float positive)
 {
-    float a = abs(x), b = abs(y);
+    float a = abs(x), b = abs(y), r = positive;
     if (y == 0.0 || x == 1.0) return 1.0;
     if (is_nan(x) || is_nan(y)) return NOT_A_NUMBER;
     bool whole = b >= 8388608.0 || floor(b) == b, odd = whole && b < 16777216.0 && (uint(b) & 1u) != 0u;
-    float r;
     if (is_inf(y)) r = a == 1.0 ? 1.0 : (a > 1.0) == (y > 0.0) ? INFINITY : 0.0;
     else if (a == 0.0 || is_inf(a)) r = (a == 0.0) == (y < 0.0) ? INFINITY : 0.0;
     else if (x < 0.0 && !whole) return NOT_A_NUMBER;
-    else r = pow_positive(a, y);
     return odd ? with_sign(r, x) : r;
 }
+float pow_of(float x, float y) { return pow_signed(x, y, pow_positive(abs(x), y)); }
 
 #endif

@@ -34,25 +34,26 @@ void write_bits(uint w, uint bits)
         for (uint k = 0; k < min(size, left); k++) store_dst(offset + at + k, TO, bits >> (k * (32u / size)));
 }
 
-void write_float(uint w, uint bits)
+float number_of(uint bits)
 {
     if (OP == UNIFORM) {
-        precise float range = rounded(rounded(high) - rounded(low)), x = rounded(range * rounded(unit_float(bits, TO)));
-        storef_dst(offset + w, TO, x + rounded(low));
-    } else if (OP == GUMBEL) {
-        float x = -rounded(log_of(rounded(unit_float(bits, TO))));
-        storef_dst(offset + w, TO, -log_of(x));
-    } else {
-        precise float u = unit_float(bits, F32) * 2.0 + -0.999999940395355224609375;
-        float z = erfinv(u);
-        if (TO == C64) {                               // pairs of float32; loc is real
-            precise float x = z * high, y = (w & 1u) == 0u ? x + low : x;
-            dst32[offset + w] = floatBitsToUint(y);
-        } else {
-            precise float x = rounded(rounded(z) * rounded(rounded(1.41421356237309504880) * rounded(high))), y = x + rounded(low);
-            storef_dst(offset + w, TO, y);
-        }
+        precise float range = rounded(rounded(high) - rounded(low)), x = rounded(range * rounded(unit_float(bits, TO))) + rounded(low);
+        return x;
     }
+    if (OP == GUMBEL) return -log_of(-rounded(log_of(rounded(unit_float(bits, TO)))));
+    precise float u = unit_float(bits, F32) * 2.0 + -0.999999940395355224609375;
+    float z = erfinv(u);
+    if (TO == C64) return z;
+    precise float x = rounded(rounded(z) * rounded(rounded(1.41421356237309504880) * rounded(high))), y = x + rounded(low);
+    return y;
+}
+void write_float(uint w, uint bits)
+{
+    float z = number_of(bits);
+    if (TO == C64) {                                   // normal, as pairs of float32; loc is real
+        precise float x = z * high, y = (w & 1u) == 0u ? x + low : x;
+        dst32[offset + w] = floatBitsToUint(y);
+    } else storef_dst(offset + w, TO, z);
 }
 
 void emit(uint w, uint bits)
@@ -63,6 +64,11 @@ void emit(uint w, uint bits)
     else write_float(w, bits);
 }
 
+void write_four(uint w, uvec4 bits)
+{
+    if (OP == BITS) dst128[(offset + w) / 4u] = bits;
+    else storef4_dst((offset + w) / 4u, TO, vec4(number_of(bits.x), number_of(bits.y), number_of(bits.z), number_of(bits.w)));
+}
 void write_fours(uvec2 k, uint half_up)
 {
     uint i = (group_index() * gl_WorkGroupSize.x * FOURS + gl_LocalInvocationID.x) * 4u;
@@ -74,8 +80,8 @@ void write_fours(uvec2 k, uint half_up)
             low_half[j] = pair.x;
             high_half[j] = pair.y;
         }
-        dst128[(offset + i) / 4u] = low_half;
-        dst128[(offset + half_up + i) / 4u] = high_half;
+        write_four(i, low_half);
+        write_four(half_up + i, high_half);
     }
 }
 

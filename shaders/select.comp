@@ -12,6 +12,10 @@ ACCESS(condition)
 ACCESS(x)
 ACCESS(y)
 LOCATE_TABLE(table)
+VECTORS(condition, 1u, BOOL)
+VECTORS(x, 2u, FROM)
+VECTORS(y, 3u, FROM)
+PUT(dst, TO)
 
 void write(uint to, uint c, uint i, uint j)
 {
@@ -26,19 +30,15 @@ void write(uint to, uint c, uint i, uint j)
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
-    bool four = MODE == 1u && i < n / 4u;
-    if (MODE == 1u && !four) i += n / 4u * 3u;                         // the leftover elements, one a thread
+    bool whole = LANES > 1u && i < n / LANES;
+    if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
-    uvec4 at = MODE >= 2u ? uvec4(0u) : uvec4(flat_at(i, 0u), flat_at(i, 1u), flat_at(i, 2u), flat_at(i, 3u));
-    if (MODE == 2u) at = locate(i);
+    uvec4 at = uvec4(flat_at(i, 0u), flat_at(i, 1u), flat_at(i, 2u), flat_at(i, 3u));
+    if (STRIDED) at = locate(i);
     if (MODE == 3u) at = locate_table(i);
-    if (!four) { write(at.x, at.y, at.z, at.w); return; }
-    uvec4 c, p, q;
-    if ((SCALARS & 2u) == 0u) c = load4_condition(offset[1] / 4u + i, BOOL);
-    else c = uvec4(load_condition(offset[1], BOOL));
-    if ((SCALARS & 4u) == 0u) p = load4_x(offset[2] / 4u + i, FROM);
-    else p = uvec4(load_x(offset[2], FROM));
-    if ((SCALARS & 8u) == 0u) q = load4_y(offset[3] / 4u + i, FROM);
-    else q = uvec4(load_y(offset[3], FROM));
-    store4_dst(offset[0] / 4u + i, TO, mix(q, p, notEqual(c, uvec4(0u))));
+    if (!whole) { write(at.x, at.y, at.z, at.w); return; }
+    uvec4 c = fetch_condition(whole, i, at.y), p = fetch_x(whole, i, at.z), q = fetch_y(whole, i, at.w);
+    uvec4 v = uvec4(0u);
+    for (uint k = 0u; k < LANES; k++) put_element(v, k, element(c, k, BOOL) != 0u ? element(p, k, FROM) : element(q, k, FROM));
+    put_dst(whole, i, at.x, v);
 }

@@ -23,7 +23,7 @@ static int apply(enum what what, mlxvk_array *y, mlxvk_array x, int n, int axis)
     default: break;
     }
     one = mlxvk_vector_array_new_value(x);
-    code = mlxvk_concatenate(y, one, stream);
+    code = mlxvk_stack(y, one, stream);
     mlxvk_vector_array_free(one);
     return code;
 }

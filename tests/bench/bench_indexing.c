@@ -28,7 +28,7 @@ static int apply(enum what what)
     default: break;
     }
     mlxvk_vector_array one = mlxvk_vector_array_new_value(table);
-    int code = mlxvk_concatenate(&result, one, stream);
+    int code = mlxvk_stack(&result, one, stream);
     mlxvk_vector_array_free(one);
     return code;
 }

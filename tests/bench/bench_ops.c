@@ -147,10 +147,10 @@ static int plain_copy(void)
     return mlxvk_dispatch_threadgroups(e, (n + 1023) / 1024, 1, 1);
 }
 
-static int library_copy(mlxvk_array from)            /* concatenating one array moves it */
+static int library_copy(mlxvk_array from)            /* stacking one array moves it */
 {
     mlxvk_vector_array one = mlxvk_vector_array_new_value(from);
-    int code = mlxvk_concatenate(&result, one, stream);
+    int code = mlxvk_stack(&result, one, stream);
     mlxvk_vector_array_free(one);
     return code;
 }

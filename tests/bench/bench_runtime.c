@@ -4,11 +4,11 @@
 #include "bench.h"
 #include "copy_spv.h"
 
-/* One copy through the library: concatenating one array moves it. */
+/* One copy through the library: stacking one array moves it. */
 static void library_copy(mlxvk_array x, mlxvk_array *y)
 {
     mlxvk_vector_array one = mlxvk_vector_array_new_value(x);
-    check(mlxvk_concatenate(y, one, stream), "concatenate");
+    check(mlxvk_stack(y, one, stream), "stack");
     mlxvk_vector_array_free(one);
     check(mlxvk_finalize(stream), "finalize");
 }

@@ -534,6 +534,20 @@ def test_row(name):
                   what=f"{name} {name_of(dtype)} {[view.__name__ for view in some]}")
 
 
+def test_nothing_falls_back_where_there_is_nothing_to_do():
+    none = mx.array([], dtype=mx.int32)
+    def updated(x):
+        x = x + 0
+        x[4:2, :1] = 5
+        return x
+    reset_stats()
+    check(lambda x: x[:, none, none], mx.zeros((3, 0, 2)))
+    check(lambda x: x[none], mx.zeros((0, 4)))
+    check(updated, mx.arange(12).reshape(6, 2))
+    check(lambda x, w: mx.conv1d(x, w, stride=2), mx.ones((1, 2, 1)), mx.ones((1, 3, 1)))   # sticks out: one position all the same
+    assert not fallbacks()
+
+
 # ---- random numbers: the same bits, hence the same numbers ----------------------------------------------------------
 
 KEY = mx.array([1, 77], dtype=mx.uint32)

@@ -62,6 +62,7 @@ static void read_halves(mlxvk_array a, uint16_t *to, int n) { OK(mlxvk_array_rea
 static int distance(uint16_t got, double want, mlxvk_dtype t)
 {
     if (isnan(want) || is_nan_half(got, t)) return isnan(want) && is_nan_half(got, t) ? 0 : N;
+    if (want == 0 && !(got & 0x7fff)) return !(got >> 15) == !signbit(want) ? 0 : N;
     return fabs(want) < 0x1p-126 && !(got & 0x7fff) ? 0 : abs(order(got) - order(nearest(want, t)));
 }
 
@@ -127,7 +128,8 @@ static double product(double x, double y) { return x * y; }
 static double quotient(double x, double y) { return x / y; }
 static const struct { const char *name; binary_function function; double (*want)(double, double); int off; } binary[] = {
     { "add", mlxvk_add, sum, 0 }, { "subtract", mlxvk_subtract, difference, 0 }, { "multiply", mlxvk_multiply, product, 0 },
-    { "divide", mlxvk_divide, quotient, 4 },
+    { "divide", mlxvk_divide, quotient, 4 }, { "power", mlxvk_power, pow, 256 },
+    { "arctan2", mlxvk_arctan2, atan2, 64 },
 };
 
 static void wanted(size_t k, float x, float y, double *want, double *flushed_want)

@@ -222,6 +222,13 @@ static void gathers_refused(void **state)
     REFUSED(mlxvk_gather(&res, a, one, (int[]){ 0, 1, 2 }, 3, (int[]){ 1, 1 }, 2, stream), MLXVK_ERROR_ARGUMENT, stream, "3 index arrays");
     OK(mlxvk_gather_single(&res, a, i, 0, (int[]){ 0, 3 }, 2, stream), stream);
     assert_int_equal(mlxvk_array_size(res), 0);
+    mlxvk_array empty = ints(device, NULL, (int[]){ 0 }, 1), nothing = floats(device, NULL, (int[]){ 3, 0 }, 2);
+    OK(mlxvk_gather_single(&res, nothing, empty, 1, (int[]){ 3, 1 }, 2, stream), stream);      /* no windows: as MLX, of any size */
+    assert_int_equal(mlxvk_array_ndim(res), 3);
+    assert_int_equal(mlxvk_array_size(res), 0);
+    REFUSED(mlxvk_gather_single(&res, nothing, i, 1, (int[]){ 3, 1 }, 2, stream), MLXVK_ERROR_SHAPE, stream, "windows of 1");
+    mlxvk_array_free(empty);
+    mlxvk_array_free(nothing);
     mlxvk_vector_array_free(one);
     mlxvk_array_free(a);
     mlxvk_array_free(i);

@@ -1,0 +1,73 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Copies of matrices as in transpose.comp, of elements of 1 and 2 bytes, where rows and columns of both sides are whole groups of
+// 16 bytes: elements become words of neighbours in registers, words lie in shared memory so that no bank is met twice, and all
+// loads and stores are of 16 bytes.
+#include "common.glsl"
+layout(constant_id = 1) const uint TILE = 64;          // elements; at least 128 bytes
+layout(constant_id = 2) const uint SIZE = 2;           // bytes of an element
+BUFFER(0, dst)
+BUFFER(1, src)
+
+layout(push_constant) uniform Push {
+    uint rows, columns, to, from;                      // the operand's elements are 1 apart along rows, the result's along columns
+    uint row_out, column_in;                           // steps
+    uint tiles_down, tiles_across, matrices;
+    uint shape[3], in_stride[3], out_stride[3];        // of the matrices; 1 where there are fewer dimensions
+};
+
+const uint PER = 4u / SIZE, V = 16u / SIZE;            // elements in a word, and in a group
+const uint CHUNKS = TILE / V, UNITS = CHUNKS * TILE / PER / gl_WorkGroupSize.x, READS = CHUNKS * TILE / gl_WorkGroupSize.x;
+shared uvec4 board[TILE * CHUNKS];
+
+// Word m of PER neighbours: V words of rows one after the other, each with the elements of all neighbours.
+void spread(uvec4 w[PER], out uint word[V])
+{
+    [[unroll]] for (uint m = 0u; m < 4u; m++) {
+        if (SIZE == 2u) {
+            uint a = w[0][m], b = w[1u % PER][m];
+            word[2u * m % V] = (a & 0xffffu) | (b << 16);
+            word[(2u * m + 1u) % V] = (a >> 16) | (b & 0xffff0000u);
+        } else {
+            uint a = w[0][m], b = w[1u % PER][m], c = w[2u % PER][m], d = w[3u % PER][m];
+            uint even = (a & 0xff00ffu) | ((b & 0xff00ffu) << 8), odd = ((a >> 8) & 0xff00ffu) | (b & 0xff00ff00u);
+            uint more_even = (c & 0xff00ffu) | ((d & 0xff00ffu) << 8), more_odd = ((c >> 8) & 0xff00ffu) | (d & 0xff00ff00u);
+            word[4u * m % V] = (even & 0xffffu) | (more_even << 16);
+            word[(4u * m + 1u) % V] = (odd & 0xffffu) | (more_odd << 16);
+            word[(4u * m + 2u) % V] = (even >> 16) | (more_even & 0xffff0000u);
+            word[(4u * m + 3u) % V] = (odd >> 16) | (more_odd & 0xffff0000u);
+        }
+    }
+}
+
+void main()
+{
+    uint g = group_index(), across = g % tiles_across, down = g / tiles_across % tiles_down, matrix = g / tiles_across / tiles_down;
+    uint at = from, out_at = to;
+    uvec4 w[UNITS][PER];
+    if (matrix >= matrices) return;
+    [[unroll]] for (int d = 2; d >= 0; d--) {
+        uint q = matrix / shape[d], c = matrix - q * shape[d];
+        at += c * in_stride[d];
+        out_at += c * out_stride[d];
+        matrix = q;
+    }
+    [[unroll]] for (uint k = 0u; k < UNITS; k++) {     // all loads before the first use; beyond the edge the last ones again
+        uint u = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, group = u % 8u + u / (2u * TILE * SIZE) * 8u, pair = u / 8u % (TILE / PER);
+        uint row = min(down * TILE + group * V, rows - V), column = min(across * TILE + pair * PER, columns - PER);
+        [[unroll]] for (uint j = 0u; j < PER; j++) w[k][j] = src128[(at + row + (column + j) * column_in) / V];
+    }
+    [[unroll]] for (uint k = 0u; k < UNITS; k++) {
+        uint u = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, group = u % 8u + u / (2u * TILE * SIZE) * 8u, pair = u / 8u % (TILE / PER);
+        uint word[V];
+        spread(w[k], word);
+        [[unroll]] for (uint j = 0u; j < V; j++) board[(group * V + j) * CHUNKS + (pair / 4u ^ (group & 7u))][pair & 3u] = word[j];
+    }
+    barrier();
+    [[unroll]] for (uint k = 0u; k < READS; k++) {
+        uint u = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, chunk = u % CHUNKS, r = u / CHUNKS;
+        uint row = down * TILE + r, column = across * TILE + chunk * V;
+        if (row < rows && column < columns)
+            dst128[(out_at + row * row_out + column) / V] = board[r * CHUNKS + (chunk ^ (r / V & 7u))];
+    }
+}

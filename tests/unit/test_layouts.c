@@ -1,0 +1,145 @@
+/* Element-by-element operations on operands of all layouts: transposed, cut, repeated, with rows that are whole vectors and with
+ * others, of elements of all sizes. */
+#include "support.h"
+
+enum { AXES = 4, MOST = 60000 };
+
+struct layout { int ndim, shape[AXES], axes[AXES], from[AXES], to[AXES], repeat[AXES]; };
+
+static size_t count(const int *shape, int ndim)
+{
+    size_t n = 1;
+    for (int i = 0; i < ndim; i++) n *= (size_t)shape[i];
+    return n;
+}
+
+static struct layout random_layout(struct rng *r)
+{
+    static const int units[] = { 1, 2, 4, 8, 16, 64 };
+    struct layout l = { .ndim = random_int(r, 2, AXES), .axes = { 0, 1, 2, 3 } };
+    size_t n = 1;
+    for (int i = 0; i < l.ndim; i++) {
+        l.shape[i] = random_int(r, 1, 9) * units[random_int(r, 0, 5)];
+        while (n * (size_t)l.shape[i] > MOST) l.shape[i] = random_int(r, 1, 3);
+        n *= (size_t)l.shape[i];
+    }
+    for (int i = l.ndim - 1; i > 0; i--) {
+        int j = random_int(r, 0, i), axis = l.axes[i];
+        l.axes[i] = l.axes[j];
+        l.axes[j] = axis;
+    }
+    for (int i = 0; i < l.ndim; i++) {
+        int length = l.shape[l.axes[i]], unit = units[random_int(r, 0, 4)];
+        bool cut = !random_int(r, 0, 2);
+        l.from[i] = cut ? random_int(r, 0, length - 1) / unit * unit : 0;
+        l.to[i] = cut ? random_int(r, l.from[i] + 1, length) : length;
+        l.repeat[i] = random_int(r, 0, 1);
+    }
+    return l;
+}
+
+static mlxvk_array random_array(struct rng *r, const int *shape, int ndim, mlxvk_dtype t, unsigned char **bytes)
+{
+    size_t size = count(shape, ndim) * mlxvk_dtype_size(t);
+    mlxvk_array a = { NULL };
+    *bytes = malloc(size);
+    assert_non_null(*bytes);
+    for (size_t i = 0; i < size; i++) (*bytes)[i] = (unsigned char)random_bits(r);
+    if (t == MLXVK_BFLOAT16) for (size_t i = 1; i < size; i += 2) (*bytes)[i] = ((*bytes)[i] & 0x3f) | 1;   /* normal; ordered as integers are */
+    OK_DEVICE(mlxvk_array_new_data_device(&a, *bytes, shape, (size_t)ndim, t, device), device);
+    return a;
+}
+
+static uint64_t item(const unsigned char *bytes, size_t at, size_t size)
+{
+    uint64_t x = 0;
+    memcpy(&x, bytes + at * size, size);
+    return x;
+}
+
+/* COPY: the first operand; ABS; LARGER: of the two; CHOSEN: the same by comparison and where. */
+enum { COPY, ABS, LARGER, CHOSEN, OPERATIONS };
+
+static void apply(int op, mlxvk_array *res, mlxvk_array a, mlxvk_array b)
+{
+    mlxvk_array greater = { NULL };
+    switch (op) {
+    case COPY: OK(mlxvk_contiguous(res, a, false, stream), stream); break;
+    case ABS: OK(mlxvk_abs(res, a, stream), stream); break;
+    case LARGER: OK(mlxvk_maximum(res, a, b, stream), stream); break;
+    default:
+        OK(mlxvk_greater(&greater, b, a, stream), stream);
+        OK(mlxvk_where(res, greater, b, a, stream), stream);
+    }
+    mlxvk_array_free(greater);
+}
+
+static void check_layout(struct rng *r, const struct layout *l, mlxvk_dtype t, int op)
+{
+    static const int ones[AXES] = { 1, 1, 1, 1 };
+    unsigned char *left, *right, *got;
+    int shape[AXES], other[AXES];
+    size_t size = mlxvk_dtype_size(t), dims = (size_t)l->ndim, n;
+    mlxvk_array a = random_array(r, l->shape, l->ndim, t, &left), b, res = { NULL };
+    for (int i = 0; i < l->ndim; i++) {
+        shape[i] = l->to[i] - l->from[i];
+        other[i] = l->repeat[i] ? 1 : shape[i];
+    }
+    b = random_array(r, other, l->ndim, t, &right);
+    OK(mlxvk_transpose_axes(&a, a, l->axes, dims, stream), stream);
+    OK(mlxvk_slice(&a, a, l->from, dims, l->to, dims, ones, dims, stream), stream);
+    apply(op, &res, a, b);
+    n = count(shape, l->ndim);
+    assert_int_equal(mlxvk_array_size(res), n);
+    got = malloc(n * size);
+    OK(mlxvk_array_read(res, got, n * size, stream), stream);
+    for (size_t i = 0; i < n; i++) {
+        size_t rest = i, at = 0, beside = 0, step = 1;
+        uint64_t x, y;
+        for (int k = l->ndim - 1; k >= 0; k--) {
+            size_t c = rest % (size_t)shape[k], below = 1;
+            for (int j = l->axes[k] + 1; j < l->ndim; j++) below *= (size_t)l->shape[j];
+            rest /= (size_t)shape[k];
+            at += (c + (size_t)l->from[k]) * below;
+            if (other[k] > 1) beside += c * step;
+            step *= (size_t)other[k];
+        }
+        x = item(left, at, size);
+        y = item(right, beside, size);
+        if (op >= LARGER && y > x) x = y;
+        if (item(got, i, size) != x) fail_msg("operation %d of %s, %d dimensions: element %zu is wrong", op, mlxvk_dtype_name(t), l->ndim, i);
+    }
+    free(left);
+    free(right);
+    free(got);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(res);
+}
+
+static void test_layouts(void **state)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_UINT8, MLXVK_UINT16, MLXVK_UINT32, MLXVK_UINT64, MLXVK_BFLOAT16 };
+    struct rng r = { 31 };
+    (void)state;
+    for (int round = 0; round < 300; round++) {
+        struct layout l = random_layout(&r);
+        check_layout(&r, &l, dtypes[round % (int)COUNT(dtypes)], round / (int)COUNT(dtypes) % OPERATIONS);
+    }
+}
+
+/* Operands that are large enough to be copied by tiles first. */
+static void test_large_and_across(void **state)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_UINT8, MLXVK_BFLOAT16, MLXVK_UINT32 };
+    struct layout l = { 2, { 1040, 1024 }, { 1, 0 }, { 0, 0 }, { 1024, 1040 }, { 0, 1 } };
+    struct rng r = { 32 };
+    (void)state;
+    for (size_t d = 0; d < COUNT(dtypes); d++) check_layout(&r, &l, dtypes[d], LARGER);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_layouts), cmocka_unit_test(test_large_and_across) };
+    return run_group("layouts", tests, set_up, tear_down);
+}
