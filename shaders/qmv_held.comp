@@ -45,6 +45,7 @@ const uint OWN = (CHUNK * PIECES + gl_WorkGroupSize.x - 1u) / gl_WorkGroupSize.x
 shared uvec4 plane[4u * CHUNK];                        // words 0 to 3 and 4 to 7 of the high plane, then of the low one
 shared float plane_unit[CHUNK], plane_sum[CHUNK * SCALES], squares[gl_WorkGroupSize.x / LANES];
 
+// A thread's pieces of x, and of the norm's weight.
 uvec4 piece[OWN * EACH / 8u], piece_weight[NORM ? OWN * EACH / 8u : 1u];
 
 // A thread's pieces of chunk l of the row of x that begins at `at`; beyond the row its last one.
@@ -64,7 +65,8 @@ void read_pieces(uint at, uint l, uint thread)
 // Byte b of plane word p belongs to this code of the block: the same class of each byte of a word of codes.
 uint element_of(uint p, uint b) { return p / PER_BYTE * 4u * PER_BYTE + b * PER_BYTE + p % PER_BYTE; }
 
-// A thread's piece n, which is the chunk's piece t, into the planes. A block's pieces lie in neighbouring lanes; there are zeros behind the row's end.
+// A thread's piece n, which is the chunk's piece t, into the planes. A block's pieces lie in neighbouring lanes; behind the
+// row's end there are zeros.
 void prepare_piece(uint n, uint t, float factor, bool inside)
 {
     const uint even = 0x00ff00ffu;
