@@ -3599,13 +3599,15 @@ static struct array half_of(const struct array *a, int axis, int half)
 }
 
 /* A row-contiguous array as a matrix: all that kernels which take row after row need to know. */
-static struct array matrix_of(const struct array *a)
+static struct array matrix_of(struct encoder *e, const struct array *a)
 {
     struct array m = *a;
     int n = a->ndim ? a->shape[a->ndim - 1] : 1;
     m.refs = 1;
     m.ndim = 2;
-    m.shape[0] = (int)(a->size / (size_t)n);
+    if (a->size / (size_t)n > INT_MAX)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rows", "%s has %zu rows; at most %d", TEXT(a), a->size / (size_t)n, INT_MAX);
+    m.shape[0] = (int)min_size(a->size / (size_t)n, INT_MAX);
     m.shape[1] = n;
     m.strides[0] = n;
     m.strides[1] = 1;
@@ -6514,7 +6516,7 @@ static void norm_vjp_part(struct encoder *e, const struct node *n, struct array 
 
 static void lower_norm_vjp(struct encoder *e, const struct node *n)
 {
-    struct array x = matrix_of(n->in[0]), g = matrix_of(n->in[1]), dx = matrix_of(n->out[0]), part[5], *out[3] = { &part[2], NULL, NULL };
+    struct array x = matrix_of(e, n->in[0]), g = matrix_of(e, n->in[1]), dx = matrix_of(e, n->out[0]), part[5], *out[3] = { &part[2], NULL, NULL };
     int64_t each = n->p.norm_vjp.each, rows = x.shape[0], step = rows;
     while (step > each) {                            /* as many workgroups' rows as can be bound */
         part[0] = part_of(&x, 0, 0, step);
@@ -8380,7 +8382,7 @@ static void hadamard_part(struct encoder *e, struct array *const *a, const void 
 
 static void lower_hadamard(struct encoder *e, const struct node *n)
 {
-    struct array *x = rows_of(e, n->in[0]), from = matrix_of(x), to = matrix_of(n->out[0]), sums = to;
+    struct array *x = rows_of(e, n->in[0]), from = matrix_of(e, x), to = matrix_of(e, n->out[0]), sums = to;
     sums.dtype = MLXVK_FLOAT32;                      /* what lies between steps */
     in_parts(e, (struct array *[]){ &from, &to, &sums }, 3, 2, hadamard_part, &n->p.hadamard.scale);
     array_release(x);
@@ -9863,9 +9865,9 @@ static void quantize_part(struct encoder *e, struct array *const *a, const void 
 
 static void lower_quantize(struct encoder *e, const struct node *n)
 {
-    struct array *x = rows_of(e, n->in[0]), rows[4] = { matrix_of(x) }, *a[4] = { &rows[0] };
+    struct array *x = rows_of(e, n->in[0]), rows[4] = { matrix_of(e, x) }, *a[4] = { &rows[0] };
     for (int i = 0; i < n->outputs; i++) {
-        rows[1 + i] = matrix_of(n->out[i]);
+        rows[1 + i] = matrix_of(e, n->out[i]);
         a[1 + i] = &rows[1 + i];
     }
     in_parts(e, a, 4, 2, quantize_part, n);
@@ -9936,13 +9938,13 @@ static void dequantize_part(struct encoder *e, struct array *const *a, const voi
 
 static void lower_dequantize(struct encoder *e, const struct node *n)
 {
-    struct array *in[3] = { NULL }, rows[4] = { matrix_of(n->out[0]) }, *a[4] = { &rows[0] };
+    struct array *in[3] = { NULL }, rows[4] = { matrix_of(e, n->out[0]) }, *a[4] = { &rows[0] };
     bool dense = n->in[0]->row && n->in[1]->row && (!n->in[2] || n->in[2]->row);
     NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", dense ? NULL : "an operand is strided", "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
     for (int i = 0; i < 3; i++) {
         if (!n->in[i]) continue;
         in[i] = rows_of(e, n->in[i]);
-        rows[1 + i] = matrix_of(in[i]);
+        rows[1 + i] = matrix_of(e, in[i]);
         a[1 + i] = &rows[1 + i];
     }
     in_parts(e, a, 4, 2, dequantize_part, n);
@@ -10413,14 +10415,14 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
 }
 
-/* One operand or result of a job as (batch, rows, columns). */
+/* One operand or result of a job as (batch, rows, columns); steps of rows that run backwards are kernels' 32 bits, which wrap. */
 static struct array job_rows(const struct quant_job *j, const struct array *a, uint32_t batch_step, uint32_t row_step, uint32_t columns)
 {
     struct array v = *a;
     v.refs = 1;
     v.ndim = 3;
     memcpy(v.shape, ((int[]){ (int)j->batch, (int)j->m, (int)columns }), 3 * sizeof *v.shape);
-    memcpy(v.strides, ((int64_t[]){ j->batch > 1 ? batch_step : 0, row_step, 1 }), 3 * sizeof *v.strides);
+    memcpy(v.strides, ((int64_t[]){ j->batch > 1 ? (int32_t)batch_step : 0, (int32_t)row_step, 1 }), 3 * sizeof *v.strides);
     v.size = (size_t)j->batch * j->m * columns;
     v.row = row_contiguous(&v);
     return v;

@@ -411,6 +411,7 @@ static void test_results_over_another_device(void **state)
     q = counting(d, 2);
     mlxvk_vector_array list = mlxvk_vector_array_new_value(q);
     mlxvk_array_free(q);
+    q.ctx = NULL;
     assert_int_equal(mlxvk_buffer_new(&buffer, 300, d), 0);
     mlxvk_device_free(d);
     assert_true(f.live > 0);

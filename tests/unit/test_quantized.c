@@ -195,6 +195,45 @@ static void test_tiles(void **state) { (void)state; cases(2, "", 8); }
 static void test_coopmat(void **state) { (void)state; cases(3, "", 16); }
 static void test_unpacked(void **state) { (void)state; cases(4, "", 8); }
 
+/* Batches of x with its rows backwards, by a device's one binding and grid, or in parts. */
+static void backwards(const char *gates, float *got)
+{
+    enum { BATCH = 2, M = 90, N = 32, K = 64 };
+    struct setting t = start(gates);
+    struct rng r = { 5 };
+    float data[BATCH * M * K];
+    mlxvk_array x = { NULL }, w = { NULL }, parts[3] = { { NULL } }, res = { NULL };
+    mlxvk_vector_array v = { NULL };
+    const mlxvk_optional_int group = { 64, true }, bits = { 4, true };
+    for (int i = 0; i < BATCH * M * K; i++) data[i] = (float)random_int(&r, -50, 50) / 32.0f;
+    x = array_of(t.device, MLXVK_FLOAT32, data, (int[]){ BATCH, M, K }, 3);
+    w = array_of(t.device, MLXVK_FLOAT32, data, (int[]){ BATCH, N, K }, 3);
+    OK(mlxvk_quantize(&v, w, group, bits, "affine", (mlxvk_array){ NULL }, t.stream), t.stream);
+    for (size_t i = 0; i < 3; i++) OK(mlxvk_vector_array_get(&parts[i], v, i), t.stream);
+    OK(mlxvk_slice(&x, x, (int[]){ 0, -1, 0 }, 3, (int[]){ BATCH, -M - 1, K }, 3, (int[]){ 1, -1, 1 }, 3, t.stream), t.stream);
+    OK(mlxvk_quantized_matmul(&res, x, parts[0], parts[1], parts[2], true, group, bits, "affine", t.stream), t.stream);
+    OK(mlxvk_array_read(res, got, BATCH * M * N * sizeof *got, t.stream), t.stream);
+    for (int i = 0; i < 3; i++) mlxvk_array_free(parts[i]);
+    mlxvk_array_free(x);
+    mlxvk_array_free(w);
+    mlxvk_array_free(res);
+    mlxvk_vector_array_free(v);
+    finish(&t);
+}
+
+static void test_backwards_in_parts(void **state)
+{
+    (void)state;
+    static float want[2 * 90 * 32], got[COUNT(want)];
+    const char *const gates[] = { "MLX_VK_MAX_GRID=8", "MLX_VK_MAX_BINDING_RANGE=8192" };
+    backwards(NULL, want);
+    for (size_t g = 0; g < COUNT(gates); g++) {
+        backwards(gates[g], got);
+        for (size_t i = 0; i < COUNT(want); i++)
+            if (!(fabsf(got[i] - want[i]) <= 1e-3f)) fail_msg("%s: element %zu is %g, not %g", gates[g], i, got[i], want[i]);
+    }
+}
+
 static void test_empty(void **state)
 {
     struct rng r = { 5 };
@@ -215,7 +254,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_few_rows), cmocka_unit_test(test_few_rows_plain),
         cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_held), cmocka_unit_test(test_held_rows),
         cmocka_unit_test(test_held_long), cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
-        cmocka_unit_test(test_unpacked), cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_unpacked), cmocka_unit_test(test_backwards_in_parts), cmocka_unit_test(test_empty),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("quantized", tests, NULL, NULL);
