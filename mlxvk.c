@@ -218,12 +218,14 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_M16,       "MLX_VK_ENABLE_QMM_NATIVE_M16",     1, "those for 9 to 16 rows")                                  \
     X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
     X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
-    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 and 6 held rows") \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows") \
     X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
     X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0, "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up") \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
+    X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
+    X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses") \
@@ -400,8 +402,8 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
     X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
     X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
-    X(QMV_HELD,      qmv_held,      6, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                         \
-    X(QMV_HELD_SETS, qmv_held_sets, 14, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                        \
+    X(QMV_HELD,      qmv_held,      7, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                         \
+    X(QMV_HELD_SETS, qmv_held_sets, 15, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                        \
     X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
     X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
     X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
@@ -10053,6 +10055,8 @@ struct quant_job {
     enum qmv_epilogue epilogue;
     struct quant_set set[QMV_SETS];
     const struct gather *gather;
+    struct array *norm;                              /* the weight of x's rms_norm, see try_held; NULL: x is taken as it is */
+    float eps;
 };
 
 /* How the kernels cut their work, by class of device. The first row that fits holds. */
@@ -10071,13 +10075,21 @@ static const struct quant_tuning qmv_tunings[] = {
     { -1,                          8, 2, 128, 3072, 4 },
 };
 
-/* For the kernel that holds x in registers: rows of W a round, threads a workgroup, teams to spread over the device. */
+/* For the kernel that holds x in registers: rows of W a round, threads a workgroup, subgroups to have on each
+ * multiprocessor (half as many for 8 bits): as many as its registers have room for. */
 static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
-    { 1, 2, 256, 2112 },
-    { 2, 4, 256, 2112 },
-    { UINT32_MAX, 2, 256, 2112 },
+    { 2, 2, 256, 24 },
+    { UINT32_MAX, 1, 256, 32 },
 };
-enum { HELD_PARTS = 1024 };                          /* partial sums a workgroup keeps in shared memory */
+enum {
+    HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
+    HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
+    HELD_LONG = 64,                                  /* rounds of a team from which twice as many workgroups take turns */
+    HELD_PROCESSORS = 132                            /* multiprocessors to spread over: Vulkan does not say how many there are */
+};
+
+/* Shared memory of that kernel, where so many lanes span K. */
+static uint32_t held_memory(uint32_t lanes) { return 76 * lanes + 4 * HELD_PARTS + 256; }
 
 static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
 {
@@ -10147,11 +10159,13 @@ static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
     return t;
 }
 
-enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD, QMM_HELD_FLOAT };    /* values of gate QMM_KERNEL */
+enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD };    /* values of gate QMM_KERNEL */
 
 struct quant_push {
     uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
     uint32_t rows[QMV_SETS], w_at[QMV_SETS], s_at[QMV_SETS], b_at[QMV_SETS], y_at[QMV_SETS], y_row[QMV_SETS];
+    uint32_t norm_at;
+    float eps;
 };
 
 static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j, bool sets)
@@ -10169,6 +10183,8 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
         if (t->y) p.y_at[i] = set_output(e, (sets ? 10 : 4) + i, t->y);
     }
     if (j->residual) p.r_at = set_input(e, sets ? 13 : 5, j->residual);
+    if (j->norm) p.norm_at = set_input(e, sets ? 14 : 6, j->norm);
+    p.eps = j->eps;
     return p;
 }
 
@@ -10241,7 +10257,7 @@ static enum kernel_id held_kernel(const struct quant_job *j)
 static const char *held_refusal(const struct device *d, const struct quant_job *j)
 {
     int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
-    if (!is_affine(&j->format) && (bits != 4 || wanted == QMM_HELD_FLOAT)) return "floats of 8 bits";
+    if (!is_affine(&j->format) && bits != 4) return "floats of 8 bits";
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
     if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
     if (j->k < QUANT_BLOCK) return "nothing to add up";
@@ -10256,31 +10272,36 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
     const struct held_tuning *t = held_tunings;
-    int wanted = d->gate[GATE_QMM_KERNEL];
-    uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, held = 1, split, rows, threads;
-    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, rounds = 0, groups, per, entries = j->gather ? j->batch : 1;
+    const int *gate = d->gate;
+    uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, entries = j->gather ? j->batch : 1;
+    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, fewest = UINT32_MAX, held, split, per, rows, threads, rounds, groups;
     const char *refusal = held_refusal(d, j);
     struct quant_push p;
     if (refusal) return refusal;
     while (t->max_m < m) t++;
-    rows = d->gate[GATE_QMV_ROWS] > 0 ? (uint32_t)d->gate[GATE_QMV_ROWS] : t->rows;
-    threads = d->gate[GATE_QMV_THREADS] > 0 ? (uint32_t)d->gate[GATE_QMV_THREADS] : t->threads;
-    held = ceil_div(blocks, lanes) <= threads / lanes ? 1 : 2;
-    if (d->gate[GATE_QMV_SPLIT] > 0) held = ceil_div(blocks, lanes * (uint32_t)d->gate[GATE_QMV_SPLIT]);
+    rows = gate[GATE_QMV_ROWS] > 0 ? (uint32_t)gate[GATE_QMV_ROWS] : t->rows;
+    threads = gate[GATE_QMV_THREADS] > 0 ? (uint32_t)gate[GATE_QMV_THREADS] : t->threads;
+    split = gate[GATE_QMV_SPLIT] > 0 ? (uint32_t)gate[GATE_QMV_SPLIT] : max_size(threads / lanes, 1);
+    held = ceil_div(blocks, lanes * split);          /* blocks of a row that a lane holds */
     split = ceil_div(blocks, lanes * held);
-    if (held > (wanted ? 2 : 1) || split * lanes > d->caps.max_threads) return "long rows";   /* slower than the general kernel */
-    while (rows > step && held_rounds(j, rows / step) * split * entries < t->teams && !d->gate[GATE_QMV_ROWS]) rows /= 2;
-    if (rows * m > lanes || rows < step) return "the device's subgroups are small";
-    p = quant_bind(e, j, j->sets > 1);
-    if (quant_alignment(j, &p) != 3) { encoder_reset(e); return "not aligned"; }
+    if (held > (gate[GATE_QMM_KERNEL] ? HELD_BLOCKS / m : 1)) return "long rows";      /* slower than the general kernel */
+    if (split * lanes > d->caps.max_threads || held_memory(split * lanes) > d->caps.shared_memory) return "the device's workgroups are small";
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
+    groups = HELD_PROCESSORS * ceil_div(j->format.bits == 8 ? t->teams / 2 : t->teams, per * split);
+    for (int i = 0; i < j->sets; i++) fewest = min_u32(fewest, j->set[i].rows);
+    while (rows > step && (rows / step > fewest || (!gate[GATE_QMV_ROWS] &&
+                           (uint64_t)held_rounds(j, rows / step) * entries < (uint64_t)per * groups))) rows /= 2;
+    if (rows < step) return "more rows than pay at a time";
+    if (rows * m > lanes) return "the device's subgroups are small";
+    p = quant_bind(e, j, j->sets > 1);
+    if (quant_alignment(j, &p) != 3 || p.norm_at % 8) { encoder_reset(e); return "not aligned"; }
     rounds = held_rounds(j, rows / step);
-    groups = ceil_div(rounds, per * ceil_div((uint64_t)rounds * split * entries, t->teams));
-    p.rounds = per * ceil_div(ceil_div(rounds, groups), per);
+    if (rounds / per / groups >= HELD_LONG) groups *= 2;
+    p.rounds = per * ceil_div((uint64_t)rounds * entries, (uint64_t)per * groups);
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
     KERNEL(e, held_kernel(j), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
            (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
-           wanted != QMM_HELD_FLOAT, (uint32_t)max_size(HELD_PARTS, p.rounds * m * rows * split));
+           j->norm != NULL, pow2_at_least(max_size(256, p.rounds * m * rows * split)));
     set_quant_bytes(e, j, &p);
     dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
     return NULL;
@@ -10384,7 +10405,7 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     int wanted = e->device->gate[GATE_QMM_KERNEL];
     bool transpose = j->format.transpose, few, unpack;
     while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
-    few = wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : j->m <= r->few;
+    few = wanted ? wanted == QMM_FEW || wanted == QMM_HELD : j->m <= r->few;
     unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
     if (!specialised(e->device, j->m)) {
         NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
@@ -10619,7 +10640,7 @@ static void gather_choose(struct encoder *e, struct quant_job *j, struct gather 
     int wanted = e->device->gate[GATE_QMM_KERNEL];
     bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
     bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
-    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted >= QMM_HELD : cpu || !many);
+    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted == QMM_HELD : cpu || !many);
     if (!few) {
         NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
         if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
@@ -14505,6 +14526,38 @@ static bool swiglu_behind(struct stream *s, uint32_t m[5], uint32_t end)
            same_shape(product->out[0], gate) && same_view(product->in[product->in[0]->storage == up->storage], silu->out[0]);
 }
 
+/* The products that read x behind node m[0], into m[1..]: their number; 0 where something else reads x, too, or they do not go together. */
+static int products_of(struct encoder *e, struct stream *s, uint32_t m[1 + QMV_SETS], uint32_t end, const struct array *x)
+{
+    uint32_t last = min_u32(end, m[0] + FUSE_WINDOW);
+    int count = 0;
+    for (uint32_t i = m[0] + 1; i < last && count < QMV_SETS; i++) {
+        const struct node *n = &s->nodes[i];
+        if (n->done || n->op != OP_QUANTIZED_MATMUL || n->in[0]->storage != x->storage) continue;
+        if (!groups_well(e, n) || !can_join(s, m, 1 + count, i) || (count && !same_product_kind(&s->nodes[m[1]], n))) return 0;
+        m[1 + count++] = i;
+    }
+    return x->storage->readers == count ? count : 0;
+}
+
+/* Adds the products m[1..count-1] to the job of m[0], and silu(y0) * y1 where that is all that follows: the nodes in m then. */
+static int join_products(struct stream *s, struct quant_job *j, uint32_t m[5], int count, uint32_t end)
+{
+    for (int i = 1; i < count; i++) {
+        const struct node *n = &s->nodes[m[i]];
+        uint32_t rows = (uint32_t)dim_of(n->out[0], -1);
+        for (int k = 1; k < 4; k++) if (n->in[k]) n->in[k]->refs++;
+        j->set[j->sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows };
+    }
+    if (count == 2 && s->device->gate[GATE_SWIGLU] && j->set[0].rows == j->set[1].rows && swiglu_behind(s, m, end)) {
+        j->epilogue = QMV_SWIGLU;
+        j->set[0].y = s->nodes[m[4]].out[0];
+        j->set[1].y = NULL;
+        count = 5;
+    }
+    return count;
+}
+
 /* Products of one x with several weights, for a few rows: one dispatch; with silu(y0) * y1 where that is all that follows. */
 static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
 {
@@ -14519,21 +14572,67 @@ static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint
     }
     if (count == 1) return false;
     quant_open(e, first, &j);
-    for (int i = 1; i < count; i++) {
-        const struct node *n = &s->nodes[m[i]];
-        uint32_t rows = (uint32_t)dim_of(n->out[0], -1);
-        for (int k = 1; k < 4; k++) if (n->in[k]) n->in[k]->refs++;
-        j.set[j.sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows };
-    }
-    if (count == 2 && s->device->gate[GATE_SWIGLU] && j.set[0].rows == j.set[1].rows && swiglu_behind(s, m, end)) {
-        j.epilogue = QMV_SWIGLU;
-        j.set[0].y = s->nodes[m[4]].out[0];
-        j.set[1].y = NULL;
-        count = 5;
-    }
+    count = join_products(s, &j, m, count, end);
     qmv_dispatch(e, &j);
     quant_close(&j);
     retire(s, m, count);
+    return true;
+}
+
+/* rms_norm, then all products that read its result, a row each: one dispatch, whose workgroups each do the norm for themselves. */
+static bool fuse_norm_products(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[6] = { at }, stride;
+    const struct node *norm = &s->nodes[at], *first;
+    struct array *x = norm->in[0], *weight = norm->in[1], *out = norm->out[0];
+    struct quant_job j;
+    const char *refusal;
+    int count;
+    if (norm->p.norm.flags || !weight || x->dtype != out->dtype || weight->dtype != out->dtype || weight->ndim != 1 || !weight->row ||
+        out->storage->owned || out->storage->writers != 1 || !has_kernel(e->device, K_QMV_HELD_SETS)) return false;
+    if ((size_t)dim_of(out, -1) != out->size || !one_row_stride(x, &stride)) return false;
+    count = products_of(e, s, m, end, out);
+    if (!count) return false;
+    first = &s->nodes[m[1]];
+    if (dim_of(first->in[0], -1) != dim_of(out, -1)) return false;
+    quant_open(e, first, &j);
+    array_release(j.x);
+    x->refs++;
+    j.x = x;
+    j.x_row = stride;
+    j.norm = weight;
+    j.eps = norm->p.norm.eps;
+    count = join_products(s, &j, m + 1, count, end);
+    refusal = try_held(e, &j);
+    if (!refusal) NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(&j)].name, NULL, "%s", JOB(&j));
+    quant_close(&j);
+    if (refusal) return false;
+    retire(s, m, 1 + count);
+    return true;
+}
+
+/* A product of few rows, then the addition of something of its shape. */
+static bool fuse_product_add(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+{
+    uint32_t m[2] = { at };
+    const struct node *product = &s->nodes[at], *add;
+    struct array *y = product->out[0], *residual;
+    struct quant_job j;
+    if (!groups_well(e, product) || !only_between(y)) return false;
+    m[1] = reader_of(s, at, end, y);
+    if (m[1] == UINT32_MAX || !can_join(s, m, 1, m[1])) return false;
+    add = &s->nodes[m[1]];
+    if (!is_binary(add, B_add) || add->in[0]->storage == add->in[1]->storage) return false;
+    residual = add->in[add->in[0]->storage == y->storage];
+    if (!same_view(add->in[residual == add->in[0]], y) || !same_shape(add->out[0], y) || !same_shape(residual, y) || !residual->row ||
+        residual->dtype != y->dtype || add->out[0]->dtype != y->dtype) return false;
+    quant_open(e, product, &j);
+    j.epilogue = QMV_ADD;
+    j.residual = residual;
+    j.set[0].y = add->out[0];
+    qmv_dispatch(e, &j);
+    quant_close(&j);
+    retire(s, m, 2);
     return true;
 }
 
@@ -14612,6 +14711,8 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
     { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
     { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
+    { "product + addition", GATE_QMM_ADD, OP_QUANTIZED_MATMUL, fuse_product_add },
+    { "rms_norm + products", GATE_QMM_NORM, OP_NORM, fuse_norm_products },
     { "chain", GATE_CHAINS, OP_ELEMENTWISE, fuse_chain },       /* last: what the others want comes first */
 };
 

@@ -16,9 +16,15 @@ TARGET(10, ya)
 TARGET(11, yb)
 TARGET(12, yc)
 SOURCE(13, res)
+#ifdef HELD
+SOURCE(14, weight)
+#endif
 #else
 TARGET(4, ya)
 SOURCE(5, res)
+#if defined(HELD) && !defined(GATHER)
+SOURCE(6, weight)
+#endif
 #endif
 #ifdef GATHER                                          // which matrices this workgroup takes: of x, of the weights, of y
 SOURCE(6, lhs)

@@ -6,12 +6,13 @@
 // y = x W^T for a few rows of x in half types, 2, 4 or 8 bits, everything aligned. Each lane holds its part of x in registers,
 // BL blocks of 32 elements, and meets row after row of W: SPLIT teams of LANES lanes span K; a workgroup takes `rounds` times
 // R rows, and adds up its teams' sums once at the end. The next round's codes are on their way while one is computed.
-// INTEGER: x is held as 16-bit fixed point of its block's largest value, in two planes of signed bytes, and multiplied by
-// integer dot products, whose sums are exact. Else codes become floats (packed_code).
-// Small floats of 4 bits (FP) are integers too: halves of -12 to 12.
+// x is held as 16-bit fixed point of its block's largest value, in two planes of signed bytes, and multiplied by integer dot
+// products, whose sums are exact. Small floats of 4 bits (FP) are integers too: halves of -12 to 12.
+// NORM: x is normalised first, times rsqrt(mean square + eps) and a weight, by each workgroup for itself.
 // GATHER: index arrays say which matrix of x meets which weight.
 // SETS: up to three matrices with the same x, their rounds one after another, or the first two interleaved for SwiGLU.
 #define PRODUCT
+#define HELD
 #include "quant.glsl"
 layout(constant_id = 5) const uint M = 1;              // rows of x a workgroup: 1, 2, 4
 layout(constant_id = 6) const uint R = 4;              // rows of W a round: 1, 2, 4, 8
@@ -21,7 +22,7 @@ layout(constant_id = 9) const uint BL = 1;
 layout(constant_id = 10) const uint BLOCKS = 32;       // K / 32
 layout(constant_id = 11) const uint SHIFT = 1;         // a group is 1 << SHIFT blocks
 layout(constant_id = 12) const uint EPILOGUE = 0;      // 1: + residual; 2: silu(first) * second
-layout(constant_id = 13) const bool INTEGER = true;
+layout(constant_id = 13) const bool NORM = false;
 layout(constant_id = 14) const uint PARTS = 256;       // rounds * M * R * SPLIT
 
 #include "qmv.glsl"
@@ -31,92 +32,155 @@ const uint GROUPS = SCALES * BLOCKS >> SHIFT;
 const uint PER_BYTE = 8u / BITS;
 shared float part[PARTS];
 
-// What a lane holds of x: byte planes of word p of a block, or elements; the block's unit, sum of elements, of offsets.
+// What a lane holds of x: byte planes of word p of a block; the block's unit and sum of elements.
 int high[M * BL * 8], low[M * BL * 8];
-float held[M * BL * 32], unit[M * BL], sum[M * BL * SCALES], offset[M * BL];
+float unit[M * BL], sum[M * BL * SCALES];
 // Codes, scales and biases of a round's rows, the next ones on their way, and a round's results.
 uint code[R * BL * BITS], scale[R * BL * SCALES], bias[R * BL], next_code[R * BL * BITS], next_scale[R * BL * SCALES], next_bias[R * BL];
 float total[M * R];
 
+// x is prepared by the workgroup together, EACH elements a thread, in shared memory, as many blocks at a time as its teams have lanes.
+const uint CHUNK = SPLIT * LANES, EACH = BITS == 2u ? 16u : 8u, PIECES = 32u / EACH;
+const uint OWN = (CHUNK * PIECES + gl_WorkGroupSize.x - 1u) / gl_WorkGroupSize.x;      // pieces of a thread
+shared uvec4 plane[4u * CHUNK];                        // words 0 to 3 and 4 to 7 of the high plane, then of the low one
+shared float plane_unit[CHUNK], plane_sum[CHUNK * SCALES], squares[gl_WorkGroupSize.x / LANES];
+
+// A thread's pieces of x, and of the norm's weight.
+uvec4 piece[OWN * EACH / 8u], piece_weight[NORM ? OWN * EACH / 8u : 1u];
+
+// A thread's pieces of chunk l of the row of x that begins at `at`; beyond the row its last one.
+void read_pieces(uint at, uint l, uint thread)
+{
+    [[unroll]] for (uint n = 0u; n < OWN; n++) {
+        uint t = EACH * min(l * CHUNK * PIECES + n * gl_WorkGroupSize.x + thread, BLOCKS * PIECES - 1u);
+        [[unroll]] for (uint i = 0u; i < EACH / 8u; i++) {
+            piece[n * EACH / 8u + i] = x128[(at + t >> 3) + i];
+#ifndef GATHER
+            if (NORM) piece_weight[n * EACH / 8u + i] = weight128[(weight_at + t >> 3) + i];
+#endif
+        }
+    }
+}
+
 // Byte b of plane word p belongs to this code of the block: the same class of each byte of a word of codes.
 uint element_of(uint p, uint b) { return p / PER_BYTE * 4u * PER_BYTE + b * PER_BYTE + p % PER_BYTE; }
 
-void hold_integers(uint h, float v[32])
+// A thread's piece n, which is the chunk's piece t, into the planes. A block's pieces lie in neighbouring lanes; behind the
+// row's end there are zeros.
+void prepare_piece(uint n, uint t, float factor, bool inside)
 {
-    uint top = 0x0da24260u, bits[32];                  // 1e-30; NaN and infinity compare greater than all numbers
-    [[unroll]] for (uint e = 0u; e < 32u; e++) top = max(top, floatBitsToUint(v[e]) & 0x7fffffffu);
+    const uint even = 0x00ff00ffu;
+    uint block = t / PIECES, p0 = t % PIECES * (EACH / 4u), top = 0x0da24260u;     // 1e-30; NaN and infinity are greater than all numbers
+    float v[16];
+    [[unroll]] for (uint e = 0u; e < EACH / 2u; e++) {
+        vec2 two = inside ? two_numbers(piece[n * EACH / 8u + e / 4u][e % 4u], TX) : vec2(0.0);
+        if (NORM) {
+            two *= factor * two_numbers(piece_weight[n * EACH / 8u + e / 4u][e % 4u], TX);
+            two = vec2(rounded(two.x, TX), rounded(two.y, TX));
+        }
+        v[2u * e] = two.x;
+        v[2u * e + 1u] = two.y;
+        top = max(top, max(floatBitsToUint(two.x) & 0x7fffffffu, floatBitsToUint(two.y) & 0x7fffffffu));
+    }
+    [[unroll]] for (uint d = 1u; d < PIECES; d *= 2u) top = max(top, subgroupShuffleXor(top, d));
     float largest = uintBitsToFloat(top), to_unit = 32512.0 / largest;
-    [[unroll]] for (uint e = 0u; e < 32u; e++) bits[e] = floatBitsToUint(fma(v[e], to_unit, 12582912.0));    // 1.5 * 2^23 + integer
-    int total_units = 0, first_half = 0;
-    [[unroll]] for (uint p = 0u; p < 8u; p++) {
-        uint a[4], l = 0u, g = 0u;
-        [[unroll]] for (uint b = 0u; b < 4u; b++) {
-            a[b] = bits[element_of(p, b)];
-            total_units += int(a[b]) - 0x4b400000;
-            l |= (a[b] & 255u) << 8u * b;
-            g |= (a[b] + 128u >> 8 & 255u) << 8u * b;
-        }
-        low[h * 8u + p] = int(l);
-        high[h * 8u + p] = int(g);
-        if (p == 3u) first_half = total_units;
-    }
-    unit[h] = top >= 0x7f800000u ? NOT_A_NUMBER : largest / 32512.0;
-    sum[h * SCALES] = float(SCALES == 2u ? first_half : total_units);
-    if (SCALES == 2u) sum[h * SCALES + SCALES - 1u] = float(total_units - first_half);
-}
-
-void hold_floats(uint h, float v[32])
-{
-    float c[4];
-    [[unroll]] for (uint e = 0u; e < 4u; e++) c[e] = 0.0;
-    [[unroll]] for (uint e = 0u; e < 32u; e++) {
-        held[h * 32u + e] = v[e];
-        c[e % CLASSES] += v[e];
-    }
-    sum[h] = 0.0;
-    offset[h] = 0.0;
-    [[unroll]] for (uint e = 0u; e < CLASSES; e++) {
-        sum[h] += c[e];
-        offset[h] = fma(c[e], packed_offset(e), offset[h]);
-    }
-}
-
-// Lanes without a block hold zeros.
-void hold(uint h, uint at, bool inside)
-{
-    float v[32];
-    [[unroll]] for (uint i = 0u; i < 4u; i++) {
-        uvec4 q = x128[(at >> 3) + i];
-        [[unroll]] for (uint e = 0u; e < 4u; e++) {
-            vec2 two = inside ? two_numbers(q[e], TX) : vec2(0.0);
-            v[8u * i + 2u * e] = two.x;
-            v[8u * i + 2u * e + 1u] = two.y;
+    int uppers = 0, lowers = 0;
+    bool fits = block < CHUNK;
+    [[unroll]] for (uint p = 0u; p < EACH / 4u; p++) {
+        uint a[4], to = p0 + p;                        // 1.5 * 2^23 + 128 + integer: the low half is 256 * high + 128 + low
+        [[unroll]] for (uint b = 0u; b < 4u; b++) a[b] = floatBitsToUint(fma(v[element_of(p, b)], to_unit, 12583040.0));
+        uint c = a[0] & 0xffffu | a[2] << 16, d = a[1] & 0xffffu | a[3] << 16;
+        uint l = (c & even | d << 8 & ~even) ^ 0x80808080u, h = c >> 8 & even | d & ~even;
+        uppers += dotPacked4x8EXT(int(h), 0x01010101);
+        lowers += dotPacked4x8EXT(int(l), 0x01010101);
+        if (fits) {
+            plane[to / 4u * CHUNK + block][to % 4u] = h;
+            plane[(2u + to / 4u) * CHUNK + block][to % 4u] = l;
         }
     }
-    if (INTEGER) hold_integers(h, v);
-    else hold_floats(h, v);
+    int units = (uppers << 8) + lowers;
+    [[unroll]] for (uint d = 1u; d < PIECES / SCALES; d *= 2u) units += subgroupShuffleXor(units, d);
+    if (fits && p0 == 0u) plane_unit[block] = top >= 0x7f800000u ? NOT_A_NUMBER : largest / 32512.0;
+    if (fits && p0 % (8u / SCALES) == 0u) plane_sum[block * SCALES + p0 * SCALES / 8u] = float(units);
 }
+
+#ifndef GATHER
+// The factor of the norm of the row at `at`, whose first chunk has been read.
+float norm_factor(uint at, uint thread)
+{
+    float y = 0.0;
+    [[unroll]] for (uint l = 0u; l < BL; l++) {
+        if (l != 0u) read_pieces(at, l, thread);
+        [[unroll]] for (uint n = 0u; n < OWN; n++) {
+            uint t = n * gl_WorkGroupSize.x + thread;
+            bool inside = t < CHUNK * PIECES && l * CHUNK * PIECES + t < BLOCKS * PIECES;
+            [[unroll]] for (uint e = 0u; e < EACH / 2u; e++) {
+                vec2 two = two_numbers(piece[n * EACH / 8u + e / 4u][e % 4u], TX);
+                if (inside) y += dot(two, two);
+            }
+        }
+    }
+    [[unroll]] for (uint d = LANES / 2u; d != 0u; d /= 2u) y += subgroupShuffleXor(y, d);
+    if (gl_SubgroupInvocationID == 0u) squares[gl_SubgroupID] = y;
+    barrier();
+    y = 0.0;
+    [[unroll]] for (uint i = 0u; i < gl_WorkGroupSize.x / LANES; i++) y += squares[i];
+    if (BL > 1u) read_pieces(at, 0u, thread);
+    return inversesqrt(y / float(k) + eps);
+}
+#endif
+
+// Holds the row of x that begins at element `at`, whose first chunk has been read, as row i.
+void hold(uint i, uint at, uint thread, uint first)
+{
+    float factor = 1.0;
+#ifndef GATHER
+    if (NORM) factor = norm_factor(at, thread);
+#endif
+    [[unroll]] for (uint l = 0u; l < BL; l++) {
+        uint h = i * BL + l;
+        if (l != 0u) read_pieces(at, l, thread);
+        if (h != 0u) barrier();
+        [[unroll]] for (uint n = 0u; n < OWN; n++) {
+            uint t = n * gl_WorkGroupSize.x + thread;
+            prepare_piece(n, t, factor, l * CHUNK * PIECES + t < BLOCKS * PIECES);
+        }
+        barrier();
+        [[unroll]] for (uint p = 0u; p < 2u; p++) {
+            uvec4 upper = plane[p * CHUNK + first], lower = plane[(2u + p) * CHUNK + first];
+            [[unroll]] for (uint c = 0u; c < 4u; c++) {
+                high[h * 8u + 4u * p + c] = int(upper[c]);
+                low[h * 8u + 4u * p + c] = int(lower[c]);
+            }
+        }
+        unit[h] = plane_unit[first];
+        [[unroll]] for (uint c = 0u; c < SCALES; c++) sum[h * SCALES + c] = plane_sum[first * SCALES + c];
+    }
+}
+
+// The first of a round's rows: the last round's are moved back into the matrix.
+uint first_row(uint set, uint row) { return min(row, rows[set] - R / STEP); }
 
 #define LOAD_ROWS(name, set, slot, w, s, b) \
     void name(uint row, uint first) \
     { \
-        [[unroll]] for (uint j = slot; j < R; j += STEP) { \
-            uint n = min(row + j / STEP, rows[set] - 1u); \
-            uint at = w_matrix * w_batch + w_at[set] + n * (BLOCKS * BITS), group = w_matrix * s_batch + n * GROUPS; \
-            [[unroll]] for (uint l = 0u; l < BL; l++) { \
-                uint block = min(first + l * (SPLIT * LANES), BLOCKS - 1u), from = at + block * BITS, to = j * BL + l; \
+        uint n = first_row(set, row), at = w_matrix * w_batch + w_at[set] + n * (BLOCKS * BITS), group = w_matrix * s_batch + n * GROUPS; \
+        [[unroll]] for (uint l = 0u; l < BL; l++) { \
+            uint block = min(first + l * (SPLIT * LANES), BLOCKS - 1u), from = at + block * BITS; \
+            uint s_from = s_at[set] + group + (SCALES * block >> SHIFT), b_from = b_at[set] + group + (block >> SHIFT); \
+            [[unroll]] for (uint j = slot; j < R; j += STEP) { \
+                uint to = j * BL + l, apart = j / STEP; \
                 if (BITS == 2u) { \
-                    uvec2 q = w##64[from >> 1]; \
+                    uvec2 q = w##64[(from >> 1) + apart * BLOCKS]; \
                     next_code[to * BITS] = q.x; \
                     next_code[to * BITS + 1u] = q.y; \
                 } else \
                     [[unroll]] for (uint i = 0u; i < BITS; i += 4u) { \
-                        uvec4 q = w##128[from + i >> 2]; \
+                        uvec4 q = w##128[(from >> 2) + (apart * (BLOCKS * BITS) + i >> 2)]; \
                         [[unroll]] for (uint c = 0u; c < 4u; c++) next_code[to * BITS + i + c] = q[c]; \
                     } \
-                [[unroll]] for (uint h = 0u; h < SCALES; h++) \
-                    next_scale[to * SCALES + h] = RAW(s, s_at[set] + group + (SCALES * block >> SHIFT) + h, TS); \
-                if (!FP) next_bias[to] = RAW(b, b_at[set] + group + (block >> SHIFT), TS); \
+                [[unroll]] for (uint h = 0u; h < SCALES; h++) next_scale[to * SCALES + h] = RAW(s, s_from + apart * GROUPS + h, TS); \
+                if (!FP) next_bias[to] = RAW(b, b_from + apart * GROUPS, TS); \
             } \
         } \
     }
@@ -192,20 +256,15 @@ float product(uint i, uint j, uint l)
     if (FP) return small_product(i, j, l);
     uint h = i * BL + l, w = (j * BL + l) * BITS;
     float s = number(scale[j * BL + l], TS), b = number(bias[j * BL + l], TS);
-    if (INTEGER) {
-        int upper = 0, lower = 0;
-        [[unroll]] for (uint p = 0u; p < 8u; p++) {
-            uint c = code[w + p / PER_BYTE];
-            int four = BITS == 8u ? int(c ^ 0x80808080u) : int(c >> p % PER_BYTE * BITS & MASK * 0x01010101u);
-            upper += dotPacked4x8EXT(four, high[h * 8u + p]);
-            lower += dotPacked4x8EXT(four, low[h * 8u + p]);
-        }
-        if (BITS == 8u) b = fma(s, 128.0, b);
-        return unit[h] * fma(s, float((upper << 8) + lower), b * sum[h]);
+    int upper = 0, lower = 0;
+    [[unroll]] for (uint p = 0u; p < 8u; p++) {
+        uint c = code[w + p / PER_BYTE];
+        int four = BITS == 8u ? int(c ^ 0x80808080u) : int(c >> p % PER_BYTE * BITS & MASK * 0x01010101u);
+        upper += dotPacked4x8EXT(four, high[h * 8u + p]);
+        lower += dotPacked4x8EXT(four, low[h * 8u + p]);
     }
-    float dot = -offset[h];
-    [[unroll]] for (uint e = 0u; e < 32u; e++) dot = fma(packed_code(code[w + e * BITS / 32u], e * BITS % 32u), held[h * 32u + e], dot);
-    return fma(s, dot, b * sum[h]);
+    if (BITS == 8u) b = fma(s, 128.0, b);
+    return unit[h] * fma(s, float((upper << 8) + lower), b * sum[h]);
 }
 
 // Adds up over the lanes; the number of the sum that total[0] then is. Each step halves the sums that a lane looks after.
@@ -236,6 +295,12 @@ float sum_of(uint v)
     return y;
 }
 
+// Which of all rounds a workgroup's round r is: all workgroups go through the rows side by side.
+uint round_of(uint r, uint apart)
+{
+    return (r / apart * gl_NumWorkGroups.x + gl_WorkGroupID.x) * apart + r % apart;
+}
+
 void main()
 {
 #ifdef GATHER
@@ -243,21 +308,22 @@ void main()
     x_matrix = X_MATRIX(y_matrix);
     w_matrix = min(rhs32[rhs_at + y_matrix], rhs_last);
 #endif
-    uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID % SPLIT, apart = gl_WorkGroupSize.x / LANES / SPLIT;
-    uint first = team * LANES + lane, m0 = gl_WorkGroupID.y * M, from = gl_WorkGroupID.x * rounds, count = round_count();
-    uint until = min(rounds, count - min(from, count)), r = gl_SubgroupID / SPLIT;
-    if (r < until) load_round(from + r, first);
-    [[unroll]] for (uint i = 0u; i < M; i++)
-        [[unroll]] for (uint l = 0u; l < BL; l++) {
-            uint block = first + l * (SPLIT * LANES);
-            uint at = x_at + x_matrix * x_batch + min(m0 + i, m - 1u) * x_row + 32u * min(block, BLOCKS - 1u);
-            hold(i * BL + l, at, block < BLOCKS);
-        }
-    for (; r < until; r += apart) {
+    const uint apart = gl_WorkGroupSize.x / LANES / SPLIT;                      // rounds at a time
+    uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID % SPLIT, thread = gl_SubgroupID * LANES + lane, first = team * LANES + lane;
+    uint m0 = gl_WorkGroupID.y * M, count = round_count(), x_first = x_at + x_matrix * x_batch, r = gl_SubgroupID / SPLIT;
+    read_pieces(x_first + m0 * x_row, 0u, thread);     // before the weights, behind which they would wait
+    if (round_of(r, apart) < count) load_round(round_of(r, apart), first);
+    [[unroll]] for (uint i = 0u; i < M; i++) {
+        uint at = x_first + min(m0 + i, m - 1u) * x_row;
+        if (i != 0u) read_pieces(at, 0u, thread);
+        hold(i, at, thread, first);
+    }
+    for (; r < rounds && round_of(r, apart) < count; r += apart) {
         [[unroll]] for (uint i = 0u; i < R * BL * BITS; i++) code[i] = next_code[i];
         [[unroll]] for (uint i = 0u; i < R * BL; i++) bias[i] = next_bias[i];
         [[unroll]] for (uint i = 0u; i < R * BL * SCALES; i++) scale[i] = next_scale[i];
-        if (r + apart < until) load_round(from + r + apart, first);
+        uint next = round_of(r + apart, apart);
+        if (r + apart < rounds && next < count) load_round(next, first);
         [[unroll]] for (uint i = 0u; i < M; i++)
             [[unroll]] for (uint j = 0u; j < R; j++) {
                 total[i * R + j] = product(i, j, 0u);
@@ -267,10 +333,12 @@ void main()
         if ((lane & (LANES / (M * R) - 1u)) == 0u) part[(r * M * R + which) * SPLIT + team] = total[0];
     }
     barrier();
-    for (uint t = gl_LocalInvocationIndex; t < until * (R / STEP) * M; t += gl_WorkGroupSize.x) {
-        uint i = t / (until * (R / STEP)), j = t % (until * (R / STEP)), v = j / (R / STEP) * M * R + i * R + j % (R / STEP) * STEP;
-        uvec2 at = place_of(from + j / (R / STEP));
-        uint n = at.y + j % (R / STEP);
-        if (m0 + i < m && n < rows[at.x]) store(at.x, m0 + i, n, STEP == 2u ? swiglu(sum_of(v), sum_of(v + 1u)) : sum_of(v));
+    for (uint t = thread; t < rounds * (R / STEP) * M; t += gl_WorkGroupSize.x) {
+        uint i = t / (rounds * (R / STEP)), j = t % (rounds * (R / STEP)), v = j / (R / STEP) * M * R + i * R + j % (R / STEP) * STEP;
+        uint round = round_of(j / (R / STEP), apart);
+        if (round >= count) continue;
+        uvec2 at = place_of(round);
+        uint n = first_row(at.x, at.y) + j % (R / STEP);
+        if (m0 + i < m && n >= at.y) store(at.x, m0 + i, n, STEP == 2u ? swiglu(sum_of(v), sum_of(v + 1u)) : sum_of(v));
     }
 }

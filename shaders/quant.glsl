@@ -24,6 +24,8 @@ layout(push_constant) uniform Push {                   // of up to three matrice
     uint m, k, group_shift, rounds;                    // a group is 16 << group_shift codes
     uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
     uint rows[3], w_at[3], s_at[3], b_at[3], y_at[3], y_row[3];
+    uint weight_at;                                    // of a norm of x, see qmv_held.comp
+    float eps;
 };
 #endif
 

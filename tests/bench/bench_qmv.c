@@ -4,6 +4,7 @@
  *     build/bench/bench_qmv              the shapes below, 4 and 8 bits, 1 to 8 rows; then many rows
  *     build/bench/bench_qmv sweep        every setting of the kernels for one row
  *     build/bench/bench_qmv routes       every kernel for 1 to 512 rows
+ *     build/bench/bench_qmv model 8b [M] [BITS]     the products of a token of Qwen3-8B (or 06b)
  *     build/bench/bench_qmv N K [M] [BITS] [GROUP]      one shape */
 #include "bench.h"
 
@@ -114,10 +115,10 @@ static void heading(void)
 /* Every setting of the kernels for one row, for each shape. */
 static void sweep(void)
 {
-    static const int kernels[] = { 5, 6, 1 }, rows[] = { 1, 2, 4, 8 }, splits[] = { 0, 1, 2, 4, 16 }, threads[] = { 64, 128, 256, 512 };
+    static const int kernels[] = { 5, 1 }, rows[] = { 1, 2, 4, 8 }, splits[] = { 0, 1, 2, 4, 16 }, threads[] = { 64, 128, 256, 512 };
     char gates[160];
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-        for (size_t n = 0; n < 3 * 4 * 5 * 4; n++) {
+        for (size_t n = 0; n < 2 * 4 * 5 * 4; n++) {
             int kernel = kernels[n / 80], split = splits[n / 4 % 5], t = threads[n % 4];
             struct result r;
             if (32 * split > t && kernel == 1) continue;
@@ -134,9 +135,9 @@ static void sweep(void)
 /* Each kernel for few and many rows: where to change from one to the other. */
 static void routes(void)
 {
-    static const int kernels[] = { 5, 6, 1, 3, 4 }, rows[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512 };
+    static const int kernels[] = { 5, 1, 3, 4 }, rows[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512 };
     char gates[64];
-    for (size_t k = 0; k < 5; k++) {
+    for (size_t k = 0; k < 4; k++) {
         snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k]);
         open_for_rounds(gates);
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -147,10 +148,86 @@ static void routes(void)
     }
 }
 
+/* ---- the products of one token, as a model's layers make them, weights cold ---- */
+
+enum { SETS_MOST = 3, COLD = 320 << 20 };
+struct product { const char *name; int k, sets, n[SETS_MOST]; bool swiglu; };
+static const struct product products_8b[] = {
+    { "qkv", 4096, 3, { 4096, 1024, 1024 }, false }, { "o", 4096, 1, { 4096 }, false }, { "gate up", 4096, 2, { 12288, 12288 }, true },
+    { "down", 12288, 1, { 4096 }, false }, { "head", 4096, 1, { 151936 }, false },
+};
+static const struct product products_06b[] = {
+    { "qkv", 1024, 3, { 2048, 1024, 1024 }, false }, { "o", 2048, 1, { 1024 }, false }, { "gate up", 1024, 2, { 3072, 3072 }, true },
+    { "down", 3072, 1, { 1024 }, false }, { "head", 1024, 1, { 151936 }, false },
+};
+
+static void one_product(const struct product *p, const struct weight *q, mlxvk_array x, int bits)
+{
+    mlxvk_optional_int g = { 64, true }, b = { bits, true };
+    mlxvk_array y[SETS_MOST], s = mlxvk_array_new();
+    mlxvk_encoder e;
+    for (int i = 0; i < p->sets; i++) {
+        y[i] = mlxvk_array_new();
+        check(mlxvk_quantized_matmul(&y[i], x, q[i].w, q[i].scales, q[i].biases, true, g, b, "affine", stream), "quantized_matmul");
+    }
+    if (p->swiglu) {
+        check(mlxvk_sigmoid(&s, y[0], stream), "sigmoid");
+        check(mlxvk_multiply(&y[0], y[0], s, stream), "multiply");
+        mlxvk_array_free(s);
+        check(mlxvk_multiply(&y[0], y[0], y[1], stream), "multiply");
+        mlxvk_array_free(y[1]);
+    }
+    check(mlxvk_stream_encoder(&e, stream), "encoder");
+    check(mlxvk_encoder_barrier(e), "barrier");
+    for (int i = 0; i < p->sets; i++) if (!p->swiglu || !i) mlxvk_array_free(y[i]);
+}
+
+static double products_round(const struct product *p, const struct weight *q, int copies, int count, mlxvk_array x, int bits)
+{
+    double start;
+    check(mlxvk_synchronize(stream), "synchronize");
+    for (int i = 0; i < count; i++) one_product(p, q + i % copies * p->sets, x, bits);
+    start = now();
+    check(mlxvk_finalize(stream), "finalize");
+    check(mlxvk_synchronize(stream), "synchronize");
+    return now() - start;
+}
+
+static void model(const char *size, int m, int bits)
+{
+    const struct product *p = strcmp(size, "8b") ? products_06b : products_8b;
+    for (int i = 0; i < 5; i++, p++) {
+        static struct weight q[MAX_COPIES * SETS_MOST];
+        double bytes = 0, best = 1e30, busy = 0;
+        int copies, count;
+        mlxvk_array x = uniform(m, p->k, MLXVK_BFLOAT16);
+        for (int j = 0; j < p->sets; j++) bytes += (double)p->n[j] * p->k * bits / 8 + (double)p->n[j] * p->k / 16;
+        copies = gpu ? (int)(COLD / bytes) + 1 : 1;
+        count = gpu ? (bytes > 1e8 ? 30 : 200) : 2;
+        for (int c = 0; c < copies * p->sets; c++) q[c] = random_weight(p->n[c % p->sets], p->k, bits, 64);
+        for (int r = 0; gpu ? busy < 0.3 : r < 1; r++) {
+            double t = products_round(p, q, copies, count, x, bits);
+            busy += t;
+            if (t < best) best = t;
+        }
+        best = 1e6 * best / count;
+        printf("%-8s %6.1f MB %8.2f us %6.0f GB/s\n", p->name, bytes * 1e-6, best, bytes / best * 1e-3);
+        fflush(stdout);
+        for (int c = 0; c < copies * p->sets; c++) { mlxvk_array_free(q[c].w); mlxvk_array_free(q[c].scales); mlxvk_array_free(q[c].biases); }
+        mlxvk_array_free(x);
+        mlxvk_device_clear_cache(device);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const int few[] = { 1, 2, 4, 8 }, many[] = { 16, 32, 64, 128, 512, 2048 };
     open_for_rounds("");
+    if (argc > 2 && !strcmp(argv[1], "model")) {
+        model(argv[2], argc > 3 ? atoi(argv[3]) : 1, argc > 4 ? atoi(argv[4]) : 4);
+        close_device();
+        return 0;
+    }
     heading();
     if (argc > 2)
         row(argc > 3 ? atoi(argv[3]) : 1, atoi(argv[1]), atoi(argv[2]), argc > 4 ? atoi(argv[4]) : 4, argc > 5 ? atoi(argv[5]) : 64);

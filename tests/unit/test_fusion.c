@@ -206,12 +206,176 @@ static void test_update_between(void **state)
     bench_close(&t);
 }
 
+/* ---- quantized products with what comes before and behind them, as a layer of a model has them, for one row ---- */
+
+enum { WIDE = 320 };
+struct layer { mlxvk_array w[3][3], x, residual, weight; };
+
+static void layer_open(struct bench *t, struct layer *l, int rows)
+{
+    static const int sizes[] = { 203, 64, 203 };
+    mlxvk_optional_int group = { 64, true }, bits = { 4, true };
+    mlxvk_array w = mlxvk_array_new(), nothing = mlxvk_array_new();
+    for (int i = 0; i < 3; i++) {
+        mlxvk_vector_array q = mlxvk_vector_array_new();
+        normal(t, &w, (int[]){ sizes[i], WIDE }, 2, 20 + (uint32_t)i);
+        OK(mlxvk_quantize(&q, w, group, bits, "affine", nothing, t->s), t->s);
+        for (size_t k = 0; k < 3; k++) {
+            l->w[i][k] = mlxvk_array_new();
+            OK(mlxvk_vector_array_get(&l->w[i][k], q, k), t->s);
+        }
+        mlxvk_vector_array_free(q);
+    }
+    l->x = mlxvk_array_new();
+    l->residual = mlxvk_array_new();
+    l->weight = mlxvk_array_new();
+    normal(t, &l->x, (int[]){ 1, rows, WIDE }, 3, 30);
+    normal(t, &l->residual, (int[]){ 1, rows, sizes[0] }, 3, 31);
+    normal(t, &l->weight, (int[]){ WIDE }, 1, 32);
+    OK(mlxvk_synchronize(t->s), t->s);
+    mlxvk_array_free(w);
+    mlxvk_reset_stats(t->device);
+}
+
+static void layer_close(struct layer *l)
+{
+    for (int i = 0; i < 9; i++) mlxvk_array_free(l->w[i / 3][i % 3]);
+    mlxvk_array_free(l->x);
+    mlxvk_array_free(l->residual);
+    mlxvk_array_free(l->weight);
+}
+
+static void by_weight(struct bench *t, const struct layer *l, int i, mlxvk_array x, mlxvk_array *res)
+{
+    mlxvk_optional_int group = { 64, true }, bits = { 4, true };
+    OK(mlxvk_quantized_matmul(res, x, l->w[i][0], l->w[i][1], l->w[i][2], true, group, bits, "affine", t->s), t->s);
+}
+
+static void norm_of(struct bench *t, const struct layer *l, mlxvk_array *res)
+{
+    OK(mlxvk_fast_rms_norm(res, l->x, l->weight, 1e-6f, t->s), t->s);
+}
+
+static void norm_products(struct bench *t, const struct layer *l, mlxvk_array *res)
+{
+    mlxvk_array x = mlxvk_array_new();
+    norm_of(t, l, &x);
+    for (int i = 0; i < 3; i++) by_weight(t, l, i, x, &res[i]);
+    mlxvk_array_free(x);
+}
+
+static void norm_product(struct bench *t, const struct layer *l, mlxvk_array *res)
+{
+    mlxvk_array x = mlxvk_array_new();
+    norm_of(t, l, &x);
+    by_weight(t, l, 1, x, &res[0]);
+    mlxvk_array_free(x);
+}
+
+static void norm_swiglu(struct bench *t, const struct layer *l, mlxvk_array *res)
+{
+    mlxvk_array x = mlxvk_array_new(), gate = mlxvk_array_new(), up = mlxvk_array_new(), sigmoid = mlxvk_array_new();
+    norm_of(t, l, &x);
+    by_weight(t, l, 0, x, &gate);
+    by_weight(t, l, 2, x, &up);
+    OK(mlxvk_sigmoid(&sigmoid, gate, t->s), t->s);
+    OK(mlxvk_multiply(&gate, gate, sigmoid, t->s), t->s);
+    OK(mlxvk_multiply(&res[0], gate, up, t->s), t->s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(gate);
+    mlxvk_array_free(up);
+    mlxvk_array_free(sigmoid);
+}
+
+/* Somebody holds the norm's result: only products that go together anyway are one dispatch. */
+static void held_norm(struct bench *t, const struct layer *l, mlxvk_array *res)
+{
+    norm_of(t, l, &res[0]);
+    by_weight(t, l, 0, res[0], &res[1]);
+}
+
+static void product_add(struct bench *t, const struct layer *l, mlxvk_array *res)
+{
+    mlxvk_array y = mlxvk_array_new();
+    by_weight(t, l, 0, l->x, &y);
+    OK(mlxvk_add(&res[0], l->residual, y, t->s), t->s);
+    OK(mlxvk_add(&res[1], res[0], l->residual, t->s), t->s);
+    mlxvk_array_free(y);
+}
+
+/* The addition of a row to several, of a product to itself, of one that somebody holds: nothing to fuse. */
+static void other_adds(struct bench *t, const struct layer *l, mlxvk_array *res)
+{
+    mlxvk_array y = mlxvk_array_new();
+    by_weight(t, l, 0, l->x, &y);
+    OK(mlxvk_add(&res[0], y, y, t->s), t->s);
+    by_weight(t, l, 0, l->x, &res[1]);
+    OK(mlxvk_add(&res[2], res[1], l->residual, t->s), t->s);
+    mlxvk_array_free(y);
+}
+
+static const struct layer_case {
+    const char *name;
+    void (*run)(struct bench *t, const struct layer *l, mlxvk_array *res);
+    int rows;
+    uint64_t fused, apart;                           /* dispatches */
+} layer_cases[] = {
+    { "rms_norm + 3 products", norm_products, 1, 1, 2 }, { "rms_norm + product", norm_product, 1, 1, 2 },
+    { "rms_norm + silu(product) * product", norm_swiglu, 1, 1, 2 }, { "rms_norm of 2 rows + products", norm_products, 2, 2, 2 },
+    { "rms_norm kept, product", held_norm, 1, 2, 2 }, { "product + addition", product_add, 1, 2, 3 },
+    { "product of 3 rows + addition", product_add, 3, 2, 3 }, { "other additions", other_adds, 1, 3, 3 },
+};
+
+static size_t layer_results(const struct layer_case *c, const char *gates, mlxvk_dtype dtype, uint64_t dispatches, float *values)
+{
+    struct bench t = bench_open(gates, dtype);
+    struct layer l;
+    mlxvk_array res[3] = { { NULL }, { NULL }, { NULL } };
+    size_t count = 0, subgroup = 0, dots = 0;
+    OK_DEVICE(mlxvk_device_info_get_size(&subgroup, t.device, "subgroup"), t.device);
+    OK_DEVICE(mlxvk_device_info_get_size(&dots, t.device, "integer_dot_product"), t.device);
+    layer_open(&t, &l, c->rows);
+    c->run(&t, &l, res);
+    OK(mlxvk_synchronize(t.s), t.s);
+    if (subgroup && dots && stats_of(t.device).dispatches != dispatches)
+        fail_msg("%s (%s): %llu dispatches, expected %llu", c->name, gates, (unsigned long long)stats_of(t.device).dispatches,
+                 (unsigned long long)dispatches);
+    for (int i = 0; i < 3 && res[i].ctx; i++) {
+        OK(mlxvk_astype(&res[i], res[i], MLXVK_FLOAT32, t.s), t.s);
+        OK(mlxvk_array_read(res[i], values + count, mlxvk_array_nbytes(res[i]), t.s), t.s);
+        count += mlxvk_array_size(res[i]);
+        mlxvk_array_free(res[i]);
+    }
+    layer_close(&l);
+    bench_close(&t);
+    return count;
+}
+
+static void test_layer(void **state)
+{
+    static const struct { mlxvk_dtype dtype; double ulp; } kinds[] = { { MLXVK_FLOAT16, 0x1p-10 }, { MLXVK_BFLOAT16, 0x1p-7 } };
+    static float on[4 * WIDE], off[4 * WIDE];
+    (void)state;
+    for (size_t i = 0; i < COUNT(layer_cases); i++)
+        for (size_t k = 0; k < COUNT(kinds); k++) {
+            const struct layer_case *c = &layer_cases[i];
+            size_t n = layer_results(c, "MLX_VK_QMM_KERNEL=5", kinds[k].dtype, c->fused, on);
+            double most = 0;
+            assert_int_equal(n, layer_results(c, "MLX_VK_QMM_KERNEL=5 MLX_VK_ENABLE_QMM_ADD=0 MLX_VK_ENABLE_RMSNORM_QMM=0",
+                                              kinds[k].dtype, c->apart, off));
+            for (size_t j = 0; j < n; j++) most = fmax(most, fabs(off[j]));
+            for (size_t j = 0; j < n; j++)
+                if (!(fabs(on[j] - off[j]) <= 2 * kinds[k].ulp * fmax(0.25 * most, fabs(off[j]))))
+                    fail_msg("%s (%s): element %zu is %.9g fused and %.9g apart", c->name, mlxvk_dtype_name(kinds[k].dtype), j, on[j], off[j]);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal),
         cmocka_unit_test(test_owned), cmocka_unit_test(test_ahead),
-        cmocka_unit_test(test_update_between),
+        cmocka_unit_test(test_update_between), cmocka_unit_test(test_layer),
     };
     return run_group("fusion", tests, NULL, NULL);
 }
