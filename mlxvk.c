@@ -13619,9 +13619,11 @@ static enum walk walk_of(const struct array *a)
 static int chain_function_of(const struct node *n)
 {
     const struct elementwise_params *p = &n->p.elementwise;
-    const struct array *x = n->in[n->inputs - 1];
+    const struct array *x;
     int function;
-    if (n->op != OP_ELEMENTWISE || item_size(x) > 4 || item_size(n->out[0]) > 4) return -1;
+    if (n->op != OP_ELEMENTWISE) return -1;
+    x = n->in[n->inputs - 1];
+    if (item_size(x) > 4 || item_size(n->out[0]) > 4) return -1;
     if (p->kernel == K_COPY) return x->dtype == n->out[0]->dtype && walk_of(x) >= WALK_STRIDED ? -1 : CHAIN_convert;   /* by tiles */
     if (p->kernel == K_SELECT) return CHAIN_choose;
     if (p->kernel != K_UNARY && p->kernel != K_BINARY) return -1;
