@@ -410,7 +410,7 @@ void main()
 {
     bool again = false;
     group = group_index();
-    if (has(STRAIGHT)) {                               // no loop around all: some compilers do not find out that it has none
+    if (has(STRAIGHT)) {                               // nothing is done twice: no loop around it
         first_pass(has(LINES_IN));
         passes();
         finish(LAST, SIZE / LAST, LAST_BY_LINE);
