@@ -13001,6 +13001,7 @@ static uint32_t fft_radices(uint32_t n)
 {
     static const uint8_t radices[] = { 13, 11, 9, 7, 3, 10, 5, 16, 8, 4, 2 };
     uint32_t list = 0, shift = 0;
+    if (n == 8192) { list = 0x777; shift = 12; n /= 512; }        /* 8, 8, 8, 16 in place of 16, 16, 16, 2 */
     for (size_t i = 0; i < COUNT(radices); i++)
         for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4) list |= (uint32_t)(radices[i] - 1) << shift;
     return n == 1 ? list : 0;
@@ -13086,19 +13087,17 @@ static void fft_constant_length(struct encoder *e, struct fft_push *q)
     const struct device *d = e->device;
     const uint32_t spectrum = FFT_LOAD | FFT_TABLE_IN;
     uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32), pitch = fft_pitch(q->size, q->lines);
-    bool whole = (q->subs == 1 && (q->valid || 8 * q->lines * pitch <= d->caps.shared_memory)) || q->flags & FFT_PAIRED, loads, splits;
+    bool whole = (q->subs == 1 && (q->valid || 8 * q->lines * pitch <= d->caps.shared_memory)) || q->flags & FFT_PAIRED, loads;
     if (8 * q->lines * pitch > d->caps.shared_memory) q->flags |= FFT_HALVES;
     if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
     else if (!(q->flags & FFT_HALVES) && q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
     loads = (q->flags & FFT_LOAD) == FFT_LOAD_COMPLEX || (q->flags & FFT_LOAD) == FFT_LOAD_REAL || q->flags & FFT_MERGED;
-    splits = (q->flags & FFT_STORE) == FFT_STORE_SPLIT && q->flags & FFT_HALVES;
-    if (q->valid && (splits || q->flags & (FFT_PAIRED | FFT_CONVOLVED | FFT_MERGED))) q->flags |= FFT_MORE;
+    if (q->valid && q->flags & (FFT_PAIRED | FFT_CONVOLVED | FFT_HALVES | FFT_MERGED)) q->flags |= FFT_MORE;
     if (!(q->flags & FFT_MORE)) { KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner); return; }
     if (q->flags & FFT_HALVES && loads && !(q->flags & FFT_MERGED) && q->subs == 1 && fft_many_groups(d, q->ids)) q->flags |= FFT_AHEAD;
     else if (!(q->flags & FFT_CONVOLVED)) q->flags |= FFT_STRAIGHT;
     if (q->flags & FFT_MERGED && q->valid > q->len) q->flags |= FFT_ALL_IN;
     q->flags &= ~(uint32_t)FFT_MORE;
-    if (q->size == 8192) q->radices = 0xf777;        /* 8, 8, 8, 16 in place of 16, 16, 16, 2 */
     KERNEL(e, K_FFT_MORE, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
 }
 

@@ -72,7 +72,7 @@ static double line(run_function run, const char *name, const char *types, double
     snprintf(full, sizeof full, "%s %s", name, types);
     batch(run, name, 1);
     start = now();
-    while (gpu && now() - start < 0.12) batch(run, name, 32);
+    while (gpu && now() - start < 0.4) batch(run, name, 32);
     for (int i = 0; i < (gpu ? 5 : 1); i++) {
         once = batch(run, name, gpu ? 16 : 1);
         if (once < best) best = once;
