@@ -1665,7 +1665,8 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
 
 enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6, SPIRV_GL_COMPUTE = 5,
              SPIRV_LOCAL_SIZE = 17, SPIRV_BINDING = 33, SPIRV_SET = 34 };
-enum spirv_op { SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20, SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
+enum spirv_op { SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20,
+                SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
                 SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43, SPIRV_FUNCTION = 54,
                 SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61, SPIRV_STORE = 62,
                 SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83, SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
@@ -7588,7 +7589,8 @@ static void lower_segmented_mm(struct encoder *e, const struct node *n)
 /* ---- block_masked_mm ---- */
 
 /* The product of what masks left, without the parts of K that they say to be zero, in the kernel for large ones in float32;
- * where another kernel is faster, or the product must be cut, with them: they are zero by then. in: a, b, and bool masks of the blocks of the result, a and b, or NULL. */
+ * where another kernel is faster, or the product must be cut, with them: they are zero by then. in: a, b, and bool masks of
+ * the blocks of the result, a and b, or NULL. */
 static void lower_masked_mm(struct encoder *e, const struct node *n)
 {
     struct array *arrays[MATRICES] = { n->in[0], n->in[1], NULL, n->out[0] };
