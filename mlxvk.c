@@ -1664,15 +1664,17 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
  * Anything else that a module does with small integers is not emulated: there is none in mlxvk's own. */
 
 enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6, SPIRV_GL_COMPUTE = 5,
-             SPIRV_LOCAL_SIZE = 17, SPIRV_BINDING = 33, SPIRV_SET = 34 };
-enum spirv_op { SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20,
+             SPIRV_LOCAL_SIZE = 17, SPIRV_LOCAL_SIZE_ID = 38, SPIRV_SPEC_ID = 1, SPIRV_BUILT_IN = 11, SPIRV_WORKGROUP_SIZE = 25,
+             SPIRV_BINDING = 33, SPIRV_SET = 34 };
+enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20,
                 SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
-                SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43, SPIRV_FUNCTION = 54,
+                SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43,
+                SPIRV_COMPOSITE = 44, SPIRV_SPEC_TRUE = 48, SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51, SPIRV_FUNCTION = 54,
                 SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61, SPIRV_STORE = 62,
                 SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83, SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
                 SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199, SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
                 SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248, SPIRV_BRANCH = 249,
-                SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253 };
+                SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253, SPIRV_EXECUTION_MODE_ID = 331 };
 
 /* SPIR-V's capabilities by what they need of the device. */
 static const struct { uint16_t first, last; uint32_t needs; } spirv_needs[] = {
@@ -1713,20 +1715,23 @@ static uint32_t module_lacks(const struct device *d, const uint32_t *spirv, size
  * undefined. */
 static const char *module_refusal(const uint32_t *spirv, size_t words, uint32_t bindings, uint64_t threads)
 {
-    bool entry = false;
+    uint32_t entry = 0, op = 0;
+    bool found = false;
     for (size_t at = SPIRV_HEADER, n; at < words; at += n) {
-        uint32_t op = spirv[at] & 0xffff;
         const uint32_t *w = spirv + at;
+        op = w[0] & 0xffff;
         n = w[0] >> 16;
         if (!n || n > words - at) return "spirv is cut off";
-        if (op == SPIRV_ENTRY_POINT && n >= 5 && w[1] == SPIRV_GL_COMPUTE && !memcmp(w + 3, "main\0\0\0", 8)) entry = true;
+        if (op == SPIRV_ENTRY_POINT && n >= 5 && w[1] == SPIRV_GL_COMPUTE && !memcmp(w + 3, "main\0\0\0", 8)) entry = w[2];
+        if (op == SPIRV_FUNCTION && n >= 3 && entry && w[2] == entry) found = true;
         if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_BINDING && w[3] >= bindings) return "spirv has more bindings than were said";
         if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_SET && w[3]) return "spirv has descriptors beside set 0";
         if (op == SPIRV_EXECUTION_MODE && n == 6 && w[2] == SPIRV_LOCAL_SIZE && threads &&
             (!w[3] || !w[4] || !w[5] || w[3] > threads || (uint64_t)w[3] * w[4] > threads || (uint64_t)w[3] * w[4] * w[5] > threads))
             return "spirv has a larger workgroup than the device takes";
     }
-    return entry ? NULL : "spirv has no compute entry point \"main\"";
+    if (!entry) return "spirv has no compute entry point \"main\"";
+    return found && op == SPIRV_FUNCTION_END ? NULL : "spirv is cut off";
 }
 
 enum small_constant { SMALL_0, SMALL_1, SMALL_2, SMALL_3, SMALL_4, SMALL_8, SMALL_16, SMALL_BYTE, SMALL_HALF, SMALL_COUNT };
@@ -17774,6 +17779,28 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
     return refusal ? device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "%s", refusal) : 0;
 }
 
+/* A kernel, with the device's error where there is none. The lock is held. */
+static int kernel_make(struct device *d, const mlxvk_kernel_desc *desc, struct kernel **out)
+{
+    int code = d->lost ? d->lost : kernel_check(d, desc);
+    struct kernel *k = code ? NULL : host_zalloc(d, sizeof *k);
+    *out = NULL;
+    if (code) return code;
+    if (!k) return device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "kernel", "out of host memory");
+    snprintf(k->name, sizeof k->name, "%s", desc->name ? desc->name : "kernel");
+    k->device = d;
+    k->pipeline.name = k->name;
+    k->pipeline.kernel = KERNEL_COUNT;
+    k->pipeline.bindings = desc->bindings;
+    k->push_size = desc->push_size;
+    for (int i = 0; i < 3; i++) k->threads[i] = desc->threads[i] ? desc->threads[i] : 1;
+    code = kernel_build(d, k, desc);
+    if (code) { host_free(d, k); return code; }
+    d->refs++;
+    *out = k;
+    return 0;
+}
+
 int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_device device)
 {
     struct device *d = device_or_default(device);
@@ -17781,21 +17808,8 @@ int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_dev
     int code;
     if (!d || !res || !desc) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&d->lock);
-    code = d->lost ? d->lost : kernel_check(d, desc);
-    k = code ? NULL : host_zalloc(d, sizeof *k);
-    if (!code && !k) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "kernel", "out of host memory");
-    if (!code) {
-        snprintf(k->name, sizeof k->name, "%s", desc->name ? desc->name : "kernel");
-        k->device = d;
-        k->pipeline.name = k->name;
-        k->pipeline.kernel = KERNEL_COUNT;
-        k->pipeline.bindings = desc->bindings;
-        k->push_size = desc->push_size;
-        for (int i = 0; i < 3; i++) k->threads[i] = desc->threads[i] ? desc->threads[i] : 1;
-        code = kernel_build(d, k, desc);
-    }
-    if (code) host_free(d, k);
-    else { d->refs++; res->ctx = k; }
+    code = kernel_make(d, desc, &k);
+    if (!code) res->ctx = k;
     mutex_unlock(&d->lock);
     return code;
 }
@@ -17859,6 +17873,17 @@ int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
     return unlock_encoder(e);
 }
 
+/* Binds an array that another stream may have on its tape, and keeps its memory until the dispatch. */
+static uint32_t bind_held(struct encoder *e, uint32_t binding, struct array *a, bool write)
+{
+    struct stream *s = stream_of(a->storage);
+    uint32_t shift;
+    if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
+    shift = bind_array(e, binding, a, write);
+    hold(e, a->storage->buffer);
+    return shift;
+}
+
 static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, uint32_t *shift, bool write)
 {
     struct encoder *e = lock_encoder(handle);
@@ -17867,12 +17892,7 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
     if (!e) return MLXVK_ERROR_ARGUMENT;
     if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array", "no array of this device, or binding %u", binding);
-    else {
-        struct stream *s = stream_of(a->storage);
-        if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
-        at = bind_array(e, binding, a, write);
-        hold(e, a->storage->buffer);
-    }
+    else at = bind_held(e, binding, a, write);
     if (shift) *shift = at;
     return unlock_encoder(e);
 }
@@ -17976,6 +17996,343 @@ int mlxvk_end_concurrent(mlxvk_encoder handle)
     if (!e) return MLXVK_ERROR_ARGUMENT;
     e->concurrent = false;
     return unlock_encoder(e);
+}
+
+/* ==== >>public: kernels of the caller's in mlx-c's shape: new, config, apply ====================================== */
+
+/* What apply must know of a module: its specialization constants of 32 bits and the bools (by number, with their values where
+ * nobody sets them, and their names where the module has names), and what its workgroup's size is made of. */
+struct module_constants {
+    uint32_t count, values[MAX_SPEC];
+    bool declared[MAX_SPEC], other[MAX_SPEC];        /* other: of other widths, which cannot be set */
+    const char *names[MAX_SPEC];
+    int group_constant[3];                           /* the constant that is this side of the workgroup; -1: it is fixed */
+    uint32_t group[3];
+};
+
+struct spirv_kernel {
+    char *name;
+    uint32_t *spirv;
+    size_t words;
+    uint32_t inputs, outputs;
+    bool rows;                                       /* inputs are made row-contiguous */
+    struct module_constants constants;
+    struct spirv_variant *variants;
+};
+
+/* The kernel for a device and values of the constants. */
+struct spirv_variant {
+    mlxvk_kernel kernel;
+    uint32_t values[MAX_SPEC];
+    struct spirv_variant *next;
+};
+
+struct template_argument { char *name; uint32_t value; };
+struct spirv_config {
+    uint32_t outputs, arguments, grid[3], group[3];
+    struct { int ndim, shape[MAXD]; mlxvk_dtype dtype; } output[MAX_BINDINGS];
+    struct template_argument argument[MAX_SPEC];
+    bool filled;
+    float value;
+};
+
+enum { SPIRV_ANY = -1 };
+
+/* The first instruction of a kind whose words after the first are these; NULL: none. */
+static const uint32_t *spirv_find(const struct spirv_kernel *k, uint32_t op, int64_t first, int64_t second, int64_t third)
+{
+    const int64_t want[3] = { first, second, third };
+    for (size_t at = SPIRV_HEADER, n; at < k->words; at += n) {
+        const uint32_t *w = k->spirv + at;
+        uint32_t same = 0;
+        n = w[0] >> 16;
+        if (!n || n > k->words - at) return NULL;    /* cut off: making the kernel says so */
+        if ((w[0] & 0xffff) != op) continue;
+        while (same < 3 && (want[same] == SPIRV_ANY || (same + 1 < n && w[same + 1] == want[same]))) same++;
+        if (same == 3) return w;
+    }
+    return NULL;
+}
+
+/* Its string, from that word on, if it ends within the instruction. */
+static const char *spirv_string(const uint32_t *w, uint32_t at)
+{
+    uint32_t n = w[0] >> 16;
+    return n > at && !(w[n - 1] >> 24) ? (const char *)(w + at) : NULL;
+}
+
+static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
+{
+    struct module_constants *c = &k->constants;
+    const uint32_t *w = spirv_find(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id, SPIRV_ANY), *name = spirv_find(k, SPIRV_NAME, id, SPIRV_ANY, SPIRV_ANY);
+    if (number >= MAX_SPEC) return;                  /* it keeps its own value */
+    if (w && (w[0] >> 16 != 4 || !(spirv_find(k, SPIRV_TYPE_INT, w[1], 32, SPIRV_ANY) || spirv_find(k, SPIRV_TYPE_FLOAT, w[1], 32, SPIRV_ANY))))
+        c->other[number] = true;
+    else if (w) c->values[number] = w[3];
+    else c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY) != NULL;
+    c->declared[number] = true;
+    c->names[number] = name ? spirv_string(name, 2) : NULL;
+    if (number >= c->count) c->count = number + 1;
+}
+
+/* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers or constants. */
+static void read_group(struct spirv_kernel *k)
+{
+    struct module_constants *c = &k->constants;
+    const uint32_t *built = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE), *parts = NULL;
+    if (built && !(parts = spirv_find(k, SPIRV_SPEC_COMPOSITE, SPIRV_ANY, built[1], SPIRV_ANY)))
+        parts = spirv_find(k, SPIRV_COMPOSITE, SPIRV_ANY, built[1], SPIRV_ANY);
+    if (!built) parts = spirv_find(k, SPIRV_EXECUTION_MODE_ID, SPIRV_ANY, SPIRV_LOCAL_SIZE_ID, SPIRV_ANY);
+    if (parts && parts[0] >> 16 != 6) parts = NULL;
+    for (int i = 0; i < 3; i++) {
+        const uint32_t *of = parts ? spirv_find(k, SPIRV_DECORATE, parts[3 + i], SPIRV_SPEC_ID, SPIRV_ANY)
+                                   : spirv_find(k, SPIRV_EXECUTION_MODE, SPIRV_ANY, SPIRV_LOCAL_SIZE, SPIRV_ANY);
+        const uint32_t *fixed = parts && !of ? spirv_find(k, SPIRV_CONSTANT, SPIRV_ANY, parts[3 + i], SPIRV_ANY) : NULL;
+        c->group_constant[i] = parts && of && of[0] >> 16 == 4 ? (int)min_u32(of[3], MAX_SPEC) : -1;
+        c->group[i] = !parts && of && of[0] >> 16 == 6 ? of[3 + i] : fixed && fixed[0] >> 16 == 4 ? fixed[3] : 1;
+    }
+}
+
+static void read_constants(struct spirv_kernel *k)
+{
+    for (size_t at = SPIRV_HEADER, n; at < k->words; at += n) {
+        const uint32_t *w = k->spirv + at;
+        n = w[0] >> 16;
+        if (!n || n > k->words - at) return;
+        if ((w[0] & 0xffff) == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_SPEC_ID) read_constant(k, w[3], w[1]);
+    }
+    read_group(k);
+}
+
+mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vector_string input_names, mlxvk_vector_string output_names,
+                                                    const uint32_t *spirv, size_t spirv_size, bool ensure_row_contiguous)
+{
+    struct spirv_kernel *k = calloc(1, sizeof *k);
+    size_t inputs = mlxvk_vector_string_size(input_names), outputs = mlxvk_vector_string_size(output_names);
+    if (!k) return (mlxvk_fast_spirv_kernel){ NULL };
+    k->name = text_copy(name ? name : "kernel");
+    k->spirv = spirv && spirv_size >= 4 * SPIRV_HEADER && spirv_size % 4 == 0 ? malloc(spirv_size) : NULL;
+    if (!k->name || !k->spirv || inputs > MAX_BINDINGS || outputs > MAX_BINDINGS - inputs || !outputs) {
+        free(k->name);
+        free(k->spirv);
+        free(k);
+        return (mlxvk_fast_spirv_kernel){ NULL };
+    }
+    memcpy(k->spirv, spirv, spirv_size);
+    k->words = spirv_size / 4;
+    k->inputs = (uint32_t)inputs;
+    k->outputs = (uint32_t)outputs;
+    k->rows = ensure_row_contiguous;
+    read_constants(k);
+    return (mlxvk_fast_spirv_kernel){ k };
+}
+
+int mlxvk_fast_spirv_kernel_free(mlxvk_fast_spirv_kernel cls)
+{
+    struct spirv_kernel *k = cls.ctx;
+    if (!k) return 0;
+    for (struct spirv_variant *v = k->variants, *next; v; v = next) {
+        next = v->next;
+        mlxvk_kernel_free(v->kernel);
+        free(v);
+    }
+    free(k->name);
+    free(k->spirv);
+    free(k);
+    return 0;
+}
+
+/* ---- config ---- */
+
+mlxvk_fast_spirv_kernel_config mlxvk_fast_spirv_kernel_config_new(void)
+{
+    struct spirv_config *f = calloc(1, sizeof *f);
+    for (int i = 0; f && i < 3; i++) f->grid[i] = f->group[i] = 1;
+    return (mlxvk_fast_spirv_kernel_config){ f };
+}
+
+int mlxvk_fast_spirv_kernel_config_free(mlxvk_fast_spirv_kernel_config cls)
+{
+    struct spirv_config *f = cls.ctx;
+    for (uint32_t i = 0; f && i < f->arguments; i++) free(f->argument[i].name);
+    free(f);
+    return 0;
+}
+
+int mlxvk_fast_spirv_kernel_config_add_output_arg(mlxvk_fast_spirv_kernel_config cls, const int *shape, size_t size, mlxvk_dtype dtype)
+{
+    struct spirv_config *f = cls.ctx;
+    if (!f || (size && !shape) || size > MAXD || !is_dtype((int)dtype)) return MLXVK_ERROR_ARGUMENT;
+    if (f->outputs == MAX_BINDINGS) return MLXVK_ERROR_LIMIT;
+    f->output[f->outputs].ndim = (int)size;
+    f->output[f->outputs].dtype = dtype;
+    if (size) memcpy(f->output[f->outputs].shape, shape, size * sizeof *shape);
+    f->outputs++;
+    return 0;
+}
+
+static int set_sizes(uint32_t to[3], int x, int y, int z, int least)
+{
+    if (!to || x < least || y < least || z < least) return MLXVK_ERROR_ARGUMENT;
+    to[0] = (uint32_t)x;
+    to[1] = (uint32_t)y;
+    to[2] = (uint32_t)z;
+    return 0;
+}
+
+int mlxvk_fast_spirv_kernel_config_set_grid(mlxvk_fast_spirv_kernel_config cls, int grid1, int grid2, int grid3)
+{
+    return set_sizes(cls.ctx ? ((struct spirv_config *)cls.ctx)->grid : NULL, grid1, grid2, grid3, 0);
+}
+
+int mlxvk_fast_spirv_kernel_config_set_thread_group(mlxvk_fast_spirv_kernel_config cls, int thread1, int thread2, int thread3)
+{
+    return set_sizes(cls.ctx ? ((struct spirv_config *)cls.ctx)->group : NULL, thread1, thread2, thread3, 1);
+}
+
+int mlxvk_fast_spirv_kernel_config_set_init_value(mlxvk_fast_spirv_kernel_config cls, float value)
+{
+    struct spirv_config *f = cls.ctx;
+    if (!f) return MLXVK_ERROR_ARGUMENT;
+    f->filled = true;
+    f->value = value;
+    return 0;
+}
+
+int mlxvk_fast_spirv_kernel_config_add_template_arg_int(mlxvk_fast_spirv_kernel_config cls, const char *name, int value)
+{
+    struct spirv_config *f = cls.ctx;
+    char *copy;
+    if (!f || !name) return MLXVK_ERROR_ARGUMENT;
+    if (f->arguments == MAX_SPEC) return MLXVK_ERROR_LIMIT;
+    if (!(copy = text_copy(name))) return MLXVK_ERROR_HOST_MEMORY;
+    f->argument[f->arguments++] = (struct template_argument){ copy, (uint32_t)value };
+    return 0;
+}
+
+int mlxvk_fast_spirv_kernel_config_add_template_arg_bool(mlxvk_fast_spirv_kernel_config cls, const char *name, bool value)
+{
+    return mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, value);
+}
+
+int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kernel_config cls, const char *name, mlxvk_dtype dtype)
+{
+    return is_dtype((int)dtype) ? mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, (int)dtype) : MLXVK_ERROR_ARGUMENT;
+}
+
+/* ---- apply ---- */
+
+/* The constant of that name, or of that number; MAX_SPEC: none. */
+static uint32_t constant_named(const struct module_constants *m, const char *name)
+{
+    char *end;
+    unsigned long number = strtoul(name, &end, 10);
+    if (end != name && !*end) return number < m->count && m->declared[number] ? (uint32_t)number : MAX_SPEC;
+    for (uint32_t i = 0; i < m->count; i++) if (m->names[i] && !strcmp(m->names[i], name)) return i;
+    return MAX_SPEC;
+}
+
+static void set_constants(struct call *c, const struct spirv_kernel *k, const struct spirv_config *f, uint32_t values[MAX_SPEC])
+{
+    const struct module_constants *m = &k->constants;
+    memcpy(values, m->values, sizeof m->values);
+    for (uint32_t i = 0; i < f->arguments; i++) {
+        uint32_t at = constant_named(m, f->argument[i].name);
+        if (at == MAX_SPEC) { FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has no specialization constant %s", k->name, f->argument[i].name); return; }
+        values[at] = f->argument[i].value;
+    }
+    for (int i = 0; i < 3; i++) {
+        int at = m->group_constant[i];
+        if (at == MAX_SPEC) FAIL(c, MLXVK_ERROR_LIMIT, "%s has its workgroup in a constant over %d", k->name, MAX_SPEC - 1);
+        else if (at >= 0) values[at] = f->group[i];
+        else if (m->group[i] != f->group[i])
+            FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has workgroups of %u threads along axis %d, not %u", k->name, m->group[i], i, f->group[i]);
+    }
+    for (uint32_t i = 0; i < m->count; i++)
+        if (m->other[i]) FAIL(c, MLXVK_ERROR_UNSUPPORTED, "%s has a specialization constant, %u, that is not of 32 bits", k->name, i);
+}
+
+static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const struct spirv_config *f)
+{
+    uint32_t values[MAX_SPEC];
+    struct kernel *made;
+    mlxvk_kernel_desc desc = { .name = k->name, .spirv = k->spirv, .spirv_size = 4 * k->words, .bindings = k->inputs + k->outputs,
+                               .push_size = 4 * (k->inputs + k->outputs), .constants = values, .constant_count = k->constants.count,
+                               .threads = { f->group[0], f->group[1], f->group[2] } };
+    struct spirv_variant *v;
+    set_constants(c, k, f, values);
+    if (c->code) return NULL;
+    for (v = k->variants; v; v = v->next) {
+        made = v->kernel.ctx;
+        if (made->device == c->device && !memcmp(v->values, values, sizeof values)) return made;
+    }
+    if (!(v = calloc(1, sizeof *v))) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (kernel_make(c->device, &desc, &made)) {
+        free(v);
+        return FAIL(c, c->device->error.code, "%s", c->device->error.text);
+    }
+    v->kernel.ctx = made;
+    memcpy(v->values, values, sizeof values);
+    v->next = k->variants;
+    k->variants = v;
+    return made;
+}
+
+/* Encodes the dispatch behind all operations recorded before. Where an array is empty, a result that is not is bound in its
+ * place; nothing is to be done where all are. */
+static void run_variant(struct call *c, struct kernel *k, struct array **arrays, uint32_t inputs, uint32_t count, const uint32_t grid[3])
+{
+    struct encoder *e = &c->stream->encoder;
+    uint32_t shift[MAX_BINDINGS], some = inputs;
+    while (some < count && !arrays[some]->size) some++;
+    if (some == count) return;
+    for (uint32_t i = 0; i < count; i++) take_handle(arrays[i]);       /* or their copies and fillings would be dropped: nobody has them */
+    stream_lower(c->stream, 0);
+    encoder_reset(e);
+    e->pipeline = &k->pipeline;
+    for (uint32_t i = 0; i < count; i++)
+        shift[i] = arrays[i]->size ? bind_held(e, i, arrays[i], i >= inputs) : bind_held(e, i, arrays[some], true);
+    set_bytes(e, shift, 4 * count);
+    if (!e->code && note_again(e) && !e->code) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, k->name, "out of host memory");
+    dispatch(e, ceil_div(grid[0], k->threads[0]), ceil_div(grid[1], k->threads[1]), ceil_div(grid[2], k->threads[2]));
+    maybe_commit(c->stream);
+    if (e->code) {
+        FAIL(c, e->code, "%s", e->error.text);
+        e->code = c->device->lost;
+        encoder_reset(e);
+    }
+    for (uint32_t i = 0; i < count; i++) drop_handle(arrays[i]);
+}
+
+int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_kernel cls, mlxvk_vector_array inputs,
+                                  mlxvk_fast_spirv_kernel_config config, mlxvk_stream stream)
+{
+    struct call c = begin("fast_spirv_kernel_apply", stream);
+    struct spirv_kernel *k = cls.ctx;
+    const struct spirv_config *f = config.ctx;
+    const struct vector *v = inputs.ctx;
+    struct array *arrays[MAX_BINDINGS] = { NULL };
+    struct kernel *made;
+    if (!k || !f) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s is { NULL }", k ? "config" : "the kernel");
+    else if ((v ? v->size : 0) != k->inputs || f->outputs != k->outputs)
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s has %u inputs and %u outputs, not %zu and %u", k->name, k->inputs, k->outputs, v ? v->size : 0, f->outputs);
+    if (c.code) return finish_vector(&c, NULL, 0, outputs);
+    for (uint32_t i = 0; i < k->inputs; i++) {
+        arrays[i] = vector_input(&c, v, i);
+        if (k->rows) arrays[i] = contiguous(&c, arrays[i]);
+    }
+    for (uint32_t i = 0; i < k->outputs && !c.code; i++) {
+        int ndim = f->output[i].ndim;
+        const int *shape = f->output[i].shape;
+        mlxvk_dtype dtype = f->output[i].dtype;
+        struct array *out = f->filled ? do_full(&c, ndim, shape, scalar(&c, f->value, dtype), dtype) : output(&c, ndim, shape, dtype);
+        if (out && !f->filled) fill_array(&c, out, NULL);
+        arrays[k->inputs + i] = out;
+        if (!out) FAIL(&c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    }
+    made = c.code ? NULL : find_variant(&c, k, f);
+    if (made) run_variant(&c, made, arrays, k->inputs, k->inputs + k->outputs, f->grid);
+    return finish_vector(&c, arrays + k->inputs, k->outputs, outputs);
 }
 
 /* ==== >>public: observability ===================================================================================== */

@@ -1044,6 +1044,42 @@ MLXVK_API int mlxvk_encoder_barrier(mlxvk_encoder e);
 MLXVK_API int mlxvk_start_concurrent(mlxvk_encoder e);
 MLXVK_API int mlxvk_end_concurrent(mlxvk_encoder e);
 
+/* A kernel of the caller's as an operation, in the shape of mlx-c's fast_metal_kernel: new, config, apply. The source is SPIR-V
+ * (a compute module with entry point "main"; copied), so it needs no device yet: apply makes the kernel on its stream's, once for
+ * each device and choice of constants. In the module
+ *     set 0, binding i    is input i, and after the inputs output i, each a storage buffer;
+ *     push constants      are, if declared, a uint for each binding: the element of the buffer that is the array's first (bindings
+ *                         start at the device's alignment, so it may be other than 0);
+ *     local_size          is the thread group where its sides are specialization constants (local_size_x_id = n); a fixed one
+ *                         must be what config says;
+ *     constants           are set by template arguments, by their name in the module (glslang writes it unless told -g0) or by their
+ *                         number in decimal ("3"); a dtype is the number of its mlxvk_dtype. Of 32 bits or bool.
+ * ensure_row_contiguous: inputs that are not row-contiguous are copied; else views come as they are, and strides are the kernel's
+ * affair. new returns { NULL } without memory, for what is no module, without outputs, and for more than 16 arrays in all. */
+typedef struct mlxvk_fast_spirv_kernel { void *ctx; } mlxvk_fast_spirv_kernel;
+typedef struct mlxvk_fast_spirv_kernel_config { void *ctx; } mlxvk_fast_spirv_kernel_config;
+MLXVK_API mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vector_string input_names,
+                                                              mlxvk_vector_string output_names, const uint32_t *spirv, size_t spirv_size,
+                                                              bool ensure_row_contiguous);
+MLXVK_API int mlxvk_fast_spirv_kernel_free(mlxvk_fast_spirv_kernel cls);     /* waits for the devices that it ran on */
+MLXVK_API mlxvk_fast_spirv_kernel_config mlxvk_fast_spirv_kernel_config_new(void);   /* a grid and a thread group of 1 x 1 x 1 */
+MLXVK_API int mlxvk_fast_spirv_kernel_config_free(mlxvk_fast_spirv_kernel_config cls);
+MLXVK_API int mlxvk_fast_spirv_kernel_config_add_output_arg(mlxvk_fast_spirv_kernel_config cls, const int *shape, size_t size,
+                                                            mlxvk_dtype dtype);
+/* Threads in all, rounded up to whole thread groups: the kernel checks its bounds. */
+MLXVK_API int mlxvk_fast_spirv_kernel_config_set_grid(mlxvk_fast_spirv_kernel_config cls, int grid1, int grid2, int grid3);
+MLXVK_API int mlxvk_fast_spirv_kernel_config_set_thread_group(mlxvk_fast_spirv_kernel_config cls, int thread1, int thread2, int thread3);
+MLXVK_API int mlxvk_fast_spirv_kernel_config_set_init_value(mlxvk_fast_spirv_kernel_config cls, float value);   /* outputs begin with it */
+MLXVK_API int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kernel_config cls, const char *name,
+                                                                    mlxvk_dtype dtype);
+MLXVK_API int mlxvk_fast_spirv_kernel_config_add_template_arg_int(mlxvk_fast_spirv_kernel_config cls, const char *name, int value);
+MLXVK_API int mlxvk_fast_spirv_kernel_config_add_template_arg_bool(mlxvk_fast_spirv_kernel_config cls, const char *name, bool value);
+/* *outputs receives the results, row-contiguous. The dispatch is encoded at once, behind all that the stream has recorded. Of one
+ * kernel, from one thread at a time. Errors: ARGUMENT for another number of inputs or outputs than names, unknown constants, a thread
+ * group that the module does not have; LIMIT and UNSUPPORTED as in mlxvk_kernel_new. */
+MLXVK_API int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_kernel cls, mlxvk_vector_array inputs,
+                                            mlxvk_fast_spirv_kernel_config config, mlxvk_stream stream);
+
 /* ==== >>observability ============================================================================================= */
 
 /* Prints a line for each gate: name, value, default, what it switches. */
