@@ -2756,6 +2756,7 @@ static void write_first(struct encoder *e, struct buffer *b, const void *data, s
 {
     struct access saved[MAX_PENDING];
     uint32_t n = e->pending_count;
+    uint64_t saved_in = e->pending_in;
     memcpy(saved, e->pending, n * sizeof *saved);
     e->pending_count = 0;
     encoder_access(e, b, b->offset, b->offset + size, true);
@@ -2765,6 +2766,7 @@ static void write_first(struct encoder *e, struct buffer *b, const void *data, s
     else e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
     memcpy(e->pending, saved, n * sizeof *saved);
     e->pending_count = n;
+    if (n) e->pending_in = saved_in;
 }
 
 /* Gives a storage its memory. The contents of a literal are written by the host where it can, else by the queue. */
@@ -10092,11 +10094,12 @@ enum {
     HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
     HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
     HELD_LONG = 64,                                  /* rounds of a team from which twice as many workgroups take turns */
+    HELD_SUBGROUPS = 64,                             /* of a workgroup, at most: what their sums of squares have room for */
     HELD_PROCESSORS = 132                            /* multiprocessors to spread over: Vulkan does not say how many there are */
 };
 
 /* Shared memory of that kernel, where so many lanes span K. */
-static uint32_t held_memory(uint32_t lanes) { return 76 * lanes + 4 * HELD_PARTS + 256; }
+static uint32_t held_memory(uint32_t lanes) { return 76 * lanes + 4 * HELD_PARTS + 4 * HELD_SUBGROUPS; }
 
 static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
 {
@@ -10269,7 +10272,7 @@ static const char *held_refusal(const struct device *d, const struct quant_job *
     if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
     if (j->k < QUANT_BLOCK) return "nothing to add up";
     if (!has_kernel(d, held_kernel(j))) return "the device lacks subgroup operations or integer dot products";
-    if (!by_subgroups(d, j->m)) return "a gate";
+    if (!by_subgroups(d, j->m) || (wanted && wanted < QMM_HELD)) return "a gate";
     if (!wanted && j->m > 4) return "more than 4 rows";
     return !wanted && d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? "a driver on the CPU" : NULL;
 }
@@ -10286,13 +10289,16 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     struct quant_push p;
     if (refusal) return refusal;
     while (t->max_m < m) t++;
-    rows = gate[GATE_QMV_ROWS] > 0 ? (uint32_t)gate[GATE_QMV_ROWS] : t->rows;
+    rows = gate[GATE_QMV_ROWS] > 0 ? min_u32((uint32_t)gate[GATE_QMV_ROWS], 8) : t->rows;
+    while (rows & (rows - 1)) rows &= rows - 1;      /* lanes add up by halves */
     threads = gate[GATE_QMV_THREADS] > 0 ? (uint32_t)gate[GATE_QMV_THREADS] : t->threads;
+    threads = min_u32(threads, min_u32(d->caps.max_threads, HELD_SUBGROUPS * lanes));
     split = gate[GATE_QMV_SPLIT] > 0 ? (uint32_t)gate[GATE_QMV_SPLIT] : max_size(threads / lanes, 1);
     held = ceil_div(blocks, lanes * split);          /* blocks of a row that a lane holds */
     split = ceil_div(blocks, lanes * held);
     if (held > (gate[GATE_QMM_KERNEL] ? HELD_BLOCKS / m : 1)) return "long rows";      /* slower than the general kernel */
-    if (split * lanes > d->caps.max_threads || held_memory(split * lanes) > d->caps.shared_memory) return "the device's workgroups are small";
+    if (split > HELD_SUBGROUPS || split * lanes > d->caps.max_threads || held_memory(split * lanes) > d->caps.shared_memory)
+        return "the device's workgroups are small";
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
     groups = HELD_PROCESSORS * ceil_div(j->format.bits == 8 ? t->teams / 2 : t->teams, per * split);
     for (int i = 0; i < j->sets; i++) fewest = min_u32(fewest, j->set[i].rows);
@@ -10304,7 +10310,7 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     if (quant_alignment(j, &p) != 3 || p.norm_at % 8) { encoder_reset(e); return "not aligned"; }
     rounds = held_rounds(j, rows / step);
     if (rounds / per / groups >= HELD_LONG) groups *= 2;
-    p.rounds = per * ceil_div((uint64_t)rounds * entries, (uint64_t)per * groups);
+    p.rounds = min_u32(per * ceil_div((uint64_t)rounds * entries, (uint64_t)per * groups), (uint32_t)round_up(rounds, per));
     while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
     KERNEL(e, held_kernel(j), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
            (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
@@ -10317,8 +10323,7 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
 /* Products with a few rows of x: any epilogue, several sets where there is one batch. */
 static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
-    int wanted = e->device->gate[GATE_QMM_KERNEL];
-    const char *refusal = wanted && wanted < QMM_HELD ? "a gate" : try_held(e, j);
+    const char *refusal = try_held(e, j);
     NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, refusal, "%s", JOB(j));
     if (refusal) qmv_general(e, j);
 }
@@ -12913,7 +12918,7 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
 
 /* ==== >>fft ======================================================================================================= */
 
-/* Flags of the kernel, as in fft.comp. */
+/* Flags of the kernels, as in fft_lines.glsl. */
 enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
        FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
        FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
@@ -12932,7 +12937,7 @@ struct fft {
     float scale;
 };
 
-/* How one step cuts a row into lines: see fft.comp. */
+/* How one step cuts a row into lines: see fft_lines.glsl. */
 struct fft_lines { uint32_t size, subs, inner, a1, a2, a_step, b1, b2, b_step, turn; };
 
 struct fft_push {
@@ -13029,17 +13034,20 @@ static uint32_t fft_cost(uint32_t n, uint32_t room, bool paired)
     return 20 + (lines >= 16 ? 0 : lines >= 8 ? 1 : lines >= 4 ? 3 : 40) + (passes > 2 ? passes - 2 : 0) + (n < 32 ? 4 : 0);
 }
 
+enum { FFT_DIVISORS = 1024 };                        /* at most of a length that may be factors: smooth ones of 31 bits have fewer */
+
 /* Cuts a smooth length into two or three factors of `room` at most, of which the first or the last may be transformed in pairs
  * of lines: what costs least, and of these what has the smallest largest factor. Returns how many, or 0. */
 static int fft_cut(uint32_t n, uint32_t room, bool first, bool last, uint32_t part[FFT_STEPS])
 {
     uint32_t best = UINT32_MAX, room_first = first ? room / 2 : room, room_last = last ? room / 2 : room;
-    int count = 0;
-    for (uint32_t a = 2; a <= room_first && a <= n / 2; a++) {
-        uint32_t m = n / a;
-        if (n % a) continue;
-        for (uint32_t b = 1; b <= room && b <= m / 2; b++) {       /* 1: there is no second of three */
-            uint32_t c = m / b, largest = a > b ? a : b, cost;
+    int count = 0, divisors = 0;
+    uint32_t divisor[FFT_DIVISORS];
+    for (uint32_t a = 1; a <= room && a <= n / 2 && divisors < FFT_DIVISORS; a++) if (n % a == 0) divisor[divisors++] = a;
+    for (int i = 1; i < divisors && divisor[i] <= room_first; i++) {
+        uint32_t a = divisor[i], m = n / a;
+        for (int k = 0; k < divisors && divisor[k] <= m / 2; k++) {            /* 1: there is no second of three */
+            uint32_t b = divisor[k], c = m / b, largest = a > b ? a : b, cost;
             if (m % b || c > room_last) continue;
             cost = fft_cost(a, room, first) + fft_cost(c, room, last) + (b > 1 ? fft_cost(b, room, false) : 0);
             if (b > 1) cost += (a > 128 ? 3 : 0) + (c > 128 ? 3 : 0);
@@ -14600,7 +14608,7 @@ static bool fuse_norm_products(struct encoder *e, struct stream *s, uint32_t at,
         out->storage->owned || out->storage->writers != 1 || !has_kernel(e->device, K_QMV_HELD_SETS)) return false;
     if ((size_t)dim_of(out, -1) != out->size || !one_row_stride(x, &stride)) return false;
     count = products_of(e, s, m, end, out);
-    if (!count) return false;
+    if (!count || (count > 1 && !e->device->gate[GATE_QMM_GROUP])) return false;
     first = &s->nodes[m[1]];
     if (dim_of(first->in[0], -1) != dim_of(out, -1)) return false;
     quant_open(e, first, &j);
@@ -15174,6 +15182,7 @@ static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
             struct use u = b->uses[i];
             if ((writes_only && !u.write) || u.value <= u.line->completed) continue;
             if (u.value > u.line->submitted && u.line->stream) code = stream_submit(u.line->stream);
+            if (u.value > u.line->submitted && !code) continue;        /* it never will be: the queue refused it, and its stream is gone */
             uses[n++] = u;
         }
         if (!n || code) break;
@@ -15204,6 +15213,7 @@ static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, vo
     struct block staging = { 0 };
     size_t chunk = min_size(size, (size_t)16 << 20);
     int code = raw_allocate(d, round_up(chunk, 4), upload ? d->caps.upload_type : d->caps.readback_type, true, &staging);
+    encoder_reset(e);                                /* a dispatch of the caller's that was being set up is forgotten */
     for (size_t at = 0; at < size && !code; at += chunk) {
         size_t n = min_size(chunk, size - at);
         VkBufferCopy copy = { upload ? 0 : b->offset + offset + at, upload ? b->offset + offset + at : 0, n };

@@ -75,7 +75,7 @@ void prepare_piece(uint n, uint t, float factor, bool inside)
     [[unroll]] for (uint e = 0u; e < EACH / 2u; e++) {
         vec2 two = inside ? two_numbers(piece[n * EACH / 8u + e / 4u][e % 4u], TX) : vec2(0.0);
         if (NORM) {
-            two *= factor * two_numbers(piece_weight[n * EACH / 8u + e / 4u][e % 4u], TX);
+            two = two * factor * two_numbers(piece_weight[n * EACH / 8u + e / 4u][e % 4u], TX);
             two = vec2(rounded(two.x, TX), rounded(two.y, TX));
         }
         v[2u * e] = two.x;

@@ -190,6 +190,7 @@ static void test_few_rows_plain(void **state) { (void)state; cases(1, "MLX_VK_EN
 static void test_few_rows_split(void **state) { (void)state; cases(1, "MLX_VK_QMV_SPLIT=4 MLX_VK_QMV_ROWS=2", 8); }
 static void test_held(void **state) { (void)state; cases(5, "", 16); }
 static void test_held_rows(void **state) { (void)state; cases(5, "MLX_VK_QMV_SPLIT=1 MLX_VK_QMV_ROWS=2 MLX_VK_QMV_THREADS=32", 8); }
+static void test_held_wild(void **state) { (void)state; cases(5, "MLX_VK_QMV_ROWS=3 MLX_VK_QMV_THREADS=4096", 8); }
 static void test_held_long(void **state) { (void)state; cases(5, "MLX_VK_QMV_SPLIT=2 MLX_VK_QMV_ROWS=4 MLX_VK_QMV_THREADS=32", 8); }
 static void test_tiles(void **state) { (void)state; cases(2, "", 8); }
 static void test_coopmat(void **state) { (void)state; cases(3, "", 16); }
@@ -253,7 +254,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_few_rows), cmocka_unit_test(test_few_rows_plain),
         cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_held), cmocka_unit_test(test_held_rows),
-        cmocka_unit_test(test_held_long), cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
+        cmocka_unit_test(test_held_wild), cmocka_unit_test(test_held_long), cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
         cmocka_unit_test(test_unpacked), cmocka_unit_test(test_backwards_in_parts), cmocka_unit_test(test_empty),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
