@@ -268,6 +268,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
     X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
+    X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")                 \
     X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "elementwise chains in kernels made at run time, where it pays (2: all)") \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0, "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)") \
@@ -525,6 +526,9 @@ struct pipeline {
     uint32_t bindings;
 };
 
+enum { POOL_MOST = 4096 };
+struct pool { void *first; uint32_t count; };        /* free blocks of one size; each begins with a pointer to the next */
+
 struct kernel_count { uint64_t count, ns; };
 enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };   /* the callers' own; fused ones, with a gate */
 
@@ -575,6 +579,9 @@ struct device {
     int index;                                       /* among the Vulkan devices, where it was made by index */
 
     mlxvk_stats stats;
+    struct pool array_pool, storage_pool;
+    uint64_t array_ids, window;                      /* serial numbers: arrays; windows, */
+    uint32_t met_arrays, met_storages;               /* and how many the current one has met */
     uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
                                                         searches of the cache */
     struct kernel_count kernel_counts[KERNEL_COUNTS];
@@ -601,6 +608,53 @@ static void *host_zalloc(struct device *d, size_t size)
     void *p = host_alloc(d, size);
     if (p) memset(p, 0, size);
     return p;
+}
+
+/* ---- small blocks of one size, kept for the next ---- */
+
+static void *pool_take(struct device *d, struct pool *p, size_t size)
+{
+    void *block = p->first;
+    if (!block) return host_alloc(d, size);
+    memcpy(&p->first, block, sizeof p->first);
+    p->count--;
+    return block;
+}
+
+/* With a caller's allocator, or poison, every block goes back at once: these look for mistakes. */
+static void pool_give(struct device *d, struct pool *p, void *block)
+{
+    if (p->count == POOL_MOST || d->allocator.release || d->gate[GATE_POISON]) { host_free(d, block); return; }
+    memcpy(block, &p->first, sizeof p->first);
+    p->first = block;
+    p->count++;
+}
+
+static void pool_free(struct device *d, struct pool *p)
+{
+    while (p->first) { void *block = p->first; memcpy(&p->first, block, sizeof p->first); host_free(d, block); }
+}
+
+/* ---- a list that grows ---- */
+
+struct list { void *items; uint32_t count, slots; };
+#define ITEM(list, type, i) (&((type *)(list).items)[i])
+#define ADD(d, list, type) ((type *)list_add(d, list, sizeof(type), 1))
+
+/* `n` more items, not written yet; NULL where there is no memory. */
+static void *list_add(struct device *d, struct list *l, size_t size, uint32_t n)
+{
+    if (!l->items || l->count + n > l->slots) {
+        uint32_t slots = l->count + n > 32 ? 2 * (l->count + n) : 32;
+        void *grown = host_alloc(d, slots * size);
+        if (!grown) return NULL;
+        if (l->count) memcpy(grown, l->items, l->count * size);
+        host_free(d, l->items);
+        l->items = grown;
+        l->slots = slots;
+    }
+    l->count += n;
+    return (char *)l->items + size * (l->count - n);
 }
 
 /* Records an error of a call that has no stream. */
@@ -1997,7 +2051,7 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
 
 /* ==== >>encoder =================================================================================================== */
 
-enum { MAX_LIVE = 512, MAX_PENDING = 24, MAX_BOUND = MAX_PENDING, MAX_DONORS = 8, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
+enum { SEEN_WINDOWS = 256, MAX_LIVE = 512, MAX_PENDING = 24, MAX_BOUND = MAX_PENDING, MAX_DONORS = 8, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
 struct access { struct buffer *buffer; VkBuffer handle; size_t low, high; bool write; };   /* buffer: while pending */
 
@@ -2009,8 +2063,9 @@ struct array;
 /* A range of memory: bytes from where its storage or buffer begins; a table's lie in the plan. */
 enum bound_kind { BOUND_NOTHING, BOUND_STORAGE, BOUND_BUFFER, BOUND_TABLE, BOUND_COUNTERS };
 struct bound {
-    uint8_t kind;
-    bool write;
+    uint8_t kind, slot;
+    bool write, last;                                /* last: of a kept plan's own memory, which goes then */
+    uint16_t storage_number, array_number;           /* of a window that is kept, see >>replay */
     union { struct storage *storage; struct buffer *buffer; };         /* held until the step is encoded or forgotten */
     int64_t low, high;
     const struct array *view;                        /* while the step is set up: what is bound, for the judge of fusions */
@@ -2018,29 +2073,26 @@ struct bound {
 
 struct step {
     const struct pipeline *pipeline;                 /* NULL: to be found by kernel and constants */
-    uint32_t kernel, constant_count, constants[MAX_SPEC];
+    uint32_t kernel, constant_count;
     uint32_t set_mask, write_mask;                   /* bindings that are set, and those of them that are written */
-    uint32_t registered;                             /* ranges at the end: accessed, but not bound */
-    uint32_t push_used, groups[3];
+    uint32_t first, bounds;                          /* its ranges are plan.bounds[first...]; some may not be bound, only accessed */
+    uint32_t groups[3], push_used;
+    uint32_t late_at, late_plus;                     /* 4 + where push has the node's late parameter, and what is added to that */
+    uint16_t late_node;
     uint8_t push[PUSH_SIZE];
-    struct bound bound[MAX_BOUND];
+    uint32_t constants[MAX_SPEC];
 };
 
 /* A result may take over the memory of an operand that nobody wants by then; done in front of a step. `reads`: how often
  * the operand is read where the result is written; -1: elsewhere, too. */
 struct donation {
     struct storage *to, *from[MAX_DONORS];
+    uint16_t to_number, from_number[MAX_DONORS];
     int reads[MAX_DONORS], count;
     uint32_t before, skip_to;                        /* where it succeeds, steps before skip_to have nothing to do */
 };
 
-/* steps[count] is being set up. Donations and tables belong to the steps. */
-struct plan {
-    struct step *steps;
-    struct donation *donations;
-    uint8_t *tables;
-    uint32_t count, slots, donation_count, donation_slots, table_used, table_slots;
-};
+struct plan { struct list steps, bounds, donations, tables; };
 
 /* Everything one submission needs until it is done. */
 struct slot {
@@ -2058,7 +2110,10 @@ struct encoder {
     struct stream *stream;
     struct device *device;
     VkCommandBuffer commands;                        /* NULL: none open */
-    const struct pipeline *bound;
+    const struct pipeline *in_use;
+    struct step step;                                /* that is being set up, with its ranges by slot */
+    struct bound bound[MAX_BOUND];
+    uint32_t registered;                             /* of them, at the end: accessed, but not bound */
     struct plan plan;
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the dispatch being encoded; since the last barrier */
     uint32_t pending_count, live_count;
@@ -2091,6 +2146,8 @@ struct stream {
     uint64_t *seen;                                  /* by timeline: highest value waited for */
     uint32_t seen_count;
     struct buffer *counters;                         /* zeros, see set_counters */
+    struct window *windows, *keeping;                /* kept, last used first; the one that is being filled; see >>replay */
+    uint32_t seen_windows[SEEN_WINDOWS];             /* hashes */
     struct node *nodes;                              /* the tape */
     uint32_t node_count, node_slots;
     struct stream *next;
@@ -2293,7 +2350,7 @@ static int open_commands(struct stream *s)
     if (slot->queries) d->vk.vkCmdResetQueryPool(slot->commands, slot->queries, 0, QUERIES);
     slot->value = s->line->open;
     e->commands = slot->commands;
-    e->bound = NULL;
+    e->in_use = NULL;
     s->mark = ++d->marks;
     return 0;
 }
@@ -2453,7 +2510,7 @@ static void encoder_access(struct encoder *e, struct buffer *b, size_t low, size
     struct stream *s = e->stream;
     int code;
     if (e->code || low >= high) return;
-    for (int i = 0; i < b->use_count; i++) {
+    for (int i = b->use_count == 1 && b->uses[0].line == s->line; i < b->use_count; i++) {
         struct use *u = &b->uses[i];
         if (u->line != s->line && (write || u->write) && stream_after(s, u->line, u->value)) return;
     }
@@ -2497,6 +2554,9 @@ struct storage {
     size_t nbytes;
     uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
     uint64_t skip_read, skip_write;                  /* last search that passed over a node which reads, writes it */
+    uint64_t window;                                 /* as an array's */
+    uint16_t number;
+    bool read;                                       /* planning looked at the contents of a literal */
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
     _Alignas(8) uint8_t bytes[INLINE_BYTES];         /* mlxvk_array_data points here */
 };
@@ -2506,6 +2566,8 @@ static struct stream *stream_of(const struct storage *st) { return st->line ? st
 
 struct array {
     int refs, handles;                               /* all references; those of the caller */
+    uint64_t id, window;                             /* never the same twice; the window in which it has the number, see >>replay */
+    uint16_t number;
     struct storage *storage;
     struct array *next_temporary;
     mlxvk_dtype dtype;
@@ -2522,7 +2584,7 @@ static void storage_release(struct storage *st)
     struct device *d = st->device;
     if (--st->refs > 0) return;
     buffer_release(d, st->buffer);
-    host_free(d, st);
+    pool_give(d, &d->storage_pool, st);
     d->refs--;                                       /* the public call that dropped it destroys the device at 0 */
 }
 
@@ -2532,12 +2594,12 @@ static void array_release(struct array *a)
     if (!a || --a->refs > 0) return;
     d = a->storage->device;
     storage_release(a->storage);
-    host_free(d, a);
+    pool_give(d, &d->array_pool, a);
 }
 
 static struct storage *storage_create(struct device *d, size_t nbytes)
 {
-    struct storage *st = host_alloc(d, sizeof *st);
+    struct storage *st = pool_take(d, &d->storage_pool, sizeof *st);
     if (!st) return NULL;
     memset(st, 0, offsetof(struct storage, bytes));
     st->device = d;
@@ -2569,10 +2631,11 @@ static void row_strides(int ndim, const int *shape, int64_t *strides)
 static struct array *array_create(struct storage *st, mlxvk_dtype dtype, int ndim, const int *shape, const int64_t *strides,
                                   int64_t offset)
 {
-    struct array *a = host_alloc(st->device, sizeof *a);
+    struct array *a = pool_take(st->device, &st->device->array_pool, sizeof *a);
     if (!a) return NULL;
     memset(a, 0, offsetof(struct array, shape));
     a->refs = 1;
+    a->id = ++st->device->array_ids;
     a->storage = st;
     a->dtype = dtype;
     a->ndim = ndim;
@@ -2688,68 +2751,56 @@ static bool fits_binding(const struct device *d, const struct array *a)
  * constants and a grid. Our own memory begins at multiples of every device's alignment, adopted memory brings its remainder:
  * so where a binding begins is known before its memory is. */
 
-static void bound_forget(struct device *d, struct bound *b)
+static void bound_forget(struct device *d, const struct bound *b)
 {
     if (b->kind == BOUND_STORAGE) storage_release(b->storage);
     else if (b->kind == BOUND_BUFFER) buffer_release(d, b->buffer);
-    b->kind = BOUND_NOTHING;
 }
 
-static void step_clear(struct device *d, struct step *t)
+/* All ranges of the step that is being set up: bindings, and what it accesses besides. */
+static uint32_t bound_mask(const struct encoder *e)
 {
-    for (uint32_t bits = t->set_mask; bits; bits &= bits - 1) bound_forget(d, &t->bound[lowest_bit(bits)]);
-    for (uint32_t i = 0; i < t->registered; i++) bound_forget(d, &t->bound[MAX_BOUND - 1 - i]);
+    return e->step.set_mask | (((1u << e->registered) - 1) << (MAX_BOUND - e->registered));
+}
+
+static void step_open(struct encoder *e)
+{
+    struct step *t = &e->step;
     t->pipeline = NULL;
     t->kernel = KERNEL_COUNT;
-    t->set_mask = t->write_mask = t->registered = t->push_used = 0;
+    t->set_mask = t->write_mask = t->push_used = t->late_at = 0;
+    e->registered = 0;
 }
-
-/* Room for one more than there are, so that there always is a step to set up. */
-static bool plan_grow(struct encoder *e)
-{
-    struct plan *p = &e->plan;
-    uint32_t slots = p->slots ? 2 * p->slots : 16;
-    struct step *grown;
-    if (p->count + 1 < p->slots) return true;
-    grown = host_alloc(e->device, slots * sizeof *grown);
-    if (!grown) return false;
-    if (p->slots) memcpy(grown, p->steps, p->slots * sizeof *grown);
-    for (uint32_t i = p->slots; i < slots; i++)
-        grown[i].pipeline = NULL, grown[i].set_mask = grown[i].write_mask = grown[i].registered = grown[i].push_used = 0;
-    host_free(e->device, p->steps);
-    p->steps = grown;
-    p->slots = slots;
-    return true;
-}
-
-static struct step *current(struct encoder *e) { return &e->plan.steps[e->plan.count]; }
 
 /* Forgets the step that is being set up. */
-static void encoder_reset(struct encoder *e) { step_clear(e->device, current(e)); }
-
-/* Forgets all steps from one on. */
-static void plan_cut(struct encoder *e, uint32_t count)
+static void encoder_reset(struct encoder *e)
 {
-    struct plan *p = &e->plan;
-    for (uint32_t i = count; i <= p->count; i++) step_clear(e->device, &p->steps[i]);
-    p->count = count;
-    while (p->donation_count && p->donations[p->donation_count - 1].before >= count) p->donation_count--;
-    if (!count) p->table_used = 0;
+    for (uint32_t bits = bound_mask(e); bits; bits &= bits - 1) bound_forget(e->device, &e->bound[lowest_bit(bits)]);
+    step_open(e);
 }
 
-static void plan_free(struct encoder *e)
+/* Forgets all steps. */
+static void plan_clear(struct encoder *e)
 {
-    plan_cut(e, 0);
-    host_free(e->device, e->plan.steps);
-    host_free(e->device, e->plan.donations);
-    host_free(e->device, e->plan.tables);
+    struct plan *p = &e->plan;
+    encoder_reset(e);
+    for (uint32_t i = 0; i < p->bounds.count; i++) bound_forget(e->device, ITEM(p->bounds, struct bound, i));
+    p->steps.count = p->bounds.count = p->donations.count = p->tables.count = 0;
+}
+
+static void plan_free(struct device *d, struct plan *p)
+{
+    host_free(d, p->steps.items);
+    host_free(d, p->bounds.items);
+    host_free(d, p->donations.items);
+    host_free(d, p->tables.items);
 }
 
 /* KERNEL(e, K_X, threads, constants...): the kernel of the step. Constant 0 is the workgroup's size. */
 #define KERNEL(e, k, ...) select_kernel(e, k, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
 static void select_kernel(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
 {
-    struct step *t = current(e);
+    struct step *t = &e->step;
     uint32_t missing = lacking(e->device, kernel_table[k].needs);
     if (e->code) return;
     if (missing) {
@@ -2766,27 +2817,28 @@ static void select_kernel(struct encoder *e, enum kernel_id k, const uint32_t *s
 
 static void set_bytes(struct encoder *e, const void *data, uint32_t size)
 {
-    struct step *t = current(e);
+    struct step *t = &e->step;
     if (e->code || t->push_used + size > PUSH_SIZE) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "push constants", "%u bytes", size); return; }
     memcpy(t->push + t->push_used, data, size);
     t->push_used += size;
 }
 
-/* All ranges of a step: bindings, and what it accesses besides. */
-static uint32_t bound_mask(const struct step *t) { return t->set_mask | (((1u << t->registered) - 1) << (MAX_BOUND - t->registered)); }
+/* The word at `offset` of the push constants is the node's late parameter, or that with a number added. */
+static void set_late(struct encoder *e, size_t offset) { e->step.late_at = 4 + (uint32_t)offset; }
 
 static void set_bound(struct encoder *e, uint32_t slot, bool binding, struct bound b)
 {
-    struct step *t = current(e);
-    if (binding && t->set_mask >> slot & 1) bound_forget(e->device, &t->bound[slot]);
-    else if (bound_mask(t) >> slot & 1 || slot >= MAX_BOUND) {
+    struct step *t = &e->step;
+    if (binding && t->set_mask >> slot & 1) bound_forget(e->device, &e->bound[slot]);
+    else if (slot >= MAX_BOUND || bound_mask(e) >> slot & 1) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "dispatch", "more than %d ranges of memory", MAX_BOUND);
         return;
     }
-    t->bound[slot] = b;
+    b.slot = (uint8_t)slot;
+    e->bound[slot] = b;
     if (b.kind == BOUND_STORAGE) b.storage->refs++;
     else if (b.kind == BOUND_BUFFER) b.buffer->refs++;
-    if (!binding) { t->registered++; return; }
+    if (!binding) { e->registered++; return; }
     t->set_mask |= 1u << slot;
     t->write_mask = (t->write_mask & ~(1u << slot)) | (uint32_t)b.write << slot;
 }
@@ -2794,7 +2846,7 @@ static void set_bound(struct encoder *e, uint32_t slot, bool binding, struct bou
 /* How far behind a multiple of the device's alignment a storage begins. */
 static int64_t storage_shift(const struct storage *st)
 {
-    return st->buffer ? (int64_t)(st->buffer->offset % st->device->caps.offset_align) : 0;
+    return st->buffer && !st->buffer->block ? (int64_t)(st->buffer->offset % st->device->caps.offset_align) : 0;
 }
 
 /* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
@@ -2805,14 +2857,15 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     if (e->code) return 0;
     array_span(a, &low, &high);
     if (low == high) return 0;
-    low = (shift + low) / align * align - shift;
+    low = ((shift + low) & -align) - shift;           /* alignments are powers of two */
     high = (int64_t)round_up((size_t)(shift + high), 16) - shift;
     if ((size_t)(high - low) > binding_range(e->device, item_size(a))) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "%s spans %lld bytes; one binding reaches %zu", TEXT(a),
                      (long long)(high - low), binding_range(e->device, item_size(a)));
         return 0;
     }
-    set_bound(e, slot, true, (struct bound){ BOUND_STORAGE, write, { st }, low, high, a });
+    set_bound(e, slot, true, (struct bound){ .kind = BOUND_STORAGE, .write = write, .storage = st, .low = low, .high = high, .view = a,
+                                                .array_number = a->window == e->device->window ? a->number : UINT16_MAX });
     return (uint32_t)((a->offset - low) / (int64_t)item_size(a));
 }
 
@@ -2822,21 +2875,13 @@ static uint32_t set_output(struct encoder *e, uint32_t slot, struct array *a) { 
 /* A step's parameters that do not fit into push constants, as a storage buffer. */
 static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t size)
 {
-    struct plan *p = &e->plan;
-    size_t need = p->table_used + round_up(size, 16);
+    uint32_t from = e->plan.tables.count, room = (uint32_t)round_up(size, 16);
+    uint8_t *table = e->code ? NULL : list_add(e->device, &e->plan.tables, 1, room);
     if (e->code) return;
-    if (need > p->table_slots) {
-        uint8_t *grown = host_alloc(e->device, 2 * need);
-        if (!grown) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "memory", "out of host memory"); return; }
-        if (p->table_used) memcpy(grown, p->tables, p->table_used);
-        host_free(e->device, p->tables);
-        p->tables = grown;
-        p->table_slots = (uint32_t)(2 * need);
-    }
-    memset(p->tables + p->table_used, 0, round_up(size, 16));
-    memcpy(p->tables + p->table_used, data, size);
-    set_bound(e, slot, true, (struct bound){ .kind = BOUND_TABLE, .low = p->table_used, .high = (int64_t)need });
-    p->table_used = (uint32_t)need;
+    if (!table) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "memory", "out of host memory"); return; }
+    memset(table, 0, room);
+    memcpy(table, data, size);
+    set_bound(e, slot, true, (struct bound){ .kind = BOUND_TABLE, .low = from, .high = from + room });
 }
 
 enum { COUNTERS = 4096 };
@@ -2847,20 +2892,41 @@ static void set_counters(struct encoder *e, uint32_t slot)
     if (!e->code) set_bound(e, slot, true, (struct bound){ .kind = BOUND_COUNTERS, .low = 0, .high = 4 * COUNTERS });
 }
 
-static bool judge(struct encoder *e, const struct step *t);          /* >>fusion */
+static bool judge(struct encoder *e);                /* >>fusion */
+
+/* Moves the step that was set up into the plan. */
+static void step_add(struct encoder *e)
+{
+    struct plan *p = &e->plan;
+    uint32_t all = bound_mask(e), count = 0;
+    struct step *t = ADD(e->device, &p->steps, struct step);
+    struct bound *b;
+    for (uint32_t bits = all; bits; bits &= bits - 1) count++;
+    b = t ? list_add(e->device, &p->bounds, sizeof *b, count) : NULL;
+    if (!b) {
+        if (t) p->steps.count--;
+        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "plan", "out of host memory");
+        encoder_reset(e);
+        return;
+    }
+    for (uint32_t bits = all; bits; bits &= bits - 1) *b++ = e->bound[lowest_bit(bits)];
+    e->step.bounds = count;
+    e->step.first = p->bounds.count - count;
+    memcpy(t, &e->step, offsetof(struct step, constants) + e->step.constant_count * sizeof *t->constants);
+    step_open(e);
+}
 
 /* Ends the step: kernel, bindings and push constants were set, in any order. A grid of zero is no dispatch. */
 static void dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
-    struct step *t = current(e);
+    struct step *t = &e->step;
     const uint32_t *limit = e->device->caps.max_groups;
     if (!e->code && (x > limit[0] || y > limit[1] || z > limit[2]) && x && y && z)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, t->pipeline ? t->pipeline->name : kernel_table[t->kernel].name,
                      "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1], limit[2]);
-    if (e->code || !x || !y || !z || !judge(e, t)) { encoder_reset(e); return; }
-    if (!plan_grow(e)) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "plan", "out of host memory"); encoder_reset(e); return; }
-    memcpy(current(e)->groups, (uint32_t[]){ x, y, z }, sizeof t->groups);
-    e->plan.count++;
+    if (e->code || !x || !y || !z || !judge(e)) { encoder_reset(e); return; }
+    memcpy(t->groups, (uint32_t[]){ x, y, z }, sizeof t->groups);
+    step_add(e);
 }
 
 /* `groups` workgroups in as many dimensions as the device needs; kernels ask group_index() for theirs. */
@@ -2979,7 +3045,7 @@ static struct buffer *bound_buffer(struct encoder *e, const struct bound *b)
     default:
         code = buffer_allocate(e->device, (size_t)(b->high - b->low), e->stream->line, &table);
         if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "%lld bytes of parameters", (long long)(b->high - b->low)); return NULL; }
-        write_first(e, table, e->plan.tables + b->low, (size_t)(b->high - b->low));
+        write_first(e, table, ITEM(e->plan.tables, uint8_t, b->low), (size_t)(b->high - b->low));
         return table;
     }
 }
@@ -2992,49 +3058,54 @@ static VkDescriptorBufferInfo place_bound(const struct bound *b, const struct bu
     return (VkDescriptorBufferInfo){ memory->handle, start, min_size(end, base + memory->size) - start };
 }
 
-/* Binds all that a step touches: memory for everything first, then what the dispatch accesses. Without memory where a
- * storage has no bytes. */
-static void bind_ranges(struct encoder *e, const struct step *t, VkDescriptorBufferInfo *ranges)
+/* Binds all that a step touches: memory for everything first, then what the dispatch accesses. */
+static void bind_ranges(struct encoder *e, const struct bound *b, uint32_t count, VkDescriptorBufferInfo *ranges)
 {
     struct buffer *memory[MAX_BOUND];
-    uint32_t all = bound_mask(t);
-    for (uint32_t bits = all; bits && !e->code; bits &= bits - 1) {
-        uint32_t i = lowest_bit(bits);
-        memory[i] = bound_buffer(e, &t->bound[i]);
+    for (uint32_t i = 0; i < count && !e->code; i++) memory[i] = bound_buffer(e, &b[i]);
+    for (uint32_t i = 0; i < count && !e->code; i++) {
+        VkDescriptorBufferInfo r = place_bound(&b[i], memory[i]);
+        ranges[b[i].slot] = r;
+        encoder_access(e, memory[i], r.offset, r.offset + r.range, b[i].write);
+        if (b[i].kind == BOUND_TABLE) buffer_release(e->device, memory[i]);   /* the stream reuses it only behind this */
     }
-    for (uint32_t bits = all; bits && !e->code; bits &= bits - 1) {
-        uint32_t i = lowest_bit(bits);
-        ranges[i] = place_bound(&t->bound[i], memory[i]);
-        encoder_access(e, memory[i], ranges[i].offset, ranges[i].offset + ranges[i].range, t->bound[i].write);
-        if (t->bound[i].kind == BOUND_TABLE) buffer_release(e->device, memory[i]);   /* the stream reuses it only behind this */
-    }
-    if (!e->code && note_again(e)) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
 }
 
-static void encode_step(struct encoder *e, const struct step *t)
+static const struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
+{
+    return t->pipeline ? t->pipeline : find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
+}
+
+/* Encodes a step whose ranges are bound and whose accesses are noted. */
+static void encode_bound(struct encoder *e, const struct step *t, const struct pipeline *p, VkDescriptorBufferInfo *ranges, const void *push)
 {
     struct device *d = e->device;
-    const struct pipeline *p = t->pipeline ? t->pipeline
-                                           : find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
-    VkDescriptorBufferInfo ranges[MAX_BOUND];
-    e->pending_count = 0;
-    if (p) bind_ranges(e, t, ranges);
+    if (!e->code && note_again(e)) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
     if (e->code || (!e->commands && open_commands(e->stream))) return;
     insert_barrier(e);
-    if (e->bound != p) {
+    if (e->in_use != p) {
         d->vk.vkCmdBindPipeline(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, p->handle);
-        e->bound = p;
+        e->in_use = p;
     }
     bind_descriptors(e, t, p, ranges);
     if (e->code) return;
     if (t->push_used)
-        d->vk.vkCmdPushConstants(e->commands, d->layouts[p->bindings], VK_SHADER_STAGE_COMPUTE_BIT, 0, (t->push_used + 3) & ~3u, t->push);
+        d->vk.vkCmdPushConstants(e->commands, d->layouts[p->bindings], VK_SHADER_STAGE_COMPUTE_BIT, 0, (t->push_used + 3) & ~3u, push);
     write_timestamp(e, p);
     d->vk.vkCmdDispatch(e->commands, t->groups[0], t->groups[1], t->groups[2]);
     write_timestamp(e, p);
     d->stats.dispatches++;
     d->kernel_counts[counted_as(e, p)].count++;
     e->stream->ops++;
+}
+
+static void encode_step(struct encoder *e, const struct step *t, const struct bound *bounds)
+{
+    const struct pipeline *p = pipeline_of(e, t);
+    VkDescriptorBufferInfo ranges[MAX_BOUND];
+    e->pending_count = 0;
+    if (p) bind_ranges(e, bounds, t->bounds, ranges);
+    encode_bound(e, t, p, ranges, t->push);
 }
 
 static bool donate_memory(struct encoder *e, const struct donation *donation);
@@ -3044,53 +3115,58 @@ static void bind_plan(struct encoder *e)
 {
     struct plan *p = &e->plan;
     uint32_t skip_to = 0;
-    for (uint32_t i = 0, d = 0; i < p->count; i++) {
-        for (; d < p->donation_count && p->donations[d].before <= i; d++)
-            if (!e->code && donate_memory(e, &p->donations[d])) skip_to = p->donations[d].skip_to;
-        if (!e->code && i >= skip_to) encode_step(e, &p->steps[i]);
-        step_clear(e->device, &p->steps[i]);
+    for (uint32_t i = 0, n = 0; i < p->steps.count; i++) {
+        const struct step *t = ITEM(p->steps, struct step, i);
+        const struct bound *bounds = ITEM(p->bounds, struct bound, t->first);
+        for (; n < p->donations.count && ITEM(p->donations, struct donation, n)->before <= i; n++) {
+            const struct donation *donation = ITEM(p->donations, struct donation, n);
+            if (!e->code && donate_memory(e, donation)) skip_to = donation->skip_to;
+        }
+        if (!e->code && i >= skip_to) encode_step(e, t, bounds);
+        for (uint32_t k = 0; k < t->bounds; k++) bound_forget(e->device, &bounds[k]);
     }
-    p->count = p->donation_count = p->table_used = 0;
+    p->steps.count = p->bounds.count = p->donations.count = p->tables.count = 0;
 }
 
 /* ==== >>tape ====================================================================================================== */
 
 enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 
-/* One row an operation: lower_<name> turns its nodes into dispatches. */
-#define OPERATIONS(X)                                                                                                 \
-    X(ELEMENTWISE, elementwise)                                                                                        \
-    X(MATMUL,      matmul)                                                                                             \
-    X(CONVOLUTION, convolution)                                                                                        \
-    X(FFT,         fft)                                                                                                \
-    X(QUANTIZE,    quantize)                                                                                           \
-    X(DEQUANTIZE,  dequantize)                                                                                         \
-    X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
-    X(GATHER_MM,   gather_mm)                                                                                          \
-    X(MASKED_MM, masked_mm)                                                                                            \
-    X(SEGMENTED_MM, segmented_mm)                                                                                      \
-    X(HADAMARD,    hadamard)                                                                                           \
-    X(GATHER_QMM,  gather_qmm)                                                                                         \
-    X(ARANGE,      arange)                                                                                             \
-    X(REDUCE,      reduce)                                                                                             \
-    X(SOFTMAX,     softmax)                                                                                            \
-    X(SCAN,        scan)                                                                                               \
-    X(GATHER,      gather)                                                                                             \
-    X(POSITIONS,   positions)                                                                                          \
-    X(NORM,        norm)                                                                                               \
-    X(FACTOR,      factor)                                                                                             \
-    X(JACOBI,      jacobi)                                                                                             \
-    X(NORM_VJP,    norm_vjp)                                                                                           \
-    X(ROPE,        rope)                                                                                               \
-    X(ATTENTION,   attention)                                                                                          \
-    X(RANDOM,      random)                                                                                             \
-    X(CATEGORICAL, categorical)                                                                                        \
-    X(SORT,        sort)                                                                                               \
-    X(SCATTER,     scatter)                                                                                            \
-    X(SEARCH,      search)
+/* One row an operation: lower_<name> turns its nodes into steps; its member of union params; where in there a number is that
+ * does not shape the plan, which replay writes anew (0: nowhere). */
+#define OPERATIONS(X)                                                                        \
+    X(ELEMENTWISE,      elementwise,      elementwise, 0)                                    \
+    X(MATMUL,           matmul,           matmul,      0)                                    \
+    X(CONVOLUTION,      convolution,      conv,        0)                                    \
+    X(FFT,              fft,              fft,         0)                                    \
+    X(QUANTIZE,         quantize,         quant,       0)                                    \
+    X(DEQUANTIZE,       dequantize,       quant,       0)                                    \
+    X(QUANTIZED_MATMUL, quantized_matmul, quant,       0)                                    \
+    X(GATHER_MM,        gather_mm,        gather_mm,   0)                                    \
+    X(MASKED_MM,        masked_mm,        matmul,      0)                                    \
+    X(SEGMENTED_MM,     segmented_mm,     matmul,      0)                                    \
+    X(HADAMARD,         hadamard,         hadamard,    0)                                    \
+    X(GATHER_QMM,       gather_qmm,       gather_qmm,  0)                                    \
+    X(ARANGE,           arange,           arange,      0)                                    \
+    X(REDUCE,           reduce,           reduce,      0)                                    \
+    X(SOFTMAX,          softmax,          reduce,      0)                                    \
+    X(SCAN,             scan,             scan,        0)                                    \
+    X(GATHER,           gather,           gather,      0)                                    \
+    X(POSITIONS,        positions,        positions,   0)                                    \
+    X(NORM,             norm,             norm,        0)                                    \
+    X(FACTOR,           factor,           factor,      0)                                    \
+    X(JACOBI,           jacobi,           jacobi,      0)                                    \
+    X(NORM_VJP,         norm_vjp,         norm_vjp,    0)                                    \
+    X(ROPE,             rope,             rope,        offsetof(struct rope_params, offset)) \
+    X(ATTENTION,        attention,        attention,   0)                                    \
+    X(RANDOM,           random,           random,      0)                                    \
+    X(CATEGORICAL,      categorical,      random,      0)                                    \
+    X(SORT,             sort,             sort,        0)                                    \
+    X(SCATTER,          scatter,          scatter,     0)                                    \
+    X(SEARCH,           search,           search,      0)                                   
 
 enum operation {
-#define X(id, name) OP_##id,
+#define X(id, name, params, late) OP_##id,
     OPERATIONS(X)
 #undef X
     OP_COUNT
@@ -3156,7 +3232,7 @@ struct node {
 };
 
 typedef void (*lower_function)(struct encoder *e, const struct node *n);
-struct op_row { const char *name; lower_function lower; };
+struct op_row { const char *name; lower_function lower; size_t params, late; };
 static const struct op_row op_table[OP_COUNT];       /* at the end of >>fusion */
 
 /* The nodes of a fusion, ascending; the first is where lowering stands. */
@@ -3206,7 +3282,7 @@ static void node_failed(struct stream *s, struct node *n)
         if (d->on_error) d->on_error(&s->error, d->user);
     }
     e->code = d->lost;
-    plan_cut(e, 0);
+    plan_clear(e);
 }
 
 static void check_operands(struct encoder *e, const struct node *n)
@@ -3224,30 +3300,40 @@ static void maybe_commit(struct stream *s)
 }
 
 static void enter_group(const struct node *n, uint64_t group);
+static bool replay(struct stream *s, uint32_t count);               /* >>replay */
+static void keep_group(struct stream *s, const struct members *all);
+static void window_keep(struct stream *s);
+
+/* The nodes were encoded, or failed, together. */
+static void group_done(struct stream *s, const struct members *all)
+{
+    struct encoder *e = &s->encoder;
+    int code = e->code;
+    e->fusion = 0;
+    for (int i = 0; i < all->count; i++) {
+        struct node *n = &s->nodes[all->node[i]];
+        e->code = code;
+        if (code) node_failed(s, n);
+        node_retire(n);
+    }
+    if (all->count > 1) s->device->stats.fused += (uint64_t)all->count;
+    maybe_commit(s);
+}
 
 /* Plans the node, or the fusion that begins with it, and encodes the plan. */
 static void lower_node(struct stream *s, uint32_t at, uint32_t end)
 {
     struct encoder *e = &s->encoder;
     struct members all = { { at }, 1 };
-    int code;
     check_operands(e, &s->nodes[at]);
     if (!e->code && !fuse(e, s, &all, end)) {
         all.count = 1;
         op_table[s->nodes[at].op].lower(e, &s->nodes[at]);
     }
+    if (s->keeping) keep_group(s, &all);
     bind_plan(e);
-    e->fusion = 0;
-    code = e->code;
-    for (int i = 0; i < all.count; i++) {
-        struct node *n = &s->nodes[all.node[i]];
-        e->code = code;
-        if (code) node_failed(s, n);
-        enter_group(n, s->device->group);
-        node_retire(n);
-    }
-    if (all.count > 1) s->device->stats.fused += (uint64_t)all.count;
-    maybe_commit(s);
+    for (int i = 1; i < all.count; i++) enter_group(&s->nodes[all.node[i]], s->device->group);
+    group_done(s, &all);
 }
 
 /* ---- order: nodes that do not depend on each other run side by side, between the same two barriers ---- */
@@ -3313,8 +3399,11 @@ static void stream_lower(struct stream *s, uint32_t keep)
     encoder_reset(&s->encoder);                      /* what a caller of mlxvk_stream_encoder set up and left */
     s->encoder.concurrent = false;
     drop_dead_nodes(s);
-    for (uint32_t i = 0; i < count; i++)
-        while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
+    if (!replay(s, count)) {
+        for (uint32_t i = 0; i < count; i++)
+            while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
+        window_keep(s);
+    }
     for (uint32_t i = count; i < s->node_count; i++)
         if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
     s->node_count = kept;
@@ -3894,19 +3983,11 @@ static struct donation *donate(struct encoder *e, struct array *out, struct arra
     struct donation *n;
     if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row ||
         to->nbytes != array_bytes(out)) return NULL;
-    if (p->donation_count == p->donation_slots) {
-        uint32_t slots = p->donation_slots ? 2 * p->donation_slots : 8;
-        struct donation *grown = host_alloc(e->device, slots * sizeof *grown);
-        if (!grown) return NULL;
-        if (p->donation_count) memcpy(grown, p->donations, p->donation_count * sizeof *grown);
-        host_free(e->device, p->donations);
-        p->donations = grown;
-        p->donation_slots = slots;
-    }
-    n = &p->donations[p->donation_count++];
+    n = ADD(e->device, &p->donations, struct donation);
+    if (!n) return NULL;
     n->to = out->storage;
     n->count = 0;
-    n->before = n->skip_to = p->count;
+    n->before = n->skip_to = p->steps.count;
     for (int i = 0; i < count; i++) {
         int k = 0;
         if (!in[i]) continue;
@@ -3964,7 +4045,7 @@ static void lower_elementwise(struct encoder *e, const struct node *n)
     donation = donate(e, n->out[0], n->in, n->inputs);
     for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
-    if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.count;      /* it is there already */
+    if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.steps.count;      /* it is there already */
     for (int i = 1; i <= n->inputs; i++) if (own[i]) array_release(own[i]);
 }
 
@@ -6892,6 +6973,7 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     KERNEL(e, K_ROPE, threads, lanes, fours, (uint32_t)x->dtype,
            norm ? weight ? 2 : 1 : 0);
     set_bytes(e, p, sizeof *p);
+    set_late(e, offsetof(struct rope_push, offset));
     dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
 }
 
@@ -9709,6 +9791,7 @@ static bool is_literal(const struct array *a) { return a->storage->literal && !a
 
 static void literal_words(const struct array *key, uint32_t words[2])
 {
+    key->storage->read = true;
     for (int i = 0; i < 2; i++) memcpy(&words[i], key->storage->bytes + key->offset + 4 * i * key->strides[0], 4);
 }
 
@@ -14508,7 +14591,7 @@ static uint32_t bind_chain(struct encoder *e, struct chain *c)
         struct array *a = c->operand[i];
         uint32_t *word = &c->push[c->pushed++];
         *word = 0;
-        if (c->walk[i] == WALK_LITERAL) { memcpy(word, a->storage->bytes + a->offset, item_size(a)); continue; }
+        if (c->walk[i] == WALK_LITERAL) { a->storage->read = true; memcpy(word, a->storage->bytes + a->offset, item_size(a)); continue; }
         c->slot[i] = (uint8_t)c->bound;
         *word = set_input(e, (uint32_t)c->bound++, a);
         if (c->walk[i] == WALK_FLAT) mask |= *word;
@@ -14557,7 +14640,7 @@ static void chain_dispatch(struct encoder *e, struct chain *c)
     if (!entry) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
     else if (!entry->pipeline.handle) build_chain(e, entry, c);
     if (e->code) { encoder_reset(e); return; }
-    current(e)->pipeline = &entry->pipeline;
+    e->step.pipeline = &entry->pipeline;
     set_bytes(e, c->push, c->pushed * 4);
     dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), 256));
 }
@@ -14636,18 +14719,19 @@ static bool overlap(const struct array *a, const struct array *b)
 }
 
 /* Why a step of a fusion would not do what its nodes do one by one; NULL where it does. */
-static const char *objection(const struct step *t)
+static const char *objection(const struct encoder *e)
 {
+    const struct step *t = &e->step;
     struct layout_row row = layout_of(t);
     for (uint32_t bits = t->set_mask; bits; bits &= bits - 1) {
         uint32_t i = lowest_bit(bits);
-        const struct array *a = t->bound[i].view;
+        const struct array *a = e->bound[i].view;
         if (!a) continue;
         if (row.dense >> i & 1 && dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return "a row has gaps";
         if (row.flat >> i & 1 && !row_contiguous(a)) return "an operand has gaps";
         for (uint32_t others = t->write_mask; others; others &= others - 1) {
             uint32_t k = lowest_bit(others);
-            const struct array *w = t->bound[k].view;
+            const struct array *w = e->bound[k].view;
             if (k == i || !w || !overlap(a, w)) continue;
             if (t->write_mask >> i & 1 || !(row.own >> i & 1) || !same_view(a, w)) return "it would write what it still reads";
         }
@@ -14656,9 +14740,9 @@ static const char *objection(const struct step *t)
 }
 
 /* Judges a step that is being set up for a fusion. The fusion's nodes are planned one by one where it is refused. */
-static bool judge(struct encoder *e, const struct step *t)
+static bool judge(struct encoder *e)
 {
-    const char *why = e->fusion ? objection(t) : NULL;
+    const char *why = e->fusion ? objection(e) : NULL;
     if (why) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fusion", "%s", why);
     return !why;
 }
@@ -15040,7 +15124,7 @@ static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint3
             NOTE(e->device, NOTE_FUSED, f->name, NULL, "%s", text);
             return true;
         }
-        plan_cut(e, 0);
+        plan_clear(e);
         e->code = 0;
     }
     e->fusion = 0;
@@ -15048,10 +15132,512 @@ static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint3
 }
 
 static const struct op_row op_table[OP_COUNT] = {
-#define X(id, name) [OP_##id] = { #name, lower_##name },
+#define X(id, name, member, late) [OP_##id] = { #name, lower_##name, sizeof ((union params *)0)->member, late },
     OPERATIONS(X)
 #undef X
 };
+
+/* ==== >>replay: windows of the tape that come again =============================================================== */
+
+/* A window that was seen before is planned once more and kept: its nodes as a key, the steps of its groups as the value. A later
+ * one that matches, node by node and array by array, is encoded from these, without search, choice or fusion. Arrays and
+ * storages are named by the order in which the window first meets them.
+ *
+ * What may differ (the late half): where a view begins, by multiples of the device's alignment, if nothing that was decided
+ * depends on it; the parameter that op_table calls late, which steps say where they push it; contents of literals, unless
+ * planning read them. A node that differs otherwise is planned anew if it is a group of its own. */
+
+enum { KEPT_MOST = 48, KEPT_NODES = 1024, OWN_MEMORY = 0x8000, NO_NUMBER = UINT16_MAX };
+
+struct kept_storage {
+    struct storage *now;                             /* the one that matched */
+    int readers, writers;
+    bool owned, memory, literal, read;               /* read: planning looked at the contents of a literal */
+    bool differs, fixed;                             /* what was read is different now; its arrays begin where they did */
+    size_t nbytes;
+    int64_t shift;
+    uint8_t bytes[INLINE_BYTES];
+};
+struct kept_array {
+    uint64_t id;                                     /* of the array that matched last, */
+    int64_t moved;                                   /* how many bytes behind `offset` it begins, */
+    bool changed;                                    /* and whether its layout is another */
+    uint8_t ndim;
+    uint16_t storage;
+    int dtype;
+    int64_t offset;
+    int shape[MAXD];
+    int64_t strides[MAXD];
+};
+struct kept_node { struct node node; uint16_t group, in[NODE_INPUTS], out[NODE_OUTPUTS]; };   /* arrays by number */
+struct kept_group {
+    struct members all;
+    uint32_t fusion, step, steps, donation, donations;
+    bool planned, anew;                              /* planned: there are steps; anew: a node differs this time */
+};
+
+struct window {
+    struct window *next;
+    uint64_t hash;
+    struct list storages, arrays, nodes, groups, own;   /* own: storages of the plans */
+    struct plan plan;
+    bool failed;
+};
+
+static void window_free(struct device *d, struct window *w)
+{
+    for (uint32_t i = 0; i < w->own.count; i++) {
+        struct storage *st = *ITEM(w->own, struct storage *, i);
+        buffer_release(d, st->buffer);
+        host_free(d, st);
+    }
+    host_free(d, w->storages.items);
+    host_free(d, w->arrays.items);
+    host_free(d, w->nodes.items);
+    host_free(d, w->groups.items);
+    host_free(d, w->own.items);
+    plan_free(d, &w->plan);
+    host_free(d, w);
+}
+
+static void free_windows(struct stream *s)
+{
+    for (struct window *w = s->windows, *next; w; w = next) { next = w->next; window_free(s->device, w); }
+    s->windows = NULL;
+}
+
+/* ---- the key ---- */
+
+static uint64_t window_hash(const struct stream *s, uint32_t count)
+{
+    uint64_t h = hash_words(0x57494E44, (uint32_t[]){ count, s->node_count }, 2);
+    for (uint32_t i = 0; i < s->node_count; i++) {
+        const struct node *n = &s->nodes[i];
+        h = (h ^ ((uint64_t)n->op | (uint64_t)n->inputs << 16 | (uint64_t)n->outputs << 24 | (uint64_t)n->done << 32)) * 0x9E3779B97F4A7C15u;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static void note_storage(struct kept_storage *k, struct storage *st)
+{
+    *k = (struct kept_storage){ st, st->readers, st->writers, st->owned > 0, st->buffer != NULL, st->literal, .nbytes = st->nbytes,
+                                .shift = storage_shift(st) };
+    if (st->literal) memcpy(k->bytes, st->bytes, INLINE_BYTES);
+}
+
+static bool storage_matches(struct kept_storage *k, struct storage *st)
+{
+    k->now = st;
+    k->differs = k->read && memcmp(k->bytes, st->bytes, INLINE_BYTES);
+    return k->readers == st->readers && k->writers == st->writers && k->owned == (st->owned > 0) && k->memory == (st->buffer != NULL) &&
+           k->literal == st->literal && k->nbytes == st->nbytes && !st->failed && k->shift == storage_shift(st);
+}
+
+static void note_array(struct kept_array *k, const struct array *a)
+{
+    *k = (struct kept_array){ .id = a->id, .ndim = (uint8_t)a->ndim, .storage = a->storage->number, .dtype = (int)a->dtype,
+                              .offset = a->offset };
+    memcpy(k->shape, a->shape, sizeof k->shape);
+    memcpy(k->strides, a->strides, sizeof k->strides);
+}
+
+/* The same but for where it begins, or another layout? */
+static bool array_matches(const struct device *d, const struct window *w, struct kept_array *k, const struct array *a)
+{
+    const struct kept_storage *st = ITEM(w->storages, struct kept_storage, k->storage);
+    bool same = true;
+    if (k->dtype != (int)a->dtype || k->ndim != a->ndim) return false;
+    for (int i = 0; i < a->ndim; i++) same = same && k->shape[i] == a->shape[i] && k->strides[i] == a->strides[i];
+    k->id = a->id;
+    k->moved = a->offset - k->offset;
+    k->changed = !same || st->differs || (k->moved && (st->fixed || k->moved & (int64_t)(d->caps.offset_align - 1)));
+    return true;
+}
+
+/* Is it the array of that number? Arrays, and storages, are met in the order in which they were. */
+static bool match_array(struct device *d, struct window *w, struct array *a, uint16_t number)
+{
+    struct kept_array *k = ITEM(w->arrays, struct kept_array, number);
+    struct storage *st = a->storage;
+    if (a->window == d->window) return a->number == number;
+    if (number != d->met_arrays) return false;
+    if (st->window != d->window) {
+        if (k->storage != d->met_storages || !storage_matches(ITEM(w->storages, struct kept_storage, k->storage), st)) return false;
+        st->window = d->window;
+        st->number = (uint16_t)d->met_storages++;
+    } else if (st->number != k->storage) return false;
+    a->window = d->window;
+    a->number = (uint16_t)d->met_arrays++;
+    return k->id == a->id || array_matches(d, w, k, a);
+}
+
+/* Numbers an array of a window that is to be kept; false where there is no memory, or there are too many. */
+static bool name_array(struct device *d, struct window *w, struct array *a)
+{
+    struct storage *st = a->storage;
+    struct kept_storage *place = NULL;
+    struct kept_array *k;
+    if (a->window == d->window) return true;
+    if (st->window != d->window) {
+        if (w->storages.count == OWN_MEMORY || !(place = ADD(d, &w->storages, struct kept_storage))) return false;
+        note_storage(place, st);
+        st->window = d->window;
+        st->number = (uint16_t)(w->storages.count - 1);
+    }
+    if (w->arrays.count == NO_NUMBER || !(k = ADD(d, &w->arrays, struct kept_array))) return false;
+    note_array(k, a);
+    a->window = d->window;
+    a->number = (uint16_t)(w->arrays.count - 1);
+    return true;
+}
+
+static bool name_arrays(struct device *d, struct window *w, struct array *const *a, uint16_t *numbers, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if (a[i] && !name_array(d, w, a[i])) return false;
+        numbers[i] = a[i] ? a[i]->number : NO_NUMBER;
+    }
+    return true;
+}
+
+static bool match_arrays(struct device *d, struct window *w, struct array *const *a, const uint16_t *numbers, int count, bool *changed)
+{
+    for (int i = 0; i < count; i++) {
+        if (!a[i] || numbers[i] == NO_NUMBER) {
+            if (a[i] || numbers[i] != NO_NUMBER) return false;
+            continue;
+        }
+        if (!match_array(d, w, a[i], numbers[i])) return false;
+        *changed |= ITEM(w->arrays, struct kept_array, numbers[i])->changed;
+    }
+    return true;
+}
+
+/* Are parameters the same, but for the late one? */
+static bool params_match(int op, const union params *a, const union params *b)
+{
+    const struct op_row *row = &op_table[op];
+    const char *x = (const char *)a, *y = (const char *)b;
+    if (!row->late) return !memcmp(x, y, row->params);
+    return !memcmp(x, y, row->late) && !memcmp(x + row->late + 4, y + row->late + 4, row->params - row->late - 4);
+}
+
+static uint32_t late_of(const struct node *n)
+{
+    uint32_t value = 0;
+    if (op_table[n->op].late) memcpy(&value, (const char *)&n->p + op_table[n->op].late, 4);
+    return value;
+}
+
+static bool node_matches(struct device *d, struct window *w, struct kept_node *k, const struct node *n)
+{
+    struct kept_group *g;
+    bool changed = false;
+    if (k->node.op != n->op || k->node.inputs != n->inputs || k->node.outputs != n->outputs || k->node.done != n->done) return false;
+    if (n->done) return true;
+    if (!match_arrays(d, w, n->in, k->in, n->inputs, &changed) || !match_arrays(d, w, n->out, k->out, n->outputs, &changed)) return false;
+    if (!changed && params_match(n->op, &k->node.p, &n->p)) return true;
+    if (k->group == NO_NUMBER) return false;         /* it was looked at, but not lowered */
+    g = ITEM(w->groups, struct kept_group, k->group);
+    g->anew = true;
+    return g->all.count == 1;
+}
+
+static void next_window(struct device *d)
+{
+    d->window++;
+    d->met_arrays = d->met_storages = 0;
+}
+
+static bool window_matches(struct stream *s, struct window *w)
+{
+    if (w->nodes.count != s->node_count) return false;
+    next_window(s->device);
+    for (uint32_t i = 0; i < w->groups.count; i++) {
+        struct kept_group *g = ITEM(w->groups, struct kept_group, i);
+        g->anew = !g->planned;
+    }
+    for (uint32_t i = 0; i < s->node_count; i++)
+        if (!node_matches(s->device, w, ITEM(w->nodes, struct kept_node, i), &s->nodes[i])) return false;
+    return true;
+}
+
+/* ---- keeping ---- */
+
+/* A window whose nodes are numbered, to be filled group by group while they are lowered. */
+static struct window *window_open(struct stream *s, uint64_t hash)
+{
+    struct device *d = s->device;
+    struct window *w = host_zalloc(d, sizeof *w);
+    if (!w) return NULL;
+    w->hash = hash;
+    next_window(d);
+    for (uint32_t i = 0; i < s->node_count && !w->failed; i++) {
+        struct kept_node *k = ADD(d, &w->nodes, struct kept_node);
+        if (!k) { w->failed = true; break; }
+        k->node = s->nodes[i];
+        k->group = NO_NUMBER;
+        w->failed = !k->node.done && (!name_arrays(d, w, s->nodes[i].in, k->in, k->node.inputs) ||
+                                      !name_arrays(d, w, s->nodes[i].out, k->out, k->node.outputs));
+    }
+    return w;
+}
+
+/* The number of a storage that plans made for themselves, with one of the window's in its place. */
+static uint16_t own_storage(struct device *d, struct window *w, const struct storage *st, struct list *seen)
+{
+    struct storage *own, **slot;
+    const struct storage **name;
+    for (uint32_t i = 0; i < seen->count; i++)
+        if (*ITEM(*seen, const struct storage *, i) == st) return (uint16_t)(OWN_MEMORY | (w->own.count - seen->count + i));
+    own = host_zalloc(d, sizeof *own);
+    name = own ? ADD(d, seen, const struct storage *) : NULL;
+    slot = name ? ADD(d, &w->own, struct storage *) : NULL;
+    if (!slot || w->own.count >= OWN_MEMORY) { if (!slot) host_free(d, own); else *slot = own; w->failed = true; return 0; }
+    own->refs = 1;
+    own->device = d;
+    own->nbytes = st->nbytes;
+    *name = st;
+    *slot = own;
+    return (uint16_t)(OWN_MEMORY | (w->own.count - 1));
+}
+
+/* Names what a range is of; what nobody can name stays where it is. */
+static void name_bound(struct device *d, struct window *w, struct bound *b, struct list *seen)
+{
+    if (b->kind != BOUND_STORAGE) return;
+    if (b->storage->window != d->window) { b->storage_number = own_storage(d, w, b->storage, seen); b->array_number = 0; return; }
+    b->storage_number = b->storage->number;
+    if (b->array_number == NO_NUMBER || ITEM(w->arrays, struct kept_array, b->array_number)->storage != b->storage_number) {
+        ITEM(w->storages, struct kept_storage, b->storage_number)->fixed = true;
+        b->array_number = NO_NUMBER;
+    }
+}
+
+/* In a fusion, arrays that view one storage stay as they are to each other. */
+static void fix_views(struct window *w, const struct stream *s, const struct members *all)
+{
+    struct array *seen[MEMBERS_MOST * (NODE_INPUTS + NODE_OUTPUTS)];
+    int count = 0;
+    for (int i = 0; i < all->count; i++) {
+        const struct node *n = &s->nodes[all->node[i]];
+        for (int k = 0; k < n->inputs; k++) if (n->in[k]) seen[count++] = n->in[k];
+        for (int k = 0; k < n->outputs; k++) if (n->out[k]) seen[count++] = n->out[k];
+    }
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < i; k++)
+            if (seen[i]->storage == seen[k]->storage && seen[i] != seen[k])
+                ITEM(w->storages, struct kept_storage, seen[i]->storage->number)->fixed = true;
+}
+
+static void keep_donation(struct window *w, struct donation *n)
+{
+    n->to_number = n->to->number;
+    for (int i = 0; i < n->count; i++) {
+        n->from_number[i] = n->from[i]->number;
+        ITEM(w->storages, struct kept_storage, n->from_number[i])->fixed = true;
+    }
+}
+
+/* Copies the plan's steps behind those that are kept. */
+static void keep_steps(struct encoder *e, struct window *w, struct kept_group *g, uint32_t late, uint16_t late_node)
+{
+    struct device *d = e->device;
+    const struct plan *p = &e->plan;
+    struct list seen = { 0 };
+    uint32_t first = w->plan.bounds.count;
+    struct step *steps = list_add(d, &w->plan.steps, sizeof *steps, p->steps.count);
+    struct bound *bounds = list_add(d, &w->plan.bounds, sizeof *bounds, p->bounds.count);
+    struct donation *donations = list_add(d, &w->plan.donations, sizeof *donations, p->donations.count);
+    if (!steps || !bounds || !donations) { w->failed = true; return; }
+    memcpy(steps, p->steps.items, p->steps.count * sizeof *steps);
+    memcpy(bounds, p->bounds.items, p->bounds.count * sizeof *bounds);
+    if (p->donations.count) memcpy(donations, p->donations.items, p->donations.count * sizeof *donations);
+    for (uint32_t i = 0; i < p->bounds.count && !w->failed; i++) {
+        w->failed = bounds[i].kind == BOUND_TABLE || bounds[i].kind == BOUND_BUFFER;
+        name_bound(d, w, &bounds[i], &seen);
+    }
+    for (uint32_t i = p->bounds.count; i-- > 0 && !w->failed;) {       /* what of its own is used for the last time? */
+        bool again = false;
+        for (uint32_t k = i + 1; k < p->bounds.count; k++)
+            again = again || (bounds[k].kind == BOUND_STORAGE && bounds[k].storage_number == bounds[i].storage_number);
+        bounds[i].last = bounds[i].kind == BOUND_STORAGE && bounds[i].storage_number & OWN_MEMORY && !again;
+    }
+    for (uint32_t i = 0; i < p->steps.count && !w->failed; i++) {
+        uint32_t word;
+        steps[i].first += first;
+        steps[i].pipeline = pipeline_of(e, &steps[i]);
+        w->failed = w->failed || !steps[i].pipeline;
+        if (!steps[i].late_at) continue;
+        memcpy(&word, steps[i].push + steps[i].late_at - 4, 4);
+        steps[i].late_plus = word - late;
+        steps[i].late_node = late_node;
+    }
+    for (uint32_t i = 0; i < p->donations.count && !w->failed; i++) keep_donation(w, &donations[i]);
+    g->planned = true;
+    host_free(d, seen.items);
+}
+
+/* Keeps the group that was planned, before its plan is bound. */
+static void keep_group(struct stream *s, const struct members *all)
+{
+    struct encoder *e = &s->encoder;
+    struct window *w = s->keeping;
+    struct kept_group *g = ADD(s->device, &w->groups, struct kept_group);
+    uint32_t late = 0;
+    uint16_t late_node = 0;
+    bool tables = e->plan.tables.count > 0;
+    if (e->code || !g || w->groups.count == NO_NUMBER) { w->failed = true; return; }
+    *g = (struct kept_group){ .all = *all, .fusion = e->fusion, .step = w->plan.steps.count, .steps = e->plan.steps.count,
+                              .donation = w->plan.donations.count, .donations = e->plan.donations.count };
+    for (int i = 0; i < all->count; i++) {
+        const struct node *n = &s->nodes[all->node[i]];
+        struct kept_node *k = ITEM(w->nodes, struct kept_node, all->node[i]);
+        k->group = (uint16_t)(w->groups.count - 1);
+        if (op_table[n->op].late) { late = late_of(n); late_node = (uint16_t)all->node[i]; }
+        for (int j = 0; j < n->inputs; j++)
+            if (n->in[j] && n->in[j]->storage->read) ITEM(w->storages, struct kept_storage, n->in[j]->storage->number)->read = true;
+    }
+    if (all->count > 1) fix_views(w, s, all);
+    if (tables && all->count == 1) g->steps = g->donations = 0;        /* planned each time */
+    else if (!w->failed) keep_steps(e, w, g, late, late_node);
+}
+
+/* ---- encoding what was kept ---- */
+
+static struct storage *named_storage(const struct window *w, uint16_t number)
+{
+    return number & OWN_MEMORY ? *ITEM(w->own, struct storage *, number & ~OWN_MEMORY) : ITEM(w->storages, struct kept_storage, number)->now;
+}
+
+/* Where a kept range lies now. */
+static VkDescriptorBufferInfo kept_range(struct encoder *e, const struct window *w, const struct bound *b, struct buffer **memory)
+{
+    struct storage *st;
+    size_t base, end;
+    int64_t moved = 0;
+    if (b->kind != BOUND_STORAGE) {
+        *memory = bound_buffer(e, b);
+        return *memory ? place_bound(b, *memory) : (VkDescriptorBufferInfo){ VK_NULL_HANDLE, 0, 0 };
+    }
+    st = named_storage(w, b->storage_number);
+    if (!st->buffer && (b->write || st->literal)) storage_allocate(e, st);
+    else if (!st->buffer) encoder_fail(e, MLXVK_ERROR_NOT_READY, 0, __LINE__, "input", "an operand was never computed");
+    *memory = st->buffer;
+    if (!st->buffer) return (VkDescriptorBufferInfo){ VK_NULL_HANDLE, 0, 0 };
+    if (b->array_number != NO_NUMBER && !(b->storage_number & OWN_MEMORY)) moved = ITEM(w->arrays, struct kept_array, b->array_number)->moved;
+    base = st->buffer->offset;
+    end = min_size((size_t)((int64_t)base + b->high + moved), base + st->buffer->size);
+    base = (size_t)((int64_t)base + b->low + moved);
+    return (VkDescriptorBufferInfo){ st->buffer->handle, base, end - base };
+}
+
+static void replay_step(struct encoder *e, const struct window *w, const struct step *t)
+{
+    const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first);
+    VkDescriptorBufferInfo ranges[MAX_BOUND];
+    struct buffer *memory[MAX_BOUND];
+    uint8_t push[PUSH_SIZE];
+    e->pending_count = 0;
+    for (uint32_t i = 0; i < t->bounds && !e->code; i++) ranges[b[i].slot] = kept_range(e, w, &b[i], &memory[i]);
+    for (uint32_t i = 0; i < t->bounds && !e->code; i++) {
+        const VkDescriptorBufferInfo *r = &ranges[b[i].slot];
+        encoder_access(e, memory[i], r->offset, r->offset + r->range, b[i].write);
+    }
+    if (t->late_at) {
+        uint32_t word = late_of(&e->stream->nodes[t->late_node]) + t->late_plus;
+        memcpy(push, t->push, t->push_used);
+        memcpy(push + t->late_at - 4, &word, 4);
+    }
+    encode_bound(e, t, t->pipeline, ranges, t->late_at ? push : t->push);
+    for (uint32_t i = 0; i < t->bounds; i++)
+        if (b[i].last) {
+            struct storage *st = named_storage(w, b[i].storage_number);
+            buffer_release(e->device, st->buffer);
+            st->buffer = NULL;
+        }
+}
+
+static void replay_group(struct encoder *e, const struct window *w, const struct kept_group *g)
+{
+    uint32_t skip_to = 0, at = 0;
+    for (uint32_t i = 0; i < g->steps; i++) {
+        for (; at < g->donations; at++) {
+            struct donation n = *ITEM(w->plan.donations, struct donation, g->donation + at);
+            if (n.before > i) break;
+            n.to = named_storage(w, n.to_number);
+            for (int k = 0; k < n.count; k++) n.from[k] = named_storage(w, n.from_number[k]);
+            if (!e->code && donate_memory(e, &n)) skip_to = n.skip_to;
+        }
+        if (i >= skip_to && !e->code) replay_step(e, w, ITEM(w->plan.steps, struct step, g->step + i));
+    }
+}
+
+/* Encodes a window that matches. */
+static void window_replay(struct stream *s, struct window *w)
+{
+    struct encoder *e = &s->encoder;
+    bool failures = false;                           /* the key says that there were none before */
+    for (uint32_t i = 0; i < w->groups.count; i++) {
+        const struct kept_group *g = ITEM(w->groups, struct kept_group, i);
+        for (int k = 0; k < g->all.count && failures; k++) check_operands(e, &s->nodes[g->all.node[k]]);
+        e->fusion = g->fusion;
+        if (!g->anew) replay_group(e, w, g);
+        else if (!e->code) {
+            e->fusion = 0;
+            op_table[s->nodes[g->all.node[0]].op].lower(e, &s->nodes[g->all.node[0]]);
+            bind_plan(e);
+        }
+        failures = failures || e->code;
+        group_done(s, &g->all);
+    }
+    s->device->group++;
+    s->device->stats.replayed += s->node_count;
+}
+
+/* The kept window that the tape's nodes are; in front of the list from then on. */
+static struct window *find_window(struct stream *s, uint64_t hash)
+{
+    for (struct window **link = &s->windows; *link; link = &(*link)->next) {
+        struct window *w = *link;
+        if (w->hash != hash || !window_matches(s, w)) continue;
+        *link = w->next;
+        w->next = s->windows;
+        return s->windows = w;
+    }
+    return NULL;
+}
+
+/* Encodes the first `count` nodes from a kept window, or says that what follows is to be kept: from the second time on. */
+static bool replay(struct stream *s, uint32_t count)
+{
+    struct device *d = s->device;
+    uint64_t hash;
+    struct window *w;
+    s->keeping = NULL;
+    if (!d->gate[GATE_REPLAY] || d->noted || s->node_count > KEPT_NODES || s->encoder.code) return false;
+    hash = window_hash(s, count);
+    w = find_window(s, hash);
+    if (w) { window_replay(s, w); return true; }
+    if (s->seen_windows[hash % SEEN_WINDOWS] == (uint32_t)(hash >> 32)) s->keeping = window_open(s, hash);
+    s->seen_windows[hash % SEEN_WINDOWS] = (uint32_t)(hash >> 32);
+    return false;
+}
+
+/* Ends the keeping of a window that was lowered. */
+static void window_keep(struct stream *s)
+{
+    struct window *w = s->keeping, **link = &s->windows;
+    uint32_t count = 0;
+    s->keeping = NULL;
+    if (!w) return;
+    if (w->failed) { window_free(s->device, w); return; }
+    w->next = s->windows;
+    s->windows = w;
+    while (*link && count++ < KEPT_MOST) link = &(*link)->next;
+    if (*link) { window_free(s->device, *link); *link = NULL; }
+}
 
 /* ==== >>public: devices =========================================================================================== */
 
@@ -15107,6 +15693,8 @@ static void destroy_objects(struct device *d)
         }
     host_free(d, d->pipelines);
     free_chains(d);
+    pool_free(d, &d->array_pool);
+    pool_free(d, &d->storage_pool);
     for (int i = 0; i < KERNEL_COUNT; i++) d->vk.vkDestroyShaderModule(d->handle, d->modules[i], NULL);
     for (int i = 0; i <= MAX_BINDINGS; i++) {
         d->vk.vkDestroyPipelineLayout(d->handle, d->layouts[i], NULL);
@@ -15554,7 +16142,7 @@ static struct stream *stream_create(struct device *d)
     s->line->stream = s;
     s->encoder.stream = s;
     s->encoder.device = d;
-    if (!plan_grow(&s->encoder)) { host_free(d, s); return NULL; }
+    s->encoder.step.kernel = KERNEL_COUNT;
     s->next = d->streams;
     d->streams = s;
     return s;
@@ -15602,7 +16190,9 @@ static void stream_destroy(struct stream *s)
     struct device *d = s->device;
     struct stream **link = &d->streams;
     stream_drain(s);
-    plan_free(&s->encoder);
+    free_windows(s);
+    plan_clear(&s->encoder);
+    plan_free(d, &s->encoder.plan);
     for (uint32_t i = 0; i < s->slot_count; i++)
         if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
     while (*link != s) link = &(*link)->next;
@@ -16406,19 +16996,19 @@ struct item_kind {
     void (*drop)(void *item);
 };
 
-struct list { const struct item_kind *kind; size_t size, slots; char *data; };
+struct items { const struct item_kind *kind; size_t size, slots; char *data; };
 
-static void *list_at(const struct list *l, size_t i) { return l->data + i * l->kind->size; }
+static void *list_at(const struct items *l, size_t i) { return l->data + i * l->kind->size; }
 
-static struct list *list_new(const struct item_kind *kind)
+static struct items *list_new(const struct item_kind *kind)
 {
-    struct list *l = calloc(1, sizeof *l);
+    struct items *l = calloc(1, sizeof *l);
     if (l) l->kind = kind;
     return l;
 }
 
 /* Opens a place for one item at position i; its contents are the caller's to write. */
-static void *list_open(struct list *l, size_t i)
+static void *list_open(struct items *l, size_t i)
 {
     if (l->size == l->slots) {
         size_t slots = l->slots ? 2 * l->slots : 8;
@@ -16433,7 +17023,7 @@ static void *list_open(struct list *l, size_t i)
 }
 
 /* All items, or none. */
-static int list_append(struct list *l, const void *items, size_t count)
+static int list_append(struct items *l, const void *items, size_t count)
 {
     size_t before;
     int code = 0;
@@ -16451,7 +17041,7 @@ static int list_append(struct list *l, const void *items, size_t count)
     return code;
 }
 
-static int list_free(struct list *l)
+static int list_free(struct items *l)
 {
     if (!l) return 0;
     for (size_t i = 0; i < l->size && l->kind->drop; i++) l->kind->drop(list_at(l, i));
@@ -16463,7 +17053,7 @@ static int list_free(struct list *l)
 /* *slot becomes a list of its own with these items; they may be those of the list that it was. */
 static int list_set(void **slot, const struct item_kind *kind, const void *items, size_t count)
 {
-    struct list *fresh = slot ? list_new(kind) : NULL;
+    struct items *fresh = slot ? list_new(kind) : NULL;
     int code = !slot ? MLXVK_ERROR_ARGUMENT : fresh ? list_append(fresh, items, count) : MLXVK_ERROR_HOST_MEMORY;
     if (code) { list_free(fresh); return code; }
     list_free(*slot);
@@ -16471,14 +17061,14 @@ static int list_set(void **slot, const struct item_kind *kind, const void *items
     return 0;
 }
 
-static struct list *list_from(const struct item_kind *kind, const void *items, size_t count)
+static struct items *list_from(const struct item_kind *kind, const void *items, size_t count)
 {
     void *list = NULL;
     list_set(&list, kind, items, count);
     return list;
 }
 
-static int list_assign(void **slot, const struct item_kind *kind, const struct list *from)
+static int list_assign(void **slot, const struct item_kind *kind, const struct items *from)
 {
     return from ? list_set(slot, kind, from->data, from->size) : list_set(slot, kind, NULL, 0);
 }
@@ -16532,10 +17122,10 @@ static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), 
     int mlxvk_vector_##kind##_append_data(mlxvk_vector_##kind v, in *data, size_t size)                               \
     { return list_append(v.ctx, data, size); }                                                                        \
     int mlxvk_vector_##kind##_append_value(mlxvk_vector_##kind v, in value) { return list_append(v.ctx, &value, 1); } \
-    size_t mlxvk_vector_##kind##_size(mlxvk_vector_##kind v) { return v.ctx ? ((struct list *)v.ctx)->size : 0; }     \
+    size_t mlxvk_vector_##kind##_size(mlxvk_vector_##kind v) { return v.ctx ? ((struct items *)v.ctx)->size : 0; }     \
     int mlxvk_vector_##kind##_get(out *res, const mlxvk_vector_##kind v, size_t i)                                    \
     {                                                                                                                 \
-        const struct list *l = v.ctx;                                                                                 \
+        const struct items *l = v.ctx;                                                                                 \
         return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT;                             \
     }
 
@@ -16597,13 +17187,13 @@ static int put_text(mlxvk_string *res, struct text *t)
 
 /* ---- maps: entries in the order of their keys ---- */
 
-struct entry { char *key; union { char *text; mlxvk_array array; struct list *list; } value; };
+struct entry { char *key; union { char *text; mlxvk_array array; struct items *list; } value; };
 
 static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL }, string_entry = { sizeof(struct entry), NULL, NULL },
     list_entry = { sizeof(struct entry), NULL, NULL };
 
 /* The place of a key, or where it would be. */
-static size_t map_place(const struct list *m, const char *key, bool *found)
+static size_t map_place(const struct items *m, const char *key, bool *found)
 {
     size_t low = 0, high = m->size;
     *found = false;
@@ -16617,14 +17207,14 @@ static size_t map_place(const struct list *m, const char *key, bool *found)
     return low;
 }
 
-static void drop_value(const struct list *m, struct entry *e)
+static void drop_value(const struct items *m, struct entry *e)
 {
     if (m->kind == &array_entry) mlxvk_array_free(e->value.array);
     else if (m->kind == &string_entry) free(e->value.text);
     else list_free(e->value.list);
 }
 
-static int map_free(struct list *m)
+static int map_free(struct items *m)
 {
     for (size_t i = 0; m && i < m->size; i++) {
         struct entry *e = list_at(m, i);
@@ -16635,7 +17225,7 @@ static int map_free(struct list *m)
 }
 
 /* Takes the value over, also where it fails. An entry of that key is replaced. */
-static int map_put(struct list *m, const char *key, struct entry value)
+static int map_put(struct items *m, const char *key, struct entry value)
 {
     bool found = false;
     size_t at = m && key ? map_place(m, key, &found) : 0;
@@ -16659,9 +17249,9 @@ static struct entry array_value(mlxvk_array array)
 
 static struct entry text_value(const char *text) { return (struct entry){ NULL, { text_copy(text) } }; }
 
-static int map_set(void **slot, const struct item_kind *kind, const struct list *from)
+static int map_set(void **slot, const struct item_kind *kind, const struct items *from)
 {
-    struct list *fresh = slot ? list_new(kind) : NULL;
+    struct items *fresh = slot ? list_new(kind) : NULL;
     int code = fresh ? 0 : slot ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; from && !code && i < from->size; i++) {
         const struct entry *e = list_at(from, i);
@@ -16674,21 +17264,21 @@ static int map_set(void **slot, const struct item_kind *kind, const struct list 
     return 0;
 }
 
-static const struct entry *map_find(const struct list *m, const char *key)
+static const struct entry *map_find(const struct items *m, const char *key)
 {
     bool found = false;
     size_t at = m && key ? map_place(m, key, &found) : 0;
     return found ? list_at(m, at) : NULL;
 }
 
-struct map_walk { const struct list *map; size_t next; };
+struct map_walk { const struct items *map; size_t next; };
 
 static const struct entry *walk_on(struct map_walk *w)
 {
     return w && w->map && w->next < w->map->size ? list_at(w->map, w->next++) : NULL;
 }
 
-static void *walk_new(const struct list *m)
+static void *walk_new(const struct items *m)
 {
     struct map_walk *w = calloc(1, sizeof *w);
     if (w) w->map = m;
@@ -16847,7 +17437,7 @@ int mlxvk_device_info_has_key(bool *exists, mlxvk_device_info info, const char *
 int mlxvk_device_info_get_keys(mlxvk_vector_string *keys, mlxvk_device_info info)
 {
     struct device *d = device_or_default(info);
-    struct list *l = d && keys ? list_new(&string_kind) : NULL;
+    struct items *l = d && keys ? list_new(&string_kind) : NULL;
     struct info_size sizes[INFO_SIZES];
     int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; i < COUNT(info_strings) && !code; i++) code = list_append(l, &info_strings[i], 1);
@@ -17391,7 +17981,7 @@ static int file_dtype(const char *name, bool npy)
 }
 
 /* {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} */
-static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct list *arrays)
+static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct items *arrays)
 {
     uint64_t shape[MAXD] = { 0 }, range[2] = { 0, 0 }, bytes;
     int ndim = 0, dtype = -1, dims[MAXD], given = 0;
@@ -17424,7 +18014,7 @@ static void load_tensor(struct file *f, struct json *j, const char *key, size_t 
 }
 
 /* {"key": "text", ...}, or what MLX writes where there is nothing: null */
-static void load_metadata(struct json *j, struct list *strings)
+static void load_metadata(struct json *j, struct items *strings)
 {
     if (json_null(j)) return;
     json_want(j, '{');
@@ -17440,7 +18030,7 @@ static void load_metadata(struct json *j, struct list *strings)
     json_want(j, '}');
 }
 
-static void load_header(struct file *f, const char *header, size_t size, struct list *arrays, struct list *strings)
+static void load_header(struct file *f, const char *header, size_t size, struct items *arrays, struct items *strings)
 {
     struct json j = { header, header + size, false };
     json_want(&j, '{');
@@ -17461,7 +18051,7 @@ static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_t
     uint8_t length[8];
     uint64_t size = 0;
     char *header = NULL;
-    struct list *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
+    struct items *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
     if (!res_0 || !res_1) file_fail(f, MLXVK_ERROR_ARGUMENT, "a result is NULL");
     if (!arrays || !strings) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (!f->code && file_open(f, path) && file_read(f, 0, length, 8)) {
@@ -17497,7 +18087,7 @@ int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_st
     return load_safetensors(&f, NULL, res_0, res_1);
 }
 
-static int save_safetensors(struct file *f, const struct list *arrays, const struct list *strings)
+static int save_safetensors(struct file *f, const struct items *arrays, const struct items *strings)
 {
     struct text t = { NULL, 0, 0, false };
     uint8_t length[8];
@@ -17671,7 +18261,7 @@ int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a)
 /* ---- GGUF ---- */
 
 /* Tensors, and metadata by what it is: numbers (one, or a list), a text, a list of texts. */
-struct gguf { struct list *arrays, *numbers, *texts, *lists; };
+struct gguf { struct items *arrays, *numbers, *texts, *lists; };
 
 static int gguf_free(struct gguf *g)
 {
@@ -17703,7 +18293,7 @@ int mlxvk_io_gguf_free(mlxvk_io_gguf io) { return gguf_free(io.ctx); }
 int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io)
 {
     const struct gguf *g = io.ctx;
-    struct list *l = g && keys ? list_new(&string_kind) : NULL;
+    struct items *l = g && keys ? list_new(&string_kind) : NULL;
     int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; !code && i < g->arrays->size; i++) code = list_append(l, &((struct entry *)list_at(g->arrays, i))->key, 1);
     if (code) { list_free(l); return code; }
@@ -17713,7 +18303,7 @@ int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io)
 }
 
 /* One of the maps: its member's place in struct gguf. */
-static struct list *gguf_map(mlxvk_io_gguf io, size_t member) { return io.ctx ? *(struct list **)(void *)((char *)io.ctx + member) : NULL; }
+static struct items *gguf_map(mlxvk_io_gguf io, size_t member) { return io.ctx ? *(struct items **)(void *)((char *)io.ctx + member) : NULL; }
 #define GGUF(io, member) gguf_map(io, offsetof(struct gguf, member))
 
 #define HAS(kind, member)                                                                                             \
@@ -17743,7 +18333,7 @@ int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io
     return e && vstr ? list_assign(&vstr->ctx, &string_kind, e->value.list) : MLXVK_ERROR_ARGUMENT;
 }
 
-static int put_entry_array(struct list *m, const char *key, mlxvk_array array)
+static int put_entry_array(struct items *m, const char *key, mlxvk_array array)
 {
     return m && key && array.ctx ? map_put(m, key, array_value(array)) : MLXVK_ERROR_ARGUMENT;
 }
@@ -17755,7 +18345,7 @@ int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const c
 }
 int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr)
 {
-    const struct list *l = mvstr.ctx;
+    const struct items *l = mvstr.ctx;
     struct entry e = { NULL, { NULL } };
     if (!io.ctx || !key || !l) return MLXVK_ERROR_ARGUMENT;
     e.value.list = list_from(&string_kind, l->data, l->size);
@@ -18131,7 +18721,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d = k->device;
     mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams; s; s = s->next) if (current(&s->encoder)->pipeline == &k->pipeline) encoder_reset(&s->encoder);
+    for (struct stream *s = d->streams; s; s = s->next) if (s->encoder.step.pipeline == &k->pipeline) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -18178,7 +18768,7 @@ int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
     encoder_reset(e);
     if (!k || k->device != e->device) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_kernel", "no kernel of this device");
     else {
-        struct step *t = current(e);
+        struct step *t = &e->step;
         t->pipeline = &k->pipeline;
         t->push_used = k->push_size;
         memset(t->push, 0, sizeof t->push);
@@ -18223,8 +18813,8 @@ int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
     else {
         array_span(a, &low, &high);
         if (low < high)
-            set_bound(e, MAX_BOUND - 1 - current(e)->registered, false,
-                      (struct bound){ BOUND_STORAGE, true, { a->storage }, low, high, NULL });
+            set_bound(e, MAX_BOUND - 1 - e->registered, false,
+                      (struct bound){ .kind = BOUND_STORAGE, .write = true, .storage = a->storage, .low = low, .high = high });
     }
     return unlock_encoder(e);
 }
@@ -18252,7 +18842,7 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
     if (!data || offset > PUSH_SIZE || size > PUSH_SIZE - offset)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_bytes", "%u bytes at %u of %d", size, offset, PUSH_SIZE);
     else {
-        struct step *t = current(e);
+        struct step *t = &e->step;
         memcpy(t->push + offset, data, size);
         if (offset + size > t->push_used) t->push_used = offset + size;
     }
@@ -18261,7 +18851,7 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
 
 static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
-    if (!current(e)->pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
+    if (!e->step.pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
     dispatch(e, x, y, z);
     bind_plan(e);
     maybe_commit(e->stream);
@@ -18277,7 +18867,7 @@ int mlxvk_dispatch_threadgroups(mlxvk_encoder handle, uint32_t x, uint32_t y, ui
 int mlxvk_dispatch_threads(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_t z)
 {
     struct encoder *e = lock_encoder(handle);
-    const struct pipeline *p = e ? current(e)->pipeline : NULL;
+    const struct pipeline *p = e ? e->step.pipeline : NULL;
     const struct kernel *k;
     if (!e) return MLXVK_ERROR_ARGUMENT;
     if (!p) return dispatch_public(e, 0, 0, 0);
@@ -18599,7 +19189,7 @@ static void run_variant(struct call *c, struct kernel *k, struct array **arrays,
     for (uint32_t i = 0; i < count; i++) take_handle(arrays[i]);       /* or their copies and fillings would be dropped: nobody has them */
     stream_lower(c->stream, 0);
     encoder_reset(e);
-    current(e)->pipeline = &k->pipeline;
+    e->step.pipeline = &k->pipeline;
     for (uint32_t i = 0; i < count; i++)
         shift[i] = arrays[i]->size ? bind_held(e, i, arrays[i], i >= inputs) : bind_held(e, i, arrays[some], true);
     set_bytes(e, shift, 4 * count);

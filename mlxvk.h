@@ -1090,6 +1090,7 @@ typedef struct mlxvk_stats {
     uint64_t dispatches, barriers, submissions, pipelines, descriptor_sets;
     uint64_t fused, dropped;         /* nodes that went into fused kernels; nodes nobody wanted */
     uint64_t lowering_ns, submit_ns; /* CPU time spent lowering and recording; in queue submissions */
+    uint64_t replayed;               /* nodes that were encoded from plans kept, of windows that came again */
 } mlxvk_stats;
 
 MLXVK_API int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device);
