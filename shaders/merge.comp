@@ -8,7 +8,7 @@ BUFFER(2, place)
 BUFFER(3, dst_place)
 ACCESS(dst)
 
-layout(push_constant) uniform Push { uint rows, n, run, parts, dst_at, src_at, place_at, dst_place_at, FROM, FLAGS; };
+layout(push_constant) uniform merge_push { uint rows, n, run, parts, dst_at, src_at, place_at, dst_place_at, FROM, FLAGS; };
 
 const uint EACH = 8;
 

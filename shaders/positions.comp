@@ -10,7 +10,7 @@ BUFFER(3, table)
 ACCESS(a)
 ACCESS(b)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform positions_push {
     uint n, ndim, flags, dtype;                        // of the index arrays, 0 to 2 of them
     uint none, dst_at;                                 // none: what stands for a window that is nowhere
     uint at[2];

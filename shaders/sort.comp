@@ -11,7 +11,7 @@ BUFFER(3, dst_place)
 ACCESS(dst)
 ACCESS(src)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform sort_push {
     uint rows, n, blocks;                              // blocks a row: where there are more than one, each of a workgroup
     uint row_threads;                                  // a power of two; eight elements each
     uint dst_at, src_at, place_at, dst_place_at;
