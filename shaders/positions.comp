@@ -19,6 +19,7 @@ layout(push_constant) uniform positions_push {
     uint size[2], room[2], step[2];
 };
 
+//! enum POSITIONS_: flags; the two lowest bits count the index arrays
 const uint COUNT = 3, STRICT = 4, ADD = 8, TABLE = 16;  // ADD: to the sums that are there
 
 void main()

@@ -10,11 +10,11 @@
  *   constant ID TYPE NAME                   in the order of their numbers
  *   push NAME SIZE                          the push-constant block, then its members in order:
  *   member OFFSET SIZE NAME DECLARATION     the declaration is C
- *   binding NUMBER NAME ACCESS VIEWS        of storage buffers, in the order of their numbers; ACCESS is what code does: r, w, rw
- *                                           or none, whatever the declaration allows; VIEWS are the blocks declared there
+ *   binding NUMBER NAME ACCESS VIEWS        of storage buffers, in the order of their numbers; ACCESS is what code does,
+ *                                           none, r, w or rw, whatever is declared; VIEWS are the blocks there
  *
- * Names are the shader's own, in lower case for constants; a block of a storage buffer is called NAME_view. Anything that the
- * host could not be told is an error. */
+ * Names are the shader's own, without a "_" at their end, in lower case for constants; a block of a storage buffer is
+ * called NAME_view. Anything that the host could not be told is an error. */
 #include <ctype.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -28,20 +28,23 @@ enum op {
     OP_TYPE_INT = 21, OP_TYPE_FLOAT = 22, OP_TYPE_VECTOR = 23, OP_TYPE_MATRIX = 24, OP_TYPE_ARRAY = 28,
     OP_TYPE_RUNTIME_ARRAY = 29, OP_TYPE_STRUCT = 30, OP_TYPE_POINTER = 32, OP_CONSTANT = 43, OP_SPEC_TRUE = 48,
     OP_SPEC_FALSE = 49, OP_SPEC_CONSTANT = 50, OP_SPEC_COMPOSITE = 51, OP_CALL = 57, OP_VARIABLE = 59, OP_LOAD = 61,
-    OP_STORE = 62, OP_COPY_MEMORY = 63, OP_ACCESS_CHAIN = 65, OP_PTR_CHAIN = 67, OP_DECORATE = 71, OP_MEMBER_DECORATE = 72,
-    OP_COPY_OBJECT = 83, OP_ATOMIC_LOAD = 227, OP_ATOMIC_STORE = 228, OP_ATOMIC_LAST = 242, OP_EXECUTION_MODE_ID = 331,
-    OP_COOPERATIVE_LOAD = 4457, OP_COOPERATIVE_STORE = 4458, OP_TENSOR_LOAD = 5367, OP_TENSOR_STORE = 5368,
+    OP_STORE = 62, OP_COPY_MEMORY = 63, OP_ACCESS_CHAIN = 65, OP_PTR_CHAIN = 67, OP_DECORATE = 71,
+    OP_MEMBER_DECORATE = 72, OP_COPY_OBJECT = 83, OP_ATOMIC_LOAD = 227, OP_ATOMIC_STORE = 228, OP_ATOMIC_LAST = 242,
+    OP_EXECUTION_MODE_ID = 331, OP_COOPERATIVE_LOAD = 4457, OP_COOPERATIVE_STORE = 4458,
+    OP_TENSOR_LOAD = 5367, OP_TENSOR_STORE = 5368,
     OP_ATOMIC_FLOAT_ADD = 6035
 };
-enum { SPEC_ID = 1, ARRAY_STRIDE = 6, MATRIX_STRIDE = 7, BUILT_IN = 11, BINDING = 33, OFFSET = 35, WORKGROUP_SIZE = 25 };
-enum { PUSH_CONSTANT = 9, STORAGE_BUFFER = 12, LOCAL_SIZE = 17, LOCAL_SIZE_ID = 38, MOST_BINDINGS = 32, READS = 1, WRITES = 2 };
+enum { SPEC_ID = 1, ARRAY_STRIDE = 6, MATRIX_STRIDE = 7, BUILT_IN = 11, WORKGROUP_SIZE = 25, BINDING = 33, OFFSET = 35,
+       PUSH_CONSTANT = 9, STORAGE_BUFFER = 12, LOCAL_SIZE = 17, LOCAL_SIZE_ID = 38 };
+enum { MOST_BINDINGS = 32, MOST_CONSTANTS = 64, MOST_MEMBERS = 256, READS = 1, WRITES = 2 };
 
 struct member { const char *name; uint32_t offset, matrix_stride; };
 struct id {
     const uint32_t *type, *at;                /* its OpType..., its definition */
     const char *name;
     struct member *members;                   /* of a struct: as many as its instruction has operands */
-    uint32_t spec, stride, binding, root;     /* spec and binding: plus one; root: the variable that a pointer points into */
+    uint32_t spec, stride, binding;           /* spec and binding: plus one */
+    uint32_t root;                            /* the variable that a pointer points into */
     uint32_t access;
 };
 
@@ -79,8 +82,8 @@ static uint32_t length_of(const uint32_t *w) { return w[0] >> 16; }
 static struct member *member_of(uint32_t id, uint32_t i)
 {
     struct id *s = id_of(id);
-    if (i > 255) fail("struct %u has too many members", id);
-    if (!s->members && !(s->members = calloc(256, sizeof *s->members))) fail("out of memory");
+    if (i >= MOST_MEMBERS) fail("struct %u has too many members", id);
+    if (!s->members && !(s->members = calloc(MOST_MEMBERS, sizeof *s->members))) fail("out of memory");
     return &s->members[i];
 }
 
@@ -116,24 +119,28 @@ static void read_execution_mode(const uint32_t *w, uint32_t n)
     }
 }
 
-static void touch(uint32_t pointer, uint32_t access) { ids[id_of(pointer)->root].access |= access; }     /* of none: 0 */
+/* What is in no storage buffer has root 0. */
+static void touch(uint32_t pointer, uint32_t access) { ids[id_of(pointer)->root].access |= access; }
 
 /* What code does with pointers into storage buffers. */
 static void read_code(const uint32_t *w, uint32_t n)
 {
     uint32_t op = op_of(w);
+    bool load = op == OP_LOAD || op == OP_ATOMIC_LOAD || op == OP_COOPERATIVE_LOAD || op == OP_TENSOR_LOAD;
+    bool store = op == OP_STORE || op == OP_ATOMIC_STORE || op == OP_COOPERATIVE_STORE || op == OP_TENSOR_STORE;
+    bool exchange = (op > OP_ATOMIC_STORE && op <= OP_ATOMIC_LAST) || op == OP_ATOMIC_FLOAT_ADD;
     if ((op >= OP_ACCESS_CHAIN && op <= OP_PTR_CHAIN) || op == OP_COPY_OBJECT) id_of(w[2])->root = id_of(w[3])->root;
-    else if (op == OP_LOAD || op == OP_ATOMIC_LOAD || op == OP_COOPERATIVE_LOAD || op == OP_TENSOR_LOAD) touch(w[3], READS);
-    else if (op == OP_STORE || op == OP_ATOMIC_STORE || op == OP_COOPERATIVE_STORE || op == OP_TENSOR_STORE) touch(w[1], WRITES);
-    else if ((op > OP_ATOMIC_STORE && op <= OP_ATOMIC_LAST) || op == OP_ATOMIC_FLOAT_ADD) touch(w[3], READS | WRITES);
-    else if (op == OP_COPY_MEMORY) { touch(w[1], WRITES); touch(w[2], READS); }
-    else if (op == OP_CALL)
-        for (uint32_t i = 4; i < n; i++) if (id_of(w[i])->root) touch(w[i], READS | WRITES);
+    if (load || exchange) touch(w[3], READS);
+    if (exchange) touch(w[3], WRITES);
+    if (store || op == OP_COPY_MEMORY) touch(w[1], WRITES);
+    if (op == OP_COPY_MEMORY) touch(w[2], READS);
+    for (uint32_t i = 4; i < n && op == OP_CALL; i++) touch(w[i], READS | WRITES);
 }
 
 static bool defines(uint32_t op)
 {
-    return (op >= OP_TYPE_BOOL - 1 && op <= OP_TYPE_POINTER) || (op >= OP_CONSTANT - 2 && op <= OP_SPEC_COMPOSITE) || op == OP_VARIABLE;
+    bool type = op >= OP_TYPE_BOOL && op <= OP_TYPE_POINTER, constant = op >= OP_CONSTANT && op <= OP_SPEC_COMPOSITE;
+    return type || constant || op == OP_VARIABLE;
 }
 
 static void read_instruction(const uint32_t *w, uint32_t n, bool *is_size)
@@ -141,14 +148,14 @@ static void read_instruction(const uint32_t *w, uint32_t n, bool *is_size)
     uint32_t op = op_of(w);
     if (op == OP_CAPABILITY) printf("capability %u\n", w[1]);
     if (op == OP_EXTENSION) printf("extension %s\n", (const char *)(w + 1));
-    if (op == OP_NAME && !id_of(w[1])->name) id_of(w[1])->name = (const char *)(w + 2);     /* later ones are of copies */
+    if (op == OP_NAME && !id_of(w[1])->name) id_of(w[1])->name = (const char *)(w + 2);    /* later ones: of copies */
     if (op == OP_MEMBER_NAME) member_of(w[1], w[2])->name = (const char *)(w + 3);
     if (op == OP_MEMBER_DECORATE && n > 4 && w[3] == OFFSET) member_of(w[1], w[2])->offset = w[4];
     if (op == OP_MEMBER_DECORATE && n > 4 && w[3] == MATRIX_STRIDE) member_of(w[1], w[2])->matrix_stride = w[4];
     if (op == OP_DECORATE) read_decoration(w, n);
     if (op == OP_DECORATE && n == 4 && w[2] == BUILT_IN && w[3] == WORKGROUP_SIZE) is_size[w[1]] = true;
     if (op == OP_EXECUTION_MODE) read_execution_mode(w, n);
-    if (defines(op)) id_of(op >= OP_CONSTANT - 2 ? w[2] : w[1])->at = w;
+    if (defines(op)) id_of(op >= OP_CONSTANT ? w[2] : w[1])->at = w;
     if (op == OP_SPEC_COMPOSITE) read_workgroup_size(w, is_size);
     if (op == OP_VARIABLE) id_of(w[2])->root = w[3] == STORAGE_BUFFER ? w[2] : 0;
     read_code(w, n);
@@ -173,13 +180,20 @@ static void read_module(const uint32_t *words, size_t count)
 /* A declarator grows from the name outwards; what comes in front of it is known at the end. */
 struct declaration { char base[2048], name[256]; uint32_t size; };
 
+static int name_length(const char *name)
+{
+    size_t n = strlen(name);
+    return (int)(n && name[n - 1] == '_' ? n - 1 : n);
+}
+
 static void add(char *text, size_t room, const char *format, ...)
 {
     va_list arguments;
-    size_t used = strlen(text);
+    size_t used = strlen(text), n;
     va_start(arguments, format);
-    if ((size_t)vsnprintf(text + used, room - used, format, arguments) >= room - used) fail("a declaration is too long: %s", text);
+    n = (size_t)vsnprintf(text + used, room - used, format, arguments);
     va_end(arguments);
+    if (n >= room - used) fail("a declaration is too long: %s", text);
 }
 
 static void scalar_type(struct declaration *d, const uint32_t *type)
@@ -202,7 +216,7 @@ static void struct_type(struct declaration *d, uint32_t type_id, uint32_t stride
     for (uint32_t i = 0; i + 2 < length_of(type); i++) {
         const struct member *m = member_of(type_id, i);
         struct declaration inner = { .base = "" };
-        add(inner.name, sizeof inner.name, "%s", m->name);
+        add(inner.name, sizeof inner.name, "%.*s", name_length(m->name), m->name);
         declare(&inner, type[2 + i], 0, m->matrix_stride);
         if (m->offset > end) add(d->base, sizeof d->base, "uint8_t pad_%u[%u]; ", end, m->offset - end);
         add(d->base, sizeof d->base, "%s %s; ", inner.base, inner.name);
@@ -275,44 +289,56 @@ static void print_push(uint32_t type_id)
     for (uint32_t i = 0; i + 2 < length_of(type); i++) {
         const struct member *member = member_of(type_id, i);
         if (!member->name || !*member->name) fail("a push constant has no name: compile with names");
-        add(m[i].d.name, sizeof m[i].d.name, "%s", member->name);
+        add(m[i].d.name, sizeof m[i].d.name, "%.*s", name_length(member->name), member->name);
         m[i].offset = member->offset;
         declare(&m[i].d, type[2 + i], 0, member->matrix_stride);
         if (m[i].offset + m[i].d.size > end) end = m[i].offset + m[i].d.size;
     }
     printf("push %s %u\n", id_of(type_id)->name, (end + 3) & ~3u);
     for (uint32_t i = 0; i + 2 < length_of(type); i++)
-        printf("member %u %u %s %s %s\n", m[i].offset, m[i].d.size, member_of(type_id, i)->name, m[i].d.base, m[i].d.name);
+        printf("member %u %u %.*s %s %s\n", m[i].offset, m[i].d.size, (int)strcspn(m[i].d.name, "["), m[i].d.name,
+               m[i].d.base, m[i].d.name);
     free(m);
 }
+
+static bool is_variable(uint32_t id, uint32_t storage)
+{
+    return ids[id].at && op_of(ids[id].at) == OP_VARIABLE && ids[id].at[3] == storage;
+}
+
+/* What a pointer's type points to. */
+static uint32_t pointee(uint32_t variable) { return definition(ids[variable].at[1])[3]; }
 
 /* The blocks at one binding are views of the same memory: a_words and a_fours are both of a. */
 static void print_binding(uint32_t number)
 {
+    static const char *const texts[] = { "none", "r", "w", "rw" };
     char name[128] = "", views[512] = "";
-    uint32_t access = 0;
+    uint32_t access = 0, type;
     for (uint32_t i = 1; i < bound; i++) {
-        const struct id *v = &ids[i];
-        if (v->binding != number + 1 || !v->root) continue;
-        const char *block = id_of(definition(definition(v->at[1])[3])[1])->name, *end = block ? strrchr(block, '_') : NULL;
-        if (!end || end == block) fail("the block \"%s\" of binding %u is not called NAME_view", block ? block : "", number);
+        if (!is_variable(i, STORAGE_BUFFER) || ids[i].binding != number + 1) continue;
+        type = pointee(i);
+        if (op_of(definition(type)) != OP_TYPE_STRUCT) fail("binding %u is an array of buffers", number);
+        const char *block = id_of(type)->name, *end = block ? strrchr(block, '_') : NULL;
+        if (!end || end == block) fail("block \"%s\" of binding %u is not NAME_view", block ? block : "", number);
         if (*name && (strlen(name) != (size_t)(end - block) || strncmp(name, block, strlen(name))))
             fail("binding %u is called %s, and in %s otherwise", number, name, block);
         snprintf(name, sizeof name, "%.*s", (int)(end - block), block);
         add(views, sizeof views, "%s%s", *views ? "," : "", end + 1);
-        access |= v->access;
+        access |= ids[i].access;
     }
-    if (*name) printf("binding %u %s %s %s\n", number, name, access == 3 ? "rw" : access == WRITES ? "w" : access ? "r" : "none", views);
+    if (*name) printf("binding %u %s %s %s\n", number, name, texts[access], views);
 }
 
 static void print_interface(void)
 {
     print_size();
-    for (uint32_t spec = 0; spec < 64; spec++) print_constant(spec);
-    for (uint32_t i = 1; i < bound; i++)
-        if (ids[i].at && op_of(ids[i].at) == OP_VARIABLE && ids[i].at[3] == PUSH_CONSTANT) print_push(definition(ids[i].at[1])[3]);
-    for (uint32_t i = 1; i < bound; i++)
-        if (ids[i].root && ids[i].at && op_of(ids[i].at) == OP_VARIABLE && ids[i].binding > MOST_BINDINGS) fail("binding %u is too high", ids[i].binding - 1);
+    for (uint32_t i = 1; i < bound; i++) {
+        if (ids[i].spec > MOST_CONSTANTS) fail("the number of constant %u is too high", ids[i].spec - 1);
+        if (ids[i].binding > MOST_BINDINGS) fail("the number of binding %u is too high", ids[i].binding - 1);
+    }
+    for (uint32_t spec = 0; spec < MOST_CONSTANTS; spec++) print_constant(spec);
+    for (uint32_t i = 1; i < bound; i++) if (is_variable(i, PUSH_CONSTANT)) print_push(pointee(i));
     for (uint32_t number = 0; number < MOST_BINDINGS; number++) print_binding(number);
 }
 
