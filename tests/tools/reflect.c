@@ -10,7 +10,7 @@
  *   constant ID TYPE NAME                   in the order of their numbers
  *   push NAME SIZE                          the push-constant block, then its members in order:
  *   member OFFSET SIZE NAME DECLARATION     the declaration is C
- *   binding NUMBER NAME ACCESS VIEWS        of storage buffers, in the order of their numbers; ACCESS is what code does,
+ *   binding NUMBER NAME ACCESS VIEWS        of storage buffers, by their numbers; ACCESS is what code does:
  *                                           none, r, w or rw, whatever is declared; VIEWS are the blocks there
  *
  * Names are the shader's own, without a "_" at their end, in lower case for constants; a block of a storage buffer is
@@ -31,8 +31,7 @@ enum op {
     OP_STORE = 62, OP_COPY_MEMORY = 63, OP_ACCESS_CHAIN = 65, OP_PTR_CHAIN = 67, OP_DECORATE = 71,
     OP_MEMBER_DECORATE = 72, OP_COPY_OBJECT = 83, OP_ATOMIC_LOAD = 227, OP_ATOMIC_STORE = 228, OP_ATOMIC_LAST = 242,
     OP_EXECUTION_MODE_ID = 331, OP_COOPERATIVE_LOAD = 4457, OP_COOPERATIVE_STORE = 4458,
-    OP_TENSOR_LOAD = 5367, OP_TENSOR_STORE = 5368,
-    OP_ATOMIC_FLOAT_ADD = 6035
+    OP_TENSOR_LOAD = 5367, OP_TENSOR_STORE = 5368, OP_ATOMIC_FLOAT_ADD = 6035
 };
 enum { SPEC_ID = 1, ARRAY_STRIDE = 6, MATRIX_STRIDE = 7, BUILT_IN = 11, WORKGROUP_SIZE = 25, BINDING = 33, OFFSET = 35,
        PUSH_CONSTANT = 9, STORAGE_BUFFER = 12, LOCAL_SIZE = 17, LOCAL_SIZE_ID = 38 };
