@@ -361,112 +361,27 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
 
 #define CAP_SMALL (CAP_STORAGE8 | CAP_STORAGE16)      /* emulated where a device lacks one of them, see >>modules */
 
-/* One row a kernel: id, SPIR-V module, storage buffers bound, capabilities needed. Push constants are at most 128 bytes.
- * Specialization constant 0 is the workgroup's size in x; the others belong to the kernel. */
-#define KERNELS(X)                                                                                                    \
-    X(COPY,          copy,          3, CAP_SMALL)                                                                      \
-    X(COPY_WIDE,     copy_wide,     3, CAP_SMALL)                                                          \
-    X(TRANSPOSE,     transpose,     2, CAP_SMALL)                                                                      \
-    X(TRANSPOSE_QUADS, transpose_quads, 2, CAP_SMALL)                                                                  \
-    X(UNARY,         unary,         3, CAP_SMALL)                                                                      \
-    X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL)                                                          \
-    X(UNARY_COMPLEX, unary_complex, 3, CAP_SMALL)                                                                      \
-    X(BINARY,        binary,        4, CAP_SMALL)                                                                      \
-    X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL)                                                          \
-    X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
-    X(UNARY_HALF,    unary_half,    3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
-    X(BINARY_HALF,   binary_half,   4, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
-    X(COPY_HALF,     copy_half,     3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
-    X(SELECT,        select,        5, CAP_SMALL)                                                                      \
-    X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
-    X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
-    X(MATMUL_TILED,  matmul_tiled,  6, CAP_SMALL)                                                                      \
-    X(MATMUL_MASKED, matmul_masked, 6, CAP_SMALL)                                                                      \
-    X(MATMUL_SUM,    matmul_sum,    6, CAP_SMALL)                                                                      \
-    X(MATVEC,        matvec,        6, CAP_SMALL)                                                                      \
-    X(MATVEC_SUBGROUP, matvec_subgroup, 6, CAP_SMALL | CAP_SUBGROUP)                                                   \
-    X(VECMAT,        vecmat,        6, CAP_SMALL)                                                                      \
-    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
-    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
-    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
-    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
-    X(MATMUL_GROUPED, matmul_grouped, 6, CAP_SMALL)                                                                    \
-    X(MATMUL_GROUPED_F16,   matmul_grouped_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
-    X(MATMUL_GROUPED_BF16,  matmul_grouped_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
-    X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
-    X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
-    X(CONV_UNFOLD,   conv_unfold,   2, CAP_SMALL)                                                                      \
-    X(WINOGRAD,      winograd,      2, CAP_SMALL)                                                                      \
-    X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
-    X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
-    X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
-    X(FFT,           fft,           4, CAP_SMALL)                                                                      \
-    X(FFT_FIXED,     fft_fixed,     4, CAP_SMALL)                                                                      \
-    X(FFT_MORE,      fft_more,      4, CAP_SMALL)                                                                      \
-    X(FFT_CHIRP,     fft_chirp,     2, CAP_SMALL)                                                                      \
-    X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
-    X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
-    X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
-    X(QUANTIZE_FP,   quantize_fp,   5, CAP_SMALL)                                                                      \
-    X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
-    X(FP8,           fp8,           3, CAP_SMALL)                                                                      \
-    X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
-    X(QMV_HELD,      qmv_held,      7, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                         \
-    X(QMV_HELD_SETS, qmv_held_sets, 15, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                        \
-    X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
-    X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
-    X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
-    X(QMV_HELD_GATHER, qmv_held_gather, 8, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                     \
-    X(QMV_GATHER,    qmv_gather,    8, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(QMV_GATHER_PLAIN, qmv_gather_plain, 8, CAP_SMALL)                                                                \
-    X(QMM_GROUPED,   qmm_grouped,   8, CAP_SMALL)                                                                      \
-    X(QMM_GROUPED_BF16, qmm_grouped_bf16, 8, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
-    X(QMM_GROUPED_F16, qmm_grouped_f16, 8, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                  \
-    X(GROUP_ROWS,    group_rows,    3, CAP_SMALL)                                                                      \
-    X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
-    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL)                                                          \
-    X(REDUCE,        reduce,        2, CAP_SMALL)                                                                      \
-    X(REDUCE_PAIR,   reduce_pair,   2, CAP_SMALL)                                                                      \
-    X(REDUCE_INDEX,  reduce_index,  2, CAP_SMALL)                                                                      \
-    X(SOFTMAX,       softmax,       3, CAP_SMALL)                                                                      \
-    X(SCAN,          scan,          3, CAP_SMALL)                                                                      \
-    X(SCAN_PAIR,     scan_pair,     3, CAP_SMALL)                                                                      \
-    X(TAKE,          take,          4, CAP_SMALL)                                                                      \
-    X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
-    X(NORM,          norm,          6, CAP_SMALL)                                                                      \
-    X(FACTOR,        factor,        3, CAP_NONE)                                                                       \
-    X(JACOBI,        jacobi,        4, CAP_SMALL)                                                                      \
-    X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
-    X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
-    X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
-    X(ATTENTION_DECODE, attention_decode, 8, CAP_SMALL | CAP_SUBGROUP)                                                 \
-    X(ATTENTION_F16, attention_f16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
-    X(ATTENTION_BF16, attention_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)     \
-    X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
-    X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
-    X(SORT,          sort,          4, CAP_SMALL)                                                                      \
-    X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(MERGE,         merge,         4, CAP_SMALL)                                                                      \
-    X(SCATTER,       scatter,       4, CAP_SMALL)                                                                      \
-    X(SCATTER_RUNS,  scatter_runs,  6, CAP_SMALL)                                                                      \
-    X(SEARCH,        search,        4, CAP_SMALL)
+/* What shaders say of themselves: their push constants, constants and bindings by name, and a row of KERNELS each. */
+#include "gen/kernels.h"
 
 enum kernel_id {
-#define X(id, module, bindings, needs) K_##id,
+#define X(module, ...) K_##module,
     KERNELS(X)
 #undef X
-    KERNEL_COUNT
+    KERNEL_COUNT,
+#define X(module, id, ...) K_##id = K_##module,
+    KERNELS(X)
+#undef X
 };
 
 static const struct kernel_row {
     const char *name;
     const uint32_t *spirv;
     size_t size;
-    uint32_t bindings, needs;
+    uint32_t bindings, writes, push, constants, needs;
 } kernel_table[KERNEL_COUNT] = {
-#define X(id, module, bindings, needs) { #module, mlxvk_spv_##module, sizeof mlxvk_spv_##module, bindings, needs },
+#define X(module, id, bindings, writes, push, constants, needs) \
+    { #module, mlxvk_spv_##module, sizeof mlxvk_spv_##module, bindings, writes, push, constants, needs },
     KERNELS(X)
 #undef X
 };
@@ -1740,17 +1655,14 @@ enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 1
                 SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248, SPIRV_BRANCH = 249,
                 SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253, SPIRV_EXECUTION_MODE_ID = 331 };
 
-/* SPIR-V's capabilities by what they need of the device. */
-static const struct { uint16_t first, last; uint32_t needs; } spirv_needs[] = {
-    { 9, 9, CAP_FLOAT16 }, { 11, 11, CAP_INT64 }, { 22, 22, CAP_INT16 }, { 39, 39, CAP_INT8 }, { 61, 68, CAP_SUBGROUP },
-    { 4433, 4434, CAP_STORAGE16 }, { 4448, 4449, CAP_STORAGE8 }, { 5116, 5117, CAP_BFLOAT16 }, { 5118, 5118, CAP_COOPMAT_BF16 },
-    { 5345, 5345, CAP_MEMORY_MODEL }, { 6016, 6019, CAP_INT_DOT }, { 6022, 6022, CAP_COOPMAT },
-};
-
 static uint32_t spirv_need(uint32_t capability)
 {
-    for (size_t i = 0; i < COUNT(spirv_needs); i++)
-        if (capability >= spirv_needs[i].first && capability <= spirv_needs[i].last) return spirv_needs[i].needs;
+    static const struct { uint32_t capability, needs; } table[] = {
+#define X(capability, needs) { capability, needs },
+        SPIRV_NEEDS(X)
+#undef X
+    };
+    for (size_t i = 0; i < COUNT(table); i++) if (table[i].capability == capability) return table[i].needs;
     return 0;
 }
 
@@ -1763,16 +1675,21 @@ static uint32_t module_needs(const uint32_t *spirv, size_t words)
     return needs;
 }
 
-/* What of that the device lacks. Storage of bytes and halves is emulated, but not that of float16. */
+/* What of that the device lacks. Storage of bytes and halves is emulated, but not that of float types. Cooperative
+ * matrices may be of any size, of which CAP_COOPMAT says one, but where a module needs the second extension. */
 static uint32_t lacking(const struct device *d, uint32_t needs)
 {
-    return (needs & CAP_FLOAT16 ? needs : needs & ~(uint32_t)CAP_SMALL) & ~d->caps.bits;
+    uint32_t missing = needs & ~d->caps.bits;
+    if (!(needs & (CAP_FLOAT16 | CAP_BFLOAT16))) missing &= ~(uint32_t)CAP_SMALL;
+    if (!(needs & CAP_COOPMAT2) && d->caps.coopmat_size[0]) missing &= ~(uint32_t)CAP_COOPMAT;
+    if (!(needs & CAP_COOPMAT2) && d->caps.coopmat_size[1]) missing &= ~(uint32_t)(CAP_COOPMAT | CAP_COOPMAT_BF16);
+    return missing;
 }
 
+/* The same of a module that is not in the table. How it rounds halves is between it and the driver. */
 static uint32_t module_lacks(const struct device *d, const uint32_t *spirv, size_t words)
 {
-    uint32_t tiles = (d->caps.coopmat_size[0] ? CAP_COOPMAT : 0) | (d->caps.coopmat_size[1] ? CAP_COOPMAT | CAP_COOPMAT_BF16 : 0);
-    return lacking(d, module_needs(spirv, words)) & ~tiles;            /* of any size: CAP_COOPMAT means 16 */
+    return lacking(d, module_needs(spirv, words) & ~(uint32_t)CAP_HALF_CONVERSION);
 }
 
 /* Why a module cannot be a kernel of so many bindings and threads; NULL: it can. What a driver does with such a module is
@@ -2224,7 +2141,7 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
     const struct kernel_row *row = &kernel_table[k];
     struct pipeline *p;
     VkResult r = VK_SUCCESS;
-    uint32_t missing = lacking(d, row->needs) | module_lacks(d, row->spirv, row->size / 4);
+    uint32_t missing = lacking(d, row->needs);
     if (missing) {
         char names[128];
         name_missing(missing, names, sizeof names);
@@ -2821,6 +2738,25 @@ static void set_bytes(struct encoder *e, const void *data, uint32_t size)
     if (e->code || t->push_used + size > PUSH_SIZE) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "push constants", "%u bytes", size); return; }
     memcpy(t->push + t->push_used, data, size);
     t->push_used += size;
+}
+
+/* USE(e, sort, &push, .threads = 128, ...): the step's kernel by name, its push constants and its constants, as
+ * gen/kernels.h has them. USE_AS(e, id, sort, ...): another kernel, of the same push constants and constants. */
+#define USE(e, kernel, push, ...) USE_AS(e, K_##kernel, kernel, push, __VA_ARGS__)
+#define USE_AS(e, id, kernel, push, ...) use_kernel(e, id, (const kernel##_push *){ push }, sizeof(kernel##_push), \
+                                                    &(kernel##_constants){ __VA_ARGS__ }, sizeof(kernel##_constants))
+static void use_kernel(struct encoder *e, enum kernel_id k, const void *push, size_t push_size, const void *constants,
+                       size_t size)
+{
+    uint32_t words[MAX_SPEC];
+    if (e->code) return;
+    if (push_size != kernel_table[k].push || size != 4 * kernel_table[k].constants) {
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, kernel_table[k].name, "another kernel's constants");
+        return;
+    }
+    memcpy(words, constants, size);
+    select_kernel(e, k, words, (uint32_t)(size / 4));
+    set_bytes(e, push, (uint32_t)push_size);
 }
 
 /* The word at `offset` of the push constants is the node's late parameter, or that with a number added. */
@@ -3642,11 +3578,6 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MODE_STRIDED_VECTOR, MODE_STRIDED_EIGHTS,
        MODE_SIXTEENS, MODE_STRIDED_SIXTEENS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
 
-struct elementwise_push {
-    uint32_t n, ndim, shape[PUSH_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][PUSH_DIMS], extra[2];
-    uint32_t divisor[PUSH_DIMS - 1], divisor_shifts;
-};
-
 /* Dimensions common to some arrays, merged where all of them allow it. */
 struct dims { int ndim; int64_t shape[MAXD], stride[MAX_MERGED][MAXD]; };
 
@@ -3715,17 +3646,12 @@ static void note_walk(const struct encoder *e, const struct elementwise_params *
 /* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
 enum { TRANSPOSE_LEAST = 8, TRANSPOSE_OUTER = 3 };
 
-struct transpose_push {
-    uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices;
-    uint32_t shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER], out[TRANSPOSE_OUTER];
-};
-
 /* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
 static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const struct transpose_push *p)
 {
     uint32_t size = (uint32_t)item_size(a[0]), all = p->rows | p->columns | p->to | p->from | p->row_out | p->column_in;
     if (a[0]->dtype != a[1]->dtype || size > 2) return 0;
-    for (int i = 0; i < TRANSPOSE_OUTER; i++) if (p->shape[i] > 1) all |= p->in[i] | p->out[i];
+    for (int i = 0; i < TRANSPOSE_OUTER; i++) if (p->shape[i] > 1) all |= p->in_stride[i] | p->out_stride[i];
     if (all % (16 / size)) return 0;
     return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
 }
@@ -3743,8 +3669,8 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     for (int i = 0; i < last; i++) {
         if (i == row) continue;
         p.shape[outer] = (uint32_t)g->shape[i];
-        p.in[outer] = (uint32_t)g->stride[1][i];
-        p.out[outer++] = (uint32_t)g->stride[0][i];
+        p.in_stride[outer] = (uint32_t)g->stride[1][i];
+        p.out_stride[outer++] = (uint32_t)g->stride[0][i];
         p.matrices *= (uint32_t)g->shape[i];
     }
     p.rows = (uint32_t)g->shape[row];
@@ -3755,12 +3681,12 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.from = set_input(e, 1, a[1]);
     quads = tile_of_quads(e, a, &p);
     tile = quads ? quads : wide ? 32 : 64;
-    p.down = ceil_div(p.rows, tile);
-    p.across = ceil_div(p.columns, tile);
+    p.tiles_down = ceil_div(p.rows, tile);
+    p.tiles_across = ceil_div(p.columns, tile);
     if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]));
     else KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
     set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.down * p.across * p.matrices);
+    dispatch_groups(e, (uint64_t)p.tiles_down * p.tiles_across * p.matrices);
     return true;
 }
 
@@ -4234,10 +4160,8 @@ static const struct unary_row { const char *name; int rules; } unary_table[U_COU
 #undef R
 };
 
-static enum kernel_id by_class(mlxvk_dtype t, enum kernel_id base)   /* base, base + 1: wide, base + 2: complex */
-{
-    return (enum kernel_id)(base + (is_complex(t) ? 2 : is_wide(t) ? 1 : 0));
-}
+static uint16_t unary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary; }
+static uint16_t binary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_binary_complex : is_wide(t) ? K_binary_wide : K_binary; }
 
 static struct array *apply_unary(struct call *c, enum unary op, struct array *a)
 {
@@ -4247,7 +4171,7 @@ static struct array *apply_unary(struct call *c, enum unary op, struct array *a)
     if (rules & U_TO_REAL && is_complex(to)) to = MLXVK_FLOAT32;
     if (rules & U_TO_BOOL) to = MLXVK_BOOL;
     out = output(c, a->ndim, a->shape, to);
-    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(a->dtype, K_UNARY), .op = (uint16_t)op }),
+    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = unary_kernel(a->dtype), .op = (uint16_t)op }),
            ARRAYS(a), ARRAYS(out));
     return out;
 }
@@ -4343,7 +4267,7 @@ static struct array *do_binary(struct call *c, enum binary op, struct array *a, 
     a = broadcast(c, as_type(c, a, t), ndim, shape);
     b = broadcast(c, as_type(c, b, t), ndim, shape);
     out = output(c, ndim, shape, rules & B_COMPARE ? MLXVK_BOOL : t);
-    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(t, K_BINARY), .op = (uint16_t)op }),
+    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = binary_kernel(t), .op = (uint16_t)op }),
            ARRAYS(a, b), ARRAYS(out));
     return out;
 }
@@ -4430,14 +4354,14 @@ static void arange_part(struct encoder *e, struct array *const *a, const void *j
     const struct node *n = job;
     struct array *out = a[0];
     uint8_t start[8], next[8];
-    uint32_t push[7] = { (uint32_t)out->size, 0, 0, 0, 0, 0, (uint32_t)((out->offset - n->out[0]->offset) / (int64_t)item_size(out)) };
+    struct arange_push push = { .n = (uint32_t)out->size,
+                                .first = (uint32_t)((out->offset - n->out[0]->offset) / (int64_t)item_size(out)) };
     number_bytes(n->p.arange.start, out->dtype, start);
     number_bytes(n->p.arange.start + n->p.arange.step, out->dtype, next);
-    push[1] = set_output(e, 0, out);
-    memcpy(push + 2, start, 8);
-    memcpy(push + 4, next, 8);
-    KERNEL(e, is_wide(out->dtype) ? K_ARANGE_WIDE : K_ARANGE, 256, (uint32_t)out->dtype);
-    set_bytes(e, push, sizeof push);
+    push.offset = set_output(e, SLOT_arange_dst, out);
+    memcpy(push.start, start, 8);
+    memcpy(push.next, next, 8);
+    USE_AS(e, is_wide(out->dtype) ? K_arange_wide : K_arange, arange, &push, .threads = 256, .to = out->dtype);
     dispatch_groups(e, ceil_div(out->size, is_wide(out->dtype) ? 256 : 4 * 256));
 }
 
@@ -4996,7 +4920,7 @@ static struct array *do_slice_update(struct call *c, const mlxvk_array *res, str
     update = broadcast(c, update, target->ndim, target->shape);
     if (op == B_COUNT) append_copy(c, target, update);
     else if ((update = as_type(c, update, a->dtype)) != NULL)
-        append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(a->dtype, K_BINARY), .op = (uint16_t)op }),
+        append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = binary_kernel(a->dtype), .op = (uint16_t)op }),
                ARRAYS(target, update), ARRAYS(target));
     return out;
 }
@@ -5202,12 +5126,6 @@ struct reduce_job {
     struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
 };
 
-struct reduce_push {
-    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to, place;
-    float scale;
-    uint32_t ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS], out[REDUCE_DIMS];
-};
-
 static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
 
 static uint32_t power_of_two(uint64_t at_least)
@@ -5295,11 +5213,15 @@ static int last_reduced(const struct reduce_job *j, int *count)
 
 /* ---- lowering: one dispatch ---- */
 
-/* The kernel by what it accumulates: base, base + 1: two words, base + 2: a key and an index. */
-static enum kernel_id accumulator(enum kernel_id base, enum reduction op, mlxvk_dtype type)
+/* What is accumulated takes two words. */
+static bool in_pairs(enum reduction op, mlxvk_dtype type)
 {
-    if (is_arg(op)) return (enum kernel_id)(base + 2);
-    return (enum kernel_id)(base + (op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any)));
+    return op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any);
+}
+
+static enum kernel_id reduce_kernel(enum reduction op, mlxvk_dtype type)
+{
+    return is_arg(op) ? K_reduce_index : in_pairs(op, type) ? K_reduce_pair : K_reduce;
 }
 
 /* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
@@ -5369,8 +5291,8 @@ static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push 
         if (i == at || i == inner) continue;
         if (p->ndim == REDUCE_DIMS) return false;
         p->shape[p->ndim] = j->dim[i].size;
-        p->in[p->ndim] = (uint32_t)j->dim[i].in;
-        p->out[p->ndim++] = (uint32_t)j->dim[i].out;
+        p->in_stride[p->ndim] = (uint32_t)j->dim[i].in;
+        p->out_stride[p->ndim++] = (uint32_t)j->dim[i].out;
         p->outer *= j->dim[i].size;
     }
     return true;
@@ -5420,7 +5342,8 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     rows = p.inner == 1 && p.stride == 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
     if (is_arg(j->op))
         NOTE(e->device, NOTE_ARG, "rows", rows ? NULL : p.inner > 1 || p.stride > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(j->from));
-    g = reduce_grid(&p, rows, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
+    g = reduce_grid(&p, rows, is_arg(j->op) && is_wide(j->type),
+                    by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim));
     p.parts = g.parts;
     p.chunk = g.chunk;
     if (count > 1 || g.parts > 1) {
@@ -5429,10 +5352,10 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
         if (!out) return true;
         p.scale = 1;
         p.inner_out = 1;
-        for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out[i] = step;
+        for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out_stride[i] = step;
     }
     p.to = set_output(e, 0, out);
-    KERNEL(e, accumulator(K_REDUCE, j->op, j->type), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
+    KERNEL(e, reduce_kernel(j->op, j->type), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, g.groups);
     if (out == j->out) return true;
@@ -5673,8 +5596,6 @@ MLXVK_REDUCE_FUNCTIONS(X)
 
 enum { SOFTMAX_HELD, SOFTMAX_LOOPED, SOFTMAX_APPLY };
 
-struct softmax_push { uint32_t n, outer, inner, from, to, pairs, ndim, shape[REDUCE_DIMS], stride[REDUCE_DIMS]; };
-
 /* Rows side by side in memory, with up to four outer dimensions. */
 static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
@@ -5846,10 +5767,6 @@ int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t 
 enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4, SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64,
        SCAN_COLUMNS = 128 * REDUCE_GROUPS };
 
-struct scan_push {
-    uint32_t n, outer, inner, stride, inner_stride, parts, chunk, from, to, before, flags, ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS];
-};
-
 /* The total of each part, as (outer, parts, inner). */
 static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s, uint32_t by,
                         struct array *totals)
@@ -5859,10 +5776,10 @@ static void scan_totals(struct encoder *e, enum reduction op, struct array *from
     uint64_t units = by ? (uint64_t)s->outer * (s->inner / by) : s->outer;
     uint32_t width = by ? column_width(units, s->chunk) : REDUCE_THREADS;
     memcpy(p.shape, s->shape, sizeof p.shape);
-    memcpy(p.in, s->in, sizeof p.in);
+    memcpy(p.in_stride, s->in_stride, sizeof p.in_stride);
     p.from = set_input(e, 1, from);
     p.to = set_output(e, 0, totals);
-    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype,
+    KERNEL(e, reduce_kernel(op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype,
            by, width);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (by ? (units + width - 1) / width : units) * s->parts);
@@ -5878,7 +5795,7 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     struct array *carry;
     uint64_t groups;
     p.to = set_output(e, 0, out);
-    if (!rows && by_fours(p.inner, p.inner_stride, p.stride | at | p.to, p.in, p.ndim)) by = 4;
+    if (!rows && by_fours(p.inner, p.inner_stride, p.stride | at | p.to, p.in_stride, p.ndim)) by = 4;
     encoder_reset(e);                                /* bound again behind what the carry needs */
     carry = scan_carry(e, op, from, &p, by);
     p.from = set_input(e, 1, from);
@@ -5888,7 +5805,7 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
     if (width == 2) width = 4;                       /* the kernel walks by fours */
     groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
-    KERNEL(e, accumulator(K_SCAN, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
+    KERNEL(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
            width, hold);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (groups + REDUCE_THREADS - 1) / REDUCE_THREADS);
@@ -5912,7 +5829,7 @@ static struct array *scan_carry(struct encoder *e, enum reduction op, struct arr
     total = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
     carry = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
     totals.n = p->parts;
-    totals.in[0] = p->parts * p->inner;
+    totals.in_stride[0] = p->parts * p->inner;
     if (total && carry) {
         scan_totals(e, op, from, p, by, total);
         scan(e, op, total, carry, totals);
@@ -5933,7 +5850,7 @@ static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
     p->ndim = (uint32_t)g.ndim;
     for (int i = 0; i < g.ndim; i++) {
         p->shape[i] = (uint32_t)g.shape[i];
-        p->in[i] = (uint32_t)g.stride[0][i];
+        p->in_stride[i] = (uint32_t)g.stride[0][i];
         p->outer *= p->shape[i];
     }
     around.ndim = x->ndim - axis - 1;
@@ -6247,36 +6164,31 @@ static void lower_gather(struct encoder *e, const struct node *n)
 
 /* ---- where windows start: several index arrays as one array of offsets ---- */
 
-enum { POSITIONS_COUNT = 3, POSITIONS_STRICT = 4, POSITIONS_ADD = 8, POSITIONS_TABLE = 16 };
-
 /* out[1] is the result once more, with the strides of the base: what the walk's coordinates add to the offsets. */
 static void lower_positions(struct encoder *e, const struct node *n)
 {
     const struct positions_params *p = &n->p.positions;
     struct array *views[3] = { n->out[1], n->in[0], n->in[1] };
-    struct {
-        uint32_t n, ndim, flags, dtype, none, dst_at, at[2], shape[PUSH_DIMS], stride[3][PUSH_DIMS], size[2], room[2], step[2];
-    } push = { .n = (uint32_t)n->out[0]->size, .flags = p->flags | n->inputs, .none = p->none };
+    struct positions_push push = { .n = (uint32_t)n->out[0]->size, .flags = p->flags | n->inputs, .none = p->none };
     struct dims g = merge_dims(views, 1 + n->inputs);
     push.ndim = (uint32_t)g.ndim;
-    push.dst_at = set_output(e, 0, n->out[0]);
+    push.dst_at = set_output(e, SLOT_positions_dst, n->out[0]);
     for (uint32_t k = 0; k < n->inputs; k++) {
-        push.at[k] = set_input(e, 1 + k, n->in[k]);
-        push.dtype = (uint32_t)n->in[k]->dtype;
+        push.at[k] = set_input(e, k ? SLOT_positions_b : SLOT_positions_a, n->in[k]);
+        push.dtype = n->in[k]->dtype;
         push.size[k] = p->size[k];
         push.room[k] = p->room[k];
         push.step[k] = p->step[k];
     }
     if (g.ndim > PUSH_DIMS) {
         push.flags |= POSITIONS_TABLE;
-        table_dims(e, 3, &g, 3);
+        table_dims(e, SLOT_positions_table, &g, 3);
     }
     for (int i = 0; i < g.ndim && g.ndim <= PUSH_DIMS; i++) {
         push.shape[i] = (uint32_t)g.shape[i];
         for (int k = 0; k < 3; k++) push.stride[k][i] = (uint32_t)g.stride[k][i];
     }
-    KERNEL(e, K_POSITIONS, 256);
-    set_bytes(e, &push, sizeof push);
+    USE(e, positions, &push, .threads = 256);
     dispatch_groups(e, ceil_div(push.n, 256));
 }
 
@@ -6631,13 +6543,6 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
 enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
        ROW_THREADS = 512 };
 
-struct norm_push {
-    uint32_t rows, n, ndim;
-    float eps;
-    uint32_t weight_at, bias_at, weight_step, bias_step, shape[NORM_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][NORM_DIMS],
-        x_step, residual_step, flags;
-};
-
 static uint32_t pow2_at_least(uint32_t n)
 {
     uint32_t p = 1;
@@ -6916,13 +6821,6 @@ int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_arra
 /* ==== >>rope ====================================================================================================== */
 
 enum { ROPE_TRADITIONAL = 1, ROPE_FREQS = 2, ROPE_OFFSETS = 4 };
-
-struct rope_push {
-    uint32_t batches, heads, tokens, width, dims, heads_each, y_at, x_at, offsets_at, freqs_at, weight_at, y_stride[4], x_stride[4],
-        offsets_step, freqs_step, flags;
-    int32_t offset;
-    float scale, base_high, base_low, eps;
-};
 
 /* (batch, heads, tokens, width) of an array whose middle dimensions merge; false where they do not. */
 static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stride[4])
@@ -8751,11 +8649,6 @@ struct conv {
     int64_t in_first, b_first, out_first;
 };
 
-struct conv_push {
-    uint32_t m, n, c, offset_in, offset_kernel, offset_out, channels, b_row, part, steps[SPACE], out_size[SPACE], in_size[SPACE],
-             taps[SPACE], base[SPACE], b_tap[SPACE], out_step[SPACE], out_batch;
-};
-
 static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0] * v->out_size[1] * v->out_size[2]; }
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
@@ -8783,10 +8676,11 @@ static struct product conv_product(const struct conv *v)
 
 static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struct array *out)
 {
-    struct conv_push q = { .m = (uint32_t)conv_rows(v), .n = (uint32_t)v->n, .c = (uint32_t)v->c, .channels = (uint32_t)v->channels,
-                           .b_row = (uint32_t)v->b_row, .part = (uint32_t)v->groups, .out_batch = (uint32_t)v->out_batch };
-    q.offset_in = set_input(e, 1, v->in) + (uint32_t)v->in_first;
-    q.offset_kernel = set_input(e, 2, v->kernel) + (uint32_t)v->b_first;
+    struct conv_push q = {
+        .M = (uint32_t)conv_rows(v), .N = (uint32_t)v->n, .C = (uint32_t)v->c, .channels = (uint32_t)v->channels,
+        .b_row = (uint32_t)v->b_row, .part = (uint32_t)v->groups, .out_batch = (uint32_t)v->out_batch };
+    q.offset_a = set_input(e, 1, v->in) + (uint32_t)v->in_first;
+    q.offset_b = set_input(e, 2, v->kernel) + (uint32_t)v->b_first;
     q.offset_out = set_output(e, 0, out) + (out == v->out ? (uint32_t)v->out_first : 0);
     for (int i = 0; i < SPACE; i++) {
         if (v->step[i] > 0xffff || v->tap_step[i] > 0xffff)
@@ -8805,7 +8699,7 @@ static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struc
 /* Bits: the input, the kernel, the result can be accessed `count` channels at a time; 8: the result's rows follow each other. */
 static uint32_t conv_even(const struct conv *v, const struct conv_push *q, bool split, uint32_t count)
 {
-    uint32_t in = q->offset_in | q->channels | q->c, kernel = q->offset_kernel | q->b_row | q->c, out = q->offset_out | q->n;
+    uint32_t in = q->offset_a | q->channels | q->C, kernel = q->offset_b | q->b_row | q->C, out = q->offset_out | q->N;
     for (int i = 0; i < SPACE && !split; i++) out |= q->out_step[i];
     if (!split) out |= q->out_batch;
     return (in & (count - 1) ? 0u : 1u) | (kernel & (count - 1) ? 0u : 2u) | (out & (count - 1) ? 0u : 4u) | (conv_linear(v) ? 8u : 0u);
@@ -8816,7 +8710,7 @@ static void conv_plain(struct encoder *e, const struct conv *v)
     struct conv_push q = bind_conv(e, v, v->out);
     KERNEL(e, K_CONV_PLAIN, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, conv_even(v, &q, false, 4) & 3);
     set_bytes(e, &q, sizeof q);
-    dispatch_groups(e, ceil_div((uint64_t)q.m * q.n * q.part, 256));
+    dispatch_groups(e, ceil_div((uint64_t)q.M * q.N * q.part, 256));
 }
 
 static void conv_depthwise(struct encoder *e, const struct conv *v)
@@ -8828,7 +8722,7 @@ static void conv_depthwise(struct encoder *e, const struct conv *v)
     all.n = all.c = v->channels;                     /* of all groups */
     q = bind_conv(e, &all, v->out);
     even = conv_even(&all, &q, false, 4);
-    q.c = 1;
+    q.C = 1;
     KERNEL(e, K_CONV_DEPTHWISE, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, run, (even & 1) | (even >> 1 & 2));
     set_bytes(e, &q, sizeof q);
     dispatch_groups(e, ceil_div(runs * ceil_div((uint64_t)v->channels, 4), 256));
@@ -8859,7 +8753,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     else
         KERNEL(e, K_CONV_TILED, r->threads, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, cpu ? 1 : r->bk);
     set_bytes(e, &q, sizeof q);
-    dispatch(e, ceil_div(q.n, r->bn), ceil_div(q.m, r->bm), (uint32_t)v->groups * parts);
+    dispatch(e, ceil_div(q.N, r->bn), ceil_div(q.M, r->bm), (uint32_t)v->groups * parts);
     if (sums) product_sum(e, &p, sums, parts);
     array_release(sums);
 }
@@ -8896,7 +8790,7 @@ static void conv_unfolded(struct encoder *e, const struct conv *v)
         p.m = conv_rows(v) - at < rows ? conv_rows(v) - at : rows;
         p.offset[MAT_OUT] = v->out_first + at * p.out_row;
         q.part = (uint32_t)at;
-        q.n = (uint32_t)p.m;
+        q.N = (uint32_t)p.m;
         KERNEL(e, K_CONV_UNFOLD, 256, (uint32_t)v->in->dtype, EPILOGUE_NONE);
         set_bytes(e, &q, sizeof q);
         dispatch_groups(e, ceil_div((uint64_t)p.m * chunks, 256));
@@ -8940,7 +8834,7 @@ static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step
     one.in_first = first;
     q = bind_conv(e, &one, to);
     q.part = (uint32_t)tile;
-    q.m = (uint32_t)rows;
+    q.M = (uint32_t)rows;
     KERNEL(e, K_WINOGRAD, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, step);
     set_bytes(e, &q, sizeof q);
     dispatch_groups(e, ceil_div((uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)), 256));
@@ -9371,12 +9265,6 @@ enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATT
 
 /* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
 struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; bool aligned; };
-
-struct attention_push {
-    uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
-    uint32_t batches, query_heads, query_count, key_count, row_blocks, splits, split_keys, widths, kinds;
-    float scale;
-};
 
 static const char *attention_text(const struct array *q, const struct array *k, const struct array *v, uint32_t flags, char text[NOTE_TEXT])
 {
@@ -10494,13 +10382,6 @@ static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
 
 enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD };    /* values of gate QMM_KERNEL */
 
-struct quant_push {
-    uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
-    uint32_t rows[QMV_SETS], w_at[QMV_SETS], s_at[QMV_SETS], b_at[QMV_SETS], y_at[QMV_SETS], y_row[QMV_SETS];
-    uint32_t norm_at;
-    float eps;
-};
-
 static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j, bool sets)
 {
     struct quant_push p = { .m = j->m, .k = j->k, .group_shift = group_shift(&j->format), .x_row = j->x_row, .x_batch = j->x_batch,
@@ -10516,7 +10397,7 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
         if (t->y) p.y_at[i] = set_output(e, (sets ? 10 : 4) + i, t->y);
     }
     if (j->residual) p.r_at = set_input(e, sets ? 13 : 5, j->residual);
-    if (j->norm) p.norm_at = set_input(e, sets ? 14 : 6, j->norm);
+    if (j->norm) p.weight_at = set_input(e, sets ? 14 : 6, j->norm);
     p.eps = j->eps;
     return p;
 }
@@ -10630,7 +10511,7 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     if (rows < step) return "more rows than pay at a time";
     if (rows * m > lanes) return "the device's subgroups are small";
     p = quant_bind(e, j, j->sets > 1);
-    if (quant_alignment(j, &p) != 3 || p.norm_at % 8) { encoder_reset(e); return "not aligned"; }
+    if (quant_alignment(j, &p) != 3 || p.weight_at % 8) { encoder_reset(e); return "not aligned"; }
     rounds = held_rounds(j, rows / step);
     if (rounds / per / groups >= HELD_LONG) groups *= 2;
     p.rounds = min_u32(per * ceil_div((uint64_t)rounds * entries, (uint64_t)per * groups), (uint32_t)round_up(rounds, per));
@@ -11223,9 +11104,7 @@ int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_sca
 
 /* ==== >>sort ====================================================================================================== */
 
-/* FLAGS of the shaders: what is read and written. */
-enum { SORT_RAW = 1, SORT_INDEX_IN = 2, SORT_INDEX_OUT = 4, SORT_KEYS_OUT = 8, SORT_VALUES_OUT = 16, SORT_GATHER = 32, SORT_HIGH = 64 };
-enum { SORT_EACH = 8, RADIX_DIGITS = 256, RADIX_FEW_TILES = 96 };
+enum { RADIX_FEW_TILES = 96 };
 
 /* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of two
  * arrays in turn, the last one to what is first here. */
@@ -11289,31 +11168,28 @@ static uint32_t sort_threads(const struct encoder *e, bool index)
 static void sort_blocks(struct encoder *e, const struct sort_rows *s, const struct sort_step *p)
 {
     uint32_t most = sort_threads(e, s->index), row_threads = 1, threads;
-    struct { uint32_t rows, n, blocks, row_threads, dst, src, place, dst_place, from, flags; } push = {
-        .rows = s->rows, .n = s->n, .from = (uint32_t)s->in.dtype, .flags = p->flags };
+    struct sort_push push = { .rows = s->rows, .n = s->n, .dtype = s->in.dtype, .flags = p->flags };
     while (row_threads < most && row_threads * SORT_EACH < s->n) row_threads *= 2;
     threads = row_threads > 256 ? row_threads : min_u32(most, 256);
     push.blocks = ceil_div(s->n, row_threads * SORT_EACH);
     push.row_threads = row_threads;
-    if (p->dst) push.dst = set_output(e, 0, p->dst);
-    push.src = set_input(e, 1, p->src);
-    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
-    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
-    KERNEL(e, K_SORT, threads, s->index);
-    set_bytes(e, &push, sizeof push);
+    if (p->dst) push.dst_at = set_output(e, SLOT_sort_dst, p->dst);
+    push.src_at = set_input(e, SLOT_sort_src, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place_at = set_input(e, SLOT_sort_place, p->place);
+    if (p->dst_place) push.dst_place_at = set_output(e, SLOT_sort_dst_place, p->dst_place);
+    USE(e, sort, &push, .threads = threads, .indexed = s->index);
     dispatch_groups(e, push.blocks > 1 ? (uint64_t)s->rows * push.blocks : ceil_div(s->rows, threads / row_threads));
 }
 
 static void sort_merge(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t run)
 {
-    struct { uint32_t rows, n, run, parts, dst, src, place, dst_place, from, flags; } push = {
-        .rows = s->rows, .n = s->n, .run = run, .parts = ceil_div(s->n, SORT_EACH), .from = (uint32_t)s->in.dtype, .flags = p->flags };
-    if (p->dst) push.dst = set_output(e, 0, p->dst);
-    push.src = set_input(e, 1, p->src);
-    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
-    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
-    KERNEL(e, K_MERGE, 128);
-    set_bytes(e, &push, sizeof push);
+    struct merge_push push = { .rows = s->rows, .n = s->n, .run = run, .parts = ceil_div(s->n, MERGE_EACH),
+                               .dtype = s->in.dtype, .flags = p->flags };
+    if (p->dst) push.dst_at = set_output(e, SLOT_merge_dst, p->dst);
+    push.src_at = set_input(e, SLOT_merge_src, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place_at = set_input(e, SLOT_merge_place, p->place);
+    if (p->dst_place) push.dst_place_at = set_output(e, SLOT_merge_dst_place, p->dst_place);
+    USE(e, merge, &push, .threads = 128);
     dispatch_groups(e, ceil_div((uint64_t)s->rows * push.parts, 128));
 }
 
@@ -11336,20 +11212,20 @@ static void sort_by_merges(struct encoder *e, struct sort_rows *s)
 static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift, struct array *counts,
                        uint32_t tiles, uint32_t each)
 {
-    struct { uint32_t rows, n, tiles, shift, dst, src, place, dst_place, counts; } push = { s->rows, s->n, tiles, shift, 0, 0, 0, 0, 0 };
+    struct radix_push push = { .rows = s->rows, .n = s->n, .tiles = tiles, .shift = shift };
     uint32_t flags[3] = { 0, 0, p->flags }, subgroups = RADIX_DIGITS / e->device->caps.subgroup;
     if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
     if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
     for (uint32_t pass = 0; pass < 3; pass++) {      /* count, sum up, move */
         uint32_t dtype = flags[pass] & (SORT_RAW | SORT_VALUES_OUT) ? (uint32_t)s->in.dtype : MLXVK_UINT32;
         if (pass == 1 && tiles <= RADIX_FEW_TILES) continue;
-        if (pass != 1) push.src = set_input(e, 1, p->src);
-        if (flags[pass] & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
-        if (pass == 2 && p->dst) push.dst = set_output(e, 0, p->dst);
-        if (pass == 2 && p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
-        push.counts = pass == 2 ? set_input(e, 4, counts) : set_output(e, 4, counts);
-        KERNEL(e, K_RADIX, RADIX_DIGITS, pass, dtype, flags[pass], each, subgroups, tiles > RADIX_FEW_TILES);
-        set_bytes(e, &push, sizeof push);
+        if (pass != 1) push.src_at = set_input(e, SLOT_radix_src, p->src);
+        if (flags[pass] & SORT_INDEX_IN) push.place_at = set_input(e, SLOT_radix_place, p->place);
+        if (pass == 2 && p->dst) push.dst_at = set_output(e, SLOT_radix_dst, p->dst);
+        if (pass == 2 && p->dst_place) push.dst_place_at = set_output(e, SLOT_radix_dst_place, p->dst_place);
+        push.counts_at = (pass == 2 ? set_input : set_output)(e, SLOT_radix_counts, counts);
+        USE(e, radix, &push, .threads = RADIX_DIGITS, .step = pass, .from = dtype, .flags = flags[pass], .each = each,
+            .subgroups = subgroups, .summed = tiles > RADIX_FEW_TILES);
         dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
     }
 }
@@ -11478,10 +11354,6 @@ struct scatter_work {
     struct dims window;                              /* in the result, merged */
     size_t number, each;                             /* windows; elements of one */
     uint32_t op, scale, none;
-};
-
-struct scatter_push {
-    uint32_t n, units, each, flags, none, scale, dst_at, src_at, key_at, place_at, ndim, shape[PUSH_DIMS], stride[PUSH_DIMS];
 };
 
 /* How many elements can be moved as one: `most` or, where `less` is allowed, a smaller power of two. */
@@ -11821,8 +11693,7 @@ static void search_part(struct encoder *e, struct array *const *a, const void *j
     else { push.ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 2); }
     push.stride[3][0] = (uint32_t)sequence->strides[0];
     push.stride[3][1] = (uint32_t)sequence->dtype;
-    KERNEL(e, K_SEARCH, 256, g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
-    set_bytes(e, &push, sizeof push);
+    USE(e, search, &push, .threads = 256, .mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
     dispatch_groups(e, ceil_div(push.n, 256));
 }
 
@@ -12537,10 +12408,6 @@ static struct array *vector_norm(struct call *c, struct array *a, double order, 
 
 enum factor_op { FACTOR_CHOLESKY, FACTOR_INVERSE, FACTOR_PANEL, FACTOR_SWAP, FACTOR_REFLECT };
 enum { FACTOR_BLOCK = 32, FACTOR_THREADS = 256, INVERSE_UNIT = 1, INVERSE_HALF = 2, JACOBI_EIGEN = 0, JACOBI_SINGULAR };
-
-struct factor_push {
-    uint32_t matrices, rows, columns, first, count, a_at, a_matrix, a_row, a_column, b_at, b_matrix, b_row, b_column, order_at, flags;
-};
 
 static void factor_part(struct encoder *e, struct array *const *arrays, const void *job)
 {
@@ -13263,12 +13130,6 @@ struct fft {
 /* How one step cuts a row into lines: see fft_lines.glsl. */
 struct fft_lines { uint32_t size, subs, inner, a1, a2, a_step, b1, b2, b_step, turn; };
 
-struct fft_push {
-    uint32_t size, radices, ids, lines, flags, offset_in, offset_out, offset_first, offset_last, len, valid, limit;
-    uint32_t subs, inner, a1, a2, a_step, b1, b2, b_step, turn, c1, c2, row_a[FFT_ROWS], step_a, row_d[FFT_ROWS], step_d;
-    float scale;
-};
-
 /* A pipeline for each length, or one for all: where compiling takes longer than transforming. */
 static bool fft_fixed(const struct device *d)
 {
@@ -13391,16 +13252,17 @@ static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return 
 /* Pairs of reals that are complex numbers in memory, taken as these. */
 static void fft_whole_pairs(struct fft_push *q, const struct fft *f)
 {
-    if ((q->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q->offset_in, f->row_a)) {
+    if ((q->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len &&
+        even_rows(q->offset_a, f->row_a)) {
         q->flags &= ~(uint32_t)FFT_LOAD;
         for (int i = 0; i < FFT_ROWS; i++) q->row_a[i] = (uint32_t)((int32_t)q->row_a[i] / 2);   /* negative ones too */
-        q->offset_in /= 2;
+        q->offset_a /= 2;
         q->valid /= 2;
     }
-    if ((q->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q->offset_out, f->row_d)) {
+    if ((q->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q->offset_d, f->row_d)) {
         q->flags &= ~(uint32_t)FFT_STORE;
         for (int i = 0; i < FFT_ROWS; i++) q->row_d[i] = (uint32_t)((int32_t)q->row_d[i] / 2);
-        q->offset_out /= 2;
+        q->offset_d /= 2;
     }
 }
 
@@ -13467,8 +13329,8 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     if (fixed && f->valid && (f->flags & (FFT_LOAD | FFT_TABLE_IN)) == FFT_LOAD_MERGE && l->subs > 1 && l->size >= FFT_HELD)
         q.flags |= FFT_PAIRED;
     q.lines = fft_together(e, &q, fixed);
-    q.offset_in = set_input(e, 1, f->in);
-    q.offset_out = set_output(e, 0, f->out);
+    q.offset_a = set_input(e, 1, f->in);
+    q.offset_d = set_output(e, 0, f->out);
     if (f->first) q.offset_first = set_input(e, 2, f->first);
     if (f->last) q.offset_last = set_input(e, 3, f->last);
     fft_whole_pairs(&q, f);

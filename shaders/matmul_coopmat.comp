@@ -46,7 +46,7 @@ OPERAND(c)
 #define FIRST_D(p, row) (p.d + (row) * out_row)
 #define LAST_ROW M
 #endif
-layout(std430, set = 0, binding = 0) writeonly buffer Result { T d[]; };
+layout(std430, set = 0, binding = 0) writeonly buffer d_elements { T d[]; };
 
 const bool A_ALONG_K = (ALONG & 1u) == 0u, B_ALONG_K = (ALONG & 2u) != 0u;
 const uint THREADS = BM / WM * (BN / WN) * LANES;

@@ -18,10 +18,10 @@ layout(constant_id = 3) const uint BM = 128;
 layout(constant_id = 4) const uint BN = 128;
 layout(constant_id = 5) const uint BK = 64;
 layout(constant_id = 6) const uint ALONG = 0;         // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
-layout(std430, set = 0, binding = 0) writeonly buffer Result { T d[]; };
-layout(std430, set = 0, binding = 0) writeonly buffer Parts { float parts[]; };
-layout(std430, set = 0, binding = 1) readonly buffer A { T a[]; };
-layout(std430, set = 0, binding = 2) readonly buffer B { T b[]; };
+layout(std430, set = 0, binding = 0) writeonly buffer d_elements { T d[]; };
+layout(std430, set = 0, binding = 0) writeonly buffer d_floats { float parts[]; };
+layout(std430, set = 0, binding = 1) readonly buffer a_elements { T a[]; };
+layout(std430, set = 0, binding = 2) readonly buffer b_elements { T b[]; };
 
 #define EDGE tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV>    // zeros beyond the matrix
 #define SUMS coopmat<float, gl_ScopeWorkgroup, BM, BN, gl_MatrixUseAccumulator>
