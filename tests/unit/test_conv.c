@@ -256,10 +256,13 @@ static void test_winograd_chosen(void **state)
     free(got[1]);
 }
 
-static void test_coopmat(void **state)                  /* where there are such; tiled elsewhere */
+static void test_coopmat(void **state)
 {
     (void)state;
+    need_capability("cooperative_matrix_size");
+    uint64_t before = dispatches_of("MLX_VK_CONV_KERNEL=4", "conv_coopmat_");
     run_cases("MLX_VK_CONV_KERNEL=4", 10, true);
+    assert_true(dispatches_of("MLX_VK_CONV_KERNEL=4", "conv_coopmat_") > before);
     for (int tile = 1; tile <= 5 && getenv("CONV_CASES"); tile++) {
         char gates[80];
         snprintf(gates, sizeof gates, "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=%d", tile);
