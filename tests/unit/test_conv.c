@@ -407,7 +407,8 @@ static void test_errors(void **state)
     mlxvk_device_free(device);
 }
 
-int main(void)
+/* An argument is a pattern of test names: "test_coop*". */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded),
@@ -416,5 +417,6 @@ int main(void)
         cmocka_unit_test(test_kernel_sticks_out), cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_long),
         cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("conv", tests, NULL, NULL);
 }
