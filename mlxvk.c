@@ -194,7 +194,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
  *       pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
     X(MAX_OPS,       "MLX_VK_MAX_OPS_PER_BUFFER",      100, "operations recorded before a command buffer is committed") \
-    X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50, "MiB of buffers written, 1/8 of those read, before that")   \
+    X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50, "MiB of buffers used before that; those only read count 1/8 while the GPU is busy") \
     X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
     X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")               \
     X(STAGING,       "MLX_VK_FORCE_STAGING",             0, "treat device memory as not mapped")                       \
@@ -6733,10 +6733,11 @@ static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
 static void norm_vjp_part(struct encoder *e, const struct node *n, struct array *x, struct array *g, struct array *out[3])
 {
     struct array *weight = n->in[2];
-    uint32_t length = (uint32_t)x->shape[1], threads, lanes = row_lanes(e, length, &threads), held = ceil_div(length, threads);
+    uint32_t length = (uint32_t)x->shape[1], threads, held;
     struct { uint32_t rows, n, each; float eps; uint32_t dx_at, x_at, g_at, weight_at, dweight_at, dbias_at; } push = {
         .rows = (uint32_t)x->shape[0], .n = length, .each = n->p.norm_vjp.each, .eps = n->p.norm_vjp.eps };
-    (void)lanes;
+    row_lanes(e, length, &threads);
+    held = ceil_div(length, threads);
     push.dx_at = set_output(e, 0, out[0]);
     push.x_at = set_input(e, 1, x);
     push.g_at = set_input(e, 2, g);
@@ -8165,7 +8166,7 @@ int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int bl
 
 /* ==== >>contraction: tensordot, inner, outer, kron, einsum ======================================================== */
 
-/* a's axes in this order, those from `first` to `last` made one; the others keep theirs. */
+/* a with its axes in this order, as a matrix: the first `lead` of them are its rows, the others its columns. */
 static struct array *grouped_axes(struct call *c, struct array *a, const int *axes, int lead)
 {
     int shape[2] = { 1, 1 }, ndim;
@@ -12452,12 +12453,11 @@ static void jacobi_part(struct encoder *e, struct array *const *arrays, const vo
 {
     const struct jacobi_params *p = job;
     struct array *a = arrays[0], *v = arrays[1], *go = arrays[2], *other = p->op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
-    uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads, lanes;
+    uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads;
     struct { uint32_t matrices, n, length, round, a_at, b_at, v_at, go_at, checked; } push = {
         .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2], .checked = go != NULL };
-    lanes = row_lanes(e, push.length, &threads);
+    row_lanes(e, push.length, &threads);
     if (p->op == JACOBI_EIGEN && !other) return;
-    (void)lanes;
     for (uint32_t i = 0; i < 2 * (2 * half - 1) && !e->code; i++) {
         push.round = i % (2 * half - 1);
         push.a_at = other ? set_input(e, 0, a) : set_output(e, 0, a);
@@ -12525,7 +12525,7 @@ static struct array *eyes(struct call *c, int batch, int rows, int columns)
     return one ? copy_of(c, broadcast(c, one, 3, (int[]){ batch, rows, columns })) : NULL;
 }
 
-/* a becomes a - b @ c, for a view of a larger array. */
+/* a becomes a - b @ d; it may be a view of a larger array. */
 static void subtract_product(struct call *c, struct array *a, struct array *b, struct array *d)
 {
     append_copy(c, a, do_addmm(c, a, b, d, -1, 1));
@@ -18621,7 +18621,7 @@ static int unlock_encoder(struct encoder *e)
     return code;
 }
 
-/* The caller's kernel of the next dispatch; the lock is taken by the callers of this macro's functions. */
+/* The caller's kernel of the next dispatch. */
 int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
 {
     struct encoder *e = lock_encoder(handle);
