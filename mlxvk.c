@@ -1444,19 +1444,31 @@ static void buffer_destroy(struct device *d, struct buffer *b)
     buffer_end(d, b);
 }
 
-/* Waits until what was submitted with the buffer is done. The lock is held: used where memory must be had now. */
+/* The same as timeline_wait with the lock held, in the middle of what others must not see: where nothing gets done for two
+ * seconds it is NOT_READY, for the work may wait for a thread that waits for the lock. */
+static int timeline_wait_locked(struct device *d, struct timeline *t, uint64_t value)
+{
+    VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                                 .pSemaphores = &t->semaphore, .pValues = &value };
+    while (t->completed < value) {
+        uint64_t now = 0;
+        VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, 2000000000u);
+        if (r == VK_SUCCESS) now = value;
+        else if (r == VK_TIMEOUT) r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &now);
+        if (r < 0) return vk_code(d, r);
+        if (now <= t->completed) return MLXVK_ERROR_NOT_READY;
+        t->completed = now;
+    }
+    return 0;
+}
+
+/* Waits until what was submitted with the buffer is done; not for what was not submitted. */
 static int wait_uses(struct device *d, struct buffer *b)
 {
     for (int i = 0; i < b->use_count; i++) {
         struct use *u = &b->uses[i];
-        VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                     .pSemaphores = &u->line->semaphore, .pValues = &u->value };
-        VkResult r;
-        if (u->value <= u->line->completed) continue;
-        if (u->value > u->line->submitted) return MLXVK_ERROR_NOT_READY;
-        r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
-        if (r < 0) return vk_code(d, r);
-        if (u->line->completed < u->value) u->line->completed = u->value;
+        int code = u->value > u->line->submitted ? MLXVK_ERROR_MEMORY : timeline_wait_locked(d, u->line, u->value);
+        if (code) return code;
     }
     b->use_count = 0;
     return 0;
@@ -1469,7 +1481,11 @@ static void cache_trim(struct device *d, size_t bytes, bool wait)
     d->polls++;
     for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
         newer = b->newer;
-        if (!d->lost && !buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
+        if (!d->lost && !buffer_idle(d, b, NULL)) {
+            int code = wait ? wait_uses(d, b) : MLXVK_ERROR_NOT_READY;
+            wait = wait && code != MLXVK_ERROR_NOT_READY;              /* what comes behind it would not be done either */
+            if (code) continue;
+        }
         released += b->size;
         cache_remove(d, b);
         buffer_destroy(d, b);
@@ -1604,22 +1620,19 @@ static struct timeline *timeline_create(struct device *d)
     return t;
 }
 
-/* Blocks, without the lock, until the timeline reaches value. */
-static int timeline_wait(struct device *d, struct timeline *t, uint64_t value, uint64_t timeout)
+/* Blocks until the timeline reaches value. The lock is held on entry and on return, but not while waiting: what is waited for
+ * may need another thread's signal. */
+static int timeline_wait(struct device *d, struct timeline *t, uint64_t value)
 {
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
                                  .pSemaphores = &t->semaphore, .pValues = &value };
-    VkResult r = VK_SUCCESS;
-    bool done;
-    mutex_lock(&d->lock);
-    done = t->completed >= value;
+    VkResult r;
+    if (t->completed >= value) return 0;
     mutex_unlock(&d->lock);
-    if (!done) r = d->vk.vkWaitSemaphores(d->handle, &info, timeout);
+    r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
     mutex_lock(&d->lock);
     if (r == VK_SUCCESS && t->completed < value) t->completed = value;
-    if (r < 0) vk_code(d, r);
-    mutex_unlock(&d->lock);
-    return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : r < 0 ? (d->lost ? d->lost : MLXVK_ERROR_VULKAN) : 0;
+    return vk_code(d, r);
 }
 
 static int grow_uses(struct device *d, struct buffer *b)
@@ -2234,13 +2247,7 @@ static int open_commands(struct stream *s)
     int code = 0;
     if (d->lost) return encoder_fail(e, d->lost, 0, __LINE__, "stream", "the device was lost");
     if (!slot->pool) code = slot_create(d, slot);
-    else {
-        VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                     .pSemaphores = &s->line->semaphore, .pValues = &slot->value };
-        if (slot->value > s->line->completed) r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
-        if (r >= 0 && s->line->completed < slot->value) s->line->completed = slot->value;
-        if (r >= 0) slot_recycle(d, slot);
-    }
+    else if (!(code = timeline_wait_locked(d, s->line, slot->value))) slot_recycle(d, slot);
     if (!code && r >= 0) r = d->vk.vkBeginCommandBuffer(slot->commands, &begin);
     if (code || r < 0)
         return encoder_fail(e, code ? code : vk_code(d, r), r, __LINE__, "stream", "no command buffer (VkResult %d)", r);
@@ -3111,6 +3118,91 @@ static void stream_lower(struct stream *s, uint32_t keep)
     s->device->stats.lowering_ns += now_ns() - start;
 }
 
+/* ---- streams: made, waited for, ended ---- */
+
+static struct stream *stream_create(struct device *d)
+{
+    struct stream *s = host_zalloc(d, sizeof *s);
+    uint32_t queue = 0;
+    if (s) s->line = timeline_create(d);
+    if (!s || !s->line) { host_free(d, s); return NULL; }
+    for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
+    d->queue_users[queue]++;
+    s->device = d;
+    s->queue = queue;
+    s->index = d->stream_index++;
+    s->line->stream = s;
+    s->encoder.stream = s;
+    s->encoder.device = d;
+    s->next = d->streams;
+    d->streams = s;
+    return s;
+}
+
+static struct stream *default_stream(struct device *d)
+{
+    if (!d->default_stream) d->default_stream = stream_create(d);
+    return d->default_stream;
+}
+
+static void slot_destroy(struct device *d, struct slot *slot)
+{
+    for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
+    host_free(d, slot->sets);
+    d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
+    d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
+}
+
+/* Submits and waits for everything, also for what other threads record meanwhile. A lost device may be at work still; it does
+ * not block. */
+static int stream_drain(struct stream *s)
+{
+    struct device *d = s->device;
+    int code;
+    do {
+        stream_lower(s, 0);
+        stream_submit(s);
+        code = timeline_wait(d, s->line, s->line->submitted);
+    } while (!code && !d->lost && (s->node_count || s->encoder.commands || s->line->completed < s->line->submitted));
+    return d->lost ? d->lost : code;
+}
+
+/* Submits and waits for what all streams have recorded. */
+static void wait_streams(struct device *d)
+{
+    for (struct stream *s = d->streams; s; s = s->next) { stream_lower(s, 0); stream_submit(s); }
+    for (uint32_t i = 0; i < d->timeline_count && !d->lost; i++)
+        timeline_wait(d, d->timelines[i], d->timelines[i]->submitted);
+}
+
+/* A stream that is drained, or all of whose device goes. Where the wait failed, what its queue may be using stays. */
+static void stream_destroy(struct stream *s)
+{
+    struct device *d = s->device;
+    struct stream **link = &d->streams;
+    bool idle = d->lost || s->line->completed >= s->line->submitted;
+    encoder_reset(&s->encoder);
+    for (uint32_t i = 0; i < s->slot_count && idle; i++)
+        if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
+    while (*link != s) link = &(*link)->next;
+    *link = s->next;
+    if (d->default_stream == s) d->default_stream = NULL;
+    if (s->counters && idle) buffer_destroy(d, s->counters);
+    d->queue_users[s->queue]--;
+    s->line->stream = NULL;
+    host_free(d, s->nodes);
+    host_free(d, s->seen);
+    host_free(d, s);
+}
+
+/* Gives a reference back. The last one ends the stream, where it is not the device's default, when its work is done. */
+static void stream_drop(struct stream *s)
+{
+    struct device *d = s->device;
+    if (s->refs == 1 && s != d->default_stream) stream_drain(s);     /* others may take references meanwhile */
+    if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
+}
+
 /* ---- the front's side: a call ---- */
 
 /* One public call: the lock, the first error, and the arrays made on the way. */
@@ -3123,23 +3215,31 @@ struct call {
     int replaced_count;
 };
 
-static struct device *default_device(void);
-static struct stream *default_stream(struct device *d);
+/* The device, or the default one, with one more reference, and locked; NULL: there is none. Until unlock_and_drop. */
+static struct device *lock_device(struct device *d);
+static int unlock_and_drop(struct device *d);
+
+/* A call holds its stream, and by it the device, as a handle does: it may let go of the lock while it waits. */
+static struct call begin_on(const char *name, struct device *d, struct stream *s)
+{
+    struct call c = { .name = name };
+    if (!d) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
+    if (!s && !(s = default_stream(d))) {
+        c.code = d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+        unlock_and_drop(d);
+        return c;
+    }
+    s->refs++;
+    c.stream = s;
+    c.device = d;
+    return c;
+}
 
 static struct call begin(const char *name, mlxvk_stream handle)
 {
-    struct call c = { .stream = handle.ctx, .name = name };
-    if (!c.stream) {
-        struct device *d = default_device();
-        if (!d) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
-        mutex_lock(&d->lock);
-        c.stream = default_stream(d);
-        mutex_unlock(&d->lock);
-        if (!c.stream) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
-    }
-    c.device = c.stream->device;
-    mutex_lock(&c.device->lock);
-    if (c.device->lost) {
+    struct stream *s = handle.ctx;
+    struct call c = begin_on(name, lock_device(s ? s->device : NULL), s);
+    if (c.device && c.device->lost) {
         c.code = c.device->lost;
         set_error(&c.stream->error, c.code, VK_ERROR_DEVICE_LOST, __LINE__, name, "the device was lost");
     }
@@ -3168,20 +3268,20 @@ static struct array *temporary(struct call *c, struct array *a)
     return a;
 }
 
-/* Ends a call: keeps the lock's time short by waiting for the window after releasing it. */
+/* Ends a call, and waits for the window of submissions in flight. */
 static int end(struct call *c)
 {
     struct device *d = c->device;
     struct stream *s = c->stream;
-    uint64_t window, wait_for = 0;
+    uint64_t window;
     if (!d) return c->code;
     for (struct array *a = c->temporaries, *next; a; a = next) { next = a->next_temporary; array_release(a); }
     if (s->node_count >= LOWER_AT) stream_lower(s, LOWER_KEEP);
     window = (uint64_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
-    if (s->line->submitted > s->line->completed + window) wait_for = s->line->submitted - window;
-    mutex_unlock(&d->lock);
+    if (s->line->submitted > s->line->completed + window) timeline_wait(d, s->line, s->line->submitted - window);
+    stream_drop(s);
+    unlock_and_drop(d);
     for (int i = 0; i < c->replaced_count; i++) mlxvk_array_free((mlxvk_array){ c->replaced[i] });
-    if (wait_for) timeline_wait(d, s->line, wait_for, UINT64_MAX);
     return c->code;
 }
 
@@ -14791,15 +14891,13 @@ static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc
     return vk_code(d, d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache));
 }
 
-static void stream_destroy(struct stream *s);
-
 static void reap_events(struct device *d, bool all);
 static void print_notes(struct device *d);
 static void print_default(void);
 
 static void destroy_objects(struct device *d)
 {
-    while (d->streams) stream_destroy(d->streams);
+    while (d->streams) { stream_drain(d->streams); stream_destroy(d->streams); }
     reap_events(d, true);
     cache_trim(d, SIZE_MAX, true);
     while (d->blocks) block_destroy(d, d->blocks);
@@ -14829,7 +14927,9 @@ static void device_destroy(struct device *d)
     free_notes(d);
     if (d->handle) {
         if (!d->lost && !d->adopted) d->vk.vkDeviceWaitIdle(d->handle);
+        mutex_lock(&d->lock);
         destroy_objects(d);
+        mutex_unlock(&d->lock);
         if (!d->adopted) d->vk.vkDestroyDevice(d->handle, NULL);
     }
     if (d->instance && !d->adopted) d->destroy_instance(d->instance, NULL);
@@ -14886,19 +14986,39 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     return 0;
 }
 
-static struct device *default_device(void)
+/* Its lock is held. */
+static struct device *make_default(void)
 {
-    mutex_lock(&the_default.lock);
     if (!the_default.device) {
         mlxvk_device handle = { NULL };
         if (!mlxvk_device_create(&handle, NULL)) the_default.device = handle.ctx;
         if (the_default.device && the_default.device->noted) atexit(print_default);   /* it is never destroyed */
     }
-    mutex_unlock(&the_default.lock);
     return the_default.device;
 }
 
+static struct device *default_device(void)
+{
+    struct device *d;
+    mutex_lock(&the_default.lock);
+    d = make_default();
+    mutex_unlock(&the_default.lock);
+    return d;
+}
+
 static struct device *device_or_default(mlxvk_device device) { return device.ctx ? device.ctx : default_device(); }
+
+static struct device *lock_device(struct device *d)
+{
+    if (d) mutex_lock(&d->lock);
+    else {                                           /* with its lock: or mlxvk_set_default_device might end it before */
+        mutex_lock(&the_default.lock);
+        if ((d = make_default()) != NULL) mutex_lock(&d->lock);
+        mutex_unlock(&the_default.lock);
+    }
+    if (d) d->refs++;
+    return d;
+}
 
 mlxvk_device mlxvk_device_new(void)
 {
@@ -15034,8 +15154,6 @@ int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 }
 
 /* ==== >>public: memory ============================================================================================ */
-
-static void wait_streams(struct device *d);          /* >>public: streams */
 
 /* One member of the device, read and where `set` is given changed, under the lock. */
 static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
@@ -15186,9 +15304,7 @@ static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
             uses[n++] = u;
         }
         if (!n || code) break;
-        mutex_unlock(&d->lock);
-        for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value, UINT64_MAX);
-        mutex_lock(&d->lock);
+        for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value);
     }
     buffer_release(d, b);
     return code;
@@ -15243,87 +15359,6 @@ static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, vo
 
 /* ==== >>public: streams =========================================================================================== */
 
-static struct stream *stream_create(struct device *d)
-{
-    struct stream *s = host_zalloc(d, sizeof *s);
-    uint32_t queue = 0;
-    if (s) s->line = timeline_create(d);
-    if (!s || !s->line) { host_free(d, s); return NULL; }
-    for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
-    d->queue_users[queue]++;
-    s->device = d;
-    s->queue = queue;
-    s->index = d->stream_index++;
-    s->line->stream = s;
-    s->encoder.stream = s;
-    s->encoder.device = d;
-    s->next = d->streams;
-    d->streams = s;
-    return s;
-}
-
-static void slot_destroy(struct device *d, struct slot *slot)
-{
-    for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
-    host_free(d, slot->sets);
-    d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
-    d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
-}
-
-/* Submits and waits for everything, with the lock held. */
-static int stream_drain(struct stream *s)
-{
-    struct device *d = s->device;
-    VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                 .pSemaphores = &s->line->semaphore, .pValues = &s->line->submitted };
-    stream_lower(s, 0);
-    stream_submit(s);
-    if (s->line->completed >= s->line->submitted) return d->lost;      /* a lost device may be at work still; it does not block */
-    if (vk_code(d, d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX))) return d->lost ? d->lost : MLXVK_ERROR_VULKAN;
-    s->line->completed = s->line->submitted;
-    return d->lost;
-}
-
-/* Submits and waits for what all streams have recorded. The lock is held on entry and on return, but not while waiting: what is
- * waited for may need another thread's signal. */
-static void wait_streams(struct device *d)
-{
-    for (struct stream *s = d->streams; s; s = s->next) { stream_lower(s, 0); stream_submit(s); }
-    for (uint32_t i = 0; i < d->timeline_count && !d->lost; i++) {
-        struct timeline *t = d->timelines[i];
-        uint64_t value = t->submitted;
-        if (t->completed >= value) continue;
-        mutex_unlock(&d->lock);
-        timeline_wait(d, t, value, UINT64_MAX);
-        mutex_lock(&d->lock);
-    }
-}
-
-static void stream_destroy(struct stream *s)
-{
-    struct device *d = s->device;
-    struct stream **link = &d->streams;
-    encoder_reset(&s->encoder);
-    stream_drain(s);
-    for (uint32_t i = 0; i < s->slot_count; i++)
-        if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
-    while (*link != s) link = &(*link)->next;
-    *link = s->next;
-    if (d->default_stream == s) d->default_stream = NULL;
-    if (s->counters) buffer_destroy(d, s->counters);
-    d->queue_users[s->queue]--;
-    s->line->stream = NULL;
-    host_free(d, s->nodes);
-    host_free(d, s->seen);
-    host_free(d, s);
-}
-
-static struct stream *default_stream(struct device *d)
-{
-    if (!d->default_stream) d->default_stream = stream_create(d);
-    return d->default_stream;
-}
-
 static mlxvk_stream stream_handle(struct device *d, bool shared)
 {
     mlxvk_stream res = { NULL };
@@ -15349,16 +15384,7 @@ int mlxvk_stream_free(mlxvk_stream stream)
     if (!s) return 0;
     d = s->device;
     mutex_lock(&d->lock);
-    if (s->refs == 1 && s != d->default_stream) {
-        uint64_t value;
-        stream_lower(s, 0);
-        stream_submit(s);
-        value = s->line->submitted;
-        mutex_unlock(&d->lock);
-        if (value) timeline_wait(d, s->line, value, UINT64_MAX);
-        mutex_lock(&d->lock);
-    }
-    if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
+    stream_drop(s);
     return unlock_and_drop(d);
 }
 
@@ -15409,33 +15435,29 @@ int mlxvk_finalize(mlxvk_stream stream)
 int mlxvk_synchronize(mlxvk_stream stream)
 {
     struct call c = begin("synchronize", stream);
-    uint64_t value;
-    int code;
+    int waited = 0;
     if (c.code) return end(&c);
     stream_lower(c.stream, 0);
     stream_submit(c.stream);
-    value = c.stream->line->submitted;
-    code = take_deferred(c.stream);
-    end(&c);
-    if (value && !c.device->lost) {
-        int waited = timeline_wait(c.device, c.stream->line, value, UINT64_MAX);
-        code = code ? code : waited;
-    }
-    return code;
+    c.code = take_deferred(c.stream);
+    if (!c.device->lost) waited = timeline_wait(c.device, c.stream->line, c.stream->line->submitted);
+    if (!c.code) c.code = waited;
+    return end(&c);
 }
 
 int mlxvk_clear_streams(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
+    struct stream *unheld;
+    int code;
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams, *next; s; s = next) {
-        next = s->next;
-        if (!s->refs) stream_destroy(s);
-    }
-    mutex_unlock(&d->lock);
-    return d->lost;
+    unheld = d->default_stream;                      /* unless somebody holds it, too */
+    if (unheld && !unheld->refs++) { d->default_stream = NULL; stream_drop(unheld); }
+    else if (unheld) unheld->refs--;
+    code = d->lost;
+    unlock_and_drop(d);
+    return code;
 }
 
 /* ---- evaluation ---- */
@@ -15749,19 +15771,12 @@ static int fill_array(struct call *c, struct array *a, const void *data)
 
 int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim, mlxvk_dtype dtype, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
-    struct call c = { .name = "array", .device = d };
+    struct call c = begin_on("array", lock_device(device.ctx), NULL);
     struct array *a;
-    int code;
-    if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
-    c.stream = default_stream(d);
-    if (!c.stream) c.code = d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+    if (!c.device) return c.code;
     a = output(&c, dim, shape, dtype);
     if (a) fill_array(&c, a, data);
-    if (c.code && c.stream) d->error = c.stream->error;
-    code = c.code;
-    if (!c.stream) { mutex_unlock(&d->lock); return code; }
+    if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
 }
 
@@ -15794,19 +15809,17 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
                            size_t offset)
 {
     struct buffer *b = buffer.ctx;
-    struct device *d = b ? b->device : NULL;
-    struct call c = { .name = "array_new_buffer", .device = d };
     struct array *a = NULL;
     struct storage *st;
+    struct call c;
     int64_t low, high;
     if (!b) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
-    c.stream = default_stream(d);
-    if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
+    c = begin_on("array_new_buffer", lock_device(b->device), NULL);
+    if (!c.device) return c.code;
     if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
         FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->bytes);
     check_strides(&c, dim, shape, strides);
-    st = c.code ? NULL : storage_create(d, b->bytes);
+    st = c.code ? NULL : storage_create(c.device, b->bytes);
     if (st) {
         st->refs = 1;
         st->buffer = b;
@@ -15819,7 +15832,7 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
         if (a->size && (low < 0 || high > (int64_t)b->bytes))
             FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->bytes);
     }
-    if (c.code) d->error = c.stream->error;
+    if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
 }
 
@@ -15969,14 +15982,12 @@ int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, c
                          size_t offset)
 {
     struct array *from = base.ctx, *a;
-    struct device *d = from ? from->storage->device : NULL;
-    struct call c = { .name = "array_new_view", .device = d };
     size_t nbytes = from ? from->storage->nbytes : 0;
+    struct call c;
     int64_t low, high;
     if (!from) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
-    c.stream = default_stream(d);
-    if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
+    c = begin_on("array_new_view", lock_device(from->storage->device), NULL);
+    if (!c.device) return c.code;
     if (check_shape(&c, dim, shape, dtype) && (offset > nbytes || offset % dtypes[dtype].size))
         FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, nbytes);
     check_strides(&c, dim, shape, strides);
@@ -15986,7 +15997,7 @@ int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, c
         if (a->size && (low < 0 || high > (int64_t)nbytes))
             FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low, (long long)high, nbytes);
     }
-    if (c.code) d->error = c.stream->error;
+    if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
 }
 
@@ -16611,12 +16622,11 @@ int mlxvk_set_default_stream(mlxvk_stream stream)
 {
     struct stream *s = stream.ctx, *old;
     if (!s) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&s->device->lock);
+    lock_device(s->device);
     old = s->device->default_stream;
     s->device->default_stream = s;
-    if (old && old != s && !old->refs) stream_destroy(old);
-    mutex_unlock(&s->device->lock);
-    return 0;
+    if (old && old != s) { old->refs++; stream_drop(old); }
+    return unlock_and_drop(s->device);
 }
 
 /* ---- errors ---- */
