@@ -201,6 +201,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(GRID,          "MLX_VK_MAX_GRID",                  0, "workgroups along each dimension of a grid, where that is less than the device's (0: those)") \
     X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
+    X(THREADS,       "MLX_VK_MAX_THREADS",               0, "threads of a workgroup, where that is less than the device's (0: those)") \
+    X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0, "storage buffers of a kernel, where that is less than the device's (0: those)") \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
@@ -493,18 +495,24 @@ static uint32_t quirks_of(VkDriverId id)
 
 enum { LOOP_MOST = 65535 };                          /* iterations with QUIRK_SHORT_LOOPS */
 
+/* Device memory; host memory that the queue reads; that it writes. */
+enum memory_use { MEMORY_DEVICE, MEMORY_UPLOAD, MEMORY_READBACK, MEMORY_USES };
+
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
     char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
     uint32_t bits, quirks;                           /* enum capability, enum quirk */
     uint32_t type, api;
-    uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_groups[3], shared_memory, push_size;
+    uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_bindings, max_groups[3], shared_memory,
+             push_size;
     size_t max_range, max_elements, max_allocation, offset_align, memory_size;
     double timestamp_ns;
     uint64_t most_ahead;                             /* of a timeline's value, where a signal or a wait may be */
     uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
-    uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
+    bool cached;                                     /* the host reads mapped memory as fast as its own */
+    uint8_t types[MEMORY_USES][VK_MAX_MEMORY_TYPES]; /* that memory may be of, the best first */
+    uint32_t type_count[MEMORY_USES], host_types, cached_types;        /* how many; bits of those that the host maps, reads fast */
 };
 
 struct pipeline {
@@ -522,10 +530,10 @@ struct device {
     int refs;
     mutex lock, event_lock;                          /* event_lock: of events' top; taken last, and for moments only */
     mlxvk_allocator allocator;
-    void (*on_error)(const mlxvk_error *, void *);
+    void (*on_error)(const mlxvk_error *, void *), (*own_on_error)(const mlxvk_error *, void *);   /* own: the description's */
     void *user;
     mlxvk_error error;
-    int lost;                                        /* sticky */
+    int lost;                                        /* sticky; like all that changes it is the lock's */
     int gate[GATE_COUNT];
     char wanted[WANTED_TEXT];                        /* the device asked for, "" for any */
     struct capabilities caps;
@@ -557,7 +565,9 @@ struct device {
     struct timeline **timelines;
     uint32_t timeline_count, timeline_slots;
     struct stream *streams;
-    struct stream *default_stream;
+    struct stream *default_stream, *copies;          /* copies: of transfers between the host and memory that it does not map */
+    struct buffer *staging[MEMORY_USES];             /* what they go through, where none goes on */
+    size_t staged;                                   /* bytes of all of it */
     int stream_index;
     struct event *freed_events;                      /* that submissions may still name */
     uint32_t random_state[2];
@@ -792,15 +802,28 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     return bits;
 }
 
-/* The memory types to use: device-local memory that the host maps where all of it is mapped (unified memory, resizable
- * BAR), else plain device-local memory with staging. */
-static void choose_memory(struct device *d)
+/* How good a memory type is for a use; 0: it is not to be used. Device memory: mapped by the host (unified memory, resizable
+ * BAR) unless `plain`, in the largest heap of the device's; types of other kinds (protected, lazy, vendors') want features. */
+static int memory_rank(const VkPhysicalDeviceMemoryProperties *m, uint32_t type, enum memory_use use, bool plain, size_t largest)
 {
     const VkMemoryPropertyFlags local = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, cached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT,
         host = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+    VkMemoryPropertyFlags f = m->memoryTypes[type].propertyFlags;
+    const VkMemoryHeap *heap = &m->memoryHeaps[m->memoryTypes[type].heapIndex];
+    bool main_heap = heap->size == largest && (heap->flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT);
+    if (f & ~(local | host | cached)) return 0;
+    if (use == MEMORY_UPLOAD) return (f & host) == host ? 1 + 2 * !(f & local) + !(f & cached) : 0;
+    if (use == MEMORY_READBACK) return (f & host) == host ? 1 + !(f & local) + 2 * !!(f & cached) : 0;
+    if (!(f & local)) return 0;
+    return 1 + 4 * main_heap + ((f & host) == host && !plain ? (f & cached ? 3 : 2) : 0);
+}
+
+/* The memory types to use, the best first: see memory_rank. */
+static void choose_memory(struct device *d)
+{
     VkPhysicalDeviceMemoryProperties m;
     struct capabilities *c = &d->caps;
-    int mapped = -1, plain = -1, upload = -1, readback = -1;
+    bool plain = d->gate[GATE_STAGING] != 0;
     size_t largest = 0;
     vkGetPhysicalDeviceMemoryProperties(d->physical, &m);
     for (uint32_t i = 0; i < m.memoryHeapCount; i++)
@@ -808,17 +831,17 @@ static void choose_memory(struct device *d)
             largest = (size_t)m.memoryHeaps[i].size;
     for (uint32_t i = 0; i < m.memoryTypeCount; i++) {
         VkMemoryPropertyFlags f = m.memoryTypes[i].propertyFlags;
-        bool main_heap = m.memoryHeaps[m.memoryTypes[i].heapIndex].size == largest;
-        if (plain < 0 && (f & local) && main_heap) plain = (int)i;
-        if ((f & local) && (f & host) == host && main_heap && (mapped < 0 || (f & cached))) mapped = (int)i;
-        if ((f & host) == host && upload < 0) upload = (int)i;
-        if ((f & host) == host && (f & cached) && readback < 0) readback = (int)i;
+        bool host = (f & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) && (f & VK_MEMORY_PROPERTY_HOST_COHERENT_BIT);
+        if (host) c->host_types |= 1u << i;
+        if (host && (f & VK_MEMORY_PROPERTY_HOST_CACHED_BIT)) c->cached_types |= 1u << i;
     }
+    for (int use = 0; use < MEMORY_USES; use++)
+        for (int rank = 8; rank > 0; rank--)
+            for (uint32_t i = 0; i < m.memoryTypeCount; i++)
+                if (memory_rank(&m, i, (enum memory_use)use, plain, largest) == rank) c->types[use][c->type_count[use]++] = (uint8_t)i;
     c->memory_size = largest;
-    c->mapped = mapped >= 0 && !d->gate[GATE_STAGING];
-    c->memory_type = (uint32_t)(c->mapped ? mapped : plain);
-    c->upload_type = (uint32_t)upload;
-    c->readback_type = (uint32_t)(readback >= 0 ? readback : upload);
+    c->mapped = !plain && c->type_count[MEMORY_DEVICE] && (c->host_types >> c->types[MEMORY_DEVICE][0] & 1);
+    c->cached = c->mapped && (c->cached_types >> c->types[MEMORY_DEVICE][0] & 1);
 }
 
 static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
@@ -833,6 +856,10 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
         c->max_range = min_size(c->max_range, max_size((size_t)d->gate[GATE_BINDING_RANGE], 4 * c->offset_align));
     c->max_elements = min_size(c->max_range, (size_t)1 << 31);
     c->max_threads = min_u32(p->limits.maxComputeWorkGroupInvocations, p->limits.maxComputeWorkGroupSize[0]);
+    if (d->gate[GATE_THREADS] > 0) c->max_threads = min_u32(c->max_threads, (uint32_t)d->gate[GATE_THREADS]);
+    c->max_bindings = min_u32(MAX_BINDINGS, min_u32(p->limits.maxPerStageDescriptorStorageBuffers,
+                                                    min_u32(p->limits.maxPerStageResources, p->limits.maxDescriptorSetStorageBuffers)));
+    if (d->gate[GATE_BUFFERS] > 0) c->max_bindings = min_u32(c->max_bindings, (uint32_t)d->gate[GATE_BUFFERS]);
     for (int i = 0; i < 3; i++) {
         c->max_groups[i] = p->limits.maxComputeWorkGroupCount[i];
         if (d->gate[GATE_GRID] > 0) c->max_groups[i] = min_u32(c->max_groups[i], (uint32_t)d->gate[GATE_GRID]);
@@ -868,7 +895,10 @@ static void read_capabilities(struct device *d, const struct features *f, const 
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, .pNext = &sg };
     VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES,
         .pNext = has[EXT_SIZE_CONTROL] ? (void *)&sizes : (void *)&sg };
-    VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, .pNext = &m3 };
+    VkPhysicalDevicePushDescriptorPropertiesKHR pushed = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PUSH_DESCRIPTOR_PROPERTIES_KHR, .pNext = &m3 };
+    VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2,
+                                      .pNext = has[EXT_PUSH_DESCRIPTOR] ? (void *)&pushed : (void *)&m3 };
     struct capabilities *c = &d->caps;
     vkGetPhysicalDeviceProperties2(d->physical, &p);
     read_limits(d, &p.properties);
@@ -877,7 +907,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->subgroup = sg.subgroupSize;
     choose_subgroup(d, f, &sizes);
     c->max_allocation = (size_t)m3.maxMemoryAllocationSize;
-    c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC];
+    c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC] && pushed.maxPushDescriptors >= c->max_bindings;
     c->memory_budget = has[EXT_BUDGET];
     c->bits = capability_bits(d, f, &sg, &fc);
     c->quirks = quirks_of(driver.driverID);
@@ -1224,6 +1254,7 @@ struct block {
     VkBuffer handle;
     size_t size, used;
     char *map;
+    bool mapped, cached;                             /* by the host; and it reads it as fast as its own */
     struct range *free;                              /* by offset, never adjacent */
     struct block *next;
 };
@@ -1261,21 +1292,34 @@ static VkBufferCreateInfo buffer_info(size_t size)
     return info;
 }
 
-/* Memory of one type with a buffer over it, mapped where asked. */
-static int raw_allocate(struct device *d, size_t size, uint32_t type, bool map, struct block *out)
+/* Memory of the best type that the buffer may have and that has so much left. */
+static VkResult allocate_memory(struct device *d, const VkMemoryRequirements *need, enum memory_use use, struct block *out)
+{
+    const struct capabilities *c = &d->caps;
+    VkMemoryAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = need->size };
+    VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    for (uint32_t i = 0; i < c->type_count[use] && r == VK_ERROR_OUT_OF_DEVICE_MEMORY; i++) {
+        info.memoryTypeIndex = c->types[use][i];
+        if (need->memoryTypeBits >> info.memoryTypeIndex & 1) r = d->vk.vkAllocateMemory(d->handle, &info, NULL, &out->memory);
+    }
+    out->cached = c->cached_types >> info.memoryTypeIndex & 1;
+    out->mapped = (c->host_types >> info.memoryTypeIndex & 1) && (use != MEMORY_DEVICE || !d->gate[GATE_STAGING]);
+    return r;
+}
+
+/* Memory with a buffer over it, mapped where the host can. */
+static int raw_allocate(struct device *d, size_t size, enum memory_use use, struct block *out)
 {
     VkBufferCreateInfo info = buffer_info(size);
     VkMemoryRequirements need;
-    VkMemoryAllocateInfo allocate = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .memoryTypeIndex = type };
     VkResult r = d->vk.vkCreateBuffer(d->handle, &info, NULL, &out->handle);
-    void *mapped = NULL;
+    void *map = NULL;
     if (r < 0) return vk_code(d, r);
     d->vk.vkGetBufferMemoryRequirements(d->handle, out->handle, &need);
-    allocate.allocationSize = need.size;
-    r = d->vk.vkAllocateMemory(d->handle, &allocate, NULL, &out->memory);
+    r = allocate_memory(d, &need, use, out);
     if (r >= 0) r = d->vk.vkBindBufferMemory(d->handle, out->handle, out->memory, 0);
-    if (r >= 0 && map) r = d->vk.vkMapMemory(d->handle, out->memory, 0, VK_WHOLE_SIZE, 0, &mapped);
-    out->map = mapped;
+    if (r >= 0 && out->mapped) r = d->vk.vkMapMemory(d->handle, out->memory, 0, VK_WHOLE_SIZE, 0, &map);
+    out->map = map;
     out->size = size;
     if (r >= 0) return 0;
     d->vk.vkDestroyBuffer(d->handle, out->handle, NULL);
@@ -1300,7 +1344,7 @@ static int block_create(struct device *d, size_t size, struct block **out)
 {
     struct block *b = host_zalloc(d, sizeof *b);
     struct range *all = host_alloc(d, sizeof *all);
-    int code = b && all ? raw_allocate(d, size, d->caps.memory_type, d->caps.mapped, b) : MLXVK_ERROR_HOST_MEMORY;
+    int code = b && all ? raw_allocate(d, size, MEMORY_DEVICE, b) : MLXVK_ERROR_HOST_MEMORY;
     if (code) {
         host_free(d, b);
         host_free(d, all);
@@ -1664,6 +1708,80 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
     }
     b->uses[b->use_count++] = (struct use){ line, line->open, write };
     return 0;
+}
+
+/* ---- staging: host memory that the device sees, for copies where the host does not see the device's ---- */
+
+enum { STAGING_MOST = 64 << 20, STAGING_CHUNK = 16 << 20, STAGING_LEAST = 64 << 10 };
+
+static void staging_destroy(struct device *d, struct buffer *b)
+{
+    d->staged -= b->size;
+    d->vk.vkDestroyBuffer(d->handle, b->handle, NULL);
+    d->vk.vkFreeMemory(d->handle, b->block->memory, NULL);
+    host_free(d, b->block);
+    buffer_end(d, b);
+}
+
+static int staging_create(struct device *d, enum memory_use use, size_t size, struct buffer **out)
+{
+    struct buffer *b = buffer_new(d);
+    struct block *block = b ? host_zalloc(d, sizeof *block) : NULL;
+    int code = block ? raw_allocate(d, size, use, block) : MLXVK_ERROR_HOST_MEMORY;
+    if (code) {
+        host_free(d, block);
+        host_free(d, b);
+        return code;
+    }
+    b->block = block;
+    b->handle = block->handle;
+    b->map = block->map;
+    b->size = b->bytes = size;
+    d->staged += size;
+    *out = b;
+    return 0;
+}
+
+/* The first piece, off its list, of at least that size that no submission uses. */
+static struct buffer *staging_find(struct device *d, enum memory_use use, size_t size)
+{
+    d->polls++;
+    for (struct buffer **link = &d->staging[use], *b; (b = *link) != NULL; link = &b->bin_next)
+        if (b->size >= size && buffer_idle(d, b, NULL)) {
+            *link = b->bin_next;
+            return b;
+        }
+    return NULL;
+}
+
+static void staging_trim(struct device *d)
+{
+    for (int use = 0; use < MEMORY_USES; use++)
+        for (struct buffer *b; (b = staging_find(d, (enum memory_use)use, 0)) != NULL;) staging_destroy(d, b);
+}
+
+/* A piece of its own for a transfer, until staging_give. Where too much is under way it waits, without the lock. */
+static int staging_take(struct device *d, enum memory_use use, size_t size, struct buffer **out)
+{
+    size_t wanted = STAGING_LEAST;
+    while (wanted < size) wanted *= 2;
+    while ((*out = staging_find(d, use, size)) == NULL) {
+        const struct buffer *oldest;
+        int code;
+        if (d->lost) return d->lost;
+        if (d->staged + wanted > STAGING_MOST) staging_trim(d);
+        if (d->staged + wanted <= STAGING_MOST || !(oldest = d->staging[use])) return staging_create(d, use, wanted, out);
+        while (oldest->bin_next) oldest = oldest->bin_next;
+        code = timeline_wait(d, oldest->uses[0].line, oldest->uses[0].value);
+        if (code) return code;
+    }
+    return 0;
+}
+
+static void staging_give(struct device *d, enum memory_use use, struct buffer *b)
+{
+    b->bin_next = d->staging[use];
+    d->staging[use] = b;
 }
 
 /* ==== >>modules: SPIR-V as the device takes it ==================================================================== */
@@ -2125,7 +2243,23 @@ static void name_missing(uint32_t bits, char *text, size_t size)
         if (bits & (1u << i)) n += (size_t)snprintf(text + n, size - n, "%s%s", n ? ", " : "", capability_names[i]);
 }
 
-static bool has_kernel(const struct device *d, enum kernel_id k) { return !lacking(d, kernel_table[k].needs); }
+static bool has_kernel(const struct device *d, enum kernel_id k)
+{
+    return !lacking(d, kernel_table[k].needs) && kernel_table[k].bindings <= d->caps.max_bindings;
+}
+
+/* Limits of the device that a kernel is over; constant 0 is its threads. false with an error: it cannot run. */
+static bool within_limits(struct encoder *e, const struct kernel_row *row, const uint32_t *spec)
+{
+    const struct capabilities *c = &e->device->caps;
+    if (row->bindings > c->max_bindings)
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name, "the kernel has %u storage buffers; %s takes %u",
+                     row->bindings, c->name, c->max_bindings);
+    if (spec[0] > c->max_threads)
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name, "the kernel has workgroups of %u threads; %s takes %u",
+                     spec[0], c->name, c->max_threads);
+    return !e->code;
+}
 
 static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
                                            uint64_t key, uint32_t at)
@@ -2141,6 +2275,7 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
         encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name, "%s lacks %s", d->caps.name, names);
         return NULL;
     }
+    if (!within_limits(e, row, spec)) return NULL;
     p = host_zalloc(d, sizeof *p);
     if (!p) {
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
@@ -2200,15 +2335,18 @@ static int slot_create(struct device *d, struct slot *slot)
     return vk_code(d, r);
 }
 
-/* Adds the times of a finished submission to the kernels' counts. */
+/* Adds the times of a finished submission to the kernels' counts: of those dispatches whose two times the driver has. */
 static void read_queries(struct device *d, struct slot *slot)
 {
-    uint64_t times[QUERIES];
-    if (slot->query_count && d->vk.vkGetQueryPoolResults(d->handle, slot->queries, 0, slot->query_count, sizeof times, times, 8,
-                                                         VK_QUERY_RESULT_64_BIT) >= 0)
-        for (uint32_t i = 0; i + 1 < slot->query_count; i += 2)
-            d->kernel_counts[slot->query_kernel[i / 2]].ns +=
-                (uint64_t)((double)(times[i + 1] - times[i]) * d->caps.timestamp_ns);
+    struct { uint64_t time, there; } q[QUERIES];
+    VkResult r;
+    if (!slot->query_count) return;
+    memset(q, 0, sizeof q);
+    r = d->vk.vkGetQueryPoolResults(d->handle, slot->queries, 0, slot->query_count, sizeof q, q, sizeof *q,
+                                    VK_QUERY_RESULT_64_BIT | VK_QUERY_RESULT_WITH_AVAILABILITY_BIT);
+    for (uint32_t i = 0; i + 1 < slot->query_count && r >= 0; i += 2)
+        if (q[i].there && q[i + 1].there && q[i + 1].time >= q[i].time)
+            d->kernel_counts[slot->query_kernel[i / 2]].ns += (uint64_t)((double)(q[i + 1].time - q[i].time) * d->caps.timestamp_ns);
     slot->query_count = 0;
 }
 
@@ -14858,13 +14996,14 @@ static const struct op_row op_table[OP_COUNT] = {
 
 /* ==== >>public: devices =========================================================================================== */
 
+/* lock comes before those of devices, handler_lock (of what stands behind it) after them. */
 static struct {
-    mutex lock;
+    mutex lock, handler_lock;
     struct device *device;
     mlxvk_error_handler_func handler;                /* mlxvk_set_error_handler */
     void *data;
     void (*dtor)(void *);
-} the_default = { .lock = MUTEX_INIT };
+} the_default = { .lock = MUTEX_INIT, .handler_lock = MUTEX_INIT };
 
 static int create_layouts(struct device *d)
 {
@@ -14872,7 +15011,7 @@ static int create_layouts(struct device *d)
     VkPushConstantRange push = { VK_SHADER_STAGE_COMPUTE_BIT, 0, PUSH_SIZE };
     for (uint32_t i = 0; i < MAX_BINDINGS; i++)
         b[i] = (VkDescriptorSetLayoutBinding){ i, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL };
-    for (uint32_t n = 0; n <= MAX_BINDINGS; n++) {
+    for (uint32_t n = 0; n <= d->caps.max_bindings; n++) {
         VkDescriptorSetLayoutCreateInfo set = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = n,
             .flags = d->caps.push_descriptor ? VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR : 0, .pBindings = b };
         VkPipelineLayoutCreateInfo layout = { .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .setLayoutCount = 1,
@@ -14900,6 +15039,8 @@ static void destroy_objects(struct device *d)
     while (d->streams) { stream_drain(d->streams); stream_destroy(d->streams); }
     reap_events(d, true);
     cache_trim(d, SIZE_MAX, true);
+    for (int use = 0; use < MEMORY_USES; use++)
+        for (struct buffer *b; (b = d->staging[use]) != NULL; staging_destroy(d, b)) d->staging[use] = b->bin_next;
     while (d->blocks) block_destroy(d, d->blocks);
     for (uint32_t i = 0; i < d->pipeline_slots; i++)
         if (d->pipelines[i]) {
@@ -14966,7 +15107,7 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     d->refs = 1;
     d->lock = d->event_lock = (mutex)MUTEX_INIT;
     d->allocator = a;
-    if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
+    if (desc) { d->on_error = d->own_on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
     d->noted = noted_families(d->gate);
     mutex_lock(&volk_lock);
@@ -14986,14 +15127,35 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     return 0;
 }
 
+static void call_handler(const mlxvk_error *error, void *user)
+{
+    (void)user;
+    mutex_lock(&the_default.handler_lock);
+    if (the_default.handler) the_default.handler(error->text, the_default.data);
+    mutex_unlock(&the_default.handler_lock);
+}
+
+/* The errors of the default device go to the handler, where there is one. */
+static void choose_handler(struct device *d, bool is_default)
+{
+    bool handled;
+    if (!d) return;
+    mutex_lock(&the_default.handler_lock);
+    handled = is_default && the_default.handler;
+    mutex_unlock(&the_default.handler_lock);
+    mutex_lock(&d->lock);
+    d->on_error = handled ? call_handler : d->own_on_error;
+    mutex_unlock(&d->lock);
+}
+
 /* Its lock is held. */
 static struct device *make_default(void)
 {
-    if (!the_default.device) {
-        mlxvk_device handle = { NULL };
-        if (!mlxvk_device_create(&handle, NULL)) the_default.device = handle.ctx;
-        if (the_default.device && the_default.device->noted) atexit(print_default);   /* it is never destroyed */
-    }
+    mlxvk_device handle = { NULL };
+    if (the_default.device || mlxvk_device_create(&handle, NULL)) return the_default.device;
+    the_default.device = handle.ctx;
+    choose_handler(the_default.device, true);
+    if (the_default.device->noted) atexit(print_default);              /* it is never destroyed */
     return the_default.device;
 }
 
@@ -15038,18 +15200,18 @@ int mlxvk_device_free(mlxvk_device device)
 
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
 {
-    struct device *d = device_or_default(device);
-    if (!d || !error) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    struct device *d = error ? lock_device(device.ctx) : NULL;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     *error = d->error;
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_device_status(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
-    return d ? d->lost : MLXVK_ERROR_NO_DEVICE;
+    struct device *d = lock_device(device.ctx);
+    int lost = d ? d->lost : MLXVK_ERROR_NO_DEVICE;
+    if (d) unlock_and_drop(d);
+    return lost;
 }
 
 /* Lists the physical devices of a fresh instance; the caller's function may call the library. */
@@ -15112,7 +15274,7 @@ int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const 
     return MLXVK_ERROR_ARGUMENT;
 }
 
-enum { INFO_SIZES = 13 };
+enum { INFO_SIZES = 15 };
 struct info_size { const char *name; size_t value; };
 
 static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
@@ -15120,11 +15282,12 @@ static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES
     const struct capabilities *c = &d->caps;
     const struct info_size all[INFO_SIZES] = {
         { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type },
+        { "memory_size", c->memory_size }, { "cached", c->cached },
         { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align }, { "subgroup_size_least", c->subgroup_least },
         { "subgroup_size_most", c->subgroup_most },
+        { "max_threads", c->max_threads }, { "max_storage_buffers", c->max_bindings },
         { "cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1] },
     };
     memcpy(sizes, all, sizeof all);
@@ -15144,13 +15307,14 @@ int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *k
 
 int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = size ? lock_device(device.ctx) : NULL;
     VkResult r;
-    if (!d || !size) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    int code;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     r = d->vk.vkGetPipelineCacheData(d->handle, d->pipeline_cache, size, data);
-    mutex_unlock(&d->lock);
-    return r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r);
+    code = r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r);
+    unlock_and_drop(d);
+    return code;
 }
 
 /* ==== >>public: memory ============================================================================================ */
@@ -15158,10 +15322,9 @@ int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 /* One member of the device, read and where `set` is given changed, under the lock. */
 static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
     size_t *field;
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
     if (d->cached > d->cache_limit) {                /* still in flight: waited for without the lock */
@@ -15171,8 +15334,7 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_device_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
@@ -15190,24 +15352,25 @@ int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
 }
 int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
+    int code = d ? 0 : MLXVK_ERROR_NO_DEVICE;
     if (d && limit > d->caps.memory_size / 20 * 19)
-        return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit", "%zu is over the recommended working set", limit);
-    return memory_value(device, res, offsetof(struct device, wired_limit), &limit);
+        code = device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit", "%zu is over the recommended working set", limit);
+    if (d) unlock_and_drop(d);
+    return code ? code : memory_value(device, res, offsetof(struct device, wired_limit), &limit);
 }
 
 int mlxvk_device_clear_cache(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
     cache_trim(d, SIZE_MAX, false);
-    if (d->cached) {                                 /* in flight: waited for without the lock, another thread may have to signal */
+    if (d->cached) {                                 /* in flight: waited for without the lock */
         wait_streams(d);
-        cache_trim(d, SIZE_MAX, true);
+        cache_trim(d, SIZE_MAX, false);
     }
-    mutex_unlock(&d->lock);
-    return 0;
+    staging_trim(d);
+    return unlock_and_drop(d);
 }
 
 /* mlx-c's forms, which name no device. */
@@ -15234,28 +15397,26 @@ static mlxvk_buffer put_buffer(struct device *d, mlxvk_buffer *res, struct buffe
 
 int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
     mlxvk_buffer old = { NULL };
     struct buffer *b;
     int code;
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     code = d->lost ? d->lost : buffer_allocate(d, size, NULL, &b);
     if (code) device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size, d->caps.max_allocation);
     else old = put_buffer(d, res, b);
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     mlxvk_buffer_free(old);
     return code;
 }
 
 int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
     mlxvk_buffer old = { NULL };
     struct buffer *b;
     int code = 0;
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     b = buffer_new(d);
     if (!b) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "buffer_adopt", "out of host memory");
     else {
@@ -15267,7 +15428,7 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
         d->active += size;
         old = put_buffer(d, res, b);
     }
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     mlxvk_buffer_free(old);
     return code;
 }
@@ -15321,61 +15482,80 @@ int mlxvk_buffer_wait(mlxvk_buffer buffer)
     return code;
 }
 
-/* Moves bytes between the host and a buffer through a staging block, in chunks; blocks. */
-static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, void *data, size_t size, bool upload)
+/* ---- copies through staging ---- */
+
+/* memcpy; long ones without the lock. */
+static void copy_bytes(struct device *d, void *to, const void *from, size_t n)
 {
-    struct device *d = s->device;
-    struct encoder *e = &s->encoder;
-    struct block staging = { 0 };
-    size_t chunk = min_size(size, (size_t)16 << 20);
-    int code = raw_allocate(d, round_up(chunk, 4), upload ? d->caps.upload_type : d->caps.readback_type, true, &staging);
-    encoder_reset(e);                                /* a dispatch of the caller's that was being set up is forgotten */
-    for (size_t at = 0; at < size && !code; at += chunk) {
-        size_t n = min_size(chunk, size - at);
-        VkBufferCopy copy = { upload ? 0 : b->offset + offset + at, upload ? b->offset + offset + at : 0, n };
-        uint64_t value;
-        if (upload) memcpy(staging.map, (char *)data + at, n);
-        encoder_access(e, b, b->offset + offset + at, b->offset + offset + at + n, upload);
-        if (!e->code) insert_barrier(e);
-        if (!e->code) d->vk.vkCmdCopyBuffer(e->commands, upload ? staging.handle : b->handle, upload ? b->handle : staging.handle, 1, &copy);
-        value = s->line->open;
-        code = e->code ? e->code : stream_submit(s);
-        if (!code) {
-            VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                         .pSemaphores = &s->line->semaphore, .pValues = &value };
-            VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
-            code = vk_code(d, r);
-        }
-        if (!code && s->line->completed < value) s->line->completed = value;
-        if (!code && !upload) memcpy((char *)data + at, staging.map, n);
+    if (n > STAGING_LEAST) mutex_unlock(&d->lock);
+    memcpy(to, from, n);
+    if (n > STAGING_LEAST) mutex_lock(&d->lock);
+}
+
+static int transfer_chunk(struct device *d, struct buffer *b, size_t offset, void *data, size_t n, enum memory_use use)
+{
+    struct encoder *e = &d->copies->encoder;
+    bool upload = use == MEMORY_UPLOAD;
+    struct buffer *staging;
+    VkBufferCopy copy = { upload ? 0 : offset, upload ? offset : 0, n };
+    int code = staging_take(d, use, n, &staging), submitted;
+    if (code) return code;
+    if (upload) copy_bytes(d, staging->map, data, n);
+    encoder_access(e, staging, 0, n, !upload);
+    encoder_access(e, b, offset, offset + n, upload);
+    if (!e->code) {
+        insert_barrier(e);
+        d->vk.vkCmdCopyBuffer(e->commands, upload ? staging->handle : b->handle, upload ? b->handle : staging->handle, 1, &copy);
     }
-    if (e->code) { e->code = d->lost; encoder_reset(e); }            /* the stream's own work goes on */
-    if (staging.handle && d->lost != MLXVK_ERROR_DEVICE_LOST) {
-        d->vk.vkDestroyBuffer(d->handle, staging.handle, NULL);
-        d->vk.vkFreeMemory(d->handle, staging.memory, NULL);
+    code = e->code;
+    submitted = stream_submit(d->copies);            /* in any case: both are noted as used by it */
+    if (!code) code = submitted;
+    if (!code && !upload) code = timeline_wait(d, d->copies->line, d->copies->line->submitted);
+    if (!code && !upload) copy_bytes(d, data, staging->map, n);
+    staging_give(d, use, staging);
+    if (e->code) { e->code = d->lost; encoder_reset(e); }
+    return code;
+}
+
+/* Moves bytes between the host and a buffer; reading blocks, without the lock. Nothing that others have recorded or set up is
+ * touched: copies have a stream of their own, and none is submitted that would have to wait there for another's work. */
+static int transfer(struct device *d, struct buffer *b, size_t offset, void *data, size_t size, enum memory_use use)
+{
+    int code = 0;
+    if (!d->copies) {
+        d->copies = stream_create(d);
+        if (!d->copies) return d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+        d->copies->refs++;
     }
+    b->refs++;
+    if (use == MEMORY_READBACK) code = wait_buffer(d, b, true);
+    for (size_t at = 0, n; at < size && !code; at += n) {
+        n = min_size(STAGING_CHUNK, size - at);
+        code = transfer_chunk(d, b, b->offset + offset + at, (char *)data + at, n, use);
+    }
+    buffer_release(d, b);
     return code;
 }
 
 /* ==== >>public: streams =========================================================================================== */
 
-static mlxvk_stream stream_handle(struct device *d, bool shared)
+static mlxvk_stream stream_handle(mlxvk_device device, bool shared)
 {
+    struct device *d = lock_device(device.ctx);
     mlxvk_stream res = { NULL };
     struct stream *s;
     if (!d) return res;
-    mutex_lock(&d->lock);
     s = d->lost ? NULL : shared ? default_stream(d) : stream_create(d);
     if (s) { s->refs++; d->refs++; }
     else device_fail(d, d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "no stream could be made");
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     res.ctx = s;
     return res;
 }
 
-mlxvk_stream mlxvk_stream_new_device(mlxvk_device device) { return stream_handle(device_or_default(device), false); }
-mlxvk_stream mlxvk_stream_new(void) { return stream_handle(default_device(), false); }
-mlxvk_stream mlxvk_default_gpu_stream_new(void) { return stream_handle(default_device(), true); }
+mlxvk_stream mlxvk_stream_new_device(mlxvk_device device) { return stream_handle(device, false); }
+mlxvk_stream mlxvk_stream_new(void) { return stream_handle((mlxvk_device){ NULL }, false); }
+mlxvk_stream mlxvk_default_gpu_stream_new(void) { return stream_handle((mlxvk_device){ NULL }, true); }
 
 int mlxvk_stream_free(mlxvk_stream stream)
 {
@@ -15468,7 +15648,7 @@ static int array_submit(struct array *a)
     struct storage *st = a->storage;
     struct stream *s = stream_of(st);
     if (s && (st->writers || st->readers)) stream_lower(s, 0);
-    if (s && !st->failed) stream_submit(s);
+    if (s && !st->failed && s->encoder.commands) stream_submit(s);     /* not a wait alone, for what comes later */
     return st->failed ? st->failed : st->device->lost;
 }
 
@@ -15600,12 +15780,12 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
                                        .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
     VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
-    struct device *d = device_or_default(device);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
+    mlxvk_event old = { NULL };
     struct event *event;
     VkResult r = VK_ERROR_OUT_OF_HOST_MEMORY;
     int code;
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     reap_events(d, false);
     event = host_zalloc(d, sizeof *event);
     if (event) r = d->vk.vkCreateSemaphore(d->handle, &info, NULL, &event->semaphore);
@@ -15613,12 +15793,14 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     if (!code) {
         event->device = d;
         d->refs++;
+        old = *res;
         res->ctx = event;
     } else {
         host_free(d, event);
         device_fail(d, code, r, __LINE__, "event", "no semaphore (VkResult %d)", r);
     }
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
+    mlxvk_event_free(old);
     return code;
 }
 
@@ -15667,23 +15849,22 @@ int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
     VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .value = value };
     struct device *d;
     enum event_fault fault;
+    VkResult r = VK_SUCCESS;
     uint64_t top;
-    int code = 0;
+    int code;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
     d = ev->device;
     info.semaphore = ev->semaphore;
     mutex_lock(&d->event_lock);
     fault = event_fault(ev, value, true);
     top = ev->top;
-    if (!fault) {
-        code = vk_code(d, d->vk.vkSignalSemaphore(d->handle, &info));
-        if (!code) ev->top = value;
-    }
+    if (!fault) r = d->vk.vkSignalSemaphore(d->handle, &info);
+    if (!fault && r >= 0) ev->top = value;
     mutex_unlock(&d->event_lock);
-    if (!fault) return code;
+    if (!fault && r >= 0) return 0;
     mutex_lock(&d->lock);
-    code = device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text, (unsigned long long)value,
-                       (unsigned long long)top);
+    code = !fault ? vk_code(d, r) : device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host",
+                                                event_faults[fault].text, (unsigned long long)value, (unsigned long long)top);
     mutex_unlock(&d->lock);
     return code;
 }
@@ -15693,10 +15874,15 @@ int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns
     struct event *ev = event.ctx;
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1, .pValues = &value };
     VkResult r;
+    int code;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
     info.pSemaphores = &ev->semaphore;
     r = ev->device->vk.vkWaitSemaphores(ev->device->handle, &info, timeout_ns);
-    return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : vk_code(ev->device, r);
+    if (r >= 0) return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : 0;
+    mutex_lock(&ev->device->lock);
+    code = vk_code(ev->device, r);
+    mutex_unlock(&ev->device->lock);
+    return code;
 }
 
 bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value)
@@ -15747,25 +15933,21 @@ int mlxvk_array_set(mlxvk_array *res, mlxvk_array source)
 static int fill_array(struct call *c, struct array *a, const void *data)
 {
     struct storage *st = a->storage;
-    struct encoder *e = &c->stream->encoder;
     int code;
     if (data && st->nbytes <= INLINE_BYTES) {
         st->literal = true;
         memcpy(st->bytes, data, st->nbytes);
         return 0;
     }
-    code = buffer_allocate(st->device, st->nbytes, c->device->caps.mapped ? NULL : c->stream->line, &st->buffer);
+    code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
     if (code) {
         FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes, c->device->caps.max_allocation);
         return code;
     }
     if (!data || !st->nbytes) return 0;
-    if (st->buffer->map) memcpy(st->buffer->map, data, st->nbytes);
-    else code = staged_transfer(c->stream, st->buffer, 0, (void *)(uintptr_t)data, st->nbytes, true);
-    if (code) {
-        FAIL(c, code, "the upload failed: %s", e->error.text);
-        e->code = c->device->lost;
-    }
+    if (st->buffer->map) copy_bytes(c->device, st->buffer->map, data, st->nbytes);
+    else code = transfer(c->device, st->buffer, 0, (void *)(uintptr_t)data, st->nbytes, MEMORY_UPLOAD);
+    if (code) FAIL(c, code, "the upload failed: %s", mlxvk_result_text(code));
     return code;
 }
 
@@ -15905,19 +16087,20 @@ int mlxvk_array_eval(mlxvk_array array)
 enum { DIRECT_READ = 16384 };
 
 /* Copies the bytes of a computed row-contiguous array to the host. The lock is held. */
-static int read_bytes(struct stream *s, struct array *a, void *data)
+static int read_bytes(struct array *a, void *data)
 {
     struct storage *st = a->storage;
+    struct device *d = st->device;
     size_t n = array_bytes(a);
     if (!n) return 0;
     if (st->literal && !st->buffer) { memcpy(data, st->bytes + a->offset, n); return 0; }
     if (!st->buffer) return MLXVK_ERROR_NOT_READY;
-    if (st->buffer->map && (n <= DIRECT_READ || s->device->caps.memory_type == s->device->caps.readback_type || !st->buffer->block)) {
-        int code = wait_buffer(s->device, st->buffer, true);
-        if (!code) memcpy(data, st->buffer->map + a->offset, n);
+    if (st->buffer->map && (n <= DIRECT_READ || !st->buffer->block || st->buffer->block->cached)) {
+        int code = wait_buffer(d, st->buffer, true);
+        if (!code) copy_bytes(d, data, st->buffer->map + a->offset, n);
         return code;
     }
-    return staged_transfer(s, st->buffer, (size_t)a->offset, data, n, false);
+    return transfer(d, st->buffer, (size_t)a->offset, data, n, MEMORY_READBACK);
 }
 
 int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
@@ -15931,7 +16114,7 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     if (!a || c.code) return end(&c);
     take_handle(a);                                  /* somebody wants it: not to be dropped from the tape */
     code = array_submit(a);
-    if (!code) code = read_bytes(c.stream, a, data);
+    if (!code) code = read_bytes(a, data);
     drop_handle(a);
     if (code && !c.code)
         FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
@@ -15943,16 +16126,14 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
 {
     struct array *a = array.ctx;
     struct device *d;
-    struct stream *s;
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
-    s = stream_of(a->storage) ? stream_of(a->storage) : default_stream(d);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
     else if (a->dtype != dtype) code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else {
         code = array_submit(a);
-        if (!code) code = s ? read_bytes(s, a, res) : MLXVK_ERROR_HOST_MEMORY;
+        if (!code) code = read_bytes(a, res);
     }
     mutex_unlock(&d->lock);
     return code;
@@ -15970,10 +16151,15 @@ const void *mlxvk_array_data(mlxvk_array array)
 {
     struct array *a = array.ctx;
     const struct storage *st;
+    const void *data = NULL;
+    struct device *d;
     if (!a) return NULL;
+    d = lock_array(a);
     st = a->storage;
-    if (st->literal && !st->buffer) return st->bytes + a->offset;
-    return st->buffer && st->buffer->map && !st->writers ? st->buffer->map + a->offset : NULL;
+    if (st->literal && !st->buffer) data = st->bytes + a->offset;
+    else if (st->buffer && st->buffer->map && !st->writers) data = st->buffer->map + a->offset;
+    mutex_unlock(&d->lock);
+    return data;
 }
 
 /* ---- memory under a front end's own arrays ---- */
@@ -16526,6 +16712,8 @@ int mlxvk_set_default_device(mlxvk_device dev)
     mutex_lock(&the_default.lock);
     old.ctx = the_default.device;
     the_default.device = dev.ctx;
+    choose_handler(old.ctx, false);
+    choose_handler(dev.ctx, true);
     mutex_unlock(&the_default.lock);
     return mlxvk_device_free(old);
 }
@@ -16533,7 +16721,7 @@ int mlxvk_set_default_device(mlxvk_device dev)
 int mlxvk_device_is_available(bool *avail, mlxvk_device dev)
 {
     if (!avail) return MLXVK_ERROR_ARGUMENT;
-    *avail = dev.ctx && !((struct device *)dev.ctx)->lost;
+    *avail = dev.ctx && !mlxvk_device_status(dev);
     return 0;
 }
 
@@ -16611,7 +16799,7 @@ int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream)
 
 int mlxvk_get_default_stream(mlxvk_stream *stream, mlxvk_device dev)
 {
-    mlxvk_stream fresh = stream_handle(device_or_default(dev), true), old;
+    mlxvk_stream fresh = stream_handle(dev, true), old;
     if (!stream || !fresh.ctx) { mlxvk_stream_free(fresh); return stream ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT; }
     old = *stream;
     *stream = fresh;
@@ -16631,27 +16819,20 @@ int mlxvk_set_default_stream(mlxvk_stream stream)
 
 /* ---- errors ---- */
 
-static void call_handler(const mlxvk_error *error, void *user)
-{
-    (void)user;
-    if (the_default.handler) the_default.handler(error->text, the_default.data);
-}
-
 void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void (*dtor)(void *))
 {
-    struct device *d = default_device();
     void (*old_dtor)(void *);
     void *old;
-    if (d) mutex_lock(&d->lock);
+    mutex_lock(&the_default.lock);
+    mutex_lock(&the_default.handler_lock);
     old_dtor = the_default.dtor;
     old = the_default.data;
     the_default.handler = handler;
     the_default.data = data;
     the_default.dtor = dtor;
-    if (d) {
-        d->on_error = call_handler;
-        mutex_unlock(&d->lock);
-    }
+    mutex_unlock(&the_default.handler_lock);
+    choose_handler(make_default(), true);
+    mutex_unlock(&the_default.lock);
     if (old_dtor) old_dtor(old);
 }
 
@@ -17785,10 +17966,10 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
     uint64_t threads = 1;
     if (!desc->spirv || desc->spirv_size < 20 || desc->spirv_size % 4 || desc->spirv[0] != 0x07230203u)
         return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "spirv is no SPIR-V module");
-    if (desc->bindings > MAX_BINDINGS || desc->push_size > PUSH_SIZE || desc->constant_count > MAX_SPEC ||
+    if (desc->bindings > d->caps.max_bindings || desc->push_size > PUSH_SIZE || desc->constant_count > MAX_SPEC ||
         (desc->constant_count && !desc->constants))
-        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "at most %d bindings, %d bytes of push constants, %d constants",
-                           MAX_BINDINGS, PUSH_SIZE, MAX_SPEC);
+        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "at most %u bindings, %d bytes of push constants, %d constants",
+                           d->caps.max_bindings, PUSH_SIZE, MAX_SPEC);
     for (int i = 0; i < 3; i++) {
         threads *= desc->threads[i] ? desc->threads[i] : 1;
         if (threads > d->caps.max_threads)
@@ -17823,14 +18004,15 @@ static int kernel_make(struct device *d, const mlxvk_kernel_desc *desc, struct k
 
 int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = res && desc ? lock_device(device.ctx) : NULL;
+    mlxvk_kernel old = { NULL };
     struct kernel *k;
     int code;
-    if (!d || !res || !desc) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     code = kernel_make(d, desc, &k);
-    if (!code) res->ctx = k;
-    mutex_unlock(&d->lock);
+    if (!code) { old = *res; res->ctx = k; }
+    unlock_and_drop(d);
+    mlxvk_kernel_free(old);
     return code;
 }
 
@@ -18372,38 +18554,34 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
 
 int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     *res = d->stats;
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_reset_stats(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
     memset(&d->stats, 0, sizeof d->stats);
     memset(d->kernel_counts, 0, sizeof d->kernel_counts);
     d->pipelines_found = d->buffers_found = d->buffers_made = 0;
     free_notes(d);
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = each ? lock_device(device.ctx) : NULL;
     struct kernel_count counts[KERNEL_COUNTS];
-    if (!d || !each) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     if (d->gate[GATE_PROFILE]) wait_streams(d);
     for (struct stream *s = d->streams; s && d->gate[GATE_PROFILE] && !d->lost; s = s->next)
-        for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
+        for (uint32_t i = 0; i < s->slot_count; i++)
+            if (s->slots[i].value <= s->line->completed) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     for (int i = 0; i < KERNEL_COUNTS; i++)
         if (counts[i].count)
             each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom" : fusion_table[i - KERNEL_COUNT - 1].name,
@@ -18439,20 +18617,20 @@ static struct note *list_notes(struct device *d, uint32_t *count)
 
 int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = each ? lock_device(device.ctx) : NULL;
     struct note *list;
     uint32_t n;
-    if (!d || !each) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    int code;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     list = list_notes(d, &n);
-    mutex_unlock(&d->lock);
+    code = list ? 0 : MLXVK_ERROR_HOST_MEMORY;
+    mutex_unlock(&d->lock);                          /* the reference stays */
     for (uint32_t i = 0; i < n; i++)
         each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason, list[i].count }, user);
-    if (!list) return MLXVK_ERROR_HOST_MEMORY;
     mutex_lock(&d->lock);
     host_free(d, list);
-    mutex_unlock(&d->lock);
-    return 0;
+    unlock_and_drop(d);
+    return code;
 }
 
 /* The families whose gate asks for it. */
