@@ -15034,9 +15034,20 @@ static void reap_events(struct device *d, bool all);
 static void print_notes(struct device *d);
 static void print_default(void);
 
+/* Mesa (22.3) looks at the semaphores that a submission waited for once more after it has signalled. */
+static void settle(struct device *d)
+{
+    if (d->lost) return;
+    if (!d->adopted) { d->vk.vkDeviceWaitIdle(d->handle); return; }
+    lock_queue(d);
+    d->vk.vkQueueWaitIdle(d->queues[0]);
+    unlock_queue(d);
+}
+
 static void destroy_objects(struct device *d)
 {
     while (d->streams) { stream_drain(d->streams); stream_destroy(d->streams); }
+    settle(d);
     reap_events(d, true);
     cache_trim(d, SIZE_MAX, true);
     for (int use = 0; use < MEMORY_USES; use++)
@@ -15067,7 +15078,6 @@ static void device_destroy(struct device *d)
     print_notes(d);
     free_notes(d);
     if (d->handle) {
-        if (!d->lost && !d->adopted) d->vk.vkDeviceWaitIdle(d->handle);
         mutex_lock(&d->lock);
         destroy_objects(d);
         mutex_unlock(&d->lock);
