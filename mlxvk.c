@@ -8,10 +8,11 @@
  *     >>device       probing and choosing a Vulkan device, capabilities, quirks
  *     >>notes        statistics by kernel and signature
  *     >>memory       blocks, suballocation, the cache, counters
- *     >>timeline     streams' timeline semaphores, who uses a buffer until when
+ *     >>timeline     streams' timeline semaphores, who uses a buffer until when, waiting, staging, events' ends
  *     >>modules      SPIR-V rewritten for devices that lack storage of bytes and halves
- *     >>encoder      pipelines, descriptors, hazards, dispatch
- *     >>stream       command buffers, submission, the window in flight
+ *     >>pipelines    kernels with their constants
+ *     >>stream       command buffers, submission, the window in flight, order between streams
+ *     >>encoder      hazards, descriptors, dispatch
  *     >>array        views on storage
  *     >>tape         recorded operations and how they are lowered
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
@@ -201,8 +202,10 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(GRID,          "MLX_VK_MAX_GRID",                  0, "workgroups along each dimension of a grid, where that is less than the device's (0: those)") \
     X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
-    X(THREADS,       "MLX_VK_MAX_THREADS",               0, "threads of a workgroup, where that is less than the device's (0: those)") \
-    X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0, "storage buffers of a kernel, where that is less than the device's (0: those)") \
+    X(THREADS,       "MLX_VK_MAX_THREADS",               0,                                                                 \
+      "threads of a workgroup, where that is less than the device's (0: those)")                                        \
+    X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0,                                                                 \
+      "storage buffers of a kernel, where that is less than the device's (0: those)")                                   \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
@@ -512,7 +515,8 @@ struct capabilities {
     bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
     bool cached;                                     /* the host reads mapped memory as fast as its own */
     uint8_t types[MEMORY_USES][VK_MAX_MEMORY_TYPES]; /* that memory may be of, the best first */
-    uint32_t type_count[MEMORY_USES], host_types, cached_types;        /* how many; bits of those that the host maps, reads fast */
+    uint32_t type_count[MEMORY_USES];
+    uint32_t host_types, cached_types;               /* bits of those that the host maps; and reads fast */
 };
 
 struct pipeline {
@@ -530,7 +534,8 @@ struct device {
     int refs;
     mutex lock, event_lock;                          /* event_lock: of events' top; taken last, and for moments only */
     mlxvk_allocator allocator;
-    void (*on_error)(const mlxvk_error *, void *), (*own_on_error)(const mlxvk_error *, void *);   /* own: the description's */
+    void (*on_error)(const mlxvk_error *, void *);
+    void (*own_on_error)(const mlxvk_error *, void *);                 /* the description's */
     void *user;
     mlxvk_error error;
     int lost;                                        /* sticky; like all that changes it is the lock's */
@@ -565,7 +570,8 @@ struct device {
     struct timeline **timelines;
     uint32_t timeline_count, timeline_slots;
     struct stream *streams;
-    struct stream *default_stream, *copies;          /* copies: of transfers between the host and memory that it does not map */
+    struct stream *default_stream;
+    struct stream *copies;                           /* between the host and memory that it does not map */
     struct buffer *staging[MEMORY_USES];             /* what they go through, where none goes on */
     size_t staged;                                   /* bytes of all of it */
     int stream_index;
@@ -802,9 +808,11 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     return bits;
 }
 
-/* How good a memory type is for a use; 0: it is not to be used. Device memory: mapped by the host (unified memory, resizable
- * BAR) unless `plain`, in the largest heap of the device's; types of other kinds (protected, lazy, vendors') want features. */
-static int memory_rank(const VkPhysicalDeviceMemoryProperties *m, uint32_t type, enum memory_use use, bool plain, size_t largest)
+/* How good a memory type is for a use; 0: it is not to be used. Device memory: mapped by the host (unified memory,
+ * resizable BAR) unless `plain`, in the largest heap of the device's; types of other kinds (protected, lazy, vendors')
+ * want features. */
+static int memory_rank(const VkPhysicalDeviceMemoryProperties *m, uint32_t type, enum memory_use use, bool plain,
+                       size_t largest)
 {
     const VkMemoryPropertyFlags local = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, cached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT,
         host = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
@@ -838,7 +846,8 @@ static void choose_memory(struct device *d)
     for (int use = 0; use < MEMORY_USES; use++)
         for (int rank = 8; rank > 0; rank--)
             for (uint32_t i = 0; i < m.memoryTypeCount; i++)
-                if (memory_rank(&m, i, (enum memory_use)use, plain, largest) == rank) c->types[use][c->type_count[use]++] = (uint8_t)i;
+                if (memory_rank(&m, i, (enum memory_use)use, plain, largest) == rank)
+                    c->types[use][c->type_count[use]++] = (uint8_t)i;
     c->memory_size = largest;
     c->mapped = !plain && c->type_count[MEMORY_DEVICE] && (c->host_types >> c->types[MEMORY_DEVICE][0] & 1);
     c->cached = c->mapped && (c->cached_types >> c->types[MEMORY_DEVICE][0] & 1);
@@ -857,8 +866,8 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
     c->max_elements = min_size(c->max_range, (size_t)1 << 31);
     c->max_threads = min_u32(p->limits.maxComputeWorkGroupInvocations, p->limits.maxComputeWorkGroupSize[0]);
     if (d->gate[GATE_THREADS] > 0) c->max_threads = min_u32(c->max_threads, (uint32_t)d->gate[GATE_THREADS]);
-    c->max_bindings = min_u32(MAX_BINDINGS, min_u32(p->limits.maxPerStageDescriptorStorageBuffers,
-                                                    min_u32(p->limits.maxPerStageResources, p->limits.maxDescriptorSetStorageBuffers)));
+    c->max_bindings = min_u32(p->limits.maxPerStageDescriptorStorageBuffers, p->limits.maxDescriptorSetStorageBuffers);
+    c->max_bindings = min_u32(min_u32(c->max_bindings, p->limits.maxPerStageResources), MAX_BINDINGS);
     if (d->gate[GATE_BUFFERS] > 0) c->max_bindings = min_u32(c->max_bindings, (uint32_t)d->gate[GATE_BUFFERS]);
     for (int i = 0; i < 3; i++) {
         c->max_groups[i] = p->limits.maxComputeWorkGroupCount[i];
@@ -907,7 +916,8 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->subgroup = sg.subgroupSize;
     choose_subgroup(d, f, &sizes);
     c->max_allocation = (size_t)m3.maxMemoryAllocationSize;
-    c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC] && pushed.maxPushDescriptors >= c->max_bindings;
+    c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC] &&
+                         pushed.maxPushDescriptors >= c->max_bindings;
     c->memory_budget = has[EXT_BUDGET];
     c->bits = capability_bits(d, f, &sg, &fc);
     c->quirks = quirks_of(driver.driverID);
@@ -1233,6 +1243,46 @@ static void note(struct device *d, enum family family, const char *kernel, const
 /* Arguments are looked at only where the family is noted. */
 #define NOTE(d, family, ...) ((d)->noted >> (family) & 1 ? note((struct device *)(d), family, __VA_ARGS__) : (void)0)
 
+static int by_family_and_count(const void *a, const void *b)
+{
+    const struct note *x = a, *y = b;
+    if (x->family != y->family) return x->family < y->family ? -1 : 1;
+    if (!x->reason != !y->reason) return x->reason ? 1 : -1;
+    return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->signature, y->signature);
+}
+
+/* A sorted copy of the notes, with those that are counters; NULL without memory. The lock is held. */
+static struct note *list_notes(struct device *d, uint32_t *count)
+{
+    const struct { const char *kernel; uint64_t count; } counters[] = {
+        { "pipelines found", d->pipelines_found }, { "pipelines made", d->stats.pipelines },
+        { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
+        { "buffers allocated", d->buffers_made },
+    };
+    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
+    *count = 0;
+    if (!list) return NULL;
+    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
+    for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
+        list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel,
+                                          .signature = "all" };
+    qsort(list, *count, sizeof *list, by_family_and_count);
+    return list;
+}
+
+/* The families whose gate asks for it. */
+static void print_notes(struct device *d)
+{
+    uint32_t n;
+    struct note *list;
+    bool any = false;
+    for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
+    if (!any || !(list = list_notes(d, &n))) return;
+    for (uint32_t i = 0; i < n; i++)
+        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
+    host_free(d, list);
+}
+
 /* Sizes that vary from step to step, by powers of two. */
 static uint32_t size_class(uint32_t n)
 {
@@ -1293,14 +1343,16 @@ static VkBufferCreateInfo buffer_info(size_t size)
 }
 
 /* Memory of the best type that the buffer may have and that has so much left. */
-static VkResult allocate_memory(struct device *d, const VkMemoryRequirements *need, enum memory_use use, struct block *out)
+static VkResult allocate_memory(struct device *d, const VkMemoryRequirements *need, enum memory_use use,
+                                struct block *out)
 {
     const struct capabilities *c = &d->caps;
     VkMemoryAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = need->size };
     VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
     for (uint32_t i = 0; i < c->type_count[use] && r == VK_ERROR_OUT_OF_DEVICE_MEMORY; i++) {
         info.memoryTypeIndex = c->types[use][i];
-        if (need->memoryTypeBits >> info.memoryTypeIndex & 1) r = d->vk.vkAllocateMemory(d->handle, &info, NULL, &out->memory);
+        if (need->memoryTypeBits >> info.memoryTypeIndex & 1)
+            r = d->vk.vkAllocateMemory(d->handle, &info, NULL, &out->memory);
     }
     out->cached = c->cached_types >> info.memoryTypeIndex & 1;
     out->mapped = (c->host_types >> info.memoryTypeIndex & 1) && (use != MEMORY_DEVICE || !d->gate[GATE_STAGING]);
@@ -1488,8 +1540,8 @@ static void buffer_destroy(struct device *d, struct buffer *b)
     buffer_end(d, b);
 }
 
-/* The same as timeline_wait with the lock held, in the middle of what others must not see: where nothing gets done for two
- * seconds it is NOT_READY, for the work may wait for a thread that waits for the lock. */
+/* The same as timeline_wait with the lock held, in the middle of what others must not see: where nothing gets done for
+ * two seconds it is NOT_READY, for the work may wait for a thread that waits for the lock. */
 static int timeline_wait_locked(struct device *d, struct timeline *t, uint64_t value)
 {
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
@@ -1527,7 +1579,7 @@ static void cache_trim(struct device *d, size_t bytes, bool wait)
         newer = b->newer;
         if (!d->lost && !buffer_idle(d, b, NULL)) {
             int code = wait ? wait_uses(d, b) : MLXVK_ERROR_NOT_READY;
-            wait = wait && code != MLXVK_ERROR_NOT_READY;              /* what comes behind it would not be done either */
+            wait = wait && code != MLXVK_ERROR_NOT_READY;    /* what comes behind it would not be done either */
             if (code) continue;
         }
         released += b->size;
@@ -1664,8 +1716,8 @@ static struct timeline *timeline_create(struct device *d)
     return t;
 }
 
-/* Blocks until the timeline reaches value. The lock is held on entry and on return, but not while waiting: what is waited for
- * may need another thread's signal. */
+/* Blocks until the timeline reaches value. The lock is held on entry and on return, but not while waiting: what is
+ * waited for may need another thread's signal. */
 static int timeline_wait(struct device *d, struct timeline *t, uint64_t value)
 {
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
@@ -1770,7 +1822,8 @@ static int staging_take(struct device *d, enum memory_use use, size_t size, stru
         int code;
         if (d->lost) return d->lost;
         if (d->staged + wanted > STAGING_MOST) staging_trim(d);
-        if (d->staged + wanted <= STAGING_MOST || !(oldest = d->staging[use])) return staging_create(d, use, wanted, out);
+        oldest = d->staging[use];
+        if (d->staged + wanted <= STAGING_MOST || !oldest) return staging_create(d, use, wanted, out);
         while (oldest->bin_next) oldest = oldest->bin_next;
         code = timeline_wait(d, oldest->uses[0].line, oldest->uses[0].value);
         if (code) return code;
@@ -1782,6 +1835,46 @@ static void staging_give(struct device *d, enum memory_use use, struct buffer *b
 {
     b->bin_next = d->staging[use];
     d->staging[use] = b;
+}
+
+/* ---- events ---- */
+
+/* top: the greatest value that was signalled, or recorded to be. uses: the last submission of each timeline that names
+ * the semaphore. */
+struct event {
+    struct device *device;
+    VkSemaphore semaphore;
+    uint64_t top;
+    struct event *next;                              /* once it is freed */
+    struct use *uses;
+    uint32_t use_count, use_slots;
+};
+
+static void event_destroy(struct device *d, struct event *ev)
+{
+    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
+    host_free(d, ev->uses);
+    host_free(d, ev);
+}
+
+/* One submission more than those that name it must be done: Mesa (22.3) looks at what a submission waited for once more
+ * after it has signalled. */
+static bool event_idle(struct device *d, const struct event *ev)
+{
+    for (uint32_t i = 0; i < ev->use_count; i++)
+        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
+    return true;
+}
+
+/* Destroys freed events that no submission names any more. */
+static void reap_events(struct device *d, bool all)
+{
+    d->polls++;
+    for (struct event **link = &d->freed_events, *ev; (ev = *link) != NULL;) {
+        if (!all && !event_idle(d, ev)) { link = &ev->next; continue; }
+        *link = ev->next;
+        event_destroy(d, ev);
+    }
 }
 
 /* ==== >>modules: SPIR-V as the device takes it ==================================================================== */
@@ -2116,7 +2209,7 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
     return r;
 }
 
-/* ==== >>encoder =================================================================================================== */
+/* ==== >>pipelines: and what streams and encoders are ============================================================== */
 
 enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
@@ -2191,8 +2284,6 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
     return e->code = code;
 }
 
-/* ---- pipelines ---- */
-
 static uint64_t hash_words(uint64_t h, const uint32_t *words, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -2253,11 +2344,11 @@ static bool within_limits(struct encoder *e, const struct kernel_row *row, const
 {
     const struct capabilities *c = &e->device->caps;
     if (row->bindings > c->max_bindings)
-        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name, "the kernel has %u storage buffers; %s takes %u",
-                     row->bindings, c->name, c->max_bindings);
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name,
+                     "the kernel has %u storage buffers; %s takes %u", row->bindings, c->name, c->max_bindings);
     if (spec[0] > c->max_threads)
-        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name, "the kernel has workgroups of %u threads; %s takes %u",
-                     spec[0], c->name, c->max_threads);
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name,
+                     "the kernel has workgroups of %u threads; %s takes %u", spec[0], c->name, c->max_threads);
     return !e->code;
 }
 
@@ -2314,6 +2405,8 @@ static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k,
     return new_pipeline(e, k, spec, n, key, at);
 }
 
+/* ==== >>stream ==================================================================================================== */
+
 /* ---- command buffers ---- */
 
 static int slot_create(struct device *d, struct slot *slot)
@@ -2335,7 +2428,7 @@ static int slot_create(struct device *d, struct slot *slot)
     return vk_code(d, r);
 }
 
-/* Adds the times of a finished submission to the kernels' counts: of those dispatches whose two times the driver has. */
+/* Adds the times of a finished submission to the kernels' counts: of dispatches whose two times the driver has. */
 static void read_queries(struct device *d, struct slot *slot)
 {
     struct { uint64_t time, there; } q[QUERIES];
@@ -2346,7 +2439,8 @@ static void read_queries(struct device *d, struct slot *slot)
                                     VK_QUERY_RESULT_64_BIT | VK_QUERY_RESULT_WITH_AVAILABILITY_BIT);
     for (uint32_t i = 0; i + 1 < slot->query_count && r >= 0; i += 2)
         if (q[i].there && q[i + 1].there && q[i + 1].time >= q[i].time)
-            d->kernel_counts[slot->query_kernel[i / 2]].ns += (uint64_t)((double)(q[i + 1].time - q[i].time) * d->caps.timestamp_ns);
+            d->kernel_counts[slot->query_kernel[i / 2]].ns +=
+                (uint64_t)((double)(q[i + 1].time - q[i].time) * d->caps.timestamp_ns);
     slot->query_count = 0;
 }
 
@@ -2535,6 +2629,45 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
     s->seen[line->index] = value;
     return 0;
 }
+
+/* ---- made and found ---- */
+
+static struct stream *stream_create(struct device *d)
+{
+    struct stream *s = host_zalloc(d, sizeof *s);
+    uint32_t queue = 0;
+    if (s) s->line = timeline_create(d);
+    if (!s || !s->line) { host_free(d, s); return NULL; }
+    for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
+    d->queue_users[queue]++;
+    s->device = d;
+    s->queue = queue;
+    s->index = d->stream_index++;
+    s->line->stream = s;
+    s->encoder.stream = s;
+    s->encoder.device = d;
+    s->next = d->streams;
+    d->streams = s;
+    return s;
+}
+
+static struct stream *default_stream(struct device *d)
+{
+    if (!d->default_stream) d->default_stream = stream_create(d);
+    return d->default_stream;
+}
+
+static void slot_destroy(struct device *d, struct slot *slot)
+{
+    for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
+    host_free(d, slot->sets);
+    d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
+    d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
+}
+
+/* ==== >>encoder =================================================================================================== */
+
+/* ---- hazards ---- */
 
 /* What a buffer adds to the bytes after which a command buffer is committed. Commits serve to start the GPU early: while it is
  * at work what is only read (weights, mostly) counts an eighth, since a submission for each 50 MiB of weights costs the host
@@ -3256,43 +3389,10 @@ static void stream_lower(struct stream *s, uint32_t keep)
     s->device->stats.lowering_ns += now_ns() - start;
 }
 
-/* ---- streams: made, waited for, ended ---- */
+/* ---- streams: waited for, ended ---- */
 
-static struct stream *stream_create(struct device *d)
-{
-    struct stream *s = host_zalloc(d, sizeof *s);
-    uint32_t queue = 0;
-    if (s) s->line = timeline_create(d);
-    if (!s || !s->line) { host_free(d, s); return NULL; }
-    for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
-    d->queue_users[queue]++;
-    s->device = d;
-    s->queue = queue;
-    s->index = d->stream_index++;
-    s->line->stream = s;
-    s->encoder.stream = s;
-    s->encoder.device = d;
-    s->next = d->streams;
-    d->streams = s;
-    return s;
-}
-
-static struct stream *default_stream(struct device *d)
-{
-    if (!d->default_stream) d->default_stream = stream_create(d);
-    return d->default_stream;
-}
-
-static void slot_destroy(struct device *d, struct slot *slot)
-{
-    for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
-    host_free(d, slot->sets);
-    d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
-    d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
-}
-
-/* Submits and waits for everything, also for what other threads record meanwhile. A lost device may be at work still; it does
- * not block. */
+/* Submits and waits for everything, also for what other threads record meanwhile. A lost device may be at work still;
+ * it does not block. */
 static int stream_drain(struct stream *s)
 {
     struct device *d = s->device;
@@ -14482,6 +14582,8 @@ static void dump_chain(const struct chain_entry *entry, const uint32_t *words, u
     fclose(f);
 }
 
+static uint32_t chain_threads(const struct device *d) { return min_u32(256, d->caps.max_threads); }
+
 static void build_chain(struct encoder *e, struct chain_entry *entry, const struct chain *c)
 {
     struct device *d = e->device;
@@ -14492,7 +14594,8 @@ static void build_chain(struct encoder *e, struct chain_entry *entry, const stru
                                          .bindings = (uint32_t)(c->bound + c->results) };
     if (words && d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry, words, count);
     if (r >= 0) r = build_module(d, words, count * sizeof *words, &module);
-    if (r >= 0) r = build_pipeline(d, module, entry->pipeline.bindings, &(uint32_t){ 256 }, 1, &entry->pipeline.handle);
+    if (r >= 0)
+        r = build_pipeline(d, module, entry->pipeline.bindings, (uint32_t[]){ chain_threads(d) }, 1, &entry->pipeline.handle);
     d->vk.vkDestroyShaderModule(d->handle, module, NULL);
     host_free(d, words);
     if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "chain", "the pipeline could not be made (VkResult %d)", r);
@@ -14542,9 +14645,12 @@ static void choose_walks(struct chain *c, uint32_t mask)
     for (k = 1; k <= c->strided; k++) for (int j = 0; j < g->ndim; j++) c->push[c->pushed++] = (uint32_t)g->stride[k][j];
 }
 
-/* Does it have an array that the device cannot bind whole? */
+/* Does it have an array that the device cannot bind whole, or more of them than it binds? */
 static bool too_large(struct encoder *e, const struct chain *c)
 {
+    uint32_t bindings = (uint32_t)c->results;
+    for (int i = 0; i < c->operands; i++) bindings += c->walk[i] != WALK_LITERAL;
+    if (bindings > e->device->caps.max_bindings) return true;
     for (int i = 0; i < c->operands; i++) if (!fits_binding(e->device, c->operand[i])) return true;
     for (int i = 0; i < c->steps; i++) if (!fits_binding(e->device, c->step[i].out)) return true;
     return false;
@@ -14563,7 +14669,7 @@ static void chain_dispatch(struct encoder *e, struct chain *c)
     if (e->code) { encoder_reset(e); return; }
     e->pipeline = &entry->pipeline;
     set_bytes(e, c->push, c->pushed * 4);
-    dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), 256));
+    dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), chain_threads(e->device)));
 }
 
 /* ==== >>fusion ==================================================================================================== */
@@ -15030,10 +15136,6 @@ static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc
     return vk_code(d, d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache));
 }
 
-static void reap_events(struct device *d, bool all);
-static void print_notes(struct device *d);
-static void print_default(void);
-
 /* Mesa (22.3) looks at the semaphores that a submission waited for once more after it has signalled. */
 static void settle(struct device *d)
 {
@@ -15158,6 +15260,8 @@ static void choose_handler(struct device *d, bool is_default)
     mutex_unlock(&d->lock);
 }
 
+static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
+
 /* Its lock is held. */
 static struct device *make_default(void)
 {
@@ -15183,7 +15287,7 @@ static struct device *device_or_default(mlxvk_device device) { return device.ctx
 static struct device *lock_device(struct device *d)
 {
     if (d) mutex_lock(&d->lock);
-    else {                                           /* with its lock: or mlxvk_set_default_device might end it before */
+    else {                                           /* both locks: or mlxvk_set_default_device might end it between */
         mutex_lock(&the_default.lock);
         if ((d = make_default()) != NULL) mutex_lock(&d->lock);
         mutex_unlock(&the_default.lock);
@@ -15365,7 +15469,8 @@ int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
     struct device *d = lock_device(device.ctx);
     int code = d ? 0 : MLXVK_ERROR_NO_DEVICE;
     if (d && limit > d->caps.memory_size / 20 * 19)
-        code = device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit", "%zu is over the recommended working set", limit);
+        code = device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit",
+                           "%zu is over the recommended working set", limit);
     if (d) unlock_and_drop(d);
     return code ? code : memory_value(device, res, offsetof(struct device, wired_limit), &limit);
 }
@@ -15515,7 +15620,8 @@ static int transfer_chunk(struct device *d, struct buffer *b, size_t offset, voi
     encoder_access(e, b, offset, offset + n, upload);
     if (!e->code) {
         insert_barrier(e);
-        d->vk.vkCmdCopyBuffer(e->commands, upload ? staging->handle : b->handle, upload ? b->handle : staging->handle, 1, &copy);
+        d->vk.vkCmdCopyBuffer(e->commands, upload ? staging->handle : b->handle,
+                              upload ? b->handle : staging->handle, 1, &copy);
     }
     code = e->code;
     submitted = stream_submit(d->copies);            /* in any case: both are noted as used by it */
@@ -15527,8 +15633,9 @@ static int transfer_chunk(struct device *d, struct buffer *b, size_t offset, voi
     return code;
 }
 
-/* Moves bytes between the host and a buffer; reading blocks, without the lock. Nothing that others have recorded or set up is
- * touched: copies have a stream of their own, and none is submitted that would have to wait there for another's work. */
+/* Moves bytes between the host and a buffer; reading blocks, without the lock. Nothing that others have recorded or set
+ * up is touched: copies have a stream of their own, and none is submitted that would have to wait there for another's
+ * work. */
 static int transfer(struct device *d, struct buffer *b, size_t offset, void *data, size_t size, enum memory_use use)
 {
     int code = 0;
@@ -15691,44 +15798,6 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 
 /* ==== >>public: events ============================================================================================ */
 
-/* top: the greatest value that was signalled, or recorded to be. uses: the last submission of each timeline that names the
- * semaphore. */
-struct event {
-    struct device *device;
-    VkSemaphore semaphore;
-    uint64_t top;
-    struct event *next;                              /* once it is freed */
-    struct use *uses;
-    uint32_t use_count, use_slots;
-};
-
-static void event_destroy(struct device *d, struct event *ev)
-{
-    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
-    host_free(d, ev->uses);
-    host_free(d, ev);
-}
-
-/* One submission more than those that name it must be done: Mesa (22.3) looks at what a submission waited for once more after
- * it has signalled. */
-static bool event_idle(struct device *d, const struct event *ev)
-{
-    for (uint32_t i = 0; i < ev->use_count; i++)
-        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
-    return true;
-}
-
-/* Destroys freed events that no submission names any more. */
-static void reap_events(struct device *d, bool all)
-{
-    d->polls++;
-    for (struct event **link = &d->freed_events, *ev; (ev = *link) != NULL;) {
-        if (!all && !event_idle(d, ev)) { link = &ev->next; continue; }
-        *link = ev->next;
-        event_destroy(d, ev);
-    }
-}
-
 enum event_fault { EVENT_TAKES, EVENT_NOT_OVER, EVENT_TOO_FAR };
 static const struct { int code; const char *text; } event_faults[] = {
     [EVENT_NOT_OVER] = { MLXVK_ERROR_ARGUMENT, "value %llu is not over the last one that was signalled, %llu" },
@@ -15873,8 +15942,10 @@ int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
     mutex_unlock(&d->event_lock);
     if (!fault && r >= 0) return 0;
     mutex_lock(&d->lock);
-    code = !fault ? vk_code(d, r) : device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host",
-                                                event_faults[fault].text, (unsigned long long)value, (unsigned long long)top);
+    code = vk_code(d, r);
+    if (fault)
+        code = device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text,
+                           (unsigned long long)value, (unsigned long long)top);
     mutex_unlock(&d->lock);
     return code;
 }
@@ -17978,8 +18049,9 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
         return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "spirv is no SPIR-V module");
     if (desc->bindings > d->caps.max_bindings || desc->push_size > PUSH_SIZE || desc->constant_count > MAX_SPEC ||
         (desc->constant_count && !desc->constants))
-        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "at most %u bindings, %d bytes of push constants, %d constants",
-                           d->caps.max_bindings, PUSH_SIZE, MAX_SPEC);
+        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel",
+                           "at most %u bindings, %d bytes of push constants, %d constants", d->caps.max_bindings,
+                           PUSH_SIZE, MAX_SPEC);
     for (int i = 0; i < 3; i++) {
         threads *= desc->threads[i] ? desc->threads[i] : 1;
         if (threads > d->caps.max_threads)
@@ -18599,32 +18671,6 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     return 0;
 }
 
-static int by_family_and_count(const void *a, const void *b)
-{
-    const struct note *x = a, *y = b;
-    if (x->family != y->family) return x->family < y->family ? -1 : 1;
-    if (!x->reason != !y->reason) return x->reason ? 1 : -1;
-    return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->signature, y->signature);
-}
-
-/* A sorted copy of the notes, with those that are counters; NULL without memory. The lock is held. */
-static struct note *list_notes(struct device *d, uint32_t *count)
-{
-    const struct { const char *kernel; uint64_t count; } counters[] = {
-        { "pipelines found", d->pipelines_found }, { "pipelines made", d->stats.pipelines },
-        { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
-        { "buffers allocated", d->buffers_made },
-    };
-    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
-    *count = 0;
-    if (!list) return NULL;
-    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
-    for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
-        list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel, .signature = "all" };
-    qsort(list, *count, sizeof *list, by_family_and_count);
-    return list;
-}
-
 int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user)
 {
     struct device *d = each ? lock_device(device.ctx) : NULL;
@@ -18642,21 +18688,6 @@ int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat,
     unlock_and_drop(d);
     return code;
 }
-
-/* The families whose gate asks for it. */
-static void print_notes(struct device *d)
-{
-    uint32_t n;
-    struct note *list;
-    bool any = false;
-    for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
-    if (!any || !(list = list_notes(d, &n))) return;
-    for (uint32_t i = 0; i < n; i++)
-        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
-    host_free(d, list);
-}
-
-static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)

@@ -107,7 +107,8 @@ static VKAPI_ATTR VkResult VKAPI_CALL exhausted_allocate(VkDevice d, const VkMem
     return r;
 }
 
-static VKAPI_ATTR void VKAPI_CALL counted_free(VkDevice d, VkDeviceMemory memory, const VkAllocationCallbacks *callbacks)
+static VKAPI_ATTR void VKAPI_CALL counted_free(VkDevice d, VkDeviceMemory memory,
+                                               const VkAllocationCallbacks *callbacks)
 {
     driver.frees += memory != VK_NULL_HANDLE;
     DEVICE_CALL(vkFreeMemory)(d, memory, callbacks);
@@ -120,8 +121,8 @@ static VKAPI_ATTR void VKAPI_CALL picky_requirements(VkDevice d, VkBuffer buffer
 }
 
 /* What it does not have is undefined: large here. */
-static VKAPI_ATTR VkResult VKAPI_CALL half_ready(VkDevice d, VkQueryPool pool, uint32_t first, uint32_t count, size_t size, void *data,
-                                                 VkDeviceSize stride, VkQueryResultFlags flags)
+static VKAPI_ATTR VkResult VKAPI_CALL half_ready(VkDevice d, VkQueryPool pool, uint32_t first, uint32_t count,
+                                                 size_t size, void *data, VkDeviceSize stride, VkQueryResultFlags flags)
 {
     if (!driver.half_ready) return DEVICE_CALL(vkGetQueryPoolResults)(d, pool, first, count, size, data, stride, flags);
     for (uint32_t i = 0; i < count; i++) {
@@ -132,7 +133,8 @@ static VKAPI_ATTR VkResult VKAPI_CALL half_ready(VkDevice d, VkQueryPool pool, u
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL counted_layout(VkDevice d, const VkDescriptorSetLayoutCreateInfo *info,
-                                                     const VkAllocationCallbacks *callbacks, VkDescriptorSetLayout *layout)
+                                                     const VkAllocationCallbacks *callbacks,
+                                                     VkDescriptorSetLayout *layout)
 {
     if (info->bindingCount > driver.largest_layout) driver.largest_layout = info->bindingCount;
     return DEVICE_CALL(vkCreateDescriptorSetLayout)(d, info, callbacks, layout);
@@ -200,6 +202,7 @@ mlxvk_device own_device(const char *gates)
     mlxvk_error error = { 0 };
     own_vulkan(&a, true);
     a.get_instance_proc_addr = failing_driver();
-    if (create_device(&d, &(mlxvk_device_desc){ .adopt = &a, .gates = gates, .error = &error })) fail_msg("%s", error.text);
+    if (create_device(&d, &(mlxvk_device_desc){ .adopt = &a, .gates = gates, .error = &error }))
+        fail_msg("%s", error.text);
     return d;
 }

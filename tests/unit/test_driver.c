@@ -5,8 +5,8 @@
 static mlxvk_kernel combine_kernel(mlxvk_device d, uint32_t bindings, int want)
 {
     const mlxvk_kernel_desc desc = {
-        .name = "combine", .spirv = combine_spv, .spirv_size = sizeof combine_spv, .bindings = bindings, .push_size = 16,
-        .constants = (uint32_t[]){ 64, 1 }, .constant_count = 2, .threads = { 64 },
+        .name = "combine", .spirv = combine_spv, .spirv_size = sizeof combine_spv, .bindings = bindings,
+        .push_size = 16, .constants = (uint32_t[]){ 64, 1 }, .constant_count = 2, .threads = { 64 },
     };
     mlxvk_kernel kernel = { NULL };
     assert_int_equal(mlxvk_kernel_new(&kernel, &desc, d), want);
@@ -57,7 +57,8 @@ static void test_failed_wait_frees_nothing(void **state)
     for (int failure = -1; failure >= -2; failure--) {
         driver.fail_waits = 1;
         driver.wait_failure = failure;
-        REFUSED(mlxvk_array_read(b, got, sizeof got, s), failure == -1 ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_MEMORY, s, "memory");
+        REFUSED(mlxvk_array_read(b, got, sizeof got, s),
+                failure == -1 ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_MEMORY, s, "memory");
         assert_int_equal(driver.fail_waits, 0);
         assert_int_equal(driver.frees, 0);
     }
@@ -133,7 +134,8 @@ static void test_no_memory_left(void **state)
 /* ---- lower limits ---- */
 
 /* Right, or UNSUPPORTED with words that say why. */
-static void right_or_refused(int code, mlxvk_array array, const int32_t *want, size_t count, mlxvk_stream s, const char *why)
+static void right_or_refused(int code, mlxvk_array array, const int32_t *want, size_t count, mlxvk_stream s,
+                             const char *why)
 {
     int32_t got[64] = { 0 };
     mlxvk_error error = { 0 };
@@ -168,7 +170,8 @@ static void test_few_buffers(void **state)
     for (int by_gate = 0; by_gate < 2; by_gate++)
         for (uint32_t most = 4; most <= 8; most += 4) {
             driver = (struct driver){ .max_buffers = by_gate ? 0 : most };
-            mlxvk_device d = own_device(by_gate ? (most == 4 ? "MLX_VK_MAX_STORAGE_BUFFERS=4" : "MLX_VK_MAX_STORAGE_BUFFERS=8") : NULL);
+            const char *gate = most == 4 ? "MLX_VK_MAX_STORAGE_BUFFERS=4" : "MLX_VK_MAX_STORAGE_BUFFERS=8";
+            mlxvk_device d = own_device(by_gate ? gate : NULL);
             assert_int_equal(driver.largest_layout, most);
             mlxvk_kernel_free(combine_kernel(d, most, 0));
             combine_kernel(d, most + 1, MLXVK_ERROR_LIMIT);
@@ -192,6 +195,31 @@ static void test_few_threads(void **state)
     }
 }
 
+/* Chains of operations, whose kernels are made for them: as one where their arrays and threads fit, else one by one. */
+static void test_chains_within_limits(void **state)
+{
+    enum { ARRAYS = 7, SIZE = 1000 };
+    static const char *const gates[] = { "MLX_VK_ENABLE_CHAINS=2", "MLX_VK_ENABLE_CHAINS=2 MLX_VK_MAX_STORAGE_BUFFERS=8",
+        "MLX_VK_ENABLE_CHAINS=2 MLX_VK_MAX_STORAGE_BUFFERS=6", "MLX_VK_ENABLE_CHAINS=2 MLX_VK_MAX_THREADS=128" };
+    (void)state;
+    for (size_t g = 0; g < COUNT(gates); g++) {
+        mlxvk_device d = open_new_device(gates[g]);
+        mlxvk_stream s = open_stream(d);
+        mlxvk_array a[ARRAYS], sum = { NULL };
+        int32_t want[SIZE];
+        for (int i = 0; i < ARRAYS; i++) a[i] = counting(d, SIZE);
+        OK(mlxvk_add(&sum, a[0], a[1], s), s);
+        for (int i = 2; i < ARRAYS; i++) OK(mlxvk_add(&sum, sum, a[i], s), s);
+        for (int i = 0; i < SIZE; i++) want[i] = ARRAYS * i;
+        expect_ints(sum, want, SIZE, s);
+        assert_in_range(stats_of(d).dispatches, g == 2 ? 2 : 1, g == 2 ? ARRAYS - 1 : 1);
+        for (int i = 0; i < ARRAYS; i++) mlxvk_array_free(a[i]);
+        mlxvk_array_free(sum);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(d);
+    }
+}
+
 /* ---- handles that held something ---- */
 
 static void *count_allocate(size_t size, void *user) { ++*(int *)user; return malloc(size); }
@@ -206,10 +234,12 @@ static void test_handles_are_replaced(void **state)
     mlxvk_event event = { NULL };
     mlxvk_kernel kernel;
     mlxvk_buffer buffer = { NULL };
-    assert_int_equal(create_device(&d, &(mlxvk_device_desc){ .allocator = { count_allocate, count_release, &live } }), 0);
+    const mlxvk_device_desc counted = { .allocator = { count_allocate, count_release, &live } };
+    assert_int_equal(create_device(&d, &counted), 0);
     kernel = combine_kernel(d, 3, 0);
     for (int i = 0; i < 3; i++) {
-        const mlxvk_kernel_desc desc = { .spirv = combine_spv, .spirv_size = sizeof combine_spv, .bindings = 3, .push_size = 16 };
+        const mlxvk_kernel_desc desc = { .spirv = combine_spv, .spirv_size = sizeof combine_spv, .bindings = 3,
+                                         .push_size = 16 };
         OK_DEVICE(mlxvk_event_new(&event, d), d);
         OK_DEVICE(mlxvk_kernel_new(&kernel, &desc, d), d);
         OK_DEVICE(mlxvk_buffer_new(&buffer, 1000, d), d);
@@ -227,7 +257,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_failed_wait_frees_nothing), cmocka_unit_test(test_times_not_ready),
         cmocka_unit_test(test_memory_types), cmocka_unit_test(test_no_memory_left), cmocka_unit_test(test_few_buffers),
-        cmocka_unit_test(test_few_threads), cmocka_unit_test(test_handles_are_replaced),
+        cmocka_unit_test(test_few_threads), cmocka_unit_test(test_chains_within_limits), cmocka_unit_test(test_handles_are_replaced),
     };
     return run_group("driver", tests, NULL, NULL);
 }

@@ -679,7 +679,8 @@ static void test_wrong_modules(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_custom_kernel), cmocka_unit_test(test_uploads_while_setting_up), cmocka_unit_test(test_kernel_among_operations),
+        cmocka_unit_test(test_custom_kernel), cmocka_unit_test(test_uploads_while_setting_up),
+        cmocka_unit_test(test_kernel_among_operations),
         cmocka_unit_test(test_shifts), cmocka_unit_test(test_grids), cmocka_unit_test(test_set_buffer),
         cmocka_unit_test(test_barriers_exact), cmocka_unit_test(test_barriers_unaligned),
         cmocka_unit_test(test_oracle_notices), cmocka_unit_test(test_chain_across_submissions),

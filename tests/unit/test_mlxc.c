@@ -191,7 +191,7 @@ static void error_handler(void **state)
     mlxvk_array_free(a);
 }
 
-/* The handler hears of the default device, whichever it is, and of no other; a device's own is heard where it is not. */
+/* The handler hears of the default device, whichever it is, and of no other; its own one of a device that is not it. */
 static void note_own(const mlxvk_error *error, void *data) { snprintf(data, 200, "own: %.100s", error->text); }
 
 static void error_handler_follows(void **state)
@@ -675,7 +675,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strings), cmocka_unit_test(vectors), cmocka_unit_test(vectors_of_arrays), cmocka_unit_test(maps),
-        cmocka_unit_test(devices), cmocka_unit_test(error_handler), cmocka_unit_test(error_handler_follows), cmocka_unit_test(setters_and_items), cmocka_unit_test(texts),
+        cmocka_unit_test(devices), cmocka_unit_test(error_handler), cmocka_unit_test(error_handler_follows),
+        cmocka_unit_test(setters_and_items), cmocka_unit_test(texts),
         cmocka_unit_test(safetensors_round), cmocka_unit_test(safetensors_wrong), cmocka_unit_test(npy_from_numpy),
         cmocka_unit_test(npy_round), cmocka_unit_test(gguf_round), cmocka_unit_test(gguf_blocks),
     };

@@ -520,8 +520,8 @@ static void *read_later(void *argument)
     return (void *)problem;
 }
 
-/* One thread reads what waits for an event; others work meanwhile, and one of them signals it, after calls that need the
- * device. By mapped memory and by staging. */
+/* One thread reads what waits for an event; others work meanwhile, and one of them signals it, after calls that need
+ * the device. By mapped memory and by staging. */
 static void test_reading_stalls_nobody(void **state)
 {
     (void)state;
@@ -588,7 +588,8 @@ static void *upload_much(void *argument)
     mlxvk_stream stream = mlxvk_stream_new_device(w->device);
     mlxvk_array a = { NULL }, sum = { NULL };
     for (int i = 0; data && i < MUCH; i++) data[i] = i % 7 + w->number;
-    if (!data || !stream.ctx || mlxvk_array_new_data_device(&a, data, (int[]){ MUCH }, 1, MLXVK_INT32, w->device)) problem = "no array";
+    if (!data || !stream.ctx || mlxvk_array_new_data_device(&a, data, (int[]){ MUCH }, 1, MLXVK_INT32, w->device))
+        problem = "no array";
     else if (mlxvk_max(&sum, a, false, stream) || mlxvk_array_item_int32(&got, sum)) problem = "no maximum";
     else if (got != 6 + w->number) problem = "a wrong maximum";
     else if (mlxvk_array_read(a, data, MUCH * sizeof *data, stream)) problem = "it could not be read";
@@ -617,8 +618,8 @@ static void test_much_staging(void **state)
     finish(&s);
 }
 
-/* In place of libc's: a polite thread lets others go first whenever it has let go of a lock, so that they come between two
- * of its calls that ought to be one. */
+/* In place of libc's: a polite thread lets others go first whenever it has let go of a lock, so that they come between
+ * two of its calls that ought to be one. */
 static _Thread_local bool polite;
 
 int pthread_mutex_unlock(pthread_mutex_t *m)
