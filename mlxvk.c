@@ -18301,6 +18301,7 @@ struct spirv_kernel {
     uint32_t inputs, outputs;
     bool rows;                                       /* inputs are made row-contiguous */
     struct module_constants constants;
+    mutex lock;                                      /* of the list: devices have locks of their own, this one comes last */
     struct spirv_variant *variants;
 };
 
@@ -18405,6 +18406,7 @@ mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vect
     k->inputs = (uint32_t)inputs;
     k->outputs = (uint32_t)outputs;
     k->rows = ensure_row_contiguous;
+    k->lock = (mutex)MUTEX_INIT;
     read_constants(k);
     return (mlxvk_fast_spirv_kernel){ k };
 }
@@ -18544,10 +18546,13 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     struct spirv_variant *v;
     set_constants(c, k, f, values);
     if (c->code) return NULL;
+    mutex_lock(&k->lock);
     for (v = k->variants; v; v = v->next) {
         made = v->kernel.ctx;
-        if (made->device == c->device && !memcmp(v->values, values, sizeof values)) return made;
+        if (made->device == c->device && !memcmp(v->values, values, sizeof values)) break;
     }
+    mutex_unlock(&k->lock);
+    if (v) return made;
     if (!(v = calloc(1, sizeof *v))) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (kernel_make(c->device, &desc, &made)) {
         free(v);
@@ -18555,8 +18560,10 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     }
     v->kernel.ctx = made;
     memcpy(v->values, values, sizeof values);
+    mutex_lock(&k->lock);
     v->next = k->variants;
     k->variants = v;
+    mutex_unlock(&k->lock);
     return made;
 }
 

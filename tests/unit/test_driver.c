@@ -1,4 +1,6 @@
 /* Drivers and devices unlike the one that tests run on: calls that fail, memory of several types, lower limits. */
+#define _POSIX_C_SOURCE 200809L
+#include <unistd.h>
 #include "support_vulkan.h"
 #include "shaders/combine_spv.h"
 
@@ -131,6 +133,33 @@ static void test_no_memory_left(void **state)
     close_own(d, s);
 }
 
+/* Memory that is in use behind an event cannot be had: an error, and not a wait that keeps who signals it away. */
+static void test_memory_behind_an_event(void **state)
+{
+    (void)state;
+    driver = (struct driver){ 0 };
+    mlxvk_device d = own_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_event event = { NULL };
+    mlxvk_buffer large = { NULL };
+    mlxvk_array a = counting(d, N), b = { NULL };
+    alarm(60);                                                 /* a wait without end ends the test */
+    OK_DEVICE(mlxvk_event_new(&event, d), d);
+    OK(mlxvk_event_wait(event, 1, s), s);
+    OK(mlxvk_negative(&b, a, s), s);
+    OK_DEVICE(async_eval_one(b), d);
+    mlxvk_array_free(b);
+    driver.exhausted = ~0u;
+    assert_int_equal(mlxvk_buffer_new(&large, 100 << 20, d), MLXVK_ERROR_MEMORY);
+    driver.exhausted = 0;
+    OK_DEVICE(mlxvk_event_signal_host(event, 1), d);
+    alarm(0);
+    check_negative(d, s);
+    mlxvk_event_free(event);
+    mlxvk_array_free(a);
+    close_own(d, s);
+}
+
 /* ---- lower limits ---- */
 
 /* Right, or UNSUPPORTED with words that say why. */
@@ -220,6 +249,53 @@ static void test_chains_within_limits(void **state)
     }
 }
 
+/* Two products of one x: in one dispatch, which binds 14 buffers, or in two; with the same results. */
+static uint64_t two_products(mlxvk_device d, float got[2][64])
+{
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array w[2][3] = { { { NULL } } }, y[2] = { { NULL } }, x;
+    mlxvk_optional_int none = { 0, false };
+    float values[64 * 128];
+    for (int i = 0; i < 64 * 128; i++) values[i] = (float)((i * 37 + i / 128 * 11) % 101 - 50) / 64;
+    x = floats(d, values, (int[]){ 1, 128 }, 2);
+    for (int k = 0; k < 2; k++) {
+        mlxvk_array plain = floats(d, values, (int[]){ 64, 128 }, 2);
+        mlxvk_vector_array parts = { NULL };
+        OK(mlxvk_quantize(&parts, plain, none, none, "affine", (mlxvk_array){ NULL }, s), s);
+        for (size_t i = 0; i < 3; i++) OK(mlxvk_vector_array_get(&w[k][i], parts, i), s);
+        mlxvk_vector_array_free(parts);
+        mlxvk_array_free(plain);
+        for (int i = 0; i < 64 * 128; i++) values[i] = -values[i] / 2;
+    }
+    OK(mlxvk_synchronize(s), s);
+    uint64_t before = stats_of(d).dispatches;
+    for (int k = 0; k < 2; k++)
+        OK(mlxvk_quantized_matmul(&y[k], x, w[k][0], w[k][1], w[k][2], true, none, none, "affine", s), s);
+    OK(mlxvk_synchronize(s), s);
+    before = stats_of(d).dispatches - before;
+    for (int k = 0; k < 2; k++) {
+        OK(mlxvk_array_read(y[k], got[k], sizeof got[k], s), s);
+        mlxvk_array_free(y[k]);
+        for (int i = 0; i < 3; i++) mlxvk_array_free(w[k][i]);
+    }
+    mlxvk_array_free(x);
+    mlxvk_stream_free(s);
+    return before;
+}
+
+static void test_fusions_within_limits(void **state)
+{
+    (void)state;
+    mlxvk_device whole = open_new_device(NULL), few = open_new_device("MLX_VK_MAX_STORAGE_BUFFERS=8");
+    float want[2][64], got[2][64];
+    memset(got, 0xff, sizeof got);
+    assert_int_equal(two_products(whole, want), 1);
+    assert_int_equal(two_products(few, got), 2);
+    assert_memory_equal(got, want, sizeof want);
+    mlxvk_device_free(whole);
+    mlxvk_device_free(few);
+}
+
 /* ---- handles that held something ---- */
 
 static void *count_allocate(size_t size, void *user) { ++*(int *)user; return malloc(size); }
@@ -257,7 +333,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_failed_wait_frees_nothing), cmocka_unit_test(test_times_not_ready),
         cmocka_unit_test(test_memory_types), cmocka_unit_test(test_no_memory_left), cmocka_unit_test(test_few_buffers),
-        cmocka_unit_test(test_few_threads), cmocka_unit_test(test_chains_within_limits), cmocka_unit_test(test_handles_are_replaced),
+        cmocka_unit_test(test_memory_behind_an_event), cmocka_unit_test(test_few_threads),
+        cmocka_unit_test(test_chains_within_limits), cmocka_unit_test(test_fusions_within_limits), cmocka_unit_test(test_handles_are_replaced),
     };
     return run_group("driver", tests, NULL, NULL);
 }
