@@ -8,10 +8,11 @@
  *     >>device       probing and choosing a Vulkan device, capabilities, quirks
  *     >>notes        statistics by kernel and signature
  *     >>memory       blocks, suballocation, the cache, counters
- *     >>timeline     streams' timeline semaphores, who uses a buffer until when
+ *     >>timeline     streams' timeline semaphores, who uses a buffer until when, waiting, staging, events' ends
  *     >>modules      SPIR-V rewritten for devices that lack storage of bytes and halves
- *     >>encoder      pipelines, descriptors, hazards, dispatch
- *     >>stream       command buffers, submission, the window in flight
+ *     >>pipelines    kernels with their constants
+ *     >>stream       command buffers, submission, the window in flight, order between streams
+ *     >>encoder      hazards, descriptors, dispatch
  *     >>array        views on storage
  *     >>tape         recorded operations and how they are lowered
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
@@ -211,6 +212,10 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(GRID,          "MLX_VK_MAX_GRID",                  0, "workgroups along each dimension of a grid, where that is less than the device's (0: those)") \
     X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
+    X(THREADS,       "MLX_VK_MAX_THREADS",               0,                                                                 \
+      "threads of a workgroup, where that is less than the device's (0: those)")                                        \
+    X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0,                                                                 \
+      "storage buffers of a kernel, where that is less than the device's (0: those)")                                   \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
@@ -419,18 +424,25 @@ static uint32_t quirks_of(VkDriverId id)
 
 enum { LOOP_MOST = 65535 };                          /* iterations with QUIRK_SHORT_LOOPS */
 
+/* Device memory; host memory that the queue reads; that it writes. */
+enum memory_use { MEMORY_DEVICE, MEMORY_UPLOAD, MEMORY_READBACK, MEMORY_USES };
+
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
     char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
     uint32_t bits, quirks;                           /* enum capability, enum quirk */
     uint32_t type, api;
-    uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_groups[3], shared_memory, push_size;
+    uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_bindings, max_groups[3], shared_memory,
+             push_size;
     size_t max_range, max_elements, max_allocation, offset_align, memory_size;
     double timestamp_ns;
     uint64_t most_ahead;                             /* of a timeline's value, where a signal or a wait may be */
     uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
-    uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
+    bool cached;                                     /* the host reads mapped memory as fast as its own */
+    uint8_t types[MEMORY_USES][VK_MAX_MEMORY_TYPES]; /* that memory may be of, the best first */
+    uint32_t type_count[MEMORY_USES];
+    uint32_t host_types, cached_types;               /* bits of those that the host maps; and reads fast */
 };
 
 struct pipeline {
@@ -452,9 +464,10 @@ struct device {
     mutex lock, event_lock;                          /* event_lock: of events' top; taken last, and for moments only */
     mlxvk_allocator allocator;
     void (*on_error)(const mlxvk_error *, void *);
+    void (*own_on_error)(const mlxvk_error *, void *);                 /* the description's */
     void *user;
     mlxvk_error error;
-    int lost;                                        /* sticky */
+    int lost;                                        /* sticky; like all that changes it is the lock's */
     int gate[GATE_COUNT];
     char wanted[WANTED_TEXT];                        /* the device asked for, "" for any */
     struct capabilities caps;
@@ -487,6 +500,9 @@ struct device {
     uint32_t timeline_count, timeline_slots;
     struct stream *streams;
     struct stream *default_stream;
+    struct stream *copies;                           /* between the host and memory that it does not map */
+    struct buffer *staging[MEMORY_USES];             /* what they go through, where none goes on */
+    size_t staged;                                   /* bytes of all of it */
     int stream_index;
     struct event *freed_events;                      /* that submissions may still name */
     uint32_t random_state[2];
@@ -771,15 +787,30 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     return bits;
 }
 
-/* The memory types to use: device-local memory that the host maps where all of it is mapped (unified memory, resizable
- * BAR), else plain device-local memory with staging. */
-static void choose_memory(struct device *d)
+/* How good a memory type is for a use; 0: it is not to be used. Device memory: mapped by the host (unified memory,
+ * resizable BAR) unless `plain`, in the largest heap of the device's; types of other kinds (protected, lazy, vendors')
+ * want features. */
+static int memory_rank(const VkPhysicalDeviceMemoryProperties *m, uint32_t type, enum memory_use use, bool plain,
+                       size_t largest)
 {
     const VkMemoryPropertyFlags local = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, cached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT,
         host = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+    VkMemoryPropertyFlags f = m->memoryTypes[type].propertyFlags;
+    const VkMemoryHeap *heap = &m->memoryHeaps[m->memoryTypes[type].heapIndex];
+    bool main_heap = heap->size == largest && (heap->flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT);
+    if (f & ~(local | host | cached)) return 0;
+    if (use == MEMORY_UPLOAD) return (f & host) == host ? 1 + 2 * !(f & local) + !(f & cached) : 0;
+    if (use == MEMORY_READBACK) return (f & host) == host ? 1 + !(f & local) + 2 * !!(f & cached) : 0;
+    if (!(f & local)) return 0;
+    return 1 + 4 * main_heap + ((f & host) == host && !plain ? (f & cached ? 3 : 2) : 0);
+}
+
+/* The memory types to use, the best first: see memory_rank. */
+static void choose_memory(struct device *d)
+{
     VkPhysicalDeviceMemoryProperties m;
     struct capabilities *c = &d->caps;
-    int mapped = -1, plain = -1, upload = -1, readback = -1;
+    bool plain = d->gate[GATE_STAGING] != 0;
     size_t largest = 0;
     vkGetPhysicalDeviceMemoryProperties(d->physical, &m);
     for (uint32_t i = 0; i < m.memoryHeapCount; i++)
@@ -787,17 +818,18 @@ static void choose_memory(struct device *d)
             largest = (size_t)m.memoryHeaps[i].size;
     for (uint32_t i = 0; i < m.memoryTypeCount; i++) {
         VkMemoryPropertyFlags f = m.memoryTypes[i].propertyFlags;
-        bool main_heap = m.memoryHeaps[m.memoryTypes[i].heapIndex].size == largest;
-        if (plain < 0 && (f & local) && main_heap) plain = (int)i;
-        if ((f & local) && (f & host) == host && main_heap && (mapped < 0 || (f & cached))) mapped = (int)i;
-        if ((f & host) == host && upload < 0) upload = (int)i;
-        if ((f & host) == host && (f & cached) && readback < 0) readback = (int)i;
+        bool host = (f & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) && (f & VK_MEMORY_PROPERTY_HOST_COHERENT_BIT);
+        if (host) c->host_types |= 1u << i;
+        if (host && (f & VK_MEMORY_PROPERTY_HOST_CACHED_BIT)) c->cached_types |= 1u << i;
     }
+    for (int use = 0; use < MEMORY_USES; use++)
+        for (int rank = 8; rank > 0; rank--)
+            for (uint32_t i = 0; i < m.memoryTypeCount; i++)
+                if (memory_rank(&m, i, (enum memory_use)use, plain, largest) == rank)
+                    c->types[use][c->type_count[use]++] = (uint8_t)i;
     c->memory_size = largest;
-    c->mapped = mapped >= 0 && !d->gate[GATE_STAGING];
-    c->memory_type = (uint32_t)(c->mapped ? mapped : plain);
-    c->upload_type = (uint32_t)upload;
-    c->readback_type = (uint32_t)(readback >= 0 ? readback : upload);
+    c->mapped = !plain && c->type_count[MEMORY_DEVICE] && (c->host_types >> c->types[MEMORY_DEVICE][0] & 1);
+    c->cached = c->mapped && (c->cached_types >> c->types[MEMORY_DEVICE][0] & 1);
 }
 
 static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
@@ -812,6 +844,10 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
         c->max_range = min_size(c->max_range, max_size((size_t)d->gate[GATE_BINDING_RANGE], 4 * c->offset_align));
     c->max_elements = min_size(c->max_range, (size_t)1 << 31);
     c->max_threads = min_u32(p->limits.maxComputeWorkGroupInvocations, p->limits.maxComputeWorkGroupSize[0]);
+    if (d->gate[GATE_THREADS] > 0) c->max_threads = min_u32(c->max_threads, (uint32_t)d->gate[GATE_THREADS]);
+    c->max_bindings = min_u32(p->limits.maxPerStageDescriptorStorageBuffers, p->limits.maxDescriptorSetStorageBuffers);
+    c->max_bindings = min_u32(min_u32(c->max_bindings, p->limits.maxPerStageResources), MAX_BINDINGS);
+    if (d->gate[GATE_BUFFERS] > 0) c->max_bindings = min_u32(c->max_bindings, (uint32_t)d->gate[GATE_BUFFERS]);
     for (int i = 0; i < 3; i++) {
         c->max_groups[i] = p->limits.maxComputeWorkGroupCount[i];
         if (d->gate[GATE_GRID] > 0) c->max_groups[i] = min_u32(c->max_groups[i], (uint32_t)d->gate[GATE_GRID]);
@@ -847,7 +883,10 @@ static void read_capabilities(struct device *d, const struct features *f, const 
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, .pNext = &sg };
     VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES,
         .pNext = has[EXT_SIZE_CONTROL] ? (void *)&sizes : (void *)&sg };
-    VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, .pNext = &m3 };
+    VkPhysicalDevicePushDescriptorPropertiesKHR pushed = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PUSH_DESCRIPTOR_PROPERTIES_KHR, .pNext = &m3 };
+    VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2,
+                                      .pNext = has[EXT_PUSH_DESCRIPTOR] ? (void *)&pushed : (void *)&m3 };
     struct capabilities *c = &d->caps;
     vkGetPhysicalDeviceProperties2(d->physical, &p);
     read_limits(d, &p.properties);
@@ -856,7 +895,8 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->subgroup = sg.subgroupSize;
     choose_subgroup(d, f, &sizes);
     c->max_allocation = (size_t)m3.maxMemoryAllocationSize;
-    c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC];
+    c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC] &&
+                         pushed.maxPushDescriptors >= c->max_bindings;
     c->memory_budget = has[EXT_BUDGET];
     c->bits = capability_bits(d, f, &sg, &fc);
     c->quirks = quirks_of(driver.driverID);
@@ -1182,6 +1222,46 @@ static void note(struct device *d, enum family family, const char *kernel, const
 /* Arguments are looked at only where the family is noted. */
 #define NOTE(d, family, ...) ((d)->noted >> (family) & 1 ? note((struct device *)(d), family, __VA_ARGS__) : (void)0)
 
+static int by_family_and_count(const void *a, const void *b)
+{
+    const struct note *x = a, *y = b;
+    if (x->family != y->family) return x->family < y->family ? -1 : 1;
+    if (!x->reason != !y->reason) return x->reason ? 1 : -1;
+    return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->signature, y->signature);
+}
+
+/* A sorted copy of the notes, with those that are counters; NULL without memory. The lock is held. */
+static struct note *list_notes(struct device *d, uint32_t *count)
+{
+    const struct { const char *kernel; uint64_t count; } counters[] = {
+        { "pipelines found", d->pipelines_found }, { "pipelines made", d->stats.pipelines },
+        { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
+        { "buffers allocated", d->buffers_made },
+    };
+    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
+    *count = 0;
+    if (!list) return NULL;
+    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
+    for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
+        list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel,
+                                          .signature = "all" };
+    qsort(list, *count, sizeof *list, by_family_and_count);
+    return list;
+}
+
+/* The families whose gate asks for it. */
+static void print_notes(struct device *d)
+{
+    uint32_t n;
+    struct note *list;
+    bool any = false;
+    for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
+    if (!any || !(list = list_notes(d, &n))) return;
+    for (uint32_t i = 0; i < n; i++)
+        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
+    host_free(d, list);
+}
+
 /* Sizes that vary from step to step, by powers of two. */
 static uint32_t size_class(uint32_t n)
 {
@@ -1203,6 +1283,7 @@ struct block {
     VkBuffer handle;
     size_t size, used;
     char *map;
+    bool mapped, cached;                             /* by the host; and it reads it as fast as its own */
     struct range *free;                              /* by offset, never adjacent */
     struct block *next;
 };
@@ -1240,21 +1321,36 @@ static VkBufferCreateInfo buffer_info(size_t size)
     return info;
 }
 
-/* Memory of one type with a buffer over it, mapped where asked. */
-static int raw_allocate(struct device *d, size_t size, uint32_t type, bool map, struct block *out)
+/* Memory of the best type that the buffer may have and that has so much left. */
+static VkResult allocate_memory(struct device *d, const VkMemoryRequirements *need, enum memory_use use,
+                                struct block *out)
+{
+    const struct capabilities *c = &d->caps;
+    VkMemoryAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = need->size };
+    VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    for (uint32_t i = 0; i < c->type_count[use] && r == VK_ERROR_OUT_OF_DEVICE_MEMORY; i++) {
+        info.memoryTypeIndex = c->types[use][i];
+        if (need->memoryTypeBits >> info.memoryTypeIndex & 1)
+            r = d->vk.vkAllocateMemory(d->handle, &info, NULL, &out->memory);
+    }
+    out->cached = c->cached_types >> info.memoryTypeIndex & 1;
+    out->mapped = (c->host_types >> info.memoryTypeIndex & 1) && (use != MEMORY_DEVICE || !d->gate[GATE_STAGING]);
+    return r;
+}
+
+/* Memory with a buffer over it, mapped where the host can. */
+static int raw_allocate(struct device *d, size_t size, enum memory_use use, struct block *out)
 {
     VkBufferCreateInfo info = buffer_info(size);
     VkMemoryRequirements need;
-    VkMemoryAllocateInfo allocate = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .memoryTypeIndex = type };
     VkResult r = d->vk.vkCreateBuffer(d->handle, &info, NULL, &out->handle);
-    void *mapped = NULL;
+    void *map = NULL;
     if (r < 0) return vk_code(d, r);
     d->vk.vkGetBufferMemoryRequirements(d->handle, out->handle, &need);
-    allocate.allocationSize = need.size;
-    r = d->vk.vkAllocateMemory(d->handle, &allocate, NULL, &out->memory);
+    r = allocate_memory(d, &need, use, out);
     if (r >= 0) r = d->vk.vkBindBufferMemory(d->handle, out->handle, out->memory, 0);
-    if (r >= 0 && map) r = d->vk.vkMapMemory(d->handle, out->memory, 0, VK_WHOLE_SIZE, 0, &mapped);
-    out->map = mapped;
+    if (r >= 0 && out->mapped) r = d->vk.vkMapMemory(d->handle, out->memory, 0, VK_WHOLE_SIZE, 0, &map);
+    out->map = map;
     out->size = size;
     if (r >= 0) return 0;
     d->vk.vkDestroyBuffer(d->handle, out->handle, NULL);
@@ -1279,7 +1375,7 @@ static int block_create(struct device *d, size_t size, struct block **out)
 {
     struct block *b = host_zalloc(d, sizeof *b);
     struct range *all = host_alloc(d, sizeof *all);
-    int code = b && all ? raw_allocate(d, size, d->caps.memory_type, d->caps.mapped, b) : MLXVK_ERROR_HOST_MEMORY;
+    int code = b && all ? raw_allocate(d, size, MEMORY_DEVICE, b) : MLXVK_ERROR_HOST_MEMORY;
     if (code) {
         host_free(d, b);
         host_free(d, all);
@@ -1423,19 +1519,31 @@ static void buffer_destroy(struct device *d, struct buffer *b)
     buffer_end(d, b);
 }
 
-/* Waits until what was submitted with the buffer is done. The lock is held: used where memory must be had now. */
+/* The same as timeline_wait with the lock held, in the middle of what others must not see: where nothing gets done for
+ * two seconds it is NOT_READY, for the work may wait for a thread that waits for the lock. */
+static int timeline_wait_locked(struct device *d, struct timeline *t, uint64_t value)
+{
+    VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                                 .pSemaphores = &t->semaphore, .pValues = &value };
+    while (t->completed < value) {
+        uint64_t now = 0;
+        VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, 2000000000u);
+        if (r == VK_SUCCESS) now = value;
+        else if (r == VK_TIMEOUT) r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &now);
+        if (r < 0) return vk_code(d, r);
+        if (now <= t->completed) return MLXVK_ERROR_NOT_READY;
+        t->completed = now;
+    }
+    return 0;
+}
+
+/* Waits until what was submitted with the buffer is done; not for what was not submitted. */
 static int wait_uses(struct device *d, struct buffer *b)
 {
     for (int i = 0; i < b->use_count; i++) {
         struct use *u = &b->uses[i];
-        VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                     .pSemaphores = &u->line->semaphore, .pValues = &u->value };
-        VkResult r;
-        if (u->value <= u->line->completed) continue;
-        if (u->value > u->line->submitted) return MLXVK_ERROR_NOT_READY;
-        r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
-        if (r < 0) return vk_code(d, r);
-        if (u->line->completed < u->value) u->line->completed = u->value;
+        int code = u->value > u->line->submitted ? MLXVK_ERROR_MEMORY : timeline_wait_locked(d, u->line, u->value);
+        if (code) return code;
     }
     b->use_count = 0;
     return 0;
@@ -1448,7 +1556,11 @@ static void cache_trim(struct device *d, size_t bytes, bool wait)
     d->polls++;
     for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
         newer = b->newer;
-        if (!d->lost && !buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
+        if (!d->lost && !buffer_idle(d, b, NULL)) {
+            int code = wait ? wait_uses(d, b) : MLXVK_ERROR_NOT_READY;
+            wait = wait && code != MLXVK_ERROR_NOT_READY;    /* what comes behind it would not be done either */
+            if (code) continue;
+        }
         released += b->size;
         cache_remove(d, b);
         buffer_destroy(d, b);
@@ -1583,22 +1695,19 @@ static struct timeline *timeline_create(struct device *d)
     return t;
 }
 
-/* Blocks, without the lock, until the timeline reaches value. */
-static int timeline_wait(struct device *d, struct timeline *t, uint64_t value, uint64_t timeout)
+/* Blocks until the timeline reaches value. The lock is held on entry and on return, but not while waiting: what is
+ * waited for may need another thread's signal. */
+static int timeline_wait(struct device *d, struct timeline *t, uint64_t value)
 {
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
                                  .pSemaphores = &t->semaphore, .pValues = &value };
-    VkResult r = VK_SUCCESS;
-    bool done;
-    mutex_lock(&d->lock);
-    done = t->completed >= value;
+    VkResult r;
+    if (t->completed >= value) return 0;
     mutex_unlock(&d->lock);
-    if (!done) r = d->vk.vkWaitSemaphores(d->handle, &info, timeout);
+    r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
     mutex_lock(&d->lock);
     if (r == VK_SUCCESS && t->completed < value) t->completed = value;
-    if (r < 0) vk_code(d, r);
-    mutex_unlock(&d->lock);
-    return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : r < 0 ? (d->lost ? d->lost : MLXVK_ERROR_VULKAN) : 0;
+    return vk_code(d, r);
 }
 
 static int grow_uses(struct device *d, struct buffer *b)
@@ -1630,6 +1739,121 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
     }
     b->uses[b->use_count++] = (struct use){ line, line->open, write };
     return 0;
+}
+
+/* ---- staging: host memory that the device sees, for copies where the host does not see the device's ---- */
+
+enum { STAGING_MOST = 64 << 20, STAGING_CHUNK = 16 << 20, STAGING_LEAST = 64 << 10 };
+
+static void staging_destroy(struct device *d, struct buffer *b)
+{
+    d->staged -= b->size;
+    d->vk.vkDestroyBuffer(d->handle, b->handle, NULL);
+    d->vk.vkFreeMemory(d->handle, b->block->memory, NULL);
+    host_free(d, b->block);
+    buffer_end(d, b);
+}
+
+static int staging_create(struct device *d, enum memory_use use, size_t size, struct buffer **out)
+{
+    struct buffer *b = buffer_new(d);
+    struct block *block = b ? host_zalloc(d, sizeof *block) : NULL;
+    int code = block ? raw_allocate(d, size, use, block) : MLXVK_ERROR_HOST_MEMORY;
+    if (code) {
+        host_free(d, block);
+        host_free(d, b);
+        return code;
+    }
+    b->block = block;
+    b->handle = block->handle;
+    b->map = block->map;
+    b->size = b->bytes = size;
+    d->staged += size;
+    *out = b;
+    return 0;
+}
+
+/* The first piece, off its list, of at least that size that no submission uses. */
+static struct buffer *staging_find(struct device *d, enum memory_use use, size_t size)
+{
+    d->polls++;
+    for (struct buffer **link = &d->staging[use], *b; (b = *link) != NULL; link = &b->bin_next)
+        if (b->size >= size && buffer_idle(d, b, NULL)) {
+            *link = b->bin_next;
+            return b;
+        }
+    return NULL;
+}
+
+static void staging_trim(struct device *d)
+{
+    for (int use = 0; use < MEMORY_USES; use++)
+        for (struct buffer *b; (b = staging_find(d, (enum memory_use)use, 0)) != NULL;) staging_destroy(d, b);
+}
+
+/* A piece of its own for a transfer, until staging_give. Where too much is under way it waits, without the lock. */
+static int staging_take(struct device *d, enum memory_use use, size_t size, struct buffer **out)
+{
+    size_t wanted = STAGING_LEAST;
+    while (wanted < size) wanted *= 2;
+    while ((*out = staging_find(d, use, size)) == NULL) {
+        const struct buffer *oldest;
+        int code;
+        if (d->lost) return d->lost;
+        if (d->staged + wanted > STAGING_MOST) staging_trim(d);
+        oldest = d->staging[use];
+        if (d->staged + wanted <= STAGING_MOST || !oldest) return staging_create(d, use, wanted, out);
+        while (oldest->bin_next) oldest = oldest->bin_next;
+        code = timeline_wait(d, oldest->uses[0].line, oldest->uses[0].value);
+        if (code) return code;
+    }
+    return 0;
+}
+
+static void staging_give(struct device *d, enum memory_use use, struct buffer *b)
+{
+    b->bin_next = d->staging[use];
+    d->staging[use] = b;
+}
+
+/* ---- events ---- */
+
+/* top: the greatest value that was signalled, or recorded to be. uses: the last submission of each timeline that names
+ * the semaphore. */
+struct event {
+    struct device *device;
+    VkSemaphore semaphore;
+    uint64_t top;
+    struct event *next;                              /* once it is freed */
+    struct use *uses;
+    uint32_t use_count, use_slots;
+};
+
+static void event_destroy(struct device *d, struct event *ev)
+{
+    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
+    host_free(d, ev->uses);
+    host_free(d, ev);
+}
+
+/* One submission more than those that name it must be done: Mesa (22.3) looks at what a submission waited for once more
+ * after it has signalled. */
+static bool event_idle(struct device *d, const struct event *ev)
+{
+    for (uint32_t i = 0; i < ev->use_count; i++)
+        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
+    return true;
+}
+
+/* Destroys freed events that no submission names any more. */
+static void reap_events(struct device *d, bool all)
+{
+    d->polls++;
+    for (struct event **link = &d->freed_events, *ev; (ev = *link) != NULL;) {
+        if (!all && !event_idle(d, ev)) { link = &ev->next; continue; }
+        *link = ev->next;
+        event_destroy(d, ev);
+    }
 }
 
 /* ==== >>modules: SPIR-V as the device takes it ==================================================================== */
@@ -1966,7 +2190,7 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
     return r;
 }
 
-/* ==== >>encoder =================================================================================================== */
+/* ==== >>pipelines: and what streams and encoders are ============================================================== */
 
 enum { SEEN_WINDOWS = 256, MAX_LIVE = 512, MAX_PENDING = 24, MAX_BOUND = MAX_PENDING, MAX_DONORS = 8, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
@@ -2080,8 +2304,6 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
     return e->code = code;
 }
 
-/* ---- pipelines ---- */
-
 static uint64_t hash_words(uint64_t h, const uint32_t *words, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -2132,7 +2354,23 @@ static void name_missing(uint32_t bits, char *text, size_t size)
         if (bits & (1u << i)) n += (size_t)snprintf(text + n, size - n, "%s%s", n ? ", " : "", capability_names[i]);
 }
 
-static bool has_kernel(const struct device *d, enum kernel_id k) { return !lacking(d, kernel_table[k].needs); }
+static bool has_kernel(const struct device *d, enum kernel_id k)
+{
+    return !lacking(d, kernel_table[k].needs) && kernel_table[k].bindings <= d->caps.max_bindings;
+}
+
+/* Limits of the device that a kernel is over; constant 0 is its threads. false with an error: it cannot run. */
+static bool within_limits(struct encoder *e, const struct kernel_row *row, const uint32_t *spec)
+{
+    const struct capabilities *c = &e->device->caps;
+    if (row->bindings > c->max_bindings)
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name,
+                     "the kernel has %u storage buffers; %s takes %u", row->bindings, c->name, c->max_bindings);
+    if (spec[0] > c->max_threads)
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name,
+                     "the kernel has workgroups of %u threads; %s takes %u", spec[0], c->name, c->max_threads);
+    return !e->code;
+}
 
 static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
                                            uint64_t key, uint32_t at)
@@ -2148,6 +2386,7 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
         encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name, "%s lacks %s", d->caps.name, names);
         return NULL;
     }
+    if (!within_limits(e, row, spec)) return NULL;
     p = host_zalloc(d, sizeof *p);
     if (!p) {
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
@@ -2186,6 +2425,8 @@ static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k,
     return new_pipeline(e, k, spec, n, key, at);
 }
 
+/* ==== >>stream ==================================================================================================== */
+
 /* ---- command buffers ---- */
 
 static int slot_create(struct device *d, struct slot *slot)
@@ -2207,15 +2448,19 @@ static int slot_create(struct device *d, struct slot *slot)
     return vk_code(d, r);
 }
 
-/* Adds the times of a finished submission to the kernels' counts. */
+/* Adds the times of a finished submission to the kernels' counts: of dispatches whose two times the driver has. */
 static void read_queries(struct device *d, struct slot *slot)
 {
-    uint64_t times[QUERIES];
-    if (slot->query_count && d->vk.vkGetQueryPoolResults(d->handle, slot->queries, 0, slot->query_count, sizeof times, times, 8,
-                                                         VK_QUERY_RESULT_64_BIT) >= 0)
-        for (uint32_t i = 0; i + 1 < slot->query_count; i += 2)
+    struct { uint64_t time, there; } q[QUERIES];
+    VkResult r;
+    if (!slot->query_count) return;
+    memset(q, 0, sizeof q);
+    r = d->vk.vkGetQueryPoolResults(d->handle, slot->queries, 0, slot->query_count, sizeof q, q, sizeof *q,
+                                    VK_QUERY_RESULT_64_BIT | VK_QUERY_RESULT_WITH_AVAILABILITY_BIT);
+    for (uint32_t i = 0; i + 1 < slot->query_count && r >= 0; i += 2)
+        if (q[i].there && q[i + 1].there && q[i + 1].time >= q[i].time)
             d->kernel_counts[slot->query_kernel[i / 2]].ns +=
-                (uint64_t)((double)(times[i + 1] - times[i]) * d->caps.timestamp_ns);
+                (uint64_t)((double)(q[i + 1].time - q[i].time) * d->caps.timestamp_ns);
     slot->query_count = 0;
 }
 
@@ -2254,13 +2499,7 @@ static int open_commands(struct stream *s)
     int code = 0;
     if (d->lost) return encoder_fail(e, d->lost, 0, __LINE__, "stream", "the device was lost");
     if (!slot->pool) code = slot_create(d, slot);
-    else {
-        VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                     .pSemaphores = &s->line->semaphore, .pValues = &slot->value };
-        if (slot->value > s->line->completed) r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
-        if (r >= 0 && s->line->completed < slot->value) s->line->completed = slot->value;
-        if (r >= 0) slot_recycle(d, slot);
-    }
+    else if (!(code = timeline_wait_locked(d, s->line, slot->value))) slot_recycle(d, slot);
     if (!code && r >= 0) r = d->vk.vkBeginCommandBuffer(slot->commands, &begin);
     if (code || r < 0)
         return encoder_fail(e, code ? code : vk_code(d, r), r, __LINE__, "stream", "no command buffer (VkResult %d)", r);
@@ -2410,6 +2649,46 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
     s->seen[line->index] = value;
     return 0;
 }
+
+/* ---- made and found ---- */
+
+static struct stream *stream_create(struct device *d)
+{
+    struct stream *s = host_zalloc(d, sizeof *s);
+    uint32_t queue = 0;
+    if (s) s->line = timeline_create(d);
+    if (!s || !s->line) { host_free(d, s); return NULL; }
+    for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
+    d->queue_users[queue]++;
+    s->device = d;
+    s->queue = queue;
+    s->index = d->stream_index++;
+    s->line->stream = s;
+    s->encoder.stream = s;
+    s->encoder.device = d;
+    s->encoder.step.kernel = KERNEL_COUNT;
+    s->next = d->streams;
+    d->streams = s;
+    return s;
+}
+
+static struct stream *default_stream(struct device *d)
+{
+    if (!d->default_stream) d->default_stream = stream_create(d);
+    return d->default_stream;
+}
+
+static void slot_destroy(struct device *d, struct slot *slot)
+{
+    for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
+    host_free(d, slot->sets);
+    d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
+    d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
+}
+
+/* ==== >>encoder =================================================================================================== */
+
+/* ---- hazards ---- */
 
 /* What a buffer adds to the bytes after which a command buffer is committed. Commits serve to start the GPU early: while it is
  * at work what is only read (weights, mostly) counts an eighth, since a submission for each 50 MiB of weights costs the host
@@ -3239,6 +3518,7 @@ static void enter_group(const struct node *n, uint64_t group);
 static bool replay(struct stream *s, uint32_t count);               /* >>replay */
 static void keep_group(struct stream *s, const struct members *all);
 static void window_keep(struct stream *s);
+static void free_windows(struct stream *s);
 
 /* The nodes were encoded, or failed, together. */
 static void group_done(struct stream *s, const struct members *all)
@@ -3346,6 +3626,60 @@ static void stream_lower(struct stream *s, uint32_t keep)
     s->device->stats.lowering_ns += now_ns() - start;
 }
 
+/* ---- streams: waited for, ended ---- */
+
+/* Submits and waits for everything, also for what other threads record meanwhile. A lost device may be at work still;
+ * it does not block. */
+static int stream_drain(struct stream *s)
+{
+    struct device *d = s->device;
+    int code;
+    do {
+        stream_lower(s, 0);
+        stream_submit(s);
+        code = timeline_wait(d, s->line, s->line->submitted);
+    } while (!code && !d->lost && (s->node_count || s->encoder.commands || s->line->completed < s->line->submitted));
+    return d->lost ? d->lost : code;
+}
+
+/* Submits and waits for what all streams have recorded. */
+static void wait_streams(struct device *d)
+{
+    for (struct stream *s = d->streams; s; s = s->next) { stream_lower(s, 0); stream_submit(s); }
+    for (uint32_t i = 0; i < d->timeline_count && !d->lost; i++)
+        timeline_wait(d, d->timelines[i], d->timelines[i]->submitted);
+}
+
+/* A stream that is drained, or all of whose device goes. Where the wait failed, what its queue may be using stays. */
+static void stream_destroy(struct stream *s)
+{
+    struct device *d = s->device;
+    struct stream **link = &d->streams;
+    bool idle = d->lost || s->line->completed >= s->line->submitted;
+    free_windows(s);
+    plan_clear(&s->encoder);
+    plan_free(d, &s->encoder.plan);
+    for (uint32_t i = 0; i < s->slot_count && idle; i++)
+        if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
+    while (*link != s) link = &(*link)->next;
+    *link = s->next;
+    if (d->default_stream == s) d->default_stream = NULL;
+    if (s->counters && idle) buffer_destroy(d, s->counters);
+    d->queue_users[s->queue]--;
+    s->line->stream = NULL;
+    host_free(d, s->nodes);
+    host_free(d, s->seen);
+    host_free(d, s);
+}
+
+/* Gives a reference back. The last one ends the stream, where it is not the device's default, when its work is done. */
+static void stream_drop(struct stream *s)
+{
+    struct device *d = s->device;
+    if (s->refs == 1 && s != d->default_stream) stream_drain(s);     /* others may take references meanwhile */
+    if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
+}
+
 /* ---- the front's side: a call ---- */
 
 /* One public call: the lock, the first error, and the arrays made on the way. */
@@ -3358,23 +3692,31 @@ struct call {
     int replaced_count;
 };
 
-static struct device *default_device(void);
-static struct stream *default_stream(struct device *d);
+/* The device, or the default one, with one more reference, and locked; NULL: there is none. Until unlock_and_drop. */
+static struct device *lock_device(struct device *d);
+static int unlock_and_drop(struct device *d);
+
+/* A call holds its stream, and by it the device, as a handle does: it may let go of the lock while it waits. */
+static struct call begin_on(const char *name, struct device *d, struct stream *s)
+{
+    struct call c = { .name = name };
+    if (!d) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
+    if (!s && !(s = default_stream(d))) {
+        c.code = d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+        unlock_and_drop(d);
+        return c;
+    }
+    s->refs++;
+    c.stream = s;
+    c.device = d;
+    return c;
+}
 
 static struct call begin(const char *name, mlxvk_stream handle)
 {
-    struct call c = { .stream = handle.ctx, .name = name };
-    if (!c.stream) {
-        struct device *d = default_device();
-        if (!d) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
-        mutex_lock(&d->lock);
-        c.stream = default_stream(d);
-        mutex_unlock(&d->lock);
-        if (!c.stream) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
-    }
-    c.device = c.stream->device;
-    mutex_lock(&c.device->lock);
-    if (c.device->lost) {
+    struct stream *s = handle.ctx;
+    struct call c = begin_on(name, lock_device(s ? s->device : NULL), s);
+    if (c.device && c.device->lost) {
         c.code = c.device->lost;
         set_error(&c.stream->error, c.code, VK_ERROR_DEVICE_LOST, __LINE__, name, "the device was lost");
     }
@@ -3403,20 +3745,20 @@ static struct array *temporary(struct call *c, struct array *a)
     return a;
 }
 
-/* Ends a call: keeps the lock's time short by waiting for the window after releasing it. */
+/* Ends a call, and waits for the window of submissions in flight. */
 static int end(struct call *c)
 {
     struct device *d = c->device;
     struct stream *s = c->stream;
-    uint64_t window, wait_for = 0;
+    uint64_t window;
     if (!d) return c->code;
     for (struct array *a = c->temporaries, *next; a; a = next) { next = a->next_temporary; array_release(a); }
     if (s->node_count >= LOWER_AT) stream_lower(s, LOWER_KEEP);
     window = (uint64_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
-    if (s->line->submitted > s->line->completed + window) wait_for = s->line->submitted - window;
-    mutex_unlock(&d->lock);
+    if (s->line->submitted > s->line->completed + window) timeline_wait(d, s->line, s->line->submitted - window);
+    stream_drop(s);
+    unlock_and_drop(d);
     for (int i = 0; i < c->replaced_count; i++) mlxvk_array_free((mlxvk_array){ c->replaced[i] });
-    if (wait_for) timeline_wait(d, s->line, wait_for, UINT64_MAX);
     return c->code;
 }
 
@@ -14423,6 +14765,8 @@ static void dump_chain(const struct chain_entry *entry, const uint32_t *words, u
     fclose(f);
 }
 
+static uint32_t chain_threads(const struct device *d) { return min_u32(256, d->caps.max_threads); }
+
 static void build_chain(struct encoder *e, struct chain_entry *entry, const struct chain *c)
 {
     struct device *d = e->device;
@@ -14433,7 +14777,8 @@ static void build_chain(struct encoder *e, struct chain_entry *entry, const stru
                                          .bindings = (uint32_t)(c->bound + c->results) };
     if (words && d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry, words, count);
     if (r >= 0) r = build_module(d, words, count * sizeof *words, &module);
-    if (r >= 0) r = build_pipeline(d, module, entry->pipeline.bindings, &(uint32_t){ 256 }, 1, &entry->pipeline.handle);
+    if (r >= 0)
+        r = build_pipeline(d, module, entry->pipeline.bindings, (uint32_t[]){ chain_threads(d) }, 1, &entry->pipeline.handle);
     d->vk.vkDestroyShaderModule(d->handle, module, NULL);
     host_free(d, words);
     if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "chain", "the pipeline could not be made (VkResult %d)", r);
@@ -14483,9 +14828,12 @@ static void choose_walks(struct chain *c, uint32_t mask)
     for (k = 1; k <= c->strided; k++) for (int j = 0; j < g->ndim; j++) c->push[c->pushed++] = (uint32_t)g->stride[k][j];
 }
 
-/* Does it have an array that the device cannot bind whole? */
+/* Does it have an array that the device cannot bind whole, or more of them than it binds? */
 static bool too_large(struct encoder *e, const struct chain *c)
 {
+    uint32_t bindings = (uint32_t)c->results;
+    for (int i = 0; i < c->operands; i++) bindings += c->walk[i] != WALK_LITERAL;
+    if (bindings > e->device->caps.max_bindings) return true;
     for (int i = 0; i < c->operands; i++) if (!fits_binding(e->device, c->operand[i])) return true;
     for (int i = 0; i < c->steps; i++) if (!fits_binding(e->device, c->step[i].out)) return true;
     return false;
@@ -14504,7 +14852,7 @@ static void chain_dispatch(struct encoder *e, struct chain *c)
     if (e->code) { encoder_reset(e); return; }
     e->step.pipeline = &entry->pipeline;
     set_bytes(e, c->push, c->pushed * 4);
-    dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), 256));
+    dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), chain_threads(e->device)));
 }
 
 /* ==== >>fusion ==================================================================================================== */
@@ -15503,13 +15851,14 @@ static void window_keep(struct stream *s)
 
 /* ==== >>public: devices =========================================================================================== */
 
+/* lock comes before those of devices, handler_lock (of what stands behind it) after them. */
 static struct {
-    mutex lock;
+    mutex lock, handler_lock;
     struct device *device;
     mlxvk_error_handler_func handler;                /* mlxvk_set_error_handler */
     void *data;
     void (*dtor)(void *);
-} the_default = { .lock = MUTEX_INIT };
+} the_default = { .lock = MUTEX_INIT, .handler_lock = MUTEX_INIT };
 
 static int create_layouts(struct device *d)
 {
@@ -15517,7 +15866,7 @@ static int create_layouts(struct device *d)
     VkPushConstantRange push = { VK_SHADER_STAGE_COMPUTE_BIT, 0, PUSH_SIZE };
     for (uint32_t i = 0; i < MAX_BINDINGS; i++)
         b[i] = (VkDescriptorSetLayoutBinding){ i, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL };
-    for (uint32_t n = 0; n <= MAX_BINDINGS; n++) {
+    for (uint32_t n = 0; n <= d->caps.max_bindings; n++) {
         VkDescriptorSetLayoutCreateInfo set = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = n,
             .flags = d->caps.push_descriptor ? VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR : 0, .pBindings = b };
         VkPipelineLayoutCreateInfo layout = { .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .setLayoutCount = 1,
@@ -15536,17 +15885,24 @@ static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc
     return vk_code(d, d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache));
 }
 
-static void stream_destroy(struct stream *s);
-
-static void reap_events(struct device *d, bool all);
-static void print_notes(struct device *d);
-static void print_default(void);
+/* Mesa (22.3) looks at the semaphores that a submission waited for once more after it has signalled. */
+static void settle(struct device *d)
+{
+    if (d->lost) return;
+    if (!d->adopted) { d->vk.vkDeviceWaitIdle(d->handle); return; }
+    lock_queue(d);
+    d->vk.vkQueueWaitIdle(d->queues[0]);
+    unlock_queue(d);
+}
 
 static void destroy_objects(struct device *d)
 {
-    while (d->streams) stream_destroy(d->streams);
+    while (d->streams) { stream_drain(d->streams); stream_destroy(d->streams); }
+    settle(d);
     reap_events(d, true);
     cache_trim(d, SIZE_MAX, true);
+    for (int use = 0; use < MEMORY_USES; use++)
+        for (struct buffer *b; (b = d->staging[use]) != NULL; staging_destroy(d, b)) d->staging[use] = b->bin_next;
     while (d->blocks) block_destroy(d, d->blocks);
     for (uint32_t i = 0; i < d->pipeline_slots; i++)
         if (d->pipelines[i]) {
@@ -15575,8 +15931,9 @@ static void device_destroy(struct device *d)
     print_notes(d);
     free_notes(d);
     if (d->handle) {
-        if (!d->lost && !d->adopted) d->vk.vkDeviceWaitIdle(d->handle);
+        mutex_lock(&d->lock);
         destroy_objects(d);
+        mutex_unlock(&d->lock);
         if (!d->adopted) d->vk.vkDestroyDevice(d->handle, NULL);
     }
     if (d->instance && !d->adopted) d->destroy_instance(d->instance, NULL);
@@ -15613,7 +15970,7 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     d->refs = 1;
     d->lock = d->event_lock = (mutex)MUTEX_INIT;
     d->allocator = a;
-    if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
+    if (desc) { d->on_error = d->own_on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
     d->noted = noted_families(d->gate);
     mutex_lock(&volk_lock);
@@ -15633,19 +15990,62 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     return 0;
 }
 
-static struct device *default_device(void)
+static void call_handler(const mlxvk_error *error, void *user)
 {
-    mutex_lock(&the_default.lock);
-    if (!the_default.device) {
-        mlxvk_device handle = { NULL };
-        if (!mlxvk_device_create(&handle, NULL)) the_default.device = handle.ctx;
-        if (the_default.device && the_default.device->noted) atexit(print_default);   /* it is never destroyed */
-    }
-    mutex_unlock(&the_default.lock);
+    (void)user;
+    mutex_lock(&the_default.handler_lock);
+    if (the_default.handler) the_default.handler(error->text, the_default.data);
+    mutex_unlock(&the_default.handler_lock);
+}
+
+/* The errors of the default device go to the handler, where there is one. */
+static void choose_handler(struct device *d, bool is_default)
+{
+    bool handled;
+    if (!d) return;
+    mutex_lock(&the_default.handler_lock);
+    handled = is_default && the_default.handler;
+    mutex_unlock(&the_default.handler_lock);
+    mutex_lock(&d->lock);
+    d->on_error = handled ? call_handler : d->own_on_error;
+    mutex_unlock(&d->lock);
+}
+
+static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
+
+/* Its lock is held. */
+static struct device *make_default(void)
+{
+    mlxvk_device handle = { NULL };
+    if (the_default.device || mlxvk_device_create(&handle, NULL)) return the_default.device;
+    the_default.device = handle.ctx;
+    choose_handler(the_default.device, true);
+    if (the_default.device->noted) atexit(print_default);              /* it is never destroyed */
     return the_default.device;
 }
 
+static struct device *default_device(void)
+{
+    struct device *d;
+    mutex_lock(&the_default.lock);
+    d = make_default();
+    mutex_unlock(&the_default.lock);
+    return d;
+}
+
 static struct device *device_or_default(mlxvk_device device) { return device.ctx ? device.ctx : default_device(); }
+
+static struct device *lock_device(struct device *d)
+{
+    if (d) mutex_lock(&d->lock);
+    else {                                           /* both locks: or mlxvk_set_default_device might end it between */
+        mutex_lock(&the_default.lock);
+        if ((d = make_default()) != NULL) mutex_lock(&d->lock);
+        mutex_unlock(&the_default.lock);
+    }
+    if (d) d->refs++;
+    return d;
+}
 
 mlxvk_device mlxvk_device_new(void)
 {
@@ -15665,18 +16065,18 @@ int mlxvk_device_free(mlxvk_device device)
 
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
 {
-    struct device *d = device_or_default(device);
-    if (!d || !error) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    struct device *d = error ? lock_device(device.ctx) : NULL;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     *error = d->error;
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_device_status(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
-    return d ? d->lost : MLXVK_ERROR_NO_DEVICE;
+    struct device *d = lock_device(device.ctx);
+    int lost = d ? d->lost : MLXVK_ERROR_NO_DEVICE;
+    if (d) unlock_and_drop(d);
+    return lost;
 }
 
 /* Lists the physical devices of a fresh instance; the caller's function may call the library. */
@@ -15739,7 +16139,7 @@ int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const 
     return MLXVK_ERROR_ARGUMENT;
 }
 
-enum { INFO_SIZES = 13 };
+enum { INFO_SIZES = 15 };
 struct info_size { const char *name; size_t value; };
 
 static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
@@ -15747,11 +16147,12 @@ static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES
     const struct capabilities *c = &d->caps;
     const struct info_size all[INFO_SIZES] = {
         { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type },
+        { "memory_size", c->memory_size }, { "cached", c->cached },
         { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align }, { "subgroup_size_least", c->subgroup_least },
         { "subgroup_size_most", c->subgroup_most },
+        { "max_threads", c->max_threads }, { "max_storage_buffers", c->max_bindings },
         { "cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1] },
     };
     memcpy(sizes, all, sizeof all);
@@ -15771,26 +16172,24 @@ int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *k
 
 int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = size ? lock_device(device.ctx) : NULL;
     VkResult r;
-    if (!d || !size) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    int code;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     r = d->vk.vkGetPipelineCacheData(d->handle, d->pipeline_cache, size, data);
-    mutex_unlock(&d->lock);
-    return r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r);
+    code = r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r);
+    unlock_and_drop(d);
+    return code;
 }
 
 /* ==== >>public: memory ============================================================================================ */
 
-static void wait_streams(struct device *d);          /* >>public: streams */
-
 /* One member of the device, read and where `set` is given changed, under the lock. */
 static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
     size_t *field;
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
     if (d->cached > d->cache_limit) {                /* still in flight: waited for without the lock */
@@ -15800,8 +16199,7 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_device_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
@@ -15819,24 +16217,26 @@ int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
 }
 int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
+    int code = d ? 0 : MLXVK_ERROR_NO_DEVICE;
     if (d && limit > d->caps.memory_size / 20 * 19)
-        return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit", "%zu is over the recommended working set", limit);
-    return memory_value(device, res, offsetof(struct device, wired_limit), &limit);
+        code = device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit",
+                           "%zu is over the recommended working set", limit);
+    if (d) unlock_and_drop(d);
+    return code ? code : memory_value(device, res, offsetof(struct device, wired_limit), &limit);
 }
 
 int mlxvk_device_clear_cache(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
     cache_trim(d, SIZE_MAX, false);
-    if (d->cached) {                                 /* in flight: waited for without the lock, another thread may have to signal */
+    if (d->cached) {                                 /* in flight: waited for without the lock */
         wait_streams(d);
-        cache_trim(d, SIZE_MAX, true);
+        cache_trim(d, SIZE_MAX, false);
     }
-    mutex_unlock(&d->lock);
-    return 0;
+    staging_trim(d);
+    return unlock_and_drop(d);
 }
 
 /* mlx-c's forms, which name no device. */
@@ -15863,28 +16263,26 @@ static mlxvk_buffer put_buffer(struct device *d, mlxvk_buffer *res, struct buffe
 
 int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
     mlxvk_buffer old = { NULL };
     struct buffer *b;
     int code;
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     code = d->lost ? d->lost : buffer_allocate(d, size, NULL, &b);
     if (code) device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size, d->caps.max_allocation);
     else old = put_buffer(d, res, b);
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     mlxvk_buffer_free(old);
     return code;
 }
 
 int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
     mlxvk_buffer old = { NULL };
     struct buffer *b;
     int code = 0;
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     b = buffer_new(d);
     if (!b) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "buffer_adopt", "out of host memory");
     else {
@@ -15896,7 +16294,7 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
         d->active += size;
         old = put_buffer(d, res, b);
     }
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     mlxvk_buffer_free(old);
     return code;
 }
@@ -15933,9 +16331,7 @@ static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
             uses[n++] = u;
         }
         if (!n || code) break;
-        mutex_unlock(&d->lock);
-        for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value, UINT64_MAX);
-        mutex_lock(&d->lock);
+        for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value);
     }
     buffer_release(d, b);
     return code;
@@ -15952,145 +16348,82 @@ int mlxvk_buffer_wait(mlxvk_buffer buffer)
     return code;
 }
 
-/* Moves bytes between the host and a buffer through a staging block, in chunks; blocks. */
-static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, void *data, size_t size, bool upload)
+/* ---- copies through staging ---- */
+
+/* memcpy; long ones without the lock. */
+static void copy_bytes(struct device *d, void *to, const void *from, size_t n)
 {
-    struct device *d = s->device;
-    struct encoder *e = &s->encoder;
-    struct block staging = { 0 };
-    size_t chunk = min_size(size, (size_t)16 << 20);
-    int code = raw_allocate(d, round_up(chunk, 4), upload ? d->caps.upload_type : d->caps.readback_type, true, &staging);
-    encoder_reset(e);                                /* a dispatch of the caller's that was being set up is forgotten */
-    for (size_t at = 0; at < size && !code; at += chunk) {
-        size_t n = min_size(chunk, size - at);
-        VkBufferCopy copy = { upload ? 0 : b->offset + offset + at, upload ? b->offset + offset + at : 0, n };
-        uint64_t value;
-        if (upload) memcpy(staging.map, (char *)data + at, n);
-        encoder_access(e, b, b->offset + offset + at, b->offset + offset + at + n, upload);
-        if (!e->code) insert_barrier(e);
-        if (!e->code) d->vk.vkCmdCopyBuffer(e->commands, upload ? staging.handle : b->handle, upload ? b->handle : staging.handle, 1, &copy);
-        value = s->line->open;
-        code = e->code ? e->code : stream_submit(s);
-        if (!code) {
-            VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                         .pSemaphores = &s->line->semaphore, .pValues = &value };
-            VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
-            code = vk_code(d, r);
-        }
-        if (!code && s->line->completed < value) s->line->completed = value;
-        if (!code && !upload) memcpy((char *)data + at, staging.map, n);
+    if (n > STAGING_LEAST) mutex_unlock(&d->lock);
+    memcpy(to, from, n);
+    if (n > STAGING_LEAST) mutex_lock(&d->lock);
+}
+
+static int transfer_chunk(struct device *d, struct buffer *b, size_t offset, void *data, size_t n, enum memory_use use)
+{
+    struct encoder *e = &d->copies->encoder;
+    bool upload = use == MEMORY_UPLOAD;
+    struct buffer *staging;
+    VkBufferCopy copy = { upload ? 0 : offset, upload ? offset : 0, n };
+    int code = staging_take(d, use, n, &staging), submitted;
+    if (code) return code;
+    if (upload) copy_bytes(d, staging->map, data, n);
+    encoder_access(e, staging, 0, n, !upload);
+    encoder_access(e, b, offset, offset + n, upload);
+    if (!e->code) {
+        insert_barrier(e);
+        d->vk.vkCmdCopyBuffer(e->commands, upload ? staging->handle : b->handle,
+                              upload ? b->handle : staging->handle, 1, &copy);
     }
-    if (e->code) { e->code = d->lost; encoder_reset(e); }            /* the stream's own work goes on */
-    if (staging.handle && d->lost != MLXVK_ERROR_DEVICE_LOST) {
-        d->vk.vkDestroyBuffer(d->handle, staging.handle, NULL);
-        d->vk.vkFreeMemory(d->handle, staging.memory, NULL);
+    code = e->code;
+    submitted = stream_submit(d->copies);            /* in any case: both are noted as used by it */
+    if (!code) code = submitted;
+    if (!code && !upload) code = timeline_wait(d, d->copies->line, d->copies->line->submitted);
+    if (!code && !upload) copy_bytes(d, data, staging->map, n);
+    staging_give(d, use, staging);
+    if (e->code) { e->code = d->lost; encoder_reset(e); }
+    return code;
+}
+
+/* Moves bytes between the host and a buffer; reading blocks, without the lock. Nothing that others have recorded or set
+ * up is touched: copies have a stream of their own, and none is submitted that would have to wait there for another's
+ * work. */
+static int transfer(struct device *d, struct buffer *b, size_t offset, void *data, size_t size, enum memory_use use)
+{
+    int code = 0;
+    if (!d->copies) {
+        d->copies = stream_create(d);
+        if (!d->copies) return d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+        d->copies->refs++;
     }
+    b->refs++;
+    if (use == MEMORY_READBACK) code = wait_buffer(d, b, true);
+    for (size_t at = 0, n; at < size && !code; at += n) {
+        n = min_size(STAGING_CHUNK, size - at);
+        code = transfer_chunk(d, b, b->offset + offset + at, (char *)data + at, n, use);
+    }
+    buffer_release(d, b);
     return code;
 }
 
 /* ==== >>public: streams =========================================================================================== */
 
-static struct stream *stream_create(struct device *d)
+static mlxvk_stream stream_handle(mlxvk_device device, bool shared)
 {
-    struct stream *s = host_zalloc(d, sizeof *s);
-    uint32_t queue = 0;
-    if (s) s->line = timeline_create(d);
-    if (!s || !s->line) { host_free(d, s); return NULL; }
-    for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
-    d->queue_users[queue]++;
-    s->device = d;
-    s->queue = queue;
-    s->index = d->stream_index++;
-    s->line->stream = s;
-    s->encoder.stream = s;
-    s->encoder.device = d;
-    s->encoder.step.kernel = KERNEL_COUNT;
-    s->next = d->streams;
-    d->streams = s;
-    return s;
-}
-
-static void slot_destroy(struct device *d, struct slot *slot)
-{
-    for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
-    host_free(d, slot->sets);
-    d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
-    d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
-}
-
-/* Submits and waits for everything, with the lock held. */
-static int stream_drain(struct stream *s)
-{
-    struct device *d = s->device;
-    VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                 .pSemaphores = &s->line->semaphore, .pValues = &s->line->submitted };
-    stream_lower(s, 0);
-    stream_submit(s);
-    if (s->line->completed >= s->line->submitted) return d->lost;      /* a lost device may be at work still; it does not block */
-    if (vk_code(d, d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX))) return d->lost ? d->lost : MLXVK_ERROR_VULKAN;
-    s->line->completed = s->line->submitted;
-    return d->lost;
-}
-
-/* Submits and waits for what all streams have recorded. The lock is held on entry and on return, but not while waiting: what is
- * waited for may need another thread's signal. */
-static void wait_streams(struct device *d)
-{
-    for (struct stream *s = d->streams; s; s = s->next) { stream_lower(s, 0); stream_submit(s); }
-    for (uint32_t i = 0; i < d->timeline_count && !d->lost; i++) {
-        struct timeline *t = d->timelines[i];
-        uint64_t value = t->submitted;
-        if (t->completed >= value) continue;
-        mutex_unlock(&d->lock);
-        timeline_wait(d, t, value, UINT64_MAX);
-        mutex_lock(&d->lock);
-    }
-}
-
-static void stream_destroy(struct stream *s)
-{
-    struct device *d = s->device;
-    struct stream **link = &d->streams;
-    stream_drain(s);
-    free_windows(s);
-    plan_clear(&s->encoder);
-    plan_free(d, &s->encoder.plan);
-    for (uint32_t i = 0; i < s->slot_count; i++)
-        if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
-    while (*link != s) link = &(*link)->next;
-    *link = s->next;
-    if (d->default_stream == s) d->default_stream = NULL;
-    if (s->counters) buffer_destroy(d, s->counters);
-    d->queue_users[s->queue]--;
-    s->line->stream = NULL;
-    host_free(d, s->nodes);
-    host_free(d, s->seen);
-    host_free(d, s);
-}
-
-static struct stream *default_stream(struct device *d)
-{
-    if (!d->default_stream) d->default_stream = stream_create(d);
-    return d->default_stream;
-}
-
-static mlxvk_stream stream_handle(struct device *d, bool shared)
-{
+    struct device *d = lock_device(device.ctx);
     mlxvk_stream res = { NULL };
     struct stream *s;
     if (!d) return res;
-    mutex_lock(&d->lock);
     s = d->lost ? NULL : shared ? default_stream(d) : stream_create(d);
     if (s) { s->refs++; d->refs++; }
     else device_fail(d, d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "no stream could be made");
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     res.ctx = s;
     return res;
 }
 
-mlxvk_stream mlxvk_stream_new_device(mlxvk_device device) { return stream_handle(device_or_default(device), false); }
-mlxvk_stream mlxvk_stream_new(void) { return stream_handle(default_device(), false); }
-mlxvk_stream mlxvk_default_gpu_stream_new(void) { return stream_handle(default_device(), true); }
+mlxvk_stream mlxvk_stream_new_device(mlxvk_device device) { return stream_handle(device, false); }
+mlxvk_stream mlxvk_stream_new(void) { return stream_handle((mlxvk_device){ NULL }, false); }
+mlxvk_stream mlxvk_default_gpu_stream_new(void) { return stream_handle((mlxvk_device){ NULL }, true); }
 
 int mlxvk_stream_free(mlxvk_stream stream)
 {
@@ -16099,16 +16432,7 @@ int mlxvk_stream_free(mlxvk_stream stream)
     if (!s) return 0;
     d = s->device;
     mutex_lock(&d->lock);
-    if (s->refs == 1 && s != d->default_stream) {
-        uint64_t value;
-        stream_lower(s, 0);
-        stream_submit(s);
-        value = s->line->submitted;
-        mutex_unlock(&d->lock);
-        if (value) timeline_wait(d, s->line, value, UINT64_MAX);
-        mutex_lock(&d->lock);
-    }
-    if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
+    stream_drop(s);
     return unlock_and_drop(d);
 }
 
@@ -16159,33 +16483,29 @@ int mlxvk_finalize(mlxvk_stream stream)
 int mlxvk_synchronize(mlxvk_stream stream)
 {
     struct call c = begin("synchronize", stream);
-    uint64_t value;
-    int code;
+    int waited = 0;
     if (c.code) return end(&c);
     stream_lower(c.stream, 0);
     stream_submit(c.stream);
-    value = c.stream->line->submitted;
-    code = take_deferred(c.stream);
-    end(&c);
-    if (value && !c.device->lost) {
-        int waited = timeline_wait(c.device, c.stream->line, value, UINT64_MAX);
-        code = code ? code : waited;
-    }
-    return code;
+    c.code = take_deferred(c.stream);
+    if (!c.device->lost) waited = timeline_wait(c.device, c.stream->line, c.stream->line->submitted);
+    if (!c.code) c.code = waited;
+    return end(&c);
 }
 
 int mlxvk_clear_streams(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
+    struct stream *unheld;
+    int code;
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams, *next; s; s = next) {
-        next = s->next;
-        if (!s->refs) stream_destroy(s);
-    }
-    mutex_unlock(&d->lock);
-    return d->lost;
+    unheld = d->default_stream;                      /* unless somebody holds it, too */
+    if (unheld && !unheld->refs++) { d->default_stream = NULL; stream_drop(unheld); }
+    else if (unheld) unheld->refs--;
+    code = d->lost;
+    unlock_and_drop(d);
+    return code;
 }
 
 /* ---- evaluation ---- */
@@ -16196,7 +16516,7 @@ static int array_submit(struct array *a)
     struct storage *st = a->storage;
     struct stream *s = stream_of(st);
     if (s && (st->writers || st->readers)) stream_lower(s, 0);
-    if (s && !st->failed) stream_submit(s);
+    if (s && !st->failed && s->encoder.commands) stream_submit(s);     /* not a wait alone, for what comes later */
     return st->failed ? st->failed : st->device->lost;
 }
 
@@ -16228,44 +16548,6 @@ int mlxvk_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, true); 
 int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, false); }
 
 /* ==== >>public: events ============================================================================================ */
-
-/* top: the greatest value that was signalled, or recorded to be. uses: the last submission of each timeline that names the
- * semaphore. */
-struct event {
-    struct device *device;
-    VkSemaphore semaphore;
-    uint64_t top;
-    struct event *next;                              /* once it is freed */
-    struct use *uses;
-    uint32_t use_count, use_slots;
-};
-
-static void event_destroy(struct device *d, struct event *ev)
-{
-    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
-    host_free(d, ev->uses);
-    host_free(d, ev);
-}
-
-/* One submission more than those that name it must be done: Mesa (22.3) looks at what a submission waited for once more after
- * it has signalled. */
-static bool event_idle(struct device *d, const struct event *ev)
-{
-    for (uint32_t i = 0; i < ev->use_count; i++)
-        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
-    return true;
-}
-
-/* Destroys freed events that no submission names any more. */
-static void reap_events(struct device *d, bool all)
-{
-    d->polls++;
-    for (struct event **link = &d->freed_events, *ev; (ev = *link) != NULL;) {
-        if (!all && !event_idle(d, ev)) { link = &ev->next; continue; }
-        *link = ev->next;
-        event_destroy(d, ev);
-    }
-}
 
 enum event_fault { EVENT_TAKES, EVENT_NOT_OVER, EVENT_TOO_FAR };
 static const struct { int code; const char *text; } event_faults[] = {
@@ -16328,12 +16610,12 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
                                        .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
     VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
-    struct device *d = device_or_default(device);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
+    mlxvk_event old = { NULL };
     struct event *event;
     VkResult r = VK_ERROR_OUT_OF_HOST_MEMORY;
     int code;
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     reap_events(d, false);
     event = host_zalloc(d, sizeof *event);
     if (event) r = d->vk.vkCreateSemaphore(d->handle, &info, NULL, &event->semaphore);
@@ -16341,12 +16623,14 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     if (!code) {
         event->device = d;
         d->refs++;
+        old = *res;
         res->ctx = event;
     } else {
         host_free(d, event);
         device_fail(d, code, r, __LINE__, "event", "no semaphore (VkResult %d)", r);
     }
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
+    mlxvk_event_free(old);
     return code;
 }
 
@@ -16395,23 +16679,24 @@ int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
     VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .value = value };
     struct device *d;
     enum event_fault fault;
+    VkResult r = VK_SUCCESS;
     uint64_t top;
-    int code = 0;
+    int code;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
     d = ev->device;
     info.semaphore = ev->semaphore;
     mutex_lock(&d->event_lock);
     fault = event_fault(ev, value, true);
     top = ev->top;
-    if (!fault) {
-        code = vk_code(d, d->vk.vkSignalSemaphore(d->handle, &info));
-        if (!code) ev->top = value;
-    }
+    if (!fault) r = d->vk.vkSignalSemaphore(d->handle, &info);
+    if (!fault && r >= 0) ev->top = value;
     mutex_unlock(&d->event_lock);
-    if (!fault) return code;
+    if (!fault && r >= 0) return 0;
     mutex_lock(&d->lock);
-    code = device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text, (unsigned long long)value,
-                       (unsigned long long)top);
+    code = vk_code(d, r);
+    if (fault)
+        code = device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text,
+                           (unsigned long long)value, (unsigned long long)top);
     mutex_unlock(&d->lock);
     return code;
 }
@@ -16421,10 +16706,15 @@ int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns
     struct event *ev = event.ctx;
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1, .pValues = &value };
     VkResult r;
+    int code;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
     info.pSemaphores = &ev->semaphore;
     r = ev->device->vk.vkWaitSemaphores(ev->device->handle, &info, timeout_ns);
-    return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : vk_code(ev->device, r);
+    if (r >= 0) return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : 0;
+    mutex_lock(&ev->device->lock);
+    code = vk_code(ev->device, r);
+    mutex_unlock(&ev->device->lock);
+    return code;
 }
 
 bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value)
@@ -16475,43 +16765,32 @@ int mlxvk_array_set(mlxvk_array *res, mlxvk_array source)
 static int fill_array(struct call *c, struct array *a, const void *data)
 {
     struct storage *st = a->storage;
-    struct encoder *e = &c->stream->encoder;
     int code;
     if (data && st->nbytes <= INLINE_BYTES) {
         st->literal = true;
         memcpy(st->bytes, data, st->nbytes);
         return 0;
     }
-    code = buffer_allocate(st->device, st->nbytes, c->device->caps.mapped ? NULL : c->stream->line, &st->buffer);
+    code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
     if (code) {
         FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes, c->device->caps.max_allocation);
         return code;
     }
     if (!data || !st->nbytes) return 0;
-    if (st->buffer->map) memcpy(st->buffer->map, data, st->nbytes);
-    else code = staged_transfer(c->stream, st->buffer, 0, (void *)(uintptr_t)data, st->nbytes, true);
-    if (code) {
-        FAIL(c, code, "the upload failed: %s", e->error.text);
-        e->code = c->device->lost;
-    }
+    if (st->buffer->map) copy_bytes(c->device, st->buffer->map, data, st->nbytes);
+    else code = transfer(c->device, st->buffer, 0, (void *)(uintptr_t)data, st->nbytes, MEMORY_UPLOAD);
+    if (code) FAIL(c, code, "the upload failed: %s", mlxvk_result_text(code));
     return code;
 }
 
 int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim, mlxvk_dtype dtype, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
-    struct call c = { .name = "array", .device = d };
+    struct call c = begin_on("array", lock_device(device.ctx), NULL);
     struct array *a;
-    int code;
-    if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
-    c.stream = default_stream(d);
-    if (!c.stream) c.code = d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+    if (!c.device) return c.code;
     a = output(&c, dim, shape, dtype);
     if (a) fill_array(&c, a, data);
-    if (c.code && c.stream) d->error = c.stream->error;
-    code = c.code;
-    if (!c.stream) { mutex_unlock(&d->lock); return code; }
+    if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
 }
 
@@ -16544,19 +16823,17 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
                            size_t offset)
 {
     struct buffer *b = buffer.ctx;
-    struct device *d = b ? b->device : NULL;
-    struct call c = { .name = "array_new_buffer", .device = d };
     struct array *a = NULL;
     struct storage *st;
+    struct call c;
     int64_t low, high;
     if (!b) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
-    c.stream = default_stream(d);
-    if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
+    c = begin_on("array_new_buffer", lock_device(b->device), NULL);
+    if (!c.device) return c.code;
     if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
         FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->bytes);
     check_strides(&c, dim, shape, strides);
-    st = c.code ? NULL : storage_create(d, b->bytes);
+    st = c.code ? NULL : storage_create(c.device, b->bytes);
     if (st) {
         st->refs = 1;
         st->buffer = b;
@@ -16569,7 +16846,7 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
         if (a->size && (low < 0 || high > (int64_t)b->bytes))
             FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->bytes);
     }
-    if (c.code) d->error = c.stream->error;
+    if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
 }
 
@@ -16642,19 +16919,20 @@ int mlxvk_array_eval(mlxvk_array array)
 enum { DIRECT_READ = 16384 };
 
 /* Copies the bytes of a computed row-contiguous array to the host. The lock is held. */
-static int read_bytes(struct stream *s, struct array *a, void *data)
+static int read_bytes(struct array *a, void *data)
 {
     struct storage *st = a->storage;
+    struct device *d = st->device;
     size_t n = array_bytes(a);
     if (!n) return 0;
     if (st->literal && !st->buffer) { memcpy(data, st->bytes + a->offset, n); return 0; }
     if (!st->buffer) return MLXVK_ERROR_NOT_READY;
-    if (st->buffer->map && (n <= DIRECT_READ || s->device->caps.memory_type == s->device->caps.readback_type || !st->buffer->block)) {
-        int code = wait_buffer(s->device, st->buffer, true);
-        if (!code) memcpy(data, st->buffer->map + a->offset, n);
+    if (st->buffer->map && (n <= DIRECT_READ || !st->buffer->block || st->buffer->block->cached)) {
+        int code = wait_buffer(d, st->buffer, true);
+        if (!code) copy_bytes(d, data, st->buffer->map + a->offset, n);
         return code;
     }
-    return staged_transfer(s, st->buffer, (size_t)a->offset, data, n, false);
+    return transfer(d, st->buffer, (size_t)a->offset, data, n, MEMORY_READBACK);
 }
 
 int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
@@ -16668,7 +16946,7 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     if (!a || c.code) return end(&c);
     take_handle(a);                                  /* somebody wants it: not to be dropped from the tape */
     code = array_submit(a);
-    if (!code) code = read_bytes(c.stream, a, data);
+    if (!code) code = read_bytes(a, data);
     drop_handle(a);
     if (code && !c.code)
         FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
@@ -16680,16 +16958,14 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
 {
     struct array *a = array.ctx;
     struct device *d;
-    struct stream *s;
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
-    s = stream_of(a->storage) ? stream_of(a->storage) : default_stream(d);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
     else if (a->dtype != dtype) code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else {
         code = array_submit(a);
-        if (!code) code = s ? read_bytes(s, a, res) : MLXVK_ERROR_HOST_MEMORY;
+        if (!code) code = read_bytes(a, res);
     }
     mutex_unlock(&d->lock);
     return code;
@@ -16707,10 +16983,15 @@ const void *mlxvk_array_data(mlxvk_array array)
 {
     struct array *a = array.ctx;
     const struct storage *st;
+    const void *data = NULL;
+    struct device *d;
     if (!a) return NULL;
+    d = lock_array(a);
     st = a->storage;
-    if (st->literal && !st->buffer) return st->bytes + a->offset;
-    return st->buffer && st->buffer->map && !st->writers ? st->buffer->map + a->offset : NULL;
+    if (st->literal && !st->buffer) data = st->bytes + a->offset;
+    else if (st->buffer && st->buffer->map && !st->writers) data = st->buffer->map + a->offset;
+    mutex_unlock(&d->lock);
+    return data;
 }
 
 /* ---- memory under a front end's own arrays ---- */
@@ -16719,14 +17000,12 @@ int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, c
                          size_t offset)
 {
     struct array *from = base.ctx, *a;
-    struct device *d = from ? from->storage->device : NULL;
-    struct call c = { .name = "array_new_view", .device = d };
     size_t nbytes = from ? from->storage->nbytes : 0;
+    struct call c;
     int64_t low, high;
     if (!from) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
-    c.stream = default_stream(d);
-    if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
+    c = begin_on("array_new_view", lock_device(from->storage->device), NULL);
+    if (!c.device) return c.code;
     if (check_shape(&c, dim, shape, dtype) && (offset > nbytes || offset % dtypes[dtype].size))
         FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, nbytes);
     check_strides(&c, dim, shape, strides);
@@ -16736,7 +17015,7 @@ int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, c
         if (a->size && (low < 0 || high > (int64_t)nbytes))
             FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low, (long long)high, nbytes);
     }
-    if (c.code) d->error = c.stream->error;
+    if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
 }
 
@@ -17265,6 +17544,8 @@ int mlxvk_set_default_device(mlxvk_device dev)
     mutex_lock(&the_default.lock);
     old.ctx = the_default.device;
     the_default.device = dev.ctx;
+    choose_handler(old.ctx, false);
+    choose_handler(dev.ctx, true);
     mutex_unlock(&the_default.lock);
     return mlxvk_device_free(old);
 }
@@ -17272,7 +17553,7 @@ int mlxvk_set_default_device(mlxvk_device dev)
 int mlxvk_device_is_available(bool *avail, mlxvk_device dev)
 {
     if (!avail) return MLXVK_ERROR_ARGUMENT;
-    *avail = dev.ctx && !((struct device *)dev.ctx)->lost;
+    *avail = dev.ctx && !mlxvk_device_status(dev);
     return 0;
 }
 
@@ -17350,7 +17631,7 @@ int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream)
 
 int mlxvk_get_default_stream(mlxvk_stream *stream, mlxvk_device dev)
 {
-    mlxvk_stream fresh = stream_handle(device_or_default(dev), true), old;
+    mlxvk_stream fresh = stream_handle(dev, true), old;
     if (!stream || !fresh.ctx) { mlxvk_stream_free(fresh); return stream ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT; }
     old = *stream;
     *stream = fresh;
@@ -17361,37 +17642,29 @@ int mlxvk_set_default_stream(mlxvk_stream stream)
 {
     struct stream *s = stream.ctx, *old;
     if (!s) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&s->device->lock);
+    lock_device(s->device);
     old = s->device->default_stream;
     s->device->default_stream = s;
-    if (old && old != s && !old->refs) stream_destroy(old);
-    mutex_unlock(&s->device->lock);
-    return 0;
+    if (old && old != s) { old->refs++; stream_drop(old); }
+    return unlock_and_drop(s->device);
 }
 
 /* ---- errors ---- */
 
-static void call_handler(const mlxvk_error *error, void *user)
-{
-    (void)user;
-    if (the_default.handler) the_default.handler(error->text, the_default.data);
-}
-
 void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void (*dtor)(void *))
 {
-    struct device *d = default_device();
     void (*old_dtor)(void *);
     void *old;
-    if (d) mutex_lock(&d->lock);
+    mutex_lock(&the_default.lock);
+    mutex_lock(&the_default.handler_lock);
     old_dtor = the_default.dtor;
     old = the_default.data;
     the_default.handler = handler;
     the_default.data = data;
     the_default.dtor = dtor;
-    if (d) {
-        d->on_error = call_handler;
-        mutex_unlock(&d->lock);
-    }
+    mutex_unlock(&the_default.handler_lock);
+    choose_handler(make_default(), true);
+    mutex_unlock(&the_default.lock);
     if (old_dtor) old_dtor(old);
 }
 
@@ -18525,10 +18798,11 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
     uint64_t threads = 1;
     if (!desc->spirv || desc->spirv_size < 20 || desc->spirv_size % 4 || desc->spirv[0] != 0x07230203u)
         return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "spirv is no SPIR-V module");
-    if (desc->bindings > MAX_BINDINGS || desc->push_size > PUSH_SIZE || desc->constant_count > MAX_SPEC ||
+    if (desc->bindings > d->caps.max_bindings || desc->push_size > PUSH_SIZE || desc->constant_count > MAX_SPEC ||
         (desc->constant_count && !desc->constants))
-        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "at most %d bindings, %d bytes of push constants, %d constants",
-                           MAX_BINDINGS, PUSH_SIZE, MAX_SPEC);
+        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel",
+                           "at most %u bindings, %d bytes of push constants, %d constants", d->caps.max_bindings,
+                           PUSH_SIZE, MAX_SPEC);
     for (int i = 0; i < 3; i++) {
         threads *= desc->threads[i] ? desc->threads[i] : 1;
         if (threads > d->caps.max_threads)
@@ -18563,14 +18837,15 @@ static int kernel_make(struct device *d, const mlxvk_kernel_desc *desc, struct k
 
 int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = res && desc ? lock_device(device.ctx) : NULL;
+    mlxvk_kernel old = { NULL };
     struct kernel *k;
     int code;
-    if (!d || !res || !desc) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     code = kernel_make(d, desc, &k);
-    if (!code) res->ctx = k;
-    mutex_unlock(&d->lock);
+    if (!code) { old = *res; res->ctx = k; }
+    unlock_and_drop(d);
+    mlxvk_kernel_free(old);
     return code;
 }
 
@@ -18781,6 +19056,7 @@ struct spirv_kernel {
     uint32_t inputs, outputs;
     bool rows;                                       /* inputs are made row-contiguous */
     struct module_constants constants;
+    mutex lock;                                      /* of the list: devices have locks of their own, this one comes last */
     struct spirv_variant *variants;
 };
 
@@ -18885,6 +19161,7 @@ mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vect
     k->inputs = (uint32_t)inputs;
     k->outputs = (uint32_t)outputs;
     k->rows = ensure_row_contiguous;
+    k->lock = (mutex)MUTEX_INIT;
     read_constants(k);
     return (mlxvk_fast_spirv_kernel){ k };
 }
@@ -19024,10 +19301,13 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     struct spirv_variant *v;
     set_constants(c, k, f, values);
     if (c->code) return NULL;
+    mutex_lock(&k->lock);
     for (v = k->variants; v; v = v->next) {
         made = v->kernel.ctx;
-        if (made->device == c->device && !memcmp(v->values, values, sizeof values)) return made;
+        if (made->device == c->device && !memcmp(v->values, values, sizeof values)) break;
     }
+    mutex_unlock(&k->lock);
+    if (v) return made;
     if (!(v = calloc(1, sizeof *v))) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (kernel_make(c->device, &desc, &made)) {
         free(v);
@@ -19035,8 +19315,10 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     }
     v->kernel.ctx = made;
     memcpy(v->values, values, sizeof values);
+    mutex_lock(&k->lock);
     v->next = k->variants;
     k->variants = v;
+    mutex_unlock(&k->lock);
     return made;
 }
 
@@ -19116,38 +19398,34 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
 
 int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     *res = d->stats;
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_reset_stats(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
     memset(&d->stats, 0, sizeof d->stats);
     memset(d->kernel_counts, 0, sizeof d->kernel_counts);
     d->pipelines_found = d->buffers_found = d->buffers_made = 0;
     free_notes(d);
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = each ? lock_device(device.ctx) : NULL;
     struct kernel_count counts[KERNEL_COUNTS];
-    if (!d || !each) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     if (d->gate[GATE_PROFILE]) wait_streams(d);
     for (struct stream *s = d->streams; s && d->gate[GATE_PROFILE] && !d->lost; s = s->next)
-        for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
+        for (uint32_t i = 0; i < s->slot_count; i++)
+            if (s->slots[i].value <= s->line->completed) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     for (int i = 0; i < KERNEL_COUNTS; i++)
         if (counts[i].count)
             each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom" : fusion_table[i - KERNEL_COUNT - 1].name,
@@ -19155,64 +19433,23 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     return 0;
 }
 
-static int by_family_and_count(const void *a, const void *b)
-{
-    const struct note *x = a, *y = b;
-    if (x->family != y->family) return x->family < y->family ? -1 : 1;
-    if (!x->reason != !y->reason) return x->reason ? 1 : -1;
-    return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->signature, y->signature);
-}
-
-/* A sorted copy of the notes, with those that are counters; NULL without memory. The lock is held. */
-static struct note *list_notes(struct device *d, uint32_t *count)
-{
-    const struct { const char *kernel; uint64_t count; } counters[] = {
-        { "pipelines found", d->pipelines_found }, { "pipelines made", d->stats.pipelines },
-        { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
-        { "buffers allocated", d->buffers_made },
-    };
-    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
-    *count = 0;
-    if (!list) return NULL;
-    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
-    for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
-        list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel, .signature = "all" };
-    qsort(list, *count, sizeof *list, by_family_and_count);
-    return list;
-}
-
 int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = each ? lock_device(device.ctx) : NULL;
     struct note *list;
     uint32_t n;
-    if (!d || !each) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    int code;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     list = list_notes(d, &n);
-    mutex_unlock(&d->lock);
+    code = list ? 0 : MLXVK_ERROR_HOST_MEMORY;
+    mutex_unlock(&d->lock);                          /* the reference stays */
     for (uint32_t i = 0; i < n; i++)
         each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason, list[i].count }, user);
-    if (!list) return MLXVK_ERROR_HOST_MEMORY;
     mutex_lock(&d->lock);
     host_free(d, list);
-    mutex_unlock(&d->lock);
-    return 0;
+    unlock_and_drop(d);
+    return code;
 }
-
-/* The families whose gate asks for it. */
-static void print_notes(struct device *d)
-{
-    uint32_t n;
-    struct note *list;
-    bool any = false;
-    for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
-    if (!any || !(list = list_notes(d, &n))) return;
-    for (uint32_t i = 0; i < n; i++)
-        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
-    host_free(d, list);
-}
-
-static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)

@@ -186,6 +186,7 @@ MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const 
  * max_recommended_working_set_size, memory_size, subgroup_size (that of the kernels; those a kernel may ask for:
  * subgroup_size_least, subgroup_size_most), max_storage_buffer_range, shared_memory_size, unified
  * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own),
+ * max_threads (of a workgroup), max_storage_buffers (of a kernel),
  * cooperative_matrix_size (of the tiles that a subgroup multiplies: 16, 8 or 0), and one per capability (1 or 0): int8,
  * int16, int64, float16, storage8, storage16, half_conversion, bfloat16, cooperative_matrix (of size 16),
  * cooperative_matrix2, push_descriptor, integer_dot_product.
