@@ -212,10 +212,10 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(GRID,          "MLX_VK_MAX_GRID",                  0, "workgroups along each dimension of a grid, where that is less than the device's (0: those)") \
     X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
-    X(THREADS,       "MLX_VK_MAX_THREADS",               0,                                                                 \
-      "threads of a workgroup, where that is less than the device's (0: those)")                                        \
-    X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0,                                                                 \
-      "storage buffers of a kernel, where that is less than the device's (0: those)")                                   \
+    X(THREADS,       "MLX_VK_MAX_THREADS",               0,                                                            \
+      "threads of a workgroup, where that is less than the device's (0: those)")                                       \
+    X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0,                                                            \
+      "storage buffers of a kernel, where that is less than the device's (0: those)")                                  \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
@@ -14778,7 +14778,8 @@ static void build_chain(struct encoder *e, struct chain_entry *entry, const stru
     if (words && d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry, words, count);
     if (r >= 0) r = build_module(d, words, count * sizeof *words, &module);
     if (r >= 0)
-        r = build_pipeline(d, module, entry->pipeline.bindings, (uint32_t[]){ chain_threads(d) }, 1, &entry->pipeline.handle);
+        r = build_pipeline(d, module, entry->pipeline.bindings, (uint32_t[]){ chain_threads(d) }, 1,
+                           &entry->pipeline.handle);
     d->vk.vkDestroyShaderModule(d->handle, module, NULL);
     host_free(d, words);
     if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "chain", "the pipeline could not be made (VkResult %d)", r);
@@ -19056,7 +19057,7 @@ struct spirv_kernel {
     uint32_t inputs, outputs;
     bool rows;                                       /* inputs are made row-contiguous */
     struct module_constants constants;
-    mutex lock;                                      /* of the list: devices have locks of their own, this one comes last */
+    mutex lock;                                      /* of the list, behind those of devices */
     struct spirv_variant *variants;
 };
 

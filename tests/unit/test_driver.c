@@ -228,8 +228,10 @@ static void test_few_threads(void **state)
 static void test_chains_within_limits(void **state)
 {
     enum { ARRAYS = 7, SIZE = 1000 };
-    static const char *const gates[] = { "MLX_VK_ENABLE_CHAINS=2", "MLX_VK_ENABLE_CHAINS=2 MLX_VK_MAX_STORAGE_BUFFERS=8",
-        "MLX_VK_ENABLE_CHAINS=2 MLX_VK_MAX_STORAGE_BUFFERS=6", "MLX_VK_ENABLE_CHAINS=2 MLX_VK_MAX_THREADS=128" };
+    static const char *const gates[] = {
+        "MLX_VK_ENABLE_CHAINS=2", "MLX_VK_ENABLE_CHAINS=2 MLX_VK_MAX_STORAGE_BUFFERS=8",
+        "MLX_VK_ENABLE_CHAINS=2 MLX_VK_MAX_STORAGE_BUFFERS=6", "MLX_VK_ENABLE_CHAINS=2 MLX_VK_MAX_THREADS=128",
+    };
     (void)state;
     for (size_t g = 0; g < COUNT(gates); g++) {
         mlxvk_device d = open_new_device(gates[g]);
@@ -334,7 +336,8 @@ int main(void)
         cmocka_unit_test(test_failed_wait_frees_nothing), cmocka_unit_test(test_times_not_ready),
         cmocka_unit_test(test_memory_types), cmocka_unit_test(test_no_memory_left), cmocka_unit_test(test_few_buffers),
         cmocka_unit_test(test_memory_behind_an_event), cmocka_unit_test(test_few_threads),
-        cmocka_unit_test(test_chains_within_limits), cmocka_unit_test(test_fusions_within_limits), cmocka_unit_test(test_handles_are_replaced),
+        cmocka_unit_test(test_chains_within_limits), cmocka_unit_test(test_fusions_within_limits),
+        cmocka_unit_test(test_handles_are_replaced),
     };
     return run_group("driver", tests, NULL, NULL);
 }
