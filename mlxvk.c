@@ -766,7 +766,7 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     uint32_t bits = 0;
     bool nv2 = f->coopmat2.cooperativeMatrixWorkgroupScope && f->coopmat2.cooperativeMatrixFlexibleDimensions &&
                f->coopmat2.cooperativeMatrixTensorAddressing && f->coopmat2.cooperativeMatrixBlockLoads &&
-               f->coopmat2.cooperativeMatrixConversions;
+               f->coopmat2.cooperativeMatrixConversions && f->coopmat2.cooperativeMatrixPerElementOperations;
     if (f->v12.storageBuffer8BitAccess) bits |= CAP_STORAGE8;
     if (f->v11.storageBuffer16BitAccess) bits |= CAP_STORAGE16;
     if (f->v12.shaderInt8) bits |= CAP_INT8;

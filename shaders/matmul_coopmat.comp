@@ -15,6 +15,7 @@
 #define T float16_t
 #endif
 #include "matmul.glsl"
+#include "nearest.glsl"
 layout(constant_id = 3) const uint BM = 128;
 layout(constant_id = 4) const uint BN = 128;
 layout(constant_id = 5) const uint BK = 32;
@@ -183,6 +184,10 @@ void main()
         [[unroll]] for (uint j = 0; j < WN / SIZE; j++) {
             uint r = row + i * SIZE, s = column + j * SIZE, corner = warp * SIZE * PATCH;
             if (whole) {
+#ifdef BF
+                [[unroll]] for (int e = 0; e < sum[i * (WN / SIZE) + j].length(); e++)
+                    sum[i * (WN / SIZE) + j][e] = nearest_bf16(sum[i * (WN / SIZE) + j][e]);
+#endif
                 coopMatStore(coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(sum[i * (WN / SIZE) + j]), d,
                              p.d + r * out_row + s, out_row, gl_CooperativeMatrixLayoutRowMajor);
                 continue;
