@@ -170,16 +170,18 @@ void main()
         }
     }
 
-    row += wm;
-    column += wn;
+    // The same for all subgroups, whose barriers are the workgroup's on some drivers.
+    bool whole = EPILOGUE == 0u && row + BM <= M && column + BN <= N;
 #ifdef CONV
     uint out_row = out_step[2];                        // of results whose rows follow each other, which ALIGNED's bit 3 says
-    bool whole = EPILOGUE == 0u && (ALIGNED & 12u) == 12u && row + WM <= M && column + WN <= N;
+    whole = whole && (ALIGNED & 12u) == 12u;
 #elif defined(GROUPED)
-    const bool whole = false;
+    whole = false;
 #else
-    bool whole = EPILOGUE == 0u && (ALIGNED & 4u) != 0u && row + WM <= M && column + WN <= N;
+    whole = whole && (ALIGNED & 4u) != 0u;
 #endif
+    row += wm;
+    column += wn;
     [[unroll]] for (uint i = 0; i < WM / SIZE; i++)
         [[unroll]] for (uint j = 0; j < WN / SIZE; j++) {
             uint r = row + i * SIZE, s = column + j * SIZE, corner = warp * SIZE * PATCH;
