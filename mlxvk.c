@@ -3832,7 +3832,8 @@ static uint32_t bfloat_bits(float x)
 static void number_bytes(double value, mlxvk_dtype dtype, uint8_t bytes[8])
 {
     int64_t whole = value >= 9223372036854775808.0 ? INT64_MAX : value <= -9223372036854775808.0 ? INT64_MIN : value == value ? (int64_t)value : 0;
-    uint64_t bits = dtype == MLXVK_UINT64 && value >= 9223372036854775808.0 ? (uint64_t)value : (uint64_t)whole;
+    uint64_t bits = (uint64_t)whole;
+    if (dtype == MLXVK_UINT64 && value >= 9223372036854775808.0) bits = value < 18446744073709551616.0 ? (uint64_t)value : UINT64_MAX;
     if (dtype == MLXVK_BOOL) bits = value != 0;
     if (dtype == MLXVK_FLOAT32 || dtype == MLXVK_COMPLEX64) bits = float_bits((float)value);
     if (dtype == MLXVK_FLOAT16) bits = half_bits((float)value);
@@ -7244,7 +7245,7 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
     bool bf16 = t == MLXVK_BFLOAT16, half = bf16 || t == MLXVK_FLOAT16, units = p->a_k == 1 || p->a_row == 1;
     bool coopmat = half && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
     bool coopmat2 = half && p->out_col == 1 && !p->array[MAT_C] && in_eights(p) && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
-    int64_t work = p->m * p->n * p->k * product_batches(p);
+    double work = (double)p->m * (double)p->n * (double)p->k * (double)product_batches(p);      /* views may be longer than memory */
     units = units && (p->b_k == 1 || p->b_col == 1);
     if (is_complex(t) || !p->k || wanted == MATMUL_KIND_PLAIN) return MATMUL_KIND_PLAIN;
     if (wanted == MATMUL_KIND_TILED || (wanted == MATMUL_KIND_COOPMAT2 && coopmat2 && units) ||
@@ -7348,7 +7349,7 @@ static void product_whole(struct encoder *e, const struct node *n, struct array 
 {
     const struct matmul_params *f = &n->p.matmul;
     struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
-    bool large = p.m * p.n * p.k * product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    bool large = (double)(p.m * p.n) * (double)p.k * (double)product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
     struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
     if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
     if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
@@ -9377,6 +9378,7 @@ static const char *fused_refusal(const struct device *d, const struct array *q, 
     if (!k->size) return NULL;
     if (!d->gate[GATE_SDPA_NATIVE]) return "a gate";
     if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH) return "features beyond 256";
+    if (q->shape[1] / k->shape[1] > UINT16_MAX) return "more heads of queries for one of keys than 65535";
     return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
 }
 
@@ -13424,7 +13426,8 @@ static bool fft_axes(struct call *c, const struct array *a, const struct ints *n
         if (axis < 0) return false;
         if (seen >> axis & 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d is there twice", axis), false;
         seen |= 1u << axis;
-        s->n[i] = n->count ? n->values[i] : halved ? 2 * (a->shape[axis] - 1) : a->shape[axis];
+        s->n[i] = n->count ? n->values[i] : halved ? length_of(c, a, 2 * (uint64_t)max_size((size_t)a->shape[axis], 1) - 2) : a->shape[axis];
+        if (c->code) return false;
         if (s->n[i] < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a length of %d along axis %d of %s", s->n[i], axis, TEXT(a)), false;
     }
     return true;

@@ -192,6 +192,11 @@ static void test_attention_edges(void **state)
     OK(mlxvk_ones(&k, (int[]){ 1, 1, 0, 8 }, 4, MLXVK_FLOAT32, s), s);
     OK(mlxvk_fast_scaled_dot_product_attention(&out, q, k, k, 1, "", (mlxvk_array){ NULL }, (mlxvk_array){ NULL }, s), s);
     expect_floats(out, (float[16]){ 0 }, 16, 0, 0, s);
+    OK(mlxvk_ones(&q, (int[]){ 1, 65536, 1, 8 }, 4, MLXVK_FLOAT32, s), s);      /* more than kernels count for one of keys */
+    OK(mlxvk_ones(&k, (int[]){ 1, 1, 3, 8 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_fast_scaled_dot_product_attention(&out, q, k, k, 1, "", (mlxvk_array){ NULL }, (mlxvk_array){ NULL }, s), s);
+    OK(mlxvk_min(&out, out, false, s), s);
+    expect_floats(out, (float[]){ 1 }, 1, 1e-6, 0, s);
     REFUSED(mlxvk_fast_scaled_dot_product_attention(&out, q, q, k, 1, "", (mlxvk_array){ NULL }, (mlxvk_array){ NULL }, s),
             MLXVK_ERROR_SHAPE, s, "do not match");
     REFUSED(mlxvk_fast_scaled_dot_product_attention(&out, q, q, q, 1, "causal", q, (mlxvk_array){ NULL }, s), MLXVK_ERROR_ARGUMENT, s,
