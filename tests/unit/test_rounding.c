@@ -138,6 +138,30 @@ static mlxvk_array many_rows(const struct kind *k, struct setting *t, struct sum
 static mlxvk_array few_rows(const struct kind *k, struct setting *t, struct sums *s) { return matmul_with(k, t, s, FEW, false); }
 static mlxvk_array few_along(const struct kind *k, struct setting *t, struct sums *s) { return matmul_with(k, t, s, FEW, true); }
 
+/* Rows that are no whole eights, of a product that is worth copying them. */
+static mlxvk_array odd_rows(const struct kind *k, struct setting *t, struct sums *s)
+{
+    enum { ROWS = 815, DEPTH = 1001, COLUMNS = 903 };
+    struct rng r = { 7 };
+    float *x = room(ROWS * DEPTH * sizeof *x), *w = room(COLUMNS * DEPTH * sizeof *w);
+    mlxvk_array y = mlxvk_array_new(), a = multiples(&r, (int[]){ ROWS, DEPTH }, 2, 31, 5, x, k->dtype, t->device);
+    mlxvk_array b = multiples(&r, (int[]){ COLUMNS, DEPTH }, 2, 31, 5, w, k->dtype, t->device);
+    *s = sums_of(ROWS * COLUMNS);
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < COLUMNS; j++) {
+            float sum = 0;                                             /* exact, too */
+            for (int l = 0; l < DEPTH; l++) sum += x[i * DEPTH + l] * w[j * DEPTH + l];
+            s->want[i * COLUMNS + j] = sum;
+        }
+    OK(mlxvk_transpose(&b, b, t->stream), t->stream);
+    OK(mlxvk_matmul(&y, a, b, t->stream), t->stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    free(x);
+    free(w);
+    return y;
+}
+
 /* c is added before the sum is rounded. */
 static mlxvk_array with_c(const struct kind *k, struct setting *t, struct sums *s)
 {
@@ -264,6 +288,7 @@ static mlxvk_array queries(const struct kind *k, struct setting *t, struct sums 
     HALVES(X, POISON " MLX_VK_MATMUL_KERNEL=4", "matmul_coopmat_f16", "matmul_coopmat_bf16", with_c) \
     HALVES(X, POISON " MLX_VK_MATMUL_KERNEL=5", "matmul_coopmat2_f16", "matmul_coopmat2_bf16", many_rows) \
     HALVES(X, POISON " MLX_VK_MATMUL_KERNEL=5", "matmul_coopmat2_f16", "matmul_coopmat2_bf16", with_c) \
+    HALVES(X, POISON, "matmul_coopmat2_f16", "matmul_coopmat2_bf16", odd_rows) \
     HALVES(X, POISON " MLX_VK_QMM_KERNEL=1", "qmv", "qmv", quantized_few) \
     HALVES(X, POISON " MLX_VK_QMM_KERNEL=2", "qmm", "qmm", quantized) \
     HALVES(X, POISON " MLX_VK_QMM_KERNEL=2", "qmm", "qmm", weights) \
