@@ -761,7 +761,7 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     uint32_t bits = 0;
     bool nv2 = f->coopmat2.cooperativeMatrixWorkgroupScope && f->coopmat2.cooperativeMatrixFlexibleDimensions &&
                f->coopmat2.cooperativeMatrixTensorAddressing && f->coopmat2.cooperativeMatrixBlockLoads &&
-               f->coopmat2.cooperativeMatrixConversions;
+               f->coopmat2.cooperativeMatrixConversions && f->coopmat2.cooperativeMatrixPerElementOperations;
     if (f->v12.storageBuffer8BitAccess) bits |= CAP_STORAGE8;
     if (f->v11.storageBuffer16BitAccess) bits |= CAP_STORAGE16;
     if (f->v12.shaderInt8) bits |= CAP_INT8;
@@ -4421,7 +4421,8 @@ static uint32_t bfloat_bits(float x)
 static void number_bytes(double value, mlxvk_dtype dtype, uint8_t bytes[8])
 {
     int64_t whole = value >= 9223372036854775808.0 ? INT64_MAX : value <= -9223372036854775808.0 ? INT64_MIN : value == value ? (int64_t)value : 0;
-    uint64_t bits = dtype == MLXVK_UINT64 && value >= 9223372036854775808.0 ? (uint64_t)value : (uint64_t)whole;
+    uint64_t bits = (uint64_t)whole;
+    if (dtype == MLXVK_UINT64 && value >= 9223372036854775808.0) bits = value < 18446744073709551616.0 ? (uint64_t)value : UINT64_MAX;
     if (dtype == MLXVK_BOOL) bits = value != 0;
     if (dtype == MLXVK_FLOAT32 || dtype == MLXVK_COMPLEX64) bits = float_bits((float)value);
     if (dtype == MLXVK_FLOAT16) bits = half_bits((float)value);
@@ -7551,12 +7552,15 @@ static int64_t longest_k(const struct device *d)
     return d->caps.quirks & QUIRK_SHORT_LOOPS ? LOOP_MOST / 2 * 16 : INT64_MAX;
 }
 
-/* Binds a product's operands, K cut into `parts` parts of a multiple of `step`. */
+static bool has_epilogue(const struct product *p) { return p->array[MAT_C] || p->alpha != 1; }
+
+/* Binds a product's operands, K cut into `parts` parts of a multiple of `step`; 0: one, alpha and c left to product_sum. */
 static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
 {
-    struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts > 1 };
+    struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts != 1 };
+    parts = parts ? parts : 1;
     if (p->k / parts > longest_k(e->device)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "matmul", "K of %lld is too long for this driver", (long long)p->k);
-    l.epilogue = p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE;
+    l.epilogue = has_epilogue(p) ? EPILOGUE_SCALE : EPILOGUE_NONE;
     if (l.split) {
         l.p.array[MAT_OUT] = parts_array(e, p, parts);
         l.p.array[MAT_C] = NULL;
@@ -7748,12 +7752,17 @@ static void launch_tiles(struct encoder *e, const struct product *p, struct laun
     launch(e, p, l, ceil_div((uint64_t)p->n, r->bn), ceil_div((uint64_t)p->m, r->bm));
 }
 
+/* Results of a thread from which on the kernel does not take c: 4096^3 took 59 ms, not 4.6, on an H200 (580.159). */
+enum { SLOW_EPILOGUE = 64 };
+
 static void product_tiled(struct encoder *e, const struct product *p)
 {
     bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
     uint32_t parts = 1, along = reading_order(p);
     const struct tile_row *r = choose_tiled(e, p, &parts);
-    struct launch l = prepare(e, p, parts, r->bk);
+    struct launch l;
+    if (parts == 1 && r->tm * r->tn >= SLOW_EPILOGUE && has_epilogue(p) && most_parts(e, p) > 0) parts = 0;
+    l = prepare(e, p, parts, r->bk);
     KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
            even_operands(&l, along, 4), cpu ? 1 : r->bk);
     launch_tiles(e, p, &l, r);
@@ -7775,7 +7784,7 @@ static void product_coopmat2(struct encoder *e, const struct product *p)
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
     uint32_t parts, along = reading_order(p);
     const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
-    struct launch l = prepare(e, p, parts, r->bk);
+    struct launch l = prepare(e, p, p->array[MAT_C] && parts == 1 ? 0 : parts, r->bk);
     KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
            r->bm, r->bn, r->bk, along);
     launch_tiles(e, p, &l, r);
@@ -7806,9 +7815,10 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
     bool bf16 = t == MLXVK_BFLOAT16, half = bf16 || t == MLXVK_FLOAT16, units = p->a_k == 1 || p->a_row == 1;
     bool coopmat = half && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
-    bool coopmat2 = half && p->out_col == 1 && !p->array[MAT_C] && in_eights(p) && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
-    int64_t work = p->m * p->n * p->k * product_batches(p);
+    bool coopmat2 = half && p->out_col == 1 && in_eights(p) && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
+    double work = (double)p->m * (double)p->n * (double)p->k * (double)product_batches(p);      /* views may be longer than memory */
     units = units && (p->b_k == 1 || p->b_col == 1);
+    coopmat2 = coopmat2 && (!p->array[MAT_C] || most_parts(e, p) > 0);
     if (is_complex(t) || !p->k || wanted == MATMUL_KIND_PLAIN) return MATMUL_KIND_PLAIN;
     if (wanted == MATMUL_KIND_TILED || (wanted == MATMUL_KIND_COOPMAT2 && coopmat2 && units) ||
         (wanted == MATMUL_KIND_COOPMAT && coopmat && units)) return wanted;
@@ -7818,6 +7828,78 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
 }
 
 static void product_dispatch(struct encoder *e, const struct product *p);
+
+/* ---- odd rows of half types: copies with rows of whole eights, for cooperative matrices 2 ---- */
+
+enum { EVEN_LEAST = 64, EVEN_WORK = 1 << 29, EVEN_MOST = 1 << 30 };      /* rows and columns, multiplications, elements */
+
+static bool even_pays(const struct encoder *e, const struct product *p)
+{
+    const struct device *d = e->device;
+    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
+    bool bf16 = t == MLXVK_BFLOAT16, units = (p->a_k == 1 || p->a_row == 1) && (p->b_k == 1 || p->b_col == 1);
+    double m = (double)p->m + 8, n = (double)p->n + 8, k = (double)p->k + 8, most = min_size(EVEN_MOST, d->caps.max_range / 2);
+    if (!bf16 && t != MLXVK_FLOAT16) return false;
+    if (!has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) || d->gate[GATE_MATMUL_KERNEL]) return false;
+    if (p->array[MAT_C] || p->gather || p->segments || p->ndim || !units || in_eights(p)) return false;
+    if (p->m < EVEN_LEAST || p->n < EVEN_LEAST || p->k < EVEN_LEAST || m * n * k < EVEN_WORK) return false;
+    return m * k <= most && n * k <= most && m * n <= most;
+}
+
+/* A matrix of an operand's elements; the strides of its rows and columns. */
+static struct array submatrix(const struct array *a, int64_t first, int64_t rows, int64_t columns, int64_t row,
+                              int64_t column)
+{
+    struct array v = *a;
+    v.refs = 1;
+    v.ndim = 2;
+    v.shape[0] = (int)rows;   v.shape[1] = (int)columns;
+    v.strides[0] = row;       v.strides[1] = column;
+    v.size = (size_t)(rows * columns);
+    v.offset += first * (int64_t)item_size(a);
+    v.row = row_contiguous(&v);
+    return v;
+}
+
+static void copy_matrix(struct encoder *e, struct array to, struct array from)
+{
+    elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ &to, &from }, 2);
+}
+
+/* A copy of rows with room for whole eights of rows and columns, where what is more than the operand's holds anything. */
+static struct array *padded_rows(struct encoder *e, const struct array *a, int64_t first, int64_t rows, int64_t columns,
+                                 int64_t row)
+{
+    int64_t pitch = (int64_t)round_up((size_t)columns, 8);
+    struct array *copy = scratch(e, round_up((size_t)rows, 8) * (size_t)pitch, a->dtype);
+    if (!e->code) copy_matrix(e, submatrix(copy, 0, rows, columns, pitch, 1), submatrix(a, first, rows, columns, row, 1));
+    return copy;
+}
+
+/* Whole eights of columns: what lies beyond n is computed, and not copied. */
+static void product_evenly(struct encoder *e, const struct product *p)
+{
+    struct array *a, *b, *y;
+    struct product q;
+    int64_t m = (int64_t)round_up((size_t)p->m, 8), n = (int64_t)round_up((size_t)p->n, 8), k = (int64_t)round_up((size_t)p->k, 8);
+    bool a_along = p->a_k == 1, b_along = p->b_k == 1;
+    a = a_along ? padded_rows(e, p->array[MAT_A], p->offset[MAT_A], p->m, p->k, p->a_row)
+              : padded_rows(e, p->array[MAT_A], p->offset[MAT_A], p->k, p->m, p->a_k);
+    b = b_along ? padded_rows(e, p->array[MAT_B], p->offset[MAT_B], p->n, p->k, p->b_col)
+                : padded_rows(e, p->array[MAT_B], p->offset[MAT_B], p->k, p->n, p->b_k);
+    y = scratch(e, (size_t)(p->m * n), p->array[MAT_OUT]->dtype);
+    q = (struct product){ .array = { a, b, NULL, y }, .m = p->m, .n = n, .k = p->k, .a_row = a_along ? k : 1,
+                          .a_k = a_along ? 1 : m, .b_k = b_along ? 1 : n, .b_col = b_along ? k : 1, .out_row = n,
+                          .out_col = 1, .alpha = p->alpha };
+    if (!e->code) {
+        product_dispatch(e, &q);
+        copy_matrix(e, submatrix(p->array[MAT_OUT], p->offset[MAT_OUT], p->m, p->n, p->out_row, p->out_col),
+                    submatrix(y, 0, p->m, p->n, n, 1));
+    }
+    array_release(a);
+    array_release(b);
+    array_release(y);
+}
 
 /* A product by pieces of K: the first one takes alpha, beta and c, the others are added to the result. */
 static void product_by_pieces(struct encoder *e, const struct product *p, int64_t longest)
@@ -7843,6 +7925,7 @@ static void product_dispatch(struct encoder *e, const struct product *p)
     if (p->k > longest_k(e->device) && !p->gather) { product_by_pieces(e, p, longest_k(e->device)); return; }
     bool few = p->n <= FEW_ROWS && p->n < p->m && !p->gather;
     if (few && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    if (even_pays(e, p)) { product_evenly(e, p); return; }
     switch (choose_kind(e, p)) {
     case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
     case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
@@ -7911,7 +7994,7 @@ static void product_whole(struct encoder *e, const struct node *n, struct array 
 {
     const struct matmul_params *f = &n->p.matmul;
     struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
-    bool large = p.m * p.n * p.k * product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    bool large = (double)(p.m * p.n) * (double)p.k * (double)product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
     struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
     if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
     if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
@@ -9930,6 +10013,7 @@ static const char *fused_refusal(const struct device *d, const struct array *q, 
     if (!k->size) return NULL;
     if (!d->gate[GATE_SDPA_NATIVE]) return "a gate";
     if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH) return "features beyond 256";
+    if (q->shape[1] / k->shape[1] > UINT16_MAX) return "more heads of queries for one of keys than 65535";
     return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
 }
 
@@ -13951,7 +14035,8 @@ static bool fft_axes(struct call *c, const struct array *a, const struct ints *n
         if (axis < 0) return false;
         if (seen >> axis & 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d is there twice", axis), false;
         seen |= 1u << axis;
-        s->n[i] = n->count ? n->values[i] : halved ? 2 * (a->shape[axis] - 1) : a->shape[axis];
+        s->n[i] = n->count ? n->values[i] : halved ? length_of(c, a, 2 * (uint64_t)max_size((size_t)a->shape[axis], 1) - 2) : a->shape[axis];
+        if (c->code) return false;
         if (s->n[i] < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a length of %d along axis %d of %s", s->n[i], axis, TEXT(a)), false;
     }
     return true;

@@ -14,6 +14,7 @@
 #define T float16_t
 #endif
 #include "matmul.glsl"
+#include "nearest.glsl"
 layout(constant_id = 3) const uint BM = 128;
 layout(constant_id = 4) const uint BN = 128;
 layout(constant_id = 5) const uint BK = 64;
@@ -47,6 +48,10 @@ layout(std430, set = 0, binding = 2) readonly buffer b_elements { T b[]; };
     else layout_b = setTensorLayoutDimensionNV(layout_b, N, p.high); \
     layout_b = setTensorLayoutStrideNV(layout_b, lead_b, 1u);
 
+#ifdef BF
+float nearest(const in uint row, const in uint column, const in float x) { return nearest_bf16(x); }
+#endif
+
 void main()
 {
     uvec2 at = tile();
@@ -77,6 +82,9 @@ void main()
     }
     if (EPILOGUE == 1u) sum = sum * alpha;
     edge_d = setTensorLayoutStrideNV(edge_d, lead_d, 1u);
+#ifdef BF
+    coopMatPerElementNV(sum, sum, nearest);
+#endif
     RESULT rounded = RESULT(sum);
     if (rows_inside && columns_inside) {
         tensorLayoutNV<2> inner_d = createTensorLayoutNV(2);

@@ -426,7 +426,7 @@ def attend(q, k, v):
 for name, shapes in {"decode": attention(64)(1, 37), "decode 128": attention(128)(1, 70), "few": attention(64)(5, 13),
         "prefill": attention(64)(33, 33),
                      "prefill 80": attention(80)(20, 45), "odd head": attention(24)(7, 19), "unequal": attention(96, 64)(1, 9),
-                     "256": attention(256)(3, 11)}.items():
+                     "256": attention(256)(3, 11), "more queries": attention(64)(9, 5)}.items():
     row(f"attention {name}", FLOATS, *shapes, tolerance=4)(attend)
 
 
