@@ -123,6 +123,10 @@ $(units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
 $(benches) $(filter-out $(mlxc),$(examples)) $(fuzzers): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
 	$(link)
 
+# Random programs are made of the golden runner's calls.
+$(BUILD)/fuzz/fuzz_programs: $(call objects,$(wildcard tests/fuzz/support*.c)) $(filter-out %/main.o,$(golden_objects))
+$(BUILD)/fuzz/fuzz_programs: libs += -lcjson
+
 # Programs for mlx-c: renamed, and nothing else.
 $(BUILD)/mlxc/%.c: tests/examples/mlxc/%.c Makefile
 	@mkdir -p $(@D)
