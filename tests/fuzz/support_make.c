@@ -13,6 +13,21 @@ static int variables;                                      /* of the program so 
 static mlxvk_dtype main_dtype;                             /* of most of its floating data */
 static bool two_streams;
 
+/* Most of the time of a run goes into pipelines, one for each operation, dtype and layout. So a block of programs has
+ * favourites: of each list of choices the same one, mostly, and half of the operations. */
+enum { BLOCK = 48 };
+static uint32_t block;
+
+static uint32_t block_hash(uint32_t what)
+{
+    uint32_t h = (block * 0x9e3779b1u) ^ (what * 0x85ebca6bu + 0x27d4eb2fu);
+    h = (h ^ h >> 15) * 0x2c1b3c6du;
+    return h ^ h >> 13;
+}
+
+int favourite(int count) { return chance(75) ? (int)(block_hash((uint32_t)count) % (uint32_t)count) : below(count); }
+bool is_favourite(int number) { return block_hash(1000 + (uint32_t)number) & 1; }
+
 /* ---- statements ---- */
 
 const struct tensor *of(int variable) { return &made->value[made->latest[variable]].tensor; }
@@ -53,13 +68,13 @@ void note(enum kind kind, int variable)
 
 mlxvk_dtype any_float(void)
 {
-    return chance(80) ? main_dtype : ((mlxvk_dtype[]){ MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 })[below(3)];
+    return chance(94) ? main_dtype : ((mlxvk_dtype[]){ MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 })[below(3)];
 }
 
 mlxvk_dtype any_dtype(void)
 {
     static const mlxvk_dtype others[] = { MLXVK_INT32, MLXVK_INT32, MLXVK_BOOL, MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT32, MLXVK_INT16, MLXVK_INT64 };
-    return chance(80) ? any_float() : others[below(8)];
+    return chance(80) ? any_float() : others[favourite(8)];
 }
 
 int fresh(mlxvk_dtype dtype, const int *shape, int ndim, enum values values, int limit)
@@ -453,7 +468,7 @@ int update(const char *op, int variable, int with, const struct region *g, bool 
 struct weight quantized_weight(mlxvk_dtype dtype, int rows, int columns)
 {
     static const int widths[] = { 4, 4, 4, 8, 2, 3, 5, 6 };
-    struct weight w = { .dtype = dtype, .rows = rows, .columns = columns, .bits = widths[below(8)], .group = chance(60) ? 32 : 64 };
+    struct weight w = { .dtype = dtype, .rows = rows, .columns = columns, .bits = widths[favourite(8)], .group = 32 << favourite(2) };
     if (columns % w.group) w.group = 32;
     w.w = fresh(MLXVK_UINT32, (int[]){ rows, columns * w.bits / 32 }, 2, BITS, 0);
     w.scales = fresh(dtype, (int[]){ rows, columns / w.group }, 2, SMALL, 0);
@@ -494,15 +509,15 @@ static void random_note(void)
 
 void program_make(struct program *p, struct reference *r, uint64_t seed)
 {
-    int kind, count;
+    int count;
     now.state = (seed + 1) * 0xd1342543de82ef95u ^ seed << 32;
     *p = (struct program){ .seed = seed, .straight = chance(35) };
     making = p;
     made = r;
     variables = 0;
-    kind = below(100);
-    while (kind >= settings[p->setting].weight) kind -= settings[p->setting++].weight;
-    main_dtype = chance(60) ? MLXVK_FLOAT32 : chance(60) ? MLXVK_BFLOAT16 : MLXVK_FLOAT16;
+    block = (uint32_t)(seed / BLOCK);
+    if (chance(25)) p->setting = 1 + (int)(block_hash(1) % (SETTINGS - 1));
+    main_dtype = ((mlxvk_dtype[]){ MLXVK_FLOAT32, MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLOAT32, MLXVK_FLOAT16 })[block_hash(2) % 5];
     two_streams = chance(15);
     reference_begin(r, p->straight);
     count = between(2, 8);

@@ -73,7 +73,7 @@ static int rope_source(int cache, const int *shape, bool norm)
 static void rope_to_cache(void)
 {
     static const int widths[] = { 8, 8, 16, 32, 64, 64, 128 };
-    int shape[4] = { chance(80) ? 1 : 2, between(1, 3), chance(30) ? 1 : between(2, 16), widths[below(7)] };
+    int shape[4] = { chance(80) ? 1 : 2, between(1, 3), chance(30) ? 1 : between(2, 16), widths[favourite(7)] };
     int place[4] = { shape[0], shape[1], shape[2] + below(8), shape[3] };
     struct region g;
     int cache = shaped(float_dtype(), place, 4), seen = chance(20) ? view_of(cache) : NONE;
@@ -125,7 +125,7 @@ static void sum_to_norm(void)
 {
     int shape[MOST_DIMS], ndim = chance(60) ? 2 : random_shape(shape);
     static const int widths[] = { 8, 16, 32, 64, 128, 128, 256 };
-    if (ndim == 2) shape[0] = between(1, 8), shape[1] = widths[below(7)];
+    if (ndim == 2) shape[0] = between(1, 8), shape[1] = widths[favourite(7)];
     if (!ndim) return;
     int a = shaped(float_dtype(), shape, ndim), h = NONE, v = NONE;
     if (a == NONE) return;

@@ -78,7 +78,6 @@ void program_print(const struct program *p);
 /* A device on which programs are run lazily. */
 struct setting {
     const char *gates;
-    int weight;                                            /* of 100 programs */
     bool same_kernels;                                     /* as the reference where nothing is fused */
     bool limits;                                           /* a call may be refused with LIMIT */
 };
@@ -130,6 +129,8 @@ void note(enum kind kind, int variable);                   /* FREE, READ, EVAL, 
 const struct tensor *of(int variable);                     /* its value */
 bool is_there(int variable);
 mlxvk_dtype float_dtype(void);
+int favourite(int count);                                  /* a choice of so many */
+bool is_favourite(int number);
 
 int fresh(mlxvk_dtype dtype, const int *shape, int ndim, enum values values, int limit);
 int shaped(mlxvk_dtype dtype, const int *shape, int ndim);         /* made, or found, or a view of something */

@@ -4,7 +4,7 @@
 #include <string.h>
 #include "unit/numbers.h"
 
-static const char *one_of(const char *const *names, int count) { return names[below(count)]; }
+static const char *one_of(const char *const *names, int count) { return names[favourite(count)]; }
 #define PICK(...) one_of((const char *const[]){ __VA_ARGS__ }, (int)(sizeof(const char *[]){ __VA_ARGS__ } / sizeof(char *)))
 
 /* Frees an operand that was made for one operation, mostly: then the results in between belong to nobody. */
@@ -168,7 +168,7 @@ static void joined(void)
 
 static int indices(int below_this, const int *shape, int ndim, bool distinct)
 {
-    return fresh(chance(70) ? MLXVK_INT32 : MLXVK_UINT32, shape, ndim, distinct ? DISTINCT : INDEX, below_this);
+    return fresh(chance(90) ? MLXVK_INT32 : MLXVK_UINT32, shape, ndim, distinct ? DISTINCT : INDEX, below_this);
 }
 
 static void taken(void)
@@ -354,7 +354,7 @@ static void rope(void)
     int x = any_variable(true);
     static const int widths[] = { 8, 16, 32, 64 };
     if (x == NONE || of(x)->ndim < 3 || of(x)->shape[of(x)->ndim - 1] < 4 || chance(40))
-        x = shaped(any_float(), (int[]){ between(1, 2), between(1, 3), between(1, 6), widths[below(4)] }, 4);
+        x = shaped(any_float(), (int[]){ between(1, 2), between(1, 3), between(1, 6), widths[favourite(4)] }, 4);
     if (x == NONE) return;
     int width = of(x)->shape[of(x)->ndim - 1];
     roped(x, chance(80) ? width / 2 * 2 : width / 4 * 2);
@@ -363,7 +363,7 @@ static void rope(void)
 static void attention(void)
 {
     static const int widths[] = { 8, 32, 64, 64, 80, 128 };
-    int batch = chance(70) ? 1 : 2, groups = between(1, 2), heads = groups * between(1, 2), width = widths[below(6)];
+    int batch = chance(70) ? 1 : 2, groups = between(1, 2), heads = groups * between(1, 2), width = widths[favourite(6)];
     int queries = chance(50) ? 1 : between(2, 12), keys = chance(30) ? between(1, 4) : between(5, 40);
     mlxvk_dtype dtype = any_float();
     bool mask = chance(30), causal = !mask && chance(50);
@@ -415,9 +415,10 @@ void random_operation(void)
         { by_axis, 6 }, { joined, 4 }, { taken, 5 }, { scattered, 4 }, { added_along, 2 }, { sliced_update, 14 }, { dynamic_slice, 4 },
         { matrices, 7 }, { quantized, 7 }, { norm, 7 }, { rope, 5 }, { attention, 4 }, { view, 12 }, { other_copy, 3 },
     };
-    int all = 0, at = 0;
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) all += table[i].weight;
+    int all = 0, at = 0, weight[sizeof table / sizeof *table];
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        all += weight[i] = is_favourite((int)i) ? 8 * table[i].weight : table[i].weight;
     all = below(all);
-    while (all >= table[at].weight) all -= table[at++].weight;
+    while (all >= weight[at]) all -= weight[at++];
     table[at].make();
 }
