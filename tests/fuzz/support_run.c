@@ -45,7 +45,9 @@ static struct machine plain, lazy[SETTINGS];
 static bool machine_open(struct machine *m, const char *gates, struct problem *problem)
 {
     mlxvk_error error = { 0 };
-    if (mlxvk_device_create(&m->device, &(mlxvk_device_desc){ .gates = gates, .error = &error }))
+    char text[64 * FUSION_GATES];
+    snprintf(text, sizeof text, "%s MLX_VK_POISON=2", gates);      /* what nobody wrote shows */
+    if (mlxvk_device_create(&m->device, &(mlxvk_device_desc){ .gates = text, .error = &error }))
         return complain(problem, "no device: %s", error.text);
     for (int i = 0; i < 2; i++) m->stream[i] = mlxvk_stream_new_device(m->device);
     return m->stream[1].ctx || complain(problem, "no streams");
