@@ -69,6 +69,16 @@ static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 static uint32_t ceil_div(uint64_t a, uint64_t b) { return (uint32_t)((a + b - 1) / b); }
+static uint32_t lowest_bit(uint32_t bits)            /* its number; bits is not 0 */
+{
+#ifdef __GNUC__
+    return (uint32_t)__builtin_ctz(bits);
+#else
+    uint32_t i = 0;
+    while (!(bits >> i & 1)) i++;
+    return i;
+#endif
+}
 static uint32_t float_bits(float value) { uint32_t bits; memcpy(&bits, &value, 4); return bits; }
 
 #ifdef _WIN32
@@ -1987,9 +1997,50 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
 
 /* ==== >>encoder =================================================================================================== */
 
-enum { MAX_LIVE = 512, MAX_PENDING = 24, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
+enum { MAX_LIVE = 512, MAX_PENDING = 24, MAX_BOUND = MAX_PENDING, MAX_DONORS = 8, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
 struct access { struct buffer *buffer; VkBuffer handle; size_t low, high; bool write; };   /* buffer: while pending */
+
+/* ---- a dispatch as a value: what to run on which memory, before there is any ---- */
+
+struct storage;
+struct array;
+
+/* A range of memory: bytes from where its storage or buffer begins; a table's lie in the plan. */
+enum bound_kind { BOUND_NOTHING, BOUND_STORAGE, BOUND_BUFFER, BOUND_TABLE, BOUND_COUNTERS };
+struct bound {
+    uint8_t kind;
+    bool write;
+    union { struct storage *storage; struct buffer *buffer; };         /* held until the step is encoded or forgotten */
+    int64_t low, high;
+    const struct array *view;                        /* while the step is set up: what is bound, for the judge of fusions */
+};
+
+struct step {
+    const struct pipeline *pipeline;                 /* NULL: to be found by kernel and constants */
+    uint32_t kernel, constant_count, constants[MAX_SPEC];
+    uint32_t set_mask, write_mask;                   /* bindings that are set, and those of them that are written */
+    uint32_t registered;                             /* ranges at the end: accessed, but not bound */
+    uint32_t push_used, groups[3];
+    uint8_t push[PUSH_SIZE];
+    struct bound bound[MAX_BOUND];
+};
+
+/* A result may take over the memory of an operand that nobody wants by then; done in front of a step. `reads`: how often
+ * the operand is read where the result is written; -1: elsewhere, too. */
+struct donation {
+    struct storage *to, *from[MAX_DONORS];
+    int reads[MAX_DONORS], count;
+    uint32_t before, skip_to;                        /* where it succeeds, steps before skip_to have nothing to do */
+};
+
+/* steps[count] is being set up. Donations and tables belong to the steps. */
+struct plan {
+    struct step *steps;
+    struct donation *donations;
+    uint8_t *tables;
+    uint32_t count, slots, donation_count, donation_slots, table_used, table_slots;
+};
 
 /* Everything one submission needs until it is done. */
 struct slot {
@@ -2007,16 +2058,11 @@ struct encoder {
     struct stream *stream;
     struct device *device;
     VkCommandBuffer commands;                        /* NULL: none open */
-    const struct pipeline *pipeline, *bound;
-    VkDescriptorBufferInfo bindings[MAX_BINDINGS];
-    uint32_t set_mask, write_mask;       /* bindings that are set, and those of them that are written */
-    uint8_t push[PUSH_SIZE];
-    uint32_t push_used;
-    struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the next dispatch; since the last barrier */
+    const struct pipeline *bound;
+    struct plan plan;
+    struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the dispatch being encoded; since the last barrier */
     uint32_t pending_count, live_count;
     uint64_t pending_in;                             /* the command buffer, by its mark, that pending accesses were noted for */
-    struct buffer *held[MAX_PENDING];                /* what a caller of the public encoder has bound */
-    uint32_t held_count;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
     uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
@@ -2436,166 +2482,6 @@ static void insert_barrier(struct encoder *e)
     e->pending_count = 0;
 }
 
-/* ---- binding and dispatch ---- */
-
-/* Forgets what was set up for a dispatch. */
-static void encoder_reset(struct encoder *e)
-{
-    e->pipeline = NULL;
-    e->set_mask = e->write_mask = 0;
-    e->push_used = 0;
-    e->pending_count = 0;
-    while (e->held_count) buffer_release(e->device, e->held[--e->held_count]);
-}
-
-/* Keeps memory until the dispatch that is being set up is encoded: its array may be freed before. */
-static void hold(struct encoder *e, struct buffer *b)
-{
-    if (e->code || !b || e->held_count == MAX_PENDING) return;
-    b->refs++;
-    e->held[e->held_count++] = b;
-}
-
-/* KERNEL(e, K_X, threads, constants...): the kernel of the next dispatch. Constant 0 is the workgroup's size. */
-#define KERNEL(e, k, ...) select_kernel(e, k, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
-static void select_kernel(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
-{
-    e->pipeline = e->code ? NULL : find_pipeline(e, k, spec, n);
-}
-
-static void set_bytes(struct encoder *e, const void *data, uint32_t size)
-{
-    if (e->code || e->push_used + size > PUSH_SIZE) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "push constants", "%u bytes", size); return; }
-    memcpy(e->push + e->push_used, data, size);
-    e->push_used += size;
-}
-
-static void bind_range(struct encoder *e, uint32_t slot, VkBuffer handle, size_t offset, size_t range)
-{
-    e->bindings[slot] = (VkDescriptorBufferInfo){ handle, offset, range };
-    e->set_mask |= 1u << slot;
-}
-
-static VkDescriptorSet pool_set(struct encoder *e, uint32_t bindings)
-{
-    struct device *d = e->device;
-    struct slot *slot = &e->stream->slots[e->stream->slot];
-    VkDescriptorSetAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO, .descriptorSetCount = 1,
-                                         .pSetLayouts = &d->set_layouts[bindings] };
-    VkDescriptorSet set = VK_NULL_HANDLE;
-    uint32_t pool = slot->sets_used / SETS_PER_POOL;
-    VkResult r = VK_SUCCESS;
-    if (pool == slot->set_pools) {
-        VkDescriptorPoolSize size = { VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, SETS_PER_POOL * MAX_BINDINGS };
-        VkDescriptorPoolCreateInfo create = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
-            .maxSets = SETS_PER_POOL, .poolSizeCount = 1, .pPoolSizes = &size };
-        VkDescriptorPool *grown = host_alloc(d, (pool + 1) * sizeof *grown);
-        if (!grown) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "descriptors", "out of host memory"); return set; }
-        if (slot->sets) memcpy(grown, slot->sets, pool * sizeof *grown);
-        host_free(d, slot->sets);
-        slot->sets = grown;
-        r = d->vk.vkCreateDescriptorPool(d->handle, &create, NULL, &grown[pool]);
-        if (r >= 0) slot->set_pools++;
-    }
-    if (r >= 0) {
-        info.descriptorPool = slot->sets[pool];
-        r = d->vk.vkAllocateDescriptorSets(d->handle, &info, &set);
-    }
-    if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "descriptors", "no descriptor set (VkResult %d)", r);
-    slot->sets_used++;
-    d->stats.descriptor_sets++;
-    return set;
-}
-
-static void bind_descriptors(struct encoder *e)
-{
-    struct device *d = e->device;
-    uint32_t n = e->pipeline->bindings, first = 0;
-    VkWriteDescriptorSet write = { .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .descriptorCount = n,
-        .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = e->bindings };
-    if (!n) return;
-    /* An unused binding gets what the dispatch writes anyway: to the validation layer every binding that a shader names
-     * is one that it writes. */
-    while (first < n && !((e->write_mask ? e->write_mask : e->set_mask) & (1u << first))) first++;
-    for (uint32_t i = 0; i < n; i++) {
-        if (e->set_mask & (1u << i)) continue;
-        if (first == n || e->pipeline->kernel == KERNEL_COUNT) {
-            encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, e->pipeline->name, "binding %u is not bound", i);
-            return;
-        }
-        e->bindings[i] = e->bindings[first];         /* a binding that this variant of the kernel does not use */
-    }
-    if (d->caps.push_descriptor)
-        d->vk.vkCmdPushDescriptorSetKHR(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write);
-    else {
-        write.dstSet = pool_set(e, n);
-        if (e->code) return;
-        d->vk.vkUpdateDescriptorSets(d->handle, 1, &write, 0, NULL);
-        d->vk.vkCmdBindDescriptorSets(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write.dstSet, 0, NULL);
-    }
-}
-
-/* Where the dispatch is counted. */
-static uint32_t counted_as(const struct encoder *e)
-{
-    return e->fusion && e->device->gate[GATE_PROFILE_FUSED] ? KERNEL_COUNT + e->fusion : e->pipeline->kernel;
-}
-
-static void write_timestamp(struct encoder *e)
-{
-    struct slot *slot = &e->stream->slots[e->stream->slot];
-    if (!slot->queries || slot->query_count >= QUERIES) return;
-    slot->query_kernel[slot->query_count / 2] = (uint16_t)counted_as(e);
-    e->device->vk.vkCmdWriteTimestamp(e->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->queries, slot->query_count++);
-}
-
-static void encode_dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
-{
-    struct device *d = e->device;
-    const uint32_t *limit = d->caps.max_groups;
-    if (x > limit[0] || y > limit[1] || z > limit[2]) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, e->pipeline->name,
-                     "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1], limit[2]);
-        return;
-    }
-    if (!e->commands && open_commands(e->stream)) return;
-    insert_barrier(e);
-    if (e->bound != e->pipeline) {
-        d->vk.vkCmdBindPipeline(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, e->pipeline->handle);
-        e->bound = e->pipeline;
-    }
-    bind_descriptors(e);
-    if (e->code) return;
-    if (e->push_used)
-        d->vk.vkCmdPushConstants(e->commands, d->layouts[e->pipeline->bindings], VK_SHADER_STAGE_COMPUTE_BIT, 0,
-                                 (e->push_used + 3) & ~3u, e->push);
-    write_timestamp(e);
-    d->vk.vkCmdDispatch(e->commands, x, y, z);
-    write_timestamp(e);
-    d->stats.dispatches++;
-    d->kernel_counts[counted_as(e)].count++;
-    e->stream->ops++;
-}
-
-/* Encodes the dispatch that was set up: kernel, bindings and push constants, in any order. A grid of zero is no dispatch. */
-static void dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
-{
-    if (!e->code && x && y && z) encode_dispatch(e, x, y, z);
-    encoder_reset(e);
-}
-
-/* `groups` workgroups in as many dimensions as the device needs; kernels ask group_index() for theirs. */
-static void dispatch_groups(struct encoder *e, uint64_t groups)
-{
-    const uint32_t *limit = e->device->caps.max_groups;
-    uint32_t x, y, z;
-    if (!groups) { encoder_reset(e); return; }
-    x = groups < limit[0] ? (uint32_t)groups : limit[0] < 32768 ? limit[0] : 32768;
-    y = (uint32_t)min_size((size_t)((groups + x - 1) / x), min_u32(limit[1], 32768));
-    z = (uint32_t)((groups + (uint64_t)x * y - 1) / ((uint64_t)x * y));
-    dispatch(e, x, y, z);
-}
-
 /* ==== >>array ===================================================================================================== */
 
 enum { INLINE_BYTES = 16 };
@@ -2713,6 +2599,12 @@ static bool same_shape(const struct array *a, const struct array *b)
     return a->ndim == b->ndim && (!a->ndim || !memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape));
 }
 
+static bool same_view(const struct array *a, const struct array *b)
+{
+    return a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype && same_shape(a, b) &&
+           (!a->ndim || !memcmp(a->strides, b->strides, (size_t)a->ndim * sizeof *a->strides));
+}
+
 static const char *shape_text(const struct array *a, char *text, size_t size)
 {
     size_t n = (size_t)snprintf(text, size, "%s (", dtypes[a->dtype].name);
@@ -2750,23 +2642,15 @@ static void drop_handle(struct array *a)
     array_release(a);
 }
 
-/* Writes the first bytes of a buffer by the queue, in front of a dispatch that is being set up: `size` bytes of data (a multiple
- * of 4), or zeros where data is NULL. */
+/* Writes the first bytes of a buffer by the queue: `size` bytes of data (a multiple of 4), or zeros where data is NULL. */
 static void write_first(struct encoder *e, struct buffer *b, const void *data, size_t size)
 {
-    struct access saved[MAX_PENDING];
-    uint32_t n = e->pending_count;
-    uint64_t saved_in = e->pending_in;
-    memcpy(saved, e->pending, n * sizeof *saved);
-    e->pending_count = 0;
+    assert(!e->pending_count);
     encoder_access(e, b, b->offset, b->offset + size, true);
     if (e->code) return;
     insert_barrier(e);
     if (data) e->device->vk.vkCmdUpdateBuffer(e->commands, b->handle, b->offset, size, data);
     else e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
-    memcpy(e->pending, saved, n * sizeof *saved);
-    e->pending_count = n;
-    if (n) e->pending_in = saved_in;
 }
 
 /* Gives a storage its memory. The contents of a literal are written by the host where it can, else by the queue. */
@@ -2798,49 +2682,161 @@ static bool fits_binding(const struct device *d, const struct array *a)
     return (size_t)(high - low) + d->caps.offset_align + 16 <= binding_range(d, item_size(a));
 }
 
+/* ==== >>plan: dispatches set up as values ========================================================================= */
+
+/* Nothing here allocates device memory or calls Vulkan. Lowerings describe steps: a kernel with its constants, bindings, push
+ * constants and a grid. Our own memory begins at multiples of every device's alignment, adopted memory brings its remainder:
+ * so where a binding begins is known before its memory is. */
+
+static void bound_forget(struct device *d, struct bound *b)
+{
+    if (b->kind == BOUND_STORAGE) storage_release(b->storage);
+    else if (b->kind == BOUND_BUFFER) buffer_release(d, b->buffer);
+    b->kind = BOUND_NOTHING;
+}
+
+static void step_clear(struct device *d, struct step *t)
+{
+    for (uint32_t bits = t->set_mask; bits; bits &= bits - 1) bound_forget(d, &t->bound[lowest_bit(bits)]);
+    for (uint32_t i = 0; i < t->registered; i++) bound_forget(d, &t->bound[MAX_BOUND - 1 - i]);
+    t->pipeline = NULL;
+    t->kernel = KERNEL_COUNT;
+    t->set_mask = t->write_mask = t->registered = t->push_used = 0;
+}
+
+/* Room for one more than there are, so that there always is a step to set up. */
+static bool plan_grow(struct encoder *e)
+{
+    struct plan *p = &e->plan;
+    uint32_t slots = p->slots ? 2 * p->slots : 16;
+    struct step *grown;
+    if (p->count + 1 < p->slots) return true;
+    grown = host_alloc(e->device, slots * sizeof *grown);
+    if (!grown) return false;
+    if (p->slots) memcpy(grown, p->steps, p->slots * sizeof *grown);
+    for (uint32_t i = p->slots; i < slots; i++)
+        grown[i].pipeline = NULL, grown[i].set_mask = grown[i].write_mask = grown[i].registered = grown[i].push_used = 0;
+    host_free(e->device, p->steps);
+    p->steps = grown;
+    p->slots = slots;
+    return true;
+}
+
+static struct step *current(struct encoder *e) { return &e->plan.steps[e->plan.count]; }
+
+/* Forgets the step that is being set up. */
+static void encoder_reset(struct encoder *e) { step_clear(e->device, current(e)); }
+
+/* Forgets all steps from one on. */
+static void plan_cut(struct encoder *e, uint32_t count)
+{
+    struct plan *p = &e->plan;
+    for (uint32_t i = count; i <= p->count; i++) step_clear(e->device, &p->steps[i]);
+    p->count = count;
+    while (p->donation_count && p->donations[p->donation_count - 1].before >= count) p->donation_count--;
+    if (!count) p->table_used = 0;
+}
+
+static void plan_free(struct encoder *e)
+{
+    plan_cut(e, 0);
+    host_free(e->device, e->plan.steps);
+    host_free(e->device, e->plan.donations);
+    host_free(e->device, e->plan.tables);
+}
+
+/* KERNEL(e, K_X, threads, constants...): the kernel of the step. Constant 0 is the workgroup's size. */
+#define KERNEL(e, k, ...) select_kernel(e, k, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
+static void select_kernel(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
+{
+    struct step *t = current(e);
+    uint32_t missing = lacking(e->device, kernel_table[k].needs);
+    if (e->code) return;
+    if (missing) {
+        char names[128];
+        name_missing(missing, names, sizeof names);
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, kernel_table[k].name, "%s lacks %s", e->device->caps.name, names);
+        return;
+    }
+    t->pipeline = NULL;
+    t->kernel = (uint32_t)k;
+    t->constant_count = n;
+    memcpy(t->constants, spec, n * sizeof *spec);
+}
+
+static void set_bytes(struct encoder *e, const void *data, uint32_t size)
+{
+    struct step *t = current(e);
+    if (e->code || t->push_used + size > PUSH_SIZE) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "push constants", "%u bytes", size); return; }
+    memcpy(t->push + t->push_used, data, size);
+    t->push_used += size;
+}
+
+/* All ranges of a step: bindings, and what it accesses besides. */
+static uint32_t bound_mask(const struct step *t) { return t->set_mask | (((1u << t->registered) - 1) << (MAX_BOUND - t->registered)); }
+
+static void set_bound(struct encoder *e, uint32_t slot, bool binding, struct bound b)
+{
+    struct step *t = current(e);
+    if (binding && t->set_mask >> slot & 1) bound_forget(e->device, &t->bound[slot]);
+    else if (bound_mask(t) >> slot & 1 || slot >= MAX_BOUND) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "dispatch", "more than %d ranges of memory", MAX_BOUND);
+        return;
+    }
+    t->bound[slot] = b;
+    if (b.kind == BOUND_STORAGE) b.storage->refs++;
+    else if (b.kind == BOUND_BUFFER) b.buffer->refs++;
+    if (!binding) { t->registered++; return; }
+    t->set_mask |= 1u << slot;
+    t->write_mask = (t->write_mask & ~(1u << slot)) | (uint32_t)b.write << slot;
+}
+
+/* How far behind a multiple of the device's alignment a storage begins. */
+static int64_t storage_shift(const struct storage *st)
+{
+    return st->buffer ? (int64_t)(st->buffer->offset % st->device->caps.offset_align) : 0;
+}
+
 /* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
 static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bool write)
 {
-    struct buffer *b;
-    int64_t low, high;
-    size_t start, end, align = e->device->caps.offset_align;
+    struct storage *st = a->storage;
+    int64_t low, high, shift = storage_shift(st), align = (int64_t)e->device->caps.offset_align;
     if (e->code) return 0;
-    if (!write && !a->storage->buffer && !a->storage->literal && a->size) {
-        encoder_fail(e, MLXVK_ERROR_NOT_READY, 0, __LINE__, "input", "an operand was never computed");
-        return 0;
-    }
-    if (storage_allocate(e, a->storage)) return 0;
-    b = a->storage->buffer;
     array_span(a, &low, &high);
-    if (!b->handle || low == high) return 0;
-    start = (b->offset + (size_t)low) / align * align;
-    end = min_size(round_up(b->offset + (size_t)high, 16), b->offset + b->size);
-    if (end - start > binding_range(e->device, item_size(a))) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "%s spans %zu bytes; one binding reaches %zu", TEXT(a), end - start,
-                     binding_range(e->device, item_size(a)));
+    if (low == high) return 0;
+    low = (shift + low) / align * align - shift;
+    high = (int64_t)round_up((size_t)(shift + high), 16) - shift;
+    if ((size_t)(high - low) > binding_range(e->device, item_size(a))) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "%s spans %lld bytes; one binding reaches %zu", TEXT(a),
+                     (long long)(high - low), binding_range(e->device, item_size(a)));
         return 0;
     }
-    encoder_access(e, b, start, end, write);         /* all that is bound, as the validation layer sees it */
-    bind_range(e, slot, b->handle, start, end - start);
-    if (write) e->write_mask |= 1u << slot;
-    return (uint32_t)((int64_t)(b->offset - start) + a->offset) / (uint32_t)item_size(a);
+    set_bound(e, slot, true, (struct bound){ BOUND_STORAGE, write, { st }, low, high, a });
+    return (uint32_t)((a->offset - low) / (int64_t)item_size(a));
 }
 
 static uint32_t set_input(struct encoder *e, uint32_t slot, struct array *a) { return bind_array(e, slot, a, false); }
 static uint32_t set_output(struct encoder *e, uint32_t slot, struct array *a) { return bind_array(e, slot, a, true); }
 
-/* A dispatch's parameters that do not fit into push constants, as a storage buffer. */
+/* A step's parameters that do not fit into push constants, as a storage buffer. */
 static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t size)
 {
-    struct buffer *b;
-    int code;
+    struct plan *p = &e->plan;
+    size_t need = p->table_used + round_up(size, 16);
     if (e->code) return;
-    code = buffer_allocate(e->device, size, e->stream->line, &b);
-    if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "%zu bytes of parameters", size); return; }
-    write_first(e, b, data, round_up(size, 4));
-    encoder_access(e, b, b->offset, b->offset + size, false);
-    bind_range(e, slot, b->handle, b->offset, round_up(size, 16));
-    buffer_release(e->device, b);                    /* this stream reuses it only behind this dispatch */
+    if (need > p->table_slots) {
+        uint8_t *grown = host_alloc(e->device, 2 * need);
+        if (!grown) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "memory", "out of host memory"); return; }
+        if (p->table_used) memcpy(grown, p->tables, p->table_used);
+        host_free(e->device, p->tables);
+        p->tables = grown;
+        p->table_slots = (uint32_t)(2 * need);
+    }
+    memset(p->tables + p->table_used, 0, round_up(size, 16));
+    memcpy(p->tables + p->table_used, data, size);
+    set_bound(e, slot, true, (struct bound){ .kind = BOUND_TABLE, .low = p->table_used, .high = (int64_t)need });
+    p->table_used = (uint32_t)need;
 }
 
 enum { COUNTERS = 4096 };
@@ -2848,18 +2844,213 @@ enum { COUNTERS = 4096 };
 /* Binds the stream's counters: a kernel finds zeros there and leaves zeros. They are no array, and not counted as memory. */
 static void set_counters(struct encoder *e, uint32_t slot)
 {
+    if (!e->code) set_bound(e, slot, true, (struct bound){ .kind = BOUND_COUNTERS, .low = 0, .high = 4 * COUNTERS });
+}
+
+static bool judge(struct encoder *e, const struct step *t);          /* >>fusion */
+
+/* Ends the step: kernel, bindings and push constants were set, in any order. A grid of zero is no dispatch. */
+static void dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
+{
+    struct step *t = current(e);
+    const uint32_t *limit = e->device->caps.max_groups;
+    if (!e->code && (x > limit[0] || y > limit[1] || z > limit[2]) && x && y && z)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, t->pipeline ? t->pipeline->name : kernel_table[t->kernel].name,
+                     "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1], limit[2]);
+    if (e->code || !x || !y || !z || !judge(e, t)) { encoder_reset(e); return; }
+    if (!plan_grow(e)) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "plan", "out of host memory"); encoder_reset(e); return; }
+    memcpy(current(e)->groups, (uint32_t[]){ x, y, z }, sizeof t->groups);
+    e->plan.count++;
+}
+
+/* `groups` workgroups in as many dimensions as the device needs; kernels ask group_index() for theirs. */
+static void dispatch_groups(struct encoder *e, uint64_t groups)
+{
+    const uint32_t *limit = e->device->caps.max_groups;
+    uint32_t x, y, z;
+    if (!groups) { encoder_reset(e); return; }
+    x = groups < limit[0] ? (uint32_t)groups : limit[0] < 32768 ? limit[0] : 32768;
+    y = (uint32_t)min_size((size_t)((groups + x - 1) / x), min_u32(limit[1], 32768));
+    z = (uint32_t)((groups + (uint64_t)x * y - 1) / ((uint64_t)x * y));
+    dispatch(e, x, y, z);
+}
+
+/* ==== >>bind: steps get memory, an order, and a place in the command buffer ======================================= */
+
+static VkDescriptorSet pool_set(struct encoder *e, uint32_t bindings)
+{
+    struct device *d = e->device;
+    struct slot *slot = &e->stream->slots[e->stream->slot];
+    VkDescriptorSetAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO, .descriptorSetCount = 1,
+                                         .pSetLayouts = &d->set_layouts[bindings] };
+    VkDescriptorSet set = VK_NULL_HANDLE;
+    uint32_t pool = slot->sets_used / SETS_PER_POOL;
+    VkResult r = VK_SUCCESS;
+    if (pool == slot->set_pools) {
+        VkDescriptorPoolSize size = { VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, SETS_PER_POOL * MAX_BINDINGS };
+        VkDescriptorPoolCreateInfo create = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
+            .maxSets = SETS_PER_POOL, .poolSizeCount = 1, .pPoolSizes = &size };
+        VkDescriptorPool *grown = host_alloc(d, (pool + 1) * sizeof *grown);
+        if (!grown) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "descriptors", "out of host memory"); return set; }
+        if (slot->sets) memcpy(grown, slot->sets, pool * sizeof *grown);
+        host_free(d, slot->sets);
+        slot->sets = grown;
+        r = d->vk.vkCreateDescriptorPool(d->handle, &create, NULL, &grown[pool]);
+        if (r >= 0) slot->set_pools++;
+    }
+    if (r >= 0) {
+        info.descriptorPool = slot->sets[pool];
+        r = d->vk.vkAllocateDescriptorSets(d->handle, &info, &set);
+    }
+    if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "descriptors", "no descriptor set (VkResult %d)", r);
+    slot->sets_used++;
+    d->stats.descriptor_sets++;
+    return set;
+}
+
+static void bind_descriptors(struct encoder *e, const struct step *t, const struct pipeline *pipeline, VkDescriptorBufferInfo *ranges)
+{
+    struct device *d = e->device;
+    uint32_t n = pipeline->bindings, first = 0;
+    VkWriteDescriptorSet write = { .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .descriptorCount = n,
+        .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, .pBufferInfo = ranges };
+    if (!n) return;
+    /* An unused binding gets what the dispatch writes anyway: to the validation layer every binding that a shader names
+     * is one that it writes. */
+    while (first < n && !((t->write_mask ? t->write_mask : t->set_mask) & (1u << first))) first++;
+    for (uint32_t i = 0; i < n; i++) {
+        if (t->set_mask & (1u << i)) continue;
+        if (first == n || pipeline->kernel == KERNEL_COUNT) {
+            encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, pipeline->name, "binding %u is not bound", i);
+            return;
+        }
+        ranges[i] = ranges[first];                   /* a binding that this variant of the kernel does not use */
+    }
+    if (d->caps.push_descriptor)
+        d->vk.vkCmdPushDescriptorSetKHR(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write);
+    else {
+        write.dstSet = pool_set(e, n);
+        if (e->code) return;
+        d->vk.vkUpdateDescriptorSets(d->handle, 1, &write, 0, NULL);
+        d->vk.vkCmdBindDescriptorSets(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write.dstSet, 0, NULL);
+    }
+}
+
+/* Where a dispatch is counted. */
+static uint32_t counted_as(const struct encoder *e, const struct pipeline *p)
+{
+    return e->fusion && e->device->gate[GATE_PROFILE_FUSED] ? KERNEL_COUNT + e->fusion : p->kernel;
+}
+
+static void write_timestamp(struct encoder *e, const struct pipeline *p)
+{
+    struct slot *slot = &e->stream->slots[e->stream->slot];
+    if (!slot->queries || slot->query_count >= QUERIES) return;
+    slot->query_kernel[slot->query_count / 2] = (uint16_t)counted_as(e, p);
+    e->device->vk.vkCmdWriteTimestamp(e->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->queries, slot->query_count++);
+}
+
+/* The stream's counters, made and zeroed at first use. */
+static struct buffer *counters_of(struct encoder *e)
+{
     const size_t size = 4 * COUNTERS;
     struct buffer *b = e->stream->counters;
-    if (e->code) return;
-    if (!b) {
-        int code = buffer_fresh(e->device, size, &b);
-        if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return; }
-        e->stream->counters = b;
-        if (b->map) memset(b->map, 0, size);
-        else write_first(e, b, NULL, size);
+    int code = b ? 0 : buffer_fresh(e->device, size, &b);
+    if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return NULL; }
+    if (e->stream->counters) return b;
+    e->stream->counters = b;
+    if (b->map) memset(b->map, 0, size);
+    else write_first(e, b, NULL, size);
+    return b;
+}
+
+/* The buffer of a range, with memory: allocated, and written where its contents are known here. */
+static struct buffer *bound_buffer(struct encoder *e, const struct bound *b)
+{
+    struct buffer *table = NULL;
+    int code;
+    switch (b->kind) {
+    case BOUND_BUFFER: return b->buffer;
+    case BOUND_COUNTERS: return counters_of(e);
+    case BOUND_STORAGE:
+        if (!b->write && !b->storage->buffer && !b->storage->literal)
+            encoder_fail(e, MLXVK_ERROR_NOT_READY, 0, __LINE__, "input", "an operand was never computed");
+        return e->code || storage_allocate(e, b->storage) ? NULL : b->storage->buffer;
+    default:
+        code = buffer_allocate(e->device, (size_t)(b->high - b->low), e->stream->line, &table);
+        if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "%lld bytes of parameters", (long long)(b->high - b->low)); return NULL; }
+        write_first(e, table, e->plan.tables + b->low, (size_t)(b->high - b->low));
+        return table;
     }
-    encoder_access(e, b, b->offset, b->offset + size, true);
-    bind_range(e, slot, b->handle, b->offset, size);
+}
+
+/* Where a range lies in its VkBuffer, which may end before the range does. */
+static VkDescriptorBufferInfo place_bound(const struct bound *b, const struct buffer *memory)
+{
+    size_t base = memory->offset, start = b->kind == BOUND_TABLE ? base : (size_t)((int64_t)base + b->low);
+    size_t end = b->kind == BOUND_TABLE ? base + (size_t)(b->high - b->low) : (size_t)((int64_t)base + b->high);
+    return (VkDescriptorBufferInfo){ memory->handle, start, min_size(end, base + memory->size) - start };
+}
+
+/* Binds all that a step touches: memory for everything first, then what the dispatch accesses. Without memory where a
+ * storage has no bytes. */
+static void bind_ranges(struct encoder *e, const struct step *t, VkDescriptorBufferInfo *ranges)
+{
+    struct buffer *memory[MAX_BOUND];
+    uint32_t all = bound_mask(t);
+    for (uint32_t bits = all; bits && !e->code; bits &= bits - 1) {
+        uint32_t i = lowest_bit(bits);
+        memory[i] = bound_buffer(e, &t->bound[i]);
+    }
+    for (uint32_t bits = all; bits && !e->code; bits &= bits - 1) {
+        uint32_t i = lowest_bit(bits);
+        ranges[i] = place_bound(&t->bound[i], memory[i]);
+        encoder_access(e, memory[i], ranges[i].offset, ranges[i].offset + ranges[i].range, t->bound[i].write);
+        if (t->bound[i].kind == BOUND_TABLE) buffer_release(e->device, memory[i]);   /* the stream reuses it only behind this */
+    }
+    if (!e->code && note_again(e)) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
+}
+
+static void encode_step(struct encoder *e, const struct step *t)
+{
+    struct device *d = e->device;
+    const struct pipeline *p = t->pipeline ? t->pipeline
+                                           : find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
+    VkDescriptorBufferInfo ranges[MAX_BOUND];
+    e->pending_count = 0;
+    if (p) bind_ranges(e, t, ranges);
+    if (e->code || (!e->commands && open_commands(e->stream))) return;
+    insert_barrier(e);
+    if (e->bound != p) {
+        d->vk.vkCmdBindPipeline(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, p->handle);
+        e->bound = p;
+    }
+    bind_descriptors(e, t, p, ranges);
+    if (e->code) return;
+    if (t->push_used)
+        d->vk.vkCmdPushConstants(e->commands, d->layouts[p->bindings], VK_SHADER_STAGE_COMPUTE_BIT, 0, (t->push_used + 3) & ~3u, t->push);
+    write_timestamp(e, p);
+    d->vk.vkCmdDispatch(e->commands, t->groups[0], t->groups[1], t->groups[2]);
+    write_timestamp(e, p);
+    d->stats.dispatches++;
+    d->kernel_counts[counted_as(e, p)].count++;
+    e->stream->ops++;
+}
+
+static bool donate_memory(struct encoder *e, const struct donation *donation);
+
+/* Encodes what was planned, and forgets it. After an error what is left is forgotten, too. */
+static void bind_plan(struct encoder *e)
+{
+    struct plan *p = &e->plan;
+    uint32_t skip_to = 0;
+    for (uint32_t i = 0, d = 0; i < p->count; i++) {
+        for (; d < p->donation_count && p->donations[d].before <= i; d++)
+            if (!e->code && donate_memory(e, &p->donations[d])) skip_to = p->donations[d].skip_to;
+        if (!e->code && i >= skip_to) encode_step(e, &p->steps[i]);
+        step_clear(e->device, &p->steps[i]);
+    }
+    p->count = p->donation_count = p->table_used = 0;
 }
 
 /* ==== >>tape ====================================================================================================== */
@@ -2967,7 +3158,11 @@ struct node {
 typedef void (*lower_function)(struct encoder *e, const struct node *n);
 struct op_row { const char *name; lower_function lower; };
 static const struct op_row op_table[OP_COUNT];       /* at the end of >>fusion */
-static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);   /* >>fusion */
+
+/* The nodes of a fusion, ascending; the first is where lowering stands. */
+enum { MEMBERS_MOST = 16 };
+struct members { uint32_t node[MEMBERS_MOST]; int count; };
+static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint32_t end);   /* >>fusion */
 
 static void node_retire(struct node *n)
 {
@@ -3011,7 +3206,7 @@ static void node_failed(struct stream *s, struct node *n)
         if (d->on_error) d->on_error(&s->error, d->user);
     }
     e->code = d->lost;
-    encoder_reset(e);
+    plan_cut(e, 0);
 }
 
 static void check_operands(struct encoder *e, const struct node *n)
@@ -3028,15 +3223,30 @@ static void maybe_commit(struct stream *s)
         (s->bytes >> 20) >= (size_t)(gate[GATE_MAX_MB] > 0 ? gate[GATE_MAX_MB] : 1)) stream_submit(s);
 }
 
+static void enter_group(const struct node *n, uint64_t group);
+
+/* Plans the node, or the fusion that begins with it, and encodes the plan. */
 static void lower_node(struct stream *s, uint32_t at, uint32_t end)
 {
     struct encoder *e = &s->encoder;
-    struct node *n = &s->nodes[at];
-    check_operands(e, n);
-    if (!e->code && fuse(e, s, at, end)) { maybe_commit(s); return; }
-    if (!e->code) op_table[n->op].lower(e, n);
-    if (e->code) node_failed(s, n);
-    node_retire(n);
+    struct members all = { { at }, 1 };
+    int code;
+    check_operands(e, &s->nodes[at]);
+    if (!e->code && !fuse(e, s, &all, end)) {
+        all.count = 1;
+        op_table[s->nodes[at].op].lower(e, &s->nodes[at]);
+    }
+    bind_plan(e);
+    e->fusion = 0;
+    code = e->code;
+    for (int i = 0; i < all.count; i++) {
+        struct node *n = &s->nodes[all.node[i]];
+        e->code = code;
+        if (code) node_failed(s, n);
+        enter_group(n, s->device->group);
+        node_retire(n);
+    }
+    if (all.count > 1) s->device->stats.fused += (uint64_t)all.count;
     maybe_commit(s);
 }
 
@@ -3675,28 +3885,56 @@ static bool same_place(const struct array *in, const struct array *out)
 }
 
 /* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no element of
- * it after another thread may have written there. in: all that is read, and read by nothing else; entries may be NULL. Other
- * readers of small operands would make a barrier necessary, which costs more than memory. The operand's number, or -1. */
-static int donate(struct encoder *e, struct array *out, struct array *const *in, int count)
+ * it after another thread may have written there. in: all that is read, and read by nothing else; entries may be NULL. In
+ * front of the next step. */
+static struct donation *donate(struct encoder *e, struct array *out, struct array *const *in, int count)
 {
-    struct storage *to = out->storage;
-    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row || to->nbytes != array_bytes(out))
-        return -1;
+    const struct storage *to = out->storage;
+    struct plan *p = &e->plan;
+    struct donation *n;
+    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row ||
+        to->nbytes != array_bytes(out)) return NULL;
+    if (p->donation_count == p->donation_slots) {
+        uint32_t slots = p->donation_slots ? 2 * p->donation_slots : 8;
+        struct donation *grown = host_alloc(e->device, slots * sizeof *grown);
+        if (!grown) return NULL;
+        if (p->donation_count) memcpy(grown, p->donations, p->donation_count * sizeof *grown);
+        host_free(e->device, p->donations);
+        p->donations = grown;
+        p->donation_slots = slots;
+    }
+    n = &p->donations[p->donation_count++];
+    n->to = out->storage;
+    n->count = 0;
+    n->before = n->skip_to = p->count;
     for (int i = 0; i < count; i++) {
-        struct storage *st = in[i] ? in[i]->storage : NULL;
-        struct buffer *b = st ? st->buffer : NULL;
-        int reads = 0;
+        int k = 0;
+        if (!in[i]) continue;
+        while (k < n->count && n->from[k] != in[i]->storage) k++;
+        if (k == MAX_DONORS) continue;
+        if (k == n->count) { n->from[k] = in[i]->storage; n->reads[k] = 0; n->count++; }
+        if (!same_place(in[i], out)) n->reads[k] = -1;
+        else if (n->reads[k] >= 0) n->reads[k]++;
+    }
+    return n;
+}
+
+/* Where nobody but the plan reads an operand's memory, and it fits. Other readers of small operands since the last barrier
+ * would make one necessary, which costs more than memory. */
+static bool donate_memory(struct encoder *e, const struct donation *n)
+{
+    struct storage *to = n->to;
+    for (int i = 0; i < n->count && !to->buffer; i++) {
+        struct storage *st = n->from[i];
+        struct buffer *b = st->buffer;
         if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes || b->size > to->nbytes + DONATE_EXTRA ||
-            (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b))) continue;
-        for (int k = 0; k < count; k++)
-            if (in[k] && in[k]->storage == st) reads += same_place(in[k], out) ? 1 : st->readers + 1;
-        if (reads != st->readers) continue;
+            n->reads[i] != st->readers || (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b))) continue;
         to->buffer = b;
         b->refs++;
         b->bytes = to->nbytes;
-        return i;
+        return true;
     }
-    return -1;
+    return false;
 }
 
 static struct array *rows_of(struct encoder *e, struct array *a);
@@ -3720,11 +3958,13 @@ static bool runs_across(const struct array *a)
 static void lower_elementwise(struct encoder *e, const struct node *n)
 {
     struct array *a[MAX_OPERANDS] = { n->out[0] }, *own[MAX_OPERANDS] = { NULL };
+    struct donation *donation;
     bool copy = n->p.elementwise.kernel == K_COPY;
     for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
-    if (donate(e, n->out[0], n->in, n->inputs) >= 0 && copy && a[0]->dtype == a[1]->dtype) return;
+    donation = donate(e, n->out[0], n->in, n->inputs);
     for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
+    if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.count;      /* it is there already */
     for (int i = 1; i <= n->inputs; i++) if (own[i]) array_release(own[i]);
 }
 
@@ -13655,12 +13895,6 @@ static bool chain_takes(const struct node *n)
     return true;
 }
 
-static bool same_view(const struct array *a, const struct array *b)
-{
-    return a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype && same_shape(a, b) &&
-           (!a->ndim || !memcmp(a->strides, b->strides, (size_t)a->ndim * sizeof *a->strides));
-}
-
 /* The number by which steps name an array, which becomes an operand where it is none; -1 where that cannot be. */
 static int chain_operand(struct chain *c, struct array *a)
 {
@@ -14323,7 +14557,7 @@ static void chain_dispatch(struct encoder *e, struct chain *c)
     if (!entry) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
     else if (!entry->pipeline.handle) build_chain(e, entry, c);
     if (e->code) { encoder_reset(e); return; }
-    e->pipeline = &entry->pipeline;
+    current(e)->pipeline = &entry->pipeline;
     set_bytes(e, c->push, c->pushed * 4);
     dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), 256));
 }
@@ -14368,17 +14602,75 @@ static bool is_binary(const struct node *n, enum binary op)
     return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_BINARY && n->p.elementwise.op == (uint16_t)op;
 }
 
-/* The nodes were lowered as one. */
-static void retire(struct stream *s, const uint32_t *members, int count)
+/* ---- what may be fused: one judge ---- */
+
+/* What the kernels of fusions assume of their bindings, bit by bit: dense: rows have no gaps between elements; flat: the whole
+ * array has none; own: read only where, and by the thread or workgroup that, the result is written, before that. What is
+ * read otherwise must not lie where a result is written. */
+static const struct layout_row { uint32_t kernel, dense, flat, own; } layout_table[] = {
+    { K_BINARY,        0, 0, ~0u },
+    { K_BINARY_HALF,   0, 0, ~0u },
+    { K_NORM,          1 << 0 | 1 << 3, 0, 1 << 1 | 1 << 2 },
+    { K_QMV,           0, 1 << 4 | 1 << 5, 1 << 5 },
+    { K_QMV_PLAIN,     0, 1 << 4 | 1 << 5, 1 << 5 },
+    { K_QMV_HELD,      0, 1 << 4 | 1 << 5, 1 << 5 },
+    { K_QMV_SETS,      0, 15 << 10, 1 << 13 },
+    { K_QMV_HELD_SETS, 0, 15 << 10, 1 << 13 },
+};
+
+/* Kernels made for chains walk every layout, each element by one thread. */
+static struct layout_row layout_of(const struct step *t)
 {
-    int code = s->encoder.code;
-    for (int i = 0; i < count; i++) {
-        s->encoder.code = code;
-        if (code) node_failed(s, &s->nodes[members[i]]);
-        enter_group(&s->nodes[members[i]], s->device->group);
-        node_retire(&s->nodes[members[i]]);
+    if (t->pipeline) return (struct layout_row){ .own = ~0u };
+    for (size_t i = 0; i < COUNT(layout_table); i++) if (layout_table[i].kernel == t->kernel) return layout_table[i];
+    return (struct layout_row){ .kernel = t->kernel };
+}
+
+static bool overlap(const struct array *a, const struct array *b)
+{
+    int64_t low[2], high[2];
+    if (a->storage != b->storage) return false;
+    array_span(a, &low[0], &high[0]);
+    array_span(b, &low[1], &high[1]);
+    return low[0] < high[1] && low[1] < high[0];
+}
+
+/* Why a step of a fusion would not do what its nodes do one by one; NULL where it does. */
+static const char *objection(const struct step *t)
+{
+    struct layout_row row = layout_of(t);
+    for (uint32_t bits = t->set_mask; bits; bits &= bits - 1) {
+        uint32_t i = lowest_bit(bits);
+        const struct array *a = t->bound[i].view;
+        if (!a) continue;
+        if (row.dense >> i & 1 && dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return "a row has gaps";
+        if (row.flat >> i & 1 && !row_contiguous(a)) return "an operand has gaps";
+        for (uint32_t others = t->write_mask; others; others &= others - 1) {
+            uint32_t k = lowest_bit(others);
+            const struct array *w = t->bound[k].view;
+            if (k == i || !w || !overlap(a, w)) continue;
+            if (t->write_mask >> i & 1 || !(row.own >> i & 1) || !same_view(a, w)) return "it would write what it still reads";
+        }
     }
-    s->device->stats.fused += (uint64_t)count;
+    return NULL;
+}
+
+/* Judges a step that is being set up for a fusion. The fusion's nodes are planned one by one where it is refused. */
+static bool judge(struct encoder *e, const struct step *t)
+{
+    const char *why = e->fusion ? objection(t) : NULL;
+    if (why) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fusion", "%s", why);
+    return !why;
+}
+
+/* Does `seen` consist of whole rows of `written`, which is row-contiguous? */
+static bool sees_rows(const struct array *seen, const struct array *written)
+{
+    int64_t n = dim_of(written, -1);
+    if (seen->storage != written->storage || seen->dtype != written->dtype || dim_of(seen, -1) != n ||
+        (n > 1 && seen->strides[seen->ndim - 1] != 1) || (seen->offset - written->offset) % (n * (int64_t)item_size(seen))) return false;
+    for (int i = 0; i < seen->ndim - 1; i++) if (seen->shape[i] > 1 && seen->strides[i] % n) return false;
+    return true;
 }
 
 /* sigmoid(g), g * that, times u, into m. */
@@ -14399,13 +14691,13 @@ static bool find_swiglu(struct stream *s, uint32_t at, uint32_t end, uint32_t m[
     product = &s->nodes[m[2]];
     if (!is_binary(product, B_multiply) || !can_join(s, m, 2, m[2])) return false;
     up = product->in[product->in[0]->storage == silu->out[0]->storage];
-    return up->storage != silu->out[0]->storage && same_shape(up, gate) && same_shape(product->out[0], gate);
+    return same_view(product->in[up == product->in[0]], silu->out[0]) && up->storage != silu->out[0]->storage && same_shape(up, gate) && same_shape(product->out[0], gate);
 }
 
 /* The three roundings become one, in one dispatch. */
-static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+static bool fuse_swiglu(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t m[3];
+    uint32_t *m = all->node, at = m[0];
     const struct node *product;
     struct array *gate, *up, *a[3];
     struct elementwise_params p = { .kernel = K_BINARY, .op = B_silu_product };
@@ -14418,14 +14710,14 @@ static bool fuse_swiglu(struct encoder *e, struct stream *s, uint32_t at, uint32
     a[2] = up;
     donate(e, a[0], ((struct array *[]){ gate, gate, up }), 3);
     elementwise_split(e, &p, a, 3);
-    retire(s, m, 3);
+    all->count = 3;
     return true;
 }
 
 /* h = a + b, then rms_norm(h): one pass over the rows. h is written too, for whoever reads it. */
-static bool fuse_add_norm(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+static bool fuse_add_norm(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t m[2] = { at, 0 };
+    uint32_t *m = all->node, at = m[0];
     const struct node *add = &s->nodes[at], *norm;
     struct array *h = add->out[0];
     if (!is_binary(add, B_add) || !is_float(h->dtype) || !same_shape(add->in[0], h) || !same_shape(add->in[1], h)) return false;
@@ -14436,7 +14728,7 @@ static bool fuse_add_norm(struct encoder *e, struct stream *s, uint32_t at, uint
     donate(e, h, add->in, 2);
     donate(e, norm->out[0], add->in, 2);
     rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
-    retire(s, m, 2);
+    all->count = 2;
     return true;
 }
 
@@ -14453,13 +14745,14 @@ static uint32_t copy_behind(struct stream *s, const uint32_t *members, int count
 }
 
 /* rope, then the write of its result into a slice of a cache. */
-static bool fuse_rope_cache(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+static bool fuse_rope_cache(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t m[2] = { at, copy_behind(s, &at, 1, end) }, shape[4], stride[4];
-    const struct node *rope = &s->nodes[at];
+    uint32_t *m = all->node, shape[4], stride[4];
+    const struct node *rope = &s->nodes[m[0]];
+    m[1] = copy_behind(s, m, 1, end);
     if (m[1] == UINT32_MAX || !rope_strides(s->nodes[m[1]].out[0], shape, stride)) return false;
     rope_dispatch(e, &rope->p.rope, rope->in[0], s->nodes[m[1]].out[0], rope->in[1], rope->in[2], false, NULL, 0);
-    retire(s, m, 2);
+    all->count = 2;
     return true;
 }
 
@@ -14473,27 +14766,25 @@ static struct array as_seen_by(const struct array *x, const struct array *result
 }
 
 /* rms_norm of each head, then rope (of the transposed view), then, where it follows, the write into a cache. */
-static bool fuse_norm_rope(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+static bool fuse_norm_rope(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t m[3] = { at, UINT32_MAX, UINT32_MAX };
+    uint32_t *m = all->node, at = m[0];
     const struct node *norm = &s->nodes[at], *rope;
     struct array *out, x;
-    int count = 2;
+    all->count = 2;
     if (norm->p.norm.flags || !norm->in[0]->row || !only_between(norm->out[0])) return false;
     m[1] = reader_of(s, at, end, norm->out[0]);
     if (m[1] == UINT32_MAX || s->nodes[m[1]].op != OP_ROPE || !can_join(s, m, 1, m[1])) return false;
     rope = &s->nodes[m[1]];
-    if (rope->in[0]->storage != norm->out[0]->storage || rope->in[0]->size != norm->out[0]->size ||
-        dim_of(rope->in[0], -1) != dim_of(norm->out[0], -1) || rope->in[0]->strides[rope->in[0]->ndim - 1] != 1) return false;
+    if (!sees_rows(rope->in[0], norm->out[0])) return false;
     x = as_seen_by(norm->in[0], norm->out[0], rope->in[0]);
     out = rope->out[0];
     m[2] = s->device->gate[GATE_ROPE_CACHE] ? copy_behind(s, m, 2, end) : UINT32_MAX;
     if (m[2] != UINT32_MAX && rope_norm_fits(&rope->p.rope, &x, s->nodes[m[2]].out[0], norm->in[1])) {
         out = s->nodes[m[2]].out[0];
-        count = 3;
+        all->count = 3;
     } else if (!rope_norm_fits(&rope->p.rope, &x, out, norm->in[1])) return false;
     rope_dispatch(e, &rope->p.rope, &x, out, rope->in[1], rope->in[2], true, norm->in[1], norm->p.norm.eps);
-    retire(s, m, count);
     return true;
 }
 
@@ -14575,9 +14866,9 @@ static int join_products(struct stream *s, struct quant_job *j, uint32_t m[5], i
 }
 
 /* Products of one x with several weights, for a few rows: one dispatch; with silu(y0) * y1 where that is all that follows. */
-static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+static bool fuse_products(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t m[5] = { at }, last = min_u32(end, at + FUSE_WINDOW);
+    uint32_t *m = all->node, at = m[0], last = min_u32(end, at + FUSE_WINDOW);
     const struct node *first = &s->nodes[at];
     struct quant_job j;
     int count = 1;
@@ -14588,18 +14879,17 @@ static bool fuse_products(struct encoder *e, struct stream *s, uint32_t at, uint
     }
     if (count == 1) return false;
     quant_open(e, first, &j);
-    count = join_products(s, &j, m, count, end);
+    all->count = join_products(s, &j, m, count, end);
     qmv_dispatch(e, &j);
     quant_close(&j);
-    retire(s, m, count);
     return true;
 }
 
 /* rms_norm, then all products that read its result, a row each: one dispatch, whose workgroups each do the norm for themselves. */
-static bool fuse_norm_products(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+static bool fuse_norm_products(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t m[6] = { at }, stride;
-    const struct node *norm = &s->nodes[at], *first;
+    uint32_t *m = all->node, stride;
+    const struct node *norm = &s->nodes[m[0]], *first;
     struct array *x = norm->in[0], *weight = norm->in[1], *out = norm->out[0];
     struct quant_job j;
     const char *refusal;
@@ -14623,14 +14913,14 @@ static bool fuse_norm_products(struct encoder *e, struct stream *s, uint32_t at,
     if (!refusal) NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(&j)].name, NULL, "%s", JOB(&j));
     quant_close(&j);
     if (refusal) return false;
-    retire(s, m, 1 + count);
+    all->count = 1 + count;
     return true;
 }
 
 /* A product of few rows, then the addition of something of its shape. */
-static bool fuse_product_add(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+static bool fuse_product_add(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t m[2] = { at };
+    uint32_t *m = all->node, at = m[0];
     const struct node *product = &s->nodes[at], *add;
     struct array *y = product->out[0], *residual;
     struct quant_job j;
@@ -14648,7 +14938,7 @@ static bool fuse_product_add(struct encoder *e, struct stream *s, uint32_t at, u
     j.set[0].y = add->out[0];
     qmv_dispatch(e, &j);
     quant_close(&j);
-    retire(s, m, 2);
+    all->count = 2;
     return true;
 }
 
@@ -14695,9 +14985,9 @@ static void donate_chain(struct encoder *e, const struct chain *c)
 }
 
 /* Operations with results of one shape that read each other's results: one kernel, made for them. */
-static bool fuse_chain(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+static bool fuse_chain(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t m[CHAIN_STEPS] = { at }, kept[CHAIN_STEPS], last = min_u32(end, at + FUSE_WINDOW);
+    uint32_t *m = all->node, at = m[0], kept[CHAIN_STEPS], last = min_u32(end, at + FUSE_WINDOW);
     struct chain c, before;
     if (!has_kernel(e->device, K_BINARY) || !chain_takes(&s->nodes[at])) return false;
     if (reader_of(s, at, end, s->nodes[at].out[0]) == UINT32_MAX) return false;
@@ -14708,19 +14998,19 @@ static bool fuse_chain(struct encoder *e, struct stream *s, uint32_t at, uint32_
         for (int k = 0; k < c.steps; k++) member = member || m[k] == j;
         if (member) continue;
         before = c;
-        memcpy(kept, m, sizeof m);
-        if (!join_chain(s, &c, m, j, end, 2)) { c = before; memcpy(m, kept, sizeof m); }
+        memcpy(kept, m, sizeof kept);
+        if (!join_chain(s, &c, m, j, end, 2)) { c = before; memcpy(m, kept, sizeof kept); }
     }
     chain_results(&c);
     if (c.steps < 2 || c.results > CHAIN_RESULTS || too_large(e, &c) || !chain_pays(e->device, &c)) return false;
     donate_chain(e, &c);
     chain_dispatch(e, &c);
-    retire(s, m, c.steps);
+    all->count = c.steps;
     return true;
 }
 
-/* One row a fusion: tries to lower the nodes that begin at s->nodes[at] as one; true where it did. */
-typedef bool (*fuse_function)(struct encoder *e, struct stream *s, uint32_t at, uint32_t end);
+/* One row a fusion: tries to plan the nodes that begin with the first member as one; true where it did. */
+typedef bool (*fuse_function)(struct encoder *e, struct stream *s, struct members *all, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
     { "silu * x", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu },
     { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
@@ -14733,21 +15023,28 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
 };
 
 static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
+static_assert((int)CHAIN_STEPS <= (int)MEMBERS_MOST, "members of any fusion");
 
-static bool fuse(struct encoder *e, struct stream *s, uint32_t at, uint32_t end)
+/* Plans a fusion that begins at the first member; e->fusion stays set until the plan is bound. What a limit of the device or
+ * the judge refuses leaves nothing behind. */
+static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
+    const struct node *n = &s->nodes[all->node[0]];
     char text[160] = "";
-    bool fused = false;
-    if ((e->device->noted >> NOTE_FUSED & 1) && s->nodes[at].out[0]) shape_text(s->nodes[at].out[0], text, sizeof text);
-    for (size_t i = 0; i < COUNT(fusion_table) && !fused; i++) {
+    if ((e->device->noted >> NOTE_FUSED & 1) && n->out[0]) shape_text(n->out[0], text, sizeof text);
+    for (size_t i = 0; i < COUNT(fusion_table); i++) {
         const struct fusion_row *f = &fusion_table[i];
-        if (f->op != s->nodes[at].op || !s->device->gate[f->gate]) continue;
+        if (f->op != n->op || !s->device->gate[f->gate]) continue;
         e->fusion = (uint32_t)i + 1;
-        fused = f->apply(e, s, at, end);
-        if (fused) NOTE(e->device, NOTE_FUSED, f->name, NULL, "%s", text);
+        if (f->apply(e, s, all, end) && !e->code) {
+            NOTE(e->device, NOTE_FUSED, f->name, NULL, "%s", text);
+            return true;
+        }
+        plan_cut(e, 0);
+        e->code = 0;
     }
     e->fusion = 0;
-    return fused;
+    return false;
 }
 
 static const struct op_row op_table[OP_COUNT] = {
@@ -15257,6 +15554,7 @@ static struct stream *stream_create(struct device *d)
     s->line->stream = s;
     s->encoder.stream = s;
     s->encoder.device = d;
+    if (!plan_grow(&s->encoder)) { host_free(d, s); return NULL; }
     s->next = d->streams;
     d->streams = s;
     return s;
@@ -15303,8 +15601,8 @@ static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
     struct stream **link = &d->streams;
-    encoder_reset(&s->encoder);
     stream_drain(s);
+    plan_free(&s->encoder);
     for (uint32_t i = 0; i < s->slot_count; i++)
         if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
     while (*link != s) link = &(*link)->next;
@@ -17833,7 +18131,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d = k->device;
     mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams; s; s = s->next) if (s->encoder.pipeline == &k->pipeline) encoder_reset(&s->encoder);
+    for (struct stream *s = d->streams; s; s = s->next) if (current(&s->encoder)->pipeline == &k->pipeline) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -17879,19 +18177,23 @@ int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
     if (!e) return MLXVK_ERROR_ARGUMENT;
     encoder_reset(e);
     if (!k || k->device != e->device) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_kernel", "no kernel of this device");
-    else { e->pipeline = &k->pipeline; e->push_used = k->push_size; memset(e->push, 0, sizeof e->push); }
+    else {
+        struct step *t = current(e);
+        t->pipeline = &k->pipeline;
+        t->push_used = k->push_size;
+        memset(t->push, 0, sizeof t->push);
+    }
     return unlock_encoder(e);
 }
 
-/* Binds an array that another stream may have on its tape, and keeps its memory until the dispatch. */
+/* Binds an array that another stream may have on its tape; the step keeps its memory until the dispatch. */
 static uint32_t bind_held(struct encoder *e, uint32_t binding, struct array *a, bool write)
 {
     struct stream *s = stream_of(a->storage);
-    uint32_t shift;
     if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
-    shift = bind_array(e, binding, a, write);
-    hold(e, a->storage->buffer);
-    return shift;
+    if (!write && !a->storage->buffer && !a->storage->literal && a->size)
+        encoder_fail(e, MLXVK_ERROR_NOT_READY, 0, __LINE__, "input", "an operand was never computed");
+    return bind_array(e, binding, a, write);
 }
 
 static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, uint32_t *shift, bool write)
@@ -17918,11 +18220,11 @@ int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
     if (!e) return MLXVK_ERROR_ARGUMENT;
     if (!a || a->storage->device != e->device)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "register_output_array", "no array of this device");
-    else if (!storage_allocate(e, a->storage)) {
-        struct buffer *b = a->storage->buffer;
+    else {
         array_span(a, &low, &high);
-        encoder_access(e, b, b->offset + (size_t)low, b->offset + (size_t)high, true);
-        hold(e, b);
+        if (low < high)
+            set_bound(e, MAX_BOUND - 1 - current(e)->registered, false,
+                      (struct bound){ BOUND_STORAGE, true, { a->storage }, low, high, NULL });
     }
     return unlock_encoder(e);
 }
@@ -17937,11 +18239,9 @@ int mlxvk_set_buffer(mlxvk_encoder handle, mlxvk_buffer buffer, size_t offset, s
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "%zu bytes from %zu at binding %u", size, offset, binding);
     else if (size > e->device->caps.max_range)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_buffer", "%zu bytes; one binding reaches %zu", size, e->device->caps.max_range);
-    else {
-        encoder_access(e, b, b->offset + offset, b->offset + offset + size, true);
-        bind_range(e, binding, b->handle, b->offset + offset, size);
-        hold(e, b);
-    }
+    else
+        set_bound(e, binding, true, (struct bound){ .kind = BOUND_BUFFER, .write = true, .buffer = b, .low = (int64_t)offset,
+                                                    .high = (int64_t)(offset + size) });
     return unlock_encoder(e);
 }
 
@@ -17952,17 +18252,18 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
     if (!data || offset > PUSH_SIZE || size > PUSH_SIZE - offset)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_bytes", "%u bytes at %u of %d", size, offset, PUSH_SIZE);
     else {
-        memcpy(e->push + offset, data, size);
-        if (offset + size > e->push_used) e->push_used = offset + size;
+        struct step *t = current(e);
+        memcpy(t->push + offset, data, size);
+        if (offset + size > t->push_used) t->push_used = offset + size;
     }
     return unlock_encoder(e);
 }
 
 static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
-    if (!e->pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
-    if (!e->code && note_again(e) && !e->code) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
+    if (!current(e)->pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
     dispatch(e, x, y, z);
+    bind_plan(e);
     maybe_commit(e->stream);
     return unlock_encoder(e);
 }
@@ -17976,10 +18277,11 @@ int mlxvk_dispatch_threadgroups(mlxvk_encoder handle, uint32_t x, uint32_t y, ui
 int mlxvk_dispatch_threads(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_t z)
 {
     struct encoder *e = lock_encoder(handle);
+    const struct pipeline *p = e ? current(e)->pipeline : NULL;
     const struct kernel *k;
     if (!e) return MLXVK_ERROR_ARGUMENT;
-    if (!e->pipeline || e->pipeline->kernel != KERNEL_COUNT) return dispatch_public(e, 0, 0, 0);
-    k = (const struct kernel *)(const void *)((const char *)e->pipeline - offsetof(struct kernel, pipeline));
+    if (!p) return dispatch_public(e, 0, 0, 0);
+    k = (const struct kernel *)(const void *)((const char *)p - offsetof(struct kernel, pipeline));
     return dispatch_public(e, ceil_div(x, k->threads[0]), ceil_div(y, k->threads[1]), ceil_div(z, k->threads[2]));
 }
 
@@ -18297,12 +18599,12 @@ static void run_variant(struct call *c, struct kernel *k, struct array **arrays,
     for (uint32_t i = 0; i < count; i++) take_handle(arrays[i]);       /* or their copies and fillings would be dropped: nobody has them */
     stream_lower(c->stream, 0);
     encoder_reset(e);
-    e->pipeline = &k->pipeline;
+    current(e)->pipeline = &k->pipeline;
     for (uint32_t i = 0; i < count; i++)
         shift[i] = arrays[i]->size ? bind_held(e, i, arrays[i], i >= inputs) : bind_held(e, i, arrays[some], true);
     set_bytes(e, shift, 4 * count);
-    if (!e->code && note_again(e) && !e->code) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, k->name, "out of host memory");
     dispatch(e, ceil_div(grid[0], k->threads[0]), ceil_div(grid[1], k->threads[1]), ceil_div(grid[2], k->threads[2]));
+    bind_plan(e);
     maybe_commit(c->stream);
     if (e->code) {
         FAIL(c, e->code, "%s", e->error.text);
