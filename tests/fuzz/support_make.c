@@ -30,8 +30,14 @@ bool is_favourite(int number) { return block_hash(1000 + (uint32_t)number) & 1; 
 
 /* ---- statements ---- */
 
-const struct tensor *of(int variable) { return &made->value[made->latest[variable]].tensor; }
 bool is_there(int variable) { return variable != NONE && made->latest[variable] != NONE; }
+
+/* Where it is gone: a scalar, of which statements cannot be made. */
+const struct tensor *of(int variable)
+{
+    static const struct tensor nothing = { 0 };
+    return is_there(variable) ? &made->value[made->latest[variable]].tensor : &nothing;
+}
 mlxvk_dtype float_dtype(void) { return main_dtype; }
 
 static bool add(struct statement s)
@@ -194,7 +200,7 @@ static void place_axis(struct region *g, int axis, int size, int n)
 {
     int most = n > 1 ? (size - 1) / (n - 1) : 1, step = chance(70) || most < 2 ? 1 : between(2, most < 3 ? most : 3);
     int first = below(size - (n - 1) * step);
-    if (chance(25)) lay_axis(g, axis, first + (n - 1) * step, n, -step);
+    if (chance(n == size ? 8 : 25)) lay_axis(g, axis, first + (n - 1) * step, n, -step);
     else lay_axis(g, axis, first, n, step);
 }
 
@@ -522,7 +528,7 @@ void program_make(struct program *p, struct reference *r, uint64_t seed)
     reference_begin(r, p->straight);
     count = between(2, 8);
     for (int i = 0; i < count; i++) {
-        if (chance(i ? 30 : 70)) random_motif();
+        if (chance(i ? 45 : 80)) random_motif();
         else for (int k = between(1, 4); k > 0; k--) random_operation();
         if (chance(30)) random_note();
     }

@@ -50,8 +50,8 @@ static void use_cache(int cache, int queries)
 /* What goes into the rope: from the cache itself, from heads that stand side by side, or anything. */
 static int rope_source(int cache, const int *shape, bool norm)
 {
-    int v = NONE, from = chance(30) ? cache : NONE;
-    struct region g;
+    int v = NONE, from = chance(40) ? cache : NONE;
+    struct region g = { 0 };
     if (from != NONE && region_for(&g, of(cache)->shape, 4, shape)) {
         v = slice_of(cache, &g);
         if (norm && v != NONE) { int n = normed(v); drop(v); v = n; }
@@ -64,7 +64,7 @@ static int rope_source(int cache, const int *shape, bool norm)
     if (v != NONE && of(v)->ndim == 3) { int r = reshaped(v, place, 4); drop(v); v = r; }
     v = maybe_view(v, 15);
     if (norm && v != NONE) { int n = normed(v); drop(v); v = n; }
-    v = maybe_view(v, 40);
+    v = maybe_view(v, norm ? 55 : 30);
     interlude();
     if (turned && v != NONE) { int t = transposed(v, (int[]){ 0, 2, 1, 3 }); drop(v); v = t; }
     return v;
@@ -73,7 +73,7 @@ static int rope_source(int cache, const int *shape, bool norm)
 static void rope_to_cache(void)
 {
     static const int widths[] = { 8, 8, 16, 32, 64, 64, 128 };
-    int shape[4] = { chance(80) ? 1 : 2, between(1, 3), chance(30) ? 1 : between(2, 16), widths[favourite(7)] };
+    int shape[4] = { chance(80) ? 1 : 2, chance(50) ? 1 : between(2, 3), chance(30) ? 1 : between(2, 16), widths[favourite(7)] };
     int place[4] = { shape[0], shape[1], shape[2] + below(8), shape[3] };
     struct region g;
     int cache = shaped(float_dtype(), place, 4), seen = chance(20) ? view_of(cache) : NONE;

@@ -126,7 +126,7 @@ void program_make(struct program *p, struct reference *r, uint64_t seed);
 int emit(struct statement s);                              /* the variable that it sets, or NONE where it cannot be run */
 int emit_in_place(struct statement s, int variable);       /* the result takes the variable's place */
 void note(enum kind kind, int variable);                   /* FREE, READ, EVAL, ... */
-const struct tensor *of(int variable);                     /* its value */
+const struct tensor *of(int variable);                     /* its value; a scalar where it is gone */
 bool is_there(int variable);
 mlxvk_dtype float_dtype(void);
 int favourite(int count);                                  /* a choice of so many */
