@@ -160,10 +160,11 @@ test:
 # What make test runs, without preparing and building; RUNNER adds options of tests/tools/run-tests.
 golden_data := $(wildcard tests/golden/data)
 PROGRAMS_SEED ?= 1
+PROGRAMS_SECONDS ?= 20
 run-tests:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
 	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") \
-	    "random-programs: $(BUILD)/fuzz/fuzz_programs --seconds 20 --seed $(PROGRAMS_SEED)" \
+	    "random-programs: $(BUILD)/fuzz/fuzz_programs --seconds $(PROGRAMS_SECONDS) --seed $(PROGRAMS_SEED)" \
 	    "damaged-files: $(BUILD)/fuzz/fuzz_qwen3 1000" $(units) $(examples)
 
 test-profiles: $(golden) $(units)

@@ -310,7 +310,7 @@ int normed(int x)
     if (x == NONE || !of(x)->ndim) return NONE;
     int width = of(x)->shape[of(x)->ndim - 1];
     mlxvk_dtype dtype = of(x)->dtype;
-    int weight = chance(85) ? shaped(dtype, &width, 1) : NONE;
+    int weight = chance(75) ? (chance(50) ? fresh(dtype, &width, 1, UNIFORM, 0) : shaped(dtype, &width, 1)) : NONE;
     struct statement s = call_of("fast_rms_norm");
     with_input(&s, "x", x);
     with_input(&s, "weight", weight);
