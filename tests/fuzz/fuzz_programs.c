@@ -63,6 +63,7 @@ static void report(struct program *p, struct problem *problem, const struct choi
 static bool one(struct program *p, struct reference *r, const struct choices *c, uint64_t seed, double start)
 {
     struct problem problem = { "" };
+    if (!running_refresh(&problem)) { printf("FAIL %s\n", problem.text); return false; }
     program_make(p, r, seed);
     if (c->verbose) { printf("program %llu, setting %d%s\n", (unsigned long long)seed, p->setting, p->straight ? ", straight" : ""); program_print(p); }
     bool good = program_agrees(p, r, &problem);

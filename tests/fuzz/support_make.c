@@ -118,7 +118,7 @@ static bool large_enough(const struct tensor *t, const void *user)
 int any_variable(bool floating) { return choose(floating ? floats : all_of_them, NULL); }
 
 /* Where vectors of elements begin, mostly: many fast paths ask for that. */
-static int aligned(int offset) { return chance(70) ? offset / 8 * 8 : offset; }
+static int aligned(int offset) { return chance(70) ? offset / 4 * 4 : offset; }
 
 int random_size(void)
 {

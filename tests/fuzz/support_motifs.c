@@ -60,9 +60,11 @@ static int rope_source(int cache, const int *shape, bool norm)
     bool turned = chance(50);
     int place[4] = { shape[0], turned ? shape[2] : shape[1], turned ? shape[1] : shape[2], shape[3] };
     int flat[3] = { place[0], place[1], place[2] * place[3] };
-    v = turned && chance(50) ? shaped(float_dtype(), flat, 3) : shaped(float_dtype(), place, 4);
+    bool whole = norm && chance(60);                       /* the norm's rows side by side: else it is not fused */
+    if (whole) v = fresh(float_dtype(), place, 4, UNIFORM, 0);
+    else v = turned && chance(50) ? shaped(float_dtype(), flat, 3) : shaped(float_dtype(), place, 4);
     if (v != NONE && of(v)->ndim == 3) { int r = reshaped(v, place, 4); drop(v); v = r; }
-    v = maybe_view(v, 15);
+    if (!whole) v = maybe_view(v, 15);
     if (norm && v != NONE) { int n = normed(v); drop(v); v = n; }
     v = maybe_view(v, norm ? 55 : 30);
     interlude();
@@ -72,7 +74,7 @@ static int rope_source(int cache, const int *shape, bool norm)
 
 static void rope_to_cache(void)
 {
-    static const int widths[] = { 8, 8, 16, 32, 64, 64, 128 };
+    static const int widths[] = { 8, 16, 16, 32, 64, 64, 128 };
     int shape[4] = { chance(80) ? 1 : 2, chance(50) ? 1 : between(2, 3), chance(30) ? 1 : between(2, 16), widths[favourite(7)] };
     int place[4] = { shape[0], shape[1], shape[2] + below(8), shape[3] };
     struct region g;

@@ -101,6 +101,7 @@ struct reference {
 };
 
 bool running_open(struct problem *problem);
+bool running_refresh(struct problem *problem);              /* between programs */
 void running_close(void);
 
 void reference_begin(struct reference *r, bool straight);

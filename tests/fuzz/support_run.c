@@ -17,7 +17,7 @@
 #include <string.h>
 #include "unit/numbers.h"
 
-enum { MOST_ELEMENTS = 1 << 16, LARGEST_VALUE = 1000, NOISY_RUNS = 8, NOISE_FACTOR = 6 };
+enum { MOST_ELEMENTS = 1 << 16, LARGEST_VALUE = 1000, NOISY_RUNS = 8, NOISE_FACTOR = 6, MOST_PIPELINES = 1000 };
 
 const struct setting settings[SETTINGS] = {
     { "", true, false },
@@ -66,6 +66,20 @@ bool running_open(struct problem *problem)
     for (int i = 0; i < FUSION_GATES; i++)
         snprintf(gates + strlen(gates), sizeof gates - strlen(gates), "%s=0 ", fusion_gates[i]);
     return machine_open(&plain, gates, problem);
+}
+
+/* Pipelines take memory: where there are very many, a device begins anew. */
+static void refresh(struct machine *m)
+{
+    mlxvk_stats stats = { 0 };
+    if (m->device.ctx && !mlxvk_get_stats(&stats, m->device) && stats.pipelines > MOST_PIPELINES) machine_close(m);
+}
+
+bool running_refresh(struct problem *problem)
+{
+    for (int i = 0; i < SETTINGS; i++) refresh(&lazy[i]);
+    refresh(&plain);
+    return plain.device.ctx || running_open(problem);
 }
 
 void running_close(void)
