@@ -9,7 +9,9 @@
 #   make golden DIR=path     compare with MLX's own results in that folder
 #   make test-profiles       tests as on devices that lack something (PROFILES=--sample, PROFILES="--only int64,subgroup")
 #   make test-drivers        the golden data on other CPU drivers (DRIVERS="name=icd.json name=command", ON="--files unary --sample 1/4")
-#   make fuzz SECONDS=600    random calls under sanitizers and the validation layer (SEED=n, FUZZ="--scarce 5 --ops add,sum")
+#   make fuzz SECONDS=600    random calls, random programs and damaged files under sanitizers and the validation layer
+#                            (SEED=n, FUZZ="--scarce 5 --ops add,sum" for the calls, PROGRAMS="--keep-going" for the programs)
+#   make fuzz-mlx SECONDS=600    random programs of Python on the stock MLX wheel: mlxvk against MLX's CPU (SEED=n)
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
 #   make mlx                 stock MLX from PyPI in build/mlx, with mlxvk as its GPU (needs Python 3.10 or newer)
@@ -74,7 +76,7 @@ with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/d
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops shaders check-gen check dist clean
-.PHONY: mlx mlx-ready validate test-mlx bench-mlx mlx-table
+.PHONY: mlx mlx-ready validate test-mlx fuzz-mlx bench-mlx mlx-table
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
 all: $(lib) $(all_programs)
@@ -124,6 +126,10 @@ $(units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
 $(benches) $(filter-out $(mlxc),$(examples)) $(fuzzers): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
 	$(link)
 
+# Random programs are made of the golden runner's calls.
+$(BUILD)/fuzz/fuzz_programs: $(call objects,$(wildcard tests/fuzz/support*.c)) $(filter-out %/main.o,$(golden_objects))
+$(BUILD)/fuzz/fuzz_programs: libs += -lcjson
+
 # Programs for mlx-c: renamed, and nothing else.
 $(BUILD)/mlxc/%.c: tests/examples/mlxc/%.c Makefile
 	@mkdir -p $(@D)
@@ -154,9 +160,13 @@ test:
 
 # What make test runs, without preparing and building; RUNNER adds options of tests/tools/run-tests.
 golden_data := $(wildcard tests/golden/data)
+PROGRAMS_SEED ?= 1
+PROGRAMS_SECONDS ?= 20
 run-tests:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
-	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") $(units) $(examples)
+	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") \
+	    "random-programs: $(BUILD)/fuzz/fuzz_programs --seconds $(PROGRAMS_SECONDS) --seed $(PROGRAMS_SEED)" \
+	    "damaged-files: $(BUILD)/fuzz/fuzz_qwen3 1000" $(units) $(examples)
 
 test-profiles: $(golden) $(units)
 	@tests/tools/profiles $(PROFILES) --readme README.md $(golden) "$$DIR" $(units)
@@ -168,15 +178,17 @@ test-drivers: $(golden) $(units)
 golden: $(golden)
 	@$(BUILD)/golden "$$DIR"
 
-# Random calls for long; make test makes some, too. They are compiled with sanitizers here, whatever SAN says.
+# The same for long; make test does some of it, too. They are compiled with sanitizers here, whatever SAN says.
 SECONDS := 600
 SEED ?= $(shell date +%s)
 fuzz:
 	@tests/tools/setup build test ci
-	@$(build) SAN=1 BUILD=$(fuzz_build) $(fuzz_build)/golden
-	@tests/tools/run-tests -t $$(($(SECONDS) + 300)) -l $(fuzz_build)/fuzz --validation \
-	    "random-calls: MLX_VK_POISON=$${MLX_VK_POISON:-2} $(fuzz_build)/golden --fuzz $(SECONDS) --seed $(SEED) $(FUZZ)"
-	@tail -n 20 $(fuzz_build)/fuzz/random-calls.out
+	@$(build) SAN=1 BUILD=$(fuzz_build) $(fuzz_build)/golden $(fuzz_build)/fuzz/fuzz_programs $(fuzz_build)/fuzz/fuzz_qwen3
+	@tests/tools/run-tests -t $$(($(SECONDS) + 300)) -l $(fuzz_build)/fuzz_logs --validation \
+	    "random-calls: MLX_VK_POISON=$${MLX_VK_POISON:-2} $(fuzz_build)/golden --fuzz $(SECONDS) --seed $(SEED) $(FUZZ)" \
+	    "random-programs: $(fuzz_build)/fuzz/fuzz_programs --seconds $(SECONDS) --seed $(SEED) $(PROGRAMS)" \
+	    "damaged-files: $(fuzz_build)/fuzz/fuzz_qwen3 $$(($(SECONDS) * 100)) $(SEED)"
+	@tail -n 20 $(fuzz_build)/fuzz_logs/random-*.out $(fuzz_build)/fuzz_logs/damaged-files.out
 fuzz_build := build/$(addsuffix -,$(compiler))san
 
 bench: $(benches) $(qwen3)
@@ -252,6 +264,9 @@ validate: mlx-ready
 test-mlx: mlx-ready
 	@tests/tools/run-tests -j $(or $(MLX_JOBS),2) -t $(TEST_TIMEOUT) -l $(mlx)/logs \
 	    $(foreach t,$(or $(TESTS),$(sort $(wildcard tests/mlx/test_*.py))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
+
+fuzz-mlx: mlx-ready
+	@$(mlx_python) tests/mlx/fuzz.py --seconds $(SECONDS) --seed $(SEED) $(PROGRAMS)
 
 bench-mlx: mlx-ready
 	@$(mlx_python) tests/mlx/bench.py --model $(MLX_MODEL)
