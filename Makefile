@@ -159,7 +159,7 @@ run-tests:
 	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") $(units) $(examples)
 
 test-profiles: $(golden) $(units)
-	@tests/tools/profiles $(PROFILES) --readme README.md $(golden) "$$DIR" $(units)
+	@tests/tools/profiles --check README.md $(PROFILES) $(golden) "$$DIR" $(units)
 
 test-drivers: $(golden) $(units)
 	@tests/tools/setup drivers || true
