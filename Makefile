@@ -8,7 +8,8 @@
 #   make          the library and every program, into build/
 #   make golden DIR=path     compare with MLX's own results in that folder
 #   make test-profiles       tests as on devices that lack something (PROFILES=--sample, PROFILES="--only int64,subgroup")
-#   make test-drivers        the golden data on other CPU drivers (DRIVERS="name=icd.json name=command", ON="--files unary --sample 1/4")
+#   make test-drivers        the golden data on other CPU drivers (DRIVERS="name=icd.json name=command",
+#                            ON="--only swiftshader --files 'unary matmul' --sample 1/4")
 #   make fuzz SECONDS=600    random calls under sanitizers and the validation layer (SEED=n, FUZZ="--scarce 5 --ops add,sum")
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
@@ -73,7 +74,8 @@ fuzzers := $(call programs_of,fuzz)
 with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
-.PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops shaders check-gen check dist clean
+.PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops shaders check-gen
+.PHONY: check dist clean
 .PHONY: mlx mlx-ready validate test-mlx bench-mlx mlx-table
 .SECONDARY:
 all_programs := $(test_programs) $(benches)

@@ -72,8 +72,9 @@ struct Loading {
 
 /* ---- primitives.cpp ---- */
 
-/* layout: the same memory seen otherwise, by MLX's own code; a copy, where one is needed, is mlxvk's. host: from shapes alone. */
-enum class State { native, layout, host, fallback, refused };
+/* layout: the same memory seen otherwise, by MLX's own code; a copy, where one is needed, is mlxvk's. host: from shapes
+ * alone. unreached: native, but MLX's front end asks no GPU but its own for it. */
+enum class State { native, layout, host, unreached, fallback, refused };
 struct Row;
 const Row* find_row(const Primitive& p);
 /* Runs a primitive on the GPU stream that it names, or as the table and the policy say. */

@@ -479,6 +479,7 @@ static void strided_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) 
 #define NATIVE(type, call)   {typeid(type), #type, State::native, call, nullptr, false, false, ""}
 #define WHOLE(type, call)    {typeid(type), #type, State::native, call, nullptr, false, true, ""}
 #define IN_PLACE(type, call, whole) {typeid(type), #type, State::native, call, nullptr, true, whole, ""}
+#define UNREACHED(type, call, note) {typeid(type), #type, State::unreached, call, nullptr, false, false, note}
 #define LAYOUT(type, call)   {typeid(type), #type, State::layout, nullptr, call, false, false, ""}
 #define ON_HOST(type, note)  {typeid(type), #type, State::host, nullptr, view_layout, false, false, note}
 #define ON_CPU(type, note)   {typeid(type), #type, State::fallback, nullptr, nullptr, false, false, note}
@@ -513,7 +514,8 @@ static const Row table[] = {
     IN_PLACE(Scatter, scatter_native, true), NATIVE(MaskedScatter, masked_scatter_native), NATIVE(Convolution, convolution_native),
     WHOLE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native, true),
     NATIVE(GatherMM, gather_mm_native), NATIVE(GatherQMM, gather_qmm_native), NATIVE(Hadamard, hadamard_native), WHOLE(FFT, fft_native),
-    NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>), NATIVE(QQMatmul, qqmm_native),
+    NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>),
+    UNREACHED(QQMatmul, qqmm_native, "MLX has it for CUDA"),
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
     NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
     WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
@@ -660,7 +662,7 @@ void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   }
   if (row && excluded(*row)) { fall_back(p, inputs, outputs, "MLX_VK_FALLBACK_FOR"); return; }
   if (row && row->type == typeid(Compiled)) { p.eval_gpu(inputs, outputs); return; }
-  if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) {
+  if (row && row->native && run_native(*row, p, inputs, outputs, reason)) {
     note_run(*row);
     count_native(lasting_name(*row, p));
     return;

@@ -3,9 +3,9 @@ the tests saw it do.
 
     build/mlx/bin/python tests/mlx/table.py [--check] README.md       (make mlx-table)
 
-It stands between two marks. With --check nothing is written; the exit status says whether it is current. What the bridge
-has as native must have run natively in some test since: runner.py keeps what each file of tests saw. Without a whole run of
-make test-mlx there is nothing to hold it against, and --check fails.
+It stands between two marks. With --check nothing is written; the exit status says whether it is current. What the
+bridge has as native must have run natively in some test since: runner.py keeps what each file of tests saw. Without a
+whole run of make test-mlx there is nothing to hold it against, and --check fails.
 """
 
 import json
@@ -22,8 +22,9 @@ import mlxvk_mlx  # noqa: E402
 BEGIN, END = "<!-- primitives: made by make mlx-table -->\n", "<!-- end of primitives -->\n"
 MEANING = {
     "native": "native: runs on the GPU",
-    "layout": "layout: the same memory in another layout, by MLX's own code on the host; a copy, where one is needed, on the GPU",
+    "layout": "layout: the same memory seen otherwise, by MLX's own code on the host; a copy, where needed, on the GPU",
     "host": "host: by MLX's own eval_cpu, and no data is read",
+    "unreached": "unreached: native, but MLX's front end refuses it before",
     "fallback": "fallback: MLX's own code on the CPU, counted",
     "refused": "refused: an exception, as on MLX's CPU",
 }
