@@ -195,7 +195,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
  *       pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
     X(MAX_OPS,       "MLX_VK_MAX_OPS_PER_BUFFER",      100, "operations recorded before a command buffer is committed") \
-    X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50, "MiB of buffers used before that; those only read count 1/8 while the GPU is busy") \
+    X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50,                                                           \
+      "MiB of buffers used before that; of those only read an eighth counts while the GPU is busy")                   \
     X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
     X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")               \
     X(STAGING,       "MLX_VK_FORCE_STAGING",             0, "treat device memory as not mapped")                       \
