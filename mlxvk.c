@@ -8,10 +8,11 @@
  *     >>device       probing and choosing a Vulkan device, capabilities, quirks
  *     >>notes        statistics by kernel and signature
  *     >>memory       blocks, suballocation, the cache, counters
- *     >>timeline     streams' timeline semaphores, who uses a buffer until when
+ *     >>timeline     streams' timeline semaphores, who uses a buffer until when, waiting, staging, events' ends
  *     >>modules      SPIR-V rewritten for devices that lack storage of bytes and halves
- *     >>encoder      pipelines, descriptors, hazards, dispatch
- *     >>stream       command buffers, submission, the window in flight
+ *     >>pipelines    kernels with their constants
+ *     >>stream       command buffers, submission, the window in flight, order between streams
+ *     >>encoder      hazards, descriptors, dispatch
  *     >>array        views on storage
  *     >>tape         recorded operations and how they are lowered
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
@@ -194,7 +195,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
  *       pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
     X(MAX_OPS,       "MLX_VK_MAX_OPS_PER_BUFFER",      100, "operations recorded before a command buffer is committed") \
-    X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50, "MiB of buffers written, 1/8 of those read, before that")   \
+    X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50, "MiB of buffers used before that; those only read count 1/8 while the GPU is busy") \
     X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
     X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")               \
     X(STAGING,       "MLX_VK_FORCE_STAGING",             0, "treat device memory as not mapped")                       \
@@ -211,6 +212,10 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
     X(GRID,          "MLX_VK_MAX_GRID",                  0, "workgroups along each dimension of a grid, where that is less than the device's (0: those)") \
     X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
+    X(THREADS,       "MLX_VK_MAX_THREADS",               0,                                                            \
+      "threads of a workgroup, where that is less than the device's (0: those)")                                       \
+    X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0,                                                            \
+      "storage buffers of a kernel, where that is less than the device's (0: those)")                                  \
     X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
@@ -268,6 +273,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
     X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
+    X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")                 \
     X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "elementwise chains in kernels made at run time, where it pays (2: all)") \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0, "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)") \
@@ -360,112 +366,27 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
 
 #define CAP_SMALL (CAP_STORAGE8 | CAP_STORAGE16)      /* emulated where a device lacks one of them, see >>modules */
 
-/* One row a kernel: id, SPIR-V module, storage buffers bound, capabilities needed. Push constants are at most 128 bytes.
- * Specialization constant 0 is the workgroup's size in x; the others belong to the kernel. */
-#define KERNELS(X)                                                                                                    \
-    X(COPY,          copy,          3, CAP_SMALL)                                                                      \
-    X(COPY_WIDE,     copy_wide,     3, CAP_SMALL)                                                          \
-    X(TRANSPOSE,     transpose,     2, CAP_SMALL)                                                                      \
-    X(TRANSPOSE_QUADS, transpose_quads, 2, CAP_SMALL)                                                                  \
-    X(UNARY,         unary,         3, CAP_SMALL)                                                                      \
-    X(UNARY_WIDE,    unary_wide,    3, CAP_SMALL)                                                          \
-    X(UNARY_COMPLEX, unary_complex, 3, CAP_SMALL)                                                                      \
-    X(BINARY,        binary,        4, CAP_SMALL)                                                                      \
-    X(BINARY_WIDE,   binary_wide,   4, CAP_SMALL)                                                          \
-    X(BINARY_COMPLEX, binary_complex, 4, CAP_SMALL)                                                                    \
-    X(UNARY_HALF,    unary_half,    3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
-    X(BINARY_HALF,   binary_half,   4, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
-    X(COPY_HALF,     copy_half,     3, CAP_SMALL | CAP_HALF_CONVERSION)                                                \
-    X(SELECT,        select,        5, CAP_SMALL)                                                                      \
-    X(MATMUL_PLAIN,  matmul_plain,  6, CAP_SMALL)                                                                      \
-    X(MATMUL_COMPLEX, matmul_complex, 6, CAP_SMALL)                                                                    \
-    X(MATMUL_TILED,  matmul_tiled,  6, CAP_SMALL)                                                                      \
-    X(MATMUL_MASKED, matmul_masked, 6, CAP_SMALL)                                                                      \
-    X(MATMUL_SUM,    matmul_sum,    6, CAP_SMALL)                                                                      \
-    X(MATVEC,        matvec,        6, CAP_SMALL)                                                                      \
-    X(MATVEC_SUBGROUP, matvec_subgroup, 6, CAP_SMALL | CAP_SUBGROUP)                                                   \
-    X(VECMAT,        vecmat,        6, CAP_SMALL)                                                                      \
-    X(MATMUL_COOPMAT_F16,   matmul_coopmat_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
-    X(MATMUL_COOPMAT_BF16,  matmul_coopmat_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
-    X(MATMUL_COOPMAT2_F16,  matmul_coopmat2_f16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT | CAP_COOPMAT2)             \
-    X(MATMUL_COOPMAT2_BF16, matmul_coopmat2_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_COOPMAT_BF16 | CAP_COOPMAT2 | CAP_BFLOAT16)\
-    X(MATMUL_GROUPED, matmul_grouped, 6, CAP_SMALL)                                                                    \
-    X(MATMUL_GROUPED_F16,   matmul_grouped_f16,   6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)        \
-    X(MATMUL_GROUPED_BF16,  matmul_grouped_bf16,  6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
-    X(CONV_PLAIN,    conv_plain,    3, CAP_SMALL)                                                                      \
-    X(CONV_DEPTHWISE, conv_depthwise, 3, CAP_SMALL)                                                                    \
-    X(CONV_UNFOLD,   conv_unfold,   2, CAP_SMALL)                                                                      \
-    X(WINOGRAD,      winograd,      2, CAP_SMALL)                                                                      \
-    X(CONV_TILED,    conv_tiled,    3, CAP_SMALL)                                                                      \
-    X(CONV_COOPMAT_F16,  conv_coopmat_f16,  3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)              \
-    X(CONV_COOPMAT_BF16, conv_coopmat_bf16, 3, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)\
-    X(FFT,           fft,           4, CAP_SMALL)                                                                      \
-    X(FFT_FIXED,     fft_fixed,     4, CAP_SMALL)                                                                      \
-    X(FFT_MORE,      fft_more,      4, CAP_SMALL)                                                                      \
-    X(FFT_CHIRP,     fft_chirp,     2, CAP_SMALL)                                                                      \
-    X(HADAMARD,      hadamard,      2, CAP_SMALL)                                                                      \
-    X(HADAMARD_STEP, hadamard_step, 2, CAP_SMALL)                                                                      \
-    X(QUANTIZE,      quantize,      4, CAP_SMALL)                                                                      \
-    X(QUANTIZE_FP,   quantize_fp,   5, CAP_SMALL)                                                                      \
-    X(DEQUANTIZE,    dequantize,    5, CAP_SMALL)                                                                      \
-    X(FP8,           fp8,           3, CAP_SMALL)                                                                      \
-    X(QMV,           qmv,           6, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(QMV_SETS,      qmv_sets,     14, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(QMV_PLAIN,     qmv_plain,     6, CAP_SMALL)                                                                      \
-    X(QMV_HELD,      qmv_held,      7, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                         \
-    X(QMV_HELD_SETS, qmv_held_sets, 15, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                        \
-    X(QMM_BF16,      qmm_bf16,      5, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
-    X(QMM_F16,       qmm_f16,       5, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
-    X(QMM,           qmm,           5, CAP_SMALL)                                                                      \
-    X(QMV_HELD_GATHER, qmv_held_gather, 8, CAP_SMALL | CAP_SUBGROUP | CAP_INT_DOT)                                     \
-    X(QMV_GATHER,    qmv_gather,    8, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(QMV_GATHER_PLAIN, qmv_gather_plain, 8, CAP_SMALL)                                                                \
-    X(QMM_GROUPED,   qmm_grouped,   8, CAP_SMALL)                                                                      \
-    X(QMM_GROUPED_BF16, qmm_grouped_bf16, 8, CAP_SMALL | CAP_INT16 | CAP_FLOAT16 | CAP_BFLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)\
-    X(QMM_GROUPED_F16, qmm_grouped_f16, 8, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                  \
-    X(GROUP_ROWS,    group_rows,    3, CAP_SMALL)                                                                      \
-    X(ARANGE,        arange,        1, CAP_SMALL)                                                                      \
-    X(ARANGE_WIDE,   arange_wide,   1, CAP_SMALL)                                                          \
-    X(REDUCE,        reduce,        2, CAP_SMALL)                                                                      \
-    X(REDUCE_PAIR,   reduce_pair,   2, CAP_SMALL)                                                                      \
-    X(REDUCE_INDEX,  reduce_index,  2, CAP_SMALL)                                                                      \
-    X(SOFTMAX,       softmax,       3, CAP_SMALL)                                                                      \
-    X(SCAN,          scan,          3, CAP_SMALL)                                                                      \
-    X(SCAN_PAIR,     scan_pair,     3, CAP_SMALL)                                                                      \
-    X(TAKE,          take,          4, CAP_SMALL)                                                                      \
-    X(POSITIONS,     positions,     4, CAP_SMALL)                                                                      \
-    X(NORM,          norm,          6, CAP_SMALL)                                                                      \
-    X(FACTOR,        factor,        3, CAP_NONE)                                                                       \
-    X(JACOBI,        jacobi,        4, CAP_SMALL)                                                                      \
-    X(NORM_VJP,      norm_vjp,      6, CAP_SMALL)                                                                      \
-    X(ROPE,          rope,          5, CAP_SMALL)                                                                      \
-    X(ATTENTION,     attention,     6, CAP_SMALL)                                                                      \
-    X(ATTENTION_DECODE, attention_decode, 8, CAP_SMALL | CAP_SUBGROUP)                                                 \
-    X(ATTENTION_F16, attention_f16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP)                      \
-    X(ATTENTION_BF16, attention_bf16, 6, CAP_SMALL | CAP_FLOAT16 | CAP_MEMORY_MODEL | CAP_SUBGROUP | CAP_BFLOAT16)     \
-    X(RANDOM,        random,        2, CAP_SMALL)                                                                      \
-    X(CATEGORICAL,   categorical,   4, CAP_SMALL)                                                                      \
-    X(SORT,          sort,          4, CAP_SMALL)                                                                      \
-    X(RADIX,         radix,         5, CAP_SMALL | CAP_SUBGROUP)                                                       \
-    X(MERGE,         merge,         4, CAP_SMALL)                                                                      \
-    X(SCATTER,       scatter,       4, CAP_SMALL)                                                                      \
-    X(SCATTER_RUNS,  scatter_runs,  6, CAP_SMALL)                                                                      \
-    X(SEARCH,        search,        4, CAP_SMALL)
+/* What shaders say of themselves: their push constants, constants and bindings by name, and a row of KERNELS each. */
+#include "gen/kernels.h"
 
 enum kernel_id {
-#define X(id, module, bindings, needs) K_##id,
+#define X(module, ...) K_##module,
     KERNELS(X)
 #undef X
-    KERNEL_COUNT
+    KERNEL_COUNT,
+#define X(module, id, ...) K_##id = K_##module,
+    KERNELS(X)
+#undef X
 };
 
 static const struct kernel_row {
     const char *name;
     const uint32_t *spirv;
     size_t size;
-    uint32_t bindings, needs;
+    uint32_t bindings, writes, push, constants, needs;
 } kernel_table[KERNEL_COUNT] = {
-#define X(id, module, bindings, needs) { #module, mlxvk_spv_##module, sizeof mlxvk_spv_##module, bindings, needs },
+#define X(module, id, bindings, writes, push, constants, needs) \
+    { #module, mlxvk_spv_##module, sizeof mlxvk_spv_##module, bindings, writes, push, constants, needs },
     KERNELS(X)
 #undef X
 };
@@ -503,18 +424,25 @@ static uint32_t quirks_of(VkDriverId id)
 
 enum { LOOP_MOST = 65535 };                          /* iterations with QUIRK_SHORT_LOOPS */
 
+/* Device memory; host memory that the queue reads; that it writes. */
+enum memory_use { MEMORY_DEVICE, MEMORY_UPLOAD, MEMORY_READBACK, MEMORY_USES };
+
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
     char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
     uint32_t bits, quirks;                           /* enum capability, enum quirk */
     uint32_t type, api;
-    uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_groups[3], shared_memory, push_size;
+    uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_bindings, max_groups[3], shared_memory,
+             push_size;
     size_t max_range, max_elements, max_allocation, offset_align, memory_size;
     double timestamp_ns;
     uint64_t most_ahead;                             /* of a timeline's value, where a signal or a wait may be */
     uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
-    uint32_t memory_type, upload_type, readback_type; /* device memory; host memory for uploads; for reading back */
+    bool cached;                                     /* the host reads mapped memory as fast as its own */
+    uint8_t types[MEMORY_USES][VK_MAX_MEMORY_TYPES]; /* that memory may be of, the best first */
+    uint32_t type_count[MEMORY_USES];
+    uint32_t host_types, cached_types;               /* bits of those that the host maps; and reads fast */
 };
 
 struct pipeline {
@@ -525,6 +453,9 @@ struct pipeline {
     uint32_t bindings;
 };
 
+enum { POOL_MOST = 4096 };
+struct pool { void *first; uint32_t count; };        /* free blocks of one size; each begins with a pointer to the next */
+
 struct kernel_count { uint64_t count, ns; };
 enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };   /* the callers' own; fused ones, with a gate */
 
@@ -533,9 +464,10 @@ struct device {
     mutex lock, event_lock;                          /* event_lock: of events' top; taken last, and for moments only */
     mlxvk_allocator allocator;
     void (*on_error)(const mlxvk_error *, void *);
+    void (*own_on_error)(const mlxvk_error *, void *);                 /* the description's */
     void *user;
     mlxvk_error error;
-    int lost;                                        /* sticky */
+    int lost;                                        /* sticky; like all that changes it is the lock's */
     int gate[GATE_COUNT];
     char wanted[WANTED_TEXT];                        /* the device asked for, "" for any */
     struct capabilities caps;
@@ -568,6 +500,9 @@ struct device {
     uint32_t timeline_count, timeline_slots;
     struct stream *streams;
     struct stream *default_stream;
+    struct stream *copies;                           /* between the host and memory that it does not map */
+    struct buffer *staging[MEMORY_USES];             /* what they go through, where none goes on */
+    size_t staged;                                   /* bytes of all of it */
     int stream_index;
     struct event *freed_events;                      /* that submissions may still name */
     uint32_t random_state[2];
@@ -575,6 +510,9 @@ struct device {
     int index;                                       /* among the Vulkan devices, where it was made by index */
 
     mlxvk_stats stats;
+    struct pool array_pool, storage_pool;
+    uint64_t array_ids, window;                      /* serial numbers: arrays; windows, */
+    uint32_t met_arrays, met_storages;               /* and how many the current one has met */
     uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
                                                         searches of the cache */
     struct kernel_count kernel_counts[KERNEL_COUNTS];
@@ -601,6 +539,53 @@ static void *host_zalloc(struct device *d, size_t size)
     void *p = host_alloc(d, size);
     if (p) memset(p, 0, size);
     return p;
+}
+
+/* ---- small blocks of one size, kept for the next ---- */
+
+static void *pool_take(struct device *d, struct pool *p, size_t size)
+{
+    void *block = p->first;
+    if (!block) return host_alloc(d, size);
+    memcpy(&p->first, block, sizeof p->first);
+    p->count--;
+    return block;
+}
+
+/* With a caller's allocator, or poison, every block goes back at once: these look for mistakes. */
+static void pool_give(struct device *d, struct pool *p, void *block)
+{
+    if (p->count == POOL_MOST || d->allocator.release || d->gate[GATE_POISON]) { host_free(d, block); return; }
+    memcpy(block, &p->first, sizeof p->first);
+    p->first = block;
+    p->count++;
+}
+
+static void pool_free(struct device *d, struct pool *p)
+{
+    while (p->first) { void *block = p->first; memcpy(&p->first, block, sizeof p->first); host_free(d, block); }
+}
+
+/* ---- a list that grows ---- */
+
+struct list { void *items; uint32_t count, slots; };
+#define ITEM(list, type, i) (&((type *)(list).items)[i])
+#define ADD(d, list, type) ((type *)list_add(d, list, sizeof(type), 1))
+
+/* `n` more items, not written yet; NULL where there is no memory. */
+static void *list_add(struct device *d, struct list *l, size_t size, uint32_t n)
+{
+    if (!l->items || l->count + n > l->slots) {
+        uint32_t slots = l->count + n > 32 ? 2 * (l->count + n) : 32;
+        void *grown = host_alloc(d, slots * size);
+        if (!grown) return NULL;
+        if (l->count) memcpy(grown, l->items, l->count * size);
+        host_free(d, l->items);
+        l->items = grown;
+        l->slots = slots;
+    }
+    l->count += n;
+    return (char *)l->items + size * (l->count - n);
 }
 
 /* Records an error of a call that has no stream. */
@@ -776,7 +761,7 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     uint32_t bits = 0;
     bool nv2 = f->coopmat2.cooperativeMatrixWorkgroupScope && f->coopmat2.cooperativeMatrixFlexibleDimensions &&
                f->coopmat2.cooperativeMatrixTensorAddressing && f->coopmat2.cooperativeMatrixBlockLoads &&
-               f->coopmat2.cooperativeMatrixConversions;
+               f->coopmat2.cooperativeMatrixConversions && f->coopmat2.cooperativeMatrixPerElementOperations;
     if (f->v12.storageBuffer8BitAccess) bits |= CAP_STORAGE8;
     if (f->v11.storageBuffer16BitAccess) bits |= CAP_STORAGE16;
     if (f->v12.shaderInt8) bits |= CAP_INT8;
@@ -802,15 +787,30 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
     return bits;
 }
 
-/* The memory types to use: device-local memory that the host maps where all of it is mapped (unified memory, resizable
- * BAR), else plain device-local memory with staging. */
-static void choose_memory(struct device *d)
+/* How good a memory type is for a use; 0: it is not to be used. Device memory: mapped by the host (unified memory,
+ * resizable BAR) unless `plain`, in the largest heap of the device's; types of other kinds (protected, lazy, vendors')
+ * want features. */
+static int memory_rank(const VkPhysicalDeviceMemoryProperties *m, uint32_t type, enum memory_use use, bool plain,
+                       size_t largest)
 {
     const VkMemoryPropertyFlags local = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, cached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT,
         host = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+    VkMemoryPropertyFlags f = m->memoryTypes[type].propertyFlags;
+    const VkMemoryHeap *heap = &m->memoryHeaps[m->memoryTypes[type].heapIndex];
+    bool main_heap = heap->size == largest && (heap->flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT);
+    if (f & ~(local | host | cached)) return 0;
+    if (use == MEMORY_UPLOAD) return (f & host) == host ? 1 + 2 * !(f & local) + !(f & cached) : 0;
+    if (use == MEMORY_READBACK) return (f & host) == host ? 1 + !(f & local) + 2 * !!(f & cached) : 0;
+    if (!(f & local)) return 0;
+    return 1 + 4 * main_heap + ((f & host) == host && !plain ? (f & cached ? 3 : 2) : 0);
+}
+
+/* The memory types to use, the best first: see memory_rank. */
+static void choose_memory(struct device *d)
+{
     VkPhysicalDeviceMemoryProperties m;
     struct capabilities *c = &d->caps;
-    int mapped = -1, plain = -1, upload = -1, readback = -1;
+    bool plain = d->gate[GATE_STAGING] != 0;
     size_t largest = 0;
     vkGetPhysicalDeviceMemoryProperties(d->physical, &m);
     for (uint32_t i = 0; i < m.memoryHeapCount; i++)
@@ -818,17 +818,18 @@ static void choose_memory(struct device *d)
             largest = (size_t)m.memoryHeaps[i].size;
     for (uint32_t i = 0; i < m.memoryTypeCount; i++) {
         VkMemoryPropertyFlags f = m.memoryTypes[i].propertyFlags;
-        bool main_heap = m.memoryHeaps[m.memoryTypes[i].heapIndex].size == largest;
-        if (plain < 0 && (f & local) && main_heap) plain = (int)i;
-        if ((f & local) && (f & host) == host && main_heap && (mapped < 0 || (f & cached))) mapped = (int)i;
-        if ((f & host) == host && upload < 0) upload = (int)i;
-        if ((f & host) == host && (f & cached) && readback < 0) readback = (int)i;
+        bool host = (f & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) && (f & VK_MEMORY_PROPERTY_HOST_COHERENT_BIT);
+        if (host) c->host_types |= 1u << i;
+        if (host && (f & VK_MEMORY_PROPERTY_HOST_CACHED_BIT)) c->cached_types |= 1u << i;
     }
+    for (int use = 0; use < MEMORY_USES; use++)
+        for (int rank = 8; rank > 0; rank--)
+            for (uint32_t i = 0; i < m.memoryTypeCount; i++)
+                if (memory_rank(&m, i, (enum memory_use)use, plain, largest) == rank)
+                    c->types[use][c->type_count[use]++] = (uint8_t)i;
     c->memory_size = largest;
-    c->mapped = mapped >= 0 && !d->gate[GATE_STAGING];
-    c->memory_type = (uint32_t)(c->mapped ? mapped : plain);
-    c->upload_type = (uint32_t)upload;
-    c->readback_type = (uint32_t)(readback >= 0 ? readback : upload);
+    c->mapped = !plain && c->type_count[MEMORY_DEVICE] && (c->host_types >> c->types[MEMORY_DEVICE][0] & 1);
+    c->cached = c->mapped && (c->cached_types >> c->types[MEMORY_DEVICE][0] & 1);
 }
 
 static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
@@ -843,6 +844,10 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
         c->max_range = min_size(c->max_range, max_size((size_t)d->gate[GATE_BINDING_RANGE], 4 * c->offset_align));
     c->max_elements = min_size(c->max_range, (size_t)1 << 31);
     c->max_threads = min_u32(p->limits.maxComputeWorkGroupInvocations, p->limits.maxComputeWorkGroupSize[0]);
+    if (d->gate[GATE_THREADS] > 0) c->max_threads = min_u32(c->max_threads, (uint32_t)d->gate[GATE_THREADS]);
+    c->max_bindings = min_u32(p->limits.maxPerStageDescriptorStorageBuffers, p->limits.maxDescriptorSetStorageBuffers);
+    c->max_bindings = min_u32(min_u32(c->max_bindings, p->limits.maxPerStageResources), MAX_BINDINGS);
+    if (d->gate[GATE_BUFFERS] > 0) c->max_bindings = min_u32(c->max_bindings, (uint32_t)d->gate[GATE_BUFFERS]);
     for (int i = 0; i < 3; i++) {
         c->max_groups[i] = p->limits.maxComputeWorkGroupCount[i];
         if (d->gate[GATE_GRID] > 0) c->max_groups[i] = min_u32(c->max_groups[i], (uint32_t)d->gate[GATE_GRID]);
@@ -878,7 +883,10 @@ static void read_capabilities(struct device *d, const struct features *f, const 
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, .pNext = &sg };
     VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES,
         .pNext = has[EXT_SIZE_CONTROL] ? (void *)&sizes : (void *)&sg };
-    VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, .pNext = &m3 };
+    VkPhysicalDevicePushDescriptorPropertiesKHR pushed = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PUSH_DESCRIPTOR_PROPERTIES_KHR, .pNext = &m3 };
+    VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2,
+                                      .pNext = has[EXT_PUSH_DESCRIPTOR] ? (void *)&pushed : (void *)&m3 };
     struct capabilities *c = &d->caps;
     vkGetPhysicalDeviceProperties2(d->physical, &p);
     read_limits(d, &p.properties);
@@ -887,7 +895,8 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->subgroup = sg.subgroupSize;
     choose_subgroup(d, f, &sizes);
     c->max_allocation = (size_t)m3.maxMemoryAllocationSize;
-    c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC];
+    c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC] &&
+                         pushed.maxPushDescriptors >= c->max_bindings;
     c->memory_budget = has[EXT_BUDGET];
     c->bits = capability_bits(d, f, &sg, &fc);
     c->quirks = quirks_of(driver.driverID);
@@ -1213,6 +1222,46 @@ static void note(struct device *d, enum family family, const char *kernel, const
 /* Arguments are looked at only where the family is noted. */
 #define NOTE(d, family, ...) ((d)->noted >> (family) & 1 ? note((struct device *)(d), family, __VA_ARGS__) : (void)0)
 
+static int by_family_and_count(const void *a, const void *b)
+{
+    const struct note *x = a, *y = b;
+    if (x->family != y->family) return x->family < y->family ? -1 : 1;
+    if (!x->reason != !y->reason) return x->reason ? 1 : -1;
+    return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->signature, y->signature);
+}
+
+/* A sorted copy of the notes, with those that are counters; NULL without memory. The lock is held. */
+static struct note *list_notes(struct device *d, uint32_t *count)
+{
+    const struct { const char *kernel; uint64_t count; } counters[] = {
+        { "pipelines found", d->pipelines_found }, { "pipelines made", d->stats.pipelines },
+        { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
+        { "buffers allocated", d->buffers_made },
+    };
+    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
+    *count = 0;
+    if (!list) return NULL;
+    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
+    for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
+        list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel,
+                                          .signature = "all" };
+    qsort(list, *count, sizeof *list, by_family_and_count);
+    return list;
+}
+
+/* The families whose gate asks for it. */
+static void print_notes(struct device *d)
+{
+    uint32_t n;
+    struct note *list;
+    bool any = false;
+    for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
+    if (!any || !(list = list_notes(d, &n))) return;
+    for (uint32_t i = 0; i < n; i++)
+        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
+    host_free(d, list);
+}
+
 /* Sizes that vary from step to step, by powers of two. */
 static uint32_t size_class(uint32_t n)
 {
@@ -1234,6 +1283,7 @@ struct block {
     VkBuffer handle;
     size_t size, used;
     char *map;
+    bool mapped, cached;                             /* by the host; and it reads it as fast as its own */
     struct range *free;                              /* by offset, never adjacent */
     struct block *next;
 };
@@ -1271,21 +1321,36 @@ static VkBufferCreateInfo buffer_info(size_t size)
     return info;
 }
 
-/* Memory of one type with a buffer over it, mapped where asked. */
-static int raw_allocate(struct device *d, size_t size, uint32_t type, bool map, struct block *out)
+/* Memory of the best type that the buffer may have and that has so much left. */
+static VkResult allocate_memory(struct device *d, const VkMemoryRequirements *need, enum memory_use use,
+                                struct block *out)
+{
+    const struct capabilities *c = &d->caps;
+    VkMemoryAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = need->size };
+    VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    for (uint32_t i = 0; i < c->type_count[use] && r == VK_ERROR_OUT_OF_DEVICE_MEMORY; i++) {
+        info.memoryTypeIndex = c->types[use][i];
+        if (need->memoryTypeBits >> info.memoryTypeIndex & 1)
+            r = d->vk.vkAllocateMemory(d->handle, &info, NULL, &out->memory);
+    }
+    out->cached = c->cached_types >> info.memoryTypeIndex & 1;
+    out->mapped = (c->host_types >> info.memoryTypeIndex & 1) && (use != MEMORY_DEVICE || !d->gate[GATE_STAGING]);
+    return r;
+}
+
+/* Memory with a buffer over it, mapped where the host can. */
+static int raw_allocate(struct device *d, size_t size, enum memory_use use, struct block *out)
 {
     VkBufferCreateInfo info = buffer_info(size);
     VkMemoryRequirements need;
-    VkMemoryAllocateInfo allocate = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .memoryTypeIndex = type };
     VkResult r = d->vk.vkCreateBuffer(d->handle, &info, NULL, &out->handle);
-    void *mapped = NULL;
+    void *map = NULL;
     if (r < 0) return vk_code(d, r);
     d->vk.vkGetBufferMemoryRequirements(d->handle, out->handle, &need);
-    allocate.allocationSize = need.size;
-    r = d->vk.vkAllocateMemory(d->handle, &allocate, NULL, &out->memory);
+    r = allocate_memory(d, &need, use, out);
     if (r >= 0) r = d->vk.vkBindBufferMemory(d->handle, out->handle, out->memory, 0);
-    if (r >= 0 && map) r = d->vk.vkMapMemory(d->handle, out->memory, 0, VK_WHOLE_SIZE, 0, &mapped);
-    out->map = mapped;
+    if (r >= 0 && out->mapped) r = d->vk.vkMapMemory(d->handle, out->memory, 0, VK_WHOLE_SIZE, 0, &map);
+    out->map = map;
     out->size = size;
     if (r >= 0) return 0;
     d->vk.vkDestroyBuffer(d->handle, out->handle, NULL);
@@ -1310,7 +1375,7 @@ static int block_create(struct device *d, size_t size, struct block **out)
 {
     struct block *b = host_zalloc(d, sizeof *b);
     struct range *all = host_alloc(d, sizeof *all);
-    int code = b && all ? raw_allocate(d, size, d->caps.memory_type, d->caps.mapped, b) : MLXVK_ERROR_HOST_MEMORY;
+    int code = b && all ? raw_allocate(d, size, MEMORY_DEVICE, b) : MLXVK_ERROR_HOST_MEMORY;
     if (code) {
         host_free(d, b);
         host_free(d, all);
@@ -1454,19 +1519,31 @@ static void buffer_destroy(struct device *d, struct buffer *b)
     buffer_end(d, b);
 }
 
-/* Waits until what was submitted with the buffer is done. The lock is held: used where memory must be had now. */
+/* The same as timeline_wait with the lock held, in the middle of what others must not see: where nothing gets done for
+ * two seconds it is NOT_READY, for the work may wait for a thread that waits for the lock. */
+static int timeline_wait_locked(struct device *d, struct timeline *t, uint64_t value)
+{
+    VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                                 .pSemaphores = &t->semaphore, .pValues = &value };
+    while (t->completed < value) {
+        uint64_t now = 0;
+        VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, 2000000000u);
+        if (r == VK_SUCCESS) now = value;
+        else if (r == VK_TIMEOUT) r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &now);
+        if (r < 0) return vk_code(d, r);
+        if (now <= t->completed) return MLXVK_ERROR_NOT_READY;
+        t->completed = now;
+    }
+    return 0;
+}
+
+/* Waits until what was submitted with the buffer is done; not for what was not submitted. */
 static int wait_uses(struct device *d, struct buffer *b)
 {
     for (int i = 0; i < b->use_count; i++) {
         struct use *u = &b->uses[i];
-        VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                     .pSemaphores = &u->line->semaphore, .pValues = &u->value };
-        VkResult r;
-        if (u->value <= u->line->completed) continue;
-        if (u->value > u->line->submitted) return MLXVK_ERROR_NOT_READY;
-        r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
-        if (r < 0) return vk_code(d, r);
-        if (u->line->completed < u->value) u->line->completed = u->value;
+        int code = u->value > u->line->submitted ? MLXVK_ERROR_MEMORY : timeline_wait_locked(d, u->line, u->value);
+        if (code) return code;
     }
     b->use_count = 0;
     return 0;
@@ -1479,7 +1556,11 @@ static void cache_trim(struct device *d, size_t bytes, bool wait)
     d->polls++;
     for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
         newer = b->newer;
-        if (!d->lost && !buffer_idle(d, b, NULL) && (!wait || wait_uses(d, b))) continue;
+        if (!d->lost && !buffer_idle(d, b, NULL)) {
+            int code = wait ? wait_uses(d, b) : MLXVK_ERROR_NOT_READY;
+            wait = wait && code != MLXVK_ERROR_NOT_READY;    /* what comes behind it would not be done either */
+            if (code) continue;
+        }
         released += b->size;
         cache_remove(d, b);
         buffer_destroy(d, b);
@@ -1614,22 +1695,19 @@ static struct timeline *timeline_create(struct device *d)
     return t;
 }
 
-/* Blocks, without the lock, until the timeline reaches value. */
-static int timeline_wait(struct device *d, struct timeline *t, uint64_t value, uint64_t timeout)
+/* Blocks until the timeline reaches value. The lock is held on entry and on return, but not while waiting: what is
+ * waited for may need another thread's signal. */
+static int timeline_wait(struct device *d, struct timeline *t, uint64_t value)
 {
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
                                  .pSemaphores = &t->semaphore, .pValues = &value };
-    VkResult r = VK_SUCCESS;
-    bool done;
-    mutex_lock(&d->lock);
-    done = t->completed >= value;
+    VkResult r;
+    if (t->completed >= value) return 0;
     mutex_unlock(&d->lock);
-    if (!done) r = d->vk.vkWaitSemaphores(d->handle, &info, timeout);
+    r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
     mutex_lock(&d->lock);
     if (r == VK_SUCCESS && t->completed < value) t->completed = value;
-    if (r < 0) vk_code(d, r);
-    mutex_unlock(&d->lock);
-    return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : r < 0 ? (d->lost ? d->lost : MLXVK_ERROR_VULKAN) : 0;
+    return vk_code(d, r);
 }
 
 static int grow_uses(struct device *d, struct buffer *b)
@@ -1663,6 +1741,121 @@ static int buffer_use(struct device *d, struct buffer *b, struct timeline *line,
     return 0;
 }
 
+/* ---- staging: host memory that the device sees, for copies where the host does not see the device's ---- */
+
+enum { STAGING_MOST = 64 << 20, STAGING_CHUNK = 16 << 20, STAGING_LEAST = 64 << 10 };
+
+static void staging_destroy(struct device *d, struct buffer *b)
+{
+    d->staged -= b->size;
+    d->vk.vkDestroyBuffer(d->handle, b->handle, NULL);
+    d->vk.vkFreeMemory(d->handle, b->block->memory, NULL);
+    host_free(d, b->block);
+    buffer_end(d, b);
+}
+
+static int staging_create(struct device *d, enum memory_use use, size_t size, struct buffer **out)
+{
+    struct buffer *b = buffer_new(d);
+    struct block *block = b ? host_zalloc(d, sizeof *block) : NULL;
+    int code = block ? raw_allocate(d, size, use, block) : MLXVK_ERROR_HOST_MEMORY;
+    if (code) {
+        host_free(d, block);
+        host_free(d, b);
+        return code;
+    }
+    b->block = block;
+    b->handle = block->handle;
+    b->map = block->map;
+    b->size = b->bytes = size;
+    d->staged += size;
+    *out = b;
+    return 0;
+}
+
+/* The first piece, off its list, of at least that size that no submission uses. */
+static struct buffer *staging_find(struct device *d, enum memory_use use, size_t size)
+{
+    d->polls++;
+    for (struct buffer **link = &d->staging[use], *b; (b = *link) != NULL; link = &b->bin_next)
+        if (b->size >= size && buffer_idle(d, b, NULL)) {
+            *link = b->bin_next;
+            return b;
+        }
+    return NULL;
+}
+
+static void staging_trim(struct device *d)
+{
+    for (int use = 0; use < MEMORY_USES; use++)
+        for (struct buffer *b; (b = staging_find(d, (enum memory_use)use, 0)) != NULL;) staging_destroy(d, b);
+}
+
+/* A piece of its own for a transfer, until staging_give. Where too much is under way it waits, without the lock. */
+static int staging_take(struct device *d, enum memory_use use, size_t size, struct buffer **out)
+{
+    size_t wanted = STAGING_LEAST;
+    while (wanted < size) wanted *= 2;
+    while ((*out = staging_find(d, use, size)) == NULL) {
+        const struct buffer *oldest;
+        int code;
+        if (d->lost) return d->lost;
+        if (d->staged + wanted > STAGING_MOST) staging_trim(d);
+        oldest = d->staging[use];
+        if (d->staged + wanted <= STAGING_MOST || !oldest) return staging_create(d, use, wanted, out);
+        while (oldest->bin_next) oldest = oldest->bin_next;
+        code = timeline_wait(d, oldest->uses[0].line, oldest->uses[0].value);
+        if (code) return code;
+    }
+    return 0;
+}
+
+static void staging_give(struct device *d, enum memory_use use, struct buffer *b)
+{
+    b->bin_next = d->staging[use];
+    d->staging[use] = b;
+}
+
+/* ---- events ---- */
+
+/* top: the greatest value that was signalled, or recorded to be. uses: the last submission of each timeline that names
+ * the semaphore. */
+struct event {
+    struct device *device;
+    VkSemaphore semaphore;
+    uint64_t top;
+    struct event *next;                              /* once it is freed */
+    struct use *uses;
+    uint32_t use_count, use_slots;
+};
+
+static void event_destroy(struct device *d, struct event *ev)
+{
+    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
+    host_free(d, ev->uses);
+    host_free(d, ev);
+}
+
+/* One submission more than those that name it must be done: Mesa (22.3) looks at what a submission waited for once more
+ * after it has signalled. */
+static bool event_idle(struct device *d, const struct event *ev)
+{
+    for (uint32_t i = 0; i < ev->use_count; i++)
+        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
+    return true;
+}
+
+/* Destroys freed events that no submission names any more. */
+static void reap_events(struct device *d, bool all)
+{
+    d->polls++;
+    for (struct event **link = &d->freed_events, *ev; (ev = *link) != NULL;) {
+        if (!all && !event_idle(d, ev)) { link = &ev->next; continue; }
+        *link = ev->next;
+        event_destroy(d, ev);
+    }
+}
+
 /* ==== >>modules: SPIR-V as the device takes it ==================================================================== */
 
 /* Kernels load, store and convert bytes and halves of words where they lie; they compute in 32 bits. For a device without
@@ -1686,17 +1879,14 @@ enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 1
                 SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248, SPIRV_BRANCH = 249,
                 SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253, SPIRV_EXECUTION_MODE_ID = 331 };
 
-/* SPIR-V's capabilities by what they need of the device. */
-static const struct { uint16_t first, last; uint32_t needs; } spirv_needs[] = {
-    { 9, 9, CAP_FLOAT16 }, { 11, 11, CAP_INT64 }, { 22, 22, CAP_INT16 }, { 39, 39, CAP_INT8 }, { 61, 68, CAP_SUBGROUP },
-    { 4433, 4434, CAP_STORAGE16 }, { 4448, 4449, CAP_STORAGE8 }, { 5116, 5117, CAP_BFLOAT16 }, { 5118, 5118, CAP_COOPMAT_BF16 },
-    { 5345, 5345, CAP_MEMORY_MODEL }, { 6016, 6019, CAP_INT_DOT }, { 6022, 6022, CAP_COOPMAT },
-};
-
 static uint32_t spirv_need(uint32_t capability)
 {
-    for (size_t i = 0; i < COUNT(spirv_needs); i++)
-        if (capability >= spirv_needs[i].first && capability <= spirv_needs[i].last) return spirv_needs[i].needs;
+    static const struct { uint32_t capability, needs; } table[] = {
+#define X(capability, needs) { capability, needs },
+        SPIRV_NEEDS(X)
+#undef X
+    };
+    for (size_t i = 0; i < COUNT(table); i++) if (table[i].capability == capability) return table[i].needs;
     return 0;
 }
 
@@ -1709,16 +1899,21 @@ static uint32_t module_needs(const uint32_t *spirv, size_t words)
     return needs;
 }
 
-/* What of that the device lacks. Storage of bytes and halves is emulated, but not that of float16. */
+/* What of that the device lacks. Storage of bytes and halves is emulated, but not that of float types. Cooperative
+ * matrices may be of any size, of which CAP_COOPMAT says one, but where a module needs the second extension. */
 static uint32_t lacking(const struct device *d, uint32_t needs)
 {
-    return (needs & CAP_FLOAT16 ? needs : needs & ~(uint32_t)CAP_SMALL) & ~d->caps.bits;
+    uint32_t missing = needs & ~d->caps.bits;
+    if (!(needs & (CAP_FLOAT16 | CAP_BFLOAT16))) missing &= ~(uint32_t)CAP_SMALL;
+    if (!(needs & CAP_COOPMAT2) && d->caps.coopmat_size[0]) missing &= ~(uint32_t)CAP_COOPMAT;
+    if (!(needs & CAP_COOPMAT2) && d->caps.coopmat_size[1]) missing &= ~(uint32_t)(CAP_COOPMAT | CAP_COOPMAT_BF16);
+    return missing;
 }
 
+/* The same of a module that is not in the table. How it rounds halves is between it and the driver. */
 static uint32_t module_lacks(const struct device *d, const uint32_t *spirv, size_t words)
 {
-    uint32_t tiles = (d->caps.coopmat_size[0] ? CAP_COOPMAT : 0) | (d->caps.coopmat_size[1] ? CAP_COOPMAT | CAP_COOPMAT_BF16 : 0);
-    return lacking(d, module_needs(spirv, words)) & ~tiles;            /* of any size: CAP_COOPMAT means 16 */
+    return lacking(d, module_needs(spirv, words) & ~(uint32_t)CAP_HALF_CONVERSION);
 }
 
 /* Why a module cannot be a kernel of so many bindings and threads; NULL: it can. What a driver does with such a module is
@@ -1995,9 +2190,9 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
     return r;
 }
 
-/* ==== >>encoder =================================================================================================== */
+/* ==== >>pipelines: and what streams and encoders are ============================================================== */
 
-enum { MAX_LIVE = 512, MAX_PENDING = 24, MAX_BOUND = MAX_PENDING, MAX_DONORS = 8, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
+enum { SEEN_WINDOWS = 256, MAX_LIVE = 512, MAX_PENDING = 24, MAX_BOUND = MAX_PENDING, MAX_DONORS = 8, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
 
 struct access { struct buffer *buffer; VkBuffer handle; size_t low, high; bool write; };   /* buffer: while pending */
 
@@ -2009,8 +2204,9 @@ struct array;
 /* A range of memory: bytes from where its storage or buffer begins; a table's lie in the plan. */
 enum bound_kind { BOUND_NOTHING, BOUND_STORAGE, BOUND_BUFFER, BOUND_TABLE, BOUND_COUNTERS };
 struct bound {
-    uint8_t kind;
-    bool write;
+    uint8_t kind, slot;
+    bool write, last;                                /* last: of a kept plan's own memory, which goes then */
+    uint16_t storage_number, array_number;           /* of a window that is kept, see >>replay */
     union { struct storage *storage; struct buffer *buffer; };         /* held until the step is encoded or forgotten */
     int64_t low, high;
     const struct array *view;                        /* while the step is set up: what is bound, for the judge of fusions */
@@ -2018,29 +2214,26 @@ struct bound {
 
 struct step {
     const struct pipeline *pipeline;                 /* NULL: to be found by kernel and constants */
-    uint32_t kernel, constant_count, constants[MAX_SPEC];
+    uint32_t kernel, constant_count;
     uint32_t set_mask, write_mask;                   /* bindings that are set, and those of them that are written */
-    uint32_t registered;                             /* ranges at the end: accessed, but not bound */
-    uint32_t push_used, groups[3];
+    uint32_t first, bounds;                          /* its ranges are plan.bounds[first...]; some may not be bound, only accessed */
+    uint32_t groups[3], push_used;
+    uint32_t late_at, late_plus;                     /* 4 + where push has the node's late parameter, and what is added to that */
+    uint16_t late_node;
     uint8_t push[PUSH_SIZE];
-    struct bound bound[MAX_BOUND];
+    uint32_t constants[MAX_SPEC];
 };
 
 /* A result may take over the memory of an operand that nobody wants by then; done in front of a step. `reads`: how often
  * the operand is read where the result is written; -1: elsewhere, too. */
 struct donation {
     struct storage *to, *from[MAX_DONORS];
+    uint16_t to_number, from_number[MAX_DONORS];
     int reads[MAX_DONORS], count;
     uint32_t before, skip_to;                        /* where it succeeds, steps before skip_to have nothing to do */
 };
 
-/* steps[count] is being set up. Donations and tables belong to the steps. */
-struct plan {
-    struct step *steps;
-    struct donation *donations;
-    uint8_t *tables;
-    uint32_t count, slots, donation_count, donation_slots, table_used, table_slots;
-};
+struct plan { struct list steps, bounds, donations, tables; };
 
 /* Everything one submission needs until it is done. */
 struct slot {
@@ -2058,7 +2251,10 @@ struct encoder {
     struct stream *stream;
     struct device *device;
     VkCommandBuffer commands;                        /* NULL: none open */
-    const struct pipeline *bound;
+    const struct pipeline *in_use;
+    struct step step;                                /* that is being set up, with its ranges by slot */
+    struct bound bound[MAX_BOUND];
+    uint32_t registered;                             /* of them, at the end: accessed, but not bound */
     struct plan plan;
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the dispatch being encoded; since the last barrier */
     uint32_t pending_count, live_count;
@@ -2091,6 +2287,8 @@ struct stream {
     uint64_t *seen;                                  /* by timeline: highest value waited for */
     uint32_t seen_count;
     struct buffer *counters;                         /* zeros, see set_counters */
+    struct window *windows, *keeping;                /* kept, last used first; the one that is being filled; see >>replay */
+    uint32_t seen_windows[SEEN_WINDOWS];             /* hashes */
     struct node *nodes;                              /* the tape */
     uint32_t node_count, node_slots;
     struct stream *next;
@@ -2105,8 +2303,6 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
     va_end(arguments);
     return e->code = code;
 }
-
-/* ---- pipelines ---- */
 
 static uint64_t hash_words(uint64_t h, const uint32_t *words, uint32_t n)
 {
@@ -2158,7 +2354,23 @@ static void name_missing(uint32_t bits, char *text, size_t size)
         if (bits & (1u << i)) n += (size_t)snprintf(text + n, size - n, "%s%s", n ? ", " : "", capability_names[i]);
 }
 
-static bool has_kernel(const struct device *d, enum kernel_id k) { return !lacking(d, kernel_table[k].needs); }
+static bool has_kernel(const struct device *d, enum kernel_id k)
+{
+    return !lacking(d, kernel_table[k].needs) && kernel_table[k].bindings <= d->caps.max_bindings;
+}
+
+/* Limits of the device that a kernel is over; constant 0 is its threads. false with an error: it cannot run. */
+static bool within_limits(struct encoder *e, const struct kernel_row *row, const uint32_t *spec)
+{
+    const struct capabilities *c = &e->device->caps;
+    if (row->bindings > c->max_bindings)
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name,
+                     "the kernel has %u storage buffers; %s takes %u", row->bindings, c->name, c->max_bindings);
+    if (spec[0] > c->max_threads)
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name,
+                     "the kernel has workgroups of %u threads; %s takes %u", spec[0], c->name, c->max_threads);
+    return !e->code;
+}
 
 static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
                                            uint64_t key, uint32_t at)
@@ -2167,13 +2379,14 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
     const struct kernel_row *row = &kernel_table[k];
     struct pipeline *p;
     VkResult r = VK_SUCCESS;
-    uint32_t missing = lacking(d, row->needs) | module_lacks(d, row->spirv, row->size / 4);
+    uint32_t missing = lacking(d, row->needs);
     if (missing) {
         char names[128];
         name_missing(missing, names, sizeof names);
         encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name, "%s lacks %s", d->caps.name, names);
         return NULL;
     }
+    if (!within_limits(e, row, spec)) return NULL;
     p = host_zalloc(d, sizeof *p);
     if (!p) {
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
@@ -2212,6 +2425,8 @@ static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k,
     return new_pipeline(e, k, spec, n, key, at);
 }
 
+/* ==== >>stream ==================================================================================================== */
+
 /* ---- command buffers ---- */
 
 static int slot_create(struct device *d, struct slot *slot)
@@ -2233,15 +2448,19 @@ static int slot_create(struct device *d, struct slot *slot)
     return vk_code(d, r);
 }
 
-/* Adds the times of a finished submission to the kernels' counts. */
+/* Adds the times of a finished submission to the kernels' counts: of dispatches whose two times the driver has. */
 static void read_queries(struct device *d, struct slot *slot)
 {
-    uint64_t times[QUERIES];
-    if (slot->query_count && d->vk.vkGetQueryPoolResults(d->handle, slot->queries, 0, slot->query_count, sizeof times, times, 8,
-                                                         VK_QUERY_RESULT_64_BIT) >= 0)
-        for (uint32_t i = 0; i + 1 < slot->query_count; i += 2)
+    struct { uint64_t time, there; } q[QUERIES];
+    VkResult r;
+    if (!slot->query_count) return;
+    memset(q, 0, sizeof q);
+    r = d->vk.vkGetQueryPoolResults(d->handle, slot->queries, 0, slot->query_count, sizeof q, q, sizeof *q,
+                                    VK_QUERY_RESULT_64_BIT | VK_QUERY_RESULT_WITH_AVAILABILITY_BIT);
+    for (uint32_t i = 0; i + 1 < slot->query_count && r >= 0; i += 2)
+        if (q[i].there && q[i + 1].there && q[i + 1].time >= q[i].time)
             d->kernel_counts[slot->query_kernel[i / 2]].ns +=
-                (uint64_t)((double)(times[i + 1] - times[i]) * d->caps.timestamp_ns);
+                (uint64_t)((double)(q[i + 1].time - q[i].time) * d->caps.timestamp_ns);
     slot->query_count = 0;
 }
 
@@ -2280,20 +2499,14 @@ static int open_commands(struct stream *s)
     int code = 0;
     if (d->lost) return encoder_fail(e, d->lost, 0, __LINE__, "stream", "the device was lost");
     if (!slot->pool) code = slot_create(d, slot);
-    else {
-        VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                     .pSemaphores = &s->line->semaphore, .pValues = &slot->value };
-        if (slot->value > s->line->completed) r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
-        if (r >= 0 && s->line->completed < slot->value) s->line->completed = slot->value;
-        if (r >= 0) slot_recycle(d, slot);
-    }
+    else if (!(code = timeline_wait_locked(d, s->line, slot->value))) slot_recycle(d, slot);
     if (!code && r >= 0) r = d->vk.vkBeginCommandBuffer(slot->commands, &begin);
     if (code || r < 0)
         return encoder_fail(e, code ? code : vk_code(d, r), r, __LINE__, "stream", "no command buffer (VkResult %d)", r);
     if (slot->queries) d->vk.vkCmdResetQueryPool(slot->commands, slot->queries, 0, QUERIES);
     slot->value = s->line->open;
     e->commands = slot->commands;
-    e->bound = NULL;
+    e->in_use = NULL;
     s->mark = ++d->marks;
     return 0;
 }
@@ -2437,6 +2650,46 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
     return 0;
 }
 
+/* ---- made and found ---- */
+
+static struct stream *stream_create(struct device *d)
+{
+    struct stream *s = host_zalloc(d, sizeof *s);
+    uint32_t queue = 0;
+    if (s) s->line = timeline_create(d);
+    if (!s || !s->line) { host_free(d, s); return NULL; }
+    for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
+    d->queue_users[queue]++;
+    s->device = d;
+    s->queue = queue;
+    s->index = d->stream_index++;
+    s->line->stream = s;
+    s->encoder.stream = s;
+    s->encoder.device = d;
+    s->encoder.step.kernel = KERNEL_COUNT;
+    s->next = d->streams;
+    d->streams = s;
+    return s;
+}
+
+static struct stream *default_stream(struct device *d)
+{
+    if (!d->default_stream) d->default_stream = stream_create(d);
+    return d->default_stream;
+}
+
+static void slot_destroy(struct device *d, struct slot *slot)
+{
+    for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
+    host_free(d, slot->sets);
+    d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
+    d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
+}
+
+/* ==== >>encoder =================================================================================================== */
+
+/* ---- hazards ---- */
+
 /* What a buffer adds to the bytes after which a command buffer is committed. Commits serve to start the GPU early: while it is
  * at work what is only read (weights, mostly) counts an eighth, since a submission for each 50 MiB of weights costs the host
  * more than it brings (Qwen3-8B on an NVIDIA H200: 57 a token and 266 tokens/s, so 10 and 285). */
@@ -2453,7 +2706,7 @@ static void encoder_access(struct encoder *e, struct buffer *b, size_t low, size
     struct stream *s = e->stream;
     int code;
     if (e->code || low >= high) return;
-    for (int i = 0; i < b->use_count; i++) {
+    for (int i = b->use_count == 1 && b->uses[0].line == s->line; i < b->use_count; i++) {
         struct use *u = &b->uses[i];
         if (u->line != s->line && (write || u->write) && stream_after(s, u->line, u->value)) return;
     }
@@ -2497,6 +2750,9 @@ struct storage {
     size_t nbytes;
     uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
     uint64_t skip_read, skip_write;                  /* last search that passed over a node which reads, writes it */
+    uint64_t window;                                 /* as an array's */
+    uint16_t number;
+    bool read;                                       /* planning looked at the contents of a literal */
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
     _Alignas(8) uint8_t bytes[INLINE_BYTES];         /* mlxvk_array_data points here */
 };
@@ -2506,6 +2762,8 @@ static struct stream *stream_of(const struct storage *st) { return st->line ? st
 
 struct array {
     int refs, handles;                               /* all references; those of the caller */
+    uint64_t id, window;                             /* never the same twice; the window in which it has the number, see >>replay */
+    uint16_t number;
     struct storage *storage;
     struct array *next_temporary;
     mlxvk_dtype dtype;
@@ -2522,7 +2780,7 @@ static void storage_release(struct storage *st)
     struct device *d = st->device;
     if (--st->refs > 0) return;
     buffer_release(d, st->buffer);
-    host_free(d, st);
+    pool_give(d, &d->storage_pool, st);
     d->refs--;                                       /* the public call that dropped it destroys the device at 0 */
 }
 
@@ -2532,12 +2790,12 @@ static void array_release(struct array *a)
     if (!a || --a->refs > 0) return;
     d = a->storage->device;
     storage_release(a->storage);
-    host_free(d, a);
+    pool_give(d, &d->array_pool, a);
 }
 
 static struct storage *storage_create(struct device *d, size_t nbytes)
 {
-    struct storage *st = host_alloc(d, sizeof *st);
+    struct storage *st = pool_take(d, &d->storage_pool, sizeof *st);
     if (!st) return NULL;
     memset(st, 0, offsetof(struct storage, bytes));
     st->device = d;
@@ -2569,10 +2827,11 @@ static void row_strides(int ndim, const int *shape, int64_t *strides)
 static struct array *array_create(struct storage *st, mlxvk_dtype dtype, int ndim, const int *shape, const int64_t *strides,
                                   int64_t offset)
 {
-    struct array *a = host_alloc(st->device, sizeof *a);
+    struct array *a = pool_take(st->device, &st->device->array_pool, sizeof *a);
     if (!a) return NULL;
     memset(a, 0, offsetof(struct array, shape));
     a->refs = 1;
+    a->id = ++st->device->array_ids;
     a->storage = st;
     a->dtype = dtype;
     a->ndim = ndim;
@@ -2688,68 +2947,56 @@ static bool fits_binding(const struct device *d, const struct array *a)
  * constants and a grid. Our own memory begins at multiples of every device's alignment, adopted memory brings its remainder:
  * so where a binding begins is known before its memory is. */
 
-static void bound_forget(struct device *d, struct bound *b)
+static void bound_forget(struct device *d, const struct bound *b)
 {
     if (b->kind == BOUND_STORAGE) storage_release(b->storage);
     else if (b->kind == BOUND_BUFFER) buffer_release(d, b->buffer);
-    b->kind = BOUND_NOTHING;
 }
 
-static void step_clear(struct device *d, struct step *t)
+/* All ranges of the step that is being set up: bindings, and what it accesses besides. */
+static uint32_t bound_mask(const struct encoder *e)
 {
-    for (uint32_t bits = t->set_mask; bits; bits &= bits - 1) bound_forget(d, &t->bound[lowest_bit(bits)]);
-    for (uint32_t i = 0; i < t->registered; i++) bound_forget(d, &t->bound[MAX_BOUND - 1 - i]);
+    return e->step.set_mask | (((1u << e->registered) - 1) << (MAX_BOUND - e->registered));
+}
+
+static void step_open(struct encoder *e)
+{
+    struct step *t = &e->step;
     t->pipeline = NULL;
     t->kernel = KERNEL_COUNT;
-    t->set_mask = t->write_mask = t->registered = t->push_used = 0;
+    t->set_mask = t->write_mask = t->push_used = t->late_at = 0;
+    e->registered = 0;
 }
-
-/* Room for one more than there are, so that there always is a step to set up. */
-static bool plan_grow(struct encoder *e)
-{
-    struct plan *p = &e->plan;
-    uint32_t slots = p->slots ? 2 * p->slots : 16;
-    struct step *grown;
-    if (p->count + 1 < p->slots) return true;
-    grown = host_alloc(e->device, slots * sizeof *grown);
-    if (!grown) return false;
-    if (p->slots) memcpy(grown, p->steps, p->slots * sizeof *grown);
-    for (uint32_t i = p->slots; i < slots; i++)
-        grown[i].pipeline = NULL, grown[i].set_mask = grown[i].write_mask = grown[i].registered = grown[i].push_used = 0;
-    host_free(e->device, p->steps);
-    p->steps = grown;
-    p->slots = slots;
-    return true;
-}
-
-static struct step *current(struct encoder *e) { return &e->plan.steps[e->plan.count]; }
 
 /* Forgets the step that is being set up. */
-static void encoder_reset(struct encoder *e) { step_clear(e->device, current(e)); }
-
-/* Forgets all steps from one on. */
-static void plan_cut(struct encoder *e, uint32_t count)
+static void encoder_reset(struct encoder *e)
 {
-    struct plan *p = &e->plan;
-    for (uint32_t i = count; i <= p->count; i++) step_clear(e->device, &p->steps[i]);
-    p->count = count;
-    while (p->donation_count && p->donations[p->donation_count - 1].before >= count) p->donation_count--;
-    if (!count) p->table_used = 0;
+    for (uint32_t bits = bound_mask(e); bits; bits &= bits - 1) bound_forget(e->device, &e->bound[lowest_bit(bits)]);
+    step_open(e);
 }
 
-static void plan_free(struct encoder *e)
+/* Forgets all steps. */
+static void plan_clear(struct encoder *e)
 {
-    plan_cut(e, 0);
-    host_free(e->device, e->plan.steps);
-    host_free(e->device, e->plan.donations);
-    host_free(e->device, e->plan.tables);
+    struct plan *p = &e->plan;
+    encoder_reset(e);
+    for (uint32_t i = 0; i < p->bounds.count; i++) bound_forget(e->device, ITEM(p->bounds, struct bound, i));
+    p->steps.count = p->bounds.count = p->donations.count = p->tables.count = 0;
+}
+
+static void plan_free(struct device *d, struct plan *p)
+{
+    host_free(d, p->steps.items);
+    host_free(d, p->bounds.items);
+    host_free(d, p->donations.items);
+    host_free(d, p->tables.items);
 }
 
 /* KERNEL(e, K_X, threads, constants...): the kernel of the step. Constant 0 is the workgroup's size. */
 #define KERNEL(e, k, ...) select_kernel(e, k, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
 static void select_kernel(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
 {
-    struct step *t = current(e);
+    struct step *t = &e->step;
     uint32_t missing = lacking(e->device, kernel_table[k].needs);
     if (e->code) return;
     if (missing) {
@@ -2766,27 +3013,47 @@ static void select_kernel(struct encoder *e, enum kernel_id k, const uint32_t *s
 
 static void set_bytes(struct encoder *e, const void *data, uint32_t size)
 {
-    struct step *t = current(e);
+    struct step *t = &e->step;
     if (e->code || t->push_used + size > PUSH_SIZE) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "push constants", "%u bytes", size); return; }
     memcpy(t->push + t->push_used, data, size);
     t->push_used += size;
 }
 
-/* All ranges of a step: bindings, and what it accesses besides. */
-static uint32_t bound_mask(const struct step *t) { return t->set_mask | (((1u << t->registered) - 1) << (MAX_BOUND - t->registered)); }
+/* USE(e, sort, &push, .threads = 128, ...): the step's kernel by name, its push constants and its constants, as
+ * gen/kernels.h has them. USE_AS(e, id, sort, ...): another kernel, of the same push constants and constants. */
+#define USE(e, kernel, push, ...) USE_AS(e, K_##kernel, kernel, push, __VA_ARGS__)
+#define USE_AS(e, id, kernel, push, ...) use_kernel(e, id, (const kernel##_push *){ push }, sizeof(kernel##_push), \
+                                                    &(kernel##_constants){ __VA_ARGS__ }, sizeof(kernel##_constants))
+static void use_kernel(struct encoder *e, enum kernel_id k, const void *push, size_t push_size, const void *constants,
+                       size_t size)
+{
+    uint32_t words[MAX_SPEC];
+    if (e->code) return;
+    if (push_size != kernel_table[k].push || size != 4 * kernel_table[k].constants) {
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, kernel_table[k].name, "another kernel's constants");
+        return;
+    }
+    memcpy(words, constants, size);
+    select_kernel(e, k, words, (uint32_t)(size / 4));
+    set_bytes(e, push, (uint32_t)push_size);
+}
+
+/* The word at `offset` of the push constants is the node's late parameter, or that with a number added. */
+static void set_late(struct encoder *e, size_t offset) { e->step.late_at = 4 + (uint32_t)offset; }
 
 static void set_bound(struct encoder *e, uint32_t slot, bool binding, struct bound b)
 {
-    struct step *t = current(e);
-    if (binding && t->set_mask >> slot & 1) bound_forget(e->device, &t->bound[slot]);
-    else if (bound_mask(t) >> slot & 1 || slot >= MAX_BOUND) {
+    struct step *t = &e->step;
+    if (binding && t->set_mask >> slot & 1) bound_forget(e->device, &e->bound[slot]);
+    else if (slot >= MAX_BOUND || bound_mask(e) >> slot & 1) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "dispatch", "more than %d ranges of memory", MAX_BOUND);
         return;
     }
-    t->bound[slot] = b;
+    b.slot = (uint8_t)slot;
+    e->bound[slot] = b;
     if (b.kind == BOUND_STORAGE) b.storage->refs++;
     else if (b.kind == BOUND_BUFFER) b.buffer->refs++;
-    if (!binding) { t->registered++; return; }
+    if (!binding) { e->registered++; return; }
     t->set_mask |= 1u << slot;
     t->write_mask = (t->write_mask & ~(1u << slot)) | (uint32_t)b.write << slot;
 }
@@ -2794,7 +3061,7 @@ static void set_bound(struct encoder *e, uint32_t slot, bool binding, struct bou
 /* How far behind a multiple of the device's alignment a storage begins. */
 static int64_t storage_shift(const struct storage *st)
 {
-    return st->buffer ? (int64_t)(st->buffer->offset % st->device->caps.offset_align) : 0;
+    return st->buffer && !st->buffer->block ? (int64_t)(st->buffer->offset % st->device->caps.offset_align) : 0;
 }
 
 /* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
@@ -2805,14 +3072,15 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     if (e->code) return 0;
     array_span(a, &low, &high);
     if (low == high) return 0;
-    low = (shift + low) / align * align - shift;
+    low = ((shift + low) & -align) - shift;           /* alignments are powers of two */
     high = (int64_t)round_up((size_t)(shift + high), 16) - shift;
     if ((size_t)(high - low) > binding_range(e->device, item_size(a))) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "%s spans %lld bytes; one binding reaches %zu", TEXT(a),
                      (long long)(high - low), binding_range(e->device, item_size(a)));
         return 0;
     }
-    set_bound(e, slot, true, (struct bound){ BOUND_STORAGE, write, { st }, low, high, a });
+    set_bound(e, slot, true, (struct bound){ .kind = BOUND_STORAGE, .write = write, .storage = st, .low = low, .high = high, .view = a,
+                                                .array_number = a->window == e->device->window ? a->number : UINT16_MAX });
     return (uint32_t)((a->offset - low) / (int64_t)item_size(a));
 }
 
@@ -2822,21 +3090,13 @@ static uint32_t set_output(struct encoder *e, uint32_t slot, struct array *a) { 
 /* A step's parameters that do not fit into push constants, as a storage buffer. */
 static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t size)
 {
-    struct plan *p = &e->plan;
-    size_t need = p->table_used + round_up(size, 16);
+    uint32_t from = e->plan.tables.count, room = (uint32_t)round_up(size, 16);
+    uint8_t *table = e->code ? NULL : list_add(e->device, &e->plan.tables, 1, room);
     if (e->code) return;
-    if (need > p->table_slots) {
-        uint8_t *grown = host_alloc(e->device, 2 * need);
-        if (!grown) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "memory", "out of host memory"); return; }
-        if (p->table_used) memcpy(grown, p->tables, p->table_used);
-        host_free(e->device, p->tables);
-        p->tables = grown;
-        p->table_slots = (uint32_t)(2 * need);
-    }
-    memset(p->tables + p->table_used, 0, round_up(size, 16));
-    memcpy(p->tables + p->table_used, data, size);
-    set_bound(e, slot, true, (struct bound){ .kind = BOUND_TABLE, .low = p->table_used, .high = (int64_t)need });
-    p->table_used = (uint32_t)need;
+    if (!table) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "memory", "out of host memory"); return; }
+    memset(table, 0, room);
+    memcpy(table, data, size);
+    set_bound(e, slot, true, (struct bound){ .kind = BOUND_TABLE, .low = from, .high = from + room });
 }
 
 enum { COUNTERS = 4096 };
@@ -2847,20 +3107,41 @@ static void set_counters(struct encoder *e, uint32_t slot)
     if (!e->code) set_bound(e, slot, true, (struct bound){ .kind = BOUND_COUNTERS, .low = 0, .high = 4 * COUNTERS });
 }
 
-static bool judge(struct encoder *e, const struct step *t);          /* >>fusion */
+static bool judge(struct encoder *e);                /* >>fusion */
+
+/* Moves the step that was set up into the plan. */
+static void step_add(struct encoder *e)
+{
+    struct plan *p = &e->plan;
+    uint32_t all = bound_mask(e), count = 0;
+    struct step *t = ADD(e->device, &p->steps, struct step);
+    struct bound *b;
+    for (uint32_t bits = all; bits; bits &= bits - 1) count++;
+    b = t ? list_add(e->device, &p->bounds, sizeof *b, count) : NULL;
+    if (!b) {
+        if (t) p->steps.count--;
+        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "plan", "out of host memory");
+        encoder_reset(e);
+        return;
+    }
+    for (uint32_t bits = all; bits; bits &= bits - 1) *b++ = e->bound[lowest_bit(bits)];
+    e->step.bounds = count;
+    e->step.first = p->bounds.count - count;
+    memcpy(t, &e->step, offsetof(struct step, constants) + e->step.constant_count * sizeof *t->constants);
+    step_open(e);
+}
 
 /* Ends the step: kernel, bindings and push constants were set, in any order. A grid of zero is no dispatch. */
 static void dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
-    struct step *t = current(e);
+    struct step *t = &e->step;
     const uint32_t *limit = e->device->caps.max_groups;
     if (!e->code && (x > limit[0] || y > limit[1] || z > limit[2]) && x && y && z)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, t->pipeline ? t->pipeline->name : kernel_table[t->kernel].name,
                      "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1], limit[2]);
-    if (e->code || !x || !y || !z || !judge(e, t)) { encoder_reset(e); return; }
-    if (!plan_grow(e)) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "plan", "out of host memory"); encoder_reset(e); return; }
-    memcpy(current(e)->groups, (uint32_t[]){ x, y, z }, sizeof t->groups);
-    e->plan.count++;
+    if (e->code || !x || !y || !z || !judge(e)) { encoder_reset(e); return; }
+    memcpy(t->groups, (uint32_t[]){ x, y, z }, sizeof t->groups);
+    step_add(e);
 }
 
 /* `groups` workgroups in as many dimensions as the device needs; kernels ask group_index() for theirs. */
@@ -2979,7 +3260,7 @@ static struct buffer *bound_buffer(struct encoder *e, const struct bound *b)
     default:
         code = buffer_allocate(e->device, (size_t)(b->high - b->low), e->stream->line, &table);
         if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "%lld bytes of parameters", (long long)(b->high - b->low)); return NULL; }
-        write_first(e, table, e->plan.tables + b->low, (size_t)(b->high - b->low));
+        write_first(e, table, ITEM(e->plan.tables, uint8_t, b->low), (size_t)(b->high - b->low));
         return table;
     }
 }
@@ -2992,49 +3273,54 @@ static VkDescriptorBufferInfo place_bound(const struct bound *b, const struct bu
     return (VkDescriptorBufferInfo){ memory->handle, start, min_size(end, base + memory->size) - start };
 }
 
-/* Binds all that a step touches: memory for everything first, then what the dispatch accesses. Without memory where a
- * storage has no bytes. */
-static void bind_ranges(struct encoder *e, const struct step *t, VkDescriptorBufferInfo *ranges)
+/* Binds all that a step touches: memory for everything first, then what the dispatch accesses. */
+static void bind_ranges(struct encoder *e, const struct bound *b, uint32_t count, VkDescriptorBufferInfo *ranges)
 {
     struct buffer *memory[MAX_BOUND];
-    uint32_t all = bound_mask(t);
-    for (uint32_t bits = all; bits && !e->code; bits &= bits - 1) {
-        uint32_t i = lowest_bit(bits);
-        memory[i] = bound_buffer(e, &t->bound[i]);
+    for (uint32_t i = 0; i < count && !e->code; i++) memory[i] = bound_buffer(e, &b[i]);
+    for (uint32_t i = 0; i < count && !e->code; i++) {
+        VkDescriptorBufferInfo r = place_bound(&b[i], memory[i]);
+        ranges[b[i].slot] = r;
+        encoder_access(e, memory[i], r.offset, r.offset + r.range, b[i].write);
+        if (b[i].kind == BOUND_TABLE) buffer_release(e->device, memory[i]);   /* the stream reuses it only behind this */
     }
-    for (uint32_t bits = all; bits && !e->code; bits &= bits - 1) {
-        uint32_t i = lowest_bit(bits);
-        ranges[i] = place_bound(&t->bound[i], memory[i]);
-        encoder_access(e, memory[i], ranges[i].offset, ranges[i].offset + ranges[i].range, t->bound[i].write);
-        if (t->bound[i].kind == BOUND_TABLE) buffer_release(e->device, memory[i]);   /* the stream reuses it only behind this */
-    }
-    if (!e->code && note_again(e)) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
 }
 
-static void encode_step(struct encoder *e, const struct step *t)
+static const struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
+{
+    return t->pipeline ? t->pipeline : find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
+}
+
+/* Encodes a step whose ranges are bound and whose accesses are noted. */
+static void encode_bound(struct encoder *e, const struct step *t, const struct pipeline *p, VkDescriptorBufferInfo *ranges, const void *push)
 {
     struct device *d = e->device;
-    const struct pipeline *p = t->pipeline ? t->pipeline
-                                           : find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
-    VkDescriptorBufferInfo ranges[MAX_BOUND];
-    e->pending_count = 0;
-    if (p) bind_ranges(e, t, ranges);
+    if (!e->code && note_again(e)) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
     if (e->code || (!e->commands && open_commands(e->stream))) return;
     insert_barrier(e);
-    if (e->bound != p) {
+    if (e->in_use != p) {
         d->vk.vkCmdBindPipeline(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, p->handle);
-        e->bound = p;
+        e->in_use = p;
     }
     bind_descriptors(e, t, p, ranges);
     if (e->code) return;
     if (t->push_used)
-        d->vk.vkCmdPushConstants(e->commands, d->layouts[p->bindings], VK_SHADER_STAGE_COMPUTE_BIT, 0, (t->push_used + 3) & ~3u, t->push);
+        d->vk.vkCmdPushConstants(e->commands, d->layouts[p->bindings], VK_SHADER_STAGE_COMPUTE_BIT, 0, (t->push_used + 3) & ~3u, push);
     write_timestamp(e, p);
     d->vk.vkCmdDispatch(e->commands, t->groups[0], t->groups[1], t->groups[2]);
     write_timestamp(e, p);
     d->stats.dispatches++;
     d->kernel_counts[counted_as(e, p)].count++;
     e->stream->ops++;
+}
+
+static void encode_step(struct encoder *e, const struct step *t, const struct bound *bounds)
+{
+    const struct pipeline *p = pipeline_of(e, t);
+    VkDescriptorBufferInfo ranges[MAX_BOUND];
+    e->pending_count = 0;
+    if (p) bind_ranges(e, bounds, t->bounds, ranges);
+    encode_bound(e, t, p, ranges, t->push);
 }
 
 static bool donate_memory(struct encoder *e, const struct donation *donation);
@@ -3044,53 +3330,58 @@ static void bind_plan(struct encoder *e)
 {
     struct plan *p = &e->plan;
     uint32_t skip_to = 0;
-    for (uint32_t i = 0, d = 0; i < p->count; i++) {
-        for (; d < p->donation_count && p->donations[d].before <= i; d++)
-            if (!e->code && donate_memory(e, &p->donations[d])) skip_to = p->donations[d].skip_to;
-        if (!e->code && i >= skip_to) encode_step(e, &p->steps[i]);
-        step_clear(e->device, &p->steps[i]);
+    for (uint32_t i = 0, n = 0; i < p->steps.count; i++) {
+        const struct step *t = ITEM(p->steps, struct step, i);
+        const struct bound *bounds = ITEM(p->bounds, struct bound, t->first);
+        for (; n < p->donations.count && ITEM(p->donations, struct donation, n)->before <= i; n++) {
+            const struct donation *donation = ITEM(p->donations, struct donation, n);
+            if (!e->code && donate_memory(e, donation)) skip_to = donation->skip_to;
+        }
+        if (!e->code && i >= skip_to) encode_step(e, t, bounds);
+        for (uint32_t k = 0; k < t->bounds; k++) bound_forget(e->device, &bounds[k]);
     }
-    p->count = p->donation_count = p->table_used = 0;
+    p->steps.count = p->bounds.count = p->donations.count = p->tables.count = 0;
 }
 
 /* ==== >>tape ====================================================================================================== */
 
 enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
 
-/* One row an operation: lower_<name> turns its nodes into dispatches. */
-#define OPERATIONS(X)                                                                                                 \
-    X(ELEMENTWISE, elementwise)                                                                                        \
-    X(MATMUL,      matmul)                                                                                             \
-    X(CONVOLUTION, convolution)                                                                                        \
-    X(FFT,         fft)                                                                                                \
-    X(QUANTIZE,    quantize)                                                                                           \
-    X(DEQUANTIZE,  dequantize)                                                                                         \
-    X(QUANTIZED_MATMUL, quantized_matmul)                                                                              \
-    X(GATHER_MM,   gather_mm)                                                                                          \
-    X(MASKED_MM, masked_mm)                                                                                            \
-    X(SEGMENTED_MM, segmented_mm)                                                                                      \
-    X(HADAMARD,    hadamard)                                                                                           \
-    X(GATHER_QMM,  gather_qmm)                                                                                         \
-    X(ARANGE,      arange)                                                                                             \
-    X(REDUCE,      reduce)                                                                                             \
-    X(SOFTMAX,     softmax)                                                                                            \
-    X(SCAN,        scan)                                                                                               \
-    X(GATHER,      gather)                                                                                             \
-    X(POSITIONS,   positions)                                                                                          \
-    X(NORM,        norm)                                                                                               \
-    X(FACTOR,      factor)                                                                                             \
-    X(JACOBI,      jacobi)                                                                                             \
-    X(NORM_VJP,    norm_vjp)                                                                                           \
-    X(ROPE,        rope)                                                                                               \
-    X(ATTENTION,   attention)                                                                                          \
-    X(RANDOM,      random)                                                                                             \
-    X(CATEGORICAL, categorical)                                                                                        \
-    X(SORT,        sort)                                                                                               \
-    X(SCATTER,     scatter)                                                                                            \
-    X(SEARCH,      search)
+/* One row an operation: lower_<name> turns its nodes into steps; its member of union params; where in there a number is that
+ * does not shape the plan, which replay writes anew (0: nowhere). */
+#define OPERATIONS(X)                                                                        \
+    X(ELEMENTWISE,      elementwise,      elementwise, 0)                                    \
+    X(MATMUL,           matmul,           matmul,      0)                                    \
+    X(CONVOLUTION,      convolution,      conv,        0)                                    \
+    X(FFT,              fft,              fft,         0)                                    \
+    X(QUANTIZE,         quantize,         quant,       0)                                    \
+    X(DEQUANTIZE,       dequantize,       quant,       0)                                    \
+    X(QUANTIZED_MATMUL, quantized_matmul, quant,       0)                                    \
+    X(GATHER_MM,        gather_mm,        gather_mm,   0)                                    \
+    X(MASKED_MM,        masked_mm,        matmul,      0)                                    \
+    X(SEGMENTED_MM,     segmented_mm,     matmul,      0)                                    \
+    X(HADAMARD,         hadamard,         hadamard,    0)                                    \
+    X(GATHER_QMM,       gather_qmm,       gather_qmm,  0)                                    \
+    X(ARANGE,           arange,           arange,      0)                                    \
+    X(REDUCE,           reduce,           reduce,      0)                                    \
+    X(SOFTMAX,          softmax,          reduce,      0)                                    \
+    X(SCAN,             scan,             scan,        0)                                    \
+    X(GATHER,           gather,           gather,      0)                                    \
+    X(POSITIONS,        positions,        positions,   0)                                    \
+    X(NORM,             norm,             norm,        0)                                    \
+    X(FACTOR,           factor,           factor,      0)                                    \
+    X(JACOBI,           jacobi,           jacobi,      0)                                    \
+    X(NORM_VJP,         norm_vjp,         norm_vjp,    0)                                    \
+    X(ROPE,             rope,             rope,        offsetof(struct rope_params, offset)) \
+    X(ATTENTION,        attention,        attention,   0)                                    \
+    X(RANDOM,           random,           random,      0)                                    \
+    X(CATEGORICAL,      categorical,      random,      0)                                    \
+    X(SORT,             sort,             sort,        0)                                    \
+    X(SCATTER,          scatter,          scatter,     0)                                    \
+    X(SEARCH,           search,           search,      0)                                   
 
 enum operation {
-#define X(id, name) OP_##id,
+#define X(id, name, params, late) OP_##id,
     OPERATIONS(X)
 #undef X
     OP_COUNT
@@ -3156,7 +3447,7 @@ struct node {
 };
 
 typedef void (*lower_function)(struct encoder *e, const struct node *n);
-struct op_row { const char *name; lower_function lower; };
+struct op_row { const char *name; lower_function lower; size_t params, late; };
 static const struct op_row op_table[OP_COUNT];       /* at the end of >>fusion */
 
 /* The nodes of a fusion, ascending; the first is where lowering stands. */
@@ -3206,7 +3497,7 @@ static void node_failed(struct stream *s, struct node *n)
         if (d->on_error) d->on_error(&s->error, d->user);
     }
     e->code = d->lost;
-    plan_cut(e, 0);
+    plan_clear(e);
 }
 
 static void check_operands(struct encoder *e, const struct node *n)
@@ -3224,30 +3515,41 @@ static void maybe_commit(struct stream *s)
 }
 
 static void enter_group(const struct node *n, uint64_t group);
+static bool replay(struct stream *s, uint32_t count);               /* >>replay */
+static void keep_group(struct stream *s, const struct members *all);
+static void window_keep(struct stream *s);
+static void free_windows(struct stream *s);
+
+/* The nodes were encoded, or failed, together. */
+static void group_done(struct stream *s, const struct members *all)
+{
+    struct encoder *e = &s->encoder;
+    int code = e->code;
+    e->fusion = 0;
+    for (int i = 0; i < all->count; i++) {
+        struct node *n = &s->nodes[all->node[i]];
+        e->code = code;
+        if (code) node_failed(s, n);
+        node_retire(n);
+    }
+    if (all->count > 1) s->device->stats.fused += (uint64_t)all->count;
+    maybe_commit(s);
+}
 
 /* Plans the node, or the fusion that begins with it, and encodes the plan. */
 static void lower_node(struct stream *s, uint32_t at, uint32_t end)
 {
     struct encoder *e = &s->encoder;
     struct members all = { { at }, 1 };
-    int code;
     check_operands(e, &s->nodes[at]);
     if (!e->code && !fuse(e, s, &all, end)) {
         all.count = 1;
         op_table[s->nodes[at].op].lower(e, &s->nodes[at]);
     }
+    if (s->keeping) keep_group(s, &all);
     bind_plan(e);
-    e->fusion = 0;
-    code = e->code;
-    for (int i = 0; i < all.count; i++) {
-        struct node *n = &s->nodes[all.node[i]];
-        e->code = code;
-        if (code) node_failed(s, n);
-        enter_group(n, s->device->group);
-        node_retire(n);
-    }
-    if (all.count > 1) s->device->stats.fused += (uint64_t)all.count;
-    maybe_commit(s);
+    for (int i = 1; i < all.count; i++) enter_group(&s->nodes[all.node[i]], s->device->group);
+    group_done(s, &all);
 }
 
 /* ---- order: nodes that do not depend on each other run side by side, between the same two barriers ---- */
@@ -3313,12 +3615,69 @@ static void stream_lower(struct stream *s, uint32_t keep)
     encoder_reset(&s->encoder);                      /* what a caller of mlxvk_stream_encoder set up and left */
     s->encoder.concurrent = false;
     drop_dead_nodes(s);
-    for (uint32_t i = 0; i < count; i++)
-        while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
+    if (!replay(s, count)) {
+        for (uint32_t i = 0; i < count; i++)
+            while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
+        window_keep(s);
+    }
     for (uint32_t i = count; i < s->node_count; i++)
         if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
     s->node_count = kept;
     s->device->stats.lowering_ns += now_ns() - start;
+}
+
+/* ---- streams: waited for, ended ---- */
+
+/* Submits and waits for everything, also for what other threads record meanwhile. A lost device may be at work still;
+ * it does not block. */
+static int stream_drain(struct stream *s)
+{
+    struct device *d = s->device;
+    int code;
+    do {
+        stream_lower(s, 0);
+        stream_submit(s);
+        code = timeline_wait(d, s->line, s->line->submitted);
+    } while (!code && !d->lost && (s->node_count || s->encoder.commands || s->line->completed < s->line->submitted));
+    return d->lost ? d->lost : code;
+}
+
+/* Submits and waits for what all streams have recorded. */
+static void wait_streams(struct device *d)
+{
+    for (struct stream *s = d->streams; s; s = s->next) { stream_lower(s, 0); stream_submit(s); }
+    for (uint32_t i = 0; i < d->timeline_count && !d->lost; i++)
+        timeline_wait(d, d->timelines[i], d->timelines[i]->submitted);
+}
+
+/* A stream that is drained, or all of whose device goes. Where the wait failed, what its queue may be using stays. */
+static void stream_destroy(struct stream *s)
+{
+    struct device *d = s->device;
+    struct stream **link = &d->streams;
+    bool idle = d->lost || s->line->completed >= s->line->submitted;
+    free_windows(s);
+    plan_clear(&s->encoder);
+    plan_free(d, &s->encoder.plan);
+    for (uint32_t i = 0; i < s->slot_count && idle; i++)
+        if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
+    while (*link != s) link = &(*link)->next;
+    *link = s->next;
+    if (d->default_stream == s) d->default_stream = NULL;
+    if (s->counters && idle) buffer_destroy(d, s->counters);
+    d->queue_users[s->queue]--;
+    s->line->stream = NULL;
+    host_free(d, s->nodes);
+    host_free(d, s->seen);
+    host_free(d, s);
+}
+
+/* Gives a reference back. The last one ends the stream, where it is not the device's default, when its work is done. */
+static void stream_drop(struct stream *s)
+{
+    struct device *d = s->device;
+    if (s->refs == 1 && s != d->default_stream) stream_drain(s);     /* others may take references meanwhile */
+    if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
 }
 
 /* ---- the front's side: a call ---- */
@@ -3333,23 +3692,31 @@ struct call {
     int replaced_count;
 };
 
-static struct device *default_device(void);
-static struct stream *default_stream(struct device *d);
+/* The device, or the default one, with one more reference, and locked; NULL: there is none. Until unlock_and_drop. */
+static struct device *lock_device(struct device *d);
+static int unlock_and_drop(struct device *d);
+
+/* A call holds its stream, and by it the device, as a handle does: it may let go of the lock while it waits. */
+static struct call begin_on(const char *name, struct device *d, struct stream *s)
+{
+    struct call c = { .name = name };
+    if (!d) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
+    if (!s && !(s = default_stream(d))) {
+        c.code = d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+        unlock_and_drop(d);
+        return c;
+    }
+    s->refs++;
+    c.stream = s;
+    c.device = d;
+    return c;
+}
 
 static struct call begin(const char *name, mlxvk_stream handle)
 {
-    struct call c = { .stream = handle.ctx, .name = name };
-    if (!c.stream) {
-        struct device *d = default_device();
-        if (!d) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
-        mutex_lock(&d->lock);
-        c.stream = default_stream(d);
-        mutex_unlock(&d->lock);
-        if (!c.stream) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
-    }
-    c.device = c.stream->device;
-    mutex_lock(&c.device->lock);
-    if (c.device->lost) {
+    struct stream *s = handle.ctx;
+    struct call c = begin_on(name, lock_device(s ? s->device : NULL), s);
+    if (c.device && c.device->lost) {
         c.code = c.device->lost;
         set_error(&c.stream->error, c.code, VK_ERROR_DEVICE_LOST, __LINE__, name, "the device was lost");
     }
@@ -3378,20 +3745,20 @@ static struct array *temporary(struct call *c, struct array *a)
     return a;
 }
 
-/* Ends a call: keeps the lock's time short by waiting for the window after releasing it. */
+/* Ends a call, and waits for the window of submissions in flight. */
 static int end(struct call *c)
 {
     struct device *d = c->device;
     struct stream *s = c->stream;
-    uint64_t window, wait_for = 0;
+    uint64_t window;
     if (!d) return c->code;
     for (struct array *a = c->temporaries, *next; a; a = next) { next = a->next_temporary; array_release(a); }
     if (s->node_count >= LOWER_AT) stream_lower(s, LOWER_KEEP);
     window = (uint64_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
-    if (s->line->submitted > s->line->completed + window) wait_for = s->line->submitted - window;
-    mutex_unlock(&d->lock);
+    if (s->line->submitted > s->line->completed + window) timeline_wait(d, s->line, s->line->submitted - window);
+    stream_drop(s);
+    unlock_and_drop(d);
     for (int i = 0; i < c->replaced_count; i++) mlxvk_array_free((mlxvk_array){ c->replaced[i] });
-    if (wait_for) timeline_wait(d, s->line, wait_for, UINT64_MAX);
     return c->code;
 }
 
@@ -3553,11 +3920,6 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MODE_STRIDED_VECTOR, MODE_STRIDED_EIGHTS,
        MODE_SIXTEENS, MODE_STRIDED_SIXTEENS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
 
-struct elementwise_push {
-    uint32_t n, ndim, shape[PUSH_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][PUSH_DIMS], extra[2];
-    uint32_t divisor[PUSH_DIMS - 1], divisor_shifts;
-};
-
 /* Dimensions common to some arrays, merged where all of them allow it. */
 struct dims { int ndim; int64_t shape[MAXD], stride[MAX_MERGED][MAXD]; };
 
@@ -3626,17 +3988,12 @@ static void note_walk(const struct encoder *e, const struct elementwise_params *
 /* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
 enum { TRANSPOSE_LEAST = 8, TRANSPOSE_OUTER = 3 };
 
-struct transpose_push {
-    uint32_t rows, columns, to, from, row_out, column_in, down, across, matrices;
-    uint32_t shape[TRANSPOSE_OUTER], in[TRANSPOSE_OUTER], out[TRANSPOSE_OUTER];
-};
-
 /* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
 static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const struct transpose_push *p)
 {
     uint32_t size = (uint32_t)item_size(a[0]), all = p->rows | p->columns | p->to | p->from | p->row_out | p->column_in;
     if (a[0]->dtype != a[1]->dtype || size > 2) return 0;
-    for (int i = 0; i < TRANSPOSE_OUTER; i++) if (p->shape[i] > 1) all |= p->in[i] | p->out[i];
+    for (int i = 0; i < TRANSPOSE_OUTER; i++) if (p->shape[i] > 1) all |= p->in_stride[i] | p->out_stride[i];
     if (all % (16 / size)) return 0;
     return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
 }
@@ -3654,8 +4011,8 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     for (int i = 0; i < last; i++) {
         if (i == row) continue;
         p.shape[outer] = (uint32_t)g->shape[i];
-        p.in[outer] = (uint32_t)g->stride[1][i];
-        p.out[outer++] = (uint32_t)g->stride[0][i];
+        p.in_stride[outer] = (uint32_t)g->stride[1][i];
+        p.out_stride[outer++] = (uint32_t)g->stride[0][i];
         p.matrices *= (uint32_t)g->shape[i];
     }
     p.rows = (uint32_t)g->shape[row];
@@ -3666,12 +4023,12 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.from = set_input(e, 1, a[1]);
     quads = tile_of_quads(e, a, &p);
     tile = quads ? quads : wide ? 32 : 64;
-    p.down = ceil_div(p.rows, tile);
-    p.across = ceil_div(p.columns, tile);
+    p.tiles_down = ceil_div(p.rows, tile);
+    p.tiles_across = ceil_div(p.columns, tile);
     if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]));
     else KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
     set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.down * p.across * p.matrices);
+    dispatch_groups(e, (uint64_t)p.tiles_down * p.tiles_across * p.matrices);
     return true;
 }
 
@@ -3894,19 +4251,11 @@ static struct donation *donate(struct encoder *e, struct array *out, struct arra
     struct donation *n;
     if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row ||
         to->nbytes != array_bytes(out)) return NULL;
-    if (p->donation_count == p->donation_slots) {
-        uint32_t slots = p->donation_slots ? 2 * p->donation_slots : 8;
-        struct donation *grown = host_alloc(e->device, slots * sizeof *grown);
-        if (!grown) return NULL;
-        if (p->donation_count) memcpy(grown, p->donations, p->donation_count * sizeof *grown);
-        host_free(e->device, p->donations);
-        p->donations = grown;
-        p->donation_slots = slots;
-    }
-    n = &p->donations[p->donation_count++];
+    n = ADD(e->device, &p->donations, struct donation);
+    if (!n) return NULL;
     n->to = out->storage;
     n->count = 0;
-    n->before = n->skip_to = p->count;
+    n->before = n->skip_to = p->steps.count;
     for (int i = 0; i < count; i++) {
         int k = 0;
         if (!in[i]) continue;
@@ -3964,7 +4313,7 @@ static void lower_elementwise(struct encoder *e, const struct node *n)
     donation = donate(e, n->out[0], n->in, n->inputs);
     for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
-    if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.count;      /* it is there already */
+    if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.steps.count;      /* it is there already */
     for (int i = 1; i <= n->inputs; i++) if (own[i]) array_release(own[i]);
 }
 
@@ -4072,7 +4421,8 @@ static uint32_t bfloat_bits(float x)
 static void number_bytes(double value, mlxvk_dtype dtype, uint8_t bytes[8])
 {
     int64_t whole = value >= 9223372036854775808.0 ? INT64_MAX : value <= -9223372036854775808.0 ? INT64_MIN : value == value ? (int64_t)value : 0;
-    uint64_t bits = dtype == MLXVK_UINT64 && value >= 9223372036854775808.0 ? (uint64_t)value : (uint64_t)whole;
+    uint64_t bits = (uint64_t)whole;
+    if (dtype == MLXVK_UINT64 && value >= 9223372036854775808.0) bits = value < 18446744073709551616.0 ? (uint64_t)value : UINT64_MAX;
     if (dtype == MLXVK_BOOL) bits = value != 0;
     if (dtype == MLXVK_FLOAT32 || dtype == MLXVK_COMPLEX64) bits = float_bits((float)value);
     if (dtype == MLXVK_FLOAT16) bits = half_bits((float)value);
@@ -4153,10 +4503,8 @@ static const struct unary_row { const char *name; int rules; } unary_table[U_COU
 #undef R
 };
 
-static enum kernel_id by_class(mlxvk_dtype t, enum kernel_id base)   /* base, base + 1: wide, base + 2: complex */
-{
-    return (enum kernel_id)(base + (is_complex(t) ? 2 : is_wide(t) ? 1 : 0));
-}
+static uint16_t unary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary; }
+static uint16_t binary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_binary_complex : is_wide(t) ? K_binary_wide : K_binary; }
 
 static struct array *apply_unary(struct call *c, enum unary op, struct array *a)
 {
@@ -4166,7 +4514,7 @@ static struct array *apply_unary(struct call *c, enum unary op, struct array *a)
     if (rules & U_TO_REAL && is_complex(to)) to = MLXVK_FLOAT32;
     if (rules & U_TO_BOOL) to = MLXVK_BOOL;
     out = output(c, a->ndim, a->shape, to);
-    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(a->dtype, K_UNARY), .op = (uint16_t)op }),
+    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = unary_kernel(a->dtype), .op = (uint16_t)op }),
            ARRAYS(a), ARRAYS(out));
     return out;
 }
@@ -4262,7 +4610,7 @@ static struct array *do_binary(struct call *c, enum binary op, struct array *a, 
     a = broadcast(c, as_type(c, a, t), ndim, shape);
     b = broadcast(c, as_type(c, b, t), ndim, shape);
     out = output(c, ndim, shape, rules & B_COMPARE ? MLXVK_BOOL : t);
-    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(t, K_BINARY), .op = (uint16_t)op }),
+    append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = binary_kernel(t), .op = (uint16_t)op }),
            ARRAYS(a, b), ARRAYS(out));
     return out;
 }
@@ -4349,14 +4697,14 @@ static void arange_part(struct encoder *e, struct array *const *a, const void *j
     const struct node *n = job;
     struct array *out = a[0];
     uint8_t start[8], next[8];
-    uint32_t push[7] = { (uint32_t)out->size, 0, 0, 0, 0, 0, (uint32_t)((out->offset - n->out[0]->offset) / (int64_t)item_size(out)) };
+    struct arange_push push = { .n = (uint32_t)out->size,
+                                .first = (uint32_t)((out->offset - n->out[0]->offset) / (int64_t)item_size(out)) };
     number_bytes(n->p.arange.start, out->dtype, start);
     number_bytes(n->p.arange.start + n->p.arange.step, out->dtype, next);
-    push[1] = set_output(e, 0, out);
-    memcpy(push + 2, start, 8);
-    memcpy(push + 4, next, 8);
-    KERNEL(e, is_wide(out->dtype) ? K_ARANGE_WIDE : K_ARANGE, 256, (uint32_t)out->dtype);
-    set_bytes(e, push, sizeof push);
+    push.offset = set_output(e, SLOT_arange_dst, out);
+    memcpy(push.start, start, 8);
+    memcpy(push.next, next, 8);
+    USE_AS(e, is_wide(out->dtype) ? K_arange_wide : K_arange, arange, &push, .threads = 256, .to = out->dtype);
     dispatch_groups(e, ceil_div(out->size, is_wide(out->dtype) ? 256 : 4 * 256));
 }
 
@@ -4915,7 +5263,7 @@ static struct array *do_slice_update(struct call *c, const mlxvk_array *res, str
     update = broadcast(c, update, target->ndim, target->shape);
     if (op == B_COUNT) append_copy(c, target, update);
     else if ((update = as_type(c, update, a->dtype)) != NULL)
-        append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = (uint16_t)by_class(a->dtype, K_BINARY), .op = (uint16_t)op }),
+        append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = binary_kernel(a->dtype), .op = (uint16_t)op }),
                ARRAYS(target, update), ARRAYS(target));
     return out;
 }
@@ -5121,12 +5469,6 @@ struct reduce_job {
     struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
 };
 
-struct reduce_push {
-    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to, place;
-    float scale;
-    uint32_t ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS], out[REDUCE_DIMS];
-};
-
 static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
 
 static uint32_t power_of_two(uint64_t at_least)
@@ -5214,11 +5556,15 @@ static int last_reduced(const struct reduce_job *j, int *count)
 
 /* ---- lowering: one dispatch ---- */
 
-/* The kernel by what it accumulates: base, base + 1: two words, base + 2: a key and an index. */
-static enum kernel_id accumulator(enum kernel_id base, enum reduction op, mlxvk_dtype type)
+/* What is accumulated takes two words. */
+static bool in_pairs(enum reduction op, mlxvk_dtype type)
 {
-    if (is_arg(op)) return (enum kernel_id)(base + 2);
-    return (enum kernel_id)(base + (op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any)));
+    return op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any);
+}
+
+static enum kernel_id reduce_kernel(enum reduction op, mlxvk_dtype type)
+{
+    return is_arg(op) ? K_reduce_index : in_pairs(op, type) ? K_reduce_pair : K_reduce;
 }
 
 /* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
@@ -5288,8 +5634,8 @@ static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push 
         if (i == at || i == inner) continue;
         if (p->ndim == REDUCE_DIMS) return false;
         p->shape[p->ndim] = j->dim[i].size;
-        p->in[p->ndim] = (uint32_t)j->dim[i].in;
-        p->out[p->ndim++] = (uint32_t)j->dim[i].out;
+        p->in_stride[p->ndim] = (uint32_t)j->dim[i].in;
+        p->out_stride[p->ndim++] = (uint32_t)j->dim[i].out;
         p->outer *= j->dim[i].size;
     }
     return true;
@@ -5339,7 +5685,8 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     rows = p.inner == 1 && p.stride == 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
     if (is_arg(j->op))
         NOTE(e->device, NOTE_ARG, "rows", rows ? NULL : p.inner > 1 || p.stride > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(j->from));
-    g = reduce_grid(&p, rows, is_arg(j->op) && is_wide(j->type), by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim));
+    g = reduce_grid(&p, rows, is_arg(j->op) && is_wide(j->type),
+                    by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim));
     p.parts = g.parts;
     p.chunk = g.chunk;
     if (count > 1 || g.parts > 1) {
@@ -5348,10 +5695,10 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
         if (!out) return true;
         p.scale = 1;
         p.inner_out = 1;
-        for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out[i] = step;
+        for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out_stride[i] = step;
     }
     p.to = set_output(e, 0, out);
-    KERNEL(e, accumulator(K_REDUCE, j->op, j->type), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
+    KERNEL(e, reduce_kernel(j->op, j->type), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, g.groups);
     if (out == j->out) return true;
@@ -5592,8 +5939,6 @@ MLXVK_REDUCE_FUNCTIONS(X)
 
 enum { SOFTMAX_HELD, SOFTMAX_LOOPED, SOFTMAX_APPLY };
 
-struct softmax_push { uint32_t n, outer, inner, from, to, pairs, ndim, shape[REDUCE_DIMS], stride[REDUCE_DIMS]; };
-
 /* Rows side by side in memory, with up to four outer dimensions. */
 static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
@@ -5765,10 +6110,6 @@ int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t 
 enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4, SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64,
        SCAN_COLUMNS = 128 * REDUCE_GROUPS };
 
-struct scan_push {
-    uint32_t n, outer, inner, stride, inner_stride, parts, chunk, from, to, before, flags, ndim, shape[REDUCE_DIMS], in[REDUCE_DIMS];
-};
-
 /* The total of each part, as (outer, parts, inner). */
 static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s, uint32_t by,
                         struct array *totals)
@@ -5778,10 +6119,10 @@ static void scan_totals(struct encoder *e, enum reduction op, struct array *from
     uint64_t units = by ? (uint64_t)s->outer * (s->inner / by) : s->outer;
     uint32_t width = by ? column_width(units, s->chunk) : REDUCE_THREADS;
     memcpy(p.shape, s->shape, sizeof p.shape);
-    memcpy(p.in, s->in, sizeof p.in);
+    memcpy(p.in_stride, s->in_stride, sizeof p.in_stride);
     p.from = set_input(e, 1, from);
     p.to = set_output(e, 0, totals);
-    KERNEL(e, accumulator(K_REDUCE, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype,
+    KERNEL(e, reduce_kernel(op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype,
            by, width);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (by ? (units + width - 1) / width : units) * s->parts);
@@ -5797,7 +6138,7 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     struct array *carry;
     uint64_t groups;
     p.to = set_output(e, 0, out);
-    if (!rows && by_fours(p.inner, p.inner_stride, p.stride | at | p.to, p.in, p.ndim)) by = 4;
+    if (!rows && by_fours(p.inner, p.inner_stride, p.stride | at | p.to, p.in_stride, p.ndim)) by = 4;
     encoder_reset(e);                                /* bound again behind what the carry needs */
     carry = scan_carry(e, op, from, &p, by);
     p.from = set_input(e, 1, from);
@@ -5807,7 +6148,7 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
     if (width == 2) width = 4;                       /* the kernel walks by fours */
     groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
-    KERNEL(e, accumulator(K_SCAN, op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
+    KERNEL(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
            width, hold);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (groups + REDUCE_THREADS - 1) / REDUCE_THREADS);
@@ -5831,7 +6172,7 @@ static struct array *scan_carry(struct encoder *e, enum reduction op, struct arr
     total = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
     carry = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
     totals.n = p->parts;
-    totals.in[0] = p->parts * p->inner;
+    totals.in_stride[0] = p->parts * p->inner;
     if (total && carry) {
         scan_totals(e, op, from, p, by, total);
         scan(e, op, total, carry, totals);
@@ -5852,7 +6193,7 @@ static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
     p->ndim = (uint32_t)g.ndim;
     for (int i = 0; i < g.ndim; i++) {
         p->shape[i] = (uint32_t)g.shape[i];
-        p->in[i] = (uint32_t)g.stride[0][i];
+        p->in_stride[i] = (uint32_t)g.stride[0][i];
         p->outer *= p->shape[i];
     }
     around.ndim = x->ndim - axis - 1;
@@ -6166,36 +6507,31 @@ static void lower_gather(struct encoder *e, const struct node *n)
 
 /* ---- where windows start: several index arrays as one array of offsets ---- */
 
-enum { POSITIONS_COUNT = 3, POSITIONS_STRICT = 4, POSITIONS_ADD = 8, POSITIONS_TABLE = 16 };
-
 /* out[1] is the result once more, with the strides of the base: what the walk's coordinates add to the offsets. */
 static void lower_positions(struct encoder *e, const struct node *n)
 {
     const struct positions_params *p = &n->p.positions;
     struct array *views[3] = { n->out[1], n->in[0], n->in[1] };
-    struct {
-        uint32_t n, ndim, flags, dtype, none, dst_at, at[2], shape[PUSH_DIMS], stride[3][PUSH_DIMS], size[2], room[2], step[2];
-    } push = { .n = (uint32_t)n->out[0]->size, .flags = p->flags | n->inputs, .none = p->none };
+    struct positions_push push = { .n = (uint32_t)n->out[0]->size, .flags = p->flags | n->inputs, .none = p->none };
     struct dims g = merge_dims(views, 1 + n->inputs);
     push.ndim = (uint32_t)g.ndim;
-    push.dst_at = set_output(e, 0, n->out[0]);
+    push.dst_at = set_output(e, SLOT_positions_dst, n->out[0]);
     for (uint32_t k = 0; k < n->inputs; k++) {
-        push.at[k] = set_input(e, 1 + k, n->in[k]);
-        push.dtype = (uint32_t)n->in[k]->dtype;
+        push.at[k] = set_input(e, k ? SLOT_positions_b : SLOT_positions_a, n->in[k]);
+        push.dtype = n->in[k]->dtype;
         push.size[k] = p->size[k];
         push.room[k] = p->room[k];
         push.step[k] = p->step[k];
     }
     if (g.ndim > PUSH_DIMS) {
         push.flags |= POSITIONS_TABLE;
-        table_dims(e, 3, &g, 3);
+        table_dims(e, SLOT_positions_table, &g, 3);
     }
     for (int i = 0; i < g.ndim && g.ndim <= PUSH_DIMS; i++) {
         push.shape[i] = (uint32_t)g.shape[i];
         for (int k = 0; k < 3; k++) push.stride[k][i] = (uint32_t)g.stride[k][i];
     }
-    KERNEL(e, K_POSITIONS, 256);
-    set_bytes(e, &push, sizeof push);
+    USE(e, positions, &push, .threads = 256);
     dispatch_groups(e, ceil_div(push.n, 256));
 }
 
@@ -6550,13 +6886,6 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
 enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
        ROW_THREADS = 512 };
 
-struct norm_push {
-    uint32_t rows, n, ndim;
-    float eps;
-    uint32_t weight_at, bias_at, weight_step, bias_step, shape[NORM_DIMS], offset[MAX_OPERANDS], stride[MAX_OPERANDS][NORM_DIMS],
-        x_step, residual_step, flags;
-};
-
 static uint32_t pow2_at_least(uint32_t n)
 {
     uint32_t p = 1;
@@ -6747,10 +7076,11 @@ static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
 static void norm_vjp_part(struct encoder *e, const struct node *n, struct array *x, struct array *g, struct array *out[3])
 {
     struct array *weight = n->in[2];
-    uint32_t length = (uint32_t)x->shape[1], threads, lanes = row_lanes(e, length, &threads), held = ceil_div(length, threads);
+    uint32_t length = (uint32_t)x->shape[1], threads, held;
     struct { uint32_t rows, n, each; float eps; uint32_t dx_at, x_at, g_at, weight_at, dweight_at, dbias_at; } push = {
         .rows = (uint32_t)x->shape[0], .n = length, .each = n->p.norm_vjp.each, .eps = n->p.norm_vjp.eps };
-    (void)lanes;
+    row_lanes(e, length, &threads);
+    held = ceil_div(length, threads);
     push.dx_at = set_output(e, 0, out[0]);
     push.x_at = set_input(e, 1, x);
     push.g_at = set_input(e, 2, g);
@@ -6836,13 +7166,6 @@ int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_arra
 
 enum { ROPE_TRADITIONAL = 1, ROPE_FREQS = 2, ROPE_OFFSETS = 4 };
 
-struct rope_push {
-    uint32_t batches, heads, tokens, width, dims, heads_each, y_at, x_at, offsets_at, freqs_at, weight_at, y_stride[4], x_stride[4],
-        offsets_step, freqs_step, flags;
-    int32_t offset;
-    float scale, base_high, base_low, eps;
-};
-
 /* (batch, heads, tokens, width) of an array whose middle dimensions merge; false where they do not. */
 static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stride[4])
 {
@@ -6892,6 +7215,7 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     KERNEL(e, K_ROPE, threads, lanes, fours, (uint32_t)x->dtype,
            norm ? weight ? 2 : 1 : 0);
     set_bytes(e, p, sizeof *p);
+    set_late(e, offsetof(struct rope_push, offset));
     dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
 }
 
@@ -7228,12 +7552,15 @@ static int64_t longest_k(const struct device *d)
     return d->caps.quirks & QUIRK_SHORT_LOOPS ? LOOP_MOST / 2 * 16 : INT64_MAX;
 }
 
-/* Binds a product's operands, K cut into `parts` parts of a multiple of `step`. */
+static bool has_epilogue(const struct product *p) { return p->array[MAT_C] || p->alpha != 1; }
+
+/* Binds a product's operands, K cut into `parts` parts of a multiple of `step`; 0: one, alpha and c left to product_sum. */
 static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
 {
-    struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts > 1 };
+    struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts != 1 };
+    parts = parts ? parts : 1;
     if (p->k / parts > longest_k(e->device)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "matmul", "K of %lld is too long for this driver", (long long)p->k);
-    l.epilogue = p->array[MAT_C] || p->alpha != 1 ? EPILOGUE_SCALE : EPILOGUE_NONE;
+    l.epilogue = has_epilogue(p) ? EPILOGUE_SCALE : EPILOGUE_NONE;
     if (l.split) {
         l.p.array[MAT_OUT] = parts_array(e, p, parts);
         l.p.array[MAT_C] = NULL;
@@ -7425,12 +7752,17 @@ static void launch_tiles(struct encoder *e, const struct product *p, struct laun
     launch(e, p, l, ceil_div((uint64_t)p->n, r->bn), ceil_div((uint64_t)p->m, r->bm));
 }
 
+/* Results of a thread from which on the kernel does not take c: 4096^3 took 59 ms, not 4.6, on an H200 (580.159). */
+enum { SLOW_EPILOGUE = 64 };
+
 static void product_tiled(struct encoder *e, const struct product *p)
 {
     bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
     uint32_t parts = 1, along = reading_order(p);
     const struct tile_row *r = choose_tiled(e, p, &parts);
-    struct launch l = prepare(e, p, parts, r->bk);
+    struct launch l;
+    if (parts == 1 && r->tm * r->tn >= SLOW_EPILOGUE && has_epilogue(p) && most_parts(e, p) > 0) parts = 0;
+    l = prepare(e, p, parts, r->bk);
     KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
            even_operands(&l, along, 4), cpu ? 1 : r->bk);
     launch_tiles(e, p, &l, r);
@@ -7452,7 +7784,7 @@ static void product_coopmat2(struct encoder *e, const struct product *p)
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
     uint32_t parts, along = reading_order(p);
     const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
-    struct launch l = prepare(e, p, parts, r->bk);
+    struct launch l = prepare(e, p, p->array[MAT_C] && parts == 1 ? 0 : parts, r->bk);
     KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
            r->bm, r->bn, r->bk, along);
     launch_tiles(e, p, &l, r);
@@ -7483,9 +7815,10 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
     bool bf16 = t == MLXVK_BFLOAT16, half = bf16 || t == MLXVK_FLOAT16, units = p->a_k == 1 || p->a_row == 1;
     bool coopmat = half && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
-    bool coopmat2 = half && p->out_col == 1 && !p->array[MAT_C] && in_eights(p) && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
-    int64_t work = p->m * p->n * p->k * product_batches(p);
+    bool coopmat2 = half && p->out_col == 1 && in_eights(p) && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
+    double work = (double)p->m * (double)p->n * (double)p->k * (double)product_batches(p);      /* views may be longer than memory */
     units = units && (p->b_k == 1 || p->b_col == 1);
+    coopmat2 = coopmat2 && (!p->array[MAT_C] || most_parts(e, p) > 0);
     if (is_complex(t) || !p->k || wanted == MATMUL_KIND_PLAIN) return MATMUL_KIND_PLAIN;
     if (wanted == MATMUL_KIND_TILED || (wanted == MATMUL_KIND_COOPMAT2 && coopmat2 && units) ||
         (wanted == MATMUL_KIND_COOPMAT && coopmat && units)) return wanted;
@@ -7495,6 +7828,78 @@ static enum matmul_kind choose_kind(const struct encoder *e, const struct produc
 }
 
 static void product_dispatch(struct encoder *e, const struct product *p);
+
+/* ---- odd rows of half types: copies with rows of whole eights, for cooperative matrices 2 ---- */
+
+enum { EVEN_LEAST = 64, EVEN_WORK = 1 << 29, EVEN_MOST = 1 << 30 };      /* rows and columns, multiplications, elements */
+
+static bool even_pays(const struct encoder *e, const struct product *p)
+{
+    const struct device *d = e->device;
+    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
+    bool bf16 = t == MLXVK_BFLOAT16, units = (p->a_k == 1 || p->a_row == 1) && (p->b_k == 1 || p->b_col == 1);
+    double m = (double)p->m + 8, n = (double)p->n + 8, k = (double)p->k + 8, most = min_size(EVEN_MOST, d->caps.max_range / 2);
+    if (!bf16 && t != MLXVK_FLOAT16) return false;
+    if (!has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) || d->gate[GATE_MATMUL_KERNEL]) return false;
+    if (p->array[MAT_C] || p->gather || p->segments || p->ndim || !units || in_eights(p)) return false;
+    if (p->m < EVEN_LEAST || p->n < EVEN_LEAST || p->k < EVEN_LEAST || m * n * k < EVEN_WORK) return false;
+    return m * k <= most && n * k <= most && m * n <= most;
+}
+
+/* A matrix of an operand's elements; the strides of its rows and columns. */
+static struct array submatrix(const struct array *a, int64_t first, int64_t rows, int64_t columns, int64_t row,
+                              int64_t column)
+{
+    struct array v = *a;
+    v.refs = 1;
+    v.ndim = 2;
+    v.shape[0] = (int)rows;   v.shape[1] = (int)columns;
+    v.strides[0] = row;       v.strides[1] = column;
+    v.size = (size_t)(rows * columns);
+    v.offset += first * (int64_t)item_size(a);
+    v.row = row_contiguous(&v);
+    return v;
+}
+
+static void copy_matrix(struct encoder *e, struct array to, struct array from)
+{
+    elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ &to, &from }, 2);
+}
+
+/* A copy of rows with room for whole eights of rows and columns, where what is more than the operand's holds anything. */
+static struct array *padded_rows(struct encoder *e, const struct array *a, int64_t first, int64_t rows, int64_t columns,
+                                 int64_t row)
+{
+    int64_t pitch = (int64_t)round_up((size_t)columns, 8);
+    struct array *copy = scratch(e, round_up((size_t)rows, 8) * (size_t)pitch, a->dtype);
+    if (!e->code) copy_matrix(e, submatrix(copy, 0, rows, columns, pitch, 1), submatrix(a, first, rows, columns, row, 1));
+    return copy;
+}
+
+/* Whole eights of columns: what lies beyond n is computed, and not copied. */
+static void product_evenly(struct encoder *e, const struct product *p)
+{
+    struct array *a, *b, *y;
+    struct product q;
+    int64_t m = (int64_t)round_up((size_t)p->m, 8), n = (int64_t)round_up((size_t)p->n, 8), k = (int64_t)round_up((size_t)p->k, 8);
+    bool a_along = p->a_k == 1, b_along = p->b_k == 1;
+    a = a_along ? padded_rows(e, p->array[MAT_A], p->offset[MAT_A], p->m, p->k, p->a_row)
+              : padded_rows(e, p->array[MAT_A], p->offset[MAT_A], p->k, p->m, p->a_k);
+    b = b_along ? padded_rows(e, p->array[MAT_B], p->offset[MAT_B], p->n, p->k, p->b_col)
+                : padded_rows(e, p->array[MAT_B], p->offset[MAT_B], p->k, p->n, p->b_k);
+    y = scratch(e, (size_t)(p->m * n), p->array[MAT_OUT]->dtype);
+    q = (struct product){ .array = { a, b, NULL, y }, .m = p->m, .n = n, .k = p->k, .a_row = a_along ? k : 1,
+                          .a_k = a_along ? 1 : m, .b_k = b_along ? 1 : n, .b_col = b_along ? k : 1, .out_row = n,
+                          .out_col = 1, .alpha = p->alpha };
+    if (!e->code) {
+        product_dispatch(e, &q);
+        copy_matrix(e, submatrix(p->array[MAT_OUT], p->offset[MAT_OUT], p->m, p->n, p->out_row, p->out_col),
+                    submatrix(y, 0, p->m, p->n, n, 1));
+    }
+    array_release(a);
+    array_release(b);
+    array_release(y);
+}
 
 /* A product by pieces of K: the first one takes alpha, beta and c, the others are added to the result. */
 static void product_by_pieces(struct encoder *e, const struct product *p, int64_t longest)
@@ -7520,6 +7925,7 @@ static void product_dispatch(struct encoder *e, const struct product *p)
     if (p->k > longest_k(e->device) && !p->gather) { product_by_pieces(e, p, longest_k(e->device)); return; }
     bool few = p->n <= FEW_ROWS && p->n < p->m && !p->gather;
     if (few && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
+    if (even_pays(e, p)) { product_evenly(e, p); return; }
     switch (choose_kind(e, p)) {
     case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
     case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
@@ -7588,7 +7994,7 @@ static void product_whole(struct encoder *e, const struct node *n, struct array 
 {
     const struct matmul_params *f = &n->p.matmul;
     struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
-    bool large = p.m * p.n * p.k * product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    bool large = (double)(p.m * p.n) * (double)p.k * (double)product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
     struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
     if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
     if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
@@ -8185,7 +8591,7 @@ int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int bl
 
 /* ==== >>contraction: tensordot, inner, outer, kron, einsum ======================================================== */
 
-/* a's axes in this order, those from `first` to `last` made one; the others keep theirs. */
+/* a with its axes in this order, as a matrix: the first `lead` of them are its rows, the others its columns. */
 static struct array *grouped_axes(struct call *c, struct array *a, const int *axes, int lead)
 {
     int shape[2] = { 1, 1 }, ndim;
@@ -8669,11 +9075,6 @@ struct conv {
     int64_t in_first, b_first, out_first;
 };
 
-struct conv_push {
-    uint32_t m, n, c, offset_in, offset_kernel, offset_out, channels, b_row, part, steps[SPACE], out_size[SPACE], in_size[SPACE],
-             taps[SPACE], base[SPACE], b_tap[SPACE], out_step[SPACE], out_batch;
-};
-
 static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0] * v->out_size[1] * v->out_size[2]; }
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
@@ -8701,10 +9102,11 @@ static struct product conv_product(const struct conv *v)
 
 static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struct array *out)
 {
-    struct conv_push q = { .m = (uint32_t)conv_rows(v), .n = (uint32_t)v->n, .c = (uint32_t)v->c, .channels = (uint32_t)v->channels,
-                           .b_row = (uint32_t)v->b_row, .part = (uint32_t)v->groups, .out_batch = (uint32_t)v->out_batch };
-    q.offset_in = set_input(e, 1, v->in) + (uint32_t)v->in_first;
-    q.offset_kernel = set_input(e, 2, v->kernel) + (uint32_t)v->b_first;
+    struct conv_push q = {
+        .M = (uint32_t)conv_rows(v), .N = (uint32_t)v->n, .C = (uint32_t)v->c, .channels = (uint32_t)v->channels,
+        .b_row = (uint32_t)v->b_row, .part = (uint32_t)v->groups, .out_batch = (uint32_t)v->out_batch };
+    q.offset_a = set_input(e, 1, v->in) + (uint32_t)v->in_first;
+    q.offset_b = set_input(e, 2, v->kernel) + (uint32_t)v->b_first;
     q.offset_out = set_output(e, 0, out) + (out == v->out ? (uint32_t)v->out_first : 0);
     for (int i = 0; i < SPACE; i++) {
         if (v->step[i] > 0xffff || v->tap_step[i] > 0xffff)
@@ -8723,7 +9125,7 @@ static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struc
 /* Bits: the input, the kernel, the result can be accessed `count` channels at a time; 8: the result's rows follow each other. */
 static uint32_t conv_even(const struct conv *v, const struct conv_push *q, bool split, uint32_t count)
 {
-    uint32_t in = q->offset_in | q->channels | q->c, kernel = q->offset_kernel | q->b_row | q->c, out = q->offset_out | q->n;
+    uint32_t in = q->offset_a | q->channels | q->C, kernel = q->offset_b | q->b_row | q->C, out = q->offset_out | q->N;
     for (int i = 0; i < SPACE && !split; i++) out |= q->out_step[i];
     if (!split) out |= q->out_batch;
     return (in & (count - 1) ? 0u : 1u) | (kernel & (count - 1) ? 0u : 2u) | (out & (count - 1) ? 0u : 4u) | (conv_linear(v) ? 8u : 0u);
@@ -8734,7 +9136,7 @@ static void conv_plain(struct encoder *e, const struct conv *v)
     struct conv_push q = bind_conv(e, v, v->out);
     KERNEL(e, K_CONV_PLAIN, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, conv_even(v, &q, false, 4) & 3);
     set_bytes(e, &q, sizeof q);
-    dispatch_groups(e, ceil_div((uint64_t)q.m * q.n * q.part, 256));
+    dispatch_groups(e, ceil_div((uint64_t)q.M * q.N * q.part, 256));
 }
 
 static void conv_depthwise(struct encoder *e, const struct conv *v)
@@ -8746,7 +9148,7 @@ static void conv_depthwise(struct encoder *e, const struct conv *v)
     all.n = all.c = v->channels;                     /* of all groups */
     q = bind_conv(e, &all, v->out);
     even = conv_even(&all, &q, false, 4);
-    q.c = 1;
+    q.C = 1;
     KERNEL(e, K_CONV_DEPTHWISE, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, run, (even & 1) | (even >> 1 & 2));
     set_bytes(e, &q, sizeof q);
     dispatch_groups(e, ceil_div(runs * ceil_div((uint64_t)v->channels, 4), 256));
@@ -8777,7 +9179,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     else
         KERNEL(e, K_CONV_TILED, r->threads, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, cpu ? 1 : r->bk);
     set_bytes(e, &q, sizeof q);
-    dispatch(e, ceil_div(q.n, r->bn), ceil_div(q.m, r->bm), (uint32_t)v->groups * parts);
+    dispatch(e, ceil_div(q.N, r->bn), ceil_div(q.M, r->bm), (uint32_t)v->groups * parts);
     if (sums) product_sum(e, &p, sums, parts);
     array_release(sums);
 }
@@ -8814,7 +9216,7 @@ static void conv_unfolded(struct encoder *e, const struct conv *v)
         p.m = conv_rows(v) - at < rows ? conv_rows(v) - at : rows;
         p.offset[MAT_OUT] = v->out_first + at * p.out_row;
         q.part = (uint32_t)at;
-        q.n = (uint32_t)p.m;
+        q.N = (uint32_t)p.m;
         KERNEL(e, K_CONV_UNFOLD, 256, (uint32_t)v->in->dtype, EPILOGUE_NONE);
         set_bytes(e, &q, sizeof q);
         dispatch_groups(e, ceil_div((uint64_t)p.m * chunks, 256));
@@ -8858,7 +9260,7 @@ static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step
     one.in_first = first;
     q = bind_conv(e, &one, to);
     q.part = (uint32_t)tile;
-    q.m = (uint32_t)rows;
+    q.M = (uint32_t)rows;
     KERNEL(e, K_WINOGRAD, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, step);
     set_bytes(e, &q, sizeof q);
     dispatch_groups(e, ceil_div((uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)), 256));
@@ -9290,12 +9692,6 @@ enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATT
 /* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
 struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; bool aligned; };
 
-struct attention_push {
-    uint32_t o_at, q_at, k_at, v_at, mask_at, sinks_at, o_stride[3], q_stride[3], k_stride[3], v_stride[3], mask_stride[4];
-    uint32_t batches, query_heads, query_count, key_count, row_blocks, splits, split_keys, widths, kinds;
-    float scale;
-};
-
 static const char *attention_text(const struct array *q, const struct array *k, const struct array *v, uint32_t flags, char text[NOTE_TEXT])
 {
     snprintf(text, NOTE_TEXT, "%s, batch %d, heads %d on %d, queries %u, keys up to %u, width %d and %d, mask %s", dtypes[q->dtype].name,
@@ -9617,6 +10013,7 @@ static const char *fused_refusal(const struct device *d, const struct array *q, 
     if (!k->size) return NULL;
     if (!d->gate[GATE_SDPA_NATIVE]) return "a gate";
     if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH) return "features beyond 256";
+    if (q->shape[1] / k->shape[1] > UINT16_MAX) return "more heads of queries for one of keys than 65535";
     return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
 }
 
@@ -9709,6 +10106,7 @@ static bool is_literal(const struct array *a) { return a->storage->literal && !a
 
 static void literal_words(const struct array *key, uint32_t words[2])
 {
+    key->storage->read = true;
     for (int i = 0; i < 2; i++) memcpy(&words[i], key->storage->bytes + key->offset + 4 * i * key->strides[0], 4);
 }
 
@@ -10411,13 +10809,6 @@ static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
 
 enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD };    /* values of gate QMM_KERNEL */
 
-struct quant_push {
-    uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
-    uint32_t rows[QMV_SETS], w_at[QMV_SETS], s_at[QMV_SETS], b_at[QMV_SETS], y_at[QMV_SETS], y_row[QMV_SETS];
-    uint32_t norm_at;
-    float eps;
-};
-
 static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j, bool sets)
 {
     struct quant_push p = { .m = j->m, .k = j->k, .group_shift = group_shift(&j->format), .x_row = j->x_row, .x_batch = j->x_batch,
@@ -10433,7 +10824,7 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
         if (t->y) p.y_at[i] = set_output(e, (sets ? 10 : 4) + i, t->y);
     }
     if (j->residual) p.r_at = set_input(e, sets ? 13 : 5, j->residual);
-    if (j->norm) p.norm_at = set_input(e, sets ? 14 : 6, j->norm);
+    if (j->norm) p.weight_at = set_input(e, sets ? 14 : 6, j->norm);
     p.eps = j->eps;
     return p;
 }
@@ -10547,7 +10938,7 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     if (rows < step) return "more rows than pay at a time";
     if (rows * m > lanes) return "the device's subgroups are small";
     p = quant_bind(e, j, j->sets > 1);
-    if (quant_alignment(j, &p) != 3 || p.norm_at % 8) { encoder_reset(e); return "not aligned"; }
+    if (quant_alignment(j, &p) != 3 || p.weight_at % 8) { encoder_reset(e); return "not aligned"; }
     rounds = held_rounds(j, rows / step);
     if (rounds / per / groups >= HELD_LONG) groups *= 2;
     p.rounds = min_u32(per * ceil_div((uint64_t)rounds * entries, (uint64_t)per * groups), (uint32_t)round_up(rounds, per));
@@ -11140,9 +11531,7 @@ int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_sca
 
 /* ==== >>sort ====================================================================================================== */
 
-/* FLAGS of the shaders: what is read and written. */
-enum { SORT_RAW = 1, SORT_INDEX_IN = 2, SORT_INDEX_OUT = 4, SORT_KEYS_OUT = 8, SORT_VALUES_OUT = 16, SORT_GATHER = 32, SORT_HIGH = 64 };
-enum { SORT_EACH = 8, RADIX_DIGITS = 256, RADIX_FEW_TILES = 96 };
+enum { RADIX_FEW_TILES = 96 };
 
 /* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of two
  * arrays in turn, the last one to what is first here. */
@@ -11206,31 +11595,28 @@ static uint32_t sort_threads(const struct encoder *e, bool index)
 static void sort_blocks(struct encoder *e, const struct sort_rows *s, const struct sort_step *p)
 {
     uint32_t most = sort_threads(e, s->index), row_threads = 1, threads;
-    struct { uint32_t rows, n, blocks, row_threads, dst, src, place, dst_place, from, flags; } push = {
-        .rows = s->rows, .n = s->n, .from = (uint32_t)s->in.dtype, .flags = p->flags };
+    struct sort_push push = { .rows = s->rows, .n = s->n, .dtype = s->in.dtype, .flags = p->flags };
     while (row_threads < most && row_threads * SORT_EACH < s->n) row_threads *= 2;
     threads = row_threads > 256 ? row_threads : min_u32(most, 256);
     push.blocks = ceil_div(s->n, row_threads * SORT_EACH);
     push.row_threads = row_threads;
-    if (p->dst) push.dst = set_output(e, 0, p->dst);
-    push.src = set_input(e, 1, p->src);
-    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
-    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
-    KERNEL(e, K_SORT, threads, s->index);
-    set_bytes(e, &push, sizeof push);
+    if (p->dst) push.dst_at = set_output(e, SLOT_sort_dst, p->dst);
+    push.src_at = set_input(e, SLOT_sort_src, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place_at = set_input(e, SLOT_sort_place, p->place);
+    if (p->dst_place) push.dst_place_at = set_output(e, SLOT_sort_dst_place, p->dst_place);
+    USE(e, sort, &push, .threads = threads, .indexed = s->index);
     dispatch_groups(e, push.blocks > 1 ? (uint64_t)s->rows * push.blocks : ceil_div(s->rows, threads / row_threads));
 }
 
 static void sort_merge(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t run)
 {
-    struct { uint32_t rows, n, run, parts, dst, src, place, dst_place, from, flags; } push = {
-        .rows = s->rows, .n = s->n, .run = run, .parts = ceil_div(s->n, SORT_EACH), .from = (uint32_t)s->in.dtype, .flags = p->flags };
-    if (p->dst) push.dst = set_output(e, 0, p->dst);
-    push.src = set_input(e, 1, p->src);
-    if (p->flags & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
-    if (p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
-    KERNEL(e, K_MERGE, 128);
-    set_bytes(e, &push, sizeof push);
+    struct merge_push push = { .rows = s->rows, .n = s->n, .run = run, .parts = ceil_div(s->n, MERGE_EACH),
+                               .dtype = s->in.dtype, .flags = p->flags };
+    if (p->dst) push.dst_at = set_output(e, SLOT_merge_dst, p->dst);
+    push.src_at = set_input(e, SLOT_merge_src, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place_at = set_input(e, SLOT_merge_place, p->place);
+    if (p->dst_place) push.dst_place_at = set_output(e, SLOT_merge_dst_place, p->dst_place);
+    USE(e, merge, &push, .threads = 128);
     dispatch_groups(e, ceil_div((uint64_t)s->rows * push.parts, 128));
 }
 
@@ -11253,20 +11639,20 @@ static void sort_by_merges(struct encoder *e, struct sort_rows *s)
 static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift, struct array *counts,
                        uint32_t tiles, uint32_t each)
 {
-    struct { uint32_t rows, n, tiles, shift, dst, src, place, dst_place, counts; } push = { s->rows, s->n, tiles, shift, 0, 0, 0, 0, 0 };
+    struct radix_push push = { .rows = s->rows, .n = s->n, .tiles = tiles, .shift = shift };
     uint32_t flags[3] = { 0, 0, p->flags }, subgroups = RADIX_DIGITS / e->device->caps.subgroup;
     if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
     if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
     for (uint32_t pass = 0; pass < 3; pass++) {      /* count, sum up, move */
         uint32_t dtype = flags[pass] & (SORT_RAW | SORT_VALUES_OUT) ? (uint32_t)s->in.dtype : MLXVK_UINT32;
         if (pass == 1 && tiles <= RADIX_FEW_TILES) continue;
-        if (pass != 1) push.src = set_input(e, 1, p->src);
-        if (flags[pass] & SORT_INDEX_IN) push.place = set_input(e, 2, p->place);
-        if (pass == 2 && p->dst) push.dst = set_output(e, 0, p->dst);
-        if (pass == 2 && p->dst_place) push.dst_place = set_output(e, 3, p->dst_place);
-        push.counts = pass == 2 ? set_input(e, 4, counts) : set_output(e, 4, counts);
-        KERNEL(e, K_RADIX, RADIX_DIGITS, pass, dtype, flags[pass], each, subgroups, tiles > RADIX_FEW_TILES);
-        set_bytes(e, &push, sizeof push);
+        if (pass != 1) push.src_at = set_input(e, SLOT_radix_src, p->src);
+        if (flags[pass] & SORT_INDEX_IN) push.place_at = set_input(e, SLOT_radix_place, p->place);
+        if (pass == 2 && p->dst) push.dst_at = set_output(e, SLOT_radix_dst, p->dst);
+        if (pass == 2 && p->dst_place) push.dst_place_at = set_output(e, SLOT_radix_dst_place, p->dst_place);
+        push.counts_at = (pass == 2 ? set_input : set_output)(e, SLOT_radix_counts, counts);
+        USE(e, radix, &push, .threads = RADIX_DIGITS, .step = pass, .from = dtype, .flags = flags[pass], .each = each,
+            .subgroups = subgroups, .summed = tiles > RADIX_FEW_TILES);
         dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
     }
 }
@@ -11395,10 +11781,6 @@ struct scatter_work {
     struct dims window;                              /* in the result, merged */
     size_t number, each;                             /* windows; elements of one */
     uint32_t op, scale, none;
-};
-
-struct scatter_push {
-    uint32_t n, units, each, flags, none, scale, dst_at, src_at, key_at, place_at, ndim, shape[PUSH_DIMS], stride[PUSH_DIMS];
 };
 
 /* How many elements can be moved as one: `most` or, where `less` is allowed, a smaller power of two. */
@@ -11738,8 +12120,7 @@ static void search_part(struct encoder *e, struct array *const *a, const void *j
     else { push.ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 2); }
     push.stride[3][0] = (uint32_t)sequence->strides[0];
     push.stride[3][1] = (uint32_t)sequence->dtype;
-    KERNEL(e, K_SEARCH, 256, g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
-    set_bytes(e, &push, sizeof push);
+    USE(e, search, &push, .threads = 256, .mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
     dispatch_groups(e, ceil_div(push.n, 256));
 }
 
@@ -12455,10 +12836,6 @@ static struct array *vector_norm(struct call *c, struct array *a, double order, 
 enum factor_op { FACTOR_CHOLESKY, FACTOR_INVERSE, FACTOR_PANEL, FACTOR_SWAP, FACTOR_REFLECT };
 enum { FACTOR_BLOCK = 32, FACTOR_THREADS = 256, INVERSE_UNIT = 1, INVERSE_HALF = 2, JACOBI_EIGEN = 0, JACOBI_SINGULAR };
 
-struct factor_push {
-    uint32_t matrices, rows, columns, first, count, a_at, a_matrix, a_row, a_column, b_at, b_matrix, b_row, b_column, order_at, flags;
-};
-
 static void factor_part(struct encoder *e, struct array *const *arrays, const void *job)
 {
     const struct factor_params *p = job;
@@ -12502,12 +12879,11 @@ static void jacobi_part(struct encoder *e, struct array *const *arrays, const vo
 {
     const struct jacobi_params *p = job;
     struct array *a = arrays[0], *v = arrays[1], *go = arrays[2], *other = p->op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
-    uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads, lanes;
+    uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads;
     struct { uint32_t matrices, n, length, round, a_at, b_at, v_at, go_at, checked; } push = {
         .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2], .checked = go != NULL };
-    lanes = row_lanes(e, push.length, &threads);
+    row_lanes(e, push.length, &threads);
     if (p->op == JACOBI_EIGEN && !other) return;
-    (void)lanes;
     for (uint32_t i = 0; i < 2 * (2 * half - 1) && !e->code; i++) {
         push.round = i % (2 * half - 1);
         push.a_at = other ? set_input(e, 0, a) : set_output(e, 0, a);
@@ -12575,7 +12951,7 @@ static struct array *eyes(struct call *c, int batch, int rows, int columns)
     return one ? copy_of(c, broadcast(c, one, 3, (int[]){ batch, rows, columns })) : NULL;
 }
 
-/* a becomes a - b @ c, for a view of a larger array. */
+/* a becomes a - b @ d; it may be a view of a larger array. */
 static void subtract_product(struct call *c, struct array *a, struct array *b, struct array *d)
 {
     append_copy(c, a, do_addmm(c, a, b, d, -1, 1));
@@ -13180,12 +13556,6 @@ struct fft {
 /* How one step cuts a row into lines: see fft_lines.glsl. */
 struct fft_lines { uint32_t size, subs, inner, a1, a2, a_step, b1, b2, b_step, turn; };
 
-struct fft_push {
-    uint32_t size, radices, ids, lines, flags, offset_in, offset_out, offset_first, offset_last, len, valid, limit;
-    uint32_t subs, inner, a1, a2, a_step, b1, b2, b_step, turn, c1, c2, row_a[FFT_ROWS], step_a, row_d[FFT_ROWS], step_d;
-    float scale;
-};
-
 /* A pipeline for each length, or one for all: where compiling takes longer than transforming. */
 static bool fft_fixed(const struct device *d)
 {
@@ -13308,16 +13678,17 @@ static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return 
 /* Pairs of reals that are complex numbers in memory, taken as these. */
 static void fft_whole_pairs(struct fft_push *q, const struct fft *f)
 {
-    if ((q->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len && even_rows(q->offset_in, f->row_a)) {
+    if ((q->flags & FFT_LOAD) == FFT_LOAD_PAIRS && f->step_a == 1 && f->valid >= 2 * f->len &&
+        even_rows(q->offset_a, f->row_a)) {
         q->flags &= ~(uint32_t)FFT_LOAD;
         for (int i = 0; i < FFT_ROWS; i++) q->row_a[i] = (uint32_t)((int32_t)q->row_a[i] / 2);   /* negative ones too */
-        q->offset_in /= 2;
+        q->offset_a /= 2;
         q->valid /= 2;
     }
-    if ((q->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q->offset_out, f->row_d)) {
+    if ((q->flags & FFT_STORE) == FFT_STORE_PAIRS && f->step_d == 1 && even_rows(q->offset_d, f->row_d)) {
         q->flags &= ~(uint32_t)FFT_STORE;
         for (int i = 0; i < FFT_ROWS; i++) q->row_d[i] = (uint32_t)((int32_t)q->row_d[i] / 2);
-        q->offset_out /= 2;
+        q->offset_d /= 2;
     }
 }
 
@@ -13384,8 +13755,8 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     if (fixed && f->valid && (f->flags & (FFT_LOAD | FFT_TABLE_IN)) == FFT_LOAD_MERGE && l->subs > 1 && l->size >= FFT_HELD)
         q.flags |= FFT_PAIRED;
     q.lines = fft_together(e, &q, fixed);
-    q.offset_in = set_input(e, 1, f->in);
-    q.offset_out = set_output(e, 0, f->out);
+    q.offset_a = set_input(e, 1, f->in);
+    q.offset_d = set_output(e, 0, f->out);
     if (f->first) q.offset_first = set_input(e, 2, f->first);
     if (f->last) q.offset_last = set_input(e, 3, f->last);
     fft_whole_pairs(&q, f);
@@ -13664,7 +14035,8 @@ static bool fft_axes(struct call *c, const struct array *a, const struct ints *n
         if (axis < 0) return false;
         if (seen >> axis & 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d is there twice", axis), false;
         seen |= 1u << axis;
-        s->n[i] = n->count ? n->values[i] : halved ? 2 * (a->shape[axis] - 1) : a->shape[axis];
+        s->n[i] = n->count ? n->values[i] : halved ? length_of(c, a, 2 * (uint64_t)max_size((size_t)a->shape[axis], 1) - 2) : a->shape[axis];
+        if (c->code) return false;
         if (s->n[i] < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a length of %d along axis %d of %s", s->n[i], axis, TEXT(a)), false;
     }
     return true;
@@ -14478,6 +14850,8 @@ static void dump_chain(const struct chain_entry *entry, const uint32_t *words, u
     fclose(f);
 }
 
+static uint32_t chain_threads(const struct device *d) { return min_u32(256, d->caps.max_threads); }
+
 static void build_chain(struct encoder *e, struct chain_entry *entry, const struct chain *c)
 {
     struct device *d = e->device;
@@ -14488,7 +14862,9 @@ static void build_chain(struct encoder *e, struct chain_entry *entry, const stru
                                          .bindings = (uint32_t)(c->bound + c->results) };
     if (words && d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry, words, count);
     if (r >= 0) r = build_module(d, words, count * sizeof *words, &module);
-    if (r >= 0) r = build_pipeline(d, module, entry->pipeline.bindings, &(uint32_t){ 256 }, 1, &entry->pipeline.handle);
+    if (r >= 0)
+        r = build_pipeline(d, module, entry->pipeline.bindings, (uint32_t[]){ chain_threads(d) }, 1,
+                           &entry->pipeline.handle);
     d->vk.vkDestroyShaderModule(d->handle, module, NULL);
     host_free(d, words);
     if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "chain", "the pipeline could not be made (VkResult %d)", r);
@@ -14508,7 +14884,7 @@ static uint32_t bind_chain(struct encoder *e, struct chain *c)
         struct array *a = c->operand[i];
         uint32_t *word = &c->push[c->pushed++];
         *word = 0;
-        if (c->walk[i] == WALK_LITERAL) { memcpy(word, a->storage->bytes + a->offset, item_size(a)); continue; }
+        if (c->walk[i] == WALK_LITERAL) { a->storage->read = true; memcpy(word, a->storage->bytes + a->offset, item_size(a)); continue; }
         c->slot[i] = (uint8_t)c->bound;
         *word = set_input(e, (uint32_t)c->bound++, a);
         if (c->walk[i] == WALK_FLAT) mask |= *word;
@@ -14538,9 +14914,12 @@ static void choose_walks(struct chain *c, uint32_t mask)
     for (k = 1; k <= c->strided; k++) for (int j = 0; j < g->ndim; j++) c->push[c->pushed++] = (uint32_t)g->stride[k][j];
 }
 
-/* Does it have an array that the device cannot bind whole? */
+/* Does it have an array that the device cannot bind whole, or more of them than it binds? */
 static bool too_large(struct encoder *e, const struct chain *c)
 {
+    uint32_t bindings = (uint32_t)c->results;
+    for (int i = 0; i < c->operands; i++) bindings += c->walk[i] != WALK_LITERAL;
+    if (bindings > e->device->caps.max_bindings) return true;
     for (int i = 0; i < c->operands; i++) if (!fits_binding(e->device, c->operand[i])) return true;
     for (int i = 0; i < c->steps; i++) if (!fits_binding(e->device, c->step[i].out)) return true;
     return false;
@@ -14557,9 +14936,9 @@ static void chain_dispatch(struct encoder *e, struct chain *c)
     if (!entry) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
     else if (!entry->pipeline.handle) build_chain(e, entry, c);
     if (e->code) { encoder_reset(e); return; }
-    current(e)->pipeline = &entry->pipeline;
+    e->step.pipeline = &entry->pipeline;
     set_bytes(e, c->push, c->pushed * 4);
-    dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), 256));
+    dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), chain_threads(e->device)));
 }
 
 /* ==== >>fusion ==================================================================================================== */
@@ -14636,18 +15015,19 @@ static bool overlap(const struct array *a, const struct array *b)
 }
 
 /* Why a step of a fusion would not do what its nodes do one by one; NULL where it does. */
-static const char *objection(const struct step *t)
+static const char *objection(const struct encoder *e)
 {
+    const struct step *t = &e->step;
     struct layout_row row = layout_of(t);
     for (uint32_t bits = t->set_mask; bits; bits &= bits - 1) {
         uint32_t i = lowest_bit(bits);
-        const struct array *a = t->bound[i].view;
+        const struct array *a = e->bound[i].view;
         if (!a) continue;
         if (row.dense >> i & 1 && dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return "a row has gaps";
         if (row.flat >> i & 1 && !row_contiguous(a)) return "an operand has gaps";
         for (uint32_t others = t->write_mask; others; others &= others - 1) {
             uint32_t k = lowest_bit(others);
-            const struct array *w = t->bound[k].view;
+            const struct array *w = e->bound[k].view;
             if (k == i || !w || !overlap(a, w)) continue;
             if (t->write_mask >> i & 1 || !(row.own >> i & 1) || !same_view(a, w)) return "it would write what it still reads";
         }
@@ -14656,9 +15036,9 @@ static const char *objection(const struct step *t)
 }
 
 /* Judges a step that is being set up for a fusion. The fusion's nodes are planned one by one where it is refused. */
-static bool judge(struct encoder *e, const struct step *t)
+static bool judge(struct encoder *e)
 {
-    const char *why = e->fusion ? objection(t) : NULL;
+    const char *why = e->fusion ? objection(e) : NULL;
     if (why) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fusion", "%s", why);
     return !why;
 }
@@ -15040,7 +15420,7 @@ static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint3
             NOTE(e->device, NOTE_FUSED, f->name, NULL, "%s", text);
             return true;
         }
-        plan_cut(e, 0);
+        plan_clear(e);
         e->code = 0;
     }
     e->fusion = 0;
@@ -15048,20 +15428,523 @@ static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint3
 }
 
 static const struct op_row op_table[OP_COUNT] = {
-#define X(id, name) [OP_##id] = { #name, lower_##name },
+#define X(id, name, member, late) [OP_##id] = { #name, lower_##name, sizeof ((union params *)0)->member, late },
     OPERATIONS(X)
 #undef X
 };
 
+/* ==== >>replay: windows of the tape that come again =============================================================== */
+
+/* A window that was seen before is planned once more and kept: its nodes as a key, the steps of its groups as the value. A later
+ * one that matches, node by node and array by array, is encoded from these, without search, choice or fusion. Arrays and
+ * storages are named by the order in which the window first meets them.
+ *
+ * What may differ (the late half): where a view begins, by multiples of the device's alignment, if nothing that was decided
+ * depends on it; the parameter that op_table calls late, which steps say where they push it; contents of literals, unless
+ * planning read them. A node that differs otherwise is planned anew if it is a group of its own. */
+
+enum { KEPT_MOST = 48, KEPT_NODES = 1024, OWN_MEMORY = 0x8000, NO_NUMBER = UINT16_MAX };
+
+struct kept_storage {
+    struct storage *now;                             /* the one that matched */
+    int readers, writers;
+    bool owned, memory, literal, read;               /* read: planning looked at the contents of a literal */
+    bool differs, fixed;                             /* what was read is different now; its arrays begin where they did */
+    size_t nbytes;
+    int64_t shift;
+    uint8_t bytes[INLINE_BYTES];
+};
+struct kept_array {
+    uint64_t id;                                     /* of the array that matched last, */
+    int64_t moved;                                   /* how many bytes behind `offset` it begins, */
+    bool changed;                                    /* and whether its layout is another */
+    uint8_t ndim;
+    uint16_t storage;
+    int dtype;
+    int64_t offset;
+    int shape[MAXD];
+    int64_t strides[MAXD];
+};
+struct kept_node { struct node node; uint16_t group, in[NODE_INPUTS], out[NODE_OUTPUTS]; };   /* arrays by number */
+struct kept_group {
+    struct members all;
+    uint32_t fusion, step, steps, donation, donations;
+    bool planned, anew;                              /* planned: there are steps; anew: a node differs this time */
+};
+
+struct window {
+    struct window *next;
+    uint64_t hash;
+    struct list storages, arrays, nodes, groups, own;   /* own: storages of the plans */
+    struct plan plan;
+    bool failed;
+};
+
+static void window_free(struct device *d, struct window *w)
+{
+    for (uint32_t i = 0; i < w->own.count; i++) {
+        struct storage *st = *ITEM(w->own, struct storage *, i);
+        buffer_release(d, st->buffer);
+        host_free(d, st);
+    }
+    host_free(d, w->storages.items);
+    host_free(d, w->arrays.items);
+    host_free(d, w->nodes.items);
+    host_free(d, w->groups.items);
+    host_free(d, w->own.items);
+    plan_free(d, &w->plan);
+    host_free(d, w);
+}
+
+static void free_windows(struct stream *s)
+{
+    for (struct window *w = s->windows, *next; w; w = next) { next = w->next; window_free(s->device, w); }
+    s->windows = NULL;
+}
+
+/* ---- the key ---- */
+
+static uint64_t window_hash(const struct stream *s, uint32_t count)
+{
+    uint64_t h = hash_words(0x57494E44, (uint32_t[]){ count, s->node_count }, 2);
+    for (uint32_t i = 0; i < s->node_count; i++) {
+        const struct node *n = &s->nodes[i];
+        h = (h ^ ((uint64_t)n->op | (uint64_t)n->inputs << 16 | (uint64_t)n->outputs << 24 | (uint64_t)n->done << 32)) * 0x9E3779B97F4A7C15u;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static void note_storage(struct kept_storage *k, struct storage *st)
+{
+    *k = (struct kept_storage){ st, st->readers, st->writers, st->owned > 0, st->buffer != NULL, st->literal, .nbytes = st->nbytes,
+                                .shift = storage_shift(st) };
+    if (st->literal) memcpy(k->bytes, st->bytes, INLINE_BYTES);
+}
+
+static bool storage_matches(struct kept_storage *k, struct storage *st)
+{
+    k->now = st;
+    k->differs = k->read && memcmp(k->bytes, st->bytes, INLINE_BYTES);
+    return k->readers == st->readers && k->writers == st->writers && k->owned == (st->owned > 0) && k->memory == (st->buffer != NULL) &&
+           k->literal == st->literal && k->nbytes == st->nbytes && !st->failed && k->shift == storage_shift(st);
+}
+
+static void note_array(struct kept_array *k, const struct array *a)
+{
+    *k = (struct kept_array){ .id = a->id, .ndim = (uint8_t)a->ndim, .storage = a->storage->number, .dtype = (int)a->dtype,
+                              .offset = a->offset };
+    memcpy(k->shape, a->shape, sizeof k->shape);
+    memcpy(k->strides, a->strides, sizeof k->strides);
+}
+
+/* The same but for where it begins, or another layout? */
+static bool array_matches(const struct device *d, const struct window *w, struct kept_array *k, const struct array *a)
+{
+    const struct kept_storage *st = ITEM(w->storages, struct kept_storage, k->storage);
+    bool same = true;
+    if (k->dtype != (int)a->dtype || k->ndim != a->ndim) return false;
+    for (int i = 0; i < a->ndim; i++) same = same && k->shape[i] == a->shape[i] && k->strides[i] == a->strides[i];
+    k->id = a->id;
+    k->moved = a->offset - k->offset;
+    k->changed = !same || st->differs || (k->moved && (st->fixed || k->moved & (int64_t)(d->caps.offset_align - 1)));
+    return true;
+}
+
+/* Is it the array of that number? Arrays, and storages, are met in the order in which they were. */
+static bool match_array(struct device *d, struct window *w, struct array *a, uint16_t number)
+{
+    struct kept_array *k = ITEM(w->arrays, struct kept_array, number);
+    struct storage *st = a->storage;
+    if (a->window == d->window) return a->number == number;
+    if (number != d->met_arrays) return false;
+    if (st->window != d->window) {
+        if (k->storage != d->met_storages || !storage_matches(ITEM(w->storages, struct kept_storage, k->storage), st)) return false;
+        st->window = d->window;
+        st->number = (uint16_t)d->met_storages++;
+    } else if (st->number != k->storage) return false;
+    a->window = d->window;
+    a->number = (uint16_t)d->met_arrays++;
+    return k->id == a->id || array_matches(d, w, k, a);
+}
+
+/* Numbers an array of a window that is to be kept; false where there is no memory, or there are too many. */
+static bool name_array(struct device *d, struct window *w, struct array *a)
+{
+    struct storage *st = a->storage;
+    struct kept_storage *place = NULL;
+    struct kept_array *k;
+    if (a->window == d->window) return true;
+    if (st->window != d->window) {
+        if (w->storages.count == OWN_MEMORY || !(place = ADD(d, &w->storages, struct kept_storage))) return false;
+        note_storage(place, st);
+        st->window = d->window;
+        st->number = (uint16_t)(w->storages.count - 1);
+    }
+    if (w->arrays.count == NO_NUMBER || !(k = ADD(d, &w->arrays, struct kept_array))) return false;
+    note_array(k, a);
+    a->window = d->window;
+    a->number = (uint16_t)(w->arrays.count - 1);
+    return true;
+}
+
+static bool name_arrays(struct device *d, struct window *w, struct array *const *a, uint16_t *numbers, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if (a[i] && !name_array(d, w, a[i])) return false;
+        numbers[i] = a[i] ? a[i]->number : NO_NUMBER;
+    }
+    return true;
+}
+
+static bool match_arrays(struct device *d, struct window *w, struct array *const *a, const uint16_t *numbers, int count, bool *changed)
+{
+    for (int i = 0; i < count; i++) {
+        if (!a[i] || numbers[i] == NO_NUMBER) {
+            if (a[i] || numbers[i] != NO_NUMBER) return false;
+            continue;
+        }
+        if (!match_array(d, w, a[i], numbers[i])) return false;
+        *changed |= ITEM(w->arrays, struct kept_array, numbers[i])->changed;
+    }
+    return true;
+}
+
+/* Are parameters the same, but for the late one? */
+static bool params_match(int op, const union params *a, const union params *b)
+{
+    const struct op_row *row = &op_table[op];
+    const char *x = (const char *)a, *y = (const char *)b;
+    if (!row->late) return !memcmp(x, y, row->params);
+    return !memcmp(x, y, row->late) && !memcmp(x + row->late + 4, y + row->late + 4, row->params - row->late - 4);
+}
+
+static uint32_t late_of(const struct node *n)
+{
+    uint32_t value = 0;
+    if (op_table[n->op].late) memcpy(&value, (const char *)&n->p + op_table[n->op].late, 4);
+    return value;
+}
+
+static bool node_matches(struct device *d, struct window *w, struct kept_node *k, const struct node *n)
+{
+    struct kept_group *g;
+    bool changed = false;
+    if (k->node.op != n->op || k->node.inputs != n->inputs || k->node.outputs != n->outputs || k->node.done != n->done) return false;
+    if (n->done) return true;
+    if (!match_arrays(d, w, n->in, k->in, n->inputs, &changed) || !match_arrays(d, w, n->out, k->out, n->outputs, &changed)) return false;
+    if (!changed && params_match(n->op, &k->node.p, &n->p)) return true;
+    if (k->group == NO_NUMBER) return false;         /* it was looked at, but not lowered */
+    g = ITEM(w->groups, struct kept_group, k->group);
+    g->anew = true;
+    return g->all.count == 1;
+}
+
+static void next_window(struct device *d)
+{
+    d->window++;
+    d->met_arrays = d->met_storages = 0;
+}
+
+static bool window_matches(struct stream *s, struct window *w)
+{
+    if (w->nodes.count != s->node_count) return false;
+    next_window(s->device);
+    for (uint32_t i = 0; i < w->groups.count; i++) {
+        struct kept_group *g = ITEM(w->groups, struct kept_group, i);
+        g->anew = !g->planned;
+    }
+    for (uint32_t i = 0; i < s->node_count; i++)
+        if (!node_matches(s->device, w, ITEM(w->nodes, struct kept_node, i), &s->nodes[i])) return false;
+    return true;
+}
+
+/* ---- keeping ---- */
+
+/* A window whose nodes are numbered, to be filled group by group while they are lowered. */
+static struct window *window_open(struct stream *s, uint64_t hash)
+{
+    struct device *d = s->device;
+    struct window *w = host_zalloc(d, sizeof *w);
+    if (!w) return NULL;
+    w->hash = hash;
+    next_window(d);
+    for (uint32_t i = 0; i < s->node_count && !w->failed; i++) {
+        struct kept_node *k = ADD(d, &w->nodes, struct kept_node);
+        if (!k) { w->failed = true; break; }
+        k->node = s->nodes[i];
+        k->group = NO_NUMBER;
+        w->failed = !k->node.done && (!name_arrays(d, w, s->nodes[i].in, k->in, k->node.inputs) ||
+                                      !name_arrays(d, w, s->nodes[i].out, k->out, k->node.outputs));
+    }
+    return w;
+}
+
+/* The number of a storage that plans made for themselves, with one of the window's in its place. */
+static uint16_t own_storage(struct device *d, struct window *w, const struct storage *st, struct list *seen)
+{
+    struct storage *own, **slot;
+    const struct storage **name;
+    for (uint32_t i = 0; i < seen->count; i++)
+        if (*ITEM(*seen, const struct storage *, i) == st) return (uint16_t)(OWN_MEMORY | (w->own.count - seen->count + i));
+    own = host_zalloc(d, sizeof *own);
+    name = own ? ADD(d, seen, const struct storage *) : NULL;
+    slot = name ? ADD(d, &w->own, struct storage *) : NULL;
+    if (!slot || w->own.count >= OWN_MEMORY) { if (!slot) host_free(d, own); else *slot = own; w->failed = true; return 0; }
+    own->refs = 1;
+    own->device = d;
+    own->nbytes = st->nbytes;
+    *name = st;
+    *slot = own;
+    return (uint16_t)(OWN_MEMORY | (w->own.count - 1));
+}
+
+/* Names what a range is of; what nobody can name stays where it is. */
+static void name_bound(struct device *d, struct window *w, struct bound *b, struct list *seen)
+{
+    if (b->kind != BOUND_STORAGE) return;
+    if (b->storage->window != d->window) { b->storage_number = own_storage(d, w, b->storage, seen); b->array_number = 0; return; }
+    b->storage_number = b->storage->number;
+    if (b->array_number == NO_NUMBER || ITEM(w->arrays, struct kept_array, b->array_number)->storage != b->storage_number) {
+        ITEM(w->storages, struct kept_storage, b->storage_number)->fixed = true;
+        b->array_number = NO_NUMBER;
+    }
+}
+
+/* In a fusion, arrays that view one storage stay as they are to each other. */
+static void fix_views(struct window *w, const struct stream *s, const struct members *all)
+{
+    struct array *seen[MEMBERS_MOST * (NODE_INPUTS + NODE_OUTPUTS)];
+    int count = 0;
+    for (int i = 0; i < all->count; i++) {
+        const struct node *n = &s->nodes[all->node[i]];
+        for (int k = 0; k < n->inputs; k++) if (n->in[k]) seen[count++] = n->in[k];
+        for (int k = 0; k < n->outputs; k++) if (n->out[k]) seen[count++] = n->out[k];
+    }
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < i; k++)
+            if (seen[i]->storage == seen[k]->storage && seen[i] != seen[k])
+                ITEM(w->storages, struct kept_storage, seen[i]->storage->number)->fixed = true;
+}
+
+static void keep_donation(struct window *w, struct donation *n)
+{
+    n->to_number = n->to->number;
+    for (int i = 0; i < n->count; i++) {
+        n->from_number[i] = n->from[i]->number;
+        ITEM(w->storages, struct kept_storage, n->from_number[i])->fixed = true;
+    }
+}
+
+/* Copies the plan's steps behind those that are kept. */
+static void keep_steps(struct encoder *e, struct window *w, struct kept_group *g, uint32_t late, uint16_t late_node)
+{
+    struct device *d = e->device;
+    const struct plan *p = &e->plan;
+    struct list seen = { 0 };
+    uint32_t first = w->plan.bounds.count;
+    struct step *steps = list_add(d, &w->plan.steps, sizeof *steps, p->steps.count);
+    struct bound *bounds = list_add(d, &w->plan.bounds, sizeof *bounds, p->bounds.count);
+    struct donation *donations = list_add(d, &w->plan.donations, sizeof *donations, p->donations.count);
+    if (!steps || !bounds || !donations) { w->failed = true; return; }
+    memcpy(steps, p->steps.items, p->steps.count * sizeof *steps);
+    memcpy(bounds, p->bounds.items, p->bounds.count * sizeof *bounds);
+    if (p->donations.count) memcpy(donations, p->donations.items, p->donations.count * sizeof *donations);
+    for (uint32_t i = 0; i < p->bounds.count && !w->failed; i++) {
+        w->failed = bounds[i].kind == BOUND_TABLE || bounds[i].kind == BOUND_BUFFER;
+        name_bound(d, w, &bounds[i], &seen);
+    }
+    for (uint32_t i = p->bounds.count; i-- > 0 && !w->failed;) {       /* what of its own is used for the last time? */
+        bool again = false;
+        for (uint32_t k = i + 1; k < p->bounds.count; k++)
+            again = again || (bounds[k].kind == BOUND_STORAGE && bounds[k].storage_number == bounds[i].storage_number);
+        bounds[i].last = bounds[i].kind == BOUND_STORAGE && bounds[i].storage_number & OWN_MEMORY && !again;
+    }
+    for (uint32_t i = 0; i < p->steps.count && !w->failed; i++) {
+        uint32_t word;
+        steps[i].first += first;
+        steps[i].pipeline = pipeline_of(e, &steps[i]);
+        w->failed = w->failed || !steps[i].pipeline;
+        if (!steps[i].late_at) continue;
+        memcpy(&word, steps[i].push + steps[i].late_at - 4, 4);
+        steps[i].late_plus = word - late;
+        steps[i].late_node = late_node;
+    }
+    for (uint32_t i = 0; i < p->donations.count && !w->failed; i++) keep_donation(w, &donations[i]);
+    g->planned = true;
+    host_free(d, seen.items);
+}
+
+/* Keeps the group that was planned, before its plan is bound. */
+static void keep_group(struct stream *s, const struct members *all)
+{
+    struct encoder *e = &s->encoder;
+    struct window *w = s->keeping;
+    struct kept_group *g = ADD(s->device, &w->groups, struct kept_group);
+    uint32_t late = 0;
+    uint16_t late_node = 0;
+    bool tables = e->plan.tables.count > 0;
+    if (e->code || !g || w->groups.count == NO_NUMBER) { w->failed = true; return; }
+    *g = (struct kept_group){ .all = *all, .fusion = e->fusion, .step = w->plan.steps.count, .steps = e->plan.steps.count,
+                              .donation = w->plan.donations.count, .donations = e->plan.donations.count };
+    for (int i = 0; i < all->count; i++) {
+        const struct node *n = &s->nodes[all->node[i]];
+        struct kept_node *k = ITEM(w->nodes, struct kept_node, all->node[i]);
+        k->group = (uint16_t)(w->groups.count - 1);
+        if (op_table[n->op].late) { late = late_of(n); late_node = (uint16_t)all->node[i]; }
+        for (int j = 0; j < n->inputs; j++)
+            if (n->in[j] && n->in[j]->storage->read) ITEM(w->storages, struct kept_storage, n->in[j]->storage->number)->read = true;
+    }
+    if (all->count > 1) fix_views(w, s, all);
+    if (tables && all->count == 1) g->steps = g->donations = 0;        /* planned each time */
+    else if (!w->failed) keep_steps(e, w, g, late, late_node);
+}
+
+/* ---- encoding what was kept ---- */
+
+static struct storage *named_storage(const struct window *w, uint16_t number)
+{
+    return number & OWN_MEMORY ? *ITEM(w->own, struct storage *, number & ~OWN_MEMORY) : ITEM(w->storages, struct kept_storage, number)->now;
+}
+
+/* Where a kept range lies now. */
+static VkDescriptorBufferInfo kept_range(struct encoder *e, const struct window *w, const struct bound *b, struct buffer **memory)
+{
+    struct storage *st;
+    size_t base, end;
+    int64_t moved = 0;
+    if (b->kind != BOUND_STORAGE) {
+        *memory = bound_buffer(e, b);
+        return *memory ? place_bound(b, *memory) : (VkDescriptorBufferInfo){ VK_NULL_HANDLE, 0, 0 };
+    }
+    st = named_storage(w, b->storage_number);
+    if (!st->buffer && (b->write || st->literal)) storage_allocate(e, st);
+    else if (!st->buffer) encoder_fail(e, MLXVK_ERROR_NOT_READY, 0, __LINE__, "input", "an operand was never computed");
+    *memory = st->buffer;
+    if (!st->buffer) return (VkDescriptorBufferInfo){ VK_NULL_HANDLE, 0, 0 };
+    if (b->array_number != NO_NUMBER && !(b->storage_number & OWN_MEMORY)) moved = ITEM(w->arrays, struct kept_array, b->array_number)->moved;
+    base = st->buffer->offset;
+    end = min_size((size_t)((int64_t)base + b->high + moved), base + st->buffer->size);
+    base = (size_t)((int64_t)base + b->low + moved);
+    return (VkDescriptorBufferInfo){ st->buffer->handle, base, end - base };
+}
+
+static void replay_step(struct encoder *e, const struct window *w, const struct step *t)
+{
+    const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first);
+    VkDescriptorBufferInfo ranges[MAX_BOUND];
+    struct buffer *memory[MAX_BOUND];
+    uint8_t push[PUSH_SIZE];
+    e->pending_count = 0;
+    for (uint32_t i = 0; i < t->bounds && !e->code; i++) ranges[b[i].slot] = kept_range(e, w, &b[i], &memory[i]);
+    for (uint32_t i = 0; i < t->bounds && !e->code; i++) {
+        const VkDescriptorBufferInfo *r = &ranges[b[i].slot];
+        encoder_access(e, memory[i], r->offset, r->offset + r->range, b[i].write);
+    }
+    if (t->late_at) {
+        uint32_t word = late_of(&e->stream->nodes[t->late_node]) + t->late_plus;
+        memcpy(push, t->push, t->push_used);
+        memcpy(push + t->late_at - 4, &word, 4);
+    }
+    encode_bound(e, t, t->pipeline, ranges, t->late_at ? push : t->push);
+    for (uint32_t i = 0; i < t->bounds; i++)
+        if (b[i].last) {
+            struct storage *st = named_storage(w, b[i].storage_number);
+            buffer_release(e->device, st->buffer);
+            st->buffer = NULL;
+        }
+}
+
+static void replay_group(struct encoder *e, const struct window *w, const struct kept_group *g)
+{
+    uint32_t skip_to = 0, at = 0;
+    for (uint32_t i = 0; i < g->steps; i++) {
+        for (; at < g->donations; at++) {
+            struct donation n = *ITEM(w->plan.donations, struct donation, g->donation + at);
+            if (n.before > i) break;
+            n.to = named_storage(w, n.to_number);
+            for (int k = 0; k < n.count; k++) n.from[k] = named_storage(w, n.from_number[k]);
+            if (!e->code && donate_memory(e, &n)) skip_to = n.skip_to;
+        }
+        if (i >= skip_to && !e->code) replay_step(e, w, ITEM(w->plan.steps, struct step, g->step + i));
+    }
+}
+
+/* Encodes a window that matches. */
+static void window_replay(struct stream *s, struct window *w)
+{
+    struct encoder *e = &s->encoder;
+    bool failures = false;                           /* the key says that there were none before */
+    for (uint32_t i = 0; i < w->groups.count; i++) {
+        const struct kept_group *g = ITEM(w->groups, struct kept_group, i);
+        for (int k = 0; k < g->all.count && failures; k++) check_operands(e, &s->nodes[g->all.node[k]]);
+        e->fusion = g->fusion;
+        if (!g->anew) replay_group(e, w, g);
+        else if (!e->code) {
+            e->fusion = 0;
+            op_table[s->nodes[g->all.node[0]].op].lower(e, &s->nodes[g->all.node[0]]);
+            bind_plan(e);
+        }
+        failures = failures || e->code;
+        group_done(s, &g->all);
+    }
+    s->device->group++;
+    s->device->stats.replayed += s->node_count;
+}
+
+/* The kept window that the tape's nodes are; in front of the list from then on. */
+static struct window *find_window(struct stream *s, uint64_t hash)
+{
+    for (struct window **link = &s->windows; *link; link = &(*link)->next) {
+        struct window *w = *link;
+        if (w->hash != hash || !window_matches(s, w)) continue;
+        *link = w->next;
+        w->next = s->windows;
+        return s->windows = w;
+    }
+    return NULL;
+}
+
+/* Encodes the first `count` nodes from a kept window, or says that what follows is to be kept: from the second time on. */
+static bool replay(struct stream *s, uint32_t count)
+{
+    struct device *d = s->device;
+    uint64_t hash;
+    struct window *w;
+    s->keeping = NULL;
+    if (!d->gate[GATE_REPLAY] || d->noted || s->node_count > KEPT_NODES || s->encoder.code) return false;
+    hash = window_hash(s, count);
+    w = find_window(s, hash);
+    if (w) { window_replay(s, w); return true; }
+    if (s->seen_windows[hash % SEEN_WINDOWS] == (uint32_t)(hash >> 32)) s->keeping = window_open(s, hash);
+    s->seen_windows[hash % SEEN_WINDOWS] = (uint32_t)(hash >> 32);
+    return false;
+}
+
+/* Ends the keeping of a window that was lowered. */
+static void window_keep(struct stream *s)
+{
+    struct window *w = s->keeping, **link = &s->windows;
+    uint32_t count = 0;
+    s->keeping = NULL;
+    if (!w) return;
+    if (w->failed) { window_free(s->device, w); return; }
+    w->next = s->windows;
+    s->windows = w;
+    while (*link && count++ < KEPT_MOST) link = &(*link)->next;
+    if (*link) { window_free(s->device, *link); *link = NULL; }
+}
+
 /* ==== >>public: devices =========================================================================================== */
 
+/* lock comes before those of devices, handler_lock (of what stands behind it) after them. */
 static struct {
-    mutex lock;
+    mutex lock, handler_lock;
     struct device *device;
     mlxvk_error_handler_func handler;                /* mlxvk_set_error_handler */
     void *data;
     void (*dtor)(void *);
-} the_default = { .lock = MUTEX_INIT };
+} the_default = { .lock = MUTEX_INIT, .handler_lock = MUTEX_INIT };
 
 static int create_layouts(struct device *d)
 {
@@ -15069,7 +15952,7 @@ static int create_layouts(struct device *d)
     VkPushConstantRange push = { VK_SHADER_STAGE_COMPUTE_BIT, 0, PUSH_SIZE };
     for (uint32_t i = 0; i < MAX_BINDINGS; i++)
         b[i] = (VkDescriptorSetLayoutBinding){ i, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL };
-    for (uint32_t n = 0; n <= MAX_BINDINGS; n++) {
+    for (uint32_t n = 0; n <= d->caps.max_bindings; n++) {
         VkDescriptorSetLayoutCreateInfo set = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = n,
             .flags = d->caps.push_descriptor ? VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR : 0, .pBindings = b };
         VkPipelineLayoutCreateInfo layout = { .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .setLayoutCount = 1,
@@ -15088,17 +15971,24 @@ static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc
     return vk_code(d, d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache));
 }
 
-static void stream_destroy(struct stream *s);
-
-static void reap_events(struct device *d, bool all);
-static void print_notes(struct device *d);
-static void print_default(void);
+/* Mesa (22.3) looks at the semaphores that a submission waited for once more after it has signalled. */
+static void settle(struct device *d)
+{
+    if (d->lost) return;
+    if (!d->adopted) { d->vk.vkDeviceWaitIdle(d->handle); return; }
+    lock_queue(d);
+    d->vk.vkQueueWaitIdle(d->queues[0]);
+    unlock_queue(d);
+}
 
 static void destroy_objects(struct device *d)
 {
-    while (d->streams) stream_destroy(d->streams);
+    while (d->streams) { stream_drain(d->streams); stream_destroy(d->streams); }
+    settle(d);
     reap_events(d, true);
     cache_trim(d, SIZE_MAX, true);
+    for (int use = 0; use < MEMORY_USES; use++)
+        for (struct buffer *b; (b = d->staging[use]) != NULL; staging_destroy(d, b)) d->staging[use] = b->bin_next;
     while (d->blocks) block_destroy(d, d->blocks);
     for (uint32_t i = 0; i < d->pipeline_slots; i++)
         if (d->pipelines[i]) {
@@ -15107,6 +15997,8 @@ static void destroy_objects(struct device *d)
         }
     host_free(d, d->pipelines);
     free_chains(d);
+    pool_free(d, &d->array_pool);
+    pool_free(d, &d->storage_pool);
     for (int i = 0; i < KERNEL_COUNT; i++) d->vk.vkDestroyShaderModule(d->handle, d->modules[i], NULL);
     for (int i = 0; i <= MAX_BINDINGS; i++) {
         d->vk.vkDestroyPipelineLayout(d->handle, d->layouts[i], NULL);
@@ -15125,8 +16017,9 @@ static void device_destroy(struct device *d)
     print_notes(d);
     free_notes(d);
     if (d->handle) {
-        if (!d->lost && !d->adopted) d->vk.vkDeviceWaitIdle(d->handle);
+        mutex_lock(&d->lock);
         destroy_objects(d);
+        mutex_unlock(&d->lock);
         if (!d->adopted) d->vk.vkDestroyDevice(d->handle, NULL);
     }
     if (d->instance && !d->adopted) d->destroy_instance(d->instance, NULL);
@@ -15163,7 +16056,7 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     d->refs = 1;
     d->lock = d->event_lock = (mutex)MUTEX_INIT;
     d->allocator = a;
-    if (desc) { d->on_error = desc->on_error; d->user = desc->user; }
+    if (desc) { d->on_error = d->own_on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
     d->noted = noted_families(d->gate);
     mutex_lock(&volk_lock);
@@ -15183,19 +16076,62 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     return 0;
 }
 
-static struct device *default_device(void)
+static void call_handler(const mlxvk_error *error, void *user)
 {
-    mutex_lock(&the_default.lock);
-    if (!the_default.device) {
-        mlxvk_device handle = { NULL };
-        if (!mlxvk_device_create(&handle, NULL)) the_default.device = handle.ctx;
-        if (the_default.device && the_default.device->noted) atexit(print_default);   /* it is never destroyed */
-    }
-    mutex_unlock(&the_default.lock);
+    (void)user;
+    mutex_lock(&the_default.handler_lock);
+    if (the_default.handler) the_default.handler(error->text, the_default.data);
+    mutex_unlock(&the_default.handler_lock);
+}
+
+/* The errors of the default device go to the handler, where there is one. */
+static void choose_handler(struct device *d, bool is_default)
+{
+    bool handled;
+    if (!d) return;
+    mutex_lock(&the_default.handler_lock);
+    handled = is_default && the_default.handler;
+    mutex_unlock(&the_default.handler_lock);
+    mutex_lock(&d->lock);
+    d->on_error = handled ? call_handler : d->own_on_error;
+    mutex_unlock(&d->lock);
+}
+
+static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
+
+/* Its lock is held. */
+static struct device *make_default(void)
+{
+    mlxvk_device handle = { NULL };
+    if (the_default.device || mlxvk_device_create(&handle, NULL)) return the_default.device;
+    the_default.device = handle.ctx;
+    choose_handler(the_default.device, true);
+    if (the_default.device->noted) atexit(print_default);              /* it is never destroyed */
     return the_default.device;
 }
 
+static struct device *default_device(void)
+{
+    struct device *d;
+    mutex_lock(&the_default.lock);
+    d = make_default();
+    mutex_unlock(&the_default.lock);
+    return d;
+}
+
 static struct device *device_or_default(mlxvk_device device) { return device.ctx ? device.ctx : default_device(); }
+
+static struct device *lock_device(struct device *d)
+{
+    if (d) mutex_lock(&d->lock);
+    else {                                           /* both locks: or mlxvk_set_default_device might end it between */
+        mutex_lock(&the_default.lock);
+        if ((d = make_default()) != NULL) mutex_lock(&d->lock);
+        mutex_unlock(&the_default.lock);
+    }
+    if (d) d->refs++;
+    return d;
+}
 
 mlxvk_device mlxvk_device_new(void)
 {
@@ -15215,18 +16151,18 @@ int mlxvk_device_free(mlxvk_device device)
 
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
 {
-    struct device *d = device_or_default(device);
-    if (!d || !error) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    struct device *d = error ? lock_device(device.ctx) : NULL;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     *error = d->error;
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_device_status(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
-    return d ? d->lost : MLXVK_ERROR_NO_DEVICE;
+    struct device *d = lock_device(device.ctx);
+    int lost = d ? d->lost : MLXVK_ERROR_NO_DEVICE;
+    if (d) unlock_and_drop(d);
+    return lost;
 }
 
 /* Lists the physical devices of a fresh instance; the caller's function may call the library. */
@@ -15289,7 +16225,7 @@ int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const 
     return MLXVK_ERROR_ARGUMENT;
 }
 
-enum { INFO_SIZES = 13 };
+enum { INFO_SIZES = 15 };
 struct info_size { const char *name; size_t value; };
 
 static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
@@ -15297,11 +16233,12 @@ static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES
     const struct capabilities *c = &d->caps;
     const struct info_size all[INFO_SIZES] = {
         { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "cached", c->mapped && c->memory_type == c->readback_type },
+        { "memory_size", c->memory_size }, { "cached", c->cached },
         { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
         { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
         { "storage_buffer_alignment", c->offset_align }, { "subgroup_size_least", c->subgroup_least },
         { "subgroup_size_most", c->subgroup_most },
+        { "max_threads", c->max_threads }, { "max_storage_buffers", c->max_bindings },
         { "cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1] },
     };
     memcpy(sizes, all, sizeof all);
@@ -15321,26 +16258,24 @@ int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *k
 
 int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = size ? lock_device(device.ctx) : NULL;
     VkResult r;
-    if (!d || !size) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    int code;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     r = d->vk.vkGetPipelineCacheData(d->handle, d->pipeline_cache, size, data);
-    mutex_unlock(&d->lock);
-    return r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r);
+    code = r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r);
+    unlock_and_drop(d);
+    return code;
 }
 
 /* ==== >>public: memory ============================================================================================ */
 
-static void wait_streams(struct device *d);          /* >>public: streams */
-
 /* One member of the device, read and where `set` is given changed, under the lock. */
 static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
     size_t *field;
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
     field = (size_t *)(void *)((char *)d + member);
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
     if (d->cached > d->cache_limit) {                /* still in flight: waited for without the lock */
@@ -15350,8 +16285,7 @@ static int memory_value(mlxvk_device device, size_t *res, size_t member, const s
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_device_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
@@ -15369,24 +16303,26 @@ int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
 }
 int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
+    int code = d ? 0 : MLXVK_ERROR_NO_DEVICE;
     if (d && limit > d->caps.memory_size / 20 * 19)
-        return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit", "%zu is over the recommended working set", limit);
-    return memory_value(device, res, offsetof(struct device, wired_limit), &limit);
+        code = device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit",
+                           "%zu is over the recommended working set", limit);
+    if (d) unlock_and_drop(d);
+    return code ? code : memory_value(device, res, offsetof(struct device, wired_limit), &limit);
 }
 
 int mlxvk_device_clear_cache(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
     cache_trim(d, SIZE_MAX, false);
-    if (d->cached) {                                 /* in flight: waited for without the lock, another thread may have to signal */
+    if (d->cached) {                                 /* in flight: waited for without the lock */
         wait_streams(d);
-        cache_trim(d, SIZE_MAX, true);
+        cache_trim(d, SIZE_MAX, false);
     }
-    mutex_unlock(&d->lock);
-    return 0;
+    staging_trim(d);
+    return unlock_and_drop(d);
 }
 
 /* mlx-c's forms, which name no device. */
@@ -15413,28 +16349,26 @@ static mlxvk_buffer put_buffer(struct device *d, mlxvk_buffer *res, struct buffe
 
 int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
     mlxvk_buffer old = { NULL };
     struct buffer *b;
     int code;
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     code = d->lost ? d->lost : buffer_allocate(d, size, NULL, &b);
     if (code) device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size, d->caps.max_allocation);
     else old = put_buffer(d, res, b);
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     mlxvk_buffer_free(old);
     return code;
 }
 
 int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
     mlxvk_buffer old = { NULL };
     struct buffer *b;
     int code = 0;
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     b = buffer_new(d);
     if (!b) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "buffer_adopt", "out of host memory");
     else {
@@ -15446,7 +16380,7 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
         d->active += size;
         old = put_buffer(d, res, b);
     }
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     mlxvk_buffer_free(old);
     return code;
 }
@@ -15483,9 +16417,7 @@ static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
             uses[n++] = u;
         }
         if (!n || code) break;
-        mutex_unlock(&d->lock);
-        for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value, UINT64_MAX);
-        mutex_lock(&d->lock);
+        for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value);
     }
     buffer_release(d, b);
     return code;
@@ -15502,143 +16434,82 @@ int mlxvk_buffer_wait(mlxvk_buffer buffer)
     return code;
 }
 
-/* Moves bytes between the host and a buffer through a staging block, in chunks; blocks. */
-static int staged_transfer(struct stream *s, struct buffer *b, size_t offset, void *data, size_t size, bool upload)
+/* ---- copies through staging ---- */
+
+/* memcpy; long ones without the lock. */
+static void copy_bytes(struct device *d, void *to, const void *from, size_t n)
 {
-    struct device *d = s->device;
-    struct encoder *e = &s->encoder;
-    struct block staging = { 0 };
-    size_t chunk = min_size(size, (size_t)16 << 20);
-    int code = raw_allocate(d, round_up(chunk, 4), upload ? d->caps.upload_type : d->caps.readback_type, true, &staging);
-    encoder_reset(e);                                /* a dispatch of the caller's that was being set up is forgotten */
-    for (size_t at = 0; at < size && !code; at += chunk) {
-        size_t n = min_size(chunk, size - at);
-        VkBufferCopy copy = { upload ? 0 : b->offset + offset + at, upload ? b->offset + offset + at : 0, n };
-        uint64_t value;
-        if (upload) memcpy(staging.map, (char *)data + at, n);
-        encoder_access(e, b, b->offset + offset + at, b->offset + offset + at + n, upload);
-        if (!e->code) insert_barrier(e);
-        if (!e->code) d->vk.vkCmdCopyBuffer(e->commands, upload ? staging.handle : b->handle, upload ? b->handle : staging.handle, 1, &copy);
-        value = s->line->open;
-        code = e->code ? e->code : stream_submit(s);
-        if (!code) {
-            VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                         .pSemaphores = &s->line->semaphore, .pValues = &value };
-            VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
-            code = vk_code(d, r);
-        }
-        if (!code && s->line->completed < value) s->line->completed = value;
-        if (!code && !upload) memcpy((char *)data + at, staging.map, n);
+    if (n > STAGING_LEAST) mutex_unlock(&d->lock);
+    memcpy(to, from, n);
+    if (n > STAGING_LEAST) mutex_lock(&d->lock);
+}
+
+static int transfer_chunk(struct device *d, struct buffer *b, size_t offset, void *data, size_t n, enum memory_use use)
+{
+    struct encoder *e = &d->copies->encoder;
+    bool upload = use == MEMORY_UPLOAD;
+    struct buffer *staging;
+    VkBufferCopy copy = { upload ? 0 : offset, upload ? offset : 0, n };
+    int code = staging_take(d, use, n, &staging), submitted;
+    if (code) return code;
+    if (upload) copy_bytes(d, staging->map, data, n);
+    encoder_access(e, staging, 0, n, !upload);
+    encoder_access(e, b, offset, offset + n, upload);
+    if (!e->code) {
+        insert_barrier(e);
+        d->vk.vkCmdCopyBuffer(e->commands, upload ? staging->handle : b->handle,
+                              upload ? b->handle : staging->handle, 1, &copy);
     }
-    if (e->code) { e->code = d->lost; encoder_reset(e); }            /* the stream's own work goes on */
-    if (staging.handle && d->lost != MLXVK_ERROR_DEVICE_LOST) {
-        d->vk.vkDestroyBuffer(d->handle, staging.handle, NULL);
-        d->vk.vkFreeMemory(d->handle, staging.memory, NULL);
+    code = e->code;
+    submitted = stream_submit(d->copies);            /* in any case: both are noted as used by it */
+    if (!code) code = submitted;
+    if (!code && !upload) code = timeline_wait(d, d->copies->line, d->copies->line->submitted);
+    if (!code && !upload) copy_bytes(d, data, staging->map, n);
+    staging_give(d, use, staging);
+    if (e->code) { e->code = d->lost; encoder_reset(e); }
+    return code;
+}
+
+/* Moves bytes between the host and a buffer; reading blocks, without the lock. Nothing that others have recorded or set
+ * up is touched: copies have a stream of their own, and none is submitted that would have to wait there for another's
+ * work. */
+static int transfer(struct device *d, struct buffer *b, size_t offset, void *data, size_t size, enum memory_use use)
+{
+    int code = 0;
+    if (!d->copies) {
+        d->copies = stream_create(d);
+        if (!d->copies) return d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+        d->copies->refs++;
     }
+    b->refs++;
+    if (use == MEMORY_READBACK) code = wait_buffer(d, b, true);
+    for (size_t at = 0, n; at < size && !code; at += n) {
+        n = min_size(STAGING_CHUNK, size - at);
+        code = transfer_chunk(d, b, b->offset + offset + at, (char *)data + at, n, use);
+    }
+    buffer_release(d, b);
     return code;
 }
 
 /* ==== >>public: streams =========================================================================================== */
 
-static struct stream *stream_create(struct device *d)
+static mlxvk_stream stream_handle(mlxvk_device device, bool shared)
 {
-    struct stream *s = host_zalloc(d, sizeof *s);
-    uint32_t queue = 0;
-    if (s) s->line = timeline_create(d);
-    if (!s || !s->line) { host_free(d, s); return NULL; }
-    for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
-    d->queue_users[queue]++;
-    s->device = d;
-    s->queue = queue;
-    s->index = d->stream_index++;
-    s->line->stream = s;
-    s->encoder.stream = s;
-    s->encoder.device = d;
-    if (!plan_grow(&s->encoder)) { host_free(d, s); return NULL; }
-    s->next = d->streams;
-    d->streams = s;
-    return s;
-}
-
-static void slot_destroy(struct device *d, struct slot *slot)
-{
-    for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
-    host_free(d, slot->sets);
-    d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
-    d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
-}
-
-/* Submits and waits for everything, with the lock held. */
-static int stream_drain(struct stream *s)
-{
-    struct device *d = s->device;
-    VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                 .pSemaphores = &s->line->semaphore, .pValues = &s->line->submitted };
-    stream_lower(s, 0);
-    stream_submit(s);
-    if (s->line->completed >= s->line->submitted) return d->lost;      /* a lost device may be at work still; it does not block */
-    if (vk_code(d, d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX))) return d->lost ? d->lost : MLXVK_ERROR_VULKAN;
-    s->line->completed = s->line->submitted;
-    return d->lost;
-}
-
-/* Submits and waits for what all streams have recorded. The lock is held on entry and on return, but not while waiting: what is
- * waited for may need another thread's signal. */
-static void wait_streams(struct device *d)
-{
-    for (struct stream *s = d->streams; s; s = s->next) { stream_lower(s, 0); stream_submit(s); }
-    for (uint32_t i = 0; i < d->timeline_count && !d->lost; i++) {
-        struct timeline *t = d->timelines[i];
-        uint64_t value = t->submitted;
-        if (t->completed >= value) continue;
-        mutex_unlock(&d->lock);
-        timeline_wait(d, t, value, UINT64_MAX);
-        mutex_lock(&d->lock);
-    }
-}
-
-static void stream_destroy(struct stream *s)
-{
-    struct device *d = s->device;
-    struct stream **link = &d->streams;
-    stream_drain(s);
-    plan_free(&s->encoder);
-    for (uint32_t i = 0; i < s->slot_count; i++)
-        if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
-    while (*link != s) link = &(*link)->next;
-    *link = s->next;
-    if (d->default_stream == s) d->default_stream = NULL;
-    if (s->counters) buffer_destroy(d, s->counters);
-    d->queue_users[s->queue]--;
-    s->line->stream = NULL;
-    host_free(d, s->nodes);
-    host_free(d, s->seen);
-    host_free(d, s);
-}
-
-static struct stream *default_stream(struct device *d)
-{
-    if (!d->default_stream) d->default_stream = stream_create(d);
-    return d->default_stream;
-}
-
-static mlxvk_stream stream_handle(struct device *d, bool shared)
-{
+    struct device *d = lock_device(device.ctx);
     mlxvk_stream res = { NULL };
     struct stream *s;
     if (!d) return res;
-    mutex_lock(&d->lock);
     s = d->lost ? NULL : shared ? default_stream(d) : stream_create(d);
     if (s) { s->refs++; d->refs++; }
     else device_fail(d, d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "no stream could be made");
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     res.ctx = s;
     return res;
 }
 
-mlxvk_stream mlxvk_stream_new_device(mlxvk_device device) { return stream_handle(device_or_default(device), false); }
-mlxvk_stream mlxvk_stream_new(void) { return stream_handle(default_device(), false); }
-mlxvk_stream mlxvk_default_gpu_stream_new(void) { return stream_handle(default_device(), true); }
+mlxvk_stream mlxvk_stream_new_device(mlxvk_device device) { return stream_handle(device, false); }
+mlxvk_stream mlxvk_stream_new(void) { return stream_handle((mlxvk_device){ NULL }, false); }
+mlxvk_stream mlxvk_default_gpu_stream_new(void) { return stream_handle((mlxvk_device){ NULL }, true); }
 
 int mlxvk_stream_free(mlxvk_stream stream)
 {
@@ -15647,16 +16518,7 @@ int mlxvk_stream_free(mlxvk_stream stream)
     if (!s) return 0;
     d = s->device;
     mutex_lock(&d->lock);
-    if (s->refs == 1 && s != d->default_stream) {
-        uint64_t value;
-        stream_lower(s, 0);
-        stream_submit(s);
-        value = s->line->submitted;
-        mutex_unlock(&d->lock);
-        if (value) timeline_wait(d, s->line, value, UINT64_MAX);
-        mutex_lock(&d->lock);
-    }
-    if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
+    stream_drop(s);
     return unlock_and_drop(d);
 }
 
@@ -15707,33 +16569,29 @@ int mlxvk_finalize(mlxvk_stream stream)
 int mlxvk_synchronize(mlxvk_stream stream)
 {
     struct call c = begin("synchronize", stream);
-    uint64_t value;
-    int code;
+    int waited = 0;
     if (c.code) return end(&c);
     stream_lower(c.stream, 0);
     stream_submit(c.stream);
-    value = c.stream->line->submitted;
-    code = take_deferred(c.stream);
-    end(&c);
-    if (value && !c.device->lost) {
-        int waited = timeline_wait(c.device, c.stream->line, value, UINT64_MAX);
-        code = code ? code : waited;
-    }
-    return code;
+    c.code = take_deferred(c.stream);
+    if (!c.device->lost) waited = timeline_wait(c.device, c.stream->line, c.stream->line->submitted);
+    if (!c.code) c.code = waited;
+    return end(&c);
 }
 
 int mlxvk_clear_streams(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
+    struct stream *unheld;
+    int code;
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams, *next; s; s = next) {
-        next = s->next;
-        if (!s->refs) stream_destroy(s);
-    }
-    mutex_unlock(&d->lock);
-    return d->lost;
+    unheld = d->default_stream;                      /* unless somebody holds it, too */
+    if (unheld && !unheld->refs++) { d->default_stream = NULL; stream_drop(unheld); }
+    else if (unheld) unheld->refs--;
+    code = d->lost;
+    unlock_and_drop(d);
+    return code;
 }
 
 /* ---- evaluation ---- */
@@ -15744,7 +16602,7 @@ static int array_submit(struct array *a)
     struct storage *st = a->storage;
     struct stream *s = stream_of(st);
     if (s && (st->writers || st->readers)) stream_lower(s, 0);
-    if (s && !st->failed) stream_submit(s);
+    if (s && !st->failed && s->encoder.commands) stream_submit(s);     /* not a wait alone, for what comes later */
     return st->failed ? st->failed : st->device->lost;
 }
 
@@ -15776,44 +16634,6 @@ int mlxvk_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, true); 
 int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, false); }
 
 /* ==== >>public: events ============================================================================================ */
-
-/* top: the greatest value that was signalled, or recorded to be. uses: the last submission of each timeline that names the
- * semaphore. */
-struct event {
-    struct device *device;
-    VkSemaphore semaphore;
-    uint64_t top;
-    struct event *next;                              /* once it is freed */
-    struct use *uses;
-    uint32_t use_count, use_slots;
-};
-
-static void event_destroy(struct device *d, struct event *ev)
-{
-    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
-    host_free(d, ev->uses);
-    host_free(d, ev);
-}
-
-/* One submission more than those that name it must be done: Mesa (22.3) looks at what a submission waited for once more after
- * it has signalled. */
-static bool event_idle(struct device *d, const struct event *ev)
-{
-    for (uint32_t i = 0; i < ev->use_count; i++)
-        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
-    return true;
-}
-
-/* Destroys freed events that no submission names any more. */
-static void reap_events(struct device *d, bool all)
-{
-    d->polls++;
-    for (struct event **link = &d->freed_events, *ev; (ev = *link) != NULL;) {
-        if (!all && !event_idle(d, ev)) { link = &ev->next; continue; }
-        *link = ev->next;
-        event_destroy(d, ev);
-    }
-}
 
 enum event_fault { EVENT_TAKES, EVENT_NOT_OVER, EVENT_TOO_FAR };
 static const struct { int code; const char *text; } event_faults[] = {
@@ -15876,12 +16696,12 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
                                        .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
     VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
-    struct device *d = device_or_default(device);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
+    mlxvk_event old = { NULL };
     struct event *event;
     VkResult r = VK_ERROR_OUT_OF_HOST_MEMORY;
     int code;
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     reap_events(d, false);
     event = host_zalloc(d, sizeof *event);
     if (event) r = d->vk.vkCreateSemaphore(d->handle, &info, NULL, &event->semaphore);
@@ -15889,12 +16709,14 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     if (!code) {
         event->device = d;
         d->refs++;
+        old = *res;
         res->ctx = event;
     } else {
         host_free(d, event);
         device_fail(d, code, r, __LINE__, "event", "no semaphore (VkResult %d)", r);
     }
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
+    mlxvk_event_free(old);
     return code;
 }
 
@@ -15943,23 +16765,24 @@ int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
     VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .value = value };
     struct device *d;
     enum event_fault fault;
+    VkResult r = VK_SUCCESS;
     uint64_t top;
-    int code = 0;
+    int code;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
     d = ev->device;
     info.semaphore = ev->semaphore;
     mutex_lock(&d->event_lock);
     fault = event_fault(ev, value, true);
     top = ev->top;
-    if (!fault) {
-        code = vk_code(d, d->vk.vkSignalSemaphore(d->handle, &info));
-        if (!code) ev->top = value;
-    }
+    if (!fault) r = d->vk.vkSignalSemaphore(d->handle, &info);
+    if (!fault && r >= 0) ev->top = value;
     mutex_unlock(&d->event_lock);
-    if (!fault) return code;
+    if (!fault && r >= 0) return 0;
     mutex_lock(&d->lock);
-    code = device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text, (unsigned long long)value,
-                       (unsigned long long)top);
+    code = vk_code(d, r);
+    if (fault)
+        code = device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text,
+                           (unsigned long long)value, (unsigned long long)top);
     mutex_unlock(&d->lock);
     return code;
 }
@@ -15969,10 +16792,15 @@ int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns
     struct event *ev = event.ctx;
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1, .pValues = &value };
     VkResult r;
+    int code;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
     info.pSemaphores = &ev->semaphore;
     r = ev->device->vk.vkWaitSemaphores(ev->device->handle, &info, timeout_ns);
-    return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : vk_code(ev->device, r);
+    if (r >= 0) return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : 0;
+    mutex_lock(&ev->device->lock);
+    code = vk_code(ev->device, r);
+    mutex_unlock(&ev->device->lock);
+    return code;
 }
 
 bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value)
@@ -16023,43 +16851,32 @@ int mlxvk_array_set(mlxvk_array *res, mlxvk_array source)
 static int fill_array(struct call *c, struct array *a, const void *data)
 {
     struct storage *st = a->storage;
-    struct encoder *e = &c->stream->encoder;
     int code;
     if (data && st->nbytes <= INLINE_BYTES) {
         st->literal = true;
         memcpy(st->bytes, data, st->nbytes);
         return 0;
     }
-    code = buffer_allocate(st->device, st->nbytes, c->device->caps.mapped ? NULL : c->stream->line, &st->buffer);
+    code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
     if (code) {
         FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes, c->device->caps.max_allocation);
         return code;
     }
     if (!data || !st->nbytes) return 0;
-    if (st->buffer->map) memcpy(st->buffer->map, data, st->nbytes);
-    else code = staged_transfer(c->stream, st->buffer, 0, (void *)(uintptr_t)data, st->nbytes, true);
-    if (code) {
-        FAIL(c, code, "the upload failed: %s", e->error.text);
-        e->code = c->device->lost;
-    }
+    if (st->buffer->map) copy_bytes(c->device, st->buffer->map, data, st->nbytes);
+    else code = transfer(c->device, st->buffer, 0, (void *)(uintptr_t)data, st->nbytes, MEMORY_UPLOAD);
+    if (code) FAIL(c, code, "the upload failed: %s", mlxvk_result_text(code));
     return code;
 }
 
 int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim, mlxvk_dtype dtype, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
-    struct call c = { .name = "array", .device = d };
+    struct call c = begin_on("array", lock_device(device.ctx), NULL);
     struct array *a;
-    int code;
-    if (!d) return MLXVK_ERROR_NO_DEVICE;
-    mutex_lock(&d->lock);
-    c.stream = default_stream(d);
-    if (!c.stream) c.code = d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+    if (!c.device) return c.code;
     a = output(&c, dim, shape, dtype);
     if (a) fill_array(&c, a, data);
-    if (c.code && c.stream) d->error = c.stream->error;
-    code = c.code;
-    if (!c.stream) { mutex_unlock(&d->lock); return code; }
+    if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
 }
 
@@ -16092,19 +16909,17 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
                            size_t offset)
 {
     struct buffer *b = buffer.ctx;
-    struct device *d = b ? b->device : NULL;
-    struct call c = { .name = "array_new_buffer", .device = d };
     struct array *a = NULL;
     struct storage *st;
+    struct call c;
     int64_t low, high;
     if (!b) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
-    c.stream = default_stream(d);
-    if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
+    c = begin_on("array_new_buffer", lock_device(b->device), NULL);
+    if (!c.device) return c.code;
     if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
         FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->bytes);
     check_strides(&c, dim, shape, strides);
-    st = c.code ? NULL : storage_create(d, b->bytes);
+    st = c.code ? NULL : storage_create(c.device, b->bytes);
     if (st) {
         st->refs = 1;
         st->buffer = b;
@@ -16117,7 +16932,7 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
         if (a->size && (low < 0 || high > (int64_t)b->bytes))
             FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->bytes);
     }
-    if (c.code) d->error = c.stream->error;
+    if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
 }
 
@@ -16190,19 +17005,20 @@ int mlxvk_array_eval(mlxvk_array array)
 enum { DIRECT_READ = 16384 };
 
 /* Copies the bytes of a computed row-contiguous array to the host. The lock is held. */
-static int read_bytes(struct stream *s, struct array *a, void *data)
+static int read_bytes(struct array *a, void *data)
 {
     struct storage *st = a->storage;
+    struct device *d = st->device;
     size_t n = array_bytes(a);
     if (!n) return 0;
     if (st->literal && !st->buffer) { memcpy(data, st->bytes + a->offset, n); return 0; }
     if (!st->buffer) return MLXVK_ERROR_NOT_READY;
-    if (st->buffer->map && (n <= DIRECT_READ || s->device->caps.memory_type == s->device->caps.readback_type || !st->buffer->block)) {
-        int code = wait_buffer(s->device, st->buffer, true);
-        if (!code) memcpy(data, st->buffer->map + a->offset, n);
+    if (st->buffer->map && (n <= DIRECT_READ || !st->buffer->block || st->buffer->block->cached)) {
+        int code = wait_buffer(d, st->buffer, true);
+        if (!code) copy_bytes(d, data, st->buffer->map + a->offset, n);
         return code;
     }
-    return staged_transfer(s, st->buffer, (size_t)a->offset, data, n, false);
+    return transfer(d, st->buffer, (size_t)a->offset, data, n, MEMORY_READBACK);
 }
 
 int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
@@ -16216,7 +17032,7 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     if (!a || c.code) return end(&c);
     take_handle(a);                                  /* somebody wants it: not to be dropped from the tape */
     code = array_submit(a);
-    if (!code) code = read_bytes(c.stream, a, data);
+    if (!code) code = read_bytes(a, data);
     drop_handle(a);
     if (code && !c.code)
         FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
@@ -16228,16 +17044,14 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
 {
     struct array *a = array.ctx;
     struct device *d;
-    struct stream *s;
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
-    s = stream_of(a->storage) ? stream_of(a->storage) : default_stream(d);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
     else if (a->dtype != dtype) code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else {
         code = array_submit(a);
-        if (!code) code = s ? read_bytes(s, a, res) : MLXVK_ERROR_HOST_MEMORY;
+        if (!code) code = read_bytes(a, res);
     }
     mutex_unlock(&d->lock);
     return code;
@@ -16255,10 +17069,15 @@ const void *mlxvk_array_data(mlxvk_array array)
 {
     struct array *a = array.ctx;
     const struct storage *st;
+    const void *data = NULL;
+    struct device *d;
     if (!a) return NULL;
+    d = lock_array(a);
     st = a->storage;
-    if (st->literal && !st->buffer) return st->bytes + a->offset;
-    return st->buffer && st->buffer->map && !st->writers ? st->buffer->map + a->offset : NULL;
+    if (st->literal && !st->buffer) data = st->bytes + a->offset;
+    else if (st->buffer && st->buffer->map && !st->writers) data = st->buffer->map + a->offset;
+    mutex_unlock(&d->lock);
+    return data;
 }
 
 /* ---- memory under a front end's own arrays ---- */
@@ -16267,14 +17086,12 @@ int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, c
                          size_t offset)
 {
     struct array *from = base.ctx, *a;
-    struct device *d = from ? from->storage->device : NULL;
-    struct call c = { .name = "array_new_view", .device = d };
     size_t nbytes = from ? from->storage->nbytes : 0;
+    struct call c;
     int64_t low, high;
     if (!from) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
-    c.stream = default_stream(d);
-    if (!c.stream) { mutex_unlock(&d->lock); return MLXVK_ERROR_HOST_MEMORY; }
+    c = begin_on("array_new_view", lock_device(from->storage->device), NULL);
+    if (!c.device) return c.code;
     if (check_shape(&c, dim, shape, dtype) && (offset > nbytes || offset % dtypes[dtype].size))
         FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, nbytes);
     check_strides(&c, dim, shape, strides);
@@ -16284,7 +17101,7 @@ int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, c
         if (a->size && (low < 0 || high > (int64_t)nbytes))
             FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low, (long long)high, nbytes);
     }
-    if (c.code) d->error = c.stream->error;
+    if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
 }
 
@@ -16406,19 +17223,19 @@ struct item_kind {
     void (*drop)(void *item);
 };
 
-struct list { const struct item_kind *kind; size_t size, slots; char *data; };
+struct items { const struct item_kind *kind; size_t size, slots; char *data; };
 
-static void *list_at(const struct list *l, size_t i) { return l->data + i * l->kind->size; }
+static void *list_at(const struct items *l, size_t i) { return l->data + i * l->kind->size; }
 
-static struct list *list_new(const struct item_kind *kind)
+static struct items *list_new(const struct item_kind *kind)
 {
-    struct list *l = calloc(1, sizeof *l);
+    struct items *l = calloc(1, sizeof *l);
     if (l) l->kind = kind;
     return l;
 }
 
 /* Opens a place for one item at position i; its contents are the caller's to write. */
-static void *list_open(struct list *l, size_t i)
+static void *list_open(struct items *l, size_t i)
 {
     if (l->size == l->slots) {
         size_t slots = l->slots ? 2 * l->slots : 8;
@@ -16433,7 +17250,7 @@ static void *list_open(struct list *l, size_t i)
 }
 
 /* All items, or none. */
-static int list_append(struct list *l, const void *items, size_t count)
+static int list_append(struct items *l, const void *items, size_t count)
 {
     size_t before;
     int code = 0;
@@ -16451,7 +17268,7 @@ static int list_append(struct list *l, const void *items, size_t count)
     return code;
 }
 
-static int list_free(struct list *l)
+static int list_free(struct items *l)
 {
     if (!l) return 0;
     for (size_t i = 0; i < l->size && l->kind->drop; i++) l->kind->drop(list_at(l, i));
@@ -16463,7 +17280,7 @@ static int list_free(struct list *l)
 /* *slot becomes a list of its own with these items; they may be those of the list that it was. */
 static int list_set(void **slot, const struct item_kind *kind, const void *items, size_t count)
 {
-    struct list *fresh = slot ? list_new(kind) : NULL;
+    struct items *fresh = slot ? list_new(kind) : NULL;
     int code = !slot ? MLXVK_ERROR_ARGUMENT : fresh ? list_append(fresh, items, count) : MLXVK_ERROR_HOST_MEMORY;
     if (code) { list_free(fresh); return code; }
     list_free(*slot);
@@ -16471,14 +17288,14 @@ static int list_set(void **slot, const struct item_kind *kind, const void *items
     return 0;
 }
 
-static struct list *list_from(const struct item_kind *kind, const void *items, size_t count)
+static struct items *list_from(const struct item_kind *kind, const void *items, size_t count)
 {
     void *list = NULL;
     list_set(&list, kind, items, count);
     return list;
 }
 
-static int list_assign(void **slot, const struct item_kind *kind, const struct list *from)
+static int list_assign(void **slot, const struct item_kind *kind, const struct items *from)
 {
     return from ? list_set(slot, kind, from->data, from->size) : list_set(slot, kind, NULL, 0);
 }
@@ -16532,10 +17349,10 @@ static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), 
     int mlxvk_vector_##kind##_append_data(mlxvk_vector_##kind v, in *data, size_t size)                               \
     { return list_append(v.ctx, data, size); }                                                                        \
     int mlxvk_vector_##kind##_append_value(mlxvk_vector_##kind v, in value) { return list_append(v.ctx, &value, 1); } \
-    size_t mlxvk_vector_##kind##_size(mlxvk_vector_##kind v) { return v.ctx ? ((struct list *)v.ctx)->size : 0; }     \
+    size_t mlxvk_vector_##kind##_size(mlxvk_vector_##kind v) { return v.ctx ? ((struct items *)v.ctx)->size : 0; }     \
     int mlxvk_vector_##kind##_get(out *res, const mlxvk_vector_##kind v, size_t i)                                    \
     {                                                                                                                 \
-        const struct list *l = v.ctx;                                                                                 \
+        const struct items *l = v.ctx;                                                                                 \
         return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT;                             \
     }
 
@@ -16597,13 +17414,13 @@ static int put_text(mlxvk_string *res, struct text *t)
 
 /* ---- maps: entries in the order of their keys ---- */
 
-struct entry { char *key; union { char *text; mlxvk_array array; struct list *list; } value; };
+struct entry { char *key; union { char *text; mlxvk_array array; struct items *list; } value; };
 
 static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL }, string_entry = { sizeof(struct entry), NULL, NULL },
     list_entry = { sizeof(struct entry), NULL, NULL };
 
 /* The place of a key, or where it would be. */
-static size_t map_place(const struct list *m, const char *key, bool *found)
+static size_t map_place(const struct items *m, const char *key, bool *found)
 {
     size_t low = 0, high = m->size;
     *found = false;
@@ -16617,14 +17434,14 @@ static size_t map_place(const struct list *m, const char *key, bool *found)
     return low;
 }
 
-static void drop_value(const struct list *m, struct entry *e)
+static void drop_value(const struct items *m, struct entry *e)
 {
     if (m->kind == &array_entry) mlxvk_array_free(e->value.array);
     else if (m->kind == &string_entry) free(e->value.text);
     else list_free(e->value.list);
 }
 
-static int map_free(struct list *m)
+static int map_free(struct items *m)
 {
     for (size_t i = 0; m && i < m->size; i++) {
         struct entry *e = list_at(m, i);
@@ -16635,7 +17452,7 @@ static int map_free(struct list *m)
 }
 
 /* Takes the value over, also where it fails. An entry of that key is replaced. */
-static int map_put(struct list *m, const char *key, struct entry value)
+static int map_put(struct items *m, const char *key, struct entry value)
 {
     bool found = false;
     size_t at = m && key ? map_place(m, key, &found) : 0;
@@ -16659,9 +17476,9 @@ static struct entry array_value(mlxvk_array array)
 
 static struct entry text_value(const char *text) { return (struct entry){ NULL, { text_copy(text) } }; }
 
-static int map_set(void **slot, const struct item_kind *kind, const struct list *from)
+static int map_set(void **slot, const struct item_kind *kind, const struct items *from)
 {
-    struct list *fresh = slot ? list_new(kind) : NULL;
+    struct items *fresh = slot ? list_new(kind) : NULL;
     int code = fresh ? 0 : slot ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; from && !code && i < from->size; i++) {
         const struct entry *e = list_at(from, i);
@@ -16674,21 +17491,21 @@ static int map_set(void **slot, const struct item_kind *kind, const struct list 
     return 0;
 }
 
-static const struct entry *map_find(const struct list *m, const char *key)
+static const struct entry *map_find(const struct items *m, const char *key)
 {
     bool found = false;
     size_t at = m && key ? map_place(m, key, &found) : 0;
     return found ? list_at(m, at) : NULL;
 }
 
-struct map_walk { const struct list *map; size_t next; };
+struct map_walk { const struct items *map; size_t next; };
 
 static const struct entry *walk_on(struct map_walk *w)
 {
     return w && w->map && w->next < w->map->size ? list_at(w->map, w->next++) : NULL;
 }
 
-static void *walk_new(const struct list *m)
+static void *walk_new(const struct items *m)
 {
     struct map_walk *w = calloc(1, sizeof *w);
     if (w) w->map = m;
@@ -16813,6 +17630,8 @@ int mlxvk_set_default_device(mlxvk_device dev)
     mutex_lock(&the_default.lock);
     old.ctx = the_default.device;
     the_default.device = dev.ctx;
+    choose_handler(old.ctx, false);
+    choose_handler(dev.ctx, true);
     mutex_unlock(&the_default.lock);
     return mlxvk_device_free(old);
 }
@@ -16820,7 +17639,7 @@ int mlxvk_set_default_device(mlxvk_device dev)
 int mlxvk_device_is_available(bool *avail, mlxvk_device dev)
 {
     if (!avail) return MLXVK_ERROR_ARGUMENT;
-    *avail = dev.ctx && !((struct device *)dev.ctx)->lost;
+    *avail = dev.ctx && !mlxvk_device_status(dev);
     return 0;
 }
 
@@ -16847,7 +17666,7 @@ int mlxvk_device_info_has_key(bool *exists, mlxvk_device_info info, const char *
 int mlxvk_device_info_get_keys(mlxvk_vector_string *keys, mlxvk_device_info info)
 {
     struct device *d = device_or_default(info);
-    struct list *l = d && keys ? list_new(&string_kind) : NULL;
+    struct items *l = d && keys ? list_new(&string_kind) : NULL;
     struct info_size sizes[INFO_SIZES];
     int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; i < COUNT(info_strings) && !code; i++) code = list_append(l, &info_strings[i], 1);
@@ -16898,7 +17717,7 @@ int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream)
 
 int mlxvk_get_default_stream(mlxvk_stream *stream, mlxvk_device dev)
 {
-    mlxvk_stream fresh = stream_handle(device_or_default(dev), true), old;
+    mlxvk_stream fresh = stream_handle(dev, true), old;
     if (!stream || !fresh.ctx) { mlxvk_stream_free(fresh); return stream ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT; }
     old = *stream;
     *stream = fresh;
@@ -16909,37 +17728,29 @@ int mlxvk_set_default_stream(mlxvk_stream stream)
 {
     struct stream *s = stream.ctx, *old;
     if (!s) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&s->device->lock);
+    lock_device(s->device);
     old = s->device->default_stream;
     s->device->default_stream = s;
-    if (old && old != s && !old->refs) stream_destroy(old);
-    mutex_unlock(&s->device->lock);
-    return 0;
+    if (old && old != s) { old->refs++; stream_drop(old); }
+    return unlock_and_drop(s->device);
 }
 
 /* ---- errors ---- */
 
-static void call_handler(const mlxvk_error *error, void *user)
-{
-    (void)user;
-    if (the_default.handler) the_default.handler(error->text, the_default.data);
-}
-
 void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void (*dtor)(void *))
 {
-    struct device *d = default_device();
     void (*old_dtor)(void *);
     void *old;
-    if (d) mutex_lock(&d->lock);
+    mutex_lock(&the_default.lock);
+    mutex_lock(&the_default.handler_lock);
     old_dtor = the_default.dtor;
     old = the_default.data;
     the_default.handler = handler;
     the_default.data = data;
     the_default.dtor = dtor;
-    if (d) {
-        d->on_error = call_handler;
-        mutex_unlock(&d->lock);
-    }
+    mutex_unlock(&the_default.handler_lock);
+    choose_handler(make_default(), true);
+    mutex_unlock(&the_default.lock);
     if (old_dtor) old_dtor(old);
 }
 
@@ -17391,7 +18202,7 @@ static int file_dtype(const char *name, bool npy)
 }
 
 /* {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} */
-static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct list *arrays)
+static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct items *arrays)
 {
     uint64_t shape[MAXD] = { 0 }, range[2] = { 0, 0 }, bytes;
     int ndim = 0, dtype = -1, dims[MAXD], given = 0;
@@ -17424,7 +18235,7 @@ static void load_tensor(struct file *f, struct json *j, const char *key, size_t 
 }
 
 /* {"key": "text", ...}, or what MLX writes where there is nothing: null */
-static void load_metadata(struct json *j, struct list *strings)
+static void load_metadata(struct json *j, struct items *strings)
 {
     if (json_null(j)) return;
     json_want(j, '{');
@@ -17440,7 +18251,7 @@ static void load_metadata(struct json *j, struct list *strings)
     json_want(j, '}');
 }
 
-static void load_header(struct file *f, const char *header, size_t size, struct list *arrays, struct list *strings)
+static void load_header(struct file *f, const char *header, size_t size, struct items *arrays, struct items *strings)
 {
     struct json j = { header, header + size, false };
     json_want(&j, '{');
@@ -17461,7 +18272,7 @@ static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_t
     uint8_t length[8];
     uint64_t size = 0;
     char *header = NULL;
-    struct list *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
+    struct items *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
     if (!res_0 || !res_1) file_fail(f, MLXVK_ERROR_ARGUMENT, "a result is NULL");
     if (!arrays || !strings) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (!f->code && file_open(f, path) && file_read(f, 0, length, 8)) {
@@ -17497,7 +18308,7 @@ int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_st
     return load_safetensors(&f, NULL, res_0, res_1);
 }
 
-static int save_safetensors(struct file *f, const struct list *arrays, const struct list *strings)
+static int save_safetensors(struct file *f, const struct items *arrays, const struct items *strings)
 {
     struct text t = { NULL, 0, 0, false };
     uint8_t length[8];
@@ -17671,7 +18482,7 @@ int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a)
 /* ---- GGUF ---- */
 
 /* Tensors, and metadata by what it is: numbers (one, or a list), a text, a list of texts. */
-struct gguf { struct list *arrays, *numbers, *texts, *lists; };
+struct gguf { struct items *arrays, *numbers, *texts, *lists; };
 
 static int gguf_free(struct gguf *g)
 {
@@ -17703,7 +18514,7 @@ int mlxvk_io_gguf_free(mlxvk_io_gguf io) { return gguf_free(io.ctx); }
 int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io)
 {
     const struct gguf *g = io.ctx;
-    struct list *l = g && keys ? list_new(&string_kind) : NULL;
+    struct items *l = g && keys ? list_new(&string_kind) : NULL;
     int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; !code && i < g->arrays->size; i++) code = list_append(l, &((struct entry *)list_at(g->arrays, i))->key, 1);
     if (code) { list_free(l); return code; }
@@ -17713,7 +18524,7 @@ int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io)
 }
 
 /* One of the maps: its member's place in struct gguf. */
-static struct list *gguf_map(mlxvk_io_gguf io, size_t member) { return io.ctx ? *(struct list **)(void *)((char *)io.ctx + member) : NULL; }
+static struct items *gguf_map(mlxvk_io_gguf io, size_t member) { return io.ctx ? *(struct items **)(void *)((char *)io.ctx + member) : NULL; }
 #define GGUF(io, member) gguf_map(io, offsetof(struct gguf, member))
 
 #define HAS(kind, member)                                                                                             \
@@ -17743,7 +18554,7 @@ int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io
     return e && vstr ? list_assign(&vstr->ctx, &string_kind, e->value.list) : MLXVK_ERROR_ARGUMENT;
 }
 
-static int put_entry_array(struct list *m, const char *key, mlxvk_array array)
+static int put_entry_array(struct items *m, const char *key, mlxvk_array array)
 {
     return m && key && array.ctx ? map_put(m, key, array_value(array)) : MLXVK_ERROR_ARGUMENT;
 }
@@ -17755,7 +18566,7 @@ int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const c
 }
 int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr)
 {
-    const struct list *l = mvstr.ctx;
+    const struct items *l = mvstr.ctx;
     struct entry e = { NULL, { NULL } };
     if (!io.ctx || !key || !l) return MLXVK_ERROR_ARGUMENT;
     e.value.list = list_from(&string_kind, l->data, l->size);
@@ -18073,10 +18884,11 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
     uint64_t threads = 1;
     if (!desc->spirv || desc->spirv_size < 20 || desc->spirv_size % 4 || desc->spirv[0] != 0x07230203u)
         return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "spirv is no SPIR-V module");
-    if (desc->bindings > MAX_BINDINGS || desc->push_size > PUSH_SIZE || desc->constant_count > MAX_SPEC ||
+    if (desc->bindings > d->caps.max_bindings || desc->push_size > PUSH_SIZE || desc->constant_count > MAX_SPEC ||
         (desc->constant_count && !desc->constants))
-        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "at most %d bindings, %d bytes of push constants, %d constants",
-                           MAX_BINDINGS, PUSH_SIZE, MAX_SPEC);
+        return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel",
+                           "at most %u bindings, %d bytes of push constants, %d constants", d->caps.max_bindings,
+                           PUSH_SIZE, MAX_SPEC);
     for (int i = 0; i < 3; i++) {
         threads *= desc->threads[i] ? desc->threads[i] : 1;
         if (threads > d->caps.max_threads)
@@ -18111,14 +18923,15 @@ static int kernel_make(struct device *d, const mlxvk_kernel_desc *desc, struct k
 
 int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = res && desc ? lock_device(device.ctx) : NULL;
+    mlxvk_kernel old = { NULL };
     struct kernel *k;
     int code;
-    if (!d || !res || !desc) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     code = kernel_make(d, desc, &k);
-    if (!code) res->ctx = k;
-    mutex_unlock(&d->lock);
+    if (!code) { old = *res; res->ctx = k; }
+    unlock_and_drop(d);
+    mlxvk_kernel_free(old);
     return code;
 }
 
@@ -18131,7 +18944,7 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d = k->device;
     mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams; s; s = s->next) if (current(&s->encoder)->pipeline == &k->pipeline) encoder_reset(&s->encoder);
+    for (struct stream *s = d->streams; s; s = s->next) if (s->encoder.step.pipeline == &k->pipeline) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -18169,7 +18982,7 @@ static int unlock_encoder(struct encoder *e)
     return code;
 }
 
-/* The caller's kernel of the next dispatch; the lock is taken by the callers of this macro's functions. */
+/* The caller's kernel of the next dispatch. */
 int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
 {
     struct encoder *e = lock_encoder(handle);
@@ -18178,7 +18991,7 @@ int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
     encoder_reset(e);
     if (!k || k->device != e->device) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_kernel", "no kernel of this device");
     else {
-        struct step *t = current(e);
+        struct step *t = &e->step;
         t->pipeline = &k->pipeline;
         t->push_used = k->push_size;
         memset(t->push, 0, sizeof t->push);
@@ -18223,8 +19036,8 @@ int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
     else {
         array_span(a, &low, &high);
         if (low < high)
-            set_bound(e, MAX_BOUND - 1 - current(e)->registered, false,
-                      (struct bound){ BOUND_STORAGE, true, { a->storage }, low, high, NULL });
+            set_bound(e, MAX_BOUND - 1 - e->registered, false,
+                      (struct bound){ .kind = BOUND_STORAGE, .write = true, .storage = a->storage, .low = low, .high = high });
     }
     return unlock_encoder(e);
 }
@@ -18252,7 +19065,7 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
     if (!data || offset > PUSH_SIZE || size > PUSH_SIZE - offset)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_bytes", "%u bytes at %u of %d", size, offset, PUSH_SIZE);
     else {
-        struct step *t = current(e);
+        struct step *t = &e->step;
         memcpy(t->push + offset, data, size);
         if (offset + size > t->push_used) t->push_used = offset + size;
     }
@@ -18261,7 +19074,7 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
 
 static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
-    if (!current(e)->pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
+    if (!e->step.pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
     dispatch(e, x, y, z);
     bind_plan(e);
     maybe_commit(e->stream);
@@ -18277,7 +19090,7 @@ int mlxvk_dispatch_threadgroups(mlxvk_encoder handle, uint32_t x, uint32_t y, ui
 int mlxvk_dispatch_threads(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_t z)
 {
     struct encoder *e = lock_encoder(handle);
-    const struct pipeline *p = e ? current(e)->pipeline : NULL;
+    const struct pipeline *p = e ? e->step.pipeline : NULL;
     const struct kernel *k;
     if (!e) return MLXVK_ERROR_ARGUMENT;
     if (!p) return dispatch_public(e, 0, 0, 0);
@@ -18329,6 +19142,7 @@ struct spirv_kernel {
     uint32_t inputs, outputs;
     bool rows;                                       /* inputs are made row-contiguous */
     struct module_constants constants;
+    mutex lock;                                      /* of the list, behind those of devices */
     struct spirv_variant *variants;
 };
 
@@ -18433,6 +19247,7 @@ mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vect
     k->inputs = (uint32_t)inputs;
     k->outputs = (uint32_t)outputs;
     k->rows = ensure_row_contiguous;
+    k->lock = (mutex)MUTEX_INIT;
     read_constants(k);
     return (mlxvk_fast_spirv_kernel){ k };
 }
@@ -18572,10 +19387,13 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     struct spirv_variant *v;
     set_constants(c, k, f, values);
     if (c->code) return NULL;
+    mutex_lock(&k->lock);
     for (v = k->variants; v; v = v->next) {
         made = v->kernel.ctx;
-        if (made->device == c->device && !memcmp(v->values, values, sizeof values)) return made;
+        if (made->device == c->device && !memcmp(v->values, values, sizeof values)) break;
     }
+    mutex_unlock(&k->lock);
+    if (v) return made;
     if (!(v = calloc(1, sizeof *v))) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (kernel_make(c->device, &desc, &made)) {
         free(v);
@@ -18583,8 +19401,10 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     }
     v->kernel.ctx = made;
     memcpy(v->values, values, sizeof values);
+    mutex_lock(&k->lock);
     v->next = k->variants;
     k->variants = v;
+    mutex_unlock(&k->lock);
     return made;
 }
 
@@ -18599,7 +19419,7 @@ static void run_variant(struct call *c, struct kernel *k, struct array **arrays,
     for (uint32_t i = 0; i < count; i++) take_handle(arrays[i]);       /* or their copies and fillings would be dropped: nobody has them */
     stream_lower(c->stream, 0);
     encoder_reset(e);
-    current(e)->pipeline = &k->pipeline;
+    e->step.pipeline = &k->pipeline;
     for (uint32_t i = 0; i < count; i++)
         shift[i] = arrays[i]->size ? bind_held(e, i, arrays[i], i >= inputs) : bind_held(e, i, arrays[some], true);
     set_bytes(e, shift, 4 * count);
@@ -18664,38 +19484,34 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
 
 int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
-    if (!d || !res) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    struct device *d = res ? lock_device(device.ctx) : NULL;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     *res = d->stats;
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_reset_stats(mlxvk_device device)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = lock_device(device.ctx);
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
     memset(&d->stats, 0, sizeof d->stats);
     memset(d->kernel_counts, 0, sizeof d->kernel_counts);
     d->pipelines_found = d->buffers_found = d->buffers_made = 0;
     free_notes(d);
-    mutex_unlock(&d->lock);
-    return 0;
+    return unlock_and_drop(d);
 }
 
 int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = each ? lock_device(device.ctx) : NULL;
     struct kernel_count counts[KERNEL_COUNTS];
-    if (!d || !each) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     if (d->gate[GATE_PROFILE]) wait_streams(d);
     for (struct stream *s = d->streams; s && d->gate[GATE_PROFILE] && !d->lost; s = s->next)
-        for (uint32_t i = 0; i < s->slot_count; i++) read_queries(d, &s->slots[i]);
+        for (uint32_t i = 0; i < s->slot_count; i++)
+            if (s->slots[i].value <= s->line->completed) read_queries(d, &s->slots[i]);
     memcpy(counts, d->kernel_counts, sizeof counts);
-    mutex_unlock(&d->lock);
+    unlock_and_drop(d);
     for (int i = 0; i < KERNEL_COUNTS; i++)
         if (counts[i].count)
             each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom" : fusion_table[i - KERNEL_COUNT - 1].name,
@@ -18703,64 +19519,23 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     return 0;
 }
 
-static int by_family_and_count(const void *a, const void *b)
-{
-    const struct note *x = a, *y = b;
-    if (x->family != y->family) return x->family < y->family ? -1 : 1;
-    if (!x->reason != !y->reason) return x->reason ? 1 : -1;
-    return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->signature, y->signature);
-}
-
-/* A sorted copy of the notes, with those that are counters; NULL without memory. The lock is held. */
-static struct note *list_notes(struct device *d, uint32_t *count)
-{
-    const struct { const char *kernel; uint64_t count; } counters[] = {
-        { "pipelines found", d->pipelines_found }, { "pipelines made", d->stats.pipelines },
-        { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
-        { "buffers allocated", d->buffers_made },
-    };
-    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
-    *count = 0;
-    if (!list) return NULL;
-    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
-    for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
-        list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel, .signature = "all" };
-    qsort(list, *count, sizeof *list, by_family_and_count);
-    return list;
-}
-
 int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user)
 {
-    struct device *d = device_or_default(device);
+    struct device *d = each ? lock_device(device.ctx) : NULL;
     struct note *list;
     uint32_t n;
-    if (!d || !each) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&d->lock);
+    int code;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
     list = list_notes(d, &n);
-    mutex_unlock(&d->lock);
+    code = list ? 0 : MLXVK_ERROR_HOST_MEMORY;
+    mutex_unlock(&d->lock);                          /* the reference stays */
     for (uint32_t i = 0; i < n; i++)
         each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason, list[i].count }, user);
-    if (!list) return MLXVK_ERROR_HOST_MEMORY;
     mutex_lock(&d->lock);
     host_free(d, list);
-    mutex_unlock(&d->lock);
-    return 0;
+    unlock_and_drop(d);
+    return code;
 }
-
-/* The families whose gate asks for it. */
-static void print_notes(struct device *d)
-{
-    uint32_t n;
-    struct note *list;
-    bool any = false;
-    for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
-    if (!any || !(list = list_notes(d, &n))) return;
-    for (uint32_t i = 0; i < n; i++)
-        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
-    host_free(d, list);
-}
-
-static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)

@@ -186,6 +186,7 @@ MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const 
  * max_recommended_working_set_size, memory_size, subgroup_size (that of the kernels; those a kernel may ask for:
  * subgroup_size_least, subgroup_size_most), max_storage_buffer_range, shared_memory_size, unified
  * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own),
+ * max_threads (of a workgroup), max_storage_buffers (of a kernel),
  * cooperative_matrix_size (of the tiles that a subgroup multiplies: 16, 8 or 0), and one per capability (1 or 0): int8,
  * int16, int64, float16, storage8, storage16, half_conversion, bfloat16, cooperative_matrix (of size 16),
  * cooperative_matrix2, push_descriptor, integer_dot_product.
@@ -922,7 +923,8 @@ MLXVK_API int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims,
                                       mlxvk_optional_float base, float scale, mlxvk_array offset, mlxvk_array freqs,
                                       mlxvk_stream s);
 /* softmax(scale * q k^T + mask) v for q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv); H a multiple of Hkv.
- * mask_mode: "" (none, or mask_arr where given), "causal" (aligned to the bottom right) or "array"; mask_arr: bool (true
+ * mask_mode: "" (none, or mask_arr where given), "causal" (aligned to the bottom right: query i attends to
+ * the keys up to i + Lk - Lq, and where those are none its result is zero) or "array"; mask_arr: bool (true
  * attends) or additive, broadcast to (B, H, Lq, Lk). sinks: one extra logit a head, or { NULL }. */
 MLXVK_API int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys,
                                                       mlxvk_array values, float scale, const char *mask_mode,
@@ -1090,6 +1092,7 @@ typedef struct mlxvk_stats {
     uint64_t dispatches, barriers, submissions, pipelines, descriptor_sets;
     uint64_t fused, dropped;         /* nodes that went into fused kernels; nodes nobody wanted */
     uint64_t lowering_ns, submit_ns; /* CPU time spent lowering and recording; in queue submissions */
+    uint64_t replayed;               /* nodes that were encoded from plans kept, of windows that came again */
 } mlxvk_stats;
 
 MLXVK_API int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device);

@@ -6,7 +6,7 @@
 #include "wide.glsl"
 #endif
 layout(constant_id = 1) const uint TO = 10;
-layout(push_constant) uniform Push {
+layout(push_constant) uniform arange_push {
     uint n, offset;
     uvec2 start, next;                                                 // bits of the result's dtype
     uint first;                                                        // the number of the first element in the binding

@@ -11,7 +11,7 @@ BUFFER(3, v)
 BUFFER(4, mask)
 BUFFER(5, sinks)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform attention_push {
     uint o_at, q_at, k_at, v_at, mask_at, sinks_at;
     uint o_stride[3], q_stride[3], k_stride[3], v_stride[3];    // batch, head, position
     uint mask_stride[4];                                // batch, head, query, key

@@ -22,9 +22,9 @@ const uint JOIN = 512u;                                 // where sums begin; bef
 shared vec4 results[ROOM];                              // [row][subgroup][WIDTH]
 shared vec2 highs[8u * SUBGROUPS];
 shared bool last_one;
-layout(std430, set = 0, binding = 6) coherent buffer Parts { float part[]; };          // results, then two figures each
-layout(std430, set = 0, binding = 6) coherent buffer PartFours { vec4 part_four[]; };
-layout(std430, set = 0, binding = 7) coherent buffer Counters { uint finished[]; };
+layout(std430, set = 0, binding = 6) coherent buffer part_floats { float part[]; };          // results, then two figures each
+layout(std430, set = 0, binding = 6) coherent buffer part_fours { vec4 part_four[]; };
+layout(std430, set = 0, binding = 7) coherent buffer finished_words { uint finished[]; };
 
 vec4 qs[ROWS * CHUNKS * 2u], os[ROWS * VALUE_CHUNKS * 2u];
 uvec4 ks[AHEAD * CHUNKS * WORDS], vs[AHEAD * VALUE_CHUNKS * WORDS];     // as they are in memory: half as many registers

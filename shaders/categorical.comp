@@ -14,7 +14,7 @@ BUFFER(3, tile)
 ACCESS(src)
 
 const uint EACH = 8;                                   // elements a thread
-layout(push_constant) uniform Push {
+layout(push_constant) uniform categorical_push {
     uint n, tiles, samples;
     uint dst_at, src_at, stride;
     uint key_at, key_step, key_pushed, key0, key1;

@@ -1,4 +1,8 @@
 // What all kernels share: dtypes, typed views of one binding, loads and stores with conversion, the group index.
+//
+// The host sees what a shader declares, by name, in gen/kernels.h: the block of push constants, NAME_push; constants, numbered
+// from 1 without gaps; buffers, whose blocks are called after the binding and a view of it (BUFFER does); and constants that
+// follow a line "//! enum PREFIX_: text". tests/tools/kernel-header says more.
 #ifndef COMMON_GLSL
 #define COMMON_GLSL
 #extension GL_EXT_shader_16bit_storage : require

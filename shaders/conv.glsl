@@ -2,7 +2,7 @@
 // a's elements are gathered from the input (batch, three axes outermost first, channels), b is the kernel (output channels,
 // taps, input channels of a group). A dilated input is left to the host, which dispatches once for each remainder. A workgroup's
 // z counts groups, or, where K is split, parts of each.
-layout(push_constant) uniform Push {
+layout(push_constant) uniform conv_push {
     uint M, N, C;                                      // positions of the result; output and input channels of a group
     uint offset_a, offset_b, offset_out;
     uint channels;                                     // of the input, all groups

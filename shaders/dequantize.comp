@@ -7,7 +7,7 @@ SOURCE(1, s)
 SOURCE(2, b)
 TARGET(3, y)
 SOURCE(4, g)
-layout(push_constant) uniform Push { uint count, group_shift, w_at, s_at, b_at, y_at, g_at; };     // count: of eights
+layout(push_constant) uniform dequantize_push { uint count, group_shift, w_at, s_at, b_at, y_at, g_at; };     // count: of eights
 layout(constant_id = 5) const bool VECTOR = false;     // the result is aligned to eight elements
 layout(constant_id = 6) const bool SCALED = false;
 EIGHT_CODES(eight_codes, w32)

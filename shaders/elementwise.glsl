@@ -22,7 +22,7 @@ const bool EIGHTS = MODE == 4u || MODE == 6u, SIXTEENS = MODE >= 7u, BY_VECTORS 
 const bool STRIDED = MODE == 2u || BY_VECTORS;
 const uint LANES = SIXTEENS ? 16u : EIGHTS ? 8u : MODE == 1u || MODE == 5u ? 4u : 1u;   // elements a thread
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform elementwise_push {
     uint n, ndim;
     uint shape[4];
     uint offset[4];                                    // of the result and the operands

@@ -7,11 +7,11 @@ const uint CHOLESKY = 0, INVERSE = 1, PANEL = 2, SWAP = 3, REFLECT = 4;
 const uint BLOCK = 32, THREADS = 256;                    // most threads of a workgroup
 const uint UNIT = 1u, HALF = 2u;                         // INVERSE: ones on the diagonal; half of it, where it is 0 ones
 
-layout(set = 0, binding = 0, std430) coherent buffer A { float a[]; };
-layout(set = 0, binding = 1, std430) coherent buffer B { float b[]; };      // PANEL, SWAP: pivots; REFLECT: the vectors
-layout(set = 0, binding = 2, std430) coherent buffer C { uint order[]; };   // SWAP: the rows' numbers
+layout(set = 0, binding = 0, std430) coherent buffer a_floats { float a[]; };
+layout(set = 0, binding = 1, std430) coherent buffer b_floats { float b[]; };      // PANEL, SWAP: pivots; REFLECT: the vectors
+layout(set = 0, binding = 2, std430) coherent buffer order_words { uint order[]; };   // SWAP: the rows' numbers
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform factor_push {
     uint matrices, rows, columns, first, count;          // `count` columns from `first` on; CHOLESKY, INVERSE: the whole block
     uint a_at, a_matrix, a_row, a_column;
     uint b_at, b_matrix, b_row, b_column;

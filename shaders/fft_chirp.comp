@@ -4,7 +4,7 @@
 #include "fft.glsl"
 BUFFER(0, w)
 BUFFER(1, b)
-layout(push_constant) uniform Push { uint n, room, offset_w, offset_b; };
+layout(push_constant) uniform fft_chirp_push { uint n, room, offset_w, offset_b; };
 
 uint square(uint j)                                    // j^2 mod 2 n
 {

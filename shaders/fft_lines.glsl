@@ -14,7 +14,7 @@ BUFFER(1, a)
 BUFFER(2, first)
 BUFFER(3, last)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform fft_push {
     uint size_, radices_, ids, lines_, flags_;         // radices: less one, four bits each
     uint offset_a, offset_d, offset_first, offset_last;
     uint len, valid, limit;                            // of a row's transform; elements of its operand; results to store

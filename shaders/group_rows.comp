@@ -9,7 +9,7 @@ const uint MOST = 4096;                                // weights
 layout(std430, set = 0, binding = 0) restrict buffer tiles_words { uvec4 tiles[]; };
 layout(std430, set = 0, binding = 1) restrict buffer order_words { uint order[]; };
 layout(std430, set = 0, binding = 2) restrict readonly buffer rhs_words { uint rhs[]; };
-layout(push_constant) uniform Push { uint entries, weights, each, tile_rows, tile_count, tiles_at, order_at, rhs_at; };
+layout(push_constant) uniform group_rows_push { uint entries, weights, each, tile_rows, tile_count, tiles_at, order_at, rhs_at; };
 shared uint count[MOST];
 shared uvec2 sums[gl_WorkGroupSize.x];
 

@@ -4,7 +4,7 @@
 #include "hadamard.glsl"
 layout(constant_id = 5) const uint LENGTH = 2048;      // a multiple of M * 2^K
 layout(constant_id = 6) const bool VECTOR = false;     // operand and result can be accessed by fours
-layout(push_constant) uniform Push { uint count, dst_at, src_at; float scale; };       // elements
+layout(push_constant) uniform hadamard_push { uint count, dst_at, src_at; float scale; };       // elements
 shared float data[LENGTH + LENGTH / 32];
 
 uint place(uint i) { return i + (i >> 5); }            // no two lanes of a step meet in a bank

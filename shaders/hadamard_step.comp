@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // One step of rows too long for shared memory: over K bits, or over the M of a row, of elements `stride` apart. In place.
 #include "hadamard.glsl"
-layout(push_constant) uniform Push { uint count, dst_at, src_at; float scale; uint stride; };      // count: of threads
+layout(push_constant) uniform hadamard_step_push { uint count, dst_at, src_at; float scale; uint stride; };      // count: of threads
 
 void main()
 {

@@ -8,12 +8,12 @@ layout(constant_id = 2) const uint OP = 0;
 #include "rows.glsl"
 const uint EIGEN = 0, SINGULAR = 1;
 
-layout(set = 0, binding = 0, std430) buffer A { float a[]; };      // EIGEN: read; SINGULAR: w
-layout(set = 0, binding = 1, std430) buffer B { float b[]; };      // EIGEN: written
-layout(set = 0, binding = 2, std430) buffer V { float v[]; };
-layout(set = 0, binding = 3, std430) buffer G { float go[]; };     // 0 for matrices that are finished
+layout(set = 0, binding = 0, std430) buffer a_floats { float a[]; };      // EIGEN: read; SINGULAR: w
+layout(set = 0, binding = 1, std430) buffer b_floats { float b[]; };      // EIGEN: written
+layout(set = 0, binding = 2, std430) buffer v_floats { float v[]; };
+layout(set = 0, binding = 3, std430) buffer go_floats { float go[]; };     // 0 for matrices that are finished
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform jacobi_push {
     uint matrices, n, length, round;                     // length: of the rows of w
     uint a_at, b_at, v_at, go_at, checked;
 };

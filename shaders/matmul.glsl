@@ -13,7 +13,7 @@ layout(constant_id = 2) const uint EPILOGUE = 0;      // 0: a @ b; 1: with alpha
 #ifdef CONV
 #include "conv.glsl"
 #else
-layout(push_constant) uniform Push {
+layout(push_constant) uniform matmul_push {
     uint M, N, K;
     uint offset_a, offset_b, offset_c, offset_out;
     uint a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col;
@@ -33,7 +33,7 @@ const uint SEGMENTS = 0xffffffffu;
 #define tiles_at batch_out[1]
 #define order_at batch_out[2]
 #define X_MATRIX(entry) min(every != 0u ? (entry) / every : lhs32[lhs_at + (entry)], lhs_last)
-#ifndef GROUPED
+#if !defined(GROUPED) && !defined(MASKED)
 layout(std430, set = 0, binding = 4) restrict readonly buffer lhs_words { uint lhs32[]; };
 layout(std430, set = 0, binding = 5) restrict readonly buffer rhs_words { uint rhs32[]; };
 #endif
@@ -48,6 +48,7 @@ Place place(uint z)
     uint parts = EPILOGUE == 2u ? (K + part - 1u) / part : 1u, which = z % parts;
     uint rest = z / parts, one = max(inner, 1u), two = max(middle, 1u), i = rest % one, j = rest / one % two, k = rest / one / two;
     Place p = Place(offset_a, offset_b, offset_c, offset_out, 0u, K);
+#ifndef MASKED
     if (inner == 0u) {
         p.a += X_MATRIX(rest) * batch_a[0];
         p.b += min(rhs32[rhs_at + rest], rhs_last) * batch_b[0];
@@ -56,7 +57,9 @@ Place place(uint z)
     } else if (inner == SEGMENTS) {
         p.low = min(rhs32[rhs_at + 2u * rest], K);
         p.high = max(min(rhs32[rhs_at + 2u * rest + 1u], K), p.low);
-    } else {
+    } else
+#endif
+    {
         p.a += i * batch_a[0] + j * batch_a[1] + k * batch_a[2];
         p.b += i * batch_b[0] + j * batch_b[1] + k * batch_b[2];
         p.c += i * batch_c[0] + j * batch_c[1] + k * batch_c[2];

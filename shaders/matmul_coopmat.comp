@@ -15,6 +15,7 @@
 #define T float16_t
 #endif
 #include "matmul.glsl"
+#include "nearest.glsl"
 layout(constant_id = 3) const uint BM = 128;
 layout(constant_id = 4) const uint BN = 128;
 layout(constant_id = 5) const uint BK = 32;
@@ -46,7 +47,7 @@ OPERAND(c)
 #define FIRST_D(p, row) (p.d + (row) * out_row)
 #define LAST_ROW M
 #endif
-layout(std430, set = 0, binding = 0) writeonly buffer Result { T d[]; };
+layout(std430, set = 0, binding = 0) writeonly buffer d_elements { T d[]; };
 
 const bool A_ALONG_K = (ALONG & 1u) == 0u, B_ALONG_K = (ALONG & 2u) != 0u;
 const uint THREADS = BM / WM * (BN / WN) * LANES;
@@ -169,20 +170,26 @@ void main()
         }
     }
 
-    row += wm;
-    column += wn;
+    // The same for all subgroups, whose barriers are the workgroup's on some drivers.
+    bool whole = EPILOGUE == 0u && row + BM <= M && column + BN <= N;
 #ifdef CONV
     uint out_row = out_step[2];                        // of results whose rows follow each other, which ALIGNED's bit 3 says
-    bool whole = EPILOGUE == 0u && (ALIGNED & 12u) == 12u && row + WM <= M && column + WN <= N;
+    whole = whole && (ALIGNED & 12u) == 12u;
 #elif defined(GROUPED)
-    const bool whole = false;
+    whole = false;
 #else
-    bool whole = EPILOGUE == 0u && (ALIGNED & 4u) != 0u && row + WM <= M && column + WN <= N;
+    whole = whole && (ALIGNED & 4u) != 0u;
 #endif
+    row += wm;
+    column += wn;
     [[unroll]] for (uint i = 0; i < WM / SIZE; i++)
         [[unroll]] for (uint j = 0; j < WN / SIZE; j++) {
             uint r = row + i * SIZE, s = column + j * SIZE, corner = warp * SIZE * PATCH;
             if (whole) {
+#ifdef BF
+                [[unroll]] for (int e = 0; e < sum[i * (WN / SIZE) + j].length(); e++)
+                    sum[i * (WN / SIZE) + j][e] = nearest_bf16(sum[i * (WN / SIZE) + j][e]);
+#endif
                 coopMatStore(coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(sum[i * (WN / SIZE) + j]), d,
                              p.d + r * out_row + s, out_row, gl_CooperativeMatrixLayoutRowMajor);
                 continue;

@@ -14,14 +14,15 @@
 #define T float16_t
 #endif
 #include "matmul.glsl"
+#include "nearest.glsl"
 layout(constant_id = 3) const uint BM = 128;
 layout(constant_id = 4) const uint BN = 128;
 layout(constant_id = 5) const uint BK = 64;
 layout(constant_id = 6) const uint ALONG = 0;         // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
-layout(std430, set = 0, binding = 0) writeonly buffer Result { T d[]; };
-layout(std430, set = 0, binding = 0) writeonly buffer Parts { float parts[]; };
-layout(std430, set = 0, binding = 1) readonly buffer A { T a[]; };
-layout(std430, set = 0, binding = 2) readonly buffer B { T b[]; };
+layout(std430, set = 0, binding = 0) writeonly buffer d_elements { T d[]; };
+layout(std430, set = 0, binding = 0) writeonly buffer d_floats { float parts[]; };
+layout(std430, set = 0, binding = 1) readonly buffer a_elements { T a[]; };
+layout(std430, set = 0, binding = 2) readonly buffer b_elements { T b[]; };
 
 #define EDGE tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV>    // zeros beyond the matrix
 #define SUMS coopmat<float, gl_ScopeWorkgroup, BM, BN, gl_MatrixUseAccumulator>
@@ -46,6 +47,10 @@ layout(std430, set = 0, binding = 2) readonly buffer B { T b[]; };
     if ((ALONG & 2u) == 0u) layout_b = setTensorLayoutDimensionNV(layout_b, p.high, N); \
     else layout_b = setTensorLayoutDimensionNV(layout_b, N, p.high); \
     layout_b = setTensorLayoutStrideNV(layout_b, lead_b, 1u);
+
+#ifdef BF
+float nearest(const in uint row, const in uint column, const in float x) { return nearest_bf16(x); }
+#endif
 
 void main()
 {
@@ -77,6 +82,9 @@ void main()
     }
     if (EPILOGUE == 1u) sum = sum * alpha;
     edge_d = setTensorLayoutStrideNV(edge_d, lead_d, 1u);
+#ifdef BF
+    coopMatPerElementNV(sum, sum, nearest);
+#endif
     RESULT rounded = RESULT(sum);
     if (rows_inside && columns_inside) {
         tensorLayoutNV<2> inner_d = createTensorLayoutNV(2);

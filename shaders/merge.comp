@@ -8,8 +8,9 @@ BUFFER(2, place)
 BUFFER(3, dst_place)
 ACCESS(dst)
 
-layout(push_constant) uniform Push { uint rows, n, run, parts, dst_at, src_at, place_at, dst_place_at, FROM, FLAGS; };
+layout(push_constant) uniform merge_push { uint rows, n, run, parts, dst_at, src_at, place_at, dst_place_at, dtype, flags; };
 
+//! enum MERGE_: results of a thread
 const uint EACH = 8;
 
 void main()
@@ -28,9 +29,9 @@ void main()
     for (uint to = row * n + first; to < last; to++) {
         bool take_left = b >= end || (a < right && ka <= kb);
         uint key = take_left ? ka : kb;
-        if ((FLAGS & INDEX_OUT) != 0u) dst_place32[dst_place_at + to] = place32[place_at + (take_left ? a : b)];
-        if ((FLAGS & KEYS_OUT) != 0u) dst32[dst_at + to] = key;
-        if ((FLAGS & VALUES_OUT) != 0u) store_dst(dst_at + to, FROM, raw_of(key, FROM));
+        if ((flags & INDEX_OUT) != 0u) dst_place32[dst_place_at + to] = place32[place_at + (take_left ? a : b)];
+        if ((flags & KEYS_OUT) != 0u) dst32[dst_at + to] = key;
+        if ((flags & VALUES_OUT) != 0u) store_dst(dst_at + to, dtype, raw_of(key, dtype));
         if (take_left) { a++; ka = a < right ? src32[src_at + a] : 0u; }
         else { b++; kb = b < end ? src32[src_at + b] : 0u; }
     }

@@ -29,7 +29,7 @@ EIGHTS(h)
 EIGHTS(weight)
 EIGHTS(bias)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform norm_push {
     uint rows, n, ndim;
     float eps;
     uint weight_at, bias_at, weight_step, bias_step;

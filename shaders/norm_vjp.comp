@@ -21,7 +21,7 @@ ACCESS(x)
 ACCESS(g)
 ACCESS(weight)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform norm_vjp_push {
     uint rows, n, each;
     float eps;
     uint dx_at, x_at, g_at, weight_at, dweight_at, dbias_at;

@@ -10,7 +10,7 @@ BUFFER(3, table)
 ACCESS(a)
 ACCESS(b)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform positions_push {
     uint n, ndim, flags, dtype;                        // of the index arrays, 0 to 2 of them
     uint none, dst_at;                                 // none: what stands for a window that is nowhere
     uint at[2];
@@ -19,6 +19,7 @@ layout(push_constant) uniform Push {
     uint size[2], room[2], step[2];
 };
 
+//! enum POSITIONS_: flags; the two lowest bits count the index arrays
 const uint COUNT = 3, STRICT = 4, ADD = 8, TABLE = 16;  // ADD: to the sums that are there
 
 void main()

@@ -9,7 +9,6 @@
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #ifdef BF
 #extension GL_EXT_bfloat16 : require
-#extension GL_EXT_shader_explicit_arithmetic_types_int16 : require
 #define T bfloat16_t
 #else
 #define T float16_t
@@ -45,14 +44,18 @@ const uint STEP = BK / 8 + 1, PATCH = SIZE + 4;        // of a tile's rows, padd
 shared uvec4 tile_x[BM * STEP], tile_w[BN * STEP];
 shared float patches[THREADS / LANES * SIZE * PATCH];
 
+// To nearest even, which drivers' conversions to bfloat16 are not. Where there is no number, NOT_A_NUMBER must be given.
 uint pack(float low, float high)
 {
 #ifdef BF
-    return pack32(bfloat16BitsToUintEXT(bf16vec2(vec2(low, high))));
+    uint u = floatBitsToUint(low), v = floatBitsToUint(high);
+    return ((u + 0x7fffu + ((u >> 16) & 1u)) >> 16) | ((v + 0x7fffu + ((v >> 16) & 1u)) & 0xffff0000u);
 #else
     return packHalf2x16(vec2(low, high));
 #endif
 }
+
+float tame(float x) { return is_nan(x) ? NOT_A_NUMBER : x; }
 
 // A thread's share of the next tiles: eight elements of x, and half a block of codes with scale and bias.
 uvec4 next_x[FETCH_X], next_w[FETCH_W];
@@ -103,6 +106,8 @@ void stage()
                                fma(-scale, packed_offset(e % CLASSES), bias));
             else if (WHOLE) value[e] = scale * code_number(next_w[i][e * BITS / 32u] >> e * BITS % 32u & MASK);
             else value[e] = fma(scale, float(code_of(e < 8u ? next_w[i].xy : next_w[i].zw, e % 8u)), bias);
+        if (max(floatBitsToUint(scale) & 0x7fffffffu, floatBitsToUint(bias) & 0x7fffffffu) > 0x71000000u)    // 2^99: or it may overflow
+            [[unroll]] for (uint e = 0u; e < 16u; e++) value[e] = tame(value[e]);
         [[unroll]] for (uint e = 0u; e < 8u; e++) halves[e] = pack(value[2u * e], value[2u * e + 1u]);
         if (g < BN * BK / 16u) {
             uint at = g / (BK / 16u) * STEP + g % (BK / 16u) * 2u;
@@ -126,7 +131,7 @@ void store(uint row, uint n, float v[8])
 #else
     uint at = y_at[0] + gl_WorkGroupID.z * y_batch + row * y_row[0] + n, halves[4];
 #endif
-    [[unroll]] for (uint e = 0u; e < 4u; e++) halves[e] = pack(v[2u * e], v[2u * e + 1u]);
+    [[unroll]] for (uint e = 0u; e < 4u; e++) halves[e] = pack(tame(v[2u * e]), tame(v[2u * e + 1u]));
     if ((ALIGNED & 4u) != 0u && n + 8u <= rows[0]) y128[at >> 3] = uvec4(halves[0], halves[1], halves[2], halves[3]);
     else
         for (uint e = 0u; e < 8u; e++)

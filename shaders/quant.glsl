@@ -12,7 +12,7 @@ const uint E8M0 = 32, E4M3 = 33;                       // TS where codes are sma
 const bool FP = TS >= E8M0;
 
 #if defined(GATHER) || defined(GROUPED)
-layout(push_constant) uniform Push {                   // of matrices of x and weights that index arrays choose
+layout(push_constant) uniform quant_gather_push {                   // of matrices of x and weights that index arrays choose
     uint m, k, group_shift, rounds;
     uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
     uint rows[1], w_at[1], s_at[1], b_at[1], y_at[1], y_row[1];
@@ -20,7 +20,7 @@ layout(push_constant) uniform Push {                   // of matrices of x and w
 };
 #define X_MATRIX(entry) min(every != 0u ? (entry) / every : lhs32[lhs_at + (entry)], lhs_last)
 #elif defined(PRODUCT)
-layout(push_constant) uniform Push {                   // of up to three matrices with the same x
+layout(push_constant) uniform quant_push {                   // of up to three matrices with the same x
     uint m, k, group_shift, rounds;                    // a group is 16 << group_shift codes
     uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
     uint rows[3], w_at[3], s_at[3], b_at[3], y_at[3], y_row[3];

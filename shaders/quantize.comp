@@ -7,7 +7,7 @@ SOURCE(0, x)
 TARGET(1, w)
 TARGET(2, s)
 TARGET(3, b)
-layout(push_constant) uniform Push { uint blocks, group_shift, x_at, w_at, s_at, b_at; };
+layout(push_constant) uniform quantize_push { uint blocks, group_shift, x_at, w_at, s_at, b_at; };
 shared vec2 extremes[gl_WorkGroupSize.x];
 
 void main()

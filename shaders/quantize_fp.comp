@@ -12,7 +12,7 @@ TARGET(1, w)
 SOURCE(3, g)
 SOURCE(4, h)
 layout(std430, set = 0, binding = 2) restrict buffer s_bytes { uint8_t s8[]; };
-layout(push_constant) uniform Push { uint groups, x_at, w_at, s_at, g_at, h_at; };
+layout(push_constant) uniform quantize_fp_push { uint groups, x_at, w_at, s_at, g_at, h_at; };
 
 const uint GROUP = TS == E4M3 ? 16 : 32;
 

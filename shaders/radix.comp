@@ -20,9 +20,11 @@ BUFFER(4, counts)                                      // [row][digit][tile], th
 ACCESS(dst)
 ACCESS(src)
 
-layout(push_constant) uniform Push { uint rows, n, tiles, shift, dst_at, src_at, place_at, dst_place_at, counts_at; };
+layout(push_constant) uniform radix_push { uint rows, n, tiles, shift, dst_at, src_at, place_at, dst_place_at, counts_at; };
 
+//! enum RADIX_: values of a digit
 const uint DIGITS = 256;                               // and threads: each looks after one
+
 const uint TILE = DIGITS * EACH;
 
 uint place_of(uint row, uint i) { return (FLAGS & INDEX_IN) != 0u ? place32[place_at + row * n + i] : i; }

@@ -13,7 +13,7 @@ ACCESS(dst)
 
 const uint BITS = 0, UNIFORM = 1, NORMAL = 2, GUMBEL = 3;
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform random_push {
     uint words, first, count;                          // of the stream; those that the binding holds
     uint elements;                                     // in the binding
     uint offset, key_at, key_step, key_pushed;

@@ -7,7 +7,7 @@
 layout(constant_id = 4) const uint COLUMNS = 0;        // 0: rows, 1: columns, 4: columns by fours
 layout(constant_id = 5) const uint WIDTH = 256;
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform reduce_push {
     uint n, outer, inner;
     uint stride, inner_stride, inner_out;              // between reduced elements, between columns, between their results
     uint parts, chunk;

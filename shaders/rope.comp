@@ -19,7 +19,7 @@ ACCESS(y)
 ACCESS(x)
 ACCESS(weight)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform rope_push {
     uint batches, heads, tokens, width, dims, heads_each;
     uint y_at, x_at, offsets_at, freqs_at, weight_at;
     uint y_stride[4], x_stride[4];                      // batch, head, token, feature

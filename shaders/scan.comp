@@ -9,7 +9,7 @@ layout(constant_id = 5) const uint WIDTH = 256;
 layout(constant_id = 6) const uint HOLD = 1;           // fours a thread has in a tile
 const uint REVERSE = 1, EXCLUSIVE = 2, CARRY = 4;
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform scan_push {
     uint n, outer, inner;
     uint stride, inner_stride;                         // of the operand: along the axis, between columns
     uint parts, chunk;

@@ -14,7 +14,7 @@ ACCESS(dst)
 ACCESS(src)
 layout(std430, set = 0, binding = 0) buffer dst_signed { int dst_int[]; };
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform scatter_push {
     uint n, units, each, flags, none, scale;           // windows, units of each; a key counts `scale` units of the result
     uint dst_at, src_at, key_at, place_at;
     uint ndim, shape[4], stride[4];                    // of a window in the result, in units

@@ -19,7 +19,7 @@ BUFFER(5, slot)
 ACCESS(dst)
 ACCESS(src)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform scatter_push {
     uint n, units, each, flags, none, scale;           // entries; units of a window; a key counts `scale` units
     uint dst_at, src_at, key_at, place_at;
     uint ndim, shape[4], stride[4];                    // of a window in the result, in units

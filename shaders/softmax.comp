@@ -13,7 +13,7 @@ layout(constant_id = 3) const uint STEP = 1;           // elements of one load: 
 layout(constant_id = 4) const uint WIDTH = 256;
 layout(constant_id = 5) const uint HOLD = 4;
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform softmax_push {
     uint n, outer, inner, from, to, pairs;             // the first element of operand, result and pairs
     uint ndim, shape[4], stride[4];                    // of the outer dimensions
 };

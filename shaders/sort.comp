@@ -11,14 +11,16 @@ BUFFER(3, dst_place)
 ACCESS(dst)
 ACCESS(src)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform sort_push {
     uint rows, n, blocks;                              // blocks a row: where there are more than one, each of a workgroup
     uint row_threads;                                  // a power of two; eight elements each
     uint dst_at, src_at, place_at, dst_place_at;
-    uint FROM, FLAGS;                                  // not constants: one pipeline for all
+    uint dtype, flags;                                 // not constants: one pipeline for all
 };
 
+//! enum SORT_: elements of a thread
 const uint EACH = 8;
+
 const uint SLOTS = gl_WorkGroupSize.x * EACH + gl_WorkGroupSize.x * EACH / 32;
 shared uint keys[SLOTS];
 shared uint places[INDEXED ? SLOTS : 1];
@@ -53,10 +55,10 @@ void load_part()
     barrier();
     for (uint i = t; i < count; i += gl_WorkGroupSize.x) {
         uint row = i / length, e = i - row * length, to = slot(row * row_threads * EACH + e);
-        uint p = (FLAGS & INDEX_IN) != 0u ? place32[place_at + first + i] : skipped + e;
-        uint from = src_at + ((FLAGS & GATHER) != 0u ? first - skipped + row * length + min(p, n - 1u) : first + i);
-        if (FROM == U64 || FROM == I64 || FROM == C64) keys[to] = key_of_pair(src64[from], FROM, (FLAGS & HIGH) != 0u);
-        else keys[to] = key_of(load_src(from, FROM), FROM, INDEXED);
+        uint p = (flags & INDEX_IN) != 0u ? place32[place_at + first + i] : skipped + e;
+        uint from = src_at + ((flags & GATHER) != 0u ? first - skipped + row * length + min(p, n - 1u) : first + i);
+        if (dtype == U64 || dtype == I64 || dtype == C64) keys[to] = key_of_pair(src64[from], dtype, (flags & HIGH) != 0u);
+        else keys[to] = key_of(load_src(from, dtype), dtype, INDEXED);
         if (INDEXED) places[to] = p;
     }
     barrier();
@@ -67,8 +69,8 @@ void store_part()
     for (uint i = gl_LocalInvocationID.x; i < count; i += gl_WorkGroupSize.x) {
         uint row = i / length, from = slot(row * row_threads * EACH + i - row * length);
         if (INDEXED) dst_place32[dst_place_at + first + i] = places[from];
-        if ((FLAGS & KEYS_OUT) != 0u) dst32[dst_at + first + i] = keys[from];
-        if ((FLAGS & VALUES_OUT) != 0u) store_dst(dst_at + first + i, FROM, raw_of(keys[from], FROM));
+        if ((flags & KEYS_OUT) != 0u) dst32[dst_at + first + i] = keys[from];
+        if ((flags & VALUES_OUT) != 0u) store_dst(dst_at + first + i, dtype, raw_of(keys[from], dtype));
     }
 }
 

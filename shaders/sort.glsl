@@ -3,7 +3,8 @@
 #ifndef SORT_GLSL
 #define SORT_GLSL
 #include "common.glsl"
-const uint RAW = 1;                                    // FLAGS: the source is data, not keys yet
+//! enum SORT_: flags of the kernels that sort
+const uint RAW = 1;                                    // the source is data, not keys yet
 const uint INDEX_IN = 2, INDEX_OUT = 4;                // positions are read (else counted), are written
 const uint KEYS_OUT = 8, VALUES_OUT = 16;              // keys are written as they are; as the data they stand for
 const uint GATHER = 32;                                // the source is in its first order: read where the positions say

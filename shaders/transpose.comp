@@ -11,7 +11,7 @@ BUFFER(1, src)
 ACCESS(dst)
 ACCESS(src)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform transpose_push {
     uint rows, columns, to, from;                      // the operand's elements are 1 apart along rows, the result's along columns
     uint row_out, column_in;                           // steps
     uint tiles_down, tiles_across, matrices;

@@ -9,7 +9,7 @@ layout(constant_id = 2) const uint SIZE = 2;           // bytes of an element
 BUFFER(0, dst)
 BUFFER(1, src)
 
-layout(push_constant) uniform Push {
+layout(push_constant) uniform transpose_push {
     uint rows, columns, to, from;                      // the operand's elements are 1 apart along rows, the result's along columns
     uint row_out, column_in;                           // steps
     uint tiles_down, tiles_across, matrices;

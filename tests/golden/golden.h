@@ -102,10 +102,9 @@ struct operation {
     const char *name;
     enum result_kind kind;
     int (*run)(struct call *call);
-    void (*function)(void);                                             /* the library's; NULL: it is not there yet */
 };
 
-const struct operation *find_operation(const char *name);               /* NULL: no row, or not in the library */
+const struct operation *find_operation(const char *name);               /* NULL: no row */
 size_t operation_count(void);
 const struct operation *operation_at(size_t i);
 
@@ -144,7 +143,7 @@ const char *error_text(char *text, size_t size, int code, mlxvk_stream stream);
 
 /* ---- run.c ---- */
 
-enum outcome { PASSED, FAILED, NOT_THERE, CORRECTED };                  /* the last: passed, with wrong data put right */
+enum outcome { PASSED, FAILED, CORRECTED };                             /* the last: passed, with wrong data put right */
 
 struct run_options { bool layouts[LAYOUTS]; };
 

@@ -59,7 +59,7 @@ static bool apply_step(mlxvk_array *array, const cJSON *step, struct call *call,
 {
     const char *op = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(step, "op"));
     const struct operation *operation = op ? find_operation(op) : NULL;
-    if (!operation) return complain(problem, "view step %s is not there yet", op ? op : "without a name");
+    if (!operation) return complain(problem, "the runner knows no view step %s", op ? op : "without a name");
     struct call *c = need(calloc(1, sizeof *c));
     char text[640];
     *c = (struct call){ .args = cJSON_GetObjectItemCaseSensitive(step, "args"), .stream = call->stream };

@@ -407,22 +407,6 @@ static mlxvk_optional_dtype opt_dtype_of(struct call *c, const char *name)
 
 /* ---- calls ---- */
 
-/* A function that the library does not have yet is a null pointer here, and its cases are listed as not there. */
-#define PRAGMA(text) _Pragma(#text)
-#if defined(__GNUC__)
-#define WEAK(name, ...) PRAGMA(weak mlxvk_##name)
-#else
-#define WEAK(name, ...)
-#endif
-#define UNARY_WEAK(name) WEAK(name, 0)
-ONE_RESULT_FUNCTIONS(WEAK)
-VECTOR_RESULT_FUNCTIONS(WEAK)
-TWO_RESULT_FUNCTIONS(WEAK)
-STREAMLESS_FUNCTIONS(WEAK)
-STREAMLESS_VECTOR_FUNCTIONS(WEAK)
-MLXVK_UNARY_FUNCTIONS(UNARY_WEAK)
-MLXVK_BINARY_FUNCTIONS(UNARY_WEAK)
-
 #define DEFINE_ONE(name, ...)                                                                                         \
     static int call_##name(struct call *c) { return mlxvk_##name(&c->results[0], __VA_ARGS__, c->stream); }
 #define DEFINE_VECTOR(name, ...)                                                                                      \
@@ -446,7 +430,7 @@ STREAMLESS_VECTOR_FUNCTIONS(DEFINE_STREAMLESS_VECTOR)
 MLXVK_UNARY_FUNCTIONS(DEFINE_UNARY)
 MLXVK_BINARY_FUNCTIONS(DEFINE_BINARY)
 
-#define ROW(name, kind)       { #name, kind, call_##name, (void (*)(void))mlxvk_##name },
+#define ROW(name, kind)       { #name, kind, call_##name },
 #define ROW_ONE(name, ...)    ROW(name, ONE_RESULT)
 #define ROW_VECTOR(name, ...) ROW(name, VECTOR_RESULT)
 #define ROW_TWO(name, ...)    ROW(name, TWO_RESULTS)
@@ -468,6 +452,6 @@ const struct operation *operation_at(size_t i) { return &operations[i]; }
 const struct operation *find_operation(const char *name)
 {
     for (size_t i = 0; i < operation_count(); i++)
-        if (!strcmp(operations[i].name, name)) return operations[i].function ? &operations[i] : NULL;
+        if (!strcmp(operations[i].name, name)) return &operations[i];
     return NULL;
 }

@@ -7,6 +7,7 @@
  *     stream.cpp       streams, events, fences, evaluation on a stream, the way out of the process
  *     primitives.cpp   the table from primitive to mlxvk call
  *     fallback.cpp     what mlxvk does not have: run by MLX itself on the CPU, and counted; statistics
+ *     python.cpp       errors of an evaluation where Python's interpreter cannot pass a C++ exception on
  */
 #pragma once
 
@@ -85,5 +86,10 @@ void each_primitive(const std::function<void(const char* name, State state, cons
 void fall_back(Primitive& p, const Arrays& inputs, Arrays& outputs, const std::string& reason);
 void count_native(const char* name);                       // a name that lives as long as the process
 void print_statistics();
+
+/* ---- python.cpp ---- */
+
+/* Called often, does its work once: as soon as MLX's Python type is there. */
+void guard_python();
 
 }  // namespace mlxvk_mlx

@@ -115,7 +115,7 @@ class Reference:
                 wide, plain = self.scope(line, True), self.scope(line, False)
                 exec(line.text, wide)
                 exec(line.text, plain)
-                x = wide[line.name].astype(plain[line.name].dtype)
+                x = mx.contiguous(wide[line.name].astype(plain[line.name].dtype))   # views are not trusted to the CPU either
                 mx.eval(x)
         except Exception as error:                            # whatever MLX or Python has against it
             raise Refused(str(error))

@@ -245,6 +245,7 @@ static size_t host_memory() {
 class VulkanAllocator : public allocator::Allocator {
  public:
   allocator::Buffer malloc(size_t size) override {
+    guard_python();                                        // what MLX's module does first while it is imported
     auto* b = new Block;
     b->size = size;
     int code = MLXVK_ERROR_LIMIT;

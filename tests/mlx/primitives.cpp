@@ -751,9 +751,12 @@ namespace fast {
 bool RMSNorm::use_fallback(Stream s) { return s.device == Device::cpu; }
 bool LayerNorm::use_fallback(Stream s) { return s.device == Device::cpu; }
 bool RoPE::use_fallback(Stream s) { return s.device == Device::cpu; }
-bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array&, bool, bool, bool, bool is_training,
-                                             bool output_logsumexp, Stream s) {
-  return s.device == Device::cpu || is_training || output_logsumexp || !issubdtype(q.dtype(), floating);
+/* With more queries than keys, what a causal mask hides depends on MLX's version, and its graph says it: query i sees the keys
+ * up to i in 0.30.3, and in 0.32.4, as in mlxvk, those up to i less the surplus. */
+bool ScaledDotProductAttention::use_fallback(const array& q, const array& k, const array&, bool, bool, bool causal,
+                                             bool is_training, bool output_logsumexp, Stream s) {
+  return s.device == Device::cpu || is_training || output_logsumexp || !issubdtype(q.dtype(), floating) ||
+         (causal && q.shape(2) > k.shape(2));
 }
 bool ScaledDotProductAttention::supports_bool_mask() { return true; }
 bool ScaledDotProductAttentionVJP::use_fallback(const array&, Stream) { return true; }

@@ -321,28 +321,44 @@ void synchronize(Stream s) {
 
 namespace cpu {
 
-/* As MLX's own, but for one thing: an operation that may write into its input's memory must not do so while the GPU still
- * uses it. */
+/* MLX's CPU operations do the quick part at once and queue the rest in their stream's thread. */
+
+/* What may be written in place must not be in use on the GPU any more. */
+static void wait_for_donors(const std::vector<array>& inputs) {
+  if (!mlxvk_mlx::has_device()) return;
+  for (auto& in : inputs)
+    if (in.is_donatable()) mlxvk_mlx::wait_for(in, true);
+}
+
+/* Queued work has plain pointers: a task behind it keeps the memory of its operands, temporaries and other results. Not that
+ * of `result`, even where it came from an operand: whoever waits for it has it, and another owner would keep the next
+ * operation from working in place. */
+static void keep_behind(CommandEncoder& queue, const array& result) {
+  std::vector<array> temporaries;
+  std::vector<std::shared_ptr<void>> memory;
+  auto keep = [&](const array& a) {
+    if (auto data = a.data_shared_ptr(); data != result.data_shared_ptr()) memory.push_back(std::move(data));
+  };
+  for (auto& in : result.inputs()) keep(in);
+  for (auto& other : result.siblings()) keep(other);
+  temporaries.swap(queue.temporaries());
+  queue.dispatch([memory = std::move(memory), temporaries = std::move(temporaries)] {});
+}
+
 void eval(array& a) {
-  auto s = a.primitive().stream();
+  auto& queue = get_command_encoder(a.primitive().stream());
   auto outputs = a.outputs();
-  if (mlxvk_mlx::has_device())
-    for (auto& in : a.inputs())
-      if (in.is_donatable()) mlxvk_mlx::wait_for(in, true);
-  {
-    std::vector<array> held;
-    if (a.is_tracer()) held = a.inputs();
+  std::vector<array> held;                                 // the inputs of a tracer must not be donated
+  if (a.is_tracer()) held = a.inputs();
+  try {
+    wait_for_donors(a.inputs());
     mlxvk_mlx::Loading loading(typeid(a.primitive()) == typeid(Load));
     a.primitive().eval_cpu(a.inputs(), outputs);
+    keep_behind(queue, a);
+  } catch (...) {
+    mlxvk_mlx::keep_promises();
+    throw;
   }
-  std::vector<std::shared_ptr<array::Data>> buffers;
-  for (auto& in : a.inputs())
-    if (in.data_shared_ptr() != a.data_shared_ptr()) buffers.push_back(in.data_shared_ptr());
-  for (auto& sibling : a.siblings())
-    if (sibling.data_shared_ptr() != a.data_shared_ptr()) buffers.push_back(sibling.data_shared_ptr());
-  auto& encoder = get_command_encoder(s);
-  encoder.dispatch([buffers = std::move(buffers), temporaries = std::move(encoder.temporaries())]() mutable {});
-  encoder.temporaries().clear();
 }
 
 }  // namespace cpu

@@ -2,6 +2,8 @@
 import ctypes
 import gc
 import os
+import subprocess
+import sys
 
 import mlx.core as mx
 import numpy as np
@@ -426,6 +428,38 @@ def test_out_of_memory_in_a_thread_and_by_async_eval():
         mx.async_eval(x)
         mx.eval(x)
     assert mx.ones(3).sum().item() == 3
+
+
+@pytest.mark.parametrize("device", (mx.gpu, mx.cpu), ids=("gpu", "cpu"))
+@pytest.mark.parametrize("show", (np.array, np.asarray, memoryview, bytes), ids=lambda f: f.__name__)
+def test_out_of_memory_where_the_bytes_are_asked_for(show, device):
+    """The interpreter's own C code calls MLX there: no C++ exception may leave it."""
+    x = mx.add(mx.zeros((1 << 20, 1 << 20)), 1, stream=device)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"\d"):
+            show(x)
+    y = mx.arange(6).reshape(2, 3) * 2
+    assert np.array_equal(np.array(y), [[0, 2, 4], [6, 8, 10]]) and np.array_equal(y.__array__(), np.array(y))
+
+
+@pytest.mark.parametrize("preload", (False, True), ids=("imported", "preloaded"))
+def test_first_evaluation_fails_where_the_bytes_are_asked_for(preload):
+    code = """
+import numpy as np
+import mlx.core as mx
+assert mx.is_available(mx.gpu)
+try:
+    np.array(mx.arange(1 << 20)[:, None] + mx.arange(1 << 20))
+except RuntimeError:
+    print("raised", mx.ones(3).sum().item())
+"""
+    if preload:
+        import mlxvk_mlx
+        got = subprocess.run([sys.executable, "-B", "-c", code], env={**os.environ, "LD_PRELOAD": mlxvk_mlx.library()}, timeout=120,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    else:
+        got = run(code)
+    assert got.returncode == 0 and got.stdout == "raised 3.0\n", got.stdout + got.stderr
 
 
 def test_copy_of_more_than_one_allocation_holds():

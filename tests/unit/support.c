@@ -133,7 +133,36 @@ void finish(struct setting *s)
     mlxvk_device_free(s->device);
 }
 
-/* ---- arrays ---- */
+/* ---- what a device has, and does ---- */
+
+void need_capability(const char *key)
+{
+    size_t value = 0;
+    mlxvk_device d = open_device(NULL);
+    OK_DEVICE(mlxvk_device_info_get_size(&value, d, key), d);
+    mlxvk_device_free(d);
+    if (value) return;
+    print_message("the device has no %s\n", key);
+    skip();
+}
+
+struct tally { const char *kernel; uint64_t count; };
+
+static void add_kernel(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user)
+{
+    struct tally *t = user;
+    (void)nanoseconds;
+    if (!strncmp(kernel, t->kernel, strlen(t->kernel))) t->count += count;
+}
+
+uint64_t dispatches_of(const char *gates, const char *kernel)
+{
+    struct tally t = { kernel, 0 };
+    mlxvk_device d = open_device(gates);
+    OK_DEVICE(mlxvk_kernel_stats(d, add_kernel, &t), d);
+    mlxvk_device_free(d);
+    return t.count;
+}
 
 mlxvk_stats stats_of(mlxvk_device device)
 {
@@ -141,6 +170,8 @@ mlxvk_stats stats_of(mlxvk_device device)
     assert_int_equal(mlxvk_get_stats(&stats, device), 0);
     return stats;
 }
+
+/* ---- arrays ---- */
 
 mlxvk_array array_of(mlxvk_device device, mlxvk_dtype dtype, const void *data, const int *shape, int ndim)
 {

@@ -59,6 +59,11 @@ void finish(struct setting *s);
 
 mlxvk_stats stats_of(mlxvk_device device);
 
+/* Skips the test where the device has not got it: a key of mlxvk_device_info_get_size whose value is 0. */
+void need_capability(const char *key);
+/* How many kernels whose names begin so the program's device with these gates dispatched until now. */
+uint64_t dispatches_of(const char *gates, const char *kernel);
+
 mlxvk_array array_of(mlxvk_device device, mlxvk_dtype dtype, const void *data, const int *shape, int ndim);
 mlxvk_array ints(mlxvk_device device, const int32_t *values, const int *shape, int ndim);
 mlxvk_array floats(mlxvk_device device, const float *values, const int *shape, int ndim);

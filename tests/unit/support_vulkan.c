@@ -84,15 +84,106 @@ static VKAPI_ATTR VkResult VKAPI_CALL failing_submit(VkQueue q, uint32_t count, 
     return real_submit(q, count, submits, fence);
 }
 
+struct driver driver;
+
+#define DEVICE_CALL(name) ((PFN_##name)get_device(logical, #name))
+
+static VKAPI_ATTR VkResult VKAPI_CALL failing_wait(VkDevice d, const VkSemaphoreWaitInfo *info, uint64_t timeout)
+{
+    if (driver.fail_waits && driver.fail_waits--) return (VkResult)driver.wait_failure;
+    return DEVICE_CALL(vkWaitSemaphores)(d, info, timeout);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL exhausted_allocate(VkDevice d, const VkMemoryAllocateInfo *info,
+                                                         const VkAllocationCallbacks *callbacks, VkDeviceMemory *memory)
+{
+    VkMemoryAllocateInfo true_info = *info;
+    VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    if (driver.types) true_info.memoryTypeIndex = 0;
+    if (!(driver.exhausted >> info->memoryTypeIndex & 1))
+        r = DEVICE_CALL(vkAllocateMemory)(d, &true_info, callbacks, memory);
+    if (r == VK_SUCCESS) driver.used |= 1u << info->memoryTypeIndex;
+    driver.allocations += r == VK_SUCCESS;
+    return r;
+}
+
+static VKAPI_ATTR void VKAPI_CALL counted_free(VkDevice d, VkDeviceMemory memory,
+                                               const VkAllocationCallbacks *callbacks)
+{
+    driver.frees += memory != VK_NULL_HANDLE;
+    DEVICE_CALL(vkFreeMemory)(d, memory, callbacks);
+}
+
+static VKAPI_ATTR void VKAPI_CALL picky_requirements(VkDevice d, VkBuffer buffer, VkMemoryRequirements *need)
+{
+    DEVICE_CALL(vkGetBufferMemoryRequirements)(d, buffer, need);
+    if (driver.types) need->memoryTypeBits = driver.allowed;
+}
+
+/* What it does not have is undefined: large here. */
+static VKAPI_ATTR VkResult VKAPI_CALL half_ready(VkDevice d, VkQueryPool pool, uint32_t first, uint32_t count,
+                                                 size_t size, void *data, VkDeviceSize stride, VkQueryResultFlags flags)
+{
+    if (!driver.half_ready) return DEVICE_CALL(vkGetQueryPoolResults)(d, pool, first, count, size, data, stride, flags);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t result[2] = { i < 2 ? 1000 + 500 * i : (uint64_t)(i % 2) << 60, i < 2 };
+        memcpy((char *)data + i * stride, result, flags & VK_QUERY_RESULT_WITH_AVAILABILITY_BIT ? 16 : 8);
+    }
+    return count > 2 ? VK_NOT_READY : VK_SUCCESS;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL counted_layout(VkDevice d, const VkDescriptorSetLayoutCreateInfo *info,
+                                                     const VkAllocationCallbacks *callbacks,
+                                                     VkDescriptorSetLayout *layout)
+{
+    if (info->bindingCount > driver.largest_layout) driver.largest_layout = info->bindingCount;
+    return DEVICE_CALL(vkCreateDescriptorSetLayout)(d, info, callbacks, layout);
+}
+
+static VKAPI_ATTR void VKAPI_CALL more_types(VkPhysicalDevice physical, VkPhysicalDeviceMemoryProperties *m)
+{
+    LOAD(vkGetPhysicalDeviceMemoryProperties);
+    vkGetPhysicalDeviceMemoryProperties(physical, m);
+    if (driver.types) m->memoryTypeCount = driver.types;
+    for (uint32_t i = 1; i < driver.types; i++) m->memoryTypes[i] = m->memoryTypes[0];
+}
+
+static VKAPI_ATTR void VKAPI_CALL lower_limits(VkPhysicalDevice physical, VkPhysicalDeviceProperties2 *p)
+{
+    LOAD(vkGetPhysicalDeviceProperties2);
+    VkPhysicalDeviceLimits *l = &p->properties.limits;
+    vkGetPhysicalDeviceProperties2(physical, p);
+    l->timestampPeriod = 1;
+    if (driver.max_buffers) l->maxPerStageDescriptorStorageBuffers = driver.max_buffers;
+    if (driver.max_threads) l->maxComputeWorkGroupInvocations = l->maxComputeWorkGroupSize[0] = driver.max_threads;
+}
+
+#define REPLACED(X)                                                                                                   \
+    X(vkQueueSubmit, failing_submit) X(vkWaitSemaphores, failing_wait) X(vkAllocateMemory, exhausted_allocate)        \
+    X(vkFreeMemory, counted_free) X(vkGetBufferMemoryRequirements, picky_requirements)                                \
+    X(vkGetQueryPoolResults, half_ready) X(vkCreateDescriptorSetLayout, counted_layout)
+
+static PFN_vkVoidFunction replaced(const char *name)
+{
+#define X(function, ours) if (!strcmp(name, #function)) return (PFN_vkVoidFunction)ours;
+    REPLACED(X)
+#undef X
+    return NULL;
+}
+
 static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL failing_device_proc(VkDevice d, const char *name)
 {
-    return strcmp(name, "vkQueueSubmit") ? get_device(d, name) : (PFN_vkVoidFunction)failing_submit;
+    PFN_vkVoidFunction ours = replaced(name);
+    return ours ? ours : get_device(d, name);
 }
 
 static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL failing_instance_proc(VkInstance i, const char *name)
 {
+    PFN_vkVoidFunction ours = replaced(name);
+    if (ours) return ours;
     if (!strcmp(name, "vkGetDeviceProcAddr")) return (PFN_vkVoidFunction)failing_device_proc;
-    if (!strcmp(name, "vkQueueSubmit")) return (PFN_vkVoidFunction)failing_submit;
+    if (!strcmp(name, "vkGetPhysicalDeviceMemoryProperties")) return (PFN_vkVoidFunction)more_types;
+    if (!strcmp(name, "vkGetPhysicalDeviceProperties2")) return (PFN_vkVoidFunction)lower_limits;
     return get_instance(i, name);
 }
 
@@ -102,4 +193,16 @@ void *failing_driver(void)
     void *pointer;
     memcpy(&pointer, &proc, sizeof pointer);
     return pointer;
+}
+
+mlxvk_device own_device(const char *gates)
+{
+    mlxvk_adopt a;
+    mlxvk_device d = { NULL };
+    mlxvk_error error = { 0 };
+    own_vulkan(&a, true);
+    a.get_instance_proc_addr = failing_driver();
+    if (create_device(&d, &(mlxvk_device_desc){ .adopt = &a, .gates = gates, .error = &error }))
+        fail_msg("%s", error.text);
+    return d;
 }

@@ -14,12 +14,14 @@ static const struct shape shapes[] = {
     { 2, 6, 2,  2, 40, 64, 128, BOOL_MASK,  false },
     { 1, 2, 1, 20, 41, 64,  32, ADDED_MASK, true  },
     { 1, 2, 1,  9,  5, 33,  40, CAUSAL,     true  },                /* rows before the first key */
+    { 1, 4, 2,  9,  5, 64,  64, CAUSAL,     false },
 };
 
 /* A tensor on the host with its strides, and the array that views the same numbers. */
 struct tensor { float *data; int64_t stride[4]; mlxvk_array array; };
 
-static float noise(struct rng *r) { return (float)random_int(r, -1000, 1000) / 500.0f; }
+/* Half types hold these, too. */
+static float noise(struct rng *r) { return (float)random_int(r, -128, 128) / 64.0f; }
 
 /* (b, h, n, d) in one of the layouts that models use: plain, part of a larger cache, or heads and positions swapped. */
 static struct tensor tensor(struct rng *r, int b, int h, int n, int d, mlxvk_device device, mlxvk_stream s)
@@ -93,13 +95,14 @@ static mlxvk_array mask_array(const struct shape *p, const float *mask, mlxvk_de
     return a;
 }
 
-static void attend(const struct shape *p, mlxvk_device device, mlxvk_stream s, struct rng *r)
+/* In a dtype; errors up to `off`. */
+static void attend_as(const struct shape *p, mlxvk_dtype dtype, double off, mlxvk_device device, mlxvk_stream s, struct rng *r)
 {
     struct tensor q = tensor(r, p->batch, p->heads, p->queries, p->width, device, s);
     struct tensor k = tensor(r, p->batch, p->kv_heads, p->keys, p->width, device, s);
     struct tensor v = tensor(r, p->batch, p->kv_heads, p->keys, p->value_width, device, s);
     size_t count = (size_t)(p->batch * p->heads * p->queries * p->value_width);
-    float mask[20 * 128], sinks[8], *want = malloc(count * sizeof *want);
+    float mask[128 * 128], sinks[32], *want = malloc(count * sizeof *want);
     mlxvk_array out = mlxvk_array_new(), m, sink = mlxvk_array_new();
     assert_non_null(want);
     for (int i = 0; i < p->queries * p->keys; i++)                   /* the first row is masked as a whole */
@@ -107,9 +110,12 @@ static void attend(const struct shape *p, mlxvk_device device, mlxvk_stream s, s
     for (int i = 0; i < p->heads; i++) sinks[i] = noise(r);
     m = mask_array(p, mask, device, s);
     if (p->sinks) sink = floats(device, sinks, &p->heads, 1);
+    if (dtype != MLXVK_FLOAT32)
+        OK(mlxvk_astype(&q.array, q.array, dtype, s) || mlxvk_astype(&k.array, k.array, dtype, s) || mlxvk_astype(&v.array, v.array, dtype, s), s);
     OK(mlxvk_fast_scaled_dot_product_attention(&out, q.array, k.array, v.array, 0.125f, p->mask == CAUSAL ? "causal" : "", m, sink, s), s);
+    OK(mlxvk_astype(&out, out, MLXVK_FLOAT32, s), s);
     reference(p, &q, &k, &v, mask, sinks, want);
-    expect_floats(out, want, count, 1e-5, 1e-5, s);
+    expect_floats(out, want, count, off, off, s);
     free(want);
     mlxvk_array_free(out);
     mlxvk_array_free(m);
@@ -117,6 +123,11 @@ static void attend(const struct shape *p, mlxvk_device device, mlxvk_stream s, s
     tensor_free(&q);
     tensor_free(&k);
     tensor_free(&v);
+}
+
+static void attend(const struct shape *p, mlxvk_device device, mlxvk_stream s, struct rng *r)
+{
+    attend_as(p, MLXVK_FLOAT32, 1e-5, device, s, r);
 }
 
 static void test_attention(void **state)
@@ -131,6 +142,26 @@ static void test_attention(void **state)
         for (size_t i = 0; i < COUNT(shapes); i++) attend(&shapes[i], device, s, &r);
         mlxvk_stream_free(s);
         mlxvk_device_free(device);
+    }
+}
+
+/* A causal mask where there are more queries than keys: those before the first key have results of zero. By each kernel. */
+static void test_more_queries(void **state)
+{
+    static const char *const gates[] = { "MLX_VK_POISON=2", "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_DECODE=0", "MLX_VK_POISON=2 MLX_VK_SDPA_SPLIT_K=2",
+                                         "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_DECODE=0 MLX_VK_ENABLE_COOPERATIVE_MATRIX=0",
+                                         "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_NATIVE=0" };
+    static const struct shape more[] = { { 1, 32, 8, 127, 65, 64, 64, CAUSAL, false }, { 1, 8, 2, 127, 65, 128, 128, CAUSAL, true },
+                                         { 2, 4, 1, 8, 7, 128, 64, CAUSAL, false } };
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
+    static const double off[] = { 1e-5, 2e-3, 1.6e-2 };
+    (void)state;
+    for (size_t g = 0; g < COUNT(gates); g++) {
+        struct setting t = start(gates[g]);
+        struct rng r = { 19 };
+        for (size_t i = 0; i < COUNT(more); i++)
+            for (int d = 0; d < (more[i].sinks ? 1 : 3); d++) attend_as(&more[i], dtypes[d], off[d], t.device, t.stream, &r);
+        finish(&t);
     }
 }
 
@@ -161,6 +192,11 @@ static void test_attention_edges(void **state)
     OK(mlxvk_ones(&k, (int[]){ 1, 1, 0, 8 }, 4, MLXVK_FLOAT32, s), s);
     OK(mlxvk_fast_scaled_dot_product_attention(&out, q, k, k, 1, "", (mlxvk_array){ NULL }, (mlxvk_array){ NULL }, s), s);
     expect_floats(out, (float[16]){ 0 }, 16, 0, 0, s);
+    OK(mlxvk_ones(&q, (int[]){ 1, 65536, 1, 8 }, 4, MLXVK_FLOAT32, s), s);      /* more than kernels count for one of keys */
+    OK(mlxvk_ones(&k, (int[]){ 1, 1, 3, 8 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_fast_scaled_dot_product_attention(&out, q, k, k, 1, "", (mlxvk_array){ NULL }, (mlxvk_array){ NULL }, s), s);
+    OK(mlxvk_min(&out, out, false, s), s);
+    expect_floats(out, (float[]){ 1 }, 1, 1e-6, 0, s);
     REFUSED(mlxvk_fast_scaled_dot_product_attention(&out, q, q, k, 1, "", (mlxvk_array){ NULL }, (mlxvk_array){ NULL }, s),
             MLXVK_ERROR_SHAPE, s, "do not match");
     REFUSED(mlxvk_fast_scaled_dot_product_attention(&out, q, q, q, 1, "causal", q, (mlxvk_array){ NULL }, s), MLXVK_ERROR_ARGUMENT, s,
@@ -236,6 +272,7 @@ static void test_norm_layouts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_attention), cmocka_unit_test(test_many_parts), cmocka_unit_test(test_attention_edges),
+                                        cmocka_unit_test(test_more_queries),
                                         cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
     return run_group("attention", tests, NULL, NULL);
 }

@@ -256,10 +256,13 @@ static void test_winograd_chosen(void **state)
     free(got[1]);
 }
 
-static void test_coopmat(void **state)                  /* where there are such; tiled elsewhere */
+static void test_coopmat(void **state)
 {
     (void)state;
+    need_capability("cooperative_matrix_size");
+    uint64_t before = dispatches_of("MLX_VK_CONV_KERNEL=4", "conv_coopmat_");
     run_cases("MLX_VK_CONV_KERNEL=4", 10, true);
+    assert_true(dispatches_of("MLX_VK_CONV_KERNEL=4", "conv_coopmat_") > before);
     for (int tile = 1; tile <= 5 && getenv("CONV_CASES"); tile++) {
         char gates[80];
         snprintf(gates, sizeof gates, "MLX_VK_CONV_KERNEL=4 MLX_VK_MATMUL_TILE=%d", tile);
@@ -404,7 +407,8 @@ static void test_errors(void **state)
     mlxvk_device_free(device);
 }
 
-int main(void)
+/* An argument is a pattern of test names: "test_coop*". */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded),
@@ -413,5 +417,6 @@ int main(void)
         cmocka_unit_test(test_kernel_sticks_out), cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_long),
         cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
     };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("conv", tests, NULL, NULL);
 }

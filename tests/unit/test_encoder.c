@@ -74,6 +74,41 @@ static void test_custom_kernel(void **state)
     mlxvk_kernel_free(kernel);
 }
 
+/* Arrays made from host data meanwhile, on whose default stream the dispatch is set up, leave it alone. */
+static void test_uploads_while_setting_up(void **state)
+{
+    (void)state;
+    enum { N = 1000 };
+    int32_t want[N];
+    for (int staging = 0; staging < 2; staging++) {
+        mlxvk_device d = open_device(staging ? "MLX_VK_FORCE_STAGING=1" : NULL);
+        mlxvk_stream s = { NULL };
+        mlxvk_kernel kernel = combine_kernel(d, 3);
+        OK_DEVICE(mlxvk_get_default_stream(&s, d), d);
+        mlxvk_array a = counting(d, N), b = counting(d, N), c, res = empty_ints(N, s);
+        struct combine_push push = { .count = N };
+        mlxvk_encoder e = encoder_of(s);
+        OK(mlxvk_set_kernel(e, kernel), s);
+        OK(mlxvk_set_input_array(e, a, 0, &push.a_shift), s);
+        c = counting(d, 2 * N);
+        OK(mlxvk_set_input_array(e, b, 1, &push.b_shift), s);
+        OK(mlxvk_set_output_array(e, res, 2, &push.res_shift), s);
+        OK(mlxvk_set_bytes(e, &push, sizeof push, 0), s);
+        mlxvk_array_free(c);
+        c = counting(d, 3 * N);
+        OK(mlxvk_dispatch_threads(e, push.count, 1, 1), s);
+        for (int i = 0; i < N; i++) want[i] = 4 * i;
+        expect_ints(res, want, N, s);
+        mlxvk_array_free(a);
+        mlxvk_array_free(b);
+        mlxvk_array_free(c);
+        mlxvk_array_free(res);
+        mlxvk_kernel_free(kernel);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(d);
+    }
+}
+
 /* Operations before and after a kernel are ordered with it. */
 static void test_kernel_among_operations(void **state)
 {
@@ -644,7 +679,8 @@ static void test_wrong_modules(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_custom_kernel), cmocka_unit_test(test_kernel_among_operations),
+        cmocka_unit_test(test_custom_kernel), cmocka_unit_test(test_uploads_while_setting_up),
+        cmocka_unit_test(test_kernel_among_operations),
         cmocka_unit_test(test_shifts), cmocka_unit_test(test_grids), cmocka_unit_test(test_set_buffer),
         cmocka_unit_test(test_barriers_exact), cmocka_unit_test(test_barriers_unaligned),
         cmocka_unit_test(test_oracle_notices), cmocka_unit_test(test_chain_across_submissions),

@@ -102,6 +102,51 @@ static void test_shapes_of_lists(void **state)
     mlxvk_vector_array_free(parts);
 }
 
+/* One zero seen as a long row. */
+static mlxvk_array long_row(int length, mlxvk_dtype dtype)
+{
+    mlxvk_array a = mlxvk_array_new();
+    OK(mlxvk_zeros(&a, NULL, 0, dtype, stream), stream);
+    OK(mlxvk_broadcast_to(&a, a, (int[]){ 1, length }, 2, stream), stream);
+    return a;
+}
+
+/* Lengths that only views have: what is computed of them must not overflow. */
+static void test_long_views(void **state)
+{
+    enum { HALF = (1 << 30) + 1, MOST = INT32_MAX - 15 };
+    mlxvk_array half = long_row(HALF, MLXVK_COMPLEX64), x = long_row(MOST, MLXVK_FLOAT32), w = long_row(MOST / 8, MLXVK_UINT32);
+    mlxvk_array scales = long_row(MOST / 16, MLXVK_UINT8), none = { NULL };
+    const mlxvk_optional_int any = { 0, false };
+    (void)state;
+    REFUSED_HERE(mlxvk_fft_irfftn(&res, half, NULL, 0, (int[]){ 1 }, 1, MLXVK_FFT_NORM_BACKWARD, stream), MLXVK_ERROR_LIMIT, "2147483648");
+    REFUSED_HERE(mlxvk_fft_irfft2(&res, half, NULL, 0, (int[]){ 0, 1 }, 2, MLXVK_FFT_NORM_BACKWARD, stream), MLXVK_ERROR_LIMIT, "2147483648");
+    REFUSED_HERE(mlxvk_quantized_matmul(&res, x, w, scales, none, true, any, any, "nvfp4", stream), MLXVK_ERROR_LIMIT, "rows of");
+    REFUSED_HERE(mlxvk_repeat_axis(&res, half, 2, 1, stream), MLXVK_ERROR_LIMIT, "too long");
+    REFUSED_HERE(mlxvk_tile(&res, half, (int[]){ 2 }, 1, stream), MLXVK_ERROR_LIMIT, "too long");
+    REFUSED_HERE(mlxvk_kron(&res, half, half, stream), MLXVK_ERROR_LIMIT, "axis");
+    REFUSED_HERE(mlxvk_pad(&res, half, (int[]){ 1 }, 1, (int[]){ HALF }, 1, (int[]){ HALF }, 1, none, "constant", stream),
+                 MLXVK_ERROR_LIMIT, "elements");
+    REFUSED_HERE(mlxvk_diag(&res, i4, INT32_MIN, stream), MLXVK_ERROR_LIMIT, "2147483652");
+    REFUSED_HERE(mlxvk_arange(&res, -1e308, 1e308, 1e-300, MLXVK_FLOAT32, stream), MLXVK_ERROR_LIMIT, "elements");
+    mlxvk_array_free(half);
+    mlxvk_array_free(x);
+    mlxvk_array_free(w);
+    mlxvk_array_free(scales);
+}
+
+/* Numbers beyond an integer dtype's become its last one. */
+static void test_large_numbers(void **state)
+{
+    mlxvk_array a = mlxvk_array_new();
+    uint64_t got[2];
+    (void)state;
+    OK(mlxvk_arange(&a, 18446744073709551616.0, 18446744073709551616.0 + 8192, 4096, MLXVK_UINT64, stream), stream);
+    OK(mlxvk_array_read(a, got, sizeof got, stream), stream);
+    assert_true(got[0] == UINT64_MAX);
+    mlxvk_array_free(a);
+}
+
 static void test_axes(void **state)
 {
     (void)state;
@@ -466,7 +511,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_result_texts), cmocka_unit_test(test_shapes), cmocka_unit_test(test_shapes_of_lists),
-        cmocka_unit_test(test_axes), cmocka_unit_test(test_dtypes), cmocka_unit_test(test_matrices),
+        cmocka_unit_test(test_axes), cmocka_unit_test(test_long_views), cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_dtypes), cmocka_unit_test(test_matrices),
         cmocka_unit_test(test_absent), cmocka_unit_test(test_two_devices), cmocka_unit_test(test_error_stays),
         cmocka_unit_test(test_callback), cmocka_unit_test(test_each_allocation_fails),
         cmocka_unit_test(test_allocations_of_device_fail),

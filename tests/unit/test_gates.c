@@ -191,6 +191,28 @@ static mlxvk_array run_chain(int rows, mlxvk_stream s)
     return x;
 }
 
+static mlxvk_array run_transpose(int rows, mlxvk_stream s)
+{
+    mlxvk_array x = two_dims(rows, 70, MLXVK_FLOAT32, 19, s), y = { NULL };
+    OK(mlxvk_transpose(&x, x, s), s);
+    OK(mlxvk_contiguous(&y, x, false, s), s);
+    OK(eval_one(y), s);
+    mlxvk_array_free(x);
+    return y;
+}
+
+/* Large enough for a transposed operand to be copied first. */
+static mlxvk_array run_across(int rows, mlxvk_stream s)
+{
+    mlxvk_array x = two_dims(rows, 1100, MLXVK_FLOAT32, 20, s), z = two_dims(1100, rows, MLXVK_FLOAT32, 21, s), y = { NULL };
+    OK(mlxvk_transpose(&x, x, s), s);
+    OK(mlxvk_multiply(&y, x, z, s), s);
+    OK(eval_one(y), s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(z);
+    return y;
+}
+
 static mlxvk_array run_wide(int count, mlxvk_stream s)       /* int64 */
 {
     mlxvk_array x = { NULL };
@@ -237,6 +259,8 @@ static const struct operation { const char *name; run_function run; int n; doubl
     { "matmul", run_matmul, 17, 1e-5 },
     { "chain", run_chain, 8, 1e-6 },
     { "numbers", run_wide, 1000, 0 },
+    { "transposed copy", run_transpose, 90, 0 },
+    { "operand read across", run_across, 1000, 0 },
 };
 
 /* ---- what an operation gave, and how ---- */
@@ -302,9 +326,10 @@ static const struct group { bool all; const char *gates, *changes[12]; } groups[
       { "rms_norm", "rope", "rope with offsets", "product of 1 row", "product of 40 rows", "decode over 300 keys", "prefill", "argmax", "add",
         "add a number", "dequantize", "gather" } },
     { false, "MLX_VK_ENABLE_MUL_BF16=0 MLX_VK_ENABLE_BITWISE_SHIFT_U32=0 MLX_VK_ENABLE_ROPE_HS_TRANSPOSED=0 MLX_VK_ENABLE_QMM_NATIVE_M1=0 "
-      "MLX_VK_ENABLE_QMM_NATIVE_M4=0 MLX_VK_ENABLE_SDPA_DECODE=0 MLX_VK_MATMUL_KERNEL=1",
+      "MLX_VK_ENABLE_QMM_NATIVE_M4=0 MLX_VK_ENABLE_SDPA_DECODE=0 MLX_VK_MATMUL_KERNEL=1 "
+      "MLX_VK_ENABLE_TRANSPOSE_TILES=0",
       { "multiply", "multiply by a number", "shift", "rope", "product of 1 row", "product of 3 rows", "product of 4 rows", "decode of width 64",
-        "prefill", "matmul" } },
+        "prefill", "matmul", "transposed copy", "operand read across" } },
     { false, "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE=0 MLX_VK_ENABLE_QMM_NATIVE_M2=0 MLX_VK_ENABLE_QMM_NATIVE_M8=0 MLX_VK_ENABLE_QMM_NATIVE_M16=0 "
       "MLX_VK_ENABLE_SDPA_DECODE_D128=0 MLX_VK_SDPA_MAX_K_LEN_PREFILL=50",
       { "product of 1 row", "product of 2 rows", "product of 7 rows", "product of 12 rows", "decode over 20 keys", "decode over 300 keys", "prefill" } },
@@ -327,12 +352,12 @@ static const struct group { bool all; const char *gates, *changes[12]; } groups[
 
 /* Gates whose effect other tests compare (fusions in test_fusion, chains in test_chains, convolutions in test_conv, Fourier
  * transforms in test_fft, scales' rounding in test_products, random bits in test_random, capabilities in test_profiles,
- * transposed copies in test_array, bindings and grids in test_huge), and those that change no path. */
+ * bindings and grids in test_huge, threads and buffers in test_driver, replay in test_replay), and those that change no path, of which this file tests what they print. */
 static const char *const elsewhere[] = {
     "MLX_VK_CONV_KERNEL", "MLX_VK_ENABLE_WINOGRAD", "MLX_VK_ENABLE_STORAGE8", "MLX_VK_ENABLE_STORAGE16", "MLX_VK_ENABLE_INT8", "MLX_VK_ENABLE_INT16",
-    "MLX_VK_ENABLE_FLOAT16", "MLX_VK_ENABLE_HALF_CONVERSION", "MLX_VK_SUBGROUP_SIZE", "MLX_VK_FFT_KERNEL", "MLX_VK_ENABLE_TRANSPOSE_TILES",
-    "MLX_VK_RANDOM_PRODUCTS",
+    "MLX_VK_ENABLE_FLOAT16", "MLX_VK_ENABLE_HALF_CONVERSION", "MLX_VK_SUBGROUP_SIZE", "MLX_VK_FFT_KERNEL", "MLX_VK_RANDOM_PRODUCTS",
     "MLX_VK_ENABLE_CHAINS", "MLX_VK_DEBUG_CHAINS", "MLX_VK_MAX_BINDING_RANGE", "MLX_VK_MAX_GRID",
+    "MLX_VK_MAX_THREADS", "MLX_VK_MAX_STORAGE_BUFFERS", "MLX_VK_ENABLE_REPLAY",
     "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", "MLX_VK_ENABLE_ROPE_CACHE_WRITE",
     "MLX_VK_ENABLE_RMSNORM_ROPE", "MLX_VK_ENABLE_QMM_GROUPED", "MLX_VK_ENABLE_QMM_ADD", "MLX_VK_ENABLE_RMSNORM_QMM", "MLX_VK_MX_SCALES_NEAREST", "MLX_VK_PROFILE", "MLX_VK_PROFILE_COMPILED_DETAIL", "MLX_VK_TEST_NO_BARRIERS",
     "MLX_VK_DEVICE", "MLX_VK_STATS", "MLX_VK_QMM_STATS", "MLX_VK_SDPA_STATS", "MLX_VK_ALGO_STATS", "MLX_VK_DEBUG_ROPE_REJECT",
@@ -479,6 +504,16 @@ static void find_fused(const char *kernel, uint64_t count, uint64_t nanoseconds,
     if (!strcmp(kernel, "add + rms_norm")) *(uint64_t *)user += count;
 }
 
+static void add_and_norm(mlxvk_stream s, int rows)
+{
+    mlxvk_array x = two_dims(rows, 64, MLXVK_FLOAT32, 1, s), y = two_dims(rows, 64, MLXVK_FLOAT32, 2, s);
+    OK(mlxvk_add(&x, x, y, s), s);
+    OK(mlxvk_fast_rms_norm(&y, x, none, 1e-5f, s), s);
+    OK(eval_one(y), s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+}
+
 static void test_fused_names(void **state)
 {
     (void)state;
@@ -486,14 +521,9 @@ static void test_fused_names(void **state)
         uint64_t count = 0;
         mlxvk_device d = open_new_device(on ? "MLX_VK_PROFILE=1 MLX_VK_PROFILE_COMPILED_DETAIL=1" : "MLX_VK_PROFILE=1");
         mlxvk_stream s = open_stream(d);
-        mlxvk_array x = two_dims(4, 64, MLXVK_FLOAT32, 1, s), y = two_dims(4, 64, MLXVK_FLOAT32, 2, s);
-        OK(mlxvk_add(&x, x, y, s), s);
-        OK(mlxvk_fast_rms_norm(&y, x, none, 1e-5f, s), s);
-        OK(eval_one(y), s);
+        add_and_norm(s, 4);
         OK_DEVICE(mlxvk_kernel_stats(d, find_fused, &count), d);
         assert_int_equal(count, on);
-        mlxvk_array_free(x);
-        mlxvk_array_free(y);
         mlxvk_stream_free(s);
         mlxvk_device_free(d);
     }
@@ -584,6 +614,27 @@ static void test_rejects(void **state)
     free(text);
 }
 
+static void fused_work(mlxvk_stream s)
+{
+    for (int i = 0; i < 2; i++) add_and_norm(s, 4);
+    add_and_norm(s, 5);
+}
+
+static void test_fused_detail(void **state)
+{
+    static const char four[] = "[mlxvk] fused: add + rms_norm: float32 (4, 64)\n", five[] = "[mlxvk] fused: add + rms_norm: float32 (5, 64)\n";
+    (void)state;
+    char *text = printed("MLX_VK_DEBUG_COMPILED_DETAIL=1", fused_work);
+    if (occurrences(text, four) != 1 || occurrences(text, five) != 1) fail_msg("not once each: %s%sof:\n%s", four, five, text);
+    free(text);
+    text = printed("MLX_VK_DEBUG_COMPILED_DETAIL=1 MLX_VK_ENABLE_ADD_RMSNORM_NATIVE=0", fused_work);
+    assert_int_equal(occurrences(text, "add + rms_norm"), 0);
+    free(text);
+    text = printed(NULL, fused_work);
+    assert_string_equal(text, "");
+    free(text);
+}
+
 static void some_work(mlxvk_stream s)
 {
     for (int i = 0; i < 2; i++) {
@@ -615,7 +666,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal_results), cmocka_unit_test(test_all_are_tested), cmocka_unit_test(test_device_gate),
         cmocka_unit_test(test_statistics), cmocka_unit_test(test_nothing_is_counted), cmocka_unit_test(test_fused_names),
-        cmocka_unit_test(test_rejects), cmocka_unit_test(test_printed_statistics),
+        cmocka_unit_test(test_rejects), cmocka_unit_test(test_fused_detail), cmocka_unit_test(test_printed_statistics),
     };
     return run_group("gates", tests, NULL, NULL);
 }

@@ -275,15 +275,27 @@ static void test_chosen(void **state) { (void)state; run_cases("", cases()); }
 static void test_plain(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=1", 2 * cases()); }
 static void test_vector(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=2", cases()); }
 static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=3", cases()); }
-static void test_coopmat(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=4", cases()); }
-static void test_coopmat2(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=5", cases()); }
 
-int main(void)
+/* By a kernel that not every device has: it must run, and not another one in its place. */
+static void run_matrices(const char *capability, const char *gates, const char *kernel)
+{
+    need_capability(capability);
+    uint64_t before = dispatches_of(gates, kernel);
+    run_cases(gates, cases());
+    assert_true(dispatches_of(gates, kernel) > before);
+}
+
+static void test_coopmat(void **state) { (void)state; run_matrices("cooperative_matrix_size", "MLX_VK_MATMUL_KERNEL=4", "matmul_coopmat_"); }
+static void test_coopmat2(void **state) { (void)state; run_matrices("cooperative_matrix2", "MLX_VK_MATMUL_KERNEL=5", "matmul_coopmat2_"); }
+
+/* An argument is a pattern of test names: "test_coop*". */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain), cmocka_unit_test(test_chosen), cmocka_unit_test(test_vector), cmocka_unit_test(test_tiled),
         cmocka_unit_test(test_large), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2),
     };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("matmul", tests, NULL, NULL);
 }

@@ -191,6 +191,35 @@ static void error_handler(void **state)
     mlxvk_array_free(a);
 }
 
+/* The handler hears of the default device, whichever it is, and of no other; its own one of a device that is not it. */
+static void note_own(const mlxvk_error *error, void *data) { snprintf(data, 200, "own: %.100s", error->text); }
+
+static void error_handler_follows(void **state)
+{
+    char text[256] = "", own[256] = "";
+    mlxvk_device first = mlxvk_device_new(), second = { NULL };
+    mlxvk_buffer none = { NULL };
+    (void)state;
+    CHECK(create_device(&second, &(mlxvk_device_desc){ .on_error = note_own, .user = own }));
+    mlxvk_set_error_handler(note_error, text, NULL);
+    CHECK(mlxvk_set_default_device(second));
+    assert_int_equal(mlxvk_buffer_new(&none, SIZE_MAX / 2, second), MLXVK_ERROR_LIMIT);
+    assert_non_null(strstr(text, "buffer"));
+    assert_string_equal(own, "");
+    text[0] = 0;
+    assert_int_equal(mlxvk_buffer_new(&none, SIZE_MAX / 2, first), MLXVK_ERROR_LIMIT);
+    assert_string_equal(text, "");
+    CHECK(mlxvk_set_default_device(first));
+    assert_int_equal(mlxvk_buffer_new(&none, SIZE_MAX / 2, second), MLXVK_ERROR_LIMIT);
+    assert_string_equal(text, "");
+    assert_non_null(strstr(own, "own: buffer"));
+    assert_int_equal(mlxvk_buffer_new(&none, SIZE_MAX / 2, first), MLXVK_ERROR_LIMIT);
+    assert_non_null(strstr(text, "buffer"));
+    mlxvk_set_error_handler(NULL, NULL, NULL);
+    mlxvk_device_free(first);
+    mlxvk_device_free(second);
+}
+
 /* ---- arrays ---- */
 
 static void freed(void *data) { ++*(int *)data; }
@@ -646,7 +675,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strings), cmocka_unit_test(vectors), cmocka_unit_test(vectors_of_arrays), cmocka_unit_test(maps),
-        cmocka_unit_test(devices), cmocka_unit_test(error_handler), cmocka_unit_test(setters_and_items), cmocka_unit_test(texts),
+        cmocka_unit_test(devices), cmocka_unit_test(error_handler), cmocka_unit_test(error_handler_follows),
+        cmocka_unit_test(setters_and_items), cmocka_unit_test(texts),
         cmocka_unit_test(safetensors_round), cmocka_unit_test(safetensors_wrong), cmocka_unit_test(npy_from_numpy),
         cmocka_unit_test(npy_round), cmocka_unit_test(gguf_round), cmocka_unit_test(gguf_blocks),
     };

@@ -237,12 +237,25 @@ static void test_gather_qmm(void **state) { (void)state; gather_cases("", true, 
 static void test_gather_qmm_held(void **state) { (void)state; gather_cases("MLX_VK_QMM_KERNEL=5", true, 12); }
 static void test_gather_qmm_plain(void **state) { (void)state; gather_cases("MLX_VK_ENABLE_SUBGROUP=0", true, 6); }
 static void test_gather_qmm_tiles(void **state) { (void)state; gather_cases("MLX_VK_QMM_KERNEL=2", true, 10); }
-static void test_gather_qmm_matrices(void **state) { (void)state; gather_cases("MLX_VK_QMM_KERNEL=3", true, 10); }
 static void test_gather_mm(void **state) { (void)state; gather_cases("", false, 24); }
 static void test_gather_mm_plain(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=1", false, 8); }
 static void test_gather_mm_vector(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=2", false, 12); }
 static void test_gather_mm_tiled(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=3", false, 12); }
-static void test_gather_mm_matrices(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=4", false, 12); }
+
+/* By cooperative matrices, where there are: those kernels must run, and not others in their place. */
+static void gather_matrices(const char *gates, bool quantized, int count, const char *kernel)
+{
+    char f16[32], bf16[32];
+    snprintf(f16, sizeof f16, "%s_f16", kernel);
+    snprintf(bf16, sizeof bf16, "%s_bf16", kernel);
+    need_capability("cooperative_matrix_size");
+    uint64_t before = dispatches_of(gates, f16) + dispatches_of(gates, bf16);
+    gather_cases(gates, quantized, count);
+    assert_true(dispatches_of(gates, f16) + dispatches_of(gates, bf16) > before);
+}
+
+static void test_gather_qmm_matrices(void **state) { (void)state; gather_matrices("MLX_VK_QMM_KERNEL=3", true, 10, "qmm_grouped"); }
+static void test_gather_mm_matrices(void **state) { (void)state; gather_matrices("MLX_VK_MATMUL_KERNEL=4", false, 12, "matmul_grouped"); }
 
 /* More weights than a workgroup has threads, more than can be counted, and none that are used often. */
 static void test_gather_many(void **state)

@@ -193,7 +193,16 @@ static void test_held_rows(void **state) { (void)state; cases(5, "MLX_VK_QMV_SPL
 static void test_held_wild(void **state) { (void)state; cases(5, "MLX_VK_QMV_ROWS=3 MLX_VK_QMV_THREADS=4096", 8); }
 static void test_held_long(void **state) { (void)state; cases(5, "MLX_VK_QMV_SPLIT=2 MLX_VK_QMV_ROWS=4 MLX_VK_QMV_THREADS=32", 8); }
 static void test_tiles(void **state) { (void)state; cases(2, "", 8); }
-static void test_coopmat(void **state) { (void)state; cases(3, "", 16); }
+static void test_coopmat(void **state)
+{
+    static const char gates[] = "MLX_VK_QMM_KERNEL=3 ";                 /* as cases() writes them */
+    (void)state;
+    need_capability("cooperative_matrix_size");
+    uint64_t before = dispatches_of(gates, "qmm_f16") + dispatches_of(gates, "qmm_bf16");
+    cases(3, "", 16);
+    assert_true(dispatches_of(gates, "qmm_f16") + dispatches_of(gates, "qmm_bf16") > before);
+}
+
 static void test_unpacked(void **state) { (void)state; cases(4, "", 8); }
 
 /* Batches of x with its rows backwards, by a device's one binding and grid, or in parts. */

@@ -7,6 +7,7 @@
 #include "support_files.h"
 #include "../qwen3/check.h"
 #include "../qwen3/generate.h"
+#include "../qwen3/json.h"
 #include "../qwen3/model.h"
 
 #include <math.h>
@@ -838,6 +839,54 @@ static void test_reference(void **state)
     config_free(&c);
 }
 
+/* The first case of the tiny model's reference, with this JSON in place of logit `at` (NULL: as it is). */
+static void write_spoiled(const char *name, int at, const char *json)
+{
+    struct error e = { "" };
+    cJSON *root = json_read("tests/models/tiny-qwen3/reference.json", &e);
+    cJSON *cases = cJSON_GetObjectItemCaseSensitive(root, "cases");
+    while (cJSON_GetArraySize(cases) > 1)
+        cJSON_DeleteItemFromArray(cases, 1);
+    cJSON *logits = cJSON_GetObjectItemCaseSensitive(cJSON_GetArrayItem(cases, 0), "logits_after_prompt");
+    assert_true(cJSON_IsNumber(cJSON_GetArrayItem(logits, at)));
+    if (json)
+        cJSON_ReplaceItemInArray(logits, at, cJSON_CreateRaw(json));
+    char *text = cJSON_PrintUnformatted(root);
+    assert_non_null(text);
+    write_text(name, text);
+    cJSON_free(text);
+    cJSON_Delete(root);
+}
+
+/* One wrong logit is one too many, a NaN among them, wherever it stands. */
+static void test_spoiled_reference(void **state)
+{
+    static const struct { int at; const char *json; bool good; } cases[] = {
+        { 7, NULL, true },    { 7, "60", false },    { 7, "1e999", false },
+        { 0, "null", false }, { 7, "null", false }, { 4095, "null", false },
+    };
+    struct config c;
+    struct model m;
+    struct error e = { "" };
+    (void)state;
+    open_tiny(&m, &c);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *path = path_join(dir, "spoiled.json");
+        write_spoiled("spoiled.json", cases[i].at, cases[i].json);
+        FILE *out = tmpfile();
+        assert_non_null(out);
+        bool good = check_reference(&m, path, out, &e);
+        fclose(out);
+        assert_string_equal(e.text, "");
+        if (good != cases[i].good)
+            fail_msg("case %zu: %s", i, good ? "a wrong logit was accepted" : "refused");
+        free(path);
+        remove_file("spoiled.json");
+    }
+    model_free(&m);
+    config_free(&c);
+}
+
 static void collect(void *user, int32_t id)
 {
     ids_add(user, id);
@@ -924,6 +973,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bad_prompts),     cmocka_unit_test(test_sampler),
         cmocka_unit_test(test_sampler_seed),    cmocka_unit_test(test_reference),
         cmocka_unit_test(test_generation),      cmocka_unit_test(test_random_weights),
+        cmocka_unit_test(test_spoiled_reference),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

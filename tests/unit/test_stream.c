@@ -1,7 +1,8 @@
 /* Streams: commit thresholds, the window of submissions, order across streams, events, threads. */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE                                                /* RTLD_NEXT */
 #include "support.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <time.h>
@@ -476,6 +477,231 @@ static void test_threads(void **state)
     finish(&s);
 }
 
+/* Signals events after a while, should the threads that were to do it be stuck: by the host, which takes no lock. */
+struct rescuer { mlxvk_event event; atomic_int done, was_needed; pthread_t thread; };
+
+static void *rescue(void *argument)
+{
+    struct rescuer *r = argument;
+    for (int i = 0; i < 200 && !atomic_load(&r->done); i++) sleep_ms(50);
+    if (!atomic_load(&r->done)) {
+        atomic_store(&r->was_needed, 1);
+        mlxvk_event_signal_host(r->event, 1);
+    }
+    return NULL;
+}
+
+static void start_rescuer(struct rescuer *r, mlxvk_event event)
+{
+    *r = (struct rescuer){ .event = event };
+    assert_int_equal(pthread_create(&r->thread, NULL, rescue, r), 0);
+}
+
+static bool was_rescued(struct rescuer *r)
+{
+    atomic_store(&r->done, 1);
+    pthread_join(r->thread, NULL);
+    return atomic_load(&r->was_needed);
+}
+
+enum { READ = 100000 };
+
+struct reader { struct setting *s; mlxvk_array array; atomic_int begun; pthread_t thread; };
+
+static void *read_later(void *argument)
+{
+    struct reader *r = argument;
+    int32_t *got = malloc(READ * sizeof *got);
+    const char *problem = got ? NULL : "no memory";
+    atomic_store(&r->begun, 1);
+    if (got && mlxvk_array_read(r->array, got, READ * sizeof *got, r->s->stream)) problem = "it could not be read";
+    for (int i = 0; i < READ && !problem; i++) if (got[i] != -i) problem = "a wrong result";
+    free(got);
+    return (void *)problem;
+}
+
+/* One thread reads what waits for an event; others work meanwhile, and one of them signals it, after calls that need
+ * the device. By mapped memory and by staging. */
+static void test_reading_stalls_nobody(void **state)
+{
+    (void)state;
+    for (int staging = 0; staging < 2; staging++) {
+        struct setting s = start(staging ? "MLX_VK_FORCE_STAGING=1" : NULL);
+        mlxvk_event event = new_event(s.device);
+        struct reader r = { .s = &s };
+        struct rescuer rescuer;
+        mlxvk_array a = counting(s.device, READ), other = { NULL };
+        void *problem = NULL;
+        OK(mlxvk_synchronize(s.stream), s.stream);
+        OK(mlxvk_event_wait(event, 1, s.stream), s.stream);
+        OK(mlxvk_negative(&r.array, a, s.stream), s.stream);
+        start_rescuer(&rescuer, event);
+        assert_int_equal(pthread_create(&r.thread, NULL, read_later, &r), 0);
+        while (!atomic_load(&r.begun)) sleep_ms(1);
+        sleep_ms(200);
+        for (int i = 0; i < 3; i++) OK(mlxvk_square(&other, a, s.stream), s.stream);
+        mlxvk_event unrelated = new_event(s.device);
+        mlxvk_event_signal_host(event, 1);
+        pthread_join(r.thread, &problem);
+        if (was_rescued(&rescuer)) fail_msg("a read keeps other threads from the device");
+        if (problem) fail_msg("%s", (const char *)problem);
+        mlxvk_array_free(a);
+        mlxvk_array_free(other);
+        mlxvk_array_free(r.array);
+        mlxvk_event_free(event);
+        mlxvk_event_free(unrelated);
+        finish(&s);
+    }
+}
+
+/* What is computed can be read, though its stream waits for an event before it does more. */
+static void test_reading_before_an_event(void **state)
+{
+    (void)state;
+    for (int staging = 0; staging < 2; staging++) {
+        struct setting s = start(staging ? "MLX_VK_FORCE_STAGING=1" : NULL);
+        mlxvk_event event = new_event(s.device);
+        struct rescuer rescuer;
+        mlxvk_array a = counting(s.device, 5), b = { NULL };
+        OK(mlxvk_negative(&b, a, s.stream), s.stream);
+        OK(mlxvk_finalize(s.stream), s.stream);
+        OK(mlxvk_event_wait(event, 1, s.stream), s.stream);
+        start_rescuer(&rescuer, event);
+        expect_ints(b, (int32_t[]){ 0, -1, -2, -3, -4 }, 5, s.stream);
+        if (was_rescued(&rescuer)) fail_msg("a read waits for what comes after it");
+        OK_DEVICE(mlxvk_event_signal_host(event, 1), s.device);
+        OK(mlxvk_synchronize(s.stream), s.stream);
+        mlxvk_array_free(a);
+        mlxvk_array_free(b);
+        mlxvk_event_free(event);
+        finish(&s);
+    }
+}
+
+/* More is uploaded at once than staging holds, by several threads. */
+static void *upload_much(void *argument)
+{
+    enum { MUCH = 9 << 20 };
+    struct worker *w = argument;
+    const char *problem = NULL;
+    int32_t *data = malloc(MUCH * sizeof *data), got = 0;
+    mlxvk_stream stream = mlxvk_stream_new_device(w->device);
+    mlxvk_array a = { NULL }, sum = { NULL };
+    for (int i = 0; data && i < MUCH; i++) data[i] = i % 7 + w->number;
+    if (!data || !stream.ctx || mlxvk_array_new_data_device(&a, data, (int[]){ MUCH }, 1, MLXVK_INT32, w->device))
+        problem = "no array";
+    else if (mlxvk_max(&sum, a, false, stream) || mlxvk_array_item_int32(&got, sum)) problem = "no maximum";
+    else if (got != 6 + w->number) problem = "a wrong maximum";
+    else if (mlxvk_array_read(a, data, MUCH * sizeof *data, stream)) problem = "it could not be read";
+    for (int i = 0; i < MUCH && !problem; i++) if (data[i] != i % 7 + w->number) problem = "a wrong element";
+    mlxvk_array_free(a);
+    mlxvk_array_free(sum);
+    mlxvk_stream_free(stream);
+    free(data);
+    return (void *)problem;
+}
+
+static void test_much_staging(void **state)
+{
+    (void)state;
+    struct setting s = start("MLX_VK_FORCE_STAGING=1");
+    struct worker workers[3];
+    for (int i = 0; i < 3; i++) {
+        workers[i] = (struct worker){ .device = s.device, .number = 100 * i };
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, upload_much, &workers[i]), 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        void *problem;
+        pthread_join(workers[i].thread, &problem);
+        if (problem) fail_msg("thread %d: %s", i, (const char *)problem);
+    }
+    finish(&s);
+}
+
+/* In place of libc's: a polite thread lets others go first whenever it has let go of a lock, so that they come between
+ * two of its calls that ought to be one. */
+static _Thread_local bool polite;
+
+int pthread_mutex_unlock(pthread_mutex_t *m)
+{
+    int (*unlock)(pthread_mutex_t *);
+    *(void **)&unlock = dlsym(RTLD_NEXT, "pthread_mutex_unlock");
+    int code = unlock(m);
+    if (polite) nanosleep(&(struct timespec){ 0, 200000 }, NULL);
+    return code;
+}
+
+/* Memory that is given back is overwritten, and nobody has it again. */
+struct piece { struct piece *next; size_t size; };
+static struct { pthread_mutex_t lock; struct piece *first; } spoilt = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static void *sized_allocate(size_t size, void *user)
+{
+    struct piece *p = malloc(sizeof *p + size);
+    (void)user;
+    if (!p) return NULL;
+    p->size = size;
+    return p + 1;
+}
+
+static void spoil(void *pointer, void *user)
+{
+    struct piece *p = (struct piece *)pointer - 1;
+    (void)user;
+    memset(pointer, 0xA5, p->size);
+    pthread_mutex_lock(&spoilt.lock);
+    p->next = spoilt.first;
+    spoilt.first = p;
+    pthread_mutex_unlock(&spoilt.lock);
+}
+
+/* The default stream is exchanged, and ends, while another thread works on it. */
+static void *use_default(void *stop)
+{
+    polite = true;
+    mlxvk_array a = mlxvk_array_new_int(20), b = mlxvk_array_new();
+    const char *problem = NULL;
+    int32_t got = 0;
+    for (int i = 0; !problem && (i < 20 || !atomic_load((atomic_int *)stop)); i++) {
+        if (mlxvk_add(&b, a, a, (mlxvk_stream){ NULL })) problem = "add failed";
+        if (i % 10 == 0 && (mlxvk_array_item_int32(&got, b) || got != 40)) problem = "a wrong sum";
+    }
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    return (void *)problem;
+}
+
+static void test_default_stream_exchanged(void **state)
+{
+    (void)state;
+    atomic_int stop = 0;
+    mlxvk_device d = { NULL }, first = mlxvk_device_new();
+    mlxvk_stream fresh = { NULL };
+    pthread_t threads[2];
+    assert_int_equal(create_device(&d, &(mlxvk_device_desc){ .allocator = { sized_allocate, spoil, NULL } }), 0);
+    assert_int_equal(mlxvk_set_default_device(d), 0);
+    for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&threads[i], NULL, use_default, &stop), 0);
+    for (int i = 0; i < 200; i++) {
+        fresh = mlxvk_stream_new();
+        assert_int_equal(mlxvk_set_default_stream(fresh), 0);
+        mlxvk_stream_free(fresh);                              /* the device alone has it now */
+    }
+    atomic_store(&stop, 1);
+    for (int i = 0; i < 2; i++) {
+        void *problem;
+        pthread_join(threads[i], &problem);
+        if (problem) fail_msg("%s", (const char *)problem);
+    }
+    assert_int_equal(mlxvk_set_default_device(first), 0);
+    mlxvk_device_free(first);
+    mlxvk_device_free(d);
+    while (spoilt.first) {
+        void *next = spoilt.first->next;
+        free(spoilt.first);
+        spoilt.first = next;
+    }
+}
+
 /* More streams than any device has queues. */
 static void test_many_streams(void **state)
 {
@@ -561,6 +787,8 @@ int main(void)
         cmocka_unit_test(test_write_after_read), cmocka_unit_test(test_event_host),
         cmocka_unit_test(test_event_between_threads), cmocka_unit_test(test_event_freed_in_use), cmocka_unit_test(test_ping_pong),
         cmocka_unit_test(test_wait_orders), cmocka_unit_test(test_threads), cmocka_unit_test(test_many_streams),
+        cmocka_unit_test(test_reading_stalls_nobody), cmocka_unit_test(test_reading_before_an_event),
+        cmocka_unit_test(test_much_staging), cmocka_unit_test(test_default_stream_exchanged),
         cmocka_unit_test(test_many_waits), cmocka_unit_test(test_many_readers), cmocka_unit_test(test_event_values),
     };
     return run_group("stream", tests, NULL, NULL);

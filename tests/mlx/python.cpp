@@ -1,0 +1,165 @@
+/* MLX's Python type and exceptions: see bridge.h.                                            SPDX-License-Identifier: MIT
+ *
+ * np.array(x), memoryview(x) and bytes(x) of an array that is not evaluated yet evaluate it in the type's buffer function,
+ * which C code of the interpreter calls: an exception that leaves it there ends the process. So another function stands in
+ * its place and turns it into Python's own. NumPy takes no error of that function for an answer and asks for __array__
+ * next, so the type gets one, which raises it again.
+ *
+ * The interpreter is the process's, its functions are looked up: nothing here is compiled or linked against Python. */
+#include <dlfcn.h>
+
+#include <new>
+
+#include "bridge.h"
+
+namespace mlxvk_mlx {
+
+namespace {
+
+struct Object;                                             // PyObject
+struct Method { const char* name; Object* (*call)(Object*, Object*, Object*); int flags; const char* doc; };   // PyMethodDef
+
+/* Of Python's stable interface; the numbers are its, too. */
+enum { SLOT_GETBUFFER = 1, VARARGS_KEYWORDS = 3 };
+
+template <class T> bool find(T& to, const char* name) { return (to = reinterpret_cast<T>(dlsym(RTLD_DEFAULT, name))); }
+
+struct Interpreter {
+  int (*holds_lock)();
+  void* (*slot)(Object*, int);
+  Object* (*type_of)(Object*);
+  Object* (*attribute)(Object*, const char*);
+  int (*set_attribute)(Object*, const char*, Object*);
+  Object* (*call)(Object*, const char*, const char*, ...);
+  Object* (*import)(const char*);
+  Object* (*memory_view)(Object*);
+  Object* (*method)(Object*, Method*);
+  long (*length)(Object*);
+  Object* (*item)(Object*, long);
+  long (*number)(Object*);
+  const char* (*text)(Object*);
+  void (*release)(Object*);
+  void (*clear_error)();
+  void (*set_error)(Object*, const char*);
+  Object* object_type;
+  Object **runtime_error, **value_error, **memory_error;
+  bool there;
+
+  Interpreter() {
+    there = find(holds_lock, "PyGILState_Check") && find(slot, "PyType_GetSlot") && find(type_of, "PyObject_Type") &&
+            find(attribute, "PyObject_GetAttrString") && find(set_attribute, "PyObject_SetAttrString") &&
+            find(call, "PyObject_CallMethod") && find(import, "PyImport_ImportModule") &&
+            find(memory_view, "PyMemoryView_FromObject") && find(method, "PyDescr_NewMethod") &&
+            find(length, "PySequence_Size") && find(item, "PySequence_GetItem") && find(number, "PyLong_AsLong") &&
+            find(text, "PyUnicode_AsUTF8") && find(release, "Py_DecRef") && find(clear_error, "PyErr_Clear") &&
+            find(set_error, "PyErr_SetString") && find(object_type, "PyBaseObject_Type") &&
+            find(runtime_error, "PyExc_RuntimeError") && find(value_error, "PyExc_ValueError") &&
+            find(memory_error, "PyExc_MemoryError");
+  }
+};
+const Interpreter& python() { static const Interpreter the; return the; }
+
+using GetBuffer = int (*)(Object*, void*, int);
+GetBuffer own_getbuffer;                                   // MLX's
+
+int refuse(void* view, Object* type, const char* what) {
+  python().set_error(type, what);
+  static_cast<Object**>(view)[1] = nullptr;                // Py_buffer's obj: there is nothing to release
+  return -1;
+}
+
+int getbuffer(Object* self, void* view, int flags) {
+  try {
+    return own_getbuffer(self, view, flags);
+  } catch (const std::bad_alloc& e) {
+    return refuse(view, *python().memory_error, e.what());
+  } catch (const std::invalid_argument& e) {
+    return refuse(view, *python().value_error, e.what());
+  } catch (const std::exception& e) {
+    return refuse(view, *python().runtime_error, e.what());
+  } catch (...) {
+    return refuse(view, *python().runtime_error, "[mlxvk] an exception of an unknown kind");
+  }
+}
+
+/* x.__array__(...): what NumPy would have made of the buffer; it converts to the dtype that was asked for itself. */
+Object* as_numpy(Object* self, Object*, Object*) {
+  auto& py = python();
+  Object *view = py.memory_view(self), *result = nullptr;
+  if (!view) return nullptr;
+  if (Object* numpy = py.import("numpy")) {
+    result = py.call(numpy, "asarray", "O", view);
+    py.release(numpy);
+  }
+  py.release(view);
+  return result;
+}
+
+bool is_text(Object* type, const char* name, const char* want) {
+  auto& py = python();
+  Object* value = py.attribute(type, name);
+  const char* text = value ? py.text(value) : nullptr;
+  const bool same = text && !std::strcmp(text, want);
+  if (!text) py.clear_error();
+  if (value) py.release(value);
+  return same;
+}
+
+/* mlx.core.array, also while the module is still being made. A reference of the caller's, or null. */
+Object* array_type() {
+  auto& py = python();
+  Object *all = py.call(py.object_type, "__subclasses__", nullptr), *found = nullptr;
+  for (long i = 0, n = all ? py.length(all) : 0; i < n && !found; i++) {
+    Object* type = py.item(all, i);
+    if (is_text(type, "__name__", "array") && is_text(type, "__module__", "mlx.core")) found = type;
+    else py.release(type);
+  }
+  if (all) py.release(all);
+  else py.clear_error();
+  return found;
+}
+
+long size_of_type(Object* type) {
+  auto& py = python();
+  Object *meta = py.type_of(type), *size = py.attribute(meta, "__basicsize__");
+  const long bytes = size ? py.number(size) : 0;
+  if (size) py.release(size);
+  else py.clear_error();
+  py.release(meta);
+  return bytes;
+}
+
+/* The type's function pointers are in the type object itself: the one word that holds this one is replaced. */
+void replace_getbuffer(Object* type) {
+  auto& py = python();
+  own_getbuffer = reinterpret_cast<GetBuffer>(py.slot(type, SLOT_GETBUFFER));
+  auto* words = reinterpret_cast<GetBuffer*>(type);
+  GetBuffer* place = nullptr;
+  int found = 0;
+  for (size_t i = 0; own_getbuffer && i < size_of_type(type) / sizeof *words; i++)
+    if (words[i] == own_getbuffer) { place = &words[i]; found++; }
+  if (found != 1) return;
+  static Method method{"__array__", as_numpy, VARARGS_KEYWORDS, nullptr};
+  *place = getbuffer;
+  if (Object* descriptor = py.method(type, &method)) {
+    if (py.set_attribute(type, method.name, descriptor)) py.clear_error();
+    py.release(descriptor);
+  } else {
+    py.clear_error();
+  }
+}
+
+}  // namespace
+
+void guard_python() {
+  enum { TRIES = 1000 };                                   // a process that has Python but not MLX's module is left alone
+  static std::atomic<int> tries{0};
+  if (tries.load(std::memory_order_relaxed) >= TRIES || !python().there || !python().holds_lock()) return;
+  tries++;
+  if (Object* type = array_type()) {
+    if (tries.exchange(TRIES) < TRIES) replace_getbuffer(type);
+    python().release(type);
+  }
+}
+
+}  // namespace mlxvk_mlx
