@@ -459,6 +459,70 @@ struct pool { void *first; uint32_t count; };        /* free blocks of one size;
 struct kernel_count { uint64_t count, ns; };
 enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };   /* the callers' own; fused ones, with a gate */
 
+/* ---- tuning: one row a class of devices ---- */
+
+/* How kernels cut their work. The first row that fits holds: the device's type (-1: any) and GiB of memory. Measured on an
+ * NVIDIA H200 (large) and on Mesa's lavapipe (cpu), computed for the others. Gates override some fields by name. */
+struct tuning {
+    const char *name;
+    int type;
+    uint32_t memory;
+    uint32_t processors;                             /* workgroups that run at once, about */
+    double bandwidth, rate;                          /* bytes and multiplications a microsecond, for estimates of time */
+    uint32_t row_threads, row_least;                 /* of a workgroup that takes rows: at most, at least */
+    uint32_t rope_items;                             /* threads from which on each takes several heads */
+    uint32_t vjp_rows;                               /* rows that a workgroup adds up */
+    uint32_t tile_first, tile_half, tile_count;      /* float32 tiles: the first, for half types, how many (0: all from there) */
+    bool deep;                                       /* the depth of a tile's step in one go */
+    double winograd_byte;                            /* multiplications in the time of a byte between its steps */
+    struct decode_row {
+        uint32_t groups, keys;                       /* workgroups to aim at, the fewest keys that are worth one */
+        uint32_t rows, most;                         /* queries that share what one reads; up to how many of a key's head */
+        uint32_t ahead[2], chunks[2];                /* for up to two queries, for more: keys a thread reads at once, eights of each */
+    } decode;
+    struct quant_tuning {
+        uint32_t max_m, rows, threads;               /* rows of x up to which it holds; rows of W a team; of a workgroup */
+        uint32_t teams, max_split;                   /* teams to aim at, by sharing rows */
+    } qmv[3];
+    bool held, entries;                              /* products by qmv_held.comp; by index arrays one by one */
+    uint32_t few, unpack;                            /* rows of x taken a few at a time; from which on the weight is unpacked */
+    bool radix, fft_fixed;                           /* sorts by digits; Fourier transforms in a pipeline for each length */
+    uint32_t scatter_batch, factor_threads;
+    uint32_t fft_lines;                              /* elements of a workgroup of lines */
+    uint32_t chain_seen;                             /* times that a chain is seen before its kernel is made */
+};
+
+static const struct tuning tunings[] = {
+    { .name = "cpu", .type = VK_PHYSICAL_DEVICE_TYPE_CPU, .processors = 2, .bandwidth = 8e3, .rate = 2e4,
+      .row_threads = 64, .row_least = 16, .rope_items = 64, .vjp_rows = 16, .tile_first = 2, .tile_half = 2, .tile_count = 1,
+      .winograd_byte = 1,
+      .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 } },           /* its caches do what tiles do elsewhere */
+      .qmv = { { 8, 4, 64, 8, 1 } }, .entries = true, .few = UINT32_MAX, .unpack = UINT32_MAX,
+      .scatter_batch = 2, .factor_threads = 32, .fft_lines = UINT32_MAX, .chain_seen = 64 },
+    { .name = "large", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .memory = 64, .processors = 132, .bandwidth = 4e6, .rate = 2e7,
+      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 2,
+      .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
+      .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3 },
+    { .name = "discrete", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .processors = 132, .bandwidth = 5e5, .rate = 5e6,
+      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 8,
+      .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
+      .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3 },
+    { .name = "shared", .type = -1, .processors = 16, .bandwidth = 5e4, .rate = 5e5,
+      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 8,
+      .decode = { 64, 128, 8, 32, { 4, 2 }, { 2, 1 } },
+      .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3 },
+};
+
+static const struct tuning *tuning_for(uint32_t type, size_t memory)
+{
+    const struct tuning *t = tunings;
+    while (t->type >= 0 && ((uint32_t)t->type != type || memory >> 30 < t->memory)) t++;
+    return t;
+}
+
 struct device {
     int refs;
     mutex lock, event_lock;                          /* event_lock: of events' top; taken last, and for moments only */
@@ -470,6 +534,7 @@ struct device {
     int lost;                                        /* sticky; like all that changes it is the lock's */
     int gate[GATE_COUNT];
     char wanted[WANTED_TEXT];                        /* the device asked for, "" for any */
+    const struct tuning *tuning;                     /* of its class */
     struct capabilities caps;
 
     VkInstance instance;
@@ -902,6 +967,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->quirks = quirks_of(driver.driverID);
     c->most_ahead = timeline.maxTimelineSemaphoreValueDifference;
     choose_memory(d);
+    d->tuning = tuning_for(d->caps.type, d->caps.memory_size);
 }
 
 /* ---- choosing a physical device ---- */
@@ -2289,6 +2355,7 @@ struct stream {
     struct buffer *counters;                         /* zeros, see set_counters */
     struct window *windows, *keeping;                /* kept, last used first; the one that is being filled; see >>replay */
     uint32_t seen_windows[SEEN_WINDOWS];             /* hashes */
+    bool undecided;                                  /* the next such window may be planned otherwise */
     struct node *nodes;                              /* the tape */
     uint32_t node_count, node_slots;
     struct stream *next;
@@ -3154,6 +3221,34 @@ static void dispatch_groups(struct encoder *e, uint64_t groups)
     y = (uint32_t)min_size((size_t)((groups + x - 1) / x), min_u32(limit[1], 32768));
     z = (uint32_t)((groups + (uint64_t)x * y - 1) / ((uint64_t)x * y));
     dispatch(e, x, y, z);
+}
+
+/* ---- one way to choose ---- */
+
+/* A way to do a family's job. fits: NULL, or the reason why not, which statistics and debug output print as it stands. cost: an
+ * estimate of its time in microseconds, from bytes, operations and the device's tuning; NULL: nothing, so the first that fits. */
+struct candidate {
+    const char *name;
+    const char *(*fits)(const struct encoder *e, const void *job);
+    double (*cost)(const struct encoder *e, const void *job);
+    void (*plan)(struct encoder *e, const void *job);
+};
+
+/* The cheapest that fits. forced, from 1: that one, where it fits (a gate). family and text: for notes of what was refused. */
+static const struct candidate *choose(const struct encoder *e, const struct candidate *table, size_t count, int forced, int family,
+                                      const void *job, const char *text)
+{
+    const struct candidate *best = NULL;
+    double least = 0;
+    for (size_t i = 0; i < count; i++) {
+        const struct candidate *c = &table[forced > 0 && (size_t)forced <= count ? (i + (size_t)forced - 1) % count : i];
+        const char *refusal = c->fits ? c->fits(e, job) : NULL;
+        double cost = refusal || !c->cost ? 0 : c->cost(e, job);
+        if (refusal) NOTE(e->device, family, c->name, refusal, "%s", text);
+        else if (!best || cost < least) { best = c; least = cost; }
+        if (!refusal && forced > 0 && !i) break;
+    }
+    return best;
 }
 
 /* ==== >>bind: steps get memory, an order, and a place in the command buffer ======================================= */
@@ -6918,10 +7013,10 @@ static struct dims row_dims(struct array *const *a, int count)
 /* The workgroup and the threads a row of `steps` steps. */
 static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *threads)
 {
-    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;   /* where threads of a workgroup take turns */
-    uint32_t limit = min_u32(cpu ? 64 : ROW_THREADS, e->device->caps.max_threads), lanes = pow2_at_least(steps);
+    const struct tuning *t = e->device->tuning;
+    uint32_t limit = min_u32(t->row_threads, e->device->caps.max_threads), lanes = pow2_at_least(steps);
     while (lanes > limit) lanes /= 2;
-    *threads = lanes < 128 && !cpu ? 128 : lanes < 16 ? 16 : lanes;
+    *threads = lanes < t->row_least ? min_u32(t->row_least, e->device->caps.max_threads) : lanes;
     return lanes;
 }
 
@@ -7066,7 +7161,7 @@ enum { NORM_VJP_HELD = 16, NORM_VJP_PARTS = 1024 };
 /* How many rows a workgroup adds up before a reduction over workgroups. */
 static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
 {
-    size_t most = c->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 16 : NORM_VJP_PARTS;
+    size_t most = c->device->tuning->vjp_rows;
     most = max_size(min_size(most, ((size_t)1 << 24) / n), 1);
     if (c->device->caps.quirks & QUIRK_SHORT_LOOPS) most = max_size(most, rows / (LOOP_MOST / 32));
     return ceil_div(rows, min_size(rows, most));
@@ -7191,7 +7286,7 @@ static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stri
 static void rope_rows(struct encoder *e, const struct rope_params *r, struct rope_push *p, struct array *x, struct array *out,
                       struct array *offsets, struct array *freqs, struct array *weight, bool norm)
 {
-    uint32_t lanes, threads, items, most = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 64 : 8192;
+    uint32_t lanes, threads, items, most = e->device->tuning->rope_items;
     bool fours = r->dims % 8 == 0;
     double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
     p->dims = r->dims;
@@ -7493,12 +7588,6 @@ static struct product_push bind_product(struct encoder *e, const struct product 
 enum matmul_kind { MATMUL_AUTO, MATMUL_KIND_PLAIN, MATMUL_KIND_VECTOR, MATMUL_KIND_TILED, MATMUL_KIND_COOPMAT, MATMUL_KIND_COOPMAT2 };
 enum { FEW_ROWS = 8, SMALL_PRODUCT = 1 << 15 };
 
-/* Workgroups that a device runs at once, about. */
-static int64_t wide_of(const struct device *d)
-{
-    return d->caps.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU ? 132 : d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 16;
-}
-
 /* b^T @ a^T: the same product with rows and columns exchanged. */
 static struct product transposed(const struct product *p)
 {
@@ -7638,7 +7727,7 @@ static void product_matvec(struct encoder *e, const struct product *p)
 {
     uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, groups, y;
     uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, wide = few > 4 ? 2 : 4, threads = 32;
-    int64_t batches = product_batches(p), enough = 8 * wide_of(e->device);
+    int64_t batches = product_batches(p), enough = 8 * (int64_t)e->device->tuning->processors;
     bool subgroup = has_kernel(e->device, K_MATVEC_SUBGROUP), vector;
     struct launch l;
     while (wide > 1 && p->n * batches < wide * enough) wide /= 2;
@@ -7656,7 +7745,7 @@ static void product_vecmat(struct encoder *e, const struct product *p)
 {
     uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, lanes = 16, y;
     uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, lanes * chunk);
-    struct launch l = prepare(e, p, parts_for(e, p, groups * product_batches(p), 4 * wide_of(e->device), 128), 1);
+    struct launch l = prepare(e, p, parts_for(e, p, groups * product_batches(p), 4 * (int64_t)e->device->tuning->processors, 128), 1);
     KERNEL(e, K_VECMAT, 256, type, l.epilogue, few, lanes, evenly(p, &l.push, MAT_B, p->b_col, p->b_k, chunk));
     y = ceil_div(groups, e->device->caps.max_groups[0]);
     launch(e, p, &l, ceil_div(groups, y), y);
@@ -7696,7 +7785,7 @@ static const struct tile_row coopmat2_rows[] = {
 static double tile_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t parts)
 {
     int64_t tiles = (int64_t)ceil_div((uint64_t)p->m, r->bm) * ceil_div((uint64_t)p->n, r->bn) * product_batches(p) * parts;
-    int64_t rounds = ceil_div((uint64_t)tiles, (uint64_t)wide_of(e->device)), depth = ceil_div((uint64_t)p->k, (uint64_t)parts) + r->bk;
+    int64_t rounds = ceil_div((uint64_t)tiles, e->device->tuning->processors), depth = ceil_div((uint64_t)p->k, (uint64_t)parts) + r->bk;
     double cost = (double)(rounds * r->bm * r->bn * depth) * 1e-6 / (double)r->speed;
     return parts == 1 ? cost : cost + 3 + (double)(parts * p->m * p->n * product_batches(p)) * 3e-6;
 }
@@ -7724,10 +7813,10 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
  * convolution by it took 14 times as long as in float32 on an H200 (580.159). */
 static const struct tile_row *choose_tiled(const struct encoder *e, const struct product *p, uint32_t *parts)
 {
-    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
-    int first = cpu ? 2 : p->array[MAT_A]->dtype != MLXVK_FLOAT32, count = cpu ? 1 : COUNT(tiled_rows) - first;
-    const struct tile_row *r = choose_tile(e, p, tiled_rows + first, count, parts);
-    if (cpu) *parts = 1;
+    const struct tuning *t = e->device->tuning;
+    uint32_t first = p->array[MAT_A]->dtype == MLXVK_FLOAT32 ? t->tile_first : t->tile_half;
+    const struct tile_row *r = choose_tile(e, p, tiled_rows + first, t->tile_count ? (int)t->tile_count : (int)(COUNT(tiled_rows) - first), parts);
+    if (t->tile_count) *parts = 1;
     return r;
 }
 
@@ -7757,14 +7846,13 @@ enum { SLOW_EPILOGUE = 64 };
 
 static void product_tiled(struct encoder *e, const struct product *p)
 {
-    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
     uint32_t parts = 1, along = reading_order(p);
     const struct tile_row *r = choose_tiled(e, p, &parts);
     struct launch l;
     if (parts == 1 && r->tm * r->tn >= SLOW_EPILOGUE && has_epilogue(p) && most_parts(e, p) > 0) parts = 0;
     l = prepare(e, p, parts, r->bk);
     KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
-           even_operands(&l, along, 4), cpu ? 1 : r->bk);
+           even_operands(&l, along, 4), e->device->tuning->deep ? r->bk : 1);
     launch_tiles(e, p, &l, r);
 }
 
@@ -8117,7 +8205,7 @@ static void gather_grouped(struct encoder *e, const struct product *p)
     bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
     uint64_t each = (uint64_t)p->m * g->entries / g->weights;
     const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3]
-                                       : &tiled_rows[each > 96 && d->caps.type != VK_PHYSICAL_DEVICE_TYPE_CPU ? 0 : each > 40 ? 2 : 3];
+                                       : &tiled_rows[each > 96 && !d->tuning->tile_count ? 0 : each > 40 ? 2 : 3];
     struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
     struct launch l = { .p = *p };
     uint32_t along = reading_order(p) & 2, even, lanes = d->caps.subgroup;
@@ -8136,7 +8224,7 @@ static void gather_grouped(struct encoder *e, const struct product *p)
                    d->caps.coopmat_size[bf16], lanes, along, even);
         else
             KERNEL(e, K_MATMUL_GROUPED, t->threads, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
-                   along, even, d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 1 : t->bk);
+                   along, even, d->tuning->deep ? t->bk : 1);
         set_bytes(e, &l.push, sizeof l.push);
         dispatch(e, ceil_div((uint64_t)p->n, t->bn), r.count, 1);
     }
@@ -8248,7 +8336,7 @@ static void lower_masked_mm(struct encoder *e, const struct node *n)
 {
     struct array *arrays[MATRICES] = { n->in[0], n->in[1], NULL, n->out[0] };
     struct product p = product_as_is(arrays[MAT_A], arrays[MAT_B], NULL, arrays[MAT_OUT], 1, 0);
-    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, whole = axis_to_split(e, arrays, MATRICES, 0) < 0;
+    bool whole = axis_to_split(e, arrays, MATRICES, 0) < 0;
     uint32_t parts = 1, along = reading_order(&p), even;
     const struct tile_row *r;
     struct launch l;
@@ -8265,7 +8353,7 @@ static void lower_masked_mm(struct encoder *e, const struct node *n)
     if (n->in[2]) l.push.offset[MAT_C] = set_input(e, 3, n->in[2]);
     if (n->in[3]) l.push.c_row = set_input(e, 4, n->in[3]);
     if (n->in[4]) l.push.c_col = set_input(e, 5, n->in[4]);
-    KERNEL(e, K_MATMUL_MASKED, r->threads, (uint32_t)n->in[0]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, cpu ? 1 : r->bk);
+    KERNEL(e, K_MATMUL_MASKED, r->threads, (uint32_t)n->in[0]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, e->device->tuning->deep ? r->bk : 1);
     launch_tiles(e, &p, &l, r);
 }
 
@@ -9157,14 +9245,14 @@ static void conv_depthwise(struct encoder *e, const struct conv *v)
 /* By tiles, in float32 or (matrices) by cooperative matrices; K may be cut into parts. */
 static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
 {
-    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, bf16 = v->out->dtype == MLXVK_BFLOAT16;
+    bool deep = e->device->tuning->deep, bf16 = v->out->dtype == MLXVK_BFLOAT16;
     uint32_t type = (uint32_t)v->out->dtype, parts = 1, along = 2, even, lanes = e->device->caps.subgroup, epilogue;
     struct product p = conv_product(v);
     const struct tile_row *r = matrices ? choose_tile(e, &p, coopmat_rows, COUNT(coopmat_rows) - 1, &parts)
                                         : choose_tiled(e, &p, &parts);
     struct array *sums = NULL;
     struct conv_push q;
-    if (!conv_linear(v) || (cpu && !matrices)) parts = 1;
+    if (!conv_linear(v) || (e->device->tuning->tile_count && !matrices)) parts = 1;
     if (e->device->caps.quirks & QUIRK_SHORT_LOOPS && conv_linear(v) && p.k > CONV_ROUNDS)
         parts = (uint32_t)ceil_div((uint64_t)p.k, CONV_ROUNDS);
     if (parts > 1) sums = parts_array(e, &p, parts);
@@ -9177,7 +9265,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
         KERNEL(e, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16, r->threads * lanes, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn,
                e->device->caps.coopmat_size[bf16], lanes, along, even);
     else
-        KERNEL(e, K_CONV_TILED, r->threads, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, cpu ? 1 : r->bk);
+        KERNEL(e, K_CONV_TILED, r->threads, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, deep ? r->bk : 1);
     set_bytes(e, &q, sizeof q);
     dispatch(e, ceil_div(q.N, r->bn), ceil_div(q.M, r->bm), (uint32_t)v->groups * parts);
     if (sums) product_sum(e, &p, sums, parts);
@@ -9305,14 +9393,10 @@ static bool conv_pointwise(const struct conv *v)
     return conv_linear(v);
 }
 
-/* Is Winograd's way faster? In multiplications, of which so many take the time of a byte of what lies between the steps: as
- * measured on an H200, whose kind has as much memory as no other and is as fast to read, as computed for other GPUs, and for
- * CPUs, whose caches hold it. Products come by tiles of 64 rows. */
+/* Is Winograd's way faster? In multiplications. Products come by tiles of 64 rows. */
 static bool winograd_pays(const struct encoder *e, const struct conv *v)
 {
-    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
-    bool large = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU && e->device->caps.memory_size >> 30 >= 64;
-    double byte = cpu ? 1 : large ? 2 : 8, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
+    double byte = e->device->tuning->winograd_byte, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
     double plain = (double)(conv_rows(v) * conv_depth(v) * v->n), padded = (double)ceil_div((uint64_t)winograd_tiles(v), 64) * 64;
     double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
     return plain >= 1 << 26 && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;
@@ -9745,21 +9829,10 @@ static void attention_general(struct encoder *e, struct attention *a)
     dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
 }
 
-/* By kind of device: how many workgroups to aim at, the fewest keys that are worth one, the queries that share what one
- * reads, up to how many queries of a key's head; and, for one or two queries and for more: keys that a thread reads at once,
- * and groups of eight features of each. */
-static const struct decode_row { VkPhysicalDeviceType type; uint32_t groups, keys, rows, most, ahead[2], chunks[2]; } decode_table[] = {
-    { VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 } },   /* its caches do what tiles do elsewhere */
-    { VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM, 64, 128, 8, 32, { 4, 2 }, { 2, 1 } },
-};
-
+/* Where the gate says how many queries share what a workgroup reads, all else is as on a GPU. */
 static const struct decode_row *decode_tuning(const struct encoder *e)
 {
-    const struct decode_row *row = decode_table;
-    if (e->device->gate[GATE_SDPA_ROWS]) return row;
-    while (row->type != VK_PHYSICAL_DEVICE_TYPE_MAX_ENUM && row->type != e->device->caps.type) row++;
-    return row;
+    return &(e->device->gate[GATE_SDPA_ROWS] ? &tunings[1] : e->device->tuning)->decode;
 }
 
 /* Queries of a workgroup; the kernel has at most 8. */
@@ -9876,7 +9949,7 @@ static const char *try_attention_coopmat(struct encoder *e, struct attention *a)
     p = bind_attention(e, a);
     p.row_blocks = ceil_div((uint64_t)p.query_count * heads, rows);
     KERNEL(e, kernel, COOPMAT_SUBGROUPS * lanes, (uint32_t)a->q->dtype, d, dv, COOPMAT_KEYS, size, lanes,
-           c->type == VK_PHYSICAL_DEVICE_TYPE_CPU);
+           !e->device->tuning->deep);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
     return NULL;
@@ -10706,22 +10779,6 @@ struct quant_job {
     float eps;
 };
 
-/* How the kernels cut their work, by class of device. The first row that fits holds. */
-struct quant_tuning {
-    int type;                                        /* VkPhysicalDeviceType, -1: any */
-    uint32_t max_m;                                  /* rows of x up to which the row holds */
-    uint32_t rows;                                   /* rows of W a team */
-    uint32_t threads;                                /* a workgroup */
-    uint32_t teams;                                  /* teams to aim at, by sharing rows */
-    uint32_t max_split;
-};
-static const struct quant_tuning qmv_tunings[] = {
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, 8, 4,  64,    8, 1 },
-    { -1,                          2, 4, 128, 3072, 4 },
-    { -1,                          4, 4, 128, 3072, 4 },
-    { -1,                          8, 2, 128, 3072, 4 },
-};
-
 /* For the kernel that holds x in registers: rows of W a round, threads a workgroup, subgroups to have on each
  * multiprocessor (half as many for 8 bits): as many as its registers have room for. */
 static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
@@ -10732,8 +10789,7 @@ enum {
     HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
     HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
     HELD_LONG = 64,                                  /* rounds of a team from which twice as many workgroups take turns */
-    HELD_SUBGROUPS = 64,                             /* of a workgroup, at most: what their sums of squares have room for */
-    HELD_PROCESSORS = 132                            /* multiprocessors to spread over: Vulkan does not say how many there are */
+    HELD_SUBGROUPS = 64                              /* of a workgroup, at most: what their sums of squares have room for */
 };
 
 /* Shared memory of that kernel, where so many lanes span K. */
@@ -10773,12 +10829,6 @@ static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
 
 enum { UNPACK_MOST = 1 << 27 };                      /* more values than this are rather not unpacked: the temporary */
 
-/* Rows of x up to which they are taken a few at a time, and from which the weight is unpacked for the plain matmul. */
-static const struct quant_route { int type; uint32_t few, unpack; } quant_routes[] = {
-    { VK_PHYSICAL_DEVICE_TYPE_CPU, UINT32_MAX, UINT32_MAX },
-    { -1, 8, 33 },
-};
-
 /* Tiles of the cooperative matrix kernel: as tile_row says, rows and columns of a subgroup, subgroups. The deeper ones need
  * more shared memory. */
 static const struct tile_row qmm_rows[] = {
@@ -10798,10 +10848,9 @@ static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
 {
     const int *gate = d->gate;
     struct quant_tuning t;
-    size_t i = 0;
-    while (i + 1 < COUNT(qmv_tunings) && ((qmv_tunings[i].type >= 0 && (uint32_t)qmv_tunings[i].type != d->caps.type) ||
-                                          qmv_tunings[i].max_m < m)) i++;
-    t = qmv_tunings[i];
+    int i = 0;
+    while (d->tuning->qmv[i].max_m < m) i++;
+    t = d->tuning->qmv[i];
     if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS) t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
     if (gate[GATE_QMV_THREADS] > 0) t.threads = min_u32((uint32_t)gate[GATE_QMV_THREADS], d->caps.max_threads);
     return t;
@@ -10905,7 +10954,7 @@ static const char *held_refusal(const struct device *d, const struct quant_job *
     if (!has_kernel(d, held_kernel(j))) return "the device lacks subgroup operations or integer dot products";
     if (!by_subgroups(d, j->m) || (wanted && wanted < QMM_HELD)) return "a gate";
     if (!wanted && j->m > 4) return "more than 4 rows";
-    return !wanted && d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? "a driver on the CPU" : NULL;
+    return !wanted && !d->tuning->held ? "the device's tuning" : NULL;
 }
 
 /* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it: NULL, or why not. */
@@ -10931,7 +10980,7 @@ static const char *try_held(struct encoder *e, const struct quant_job *j)
     if (split > HELD_SUBGROUPS || split * lanes > d->caps.max_threads || held_memory(split * lanes) > d->caps.shared_memory)
         return "the device's workgroups are small";
     per = max_size(threads / lanes / split, 1);      /* rounds at a time */
-    groups = HELD_PROCESSORS * ceil_div(j->format.bits == 8 ? t->teams / 2 : t->teams, per * split);
+    groups = d->tuning->processors * ceil_div(j->format.bits == 8 ? t->teams / 2 : t->teams, per * split);
     for (int i = 0; i < j->sets; i++) fewest = min_u32(fewest, j->set[i].rows);
     while (rows > step && (rows / step > fewest || (!gate[GATE_QMV_ROWS] &&
                            (uint64_t)held_rounds(j, rows / step) * entries < (uint64_t)per * groups))) rows /= 2;
@@ -11044,10 +11093,9 @@ static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
 /* Picks the kernel for a job of one set without an epilogue. */
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
-    const struct quant_route *r = quant_routes;
+    const struct tuning *r = e->device->tuning;
     int wanted = e->device->gate[GATE_QMM_KERNEL];
     bool transpose = j->format.transpose, few, unpack;
-    while (r->type >= 0 && (uint32_t)r->type != e->device->caps.type) r++;
     few = wanted ? wanted == QMM_FEW || wanted == QMM_HELD : j->m <= r->few;
     unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
     if (!specialised(e->device, j->m)) {
@@ -11281,9 +11329,8 @@ static void gather_tiles(struct encoder *e, const struct quant_job *j)
 static void gather_choose(struct encoder *e, struct quant_job *j, struct gather *g)
 {
     int wanted = e->device->gate[GATE_QMM_KERNEL];
-    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
     bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
-    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted == QMM_HELD : cpu || !many);
+    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted == QMM_HELD : e->device->tuning->entries || !many);
     if (!few) {
         NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
         if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
@@ -11676,7 +11723,7 @@ static bool use_radix(const struct encoder *e, const struct sort_rows *s)
     const struct capabilities *c = &e->device->caps;
     int gate = e->device->gate[GATE_RADIX];
     if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) || c->max_threads < RADIX_DIGITS) return false;
-    return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && c->type != VK_PHYSICAL_DEVICE_TYPE_CPU));
+    return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && e->device->tuning->radix));
 }
 
 /* As many rows at once as the device can bind, or fill 2^30 elements. */
@@ -11854,7 +11901,7 @@ static void scatter_level(struct encoder *e, const struct scatter_work *w, struc
                           struct array *places, struct array *parts, struct array *slots, bool upper)
 {
     uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
-    uint32_t batch = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 : 4;    /* there, it is short code that counts */
+    uint32_t batch = e->device->tuning->scatter_batch;
     p.key_at = set_input(e, 2, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
     if (places) p.place_at = set_input(e, 3, places);
@@ -12834,14 +12881,14 @@ static struct array *vector_norm(struct call *c, struct array *a, double order, 
  * that is no matrix product by the kernel, the rest of the matrix by products. Triangles are inverted by halves. */
 
 enum factor_op { FACTOR_CHOLESKY, FACTOR_INVERSE, FACTOR_PANEL, FACTOR_SWAP, FACTOR_REFLECT };
-enum { FACTOR_BLOCK = 32, FACTOR_THREADS = 256, INVERSE_UNIT = 1, INVERSE_HALF = 2, JACOBI_EIGEN = 0, JACOBI_SINGULAR };
+enum { FACTOR_BLOCK = 32, INVERSE_UNIT = 1, INVERSE_HALF = 2, JACOBI_EIGEN = 0, JACOBI_SINGULAR };
 
 static void factor_part(struct encoder *e, struct array *const *arrays, const void *job)
 {
     const struct factor_params *p = job;
     struct array *a = arrays[0], *b = arrays[1], *order = arrays[2];
-    bool cpu = e->device->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU, small = p->op == FACTOR_CHOLESKY || p->op == FACTOR_INVERSE;
-    uint32_t threads = small || cpu ? FACTOR_BLOCK : min_u32(FACTOR_THREADS, e->device->caps.max_threads);
+    bool small = p->op == FACTOR_CHOLESKY || p->op == FACTOR_INVERSE;
+    uint32_t threads = small ? FACTOR_BLOCK : min_u32(e->device->tuning->factor_threads, e->device->caps.max_threads);
     struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1], .columns = (uint32_t)a->shape[2],
         .first = p->first, .count = p->count, .flags = p->flags, .a_matrix = (uint32_t)a->strides[0], .a_row = (uint32_t)a->strides[1],
         .a_column = (uint32_t)a->strides[2] };
@@ -13559,7 +13606,7 @@ struct fft_lines { uint32_t size, subs, inner, a1, a2, a_step, b1, b2, b_step, t
 /* A pipeline for each length, or one for all: where compiling takes longer than transforming. */
 static bool fft_fixed(const struct device *d)
 {
-    return d->gate[GATE_FFT_KERNEL] ? d->gate[GATE_FFT_KERNEL] == 1 : d->caps.type != VK_PHYSICAL_DEVICE_TYPE_CPU;
+    return d->gate[GATE_FFT_KERNEL] ? d->gate[GATE_FFT_KERNEL] == 1 : d->tuning->fft_fixed;
 }
 
 static uint32_t fft_threads(const struct device *d) { return min_u32(FFT_THREADS, d->caps.max_threads / 32 * 32); }
@@ -13704,7 +13751,7 @@ static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
 }
 
 /* So many that few can transform one after the other, and load the next one's elements before? */
-static bool fft_many_groups(const struct device *d, uint32_t groups) { return groups > 4 * (uint32_t)wide_of(d); }
+static bool fft_many_groups(const struct device *d, uint32_t groups) { return groups > 4 * d->tuning->processors; }
 
 /* The kernel of one length, or the one with more ways to transform: what that one does otherwise, and what depends on how much
  * the workgroup holds. */
@@ -13732,9 +13779,9 @@ static uint32_t fft_together(const struct encoder *e, const struct fft_push *q, 
 {
     const struct device *d = e->device;
     uint32_t room = q->radices && !fixed ? fft_plain_room(d) : fft_room(e), lines;
-    uint32_t few = q->flags & (FFT_LINES_IN | FFT_LINES_OUT) ? 32 : ceil_div(1024, q->size);
-    lines = min_u32(min_u32(d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? room : few, room > q->size ? room / q->size : 1), q->ids);
-    while (lines > 4 && q->ids / lines < 2 * (uint32_t)wide_of(d)) lines /= 2;
+    uint32_t few = q->flags & (FFT_LINES_IN | FFT_LINES_OUT) ? d->tuning->fft_lines / 32 : ceil_div(d->tuning->fft_lines, q->size);
+    lines = min_u32(min_u32(few, room > q->size ? room / q->size : 1), q->ids);
+    while (lines > 4 && q->ids / lines < 2 * d->tuning->processors) lines /= 2;
     return lines > 1 && q->flags & FFT_PAIRED ? lines & ~1u : lines;
 }
 
@@ -13765,7 +13812,7 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     else KERNEL(e, K_FFT, fft_threads(d), fft_plain_room(d));
     set_bytes(e, &q, sizeof q);
     groups = q.flags & FFT_PAIRED ? ceil_div(f->rows * pairs, q.lines / 2) : ceil_div(q.ids, q.lines);
-    if (q.flags & FFT_AHEAD) groups = ceil_div(groups, ceil_div(groups, 2 * (uint32_t)wide_of(d)));
+    if (q.flags & FFT_AHEAD) groups = ceil_div(groups, ceil_div(groups, 2 * d->tuning->processors));
     dispatch_groups(e, groups);
 }
 
@@ -14830,13 +14877,15 @@ static struct chain_entry *find_chain(struct device *d, const uint32_t *key, uin
     return *bucket = c;
 }
 
-/* Has the like been seen so often that its kernel pays for its making? */
-static bool chain_pays(struct device *d, const struct chain *c)
+/* Has the like been seen so often that its kernel pays for its making? Until then a window with it is not kept. */
+static bool chain_pays(struct stream *s, const struct chain *c)
 {
-    const uint32_t often = d->caps.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 64 : 3;
+    struct device *d = s->device;
     uint32_t key[CHAIN_KEY], words = chain_key(c, false, key);
     struct chain_entry *entry = find_chain(d, key, words, CHAINS_MOST);
-    return entry && (++entry->seen >= often || d->gate[GATE_CHAINS] > 1);
+    bool pays = entry && (++entry->seen >= d->tuning->chain_seen || d->gate[GATE_CHAINS] > 1);
+    if (entry && !pays) s->undecided = true;
+    return pays;
 }
 
 static void dump_chain(const struct chain_entry *entry, const uint32_t *words, uint32_t count)
@@ -15382,7 +15431,7 @@ static bool fuse_chain(struct encoder *e, struct stream *s, struct members *all,
         if (!join_chain(s, &c, m, j, end, 2)) { c = before; memcpy(m, kept, sizeof kept); }
     }
     chain_results(&c);
-    if (c.steps < 2 || c.results > CHAIN_RESULTS || too_large(e, &c) || !chain_pays(e->device, &c)) return false;
+    if (c.steps < 2 || c.results > CHAIN_RESULTS || too_large(e, &c) || !chain_pays(s, &c)) return false;
     donate_chain(e, &c);
     chain_dispatch(e, &c);
     all->count = c.steps;
@@ -15912,6 +15961,7 @@ static bool replay(struct stream *s, uint32_t count)
     uint64_t hash;
     struct window *w;
     s->keeping = NULL;
+    s->undecided = false;
     if (!d->gate[GATE_REPLAY] || d->noted || s->node_count > KEPT_NODES || s->encoder.code) return false;
     hash = window_hash(s, count);
     w = find_window(s, hash);
@@ -15928,7 +15978,7 @@ static void window_keep(struct stream *s)
     uint32_t count = 0;
     s->keeping = NULL;
     if (!w) return;
-    if (w->failed) { window_free(s->device, w); return; }
+    if (w->failed || s->undecided) { window_free(s->device, w); return; }
     w->next = s->windows;
     s->windows = w;
     while (*link && count++ < KEPT_MOST) link = &(*link)->next;
