@@ -3235,7 +3235,7 @@ struct candidate {
 };
 
 /* The cheapest that fits. forced, from 1: that one, where it fits (a gate). family and text: for notes of what was refused. */
-static const struct candidate *choose(const struct encoder *e, const struct candidate *table, size_t count, int forced, int family,
+static inline const struct candidate *choose(const struct encoder *e, const struct candidate *table, size_t count, int forced, int family,
                                       const void *job, const char *text)
 {
     const struct candidate *best = NULL;
