@@ -188,8 +188,7 @@ int transposed(int variable, const int *axes)
     return emit(s);
 }
 
-/* n places from `first` on in steps of `step`. */
-static void lay_axis(struct region *g, int axis, int first, int n, int step)
+void lay_axis(struct region *g, int axis, int first, int n, int step)
 {
     g->start[axis] = first;
     g->step[axis] = step;

@@ -90,6 +90,23 @@ static void rope_to_cache(void)
     if (seen != NONE && is_there(seen) && chance(50)) note(READ, seen);
 }
 
+/* Rows of a cache move, turned, to other rows of it: what is read and what is written overlap. */
+static void rope_within_cache(void)
+{
+    static const int widths[] = { 8, 16, 64 };
+    int width = widths[favourite(3)], rows = between(2, 12), room = rows + between(1, 4), shift = between(0, room - rows);
+    int cache = fresh(float_dtype(), (int[]){ 1, 1, room, width }, 4, UNIFORM, 0);
+    struct region from = { .ndim = 4 }, to;
+    for (int i = 0; i < 4; i++) lay_axis(&from, i, i == 2 ? shift : 0, i == 2 ? rows : i == 3 ? width : 1, 1);
+    int v = cache == NONE ? NONE : slice_of(cache, &from), n = v != NONE && chance(70) ? normed(v) : v;
+    if (n != v) drop(v);
+    int r = roped(n, width);
+    drop(n);
+    if (r != NONE && region_for(&to, (int[]){ 1, 1, room, width }, 4, (int[]){ 1, 1, rows, width }))
+        update("slice_update", cache, r, &to, chance(90));
+    drop(r);
+}
+
 /* ---- sigmoid(g) * g * u ---- */
 
 static int silu(int gate)
@@ -241,7 +258,7 @@ static void into_itself(void)
 
 void random_motif(void)
 {
-    static void (*const motifs[])(void) = { rope_to_cache, rope_to_cache, rope_to_cache, swiglu, swiglu, sum_to_norm, sum_to_norm,
+    static void (*const motifs[])(void) = { rope_to_cache, rope_to_cache, rope_within_cache, swiglu, swiglu, sum_to_norm, sum_to_norm,
                                             product_to_sum, product_to_sum, feed_forward, into_itself };
     motifs[below(sizeof motifs / sizeof *motifs)]();
 }

@@ -146,6 +146,7 @@ int broadcast(int variable, const int *shape, int ndim);
 
 /* Where a slice lies in an array. */
 struct region { int start[MOST_DIMS], stop[MOST_DIMS], step[MOST_DIMS], shape[MOST_DIMS], ndim; };
+void lay_axis(struct region *g, int axis, int first, int n, int step);      /* n places from `first` on */
 struct region random_region(const int *shape, int ndim);
 /* A region of the given shape in such an array, if it is large enough. */
 bool region_for(struct region *g, const int *shape, int ndim, const int *wanted);
