@@ -2,6 +2,8 @@
 // and signed zeros come out as C's library has them. Nothing here needs a fused fma; where there is one it helps. What
 // must not be rearranged is precise and without fma(), which does not carry that, or is an fma() with a number of its own: Mesa makes
 // one product of fma(j, a, fma(j, b, x)), but not where the one factor is j and the other i, which is -j.
+// Beside a function: the worst error over all floats that are normal and have normal results, in units of the last place, without
+// and with a fused fma (build/bench/bench_ulp measures it on a device).
 #ifndef MATH_GLSL
 #define MATH_GLSL
 #include "polynomials.glsl"
@@ -154,7 +156,7 @@ float acosh_of(float x)
 }
 float atanh_of(float x)
 {
-    float t = abs(x), r = t == 1.0 ? INFINITY : 0.5 * log1p((t + t) * inverse_of(1.0 - t));
+    float t = abs(x), r = t == 1.0 ? INFINITY : 0.5 * log1p(fma((t + t) * t, inverse_of(1.0 - t), t + t));
     return t > 1.0 ? NOT_A_NUMBER : with_sign(r, x);
 }
 
@@ -182,7 +184,8 @@ float unusual_rest(float x, out uint quadrant)
     high ^= flip;
     low = low << 2 ^ flip;
     const float unit = 1.57079637 / 16777216.0, unit_low = -4.37113883e-8 / 16777216.0;
-    float a = float(high >> 8), b = float(high << 24 | low >> 8) * (unit / 4294967296.0), r = fma(a, unit, fma(a, unit_low, b));
+    float r = fma(float(high >> 9), 2.0 * unit_low, float(high << 24 | low >> 8) * (unit / 4294967296.0));
+    r = fma(float(high >> 8), unit, r);                                // see top about factors
     return !is_finite(x) ? NOT_A_NUMBER : flip != 0u ? -r : r;
 }
 float angle_rest(float x, out uint quadrant) { return x < 6400.0 ? usual_rest(x, quadrant) : unusual_rest(x, quadrant); }
@@ -209,29 +212,33 @@ float asin_of(float x)
     if (t > 1.0) return NOT_A_NUMBER;
     if (t <= 0.5) return fma(asin_tail(x * x) * (x * x), x, x);
     float z = 0.5 - 0.5 * t, s = root_of(z), r = fma(asin_tail(z) * z, s, s);
-    return with_sign(1.57079637 - (r + r) - 4.37113883e-8, x);
+    precise float y = 1.57079637 - (r + r) - 4.37113883e-8;
+    return with_sign(y, x);
 }
 float acos_of(float x)
 {
     float t = abs(x);
+    bool large = t > 0.5;
     if (t > 1.0) return NOT_A_NUMBER;
-    if (t <= 0.5) return 1.57079637 - (x - (-4.37113883e-8 - x * (asin_tail(x * x) * (x * x))));
-    float z = 0.5 - 0.5 * t, s = root_of(z), r = fma(asin_tail(z) * z, s, s);
-    return x > 0.0 ? r + r : 3.14159274 - (r + r + 8.74227766e-8);
+    float z = large ? 0.5 - 0.5 * t : x * x, s = large ? root_of(z) : x, q = asin_tail(z) * z, e = q * s, r = fma(q, s, s);
+    precise float y = 1.57079637 - (x - (-4.37113883e-8 - e)), beyond = 3.14159274 - (r + r + 8.74227766e-8);
+    return !large ? y : x > 0.0 ? r + r : beyond;
 }
 // atan(x), 0 <= x <= 1
 float atan_unit(float x) { return fma(atan_tail(x * x) * (x * x), x, x); }
 float atan_of(float x)
 {
     float t = abs(x), r = atan_unit(t > 1.0 ? inverse_of(min(t, 1e30)) : t);
-    return with_sign(t > 1.0 ? 1.57079637 - (r + 4.37113883e-8) : r, x);
+    precise float y = 1.57079637 - (r + 4.37113883e-8);
+    return with_sign(t > 1.0 ? y : r, x);
 }
 float atan2_of(float y, float x)
 {
     float a = abs(x), b = abs(y), high = b > a ? b : a, low = b > a ? a : b;
     if (is_nan(x) || is_nan(y)) return NOT_A_NUMBER;
     float q = high == 0.0 ? 0.0 : is_inf(low) ? 1.0 : divide(low, high), r = atan_unit(q);
-    if (b > a) r = 1.57079637 - (r + 4.37113883e-8);
+    precise float upper = 1.57079637 - (r + 4.37113883e-8);
+    if (b > a) r = upper;
     if ((floatBitsToUint(x) & 0x80000000u) != 0u) r = 3.14159274 - (r + 8.74227766e-8);
     return with_sign(r, y);
 }
@@ -239,7 +246,8 @@ float atan2_of(float y, float x)
 float erf(float x)
 {
     float t = abs(x);
-    return t > 1.125 ? with_sign(t > 3.92 ? 1.0 : 1.0 - erfc_series(t - 2.5), x) : fma(erf_tail(fma(x, x, -0.5)), x, x);
+    precise float r = 1.0 - erfc_series(t - 2.5);
+    return t > 1.125 ? with_sign(t > 3.92 ? 1.0 : r, x) : fma(erf_tail(fma(x, x, -0.5)), x, x);
 }
 // By the logarithm of 1 - x^2, whose factors have no denormal products.
 float erfinv(float x)
