@@ -15254,8 +15254,9 @@ static bool swiglu_behind(struct stream *s, uint32_t m[5], uint32_t end)
     m[3] = reader_of(s, m[2], end, sigmoid->out[0]);
     if (m[3] == UINT32_MAX || !can_join(s, m, 3, m[3])) return false;
     silu = &s->nodes[m[3]];
-    if (!is_binary(silu, B_multiply) || !only_between(silu->out[0]) || !same_view(silu->in[silu->in[0]->storage != gate->storage], gate))
-        return false;
+    if (!is_binary(silu, B_multiply) || !only_between(silu->out[0]) ||
+        !same_view(silu->in[silu->in[0]->storage != gate->storage], gate) ||
+        !same_view(silu->in[silu->in[0]->storage == gate->storage], sigmoid->out[0])) return false;
     m[4] = reader_of(s, m[3], end, silu->out[0]);
     if (m[4] == UINT32_MAX || !can_join(s, m, 4, m[4])) return false;
     product = &s->nodes[m[4]];

@@ -167,6 +167,23 @@ static void two_products(struct run *t)
     t->res[1] = q[1];
 }
 
+/* silu of a product multiplies the product with a part of its sigmoid. */
+static void products_and_part(struct run *t)
+{
+    mlxvk_array q[2], sigmoid = mlxvk_array_new(), part, silu = mlxvk_array_new();
+    two_products(t);
+    for (int k = 0; k < 2; k++) { q[k] = t->res[k]; t->res[k] = mlxvk_array_new(); }
+    OK(mlxvk_sigmoid(&sigmoid, q[0], t->s), t->s);
+    part = slice(t, sigmoid, (int[]){ 0, 5 }, (int[]){ 1, 6 }, (int[]){ 1, 1 }, 2);
+    mlxvk_array_free(sigmoid);
+    OK(mlxvk_broadcast_to(&part, part, INTS(1, 128), t->s), t->s);
+    OK(mlxvk_multiply(&silu, part, q[0], t->s), t->s);
+    OK(mlxvk_multiply(&t->res[0], q[1], silu, t->s), t->s);
+    mlxvk_array_free(part);
+    mlxvk_array_free(silu);
+    for (int k = 0; k < 2; k++) mlxvk_array_free(q[k]);
+}
+
 static const char *const APART =
     "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16=0 MLX_VK_ENABLE_ADD_RMSNORM_NATIVE=0 MLX_VK_ENABLE_RMSNORM_ROPE=0 "
     "MLX_VK_ENABLE_ROPE_CACHE_WRITE=0 MLX_VK_ENABLE_QMM_GROUPED=0 MLX_VK_ENABLE_QMM_ADD=0 MLX_VK_ENABLE_RMSNORM_QMM=0 "
@@ -185,6 +202,7 @@ static const struct { const char *name, *gates; void (*run)(struct run *t); } pr
     { "the next rows of x += product(x)", "", product_next_rows },
     { "a product into rows with gaps", "", product_with_gaps },
     { "two products on a small grid", "MLX_VK_MAX_GRID=7", two_products },
+    { "products and a part of a sigmoid", "", products_and_part },
 };
 
 static size_t results_of(size_t i, const char *gates, float *values, size_t room)
