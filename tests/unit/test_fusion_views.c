@@ -151,16 +151,22 @@ static void product_with_gaps(struct run *t)
 static void two_products(struct run *t)
 {
     mlxvk_array x = normal(t, INTS(1, 64), 1), q[2] = { { NULL }, { NULL } };
+    mlxvk_array of[2][3] = { { { NULL } } };
     for (uint32_t k = 0; k < 2; k++) {
-        mlxvk_array w = normal(t, INTS(128, 64), 2 + k), of[3] = { { NULL }, { NULL }, { NULL } };
+        mlxvk_array w = normal(t, INTS(128, 64), 2 + k);
         mlxvk_vector_array packed = { NULL };
         OK(mlxvk_quantize(&packed, w, (mlxvk_optional_int){ 32, true }, (mlxvk_optional_int){ 4, true }, "affine", NONE, t->s), t->s);
-        for (size_t i = 0; i < 3; i++) OK(mlxvk_vector_array_get(&of[i], packed, i), t->s);
-        OK(mlxvk_quantized_matmul(&q[k], x, of[0], of[1], of[2], true, (mlxvk_optional_int){ 32, true },
-                                  (mlxvk_optional_int){ 4, true }, "affine", t->s), t->s);
-        for (size_t i = 0; i < 3; i++) mlxvk_array_free(of[i]);
+        for (size_t i = 0; i < 3; i++) {
+            OK(mlxvk_vector_array_get(&of[k][i], packed, i), t->s);
+            OK_DEVICE(mlxvk_array_eval(of[k][i]), t->device);
+        }
         mlxvk_vector_array_free(packed);
         mlxvk_array_free(w);
+    }
+    for (int k = 0; k < 2; k++) {
+        OK(mlxvk_quantized_matmul(&q[k], x, of[k][0], of[k][1], of[k][2], true, (mlxvk_optional_int){ 32, true },
+                                  (mlxvk_optional_int){ 4, true }, "affine", t->s), t->s);
+        for (size_t i = 0; i < 3; i++) mlxvk_array_free(of[k][i]);
     }
     mlxvk_array_free(x);
     t->res[0] = q[0];
