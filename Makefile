@@ -8,7 +8,8 @@
 #   make          the library and every program, into build/
 #   make golden DIR=path     compare with MLX's own results in that folder
 #   make test-profiles       tests as on devices that lack something (PROFILES=--sample, PROFILES="--only int64,subgroup")
-#   make test-drivers        the golden data on other CPU drivers (DRIVERS="name=icd.json name=command", ON="--files unary --sample 1/4")
+#   make test-drivers        the golden data on other CPU drivers (DRIVERS="name=icd.json name=command",
+#                            ON="--only swiftshader --files 'unary matmul' --sample 1/4")
 #   make fuzz SECONDS=600    random calls, random programs and damaged files under sanitizers and the validation layer
 #                            (SEED=n, FUZZ="--scarce 5 --ops add,sum" for the calls, PROGRAMS="--keep-going" for the programs)
 #   make fuzz-mlx SECONDS=600    random programs of Python on the stock MLX wheel: mlxvk against MLX's CPU (SEED=n)
@@ -75,7 +76,8 @@ fuzzers := $(call programs_of,fuzz)
 with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
-.PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops shaders check-gen check dist clean
+.PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops shaders check-gen
+.PHONY: check dist clean
 .PHONY: mlx mlx-ready validate test-mlx fuzz-mlx bench-mlx mlx-table
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
@@ -169,7 +171,7 @@ run-tests:
 	    "damaged-files: $(BUILD)/fuzz/fuzz_qwen3 1000" $(units) $(examples)
 
 test-profiles: $(golden) $(units)
-	@tests/tools/profiles $(PROFILES) --readme README.md $(golden) "$$DIR" $(units)
+	@tests/tools/profiles --check README.md $(PROFILES) $(golden) "$$DIR" $(units)
 
 test-drivers: $(golden) $(units)
 	@tests/tools/setup drivers || true

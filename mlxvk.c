@@ -195,7 +195,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
  *       pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
     X(MAX_OPS,       "MLX_VK_MAX_OPS_PER_BUFFER",      100, "operations recorded before a command buffer is committed") \
-    X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50, "MiB of buffers used before that; those only read count 1/8 while the GPU is busy") \
+    X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50,                                                           \
+      "MiB of buffers used before that; of those only read an eighth counts while the GPU is busy")                   \
     X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
     X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")               \
     X(STAGING,       "MLX_VK_FORCE_STAGING",             0, "treat device memory as not mapped")                       \
@@ -3440,7 +3441,7 @@ static void bind_plan(struct encoder *e)
 
 /* ==== >>tape ====================================================================================================== */
 
-enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 128, LOWER_KEEP = 32 };
+enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32 };
 
 /* One row an operation: lower_<name> turns its nodes into steps; its member of union params; where in there a number is that
  * does not shape the plan, which replay writes anew (0: nowhere). */
@@ -15496,11 +15497,10 @@ enum { KEPT_MOST = 48, KEPT_NODES = 1024, OWN_MEMORY = 0x8000, NO_NUMBER = UINT1
 
 struct kept_storage {
     struct storage *now;                             /* the one that matched */
-    int readers, writers;
-    bool owned, memory, literal, read;               /* read: planning looked at the contents of a literal */
-    bool differs, fixed;                             /* what was read is different now; its arrays begin where they did */
+    uint64_t state;                                  /* who reads, writes and owns it, see storage_state */
     size_t nbytes;
-    int64_t shift;
+    bool read, differs;                              /* planning looked at the contents of a literal, which are others now */
+    bool fixed;                                      /* its arrays begin where they did */
     uint8_t bytes[INLINE_BYTES];
 };
 struct kept_array {
@@ -15564,19 +15564,23 @@ static uint64_t window_hash(const struct stream *s, uint32_t count)
     return h;
 }
 
+static uint64_t storage_state(const struct storage *st)
+{
+    return (uint64_t)(uint32_t)st->readers << 32 | (uint64_t)(uint32_t)st->writers << 8 | (st->owned > 0) | (st->buffer != NULL) << 1 |
+           st->literal << 2 | (st->failed != 0) << 3 | (uint64_t)(storage_shift(st) & 15) << 4;
+}
+
 static void note_storage(struct kept_storage *k, struct storage *st)
 {
-    *k = (struct kept_storage){ st, st->readers, st->writers, st->owned > 0, st->buffer != NULL, st->literal, .nbytes = st->nbytes,
-                                .shift = storage_shift(st) };
+    *k = (struct kept_storage){ .now = st, .state = storage_state(st), .nbytes = st->nbytes };
     if (st->literal) memcpy(k->bytes, st->bytes, INLINE_BYTES);
 }
 
-static bool storage_matches(struct kept_storage *k, struct storage *st)
+static inline bool storage_matches(struct kept_storage *k, struct storage *st)
 {
     k->now = st;
-    k->differs = k->read && memcmp(k->bytes, st->bytes, INLINE_BYTES);
-    return k->readers == st->readers && k->writers == st->writers && k->owned == (st->owned > 0) && k->memory == (st->buffer != NULL) &&
-           k->literal == st->literal && k->nbytes == st->nbytes && !st->failed && k->shift == storage_shift(st);
+    if (k->read) k->differs = memcmp(k->bytes, st->bytes, INLINE_BYTES) != 0;
+    return k->state == storage_state(st) && k->nbytes == st->nbytes;
 }
 
 static void note_array(struct kept_array *k, const struct array *a)
@@ -15683,7 +15687,7 @@ static bool node_matches(struct device *d, struct window *w, struct kept_node *k
     if (n->done) return true;
     if (!match_arrays(d, w, n->in, k->in, n->inputs, &changed) || !match_arrays(d, w, n->out, k->out, n->outputs, &changed)) return false;
     if (!changed && params_match(n->op, &k->node.p, &n->p)) return true;
-    if (k->group == NO_NUMBER) return false;         /* it was looked at, but not lowered */
+    if (k->group == NO_NUMBER) return true;          /* it was looked at, but not lowered: order depends on storages alone */
     g = ITEM(w->groups, struct kept_group, k->group);
     g->anew = true;
     return g->all.count == 1;

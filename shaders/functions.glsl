@@ -9,7 +9,7 @@
     X(SQRT, type == F32 ? sqrt_of(x) : sqrt(x)) X(RSQRT, type == F32 ? rsqrt_of(x) : inversesqrt(x)) \
     X(RECIPROCAL, type == F32 ? divide(1.0, x) : quotient_half(1.0, x)) \
     X(EXP, type == F32 ? exp_of(x) : exp_half(x)) X(EXPM1, type == F32 ? expm1(x) : expm1_half(x)) \
-    X(LOG, type == F32 ? log_of(x) : type == BF16 ? log_bf16(x) : log_half(x, LOG_2)) \
+    X(LOG, type == F32 ? log_of(x) : type == BF16 ? log_bf16(x) : log_half(x, LN2)) \
     X(LOG2, type == F32 ? log2_of(x) : type == BF16 ? log2_bf16(x) : log_half(x, 1.0)) \
     X(LOG10, type == F32 ? log10_of(x) : type == BF16 ? log2_bf16(x) * 0.301029996 : log_half(x, 0.301029996)) \
     X(LOG1P, type == F32 ? log1p(x) : type == BF16 ? log1p_bf16(x) : log1p_half(x)) \

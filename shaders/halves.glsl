@@ -4,8 +4,6 @@
 #define HALVES_GLSL
 #include "math.glsl"
 
-const float LOG2_E = 1.44269502, LOG_2 = 0.693147182;
-
 float exp_half(float x) { return exp2(x * LOG2_E); }
 float quotient_half(float a, float b)                                  // where 1 / b would be beyond what floats are, scaled
 {
@@ -34,48 +32,36 @@ float cosh_half(float x)
     precise float h = exp2(abs(x) * LOG2_E - 1.0), r = h + 0.25 / h;
     return r;
 }
-float erf_half(float x)                                                // erf(x) / x by powers of the square, which goes from -1 to 1
+float erf_half(float x)                                                // by powers of the square, which goes from -1 to 1
 {
-    float s = fma(x, x * 0.264462810, -1.0), r = 0.000358253979;
-    r = fma(r, s, -0.0011770922);
-    r = fma(r, s, 0.00247813528);
-    r = fma(r, s, -0.00616779784);
-    r = fma(r, s, 0.014982664);
-    r = fma(r, s, -0.0315244533);
-    r = fma(r, s, 0.0592375547);
-    r = fma(r, s, -0.100782059);
-    r = fma(r, s, 0.15773803);
-    r = fma(r, s, -0.242738158);
-    r = fma(r, s, 0.511194766);
-    return abs(x) > 2.75 ? with_sign(1.0, x) : r * x;
+    return abs(x) > 2.75 ? with_sign(1.0, x) : x * erf_ratio_half(fma(x, x * 0.25, -1.0));
 }
 
-// Angles below 8192 less half turns, or quarters, whose parts' products are exact; larger ones by math.glsl.
+// Angles below 6400 less half turns, or quarters, whose parts' products are exact; larger ones by math.glsl. All parts are positive,
+// so that each product of a zero has the sign that keeps -0.
 float opposite(float j) { return uintBitsToFloat(floatBitsToUint(j) ^ 0x80000000u); }   // 0 with the other sign, too
-bool is_usual_angle(float x) { return abs(x) < 8192.0; }
+bool is_usual_angle(float x) { return abs(x) < 6400.0; }
 float sin_series(float r, uint turns)
 {
-    float s = r * r, p = fma(fma(2.60428533e-6, s, -1.98089605e-4), s, 8.3330581e-3);
-    p = fma(fma(p, s, -1.66666597e-1), s, 1.0) * r;
+    float s = r * r, p = fma(sin_tail_half(s), s, 1.0) * r;
     return uintBitsToFloat(floatBitsToUint(p) ^ (turns << 31));
 }
+float less_half_turns(float x, float j, float i) { return fma(j, -POSITIVE_HALF_3, fma(i, POSITIVE_HALF_2, fma(j, -POSITIVE_HALF_1, x))); }
 float sin_usual(float x)
 {
-    precise float u = x * 0.318309886 + 12582912.0, j = u - 12582912.0;
-    float i = opposite(j);
-    return sin_series(fma(j, -1.50995798e-7, fma(i, 9.675025939941406e-4, fma(j, -3.140625, x))), floatBitsToUint(u));
+    precise float u = x * ONE_BY_PI + 12582912.0, j = u - 12582912.0;
+    return sin_series(less_half_turns(x, j, opposite(j)), floatBitsToUint(u));
 }
 float cos_usual(float x)
 {
-    precise float h = x * 0.318309886 + 0.5, u = h + 12582912.0, k = u - 12582912.0, j = k - 0.5, i = 0.5 - k;
-    return sin_series(fma(j, -1.50995798e-7, fma(i, 9.675025939941406e-4, fma(j, -3.140625, x))), floatBitsToUint(u));
+    precise float h = x * ONE_BY_PI + 0.5, u = h + 12582912.0, k = u - 12582912.0, j = k - 0.5, i = 0.5 - k;
+    return sin_series(less_half_turns(x, j, i), floatBitsToUint(u));
 }
 float tan_usual(float x)
 {
-    precise float u = x * 0.636619772 + 12582912.0, j = u - 12582912.0;
-    float i = opposite(j), r = fma(j, -7.5497899e-8, fma(i, 4.837512969970703e-4, fma(j, -1.5703125, x)));
-    float s = r * r, p = fma(fma(0.0203040317, s, 0.0127358865), s, 0.0570195392);
-    p = fma(fma(fma(p, s, 0.132902935), s, 0.333352685), s, 1.0) * r;
+    precise float u = x * TWO_BY_PI + 12582912.0, j = u - 12582912.0;
+    float i = opposite(j), r = fma(j, -POSITIVE_QUARTER_3, fma(i, POSITIVE_QUARTER_2, fma(j, -POSITIVE_QUARTER_1, x)));
+    float s = r * r, p = fma(tan_tail_half(s), s, 1.0) * r;
     return (floatBitsToUint(u) & 1u) == 0u ? p : -1.0 / p;
 }
 float sin_half(float x) { return is_usual_angle(x) ? sin_usual(x) : cos_sin(x).y; }
@@ -89,8 +75,8 @@ float tan_half(float x)
 
 float asin_part(float t, bool large)                                   // large: half the angle to 1
 {
-    float z = large ? 0.5 - 0.5 * t : t * t, p = fma(fma(0.0499531068, z, 0.040034987), z, 0.0754053146);
-    return (large ? sqrt(z) : t) * fma(fma(p, z, 0.166655794), z, 1.0);
+    float z = large ? 0.5 - 0.5 * t : t * t;
+    return (large ? sqrt(z) : t) * fma(asin_tail_half(z), z, 1.0);
 }
 float asin_half(float x)
 {
@@ -104,12 +90,8 @@ float acos_half(float x)
 }
 float atan_part(float u)                                               // 0 <= u <= 1
 {
-    float s = u * u, r = fma(-0.00482245861, s, 0.0247337986);
-    r = fma(r, s, -0.0602027699);
-    r = fma(r, s, 0.0996844918);
-    r = fma(r, s, -0.140413195);
-    r = fma(r, s, 0.199742123);
-    return fma(fma(r, s, -0.333323926), s, 1.0) * u;
+    float s = u * u;
+    return fma(atan_tail_half(s), s, 1.0) * u;
 }
 float atan_half(float x)
 {
@@ -118,7 +100,7 @@ float atan_half(float x)
 }
 
 // k log2(x); next to 1, where log2 is not good enough, by a series. Not for denormal numbers, which devices take for what they like.
-float log_series(float t) { return fma(t * t, fma(fma(fma(0.200779185, t, -0.250815272), t, 0.33333239), t, -0.499999195), t); }
+float log_series(float t) { return fma(t * t, log_tail_half(t), t); }
 float log_half(float x, float k)
 {
     precise float t = x - 1.0;
@@ -127,24 +109,24 @@ float log_half(float x, float k)
 float log1p_half(float x)
 {
     precise float u = 1.0 + x;
-    return abs(x) < 0.0625 ? log_series(x) : log2(u) * LOG_2;
+    return abs(x) < 0.0625 ? log_series(x) : log2(u) * LN2;
 }
 float asinh_half(float x)
 {
     float t = abs(x), s = x * x;
     bool large = t > 8192.0;
-    float l = (log2(large ? t : t + sqrt(fma(t, t, 1.0))) + (large ? 1.0 : 0.0)) * LOG_2;
-    return t < 0.25 ? x * fma(fma(fma(-0.0412151925, s, 0.0748784915), s, -0.166665435), s, 1.0) : with_sign(l, x);
+    float l = (log2(large ? t : t + sqrt(fma(t, t, 1.0))) + (large ? 1.0 : 0.0)) * LN2;
+    return t < 0.25 ? x * fma(asinh_tail_half(s), s, 1.0) : with_sign(l, x);
 }
 float acosh_half(float x)
 {
-    float d = x - 1.0, l = x > 8192.0 ? (log2(x) + 1.0) * LOG_2 : log1p_half(d + sqrt(d * (x + 1.0)));
+    float d = x - 1.0, l = x > 8192.0 ? (log2(x) + 1.0) * LN2 : log1p_half(d + sqrt(d * (x + 1.0)));
     return x < 1.0 ? NOT_A_NUMBER : l;
 }
 float atanh_half(float x)
 {
-    float t = abs(x), s = x * x, l = (log2(1.0 + t) - log2(1.0 - t)) * (0.5 * LOG_2);
-    return t < 0.25 ? x * fma(fma(fma(0.157199472, s, 0.199467704), s, 0.333338886), s, 1.0) : t > 1.0 ? NOT_A_NUMBER : with_sign(l, x);
+    float t = abs(x), s = x * x, l = (log2(1.0 + t) - log2(1.0 - t)) * (0.5 * LN2);
+    return t < 0.25 ? x * fma(atanh_tail_half(s), s, 1.0) : t > 1.0 ? NOT_A_NUMBER : with_sign(l, x);
 }
 // bf16, whose numbers next to 1 are far enough from it.
 float log2_bf16(float x)
@@ -152,7 +134,7 @@ float log2_bf16(float x)
     bool tiny = x < 1.17549435e-38;                                    // denormal, which devices take for what they like
     return log2(tiny ? x * 1.84467441e19 : x) - (tiny ? 64.0 : 0.0);
 }
-float log_bf16(float x) { return log2_bf16(x) * LOG_2; }
+float log_bf16(float x) { return log2_bf16(x) * LN2; }
 float log1p_bf16(float x)
 {
     precise float u = 1.0 + x;

@@ -8,6 +8,7 @@ layout(constant_id = 2) const uint BY_FOUR = 0;        // four pairs a thread an
 layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint NORM = 0;           // 1: RMS norm in front, 2: with a weight
 #include "rows.glsl"
+#include "polynomials.glsl"
 const uint TRADITIONAL = 1u;                            // pairs (2j, 2j + 1), else (j, j + dims / 2)
 const uint FREQS = 2u, OFFSETS = 4u;                    // frequencies, offsets from arrays
 BUFFER(0, y)
@@ -34,12 +35,7 @@ float inverse_frequency(uint j)
 {
     if (has(FREQS)) return 1.0 / uintBitsToFloat(freqs32[freqs_at + j * freqs_step]);
     float k = float(j), whole = clamp(roundEven(k * base_high), -126.0, 127.0), f = (k * base_high - whole) + k * base_low;
-    float p = 1.535336188e-4 * f + 1.339887440e-3;
-    p = p * f + 9.618437358e-3;
-    p = p * f + 5.550332471e-2;
-    p = p * f + 2.402264791e-1;
-    p = p * f + 6.931472029e-1;
-    return (p * f + 1.0) * uintBitsToFloat(uint(int(whole) + 127) << 23);
+    return fma(exp2_tail(f), f, 1.0) * uintBitsToFloat(uint(int(whole) + 127) << 23);
 }
 
 // (cos, sin) of any float below 2^55: its 24 bits times 96 bits of 2/pi give the quadrant and 32 bits of the rest.
@@ -70,8 +66,7 @@ vec2 cos_sin(float angle)
         r = float(int(w2)) * 3.6572952e-10;              // pi / 2 / 2^32
     }
     float z = r * r;
-    float s = ((-1.9515295891e-4 * z + 8.3321608736e-3) * z - 1.6666654611e-1) * z * r + r;
-    float k = ((2.443315711809948e-5 * z - 1.388731625493765e-3) * z + 4.166664568298827e-2) * z * z - 0.5 * z + 1.0;
+    float s = fma(sin_tail_short(z) * z, r, r), k = fma(fma(cos_tail(z), z, -0.5), z, 1.0);
     if ((quadrant & 1u) != 0u) { float swap = s; s = k; k = -swap; }
     if ((quadrant & 2u) != 0u) { s = -s; k = -k; }
     return vec2(k, angle < 0.0 ? -s : s);

@@ -125,11 +125,11 @@ float value(float x)
     return r;
 }
 bool has_value() { return is_float(FROM) && TO != BOOL && OP != ABS && OP != NEGATIVE; }
-// Eight angles with one test: two halves of a word below 8192 do not reach their highest bits.
+// Eight angles with one test: two halves of a word below 6400 do not reach their highest bits.
 bool are_usual(uvec4 w)
 {
     if (!EIGHTS || OP < SIN || OP > TAN) return false;
-    uvec4 u = (w & 0x7fff7fffu) + (FROM == BF16 ? 0x3a003a00u : 0x10001000u);
+    uvec4 u = (w & 0x7fff7fffu) + (FROM == BF16 ? 0x3a383a38u : 0x11c011c0u);
     return ((u.x | u.y | u.z | u.w) & 0x80008000u) == 0u;
 }
 float usual_value(float x) { return OP == SIN ? sin_usual(x) : OP == COS ? cos_usual(x) : tan_usual(x); }

@@ -143,7 +143,7 @@ const char *error_text(char *text, size_t size, int code, mlxvk_stream stream);
 
 /* ---- run.c ---- */
 
-enum outcome { PASSED, FAILED, CORRECTED };                             /* the last: passed, with wrong data put right */
+enum outcome { PASSED, FAILED, CORRECTED };                            /* the last: passed, with wrong data put right */
 
 struct run_options { bool layouts[LAYOUTS]; };
 

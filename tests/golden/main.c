@@ -10,7 +10,7 @@
 
 static const char usage[] =
     "usage: golden DIR [FILE ...] [options], golden --fuzz SECONDS [options], or golden --info\n"
-    "Runs the cases of every *.safetensors file in DIR (of each FILE there; of the one file DIR) and compares with the\n"
+    "Runs the cases of every *.safetensors file in DIR (of each FILE there; of the one file DIR), compares with the\n"
     "stored results. Exits with 1 when a case failed, an operation is unknown or nothing ran.\n"
     "  --filter TEXT          cases whose name contains TEXT\n"
     "  --ops a,b              cases of these operations\n"
@@ -24,8 +24,10 @@ static const char usage[] =
     "  --seed N               the first of them; with --fuzz 0 the only one\n"
     "  --scarce PERCENT       while so many of the library's allocations fail\n";
 
+enum { MOST_FILES = 64 };
+
 struct options {
-    const char *path, *filter, *ops, *files[64];
+    const char *path, *filter, *ops, *files[MOST_FILES];
     size_t file_count;
     unsigned long part, parts;
     bool verbose, info;
@@ -71,7 +73,7 @@ static bool parse_options(struct options *o, int argc, char **argv)
         else if (!strcmp(argv[i], "--no-contiguous-pass")) o->run.layouts[CONTIGUOUS] = false;
         else if (!strcmp(argv[i], "--scattered-pass")) o->run.layouts[SCATTERED] = true;
         else if (argv[i][0] != '-' && !o->path) o->path = argv[i];
-        else if (argv[i][0] != '-' && o->file_count < sizeof o->files / sizeof *o->files) o->files[o->file_count++] = argv[i];
+        else if (argv[i][0] != '-' && o->file_count < MOST_FILES) o->files[o->file_count++] = argv[i];
         else if (!parse_value(o, argv[i], argv[i + 1])) return false;
         else i++;
     }
@@ -170,7 +172,8 @@ static bool selected(const struct options *o, const char *name)
 {
     for (size_t i = 0; i < o->file_count; i++) {
         size_t length = strlen(o->files[i]);
-        if (!strncmp(name, o->files[i], length) && (!name[length] || !strcmp(name + length, ".safetensors"))) return true;
+        if (strncmp(name, o->files[i], length)) continue;
+        if (!name[length] || !strcmp(name + length, ".safetensors")) return true;
     }
     return !o->file_count;
 }

@@ -72,13 +72,15 @@ struct Loading {
 
 /* ---- primitives.cpp ---- */
 
-enum class State { native, layout, fallback, refused };
+/* layout: the same memory seen otherwise, by MLX's own code; a copy, where one is needed, is mlxvk's. host: from shapes
+ * alone. unreached: native, but MLX's front end asks no GPU but its own for it. */
+enum class State { native, layout, host, unreached, fallback, refused };
 struct Row;
 const Row* find_row(const Primitive& p);
 /* Runs a primitive on the GPU stream that it names, or as the table and the policy say. */
 void run(Primitive& p, const Arrays& inputs, Arrays& outputs);
-/* Calls `each` with every row of the table. */
-void each_primitive(const std::function<void(const char* name, State state, const char* note)>& each);
+/* Calls `each` with every row of the table; ran: as that state says, at least once in this process. */
+void each_primitive(const std::function<void(const char* name, State state, const char* note, bool ran)>& each);
 
 /* ---- fallback.cpp ---- */
 

@@ -224,11 +224,11 @@ extern "C" void mlxvk_mlx_reset_stats(void) {
 }
 
 extern "C" int mlxvk_mlx_primitives(char* text, size_t size) {
-  static const char* const states[] = {"native", "native", "fallback", "refused"};
+  static const char* const states[] = {"native", "layout", "host", "unreached", "fallback", "refused"};
   std::string all;
-  mlxvk_mlx::each_primitive([&](const char* name, mlxvk_mlx::State state, const char* note) {
+  mlxvk_mlx::each_primitive([&](const char* name, mlxvk_mlx::State state, const char* note, bool ran) {
     all += (all.empty() ? "[" : ",") + ("{\"name\":" + mlxvk_mlx::quoted(name)) + ",\"state\":\"" + states[int(state)] + "\",\"note\":" +
-           mlxvk_mlx::quoted(note) + "}";
+           mlxvk_mlx::quoted(note) + ",\"ran\":" + (ran ? "true" : "false") + "}";
   });
   return mlxvk_mlx::copy_text(all + "]", text, size);
 }

@@ -474,12 +474,14 @@ static void strided_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) 
   view_layout(p, inputs[0].flags().row_contiguous ? inputs : Arrays{contiguous_copy(inputs[0], p.stream())}, outputs);
 }
 
-/* ---- the table: one row a primitive. States: native; layout; fallback (MLX on the CPU); refused ---- */
+/* ---- the table: one row a primitive ---- */
 
 #define NATIVE(type, call)   {typeid(type), #type, State::native, call, nullptr, false, false, ""}
 #define WHOLE(type, call)    {typeid(type), #type, State::native, call, nullptr, false, true, ""}
 #define IN_PLACE(type, call, whole) {typeid(type), #type, State::native, call, nullptr, true, whole, ""}
+#define UNREACHED(type, call, note) {typeid(type), #type, State::unreached, call, nullptr, false, false, note}
 #define LAYOUT(type, call)   {typeid(type), #type, State::layout, nullptr, call, false, false, ""}
+#define ON_HOST(type, note)  {typeid(type), #type, State::host, nullptr, view_layout, false, false, note}
 #define ON_CPU(type, note)   {typeid(type), #type, State::fallback, nullptr, nullptr, false, false, note}
 #define REFUSED(type, note)  {typeid(type), #type, State::refused, nullptr, nullptr, false, false, note}
 
@@ -512,7 +514,8 @@ static const Row table[] = {
     IN_PLACE(Scatter, scatter_native, true), NATIVE(MaskedScatter, masked_scatter_native), NATIVE(Convolution, convolution_native),
     WHOLE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native, true),
     NATIVE(GatherMM, gather_mm_native), NATIVE(GatherQMM, gather_qmm_native), NATIVE(Hadamard, hadamard_native), WHOLE(FFT, fft_native),
-    NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>), NATIVE(QQMatmul, qqmm_native),
+    NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>),
+    UNREACHED(QQMatmul, qqmm_native, "MLX has it for CUDA"),
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
     NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
     WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
@@ -525,9 +528,11 @@ static const Row table[] = {
     LAYOUT(AsStrided, strided_layout), LAYOUT(Broadcast, view_layout), LAYOUT(BroadcastAxes, view_layout),
     LAYOUT(Contiguous, contiguous_layout), LAYOUT(Copy, view_layout), LAYOUT(CustomTransforms, view_layout),
     LAYOUT(Depends, view_layout), LAYOUT(ExpandDims, view_layout), LAYOUT(Flatten, reshape_layout),
-    LAYOUT(NumberOfElements, view_layout), LAYOUT(Reshape, reshape_layout), LAYOUT(Slice, view_layout),
+    LAYOUT(Reshape, reshape_layout), LAYOUT(Slice, view_layout),
     LAYOUT(Split, view_layout), LAYOUT(Squeeze, view_layout), LAYOUT(StopGradient, view_layout),
     LAYOUT(Transpose, view_layout), LAYOUT(Unflatten, reshape_layout), LAYOUT(View, view_bits_layout),
+
+    ON_HOST(NumberOfElements, "a number, from its operand's shape"),
 
     ON_CPU(Load, "reads files"),
     ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
@@ -547,8 +552,12 @@ const Row* find_row(const Primitive& p) {
   return it == index->end() ? nullptr : it->second;
 }
 
-void each_primitive(const std::function<void(const char*, State, const char*)>& each) {
-  for (auto& row : table) each(short_name(row.name), row.state, row.note);
+static std::atomic<bool> ran[std::size(table)];            // by row
+
+static void note_run(const Row& row) { ran[&row - table].store(true, std::memory_order_relaxed); }
+
+void each_primitive(const std::function<void(const char*, State, const char*, bool)>& each) {
+  for (auto& row : table) each(short_name(row.name), row.state, row.note, ran[&row - table]);
 }
 
 /* ---- running ---- */
@@ -641,9 +650,10 @@ void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   std::string reason;
   if (!row && !std::strcmp(p.name(), "Synchronize")) return;   // what an evaluation ends with
   if (row && row->state == State::refused) throw std::runtime_error(std::string("[") + p.name() + "] " + row->note + " cannot run on Vulkan");
-  if (row && row->state == State::layout) {
+  if (row && row->layout) {
     try {
       row->layout(p, inputs, outputs);
+      note_run(*row);
       count_native(lasting_name(*row, p));
     } catch (const Refusal& refusal) {
       fall_back(p, inputs, outputs, refusal.what());
@@ -652,7 +662,11 @@ void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   }
   if (row && excluded(*row)) { fall_back(p, inputs, outputs, "MLX_VK_FALLBACK_FOR"); return; }
   if (row && row->type == typeid(Compiled)) { p.eval_gpu(inputs, outputs); return; }
-  if (row && row->state == State::native && run_native(*row, p, inputs, outputs, reason)) { count_native(lasting_name(*row, p)); return; }
+  if (row && row->native && run_native(*row, p, inputs, outputs, reason)) {
+    note_run(*row);
+    count_native(lasting_name(*row, p));
+    return;
+  }
   if (reason.empty()) reason = row ? row->note : "unknown to the bridge";
   fall_back(p, inputs, outputs, reason);
 }
@@ -690,6 +704,7 @@ static int run_tape(const Arrays& tape, Values& values, const std::unordered_map
     }
     Job j{t.primitive(), in.data(), in.size(), &out, &t, stream_of(s)};
     if (int code = row->native ? row->native(j) : broadcast_native(j)) return code;
+    note_run(*row);
     if (mlxvk_array_dtype(out) != dtype_of(t)) {
       mlxvk_array_free(out);
       return MLXVK_ERROR_DTYPE;
@@ -742,6 +757,7 @@ void Compiled::eval_gpu(const std::vector<array>& inputs, std::vector<array>& ou
     return;
   }
   for (size_t i = 0; i < outputs.size(); i++) adopt(outputs[i], results[i], inputs, s);
+  note_run(*find_row(*this));
   count_native("Compiled");
 }
 

@@ -1,9 +1,9 @@
-/* MLX's Python type and exceptions: see bridge.h.                                            SPDX-License-Identifier: MIT
+/* MLX's Python type and exceptions: see bridge.h.                                  SPDX-License-Identifier: MIT
  *
- * np.array(x), memoryview(x) and bytes(x) of an array that is not evaluated yet evaluate it in the type's buffer function,
- * which C code of the interpreter calls: an exception that leaves it there ends the process. So another function stands in
- * its place and turns it into Python's own. NumPy takes no error of that function for an answer and asks for __array__
- * next, so the type gets one, which raises it again.
+ * np.array(x), memoryview(x) and bytes(x) of an array that is not evaluated yet evaluate it in the type's buffer
+ * function, which C code of the interpreter calls: an exception that leaves it there ends the process. So another
+ * function stands in its place and turns it into Python's own. NumPy takes no error of that function for an answer and
+ * asks for __array__ next, so the type gets one, which raises it again.
  *
  * The interpreter is the process's, its functions are looked up: nothing here is compiled or linked against Python. */
 #include <dlfcn.h>
@@ -17,7 +17,12 @@ namespace mlxvk_mlx {
 namespace {
 
 struct Object;                                             // PyObject
-struct Method { const char* name; Object* (*call)(Object*, Object*, Object*); int flags; const char* doc; };   // PyMethodDef
+struct Method {                                            // PyMethodDef
+  const char* name;
+  Object* (*call)(Object*, Object*, Object*);
+  int flags;
+  const char* doc;
+};
 
 /* Of Python's stable interface; the numbers are its, too. */
 enum { SLOT_GETBUFFER = 1, VARARGS_KEYWORDS = 3 };
@@ -152,7 +157,7 @@ void replace_getbuffer(Object* type) {
 }  // namespace
 
 void guard_python() {
-  enum { TRIES = 1000 };                                   // a process that has Python but not MLX's module is left alone
+  enum { TRIES = 1000 };                                   // then it is a process without MLX's module
   static std::atomic<int> tries{0};
   if (tries.load(std::memory_order_relaxed) >= TRIES || !python().there || !python().holds_lock()) return;
   tries++;

@@ -3,6 +3,7 @@
     build/mlx/bin/python tests/mlx/runner.py tests/mlx/test_x.py [-k name] [more of pytest's options]
 """
 
+import json
 import os
 import sys
 
@@ -35,6 +36,14 @@ class Count:
         return "%(passed)d passed, %(failed)d failed, %(skipped)d skipped" % counts
 
 
+def keep_seen(test):
+    """Which primitives ran on the GPU in this file's tests, for table.py."""
+    folder = os.path.join(os.path.dirname(mlxvk_mlx.library()), "seen")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, os.path.splitext(os.path.basename(test))[0] + ".json"), "w") as file:
+        json.dump([p["name"] for p in mlxvk_mlx.primitives() if p["ran"]], file)
+
+
 def main():
     if not mlxvk_mlx.is_available():
         print("no Vulkan device: nothing to test\n0 passed, 1 failed")
@@ -42,6 +51,7 @@ def main():
     print(mlxvk_mlx.device())
     count = Count()
     status = pytest.main(["-q", "--tb=short", "-p", "no:cacheprovider", "--durations=5"] + sys.argv[1:], plugins=[count])
+    keep_seen(sys.argv[1])
     print(count.closing(status), flush=True)
     return int(status)
 

@@ -330,9 +330,9 @@ static void wait_for_donors(const std::vector<array>& inputs) {
     if (in.is_donatable()) mlxvk_mlx::wait_for(in, true);
 }
 
-/* Queued work has plain pointers: a task behind it keeps the memory of its operands, temporaries and other results. Not that
- * of `result`, even where it came from an operand: whoever waits for it has it, and another owner would keep the next
- * operation from working in place. */
+/* Queued work has plain pointers: a task behind it keeps the memory of its operands, temporaries and other results. Not
+ * that of `result`, even where it came from an operand: whoever waits for it has it, and another owner would keep the
+ * next operation from working in place. */
 static void keep_behind(CommandEncoder& queue, const array& result) {
   std::vector<array> temporaries;
   std::vector<std::shared_ptr<void>> memory;

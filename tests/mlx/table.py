@@ -1,10 +1,14 @@
-"""Writes the table of MLX's primitives into README.md, from what the bridge says that it does with each.
+"""Writes the table of MLX's primitives into README.md, from what the bridge says that it does with each, and from what
+the tests saw it do.
 
     build/mlx/bin/python tests/mlx/table.py [--check] README.md       (make mlx-table)
 
-It stands between two marks. With --check nothing is written; the exit status says whether it is current.
+It stands between two marks. With --check nothing is written; the exit status says whether it is current. What the
+bridge has as native must have run natively in some test since: runner.py keeps what each file of tests saw. Without a
+whole run of make test-mlx there is nothing to hold it against, and --check fails.
 """
 
+import json
 import os
 import pathlib
 import sys
@@ -18,7 +22,9 @@ import mlxvk_mlx  # noqa: E402
 BEGIN, END = "<!-- primitives: made by make mlx-table -->\n", "<!-- end of primitives -->\n"
 MEANING = {
     "native": "native: runs on the GPU",
-    "layout": "view: no work at all, on either",
+    "layout": "layout: the same memory seen otherwise, by MLX's own code on the host; a copy, where needed, on the GPU",
+    "host": "host: by MLX's own eval_cpu, and no data is read",
+    "unreached": "unreached: native, but MLX's front end refuses it before",
     "fallback": "fallback: MLX's own code on the CPU, counted",
     "refused": "refused: an exception, as on MLX's CPU",
 }
@@ -37,6 +43,19 @@ def table(primitives):
     return "\n".join(lines) + "\n"
 
 
+def unseen(primitives):
+    """Primitives that the table calls native and that no test saw run so; raises where tests did not run."""
+    here = pathlib.Path(__file__).resolve().parent
+    seen = here.parent.parent / "build" / "mlx" / "seen"
+    ran = set()
+    for test in sorted(here.glob("test_*.py")):
+        path = seen / (test.stem + ".json")
+        if not path.exists():
+            sys.exit("%s has not run: make test-mlx, then this" % test.name)
+        ran |= set(json.loads(path.read_text()))
+    return [p["name"] for p in primitives if p["state"] == "native" and p["name"] not in ran]
+
+
 def main():
     check = "--check" in sys.argv
     path = pathlib.Path([word for word in sys.argv[1:] if word != "--check"][0])
@@ -47,6 +66,9 @@ def main():
     old, tail = rest.split(END, 1)
     new = table(mlxvk_mlx.primitives())
     if check:
+        never = unseen(mlxvk_mlx.primitives())
+        if never:
+            sys.exit("native by the bridge's table, and in no test: " + ", ".join(never))
         if old != new:
             sys.exit("%s: the table of primitives is not what the bridge says; make mlx-table writes it\n%s"
                      % (path, textwrap.indent(new, "  ")))

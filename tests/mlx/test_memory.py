@@ -455,8 +455,8 @@ except RuntimeError:
 """
     if preload:
         import mlxvk_mlx
-        got = subprocess.run([sys.executable, "-B", "-c", code], env={**os.environ, "LD_PRELOAD": mlxvk_mlx.library()}, timeout=120,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        got = subprocess.run([sys.executable, "-B", "-c", code], env={**os.environ, "LD_PRELOAD": mlxvk_mlx.library()},
+                             timeout=120, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     else:
         got = run(code)
     assert got.returncode == 0 and got.stdout == "raised 3.0\n", got.stdout + got.stderr

@@ -544,7 +544,8 @@ def test_nothing_falls_back_where_there_is_nothing_to_do():
     check(lambda x: x[:, none, none], mx.zeros((3, 0, 2)))
     check(lambda x: x[none], mx.zeros((0, 4)))
     check(updated, mx.arange(12).reshape(6, 2))
-    # A kernel that sticks out has one position all the same. MLX's CPU reads behind its operand there: no value to compare with.
+    # A kernel that sticks out has one position all the same. MLX's CPU reads behind its operand there: no value to
+    # compare with.
     position = on(mx.gpu, lambda: mx.conv1d(mx.ones((1, 2, 1)), mx.ones((1, 3, 1)), stride=2))[0]
     assert position.tolist() == [[[2]]]
     assert not fallbacks()

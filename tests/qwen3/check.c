@@ -178,7 +178,8 @@ static bool run_whole(struct model *m, const struct reference *r, struct outcome
 static bool report(const struct model *m, int index, const struct reference *r, const struct outcome *o, FILE *out)
 {
     const double limit = logits_limit(m, o);
-    bool close = !r->logits || (isfinite(o->largest) && o->largest <= limit), good = close && o->step_wrong < 0 && o->whole_wrong < 0;
+    bool close = !r->logits || (isfinite(o->largest) && o->largest <= limit);
+    bool good = close && o->step_wrong < 0 && o->whole_wrong < 0;
     fprintf(out, "case %d: %s: ", index, good ? "ok" : "FAILED");
     if (r->logits)
         fprintf(out, "logits differ by %.4f at most (limit %.4f), %.4f rms; ", o->largest, limit, o->rms);

@@ -204,7 +204,8 @@ static mlxvk_array run_transpose(int rows, mlxvk_stream s)
 /* Large enough for a transposed operand to be copied first. */
 static mlxvk_array run_across(int rows, mlxvk_stream s)
 {
-    mlxvk_array x = two_dims(rows, 1100, MLXVK_FLOAT32, 20, s), z = two_dims(1100, rows, MLXVK_FLOAT32, 21, s), y = { NULL };
+    mlxvk_array x = two_dims(rows, 1100, MLXVK_FLOAT32, 20, s), z = two_dims(1100, rows, MLXVK_FLOAT32, 21, s);
+    mlxvk_array y = { NULL };
     OK(mlxvk_transpose(&x, x, s), s);
     OK(mlxvk_multiply(&y, x, z, s), s);
     OK(eval_one(y), s);
@@ -355,7 +356,8 @@ static const struct group { bool all; const char *gates, *changes[12]; } groups[
  * bindings and grids in test_huge, threads and buffers in test_driver, replay in test_replay), and those that change no path, of which this file tests what they print. */
 static const char *const elsewhere[] = {
     "MLX_VK_CONV_KERNEL", "MLX_VK_ENABLE_WINOGRAD", "MLX_VK_ENABLE_STORAGE8", "MLX_VK_ENABLE_STORAGE16", "MLX_VK_ENABLE_INT8", "MLX_VK_ENABLE_INT16",
-    "MLX_VK_ENABLE_FLOAT16", "MLX_VK_ENABLE_HALF_CONVERSION", "MLX_VK_SUBGROUP_SIZE", "MLX_VK_FFT_KERNEL", "MLX_VK_RANDOM_PRODUCTS",
+    "MLX_VK_ENABLE_FLOAT16", "MLX_VK_ENABLE_HALF_CONVERSION", "MLX_VK_SUBGROUP_SIZE", "MLX_VK_FFT_KERNEL",
+    "MLX_VK_RANDOM_PRODUCTS",
     "MLX_VK_ENABLE_CHAINS", "MLX_VK_DEBUG_CHAINS", "MLX_VK_MAX_BINDING_RANGE", "MLX_VK_MAX_GRID",
     "MLX_VK_MAX_THREADS", "MLX_VK_MAX_STORAGE_BUFFERS", "MLX_VK_ENABLE_REPLAY",
     "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", "MLX_VK_ENABLE_ROPE_CACHE_WRITE",
@@ -622,10 +624,12 @@ static void fused_work(mlxvk_stream s)
 
 static void test_fused_detail(void **state)
 {
-    static const char four[] = "[mlxvk] fused: add + rms_norm: float32 (4, 64)\n", five[] = "[mlxvk] fused: add + rms_norm: float32 (5, 64)\n";
+    static const char four[] = "[mlxvk] fused: add + rms_norm: float32 (4, 64)\n";
+    static const char five[] = "[mlxvk] fused: add + rms_norm: float32 (5, 64)\n";
     (void)state;
     char *text = printed("MLX_VK_DEBUG_COMPILED_DETAIL=1", fused_work);
-    if (occurrences(text, four) != 1 || occurrences(text, five) != 1) fail_msg("not once each: %s%sof:\n%s", four, five, text);
+    if (occurrences(text, four) != 1 || occurrences(text, five) != 1)
+        fail_msg("not once each: %s%sof:\n%s", four, five, text);
     free(text);
     text = printed("MLX_VK_DEBUG_COMPILED_DETAIL=1 MLX_VK_ENABLE_ADD_RMSNORM_NATIVE=0", fused_work);
     assert_int_equal(occurrences(text, "add + rms_norm"), 0);

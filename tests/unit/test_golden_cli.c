@@ -54,7 +54,7 @@ static void closing(const char *text, int *passed, int *failed)
     assert_int_equal(sscanf(line, "%d passed, %d failed", passed, failed), 2);
 }
 
-/* A copy of a data file with the first `most` operations renamed to what no library has; returns how many those were. */
+/* A copy of a data file with the first `most` operations renamed to what no library has; returns their number. */
 static int write_renamed(const char *source, const char *name, int most)
 {
     static const char before[] = ",\\\"op\\\":\\\"";                   /* in a step of a view no comma is before it */
@@ -125,7 +125,8 @@ static void test_named_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unknown_operations), cmocka_unit_test(test_nothing_ran), cmocka_unit_test(test_named_files),
+        cmocka_unit_test(test_unknown_operations), cmocka_unit_test(test_nothing_ran),
+        cmocka_unit_test(test_named_files),
     };
     return cmocka_run_group_tests_name("golden_cli", tests, find_program, remove_dir);
 }

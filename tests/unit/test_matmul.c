@@ -285,8 +285,17 @@ static void run_matrices(const char *capability, const char *gates, const char *
     assert_true(dispatches_of(gates, kernel) > before);
 }
 
-static void test_coopmat(void **state) { (void)state; run_matrices("cooperative_matrix_size", "MLX_VK_MATMUL_KERNEL=4", "matmul_coopmat_"); }
-static void test_coopmat2(void **state) { (void)state; run_matrices("cooperative_matrix2", "MLX_VK_MATMUL_KERNEL=5", "matmul_coopmat2_"); }
+static void test_coopmat(void **state)
+{
+    (void)state;
+    run_matrices("cooperative_matrix_size", "MLX_VK_MATMUL_KERNEL=4", "matmul_coopmat_");
+}
+
+static void test_coopmat2(void **state)
+{
+    (void)state;
+    run_matrices("cooperative_matrix2", "MLX_VK_MATMUL_KERNEL=5", "matmul_coopmat2_");
+}
 
 /* An argument is a pattern of test names: "test_coop*". */
 int main(int argc, char **argv)

@@ -254,8 +254,17 @@ static void gather_matrices(const char *gates, bool quantized, int count, const 
     assert_true(dispatches_of(gates, f16) + dispatches_of(gates, bf16) > before);
 }
 
-static void test_gather_qmm_matrices(void **state) { (void)state; gather_matrices("MLX_VK_QMM_KERNEL=3", true, 10, "qmm_grouped"); }
-static void test_gather_mm_matrices(void **state) { (void)state; gather_matrices("MLX_VK_MATMUL_KERNEL=4", false, 12, "matmul_grouped"); }
+static void test_gather_qmm_matrices(void **state)
+{
+    (void)state;
+    gather_matrices("MLX_VK_QMM_KERNEL=3", true, 10, "qmm_grouped");
+}
+
+static void test_gather_mm_matrices(void **state)
+{
+    (void)state;
+    gather_matrices("MLX_VK_MATMUL_KERNEL=4", false, 12, "matmul_grouped");
+}
 
 /* More weights than a workgroup has threads, more than can be counted, and none that are used often. */
 static void test_gather_many(void **state)

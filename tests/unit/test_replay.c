@@ -1,0 +1,203 @@
+/* Windows of the tape that come again are encoded from plans kept: the same results as without, bit for bit, whatever changes
+ * from one time to the next, and fewer decisions. Each program runs some rounds on two devices, one of which keeps nothing. */
+#include "support.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static const mlxvk_optional_float BASE = { 10000.0f, true };
+static const mlxvk_array NONE = { NULL };
+enum { ROUNDS = 9, WIDTH = 64, LENGTH = 32, RESULTS = 2 };
+
+struct run { mlxvk_device device; mlxvk_stream s; mlxvk_array cache, weight, x, kept; int round; };
+
+static mlxvk_array normal(struct run *t, const int *shape, size_t ndim, uint32_t seed)
+{
+    mlxvk_array key = mlxvk_array_new(), res = mlxvk_array_new();
+    OK_DEVICE(mlxvk_array_new_data_device(&key, (uint32_t[]){ 0, seed }, (int[]){ 2 }, 1, MLXVK_UINT32, t->device), t->device);
+    OK(mlxvk_random_normal(&res, shape, ndim, MLXVK_FLOAT32, 0, 1, key, t->s), t->s);
+    OK_DEVICE(mlxvk_array_eval(res), t->device);
+    mlxvk_array_free(key);
+    return res;
+}
+
+static mlxvk_array number(struct run *t, float value)
+{
+    mlxvk_array a = mlxvk_array_new();
+    OK_DEVICE(mlxvk_array_new_data_device(&a, &value, NULL, 0, MLXVK_FLOAT32, t->device), t->device);
+    return a;
+}
+
+/* ---- the programs: a round each, which leaves up to two results ---- */
+
+/* A step of attention: rope at a position, a write into the cache, keys up to it. */
+static void decode(struct run *t, mlxvk_array *res)
+{
+    int at = 3 + t->round;
+    mlxvk_array k = mlxvk_array_new(), keys = mlxvk_array_new(), scale = number(t, 1 + 0.125f * (float)t->round);
+    OK(mlxvk_multiply(&k, t->x, scale, t->s), t->s);
+    OK(mlxvk_fast_rms_norm(&k, k, t->weight, 1e-6f, t->s), t->s);
+    OK(mlxvk_fast_rope(&k, k, WIDTH, false, BASE, 1, at, NONE, t->s), t->s);
+    OK(mlxvk_slice_update(&t->cache, t->cache, k, (int[]){ 0, 0, at, 0 }, 4, (int[]){ 1, 2, at + 1, WIDTH }, 4, (int[]){ 1, 1, 1, 1 }, 4,
+                          t->s), t->s);
+    OK(mlxvk_slice(&keys, t->cache, (int[]){ 0, 0, 0, 0 }, 4, (int[]){ 1, 2, at + 1, WIDTH }, 4, (int[]){ 1, 1, 1, 1 }, 4, t->s), t->s);
+    OK(mlxvk_fast_scaled_dot_product_attention(&res[0], k, keys, keys, 0.125f, "", NONE, NONE, t->s), t->s);
+    mlxvk_array_free(k);
+    mlxvk_array_free(keys);
+    mlxvk_array_free(scale);
+}
+
+/* Intermediates that somebody holds in some rounds only, so that what may be fused and dropped changes. */
+static void owned_now_and_then(struct run *t, mlxvk_array *res)
+{
+    mlxvk_array g = mlxvk_array_new(), y = mlxvk_array_new();
+    OK(mlxvk_sigmoid(&g, t->x, t->s), t->s);
+    OK(mlxvk_multiply(&y, t->x, g, t->s), t->s);
+    if (t->round % 3 == 2) res[1] = g;
+    else mlxvk_array_free(g);
+    OK(mlxvk_multiply(&res[0], y, t->x, t->s), t->s);
+    mlxvk_array_free(y);
+}
+
+/* Views that begin elsewhere each time, aligned and not, and once have another layout. */
+static void moving_views(struct run *t, mlxvk_array *res)
+{
+    int from = t->round % 4 * (t->round > 4 ? 3 : 4), step = t->round == 7 ? 2 : 1;
+    mlxvk_array part = mlxvk_array_new(), row = mlxvk_array_new();
+    OK(mlxvk_slice(&part, t->cache, (int[]){ 0, 0, from, 0 }, 4, (int[]){ 1, 2, from + 4 * step, WIDTH }, 4, (int[]){ 1, 1, step, 1 }, 4,
+                   t->s), t->s);
+    OK(mlxvk_slice(&row, t->weight, (int[]){ t->round }, 1, (int[]){ t->round + 16 }, 1, (int[]){ 1 }, 1, t->s), t->s);
+    OK(mlxvk_softmax_axis(&part, part, -1, true, t->s), t->s);
+    OK(mlxvk_sum_axis(&res[0], part, 2, false, t->s), t->s);
+    OK(mlxvk_exp(&res[1], row, t->s), t->s);
+    mlxvk_array_free(part);
+    mlxvk_array_free(row);
+}
+
+/* x changes in place: from operands elsewhere, then from itself through views that come nearer until they overlap. */
+static void in_place(struct run *t, mlxvk_array *res)
+{
+    int from = t->round < 3 ? 0 : t->round, to = 12;
+    mlxvk_array part = mlxvk_array_new();
+    OK(mlxvk_slice(&part, t->cache, (int[]){ 0, 0, from, 0 }, 4, (int[]){ 1, 2, from + 8, WIDTH }, 4, (int[]){ 1, 1, 1, 1 }, 4, t->s), t->s);
+    OK(mlxvk_fast_rope(&part, part, WIDTH, true, BASE, 1, t->round, NONE, t->s), t->s);
+    OK(mlxvk_slice_update(&t->cache, t->cache, part, (int[]){ 0, 0, to, 0 }, 4, (int[]){ 1, 2, to + 8, WIDTH }, 4, (int[]){ 1, 1, 1, 1 }, 4,
+                          t->s), t->s);
+    mlxvk_array_free(part);
+    OK(mlxvk_array_set(&res[0], t->cache), t->s);
+}
+
+/* Keys of random numbers and scalars that kernels get as they are pushed. */
+static void literals(struct run *t, mlxvk_array *res)
+{
+    mlxvk_array key = mlxvk_array_new(), noise = mlxvk_array_new(), a = number(t, (float)t->round), b = number(t, 0.5f);
+    OK_DEVICE(mlxvk_array_new_data_device(&key, (uint32_t[]){ 7, (uint32_t)t->round }, (int[]){ 2 }, 1, MLXVK_UINT32, t->device), t->device);
+    OK(mlxvk_random_normal(&noise, (int[]){ 4, WIDTH }, 2, MLXVK_FLOAT32, 0, 1, key, t->s), t->s);
+    OK(mlxvk_multiply(&noise, noise, b, t->s), t->s);
+    OK(mlxvk_add(&noise, noise, a, t->s), t->s);
+    OK(mlxvk_tanh(&res[0], noise, t->s), t->s);
+    mlxvk_array_free(key);
+    mlxvk_array_free(noise);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+}
+
+/* The same operations on other sizes in turn. */
+static void sizes(struct run *t, mlxvk_array *res)
+{
+    int rows = 4 + t->round % 2;
+    mlxvk_array part = mlxvk_array_new(), w = mlxvk_array_new();
+    OK(mlxvk_slice(&part, t->cache, (int[]){ 0, 0, 0, 0 }, 4, (int[]){ 1, 2, rows, WIDTH }, 4, (int[]){ 1, 1, 1, 1 }, 4, t->s), t->s);
+    OK(mlxvk_transpose_axes(&w, t->cache, (int[]){ 0, 1, 3, 2 }, 4, t->s), t->s);
+    OK(mlxvk_matmul(&part, part, w, t->s), t->s);
+    OK(mlxvk_fast_rms_norm(&res[0], part, NONE, 1e-6f, t->s), t->s);
+    mlxvk_array_free(part);
+    mlxvk_array_free(w);
+}
+
+static const struct { const char *name; void (*run)(struct run *t, mlxvk_array *res); } programs[] = {
+    { "a step of attention", decode },
+    { "results owned now and then", owned_now_and_then },
+    { "views that move", moving_views },
+    { "in place, nearer and nearer", in_place },
+    { "literals", literals },
+    { "two sizes in turn", sizes },
+};
+
+/* All rounds' results, one behind the other; how many nodes were replayed. */
+static size_t results_of(size_t program, const char *gates, float *values, size_t room, uint64_t *replayed)
+{
+    struct run t = { .round = 0 };
+    size_t count = 0;
+    t.device = open_device(gates);
+    t.s = open_stream(t.device);
+    t.cache = normal(&t, (int[]){ 1, 2, LENGTH, WIDTH }, 4, 1);
+    t.weight = normal(&t, (int[]){ WIDTH }, 1, 2);
+    t.x = normal(&t, (int[]){ 1, 2, 1, WIDTH }, 4, 3);
+    for (; t.round < ROUNDS; t.round++) {
+        mlxvk_array res[RESULTS] = { { NULL }, { NULL } };
+        programs[program].run(&t, res);
+        for (int k = 0; k < RESULTS; k++) {
+            if (!res[k].ctx) continue;
+            assert_true(count + mlxvk_array_size(res[k]) <= room);
+            OK(mlxvk_array_read(res[k], values + count, mlxvk_array_nbytes(res[k]), t.s), t.s);
+            count += mlxvk_array_size(res[k]);
+            mlxvk_array_free(res[k]);
+        }
+    }
+    *replayed = stats_of(t.device).replayed;
+    mlxvk_array_free(t.cache);
+    mlxvk_array_free(t.weight);
+    mlxvk_array_free(t.x);
+    mlxvk_stream_free(t.s);
+    mlxvk_device_free(t.device);
+    return count;
+}
+
+static void test_programs(void **state)
+{
+    static float on[ROUNDS * 2 * LENGTH * WIDTH * 2], off[COUNT(on)];
+    (void)state;
+    for (size_t i = 0; i < COUNT(programs); i++) {
+        uint64_t replayed, none;
+        size_t n;
+        for (size_t k = 0; k < COUNT(on); k++) on[k] = off[k] = NAN;
+        n = results_of(i, NULL, on, COUNT(on), &replayed);
+        assert_int_equal(n, results_of(i, "MLX_VK_ENABLE_REPLAY=0", off, COUNT(off), &none));
+        assert_int_equal(none, 0);
+        if (!replayed) fail_msg("%s: nothing was replayed", programs[i].name);
+        for (size_t k = 0; k < n; k++)
+            if (memcmp(&on[k], &off[k], sizeof *on))
+                fail_msg("%s: element %zu is %.9g replayed and %.9g planned", programs[i].name, k, on[k], off[k]);
+    }
+}
+
+/* The same round again and again, its intermediate result owned by nobody. */
+static void test_same_round(void **state)
+{
+    struct run t = { .round = 0 };
+    float got[2 * WIDTH], want[2 * WIDTH];
+    (void)state;
+    t.device = open_device(NULL);
+    t.s = open_stream(t.device);
+    t.x = normal(&t, (int[]){ 2, WIDTH }, 2, 3);
+    for (int i = 0; i < 8; i++) {
+        mlxvk_array y = mlxvk_array_new(), z = mlxvk_array_new();
+        OK(mlxvk_square(&y, t.x, t.s), t.s);
+        OK(mlxvk_fast_rms_norm(&z, y, NONE, 1e-6f, t.s), t.s);
+        mlxvk_array_free(y);
+        OK(mlxvk_array_read(z, i ? got : want, sizeof got, t.s), t.s);
+        if (i) assert_memory_equal(got, want, sizeof got);
+        mlxvk_array_free(z);
+    }
+    assert_true(stats_of(t.device).replayed > 0);
+    mlxvk_array_free(t.x);
+    mlxvk_stream_free(t.s);
+    mlxvk_device_free(t.device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_programs), cmocka_unit_test(test_same_round) };
+    return run_group("replay", tests, NULL, NULL);
+}
