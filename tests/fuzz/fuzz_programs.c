@@ -1,13 +1,14 @@
-/* fuzz_programs - random programs, each run twice: lazily with everything on, and operation by operation with every fusion off.
+/* fuzz_programs - random programs, each run twice: lazily with everything on, and operation by operation with every
+ * fusion off.
  *
- * Programs are views of views, slices written in place, norms, products, ropes, attention, gathers and the rest, with results
- * that are kept, read early, or dropped before anything ran. The two runs must agree: support_run.c says how far. A program
- * that fails is made short and printed, with the switches that make it right.
+ * Programs are views of views, slices written in place, norms, products, ropes, attention, gathers and the rest, with
+ * results that are kept, read early, or dropped before anything ran. The two runs must agree: support_run.c says how
+ * far. A program that fails is made short and printed, with the switches that make it right.
  *
  *     fuzz_programs [--seconds N, 20] [--count N] [--seed N, 1] [--keep-going] [--verbose] [--no-shrink]
  *
- * --seed N --count 1 makes program N again. The exit status is 1 where one failed. MLX_VK_... gates in the environment hold
- * for both runs where the program's own do not name them. */
+ * --seed N --count 1 makes program N again. The exit status is 1 where one failed. MLX_VK_... gates in the
+ * environment hold for both runs where the program's own do not name them. */
 #define _POSIX_C_SOURCE 200809L
 #include "support_program.h"
 
@@ -65,7 +66,10 @@ static bool one(struct program *p, struct reference *r, const struct choices *c,
     struct problem problem = { "" };
     if (!running_refresh(&problem)) { printf("FAIL %s\n", problem.text); return false; }
     program_make(p, r, seed);
-    if (c->verbose) { printf("program %llu, setting %d%s\n", (unsigned long long)seed, p->setting, p->straight ? ", straight" : ""); program_print(p); }
+    if (c->verbose) {
+        printf("program %llu, setting %d%s\n", (unsigned long long)seed, p->setting, p->straight ? ", straight" : "");
+        program_print(p);
+    }
     bool good = program_agrees(p, r, &problem);
     reference_end(r);
     if (!good) report(p, &problem, c, seconds_now() - start);
@@ -80,7 +84,8 @@ int main(int argc, char **argv)
     unsigned long passed = 0, failed = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (!parse(&c, argc, argv)) {
-        fputs("usage: fuzz_programs [--seconds N] [--count N] [--seed N] [--keep-going] [--verbose] [--no-shrink]\n", stderr);
+        fputs("usage: fuzz_programs [--seconds N] [--count N] [--seed N] [--keep-going] [--verbose] [--no-shrink]\n",
+              stderr);
         return 2;
     }
     if (!running_open(&problem)) {

@@ -1,5 +1,5 @@
-/* Random operations on what a program has so far. A statement is run by the reference as soon as it is made: what cannot be
- * run, or gives what cannot be compared, does not become part of the program. */
+/* Random operations on what a program has so far. A statement is run by the reference as soon as it is made: what
+ * cannot be run, or gives what cannot be compared, does not become part of the program. */
 #include "support_program.h"
 
 #include <stdlib.h>
@@ -79,7 +79,8 @@ mlxvk_dtype any_float(void)
 
 mlxvk_dtype any_dtype(void)
 {
-    static const mlxvk_dtype others[] = { MLXVK_INT32, MLXVK_INT32, MLXVK_BOOL, MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT32, MLXVK_INT16, MLXVK_INT64 };
+    static const mlxvk_dtype others[] = { MLXVK_INT32, MLXVK_INT32, MLXVK_BOOL, MLXVK_UINT8,
+                                          MLXVK_INT8, MLXVK_UINT32, MLXVK_INT16, MLXVK_INT64 };
     return chance(80) ? any_float() : others[favourite(8)];
 }
 
@@ -107,7 +108,8 @@ static bool all_of_them(const struct tensor *t, const void *user) { (void)t, (vo
 static bool alike(const struct tensor *t, const void *user)
 {
     const struct tensor *u = user;
-    return t->dtype == u->dtype && t->ndim == u->ndim && !memcmp(t->shape, u->shape, (size_t)t->ndim * sizeof *t->shape);
+    return t->dtype == u->dtype && t->ndim == u->ndim &&
+           !memcmp(t->shape, u->shape, (size_t)t->ndim * sizeof *t->shape);
 }
 static bool large_enough(const struct tensor *t, const void *user)
 {
@@ -324,8 +326,8 @@ static int random_axis_view(int v)
 
 int view_of(int v)
 {
-    static int (*const makers[])(int) = { random_slice, random_slice, random_slice, random_transpose, random_transpose, random_reshape,
-                                          random_broadcast, random_strided, random_axis_view };
+    static int (*const makers[])(int) = { random_slice, random_slice, random_slice, random_transpose, random_transpose,
+                                          random_reshape, random_broadcast, random_strided, random_axis_view };
     if (v == NONE) return NONE;
     int res = makers[below(9)](v);
     return res == NONE ? v : res;
@@ -412,8 +414,8 @@ static int detour(int v)
 
 int same_shape_view(int v)
 {
-    static int (*const makers[])(int) = { reversed, reversed, square_transposed, square_transposed, window, window, half_repeated,
-                                          same_strided, detour };
+    static int (*const makers[])(int) = { reversed, reversed, square_transposed, square_transposed, window, window,
+                                          half_repeated, same_strided, detour };
     if (v == NONE) return NONE;
     int res = makers[below(9)](v);
     return res == NONE ? v : res;
@@ -474,7 +476,9 @@ int update(const char *op, int variable, int with, const struct region *g, bool 
 struct weight quantized_weight(mlxvk_dtype dtype, int rows, int columns)
 {
     static const int widths[] = { 4, 4, 4, 8, 2, 3, 5, 6 };
-    struct weight w = { .dtype = dtype, .rows = rows, .columns = columns, .bits = widths[favourite(8)], .group = 32 << favourite(2) };
+    struct weight w = { .dtype = dtype, .rows = rows, .columns = columns };
+    w.bits = widths[favourite(8)];
+    w.group = 32 << favourite(2);
     if (columns % w.group) w.group = 32;
     w.w = fresh(MLXVK_UINT32, (int[]){ rows, columns * w.bits / 32 }, 2, BITS, 0);
     w.scales = fresh(dtype, (int[]){ rows, columns / w.group }, 2, SMALL, 0);
@@ -515,6 +519,7 @@ static void random_note(void)
 
 void program_make(struct program *p, struct reference *r, uint64_t seed)
 {
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLOAT32, MLXVK_FLOAT16 };
     int count;
     now.state = (seed + 1) * 0xd1342543de82ef95u ^ seed << 32;
     *p = (struct program){ .seed = seed, .straight = chance(35) };
@@ -523,7 +528,7 @@ void program_make(struct program *p, struct reference *r, uint64_t seed)
     variables = 0;
     block = (uint32_t)(seed / BLOCK);
     if (chance(25)) p->setting = 1 + (int)(block_hash(1) % (SETTINGS - 1));
-    main_dtype = ((mlxvk_dtype[]){ MLXVK_FLOAT32, MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLOAT32, MLXVK_FLOAT16 })[block_hash(2) % 5];
+    main_dtype = dtypes[block_hash(2) % 5];
     two_streams = chance(15);
     reference_begin(r, p->straight);
     count = between(2, 8);

@@ -1,5 +1,5 @@
-/* Groups of operations that the library lowers together, with views between them, results that are wanted after all, and
- * results that go where operands came from. */
+/* Groups of operations that the library lowers together, with views between them, results that are wanted after all,
+ * and results that go where operands came from. */
 #include "support_program.h"
 
 #include <string.h>
@@ -75,7 +75,8 @@ static int rope_source(int cache, const int *shape, bool norm)
 static void rope_to_cache(void)
 {
     static const int widths[] = { 8, 16, 16, 32, 64, 64, 128 };
-    int shape[4] = { chance(80) ? 1 : 2, chance(50) ? 1 : between(2, 3), chance(30) ? 1 : between(2, 16), widths[favourite(7)] };
+    int batch = chance(80) ? 1 : 2, heads = chance(50) ? 1 : between(2, 3), tokens = chance(30) ? 1 : between(2, 16);
+    int shape[4] = { batch, heads, tokens, widths[favourite(7)] };
     int place[4] = { shape[0], shape[1], shape[2] + below(8), shape[3] };
     struct region g;
     int cache = shaped(float_dtype(), place, 4), seen = chance(20) ? view_of(cache) : NONE;
@@ -94,7 +95,8 @@ static void rope_to_cache(void)
 static void rope_within_cache(void)
 {
     static const int widths[] = { 8, 16, 64 };
-    int width = widths[favourite(3)], rows = between(2, 12), room = rows + between(1, 4), shift = between(0, room - rows);
+    int width = widths[favourite(3)], rows = between(2, 12), room = rows + between(1, 4);
+    int shift = between(0, room - rows);
     int cache = fresh(float_dtype(), (int[]){ 1, 1, room, width }, 4, UNIFORM, 0);
     struct region from = { .ndim = 4 }, to;
     for (int i = 0; i < 4; i++) lay_axis(&from, i, i == 2 ? shift : 0, i == 2 ? rows : i == 3 ? width : 1, 1);
@@ -174,7 +176,8 @@ static void sum_to_norm(void)
 static int rows_for_product(int columns)
 {
     int rows = chance(50) ? 1 : chance(70) ? between(2, 8) : between(9, 40);
-    return chance(70) ? shaped(float_dtype(), (int[]){ rows, columns }, 2) : shaped(float_dtype(), (int[]){ 1, rows, columns }, 3);
+    return chance(70) ? shaped(float_dtype(), (int[]){ rows, columns }, 2) :
+                        shaped(float_dtype(), (int[]){ 1, rows, columns }, 3);
 }
 
 static void product_to_sum(void)
@@ -206,7 +209,8 @@ static void product_to_sum(void)
 static void feed_forward(void)
 {
     int columns = 32 * between(1, 4), inner = 32 * between(1, 4), x = rows_for_product(columns), n;
-    struct weight gate = quantized_weight(float_dtype(), inner, columns), up = gate, down = quantized_weight(float_dtype(), columns, inner);
+    struct weight gate = quantized_weight(float_dtype(), inner, columns), up = gate;
+    struct weight down = quantized_weight(float_dtype(), columns, inner);
     if (x == NONE) return;
     n = chance(75) ? normed(x) : x;
     struct weight second = quantized_weight(float_dtype(), inner, columns);
@@ -229,7 +233,8 @@ static void feed_forward(void)
     if (d != NONE && is_there(x)) {
         int h = chance(40) ? NONE : pair("add", x, d);
         struct region all;
-        if (h == NONE && region_for(&all, of(x)->shape, of(x)->ndim, of(d)->shape)) h = update("slice_update_add", x, d, &all, true);
+        if (h == NONE && region_for(&all, of(x)->shape, of(x)->ndim, of(d)->shape))
+            h = update("slice_update_add", x, d, &all, true);
         drop(d);
         if (h != NONE && chance(50)) normed(h);
     }
@@ -258,7 +263,8 @@ static void into_itself(void)
 
 void random_motif(void)
 {
-    static void (*const motifs[])(void) = { rope_to_cache, rope_to_cache, rope_within_cache, swiglu, swiglu, sum_to_norm, sum_to_norm,
-                                            product_to_sum, product_to_sum, feed_forward, into_itself };
+    static void (*const motifs[])(void) = { rope_to_cache, rope_to_cache, rope_within_cache, swiglu, swiglu,
+                                            sum_to_norm, sum_to_norm, product_to_sum, product_to_sum,
+                                            feed_forward, into_itself };
     motifs[below(sizeof motifs / sizeof *motifs)]();
 }

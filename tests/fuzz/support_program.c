@@ -90,7 +90,9 @@ static double random_value(const struct data *d, size_t i, uint32_t word)
     case WHOLE:    return (int)(word % 19) - 9;
     case INDEX:    return word % (uint32_t)d->limit;
     case DISTINCT: return (double)((i * 7 + d->seed) % (size_t)d->limit);
-    default:       return dtype_is_inexact(d->dtype) ? thousandths / 64.0 : d->dtype == MLXVK_BOOL ? (int)(word & 1) : thousandths / 12;
+    default:
+        if (dtype_is_inexact(d->dtype)) return thousandths / 64.0;
+        return d->dtype == MLXVK_BOOL ? (int)(word & 1) : thousandths / 12;
     }
 }
 

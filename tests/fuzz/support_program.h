@@ -19,7 +19,7 @@ enum kind {
     DATA,                                                  /* x1 = new data */
     CALL,                                                  /* x1 = operation(...) */
     ALIAS,                                                 /* x1 = one more handle on x0 */
-    FREE, READ, EVAL, ASYNC,                               /* of one variable; EVAL and ASYNC of NONE: of all there are */
+    FREE, READ, EVAL, ASYNC,                               /* of one variable; EVAL and ASYNC of NONE: of all */
     SUBMIT, WAIT                                           /* mlxvk_finalize and mlxvk_synchronize of a stream */
 };
 
@@ -87,7 +87,7 @@ enum { SETTINGS = 6 };
 /* What a statement gave. */
 struct value {
     bool there;
-    bool exact;                                            /* no rounding went into it: every kernel gives these numbers */
+    bool exact;                                            /* without rounding: every kernel gives these numbers */
     struct tensor tensor;
 };
 
@@ -105,7 +105,8 @@ bool running_refresh(struct problem *problem);              /* between programs 
 void running_close(void);
 
 void reference_begin(struct reference *r, bool straight);
-/* Runs statement `at`; false where it cannot be run, or gives what cannot be compared: it is as if it were not there then. */
+/* Runs statement `at`; false where it cannot be run, or gives what cannot be compared: it is as if it were not there
+ * then. */
 bool reference_step(struct reference *r, const struct program *p, int at);
 void reference_end(struct reference *r);
 
@@ -124,7 +125,7 @@ extern struct reference *made;
 
 void program_make(struct program *p, struct reference *r, uint64_t seed);
 
-int emit(struct statement s);                              /* the variable that it sets, or NONE where it cannot be run */
+int emit(struct statement s);                              /* the variable that it sets; NONE: it cannot be run */
 int emit_in_place(struct statement s, int variable);       /* the result takes the variable's place */
 void note(enum kind kind, int variable);                   /* FREE, READ, EVAL, ... */
 const struct tensor *of(int variable);                     /* its value; a scalar where it is gone */

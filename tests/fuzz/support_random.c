@@ -5,7 +5,8 @@
 #include "unit/numbers.h"
 
 static const char *one_of(const char *const *names, int count) { return names[favourite(count)]; }
-#define PICK(...) one_of((const char *const[]){ __VA_ARGS__ }, (int)(sizeof(const char *[]){ __VA_ARGS__ } / sizeof(char *)))
+#define NAMES(...) (const char *const[]){ __VA_ARGS__ }
+#define PICK(...) one_of(NAMES(__VA_ARGS__), (int)(sizeof(NAMES(__VA_ARGS__)) / sizeof(char *)))
 
 /* Frees an operand that was made for one operation, mostly: then the results in between belong to nobody. */
 static void done_with(int variable, int before)
@@ -28,7 +29,8 @@ static void unary(void)
 {
     int from = next_variable(), a = any(true);
     if (a == NONE) return;
-    simple(PICK("sigmoid", "sigmoid", "tanh", "abs", "negative", "square", "sin", "cos", "erf", "logical_not", "floor", "exp"), a);
+    simple(PICK("sigmoid", "sigmoid", "tanh", "abs", "negative", "square", "sin", "cos", "erf", "logical_not",
+                "floor", "exp"), a);
     done_with(a, from);
 }
 
@@ -48,8 +50,8 @@ static void binary(void)
     int from = next_variable(), a = any(chance(85)), b = a == NONE ? NONE : partner(a);
     if (b == NONE) return;
     if (chance(30)) { int t = a; a = b; b = t; }
-    const char *op = PICK("add", "add", "add", "subtract", "multiply", "multiply", "multiply", "maximum", "minimum", "less",
-                          "equal", "logical_and", "greater_equal");
+    const char *op = PICK("add", "add", "add", "subtract", "multiply", "multiply", "multiply", "maximum", "minimum",
+                          "less", "equal", "logical_and", "greater_equal");
     struct statement s = call_of(op);
     with_input(&s, "a", a);
     with_input(&s, "b", b);
@@ -66,7 +68,10 @@ static void chain(void)
     for (int k = between(2, 5); k > 0 && v != NONE; k--) {
         int last = v;
         if (chance(45)) v = simple(PICK("sigmoid", "tanh", "abs", "negative", "square", "cos"), last);
-        else v = pair(PICK("add", "multiply", "subtract", "maximum"), last, chance(40) ? same_shape_view(last) : partner(last));
+        else {
+            int with = chance(40) ? same_shape_view(last) : partner(last);
+            v = pair(PICK("add", "multiply", "subtract", "maximum"), last, with);
+        }
         if (v != NONE && chance(80)) note(FREE, last);
     }
 }
@@ -99,8 +104,8 @@ static void reduction(void)
 {
     int from = next_variable(), a = any(chance(85));
     if (a == NONE || !of(a)->ndim) return;
-    struct statement s = call_of(PICK("sum_axis", "sum_axis", "mean_axis", "max_axis", "min_axis", "logsumexp_axis", "all_axis", "any_axis",
-                                      "argmax_axis", "argmin_axis"));
+    struct statement s = call_of(PICK("sum_axis", "sum_axis", "mean_axis", "max_axis", "min_axis", "logsumexp_axis",
+                                      "all_axis", "any_axis", "argmax_axis", "argmin_axis"));
     with_input(&s, "a", a);
     with_number(&s, "axis", random_axis(a));
     with_truth(&s, "keepdims", chance(50));
@@ -198,7 +203,8 @@ static void scattered(void)
     shape[0] = n;
     memcpy(shape + 1, t.shape, sizeof t.shape / MLXVK_MAX_NDIM * MOST_DIMS);
     shape[1 + axis] = 1;
-    struct statement s = call_of(PICK("scatter_single", "scatter_add_single", "scatter_add_single", "scatter_max_single", "scatter_prod_single"));
+    struct statement s = call_of(PICK("scatter_single", "scatter_add_single", "scatter_add_single",
+                                      "scatter_max_single", "scatter_prod_single"));
     with_input(&s, "a", a);
     with_input(&s, "indices", i);
     with_input(&s, "updates", shaped(t.dtype, shape, t.ndim + 1));
@@ -218,7 +224,7 @@ static void added_along(void)
     bool put = chance(40);
     struct statement s = call_of(put ? "put_along_axis" : "scatter_add_axis");
     with_input(&s, "a", a);
-    if (put) {                                             /* of two for one place any may stay: different ones along the axis */
+    if (put) {                                             /* of two for one place any may stay */
         int ones[MOST_DIMS] = { 1, 1, 1, 1, 1, 1 };
         ones[axis] = shape[axis];
         int i = indices(t.shape[axis], ones, t.ndim, true);
@@ -240,8 +246,9 @@ static void sliced_update(void)
     int with = chance(80) ? shaped(t.dtype, g.shape, g.ndim) : NONE;
     if (with == NONE) with = shaped(t.dtype, g.shape + 1, g.ndim - 1);
     if (with == NONE) return;
-    update(PICK("slice_update", "slice_update", "slice_update_add", "slice_update_prod", "slice_update_max", "slice_update_min"), x, with,
-           &g, chance(70));
+    const char *op = PICK("slice_update", "slice_update", "slice_update_add", "slice_update_prod", "slice_update_max",
+                          "slice_update_min");
+    update(op, x, with, &g, chance(70));
     done_with(with, from);
     if (view != NONE && view != x && chance(30)) note(READ, view);
 }
@@ -363,13 +370,15 @@ static void rope(void)
 static void attention(void)
 {
     static const int widths[] = { 8, 32, 64, 64, 80, 128 };
-    int batch = chance(70) ? 1 : 2, groups = between(1, 2), heads = groups * between(1, 2), width = widths[favourite(6)];
+    int batch = chance(70) ? 1 : 2, groups = between(1, 2), heads = groups * between(1, 2);
+    int width = widths[favourite(6)];
     int queries = chance(50) ? 1 : between(2, 12), keys = chance(30) ? between(1, 4) : between(5, 40);
     mlxvk_dtype dtype = any_float();
     bool mask = chance(30), causal = !mask && chance(50);
     if (causal && queries > keys && chance(80)) queries = keys;
     int q = shaped(dtype, (int[]){ batch, heads, queries, width }, 4);
-    int k = shaped(dtype, (int[]){ batch, groups, keys, width }, 4), v = shaped(dtype, (int[]){ batch, groups, keys, width }, 4);
+    int k = shaped(dtype, (int[]){ batch, groups, keys, width }, 4);
+    int v = shaped(dtype, (int[]){ batch, groups, keys, width }, 4);
     struct statement s = call_of("fast_scaled_dot_product_attention");
     with_input(&s, "queries", q);
     with_input(&s, "keys", k);
@@ -411,9 +420,10 @@ static void other_copy(void)
 void random_operation(void)
 {
     static const struct { void (*make)(void); int weight; } table[] = {
-        { unary, 8 }, { binary, 14 }, { chain, 10 }, { select_one, 3 }, { cast, 3 }, { reduction, 7 }, { whole_reduction, 2 }, { scan, 4 },
-        { by_axis, 6 }, { joined, 4 }, { taken, 5 }, { scattered, 4 }, { added_along, 2 }, { sliced_update, 14 }, { dynamic_slice, 4 },
-        { matrices, 7 }, { quantized, 7 }, { norm, 7 }, { rope, 5 }, { attention, 4 }, { view, 12 }, { other_copy, 3 },
+        { unary, 8 }, { binary, 14 }, { chain, 10 }, { select_one, 3 }, { cast, 3 }, { reduction, 7 },
+        { whole_reduction, 2 }, { scan, 4 }, { by_axis, 6 }, { joined, 4 }, { taken, 5 }, { scattered, 4 },
+        { added_along, 2 }, { sliced_update, 14 }, { dynamic_slice, 4 }, { matrices, 7 }, { quantized, 7 },
+        { norm, 7 }, { rope, 5 }, { attention, 4 }, { view, 12 }, { other_copy, 3 },
     };
     int all = 0, at = 0, weight[sizeof table / sizeof *table];
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)

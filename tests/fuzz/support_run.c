@@ -1,14 +1,14 @@
 /* Two ways to run a program, and the comparison of what they give.
  *
- * The reference has every fusion and donation off, waits after each operation, and never writes in place: a program's value
- * is what its operations give one by one. Its operands are the program's own views, or (`straight`) row-major copies that
- * went through the host. The other way is the one that programs go: recorded, evaluated where they say so, in place where
- * they may.
+ * The reference has every fusion and donation off, waits after each operation, and never writes in place: a program's
+ * value is what its operations give one by one. Its operands are the program's own views, or (`straight`) row-major
+ * copies that went through the host. The other way is the one that programs go: recorded, evaluated where they say
+ * so, in place where they may.
  *
- * What is exact (moved, compared, integers) must be equal, and where nothing was fused every bit, as then the same kernels
- * ran. Else the two may differ by roundings. A small difference of any tensor's size is let pass; where it is greater, the
- * reference is run some times more with noise of a rounding's size on all that is rounded, and the results may differ by
- * some times what that noise does to them. */
+ * What is exact (moved, compared, integers) must be equal, and where nothing was fused every bit, as then the same
+ * kernels ran. Else the two may differ by roundings. A small difference of any tensor's size is let pass; where it is
+ * greater, the reference is run some times more with noise of a rounding's size on all that is rounded, and the
+ * results may differ by some times what that noise does to them. */
 #include "support_program.h"
 
 #include <math.h>
@@ -130,19 +130,22 @@ static bool listed(const char *const *names, const char *name)
 static bool moves_only(const char *name)
 {
     static const char *const names[] = {
-        "copy", "contiguous", "astype", "view", "reshape", "flatten", "unflatten", "transpose", "transpose_axes", "swapaxes",
-        "moveaxis", "expand_dims", "squeeze", "broadcast_to", "as_strided", "slice", "slice_update", "slice_update_max",
-        "slice_update_min", "slice_dynamic", "slice_update_dynamic", "diag", "diagonal", "concatenate_axis", "stack_axis", "pad",
-        "roll_axis", "tile", "repeat_axis", "take", "take_axis", "take_along_axis", "gather_single", "put_along_axis",
-        "scatter_single", "scatter_max_single", "scatter_min_single", "masked_scatter", "where", "clip", "maximum", "minimum",
-        "max_axis", "min_axis", "sort_axis", "cummax", "cummin", "negative", "abs", "tril", "triu", "stop_gradient", NULL };
+        "copy", "contiguous", "astype", "view", "reshape", "flatten", "unflatten", "transpose",
+        "transpose_axes", "swapaxes", "moveaxis", "expand_dims", "squeeze", "broadcast_to", "as_strided",
+        "slice", "slice_update", "slice_update_max", "slice_update_min", "slice_dynamic",
+        "slice_update_dynamic", "diag", "diagonal", "concatenate_axis", "stack_axis", "pad", "roll_axis",
+        "tile", "repeat_axis", "take", "take_axis", "take_along_axis", "gather_single", "put_along_axis",
+        "scatter_single", "scatter_max_single", "scatter_min_single", "masked_scatter", "where", "clip",
+        "maximum", "minimum", "max_axis", "min_axis", "sort_axis", "cummax", "cummin", "negative", "abs",
+        "tril", "triu", "stop_gradient", NULL };
     return listed(names, name);
 }
 
 /* A small difference of an operand can become a large one of the result. */
 static bool jumps(const char *name, mlxvk_dtype from, mlxvk_dtype to)
 {
-    static const char *const names[] = { "floor", "ceil", "round", "sign", "remainder", "floor_divide", "searchsorted", NULL };
+    static const char *const names[] = { "floor", "ceil", "round", "sign", "remainder", "floor_divide", "searchsorted",
+                                         NULL };
     return (dtype_is_inexact(from) && !dtype_is_inexact(to)) || listed(names, name);
 }
 
@@ -253,8 +256,9 @@ static bool reference_call(struct reference *r, const struct statement *s, int a
     struct problem problem = { "" };
     struct value *v = &r->value[at];
     bool known = false, rounds = !moves_only(s->op->name);
-    bool good = reference_operands(r, s, operands, rounds) && !run_call(s, operands, plain.stream[0], &result) && result.ctx &&
-                mlxvk_array_size(result) && mlxvk_array_size(result) <= MOST_ELEMENTS && mlxvk_array_ndim(result) <= MOST_DIMS &&
+    bool good = reference_operands(r, s, operands, rounds) && !run_call(s, operands, plain.stream[0], &result) &&
+                result.ctx && mlxvk_array_size(result) && mlxvk_array_size(result) <= MOST_ELEMENTS &&
+                mlxvk_array_ndim(result) <= MOST_DIMS &&
                 array_to_tensor(&v->tensor, result, plain.stream[0], &problem) && is_moderate(&v->tensor);
     if (good) v->exact = exactness(r, s, v->tensor.dtype, &known);
     good = good && known;
@@ -322,7 +326,8 @@ static double spread_of(const struct program *p, const struct reference *r, int 
         reference_begin(noisy, true);
         noisy->noisy = true;
         noisy->noise = p->seed * 31 + (uint64_t)run;
-        for (int i = 0; i <= at; i++) if (r->value[i].there || p->statement[i].kind == FREE) reference_step(noisy, p, i);
+        for (int i = 0; i <= at; i++)
+            if (r->value[i].there || p->statement[i].kind == FREE) reference_step(noisy, p, i);
         if (noisy->value[at].there) most = fmax(most, distance(&noisy->value[at].tensor, &r->value[at].tensor));
         reference_end(noisy);
     }
@@ -336,7 +341,8 @@ static struct rule rule_for(const struct value *want, bool same_bits)
     double unit = unit_of(dtype), most = largest(&want->tensor);
     if (same_bits) return (struct rule){ .cmp = "bits" };
     if (want->exact) return (struct rule){ .cmp = "exact" };
-    return (struct rule){ .cmp = "close", .rtol = 4 * unit, .atol = (dtype == MLXVK_FLOAT32 ? 16 : 2) * unit * most + 1e-6 };
+    double atol = (dtype == MLXVK_FLOAT32 ? 16 : 2) * unit * most + 1e-6;
+    return (struct rule){ .cmp = "close", .rtol = 4 * unit, .atol = atol };
 }
 
 static bool agrees(const struct program *p, const struct reference *r, int at, const struct tensor *got, bool same_bits,
@@ -363,7 +369,7 @@ struct lazy_run {
     uint64_t fused;                                        /* before it */
     int latest[MOST_VARIABLES];
     mlxvk_array handle[MOST_VARIABLES];
-    bool refused;                                          /* by a limit that the setting has: there is no more to see */
+    bool refused;                                          /* by a limit that the setting has: no more to see */
 };
 
 static bool lazy_compare(struct lazy_run *l, int variable)
@@ -387,7 +393,8 @@ static bool lazy_call(struct lazy_run *l, const struct statement *s)
     for (int k = 0; k < s->inputs; k++) if (s->in[k].variable != NONE) operands[k] = l->handle[s->in[k].variable];
     int code = run_call(s, operands, stream, &l->handle[s->variable]);
     if (code == MLXVK_ERROR_LIMIT && l->setting->limits) l->refused = true;
-    else if (code) return complain(l->problem, "%s returned %s", s->op->name, error_text(text, sizeof text, code, stream));
+    else if (code)
+        return complain(l->problem, "%s returned %s", s->op->name, error_text(text, sizeof text, code, stream));
     return true;
 }
 
@@ -395,7 +402,8 @@ static bool lazy_eval(struct lazy_run *l, const struct statement *s)
 {
     mlxvk_vector_array v = mlxvk_vector_array_new();
     for (int i = 0; i < MOST_VARIABLES; i++)
-        if (l->latest[i] != NONE && (s->variable == NONE || s->variable == i)) mlxvk_vector_array_append_value(v, l->handle[i]);
+        if (l->latest[i] != NONE && (s->variable == NONE || s->variable == i))
+            mlxvk_vector_array_append_value(v, l->handle[i]);
     int code = s->kind == EVAL ? mlxvk_eval(v) : mlxvk_async_eval(v);
     mlxvk_vector_array_free(v);
     return !code || complain(l->problem, "%s returned %d", s->kind == EVAL ? "eval" : "async_eval", code);

@@ -1,4 +1,5 @@
-/* From a failing program to the few lines that fail. Each change is kept where the program still fails, in whatever way. */
+/* From a failing program to the few lines that fail. Each change is kept where the program still fails, in whatever
+ * way. */
 #include "support_program.h"
 
 #include <stdlib.h>
@@ -86,7 +87,8 @@ static bool cut_off(struct program *p, struct problem *problem)
         program_copy(changed, p);
         struct statement *s = &changed->statement[i];
         statement_free(s);
-        *s = (struct statement){ .kind = DATA, .variable = s->variable, .data = { t.dtype, t.ndim, { 0 }, UNIFORM, 0, (uint32_t)i } };
+        *s = (struct statement){ .kind = DATA, .variable = s->variable };
+        s->data = (struct data){ t.dtype, t.ndim, { 0 }, UNIFORM, 0, (uint32_t)i };
         memcpy(s->data.shape, t.shape, (size_t)t.ndim * sizeof *t.shape);
         any = keep(p, changed, problem) || any;
     }
@@ -104,9 +106,11 @@ static bool bypass(struct program *p, struct problem *problem)
             int from = p->statement[i].variable, to = p->statement[i].in[k].variable;
             if (to == NONE || from == to) continue;
             program_copy(changed, p);
-            for (int j = i; j < changed->count; j++)
-                for (int n = 0; n < changed->statement[j].inputs; n++)
-                    if (j > i && changed->statement[j].in[n].variable == from) changed->statement[j].in[n].variable = to;
+            for (int j = i + 1; j < changed->count; j++)
+                for (int n = 0; n < changed->statement[j].inputs; n++) {
+                    struct input *in = &changed->statement[j].in[n];
+                    if (in->variable == from) in->variable = to;
+                }
             program_delete(changed, i);
             any = keep(p, changed, problem) || any;
         }
@@ -145,7 +149,8 @@ static bool smaller_numbers(struct program *p, struct problem *problem)
     struct program *changed = need(malloc(sizeof *changed));
     for (int i = 0; i < p->count; i++) {
         const struct statement *s = &p->statement[i];
-        for (int k = 0; s->kind == DATA && k < s->data.ndim; k++) if (s->data.shape[k] < MOST) seen[s->data.shape[k]] = true;
+        for (int k = 0; s->kind == DATA && k < s->data.ndim; k++)
+            if (s->data.shape[k] < MOST) seen[s->data.shape[k]] = true;
         for (const cJSON *c = s->args ? s->args->child : NULL; c; c = c->next) count_in(c, seen, MOST);
     }
     for (int n = MOST - 1; n > 1; n--) {

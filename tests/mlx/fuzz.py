@@ -1,14 +1,16 @@
-"""Random programs on the stock MLX wheel: lazily on mx.gpu, which is mlxvk, and statement by statement on mx.cpu, MLX's own.
+"""Random programs on the stock MLX wheel: lazily on mx.gpu, which is mlxvk, and statement by statement on mx.cpu,
+MLX's own.
 
-A program is lines of Python. The reference runs each on the CPU, evaluated at once, and in float32 where the operands are
-halves, as MLX's CPU rounds each step of a sum in the half type; its result is then rounded to the dtype that the line gives.
-The same lines run on the GPU, evaluated only where a line says so. What only moves numbers must be equal; else the two may
-differ by some times what noise of a rounding's size does to the reference. A failure is cut to the few lines that fail.
+A program is lines of Python. The reference runs each on the CPU, evaluated at once, and in float32 where the operands
+are halves, as MLX's CPU rounds each step of a sum in the half type; its result is then rounded to the dtype that the
+line gives. The same lines run on the GPU, evaluated only where a line says so. What only moves numbers must be equal;
+else the two may differ by some times what noise of a rounding's size does to the reference. A failure is cut to the
+few lines that fail.
 
     build/mlx/bin/python tests/mlx/fuzz.py [--seconds 60] [--seed N] [--count N] [--keep-going] [--verbose]
 
-What MLX's CPU leaves undefined is not asked for: order of equal values, of NaN, several values scattered to one place, numbers
-outside a dtype, x.at[::-1]. Ends with "N passed, N failed".
+What MLX's CPU leaves undefined is not asked for: order of equal values, of NaN, several values scattered to one
+place, numbers outside a dtype, x.at[::-1]. Ends with "N passed, N failed".
 """
 import argparse
 import faulthandler
@@ -185,7 +187,8 @@ def difference(lines, name, got, r):
     if not wrong.any():
         return None
     at = np.unravel_index(int(np.argmax(off - allowed)), off.shape)
-    return f"{name}{[int(i) for i in at]}: got {a[at]:.6g}, expected {b[at]:.6g}; {int(wrong.sum())} of {wrong.size} differ"
+    place, count = [int(i) for i in at], f"{int(wrong.sum())} of {wrong.size}"
+    return f"{name}{place}: got {a[at]:.6g}, expected {b[at]:.6g}; {count} differ"
 
 
 def failure(lines):
@@ -266,7 +269,8 @@ class Maker:
     def any(self, floating=True):
         name = self.existing(lambda x: x.dtype in FLOATS or not floating) if self.chance(85) else None
         if name is None:
-            dtype = self.dtype if floating or self.chance(60) else self.r.choice((mx.int32, mx.bool_, mx.int8, mx.uint8))
+            whole = self.r.choice((mx.int32, mx.bool_, mx.int8, mx.uint8))
+            dtype = self.dtype if floating or self.chance(60) else whole
             return self.fresh(dtype, self.shape())
         return self.view(name) if self.chance(30) else name
 
@@ -296,7 +300,8 @@ class Maker:
         elif kind < whole + 15 and not forward:
             text = "::-1"
         else:
-            a, b, step = self.r.randrange(n), self.r.randint(1, n), self.r.choice((1, 1, 2, 3) if forward else (1, 1, 2, 3, -1, -2))
+            a, b = self.r.randrange(n), self.r.randint(1, n)
+            step = self.r.choice((1, 1, 2, 3) if forward else (1, 1, 2, 3, -1, -2))
             a, b = min(a, b - 1), max(a + 1, b)
             text = f"{a}:{b}:{step}" if step > 0 else f"{b - 1}:{a - 1 if a else ''}:{step}"
         return text, len(range(n)[slice(*[int(t) if t else None for t in text.split(":")])])
@@ -362,7 +367,8 @@ class Maker:
         if kind == 4:
             return self.add(f"{self.r.choice(('mx.less', 'mx.equal', 'mx.greater'))}({a}, {b})", JUMP)
         if kind == 5:
-            f = self.r.choice(("mx.sigmoid(a) * a * b", "(a + b) * a - b", "mx.tanh(a * 2) + mx.abs(b)", "mx.maximum(a, b) * mx.cos(a)"))
+            f = self.r.choice(("mx.sigmoid(a) * a * b", "(a + b) * a - b", "mx.tanh(a * 2) + mx.abs(b)",
+                               "mx.maximum(a, b) * mx.cos(a)"))
             return self.add(f"mx.compile(lambda a, b: {f})({a}, {b})", ROUND)
         op = self.r.choice(("mx.add", "mx.add", "mx.multiply", "mx.multiply", "mx.subtract", "mx.maximum"))
         return self.add(f"{op}({a}, {b})", ROUND)
@@ -528,11 +534,15 @@ class Maker:
 
     def rope(self, x):
         width = self.of(x).shape[-1]
-        offset = self.r.choice((0, 3, 17)) if self.chance(60) else self.fresh(mx.int32, self.of(x).shape[:1], "index", 20)
-        return self.add(f"mx.fast.rope({x}, {width}, traditional={self.chance(30)}, base=10000.0, scale=1.0, offset={offset})", ROUND)
+        offset = self.r.choice((0, 3, 17))
+        if self.chance(40):
+            offset = self.fresh(mx.int32, self.of(x).shape[:1], "index", 20)
+        how = f"traditional={self.chance(30)}, base=10000.0, scale=1.0, offset={offset}"
+        return self.add(f"mx.fast.rope({x}, {width}, {how})", ROUND)
 
     def rope_to_cache(self):
-        batch, heads, keys, width = self.r.randint(1, 2), self.r.randint(1, 3), self.r.randint(1, 16), self.r.choice((8, 16, 64))
+        batch, heads, keys = self.r.randint(1, 2), self.r.randint(1, 3), self.r.randint(1, 16)
+        width = self.r.choice((8, 16, 64))
         room = keys + self.r.randint(0, 6)
         cache = self.shaped(self.dtype, (batch, heads, room, width))
         at = self.r.randint(0, room - keys)
@@ -562,12 +572,15 @@ class Maker:
         self.drop(r)
 
     def attention(self, keys=None, shape=None):
-        batch, heads, n, width = shape or (self.r.randint(1, 2), self.r.randint(1, 2), self.r.randint(1, 12), self.r.choice((8, 64, 80, 128)))
+        any_shape = (self.r.randint(1, 2), self.r.randint(1, 2), self.r.randint(1, 12), self.r.choice((8, 64, 80, 128)))
+        batch, heads, n, width = shape or any_shape
         queries = 1 if self.chance(50) else self.r.randint(2, 12)
         q = self.shaped(self.dtype, (batch, heads * self.r.randint(1, 2), queries, width))
         k = keys or self.shaped(self.dtype, (batch, heads, n, width))
         v = keys or self.shaped(self.dtype, (batch, heads, n, width))
-        mask = self.r.choice(("", "", ', mask="causal"', f", mask={self.shaped(self.dtype, (queries, self.of(k).shape[2]))}"))
+        mask = self.r.choice(("", "", ', mask="causal"', ", mask="))
+        if mask == ", mask=":
+            mask += str(self.shaped(self.dtype, (queries, self.of(k).shape[2])))
         return self.add(f"mx.fast.scaled_dot_product_attention({q}, {k}, {v}, scale=0.25{mask})", ROUND)
 
     def swiglu(self):
@@ -590,8 +603,8 @@ class Maker:
     def gradient(self):
         a = self.shaped(self.dtype, self.r.choice(((4, 16), (2, 3, 8), (1, 64))))
         w = self.shaped(self.dtype, self.of(a).shape[-1:])
-        f = self.r.choice((f"mx.fast.rms_norm(a, {w}, 0.01)", f"mx.softmax(a, axis=-1) * {w}", f"mx.sigmoid(a) * a * {w}",
-                           f"mx.fast.layer_norm(a, {w}, None, 0.01)"))
+        f = self.r.choice((f"mx.fast.rms_norm(a, {w}, 0.01)", f"mx.softmax(a, axis=-1) * {w}",
+                           f"mx.sigmoid(a) * a * {w}", f"mx.fast.layer_norm(a, {w}, None, 0.01)"))
         return self.add(f"mx.grad(lambda a: mx.square({f}).sum())({a})", ROUND)
 
     def event(self):
@@ -607,8 +620,9 @@ class Maker:
             self.note(f"mx.async_eval({name})")
 
     def make(self):
-        operations = [self.elementwise] * 6 + [self.reduction] * 3 + [self.ordered] * 3 + [self.gathered] * 2 + [self.scattered] * 2 + \
-            [self.updated] * 4 + [self.joined] * 2 + [self.product] * 2 + [self.cast, self.attention, self.gradient]
+        operations = [self.elementwise] * 6 + [self.reduction] * 3 + [self.ordered] * 3 + [self.gathered] * 2 + \
+            [self.scattered] * 2 + [self.updated] * 4 + [self.joined] * 2 + [self.product] * 2 + \
+            [self.cast, self.attention, self.gradient]
         motifs = [self.quantized, self.sum_to_norm, self.rope_to_cache, self.rope_to_cache, self.swiglu]
         favourites = self.r.sample(operations, 4)
         for _ in range(self.r.randint(3, 10)):
@@ -667,7 +681,8 @@ def smaller(lines, check):
         for less in (1, n // 2, n - 1):
             if not 0 < less < n:
                 continue
-            changed = [Line(re.sub(rf"(?<![\w.]){n}(?![\w.])", str(less), line.text), line.name, line.kind) for line in lines]
+            number = rf"(?<![\w.]){n}(?![\w.])"
+            changed = [Line(re.sub(number, str(less), line.text), line.name, line.kind) for line in lines]
             if check(changed):
                 lines = changed
                 break
@@ -703,8 +718,8 @@ def one(seed, options, last):
         return True
     print(f"FAIL program {seed}: {problem}", flush=True)
     lines = shrunk(lines)
-    print("    " + "\n    ".join(line.text for line in lines) + f"\n    # {failure(lines) or problem}\n    # --seed {seed} --count 1",
-          flush=True)
+    text = [line.text for line in lines] + [f"# {failure(lines) or problem}", f"# --seed {seed} --count 1"]
+    print("    " + "\n    ".join(text), flush=True)
     return False
 
 
