@@ -119,7 +119,7 @@ static double denormal_error(const struct function *f, float x, float y, float g
     return off;
 }
 
-static void judge(const struct function *f, float x, float y, float got, struct tally *t)
+static void judge_value(const struct function *f, float x, float y, float got, struct tally *t)
 {
     double want = right(f, (double)x, f->of_two ? (double)y : (double)got), off, tiny;
     if (isnan(want) || isnan(got)) { t->wrong += !isnan(want) || !isnan(got); return; }
@@ -151,7 +151,7 @@ static void *run_share(void *of)
     for (uint64_t i = s->from; i < s->to; i++)
         if (!current) arguments[i] = argument(work.first + i);
         else if (!results) seconds[i] = second(work.first + i, current);
-        else judge(current, arguments[i], seconds[i], results[i], &s->tally);
+        else judge_value(current, arguments[i], seconds[i], results[i], &s->tally);
     return NULL;
 }
 
