@@ -23,7 +23,7 @@ const struct setting settings[SETTINGS] = {
     { "", true, false },
     { "MLX_VK_ENABLE_CHAINS=2", true, false },
     { "MLX_VK_MAX_OPS_PER_BUFFER=3", true, false },
-    { "MLX_VK_MAX_GRID=7", false, true },
+    { "MLX_VK_MAX_GRID=33", false, true },
     { "MLX_VK_FORCE_STAGING=1", true, false },
     { "MLX_VK_ENABLE_PUSH_DESCRIPTORS=0 MLX_VK_MAX_INFLIGHT_SEQUENCES=1", true, false },
 };

@@ -153,7 +153,7 @@ static void two_products(struct run *t)
     mlxvk_array x = normal(t, INTS(1, 64), 1), q[2] = { { NULL }, { NULL } };
     mlxvk_array of[2][3] = { { { NULL } } };
     for (uint32_t k = 0; k < 2; k++) {
-        mlxvk_array w = normal(t, INTS(128, 64), 2 + k);
+        mlxvk_array w = normal(t, INTS(144, 64), 2 + k);
         mlxvk_vector_array packed = { NULL };
         OK(mlxvk_quantize(&packed, w, (mlxvk_optional_int){ 32, true }, (mlxvk_optional_int){ 4, true }, "affine", NONE, t->s), t->s);
         for (size_t i = 0; i < 3; i++) {
@@ -182,7 +182,7 @@ static void products_and_part(struct run *t)
     OK(mlxvk_sigmoid(&sigmoid, q[0], t->s), t->s);
     part = slice(t, sigmoid, (int[]){ 0, 5 }, (int[]){ 1, 6 }, (int[]){ 1, 1 }, 2);
     mlxvk_array_free(sigmoid);
-    OK(mlxvk_broadcast_to(&part, part, INTS(1, 128), t->s), t->s);
+    OK(mlxvk_broadcast_to(&part, part, INTS(1, 144), t->s), t->s);
     OK(mlxvk_multiply(&silu, part, q[0], t->s), t->s);
     OK(mlxvk_multiply(&t->res[0], q[1], silu, t->s), t->s);
     mlxvk_array_free(part);
@@ -207,7 +207,7 @@ static const struct { const char *name, *gates; void (*run)(struct run *t); } pr
     { "x += product(x)", "", product_same_place },
     { "the next rows of x += product(x)", "", product_next_rows },
     { "a product into rows with gaps", "", product_with_gaps },
-    { "two products on a small grid", "MLX_VK_MAX_GRID=7", two_products },
+    { "two products on a small grid", "MLX_VK_MAX_GRID=9", two_products },
     { "products and a part of a sigmoid", "", products_and_part },
 };
 
