@@ -4218,13 +4218,24 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
 
 /* ---- operands that a device cannot bind whole ---- */
 
+/* Can it be bound, or copied to where it can? Where axes that stay whole reach too far by themselves, no cut along another
+ * makes the reach shorter: then it is enough that the elements, maybe as a wider type, fit. */
+static bool is_cut_enough(const struct encoder *e, const struct array *a, uint32_t whole)
+{
+    size_t reach = 0, range = binding_range(e->device, item_size(a));
+    if (fits_binding(e->device, a)) return true;
+    for (int i = 0; i < a->ndim; i++)
+        if (whole >> i & 1) reach += (size_t)(llabs(a->strides[i]) * (a->shape[i] - 1)) * item_size(a);
+    return reach > range / 2 && array_bytes(a) <= range / 4;
+}
+
 /* The axis along which to halve arrays where one of them is too large; -1: none is. Axes of a mask stay whole. */
 static int axis_to_split(const struct encoder *e, struct array *const *a, int count, uint32_t whole)
 {
     for (int k = 0; k < count; k++) {
         int64_t widest = 0;
         int axis = -1;
-        if (!a[k] || fits_binding(e->device, a[k])) continue;
+        if (!a[k] || is_cut_enough(e, a[k], whole)) continue;
         for (int i = 0; i < a[k]->ndim; i++) {
             int64_t reach = llabs(a[k]->strides[i]) * (a[k]->shape[i] - 1);
             if (reach > widest && !(whole >> i & 1)) { widest = reach; axis = i; }
