@@ -4117,7 +4117,7 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.to = set_output(e, 0, a[0]);
     p.from = set_input(e, 1, a[1]);
     quads = tile_of_quads(e, a, &p);
-    tile = quads ? quads : wide ? 32 : 64;
+    tile = quads ? quads : wide || e->device->caps.shared_memory < 4 * 64 * 65 ? 32 : 64;
     p.tiles_down = ceil_div(p.rows, tile);
     p.tiles_across = ceil_div(p.columns, tile);
     if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]));
@@ -9117,6 +9117,7 @@ static void hadamard_part(struct encoder *e, struct array *const *a, const void 
     struct array *x = a[0], *y = a[1], *sums;
     uint32_t bits, m, size = (uint32_t)x->shape[1], done = HADAMARD_CHUNK;
     float scale = *(const float *)job;
+    while ((4u << done) + (1u << done) / 8 > e->device->caps.shared_memory) done--;
     m = hadamard_factor(size, &bits);
     if ((uint64_t)size * 4 + size / 8 + 4 <= e->device->caps.shared_memory) hadamard_rows(e, x, y, m, bits, scale);
     else {
