@@ -7825,7 +7825,8 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
 static const struct tile_row *choose_tiled(const struct encoder *e, const struct product *p, uint32_t *parts)
 {
     const struct tuning *t = e->device->tuning;
-    uint32_t first = p->array[MAT_A]->dtype == MLXVK_FLOAT32 ? t->tile_first : t->tile_half;
+    bool largest = p->array[MAT_A]->dtype == MLXVK_FLOAT32 && e->device->caps.shared_memory >= 32768;
+    uint32_t first = largest ? t->tile_first : t->tile_half;
     const struct tile_row *r = choose_tile(e, p, tiled_rows + first, t->tile_count ? (int)t->tile_count : (int)(COUNT(tiled_rows) - first), parts);
     if (t->tile_count) *parts = 1;
     return r;
@@ -8216,7 +8217,8 @@ static void gather_grouped(struct encoder *e, const struct product *p)
     bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
     uint64_t each = (uint64_t)p->m * g->entries / g->weights;
     const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3]
-                                       : &tiled_rows[each > 96 && !d->tuning->tile_count ? 0 : each > 40 ? 2 : 3];
+                                       : &tiled_rows[each > 96 && !d->tuning->tile_count && d->caps.shared_memory >= 32768 ? 0
+                                                   : each > 40 ? 2 : 3];
     struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
     struct launch l = { .p = *p };
     uint32_t along = reading_order(p) & 2, even, lanes = d->caps.subgroup;

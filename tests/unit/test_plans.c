@@ -407,8 +407,7 @@ static uint32_t shared_memory(const struct step *t)
 }
 
 /* Kernels that are known to want more than 16 KiB, which is all that some devices have: no plan for these yet. */
-static const uint32_t too_wide[] = { K_ATTENTION, K_MATMUL_TILED, K_MATMUL_GROUPED, K_MATMUL_MASKED, K_QMM,
-    K_QMM_GROUPED, K_GROUP_ROWS, K_CONV_TILED };
+static const uint32_t too_wide[] = { K_ATTENTION, K_QMM, K_QMM_GROUPED, K_GROUP_ROWS };
 
 static void check_shared(struct lab *l, const struct step *t)
 {
