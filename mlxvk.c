@@ -8217,8 +8217,7 @@ static void gather_grouped(struct encoder *e, const struct product *p)
     bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
     uint64_t each = (uint64_t)p->m * g->entries / g->weights;
     const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3]
-                                       : &tiled_rows[each > 96 && !d->tuning->tile_count && d->caps.shared_memory >= 32768 ? 0
-                                                   : each > 40 ? 2 : 3];
+        : &tiled_rows[each > 96 && !d->tuning->tile_count && d->caps.shared_memory >= 32768 ? 0 : each > 40 ? 2 : 3];
     struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
     struct launch l = { .p = *p };
     uint32_t along = reading_order(p) & 2, even, lanes = d->caps.subgroup;
