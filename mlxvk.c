@@ -4118,7 +4118,7 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.to = set_output(e, 0, a[0]);
     p.from = set_input(e, 1, a[1]);
     quads = tile_of_quads(e, a, &p);
-    tile = quads ? quads : wide ? 32 : 64;
+    tile = quads ? quads : wide || e->device->caps.shared_memory < 4 * 64 * 65 ? 32 : 64;
     p.tiles_down = ceil_div(p.rows, tile);
     p.tiles_across = ceil_div(p.columns, tile);
     if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]));
@@ -4219,13 +4219,24 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
 
 /* ---- operands that a device cannot bind whole ---- */
 
+/* Can it be bound, or copied to where it can? Where axes that stay whole reach too far by themselves, no cut along another
+ * makes the reach shorter: then it is enough that the elements, maybe as a wider type, fit. */
+static bool is_cut_enough(const struct encoder *e, const struct array *a, uint32_t whole)
+{
+    size_t reach = 0, range = binding_range(e->device, item_size(a));
+    if (fits_binding(e->device, a)) return true;
+    for (int i = 0; i < a->ndim; i++)
+        if (whole >> i & 1) reach += (size_t)(llabs(a->strides[i]) * (a->shape[i] - 1)) * item_size(a);
+    return reach > range / 2 && array_bytes(a) <= range / 4;
+}
+
 /* The axis along which to halve arrays where one of them is too large; -1: none is. Axes of a mask stay whole. */
 static int axis_to_split(const struct encoder *e, struct array *const *a, int count, uint32_t whole)
 {
     for (int k = 0; k < count; k++) {
         int64_t widest = 0;
         int axis = -1;
-        if (!a[k] || fits_binding(e->device, a[k])) continue;
+        if (!a[k] || is_cut_enough(e, a[k], whole)) continue;
         for (int i = 0; i < a[k]->ndim; i++) {
             int64_t reach = llabs(a[k]->strides[i]) * (a[k]->shape[i] - 1);
             if (reach > widest && !(whole >> i & 1)) { widest = reach; axis = i; }
@@ -7815,7 +7826,8 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
 static const struct tile_row *choose_tiled(const struct encoder *e, const struct product *p, uint32_t *parts)
 {
     const struct tuning *t = e->device->tuning;
-    uint32_t first = p->array[MAT_A]->dtype == MLXVK_FLOAT32 ? t->tile_first : t->tile_half;
+    bool largest = p->array[MAT_A]->dtype == MLXVK_FLOAT32 && e->device->caps.shared_memory >= 32768;
+    uint32_t first = largest ? t->tile_first : t->tile_half;
     const struct tile_row *r = choose_tile(e, p, tiled_rows + first, t->tile_count ? (int)t->tile_count : (int)(COUNT(tiled_rows) - first), parts);
     if (t->tile_count) *parts = 1;
     return r;
@@ -8206,7 +8218,7 @@ static void gather_grouped(struct encoder *e, const struct product *p)
     bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
     uint64_t each = (uint64_t)p->m * g->entries / g->weights;
     const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3]
-                                       : &tiled_rows[each > 96 && !d->tuning->tile_count ? 0 : each > 40 ? 2 : 3];
+        : &tiled_rows[each > 96 && !d->tuning->tile_count && d->caps.shared_memory >= 32768 ? 0 : each > 40 ? 2 : 3];
     struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
     struct launch l = { .p = *p };
     uint32_t along = reading_order(p) & 2, even, lanes = d->caps.subgroup;
@@ -9107,6 +9119,7 @@ static void hadamard_part(struct encoder *e, struct array *const *a, const void 
     struct array *x = a[0], *y = a[1], *sums;
     uint32_t bits, m, size = (uint32_t)x->shape[1], done = HADAMARD_CHUNK;
     float scale = *(const float *)job;
+    while ((4u << done) + (1u << done) / 8 > e->device->caps.shared_memory) done--;
     m = hadamard_factor(size, &bits);
     if ((uint64_t)size * 4 + size / 8 + 4 <= e->device->caps.shared_memory) hadamard_rows(e, x, y, m, bits, scale);
     else {
