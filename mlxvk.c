@@ -3224,34 +3224,6 @@ static void dispatch_groups(struct encoder *e, uint64_t groups)
     dispatch(e, x, y, z);
 }
 
-/* ---- one way to choose ---- */
-
-/* A way to do a family's job. fits: NULL, or the reason why not, which statistics and debug output print as it stands. cost: an
- * estimate of its time in microseconds, from bytes, operations and the device's tuning; NULL: nothing, so the first that fits. */
-struct candidate {
-    const char *name;
-    const char *(*fits)(const struct encoder *e, const void *job);
-    double (*cost)(const struct encoder *e, const void *job);
-    void (*plan)(struct encoder *e, const void *job);
-};
-
-/* The cheapest that fits. forced, from 1: that one, where it fits (a gate). family and text: for notes of what was refused. */
-static inline const struct candidate *choose(const struct encoder *e, const struct candidate *table, size_t count, int forced, int family,
-                                      const void *job, const char *text)
-{
-    const struct candidate *best = NULL;
-    double least = 0;
-    for (size_t i = 0; i < count; i++) {
-        const struct candidate *c = &table[forced > 0 && (size_t)forced <= count ? (i + (size_t)forced - 1) % count : i];
-        const char *refusal = c->fits ? c->fits(e, job) : NULL;
-        double cost = refusal || !c->cost ? 0 : c->cost(e, job);
-        if (refusal) NOTE(e->device, family, c->name, refusal, "%s", text);
-        else if (!best || cost < least) { best = c; least = cost; }
-        if (!refusal && forced > 0 && !i) break;
-    }
-    return best;
-}
-
 /* ==== >>bind: steps get memory, an order, and a place in the command buffer ======================================= */
 
 static VkDescriptorSet pool_set(struct encoder *e, uint32_t bindings)
