@@ -14,13 +14,16 @@
  *     >>stream       command buffers, submission, the window in flight, order between streams
  *     >>encoder      hazards, descriptors, dispatch
  *     >>array        views on storage
+ *     >>plan         dispatches set up as values, before there is memory for them
+ *     >>bind         plans get memory, an order, and a place in the command buffer
  *     >>tape         recorded operations and how they are lowered
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
  *     >>distributions  random numbers made of others
  *     >>linalg       norms, cross products, factorisations
  *     >>chains       kernels for chains of elementwise operations, written at run time
- *     >>fusion       one table of patterns of nodes that become one dispatch
+ *     >>fusion       one table of patterns of nodes that become one dispatch, and the judge of them
+ *     >>replay       windows of the tape that come again, from plans kept
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, mlx-c's objects, files, encoder, statistics
  *
  * One mutex a device serialises everything but blocking waits, so reference counts and tables are plain integers.
