@@ -3807,6 +3807,9 @@ static struct call begin_on(const char *name, struct device *d, struct stream *s
     return c;
 }
 
+/* The operation's name of a function made by a row of a table, which has the whole name, for grep. */
+#define CALLED(function) (&#function[sizeof "mlxvk_" - 1])
+
 static struct call begin(const char *name, mlxvk_stream handle)
 {
     struct stream *s = handle.ctx;
@@ -4574,28 +4577,37 @@ enum unary_rule {
     U_TO_REAL = 64, U_TO_BOOL = 128, U_FROM_BOOL = 256
 };
 
+/* The public functions of one operand: name, what follows U_, rules. In the order of the kernels. */
+#define UNARY_FUNCTIONS(X) \
+    X(mlxvk_abs, abs, U_TO_REAL) X(mlxvk_negative, negative, U_NO_BOOL) X(mlxvk_sign, sign, 0) \
+    X(mlxvk_square, square, 0) X(mlxvk_logical_not, logical_not, U_FROM_BOOL | U_TO_BOOL) \
+    X(mlxvk_bitwise_invert, bitwise_invert, U_INTEGER) X(mlxvk_floor, floor, U_NO_COMPLEX | U_KEEP_INTEGER) \
+    X(mlxvk_ceil, ceil, U_NO_COMPLEX | U_KEEP_INTEGER) X(mlxvk_conjugate, conjugate, U_KEEP_REAL) \
+    X(mlxvk_real, real, U_KEEP_REAL | U_TO_REAL) X(mlxvk_imag, imag, U_TO_REAL) X(mlxvk_sqrt, sqrt, U_FLOAT) \
+    X(mlxvk_rsqrt, rsqrt, U_FLOAT) X(mlxvk_reciprocal, reciprocal, U_FLOAT) X(mlxvk_exp, exp, U_FLOAT) \
+    X(mlxvk_expm1, expm1, U_FLOAT | U_NO_COMPLEX) X(mlxvk_log, log, U_FLOAT) X(mlxvk_log2, log2, U_FLOAT) \
+    X(mlxvk_log10, log10, U_FLOAT) X(mlxvk_log1p, log1p, U_FLOAT) X(mlxvk_sin, sin, U_FLOAT) \
+    X(mlxvk_cos, cos, U_FLOAT) X(mlxvk_tan, tan, U_FLOAT) X(mlxvk_sinh, sinh, U_FLOAT) X(mlxvk_cosh, cosh, U_FLOAT) \
+    X(mlxvk_tanh, tanh, U_FLOAT) X(mlxvk_arcsin, arcsin, U_FLOAT) X(mlxvk_arccos, arccos, U_FLOAT) \
+    X(mlxvk_arctan, arctan, U_FLOAT) X(mlxvk_arcsinh, arcsinh, U_FLOAT) X(mlxvk_arccosh, arccosh, U_FLOAT) \
+    X(mlxvk_arctanh, arctanh, U_FLOAT) X(mlxvk_erf, erf, U_FLOAT | U_NO_COMPLEX) \
+    X(mlxvk_erfinv, erfinv, U_FLOAT | U_NO_COMPLEX) X(mlxvk_sigmoid, sigmoid, U_FLOAT | U_NO_COMPLEX) \
+    X(mlxvk_isnan, isnan, U_TO_BOOL) X(mlxvk_isinf, isinf, U_TO_BOOL) X(mlxvk_isfinite, isfinite, U_TO_BOOL) \
+    X(mlxvk_isposinf, isposinf, U_TO_BOOL) X(mlxvk_isneginf, isneginf, U_TO_BOOL) X(mlxvk_degrees, degrees, U_FLOAT) \
+    X(mlxvk_radians, radians, U_FLOAT)
+
 enum unary {
-#define MLXVK_X(name) U_##name,
-#define X(name) U_##name,
-    MLXVK_UNARY_FUNCTIONS(X)
+#define X(function, name, rules) U_##name,
+    UNARY_FUNCTIONS(X)
 #undef X
-#undef MLXVK_X
     U_round, U_COUNT
 };
 
 static const struct unary_row { const char *name; int rules; } unary_table[U_COUNT] = {
-#define R(name, rules) [U_##name] = { #name, rules }
-    R(abs, U_TO_REAL), R(negative, U_NO_BOOL), R(sign, 0), R(square, 0), R(logical_not, U_FROM_BOOL | U_TO_BOOL),
-    R(bitwise_invert, U_INTEGER), R(floor, U_NO_COMPLEX | U_KEEP_INTEGER), R(ceil, U_NO_COMPLEX | U_KEEP_INTEGER),
-    R(conjugate, U_KEEP_REAL), R(real, U_KEEP_REAL | U_TO_REAL), R(imag, U_TO_REAL), R(sqrt, U_FLOAT), R(rsqrt, U_FLOAT),
-    R(reciprocal, U_FLOAT), R(exp, U_FLOAT), R(expm1, U_FLOAT | U_NO_COMPLEX), R(log, U_FLOAT), R(log2, U_FLOAT),
-    R(log10, U_FLOAT), R(log1p, U_FLOAT), R(sin, U_FLOAT), R(cos, U_FLOAT), R(tan, U_FLOAT), R(sinh, U_FLOAT),
-    R(cosh, U_FLOAT), R(tanh, U_FLOAT), R(arcsin, U_FLOAT), R(arccos, U_FLOAT), R(arctan, U_FLOAT), R(arcsinh, U_FLOAT),
-    R(arccosh, U_FLOAT), R(arctanh, U_FLOAT), R(erf, U_FLOAT | U_NO_COMPLEX), R(erfinv, U_FLOAT | U_NO_COMPLEX),
-    R(sigmoid, U_FLOAT | U_NO_COMPLEX), R(isnan, U_TO_BOOL), R(isinf, U_TO_BOOL), R(isfinite, U_TO_BOOL),
-    R(isposinf, U_TO_BOOL), R(isneginf, U_TO_BOOL), R(degrees, U_FLOAT),
-    R(radians, U_FLOAT), R(round, U_KEEP_INTEGER),
-#undef R
+#define X(function, name, rules) [U_##name] = { #name, rules },
+    UNARY_FUNCTIONS(X)
+#undef X
+    [U_round] = { "round", U_KEEP_INTEGER },
 };
 
 static uint16_t unary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary; }
@@ -4646,31 +4658,43 @@ static int unary(mlxvk_array *res, mlxvk_array a, mlxvk_stream s, enum unary op)
     return finish(&c, do_unary(&c, op, input(&c, "a", a)), res);
 }
 
-#define X(name) int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(res, a, s, U_##name); }
-MLXVK_UNARY_FUNCTIONS(X)
+#define X(function, name, rules) \
+    int function(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(res, a, s, U_##name); }
+UNARY_FUNCTIONS(X)
 #undef X
 
 /* ---- binary ---- */
 
 enum binary_rule { B_FLOAT = 1, B_NO_COMPLEX = 2, B_INTEGER = 4, B_SHIFT = 8, B_COMPARE = 16, B_LOGICAL = 32 };
 
+#define BINARY_FUNCTIONS(X) \
+    X(mlxvk_add, add, 0) X(mlxvk_subtract, subtract, 0) X(mlxvk_multiply, multiply, 0) \
+    X(mlxvk_divide, divide, B_FLOAT) X(mlxvk_floor_divide, floor_divide, 0) \
+    X(mlxvk_remainder, remainder, B_NO_COMPLEX) X(mlxvk_power, power, 0) X(mlxvk_maximum, maximum, 0) \
+    X(mlxvk_minimum, minimum, 0) X(mlxvk_logaddexp, logaddexp, B_FLOAT) \
+    X(mlxvk_arctan2, arctan2, B_FLOAT | B_NO_COMPLEX) X(mlxvk_bitwise_and, bitwise_and, B_INTEGER) \
+    X(mlxvk_bitwise_or, bitwise_or, B_INTEGER) X(mlxvk_bitwise_xor, bitwise_xor, B_INTEGER) \
+    X(mlxvk_left_shift, left_shift, B_INTEGER | B_SHIFT) X(mlxvk_right_shift, right_shift, B_INTEGER | B_SHIFT) \
+    X(mlxvk_equal, equal, B_COMPARE) X(mlxvk_not_equal, not_equal, B_COMPARE) X(mlxvk_greater, greater, B_COMPARE) \
+    X(mlxvk_greater_equal, greater_equal, B_COMPARE) X(mlxvk_less, less, B_COMPARE) \
+    X(mlxvk_less_equal, less_equal, B_COMPARE) X(mlxvk_logical_and, logical_and, B_COMPARE | B_LOGICAL) \
+    X(mlxvk_logical_or, logical_or, B_COMPARE | B_LOGICAL)
+/* Not public by these names */
+#define BINARY_OWN(X) \
+    X(floor_quotient, floor_quotient, B_NO_COMPLEX) X(nan_equal, nan_equal, B_COMPARE) \
+    X(silu_product, silu_product, B_FLOAT | B_NO_COMPLEX) X(truncated_quotient, truncated_quotient, B_NO_COMPLEX)
+
 enum binary {
-#define X(name) B_##name,
-    MLXVK_BINARY_FUNCTIONS(X)
+#define X(function, name, rules) B_##name,
+    BINARY_FUNCTIONS(X) BINARY_OWN(X)
 #undef X
-    B_floor_quotient, B_nan_equal, B_silu_product, B_truncated_quotient, B_COUNT
+    B_COUNT
 };
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
-#define R(name, rules) [B_##name] = { #name, rules }
-    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, 0), R(remainder, B_NO_COMPLEX),
-    R(power, 0), R(maximum, 0), R(minimum, 0), R(logaddexp, B_FLOAT), R(arctan2, B_FLOAT | B_NO_COMPLEX),
-    R(bitwise_and, B_INTEGER), R(bitwise_or, B_INTEGER), R(bitwise_xor, B_INTEGER), R(left_shift, B_INTEGER | B_SHIFT),
-    R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
-    R(greater_equal, B_COMPARE), R(less, B_COMPARE), R(less_equal, B_COMPARE), R(logical_and, B_COMPARE | B_LOGICAL),
-    R(logical_or, B_COMPARE | B_LOGICAL), R(floor_quotient, B_NO_COMPLEX), R(nan_equal, B_COMPARE),
-    R(silu_product, B_FLOAT | B_NO_COMPLEX), R(truncated_quotient, B_NO_COMPLEX),
-#undef R
+#define X(function, name, rules) [B_##name] = { #name, rules },
+    BINARY_FUNCTIONS(X) BINARY_OWN(X)
+#undef X
 };
 
 static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars)
@@ -4717,9 +4741,10 @@ static int binary(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s
     return finish(&c, do_binary(&c, op, x, y), res);
 }
 
-#define X(name)                                                                                                       \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_##name); }
-MLXVK_BINARY_FUNCTIONS(X)
+#define X(function, name, rules) \
+    int function(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) \
+    { return binary(res, a, b, s, B_##name); }
+BINARY_FUNCTIONS(X)
 #undef X
 
 int mlxvk_equal_nan(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_nan_equal); }
@@ -5363,22 +5388,22 @@ static struct array *do_slice_update(struct call *c, const mlxvk_array *res, str
     return out;
 }
 
-#define SLICE_UPDATE(name, op)                                                                                        \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num,       \
-                     const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)        \
-    {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
-        struct array *x = input(&c, "src", src), *u = input(&c, "update", update);                                    \
-        if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;                    \
-        while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);                             \
-        return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides, op), res);                             \
+#define X(name, op) \
+    int name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, \
+                     const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s) \
+    { \
+        struct call c = begin(CALLED(name), s); \
+        struct array *x = input(&c, "src", src), *u = input(&c, "update", update); \
+        if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL; \
+        while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1); \
+        return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides, op), res); \
     }
-SLICE_UPDATE(slice_update, B_COUNT)
-SLICE_UPDATE(slice_update_add, B_add)
-SLICE_UPDATE(slice_update_prod, B_multiply)
-SLICE_UPDATE(slice_update_max, B_maximum)
-SLICE_UPDATE(slice_update_min, B_minimum)
-#undef SLICE_UPDATE
+X(mlxvk_slice_update, B_COUNT)
+X(mlxvk_slice_update_add, B_add)
+X(mlxvk_slice_update_prod, B_multiply)
+X(mlxvk_slice_update_max, B_maximum)
+X(mlxvk_slice_update_min, B_minimum)
+#undef X
 
 /* ---- joining and splitting ---- */
 
@@ -5990,17 +6015,11 @@ static struct array *arg_of_all(struct call *c, enum reduction op, struct array 
     return place;
 }
 
-static const char *const reduce_names[][3] = {
-#define R(name) [R_##name] = { #name, #name "_axis", #name "_axes" }
-    R(sum), R(prod), R(max), R(min), R(mean), R(all), R(any), R(logsumexp), R(argmax), R(argmin)
-#undef R
-};
-
 /* form 0: over all axes; 1: one axis; 2: several. */
-static int reduce_call(mlxvk_array *res, mlxvk_array a, enum reduction op, int form, const int *axes, size_t count, bool keepdims,
-                       mlxvk_stream s)
+static int reduce_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int form, const int *axes,
+                       size_t count, bool keepdims, mlxvk_stream s)
 {
-    struct call c = begin(reduce_names[op][form], s);
+    struct call c = begin(name, s);
     struct array *x = input(&c, "a", a);
     uint32_t mask = 0;
     if (!x) return finish(&c, NULL, res);
@@ -6017,17 +6036,26 @@ static int reduce_call(mlxvk_array *res, mlxvk_array a, enum reduction op, int f
     return finish(&c, x, res);
 }
 
-#define X(name)                                                                                                       \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s)                                  \
-    { return reduce_call(res, a, R_##name, 0, NULL, 0, keepdims, s); }                                                \
-    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s)                 \
-    { return reduce_call(res, a, R_##name, 1, &axis, 1, keepdims, s); }
-X(argmax) X(argmin) MLXVK_REDUCE_FUNCTIONS(X)
-#undef X
-#define X(name)                                                                                                       \
-    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(res, a, R_##name, 2, axes, axes_num, keepdims, s); }
-MLXVK_REDUCE_FUNCTIONS(X)
+#define ARG(all, one, op) \
+    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(all), res, a, op, 0, NULL, 0, keepdims, s); } \
+    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(one), res, a, op, 1, &axis, 1, keepdims, s); }
+#define X(all, one, some, op) \
+    ARG(all, one, op) \
+    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(some), res, a, op, 2, axes, axes_num, keepdims, s); }
+ARG(mlxvk_argmax, mlxvk_argmax_axis, R_argmax)
+ARG(mlxvk_argmin, mlxvk_argmin_axis, R_argmin)
+X(mlxvk_sum, mlxvk_sum_axis, mlxvk_sum_axes, R_sum)
+X(mlxvk_prod, mlxvk_prod_axis, mlxvk_prod_axes, R_prod)
+X(mlxvk_max, mlxvk_max_axis, mlxvk_max_axes, R_max)
+X(mlxvk_min, mlxvk_min_axis, mlxvk_min_axes, R_min)
+X(mlxvk_mean, mlxvk_mean_axis, mlxvk_mean_axes, R_mean)
+X(mlxvk_all, mlxvk_all_axis, mlxvk_all_axes, R_all)
+X(mlxvk_any, mlxvk_any_axis, mlxvk_any_axes, R_any)
+X(mlxvk_logsumexp, mlxvk_logsumexp_axis, mlxvk_logsumexp_axes, R_logsumexp)
+#undef ARG
 #undef X
 
 /* ---- softmax ---- */
@@ -6343,11 +6371,11 @@ static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum red
     return finish(&c, out, res);
 }
 
-enum { R_cumsum = R_sum, R_cumprod = R_prod, R_cummax = R_max, R_cummin = R_min, R_logcumsumexp = R_logsumexp };
-#define X(name)                                                                                                       \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s)         \
-    { return scan_call(#name, res, a, (enum reduction)R_##name, axis, reverse, inclusive, s); }
-MLXVK_SCAN_FUNCTIONS(X)
+#define X(name, op) \
+    int name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s) \
+    { return scan_call(CALLED(name), res, a, op, axis, reverse, inclusive, s); }
+X(mlxvk_cumsum, R_sum) X(mlxvk_cumprod, R_prod) X(mlxvk_cummax, R_max)
+X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
 #undef X
 
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
@@ -11792,27 +11820,29 @@ static struct array *do_topk(struct call *c, struct array *a, int k, int axis)
     return slice_one(c, do_sort(c, a, axis, false), axis, a->shape[axis] - k, k);
 }
 
-#define SORT_FUNCTION(name, parameter, call_flat, call_axis)                                                          \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s)                                       \
-    {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
-        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1);                                                   \
-        return finish(&c, call_flat, res);                                                                            \
-    }                                                                                                                 \
-    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s)                      \
-    {                                                                                                                 \
-        struct call c = begin(#name "_axis", s);                                                                      \
-        struct array *x = input(&c, "a", a);                                                                          \
-        return finish(&c, call_axis, res);                                                                            \
+#define SORT_FUNCTION(flat, along, parameter, call_flat, call_axis) \
+    int flat(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s) \
+    { \
+        struct call c = begin(CALLED(flat), s); \
+        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1); \
+        return finish(&c, call_flat, res); \
+    } \
+    int along(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s) \
+    { \
+        struct call c = begin(CALLED(along), s); \
+        struct array *x = input(&c, "a", a); \
+        return finish(&c, call_axis, res); \
     }
 #define NO_PARAMETER
 #define KTH_PARAMETER , int kth
 #define K_PARAMETER , int k
-SORT_FUNCTION(sort, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
-SORT_FUNCTION(argsort, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
-SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_partition(&c, x, kth, axis, false))
-SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
-SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
+SORT_FUNCTION(mlxvk_sort, mlxvk_sort_axis, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
+SORT_FUNCTION(mlxvk_argsort, mlxvk_argsort_axis, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
+SORT_FUNCTION(mlxvk_partition, mlxvk_partition_axis, KTH_PARAMETER, do_partition(&c, x, kth, 0, false),
+              do_partition(&c, x, kth, axis, false))
+SORT_FUNCTION(mlxvk_argpartition, mlxvk_argpartition_axis, KTH_PARAMETER, do_partition(&c, x, kth, 0, true),
+              do_partition(&c, x, kth, axis, true))
+SORT_FUNCTION(mlxvk_topk, mlxvk_topk_axis, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 #undef SORT_FUNCTION
 
 /* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================== */
@@ -12056,18 +12086,18 @@ static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlx
     return finish(&c, do_scatter(&c, res, x, &w, u, &axis, 1, op), res);
 }
 
-#define SCATTER_FUNCTIONS(name, op)                                                                                   \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
-                     size_t axes_num, mlxvk_stream s)                                                                 \
-    { return scatter_call(#name, res, a, indices, updates, axes, axes_num, op, s); }                                  \
-    int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,    \
-                              mlxvk_stream s)                                                                         \
-    { return scatter_single(#name "_single", res, a, indices, updates, axis, op, s); }
-SCATTER_FUNCTIONS(scatter, SCATTER_NONE)
-SCATTER_FUNCTIONS(scatter_add, SCATTER_SUM)
-SCATTER_FUNCTIONS(scatter_prod, SCATTER_PROD)
-SCATTER_FUNCTIONS(scatter_max, SCATTER_MAX)
-SCATTER_FUNCTIONS(scatter_min, SCATTER_MIN)
+#define SCATTER_FUNCTIONS(name, single, op) \
+    int name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
+                     size_t axes_num, mlxvk_stream s) \
+    { return scatter_call(CALLED(name), res, a, indices, updates, axes, axes_num, op, s); } \
+    int single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis, \
+                              mlxvk_stream s) \
+    { return scatter_single(CALLED(single), res, a, indices, updates, axis, op, s); }
+SCATTER_FUNCTIONS(mlxvk_scatter, mlxvk_scatter_single, SCATTER_NONE)
+SCATTER_FUNCTIONS(mlxvk_scatter_add, mlxvk_scatter_add_single, SCATTER_SUM)
+SCATTER_FUNCTIONS(mlxvk_scatter_prod, mlxvk_scatter_prod_single, SCATTER_PROD)
+SCATTER_FUNCTIONS(mlxvk_scatter_max, mlxvk_scatter_max_single, SCATTER_MAX)
+SCATTER_FUNCTIONS(mlxvk_scatter_min, mlxvk_scatter_min_single, SCATTER_MIN)
 #undef SCATTER_FUNCTIONS
 
 int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
@@ -12678,14 +12708,15 @@ static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form,
     return finish(&c, do_variance(&c, x, mask, keepdims, ddof, root), res);
 }
 
-#define X(name, root)                                                                                                 \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s)                        \
-    { return variance(#name, res, a, 0, NULL, 0, keepdims, ddof, root, s); }                                          \
-    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s)       \
-    { return variance(#name "_axis", res, a, 1, &axis, 1, keepdims, ddof, root, s); }                                 \
-    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, mlxvk_stream s) \
-    { return variance(#name "_axes", res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
-X(var, false) X(std, true)
+#define X(all, one, some, root) \
+    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s) \
+    { return variance(CALLED(all), res, a, 0, NULL, 0, keepdims, ddof, root, s); } \
+    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s) \
+    { return variance(CALLED(one), res, a, 1, &axis, 1, keepdims, ddof, root, s); } \
+    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, \
+             mlxvk_stream s) \
+    { return variance(CALLED(some), res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
+X(mlxvk_var, mlxvk_var_axis, mlxvk_var_axes, false) X(mlxvk_std, mlxvk_std_axis, mlxvk_std_axes, true)
 #undef X
 
 /* The middle of the sorted elements, or the mean of the two in the middle; NaN where there is one. */
@@ -14106,27 +14137,34 @@ static struct array *do_fft(struct call *c, struct array *a, struct ints n, stru
     return a;
 }
 
-/* Name, what it transforms, inverse: one axis, two, several. */
-#define FFT_FUNCTIONS(X)                                                                                              \
-    X(fft, FFT_COMPLEX, false) X(ifft, FFT_COMPLEX, true) X(rfft, FFT_FROM_REAL, false) X(irfft, FFT_TO_REAL, true)
-#define SEVERAL(name, kind, inverse)                                                                                  \
-    int mlxvk_fft_##name(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,         \
-                         mlxvk_fft_norm norm, mlxvk_stream s)                                                         \
-    {                                                                                                                 \
-        struct call c = begin("fft_" #name, s);                                                                       \
-        struct array *x = input(&c, "a", a);                                                                          \
-        return finish(&c, do_fft(&c, x, (struct ints){ n, n_num }, (struct ints){ axes, axes_num }, kind, inverse, (int)norm), res); \
+static int fft_call(const char *name, mlxvk_array *res, mlxvk_array a, struct ints n, struct ints axes,
+                    enum fft_kind kind, bool inverse, mlxvk_fft_norm norm, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, do_fft(&c, x, n, axes, kind, inverse, (int)norm), res);
+}
+
+/* The functions of one axis, two, several; what they transform; inverse? */
+#define SEVERAL(name, kind, inverse) \
+    int name(mlxvk_array *res, mlxvk_array a, const int *n, size_t count, const int *axes, size_t axis_count, \
+             mlxvk_fft_norm norm, mlxvk_stream s) \
+    { \
+        struct ints lengths = { n, count }, along = { axes, axis_count }; \
+        return fft_call(CALLED(name), res, a, lengths, along, kind, inverse, norm, s); \
     }
-#define X(name, kind, inverse)                                                                                        \
-    int mlxvk_fft_##name(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s)       \
-    {                                                                                                                 \
-        struct call c = begin("fft_" #name, s);                                                                       \
-        struct array *x = input(&c, "a", a);                                                                          \
-        return finish(&c, do_fft(&c, x, (struct ints){ &n, 1 }, (struct ints){ &axis, 1 }, kind, inverse, (int)norm), res); \
-    }                                                                                                                 \
-    SEVERAL(name##2, kind, inverse)                                                                                   \
-    SEVERAL(name##n, kind, inverse)
-FFT_FUNCTIONS(X)
+#define X(one, two, several, kind, inverse) \
+    int one(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s) \
+    { \
+        struct ints length = { &n, 1 }, along = { &axis, 1 }; \
+        return fft_call(CALLED(one), res, a, length, along, kind, inverse, norm, s); \
+    } \
+    SEVERAL(two, kind, inverse) \
+    SEVERAL(several, kind, inverse)
+X(mlxvk_fft_fft, mlxvk_fft_fft2, mlxvk_fft_fftn, FFT_COMPLEX, false)
+X(mlxvk_fft_ifft, mlxvk_fft_ifft2, mlxvk_fft_ifftn, FFT_COMPLEX, true)
+X(mlxvk_fft_rfft, mlxvk_fft_rfft2, mlxvk_fft_rfftn, FFT_FROM_REAL, false)
+X(mlxvk_fft_irfft, mlxvk_fft_irfft2, mlxvk_fft_irfftn, FFT_TO_REAL, true)
 #undef X
 #undef SEVERAL
 
@@ -17383,36 +17421,45 @@ static const struct item_kind string_kind = { sizeof(char *), copy_string, drop_
 static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), copy_vector, drop_vector };
 
 /* The functions of one kind of vector; `get` is in the macro's last argument. */
-#define VECTOR_FUNCTIONS(kind, in, out, give)                                                                         \
-    mlxvk_vector_##kind mlxvk_vector_##kind##_new(void) { return (mlxvk_vector_##kind){ list_new(&kind##_kind) }; }   \
-    int mlxvk_vector_##kind##_free(mlxvk_vector_##kind v) { return list_free(v.ctx); }                                \
-    mlxvk_vector_##kind mlxvk_vector_##kind##_new_data(in *data, size_t size)                                         \
-    { return (mlxvk_vector_##kind){ list_from(&kind##_kind, data, size) }; }                                          \
-    mlxvk_vector_##kind mlxvk_vector_##kind##_new_value(in value)                                                     \
-    { return (mlxvk_vector_##kind){ list_from(&kind##_kind, &value, 1) }; }                                           \
-    int mlxvk_vector_##kind##_set(mlxvk_vector_##kind *v, const mlxvk_vector_##kind source)                           \
-    { return list_assign(v ? &v->ctx : NULL, &kind##_kind, source.ctx); }                                             \
-    int mlxvk_vector_##kind##_set_data(mlxvk_vector_##kind *v, in *data, size_t size)                                 \
-    { return list_set(v ? &v->ctx : NULL, &kind##_kind, data, size); }                                                \
-    int mlxvk_vector_##kind##_set_value(mlxvk_vector_##kind *v, in value)                                             \
-    { return list_set(v ? &v->ctx : NULL, &kind##_kind, &value, 1); }                                                 \
-    int mlxvk_vector_##kind##_append_data(mlxvk_vector_##kind v, in *data, size_t size)                               \
-    { return list_append(v.ctx, data, size); }                                                                        \
-    int mlxvk_vector_##kind##_append_value(mlxvk_vector_##kind v, in value) { return list_append(v.ctx, &value, 1); } \
-    size_t mlxvk_vector_##kind##_size(mlxvk_vector_##kind v) { return v.ctx ? ((struct items *)v.ctx)->size : 0; }     \
-    int mlxvk_vector_##kind##_get(out *res, const mlxvk_vector_##kind v, size_t i)                                    \
-    {                                                                                                                 \
-        const struct items *l = v.ctx;                                                                                 \
-        return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT;                             \
+#define VECTOR_FUNCTIONS(kind, type, in, out, give, NEW, FREE, NEW_DATA, NEW_VALUE, \
+                         SET, SET_DATA, SET_VALUE, APPEND, PUSH, SIZE, GET) \
+    type NEW(void) { return (type){ list_new(&kind) }; } \
+    int FREE(type v) { return list_free(v.ctx); } \
+    type NEW_DATA(in *data, size_t size) { return (type){ list_from(&kind, data, size) }; } \
+    type NEW_VALUE(in value) { return (type){ list_from(&kind, &value, 1) }; } \
+    int SET(type *v, const type source) { return list_assign(v ? &v->ctx : NULL, &kind, source.ctx); } \
+    int SET_DATA(type *v, in *data, size_t size) { return list_set(v ? &v->ctx : NULL, &kind, data, size); } \
+    int SET_VALUE(type *v, in value) { return list_set(v ? &v->ctx : NULL, &kind, &value, 1); } \
+    int APPEND(type v, in *data, size_t size) { return list_append(v.ctx, data, size); } \
+    int PUSH(type v, in value) { return list_append(v.ctx, &value, 1); } \
+    size_t SIZE(type v) { return v.ctx ? ((struct items *)v.ctx)->size : 0; } \
+    int GET(out *res, const type v, size_t i) \
+    { \
+        const struct items *l = v.ctx; \
+        return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT; \
     }
 
 static int give_int(int *res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
 static int give_string(char **res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
 static int give_vector(mlxvk_vector_array *res, const void *item) { return mlxvk_vector_array_set(res, *(const mlxvk_vector_array *)item); }
 
-VECTOR_FUNCTIONS(int, const int, int, give_int)
-VECTOR_FUNCTIONS(string, const char *, char *, give_string)
-VECTOR_FUNCTIONS(vector_array, const mlxvk_vector_array, mlxvk_vector_array, give_vector)
+VECTOR_FUNCTIONS(int_kind, mlxvk_vector_int, const int, int, give_int,
+                 mlxvk_vector_int_new, mlxvk_vector_int_free, mlxvk_vector_int_new_data, mlxvk_vector_int_new_value,
+                 mlxvk_vector_int_set, mlxvk_vector_int_set_data, mlxvk_vector_int_set_value,
+                 mlxvk_vector_int_append_data, mlxvk_vector_int_append_value, mlxvk_vector_int_size,
+                 mlxvk_vector_int_get)
+VECTOR_FUNCTIONS(string_kind, mlxvk_vector_string, const char *, char *, give_string,
+                 mlxvk_vector_string_new, mlxvk_vector_string_free, mlxvk_vector_string_new_data,
+                 mlxvk_vector_string_new_value, mlxvk_vector_string_set, mlxvk_vector_string_set_data,
+                 mlxvk_vector_string_set_value, mlxvk_vector_string_append_data, mlxvk_vector_string_append_value,
+                 mlxvk_vector_string_size, mlxvk_vector_string_get)
+VECTOR_FUNCTIONS(vector_array_kind, mlxvk_vector_vector_array, const mlxvk_vector_array, mlxvk_vector_array,
+                 give_vector, mlxvk_vector_vector_array_new, mlxvk_vector_vector_array_free,
+                 mlxvk_vector_vector_array_new_data,
+                 mlxvk_vector_vector_array_new_value, mlxvk_vector_vector_array_set,
+                 mlxvk_vector_vector_array_set_data, mlxvk_vector_vector_array_set_value,
+                 mlxvk_vector_vector_array_append_data, mlxvk_vector_vector_array_append_value,
+                 mlxvk_vector_vector_array_size, mlxvk_vector_vector_array_get)
 
 /* ---- strings ---- */
 
@@ -17562,15 +17609,21 @@ static void *walk_new(const struct items *m)
     return w;
 }
 
-#define MAP_FUNCTIONS(name, kind)                                                                                     \
-    mlxvk_##name mlxvk_##name##_new(void) { return (mlxvk_##name){ list_new(&kind) }; }                               \
-    int mlxvk_##name##_set(mlxvk_##name *map, const mlxvk_##name src) { return map_set(map ? &map->ctx : NULL, &kind, src.ctx); } \
-    int mlxvk_##name##_free(mlxvk_##name map) { return map_free(map.ctx); }                                           \
-    mlxvk_##name##_iterator mlxvk_##name##_iterator_new(mlxvk_##name map) { return (mlxvk_##name##_iterator){ walk_new(map.ctx) }; } \
-    int mlxvk_##name##_iterator_free(mlxvk_##name##_iterator it) { free(it.ctx); return 0; }
+#define MAP_FUNCTIONS(type, kind, NEW, SET, FREE, walk, WALK_NEW, WALK_FREE) \
+    type NEW(void) { return (type){ list_new(&kind) }; } \
+    int SET(type *map, const type src) { return map_set(map ? &map->ctx : NULL, &kind, src.ctx); } \
+    int FREE(type map) { return map_free(map.ctx); } \
+    walk WALK_NEW(type map) { return (walk){ walk_new(map.ctx) }; } \
+    int WALK_FREE(walk it) { free(it.ctx); return 0; }
 
-MAP_FUNCTIONS(map_string_to_array, array_entry)
-MAP_FUNCTIONS(map_string_to_string, string_entry)
+MAP_FUNCTIONS(mlxvk_map_string_to_array, array_entry,
+              mlxvk_map_string_to_array_new, mlxvk_map_string_to_array_set, mlxvk_map_string_to_array_free,
+              mlxvk_map_string_to_array_iterator, mlxvk_map_string_to_array_iterator_new,
+              mlxvk_map_string_to_array_iterator_free)
+MAP_FUNCTIONS(mlxvk_map_string_to_string, string_entry,
+              mlxvk_map_string_to_string_new, mlxvk_map_string_to_string_set, mlxvk_map_string_to_string_free,
+              mlxvk_map_string_to_string_iterator, mlxvk_map_string_to_string_iterator_new,
+              mlxvk_map_string_to_string_iterator_free)
 
 int mlxvk_map_string_to_array_insert(mlxvk_map_string_to_array map, const char *key, const mlxvk_array value)
 {
@@ -17836,15 +17889,27 @@ int mlxvk_array_set_double(mlxvk_array *arr, double val) { return set_scalar(arr
 int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
 int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64); }
 
-#define X(name, type, dtype)                                                                                          \
-    int mlxvk_array_item_##name(type *res, const mlxvk_array arr) { return item(res, arr, dtype); }
-MLXVK_ITEM_TYPES(X)
+#define DATA(data, type, dtype) \
+    const type *data(const mlxvk_array arr) { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
+#define X(one, data, type, dtype) \
+    int one(type *res, const mlxvk_array arr) { return item(res, arr, dtype); } \
+    DATA(data, type, dtype)
+DATA(mlxvk_array_data_bool, bool, MLXVK_BOOL)
+X(mlxvk_array_item_uint8, mlxvk_array_data_uint8, uint8_t, MLXVK_UINT8)
+X(mlxvk_array_item_uint16, mlxvk_array_data_uint16, uint16_t, MLXVK_UINT16)
+X(mlxvk_array_item_uint32, mlxvk_array_data_uint32, uint32_t, MLXVK_UINT32)
+X(mlxvk_array_item_uint64, mlxvk_array_data_uint64, uint64_t, MLXVK_UINT64)
+X(mlxvk_array_item_int8, mlxvk_array_data_int8, int8_t, MLXVK_INT8)
+X(mlxvk_array_item_int16, mlxvk_array_data_int16, int16_t, MLXVK_INT16)
+X(mlxvk_array_item_int32, mlxvk_array_data_int32, int32_t, MLXVK_INT32)
+X(mlxvk_array_item_int64, mlxvk_array_data_int64, int64_t, MLXVK_INT64)
+X(mlxvk_array_item_float32, mlxvk_array_data_float32, float, MLXVK_FLOAT32)
+X(mlxvk_array_item_float64, mlxvk_array_data_float64, double, MLXVK_FLOAT64)
+X(mlxvk_array_item_complex64, mlxvk_array_data_complex64, mlxvk_complex64_t, MLXVK_COMPLEX64)
+X(mlxvk_array_item_float16, mlxvk_array_data_float16, mlxvk_float16_t, MLXVK_FLOAT16)
+X(mlxvk_array_item_bfloat16, mlxvk_array_data_bfloat16, mlxvk_bfloat16_t, MLXVK_BFLOAT16)
 #undef X
-#define X(name, type, dtype)                                                                                          \
-    const type *mlxvk_array_data_##name(const mlxvk_array arr)                                                        \
-    { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
-X(bool, bool, MLXVK_BOOL) MLXVK_ITEM_TYPES(X)
-#undef X
+#undef DATA
 
 /* ---- arrays as text, as MLX prints them ---- */
 
@@ -18577,15 +18642,24 @@ int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io)
 static struct items *gguf_map(mlxvk_io_gguf io, size_t member) { return io.ctx ? *(struct items **)(void *)((char *)io.ctx + member) : NULL; }
 #define GGUF(io, member) gguf_map(io, offsetof(struct gguf, member))
 
-#define HAS(kind, member)                                                                                             \
-    int mlxvk_io_gguf_has_metadata_##kind(bool *flag, mlxvk_io_gguf io, const char *key)                              \
-    {                                                                                                                 \
-        if (!flag || !io.ctx || !key) return MLXVK_ERROR_ARGUMENT;                                                    \
-        *flag = map_find(GGUF(io, member), key) != NULL;                                                              \
-        return 0;                                                                                                     \
-    }
-HAS(array, numbers) HAS(string, texts) HAS(vector_string, lists)
-#undef HAS
+static int has_entry(bool *flag, const struct items *m, const char *key)
+{
+    if (!flag || !m || !key) return MLXVK_ERROR_ARGUMENT;
+    *flag = map_find(m, key) != NULL;
+    return 0;
+}
+int mlxvk_io_gguf_has_metadata_array(bool *flag, mlxvk_io_gguf io, const char *key)
+{
+    return has_entry(flag, GGUF(io, numbers), key);
+}
+int mlxvk_io_gguf_has_metadata_string(bool *flag, mlxvk_io_gguf io, const char *key)
+{
+    return has_entry(flag, GGUF(io, texts), key);
+}
+int mlxvk_io_gguf_has_metadata_vector_string(bool *flag, mlxvk_io_gguf io, const char *key)
+{
+    return has_entry(flag, GGUF(io, lists), key);
+}
 
 static int get_entry_array(mlxvk_array *res, const struct entry *e) { return e && res ? mlxvk_array_set(res, e->value.array) : MLXVK_ERROR_ARGUMENT; }
 int mlxvk_io_gguf_get_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key) { return get_entry_array(arr, map_find(GGUF(io, arrays), key)); }
