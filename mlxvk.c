@@ -445,12 +445,15 @@ struct capabilities {
     uint32_t host_types, cached_types;               /* bits of those that the host maps; and reads fast */
 };
 
+struct list { void *items; uint32_t count, slots; };
+
 struct pipeline {
     const char *name;
     uint64_t key;                                    /* hash of kernel and constants */
     uint32_t kernel, spec_count, spec[MAX_SPEC];
     VkPipeline handle;
     uint32_t bindings;
+    struct list words;                               /* its module, written at run time, until the pipeline is made */
 };
 
 enum { POOL_MOST = 4096 };
@@ -633,7 +636,6 @@ static void pool_free(struct device *d, struct pool *p)
 
 /* ---- a list that grows ---- */
 
-struct list { void *items; uint32_t count, slots; };
 #define ITEM(list, type, i) (&((type *)(list).items)[i])
 #define ADD(d, list, type) ((type *)list_add(d, list, sizeof(type), 1))
 
@@ -1945,6 +1947,38 @@ enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 1
                 SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248, SPIRV_BRANCH = 249,
                 SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253, SPIRV_EXECUTION_MODE_ID = 331 };
 
+/* Instructions, one after the other: op, its n operands, and in w the first of these before zeros. */
+struct spirv_instruction {
+    uint32_t op, n, w[6];
+    const uint32_t *operands, *next, *end;           /* next: where the instruction behind this one begins */
+    bool cut;                                        /* the last one says that it is longer than what is there */
+};
+
+static struct spirv_instruction spirv_between(const uint32_t *from, const uint32_t *end)
+{
+    return (struct spirv_instruction){ .next = from, .end = end };
+}
+
+static struct spirv_instruction spirv_open(const uint32_t *spirv, size_t words)
+{
+    return spirv_between(spirv + min_size(SPIRV_HEADER, words), spirv + words);
+}
+
+/* Goes on to the next; false behind the last. */
+static bool spirv_next(struct spirv_instruction *i)
+{
+    uint32_t size = i->next < i->end ? *i->next >> 16 : 0;
+    i->cut = i->next < i->end && (!size || size > (size_t)(i->end - i->next));
+    if (!size || i->cut) return false;
+    i->op = *i->next & 0xffff;
+    i->n = size - 1;
+    i->operands = i->next + 1;
+    memset(i->w, 0, sizeof i->w);
+    memcpy(i->w, i->operands, min_size(i->n, COUNT(i->w)) * sizeof *i->w);
+    i->next += size;
+    return true;
+}
+
 static uint32_t spirv_need(uint32_t capability)
 {
     static const struct { uint32_t capability, needs; } table[] = {
@@ -1959,9 +1993,9 @@ static uint32_t spirv_need(uint32_t capability)
 /* What SPIR-V says it needs. */
 static uint32_t module_needs(const uint32_t *spirv, size_t words)
 {
+    struct spirv_instruction i = spirv_open(spirv, words);
     uint32_t needs = 0;
-    for (size_t at = SPIRV_HEADER; at + 1 < words && (spirv[at] & 0xffff) == SPIRV_CAPABILITY; at += 2)
-        needs |= spirv_need(spirv[at + 1]);
+    while (spirv_next(&i) && i.op == SPIRV_CAPABILITY) needs |= spirv_need(i.w[0]);
     return needs;
 }
 
@@ -1986,23 +2020,24 @@ static uint32_t module_lacks(const struct device *d, const uint32_t *spirv, size
  * undefined. */
 static const char *module_refusal(const uint32_t *spirv, size_t words, uint32_t bindings, uint64_t threads)
 {
-    uint32_t entry = 0, op = 0;
+    struct spirv_instruction i = spirv_open(spirv, words);
+    uint32_t entry = 0;
     bool found = false;
-    for (size_t at = SPIRV_HEADER, n; at < words; at += n) {
-        const uint32_t *w = spirv + at;
-        op = w[0] & 0xffff;
-        n = w[0] >> 16;
-        if (!n || n > words - at) return "spirv is cut off";
-        if (op == SPIRV_ENTRY_POINT && n >= 5 && w[1] == SPIRV_GL_COMPUTE && !memcmp(w + 3, "main\0\0\0", 8)) entry = w[2];
-        if (op == SPIRV_FUNCTION && n >= 3 && entry && w[2] == entry) found = true;
-        if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_BINDING && w[3] >= bindings) return "spirv has more bindings than were said";
-        if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_SET && w[3]) return "spirv has descriptors beside set 0";
-        if (op == SPIRV_EXECUTION_MODE && n == 6 && w[2] == SPIRV_LOCAL_SIZE && threads &&
-            (!w[3] || !w[4] || !w[5] || w[3] > threads || (uint64_t)w[3] * w[4] > threads || (uint64_t)w[3] * w[4] * w[5] > threads))
+    while (spirv_next(&i)) {
+        const uint32_t *w = i.w;
+        if (i.op == SPIRV_ENTRY_POINT && i.n >= 4 && w[0] == SPIRV_GL_COMPUTE && !memcmp(w + 2, "main\0\0\0", 8)) entry = w[1];
+        if (i.op == SPIRV_FUNCTION && entry && w[1] == entry) found = true;
+        if (i.op == SPIRV_DECORATE && i.n == 3 && w[1] == SPIRV_BINDING && w[2] >= bindings)
+            return "spirv has more bindings than were said";
+        if (i.op == SPIRV_DECORATE && i.n == 3 && w[1] == SPIRV_SET && w[2]) return "spirv has descriptors beside set 0";
+        if (i.op == SPIRV_EXECUTION_MODE && i.n == 5 && w[1] == SPIRV_LOCAL_SIZE && threads &&
+            (!w[2] || !w[3] || !w[4] || w[2] > threads || (uint64_t)w[2] * w[3] > threads ||
+             (uint64_t)w[2] * w[3] * w[4] > threads))
             return "spirv has a larger workgroup than the device takes";
     }
+    if (i.cut) return "spirv is cut off";
     if (!entry) return "spirv has no compute entry point \"main\"";
-    return found && op == SPIRV_FUNCTION_END ? NULL : "spirv is cut off";
+    return found && i.op == SPIRV_FUNCTION_END ? NULL : "spirv is cut off";
 }
 
 enum small_constant { SMALL_0, SMALL_1, SMALL_2, SMALL_3, SMALL_4, SMALL_8, SMALL_16, SMALL_BYTE, SMALL_HALF, SMALL_COUNT };
@@ -2021,12 +2056,9 @@ struct spirv_id {
     uint32_t store, stored, pointer_type;            /* a variable: the function that writes elements of so many bytes */
 };
 
-struct spirv_instruction { uint32_t op, n, w[6]; const uint32_t *operands; };      /* w: the first of them, and zeros */
-
 struct rewrite {
     struct device *device;
-    uint32_t *out;
-    size_t used, room;
+    struct list out;
     struct spirv_id *ids;
     uint32_t bound, next, lacks;                     /* ids below bound are the module's; next is fresh */
     uint32_t uint_type, bool_type, void_type, function_type, constant[SMALL_COUNT];
@@ -2039,18 +2071,10 @@ static struct spirv_id *id_of(struct rewrite *r, uint32_t id) { return r->ids + 
 #define EMIT(r, op, ...) emit(r, op, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
 static void emit(struct rewrite *r, uint32_t op, const uint32_t *operands, uint32_t n)
 {
-    if (r->used + n + 1 > r->room) {
-        size_t room = 2 * r->room + n + 1024;
-        uint32_t *grown = host_alloc(r->device, room * sizeof *grown);
-        if (!grown) { r->failed = r->no_memory = true; return; }
-        if (r->out) memcpy(grown, r->out, r->used * sizeof *grown);
-        host_free(r->device, r->out);
-        r->out = grown;
-        r->room = room;
-    }
-    r->out[r->used++] = (n + 1) << 16 | op;
-    if (n) memcpy(r->out + r->used, operands, n * sizeof *operands);
-    r->used += n;
+    uint32_t *out = list_add(r->device, &r->out, sizeof *out, n + 1);
+    if (!out) { r->failed = r->no_memory = true; return; }
+    out[0] = (n + 1) << 16 | op;
+    if (n) memcpy(out + 1, operands, n * sizeof *out);
 }
 
 /* Finds the types: those to be replaced and those to be used. */
@@ -2201,14 +2225,9 @@ static void rewrite_one(struct rewrite *r, const struct spirv_instruction *i)
 static bool each_instruction(struct rewrite *r, const uint32_t *spirv, size_t words,
                              void (*call)(struct rewrite *, const struct spirv_instruction *), uint32_t first, uint32_t last)
 {
-    for (size_t at = SPIRV_HEADER; at < words; ) {
-        struct spirv_instruction i = { .op = spirv[at] & 0xffff, .n = (spirv[at] >> 16) - 1, .operands = spirv + at + 1 };
-        if (!(spirv[at] >> 16) || i.n >= words - at) return false;
-        memcpy(i.w, i.operands, min_size(i.n, COUNT(i.w)) * sizeof *i.w);
-        if (i.op >= first && i.op <= last) call(r, &i);
-        at += i.n + 1;
-    }
-    return !r->failed;
+    struct spirv_instruction i = spirv_open(spirv, words);
+    while (spirv_next(&i)) if (i.op >= first && i.op <= last) call(r, &i);
+    return !i.cut && !r->failed;
 }
 
 /* The module without storage of bytes, of halves, or both, which the caller frees. VK_ERROR_FEATURE_NOT_PRESENT where it does
@@ -2216,25 +2235,24 @@ static bool each_instruction(struct rewrite *r, const uint32_t *spirv, size_t wo
 static VkResult rewrite_module(struct device *d, const uint32_t *spirv, size_t *words, uint32_t **out)
 {
     struct rewrite r = { .device = d, .bound = spirv[SPIRV_BOUND], .next = spirv[SPIRV_BOUND], .lacks = ~d->caps.bits };
+    uint32_t *head;
     bool good = false;
     if (r.bound >= 1u << 22) return VK_ERROR_FEATURE_NOT_PRESENT;      /* SPIR-V's own limit */
-    r.room = *words + *words / 4 + 1024;
     r.ids = host_zalloc(d, (r.bound + 1) * sizeof *r.ids);
-    r.out = host_alloc(d, r.room * sizeof *r.out);
-    r.no_memory = !r.ids || !r.out;
+    head = list_add(d, &r.out, sizeof *head, SPIRV_HEADER);
+    r.no_memory = !r.ids || !head;
     if (!r.no_memory) {
-        memcpy(r.out, spirv, SPIRV_HEADER * sizeof *spirv);
-        r.used = SPIRV_HEADER;
+        memcpy(head, spirv, SPIRV_HEADER * sizeof *spirv);
         good = each_instruction(&r, spirv, *words, find_type, SPIRV_TYPE_VOID, SPIRV_TYPE_LAST) && r.void_type &&
                each_instruction(&r, spirv, *words, rewrite_one, 0, 0xffff);
         for (uint32_t i = 0; good && i < r.bound; i++) if (r.ids[i].store) emit_store(&r, i);
-        r.out[SPIRV_BOUND] = r.next;
+        *ITEM(r.out, uint32_t, SPIRV_BOUND) = r.next;
     }
     host_free(d, r.ids);
-    *out = r.out;
-    *words = r.used;
+    *out = r.out.items;
+    *words = r.out.count;
     if (good && !r.failed) return VK_SUCCESS;
-    host_free(d, r.out);
+    host_free(d, r.out.items);
     *out = NULL;
     return r.no_memory ? VK_ERROR_OUT_OF_HOST_MEMORY : VK_ERROR_FEATURE_NOT_PRESENT;
 }
@@ -2279,7 +2297,7 @@ struct bound {
 };
 
 struct step {
-    const struct pipeline *pipeline;                 /* NULL: to be found by kernel and constants */
+    struct pipeline *pipeline;                       /* NULL: to be found by kernel and constants */
     uint32_t kernel, constant_count;
     uint32_t set_mask, write_mask;                   /* bindings that are set, and those of them that are written */
     uint32_t first, bounds;                          /* its ranges are plan.bounds[first...]; some may not be bound, only accessed */
@@ -2439,7 +2457,7 @@ static bool within_limits(struct encoder *e, const struct kernel_row *row, const
     return !e->code;
 }
 
-static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
+static struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
                                            uint64_t key, uint32_t at)
 {
     struct device *d = e->device;
@@ -2473,7 +2491,7 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
     return p;
 }
 
-static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
+static struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
 {
     struct device *d = e->device;
     uint64_t key = hash_words(hash_words(0x51ED270B, (uint32_t[]){ (uint32_t)k }, 1), spec, n);
@@ -3381,9 +3399,25 @@ static void bind_ranges(struct encoder *e, const struct bound *b, uint32_t count
     }
 }
 
-static const struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
+/* The pipeline of a step; one whose module planning wrote is made here. */
+static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
 {
-    return t->pipeline ? t->pipeline : find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
+    struct pipeline *p = t->pipeline;
+    struct device *d = e->device;
+    VkShaderModule module = VK_NULL_HANDLE;
+    VkResult r;
+    if (!p) return find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
+    if (p->handle) return p;
+    r = build_module(d, p->words.items, p->words.count * sizeof(uint32_t), &module);
+    if (r >= 0) r = build_pipeline(d, module, p->bindings, p->spec, p->spec_count, &p->handle);
+    d->vk.vkDestroyShaderModule(d->handle, module, NULL);
+    if (r < 0) {
+        encoder_fail(e, vk_code(d, r), r, __LINE__, p->name, "the pipeline could not be made (VkResult %d)", r);
+        return NULL;
+    }
+    host_free(d, p->words.items);
+    p->words = (struct list){ 0 };
+    return p;
 }
 
 /* Encodes a step whose ranges are bound and whose accesses are noted. */
@@ -14312,6 +14346,7 @@ static void free_chains(struct device *d)
         for (struct chain_entry *c = d->chains[i], *next; c; c = next) {
             next = c->next;
             d->vk.vkDestroyPipeline(d->handle, c->pipeline.handle, NULL);
+            host_free(d, c->pipeline.words.items);
             host_free(d, c);
         }
     host_free(d, d->chains);
@@ -14443,9 +14478,8 @@ enum { VIEW_BYTE, VIEW_HALF, VIEW_WORD, VIEW_PAIR, VIEW_QUAD, VIEWS };
 
 struct writer {
     struct device *device;
-    struct { uint32_t *words, count, slots; } part[PARTS];
-    const uint32_t *library;
-    uint32_t library_words, declarations, functions; /* where they begin */
+    struct list part[PARTS];                         /* of words */
+    const uint32_t *library, *declarations, *functions, *library_end;   /* of chain.comp: where they begin */
     uint32_t bound, main, function[CHAIN_FUNCTION_COUNT];
     bool called[CHAIN_FUNCTION_COUNT], failed;
     uint32_t uint_type, bool_type, push, index;
@@ -14456,22 +14490,9 @@ struct writer {
 
 static void put_words(struct writer *m, int part, const uint32_t *words, uint32_t n)
 {
-    uint32_t count = m->part[part].count, slots = m->part[part].slots;
-    if (!m->failed && count + n > slots) {
-        uint32_t *grown;
-        while (slots < count + n) slots = slots ? 2 * slots : 1024;
-        grown = host_alloc(m->device, slots * sizeof *grown);
-        m->failed = !grown;
-        if (grown && count) memcpy(grown, m->part[part].words, count * sizeof *grown);
-        if (grown) {
-            host_free(m->device, m->part[part].words);
-            m->part[part].words = grown;
-            m->part[part].slots = slots;
-        }
-    }
-    if (m->failed) return;
-    memcpy(m->part[part].words + count, words, n * sizeof *words);
-    m->part[part].count += n;
+    uint32_t *to = m->failed || !n ? NULL : list_add(m->device, &m->part[part], sizeof *to, n);
+    if (to) memcpy(to, words, n * sizeof *words);
+    else m->failed = m->failed || n;
 }
 
 #define PUT(m, part, op, ...) put(m, part, op, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
@@ -14486,17 +14507,19 @@ static void put(struct writer *m, int part, uint32_t op, const uint32_t *words, 
 #define TYPE(m, op, ...) declare(m, op, 0, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
 static uint32_t declare(struct writer *m, uint32_t op, uint32_t type, const uint32_t *words, uint32_t n)
 {
-    uint32_t head = (type ? 2 : 1), first = (head + 1 + n) << 16 | op, line[8] = { first, type };
-    for (int pass = 0; pass < 2; pass++) {
-        const uint32_t *w = pass ? m->part[PART_DECLARE].words : m->library + m->declarations;
-        const uint32_t *end = w ? w + (pass ? m->part[PART_DECLARE].count : m->functions - m->declarations) : w;
-        for (; w < end; w += *w >> 16)
-            if (*w == first && (!type || w[1] == type) && (!n || !memcmp(w + head + 1, words, n * sizeof *words))) return w[head];
+    const struct list *own = &m->part[PART_DECLARE];
+    uint32_t head = type ? 1 : 0, line[8] = { (head + 2 + n) << 16 | op, type };
+    for (int pass = 0; pass < (own->count ? 2 : 1); pass++) {
+        struct spirv_instruction i = pass ? spirv_between(own->items, ITEM(*own, uint32_t, own->count))
+                                          : spirv_between(m->declarations, m->functions);
+        while (spirv_next(&i))
+            if (i.op == op && i.n == head + 1 + n && (!type || i.w[0] == type) &&
+                (!n || !memcmp(i.operands + head + 1, words, n * sizeof *words))) return i.w[head];
     }
-    line[head] = m->bound++;
-    if (n) memcpy(line + head + 1, words, n * sizeof *words);
-    put_words(m, PART_DECLARE, line, head + 1 + n);
-    return line[head];
+    line[head + 1] = m->bound++;
+    if (n) memcpy(line + head + 2, words, n * sizeof *words);
+    put_words(m, PART_DECLARE, line, head + 2 + n);
+    return line[head + 1];
 }
 
 static uint32_t constant_word(struct writer *m, uint32_t value) { return declare(m, SPIRV_CONSTANT, m->uint_type, &value, 1); }
@@ -14783,25 +14806,26 @@ static void put_main(struct writer *m, const struct chain *c)
 
 /* ---- what is taken from the library ---- */
 
-static bool has_result(uint32_t op)
+static bool has_result(const struct spirv_instruction *i)
 {
-    return op != SPIRV_STORE && op != SPIRV_FUNCTION_END && !(op >= SPIRV_LOOP_MERGE && op <= SPIRV_LAST_BRANCH);
+    return i->n > 1 && i->op != SPIRV_STORE && !(i->op >= SPIRV_LOOP_MERGE && i->op <= SPIRV_LAST_BRANCH);
 }
 
 /* Finds the sections of the module of chain.comp, and its functions by the order of main's calls. */
 static void open_library(struct writer *m)
 {
-    const uint32_t *w = m->library;
+    struct spirv_instruction i;
     uint32_t entry = 0, current = 0, n = 0;
-    for (uint32_t at = 5; at < m->library_words; at += w[at] >> 16) {
-        uint32_t op = w[at] & 0xffff;
-        if (op == SPIRV_ENTRY_POINT) entry = w[at + 2];
-        if (op >= SPIRV_TYPE_VOID && op < SPIRV_FUNCTION && !m->declarations) m->declarations = at;
-        if (op == SPIRV_FUNCTION && !m->functions) m->functions = at;
-        if (op == SPIRV_FUNCTION) current = w[at + 2];
-        if (op == SPIRV_CALL && current == entry && n < CHAIN_FUNCTION_COUNT) m->function[n++] = w[at + 3];
+    m->library = mlxvk_spv_chain;
+    m->library_end = m->library + sizeof mlxvk_spv_chain / sizeof *m->library;
+    for (i = spirv_open(m->library, sizeof mlxvk_spv_chain / sizeof *m->library); spirv_next(&i);) {
+        if (i.op == SPIRV_ENTRY_POINT) entry = i.w[1];
+        if (i.op >= SPIRV_TYPE_VOID && i.op < SPIRV_FUNCTION && !m->declarations) m->declarations = i.operands - 1;
+        if (i.op == SPIRV_FUNCTION && !m->functions) m->functions = i.operands - 1;
+        if (i.op == SPIRV_FUNCTION) current = i.w[1];
+        if (i.op == SPIRV_CALL && current == entry && n < CHAIN_FUNCTION_COUNT) m->function[n++] = i.w[2];
     }
-    m->bound = w[3];
+    m->bound = m->library[SPIRV_BOUND];
     m->uint_type = TYPE(m, SPIRV_TYPE_INT, 32, 0);
     m->bool_type = declare(m, SPIRV_TYPE_BOOL, 0, NULL, 0);
 }
@@ -14809,89 +14833,81 @@ static void open_library(struct writer *m)
 /* Marks in `used` (by id) the functions that are called, by main or by each other, and, as 2, what others define. */
 static void mark_functions(const struct writer *m, uint8_t *used)
 {
-    const uint32_t *w = m->library;
-    for (int i = 0; i < CHAIN_FUNCTION_COUNT; i++) if (m->called[i]) used[m->function[i]] = 1;
+    struct spirv_instruction i;
+    bool inside = false;
+    for (int k = 0; k < CHAIN_FUNCTION_COUNT; k++) if (m->called[k]) used[m->function[k]] = 1;
     for (bool more = true; more;) {
-        bool inside = false;
         more = false;
-        for (uint32_t at = m->functions; at < m->library_words; at += w[at] >> 16) {
-            uint32_t op = w[at] & 0xffff;
-            if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
-            if (inside && op == SPIRV_CALL && !used[w[at + 3]]) used[w[at + 3]] = more = true;
+        for (i = spirv_between(m->functions, m->library_end); spirv_next(&i);) {
+            if (i.op == SPIRV_FUNCTION) inside = used[i.w[1]] == 1;
+            if (inside && i.op == SPIRV_CALL && !used[i.w[2]]) used[i.w[2]] = more = true;
         }
     }
-    for (uint32_t at = m->functions, inside = 0; at < m->library_words; at += w[at] >> 16) {
-        uint32_t op = w[at] & 0xffff;
-        if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
-        if (!inside && has_result(op) && w[at] >> 16 > 2 && !used[w[at + 2]]) used[w[at + 2]] = 2;
+    for (i = spirv_between(m->functions, m->library_end); spirv_next(&i);) {
+        if (i.op == SPIRV_FUNCTION) inside = used[i.w[1]] == 1;
+        if (!inside && has_result(&i) && !used[i.w[1]]) used[i.w[1]] = 2;
     }
 }
 
 /* Copies the library's functions that are used, and what they need. */
 static void copy_library(struct writer *m, const uint8_t *used)
 {
-    const uint32_t *w = m->library;
+    struct spirv_instruction i = spirv_open(m->library, (size_t)(m->library_end - m->library));
     bool inside = false;
-    for (uint32_t at = 5; at < m->library_words; at += w[at] >> 16) {
-        uint32_t op = w[at] & 0xffff, n = w[at] >> 16;
-        if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
-        if (at >= m->functions) { if (inside) put_words(m, PART_CODE, w + at, n); }
-        else if (op == SPIRV_ENTRY_POINT) {                  /* with the globals of this module beside its own */
-            uint32_t head[3] = { (n + m->globals) << 16 | op, w[at + 1], m->main };
+    while (spirv_next(&i)) {
+        const uint32_t *w = i.operands - 1;
+        if (i.op == SPIRV_FUNCTION) inside = used[i.w[1]] == 1;
+        if (w >= m->functions) { if (inside) put_words(m, PART_CODE, w, i.n + 1); }
+        else if (i.op == SPIRV_ENTRY_POINT) {                /* with the globals of this module beside its own */
+            uint32_t head[3] = { (i.n + 1 + m->globals) << 16 | i.op, i.w[0], m->main };
             put_words(m, PART_HEAD, head, 3);
-            put_words(m, PART_HEAD, w + at + 3, n - 3);
+            put_words(m, PART_HEAD, w + 3, i.n - 2);
             put_words(m, PART_HEAD, m->global, m->globals);
-        } else if (op == SPIRV_EXECUTION_MODE) {
-            put_words(m, PART_HEAD, (uint32_t[]){ w[at], m->main }, 2);
-            put_words(m, PART_HEAD, w + at + 2, n - 2);
-        } else if (op >= SPIRV_NAME_FIRST && op <= SPIRV_NAME_LAST) continue;
-        else if (op == SPIRV_DECORATE || op == SPIRV_MEMBER_DECORATE) { if (used[w[at + 1]] != 2) put_words(m, PART_DECORATE, w + at, n); }
-        else if (at < m->declarations) put_words(m, PART_HEAD, w + at, n);
+        } else if (i.op == SPIRV_EXECUTION_MODE) {
+            put_words(m, PART_HEAD, (uint32_t[]){ w[0], m->main }, 2);
+            put_words(m, PART_HEAD, w + 2, i.n - 1);
+        } else if (i.op >= SPIRV_NAME_FIRST && i.op <= SPIRV_NAME_LAST) continue;
+        else if (i.op == SPIRV_DECORATE || i.op == SPIRV_MEMBER_DECORATE) {
+            if (used[i.w[0]] != 2) put_words(m, PART_DECORATE, w, i.n + 1);
+        } else if (w < m->declarations) put_words(m, PART_HEAD, w, i.n + 1);
     }
 }
 
-/* All parts in one piece of memory; NULL without memory. */
-static uint32_t *join_parts(struct writer *m, uint32_t *count)
+/* All parts behind the first, and those let go. */
+static struct list join_parts(struct writer *m)
 {
-    uint32_t *all, n = 0, declared = m->functions - m->declarations;
-    *count = declared;
-    for (int i = 0; i < PARTS; i++) *count += m->part[i].count;
-    all = m->failed ? NULL : host_alloc(m->device, *count * sizeof *all);
-    for (int i = 0; i < PARTS; i++) {
-        if (all && i == PART_DECLARE) {
-            memcpy(all + n, m->library + m->declarations, declared * sizeof *all);
-            n += declared;
-        }
-        if (all && m->part[i].count) memcpy(all + n, m->part[i].words, m->part[i].count * sizeof *all);
-        n += m->part[i].count;
-        host_free(m->device, m->part[i].words);
+    struct list *head = &m->part[PART_HEAD];
+    for (int i = PART_DECORATE; i < PARTS; i++) {
+        struct list *part = &m->part[i];
+        if (i == PART_DECLARE) put_words(m, PART_HEAD, m->declarations, (uint32_t)(m->functions - m->declarations));
+        put_words(m, PART_HEAD, part->items, part->count);
+        host_free(m->device, part->items);
     }
-    if (all) all[3] = m->bound;
-    return all;
+    if (m->failed) { host_free(m->device, head->items); return (struct list){ 0 }; }
+    *ITEM(*head, uint32_t, SPIRV_BOUND) = m->bound;
+    return *head;
 }
 
-/* The module of a chain's kernel. */
-static uint32_t *write_chain(struct device *d, const struct chain *c, uint32_t *count)
+/* The module of a chain's kernel; without memory no words. */
+static struct list write_chain(struct device *d, const struct chain *c)
 {
     static const uint32_t capability[2] = { 4448, 4433 };   /* StorageBuffer8BitAccess, StorageBuffer16BitAccess */
     struct writer *m = host_zalloc(d, sizeof *m);
-    uint8_t *used = NULL;
-    uint32_t *all;
-    if (!m) return NULL;
+    struct list all = { 0 };
+    uint8_t *used;
+    if (!m) return all;
     m->device = d;
-    m->library = mlxvk_spv_chain;
-    m->library_words = sizeof mlxvk_spv_chain / 4;
     open_library(m);
     put_main(m, c);
-    put_words(m, PART_HEAD, m->library, 5);
+    put_words(m, PART_HEAD, m->library, SPIRV_HEADER);
     for (int i = 0; i < 2; i++) if (m->view_type[i]) PUT(m, PART_HEAD, SPIRV_CAPABILITY, capability[i]);
-    used = host_zalloc(d, m->library[3]);
+    used = host_zalloc(d, m->library[SPIRV_BOUND]);
     if (used) {
         mark_functions(m, used);
         copy_library(m, used);
     } else m->failed = true;
     host_free(d, used);
-    all = join_parts(m, count);
+    all = join_parts(m);
     host_free(d, m);
     return all;
 }
@@ -14926,35 +14942,28 @@ static bool chain_pays(struct stream *s, const struct chain *c)
     return pays;
 }
 
-static void dump_chain(const struct chain_entry *entry, const uint32_t *words, uint32_t count)
+static void dump_chain(const struct chain_entry *entry)
 {
+    const struct list *words = &entry->pipeline.words;
     char name[48];
     FILE *f;
     snprintf(name, sizeof name, "chain-%016llx.spv", (unsigned long long)entry->hash);
     f = fopen(name, "wb");
     if (!f) return;
-    fwrite(words, 4, count, f);
+    fwrite(words->items, sizeof(uint32_t), words->count, f);
     fclose(f);
 }
 
 static uint32_t chain_threads(const struct device *d) { return min_u32(256, d->caps.max_threads); }
 
-static void build_chain(struct encoder *e, struct chain_entry *entry, const struct chain *c)
+/* Writes the kernel; its pipeline is made where the first step of it is encoded. */
+static void plan_chain(struct encoder *e, struct chain_entry *entry, const struct chain *c)
 {
     struct device *d = e->device;
-    uint32_t count, *words = write_chain(d, c, &count);
-    VkShaderModule module = VK_NULL_HANDLE;
-    VkResult r = words ? VK_SUCCESS : VK_ERROR_OUT_OF_HOST_MEMORY;
-    entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion,
-                                         .bindings = (uint32_t)(c->bound + c->results) };
-    if (words && d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry, words, count);
-    if (r >= 0) r = build_module(d, words, count * sizeof *words, &module);
-    if (r >= 0)
-        r = build_pipeline(d, module, entry->pipeline.bindings, (uint32_t[]){ chain_threads(d) }, 1,
-                           &entry->pipeline.handle);
-    d->vk.vkDestroyShaderModule(d->handle, module, NULL);
-    host_free(d, words);
-    if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "chain", "the pipeline could not be made (VkResult %d)", r);
+    entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion, .spec_count = 1,
+        .spec = { chain_threads(d) }, .bindings = (uint32_t)(c->bound + c->results), .words = write_chain(d, c) };
+    if (!entry->pipeline.words.count) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
+    else if (d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry);
 }
 
 /* ---- dispatch ---- */
@@ -15021,7 +15030,7 @@ static void chain_dispatch(struct encoder *e, struct chain *c)
     if (e->code) { encoder_reset(e); return; }
     entry = find_chain(e->device, key, words, 4 * CHAINS_MOST);
     if (!entry) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
-    else if (!entry->pipeline.handle) build_chain(e, entry, c);
+    else if (!entry->pipeline.handle && !entry->pipeline.words.count) plan_chain(e, entry, c);
     if (e->code) { encoder_reset(e); return; }
     e->step.pipeline = &entry->pipeline;
     set_bytes(e, c->push, c->pushed * 4);
@@ -19288,39 +19297,33 @@ struct spirv_config {
 
 enum { SPIRV_ANY = -1 };
 
-/* The first instruction of a kind whose words after the first are these; NULL: none. */
-static const uint32_t *spirv_find(const struct spirv_kernel *k, uint32_t op, int64_t first, int64_t second, int64_t third)
+/* The first instruction of a kind whose operands begin with these, none of which is beyond its end; without: its op is 0. */
+static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_t op, int64_t first, int64_t second, int64_t third)
 {
     const int64_t want[3] = { first, second, third };
-    for (size_t at = SPIRV_HEADER, n; at < k->words; at += n) {
-        const uint32_t *w = k->spirv + at;
+    struct spirv_instruction i = spirv_open(k->spirv, k->words);
+    while (spirv_next(&i)) {
         uint32_t same = 0;
-        n = w[0] >> 16;
-        if (!n || n > k->words - at) return NULL;    /* cut off: making the kernel says so */
-        if ((w[0] & 0xffff) != op) continue;
-        while (same < 3 && (want[same] == SPIRV_ANY || (same + 1 < n && w[same + 1] == want[same]))) same++;
-        if (same == 3) return w;
+        while (i.op == op && same < 3 && (want[same] == SPIRV_ANY || (same < i.n && i.w[same] == want[same]))) same++;
+        if (same == 3) return i;
     }
-    return NULL;
+    return (struct spirv_instruction){ 0 };          /* where it is cut off, making the kernel says so */
 }
 
-/* Its string, from that word on, if it ends within the instruction. */
-static const char *spirv_string(const uint32_t *w, uint32_t at)
+static bool of_32_bits(const struct spirv_kernel *k, uint32_t type)
 {
-    uint32_t n = w[0] >> 16;
-    return n > at && !(w[n - 1] >> 24) ? (const char *)(w + at) : NULL;
+    return spirv_find(k, SPIRV_TYPE_INT, type, 32, SPIRV_ANY).op || spirv_find(k, SPIRV_TYPE_FLOAT, type, 32, SPIRV_ANY).op;
 }
 
 static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
 {
     struct module_constants *c = &k->constants;
-    const uint32_t *w = spirv_find(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id, SPIRV_ANY), *name = spirv_find(k, SPIRV_NAME, id, SPIRV_ANY, SPIRV_ANY);
-    if (w && (w[0] >> 16 != 4 || !(spirv_find(k, SPIRV_TYPE_INT, w[1], 32, SPIRV_ANY) || spirv_find(k, SPIRV_TYPE_FLOAT, w[1], 32, SPIRV_ANY))))
-        c->other[number] = true;
-    else if (w) c->values[number] = w[3];
-    else c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY) != NULL;
+    struct spirv_instruction i = spirv_find(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id, SPIRV_ANY);
+    struct spirv_instruction name = spirv_find(k, SPIRV_NAME, id, SPIRV_ANY, SPIRV_ANY);
+    if (i.op) { c->other[number] = i.n != 3 || !of_32_bits(k, i.w[0]); c->values[number] = c->other[number] ? 0 : i.w[2]; }
+    else c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY).op != 0;
     c->declared[number] = true;
-    c->names[number] = name ? spirv_string(name, 2) : NULL;
+    if (name.n > 1 && !(name.operands[name.n - 1] >> 24)) c->names[number] = (const char *)(name.operands + 1);   /* it ends there */
     c->count = number + 1;
 }
 
@@ -19328,17 +19331,17 @@ static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
 static void read_group(struct spirv_kernel *k)
 {
     struct module_constants *c = &k->constants;
-    const uint32_t *built = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE), *parts = NULL;
-    if (built && !(parts = spirv_find(k, SPIRV_SPEC_COMPOSITE, SPIRV_ANY, built[1], SPIRV_ANY)))
-        parts = spirv_find(k, SPIRV_COMPOSITE, SPIRV_ANY, built[1], SPIRV_ANY);
-    if (!built) parts = spirv_find(k, SPIRV_EXECUTION_MODE_ID, SPIRV_ANY, SPIRV_LOCAL_SIZE_ID, SPIRV_ANY);
-    if (parts && parts[0] >> 16 != 6) parts = NULL;
+    struct spirv_instruction built = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE);
+    struct spirv_instruction size = spirv_find(k, SPIRV_EXECUTION_MODE, SPIRV_ANY, SPIRV_LOCAL_SIZE, SPIRV_ANY), parts;
+    if (!built.op) parts = spirv_find(k, SPIRV_EXECUTION_MODE_ID, SPIRV_ANY, SPIRV_LOCAL_SIZE_ID, SPIRV_ANY);
+    else if (!(parts = spirv_find(k, SPIRV_SPEC_COMPOSITE, SPIRV_ANY, built.w[0], SPIRV_ANY)).op)
+        parts = spirv_find(k, SPIRV_COMPOSITE, SPIRV_ANY, built.w[0], SPIRV_ANY);
     for (int i = 0; i < 3; i++) {
-        const uint32_t *of = parts ? spirv_find(k, SPIRV_DECORATE, parts[3 + i], SPIRV_SPEC_ID, SPIRV_ANY)
-                                   : spirv_find(k, SPIRV_EXECUTION_MODE, SPIRV_ANY, SPIRV_LOCAL_SIZE, SPIRV_ANY);
-        const uint32_t *fixed = parts && !of ? spirv_find(k, SPIRV_CONSTANT, SPIRV_ANY, parts[3 + i], SPIRV_ANY) : NULL;
-        c->group_constant[i] = parts && of && of[0] >> 16 == 4 ? (int)min_u32(of[3], MAX_SPEC) : -1;
-        c->group[i] = !parts && of && of[0] >> 16 == 6 ? of[3 + i] : fixed && fixed[0] >> 16 == 4 ? fixed[3] : 1;
+        struct spirv_instruction of = { 0 }, fixed = { 0 };
+        if (parts.n == 5) of = spirv_find(k, SPIRV_DECORATE, parts.w[2 + i], SPIRV_SPEC_ID, SPIRV_ANY);
+        if (parts.n == 5) fixed = spirv_find(k, SPIRV_CONSTANT, SPIRV_ANY, parts.w[2 + i], SPIRV_ANY);
+        c->group_constant[i] = of.n == 3 ? (int)min_u32(of.w[2], MAX_SPEC) : -1;
+        c->group[i] = parts.n != 5 && size.n == 5 ? size.w[2 + i] : !of.op && fixed.n == 3 ? fixed.w[2] : 1;
     }
 }
 
@@ -19346,8 +19349,8 @@ static void read_group(struct spirv_kernel *k)
 static void read_constants(struct spirv_kernel *k)
 {
     for (uint32_t number = 0; number < MAX_SPEC; number++) {
-        const uint32_t *w = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_SPEC_ID, number);
-        if (w) read_constant(k, number, w[1]);
+        struct spirv_instruction i = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_SPEC_ID, number);
+        if (i.op) read_constant(k, number, i.w[0]);
     }
     read_group(k);
 }
