@@ -446,12 +446,15 @@ struct capabilities {
     uint32_t host_types, cached_types;               /* bits of those that the host maps; and reads fast */
 };
 
+struct list { void *items; uint32_t count, slots; };
+
 struct pipeline {
     const char *name;
     uint64_t key;                                    /* hash of kernel and constants */
     uint32_t kernel, spec_count, spec[MAX_SPEC];
     VkPipeline handle;
     uint32_t bindings;
+    struct list words;                               /* its module, written at run time, until the pipeline is made */
 };
 
 enum { POOL_MOST = 4096 };
@@ -634,7 +637,6 @@ static void pool_free(struct device *d, struct pool *p)
 
 /* ---- a list that grows ---- */
 
-struct list { void *items; uint32_t count, slots; };
 #define ITEM(list, type, i) (&((type *)(list).items)[i])
 #define ADD(d, list, type) ((type *)list_add(d, list, sizeof(type), 1))
 
@@ -1925,26 +1927,66 @@ static void reap_events(struct device *d, bool all)
 
 /* ==== >>modules: SPIR-V as the device takes it ==================================================================== */
 
-/* Kernels load, store and convert bytes and halves of words where they lie; they compute in 32 bits. For a device without
- * such storage their SPIR-V is rewritten when its module is made, instruction by instruction:
+/* Kernels load, store and convert bytes and halves of words where they lie; they compute in 32 bits. For a device
+ * without such storage their SPIR-V is rewritten when its module is made, instruction by instruction:
  *   an array of bytes or halves becomes one of words, and the small integer type becomes uint;
  *   a pointer to element i is one to word i / 4 (i / 2), with the bits' place beside it;
- *   a load takes those bits of the word; a store is a call of a function that exchanges the word for one with them, until
- *   no other thread has changed a neighbour in between.
+ *   a load takes those bits of the word; a store is a call of a function that exchanges the word for one with them,
+ *   until no other thread has changed a neighbour in between.
  * Anything else that a module does with small integers is not emulated: there is none in mlxvk's own. */
 
 enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6, SPIRV_GL_COMPUTE = 5,
-             SPIRV_LOCAL_SIZE = 17, SPIRV_LOCAL_SIZE_ID = 38, SPIRV_SPEC_ID = 1, SPIRV_BUILT_IN = 11, SPIRV_WORKGROUP_SIZE = 25,
+             SPIRV_LOCAL_SIZE = 17, SPIRV_LOCAL_SIZE_ID = 38, SPIRV_SPEC_ID = 1, SPIRV_BUILT_IN = 11,
+                 SPIRV_WORKGROUP_SIZE = 25,
              SPIRV_BINDING = 33, SPIRV_SET = 34 };
-enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20,
+enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17,
+                SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20,
                 SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
-                SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43,
-                SPIRV_COMPOSITE = 44, SPIRV_SPEC_TRUE = 48, SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51, SPIRV_FUNCTION = 54,
-                SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61, SPIRV_STORE = 62,
-                SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83, SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
-                SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199, SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
-                SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248, SPIRV_BRANCH = 249,
+                SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41,
+                    SPIRV_CONSTANT = 43,
+                SPIRV_COMPOSITE = 44, SPIRV_SPEC_TRUE = 48, SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51,
+                    SPIRV_FUNCTION = 54,
+                SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61,
+                    SPIRV_STORE = 62,
+                SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83,
+                    SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
+                SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199,
+                    SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
+                SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248,
+                    SPIRV_BRANCH = 249,
                 SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253, SPIRV_EXECUTION_MODE_ID = 331 };
+
+/* Instructions, one after the other: op, its n operands, and in w the first of these before zeros. */
+struct spirv_instruction {
+    uint32_t op, n, w[6];
+    const uint32_t *operands, *next, *end;           /* next: where the instruction behind this one begins */
+    bool cut;                                        /* the last one says that it is longer than what is there */
+};
+
+static struct spirv_instruction spirv_between(const uint32_t *from, const uint32_t *end)
+{
+    return (struct spirv_instruction){ .next = from, .end = end };
+}
+
+static struct spirv_instruction spirv_open(const uint32_t *spirv, size_t words)
+{
+    return spirv_between(spirv + min_size(SPIRV_HEADER, words), spirv + words);
+}
+
+/* Goes on to the next; false behind the last. */
+static bool spirv_next(struct spirv_instruction *i)
+{
+    uint32_t size = i->next < i->end ? *i->next >> 16 : 0;
+    i->cut = i->next < i->end && (!size || size > (size_t)(i->end - i->next));
+    if (!size || i->cut) return false;
+    i->op = *i->next & 0xffff;
+    i->n = size - 1;
+    i->operands = i->next + 1;
+    memset(i->w, 0, sizeof i->w);
+    memcpy(i->w, i->operands, min_size(i->n, COUNT(i->w)) * sizeof *i->w);
+    i->next += size;
+    return true;
+}
 
 static uint32_t spirv_need(uint32_t capability)
 {
@@ -1960,9 +2002,9 @@ static uint32_t spirv_need(uint32_t capability)
 /* What SPIR-V says it needs. */
 static uint32_t module_needs(const uint32_t *spirv, size_t words)
 {
+    struct spirv_instruction i = spirv_open(spirv, words);
     uint32_t needs = 0;
-    for (size_t at = SPIRV_HEADER; at + 1 < words && (spirv[at] & 0xffff) == SPIRV_CAPABILITY; at += 2)
-        needs |= spirv_need(spirv[at + 1]);
+    while (spirv_next(&i) && i.op == SPIRV_CAPABILITY) needs |= spirv_need(i.w[0]);
     return needs;
 }
 
@@ -1983,30 +2025,34 @@ static uint32_t module_lacks(const struct device *d, const uint32_t *spirv, size
     return lacking(d, module_needs(spirv, words) & ~(uint32_t)CAP_HALF_CONVERSION);
 }
 
-/* Why a module cannot be a kernel of so many bindings and threads; NULL: it can. What a driver does with such a module is
- * undefined. */
+/* Why a module cannot be a kernel of so many bindings and threads; NULL: it can. What a driver does with such a
+ * module is undefined. */
 static const char *module_refusal(const uint32_t *spirv, size_t words, uint32_t bindings, uint64_t threads)
 {
-    uint32_t entry = 0, op = 0;
+    struct spirv_instruction i = spirv_open(spirv, words);
+    uint32_t entry = 0;
     bool found = false;
-    for (size_t at = SPIRV_HEADER, n; at < words; at += n) {
-        const uint32_t *w = spirv + at;
-        op = w[0] & 0xffff;
-        n = w[0] >> 16;
-        if (!n || n > words - at) return "spirv is cut off";
-        if (op == SPIRV_ENTRY_POINT && n >= 5 && w[1] == SPIRV_GL_COMPUTE && !memcmp(w + 3, "main\0\0\0", 8)) entry = w[2];
-        if (op == SPIRV_FUNCTION && n >= 3 && entry && w[2] == entry) found = true;
-        if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_BINDING && w[3] >= bindings) return "spirv has more bindings than were said";
-        if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_SET && w[3]) return "spirv has descriptors beside set 0";
-        if (op == SPIRV_EXECUTION_MODE && n == 6 && w[2] == SPIRV_LOCAL_SIZE && threads &&
-            (!w[3] || !w[4] || !w[5] || w[3] > threads || (uint64_t)w[3] * w[4] > threads || (uint64_t)w[3] * w[4] * w[5] > threads))
+    while (spirv_next(&i)) {
+        const uint32_t *w = i.w;
+        if (i.op == SPIRV_ENTRY_POINT && i.n >= 4 && w[0] == SPIRV_GL_COMPUTE && !memcmp(w + 2, "main\0\0\0", 8))
+            entry = w[1];
+        if (i.op == SPIRV_FUNCTION && entry && w[1] == entry) found = true;
+        if (i.op == SPIRV_DECORATE && i.n == 3 && w[1] == SPIRV_BINDING && w[2] >= bindings)
+            return "spirv has more bindings than were said";
+        if (i.op == SPIRV_DECORATE && i.n == 3 && w[1] == SPIRV_SET && w[2])
+            return "spirv has descriptors beside set 0";
+        if (i.op == SPIRV_EXECUTION_MODE && i.n == 5 && w[1] == SPIRV_LOCAL_SIZE && threads &&
+            (!w[2] || !w[3] || !w[4] || w[2] > threads || (uint64_t)w[2] * w[3] > threads ||
+             (uint64_t)w[2] * w[3] * w[4] > threads))
             return "spirv has a larger workgroup than the device takes";
     }
+    if (i.cut) return "spirv is cut off";
     if (!entry) return "spirv has no compute entry point \"main\"";
-    return found && op == SPIRV_FUNCTION_END ? NULL : "spirv is cut off";
+    return found && i.op == SPIRV_FUNCTION_END ? NULL : "spirv is cut off";
 }
 
-enum small_constant { SMALL_0, SMALL_1, SMALL_2, SMALL_3, SMALL_4, SMALL_8, SMALL_16, SMALL_BYTE, SMALL_HALF, SMALL_COUNT };
+enum small_constant { SMALL_0, SMALL_1, SMALL_2, SMALL_3, SMALL_4, SMALL_8, SMALL_16, SMALL_BYTE, SMALL_HALF,
+                      SMALL_COUNT };
 static const uint32_t small_constants[SMALL_COUNT] = { 0, 1, 2, 3, 4, 8, 16, 0xff, 0xffff };
 
 /* How elements of 8 bits lie in words, and those of 16: i >> down is the word, (i & rest) << up the lowest bit. */
@@ -2017,17 +2063,16 @@ static const struct small { uint32_t needs; enum small_constant down, rest, up, 
 
 /* What an id of the module is; sizes are in bytes, 0: none of that. */
 struct spirv_id {
-    uint8_t type, array, pointer, value;             /* the small type, an array of it, a pointer to it, a value that was of it */
+    /* the small type, an array of it, a pointer to it, a value that was of it */
+    uint8_t type, array, pointer, value;
     uint32_t variable, member, word, place;          /* a pointer to an element: where it points */
-    uint32_t store, stored, pointer_type;            /* a variable: the function that writes elements of so many bytes */
+    /* a variable: the function that writes elements of so many bytes */
+    uint32_t store, stored, pointer_type;
 };
-
-struct spirv_instruction { uint32_t op, n, w[6]; const uint32_t *operands; };      /* w: the first of them, and zeros */
 
 struct rewrite {
     struct device *device;
-    uint32_t *out;
-    size_t used, room;
+    struct list out;
     struct spirv_id *ids;
     uint32_t bound, next, lacks;                     /* ids below bound are the module's; next is fresh */
     uint32_t uint_type, bool_type, void_type, function_type, constant[SMALL_COUNT];
@@ -2040,18 +2085,10 @@ static struct spirv_id *id_of(struct rewrite *r, uint32_t id) { return r->ids + 
 #define EMIT(r, op, ...) emit(r, op, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
 static void emit(struct rewrite *r, uint32_t op, const uint32_t *operands, uint32_t n)
 {
-    if (r->used + n + 1 > r->room) {
-        size_t room = 2 * r->room + n + 1024;
-        uint32_t *grown = host_alloc(r->device, room * sizeof *grown);
-        if (!grown) { r->failed = r->no_memory = true; return; }
-        if (r->out) memcpy(grown, r->out, r->used * sizeof *grown);
-        host_free(r->device, r->out);
-        r->out = grown;
-        r->room = room;
-    }
-    r->out[r->used++] = (n + 1) << 16 | op;
-    if (n) memcpy(r->out + r->used, operands, n * sizeof *operands);
-    r->used += n;
+    uint32_t *out = list_add(r->device, &r->out, sizeof *out, n + 1);
+    if (!out) { r->failed = r->no_memory = true; return; }
+    out[0] = (n + 1) << 16 | op;
+    if (n) memcpy(out + 1, operands, n * sizeof *out);
 }
 
 /* Finds the types: those to be replaced and those to be used. */
@@ -2067,7 +2104,8 @@ static void find_type(struct rewrite *r, const struct spirv_instruction *i)
         r->failed = r->failed || i->w[2];            /* signed ones would be extended */
     }
     if (op == SPIRV_TYPE_FLOAT && i->w[1] == 16) r->failed = r->failed || (r->lacks & CAP_STORAGE16);
-    if (op == SPIRV_TYPE_FUNCTION && i->n == 5 && i->w[1] == r->void_type && i->w[2] == r->uint_type && i->w[3] == i->w[2] && i->w[4] == i->w[2])
+    if (op == SPIRV_TYPE_FUNCTION && i->n == 5 && i->w[1] == r->void_type && i->w[2] == r->uint_type &&
+        i->w[3] == i->w[2] && i->w[4] == i->w[2])
         r->function_type = i->w[0];
     if (op == SPIRV_TYPE_RUNTIME_ARRAY) id->array = id_of(r, i->w[1])->type;
     else if (op == SPIRV_TYPE_POINTER) {
@@ -2092,7 +2130,8 @@ static void hoist_types(struct rewrite *r)
 static void declare_constants(struct rewrite *r)
 {
     r->declared = true;
-    for (int i = 0; i < SMALL_COUNT; i++) EMIT(r, SPIRV_CONSTANT, r->uint_type, r->constant[i] = fresh(r), small_constants[i]);
+    for (int i = 0; i < SMALL_COUNT; i++)
+        EMIT(r, SPIRV_CONSTANT, r->uint_type, r->constant[i] = fresh(r), small_constants[i]);
     if (r->function_type) return;
     EMIT(r, SPIRV_TYPE_FUNCTION, r->function_type = fresh(r), r->void_type, r->uint_type, r->uint_type, r->uint_type);
 }
@@ -2104,7 +2143,8 @@ static void rewrite_chain(struct rewrite *r, const struct spirv_instruction *i)
     struct spirv_id *id = id_of(r, i->w[1]);
     uint32_t low = fresh(r);
     if (i->n != 5) { r->failed = true; return; }
-    *id = (struct spirv_id){ .pointer = size, .variable = i->w[2], .member = i->w[3], .word = fresh(r), .place = fresh(r), .pointer_type = i->w[0] };
+    *id = (struct spirv_id){ .pointer = size, .variable = i->w[2], .member = i->w[3], .word = fresh(r),
+                             .place = fresh(r), .pointer_type = i->w[0] };
     EMIT(r, SPIRV_SHIFT_RIGHT, r->uint_type, id->word, i->w[4], r->constant[s->down]);
     EMIT(r, SPIRV_AND, r->uint_type, low, i->w[4], r->constant[s->rest]);
     EMIT(r, SPIRV_SHIFT_LEFT, r->uint_type, id->place, low, r->constant[s->up]);
@@ -2200,42 +2240,37 @@ static void rewrite_one(struct rewrite *r, const struct spirv_instruction *i)
 
 /* Calls of every instruction; false where they are no SPIR-V. */
 static bool each_instruction(struct rewrite *r, const uint32_t *spirv, size_t words,
-                             void (*call)(struct rewrite *, const struct spirv_instruction *), uint32_t first, uint32_t last)
+                             void (*call)(struct rewrite *, const struct spirv_instruction *), uint32_t first,
+                             uint32_t last)
 {
-    for (size_t at = SPIRV_HEADER; at < words; ) {
-        struct spirv_instruction i = { .op = spirv[at] & 0xffff, .n = (spirv[at] >> 16) - 1, .operands = spirv + at + 1 };
-        if (!(spirv[at] >> 16) || i.n >= words - at) return false;
-        memcpy(i.w, i.operands, min_size(i.n, COUNT(i.w)) * sizeof *i.w);
-        if (i.op >= first && i.op <= last) call(r, &i);
-        at += i.n + 1;
-    }
-    return !r->failed;
+    struct spirv_instruction i = spirv_open(spirv, words);
+    while (spirv_next(&i)) if (i.op >= first && i.op <= last) call(r, &i);
+    return !i.cut && !r->failed;
 }
 
-/* The module without storage of bytes, of halves, or both, which the caller frees. VK_ERROR_FEATURE_NOT_PRESENT where it does
- * more with them than is emulated. */
+/* The module without storage of bytes, of halves, or both, which the caller frees. VK_ERROR_FEATURE_NOT_PRESENT
+ * where it does more with them than is emulated. */
 static VkResult rewrite_module(struct device *d, const uint32_t *spirv, size_t *words, uint32_t **out)
 {
     struct rewrite r = { .device = d, .bound = spirv[SPIRV_BOUND], .next = spirv[SPIRV_BOUND], .lacks = ~d->caps.bits };
+    uint32_t *head;
     bool good = false;
     if (r.bound >= 1u << 22) return VK_ERROR_FEATURE_NOT_PRESENT;      /* SPIR-V's own limit */
-    r.room = *words + *words / 4 + 1024;
     r.ids = host_zalloc(d, (r.bound + 1) * sizeof *r.ids);
-    r.out = host_alloc(d, r.room * sizeof *r.out);
-    r.no_memory = !r.ids || !r.out;
+    head = list_add(d, &r.out, sizeof *head, SPIRV_HEADER);
+    r.no_memory = !r.ids || !head;
     if (!r.no_memory) {
-        memcpy(r.out, spirv, SPIRV_HEADER * sizeof *spirv);
-        r.used = SPIRV_HEADER;
+        memcpy(head, spirv, SPIRV_HEADER * sizeof *spirv);
         good = each_instruction(&r, spirv, *words, find_type, SPIRV_TYPE_VOID, SPIRV_TYPE_LAST) && r.void_type &&
                each_instruction(&r, spirv, *words, rewrite_one, 0, 0xffff);
         for (uint32_t i = 0; good && i < r.bound; i++) if (r.ids[i].store) emit_store(&r, i);
-        r.out[SPIRV_BOUND] = r.next;
+        *ITEM(r.out, uint32_t, SPIRV_BOUND) = r.next;
     }
     host_free(d, r.ids);
-    *out = r.out;
-    *words = r.used;
+    *out = r.out.items;
+    *words = r.out.count;
     if (good && !r.failed) return VK_SUCCESS;
-    host_free(d, r.out);
+    host_free(d, r.out.items);
     *out = NULL;
     return r.no_memory ? VK_ERROR_OUT_OF_HOST_MEMORY : VK_ERROR_FEATURE_NOT_PRESENT;
 }
@@ -2243,7 +2278,8 @@ static VkResult rewrite_module(struct device *d, const uint32_t *spirv, size_t *
 /* Makes the module, rewritten where the device lacks the storage that it declares. */
 static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, VkShaderModule *out)
 {
-    VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size, .pCode = spirv };
+    VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size,
+                                      .pCode = spirv };
     size_t words = size / 4;
     uint32_t *rewritten = NULL;
     VkResult r = VK_SUCCESS;
@@ -2280,7 +2316,7 @@ struct bound {
 };
 
 struct step {
-    const struct pipeline *pipeline;                 /* NULL: to be found by kernel and constants */
+    struct pipeline *pipeline;                       /* NULL: to be found by kernel and constants */
     uint32_t kernel, constant_count;
     uint32_t set_mask, write_mask;                   /* bindings that are set, and those of them that are written */
     uint32_t first, bounds;                          /* its ranges are plan.bounds[first...]; some may not be bound, only accessed */
@@ -2440,7 +2476,7 @@ static bool within_limits(struct encoder *e, const struct kernel_row *row, const
     return !e->code;
 }
 
-static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
+static struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
                                            uint64_t key, uint32_t at)
 {
     struct device *d = e->device;
@@ -2474,7 +2510,7 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
     return p;
 }
 
-static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
+static struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
 {
     struct device *d = e->device;
     uint64_t key = hash_words(hash_words(0x51ED270B, (uint32_t[]){ (uint32_t)k }, 1), spec, n);
@@ -3382,9 +3418,25 @@ static void bind_ranges(struct encoder *e, const struct bound *b, uint32_t count
     }
 }
 
-static const struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
+/* The pipeline of a step; one whose module planning wrote is made here. */
+static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
 {
-    return t->pipeline ? t->pipeline : find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
+    struct pipeline *p = t->pipeline;
+    struct device *d = e->device;
+    VkShaderModule module = VK_NULL_HANDLE;
+    VkResult r;
+    if (!p) return find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
+    if (p->handle) return p;
+    r = build_module(d, p->words.items, p->words.count * sizeof(uint32_t), &module);
+    if (r >= 0) r = build_pipeline(d, module, p->bindings, p->spec, p->spec_count, &p->handle);
+    d->vk.vkDestroyShaderModule(d->handle, module, NULL);
+    if (r < 0) {
+        encoder_fail(e, vk_code(d, r), r, __LINE__, p->name, "the pipeline could not be made (VkResult %d)", r);
+        return NULL;
+    }
+    host_free(d, p->words.items);
+    p->words = (struct list){ 0 };
+    return p;
 }
 
 /* Encodes a step whose ranges are bound and whose accesses are noted. */
@@ -3807,6 +3859,9 @@ static struct call begin_on(const char *name, struct device *d, struct stream *s
     c.device = d;
     return c;
 }
+
+/* The operation's name of a function made by a row of a table, which has the whole name, for grep. */
+#define CALLED(function) (&#function[sizeof "mlxvk_" - 1])
 
 static struct call begin(const char *name, mlxvk_stream handle)
 {
@@ -4586,28 +4641,37 @@ enum unary_rule {
     U_TO_REAL = 64, U_TO_BOOL = 128, U_FROM_BOOL = 256
 };
 
+/* The public functions of one operand: name, what follows U_, rules. In the order of the kernels. */
+#define UNARY_FUNCTIONS(X) \
+    X(mlxvk_abs, abs, U_TO_REAL) X(mlxvk_negative, negative, U_NO_BOOL) X(mlxvk_sign, sign, 0) \
+    X(mlxvk_square, square, 0) X(mlxvk_logical_not, logical_not, U_FROM_BOOL | U_TO_BOOL) \
+    X(mlxvk_bitwise_invert, bitwise_invert, U_INTEGER) X(mlxvk_floor, floor, U_NO_COMPLEX | U_KEEP_INTEGER) \
+    X(mlxvk_ceil, ceil, U_NO_COMPLEX | U_KEEP_INTEGER) X(mlxvk_conjugate, conjugate, U_KEEP_REAL) \
+    X(mlxvk_real, real, U_KEEP_REAL | U_TO_REAL) X(mlxvk_imag, imag, U_TO_REAL) X(mlxvk_sqrt, sqrt, U_FLOAT) \
+    X(mlxvk_rsqrt, rsqrt, U_FLOAT) X(mlxvk_reciprocal, reciprocal, U_FLOAT) X(mlxvk_exp, exp, U_FLOAT) \
+    X(mlxvk_expm1, expm1, U_FLOAT | U_NO_COMPLEX) X(mlxvk_log, log, U_FLOAT) X(mlxvk_log2, log2, U_FLOAT) \
+    X(mlxvk_log10, log10, U_FLOAT) X(mlxvk_log1p, log1p, U_FLOAT) X(mlxvk_sin, sin, U_FLOAT) \
+    X(mlxvk_cos, cos, U_FLOAT) X(mlxvk_tan, tan, U_FLOAT) X(mlxvk_sinh, sinh, U_FLOAT) X(mlxvk_cosh, cosh, U_FLOAT) \
+    X(mlxvk_tanh, tanh, U_FLOAT) X(mlxvk_arcsin, arcsin, U_FLOAT) X(mlxvk_arccos, arccos, U_FLOAT) \
+    X(mlxvk_arctan, arctan, U_FLOAT) X(mlxvk_arcsinh, arcsinh, U_FLOAT) X(mlxvk_arccosh, arccosh, U_FLOAT) \
+    X(mlxvk_arctanh, arctanh, U_FLOAT) X(mlxvk_erf, erf, U_FLOAT | U_NO_COMPLEX) \
+    X(mlxvk_erfinv, erfinv, U_FLOAT | U_NO_COMPLEX) X(mlxvk_sigmoid, sigmoid, U_FLOAT | U_NO_COMPLEX) \
+    X(mlxvk_isnan, isnan, U_TO_BOOL) X(mlxvk_isinf, isinf, U_TO_BOOL) X(mlxvk_isfinite, isfinite, U_TO_BOOL) \
+    X(mlxvk_isposinf, isposinf, U_TO_BOOL) X(mlxvk_isneginf, isneginf, U_TO_BOOL) X(mlxvk_degrees, degrees, U_FLOAT) \
+    X(mlxvk_radians, radians, U_FLOAT)
+
 enum unary {
-#define MLXVK_X(name) U_##name,
-#define X(name) U_##name,
-    MLXVK_UNARY_FUNCTIONS(X)
+#define X(function, name, rules) U_##name,
+    UNARY_FUNCTIONS(X)
 #undef X
-#undef MLXVK_X
     U_round, U_COUNT
 };
 
 static const struct unary_row { const char *name; int rules; } unary_table[U_COUNT] = {
-#define R(name, rules) [U_##name] = { #name, rules }
-    R(abs, U_TO_REAL), R(negative, U_NO_BOOL), R(sign, 0), R(square, 0), R(logical_not, U_FROM_BOOL | U_TO_BOOL),
-    R(bitwise_invert, U_INTEGER), R(floor, U_NO_COMPLEX | U_KEEP_INTEGER), R(ceil, U_NO_COMPLEX | U_KEEP_INTEGER),
-    R(conjugate, U_KEEP_REAL), R(real, U_KEEP_REAL | U_TO_REAL), R(imag, U_TO_REAL), R(sqrt, U_FLOAT), R(rsqrt, U_FLOAT),
-    R(reciprocal, U_FLOAT), R(exp, U_FLOAT), R(expm1, U_FLOAT | U_NO_COMPLEX), R(log, U_FLOAT), R(log2, U_FLOAT),
-    R(log10, U_FLOAT), R(log1p, U_FLOAT), R(sin, U_FLOAT), R(cos, U_FLOAT), R(tan, U_FLOAT), R(sinh, U_FLOAT),
-    R(cosh, U_FLOAT), R(tanh, U_FLOAT), R(arcsin, U_FLOAT), R(arccos, U_FLOAT), R(arctan, U_FLOAT), R(arcsinh, U_FLOAT),
-    R(arccosh, U_FLOAT), R(arctanh, U_FLOAT), R(erf, U_FLOAT | U_NO_COMPLEX), R(erfinv, U_FLOAT | U_NO_COMPLEX),
-    R(sigmoid, U_FLOAT | U_NO_COMPLEX), R(isnan, U_TO_BOOL), R(isinf, U_TO_BOOL), R(isfinite, U_TO_BOOL),
-    R(isposinf, U_TO_BOOL), R(isneginf, U_TO_BOOL), R(degrees, U_FLOAT),
-    R(radians, U_FLOAT), R(round, U_KEEP_INTEGER),
-#undef R
+#define X(function, name, rules) [U_##name] = { #name, rules },
+    UNARY_FUNCTIONS(X)
+#undef X
+    [U_round] = { "round", U_KEEP_INTEGER },
 };
 
 static uint16_t unary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary; }
@@ -4658,31 +4722,43 @@ static int unary(mlxvk_array *res, mlxvk_array a, mlxvk_stream s, enum unary op)
     return finish(&c, do_unary(&c, op, input(&c, "a", a)), res);
 }
 
-#define X(name) int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(res, a, s, U_##name); }
-MLXVK_UNARY_FUNCTIONS(X)
+#define X(function, name, rules) \
+    int function(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(res, a, s, U_##name); }
+UNARY_FUNCTIONS(X)
 #undef X
 
 /* ---- binary ---- */
 
 enum binary_rule { B_FLOAT = 1, B_NO_COMPLEX = 2, B_INTEGER = 4, B_SHIFT = 8, B_COMPARE = 16, B_LOGICAL = 32 };
 
+#define BINARY_FUNCTIONS(X) \
+    X(mlxvk_add, add, 0) X(mlxvk_subtract, subtract, 0) X(mlxvk_multiply, multiply, 0) \
+    X(mlxvk_divide, divide, B_FLOAT) X(mlxvk_floor_divide, floor_divide, 0) \
+    X(mlxvk_remainder, remainder, B_NO_COMPLEX) X(mlxvk_power, power, 0) X(mlxvk_maximum, maximum, 0) \
+    X(mlxvk_minimum, minimum, 0) X(mlxvk_logaddexp, logaddexp, B_FLOAT) \
+    X(mlxvk_arctan2, arctan2, B_FLOAT | B_NO_COMPLEX) X(mlxvk_bitwise_and, bitwise_and, B_INTEGER) \
+    X(mlxvk_bitwise_or, bitwise_or, B_INTEGER) X(mlxvk_bitwise_xor, bitwise_xor, B_INTEGER) \
+    X(mlxvk_left_shift, left_shift, B_INTEGER | B_SHIFT) X(mlxvk_right_shift, right_shift, B_INTEGER | B_SHIFT) \
+    X(mlxvk_equal, equal, B_COMPARE) X(mlxvk_not_equal, not_equal, B_COMPARE) X(mlxvk_greater, greater, B_COMPARE) \
+    X(mlxvk_greater_equal, greater_equal, B_COMPARE) X(mlxvk_less, less, B_COMPARE) \
+    X(mlxvk_less_equal, less_equal, B_COMPARE) X(mlxvk_logical_and, logical_and, B_COMPARE | B_LOGICAL) \
+    X(mlxvk_logical_or, logical_or, B_COMPARE | B_LOGICAL)
+/* Not public by these names */
+#define BINARY_OWN(X) \
+    X(floor_quotient, floor_quotient, B_NO_COMPLEX) X(nan_equal, nan_equal, B_COMPARE) \
+    X(silu_product, silu_product, B_FLOAT | B_NO_COMPLEX) X(truncated_quotient, truncated_quotient, B_NO_COMPLEX)
+
 enum binary {
-#define X(name) B_##name,
-    MLXVK_BINARY_FUNCTIONS(X)
+#define X(function, name, rules) B_##name,
+    BINARY_FUNCTIONS(X) BINARY_OWN(X)
 #undef X
-    B_floor_quotient, B_nan_equal, B_silu_product, B_truncated_quotient, B_COUNT
+    B_COUNT
 };
 
 static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
-#define R(name, rules) [B_##name] = { #name, rules }
-    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, 0), R(remainder, B_NO_COMPLEX),
-    R(power, 0), R(maximum, 0), R(minimum, 0), R(logaddexp, B_FLOAT), R(arctan2, B_FLOAT | B_NO_COMPLEX),
-    R(bitwise_and, B_INTEGER), R(bitwise_or, B_INTEGER), R(bitwise_xor, B_INTEGER), R(left_shift, B_INTEGER | B_SHIFT),
-    R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
-    R(greater_equal, B_COMPARE), R(less, B_COMPARE), R(less_equal, B_COMPARE), R(logical_and, B_COMPARE | B_LOGICAL),
-    R(logical_or, B_COMPARE | B_LOGICAL), R(floor_quotient, B_NO_COMPLEX), R(nan_equal, B_COMPARE),
-    R(silu_product, B_FLOAT | B_NO_COMPLEX), R(truncated_quotient, B_NO_COMPLEX),
-#undef R
+#define X(function, name, rules) [B_##name] = { #name, rules },
+    BINARY_FUNCTIONS(X) BINARY_OWN(X)
+#undef X
 };
 
 static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars)
@@ -4729,9 +4805,10 @@ static int binary(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s
     return finish(&c, do_binary(&c, op, x, y), res);
 }
 
-#define X(name)                                                                                                       \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_##name); }
-MLXVK_BINARY_FUNCTIONS(X)
+#define X(function, name, rules) \
+    int function(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) \
+    { return binary(res, a, b, s, B_##name); }
+BINARY_FUNCTIONS(X)
 #undef X
 
 int mlxvk_equal_nan(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_nan_equal); }
@@ -5375,32 +5452,51 @@ static struct array *do_slice_update(struct call *c, const mlxvk_array *res, str
     return out;
 }
 
-#define SLICE_UPDATE(name, op)                                                                                        \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num,       \
-                     const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)        \
-    {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
-        struct array *x = input(&c, "src", src), *u = input(&c, "update", update);                                    \
-        if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;                    \
-        while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);                             \
-        return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides, op), res);                             \
+#define X(name, op) \
+    int name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, \
+                     const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s) \
+    { \
+        struct call c = begin(CALLED(name), s); \
+        struct array *x = input(&c, "src", src), *u = input(&c, "update", update); \
+        if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL; \
+        while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1); \
+        return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides, op), res); \
     }
-SLICE_UPDATE(slice_update, B_COUNT)
-SLICE_UPDATE(slice_update_add, B_add)
-SLICE_UPDATE(slice_update_prod, B_multiply)
-SLICE_UPDATE(slice_update_max, B_maximum)
-SLICE_UPDATE(slice_update_min, B_minimum)
-#undef SLICE_UPDATE
+X(mlxvk_slice_update, B_COUNT)
+X(mlxvk_slice_update_add, B_add)
+X(mlxvk_slice_update_prod, B_multiply)
+X(mlxvk_slice_update_max, B_maximum)
+X(mlxvk_slice_update_min, B_minimum)
+#undef X
 
 /* ---- joining and splitting ---- */
 
-struct vector { size_t size, slots; mlxvk_array *data; };        /* of the host: it belongs to no device */
+/* What containers hold, and how it is copied and let go. They belong to the host, not to a device. */
+struct item_kind {
+    size_t size;
+    int (*copy)(void *to, const void *from);
+    void (*drop)(void *item);
+};
+
+struct vector { const struct item_kind *kind; size_t size, slots; char *data; };
+
+static const struct item_kind array_kind;            /* >>public: strings, vectors and maps */
+
+static void *list_at(const struct vector *l, size_t i) { return l->data + i * l->kind->size; }
+static struct array *array_at(const struct vector *l, size_t i) { return ((const mlxvk_array *)list_at(l, i))->ctx; }
+
+static struct vector *list_new(const struct item_kind *kind)
+{
+    struct vector *l = calloc(1, sizeof *l);
+    if (l) l->kind = kind;
+    return l;
+}
 
 static struct array *vector_input(struct call *c, const struct vector *v, size_t i)
 {
     char name[32];
     snprintf(name, sizeof name, "arrays[%zu]", i);
-    return input(c, name, v->data[i]);
+    return input(c, name, (mlxvk_array){ array_at(v, i) });
 }
 
 /* The dtype that all arrays of a list promote to. */
@@ -5424,14 +5520,14 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     int64_t total = 0;
     mlxvk_dtype dtype;
     if (!vector_dtype(c, v, &dtype)) return NULL;
-    first = v->data[0].ctx;
+    first = array_at(v, 0);
     if (!stack && v->size == 1) return first;        /* even where it has no axis, as in MLX */
     if (stack) first = do_expand(c, first, &axis, 1);
     axis = normal_axis(c, first, axis);
     if (axis < 0) return NULL;
     memcpy(shape, first->shape, sizeof shape);
     for (size_t i = 0; i < v->size; i++) {
-        struct array *a = v->data[i].ctx;
+        struct array *a = array_at(v, i);
         int ndim = a->ndim + stack;
         if (ndim != first->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s have different dimensions", TEXT(first), TEXT(a));
         for (int k = 0; k < ndim; k++) {
@@ -5443,7 +5539,7 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     shape[axis] = length_of(c, first, (uint64_t)total);
     out = output(c, first->ndim, shape, dtype);
     for (size_t i = 0; i < v->size && !c->code; i++) {
-        part = v->data[i].ctx;
+        part = array_at(v, i);
         if (stack) part = do_expand(c, part, &axis, 1);
         if (!part) return NULL;
         append_copy(c, slice_one(c, out, axis, at, part->shape[axis]), part);
@@ -5469,20 +5565,6 @@ int mlxvk_stack_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxv
     return join("stack_axis", res, arrays, axis, true, s);
 }
 
-static bool vector_push(struct vector *v, struct array *a)
-{
-    if (v->size == v->slots) {
-        size_t slots = v->slots ? 2 * v->slots : 8;
-        mlxvk_array *grown = realloc(v->data, slots * sizeof *grown);
-        if (!grown) return false;
-        v->data = grown;
-        v->slots = slots;
-    }
-    v->data[v->size++].ctx = a;
-    if (a) take_handle(a);
-    return true;
-}
-
 /* Ends a call with several results in a vector, which replaces what *res held. */
 static int finish_vector(struct call *c, struct array **results, size_t count, mlxvk_vector_array *res)
 {
@@ -5492,7 +5574,7 @@ static int finish_vector(struct call *c, struct array **results, size_t count, m
     if (!c->code && !res) FAIL(c, MLXVK_ERROR_ARGUMENT, "res is NULL");
     for (size_t i = 0; i < count && !c->code; i++) if (!results[i]) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "no result");
     if (c->code) return end(c);
-    v = res->ctx ? res->ctx : calloc(1, sizeof *v);
+    v = res->ctx ? res->ctx : list_new(&array_kind);
     data = count ? malloc(count * sizeof *data) : NULL;
     if (!v || (count && !data)) {
         if (v != res->ctx) free(v);
@@ -5505,10 +5587,10 @@ static int finish_vector(struct call *c, struct array **results, size_t count, m
         take_handle(results[i]);
     }
     old = *v;
-    *v = (struct vector){ .data = data, .size = count, .slots = count };
+    *v = (struct vector){ .kind = &array_kind, .data = (char *)data, .size = count, .slots = count };
     res->ctx = v;
     code = end(c);
-    for (size_t i = 0; i < old.size; i++) mlxvk_array_free(old.data[i]);         /* without the lock: some may be of other devices */
+    for (size_t i = 0; i < old.size; i++) array_kind.drop(list_at(&old, i));     /* without the lock: of any device */
     free(old.data);
     return code;
 }
@@ -6002,17 +6084,11 @@ static struct array *arg_of_all(struct call *c, enum reduction op, struct array 
     return place;
 }
 
-static const char *const reduce_names[][3] = {
-#define R(name) [R_##name] = { #name, #name "_axis", #name "_axes" }
-    R(sum), R(prod), R(max), R(min), R(mean), R(all), R(any), R(logsumexp), R(argmax), R(argmin)
-#undef R
-};
-
 /* form 0: over all axes; 1: one axis; 2: several. */
-static int reduce_call(mlxvk_array *res, mlxvk_array a, enum reduction op, int form, const int *axes, size_t count, bool keepdims,
-                       mlxvk_stream s)
+static int reduce_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int form, const int *axes,
+                       size_t count, bool keepdims, mlxvk_stream s)
 {
-    struct call c = begin(reduce_names[op][form], s);
+    struct call c = begin(name, s);
     struct array *x = input(&c, "a", a);
     uint32_t mask = 0;
     if (!x) return finish(&c, NULL, res);
@@ -6029,17 +6105,26 @@ static int reduce_call(mlxvk_array *res, mlxvk_array a, enum reduction op, int f
     return finish(&c, x, res);
 }
 
-#define X(name)                                                                                                       \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s)                                  \
-    { return reduce_call(res, a, R_##name, 0, NULL, 0, keepdims, s); }                                                \
-    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s)                 \
-    { return reduce_call(res, a, R_##name, 1, &axis, 1, keepdims, s); }
-X(argmax) X(argmin) MLXVK_REDUCE_FUNCTIONS(X)
-#undef X
-#define X(name)                                                                                                       \
-    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(res, a, R_##name, 2, axes, axes_num, keepdims, s); }
-MLXVK_REDUCE_FUNCTIONS(X)
+#define ARG(all, one, op) \
+    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(all), res, a, op, 0, NULL, 0, keepdims, s); } \
+    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(one), res, a, op, 1, &axis, 1, keepdims, s); }
+#define X(all, one, some, op) \
+    ARG(all, one, op) \
+    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(some), res, a, op, 2, axes, axes_num, keepdims, s); }
+ARG(mlxvk_argmax, mlxvk_argmax_axis, R_argmax)
+ARG(mlxvk_argmin, mlxvk_argmin_axis, R_argmin)
+X(mlxvk_sum, mlxvk_sum_axis, mlxvk_sum_axes, R_sum)
+X(mlxvk_prod, mlxvk_prod_axis, mlxvk_prod_axes, R_prod)
+X(mlxvk_max, mlxvk_max_axis, mlxvk_max_axes, R_max)
+X(mlxvk_min, mlxvk_min_axis, mlxvk_min_axes, R_min)
+X(mlxvk_mean, mlxvk_mean_axis, mlxvk_mean_axes, R_mean)
+X(mlxvk_all, mlxvk_all_axis, mlxvk_all_axes, R_all)
+X(mlxvk_any, mlxvk_any_axis, mlxvk_any_axes, R_any)
+X(mlxvk_logsumexp, mlxvk_logsumexp_axis, mlxvk_logsumexp_axes, R_logsumexp)
+#undef ARG
 #undef X
 
 /* ---- softmax ---- */
@@ -6355,11 +6440,11 @@ static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum red
     return finish(&c, out, res);
 }
 
-enum { R_cumsum = R_sum, R_cumprod = R_prod, R_cummax = R_max, R_cummin = R_min, R_logcumsumexp = R_logsumexp };
-#define X(name)                                                                                                       \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s)         \
-    { return scan_call(#name, res, a, (enum reduction)R_##name, axis, reverse, inclusive, s); }
-MLXVK_SCAN_FUNCTIONS(X)
+#define X(name, op) \
+    int name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s) \
+    { return scan_call(CALLED(name), res, a, op, axis, reverse, inclusive, s); }
+X(mlxvk_cumsum, R_sum) X(mlxvk_cumprod, R_prod) X(mlxvk_cummax, R_max)
+X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
 #undef X
 
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
@@ -11806,27 +11891,29 @@ static struct array *do_topk(struct call *c, struct array *a, int k, int axis)
     return slice_one(c, do_sort(c, a, axis, false), axis, a->shape[axis] - k, k);
 }
 
-#define SORT_FUNCTION(name, parameter, call_flat, call_axis)                                                          \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s)                                       \
-    {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
-        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1);                                                   \
-        return finish(&c, call_flat, res);                                                                            \
-    }                                                                                                                 \
-    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s)                      \
-    {                                                                                                                 \
-        struct call c = begin(#name "_axis", s);                                                                      \
-        struct array *x = input(&c, "a", a);                                                                          \
-        return finish(&c, call_axis, res);                                                                            \
+#define SORT_FUNCTION(flat, along, parameter, call_flat, call_axis) \
+    int flat(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s) \
+    { \
+        struct call c = begin(CALLED(flat), s); \
+        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1); \
+        return finish(&c, call_flat, res); \
+    } \
+    int along(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s) \
+    { \
+        struct call c = begin(CALLED(along), s); \
+        struct array *x = input(&c, "a", a); \
+        return finish(&c, call_axis, res); \
     }
 #define NO_PARAMETER
 #define KTH_PARAMETER , int kth
 #define K_PARAMETER , int k
-SORT_FUNCTION(sort, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
-SORT_FUNCTION(argsort, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
-SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_partition(&c, x, kth, axis, false))
-SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
-SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
+SORT_FUNCTION(mlxvk_sort, mlxvk_sort_axis, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
+SORT_FUNCTION(mlxvk_argsort, mlxvk_argsort_axis, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
+SORT_FUNCTION(mlxvk_partition, mlxvk_partition_axis, KTH_PARAMETER, do_partition(&c, x, kth, 0, false),
+              do_partition(&c, x, kth, axis, false))
+SORT_FUNCTION(mlxvk_argpartition, mlxvk_argpartition_axis, KTH_PARAMETER, do_partition(&c, x, kth, 0, true),
+              do_partition(&c, x, kth, axis, true))
+SORT_FUNCTION(mlxvk_topk, mlxvk_topk_axis, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 #undef SORT_FUNCTION
 
 /* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================== */
@@ -12070,18 +12157,18 @@ static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlx
     return finish(&c, do_scatter(&c, res, x, &w, u, &axis, 1, op), res);
 }
 
-#define SCATTER_FUNCTIONS(name, op)                                                                                   \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
-                     size_t axes_num, mlxvk_stream s)                                                                 \
-    { return scatter_call(#name, res, a, indices, updates, axes, axes_num, op, s); }                                  \
-    int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,    \
-                              mlxvk_stream s)                                                                         \
-    { return scatter_single(#name "_single", res, a, indices, updates, axis, op, s); }
-SCATTER_FUNCTIONS(scatter, SCATTER_NONE)
-SCATTER_FUNCTIONS(scatter_add, SCATTER_SUM)
-SCATTER_FUNCTIONS(scatter_prod, SCATTER_PROD)
-SCATTER_FUNCTIONS(scatter_max, SCATTER_MAX)
-SCATTER_FUNCTIONS(scatter_min, SCATTER_MIN)
+#define SCATTER_FUNCTIONS(name, single, op) \
+    int name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
+                     size_t axes_num, mlxvk_stream s) \
+    { return scatter_call(CALLED(name), res, a, indices, updates, axes, axes_num, op, s); } \
+    int single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis, \
+                              mlxvk_stream s) \
+    { return scatter_single(CALLED(single), res, a, indices, updates, axis, op, s); }
+SCATTER_FUNCTIONS(mlxvk_scatter, mlxvk_scatter_single, SCATTER_NONE)
+SCATTER_FUNCTIONS(mlxvk_scatter_add, mlxvk_scatter_add_single, SCATTER_SUM)
+SCATTER_FUNCTIONS(mlxvk_scatter_prod, mlxvk_scatter_prod_single, SCATTER_PROD)
+SCATTER_FUNCTIONS(mlxvk_scatter_max, mlxvk_scatter_max_single, SCATTER_MAX)
+SCATTER_FUNCTIONS(mlxvk_scatter_min, mlxvk_scatter_min_single, SCATTER_MIN)
 #undef SCATTER_FUNCTIONS
 
 int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
@@ -12377,7 +12464,7 @@ int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool spar
 int mlxvk_depends(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_vector_array dependencies)
 {
     struct vector *v = inputs.ctx;
-    return v && dependencies.ctx ? mlxvk_vector_array_set_data(res, v->data, v->size) : MLXVK_ERROR_ARGUMENT;
+    return v && dependencies.ctx ? mlxvk_vector_array_set(res, inputs) : MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_divmod(mlxvk_vector_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
@@ -12692,14 +12779,15 @@ static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form,
     return finish(&c, do_variance(&c, x, mask, keepdims, ddof, root), res);
 }
 
-#define X(name, root)                                                                                                 \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s)                        \
-    { return variance(#name, res, a, 0, NULL, 0, keepdims, ddof, root, s); }                                          \
-    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s)       \
-    { return variance(#name "_axis", res, a, 1, &axis, 1, keepdims, ddof, root, s); }                                 \
-    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, mlxvk_stream s) \
-    { return variance(#name "_axes", res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
-X(var, false) X(std, true)
+#define X(all, one, some, root) \
+    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s) \
+    { return variance(CALLED(all), res, a, 0, NULL, 0, keepdims, ddof, root, s); } \
+    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s) \
+    { return variance(CALLED(one), res, a, 1, &axis, 1, keepdims, ddof, root, s); } \
+    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, \
+             mlxvk_stream s) \
+    { return variance(CALLED(some), res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
+X(mlxvk_var, mlxvk_var_axis, mlxvk_var_axes, false) X(mlxvk_std, mlxvk_std_axis, mlxvk_std_axes, true)
 #undef X
 
 /* The middle of the sorted elements, or the mean of the two in the middle; NaN where there is one. */
@@ -12872,7 +12960,10 @@ static struct array *root_of_squares(struct call *c, struct array *x, uint32_t m
 }
 
 /* The magnitudes of elements in float32, in which norms are computed. */
-static struct array *magnitudes(struct call *c, struct array *a) { return a ? as_type(c, do_unary(c, U_abs, a), MLXVK_FLOAT32) : NULL; }
+static struct array *magnitudes(struct call *c, struct array *a)
+{
+    return a ? as_type(c, do_unary(c, U_abs, a), MLXVK_FLOAT32) : NULL;
+}
 
 static struct array *vector_norm(struct call *c, struct array *a, double order, uint32_t mask, bool keepdims)
 {
@@ -12891,11 +12982,9 @@ static struct array *vector_norm(struct call *c, struct array *a, double order, 
 
 /* ---- factorisations: float32, in batches ----
  *
- * A working copy of all matrices, (batch, rows, columns), is factorised in place, a block of columns after the other: a step
- * that is no matrix product by the kernel, the rest of the matrix by products. Triangles are inverted by halves. */
-
-enum factor_op { FACTOR_CHOLESKY, FACTOR_INVERSE, FACTOR_PANEL, FACTOR_SWAP, FACTOR_REFLECT };
-enum { FACTOR_BLOCK = 32, INVERSE_UNIT = 1, INVERSE_HALF = 2, JACOBI_EIGEN = 0, JACOBI_SINGULAR };
+ * A working copy of all matrices, (batch, rows, columns), is factorised in place, a block of columns after the other:
+ * a step that is no matrix product by the kernel, the rest of the matrix by products. Triangles are inverted by
+ * halves. */
 
 static void factor_part(struct encoder *e, struct array *const *arrays, const void *job)
 {
@@ -12903,20 +12992,23 @@ static void factor_part(struct encoder *e, struct array *const *arrays, const vo
     struct array *a = arrays[0], *b = arrays[1], *order = arrays[2];
     bool small = p->op == FACTOR_CHOLESKY || p->op == FACTOR_INVERSE;
     uint32_t threads = small ? FACTOR_BLOCK : min_u32(e->device->tuning->factor_threads, e->device->caps.max_threads);
-    struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1], .columns = (uint32_t)a->shape[2],
-        .first = p->first, .count = p->count, .flags = p->flags, .a_matrix = (uint32_t)a->strides[0], .a_row = (uint32_t)a->strides[1],
+    struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1],
+                                .columns = (uint32_t)a->shape[2],
+        .first = p->first, .count = p->count, .flags = p->flags, .a_matrix = (uint32_t)a->strides[0],
+            .a_row = (uint32_t)a->strides[1],
         .a_column = (uint32_t)a->strides[2] };
-    push.a_at = set_output(e, 0, a);                 /* not all steps write all: the validation layer takes it that they do */
+    /* not all steps write all: the validation layer takes it that they do */
+    push.a_at = set_output(e, SLOT_factor_a, a);
     if (b) {
-        push.b_at = set_output(e, 1, b);
+        push.b_at = set_output(e, SLOT_factor_b, b);
         push.b_matrix = (uint32_t)b->strides[0];
         push.b_row = (uint32_t)b->strides[1];
         push.b_column = b->ndim > 2 ? (uint32_t)b->strides[2] : 0;
     }
-    if (order) push.order_at = set_output(e, 2, order);
-    KERNEL(e, K_FACTOR, threads, p->op);
-    set_bytes(e, &push, sizeof push);
-    if (p->op == FACTOR_SWAP) dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, e->device->caps.max_groups[1]),
+    if (order) push.order_at = set_output(e, SLOT_factor_order, order);
+    USE(e, factor, &push, .threads = threads, .op = p->op);
+    if (p->op == FACTOR_SWAP)
+        dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, e->device->caps.max_groups[1]),
                                        ceil_div(push.matrices, e->device->caps.max_groups[1]));
     else dispatch_groups(e, push.matrices);
 }
@@ -12929,31 +13021,35 @@ static void lower_factor(struct encoder *e, const struct node *n)
     in_parts(e, (struct array *[]){ a, b, p->op == FACTOR_SWAP ? n->out[1] : NULL }, 3, ~1u, factor_part, p);
 }
 
-static void append_factor(struct call *c, enum factor_op op, uint8_t flags, int first, int count, struct array *in, struct array *out, struct array *more)
+static void append_factor(struct call *c, int op, uint8_t flags, int first, int count, struct array *in,
+                          struct array *out, struct array *more)
 {
     if (c->code || !out) return;
-    append(c, OP_FACTOR, PARAMS(.factor = { (uint8_t)op, flags, (uint16_t)count, (uint32_t)first }), ARRAYS(in), ARRAYS(out, more));
+    append(c, OP_FACTOR, PARAMS(.factor = { (uint8_t)op, flags, (uint16_t)count, (uint32_t)first }), ARRAYS(in),
+           ARRAYS(out, more));
 }
 
 /* Two sweeps: as many rounds as bring the matrix back into the buffer where it was. */
 static void jacobi_part(struct encoder *e, struct array *const *arrays, const void *job)
 {
     const struct jacobi_params *p = job;
-    struct array *a = arrays[0], *v = arrays[1], *go = arrays[2], *other = p->op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
+    struct array *a = arrays[0], *v = arrays[1], *go = arrays[2], *other = p->op == JACOBI_EIGEN
+        ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
     uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads;
-    struct { uint32_t matrices, n, length, round, a_at, b_at, v_at, go_at, checked; } push = {
-        .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2], .checked = go != NULL };
+    struct jacobi_push push = { .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2],
+                                .checked = go != NULL };
     row_lanes(e, push.length, &threads);
     if (p->op == JACOBI_EIGEN && !other) return;
+    if (other) threads = 64;
     for (uint32_t i = 0; i < 2 * (2 * half - 1) && !e->code; i++) {
         push.round = i % (2 * half - 1);
-        push.a_at = other ? set_input(e, 0, a) : set_output(e, 0, a);
-        if (other) push.b_at = set_output(e, 1, other);
-        push.v_at = set_output(e, 2, v);
-        if (go) push.go_at = set_input(e, 3, go);
-        KERNEL(e, K_JACOBI, other ? 64 : threads, other ? 64 : threads, p->op);
-        set_bytes(e, &push, sizeof push);
-        dispatch_groups(e, other ? ceil_div((uint64_t)matrices * half * (half + size), 64) : (uint64_t)matrices * half);
+        push.a_at = bind_array(e, SLOT_jacobi_a, a, !other);
+        if (other) push.b_at = set_output(e, SLOT_jacobi_b, other);
+        push.v_at = set_output(e, SLOT_jacobi_v, v);
+        if (go) push.go_at = set_input(e, SLOT_jacobi_go, go);
+        USE(e, jacobi, &push, .threads = threads, .lanes = threads, .op = p->op);
+        dispatch_groups(e, other ? ceil_div((uint64_t)matrices * half * (half + size), threads)
+                        : (uint64_t)matrices * half);
         if (other) { swap = a; a = other; other = swap; }
     }
     array_release(other);
@@ -12977,7 +13073,8 @@ static struct array *matrices(struct call *c, struct array *a, bool square)
     shape[2] = dim_of(a, -1);
     if (square && shape[1] != shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are not square", TEXT(a));
     if (!shape[1] || !shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are empty", TEXT(a));
-    if (a->size / (size_t)shape[1] / (size_t)shape[2] > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many matrices", TEXT(a));
+    if (a->size / (size_t)shape[1] / (size_t)shape[2] > INT_MAX)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many matrices", TEXT(a));
     shape[0] = (int)(a->size / (size_t)shape[1] / (size_t)shape[2]);
     return do_reshape(c, a, 3, shape);
 }
@@ -13083,10 +13180,11 @@ static struct lu do_lu(struct call *c, struct array *a)
         append_factor(c, FACTOR_SWAP, 0, k, size, r.pivots, r.factors, r.order);
         if (right <= 0) continue;
         top = block_of(c, r.factors, k, size, k + size, right);
-        inverse = lower_inverse(c, block_of(c, r.factors, k, size, k, size), INVERSE_UNIT);
+        inverse = lower_inverse(c, block_of(c, r.factors, k, size, k, size), FACTOR_UNIT);
         append_copy(c, top, do_matmul(c, inverse, top));
         if (down <= 0) continue;
-        subtract_product(c, block_of(c, r.factors, k + size, down, k + size, right), block_of(c, r.factors, k + size, down, k, size), top);
+        subtract_product(c, block_of(c, r.factors, k + size, down, k + size, right),
+                         block_of(c, r.factors, k + size, down, k, size), top);
     }
     return r;
 }
@@ -13094,7 +13192,7 @@ static struct lu do_lu(struct call *c, struct array *a)
 /* U^-1 L^-1 x for square matrices. */
 static struct array *lu_apply(struct call *c, const struct lu *f, struct array *x)
 {
-    x = do_matmul(c, lower_inverse(c, f->factors, INVERSE_UNIT), x);
+    x = do_matmul(c, lower_inverse(c, f->factors, FACTOR_UNIT), x);
     return do_matmul(c, triangle_inverse(c, f->factors, true), x);
 }
 
@@ -13102,10 +13200,11 @@ static struct array *lu_apply(struct call *c, const struct lu *f, struct array *
 
 struct qr { struct array *q, *r; };
 
-/* T of the product of reflections I - V T V^T, transposed: its inverse is V^T V's lower triangle with half the diagonal. */
+/* T of the product of reflections I - V T V^T, transposed: its inverse is V^T V's lower triangle with half the
+ * diagonal. */
 static struct array *reflection_factor(struct call *c, struct array *v)
 {
-    return lower_inverse(c, do_matmul(c, flipped(c, v), v), INVERSE_HALF);
+    return lower_inverse(c, do_matmul(c, flipped(c, v), v), FACTOR_HALF);
 }
 
 /* Q with `columns` columns, R with min(rows, columns of a) rows. */
@@ -13153,7 +13252,8 @@ static struct qr do_qr(struct call *c, struct array *a, int columns)
 
 /* ---- eigenvalues and singular values by Jacobi rotations ---- */
 
-/* 1 for each matrix whose pairs are not yet orthogonal: by elements off the diagonal of a, or of the products of its rows. */
+/* 1 for each matrix whose pairs are not yet orthogonal: by elements off the diagonal of a, or of the products of its
+ * rows. */
 static struct array *unfinished(struct call *c, int op, struct array *a)
 {
     int n = a->shape[1], last = 2, middle = 1;
@@ -13162,13 +13262,16 @@ static struct array *unfinished(struct call *c, int op, struct array *a)
         struct array *scale, *zero = scalar(c, 0, MLXVK_FLOAT32);
         x = do_matmul(c, a, flipped(c, a));
         if (!x) return NULL;
-        scale = view_of(c, x, MLXVK_FLOAT32, 2, (int[]){ x->shape[0], n }, (int64_t[]){ (int64_t)n * n, n + 1 }, x->offset);
+        scale = view_of(c, x, MLXVK_FLOAT32, 2, (int[]){ x->shape[0], n }, (int64_t[]){ (int64_t)n * n, n + 1 },
+                        x->offset);
         scale = do_select(c, do_binary(c, B_greater, scale, zero), do_unary(c, U_rsqrt, scale), zero);
-        x = do_binary(c, B_multiply, do_binary(c, B_multiply, x, do_expand(c, scale, &last, 1)), do_expand(c, scale, &middle, 1));
+        x = do_binary(c, B_multiply, do_binary(c, B_multiply, x, do_expand(c, scale, &last, 1)),
+                      do_expand(c, scale, &middle, 1));
         bound = scalar(c, 4 * FLT_EPSILON * sqrt(a->shape[2]), MLXVK_FLOAT32);
     }
     x = do_unary(c, U_abs, x);
-    if (!bound) bound = do_binary(c, B_multiply, do_reduce(c, R_max, x, 6, false), scalar(c, 4 * FLT_EPSILON, MLXVK_FLOAT32));
+    if (!bound)
+        bound = do_binary(c, B_multiply, do_reduce(c, R_max, x, 6, false), scalar(c, 4 * FLT_EPSILON, MLXVK_FLOAT32));
     most = do_select(c, do_eye(c, n, n, 0, MLXVK_BOOL), scalar(c, 0, MLXVK_FLOAT32), x);
     return as_type(c, do_binary(c, B_greater, do_reduce(c, R_max, most, 6, false), bound), MLXVK_FLOAT32);
 }
@@ -13241,11 +13344,14 @@ static struct svd do_svd(struct call *c, struct array *a, bool vectors)
     if (!vectors || c->code) return r;
     r.vt = rows_in_order(c, vt, order);
     w = flipped(c, rows_in_order(c, w, order));
-    s = do_expand(c, do_select(c, do_binary(c, B_equal, r.s, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, 1, MLXVK_FLOAT32), r.s), &one, 1);
+    s = do_expand(c, do_select(c, do_binary(c, B_equal, r.s, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, 1, MLXVK_FLOAT32),
+                               r.s), &one, 1);
     whole = do_qr(c, do_binary(c, B_divide, w, s), m);   /* columns of length 0 or 1: Q has them, and completes them */
     if (c->code || !whole.r) return r;
-    signs = view_of(c, whole.r, MLXVK_FLOAT32, 3, (int[]){ a->shape[0], 1, n }, (int64_t[]){ (int64_t)n * n, 1, n + 1 }, whole.r->offset);
-    signs = do_select(c, do_binary(c, B_less, signs, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, -1, MLXVK_FLOAT32), scalar(c, 1, MLXVK_FLOAT32));
+    signs = view_of(c, whole.r, MLXVK_FLOAT32, 3, (int[]){ a->shape[0], 1, n },
+                    (int64_t[]){ (int64_t)n * n, 1, n + 1 }, whole.r->offset);
+    signs = do_select(c, do_binary(c, B_less, signs, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, -1, MLXVK_FLOAT32),
+                      scalar(c, 1, MLXVK_FLOAT32));
     r.u = whole.q;
     w = block_of(c, r.u, 0, m, 0, n);
     append_copy(c, w, do_binary(c, B_multiply, w, signs));
@@ -13272,7 +13378,8 @@ int mlxvk_linalg_cholesky(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_str
 int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
 {
     struct call c = begin("linalg_cholesky_inv", s);
-    struct array *x = input(&c, "a", a), *inverse = triangle_inverse(&c, matrices(&c, x, true), upper), *turned = flipped(&c, inverse);
+    struct array *x = input(&c, "a", a), *inverse = triangle_inverse(&c, matrices(&c, x, true), upper),
+        *turned = flipped(&c, inverse);
     return finish(&c, batched(&c, upper ? do_matmul(&c, inverse, turned) : do_matmul(&c, turned, inverse), x), res);
 }
 
@@ -13321,7 +13428,7 @@ int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     int one = 1;
     if (!c.code) {
         back = do_expand(&c, do_sort(&c, f.order, 1, true), &one, 1);        /* columns go where their rows came from */
-        out = do_matmul(&c, triangle_inverse(&c, f.factors, true), lower_inverse(&c, f.factors, INVERSE_UNIT));
+        out = do_matmul(&c, triangle_inverse(&c, f.factors, true), lower_inverse(&c, f.factors, FACTOR_UNIT));
         out = do_take_along(&c, out, back, 2);
     }
     return finish(&c, batched(&c, out, x), res);
@@ -13425,8 +13532,10 @@ int mlxvk_linalg_pinv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     int last = 2;
     if (!c.code && w) {
         int m = w->shape[1], n = w->shape[2], k = m < n ? m : n;
-        least = do_binary(&c, B_multiply, do_reduce(&c, R_max, f.s, 2, true), scalar(&c, 10.0 * (m > n ? m : n) * FLT_EPSILON, MLXVK_FLOAT32));
-        inverse = do_select(&c, do_binary(&c, B_greater, f.s, least), do_unary(&c, U_reciprocal, f.s), scalar(&c, 0, MLXVK_FLOAT32));
+        least = do_binary(&c, B_multiply, do_reduce(&c, R_max, f.s, 2, true),
+                          scalar(&c, 10.0 * (m > n ? m : n) * FLT_EPSILON, MLXVK_FLOAT32));
+        inverse = do_select(&c, do_binary(&c, B_greater, f.s, least), do_unary(&c, U_reciprocal, f.s),
+                            scalar(&c, 0, MLXVK_FLOAT32));
         out = do_binary(&c, B_multiply, block_of(&c, f.vt, 0, k, 0, n), do_expand(&c, inverse, &last, 1));
         out = do_matmul(&c, flipped(&c, out), flipped(&c, block_of(&c, f.u, 0, m, 0, k)));
     }
@@ -13454,7 +13563,8 @@ int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
 }
 
 /* mean + z S, where S S = cov and z is normal. */
-int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape, size_t shape_num,
+int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape,
+                                     size_t shape_num,
                                      mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_multivariate_normal", s);
@@ -13465,7 +13575,8 @@ int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_a
     if (dtype != MLXVK_FLOAT32) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be float32, not %s", mlxvk_dtype_name(dtype));
     if (m && m->ndim < 1) FAIL(&c, MLXVK_ERROR_SHAPE, "mean must have one dimension at least");
     w = c.code ? NULL : matrices(&c, as_type(&c, v, MLXVK_FLOAT32), true);
-    if (w && dim_of(m, -1) != w->shape[1]) FAIL(&c, MLXVK_ERROR_SHAPE, "mean %s and cov %s do not fit", TEXT(m), TEXT(v));
+    if (w && dim_of(m, -1) != w->shape[1])
+        FAIL(&c, MLXVK_ERROR_SHAPE, "mean %s and cov %s do not fit", TEXT(m), TEXT(v));
     k = key_input(&c, key);
     if (!check_shape(&c, shape_count(shape_num), shape, dtype) || !w) return finish(&c, NULL, res);
     n = w->shape[1];
@@ -13493,7 +13604,8 @@ int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_a
     return finish(&c, out, res);
 }
 
-/* The largest or smallest singular value (2, -2), or the sum of them (0: the nuclear norm), of the matrices of two axes. */
+/* The largest or smallest singular value (2, -2), or the sum of them (0: the nuclear norm), of the matrices of two
+ * axes. */
 static struct array *singular_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
 {
     int from = axis[0] < axis[1] ? axis[0] : axis[1], to = axis[0] < axis[1] ? axis[1] : axis[0];
@@ -13509,7 +13621,8 @@ static struct array *matrix_norm(struct call *c, struct array *a, double order, 
     int sum = isinf(order) ? axis[1] : axis[0], most = isinf(order) ? axis[0] : axis[1];
     struct array *x;
     if (c->code || !a) return NULL;
-    if (fabs(order) == 2 && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(a));
+    if (fabs(order) == 2 && is_complex(a->dtype))
+        return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(a));
     if (fabs(order) == 2) return singular_norm(c, a, order, axis, keepdims);
     if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "order %g of matrices", order);
     x = magnitudes(c, a);
@@ -13519,18 +13632,23 @@ static struct array *matrix_norm(struct call *c, struct array *a, double order, 
 }
 
 /* Normal axes of a norm: those given, or where axis is NULL all of them. Returns how many. */
-static int norm_axes(struct call *c, const struct array *a, const int *axis, size_t count, int most, int *axes, uint32_t *mask)
+static int norm_axes(struct call *c, const struct array *a, const int *axis, size_t count, int most, int *axes,
+                     uint32_t *mask)
 {
     *mask = 0;
     if (c->code || !a) return 0;
     if (!axis) count = (size_t)a->ndim;
-    if (count > (size_t)most) { FAIL(c, MLXVK_ERROR_AXIS, "%zu axes of %s; at most %d", count, TEXT(a), most); return 0; }
+    if (count > (size_t)most) {
+        FAIL(c, MLXVK_ERROR_AXIS, "%zu axes of %s; at most %d", count, TEXT(a), most);
+        return 0;
+    }
     for (int i = 0; i < (int)count; i++) axes[i] = axis ? normal_axis(c, a, axis[i]) : i;
     if (!axes_mask(c, a, axes, count, mask)) return 0;
     return (int)count;
 }
 
-int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num, bool keepdims,
+                      mlxvk_stream s)
 {
     struct call c = begin("linalg_norm", s);
     struct array *x = input(&c, "a", a), *out = NULL;
@@ -13542,7 +13660,8 @@ int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *ax
     return finish(&c, out, res);
 }
 
-static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, int most, bool keepdims,
+static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis,
+                   size_t axis_num, int most, bool keepdims,
                    mlxvk_stream s)
 {
     struct call c = begin(name, s);
@@ -13551,20 +13670,24 @@ static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char
     uint32_t mask;
     count = norm_axes(&c, x, axis, axis_num, axis ? most : MAXD, axes, &mask);
     if (ord && count != 2) FAIL(&c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", ord, count);
-    if (ord && strcmp(ord, "fro") && strcmp(ord, "f") && strcmp(ord, "nuc")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
-    if (ord && ord[0] == 'n' && x && is_complex(x->dtype)) FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(x));
+    if (ord && strcmp(ord, "fro") && strcmp(ord, "f") && strcmp(ord, "nuc"))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
+    if (ord && ord[0] == 'n' && x && is_complex(x->dtype))
+        FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(x));
     if (!c.code && ord && ord[0] == 'n') out = singular_norm(&c, x, 0, axes, keepdims);
     else if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
     if (out) out = as_type(&c, out, is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
     return finish(&c, out, res);
 }
 
-int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num,
+                             bool keepdims, mlxvk_stream s)
 {
     return norm_l2("linalg_norm_matrix", res, a, ord ? ord : "NULL", axis, axis_num, 2, keepdims, s);
 }
 
-int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims,
+                         mlxvk_stream s)
 {
     return norm_l2("linalg_norm_l2", res, a, NULL, axis, axis_num, 2, keepdims, s);
 }
@@ -13587,7 +13710,8 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
     int at_x = normal_axis(&c, x, axis), at_y = normal_axis(&c, y, axis);
     x = three_long(&c, x, at_x);
     y = three_long(&c, y, at_y);
-    if (x && y && x->ndim - at_x != y->ndim - at_y) FAIL(&c, MLXVK_ERROR_AXIS, "axis %d is not the same of %s and %s", axis, TEXT(x), TEXT(y));
+    if (x && y && x->ndim - at_x != y->ndim - at_y)
+        FAIL(&c, MLXVK_ERROR_AXIS, "axis %d is not the same of %s and %s", axis, TEXT(x), TEXT(y));
     forth = do_binary(&c, B_multiply, do_roll(&c, x, -1, at_x), do_roll(&c, y, -2, at_y));
     back = do_binary(&c, B_multiply, do_roll(&c, x, -2, at_x), do_roll(&c, y, -1, at_y));
     return finish(&c, do_binary(&c, B_subtract, forth, back), res);
@@ -13595,15 +13719,9 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
 
 /* ==== >>fft ======================================================================================================= */
 
-/* Flags of the kernels, as in fft_lines.glsl. */
-enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
-       FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
-       FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
-       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15,
-       FFT_ALL_IN = 1 << 16, FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
-       FFT_PAIRED = 1 << 21, FFT_CONVOLVED = 1 << 22, FFT_AHEAD = 1 << 23,
-       FFT_STRAIGHT = 1 << 24, FFT_MORE = 1 << 25, FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
-enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256, FFT_MANY = 1 << 18 };   /* a thread holds FFT_HELD elements */
+/* Beside the kernels' flags: the kernel with more ways; those that are about loading. */
+enum { FFT_MORE = 1 << 25, FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
+enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_THREADS = 256, FFT_MANY = 1 << 18 };
 
 enum fft_kind { FFT_COMPLEX, FFT_FROM_REAL, FFT_TO_REAL };
 
@@ -13633,8 +13751,8 @@ static bool fft_columns(const struct fft *f)
 
 static bool fft_binary(uint32_t n) { return !(n & (n - 1)); }
 
-/* Places in shared memory of a line of n elements: so many that sixteen threads, which look for one element of each of the
- * lines or for the next few ones as well, never want the same bank. */
+/* Places in shared memory of a line of n elements: so many that sixteen threads, which look for one element of each
+ * of the lines or for the next few ones as well, never want the same bank. */
 static uint32_t fft_pitch(uint32_t n, uint32_t lines)
 {
     uint32_t gap = lines > 16 ? 1 : 16 / lines, base = fft_binary(n) ? n + n / 16 : n;
@@ -13649,11 +13767,12 @@ static uint32_t fft_plain_room(const struct device *d)
     return room;
 }
 
-/* Has a step a pipeline of its own length? A compiler may take a second for each: not for what the kernel for all lengths does
- * in microseconds. */
+/* Has a step a pipeline of its own length? A compiler may take a second for each: not for what the kernel for all
+ * lengths does in microseconds. */
 static bool fft_constant(const struct device *d, uint32_t rows, uint32_t len, uint32_t size)
 {
-    return fft_fixed(d) && (d->gate[GATE_FFT_KERNEL] == 1 || (uint64_t)rows * len >= FFT_MANY || size > fft_plain_room(d));
+    return fft_fixed(d) && (d->gate[GATE_FFT_KERNEL] == 1 || (uint64_t)rows * len >= FFT_MANY ||
+                            size > fft_plain_room(d));
 }
 
 /* Elements that a workgroup can hold, in registers and shared memory. */
@@ -13673,20 +13792,22 @@ static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
     uint32_t room = fft_room(e);
     if (fft_columns(f)) return room / 4;
     if (!fft_fixed(d) || ((f->flags & FFT_STORE) == FFT_STORE_SPLIT && !f->valid)) return room;
-    while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room, 1) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads)
+    while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room, 1) <= d->caps.shared_memory &&
+           2 * room <= FFT_HELD * d->caps.max_threads)
         room *= 2;
     return room;
 }
 
-/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). Odd ones come first: what they
- * leave in shared memory does not collide. */
+/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). Odd ones come first:
+ * what they leave in shared memory does not collide. */
 static uint32_t fft_radices(uint32_t n)
 {
     static const uint8_t radices[] = { 13, 11, 9, 7, 3, 10, 5, 16, 8, 4, 2 };
     uint32_t list = 0, shift = 0;
     if (n == 8192) { list = 0x777; shift = 12; n /= 512; }        /* 8, 8, 8, 16 in place of 16, 16, 16, 2 */
     for (size_t i = 0; i < COUNT(radices); i++)
-        for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4) list |= (uint32_t)(radices[i] - 1) << shift;
+        for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4)
+            list |= (uint32_t)(radices[i] - 1) << shift;
     return n == 1 ? list : 0;
 }
 
@@ -13697,24 +13818,29 @@ static bool fft_smooth(uint32_t n)
     return n == 1;
 }
 
-/* What a step of lines of n elements costs beside one that reads and writes whole sectors of memory in one or two passes, at 20. */
+/* What a step of lines of n elements costs beside one that reads and writes whole sectors of memory in one or two
+ * passes, at 20. */
 static uint32_t fft_cost(uint32_t n, uint32_t room, bool paired)
 {
     uint32_t lines = room / n / (paired ? 2 : 1), radices = fft_radices(n), passes = 0;
     for (; radices; radices >>= 4) passes++;
-    return 20 + (lines >= 16 ? 0 : lines >= 8 ? 1 : lines >= 4 ? 3 : 40) + (passes > 2 ? passes - 2 : 0) + (n < 32 ? 4 : 0);
+    return 20 + (lines >= 16 ? 0 : lines >= 8 ? 1 : lines >= 4 ? 3 : 40) + (passes > 2 ? passes - 2 : 0) +
+        (n < 32 ? 4 : 0);
 }
 
-enum { FFT_DIVISORS = 1024 };                        /* at most of a length that may be factors: smooth ones of 31 bits have fewer */
+/* at most of a length that may be factors: smooth ones of 31 bits have fewer */
+enum { FFT_DIVISORS = 1024 };
 
-/* Cuts a smooth length into two or three factors of `room` at most, of which the first or the last may be transformed in pairs
- * of lines: what costs least, and of these what has the smallest largest factor. Returns how many, or 0. */
+/* Cuts a smooth length into two or three factors of `room` at most, of which the first or the last may be
+ * transformed in pairs of lines: what costs least, and of these what has the smallest largest factor. Returns how
+ * many, or 0. */
 static int fft_cut(uint32_t n, uint32_t room, bool first, bool last, uint32_t part[FFT_STEPS])
 {
     uint32_t best = UINT32_MAX, room_first = first ? room / 2 : room, room_last = last ? room / 2 : room;
     int count = 0, divisors = 0;
     uint32_t divisor[FFT_DIVISORS];
-    for (uint32_t a = 1; a <= room && a <= n / 2 && divisors < FFT_DIVISORS; a++) if (n % a == 0) divisor[divisors++] = a;
+    for (uint32_t a = 1; a <= room && a <= n / 2 && divisors < FFT_DIVISORS; a++)
+        if (n % a == 0) divisor[divisors++] = a;
     for (int i = 1; i < divisors && divisor[i] <= room_first; i++) {
         uint32_t a = divisor[i], m = n / a;
         for (int k = 0; k < divisors && divisor[k] <= m / 2; k++) {            /* 1: there is no second of three */
@@ -13734,7 +13860,10 @@ static int fft_cut(uint32_t n, uint32_t room, bool first, bool last, uint32_t pa
     return count;
 }
 
-static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return !((offset | place[0] | place[1] | place[2]) & 1); }
+static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS])
+{
+    return !((offset | place[0] | place[1] | place[2]) & 1);
+}
 
 /* Pairs of reals that are complex numbers in memory, taken as these. */
 static void fft_whole_pairs(struct fft_push *q, const struct fft *f)
@@ -13767,25 +13896,31 @@ static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
 /* So many that few can transform one after the other, and load the next one's elements before? */
 static bool fft_many_groups(const struct device *d, uint32_t groups) { return groups > 4 * d->tuning->processors; }
 
-/* The kernel of one length, or the one with more ways to transform: what that one does otherwise, and what depends on how much
- * the workgroup holds. */
+/* The kernel of one length, or the one with more ways to transform: what that one does otherwise, and what depends
+ * on how much the workgroup holds. */
 static void fft_constant_length(struct encoder *e, struct fft_push *q)
 {
     const struct device *d = e->device;
     const uint32_t spectrum = FFT_LOAD | FFT_TABLE_IN;
-    uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32), pitch = fft_pitch(q->size, q->lines);
-    bool whole = (q->subs == 1 && (q->valid || 8 * q->lines * pitch <= d->caps.shared_memory)) || q->flags & FFT_PAIRED, loads;
-    if (8 * q->lines * pitch > d->caps.shared_memory) q->flags |= FFT_HALVES;
-    if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
+    uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32);
+    uint32_t pitch = fft_pitch(q->size, q->lines);
+    bool fits = 8 * q->lines * pitch <= d->caps.shared_memory, loads, more;
+    bool whole = (q->subs == 1 && (q->valid || fits)) || q->flags & FFT_PAIRED;
+    if (!fits) q->flags |= FFT_HALVES;
+    if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD)
+        q->flags |= FFT_MERGED;
     else if (!(q->flags & FFT_HALVES) && q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
-    loads = (q->flags & FFT_LOAD) == FFT_LOAD_COMPLEX || (q->flags & FFT_LOAD) == FFT_LOAD_REAL || q->flags & FFT_MERGED;
-    if (q->valid && q->flags & (FFT_PAIRED | FFT_CONVOLVED | FFT_HALVES | FFT_MERGED)) q->flags |= FFT_MORE;
-    if (!(q->flags & FFT_MORE)) { KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner); return; }
-    if (q->flags & FFT_HALVES && loads && !(q->flags & FFT_MERGED) && q->subs == 1 && fft_many_groups(d, q->ids)) q->flags |= FFT_AHEAD;
-    else if (!(q->flags & FFT_CONVOLVED)) q->flags |= FFT_STRAIGHT;
-    if (q->flags & FFT_MERGED && q->valid > q->len) q->flags |= FFT_ALL_IN;
+    loads = (q->flags & FFT_LOAD) == FFT_LOAD_COMPLEX || (q->flags & FFT_LOAD) == FFT_LOAD_REAL ||
+        q->flags & FFT_MERGED;
+    more = q->flags & FFT_MORE || (q->valid && q->flags & (FFT_PAIRED | FFT_CONVOLVED | FFT_HALVES | FFT_MERGED));
+    if (more && q->flags & FFT_HALVES && loads && !(q->flags & FFT_MERGED) && q->subs == 1 &&
+        fft_many_groups(d, q->ids))
+        q->flags |= FFT_AHEAD;
+    else if (more && !(q->flags & FFT_CONVOLVED)) q->flags |= FFT_STRAIGHT;
+    if (more && q->flags & FFT_MERGED && q->valid > q->len) q->flags |= FFT_ALL_IN;
     q->flags &= ~(uint32_t)FFT_MORE;
-    KERNEL(e, K_FFT_MORE, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
+    USE_AS(e, more ? K_fft_more : K_fft_fixed, fft_fixed, q, .threads = threads, .room = pitch, .size = q->size,
+           .radices = q->radices, .lines = q->lines, .flags = q->flags, .subs = q->subs, .inner = q->inner);
 }
 
 /* How many lines a workgroup transforms together. */
@@ -13793,7 +13928,8 @@ static uint32_t fft_together(const struct encoder *e, const struct fft_push *q, 
 {
     const struct device *d = e->device;
     uint32_t room = q->radices && !fixed ? fft_plain_room(d) : fft_room(e), lines;
-    uint32_t few = q->flags & (FFT_LINES_IN | FFT_LINES_OUT) ? d->tuning->fft_lines / 32 : ceil_div(d->tuning->fft_lines, q->size);
+    uint32_t few = q->flags & (FFT_LINES_IN | FFT_LINES_OUT) ? d->tuning->fft_lines / 32
+        : ceil_div(d->tuning->fft_lines, q->size);
     lines = min_u32(min_u32(few, room > q->size ? room / q->size : 1), q->ids);
     while (lines > 4 && q->ids / lines < 2 * d->tuning->processors) lines /= 2;
     return lines > 1 && q->flags & FFT_PAIRED ? lines & ~1u : lines;
@@ -13805,26 +13941,30 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     struct device *d = e->device;
     uint32_t radices = transform ? fft_radices(l->size) : 0, pairs = ceil_div(l->subs, 2), groups;
     bool fixed = radices && (f->flags & FFT_CONVOLVED || fft_constant(d, f->rows, f->len, l->size));
-    struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len, .valid = f->valid,
-        .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2,
-        .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
+    struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags,
+                          .len = f->len, .valid = f->valid,
+        .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step,
+            .b1 = l->b1, .b2 = l->b2,
+        .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a,
+        .step_d = f->step_d, .scale = f->scale };
     memcpy(q.row_a, f->row_a, sizeof q.row_a);
     memcpy(q.row_d, f->row_d, sizeof q.row_d);
     if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
     if (l->b_step * f->step_d != 1) q.flags |= FFT_LINES_OUT;
     if ((f->flags & FFT_STORE) == FFT_STORE_SPLIT && l->subs > 1) q.flags |= FFT_PAIRED;
-    if (fixed && f->valid && (f->flags & (FFT_LOAD | FFT_TABLE_IN)) == FFT_LOAD_MERGE && l->subs > 1 && l->size >= FFT_HELD)
+    if (fixed && f->valid && (f->flags & (FFT_LOAD | FFT_TABLE_IN)) == FFT_LOAD_MERGE && l->subs > 1 &&
+        l->size >= FFT_HELD)
         q.flags |= FFT_PAIRED;
     q.lines = fft_together(e, &q, fixed);
-    q.offset_a = set_input(e, 1, f->in);
-    q.offset_d = set_output(e, 0, f->out);
-    if (f->first) q.offset_first = set_input(e, 2, f->first);
-    if (f->last) q.offset_last = set_input(e, 3, f->last);
+    q.offset_a = set_input(e, SLOT_fft_a, f->in);    /* the same in all kernels of the family */
+    q.offset_d = set_output(e, SLOT_fft_d, f->out);
+    if (f->first) q.offset_first = set_input(e, SLOT_fft_first, f->first);
+    if (f->last) q.offset_last = set_input(e, SLOT_fft_last, f->last);
     fft_whole_pairs(&q, f);
     q.flags |= fft_access(&q, f);
     if (fixed) fft_constant_length(e, &q);
-    else KERNEL(e, K_FFT, fft_threads(d), fft_plain_room(d));
-    set_bytes(e, &q, sizeof q);
+    else USE(e, fft, &q, .threads = fft_threads(d), .room = fft_plain_room(d), .size = 1, .lines = 1, .subs = 1,
+             .inner = 1);
     groups = q.flags & FFT_PAIRED ? ceil_div(f->rows * pairs, q.lines / 2) : ceil_div(q.ids, q.lines);
     if (q.flags & FFT_AHEAD) groups = ceil_div(groups, ceil_div(groups, 2 * d->tuning->processors));
     dispatch_groups(e, groups);
@@ -13843,7 +13983,8 @@ static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct f
     }
 }
 
-/* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles between. */
+/* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles
+ * between. */
 static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
     uint32_t p[FFT_STEPS] = { 0 }, room = fft_room(e), rest, more;
@@ -13853,7 +13994,10 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     struct array *between;
     if (!count) count = fft_cut(n, room, merge, split, p);
     if (count == 1) { fft_step(e, f, &(struct fft_lines){ n, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true); return; }
-    if (!count) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n); return; }
+    if (!count) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n);
+        return;
+    }
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
     if (!between) return;
     part.out = between;
@@ -13870,7 +14014,8 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     fft_between(part.row_a, &part.step_a, f, n);
     part.len = part.valid = n;
     part.flags = FFT_TURN | more;
-    if (count == 3) fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
+    if (count == 3)
+        fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
     part.out = f->out;
     part.last = f->last;
     part.flags = (f->flags & ~(uint32_t)FFT_OF_LOAD) | more;
@@ -13880,7 +14025,8 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     part.step_d = f->step_d;
     /* neighbouring lines write neighbouring elements */
     if (count == 2) fft_step(e, &part, &(struct fft_lines){ p[1], p[0], p[0], 0, p[1], 1, 0, 1, p[0], 0 }, true);
-    else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[0], p[2], rest, 1, p[0], 1, p[0] * p[1], 0 }, true);
+    else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[0], p[2], rest, 1, p[0], 1, p[0] * p[1], 0 },
+                  true);
     array_release(between);
 }
 
@@ -13903,29 +14049,34 @@ static bool fft_fused(const struct encoder *e, const struct fft *f, uint32_t m)
     const struct device *d = e->device;
     if (!f->valid || !fft_constant(d, f->rows, m, m)) return false;
     if (m <= fft_room(e)) return true;
-    return fft_many_groups(d, f->rows) && 4 * fft_pitch(m, 1) <= d->caps.shared_memory && m <= FFT_HELD * d->caps.max_threads;
+    return fft_many_groups(d, f->rows) && 4 * fft_pitch(m, 1) <= d->caps.shared_memory &&
+        m <= FFT_HELD * d->caps.max_threads;
 }
 
-/* Any length, as a convolution with a chirp: x w, transformed, times the chirp's transform, transformed back, times w. */
+/* Any length, as a convolution with a chirp: x w, transformed, times the chirp's transform, transformed back, times
+ * w. */
 static void fft_bluestein(struct encoder *e, const struct fft *f)
 {
-    uint32_t n = f->len, m = fft_convolved(n), push[4] = { n, m, 0, 0 };
+    uint32_t n = f->len, m = fft_convolved(n);
+    struct fft_chirp_push push = { .n = n, .room = m };
     bool fused = fft_fused(e, f, m);
-    struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64), *spectrum = scratch(e, m, MLXVK_COMPLEX64);
+    struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64),
+        *spectrum = scratch(e, m, MLXVK_COMPLEX64);
     struct array *product = fused ? NULL : scratch(e, (size_t)f->rows * m, MLXVK_COMPLEX64);
-    struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1, .step_a = 1, .step_d = 1,
+    struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1,
+                       .step_a = 1, .step_d = 1,
                        .scale = 1 }, there = *f, back = *f;
     if (!e->code) {
-        push[2] = set_output(e, 0, w);
-        push[3] = set_output(e, 1, chirp);
-        KERNEL(e, K_FFT_CHIRP, 256);
-        set_bytes(e, push, sizeof push);
+        push.offset_w = set_output(e, SLOT_fft_chirp_w, w);
+        push.offset_b = set_output(e, SLOT_fft_chirp_b, chirp);
+        USE(e, fft_chirp, &push, .threads = 256);
         dispatch_groups(e, ceil_div(m, 256));
         fft_rows(e, &one, m);
         there.first = back.last = w;
         there.last = spectrum;
         there.flags = (f->flags & FFT_OF_LOAD) | FFT_TABLE_IN | FFT_TABLE_OUT;
-        back.flags = (f->flags & FFT_STORE) | FFT_SWAP_IN | FFT_SWAP_OUT | FFT_TABLE_OUT | (f->flags & FFT_SWAP_OUT ? FFT_SWAP_LAST : 0);
+        back.flags = (f->flags & FFT_STORE) | FFT_SWAP_IN | FFT_SWAP_OUT | FFT_TABLE_OUT | (f->flags & FFT_SWAP_OUT
+            ? FFT_SWAP_LAST : 0);
         back.scale = f->scale / (float)m;
     }
     if (!e->code && fused) {
@@ -13953,7 +14104,8 @@ static void fft_any(struct encoder *e, const struct fft *f)
     else fft_bluestein(e, f);
 }
 
-/* Real rows of even length: the transform of their pairs, in its last step with what makes a half spectrum of it, or before that. */
+/* Real rows of even length: the transform of their pairs, in its last step with what makes a half spectrum of it, or
+ * before that. */
 static void fft_pairs(struct encoder *e, const struct fft *f)
 {
     uint32_t n = f->len, chunk = min_u32(n + 1, fft_room(e));
@@ -13977,7 +14129,8 @@ static void fft_pairs(struct encoder *e, const struct fft *f)
     fft_between(part.row_a, &part.step_a, f, n);
     part.flags = FFT_LOAD_SPLIT;
     part.valid = n;
-    fft_step(e, &part, &(struct fft_lines){ chunk, ceil_div(n + 1, chunk), ceil_div(n + 1, chunk), 0, chunk, 1, 0, chunk, 1, 0 }, false);
+    fft_step(e, &part, &(struct fft_lines){ chunk, ceil_div(n + 1, chunk), ceil_div(n + 1, chunk), 0, chunk, 1, 0,
+                                            chunk, 1, 0 }, false);
     array_release(between);
 }
 
@@ -14008,7 +14161,8 @@ static void fft_whole(struct encoder *e, const struct fft_params *p, struct arra
 {
     bool even = p->n % 2 == 0, real = is_float(in->dtype);
     struct array packed = *out, *copy = NULL, *room = fits_binding(e->device, out) ? NULL : pack(e, out, &packed);
-    struct fft f = { .in = in, .out = &packed, .len = (uint32_t)p->n, .valid = (uint32_t)in->shape[p->axis], .limit = (uint32_t)out->shape[p->axis],
+    struct fft f = { .in = in, .out = &packed, .len = (uint32_t)p->n, .valid = (uint32_t)in->shape[p->axis],
+                     .limit = (uint32_t)out->shape[p->axis],
                      .scale = p->scale };
     if (!fits_binding(e->device, in) || !fft_layout(&f, p->axis)) {
         copy = f.in = rows_of(e, in);
@@ -14034,7 +14188,8 @@ static void fft_whole(struct encoder *e, const struct fft_params *p, struct arra
 /* Halves rows where operands cannot be bound whole, or what lies between steps would be too large. */
 static void fft_split(struct encoder *e, const struct fft_params *p, struct array *in, struct array *out)
 {
-    size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len, rows = out->size / (size_t)out->shape[p->axis];
+    size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len,
+        rows = out->size / (size_t)out->shape[p->axis];
     struct array part[2] = { *in, *out }, *pair[2] = { in, out };
     int axis = -1, half;
     bool small;
@@ -14061,26 +14216,32 @@ static void lower_fft(struct encoder *e, const struct node *n) { fft_split(e, &n
 
 enum { FFT_LONGEST = 1 << 26 };
 
-/* Transforms one axis to a length of n, cutting or padding with zeros; of a half spectrum n is the length of the real result. */
-static struct array *fft_axis(struct call *c, struct array *a, int axis, int n, enum fft_kind kind, bool inverse, double scale)
+/* Transforms one axis to a length of n, cutting or padding with zeros; of a half spectrum n is the length of the
+ * real result. */
+static struct array *fft_axis(struct call *c, struct array *a, int axis, int n, enum fft_kind kind, bool inverse,
+                              double scale)
 {
     int shape[MAXD];
     struct array *out;
     if (c->code || !a) return NULL;
     if (n > FFT_LONGEST) return FAIL(c, MLXVK_ERROR_LIMIT, "a length of %d; at most %d", n, FFT_LONGEST);
-    if (!is_complex(a->dtype) || kind == FFT_FROM_REAL) a = as_type(c, a, kind == FFT_TO_REAL ? MLXVK_COMPLEX64 : MLXVK_FLOAT32);
+    if (!is_complex(a->dtype) || kind == FFT_FROM_REAL)
+        a = as_type(c, a, kind == FFT_TO_REAL ? MLXVK_COMPLEX64 : MLXVK_FLOAT32);
     if (c->code || !a) return NULL;
     memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
     shape[axis] = kind == FFT_FROM_REAL ? n / 2 + 1 : n;
     out = output(c, a->ndim, shape, kind == FFT_TO_REAL ? MLXVK_FLOAT32 : MLXVK_COMPLEX64);
-    append(c, OP_FFT, PARAMS(.fft = { (uint8_t)kind, (uint8_t)axis, inverse, n, (float)scale }), ARRAYS(a), ARRAYS(out));
+    append(c, OP_FFT, PARAMS(.fft = { (uint8_t)kind, (uint8_t)axis, inverse, n, (float)scale }), ARRAYS(a),
+           ARRAYS(out));
     return out;
 }
 
-/* Checked axes and lengths of a transform of several axes; without axes the last ones, without lengths the operand's. */
+/* Checked axes and lengths of a transform of several axes; without axes the last ones, without lengths the
+ * operand's. */
 struct fft_shape { int count, axis[MAXD], n[MAXD]; };
 
-static bool fft_axes(struct call *c, const struct array *a, const struct ints *n, const struct ints *axes, enum fft_kind kind,
+static bool fft_axes(struct call *c, const struct array *a, const struct ints *n, const struct ints *axes,
+                     enum fft_kind kind,
                      struct fft_shape *s)
 {
     uint32_t seen = 0;
@@ -14096,56 +14257,69 @@ static bool fft_axes(struct call *c, const struct array *a, const struct ints *n
         if (axis < 0) return false;
         if (seen >> axis & 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d is there twice", axis), false;
         seen |= 1u << axis;
-        s->n[i] = n->count ? n->values[i] : halved ? length_of(c, a, 2 * (uint64_t)max_size((size_t)a->shape[axis], 1) - 2) : a->shape[axis];
+        s->n[i] = n->count ? n->values[i] : halved ? length_of(c, a, 2 * (uint64_t)max_size((size_t)a->shape[axis],
+            1) - 2) : a->shape[axis];
         if (c->code) return false;
-        if (s->n[i] < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a length of %d along axis %d of %s", s->n[i], axis, TEXT(a)), false;
+        if (s->n[i] < 1)
+            return FAIL(c, MLXVK_ERROR_ARGUMENT, "a length of %d along axis %d of %s", s->n[i], axis, TEXT(a)), false;
     }
     return true;
 }
 
-/* Transforms over several axes. Of real transforms the last axis has the half spectrum, and is done first or last. The whole
- * scale is applied with the last one. */
-static struct array *do_fft(struct call *c, struct array *a, struct ints n, struct ints axes, enum fft_kind kind, bool inverse, int norm)
+/* Transforms over several axes. Of real transforms the last axis has the half spectrum, and is done first or last.
+ * The whole scale is applied with the last one. */
+static struct array *do_fft(struct call *c, struct array *a, struct ints n, struct ints axes, enum fft_kind kind,
+                            bool inverse, int norm)
 {
     struct fft_shape s;
     double size = 1, scale;
     if (!fft_axes(c, a, &n, &axes, kind, &s)) return NULL;
     for (int i = 0; i < s.count; i++) size *= s.n[i];
-    if (norm < MLXVK_FFT_NORM_BACKWARD || norm > MLXVK_FFT_NORM_FORWARD) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d is no norm", norm);
+    if (norm < MLXVK_FFT_NORM_BACKWARD || norm > MLXVK_FFT_NORM_FORWARD)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d is no norm", norm);
     scale = norm == MLXVK_FFT_NORM_ORTHO ? 1 / sqrt(size) : (norm == MLXVK_FFT_NORM_FORWARD) != inverse ? 1 / size : 1;
     for (int k = 0; k < s.count; k++) {
         int i = inverse ? k : s.count - 1 - k;
-        a = fft_axis(c, a, s.axis[i], s.n[i], i == s.count - 1 ? kind : FFT_COMPLEX, inverse, k == s.count - 1 ? scale : 1);
+        a = fft_axis(c, a, s.axis[i], s.n[i], i == s.count - 1 ? kind : FFT_COMPLEX, inverse, k == s.count - 1 ? scale
+                     : 1);
     }
     return a;
 }
 
-/* Name, what it transforms, inverse: one axis, two, several. */
-#define FFT_FUNCTIONS(X)                                                                                              \
-    X(fft, FFT_COMPLEX, false) X(ifft, FFT_COMPLEX, true) X(rfft, FFT_FROM_REAL, false) X(irfft, FFT_TO_REAL, true)
-#define SEVERAL(name, kind, inverse)                                                                                  \
-    int mlxvk_fft_##name(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,         \
-                         mlxvk_fft_norm norm, mlxvk_stream s)                                                         \
-    {                                                                                                                 \
-        struct call c = begin("fft_" #name, s);                                                                       \
-        struct array *x = input(&c, "a", a);                                                                          \
-        return finish(&c, do_fft(&c, x, (struct ints){ n, n_num }, (struct ints){ axes, axes_num }, kind, inverse, (int)norm), res); \
+static int fft_call(const char *name, mlxvk_array *res, mlxvk_array a, struct ints n, struct ints axes,
+                    enum fft_kind kind, bool inverse, mlxvk_fft_norm norm, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, do_fft(&c, x, n, axes, kind, inverse, (int)norm), res);
+}
+
+/* The functions of one axis, two, several; what they transform; inverse? */
+#define SEVERAL(name, kind, inverse) \
+    int name(mlxvk_array *res, mlxvk_array a, const int *n, size_t count, const int *axes, size_t axis_count, \
+             mlxvk_fft_norm norm, mlxvk_stream s) \
+    { \
+        struct ints lengths = { n, count }, along = { axes, axis_count }; \
+        return fft_call(CALLED(name), res, a, lengths, along, kind, inverse, norm, s); \
     }
-#define X(name, kind, inverse)                                                                                        \
-    int mlxvk_fft_##name(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s)       \
-    {                                                                                                                 \
-        struct call c = begin("fft_" #name, s);                                                                       \
-        struct array *x = input(&c, "a", a);                                                                          \
-        return finish(&c, do_fft(&c, x, (struct ints){ &n, 1 }, (struct ints){ &axis, 1 }, kind, inverse, (int)norm), res); \
-    }                                                                                                                 \
-    SEVERAL(name##2, kind, inverse)                                                                                   \
-    SEVERAL(name##n, kind, inverse)
-FFT_FUNCTIONS(X)
+#define X(one, two, several, kind, inverse) \
+    int one(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s) \
+    { \
+        struct ints length = { &n, 1 }, along = { &axis, 1 }; \
+        return fft_call(CALLED(one), res, a, length, along, kind, inverse, norm, s); \
+    } \
+    SEVERAL(two, kind, inverse) \
+    SEVERAL(several, kind, inverse)
+X(mlxvk_fft_fft, mlxvk_fft_fft2, mlxvk_fft_fftn, FFT_COMPLEX, false)
+X(mlxvk_fft_ifft, mlxvk_fft_ifft2, mlxvk_fft_ifftn, FFT_COMPLEX, true)
+X(mlxvk_fft_rfft, mlxvk_fft_rfft2, mlxvk_fft_rfftn, FFT_FROM_REAL, false)
+X(mlxvk_fft_irfft, mlxvk_fft_irfft2, mlxvk_fft_irfftn, FFT_TO_REAL, true)
 #undef X
 #undef SEVERAL
 
 /* Rolls axes by half their length, forward (up) or back (down). */
-static int fft_shift(mlxvk_array *res, const char *name, mlxvk_array a, const int *axes, size_t axes_num, bool back, mlxvk_stream s)
+static int fft_shift(mlxvk_array *res, const char *name, mlxvk_array a, const int *axes, size_t axes_num, bool back,
+                     mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a);
@@ -14194,14 +14368,16 @@ int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
 
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */
 
-/* A chain is some element-by-element operations with results of one shape that read each other's results: one kernel, made
- * for it, keeps what only the chain wants in registers. Its main is written here word by word: loads, calls, stores. What it
- * calls is copied from the module of shaders/chain.comp, so that each step computes, and rounds, what its own kernel would. What
- * a step hands on is combined with a zero that only the push constants tell: a compiler that knew where it came from (from bool,
- * say, or from a product) would rearrange the next step. Another zero goes into second operands, for x - x is not 0 where x is
- * NaN, as it knows only while it takes the two for different numbers. */
+/* A chain is some element-by-element operations with results of one shape that read each other's results: one
+ * kernel, made for it, keeps what only the chain wants in registers. Its main is written here word by word: loads,
+ * calls, stores. What it calls is copied from the module of shaders/chain.comp, so that each step computes, and
+ * rounds, what its own kernel would. What a step hands on is combined with a zero that only the push constants tell:
+ * a compiler that knew where it came from (from bool, say, or from a product) would rearrange the next step. Another
+ * zero goes into second operands, for x - x is not 0 where x is NaN, as it knows only while it takes the two for
+ * different numbers. */
 
-enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3, CHAINS_MOST = 1024,
+enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3,
+       CHAINS_MOST = 1024,
        CHAIN_BUCKETS = 256, CHAIN_KEY = 4 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
 
 /* In the order of main in shaders/chain.comp. */
@@ -14209,15 +14385,17 @@ enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PU
     X(thread_index) X(convert) X(choose) X(byte_of) X(half_of) X(join_bytes) X(join_halves)
 #define CHAIN_REAL_UNARY(X)                                                                                           \
     X(square) X(floor) X(ceil) X(round) X(sqrt) X(rsqrt) X(reciprocal) X(exp) X(expm1) X(log) X(log2) X(log10) \
-    X(log1p) X(sin) X(cos) X(tan) X(sinh) X(cosh) X(tanh) X(arcsin) X(arccos) X(arctan) X(arcsinh) X(arccosh) X(arctanh) X(erf) \
-    X(erfinv) X(sigmoid) X(degrees) X(radians) X(isnan) X(isinf) X(isfinite) X(isposinf) X(isneginf) X(abs) X(negative) X(sign)
+    X(log1p) X(sin) X(cos) X(tan) X(sinh) X(cosh) X(tanh) X(arcsin) X(arccos) X(arctan) X(arcsinh) X(arccosh) \
+    X(arctanh) X(erf) X(erfinv) X(sigmoid) X(degrees) X(radians) X(isnan) X(isinf) X(isfinite) X(isposinf) X(isneginf) \
+    X(abs) X(negative) X(sign)
 #define CHAIN_REAL_BINARY(X)                                                                                          \
-    X(add) X(subtract) X(multiply) X(divide) X(floor_divide) X(floor_quotient) X(remainder) X(power) X(logaddexp) X(arctan2) \
-    X(maximum) X(minimum) X(equal) X(not_equal) X(greater) X(greater_equal) X(less) X(less_equal) X(nan_equal)
+    X(add) X(subtract) X(multiply) X(divide) X(floor_divide) X(floor_quotient) X(remainder) X(power) X(logaddexp) \
+    X(arctan2) X(maximum) X(minimum) X(equal) X(not_equal) X(greater) X(greater_equal) X(less) X(less_equal) \
+    X(nan_equal)
 #define CHAIN_INTEGER_UNARY(X) X(abs) X(negative) X(sign) X(square) X(logical_not) X(bitwise_invert)
 #define CHAIN_INTEGER_BINARY(X)                                                                                       \
-    X(add) X(subtract) X(multiply) X(maximum) X(minimum) X(bitwise_and) X(bitwise_or) X(bitwise_xor) X(logical_and) X(logical_or) \
-    X(equal) X(not_equal) X(greater) X(greater_equal) X(less) X(less_equal) X(nan_equal)
+    X(add) X(subtract) X(multiply) X(maximum) X(minimum) X(bitwise_and) X(bitwise_or) X(bitwise_xor) X(logical_and) \
+    X(logical_or) X(equal) X(not_equal) X(greater) X(greater_equal) X(less) X(less_equal) X(nan_equal)
 
 enum chain_function {
 #define X(name) CHAIN_##name,
@@ -14254,8 +14432,8 @@ static const uint8_t chain_binary[B_COUNT][2] = {
 #undef X
 };
 
-/* How an operand's elements are found: beside the result's; the same one always; in the push constants; by strides: each by its
- * own, four in a row, or one for four. */
+/* How an operand's elements are found: beside the result's; the same one always; in the push constants; by strides:
+ * each by its own, four in a row, or one for four. */
 enum walk { WALK_FLAT, WALK_ONE, WALK_LITERAL, WALK_STRIDED, WALK_FOUR, WALK_SAME };
 
 struct chain_step {
@@ -14288,6 +14466,7 @@ static void free_chains(struct device *d)
         for (struct chain_entry *c = d->chains[i], *next; c; c = next) {
             next = c->next;
             d->vk.vkDestroyPipeline(d->handle, c->pipeline.handle, NULL);
+            host_free(d, c->pipeline.words.items);
             host_free(d, c);
         }
     host_free(d, d->chains);
@@ -14311,10 +14490,12 @@ static int chain_function_of(const struct node *n)
     if (n->op != OP_ELEMENTWISE) return -1;
     x = n->in[n->inputs - 1];
     if (item_size(x) > 4 || item_size(n->out[0]) > 4) return -1;
-    if (p->kernel == K_COPY) return x->dtype == n->out[0]->dtype && walk_of(x) >= WALK_STRIDED ? -1 : CHAIN_convert;   /* by tiles */
+    /* by tiles */
+    if (p->kernel == K_COPY) return x->dtype == n->out[0]->dtype && walk_of(x) >= WALK_STRIDED ? -1 : CHAIN_convert;
     if (p->kernel == K_SELECT) return CHAIN_choose;
     if (p->kernel != K_UNARY && p->kernel != K_BINARY) return -1;
-    function = p->kernel == K_UNARY ? chain_unary[p->op][!is_float(x->dtype)] : chain_binary[p->op][!is_float(x->dtype)];
+    function = p->kernel == K_UNARY ? chain_unary[p->op][!is_float(x->dtype)]
+        : chain_binary[p->op][!is_float(x->dtype)];
     return function ? function : -1;
 }
 
@@ -14322,7 +14503,8 @@ static int chain_function_of(const struct node *n)
 static bool chain_takes(const struct node *n)
 {
     const struct array *out = n->out[0];
-    if (n->done || chain_function_of(n) < 0 || !out->row || out->offset || out->storage->writers != 1 || out->storage->buffer ||
+    if (n->done || chain_function_of(n) < 0 || !out->row || out->offset || out->storage->writers != 1 ||
+        out->storage->buffer ||
         out->storage->literal || out->storage->nbytes != array_bytes(out) || out->size > INT32_MAX) return false;
     for (int i = 0; i < n->inputs; i++) if (n->in[i]->storage->failed || n->in[i]->ndim != out->ndim) return false;
     return true;
@@ -14355,7 +14537,8 @@ static bool chain_add(struct chain *c, const struct node *n)
 {
     struct chain_step *step = &c->step[c->steps];
     if (c->steps == CHAIN_STEPS) return false;
-    *step = (struct chain_step){ .out = n->out[0], .function = (uint8_t)chain_function_of(n), .from = (uint8_t)n->in[n->inputs - 1]->dtype,
+    *step = (struct chain_step){ .out = n->out[0], .function = (uint8_t)chain_function_of(n),
+                                 .from = (uint8_t)n->in[n->inputs - 1]->dtype,
                                  .to = (uint8_t)n->out[0]->dtype, .inputs = n->inputs };
     for (int i = 0; i < n->inputs; i++) {
         int k = chain_operand(c, n->in[i]);
@@ -14394,7 +14577,8 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
     uint32_t n = 0;
     key[n++] = (uint32_t)c->steps | (uint32_t)c->operands << 8 | (uint32_t)walks << 16;
     if (walks) key[n++] = (uint32_t)c->four | (uint32_t)c->leftover << 1 | (uint32_t)c->dims.ndim << 8;
-    for (int i = 0; i < c->operands; i++) key[n++] = (uint32_t)c->operand[i]->dtype | (walks ? (uint32_t)c->walk[i] << 8 : 0);
+    for (int i = 0; i < c->operands; i++)
+        key[n++] = (uint32_t)c->operand[i]->dtype | (walks ? (uint32_t)c->walk[i] << 8 : 0);
     for (int i = 0; i < c->steps; i++) {
         const struct chain_step *s = &c->step[i];
         key[n++] = (uint32_t)s->function | (uint32_t)s->from << 8 | (uint32_t)s->to << 16 | (uint32_t)s->wanted << 24;
@@ -14407,7 +14591,8 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
 
 enum { SPIRV_NAME_FIRST = 3, SPIRV_NAME_LAST = 8, SPIRV_TYPE_VECTOR = 23,
        SPIRV_TYPE_ARRAY = 28, SPIRV_TYPE_STRUCT = 30, SPIRV_MEMBER_DECORATE = 72, SPIRV_COMPOSITE_CONSTRUCT = 80,
-       SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ADD = 128, SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134, SPIRV_SELECT = 169,
+       SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ADD = 128, SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134,
+           SPIRV_SELECT = 169,
        SPIRV_U_LESS = 176, SPIRV_XOR = 198, SPIRV_MERGE = 247, SPIRV_LAST_BRANCH = 255 };
 /* Decorations; a storage class */
 enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_OFFSET = 35, SPIRV_PUSH_CONSTANT = 9 };
@@ -14419,9 +14604,8 @@ enum { VIEW_BYTE, VIEW_HALF, VIEW_WORD, VIEW_PAIR, VIEW_QUAD, VIEWS };
 
 struct writer {
     struct device *device;
-    struct { uint32_t *words, count, slots; } part[PARTS];
-    const uint32_t *library;
-    uint32_t library_words, declarations, functions; /* where they begin */
+    struct list part[PARTS];                         /* of words */
+    const uint32_t *library, *declarations, *functions, *library_end;   /* of chain.comp: where they begin */
     uint32_t bound, main, function[CHAIN_FUNCTION_COUNT];
     bool called[CHAIN_FUNCTION_COUNT], failed;
     uint32_t uint_type, bool_type, push, index;
@@ -14432,22 +14616,9 @@ struct writer {
 
 static void put_words(struct writer *m, int part, const uint32_t *words, uint32_t n)
 {
-    uint32_t count = m->part[part].count, slots = m->part[part].slots;
-    if (!m->failed && count + n > slots) {
-        uint32_t *grown;
-        while (slots < count + n) slots = slots ? 2 * slots : 1024;
-        grown = host_alloc(m->device, slots * sizeof *grown);
-        m->failed = !grown;
-        if (grown && count) memcpy(grown, m->part[part].words, count * sizeof *grown);
-        if (grown) {
-            host_free(m->device, m->part[part].words);
-            m->part[part].words = grown;
-            m->part[part].slots = slots;
-        }
-    }
-    if (m->failed) return;
-    memcpy(m->part[part].words + count, words, n * sizeof *words);
-    m->part[part].count += n;
+    uint32_t *to = m->failed || !n ? NULL : list_add(m->device, &m->part[part], sizeof *to, n);
+    if (to) memcpy(to, words, n * sizeof *words);
+    else m->failed = m->failed || n;
 }
 
 #define PUT(m, part, op, ...) put(m, part, op, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
@@ -14462,23 +14633,29 @@ static void put(struct writer *m, int part, uint32_t op, const uint32_t *words, 
 #define TYPE(m, op, ...) declare(m, op, 0, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
 static uint32_t declare(struct writer *m, uint32_t op, uint32_t type, const uint32_t *words, uint32_t n)
 {
-    uint32_t head = (type ? 2 : 1), first = (head + 1 + n) << 16 | op, line[8] = { first, type };
-    for (int pass = 0; pass < 2; pass++) {
-        const uint32_t *w = pass ? m->part[PART_DECLARE].words : m->library + m->declarations;
-        const uint32_t *end = w ? w + (pass ? m->part[PART_DECLARE].count : m->functions - m->declarations) : w;
-        for (; w < end; w += *w >> 16)
-            if (*w == first && (!type || w[1] == type) && (!n || !memcmp(w + head + 1, words, n * sizeof *words))) return w[head];
+    const struct list *own = &m->part[PART_DECLARE];
+    uint32_t head = type ? 1 : 0, line[8] = { (head + 2 + n) << 16 | op, type };
+    for (int pass = 0; pass < (own->count ? 2 : 1); pass++) {
+        struct spirv_instruction i = pass ? spirv_between(own->items, ITEM(*own, uint32_t, own->count))
+                                          : spirv_between(m->declarations, m->functions);
+        while (spirv_next(&i))
+            if (i.op == op && i.n == head + 1 + n && (!type || i.w[0] == type) &&
+                (!n || !memcmp(i.operands + head + 1, words, n * sizeof *words))) return i.w[head];
     }
-    line[head] = m->bound++;
-    if (n) memcpy(line + head + 1, words, n * sizeof *words);
-    put_words(m, PART_DECLARE, line, head + 1 + n);
-    return line[head];
+    line[head + 1] = m->bound++;
+    if (n) memcpy(line + head + 2, words, n * sizeof *words);
+    put_words(m, PART_DECLARE, line, head + 2 + n);
+    return line[head + 1];
 }
 
-static uint32_t constant_word(struct writer *m, uint32_t value) { return declare(m, SPIRV_CONSTANT, m->uint_type, &value, 1); }
+static uint32_t constant_word(struct writer *m, uint32_t value)
+{
+    return declare(m, SPIRV_CONSTANT, m->uint_type, &value, 1);
+}
 
 /* An instruction of main with a result. */
-#define VALUE(m, op, type, ...) put_value(m, op, type, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
+#define VALUE(m, op, type, ...) \
+    put_value(m, op, type, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
 static uint32_t put_value(struct writer *m, uint32_t op, uint32_t type, const uint32_t *words, uint32_t n)
 {
     uint32_t head[3] = { (n + 3) << 16 | op, type, m->bound++ };
@@ -14524,7 +14701,8 @@ static uint32_t view_of_binding(struct writer *m, uint32_t slot, int view)
     uint32_t array, variable = m->view[slot][view];
     if (variable) return variable;
     if (!m->view_type[view])
-        m->view_type[view] = view < VIEW_WORD ? TYPE(m, SPIRV_TYPE_INT, view == VIEW_BYTE ? 8 : 16, 0) : view == VIEW_WORD ? m->uint_type
+        m->view_type[view] = view < VIEW_WORD ? TYPE(m, SPIRV_TYPE_INT, view == VIEW_BYTE ? 8 : 16, 0) : view ==
+            VIEW_WORD ? m->uint_type
                            : TYPE(m, SPIRV_TYPE_VECTOR, m->uint_type, view == VIEW_PAIR ? 2 : 4);
     array = m->bound++;
     PUT(m, PART_DECLARE, SPIRV_TYPE_RUNTIME_ARRAY, array, m->view_type[view]);
@@ -14537,11 +14715,15 @@ static uint32_t view_of_binding(struct writer *m, uint32_t slot, int view)
 
 static uint32_t element(struct writer *m, uint32_t slot, int view, uint32_t index)
 {
-    uint32_t variable = view_of_binding(m, slot, view), pointer = TYPE(m, SPIRV_TYPE_POINTER, SPIRV_STORAGE_BUFFER, m->view_type[view]);
+    uint32_t variable = view_of_binding(m, slot, view), pointer = TYPE(m, SPIRV_TYPE_POINTER, SPIRV_STORAGE_BUFFER,
+        m->view_type[view]);
     return VALUE(m, SPIRV_ACCESS_CHAIN, pointer, variable, constant_word(m, 0), index);
 }
 
-static int view_of_type(int dtype) { return dtypes[dtype].size == 1 ? VIEW_BYTE : dtypes[dtype].size == 2 ? VIEW_HALF : VIEW_WORD; }
+static int view_of_type(int dtype)
+{
+    return dtypes[dtype].size == 1 ? VIEW_BYTE : dtypes[dtype].size == 2 ? VIEW_HALF : VIEW_WORD;
+}
 
 static uint32_t load_one(struct writer *m, uint32_t slot, int dtype, uint32_t index)
 {
@@ -14654,7 +14836,8 @@ static void load_others(struct writer *m, const struct chain *c, uint32_t i)
         }
         place = WORD(m, SPIRV_ADD, word, at[strided]);
         inner = strides + ++strided * (uint32_t)c->dims.ndim - 1;
-        if (c->walk[k] == WALK_FOUR) load_four(m, c->slot[k], dtype, WORD(m, SPIRV_SHIFT_RIGHT, place, constant_word(m, 2)), v);
+        if (c->walk[k] == WALK_FOUR)
+            load_four(m, c->slot[k], dtype, WORD(m, SPIRV_SHIFT_RIGHT, place, constant_word(m, 2)), v);
         else v[0] = v[1] = v[2] = v[3] = load_one(m, c->slot[k], dtype, place);
         for (int j = 1; j < 4 && c->four && c->walk[k] == WALK_STRIDED; j++) {
             place = WORD(m, SPIRV_ADD, place, push_word(m, inner));
@@ -14688,7 +14871,8 @@ static void put_steps(struct writer *m, const struct chain *c)
             words[n++] = constant_word(m, s->from);
             words[n++] = constant_word(m, s->to);
             m->value[CHAIN_OPERANDS + k][j] = put_value(m, SPIRV_CALL, m->uint_type, words, n);
-            if (k + 1 < c->steps) m->value[CHAIN_OPERANDS + k][j] = WORD(m, SPIRV_XOR, m->value[CHAIN_OPERANDS + k][j], zero);
+            if (k + 1 < c->steps)
+                m->value[CHAIN_OPERANDS + k][j] = WORD(m, SPIRV_XOR, m->value[CHAIN_OPERANDS + k][j], zero);
         }
 }
 
@@ -14759,25 +14943,26 @@ static void put_main(struct writer *m, const struct chain *c)
 
 /* ---- what is taken from the library ---- */
 
-static bool has_result(uint32_t op)
+static bool has_result(const struct spirv_instruction *i)
 {
-    return op != SPIRV_STORE && op != SPIRV_FUNCTION_END && !(op >= SPIRV_LOOP_MERGE && op <= SPIRV_LAST_BRANCH);
+    return i->n > 1 && i->op != SPIRV_STORE && !(i->op >= SPIRV_LOOP_MERGE && i->op <= SPIRV_LAST_BRANCH);
 }
 
 /* Finds the sections of the module of chain.comp, and its functions by the order of main's calls. */
 static void open_library(struct writer *m)
 {
-    const uint32_t *w = m->library;
+    struct spirv_instruction i;
     uint32_t entry = 0, current = 0, n = 0;
-    for (uint32_t at = 5; at < m->library_words; at += w[at] >> 16) {
-        uint32_t op = w[at] & 0xffff;
-        if (op == SPIRV_ENTRY_POINT) entry = w[at + 2];
-        if (op >= SPIRV_TYPE_VOID && op < SPIRV_FUNCTION && !m->declarations) m->declarations = at;
-        if (op == SPIRV_FUNCTION && !m->functions) m->functions = at;
-        if (op == SPIRV_FUNCTION) current = w[at + 2];
-        if (op == SPIRV_CALL && current == entry && n < CHAIN_FUNCTION_COUNT) m->function[n++] = w[at + 3];
+    m->library = mlxvk_spv_chain;
+    m->library_end = m->library + sizeof mlxvk_spv_chain / sizeof *m->library;
+    for (i = spirv_open(m->library, sizeof mlxvk_spv_chain / sizeof *m->library); spirv_next(&i);) {
+        if (i.op == SPIRV_ENTRY_POINT) entry = i.w[1];
+        if (i.op >= SPIRV_TYPE_VOID && i.op < SPIRV_FUNCTION && !m->declarations) m->declarations = i.operands - 1;
+        if (i.op == SPIRV_FUNCTION && !m->functions) m->functions = i.operands - 1;
+        if (i.op == SPIRV_FUNCTION) current = i.w[1];
+        if (i.op == SPIRV_CALL && current == entry && n < CHAIN_FUNCTION_COUNT) m->function[n++] = i.w[2];
     }
-    m->bound = w[3];
+    m->bound = m->library[SPIRV_BOUND];
     m->uint_type = TYPE(m, SPIRV_TYPE_INT, 32, 0);
     m->bool_type = declare(m, SPIRV_TYPE_BOOL, 0, NULL, 0);
 }
@@ -14785,89 +14970,81 @@ static void open_library(struct writer *m)
 /* Marks in `used` (by id) the functions that are called, by main or by each other, and, as 2, what others define. */
 static void mark_functions(const struct writer *m, uint8_t *used)
 {
-    const uint32_t *w = m->library;
-    for (int i = 0; i < CHAIN_FUNCTION_COUNT; i++) if (m->called[i]) used[m->function[i]] = 1;
+    struct spirv_instruction i;
+    bool inside = false;
+    for (int k = 0; k < CHAIN_FUNCTION_COUNT; k++) if (m->called[k]) used[m->function[k]] = 1;
     for (bool more = true; more;) {
-        bool inside = false;
         more = false;
-        for (uint32_t at = m->functions; at < m->library_words; at += w[at] >> 16) {
-            uint32_t op = w[at] & 0xffff;
-            if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
-            if (inside && op == SPIRV_CALL && !used[w[at + 3]]) used[w[at + 3]] = more = true;
+        for (i = spirv_between(m->functions, m->library_end); spirv_next(&i);) {
+            if (i.op == SPIRV_FUNCTION) inside = used[i.w[1]] == 1;
+            if (inside && i.op == SPIRV_CALL && !used[i.w[2]]) used[i.w[2]] = more = true;
         }
     }
-    for (uint32_t at = m->functions, inside = 0; at < m->library_words; at += w[at] >> 16) {
-        uint32_t op = w[at] & 0xffff;
-        if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
-        if (!inside && has_result(op) && w[at] >> 16 > 2 && !used[w[at + 2]]) used[w[at + 2]] = 2;
+    for (i = spirv_between(m->functions, m->library_end); spirv_next(&i);) {
+        if (i.op == SPIRV_FUNCTION) inside = used[i.w[1]] == 1;
+        if (!inside && has_result(&i) && !used[i.w[1]]) used[i.w[1]] = 2;
     }
 }
 
 /* Copies the library's functions that are used, and what they need. */
 static void copy_library(struct writer *m, const uint8_t *used)
 {
-    const uint32_t *w = m->library;
+    struct spirv_instruction i = spirv_open(m->library, (size_t)(m->library_end - m->library));
     bool inside = false;
-    for (uint32_t at = 5; at < m->library_words; at += w[at] >> 16) {
-        uint32_t op = w[at] & 0xffff, n = w[at] >> 16;
-        if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
-        if (at >= m->functions) { if (inside) put_words(m, PART_CODE, w + at, n); }
-        else if (op == SPIRV_ENTRY_POINT) {                  /* with the globals of this module beside its own */
-            uint32_t head[3] = { (n + m->globals) << 16 | op, w[at + 1], m->main };
+    while (spirv_next(&i)) {
+        const uint32_t *w = i.operands - 1;
+        if (i.op == SPIRV_FUNCTION) inside = used[i.w[1]] == 1;
+        if (w >= m->functions) { if (inside) put_words(m, PART_CODE, w, i.n + 1); }
+        else if (i.op == SPIRV_ENTRY_POINT) {                /* with the globals of this module beside its own */
+            uint32_t head[3] = { (i.n + 1 + m->globals) << 16 | i.op, i.w[0], m->main };
             put_words(m, PART_HEAD, head, 3);
-            put_words(m, PART_HEAD, w + at + 3, n - 3);
+            put_words(m, PART_HEAD, w + 3, i.n - 2);
             put_words(m, PART_HEAD, m->global, m->globals);
-        } else if (op == SPIRV_EXECUTION_MODE) {
-            put_words(m, PART_HEAD, (uint32_t[]){ w[at], m->main }, 2);
-            put_words(m, PART_HEAD, w + at + 2, n - 2);
-        } else if (op >= SPIRV_NAME_FIRST && op <= SPIRV_NAME_LAST) continue;
-        else if (op == SPIRV_DECORATE || op == SPIRV_MEMBER_DECORATE) { if (used[w[at + 1]] != 2) put_words(m, PART_DECORATE, w + at, n); }
-        else if (at < m->declarations) put_words(m, PART_HEAD, w + at, n);
+        } else if (i.op == SPIRV_EXECUTION_MODE) {
+            put_words(m, PART_HEAD, (uint32_t[]){ w[0], m->main }, 2);
+            put_words(m, PART_HEAD, w + 2, i.n - 1);
+        } else if (i.op >= SPIRV_NAME_FIRST && i.op <= SPIRV_NAME_LAST) continue;
+        else if (i.op == SPIRV_DECORATE || i.op == SPIRV_MEMBER_DECORATE) {
+            if (used[i.w[0]] != 2) put_words(m, PART_DECORATE, w, i.n + 1);
+        } else if (w < m->declarations) put_words(m, PART_HEAD, w, i.n + 1);
     }
 }
 
-/* All parts in one piece of memory; NULL without memory. */
-static uint32_t *join_parts(struct writer *m, uint32_t *count)
+/* All parts behind the first, and those let go. */
+static struct list join_parts(struct writer *m)
 {
-    uint32_t *all, n = 0, declared = m->functions - m->declarations;
-    *count = declared;
-    for (int i = 0; i < PARTS; i++) *count += m->part[i].count;
-    all = m->failed ? NULL : host_alloc(m->device, *count * sizeof *all);
-    for (int i = 0; i < PARTS; i++) {
-        if (all && i == PART_DECLARE) {
-            memcpy(all + n, m->library + m->declarations, declared * sizeof *all);
-            n += declared;
-        }
-        if (all && m->part[i].count) memcpy(all + n, m->part[i].words, m->part[i].count * sizeof *all);
-        n += m->part[i].count;
-        host_free(m->device, m->part[i].words);
+    struct list *head = &m->part[PART_HEAD];
+    for (int i = PART_DECORATE; i < PARTS; i++) {
+        struct list *part = &m->part[i];
+        if (i == PART_DECLARE) put_words(m, PART_HEAD, m->declarations, (uint32_t)(m->functions - m->declarations));
+        put_words(m, PART_HEAD, part->items, part->count);
+        host_free(m->device, part->items);
     }
-    if (all) all[3] = m->bound;
-    return all;
+    if (m->failed) { host_free(m->device, head->items); return (struct list){ 0 }; }
+    *ITEM(*head, uint32_t, SPIRV_BOUND) = m->bound;
+    return *head;
 }
 
-/* The module of a chain's kernel. */
-static uint32_t *write_chain(struct device *d, const struct chain *c, uint32_t *count)
+/* The module of a chain's kernel; without memory no words. */
+static struct list write_chain(struct device *d, const struct chain *c)
 {
     static const uint32_t capability[2] = { 4448, 4433 };   /* StorageBuffer8BitAccess, StorageBuffer16BitAccess */
     struct writer *m = host_zalloc(d, sizeof *m);
-    uint8_t *used = NULL;
-    uint32_t *all;
-    if (!m) return NULL;
+    struct list all = { 0 };
+    uint8_t *used;
+    if (!m) return all;
     m->device = d;
-    m->library = mlxvk_spv_chain;
-    m->library_words = sizeof mlxvk_spv_chain / 4;
     open_library(m);
     put_main(m, c);
-    put_words(m, PART_HEAD, m->library, 5);
+    put_words(m, PART_HEAD, m->library, SPIRV_HEADER);
     for (int i = 0; i < 2; i++) if (m->view_type[i]) PUT(m, PART_HEAD, SPIRV_CAPABILITY, capability[i]);
-    used = host_zalloc(d, m->library[3]);
+    used = host_zalloc(d, m->library[SPIRV_BOUND]);
     if (used) {
         mark_functions(m, used);
         copy_library(m, used);
     } else m->failed = true;
     host_free(d, used);
-    all = join_parts(m, count);
+    all = join_parts(m);
     host_free(d, m);
     return all;
 }
@@ -14902,35 +15079,29 @@ static bool chain_pays(struct stream *s, const struct chain *c)
     return pays;
 }
 
-static void dump_chain(const struct chain_entry *entry, const uint32_t *words, uint32_t count)
+static void dump_chain(const struct chain_entry *entry)
 {
+    const struct list *words = &entry->pipeline.words;
     char name[48];
     FILE *f;
     snprintf(name, sizeof name, "chain-%016llx.spv", (unsigned long long)entry->hash);
     f = fopen(name, "wb");
     if (!f) return;
-    fwrite(words, 4, count, f);
+    fwrite(words->items, sizeof(uint32_t), words->count, f);
     fclose(f);
 }
 
 static uint32_t chain_threads(const struct device *d) { return min_u32(256, d->caps.max_threads); }
 
-static void build_chain(struct encoder *e, struct chain_entry *entry, const struct chain *c)
+/* Writes the kernel; its pipeline is made where the first step of it is encoded. */
+static void plan_chain(struct encoder *e, struct chain_entry *entry, const struct chain *c)
 {
     struct device *d = e->device;
-    uint32_t count, *words = write_chain(d, c, &count);
-    VkShaderModule module = VK_NULL_HANDLE;
-    VkResult r = words ? VK_SUCCESS : VK_ERROR_OUT_OF_HOST_MEMORY;
-    entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion,
-                                         .bindings = (uint32_t)(c->bound + c->results) };
-    if (words && d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry, words, count);
-    if (r >= 0) r = build_module(d, words, count * sizeof *words, &module);
-    if (r >= 0)
-        r = build_pipeline(d, module, entry->pipeline.bindings, (uint32_t[]){ chain_threads(d) }, 1,
-                           &entry->pipeline.handle);
-    d->vk.vkDestroyShaderModule(d->handle, module, NULL);
-    host_free(d, words);
-    if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "chain", "the pipeline could not be made (VkResult %d)", r);
+    entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion, .spec_count = 1,
+        .spec = { chain_threads(d) }, .bindings = (uint32_t)(c->bound + c->results), .words = write_chain(d, c) };
+    if (!entry->pipeline.words.count)
+        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
+    else if (d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry);
 }
 
 /* ---- dispatch ---- */
@@ -14947,7 +15118,11 @@ static uint32_t bind_chain(struct encoder *e, struct chain *c)
         struct array *a = c->operand[i];
         uint32_t *word = &c->push[c->pushed++];
         *word = 0;
-        if (c->walk[i] == WALK_LITERAL) { a->storage->read = true; memcpy(word, a->storage->bytes + a->offset, item_size(a)); continue; }
+        if (c->walk[i] == WALK_LITERAL) {
+            a->storage->read = true;
+            memcpy(word, a->storage->bytes + a->offset, item_size(a));
+            continue;
+        }
         c->slot[i] = (uint8_t)c->bound;
         *word = set_input(e, (uint32_t)c->bound++, a);
         if (c->walk[i] == WALK_FLAT) mask |= *word;
@@ -14974,7 +15149,8 @@ static void choose_walks(struct chain *c, uint32_t mask)
     }
     if (!c->strided) return;
     for (int j = 0; j < g->ndim; j++) c->push[c->pushed++] = (uint32_t)g->shape[j];
-    for (k = 1; k <= c->strided; k++) for (int j = 0; j < g->ndim; j++) c->push[c->pushed++] = (uint32_t)g->stride[k][j];
+    for (k = 1; k <= c->strided; k++)
+        for (int j = 0; j < g->ndim; j++) c->push[c->pushed++] = (uint32_t)g->stride[k][j];
 }
 
 /* Does it have an array that the device cannot bind whole, or more of them than it binds? */
@@ -14997,7 +15173,7 @@ static void chain_dispatch(struct encoder *e, struct chain *c)
     if (e->code) { encoder_reset(e); return; }
     entry = find_chain(e->device, key, words, 4 * CHAINS_MOST);
     if (!entry) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
-    else if (!entry->pipeline.handle) build_chain(e, entry, c);
+    else if (!entry->pipeline.handle && !entry->pipeline.words.count) plan_chain(e, entry, c);
     if (e->code) { encoder_reset(e); return; }
     e->step.pipeline = &entry->pipeline;
     set_bytes(e, c->push, c->pushed * 4);
@@ -16688,7 +16864,7 @@ static int eval_vector(mlxvk_vector_array outputs, bool wait)
     if (!v) return MLXVK_ERROR_ARGUMENT;
     for (int pass = 0; pass <= (int)wait; pass++)
         for (size_t i = 0; i < v->size; i++) {
-            struct array *a = v->data[i].ctx;
+            struct array *a = array_at(v, i);
             if (!a) return MLXVK_ERROR_ARGUMENT;
             mutex_lock(&a->storage->device->lock);
             waited = pass ? array_wait(a) : array_submit(a);
@@ -16927,7 +17103,8 @@ static int fill_array(struct call *c, struct array *a, const void *data)
     }
     code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
     if (code) {
-        FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes, c->device->caps.max_allocation);
+        FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes,
+             c->device->caps.max_allocation);
         return code;
     }
     if (!data || !st->nbytes) return 0;
@@ -16937,7 +17114,8 @@ static int fill_array(struct call *c, struct array *a, const void *data)
     return code;
 }
 
-int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim, mlxvk_dtype dtype, mlxvk_device device)
+int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim, mlxvk_dtype dtype,
+                                mlxvk_device device)
 {
     struct call c = begin_on("array", lock_device(device.ctx), NULL);
     struct array *a;
@@ -16955,7 +17133,11 @@ mlxvk_array mlxvk_array_new_data(const void *data, const int *shape, int dim, ml
     return res;
 }
 
-mlxvk_array mlxvk_array_new_bool(bool value) { uint8_t v = value; return mlxvk_array_new_data(&v, NULL, 0, MLXVK_BOOL); }
+mlxvk_array mlxvk_array_new_bool(bool value)
+{
+    uint8_t v = value;
+    return mlxvk_array_new_data(&v, NULL, 0, MLXVK_BOOL);
+}
 mlxvk_array mlxvk_array_new_int(int value) { int32_t v = value; return mlxvk_array_new_data(&v, NULL, 0, MLXVK_INT32); }
 mlxvk_array mlxvk_array_new_float(float value) { return mlxvk_array_new_data(&value, NULL, 0, MLXVK_FLOAT32); }
 mlxvk_array mlxvk_array_new_float32(float value) { return mlxvk_array_new_float(value); }
@@ -16973,7 +17155,8 @@ int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxv
     return finish(&c, a, res);
 }
 
-int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *shape, const int64_t *strides, int dim, mlxvk_dtype dtype,
+int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *shape, const int64_t *strides, int dim,
+                           mlxvk_dtype dtype,
                            size_t offset)
 {
     struct buffer *b = buffer.ctx;
@@ -16985,7 +17168,8 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     c = begin_on("array_new_buffer", lock_device(b->device), NULL);
     if (!c.device) return c.code;
     if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->bytes);
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset,
+             b->bytes);
     check_strides(&c, dim, shape, strides);
     st = c.code ? NULL : storage_create(c.device, b->bytes);
     if (st) {
@@ -16998,7 +17182,8 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     if (a) {
         array_span(a, &low, &high);
         if (a->size && (low < 0 || high > (int64_t)b->bytes))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->bytes);
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a),
+                 (long long)low, (long long)high, b->bytes);
     }
     if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
@@ -17009,8 +17194,14 @@ size_t mlxvk_array_size(mlxvk_array array) { return array.ctx ? ((struct array *
 size_t mlxvk_array_nbytes(mlxvk_array array) { return array.ctx ? array_bytes(array.ctx) : 0; }
 size_t mlxvk_array_ndim(mlxvk_array array) { return array.ctx ? (size_t)((struct array *)array.ctx)->ndim : 0; }
 const int *mlxvk_array_shape(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->shape : NULL; }
-const int64_t *mlxvk_array_strides(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->strides : NULL; }
-mlxvk_dtype mlxvk_array_dtype(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->dtype : MLXVK_DTYPE_COUNT; }
+const int64_t *mlxvk_array_strides(mlxvk_array array)
+{
+    return array.ctx ? ((struct array *)array.ctx)->strides : NULL;
+}
+mlxvk_dtype mlxvk_array_dtype(mlxvk_array array)
+{
+    return array.ctx ? ((struct array *)array.ctx)->dtype : MLXVK_DTYPE_COUNT;
+}
 bool mlxvk_array_is_row_contiguous(mlxvk_array array) { return array.ctx && ((struct array *)array.ctx)->row; }
 
 int mlxvk_array_dim(mlxvk_array array, int dim)
@@ -17104,7 +17295,8 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     drop_handle(a);
     if (code && !c.code)
         FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
-             a->storage->failed && stream_of(a->storage) ? stream_of(a->storage)->deferred_text : mlxvk_result_text(code));
+             a->storage->failed && stream_of(a->storage) ? stream_of(a->storage)->deferred_text
+                                                         : mlxvk_result_text(code));
     return end(&c);
 }
 
@@ -17116,7 +17308,8 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
-    else if (a->dtype != dtype) code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
+    else if (a->dtype != dtype)
+        code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else {
         code = array_submit(a);
         if (!code) code = read_bytes(a, res);
@@ -17150,7 +17343,8 @@ const void *mlxvk_array_data(mlxvk_array array)
 
 /* ---- memory under a front end's own arrays ---- */
 
-int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim, mlxvk_dtype dtype,
+int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
+                         mlxvk_dtype dtype,
                          size_t offset)
 {
     struct array *from = base.ctx, *a;
@@ -17161,13 +17355,15 @@ int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, c
     c = begin_on("array_new_view", lock_device(from->storage->device), NULL);
     if (!c.device) return c.code;
     if (check_shape(&c, dim, shape, dtype) && (offset > nbytes || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, nbytes);
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset,
+             nbytes);
     check_strides(&c, dim, shape, strides);
     a = view_of(&c, from, dtype, dim, shape, strides, (int64_t)offset);
     if (a) {
         array_span(a, &low, &high);
         if (a->size && (low < 0 || high > (int64_t)nbytes))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low, (long long)high, nbytes);
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low,
+                 (long long)high, nbytes);
     }
     if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
@@ -17215,95 +17411,10 @@ int mlxvk_array_wait(mlxvk_array array, bool readers)
     return code;
 }
 
-/* ---- vectors ---- */
-
-static int vector_append(struct vector *v, const mlxvk_array *data, size_t size)
-{
-    int code = v && (data || !size) ? 0 : MLXVK_ERROR_ARGUMENT;
-    for (size_t i = 0; i < size && !code; i++) {
-        struct array *a = data[i].ctx;
-        struct device *d = a ? lock_array(a) : NULL;
-        if (!vector_push(v, a)) code = MLXVK_ERROR_HOST_MEMORY;
-        if (d) mutex_unlock(&d->lock);
-    }
-    return code;
-}
-
-mlxvk_vector_array mlxvk_vector_array_new(void) { return (mlxvk_vector_array){ calloc(1, sizeof(struct vector)) }; }
-
-int mlxvk_vector_array_free(mlxvk_vector_array vector)
-{
-    struct vector *v = vector.ctx;
-    if (!v) return 0;
-    for (size_t i = 0; i < v->size; i++) mlxvk_array_free(v->data[i]);
-    free(v->data);
-    free(v);
-    return 0;
-}
-
-mlxvk_vector_array mlxvk_vector_array_new_data(const mlxvk_array *data, size_t size)
-{
-    mlxvk_vector_array res = mlxvk_vector_array_new();
-    if (vector_append(res.ctx, data, size)) {
-        mlxvk_vector_array_free(res);
-        res.ctx = NULL;
-    }
-    return res;
-}
-
-mlxvk_vector_array mlxvk_vector_array_new_value(mlxvk_array value) { return mlxvk_vector_array_new_data(&value, 1); }
-int mlxvk_vector_array_append_value(mlxvk_vector_array vector, mlxvk_array value) { return vector_append(vector.ctx, &value, 1); }
-int mlxvk_vector_array_append_data(mlxvk_vector_array vector, const mlxvk_array *data, size_t size)
-{
-    return vector_append(vector.ctx, data, size);
-}
-size_t mlxvk_vector_array_size(mlxvk_vector_array vector) { return vector.ctx ? ((struct vector *)vector.ctx)->size : 0; }
-
-int mlxvk_vector_array_get(mlxvk_array *res, mlxvk_vector_array vector, size_t index)
-{
-    struct vector *v = vector.ctx;
-    return v && res && index < v->size ? mlxvk_array_set(res, v->data[index]) : MLXVK_ERROR_ARGUMENT;
-}
-
-int mlxvk_vector_array_set_data(mlxvk_vector_array *vector, const mlxvk_array *data, size_t size)
-{
-    mlxvk_vector_array fresh = mlxvk_vector_array_new_data(data, size);
-    if (!vector || !fresh.ctx) { mlxvk_vector_array_free(fresh); return MLXVK_ERROR_ARGUMENT; }
-    mlxvk_vector_array_free(*vector);
-    *vector = fresh;
-    return 0;
-}
-
-int mlxvk_vector_array_set(mlxvk_vector_array *vector, mlxvk_vector_array source)
-{
-    const struct vector *v = source.ctx;
-    return mlxvk_vector_array_set_data(vector, v ? v->data : NULL, v ? v->size : 0);
-}
-
-int mlxvk_vector_array_set_value(mlxvk_vector_array *vector, mlxvk_array value) { return mlxvk_vector_array_set_data(vector, &value, 1); }
-
 /* ==== >>public: strings, vectors and maps ========================================================================= */
 
-/* What containers hold, and how it is copied and let go. They belong to the host, not to a device. */
-struct item_kind {
-    size_t size;
-    int (*copy)(void *to, const void *from);
-    void (*drop)(void *item);
-};
-
-struct items { const struct item_kind *kind; size_t size, slots; char *data; };
-
-static void *list_at(const struct items *l, size_t i) { return l->data + i * l->kind->size; }
-
-static struct items *list_new(const struct item_kind *kind)
-{
-    struct items *l = calloc(1, sizeof *l);
-    if (l) l->kind = kind;
-    return l;
-}
-
 /* Opens a place for one item at position i; its contents are the caller's to write. */
-static void *list_open(struct items *l, size_t i)
+static void *list_open(struct vector *l, size_t i)
 {
     if (l->size == l->slots) {
         size_t slots = l->slots ? 2 * l->slots : 8;
@@ -17317,53 +17428,65 @@ static void *list_open(struct items *l, size_t i)
     return list_at(l, i);
 }
 
-/* All items, or none. */
-static int list_append(struct items *l, const void *items, size_t count)
+/* Lets items go from `first` on. */
+static void list_cut(struct vector *l, size_t first)
 {
-    size_t before;
-    int code = 0;
-    if (!l || (count && !items)) return MLXVK_ERROR_ARGUMENT;
-    before = l->size;
-    for (size_t i = 0; i < count && !code; i++) {
-        void *place = list_open(l, l->size);
-        code = place ? l->kind->copy(place, (const char *)items + i * l->kind->size) : MLXVK_ERROR_HOST_MEMORY;
-        if (place && code) l->size--;
-    }
-    while (code && l->size > before) {
+    while (l->size > first) {
         l->size--;
         if (l->kind->drop) l->kind->drop(list_at(l, l->size));
     }
-    return code;
 }
 
-static int list_free(struct items *l)
+/* All items, or none. */
+static int list_append(struct vector *l, const void *items, size_t count)
+{
+    size_t before = l ? l->size : 0;
+    if (!l || (count && !items)) return MLXVK_ERROR_ARGUMENT;
+    for (size_t i = 0; i < count; i++) {
+        void *place = list_open(l, l->size);
+        int code = place ? l->kind->copy(place, (const char *)items + i * l->kind->size) : MLXVK_ERROR_HOST_MEMORY;
+        if (!code) continue;
+        l->size -= place != NULL;
+        list_cut(l, before);
+        return code;
+    }
+    return 0;
+}
+
+static int list_free(struct vector *l)
 {
     if (!l) return 0;
-    for (size_t i = 0; i < l->size && l->kind->drop; i++) l->kind->drop(list_at(l, i));
+    list_cut(l, 0);
     free(l->data);
     free(l);
     return 0;
 }
 
-/* *slot becomes a list of its own with these items; they may be those of the list that it was. */
-static int list_set(void **slot, const struct item_kind *kind, const void *items, size_t count)
+/* *slot becomes a list that was just made, unless there was an error. */
+static int list_give(void **slot, struct vector *fresh, int code)
 {
-    struct items *fresh = slot ? list_new(kind) : NULL;
-    int code = !slot ? MLXVK_ERROR_ARGUMENT : fresh ? list_append(fresh, items, count) : MLXVK_ERROR_HOST_MEMORY;
     if (code) { list_free(fresh); return code; }
     list_free(*slot);
     *slot = fresh;
     return 0;
 }
 
-static struct items *list_from(const struct item_kind *kind, const void *items, size_t count)
+/* *slot becomes a list of its own with these items; they may be those of the list that it was. */
+static int list_set(void **slot, const struct item_kind *kind, const void *items, size_t count)
+{
+    struct vector *fresh = slot ? list_new(kind) : NULL;
+    if (!fresh) return slot ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
+    return list_give(slot, fresh, list_append(fresh, items, count));
+}
+
+static struct vector *list_from(const struct item_kind *kind, const void *items, size_t count)
 {
     void *list = NULL;
     list_set(&list, kind, items, count);
     return list;
 }
 
-static int list_assign(void **slot, const struct item_kind *kind, const struct items *from)
+static int list_assign(void **slot, const struct item_kind *kind, const struct vector *from)
 {
     return from ? list_set(slot, kind, from->data, from->size) : list_set(slot, kind, NULL, 0);
 }
@@ -17386,51 +17509,79 @@ static int copy_string(void *to, const void *from)
 }
 static void drop_string(void *item) { free(*(char **)item); }
 
+
+static int copy_array(void *to, const void *from)
+{
+    mlxvk_array copy = { NULL };
+    mlxvk_array_set(&copy, *(const mlxvk_array *)from);
+    memcpy(to, &copy, sizeof copy);
+    return 0;
+}
+static void drop_array(void *item) { mlxvk_array_free(*(mlxvk_array *)item); }
+
 static int copy_vector(void *to, const void *from)
 {
-    mlxvk_vector_array source = *(const mlxvk_vector_array *)from, copy = mlxvk_vector_array_new();
-    int code = !copy.ctx ? MLXVK_ERROR_HOST_MEMORY : source.ctx ? mlxvk_vector_array_set(&copy, source) : 0;
-    if (code) mlxvk_vector_array_free(copy);
-    else *(mlxvk_vector_array *)to = copy;
+    mlxvk_vector_array copy = { NULL };
+    int code = list_assign(&copy.ctx, &array_kind, ((const mlxvk_vector_array *)from)->ctx);
+    memcpy(to, &copy, sizeof copy);
     return code;
 }
 static void drop_vector(void *item) { mlxvk_vector_array_free(*(mlxvk_vector_array *)item); }
 
 static const struct item_kind int_kind = { sizeof(int), copy_int, NULL };
+static const struct item_kind array_kind = { sizeof(mlxvk_array), copy_array, drop_array };
 static const struct item_kind string_kind = { sizeof(char *), copy_string, drop_string };
 static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), copy_vector, drop_vector };
 
 /* The functions of one kind of vector; `get` is in the macro's last argument. */
-#define VECTOR_FUNCTIONS(kind, in, out, give)                                                                         \
-    mlxvk_vector_##kind mlxvk_vector_##kind##_new(void) { return (mlxvk_vector_##kind){ list_new(&kind##_kind) }; }   \
-    int mlxvk_vector_##kind##_free(mlxvk_vector_##kind v) { return list_free(v.ctx); }                                \
-    mlxvk_vector_##kind mlxvk_vector_##kind##_new_data(in *data, size_t size)                                         \
-    { return (mlxvk_vector_##kind){ list_from(&kind##_kind, data, size) }; }                                          \
-    mlxvk_vector_##kind mlxvk_vector_##kind##_new_value(in value)                                                     \
-    { return (mlxvk_vector_##kind){ list_from(&kind##_kind, &value, 1) }; }                                           \
-    int mlxvk_vector_##kind##_set(mlxvk_vector_##kind *v, const mlxvk_vector_##kind source)                           \
-    { return list_assign(v ? &v->ctx : NULL, &kind##_kind, source.ctx); }                                             \
-    int mlxvk_vector_##kind##_set_data(mlxvk_vector_##kind *v, in *data, size_t size)                                 \
-    { return list_set(v ? &v->ctx : NULL, &kind##_kind, data, size); }                                                \
-    int mlxvk_vector_##kind##_set_value(mlxvk_vector_##kind *v, in value)                                             \
-    { return list_set(v ? &v->ctx : NULL, &kind##_kind, &value, 1); }                                                 \
-    int mlxvk_vector_##kind##_append_data(mlxvk_vector_##kind v, in *data, size_t size)                               \
-    { return list_append(v.ctx, data, size); }                                                                        \
-    int mlxvk_vector_##kind##_append_value(mlxvk_vector_##kind v, in value) { return list_append(v.ctx, &value, 1); } \
-    size_t mlxvk_vector_##kind##_size(mlxvk_vector_##kind v) { return v.ctx ? ((struct items *)v.ctx)->size : 0; }     \
-    int mlxvk_vector_##kind##_get(out *res, const mlxvk_vector_##kind v, size_t i)                                    \
-    {                                                                                                                 \
-        const struct items *l = v.ctx;                                                                                 \
-        return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT;                             \
+#define VECTOR_FUNCTIONS(kind, type, in, out, give, NEW, FREE, NEW_DATA, NEW_VALUE, \
+                         SET, SET_DATA, SET_VALUE, APPEND, PUSH, SIZE, GET) \
+    type NEW(void) { return (type){ list_new(&kind) }; } \
+    int FREE(type v) { return list_free(v.ctx); } \
+    type NEW_DATA(in *data, size_t size) { return (type){ list_from(&kind, data, size) }; } \
+    type NEW_VALUE(in value) { return (type){ list_from(&kind, &value, 1) }; } \
+    int SET(type *v, const type source) { return list_assign(v ? &v->ctx : NULL, &kind, source.ctx); } \
+    int SET_DATA(type *v, in *data, size_t size) { return list_set(v ? &v->ctx : NULL, &kind, data, size); } \
+    int SET_VALUE(type *v, in value) { return list_set(v ? &v->ctx : NULL, &kind, &value, 1); } \
+    int APPEND(type v, in *data, size_t size) { return list_append(v.ctx, data, size); } \
+    int PUSH(type v, in value) { return list_append(v.ctx, &value, 1); } \
+    size_t SIZE(type v) { return v.ctx ? ((struct vector *)v.ctx)->size : 0; } \
+    int GET(out *res, const type v, size_t i) \
+    { \
+        const struct vector *l = v.ctx; \
+        return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT; \
     }
 
 static int give_int(int *res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
 static int give_string(char **res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
-static int give_vector(mlxvk_vector_array *res, const void *item) { return mlxvk_vector_array_set(res, *(const mlxvk_vector_array *)item); }
+static int give_array(mlxvk_array *res, const void *item) { return mlxvk_array_set(res, *(const mlxvk_array *)item); }
+static int give_vector(mlxvk_vector_array *res, const void *item)
+{
+    return mlxvk_vector_array_set(res, *(const mlxvk_vector_array *)item);
+}
 
-VECTOR_FUNCTIONS(int, const int, int, give_int)
-VECTOR_FUNCTIONS(string, const char *, char *, give_string)
-VECTOR_FUNCTIONS(vector_array, const mlxvk_vector_array, mlxvk_vector_array, give_vector)
+VECTOR_FUNCTIONS(int_kind, mlxvk_vector_int, const int, int, give_int,
+                 mlxvk_vector_int_new, mlxvk_vector_int_free, mlxvk_vector_int_new_data, mlxvk_vector_int_new_value,
+                 mlxvk_vector_int_set, mlxvk_vector_int_set_data, mlxvk_vector_int_set_value,
+                 mlxvk_vector_int_append_data, mlxvk_vector_int_append_value, mlxvk_vector_int_size,
+                 mlxvk_vector_int_get)
+VECTOR_FUNCTIONS(array_kind, mlxvk_vector_array, const mlxvk_array, mlxvk_array, give_array,
+                 mlxvk_vector_array_new, mlxvk_vector_array_free, mlxvk_vector_array_new_data,
+                 mlxvk_vector_array_new_value, mlxvk_vector_array_set, mlxvk_vector_array_set_data,
+                 mlxvk_vector_array_set_value, mlxvk_vector_array_append_data, mlxvk_vector_array_append_value,
+                 mlxvk_vector_array_size, mlxvk_vector_array_get)
+VECTOR_FUNCTIONS(string_kind, mlxvk_vector_string, const char *, char *, give_string,
+                 mlxvk_vector_string_new, mlxvk_vector_string_free, mlxvk_vector_string_new_data,
+                 mlxvk_vector_string_new_value, mlxvk_vector_string_set, mlxvk_vector_string_set_data,
+                 mlxvk_vector_string_set_value, mlxvk_vector_string_append_data, mlxvk_vector_string_append_value,
+                 mlxvk_vector_string_size, mlxvk_vector_string_get)
+VECTOR_FUNCTIONS(vector_array_kind, mlxvk_vector_vector_array, const mlxvk_vector_array, mlxvk_vector_array,
+                 give_vector, mlxvk_vector_vector_array_new, mlxvk_vector_vector_array_free,
+                 mlxvk_vector_vector_array_new_data,
+                 mlxvk_vector_vector_array_new_value, mlxvk_vector_vector_array_set,
+                 mlxvk_vector_vector_array_set_data, mlxvk_vector_vector_array_set_value,
+                 mlxvk_vector_vector_array_append_data, mlxvk_vector_vector_array_append_value,
+                 mlxvk_vector_vector_array_size, mlxvk_vector_vector_array_get)
 
 /* ---- strings ---- */
 
@@ -17482,13 +17633,14 @@ static int put_text(mlxvk_string *res, struct text *t)
 
 /* ---- maps: entries in the order of their keys ---- */
 
-struct entry { char *key; union { char *text; mlxvk_array array; struct items *list; } value; };
+struct entry { char *key; union { char *text; mlxvk_array array; struct vector *list; } value; };
 
-static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL }, string_entry = { sizeof(struct entry), NULL, NULL },
+static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL },
+    string_entry = { sizeof(struct entry), NULL, NULL },
     list_entry = { sizeof(struct entry), NULL, NULL };
 
 /* The place of a key, or where it would be. */
-static size_t map_place(const struct items *m, const char *key, bool *found)
+static size_t map_place(const struct vector *m, const char *key, bool *found)
 {
     size_t low = 0, high = m->size;
     *found = false;
@@ -17502,14 +17654,14 @@ static size_t map_place(const struct items *m, const char *key, bool *found)
     return low;
 }
 
-static void drop_value(const struct items *m, struct entry *e)
+static void drop_value(const struct vector *m, struct entry *e)
 {
     if (m->kind == &array_entry) mlxvk_array_free(e->value.array);
     else if (m->kind == &string_entry) free(e->value.text);
     else list_free(e->value.list);
 }
 
-static int map_free(struct items *m)
+static int map_free(struct vector *m)
 {
     for (size_t i = 0; m && i < m->size; i++) {
         struct entry *e = list_at(m, i);
@@ -17520,7 +17672,7 @@ static int map_free(struct items *m)
 }
 
 /* Takes the value over, also where it fails. An entry of that key is replaced. */
-static int map_put(struct items *m, const char *key, struct entry value)
+static int map_put(struct vector *m, const char *key, struct entry value)
 {
     bool found = false;
     size_t at = m && key ? map_place(m, key, &found) : 0;
@@ -17544,9 +17696,9 @@ static struct entry array_value(mlxvk_array array)
 
 static struct entry text_value(const char *text) { return (struct entry){ NULL, { text_copy(text) } }; }
 
-static int map_set(void **slot, const struct item_kind *kind, const struct items *from)
+static int map_set(void **slot, const struct item_kind *kind, const struct vector *from)
 {
-    struct items *fresh = slot ? list_new(kind) : NULL;
+    struct vector *fresh = slot ? list_new(kind) : NULL;
     int code = fresh ? 0 : slot ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; from && !code && i < from->size; i++) {
         const struct entry *e = list_at(from, i);
@@ -17559,36 +17711,42 @@ static int map_set(void **slot, const struct item_kind *kind, const struct items
     return 0;
 }
 
-static const struct entry *map_find(const struct items *m, const char *key)
+static const struct entry *map_find(const struct vector *m, const char *key)
 {
     bool found = false;
     size_t at = m && key ? map_place(m, key, &found) : 0;
     return found ? list_at(m, at) : NULL;
 }
 
-struct map_walk { const struct items *map; size_t next; };
+struct map_walk { const struct vector *map; size_t next; };
 
 static const struct entry *walk_on(struct map_walk *w)
 {
     return w && w->map && w->next < w->map->size ? list_at(w->map, w->next++) : NULL;
 }
 
-static void *walk_new(const struct items *m)
+static void *walk_new(const struct vector *m)
 {
     struct map_walk *w = calloc(1, sizeof *w);
     if (w) w->map = m;
     return w;
 }
 
-#define MAP_FUNCTIONS(name, kind)                                                                                     \
-    mlxvk_##name mlxvk_##name##_new(void) { return (mlxvk_##name){ list_new(&kind) }; }                               \
-    int mlxvk_##name##_set(mlxvk_##name *map, const mlxvk_##name src) { return map_set(map ? &map->ctx : NULL, &kind, src.ctx); } \
-    int mlxvk_##name##_free(mlxvk_##name map) { return map_free(map.ctx); }                                           \
-    mlxvk_##name##_iterator mlxvk_##name##_iterator_new(mlxvk_##name map) { return (mlxvk_##name##_iterator){ walk_new(map.ctx) }; } \
-    int mlxvk_##name##_iterator_free(mlxvk_##name##_iterator it) { free(it.ctx); return 0; }
+#define MAP_FUNCTIONS(type, kind, NEW, SET, FREE, walk, WALK_NEW, WALK_FREE) \
+    type NEW(void) { return (type){ list_new(&kind) }; } \
+    int SET(type *map, const type src) { return map_set(map ? &map->ctx : NULL, &kind, src.ctx); } \
+    int FREE(type map) { return map_free(map.ctx); } \
+    walk WALK_NEW(type map) { return (walk){ walk_new(map.ctx) }; } \
+    int WALK_FREE(walk it) { free(it.ctx); return 0; }
 
-MAP_FUNCTIONS(map_string_to_array, array_entry)
-MAP_FUNCTIONS(map_string_to_string, string_entry)
+MAP_FUNCTIONS(mlxvk_map_string_to_array, array_entry,
+              mlxvk_map_string_to_array_new, mlxvk_map_string_to_array_set, mlxvk_map_string_to_array_free,
+              mlxvk_map_string_to_array_iterator, mlxvk_map_string_to_array_iterator_new,
+              mlxvk_map_string_to_array_iterator_free)
+MAP_FUNCTIONS(mlxvk_map_string_to_string, string_entry,
+              mlxvk_map_string_to_string_new, mlxvk_map_string_to_string_set, mlxvk_map_string_to_string_free,
+              mlxvk_map_string_to_string_iterator, mlxvk_map_string_to_string_iterator_new,
+              mlxvk_map_string_to_string_iterator_free)
 
 int mlxvk_map_string_to_array_insert(mlxvk_map_string_to_array map, const char *key, const mlxvk_array value)
 {
@@ -17624,7 +17782,8 @@ int mlxvk_map_string_to_array_iterator_next(const char **key, mlxvk_array *value
     return mlxvk_array_set(value, e->value.array);
 }
 
-int mlxvk_map_string_to_string_iterator_next(const char **key, const char **value, mlxvk_map_string_to_string_iterator it)
+int mlxvk_map_string_to_string_iterator_next(const char **key, const char **value,
+                                             mlxvk_map_string_to_string_iterator it)
 {
     const struct entry *e = key && value ? walk_on(it.ctx) : NULL;
     if (!e) return MLXVK_ERROR_ARGUMENT;
@@ -17712,7 +17871,10 @@ int mlxvk_device_is_available(bool *avail, mlxvk_device dev)
 }
 
 mlxvk_device_info mlxvk_device_info_new(void) { return (mlxvk_device_info){ NULL }; }
-int mlxvk_device_info_get(mlxvk_device_info *info, mlxvk_device dev) { return mlxvk_device_set(info, dev.ctx ? dev : (mlxvk_device){ default_device() }); }
+int mlxvk_device_info_get(mlxvk_device_info *info, mlxvk_device dev)
+{
+    return mlxvk_device_set(info, dev.ctx ? dev : (mlxvk_device){ default_device() });
+}
 int mlxvk_device_info_free(mlxvk_device_info info) { return mlxvk_device_free(info); }
 
 int mlxvk_device_info_is_string(bool *is_string, mlxvk_device_info info, const char *key)
@@ -17734,17 +17896,14 @@ int mlxvk_device_info_has_key(bool *exists, mlxvk_device_info info, const char *
 int mlxvk_device_info_get_keys(mlxvk_vector_string *keys, mlxvk_device_info info)
 {
     struct device *d = device_or_default(info);
-    struct items *l = d && keys ? list_new(&string_kind) : NULL;
+    struct vector *l = d && keys ? list_new(&string_kind) : NULL;
     struct info_size sizes[INFO_SIZES];
     int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; i < COUNT(info_strings) && !code; i++) code = list_append(l, &info_strings[i], 1);
     if (d) info_sizes(d, sizes);
     for (size_t i = 0; i < INFO_SIZES && !code; i++) code = list_append(l, &sizes[i].name, 1);
     for (size_t i = 0; i < CAPABILITY_COUNT && !code; i++) code = list_append(l, &capability_names[i], 1);
-    if (code) { list_free(l); return code; }
-    list_free(keys->ctx);
-    keys->ctx = l;
-    return 0;
+    return list_give(keys ? &keys->ctx : NULL, l, code);
 }
 
 /* ---- streams ---- */
@@ -17786,7 +17945,10 @@ int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream)
 int mlxvk_get_default_stream(mlxvk_stream *stream, mlxvk_device dev)
 {
     mlxvk_stream fresh = stream_handle(dev, true), old;
-    if (!stream || !fresh.ctx) { mlxvk_stream_free(fresh); return stream ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT; }
+    if (!stream || !fresh.ctx) {
+        mlxvk_stream_free(fresh);
+        return stream ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT;
+    }
     old = *stream;
     *stream = fresh;
     return mlxvk_stream_free(old);
@@ -17827,7 +17989,8 @@ void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void 
 mlxvk_array mlxvk_array_new_double(double value) { return mlxvk_array_new_data(&value, NULL, 0, MLXVK_FLOAT64); }
 mlxvk_array mlxvk_array_new_float64(double value) { return mlxvk_array_new_double(value); }
 
-mlxvk_array mlxvk_array_new_data_managed_payload(void *data, const int *shape, int dim, mlxvk_dtype dtype, void *payload, void (*dtor)(void *))
+mlxvk_array mlxvk_array_new_data_managed_payload(void *data, const int *shape, int dim, mlxvk_dtype dtype,
+                                                 void *payload, void (*dtor)(void *))
 {
     mlxvk_array res = mlxvk_array_new_data(data, shape, dim, dtype);
     if (dtor) dtor(payload);
@@ -17844,7 +18007,10 @@ int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, i
     return mlxvk_array_new_data_device(arr, data, shape, dim, dtype, (mlxvk_device){ NULL });
 }
 
-static int set_scalar(mlxvk_array *arr, const void *value, mlxvk_dtype dtype) { return mlxvk_array_set_data(arr, value, NULL, 0, dtype); }
+static int set_scalar(mlxvk_array *arr, const void *value, mlxvk_dtype dtype)
+{
+    return mlxvk_array_set_data(arr, value, NULL, 0, dtype);
+}
 
 int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return set_scalar(arr, &val, MLXVK_BOOL); }
 int mlxvk_array_set_int(mlxvk_array *arr, int val) { return set_scalar(arr, &val, MLXVK_INT32); }
@@ -17852,17 +18018,32 @@ int mlxvk_array_set_float(mlxvk_array *arr, float val) { return set_scalar(arr, 
 int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
 int mlxvk_array_set_double(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
 int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
-int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64); }
+int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag)
+{
+    return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64);
+}
 
-#define X(name, type, dtype)                                                                                          \
-    int mlxvk_array_item_##name(type *res, const mlxvk_array arr) { return item(res, arr, dtype); }
-MLXVK_ITEM_TYPES(X)
+#define DATA(data, type, dtype) \
+    const type *data(const mlxvk_array arr) { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
+#define X(one, data, type, dtype) \
+    int one(type *res, const mlxvk_array arr) { return item(res, arr, dtype); } \
+    DATA(data, type, dtype)
+DATA(mlxvk_array_data_bool, bool, MLXVK_BOOL)
+X(mlxvk_array_item_uint8, mlxvk_array_data_uint8, uint8_t, MLXVK_UINT8)
+X(mlxvk_array_item_uint16, mlxvk_array_data_uint16, uint16_t, MLXVK_UINT16)
+X(mlxvk_array_item_uint32, mlxvk_array_data_uint32, uint32_t, MLXVK_UINT32)
+X(mlxvk_array_item_uint64, mlxvk_array_data_uint64, uint64_t, MLXVK_UINT64)
+X(mlxvk_array_item_int8, mlxvk_array_data_int8, int8_t, MLXVK_INT8)
+X(mlxvk_array_item_int16, mlxvk_array_data_int16, int16_t, MLXVK_INT16)
+X(mlxvk_array_item_int32, mlxvk_array_data_int32, int32_t, MLXVK_INT32)
+X(mlxvk_array_item_int64, mlxvk_array_data_int64, int64_t, MLXVK_INT64)
+X(mlxvk_array_item_float32, mlxvk_array_data_float32, float, MLXVK_FLOAT32)
+X(mlxvk_array_item_float64, mlxvk_array_data_float64, double, MLXVK_FLOAT64)
+X(mlxvk_array_item_complex64, mlxvk_array_data_complex64, mlxvk_complex64_t, MLXVK_COMPLEX64)
+X(mlxvk_array_item_float16, mlxvk_array_data_float16, mlxvk_float16_t, MLXVK_FLOAT16)
+X(mlxvk_array_item_bfloat16, mlxvk_array_data_bfloat16, mlxvk_bfloat16_t, MLXVK_BFLOAT16)
 #undef X
-#define X(name, type, dtype)                                                                                          \
-    const type *mlxvk_array_data_##name(const mlxvk_array arr)                                                        \
-    { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
-X(bool, bool, MLXVK_BOOL) MLXVK_ITEM_TYPES(X)
-#undef X
+#undef DATA
 
 /* ---- arrays as text, as MLX prints them ---- */
 
@@ -17871,7 +18052,8 @@ enum { PRINT_WHOLE = 6, PRINT_EDGE = 3 };
 static double half_value(uint32_t bits)
 {
     int exponent = (int)(bits >> 10 & 31), mantissa = (int)(bits & 1023);
-    double size = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
+    double size = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? ldexp(1024 + mantissa, exponent - 25)
+        : ldexp(mantissa, -24);
     return bits & 0x8000u ? -size : size;
 }
 
@@ -17891,7 +18073,8 @@ static void print_element(struct text *t, const void *data, mlxvk_dtype dtype, s
 {
     size_t size = dtypes[dtype].size;
     uint64_t bits = 0;
-    if (is_complex(dtype)) text_add(t, "%g%+gj", float_value(data, MLXVK_FLOAT32, 2 * i), float_value(data, MLXVK_FLOAT32, 2 * i + 1));
+    if (is_complex(dtype))
+        text_add(t, "%g%+gj", float_value(data, MLXVK_FLOAT32, 2 * i), float_value(data, MLXVK_FLOAT32, 2 * i + 1));
     else if (is_float(dtype)) text_add(t, "%g", float_value(data, dtype, i));
     else {
         for (size_t k = 0; k < size; k++) bits |= (uint64_t)((const uint8_t *)data)[i * size + k] << (8 * k);
@@ -17902,7 +18085,8 @@ static void print_element(struct text *t, const void *data, mlxvk_dtype dtype, s
 }
 
 /* Dimension `axis` of the printed part; whole: the array's own shape. */
-static void print_axis(struct text *t, const void *data, const struct array *part, const int *whole, int axis, size_t *next)
+static void print_axis(struct text *t, const void *data, const struct array *part, const int *whole, int axis,
+                       size_t *next)
 {
     if (axis == part->ndim) { print_element(t, data, part->dtype, (*next)++); return; }
     text_add(t, "[");
@@ -17929,7 +18113,8 @@ static struct array *corners(struct call *c, struct array *a)
         shape[axis] = 2 * PRINT_EDGE;
         out = output(c, a->ndim, shape, a->dtype);
         append_copy(c, slice_one(c, out, axis, 0, PRINT_EDGE), slice_one(c, a, axis, 0, PRINT_EDGE));
-        append_copy(c, slice_one(c, out, axis, PRINT_EDGE, PRINT_EDGE), slice_one(c, a, axis, n - PRINT_EDGE, PRINT_EDGE));
+        append_copy(c, slice_one(c, out, axis, PRINT_EDGE, PRINT_EDGE),
+                    slice_one(c, a, axis, n - PRINT_EDGE, PRINT_EDGE));
         a = out;
     }
     return a;
@@ -17965,7 +18150,7 @@ int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr)
     return code;
 }
 
-/* ==== >>public: files: safetensors, npy and GGUF ===================================================================== */
+/* ==== >>public: files: safetensors, npy and GGUF ================================================================== */
 
 struct io { void *descriptor; mlxvk_io_vtable calls; };
 
@@ -17999,14 +18184,29 @@ static int io_descriptor(void **res, const struct io *io)
     return 0;
 }
 
-static const char *io_label(const struct io *io) { return io && io->calls.label ? io->calls.label(io->descriptor) : "(no name)"; }
+static const char *io_label(const struct io *io)
+{
+    return io && io->calls.label ? io->calls.label(io->descriptor) : "(no name)";
+}
 
-mlxvk_io_reader mlxvk_io_reader_new(void *desc, mlxvk_io_vtable vtable) { return (mlxvk_io_reader){ io_new(desc, vtable) }; }
-mlxvk_io_writer mlxvk_io_writer_new(void *desc, mlxvk_io_vtable vtable) { return (mlxvk_io_writer){ io_new(desc, vtable) }; }
+mlxvk_io_reader mlxvk_io_reader_new(void *desc, mlxvk_io_vtable vtable)
+{
+    return (mlxvk_io_reader){ io_new(desc, vtable) };
+}
+mlxvk_io_writer mlxvk_io_writer_new(void *desc, mlxvk_io_vtable vtable)
+{
+    return (mlxvk_io_writer){ io_new(desc, vtable) };
+}
 int mlxvk_io_reader_descriptor(void **desc, mlxvk_io_reader io) { return io_descriptor(desc, io.ctx); }
 int mlxvk_io_writer_descriptor(void **desc, mlxvk_io_writer io) { return io_descriptor(desc, io.ctx); }
-int mlxvk_io_reader_tostring(mlxvk_string *str, mlxvk_io_reader io) { return put_string(str, text_copy(io_label(io.ctx))); }
-int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io) { return put_string(str, text_copy(io_label(io.ctx))); }
+int mlxvk_io_reader_tostring(mlxvk_string *str, mlxvk_io_reader io)
+{
+    return put_string(str, text_copy(io_label(io.ctx)));
+}
+int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io)
+{
+    return put_string(str, text_copy(io_label(io.ctx)));
+}
 int mlxvk_io_reader_free(mlxvk_io_reader io) { return io_free(io.ctx); }
 int mlxvk_io_writer_free(mlxvk_io_writer io) { return io_free(io.ctx); }
 
@@ -18025,14 +18225,27 @@ struct disk { FILE *file; bool good; char label[1]; };
 static bool disk_good(void *d) { return ((struct disk *)d)->good; }
 static const char *disk_label(void *d) { return ((struct disk *)d)->label; }
 static size_t disk_tell(void *d) { return (size_t)tell_file(((struct disk *)d)->file); }
-static void disk_seek(void *p, int64_t at, int whence) { struct disk *d = p; d->good = !seek_file(d->file, at, whence) && d->good; }
-static void disk_read(void *p, char *data, size_t n) { struct disk *d = p; d->good = fread(data, 1, n, d->file) == n && d->good; }
-static void disk_write(void *p, const char *data, size_t n) { struct disk *d = p; d->good = fwrite(data, 1, n, d->file) == n && d->good; }
+static void disk_seek(void *p, int64_t at, int whence)
+{
+    struct disk *d = p;
+    d->good = !seek_file(d->file, at, whence) && d->good;
+}
+static void disk_read(void *p, char *data, size_t n)
+{
+    struct disk *d = p;
+    d->good = fread(data, 1, n, d->file) == n && d->good;
+}
+static void disk_write(void *p, const char *data, size_t n)
+{
+    struct disk *d = p;
+    d->good = fwrite(data, 1, n, d->file) == n && d->good;
+}
 static void disk_free(void *p) { fclose(((struct disk *)p)->file); free(p); }
 
 static struct io *disk_open(const char *name, const char *mode)
 {
-    static const mlxvk_io_vtable calls = { .is_open = disk_good, .good = disk_good, .tell = disk_tell, .seek = disk_seek, .read = disk_read,
+    static const mlxvk_io_vtable calls = { .is_open = disk_good, .good = disk_good, .tell = disk_tell,
+                                           .seek = disk_seek, .read = disk_read,
                                            .write = disk_write, .label = disk_label, .free = disk_free };
     FILE *f = name ? fopen(name, mode) : NULL;
     struct disk *d = f ? malloc(sizeof *d + strlen(name)) : NULL;
@@ -18072,7 +18285,8 @@ static bool file_read(struct file *f, size_t at, void *data, size_t n)
 {
     const mlxvk_io_vtable *v = &f->io->calls;
     if (f->code) return false;
-    if (at > f->size || n > f->size - at) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes at %zu of %zu", n, at, f->size), false;
+    if (at > f->size || n > f->size - at)
+        return file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes at %zu of %zu", n, at, f->size), false;
     if (n && v->read_at_offset) v->read_at_offset(f->io->descriptor, data, n, at);
     else if (n) { v->seek(f->io->descriptor, (int64_t)at, SEEK_SET); v->read(f->io->descriptor, data, n); }
     if (!io_good(f->io)) file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes at %zu cannot be read", n, at);
@@ -18083,7 +18297,8 @@ static bool file_open(struct file *f, const char *path)
 {
     const mlxvk_io_vtable *v = f->io ? &f->io->calls : NULL;
     if (!v && path) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened", path), false;
-    if (!v || !v->seek || !v->tell || !v->read) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the reader lacks seek, tell or read"), false;
+    if (!v || !v->seek || !v->tell || !v->read)
+        return file_fail(f, MLXVK_ERROR_ARGUMENT, "the reader lacks seek, tell or read"), false;
     v->seek(f->io->descriptor, 0, SEEK_END);
     f->size = v->tell(f->io->descriptor);
     v->seek(f->io->descriptor, 0, SEEK_SET);
@@ -18169,8 +18384,13 @@ static char *utf8(char *to, uint32_t c)
 {
     if (c < 0x80) *to++ = (char)c;
     else if (c < 0x800) { *to++ = (char)(0xc0 | c >> 6); *to++ = (char)(0x80 | (c & 63)); }
-    else if (c < 0x10000) { *to++ = (char)(0xe0 | c >> 12); *to++ = (char)(0x80 | (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
-    else { *to++ = (char)(0xf0 | c >> 18); *to++ = (char)(0x80 | (c >> 12 & 63)); *to++ = (char)(0x80 | (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
+    else if (c < 0x10000) {
+        *to++ = (char)(0xe0 | c >> 12);
+        *to++ = (char)(0x80 | (c >> 6 & 63));
+        *to++ = (char)(0x80 | (c & 63));
+    }
+    else { *to++ = (char)(0xf0 | c >> 18); *to++ = (char)(0x80 | (c >> 12 & 63)); *to++ = (char)(0x80 |
+        (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
     return to;
 }
 
@@ -18255,22 +18475,26 @@ enum { SAFETENSORS_HEADER = 100 << 20 };
 
 /* Names of dtypes in safetensors, and in npy: kind and size. */
 static const struct { const char *name, *npy; } file_dtypes[MLXVK_DTYPE_COUNT] = {
-    [MLXVK_BOOL] = { "BOOL", "|b1" }, [MLXVK_UINT8] = { "U8", "|u1" }, [MLXVK_UINT16] = { "U16", "<u2" }, [MLXVK_UINT32] = { "U32", "<u4" },
-    [MLXVK_UINT64] = { "U64", "<u8" }, [MLXVK_INT8] = { "I8", "|i1" }, [MLXVK_INT16] = { "I16", "<i2" }, [MLXVK_INT32] = { "I32", "<i4" },
-    [MLXVK_INT64] = { "I64", "<i8" }, [MLXVK_FLOAT16] = { "F16", "<f2" }, [MLXVK_FLOAT32] = { "F32", "<f4" }, [MLXVK_FLOAT64] = { "F64", "<f8" },
+    [MLXVK_BOOL] = { "BOOL", "|b1" }, [MLXVK_UINT8] = { "U8", "|u1" }, [MLXVK_UINT16] = { "U16", "<u2" },
+        [MLXVK_UINT32] = { "U32", "<u4" },
+    [MLXVK_UINT64] = { "U64", "<u8" }, [MLXVK_INT8] = { "I8", "|i1" }, [MLXVK_INT16] = { "I16", "<i2" },
+        [MLXVK_INT32] = { "I32", "<i4" },
+    [MLXVK_INT64] = { "I64", "<i8" }, [MLXVK_FLOAT16] = { "F16", "<f2" }, [MLXVK_FLOAT32] = { "F32", "<f4" },
+        [MLXVK_FLOAT64] = { "F64", "<f8" },
     [MLXVK_BFLOAT16] = { "BF16", "<V2" }, [MLXVK_COMPLEX64] = { "C64", "<c8" },
 };
 
 static int file_dtype(const char *name, bool npy)
 {
-    if (!strcmp(name, "F8_E4M3") || !strcmp(name, "F8_E8M0")) return MLXVK_UINT8;     /* as MLX: for from_fp8, and scales */
+    /* as MLX: for from_fp8, and scales */
+    if (!strcmp(name, "F8_E4M3") || !strcmp(name, "F8_E8M0")) return MLXVK_UINT8;
     for (int t = 0; t < MLXVK_DTYPE_COUNT; t++)
         if (!strcmp(npy ? file_dtypes[t].npy + 1 : file_dtypes[t].name, name)) return t;
     return -1;
 }
 
 /* {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} */
-static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct items *arrays)
+static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct vector *arrays)
 {
     uint64_t shape[MAXD] = { 0 }, range[2] = { 0, 0 }, bytes;
     int ndim = 0, dtype = -1, dims[MAXD], given = 0;
@@ -18288,22 +18512,30 @@ static void load_tensor(struct file *f, struct json *j, const char *key, size_t 
     } while (!j->bad && json_take(j, ','));
     json_want(j, '}');
     if (j->bad || given != 3) { j->bad = true; return; }
-    if (dtype < 0 || dtype == MLXVK_FLOAT64) { file_fail(f, MLXVK_ERROR_DTYPE, "%s has a dtype that is not taken", key); return; }
+    if (dtype < 0 || dtype == MLXVK_FLOAT64) {
+        file_fail(f, MLXVK_ERROR_DTYPE, "%s has a dtype that is not taken", key);
+        return;
+    }
     bytes = dtypes[dtype].size;
     for (int i = 0; i < ndim; i++) {
-        if (shape[i] > INT_MAX || (shape[i] && bytes > f->size / shape[i])) { file_fail(f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key); return; }
+        if (shape[i] > INT_MAX || (shape[i] && bytes > f->size / shape[i])) {
+            file_fail(f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
+            return;
+        }
         bytes *= shape[i];
         dims[i] = (int)shape[i];
     }
     if (range[0] > f->size || range[1] < range[0] || range[1] - range[0] != bytes)
-        { file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu bytes, which is not what its shape says", key, (unsigned long long)(range[1] - range[0])); return; }
+        { file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu bytes, which is not what its shape says", key,
+                    (unsigned long long)(range[1] - range[0])); return; }
     array = file_array(f, start + range[0], ndim, dims, (mlxvk_dtype)dtype);
-    if (!f->code && map_put(arrays, key, array_value(array))) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (!f->code && map_put(arrays, key, array_value(array)))
+        file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     mlxvk_array_free(array);
 }
 
 /* {"key": "text", ...}, or what MLX writes where there is nothing: null */
-static void load_metadata(struct json *j, struct items *strings)
+static void load_metadata(struct json *j, struct vector *strings)
 {
     if (json_null(j)) return;
     json_want(j, '{');
@@ -18319,7 +18551,7 @@ static void load_metadata(struct json *j, struct items *strings)
     json_want(j, '}');
 }
 
-static void load_header(struct file *f, const char *header, size_t size, struct items *arrays, struct items *strings)
+static void load_header(struct file *f, const char *header, size_t size, struct vector *arrays, struct vector *strings)
 {
     struct json j = { header, header + size, false };
     json_want(&j, '{');
@@ -18335,17 +18567,19 @@ static void load_header(struct file *f, const char *header, size_t size, struct 
     if (j.bad) file_fail(f, MLXVK_ERROR_ARGUMENT, "the header is not that of a safetensors file");
 }
 
-static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1)
+static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_to_array *res_0,
+                            mlxvk_map_string_to_string *res_1)
 {
     uint8_t length[8];
     uint64_t size = 0;
     char *header = NULL;
-    struct items *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
+    struct vector *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
     if (!res_0 || !res_1) file_fail(f, MLXVK_ERROR_ARGUMENT, "a result is NULL");
     if (!arrays || !strings) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (!f->code && file_open(f, path) && file_read(f, 0, length, 8)) {
         for (int i = 0; i < 8; i++) size |= (uint64_t)length[i] << (8 * i);
-        if (size > SAFETENSORS_HEADER || size > f->size - 8) file_fail(f, MLXVK_ERROR_ARGUMENT, "a header of %llu bytes", (unsigned long long)size);
+        if (size > SAFETENSORS_HEADER || size > f->size - 8)
+            file_fail(f, MLXVK_ERROR_ARGUMENT, "a header of %llu bytes", (unsigned long long)size);
         header = f->code ? NULL : malloc((size_t)size + 1);
         if (!header) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
         if (header && file_read(f, 8, header, (size_t)size)) {
@@ -18362,7 +18596,8 @@ static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_t
     return 0;
 }
 
-int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file, mlxvk_stream s)
+int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file,
+                           mlxvk_stream s)
 {
     struct file f = { .name = "load_safetensors", .stream = s, .io = disk_open(file, "rb") };
     int code = load_safetensors(&f, file ? file : "NULL", res_0, res_1);
@@ -18370,13 +18605,14 @@ int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to
     return code;
 }
 
-int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, mlxvk_io_reader in_stream, mlxvk_stream s)
+int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1,
+                                  mlxvk_io_reader in_stream, mlxvk_stream s)
 {
     struct file f = { .name = "load_safetensors_reader", .stream = s, .io = in_stream.ctx };
     return load_safetensors(&f, NULL, res_0, res_1);
 }
 
-static int save_safetensors(struct file *f, const struct items *arrays, const struct items *strings)
+static int save_safetensors(struct file *f, const struct vector *arrays, const struct vector *strings)
 {
     struct text t = { NULL, 0, 0, false };
     uint8_t length[8];
@@ -18407,7 +18643,8 @@ static int save_safetensors(struct file *f, const struct items *arrays, const st
     for (int i = 0; i < 8; i++) length[i] = (uint8_t)((uint64_t)t.size >> (8 * i));
     file_write(f, length, 8);
     file_write(f, t.data, t.size);
-    for (size_t i = 0; i < arrays->size && !f->code; i++) file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
+    for (size_t i = 0; i < arrays->size && !f->code; i++)
+        file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
     free(t.data);
     return f->code;
 }
@@ -18428,7 +18665,8 @@ int mlxvk_save_safetensors(const char *file, mlxvk_map_string_to_array param, ml
     return disk_finish(&f, file);
 }
 
-int mlxvk_save_safetensors_writer(mlxvk_io_writer in_stream, mlxvk_map_string_to_array param, mlxvk_map_string_to_string metadata)
+int mlxvk_save_safetensors_writer(mlxvk_io_writer in_stream, mlxvk_map_string_to_array param,
+                                  mlxvk_map_string_to_string metadata)
 {
     struct file f = { .name = "save_safetensors_writer", .io = in_stream.ctx };
     return save_safetensors(&f, param.ctx, metadata.ctx);
@@ -18456,7 +18694,10 @@ static mlxvk_array load_array(struct file *f, const char *path)
     int ndim = 0, shape[MAXD], dtype = -1;
     mlxvk_array res = { NULL };
     if (!file_open(f, path) || !file_read(f, 0, start, 12)) return res;
-    if (memcmp(start, "\x93NUMPY", 6) || start[6] < 1 || start[6] > 3) { file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"); return res; }
+    if (memcmp(start, "\x93NUMPY", 6) || start[6] < 1 || start[6] > 3) {
+        file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file");
+        return res;
+    }
     at = start[6] == 1 ? 10 : 12;
     size = (size_t)start[8] | (size_t)start[9] << 8;
     if (start[6] > 1) size |= (size_t)start[10] << 16 | (size_t)start[11] << 24;
@@ -18467,22 +18708,39 @@ static mlxvk_array load_array(struct file *f, const char *path)
     descr = npy_field(header, "'descr'");
     order = npy_field(header, "'fortran_order'");
     dims = npy_field(header, "'shape'");
-    if (descr && descr[0] == '\'' && descr[1] && descr[2] && descr[3]) memcpy(type, descr + 2, descr[4] == '\'' ? 2 : 3);
+    if (descr && descr[0] == '\'' && descr[1] && descr[2] && descr[3])
+        memcpy(type, descr + 2, descr[4] == '\'' ? 2 : 3);
     if (descr && descr[1] != '>') dtype = file_dtype(type, true);
-    if (!order || !dims || *dims != '(' || !descr) { file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"); return res; }
-    if (dtype < 0 || dtype == MLXVK_FLOAT64) { file_fail(f, MLXVK_ERROR_DTYPE, "has a dtype that is not taken: %.5s", descr); return res; }
+    if (!order || !dims || *dims != '(' || !descr) {
+        file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file");
+        return res;
+    }
+    if (dtype < 0 || dtype == MLXVK_FLOAT64) {
+        file_fail(f, MLXVK_ERROR_DTYPE, "has a dtype that is not taken: %.5s", descr);
+        return res;
+    }
     for (dims++; *dims && *dims != ')'; dims += strspn(dims, " ,")) {
         char *next;
         unsigned long long n = strtoull(dims, &next, 10);
-        if (next == dims || ndim == MAXD || n > INT_MAX) { file_fail(f, MLXVK_ERROR_SHAPE, "has a shape that is not taken"); return res; }
+        if (next == dims || ndim == MAXD || n > INT_MAX) {
+            file_fail(f, MLXVK_ERROR_SHAPE, "has a shape that is not taken");
+            return res;
+        }
         shape[ndim++] = (int)n;
         dims = next;
     }
     if (*order == 'T')                                   /* the last axis is the outermost in memory */
-        for (int i = 0; i < ndim / 2; i++) { int n = shape[i]; shape[i] = shape[ndim - 1 - i]; shape[ndim - 1 - i] = n; }
+        for (int i = 0; i < ndim / 2; i++) {
+            int n = shape[i];
+            shape[i] = shape[ndim - 1 - i];
+            shape[ndim - 1 - i] = n;
+        }
     size = dtypes[dtype].size;
     for (int i = 0; i < ndim; i++) {
-        if (shape[i] && size > f->size / (size_t)shape[i]) { file_fail(f, MLXVK_ERROR_SHAPE, "is shorter than its shape says"); return res; }
+        if (shape[i] && size > f->size / (size_t)shape[i]) {
+            file_fail(f, MLXVK_ERROR_SHAPE, "is shorter than its shape says");
+            return res;
+        }
         size *= (size_t)shape[i];
     }
     res = file_array(f, at, ndim, shape, (mlxvk_dtype)dtype);
@@ -18490,7 +18748,7 @@ static mlxvk_array load_array(struct file *f, const char *path)
     return res;
 }
 
-static int give_array(struct file *f, mlxvk_array *res, const char *path)
+static int give_loaded(struct file *f, mlxvk_array *res, const char *path)
 {
     mlxvk_array fresh = load_array(f, path);
     if (!f->code && !res) file_fail(f, MLXVK_ERROR_ARGUMENT, "res is NULL");
@@ -18503,7 +18761,7 @@ static int give_array(struct file *f, mlxvk_array *res, const char *path)
 int mlxvk_load(mlxvk_array *res, const char *file, mlxvk_stream s)
 {
     struct file f = { .name = "load", .stream = s, .io = disk_open(file, "rb") };
-    int code = give_array(&f, res, file ? file : "NULL");
+    int code = give_loaded(&f, res, file ? file : "NULL");
     io_free(f.io);
     return code;
 }
@@ -18511,7 +18769,7 @@ int mlxvk_load(mlxvk_array *res, const char *file, mlxvk_stream s)
 int mlxvk_load_reader(mlxvk_array *res, mlxvk_io_reader in_stream, mlxvk_stream s)
 {
     struct file f = { .name = "load_reader", .stream = s, .io = in_stream.ctx };
-    return give_array(&f, res, NULL);
+    return give_loaded(&f, res, NULL);
 }
 
 static int save_array(struct file *f, const struct array *a)
@@ -18550,7 +18808,7 @@ int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a)
 /* ---- GGUF ---- */
 
 /* Tensors, and metadata by what it is: numbers (one, or a list), a text, a list of texts. */
-struct gguf { struct items *arrays, *numbers, *texts, *lists; };
+struct gguf { struct vector *arrays, *numbers, *texts, *lists; };
 
 static int gguf_free(struct gguf *g)
 {
@@ -18582,31 +18840,47 @@ int mlxvk_io_gguf_free(mlxvk_io_gguf io) { return gguf_free(io.ctx); }
 int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io)
 {
     const struct gguf *g = io.ctx;
-    struct items *l = g && keys ? list_new(&string_kind) : NULL;
+    struct vector *l = g && keys ? list_new(&string_kind) : NULL;
     int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
-    for (size_t i = 0; !code && i < g->arrays->size; i++) code = list_append(l, &((struct entry *)list_at(g->arrays, i))->key, 1);
-    if (code) { list_free(l); return code; }
-    list_free(keys->ctx);
-    keys->ctx = l;
-    return 0;
+    for (size_t i = 0; !code && i < g->arrays->size; i++)
+        code = list_append(l, &((struct entry *)list_at(g->arrays, i))->key, 1);
+    return list_give(keys ? &keys->ctx : NULL, l, code);
 }
 
 /* One of the maps: its member's place in struct gguf. */
-static struct items *gguf_map(mlxvk_io_gguf io, size_t member) { return io.ctx ? *(struct items **)(void *)((char *)io.ctx + member) : NULL; }
+static struct vector *gguf_map(mlxvk_io_gguf io, size_t member)
+{
+    return io.ctx ? *(struct vector **)(void *)((char *)io.ctx + member) : NULL;
+}
 #define GGUF(io, member) gguf_map(io, offsetof(struct gguf, member))
 
-#define HAS(kind, member)                                                                                             \
-    int mlxvk_io_gguf_has_metadata_##kind(bool *flag, mlxvk_io_gguf io, const char *key)                              \
-    {                                                                                                                 \
-        if (!flag || !io.ctx || !key) return MLXVK_ERROR_ARGUMENT;                                                    \
-        *flag = map_find(GGUF(io, member), key) != NULL;                                                              \
-        return 0;                                                                                                     \
-    }
-HAS(array, numbers) HAS(string, texts) HAS(vector_string, lists)
-#undef HAS
+static int has_entry(bool *flag, const struct vector *m, const char *key)
+{
+    if (!flag || !m || !key) return MLXVK_ERROR_ARGUMENT;
+    *flag = map_find(m, key) != NULL;
+    return 0;
+}
+int mlxvk_io_gguf_has_metadata_array(bool *flag, mlxvk_io_gguf io, const char *key)
+{
+    return has_entry(flag, GGUF(io, numbers), key);
+}
+int mlxvk_io_gguf_has_metadata_string(bool *flag, mlxvk_io_gguf io, const char *key)
+{
+    return has_entry(flag, GGUF(io, texts), key);
+}
+int mlxvk_io_gguf_has_metadata_vector_string(bool *flag, mlxvk_io_gguf io, const char *key)
+{
+    return has_entry(flag, GGUF(io, lists), key);
+}
 
-static int get_entry_array(mlxvk_array *res, const struct entry *e) { return e && res ? mlxvk_array_set(res, e->value.array) : MLXVK_ERROR_ARGUMENT; }
-int mlxvk_io_gguf_get_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key) { return get_entry_array(arr, map_find(GGUF(io, arrays), key)); }
+static int get_entry_array(mlxvk_array *res, const struct entry *e)
+{
+    return e && res ? mlxvk_array_set(res, e->value.array) : MLXVK_ERROR_ARGUMENT;
+}
+int mlxvk_io_gguf_get_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key)
+{
+    return get_entry_array(arr, map_find(GGUF(io, arrays), key));
+}
 int mlxvk_io_gguf_get_metadata_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key)
 {
     return get_entry_array(arr, map_find(GGUF(io, numbers), key));
@@ -18622,19 +18896,25 @@ int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io
     return e && vstr ? list_assign(&vstr->ctx, &string_kind, e->value.list) : MLXVK_ERROR_ARGUMENT;
 }
 
-static int put_entry_array(struct items *m, const char *key, mlxvk_array array)
+static int put_entry_array(struct vector *m, const char *key, mlxvk_array array)
 {
     return m && key && array.ctx ? map_put(m, key, array_value(array)) : MLXVK_ERROR_ARGUMENT;
 }
-int mlxvk_io_gguf_set_array(mlxvk_io_gguf io, const char *key, mlxvk_array arr) { return put_entry_array(GGUF(io, arrays), key, arr); }
-int mlxvk_io_gguf_set_metadata_array(mlxvk_io_gguf io, const char *key, mlxvk_array marr) { return put_entry_array(GGUF(io, numbers), key, marr); }
+int mlxvk_io_gguf_set_array(mlxvk_io_gguf io, const char *key, mlxvk_array arr)
+{
+    return put_entry_array(GGUF(io, arrays), key, arr);
+}
+int mlxvk_io_gguf_set_metadata_array(mlxvk_io_gguf io, const char *key, mlxvk_array marr)
+{
+    return put_entry_array(GGUF(io, numbers), key, marr);
+}
 int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const char *mstr)
 {
     return mlxvk_map_string_to_string_insert((mlxvk_map_string_to_string){ GGUF(io, texts) }, key, mstr);
 }
 int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr)
 {
-    const struct items *l = mvstr.ctx;
+    const struct vector *l = mvstr.ctx;
     struct entry e = { NULL, { NULL } };
     if (!io.ctx || !key || !l) return MLXVK_ERROR_ARGUMENT;
     e.value.list = list_from(&string_kind, l->data, l->size);
@@ -18643,12 +18923,15 @@ int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, 
 
 /* Types of metadata; texts and lists are by themselves. */
 enum { GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_TEXT_MAX = 1 << 26, GGUF_ALIGN = 32 };
-static const mlxvk_dtype gguf_types[GGUF_TYPES] = { MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT16, MLXVK_INT16, MLXVK_UINT32, MLXVK_INT32, MLXVK_FLOAT32,
+static const mlxvk_dtype gguf_types[GGUF_TYPES] = { MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT16, MLXVK_INT16, MLXVK_UINT32,
+                                                    MLXVK_INT32, MLXVK_FLOAT32,
     MLXVK_BOOL, MLXVK_DTYPE_COUNT, MLXVK_DTYPE_COUNT, MLXVK_UINT64, MLXVK_INT64, MLXVK_FLOAT64 };
 
-/* Types of tensors: whole elements, or blocks of 32 codes (bits; bytes of a block; the code of 0, or -1: the block says). */
+/* Types of tensors: whole elements, or blocks of 32 codes (bits; bytes of a block; the code of 0, or -1: the block
+ * says). */
 static const struct { int type; mlxvk_dtype dtype; int bits, bytes, zero; } ggml_types[] = {
-    { 0, MLXVK_FLOAT32, 0, 0, 0 }, { 1, MLXVK_FLOAT16, 0, 0, 0 }, { 30, MLXVK_BFLOAT16, 0, 0, 0 }, { 24, MLXVK_INT8, 0, 0, 0 },
+    { 0, MLXVK_FLOAT32, 0, 0, 0 }, { 1, MLXVK_FLOAT16, 0, 0, 0 }, { 30, MLXVK_BFLOAT16, 0, 0, 0 },
+        { 24, MLXVK_INT8, 0, 0, 0 },
     { 25, MLXVK_INT16, 0, 0, 0 }, { 26, MLXVK_INT32, 0, 0, 0 }, { 27, MLXVK_INT64, 0, 0, 0 },
     { 2, MLXVK_UINT32, 4, 18, 8 }, { 3, MLXVK_UINT32, 4, 20, -1 }, { 8, MLXVK_UINT32, 8, 34, 128 },
 };
@@ -18670,7 +18953,8 @@ static char *take_text(struct cursor *c)
 {
     uint64_t n = take_number(c, 8);
     char *text = NULL;
-    if (!c->f->code && (n > GGUF_TEXT_MAX || n > c->f->size)) file_fail(c->f, MLXVK_ERROR_ARGUMENT, "a text of %llu bytes", (unsigned long long)n);
+    if (!c->f->code && (n > GGUF_TEXT_MAX || n > c->f->size))
+        file_fail(c->f, MLXVK_ERROR_ARGUMENT, "a text of %llu bytes", (unsigned long long)n);
     if (!c->f->code && !(text = malloc((size_t)n + 1))) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (text && !file_read(c->f, c->at, text, (size_t)n)) { free(text); return NULL; }
     if (text) { text[n] = 0; c->at += (size_t)n; }
@@ -18683,7 +18967,10 @@ static void take_numbers(struct cursor *c, struct gguf *g, const char *key, int 
     mlxvk_dtype t = gguf_types[type];
     size_t size = dtypes[t].size;
     mlxvk_array a = { NULL };
-    if (n > INT_MAX || n > c->f->size / size) { file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu numbers", key, (unsigned long long)n); return; }
+    if (n > INT_MAX || n > c->f->size / size) {
+        file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu numbers", key, (unsigned long long)n);
+        return;
+    }
     if (type != GGUF_DOUBLE) a = file_array(c->f, c->at, ndim, (int[]){ (int)n }, t);
     else {
         float *values = malloc((size_t)n * sizeof *values + 1);
@@ -18693,12 +18980,14 @@ static void take_numbers(struct cursor *c, struct gguf *g, const char *key, int 
             memcpy(&value, &bits, 8);
             values[i] = (float)value;
         }
-        if (!values || mlxvk_array_new_data_device(&a, values, (int[]){ (int)n }, ndim, MLXVK_FLOAT32, mlxvk_stream_device(c->f->stream)))
+        if (!values || mlxvk_array_new_data_device(&a, values, (int[]){ (int)n }, ndim, MLXVK_FLOAT32,
+                                                   mlxvk_stream_device(c->f->stream)))
             file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "no array of %llu numbers", (unsigned long long)n);
         free(values);
     }
     c->at += (size_t)n * size;
-    if (!c->f->code && put_entry_array(g->numbers, key, a)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (!c->f->code && put_entry_array(g->numbers, key, a))
+        file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     mlxvk_array_free(a);
 }
 
@@ -18711,7 +19000,11 @@ static void take_texts(struct cursor *c, struct gguf *g, const char *key, uint64
         if (place) *place = text;
         else { free(text); file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); }
     }
-    if (c->f->code || !e.value.list) { list_free(e.value.list); file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return; }
+    if (c->f->code || !e.value.list) {
+        list_free(e.value.list);
+        file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        return;
+    }
     if (map_put(g->lists, key, e)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
 }
 
@@ -18727,9 +19020,11 @@ static void take_metadata(struct cursor *c, struct gguf *g, uint64_t *align)
         of = take_number(c, 4);
         type = take_number(c, 8);                        /* how many */
         if (of == GGUF_TEXT) take_texts(c, g, key, type);
-        else if (of >= GGUF_TYPES || of == GGUF_LIST) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s is a list of what is not taken", key);
+        else if (of >= GGUF_TYPES || of == GGUF_LIST)
+            file_fail(c->f, MLXVK_ERROR_DTYPE, "%s is a list of what is not taken", key);
         else take_numbers(c, g, key, (int)of, 1, type);
-    } else if (type >= GGUF_TYPES) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has type %llu", key, (unsigned long long)type);
+    } else if (type >= GGUF_TYPES)
+        file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has type %llu", key, (unsigned long long)type);
     else {
         if (!strcmp(key, "general.alignment") && type == 4) *align = take_number(&(struct cursor){ c->f, c->at }, 4);
         take_numbers(c, g, key, (int)type, 0, 1);
@@ -18740,7 +19035,8 @@ static void take_metadata(struct cursor *c, struct gguf *g, uint64_t *align)
 /* Codes of blocks as MLX's quantized weights: words, and scales and biases of each block of 32 in float16. */
 static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t at, int ndim, int *shape, size_t kind)
 {
-    int bits = ggml_types[kind].bits, bytes = ggml_types[kind].bytes, zero = ggml_types[kind].zero, last = ndim ? shape[ndim - 1] : 0;
+    int bits = ggml_types[kind].bits, bytes = ggml_types[kind].bytes, zero = ggml_types[kind].zero,
+        last = ndim ? shape[ndim - 1] : 0;
     size_t blocks = 1, stem = strlen(key), suffix = strlen(".weight");
     uint8_t *raw, *codes;
     uint16_t *scales, *biases;
@@ -18765,16 +19061,20 @@ static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t 
             in += zero < 0 ? 4 : 2;
             for (int i = 0; i < 32 && bits == 8; i++) to[i] = in[i] ^ 0x80;
             for (int i = 0; i < 16 && bits == 4; i++)    /* low halves are the first 16 codes */
-                to[i] = i < 8 ? (uint8_t)((in[2 * i] & 15) | in[2 * i + 1] << 4) : (uint8_t)(in[2 * i - 16] >> 4 | (in[2 * i - 15] & 0xf0));
+                to[i] = i < 8 ? (uint8_t)((in[2 * i] & 15) | in[2 * i + 1] << 4)
+                    : (uint8_t)(in[2 * i - 16] >> 4 | (in[2 * i - 15] & 0xf0));
         }
         shape[ndim - 1] = last / 32 * bits;
-        if (mlxvk_array_new_data_device(&out[0], codes, shape, ndim, MLXVK_UINT32, device)) file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
+        if (mlxvk_array_new_data_device(&out[0], codes, shape, ndim, MLXVK_UINT32, device))
+            file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
         shape[ndim - 1] = last / 32;
         if (mlxvk_array_new_data_device(&out[1], scales, shape, ndim, MLXVK_FLOAT16, device) ||
-            mlxvk_array_new_data_device(&out[2], biases, shape, ndim, MLXVK_FLOAT16, device)) file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
+            mlxvk_array_new_data_device(&out[2], biases, shape, ndim, MLXVK_FLOAT16, device))
+            file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
         if (stem >= suffix && !strcmp(key + stem - suffix, ".weight")) stem -= suffix;
         for (int i = 0; i < 3 && !f->code; i++) {
-            snprintf(name, strlen(key) + 10, "%.*s%s", (int)stem, key, i == 0 ? key + stem : i == 1 ? ".scales" : ".biases");
+            snprintf(name, strlen(key) + 10, "%.*s%s", (int)stem, key, i == 0 ? key + stem : i == 1 ? ".scales"
+                     : ".biases");
             if (put_entry_array(g->arrays, name, out[i])) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
         }
     }
@@ -18782,7 +19082,8 @@ static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t 
     free(raw); free(codes); free(scales); free(biases); free(name);
 }
 
-/* One tensor, whose description the cursor is at; its data begin `data` bytes into the file. With data 0: only skip it. */
+/* One tensor, whose description the cursor is at; its data begin `data` bytes into the file. With data 0: only skip
+ * it. */
 static void take_tensor(struct cursor *c, struct gguf *g, size_t data)
 {
     char *key = take_text(c);
@@ -18795,16 +19096,20 @@ static void take_tensor(struct cursor *c, struct gguf *g, size_t data)
     at = take_number(c, 8);
     if (!data || c->f->code) { free(key); return; }
     while (kind < COUNT(ggml_types) && ggml_types[kind].type != (int)type) kind++;
-    if (kind == COUNT(ggml_types)) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has tensor type %llu, which is not taken", key, (unsigned long long)type);
+    if (kind == COUNT(ggml_types))
+        file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has tensor type %llu, which is not taken", key,
+                  (unsigned long long)type);
     for (uint64_t i = 0; i < ndim && !c->f->code; i++) {     /* the fastest dimension comes first */
-        if (size[i] > INT_MAX || (size[i] && bytes > 8 * c->f->size / size[i])) file_fail(c->f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
+        if (size[i] > INT_MAX || (size[i] && bytes > 8 * c->f->size / size[i]))
+            file_fail(c->f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
         else { bytes *= size[i]; shape[ndim - 1 - i] = (int)size[i]; }
     }
     if (!c->f->code && at > c->f->size) file_fail(c->f, MLXVK_ERROR_ARGUMENT, "%s lies outside", key);
     if (!c->f->code && ggml_types[kind].bits) take_blocks(c->f, g, key, data + (size_t)at, (int)ndim, shape, kind);
     else if (!c->f->code) {
         mlxvk_array a = file_array(c->f, data + (size_t)at, (int)ndim, shape, ggml_types[kind].dtype);
-        if (!c->f->code && put_entry_array(g->arrays, key, a)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        if (!c->f->code && put_entry_array(g->arrays, key, a))
+            file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
         mlxvk_array_free(a);
     }
     free(key);
@@ -18820,13 +19125,15 @@ int mlxvk_load_gguf(mlxvk_io_gguf *gguf, const char *file, mlxvk_stream s)
     if (!f.code && file_open(&f, file ? file : "NULL")) {
         magic = take_number(&c, 4);
         version = take_number(&c, 4);
-        if (!f.code && (magic != 0x46554747 || version < 2 || version > 3)) file_fail(&f, MLXVK_ERROR_ARGUMENT, "is not a GGUF file of version 2 or 3");
+        if (!f.code && (magic != 0x46554747 || version < 2 || version > 3))
+            file_fail(&f, MLXVK_ERROR_ARGUMENT, "is not a GGUF file of version 2 or 3");
         count = take_number(&c, 8);
         pairs = take_number(&c, 8);
         for (uint64_t i = 0; i < pairs && !f.code; i++) take_metadata(&c, g, &align);
         tensors = c;
         for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&c, g, 0);
-        if (!f.code && (!align || align > 1 << 20)) file_fail(&f, MLXVK_ERROR_ARGUMENT, "an alignment of %llu", (unsigned long long)align);
+        if (!f.code && (!align || align > 1 << 20))
+            file_fail(&f, MLXVK_ERROR_ARGUMENT, "an alignment of %llu", (unsigned long long)align);
         for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&tensors, g, round_up(c.at, (size_t)align));
     }
     io_free(f.io);
@@ -18873,7 +19180,10 @@ static void save_metadata(struct file *f, const struct gguf *g)
         const struct array *a = e->value.array.ctx;
         uint32_t type = 0;
         while (type < GGUF_TYPES && gguf_types[type] != a->dtype) type++;
-        if (type == GGUF_TYPES || a->ndim > 1) { file_fail(f, MLXVK_ERROR_DTYPE, "%s cannot be metadata", e->key); return; }
+        if (type == GGUF_TYPES || a->ndim > 1) {
+            file_fail(f, MLXVK_ERROR_DTYPE, "%s cannot be metadata", e->key);
+            return;
+        }
         write_text(f, e->key);
         if (a->ndim) { write_number(f, GGUF_LIST, 4); write_number(f, type, 4); write_number(f, a->size, 8); }
         else write_number(f, type, 4);
@@ -18901,7 +19211,10 @@ int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf)
         const struct array *a = e->value.array.ctx;
         size_t kind = 0;
         while (kind < COUNT(ggml_types) && (ggml_types[kind].dtype != a->dtype || ggml_types[kind].bits)) kind++;
-        if (kind == COUNT(ggml_types)) { file_fail(&f, MLXVK_ERROR_DTYPE, "%s cannot be a tensor of %s", e->key, dtypes[a->dtype].name); break; }
+        if (kind == COUNT(ggml_types)) {
+            file_fail(&f, MLXVK_ERROR_DTYPE, "%s cannot be a tensor of %s", e->key, dtypes[a->dtype].name);
+            break;
+        }
         write_text(&f, e->key);
         write_number(&f, (uint64_t)a->ndim, 4);
         for (int k = a->ndim - 1; k >= 0; k--) write_number(&f, (uint64_t)a->shape[k], 8);
@@ -18936,9 +19249,11 @@ static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_d
     if (r == VK_ERROR_FEATURE_NOT_PRESENT) {
         char names[128];
         name_missing(missing ? missing : CAP_SMALL & ~d->caps.bits, names, sizeof names);
-        return device_fail(d, MLXVK_ERROR_UNSUPPORTED, r, __LINE__, "kernel", "%s cannot run: %s lacks %s", k->name, d->caps.name, names);
+        return device_fail(d, MLXVK_ERROR_UNSUPPORTED, r, __LINE__, "kernel", "%s cannot run: %s lacks %s", k->name,
+                           d->caps.name, names);
     }
-    if (r >= 0) r = build_pipeline(d, k->module, desc->bindings, desc->constants, desc->constant_count, &k->pipeline.handle);
+    if (r >= 0)
+        r = build_pipeline(d, k->module, desc->bindings, desc->constants, desc->constant_count, &k->pipeline.handle);
     if (r < 0) {
         d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
         return device_fail(d, vk_code(d, r), r, __LINE__, "kernel", "%s could not be made (VkResult %d)", k->name, r);
@@ -18960,7 +19275,8 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
     for (int i = 0; i < 3; i++) {
         threads *= desc->threads[i] ? desc->threads[i] : 1;
         if (threads > d->caps.max_threads)
-            return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "%llu threads a workgroup; the device allows %u",
+            return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel",
+                               "%llu threads a workgroup; the device allows %u",
                                (unsigned long long)threads, d->caps.max_threads);
     }
     refusal = module_refusal(desc->spirv, desc->spirv_size / 4, desc->bindings, d->caps.max_threads);
@@ -19012,7 +19328,8 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d = k->device;
     mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams; s; s = s->next) if (s->encoder.step.pipeline == &k->pipeline) encoder_reset(&s->encoder);
+    for (struct stream *s = d->streams; s; s = s->next)
+        if (s->encoder.step.pipeline == &k->pipeline) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -19057,7 +19374,8 @@ int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
     struct kernel *k = kernel.ctx;
     if (!e) return MLXVK_ERROR_ARGUMENT;
     encoder_reset(e);
-    if (!k || k->device != e->device) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_kernel", "no kernel of this device");
+    if (!k || k->device != e->device)
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_kernel", "no kernel of this device");
     else {
         struct step *t = &e->step;
         t->pipeline = &k->pipeline;
@@ -19084,14 +19402,21 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
     uint32_t at = 0;
     if (!e) return MLXVK_ERROR_ARGUMENT;
     if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array", "no array of this device, or binding %u", binding);
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array",
+                     "no array of this device, or binding %u", binding);
     else at = bind_held(e, binding, a, write);
     if (shift) *shift = at;
     return unlock_encoder(e);
 }
 
-int mlxvk_set_input_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift) { return set_array(e, array, binding, shift, false); }
-int mlxvk_set_output_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift) { return set_array(e, array, binding, shift, true); }
+int mlxvk_set_input_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift)
+{
+    return set_array(e, array, binding, shift, false);
+}
+int mlxvk_set_output_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift)
+{
+    return set_array(e, array, binding, shift, true);
+}
 
 int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
 {
@@ -19105,7 +19430,8 @@ int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
         array_span(a, &low, &high);
         if (low < high)
             set_bound(e, MAX_BOUND - 1 - e->registered, false,
-                      (struct bound){ .kind = BOUND_STORAGE, .write = true, .storage = a->storage, .low = low, .high = high });
+                      (struct bound){ .kind = BOUND_STORAGE, .write = true, .storage = a->storage, .low = low,
+                                      .high = high });
     }
     return unlock_encoder(e);
 }
@@ -19115,13 +19441,17 @@ int mlxvk_set_buffer(mlxvk_encoder handle, mlxvk_buffer buffer, size_t offset, s
     struct encoder *e = lock_encoder(handle);
     struct buffer *b = buffer.ctx;
     if (!e) return MLXVK_ERROR_ARGUMENT;
-    if (!b || b->device != e->device || binding >= MAX_BINDINGS || !size || offset > b->size || size > b->size - offset ||
+    if (!b || b->device != e->device || binding >= MAX_BINDINGS || !size || offset > b->size ||
+        size > b->size - offset ||
         (b->offset + offset) % e->device->caps.offset_align)
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "%zu bytes from %zu at binding %u", size, offset, binding);
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "%zu bytes from %zu at binding %u", size,
+                     offset, binding);
     else if (size > e->device->caps.max_range)
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_buffer", "%zu bytes; one binding reaches %zu", size, e->device->caps.max_range);
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_buffer", "%zu bytes; one binding reaches %zu", size,
+                     e->device->caps.max_range);
     else
-        set_bound(e, binding, true, (struct bound){ .kind = BOUND_BUFFER, .write = true, .buffer = b, .low = (int64_t)offset,
+        set_bound(e, binding, true, (struct bound){ .kind = BOUND_BUFFER, .write = true, .buffer = b,
+                                                    .low = (int64_t)offset,
                                                     .high = (int64_t)(offset + size) });
     return unlock_encoder(e);
 }
@@ -19142,7 +19472,8 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
 
 static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
-    if (!e->step.pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
+    if (!e->step.pipeline && !e->code)
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
     dispatch(e, x, y, z);
     bind_plan(e);
     maybe_commit(e->stream);
@@ -19193,13 +19524,15 @@ int mlxvk_end_concurrent(mlxvk_encoder handle)
 
 /* ==== >>public: kernels of the caller's in mlx-c's shape: new, config, apply ====================================== */
 
-/* What apply must know of a module: its specialization constants of 32 bits and the bools (by number, with their values where
- * nobody sets them, and their names where the module has names), and what its workgroup's size is made of. */
+/* What apply must know of a module: its specialization constants of 32 bits and the bools (by number, with their
+ * values where nobody sets them, and their names where the module has names), and what its workgroup's size is made
+ * of. */
 struct module_constants {
     uint32_t count, values[MAX_SPEC];
     bool declared[MAX_SPEC], other[MAX_SPEC];        /* other: of other widths, which cannot be set */
     const char *names[MAX_SPEC];
-    int group_constant[3];                           /* the constant that is this side of the workgroup; -1: it is fixed */
+    /* the constant that is this side of the workgroup; -1: it is fixed */
+    int group_constant[3];
     uint32_t group[3];
 };
 
@@ -19232,57 +19565,59 @@ struct spirv_config {
 
 enum { SPIRV_ANY = -1 };
 
-/* The first instruction of a kind whose words after the first are these; NULL: none. */
-static const uint32_t *spirv_find(const struct spirv_kernel *k, uint32_t op, int64_t first, int64_t second, int64_t third)
+/* The first instruction of a kind whose operands begin with these, none of which is beyond its end; without: its op
+ * is 0. */
+static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_t op, int64_t first, int64_t second,
+                                           int64_t third)
 {
     const int64_t want[3] = { first, second, third };
-    for (size_t at = SPIRV_HEADER, n; at < k->words; at += n) {
-        const uint32_t *w = k->spirv + at;
+    struct spirv_instruction i = spirv_open(k->spirv, k->words);
+    while (spirv_next(&i)) {
         uint32_t same = 0;
-        n = w[0] >> 16;
-        if (!n || n > k->words - at) return NULL;    /* cut off: making the kernel says so */
-        if ((w[0] & 0xffff) != op) continue;
-        while (same < 3 && (want[same] == SPIRV_ANY || (same + 1 < n && w[same + 1] == want[same]))) same++;
-        if (same == 3) return w;
+        while (i.op == op && same < 3 && (want[same] == SPIRV_ANY || (same < i.n && i.w[same] == want[same]))) same++;
+        if (same == 3) return i;
     }
-    return NULL;
+    return (struct spirv_instruction){ 0 };          /* where it is cut off, making the kernel says so */
 }
 
-/* Its string, from that word on, if it ends within the instruction. */
-static const char *spirv_string(const uint32_t *w, uint32_t at)
+static bool of_32_bits(const struct spirv_kernel *k, uint32_t type)
 {
-    uint32_t n = w[0] >> 16;
-    return n > at && !(w[n - 1] >> 24) ? (const char *)(w + at) : NULL;
+    return spirv_find(k, SPIRV_TYPE_INT, type, 32, SPIRV_ANY).op || spirv_find(k, SPIRV_TYPE_FLOAT, type, 32,
+        SPIRV_ANY).op;
 }
 
 static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
 {
     struct module_constants *c = &k->constants;
-    const uint32_t *w = spirv_find(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id, SPIRV_ANY), *name = spirv_find(k, SPIRV_NAME, id, SPIRV_ANY, SPIRV_ANY);
-    if (w && (w[0] >> 16 != 4 || !(spirv_find(k, SPIRV_TYPE_INT, w[1], 32, SPIRV_ANY) || spirv_find(k, SPIRV_TYPE_FLOAT, w[1], 32, SPIRV_ANY))))
-        c->other[number] = true;
-    else if (w) c->values[number] = w[3];
-    else c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY) != NULL;
+    struct spirv_instruction i = spirv_find(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id, SPIRV_ANY);
+    struct spirv_instruction name = spirv_find(k, SPIRV_NAME, id, SPIRV_ANY, SPIRV_ANY);
+    if (i.op) {
+        c->other[number] = i.n != 3 || !of_32_bits(k, i.w[0]);
+        c->values[number] = c->other[number] ? 0 : i.w[2];
+    }
+    else c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY).op != 0;
     c->declared[number] = true;
-    c->names[number] = name ? spirv_string(name, 2) : NULL;
+    /* it ends there */
+    if (name.n > 1 && !(name.operands[name.n - 1] >> 24)) c->names[number] = (const char *)(name.operands + 1);
     c->count = number + 1;
 }
 
-/* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers or constants. */
+/* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers or
+ * constants. */
 static void read_group(struct spirv_kernel *k)
 {
     struct module_constants *c = &k->constants;
-    const uint32_t *built = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE), *parts = NULL;
-    if (built && !(parts = spirv_find(k, SPIRV_SPEC_COMPOSITE, SPIRV_ANY, built[1], SPIRV_ANY)))
-        parts = spirv_find(k, SPIRV_COMPOSITE, SPIRV_ANY, built[1], SPIRV_ANY);
-    if (!built) parts = spirv_find(k, SPIRV_EXECUTION_MODE_ID, SPIRV_ANY, SPIRV_LOCAL_SIZE_ID, SPIRV_ANY);
-    if (parts && parts[0] >> 16 != 6) parts = NULL;
+    struct spirv_instruction built = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE);
+    struct spirv_instruction size = spirv_find(k, SPIRV_EXECUTION_MODE, SPIRV_ANY, SPIRV_LOCAL_SIZE, SPIRV_ANY), parts;
+    if (!built.op) parts = spirv_find(k, SPIRV_EXECUTION_MODE_ID, SPIRV_ANY, SPIRV_LOCAL_SIZE_ID, SPIRV_ANY);
+    else if (!(parts = spirv_find(k, SPIRV_SPEC_COMPOSITE, SPIRV_ANY, built.w[0], SPIRV_ANY)).op)
+        parts = spirv_find(k, SPIRV_COMPOSITE, SPIRV_ANY, built.w[0], SPIRV_ANY);
     for (int i = 0; i < 3; i++) {
-        const uint32_t *of = parts ? spirv_find(k, SPIRV_DECORATE, parts[3 + i], SPIRV_SPEC_ID, SPIRV_ANY)
-                                   : spirv_find(k, SPIRV_EXECUTION_MODE, SPIRV_ANY, SPIRV_LOCAL_SIZE, SPIRV_ANY);
-        const uint32_t *fixed = parts && !of ? spirv_find(k, SPIRV_CONSTANT, SPIRV_ANY, parts[3 + i], SPIRV_ANY) : NULL;
-        c->group_constant[i] = parts && of && of[0] >> 16 == 4 ? (int)min_u32(of[3], MAX_SPEC) : -1;
-        c->group[i] = !parts && of && of[0] >> 16 == 6 ? of[3 + i] : fixed && fixed[0] >> 16 == 4 ? fixed[3] : 1;
+        struct spirv_instruction of = { 0 }, fixed = { 0 };
+        if (parts.n == 5) of = spirv_find(k, SPIRV_DECORATE, parts.w[2 + i], SPIRV_SPEC_ID, SPIRV_ANY);
+        if (parts.n == 5) fixed = spirv_find(k, SPIRV_CONSTANT, SPIRV_ANY, parts.w[2 + i], SPIRV_ANY);
+        c->group_constant[i] = of.n == 3 ? (int)min_u32(of.w[2], MAX_SPEC) : -1;
+        c->group[i] = parts.n != 5 && size.n == 5 ? size.w[2 + i] : !of.op && fixed.n == 3 ? fixed.w[2] : 1;
     }
 }
 
@@ -19290,14 +19625,16 @@ static void read_group(struct spirv_kernel *k)
 static void read_constants(struct spirv_kernel *k)
 {
     for (uint32_t number = 0; number < MAX_SPEC; number++) {
-        const uint32_t *w = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_SPEC_ID, number);
-        if (w) read_constant(k, number, w[1]);
+        struct spirv_instruction i = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_SPEC_ID, number);
+        if (i.op) read_constant(k, number, i.w[0]);
     }
     read_group(k);
 }
 
-mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vector_string input_names, mlxvk_vector_string output_names,
-                                                    const uint32_t *spirv, size_t spirv_size, bool ensure_row_contiguous)
+mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vector_string input_names,
+                                                    mlxvk_vector_string output_names,
+                                                    const uint32_t *spirv, size_t spirv_size,
+                                                    bool ensure_row_contiguous)
 {
     struct spirv_kernel *k = calloc(1, sizeof *k);
     size_t inputs = mlxvk_vector_string_size(input_names), outputs = mlxvk_vector_string_size(output_names);
@@ -19352,7 +19689,8 @@ int mlxvk_fast_spirv_kernel_config_free(mlxvk_fast_spirv_kernel_config cls)
     return 0;
 }
 
-int mlxvk_fast_spirv_kernel_config_add_output_arg(mlxvk_fast_spirv_kernel_config cls, const int *shape, size_t size, mlxvk_dtype dtype)
+int mlxvk_fast_spirv_kernel_config_add_output_arg(mlxvk_fast_spirv_kernel_config cls, const int *shape, size_t size,
+                                                  mlxvk_dtype dtype)
 {
     struct spirv_config *f = cls.ctx;
     if (!f || (size && !shape) || size > MAXD || !is_dtype((int)dtype)) return MLXVK_ERROR_ARGUMENT;
@@ -19378,7 +19716,8 @@ int mlxvk_fast_spirv_kernel_config_set_grid(mlxvk_fast_spirv_kernel_config cls, 
     return set_sizes(cls.ctx ? ((struct spirv_config *)cls.ctx)->grid : NULL, grid1, grid2, grid3, 0);
 }
 
-int mlxvk_fast_spirv_kernel_config_set_thread_group(mlxvk_fast_spirv_kernel_config cls, int thread1, int thread2, int thread3)
+int mlxvk_fast_spirv_kernel_config_set_thread_group(mlxvk_fast_spirv_kernel_config cls, int thread1, int thread2,
+                                                    int thread3)
 {
     return set_sizes(cls.ctx ? ((struct spirv_config *)cls.ctx)->group : NULL, thread1, thread2, thread3, 1);
 }
@@ -19403,14 +19742,17 @@ int mlxvk_fast_spirv_kernel_config_add_template_arg_int(mlxvk_fast_spirv_kernel_
     return 0;
 }
 
-int mlxvk_fast_spirv_kernel_config_add_template_arg_bool(mlxvk_fast_spirv_kernel_config cls, const char *name, bool value)
+int mlxvk_fast_spirv_kernel_config_add_template_arg_bool(mlxvk_fast_spirv_kernel_config cls, const char *name,
+                                                         bool value)
 {
     return mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, value);
 }
 
-int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kernel_config cls, const char *name, mlxvk_dtype dtype)
+int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kernel_config cls, const char *name,
+                                                          mlxvk_dtype dtype)
 {
-    return is_dtype((int)dtype) ? mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, (int)dtype) : MLXVK_ERROR_ARGUMENT;
+    return is_dtype((int)dtype) ? mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, (int)dtype)
+        : MLXVK_ERROR_ARGUMENT;
 }
 
 /* ---- apply ---- */
@@ -19425,32 +19767,42 @@ static uint32_t constant_named(const struct module_constants *m, const char *nam
     return MAX_SPEC;
 }
 
-static void set_constants(struct call *c, const struct spirv_kernel *k, const struct spirv_config *f, uint32_t values[MAX_SPEC])
+static void set_constants(struct call *c, const struct spirv_kernel *k, const struct spirv_config *f,
+                          uint32_t values[MAX_SPEC])
 {
     const struct module_constants *m = &k->constants;
     memcpy(values, m->values, sizeof m->values);
     for (uint32_t i = 0; i < f->arguments; i++) {
         uint32_t at = constant_named(m, f->argument[i].name);
-        if (at == MAX_SPEC) { FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has no specialization constant %s", k->name, f->argument[i].name); return; }
+        if (at == MAX_SPEC) {
+            FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has no specialization constant %s", k->name, f->argument[i].name);
+            return;
+        }
         values[at] = f->argument[i].value;
     }
     for (int i = 0; i < 3; i++) {
         int at = m->group_constant[i];
-        if (at == MAX_SPEC) FAIL(c, MLXVK_ERROR_LIMIT, "%s has its workgroup in a constant over %d", k->name, MAX_SPEC - 1);
+        if (at == MAX_SPEC)
+            FAIL(c, MLXVK_ERROR_LIMIT, "%s has its workgroup in a constant over %d", k->name, MAX_SPEC - 1);
         else if (at >= 0) values[at] = f->group[i];
         else if (m->group[i] != f->group[i])
-            FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has workgroups of %u threads along axis %d, not %u", k->name, m->group[i], i, f->group[i]);
+            FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has workgroups of %u threads along axis %d, not %u", k->name,
+                 m->group[i], i, f->group[i]);
     }
     for (uint32_t i = 0; i < m->count; i++)
-        if (m->other[i]) FAIL(c, MLXVK_ERROR_UNSUPPORTED, "%s has a specialization constant, %u, that is not of 32 bits", k->name, i);
+        if (m->other[i])
+            FAIL(c, MLXVK_ERROR_UNSUPPORTED, "%s has a specialization constant, %u, that is not of 32 bits", k->name,
+                 i);
 }
 
 static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const struct spirv_config *f)
 {
     uint32_t values[MAX_SPEC];
     struct kernel *made;
-    mlxvk_kernel_desc desc = { .name = k->name, .spirv = k->spirv, .spirv_size = 4 * k->words, .bindings = k->inputs + k->outputs,
-                               .push_size = 4 * (k->inputs + k->outputs), .constants = values, .constant_count = k->constants.count,
+    mlxvk_kernel_desc desc = { .name = k->name, .spirv = k->spirv, .spirv_size = 4 * k->words,
+                               .bindings = k->inputs + k->outputs,
+                               .push_size = 4 * (k->inputs + k->outputs), .constants = values,
+                                   .constant_count = k->constants.count,
                                .threads = { f->group[0], f->group[1], f->group[2] } };
     struct spirv_variant *v;
     set_constants(c, k, f, values);
@@ -19476,15 +19828,17 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     return made;
 }
 
-/* Encodes the dispatch behind all operations recorded before. Where an array is empty, a result that is not is bound in its
- * place; nothing is to be done where all are. */
-static void run_variant(struct call *c, struct kernel *k, struct array **arrays, uint32_t inputs, uint32_t count, const uint32_t grid[3])
+/* Encodes the dispatch behind all operations recorded before. Where an array is empty, a result that is not is bound
+ * in its place; nothing is to be done where all are. */
+static void run_variant(struct call *c, struct kernel *k, struct array **arrays, uint32_t inputs, uint32_t count,
+                        const uint32_t grid[3])
 {
     struct encoder *e = &c->stream->encoder;
     uint32_t shift[MAX_BINDINGS], some = inputs;
     while (some < count && !arrays[some]->size) some++;
     if (some == count) return;
-    for (uint32_t i = 0; i < count; i++) take_handle(arrays[i]);       /* or their copies and fillings would be dropped: nobody has them */
+    /* or their copies and fillings would be dropped: nobody has them */
+    for (uint32_t i = 0; i < count; i++) take_handle(arrays[i]);
     stream_lower(c->stream, 0);
     encoder_reset(e);
     e->step.pipeline = &k->pipeline;
@@ -19513,7 +19867,8 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
     struct kernel *made;
     if (!k || !f) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s is { NULL }", k ? "config" : "the kernel");
     else if ((v ? v->size : 0) != k->inputs || f->outputs != k->outputs)
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s has %u inputs and %u outputs, not %zu and %u", k->name, k->inputs, k->outputs, v ? v->size : 0, f->outputs);
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s has %u inputs and %u outputs, not %zu and %u", k->name, k->inputs,
+             k->outputs, v ? v->size : 0, f->outputs);
     if (c.code) return finish_vector(&c, NULL, 0, outputs);
     for (uint32_t i = 0; i < k->inputs; i++) {
         arrays[i] = vector_input(&c, v, i);
@@ -19523,7 +19878,8 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
         int ndim = f->output[i].ndim;
         const int *shape = f->output[i].shape;
         mlxvk_dtype dtype = f->output[i].dtype;
-        struct array *out = f->filled ? do_full(&c, ndim, shape, scalar(&c, f->value, dtype), dtype) : output(&c, ndim, shape, dtype);
+        struct array *out = f->filled ? do_full(&c, ndim, shape, scalar(&c, f->value, dtype), dtype)
+            : output(&c, ndim, shape, dtype);
         if (out && !f->filled) fill_array(&c, out, NULL);
         arrays[k->inputs + i] = out;
         if (!out) FAIL(&c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
@@ -19540,10 +19896,12 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
     struct device *d = device_or_default(device);
     char line[256];
     if (!print) return MLXVK_ERROR_ARGUMENT;
-    snprintf(line, sizeof line, "%-47s %4s (default any)  %s", device_gate.name, d && *d->wanted ? d->wanted : "any", device_gate.what);
+    snprintf(line, sizeof line, "%-47s %4s (default any)  %s", device_gate.name, d && *d->wanted ? d->wanted : "any",
+             device_gate.what);
     print(line, user);
     for (int i = 0; i < GATE_COUNT; i++) {
-        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", gate_table[i].name, d ? d->gate[i] : gate_table[i].value,
+        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", gate_table[i].name,
+                 d ? d->gate[i] : gate_table[i].value,
                  gate_table[i].value, gate_table[i].what);
         print(line, user);
     }
@@ -19569,7 +19927,8 @@ int mlxvk_reset_stats(mlxvk_device device)
     return unlock_and_drop(d);
 }
 
-int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
+int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds,
+                                                         void *user), void *user)
 {
     struct device *d = each ? lock_device(device.ctx) : NULL;
     struct kernel_count counts[KERNEL_COUNTS];
@@ -19582,7 +19941,8 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     unlock_and_drop(d);
     for (int i = 0; i < KERNEL_COUNTS; i++)
         if (counts[i].count)
-            each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom" : fusion_table[i - KERNEL_COUNT - 1].name,
+            each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom"
+                 : fusion_table[i - KERNEL_COUNT - 1].name,
                  counts[i].count, counts[i].ns, user);
     return 0;
 }
@@ -19598,7 +19958,8 @@ int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat,
     code = list ? 0 : MLXVK_ERROR_HOST_MEMORY;
     mutex_unlock(&d->lock);                          /* the reference stays */
     for (uint32_t i = 0; i < n; i++)
-        each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason, list[i].count }, user);
+        each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason,
+                            list[i].count }, user);
     mutex_lock(&d->lock);
     host_free(d, list);
     unlock_and_drop(d);
@@ -19607,5 +19968,8 @@ int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat,
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)
-const char *mlxvk_version_text(void) { return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH); }
+const char *mlxvk_version_text(void)
+{
+    return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH);
+}
 int mlxvk_version(mlxvk_string *str) { return put_string(str, text_copy(mlxvk_version_text())); }
