@@ -9845,8 +9845,8 @@ static struct attention_push bind_attention(struct encoder *e, const struct atte
 static void dispatch_rows(struct encoder *e, const struct attention_push *p, uint32_t rows)
 {
     uint32_t heads = p->flags & ATTEND_FOLDED ? p->group_size : 1;
-    dispatch_groups(e, (uint64_t)p->splits * ceil_div((uint64_t)p->query_count * heads, rows) * (p->query_heads / heads) *
-                       p->batches);
+    uint64_t blocks = (uint64_t)ceil_div((uint64_t)p->query_count * heads, rows) * (p->query_heads / heads);
+    dispatch_groups(e, blocks * p->splits * p->batches);
 }
 
 enum { ATTEND_WIDTH = 256 };                         /* features at most */
@@ -9921,14 +9921,16 @@ static void attention_decode(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
     const struct decode_row *t = decode_tuning(e);
-    uint32_t all = head_group(a) * (uint32_t)a->q->shape[2], blocks = ceil_div(all, decode_rows(e)), rows = ceil_div(all, blocks);
-    uint32_t keys = (uint32_t)a->k->shape[2], d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3];
+    uint32_t all = head_group(a) * (uint32_t)a->q->shape[2], blocks = ceil_div(all, decode_rows(e));
+    uint32_t rows = ceil_div(all, blocks), keys = (uint32_t)a->k->shape[2];
+    uint32_t d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3];
     uint32_t each = part_keys(e, blocks * (uint32_t)(a->k->shape[0] * a->k->shape[1]), keys, a->q->shape[2]);
     uint32_t splits = each ? ceil_div(keys, each) : 1, size = e->device->caps.subgroup;
     uint32_t lanes = min_u32(pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[rows > 2])), size);
     struct attention_push p;
     struct array *parts = NULL;
-    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), splits, size_class(each));
+    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), splits,
+         size_class(each));
     if (splits > 1 && !(parts = scratch(e, a->q->size / d * splits * (dv + 2), MLXVK_FLOAT32))) return;
     p = bind_attention(e, a, true);
     p.splits = splits;
@@ -9957,6 +9959,7 @@ static const char *matrices_fit(const struct encoder *e, const void *job)
     const struct attention *a = job;
     const struct capabilities *c = &e->device->caps;
     uint32_t size = c->coopmat_size[a->q->dtype == MLXVK_BFLOAT16], lanes = c->subgroup, d, dv;
+    size_t need;
     if (a->q->dtype == MLXVK_FLOAT32) return "float32";
     if (!size || !has_kernel(e->device, attention_matrices(a))) return "the device lacks cooperative matrices";
     if (!reads_wide(e, a)) return "rows are not aligned";
@@ -9964,8 +9967,9 @@ static const char *matrices_fit(const struct encoder *e, const void *job)
         return "the device's subgroups do not fit";
     d = (uint32_t)round_up((size_t)a->q->shape[3], size) / 8 + 1;          /* groups of eight of a row, padded */
     dv = (uint32_t)round_up((size_t)a->v->shape[3], size) / 8 + 1;
-    return max_size(COOPMAT_KEYS * (d + dv), COOPMAT_SUBGROUPS * size * d) + COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1) >
-           c->shared_memory / 16 ? "the device has too little shared memory" : NULL;
+    need = max_size(COOPMAT_KEYS * (d + dv), COOPMAT_SUBGROUPS * size * d);
+    need += COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
+    return 16 * need > c->shared_memory ? "the device has too little shared memory" : NULL;
 }
 
 static void attention_coopmat(struct encoder *e, const void *job)
@@ -10004,8 +10008,8 @@ static struct array *dense_rows(struct encoder *e, struct array *a)
     return a;
 }
 
-/* What the device cannot bind whole, by batches, by heads of keys with those of queries that read them, or by queries (of which,
- * with a causal mask, the first ones do not see the last keys). */
+/* What the device cannot bind whole, by batches, by heads of keys with those of queries that read them, or by queries
+ * (of which, with a causal mask, the first ones do not see the last keys). */
 static void attention_split(struct encoder *e, const struct attention *a)
 {
     struct array part[6], *const arrays[6] = { a->o, a->q, a->k, a->v, a->mask, a->sinks }, **to[6];
@@ -10030,7 +10034,7 @@ static void attention_split(struct encoder *e, const struct attention *a)
             if (axis == 1 && heads == 1 && of_keys) continue;
             first = arrays[i]->shape[along] / 2;
             if (axis == 1 && heads > 1) first = heads / 2 * (of_keys ? 1 : a->q->shape[1] / heads);
-            part[i] = half ? part_of(arrays[i], along, first, arrays[i]->shape[along] - first) : part_of(arrays[i], along, 0, first);
+            part[i] = part_of(arrays[i], along, half ? first : 0, half ? arrays[i]->shape[along] - first : first);
         }
         attention_split(e, &one);
     }
@@ -10057,13 +10061,14 @@ static bool check_attention(struct call *c, const struct array *q, const struct 
 {
     if (c->code || !q || !k || !v) return false;
     if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k),
-                    TEXT(v)), false;
-    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s",
+                    TEXT(q), TEXT(k), TEXT(v)), false;
+    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] ||
+        k->shape[2] != v->shape[2])
         return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
     if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values (%d)",
-                    q->shape[1], k->shape[1], v->shape[1]), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values "
+                    "(%d)", q->shape[1], k->shape[1], v->shape[1]), false;
     return true;
 }
 
@@ -10076,13 +10081,14 @@ static int mask_flags(struct call *c, const char *mode, const struct array *mask
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"%s\" is none of \"\", \"causal\", \"array\"", mode), -1;
     if (!strcmp(mode, "causal"))
         return mask ? (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"causal\" takes no mask_arr"), -1) : ATTEND_CAUSAL;
-    if (!mask) return strcmp(mode, "array") ? 0 : (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1);
+    if (!mask && strcmp(mode, "array")) return 0;
+    if (!mask) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1;
     return mask->dtype == MLXVK_BOOL ? ATTEND_MASK_BOOL : ATTEND_MASK_ADDS;
 }
 
 /* The same in steps that keep all scores, in float32: for very wide heads, and with the gate off. */
-static struct array *compose_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, int flags,
-                                       struct array *mask, struct array *sinks)
+static struct array *compose_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale,
+                                       int flags, struct array *mask, struct array *sinks)
 {
     const mlxvk_dtype f = MLXVK_FLOAT32;
     int b = q->shape[0], h = q->shape[1], kv = k->shape[1], l = q->shape[2], n = k->shape[2];
@@ -10097,7 +10103,7 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
     } else if (mask) mask = do_reshape(c, mask, 5, scores);
     if (flags & ATTEND_MASK_ADDS) s = do_binary(c, B_add, s, as_type(c, mask, f));
     else if (mask) s = do_select(c, mask, s, low);
-    s = do_binary(c, B_maximum, s, low);                             /* rows without keys have scores too, and weights of 0 */
+    s = do_binary(c, B_maximum, s, low);                       /* rows without keys have scores too, and weights of 0 */
     p = do_softmax(c, s, 1u << 4);
     if (sinks && s) {                                                /* one more score changes the sum alone */
         sinks = do_reshape(c, as_type(c, sinks, f), 4, (int[]){ kv, h / kv, 1, 1 });
@@ -10110,7 +10116,8 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
 }
 
 /* Why attention is composed of other operations; NULL where it is not. */
-static const char *fused_refusal(const struct device *d, const struct array *q, const struct array *k, const struct array *v)
+static const char *fused_refusal(const struct device *d, const struct array *q, const struct array *k,
+                                 const struct array *v)
 {
     uint32_t most = by_queries(d, GATE_SDPA_KEYS, q->shape[2]);
     if (!k->size) return NULL;
@@ -10120,8 +10127,8 @@ static const char *fused_refusal(const struct device *d, const struct array *q, 
     return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
 }
 
-static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
-                                  struct array *mask, struct array *sinks)
+static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale,
+                                  const char *mode, struct array *mask, struct array *sinks)
 {
     int flags = mask_flags(c, mode, mask), shape[4];
     struct array *out;
@@ -10142,17 +10149,19 @@ static struct array *do_attention(struct call *c, struct array *q, struct array 
     if (mask) mask = broadcast(c, flags & ATTEND_MASK_ADDS ? as_type(c, mask, t) : mask, 4, shape);
     refusal = fused_refusal(c->device, q, k, v);
     if (refusal)
-        NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s", attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
+        NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s",
+             attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
     if (refusal)
         return as_type(c, compose_attention(c, q, k, v, scale, flags, mask, sinks), t);
-    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
+    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);   /* (B, L, H * Dv) is a view */
     append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
            ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
     return do_swap(c, out, 1, 2);
 }
 
-int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values, float scale,
-                                            const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s)
+int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values,
+                                            float scale, const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks,
+                                            mlxvk_stream s)
 {
     struct call c = begin("fast_scaled_dot_product_attention", s);
     struct array *q = input(&c, "queries", queries), *k = input(&c, "keys", keys), *v = input(&c, "values", values);
@@ -10528,8 +10537,8 @@ static const struct quant_mode { const char *name; int group, bits; uint32_t gro
     { "nvfp4",  16, 4, 16, 1 << 4, QUANT_E4M3 },
 };
 
-static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits, const char *mode,
-                                        bool transpose)
+static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits,
+                                        const char *mode, bool transpose)
 {
     struct quant_params p = { .transpose = transpose };
     const struct quant_mode *row = NULL;
@@ -10548,7 +10557,7 @@ static struct quant_params quant_format(struct call *c, mlxvk_optional_int group
 }
 
 /* A group is 16 << shift codes. */
-static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 3 : p->group == 64 ? 2 : p->group == 32; }
+static uint32_t group_shift(const struct quant_params *p) { return (uint32_t)lowest_bit(p->group) - 4; }
 
 static bool is_affine(const struct quant_params *p) { return !quant_modes[p->mode].scales; }
 static uint32_t scales_kind(const struct quant_params *p, const struct array *scales)
@@ -10557,7 +10566,10 @@ static uint32_t scales_kind(const struct quant_params *p, const struct array *sc
 }
 
 /* Values that a row of packed words holds. */
-static int64_t quant_width(const struct array *w, const struct quant_params *p) { return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits; }
+static int64_t quant_width(const struct array *w, const struct quant_params *p)
+{
+    return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits;
+}
 
 /* Do scales and biases fit to the words? */
 static bool check_quantized(struct call *c, const struct array *w, const struct array *s, const struct array *b,
@@ -10570,12 +10582,13 @@ static bool check_quantized(struct call *c, const struct array *w, const struct 
     if (w->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "w is %s, not uint32", TEXT(w)), false;
     if (affine && !is_float(promote(s->dtype, b->dtype)))
         return FAIL(c, MLXVK_ERROR_DTYPE, "scales %s and biases %s are not floating", TEXT(s), TEXT(b)), false;
-    if (!affine && s->dtype != MLXVK_UINT8) return FAIL(c, MLXVK_ERROR_DTYPE, "scales are %s, not uint8", TEXT(s)), false;
+    if (!affine && s->dtype != MLXVK_UINT8)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "scales are %s, not uint8", TEXT(s)), false;
     if (w->ndim < 2 || (b && !same_shape(s, b)) || s->ndim != w->ndim ||
         memcmp(s->shape, w->shape, (size_t)(w->ndim - 1) * sizeof *w->shape) ||
         (int64_t)w->shape[w->ndim - 1] * 32 != (int64_t)s->shape[s->ndim - 1] * p->group * p->bits)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits", TEXT(w),
-                    TEXT(s), b ? TEXT(b) : "(none)", p->group, p->bits), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits",
+                    TEXT(w), TEXT(s), b ? TEXT(b) : "(none)", p->group, p->bits), false;
     if (quant_width(w, p) > INT_MAX - QUANT_BLOCK)
         return FAIL(c, MLXVK_ERROR_LIMIT, "w %s has rows of %lld values", TEXT(w), (long long)quant_width(w, p)), false;
     return true;
@@ -10603,7 +10616,7 @@ static void quantize_fp(struct encoder *e, const struct node *n, struct array *c
 static void quantize_part(struct encoder *e, struct array *const *a, const void *job)
 {
     const struct node *n = job;
-    struct quantize_push p = { .blocks = ceil_div(a[0]->size, QUANT_BLOCK), .group_shift = group_shift(&n->p.quant) - 1 };
+    struct quantize_push p = { ceil_div(a[0]->size, QUANT_BLOCK), .group_shift = group_shift(&n->p.quant) - 1 };
     if (!is_affine(&n->p.quant)) { quantize_fp(e, n, a); return; }
     p.x_at = set_input(e, SLOT_quantize_x, a[0]);
     p.w_at = set_output(e, SLOT_quantize_w, a[1]);
@@ -10631,18 +10644,20 @@ static struct array *tensor_scale(struct call *c, const char *name, mlxvk_array 
     if (c->code || !g) return NULL;
     if (quant_modes[p->mode].scales != QUANT_E4M3)
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is not taken in mode %s", name, quant_modes[p->mode].name);
-    if (g->dtype != MLXVK_FLOAT32 || g->size != 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %s, not one float32", name, TEXT(g));
+    if (g->dtype != MLXVK_FLOAT32 || g->size != 1)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %s, not one float32", name, TEXT(g));
     return g;
 }
 
 /* Codes, scales and, in mode affine, biases of x; how many that are. */
-static int do_quantize(struct call *c, struct array *x, struct array *scale, struct quant_params p, struct array *out[3])
+static int do_quantize(struct call *c, struct array *x, struct array *scale, struct quant_params p, struct array **out)
 {
     int shape[MAXD], last, count = is_affine(&p) ? 3 : 2;
     if (c->code || !x) return 0;
     if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x)), 0;
     if (x->ndim < 2 || x->shape[x->ndim - 1] % p.group)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group), 0;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x),
+                    p.group), 0;
     last = x->shape[x->ndim - 1];
     memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
     shape[x->ndim - 1] = (int)((int64_t)last * p.bits / 32);
@@ -10690,7 +10705,8 @@ static void lower_dequantize(struct encoder *e, const struct node *n)
 {
     struct array *in[3] = { NULL }, rows[4] = { matrix_of(e, n->out[0]) }, *a[4] = { &rows[0] };
     bool dense = n->in[0]->row && n->in[1]->row && (!n->in[2] || n->in[2]->row);
-    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", dense ? NULL : "an operand is strided", "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
+    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", dense ? NULL : "an operand is strided",
+         "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
     for (int i = 0; i < 3; i++) {
         if (!n->in[i]) continue;
         in[i] = rows_of(e, n->in[i]);
@@ -10702,14 +10718,14 @@ static void lower_dequantize(struct encoder *e, const struct node *n)
 }
 
 /* dequantize of 4 bits in mode affine in steps, with the gate off. */
-static struct array *compose_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct quant_params p, mlxvk_dtype to)
+static struct array *compose_dequantize(struct call *c, struct array *w, struct array *k, struct array *b,
+                                        struct quant_params p, mlxvk_dtype to)
 {
     const mlxvk_dtype f = MLXVK_FLOAT32;
     int ndim = w->ndim + 1, shape[MAXD];
-    struct array *codes = do_expand(c, w, (int[]){ w->ndim }, 1), *y;
+    struct array *codes = do_expand(c, w, (int[]){ w->ndim }, 1), *shift = do_arange(c, 0, 32, 4, MLXVK_UINT32), *y;
     mlxvk_dtype t = promote(k->dtype, b->dtype);
-    codes = do_binary(c, B_right_shift, codes, do_binary(c, B_multiply, do_arange(c, 0, 8, 1, MLXVK_UINT32), scalar(c, 4, MLXVK_UINT32)));
-    codes = do_binary(c, B_bitwise_and, codes, scalar(c, 15, MLXVK_UINT32));
+    codes = do_binary(c, B_bitwise_and, do_binary(c, B_right_shift, codes, shift), scalar(c, 15, MLXVK_UINT32));
     memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
     shape[ndim - 1] = p.group;
     codes = do_reshape(c, codes, ndim, shape);
@@ -10721,13 +10737,14 @@ static struct array *compose_dequantize(struct call *c, struct array *w, struct 
 }
 
 /* Checked operands as values of a dtype. */
-static struct array *do_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct array *scale,
-                                   struct quant_params p, mlxvk_dtype to)
+static struct array *do_dequantize(struct call *c, struct array *w, struct array *k, struct array *b,
+                                   struct array *scale, struct quant_params p, mlxvk_dtype to)
 {
     struct array *out;
     int shape[MAXD];
     if (c->code || !w || !k) return NULL;
-    if (!is_dtype((int)to) || !is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+    if (!is_dtype((int)to) || !is_float(to))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
     if (is_affine(&p) && b && p.bits == 4 && w->ndim < MAXD && !c->device->gate[GATE_DEQUANTIZE_B4]) {
         NOTE(c->device, NOTE_DEQUANTIZE, "dequantize", "a gate", "4 bits of %s", LAYOUT(w));
         return compose_dequantize(c, w, k, b, p, to);
@@ -10744,14 +10761,14 @@ static struct array *do_dequantize(struct call *c, struct array *w, struct array
     return out;
 }
 
-int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, mlxvk_optional_int group_size,
-                     mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_optional_dtype dtype,
-                     mlxvk_stream s)
+int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                     mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale,
+                     mlxvk_optional_dtype dtype, mlxvk_stream s)
 {
     struct call c = begin("dequantize", s);
-    struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases), *out = NULL;
+    struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases);
     struct quant_params p = quant_format(&c, group_size, bits, mode, true);
-    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p);
+    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p), *out = NULL;
     if (check_quantized(&c, q, k, b, &p)) {
         mlxvk_dtype own = b ? promote(k->dtype, b->dtype) : MLXVK_BFLOAT16;
         out = do_dequantize(&c, q, k, b, scale, p, dtype.has_value ? dtype.value : own);
@@ -10789,9 +10806,10 @@ int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_str
 
 enum { QMV_SETS = sizeof(((struct quant_push *)0)->rows) / sizeof(uint32_t) };
 
-/* Matrix products with the same x (m rows of k, the last dimension dense) and one format. A set is a weight with its scales
- * and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride `y_row`.
- * QMV_ADD adds `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
+/* Matrix products with the same x (m rows of k, the last dimension dense) and one format. A set is a weight with its
+ * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride
+ * `y_row`. QMV_ADD adds `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in
+ * set 0's result. */
 struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
 
 struct quant_job {
@@ -10816,8 +10834,8 @@ static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_t
 enum {
     HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
     HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
-    HELD_LONG = 64,                                  /* rounds of a team from which twice as many workgroups take turns */
-    HELD_SUBGROUPS = 64                              /* of a workgroup, at most: what their sums of squares have room for */
+    HELD_LONG = 64,                                /* rounds of a team from which twice as many workgroups take turns */
+    HELD_SUBGROUPS = 64                        /* of a workgroup, at most: what their sums of squares have room for */
 };
 
 /* Shared memory of that kernel, where so many lanes span K. */
@@ -10825,15 +10843,16 @@ static uint32_t held_memory(uint32_t lanes) { return 76 * lanes + 4 * HELD_PARTS
 
 static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
 {
-    static const char *const epilogues[] = { [QMV_STORE] = "", [QMV_ADD] = ", added", [QMV_SWIGLU] = ", silu(y0) * y1" };
+    static const char *const epilogues[] = { "", [QMV_ADD] = ", added", [QMV_SWIGLU] = ", silu(y0) * y1" };
     const struct quant_params *f = &j->format;
     size_t n = (size_t)snprintf(text, NOTE_TEXT, "rows %u, groups per column %u, %u x ",
                                 j->m > 16 ? size_class(j->m) : j->m, j->k / f->group, j->k);
     for (int i = 0; i < j->sets && n < NOTE_TEXT; i++)
         n += (size_t)snprintf(text + n, NOTE_TEXT - n, "%s%u", i ? " and " : "", j->set[i].rows);
     if (n < NOTE_TEXT)
-        snprintf(text + n, NOTE_TEXT - n, ", %s of %u bits in groups of %u, %s, batch %u%s%s", quant_modes[f->mode].name, f->bits,
-                 f->group, dtypes[j->to].name, j->batch, f->transpose ? "" : ", not transposed", epilogues[j->epilogue]);
+        snprintf(text + n, NOTE_TEXT - n, ", %s of %u bits in groups of %u, %s, batch %u%s%s",
+                 quant_modes[f->mode].name, f->bits, f->group, dtypes[j->to].name, j->batch,
+                 f->transpose ? "" : ", not transposed", epilogues[j->epilogue]);
     return text;
 }
 #define JOB(j) job_text(j, (char[NOTE_TEXT]){ 0 })
@@ -10843,7 +10862,8 @@ static bool specialised(const struct device *d, uint32_t m)
 {
     const int *gate = d->gate;
     if (!gate[GATE_QMM_NATIVE] || (m == 1 && !gate[GATE_QMM_REDUCE])) return false;
-    return m > 16 || gate[m == 1 ? GATE_QMM_M1 : m == 2 ? GATE_QMM_M2 : m <= 4 ? GATE_QMM_M4 : m <= 8 ? GATE_QMM_M8 : GATE_QMM_M16];
+    return m > 16 || gate[m == 1 ? GATE_QMM_M1 : m == 2 ? GATE_QMM_M2 : m <= 4 ? GATE_QMM_M4 : m <= 8 ? GATE_QMM_M8
+                                                                                             : GATE_QMM_M16];
 }
 
 /* May those kernels use subgroup operations? */
@@ -10859,8 +10879,8 @@ static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
 
 enum { UNPACK_MOST = 1 << 27 };                      /* more values than this are rather not unpacked: the temporary */
 
-/* Tiles of the cooperative matrix kernel: as tile_row says, rows and columns of a subgroup, subgroups. The deeper ones need
- * more shared memory. */
+/* Tiles of the cooperative matrix kernel: as tile_row says, rows and columns of a subgroup, subgroups. The deeper ones
+ * need more shared memory. */
 static const struct tile_row qmm_rows[] = {
     { 128, 128, 64, 64, 32, 8, 0.45f },
     {  64, 128, 64, 32, 32, 8, 0.35f },
@@ -10881,7 +10901,8 @@ static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
     int i = 0;
     while (d->tuning->qmv[i].max_m < m) i++;
     t = d->tuning->qmv[i];
-    if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS) t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
+    if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS)
+        t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
     if (gate[GATE_QMV_THREADS] > 0) t.threads = min_u32((uint32_t)gate[GATE_QMV_THREADS], d->caps.max_threads);
     return t;
 }
@@ -10891,8 +10912,9 @@ static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
 /* The operands of kernels whose push constants are of quant_push; for others these are copied. */
 static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j)
 {
-    struct quant_push p = { .m = j->m, .k = j->k, .group_shift = group_shift(&j->format), .x_row = j->x_row, .x_batch = j->x_batch,
-                            .w_batch = j->w_batch, .s_batch = j->s_batch, .y_batch = j->y_batch, .eps = j->eps };
+    struct quant_push p = { .m = j->m, .k = j->k, .group_shift = group_shift(&j->format), .x_row = j->x_row,
+                            .x_batch = j->x_batch, .w_batch = j->w_batch, .s_batch = j->s_batch,
+                            .y_batch = j->y_batch, .eps = j->eps };
     bool sets = j->sets > 1;
     p.x_at = set_input(e, SLOT_qmv_x, j->x);
     for (uint32_t i = 0; i < (uint32_t)j->sets; i++) {
@@ -10910,11 +10932,13 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
 }
 
 /* The same for kernels that follow index arrays. */
-static struct quant_gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p, uint32_t lhs_slot)
+static struct quant_gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p,
+                                            uint32_t lhs_slot)
 {
     const struct gather *g = j->gather;
-    struct quant_gather_push q = { .m = p->m, .k = p->k, .group_shift = p->group_shift, .rounds = p->rounds, .x_at = p->x_at,
-        .x_row = p->x_row, .x_batch = p->x_batch, .w_batch = p->w_batch, .s_batch = p->s_batch, .y_batch = p->y_batch,
+    struct quant_gather_push q = { .m = p->m, .k = p->k, .group_shift = p->group_shift, .rounds = p->rounds,
+        .x_at = p->x_at, .x_row = p->x_row, .x_batch = p->x_batch, .w_batch = p->w_batch, .s_batch = p->s_batch,
+        .y_batch = p->y_batch,
         .r_at = p->r_at, .rows = { p->rows[0] }, .w_at = { p->w_at[0] }, .s_at = { p->s_at[0] }, .b_at = { p->b_at[0] },
         .y_at = { p->y_at[0] }, .y_row = { p->y_row[0] }, .first_entry = g->first, .every = g->every,
         .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1 };
@@ -10941,7 +10965,8 @@ static void use_few(struct encoder *e, enum kernel_id kernel, const struct quant
 static uint32_t quant_alignment(const struct encoder *e, const struct quant_job *j)
 {
     uint32_t unit = j->x->dtype == MLXVK_FLOAT32 ? 4 : 8, words = j->format.bits % 4 ? 2 : 4;
-    bool x = (place_of_array(e, j->x) | j->x_row | j->x_batch) % unit == 0, w = j->format.bits % 2 == 0 && j->w_batch % words == 0;
+    bool x = (place_of_array(e, j->x) | j->x_row | j->x_batch) % unit == 0;
+    bool w = j->format.bits % 2 == 0 && j->w_batch % words == 0;
     for (int i = 0; i < j->sets; i++) w = w && place_of_array(e, j->set[i].w) % words == 0;
     return (x ? QUANT_EVEN_X : 0) | (w ? QUANT_EVEN_W : 0);
 }
@@ -10969,12 +10994,14 @@ static void plan_few(struct encoder *e, const void *job)
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
     while (2 * split <= teams &&
-           (forced > 0 ? 2 * split <= (uint32_t)forced : 2 * split <= t.max_split && split * lanes < j->k / QUANT_BLOCK &&
-                                                         ceil_div(rows, t.rows) * split < t.teams)) split *= 2;
+           (forced > 0 ? 2 * split <= (uint32_t)forced
+                       : 2 * split <= t.max_split && split * lanes < j->k / QUANT_BLOCK &&
+                         ceil_div(rows, t.rows) * split < t.teams)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    use_few(e, kernel, j, &p, &(struct qmv_constants){ .threads = teams * lanes, FORMAT(j), .m = m, .r = t.rows, .split = split,
-            .lanes = lanes, .aligned = quant_alignment(e, j), .epilogue = j->epilogue }, sizeof(struct qmv_constants));
+    use_few(e, kernel, j, &p, &(struct qmv_constants){ .threads = teams * lanes, FORMAT(j), .m = m, .r = t.rows,
+            .split = split, .lanes = lanes, .aligned = quant_alignment(e, j), .epilogue = j->epilogue },
+            sizeof(struct qmv_constants));
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
 
@@ -10983,9 +11010,9 @@ static enum kernel_id held_kernel(const struct quant_job *j)
     return j->gather ? K_QMV_HELD_GATHER : j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD;
 }
 
-/* How qmv_held.comp cuts a job: rows of x a workgroup, rows of W a round, teams that span K, blocks of a row that a lane holds,
- * rounds at a time, rounds in all, and of a workgroup (0: its rows are more than pay at a time). */
-struct held_cut { uint32_t m, rows, split, held, per, all, rounds; };
+/* How qmv_held.comp cuts a job: rows of x a workgroup, rows of W a round, teams that span K, blocks of a row that a
+ * lane holds, rounds at a time, in all, and of a workgroup (0: its rows are more than pay at a time), sums kept. */
+struct held_cut { uint32_t m, rows, split, held, per, all, rounds, parts; };
 
 static struct held_cut cut_held(const struct encoder *e, const struct quant_job *j)
 {
@@ -11011,8 +11038,10 @@ static struct held_cut cut_held(const struct encoder *e, const struct quant_job 
     if (h.rows < step) return h;
     h.all = held_rounds(j, h.rows / step);
     if (h.all / h.per / groups >= HELD_LONG) groups *= 2;
-    h.rounds = min_u32(h.per * ceil_div((uint64_t)h.all * entries, (uint64_t)h.per * groups), (uint32_t)round_up(h.all, h.per));
+    h.rounds = h.per * ceil_div((uint64_t)h.all * entries, (uint64_t)h.per * groups);
+    h.rounds = min_u32(h.rounds, (uint32_t)round_up(h.all, h.per));
     while (h.rounds * h.m * h.rows * h.split > HELD_PARTS && h.rounds > h.per) h.rounds -= h.per;
+    h.parts = (uint32_t)max_size(256, h.rounds * h.m * h.rows * h.split);
     return h;
 }
 
@@ -11037,7 +11066,8 @@ static const char *held_fits(const struct encoder *e, const void *job)
         return "the device's workgroups are small";
     if (!h.rounds) return "more rows than pay at a time";
     if (h.rows * h.m > d->caps.subgroup) return "the device's subgroups are small";
-    return quant_alignment(e, j) != (QUANT_EVEN_X | QUANT_EVEN_W) || (j->norm && place_of_array(e, j->norm) % 8) ? "not aligned" : NULL;
+    if (j->norm && place_of_array(e, j->norm) % 8) return "not aligned";
+    return quant_alignment(e, j) == (QUANT_EVEN_X | QUANT_EVEN_W) ? NULL : "not aligned";
 }
 
 static void plan_held(struct encoder *e, const void *job)
@@ -11048,15 +11078,15 @@ static void plan_held(struct encoder *e, const void *job)
     struct quant_push p = quant_bind(e, j);
     NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, NULL, "%s", JOB(j));
     p.rounds = h.rounds;
-    use_few(e, held_kernel(j), j, &p, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes, FORMAT(j), .m = h.m,
-            .r = h.rows, .split = h.split, .lanes = lanes, .bl = h.held, .blocks = j->k / QUANT_BLOCK,
-            .shift = is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, .epilogue = j->epilogue, .norm = j->norm != NULL,
-            .parts = pow2_at_least((uint32_t)max_size(256, h.rounds * h.m * h.rows * h.split)) }, sizeof(struct qmv_held_constants));
+    use_few(e, held_kernel(j), j, &p, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes, FORMAT(j),
+            .m = h.m, .r = h.rows, .split = h.split, .lanes = lanes, .bl = h.held, .blocks = j->k / QUANT_BLOCK,
+            .shift = is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, .epilogue = j->epilogue,
+            .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) }, sizeof(struct qmv_held_constants));
     dispatch(e, ceil_div(h.all, h.rounds), ceil_div(j->m, h.m), j->batch);
 }
 
-/* Costs are ranks here: which kernel is the faster was measured, and changes with the rows of x where the device's tuning says.
- * Held are at most 4 rows, of which a lane has one block: the general kernel is faster beyond. */
+/* Costs are ranks here: which kernel is the faster was measured, and changes with the rows of x where the device's
+ * tuning says. Held are at most 4 rows, of which a lane has one block: the general kernel is faster beyond. */
 static double held_cost(const struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
@@ -11083,12 +11113,14 @@ static int forced_kernel(const struct device *d)
     return wanted < 1 || wanted > 5 ? 0 : wanted == 5 ? QMM_HELD : wanted + 1;
 }
 
-/* Products with a few rows of x: any epilogue, several sets where there is one batch. False: no kernel would do x's norm. */
+/* Products with a few rows of x: any epilogue, several sets where there is one batch. False: x has a norm, and that
+ * kernel is not the one. */
 static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
     const struct candidate *table = few_kernels[j->gather ? 2 : j->sets > 1], *c;
+    const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
     int forced = forced_kernel(e->device);
-    c = choose(e, table, COUNT(few_kernels[0]), forced > QMM_FEW ? QMM_FEW : forced, NOTE_QMM, j, NOTED(e->device, NOTE_QMM, JOB(j)));
+    c = choose(e, table, COUNT(few_kernels[0]), forced > QMM_FEW ? QMM_FEW : forced, NOTE_QMM, j, text);
     if (j->norm && c->plan != plan_held) return false;
     c->plan(e, j);
     return true;
@@ -11098,8 +11130,8 @@ static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
 
 static struct qmm_constants tile_constants(const struct quant_job *j, bool small)
 {
-    return small ? (struct qmm_constants){ .threads = 128, FORMAT(j), .transposed = j->format.transpose, .bm = 16, .bn = 64, .tm = 2, .tn = 4 }
-                 : (struct qmm_constants){ .threads = 256, FORMAT(j), .transposed = j->format.transpose, .bm = 64, .bn = 64, .tm = 4, .tn = 4 };
+    return (struct qmm_constants){ .threads = small ? 128 : 256, FORMAT(j), .transposed = j->format.transpose,
+                                   .bm = small ? 16 : 64, .bn = 64, .tm = small ? 2 : 4, .tn = 4 };
 }
 
 /* Products of any shape, by qmm.comp: one set, no epilogue. */
@@ -11119,14 +11151,15 @@ static struct product product_of_job(const struct quant_job *j, struct array *a,
 {
     bool transpose = j->format.transpose;
     uint32_t n = j->set[0].rows;
-    return (struct product){ .array = { [MAT_A] = a, [MAT_B] = b, [MAT_OUT] = j->set[0].y }, .m = j->m, .n = n, .k = j->k,
-        .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : n, .b_col = transpose ? j->k : 1, .out_row = j->set[0].y_row,
-        .out_col = 1, .alpha = 1 };
+    return (struct product){ .array = { [MAT_A] = a, [MAT_B] = b, [MAT_OUT] = j->set[0].y }, .m = j->m, .n = n,
+        .k = j->k, .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : n, .b_col = transpose ? j->k : 1,
+        .out_row = j->set[0].y_row, .out_col = 1, .alpha = 1 };
 }
 
 static enum kernel_id matrices_kernel(const struct quant_job *j)
 {
-    return j->to == MLXVK_BFLOAT16 ? (j->gather ? K_QMM_GROUPED_BF16 : K_QMM_BF16) : j->gather ? K_QMM_GROUPED_F16 : K_QMM_F16;
+    if (j->gather) return j->to == MLXVK_BFLOAT16 ? K_QMM_GROUPED_BF16 : K_QMM_GROUPED_F16;
+    return j->to == MLXVK_BFLOAT16 ? K_QMM_BF16 : K_QMM_F16;
 }
 
 /* Why qmm_coopmat.comp does not take a job: W transposed, half types. */
@@ -11145,13 +11178,13 @@ static const char *quant_matrices_fit(const struct encoder *e, const void *job)
 static double matrices_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 3; }
 
 /* p: of the operands as they were bound. */
-static struct qmm_coopmat_constants matrices_constants(const struct encoder *e, const struct quant_job *j, const struct quant_push *p,
-                                                       const struct tile_row *t, bool parts)
+static struct qmm_coopmat_constants matrices_constants(const struct encoder *e, const struct quant_job *j,
+                                                       const struct quant_push *p, const struct tile_row *t, bool parts)
 {
     uint32_t lanes = e->device->caps.subgroup, even = (p->y_at[0] | p->y_row[0] | p->y_batch) % 8 ? 0 : QUANT_EVEN_Y;
-    return (struct qmm_coopmat_constants){ .threads = t->threads * lanes, FORMAT(j), .bm = t->bm, .bn = t->bn, .wm = t->tm, .wn = t->tn,
-        .size = e->device->caps.coopmat_size[j->to == MLXVK_BFLOAT16], .lanes = lanes, .depth = t->bk / QUANT_BLOCK,
-        .aligned = even | quant_alignment(e, j), .parts = parts };
+    return (struct qmm_coopmat_constants){ .threads = t->threads * lanes, FORMAT(j), .bm = t->bm, .bn = t->bn,
+        .wm = t->tm, .wn = t->tn, .size = e->device->caps.coopmat_size[j->to == MLXVK_BFLOAT16], .lanes = lanes,
+        .depth = t->bk / QUANT_BLOCK, .aligned = even | quant_alignment(e, j), .parts = parts };
 }
 
 static void plan_matrices(struct encoder *e, const void *job)
@@ -11173,7 +11206,8 @@ static void plan_matrices(struct encoder *e, const void *job)
     p.rounds = ceil_div(blocks, parts * step) * step;
     c = matrices_constants(e, j, &p, t, parts > 1);
     use_kernel(e, matrices_kernel(j), &p, sizeof p, &c, sizeof c);
-    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), parts > 1 ? ceil_div(blocks, p.rounds) : j->batch);
+    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn),
+             parts > 1 ? ceil_div(blocks, p.rounds) : j->batch);
     if (parts > 1) {
         product_sum(e, &product, part.set[0].y, ceil_div(blocks, p.rounds));
         array_release(part.set[0].y);
@@ -11228,18 +11262,23 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
     const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
     bool special = specialised(e->device, j->m);
+    int forced = special ? forced_kernel(e->device) : QMM_TILES;
     if (!special) NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", text);
-    choose(e, quant_kernels, COUNT(quant_kernels), special ? forced_kernel(e->device) : QMM_TILES, NOTE_QMM, j, text)->plan(e, j);
+    choose(e, quant_kernels, COUNT(quant_kernels), forced, NOTE_QMM, j, text)->plan(e, j);
 }
 
-/* One operand or result of a job as (batch, rows, columns); steps of rows that run backwards are kernels' 32 bits, which wrap. */
-static struct array job_rows(const struct quant_job *j, const struct array *a, uint32_t batch_step, uint32_t row_step, uint32_t columns)
+/* One operand or result of a job as (batch, rows, columns); steps of rows that run backwards are kernels' 32 bits,
+ * which wrap. */
+static struct array job_rows(const struct quant_job *j, const struct array *a, uint32_t batch_step, uint32_t row_step,
+                             uint32_t columns)
 {
     struct array v = *a;
     v.refs = 1;
     v.ndim = 3;
     memcpy(v.shape, ((int[]){ (int)j->batch, (int)j->m, (int)columns }), 3 * sizeof *v.shape);
-    memcpy(v.strides, ((int64_t[]){ j->batch > 1 ? (int32_t)batch_step : 0, (int32_t)row_step, 1 }), 3 * sizeof *v.strides);
+    v.strides[0] = j->batch > 1 ? (int32_t)batch_step : 0;
+    v.strides[1] = (int32_t)row_step;
+    v.strides[2] = 1;
     v.size = (size_t)j->batch * j->m * columns;
     v.row = row_contiguous(&v);
     return v;
@@ -11249,8 +11288,11 @@ static struct array job_rows(const struct quant_job *j, const struct array *a, u
 static void quant_run(struct encoder *e, const struct quant_job *j)
 {
     const struct quant_set *t = &j->set[0];
-    if (j->m > 1 && (j->m > 8 * (uint64_t)e->device->caps.max_groups[1] || !fits_binding(e->device, j->x) || !fits_binding(e->device, t->y))) {
-        struct array x = job_rows(j, j->x, j->x_batch, j->x_row, j->k), y = job_rows(j, t->y, j->y_batch, t->y_row, t->rows);
+    const struct capabilities *caps = &e->device->caps;
+    if (j->m > 1 && (j->m > 8 * (uint64_t)caps->max_groups[1] || !fits_binding(e->device, j->x) ||
+                     !fits_binding(e->device, t->y))) {
+        struct array x = job_rows(j, j->x, j->x_batch, j->x_row, j->k);
+        struct array y = job_rows(j, t->y, j->y_batch, t->y_row, t->rows);
         for (int half = 0; half < 2 && !e->code; half++) {
             struct array from = half_of(&x, 1, half), to = half_of(&y, 1, half);
             struct quant_job part = *j;
@@ -11261,16 +11303,17 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         }
         return;
     }
-    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16;
     size_t row_bytes = max_size((size_t)j->k / QUANT_BLOCK * j->format.bits * 4, 1);
-    uint32_t most = (uint32_t)min_size(room / row_bytes, min_size(e->device->caps.max_groups[0], (size_t)64 * e->device->caps.max_groups[1])) & ~31u;
+    size_t room = (caps->max_range - caps->offset_align - 16) / row_bytes;
+    uint32_t most = (uint32_t)min_size(room, min_size(caps->max_groups[0], (size_t)64 * caps->max_groups[1])) & ~31u;
     if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) { quant_choose(e, j); return; }
     for (uint32_t first = 0; first < t->rows; first += most) {
         struct quant_job part = *j;
         uint32_t count = min_u32(most, t->rows - first);
         int w = t->w->ndim - 2, y = t->y->ndim - 1;
         struct array cut[4] = { part_of(t->w, w, first, count), part_of(t->scales, w, first, count),
-                                part_of(t->biases ? t->biases : t->scales, w, first, count), part_of(t->y, y, first, count) };
+                                part_of(t->biases ? t->biases : t->scales, w, first, count),
+                                part_of(t->y, y, first, count) };
         part.set[0] = (struct quant_set){ &cut[0], &cut[1], t->biases ? &cut[2] : NULL, &cut[3], count, t->y_row };
         quant_choose(e, &part);
     }
@@ -11284,8 +11327,8 @@ static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
     return rows_of(e, a);
 }
 
-/* The innermost dimension of a batch, `axis` of x, w, scales, biases and y: in parts where it is over the device's grid, or cannot
- * be bound whole. */
+/* The innermost dimension of a batch, `axis` of x, w, scales, biases and y: in parts where it is over the device's
+ * grid, or cannot be bound whole. */
 static void quant_batches(struct encoder *e, const struct quant_job *j, struct array a[5], int axis, bool biases)
 {
     struct quant_job part = *j;
@@ -11347,13 +11390,15 @@ static void quant_open(struct encoder *e, const struct node *n, struct quant_job
 {
     struct array *x = n->in[0], *w = n->in[1], *y = n->out[0];
     uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1];
-    *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)x->shape[x->ndim - 1], .batch = 1, .to = y->dtype, .sets = 1 };
+    *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)dim_of(x, -1), .batch = 1, .to = y->dtype,
+                             .sets = 1 };
     if (one_row_stride(x, &stride)) x->refs++;
     else { x = rows_of(e, x); stride = j->k; }
     j->x = x;
     j->x_row = stride;
     j->m = (uint32_t)(y->size / rows);
-    j->set[0] = (struct quant_set){ dense_of(e, w, true), dense_of(e, n->in[2], true), dense_of(e, n->in[3], true), y, rows, rows };
+    j->set[0] = (struct quant_set){ dense_of(e, w, true), dense_of(e, n->in[2], true), dense_of(e, n->in[3], true), y,
+                                    rows, rows };
 }
 
 static void quant_close(struct quant_job *j)
@@ -11377,7 +11422,7 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
         struct array *y = n->out[0], *in[4];
         int d = y->ndim;
         for (int i = 0; i < 4; i++) in[i] = dense_of(e, n->in[i], i > 0);
-        j = (struct quant_job){ .format = n->p.quant, .m = (uint32_t)y->shape[d - 2], .k = (uint32_t)in[0]->shape[d - 1],
+        j = (struct quant_job){ .format = n->p.quant, .m = (uint32_t)y->shape[d - 2], .k = (uint32_t)dim_of(in[0], -1),
                                 .x_row = (uint32_t)in[0]->strides[d - 2], .to = y->dtype, .sets = 1 };
         j.set[0].rows = j.set[0].y_row = (uint32_t)y->shape[d - 1];
         quant_batch(e, &j, in[0], in[1], in[2], in[3], y);
@@ -11398,7 +11443,10 @@ static void use_grouped(struct encoder *e, enum kernel_id kernel, const struct q
 }
 
 /* Rows of x that meet one weight, about. */
-static uint64_t rows_a_weight(const struct quant_job *j) { return (uint64_t)j->gather->entries * j->m / j->gather->weights; }
+static uint64_t rows_a_weight(const struct quant_job *j)
+{
+    return (uint64_t)j->gather->entries * j->m / j->gather->weights;
+}
 
 /* Rows grouped by weight, by cooperative matrices. */
 static void gather_matrices(struct encoder *e, const void *job)
@@ -11472,8 +11520,9 @@ static void lower_gather_qmm(struct encoder *e, const struct node *n)
 {
     struct array *y = n->out[0], *in[4];
     uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
-    struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
-                              .matrices = (uint32_t)matrix_count(n->in[0]), .weights = (uint32_t)matrix_count(n->in[1]) };
+    struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every,
+                        .entries = (uint32_t)(y->size / m / rows), .matrices = (uint32_t)matrix_count(n->in[0]),
+                        .weights = (uint32_t)matrix_count(n->in[1]) };
     struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1,
                            .y_batch = m * rows, .gather = &g };
     in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
@@ -11499,7 +11548,8 @@ static void lower_gather_qmm(struct encoder *e, const struct node *n)
 /* A weight whose batch is one matrix as that matrix. */
 static struct array *without_batch(struct call *c, struct array *a)
 {
-    return a && a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+    if (!a || a->ndim <= 2) return a;
+    return view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset);
 }
 
 /* a with zeros behind its last dimension's elements. */
@@ -11520,7 +11570,8 @@ static struct array *with_zeros(struct call *c, struct array *a, int count)
 }
 
 /* Kernels take rows of whole blocks: what groups of 16 leave over is filled with zeros. Rows of x with them. */
-static void whole_blocks(struct call *c, struct array **x, struct array **w, struct array **s, const struct quant_params *p)
+static void whole_blocks(struct call *c, struct array **x, struct array **w, struct array **s,
+                         const struct quant_params *p)
 {
     if (c->code || !*x || !*w || !*s || quant_width(*w, p) % QUANT_BLOCK == 0) return;
     *w = with_zeros(c, *w, p->bits / 2);
@@ -11529,8 +11580,8 @@ static void whole_blocks(struct call *c, struct array **x, struct array **w, str
 }
 
 /* The arrays of quantized_matmul, checked and promoted: in[] = x, w, scales, biases. */
-static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
-                                         struct quant_params p)
+static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s,
+                                         struct array *b, struct quant_params p)
 {
     int ndim, shape[MAXD], n, k, columns;
     size_t matrices = 1;
@@ -11543,8 +11594,8 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
     k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
     if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
     if (!x->ndim || x->shape[x->ndim - 1] != k)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
-                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be "
+                    "multiplied", TEXT(x), p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
     for (int i = 0; i < w->ndim - 2; i++) matrices *= (size_t)w->shape[i];
     whole_blocks(c, &x, &w, &s, &p);
     if (c->code) return NULL;
@@ -11564,7 +11615,8 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
         out = output(c, x->ndim, shape, to);
     } else {
         struct array rows, cols;
-        if (x->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no rows for a batch of weights %s", TEXT(x), TEXT(w));
+        if (x->ndim < 2)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no rows for a batch of weights %s", TEXT(x), TEXT(w));
         rows = *x;
         cols = *w;
         rows.ndim -= 2;
@@ -11590,8 +11642,9 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
     return columns == n ? out : slice_one(c, out, out ? out->ndim - 1 : 0, 0, columns);
 }
 
-int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, bool transpose,
-                           mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode, mlxvk_stream s)
+int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                           bool transpose, mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                           mlxvk_stream s)
 {
     struct call c = begin("quantized_matmul", s);
     struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = input(&c, "scales", scales),
@@ -11616,8 +11669,8 @@ static struct array *do_gather_qmm(struct call *c, struct array *x, struct array
     columns = n;
     if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
     if (x->ndim < 2 || dim_of(x, -1) != k)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
-                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied",
+                    TEXT(x), p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
     if (!matrix_indices(c, x, w, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
     if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     shape[ndim] = dim_of(x, -2);
@@ -11632,8 +11685,8 @@ static struct array *do_gather_qmm(struct call *c, struct array *x, struct array
         return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
     }
     x = is_float(x->dtype) ? x : as_type(c, x, to);
-    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs),
-           ARRAYS(out));
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f),
+           ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
     return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
 }
 
@@ -11651,13 +11704,14 @@ int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array
 }
 
 /* x through the format and back, which is what the other operand's codes meet, times that one's scale. */
-static struct array *requantized(struct call *c, struct array *x, struct array *scale_x, struct array *scale_w, struct quant_params p,
-                                 mlxvk_dtype to)
+static struct array *requantized(struct call *c, struct array *x, struct array *scale_x, struct array *scale_w,
+                                 struct quant_params p, mlxvk_dtype to)
 {
     struct array *out;
     if (c->code || !x) return NULL;
     if (dim_of(x, -1) % p.group)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s is no multiple of the group of %d", TEXT(x), p.group);
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s is no multiple of the group of %d", TEXT(x),
+                    p.group);
     out = output(c, x->ndim, x->shape, to);
     append(c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x, scale_x, scale_w), ARRAYS(out));
     return out;
@@ -11670,7 +11724,8 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
     mlxvk_dtype to, t;
     if (c->code || !x || !w) return NULL;
     if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
-    if (!scale_x != !scale_w) return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
+    if (!scale_x != !scale_w)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
     if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(x));
     if (!x->ndim || w->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s: w is a matrix", TEXT(x), TEXT(w));
     if (!k && !is_float(w->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w));
@@ -11692,7 +11747,8 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
 }
 
 int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
-               mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w, mlxvk_stream s)
+               mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w,
+               mlxvk_stream s)
 {
     struct call c = begin("qqmm", s);
     struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = optional_input(&c, "w_scales", w_scales);
