@@ -1290,6 +1290,7 @@ static void note(struct device *d, enum family family, const char *kernel, const
 
 /* Arguments are looked at only where the family is noted. */
 #define NOTE(d, family, ...) ((d)->noted >> (family) & 1 ? note((struct device *)(d), family, __VA_ARGS__) : (void)0)
+#define NOTED(d, family, text) ((d)->noted >> (family) & 1 ? (text) : "")
 
 static int by_family_and_count(const void *a, const void *b)
 {
@@ -3168,15 +3169,30 @@ static int64_t storage_shift(const struct storage *st)
     return st->buffer && !st->buffer->block ? (int64_t)(st->buffer->offset % st->device->caps.offset_align) : 0;
 }
 
+/* The byte of a storage where a binding begins that has its byte `low`: at the device's alignment, a power of two. */
+static int64_t binding_low(const struct encoder *e, const struct storage *st, int64_t low)
+{
+    int64_t shift = storage_shift(st);
+    return ((shift + low) & -(int64_t)e->device->caps.offset_align) - shift;
+}
+
+/* Elements from where an array's binding begins to element [0, ...]. */
+static uint32_t place_of_array(const struct encoder *e, const struct array *a)
+{
+    int64_t low, high;
+    array_span(a, &low, &high);
+    return low == high ? 0 : (uint32_t)((a->offset - binding_low(e, a->storage, low)) / (int64_t)item_size(a));
+}
+
 /* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
 static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bool write)
 {
     struct storage *st = a->storage;
-    int64_t low, high, shift = storage_shift(st), align = (int64_t)e->device->caps.offset_align;
+    int64_t low, high, shift = storage_shift(st);
     if (e->code) return 0;
     array_span(a, &low, &high);
     if (low == high) return 0;
-    low = ((shift + low) & -align) - shift;           /* alignments are powers of two */
+    low = binding_low(e, st, low);
     high = (int64_t)round_up((size_t)(shift + high), 16) - shift;
     if ((size_t)(high - low) > binding_range(e->device, item_size(a))) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "%s spans %lld bytes; one binding reaches %zu", TEXT(a),
@@ -3272,12 +3288,12 @@ struct candidate {
 };
 
 /* The cheapest that fits. forced, from 1: that one, where it fits (a gate). family and text: for notes of what was refused. */
-static inline const struct candidate *choose(const struct encoder *e, const struct candidate *table, size_t count, int forced, int family,
+static const struct candidate *choose(const struct encoder *e, const struct candidate *table, size_t count, int forced, int family,
                                       const void *job, const char *text)
 {
     const struct candidate *best = NULL;
     double least = 0;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count && !(best && least <= 0); i++) {      /* nothing costs less than nothing */
         const struct candidate *c = &table[forced > 0 && (size_t)forced <= count ? (i + (size_t)forced - 1) % count : i];
         const char *refusal = c->fits ? c->fits(e, job) : NULL;
         double cost = refusal || !c->cost ? 0 : c->cost(e, job);
@@ -9870,62 +9886,81 @@ int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weig
 
 /* ==== >>attention ================================================================================================= */
 
-enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16, ATTEND_WIDTH = 256 };
-
 /* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
-struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; bool aligned; };
+struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; };
 
-static const char *attention_text(const struct array *q, const struct array *k, const struct array *v, uint32_t flags, char text[NOTE_TEXT])
+static const char *attention_text(const struct array *q, const struct array *k, const struct array *v, uint32_t flags,
+                                  char text[NOTE_TEXT])
 {
-    snprintf(text, NOTE_TEXT, "%s, batch %d, heads %d on %d, queries %u, keys up to %u, width %d and %d, mask %s", dtypes[q->dtype].name,
-             q->shape[0], q->shape[1], k->shape[1], size_class((uint32_t)q->shape[2]), size_class((uint32_t)k->shape[2]), q->shape[3], v->shape[3],
-             flags & ATTEND_CAUSAL ? "causal" : flags & ATTEND_BOOL ? "bool" : flags & ATTEND_ADD ? "additive" : "none");
+    const char *mask = flags & ATTEND_CAUSAL ? "causal" : flags & ATTEND_MASK_BOOL ? "bool"
+                     : flags & ATTEND_MASK_ADDS ? "additive" : "none";
+    snprintf(text, NOTE_TEXT, "%s, batch %d, heads %d on %d, queries %u, keys up to %u, width %d and %d, mask %s",
+             dtypes[q->dtype].name, q->shape[0], q->shape[1], k->shape[1], size_class((uint32_t)q->shape[2]),
+             size_class((uint32_t)k->shape[2]), q->shape[3], v->shape[3], mask);
     return text;
 }
 #define ATTENTION(a) attention_text((a)->q, (a)->k, (a)->v, (a)->flags, (char[NOTE_TEXT]){ 0 })
+
+/* Heads of queries for one of keys. */
+static uint32_t head_group(const struct attention *a) { return (uint32_t)(a->q->shape[1] / a->k->shape[1]); }
+
+/* Can all features be read by 16 bytes? */
+static bool reads_wide(const struct encoder *e, const struct attention *a)
+{
+    const struct array *operands[] = { a->q, a->k, a->v };
+    uint32_t unit = 16 / (uint32_t)item_size(a->q);
+    for (int i = 0; i < 3; i++)
+        if (!operands[i]->shape[3] || operands[i]->shape[3] % 8 ||
+            !aligned_rows(operands[i], place_of_array(e, operands[i]), unit)) return false;
+    return true;
+}
 
 static void copy_strides(uint32_t *to, const struct array *a, int count)
 {
     for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
 }
 
-/* Binds the operands, and finds out whether all rows can be read by 16 bytes. */
-static struct attention_push bind_attention(struct encoder *e, struct attention *a)
+/* Binds the operands. folded: all heads that share keys go together. */
+static struct attention_push bind_attention(struct encoder *e, const struct attention *a, bool folded)
 {
     struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
-        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2],
-        .widths = (uint32_t)(a->q->shape[3] | a->v->shape[3] << 16),
-        .kinds = a->flags | (uint32_t)(a->q->shape[1] / a->k->shape[1]) << 16, .scale = a->scale * 1.44269504088896341f };
-    uint32_t unit = 16 / (uint32_t)item_size(a->q);
-    p.o_at = set_output(e, 0, a->o);
-    p.q_at = set_input(e, 1, a->q);
-    p.k_at = set_input(e, 2, a->k);
-    p.v_at = set_input(e, 3, a->v);
-    copy_strides(p.o_stride, a->o, 3);
+        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2], .splits = 1,
+        .key_width = (uint32_t)a->q->shape[3], .value_width = (uint32_t)a->v->shape[3], .group_size = head_group(a),
+        .flags = a->flags | (folded ? ATTEND_FOLDED : 0), .scale = a->scale * 1.44269504088896341f,
+        .o_stride = { (uint32_t)a->o->strides[0], (uint32_t)a->o->strides[2] } };
+    p.o_at = set_output(e, SLOT_attention_o, a->o);
+    p.q_at = set_input(e, SLOT_attention_q, a->q);
+    p.k_at = set_input(e, SLOT_attention_k, a->k);
+    p.v_at = set_input(e, SLOT_attention_v, a->v);
     copy_strides(p.q_stride, a->q, 3);
     copy_strides(p.k_stride, a->k, 3);
     copy_strides(p.v_stride, a->v, 3);
-    if (a->mask) { p.mask_at = set_input(e, 4, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
-    if (a->sinks) p.sinks_at = set_input(e, 5, a->sinks);
-    a->aligned = dim_of(a->q, 3) % 8 == 0 && dim_of(a->v, 3) % 8 == 0 && aligned_rows(a->q, p.q_at, unit) &&
-                 aligned_rows(a->k, p.k_at, unit) && aligned_rows(a->v, p.v_at, unit);
+    if (a->mask) { p.mask_at = set_input(e, SLOT_attention_mask, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
+    if (a->sinks) p.sinks_at = set_input(e, SLOT_attention_sinks, a->sinks);
     return p;
 }
 
-static void attention_general(struct encoder *e, struct attention *a)
+/* As many workgroups as blocks of `rows` queries, of one head or of all that share keys, make. */
+static void dispatch_rows(struct encoder *e, const struct attention_push *p, uint32_t rows)
 {
-    struct attention_push p;
-    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), heads, rows, wide;
-    if (a->q->shape[2] < 32) a->flags |= ATTEND_FOLDED;
-    heads = a->flags & ATTEND_FOLDED ? group : 1;
-    p = bind_attention(e, a);
-    wide = (uint32_t)(a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3]);
+    uint32_t heads = p->flags & ATTEND_FOLDED ? p->group_size : 1;
+    uint64_t blocks = (uint64_t)ceil_div((uint64_t)p->query_count * heads, rows) * (p->query_heads / heads);
+    dispatch_groups(e, blocks * p->splits * p->batches);
+}
+
+enum { ATTEND_WIDTH = 256 };                         /* features at most */
+
+static void attention_general(struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
+    bool folded = a->q->shape[2] < 32;
+    struct attention_push p = bind_attention(e, a, folded);
+    uint32_t wide = p.key_width > p.value_width ? p.key_width : p.value_width, rows;
     wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
-    rows = p.query_count * heads <= 8 ? 8 : wide > 128 ? 16 : 32;
-    p.row_blocks = ceil_div((uint64_t)p.query_count * heads, rows);
-    KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, wide, a->aligned);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
+    rows = p.query_count * (folded ? p.group_size : 1) <= 8 ? 8 : wide > 128 ? 16 : 32;
+    USE(e, attention, &p, .threads = 4 * rows, .dtype = (uint32_t)a->q->dtype, .rows = rows, .width = wide,
+        .aligned = reads_wide(e, a));
+    dispatch_rows(e, &p, rows);
 }
 
 /* Where the gate says how many queries share what a workgroup reads, all else is as on a GPU. */
@@ -9956,102 +9991,112 @@ static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t key
     const struct decode_row *t = decode_tuning(e);
     const struct device *d = e->device;
     uint32_t forced = (uint32_t)d->gate[GATE_SDPA_SPLIT], most = by_queries(d, GATE_SPLIT_PARTS, queries), n;
-    uint32_t chunk = by_queries(d, GATE_SPLIT_CHUNK, queries), aim = queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0 ? (uint32_t)d->gate[GATE_SPLIT_GROUPS] : t->groups;
+    uint32_t chunk = by_queries(d, GATE_SPLIT_CHUNK, queries), aim = t->groups;
+    if (queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0) aim = (uint32_t)d->gate[GATE_SPLIT_GROUPS];
     if (groups > COUNTERS || keys < by_queries(d, GATE_SPLIT_MIN, queries)) return keys;
     if (forced) return ceil_div(keys, min_u32(forced, SPLIT_MOST));
     if (!chunk) chunk = t->keys;
-    n = min_u32(min_u32(ceil_div(aim, groups), ceil_div(keys, chunk)), most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
+    n = min_u32(ceil_div(aim, groups), ceil_div(keys, chunk));
+    n = min_u32(n, most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
     return n < 3 && !(n == 2 && most == 2) ? keys : (uint32_t)round_up(ceil_div(keys, n), chunk);
 }
 
-/* One dispatch: with parts, where the keys are split, the last workgroup to finish a row adds them up. */
-static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t each, uint32_t splits, struct array *parts)
-{
-    const struct decode_row *t = decode_tuning(e);
-    struct attention_push p = bind_attention(e, a);
-    uint32_t group = p.kinds >> 16, d = p.widths & 0xffff, dv = p.widths >> 16, size = e->device->caps.subgroup;
-    uint32_t lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[rows > 2]));
-    if (lanes > size) lanes = size;
-    if (parts) {
-        set_output(e, 6, parts);
-        set_counters(e, 7);
-    }
-    p.row_blocks = ceil_div((uint64_t)p.query_count * group, rows);
-    p.splits = splits;
-    p.split_keys = each;
-    KERNEL(e, K_ATTENTION_DECODE, min_u32(8 * size, 256), (uint32_t)a->q->dtype, rows, lanes, ceil_div(d, 8 * lanes),
-           ceil_div(dv, 8 * lanes), t->ahead[rows > 2], parts != NULL);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)splits * p.row_blocks * (p.query_heads / group) * p.batches);
-}
-
-static void attention_decode(struct encoder *e, struct attention *a)
-{
-    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
-    uint32_t blocks = ceil_div(rows, decode_rows(e)), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
-    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2], a->q->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
-    struct array *parts = NULL;
-    size_t results = a->q->size / (size_t)a->q->shape[3];
-    a->flags |= ATTEND_FOLDED;
-    rows = ceil_div(rows, blocks);
-    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), splits, size_class(each));
-    if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
-    decode_pass(e, a, rows, each, splits, parts);
-    array_release(parts);
-}
-
-/* Can all features be read by 16 bytes? */
-static bool reads_wide(const struct attention *a)
-{
-    uint32_t size = (uint32_t)item_size(a->q), unit = 16 / size;
-    const struct array *operands[] = { a->q, a->k, a->v };
-    if (!a->q->shape[3]) return false;
-    for (int i = 0; i < 3; i++)
-        if (operands[i]->shape[3] % 8 || operands[i]->offset % (unit * size) || !aligned_rows(operands[i], 0, unit)) return false;
-    return true;
-}
-
 /* Why the kernel for few queries of each head of keys does not take these; NULL where it does. */
-static const char *decode_refusal(const struct encoder *e, const struct attention *a)
+static const char *decode_fits(const struct encoder *e, const void *job)
 {
+    const struct attention *a = job;
     const int *gate = e->device->gate, keys = a->k->shape[2];
-    if ((int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) > decode_tuning(e)->most) return "more queries";
+    if ((int64_t)a->q->shape[2] * head_group(a) > decode_tuning(e)->most) return "more queries";
     if (!has_kernel(e->device, K_ATTENTION_DECODE)) return "the device lacks subgroup operations";
-    if (!reads_wide(a)) return "rows are not aligned";
+    if (!reads_wide(e, a)) return "rows are not aligned";
     if (!gate[GATE_SDPA_DECODE]) return "a gate";
     if (a->q->shape[3] != 128 || a->v->shape[3] != 128) return NULL;
-    return gate[GATE_SDPA_D128] && (keys > 128 || gate[keys <= 32 ? GATE_SDPA_K32 : keys <= 64 ? GATE_SDPA_K64 : GATE_SDPA_K128]) ? NULL : "a gate";
+    if (keys <= 128 && !gate[keys <= 32 ? GATE_SDPA_K32 : keys <= 64 ? GATE_SDPA_K64 : GATE_SDPA_K128]) return "a gate";
+    return gate[GATE_SDPA_D128] ? NULL : "a gate";
+}
+
+/* One dispatch: where the keys are split, the last workgroup to finish a row adds up the parts. */
+static void attention_decode(struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
+    const struct decode_row *t = decode_tuning(e);
+    uint32_t all = head_group(a) * (uint32_t)a->q->shape[2], blocks = ceil_div(all, decode_rows(e));
+    uint32_t rows = ceil_div(all, blocks), keys = (uint32_t)a->k->shape[2];
+    uint32_t d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3];
+    uint32_t each = part_keys(e, blocks * (uint32_t)(a->k->shape[0] * a->k->shape[1]), keys, a->q->shape[2]);
+    uint32_t splits = each ? ceil_div(keys, each) : 1, size = e->device->caps.subgroup;
+    uint32_t lanes = min_u32(pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[rows > 2])), size);
+    struct attention_push p;
+    struct array *parts = NULL;
+    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), splits,
+         size_class(each));
+    if (splits > 1 && !(parts = scratch(e, a->q->size / d * splits * (dv + 2), MLXVK_FLOAT32))) return;
+    p = bind_attention(e, a, true);
+    p.splits = splits;
+    p.split_keys = each;
+    if (parts) {
+        set_output(e, SLOT_attention_decode_part, parts);
+        set_counters(e, SLOT_attention_decode_finished);
+    }
+    USE(e, attention_decode, &p, .threads = min_u32(8 * size, 256), .dtype = (uint32_t)a->q->dtype, .rows = rows,
+        .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(dv, 8 * lanes),
+        .ahead = t->ahead[rows > 2], .parts = parts != NULL);
+    dispatch_rows(e, &p, rows);
+    array_release(parts);
 }
 
 enum { COOPMAT_KEYS = 32, COOPMAT_SUBGROUPS = 4 };
 
-/* Half types by cooperative matrices; NULL, or why the device or the operands do not allow it. */
-static const char *try_attention_coopmat(struct encoder *e, struct attention *a)
+static enum kernel_id attention_matrices(const struct attention *a)
 {
+    return a->q->dtype == MLXVK_BFLOAT16 ? K_ATTENTION_BF16 : K_ATTENTION_F16;
+}
+
+/* Why cooperative matrices do not take these. */
+static const char *matrices_fit(const struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
     const struct capabilities *c = &e->device->caps;
-    bool bf16 = a->q->dtype == MLXVK_BFLOAT16;
-    enum kernel_id kernel = bf16 ? K_ATTENTION_BF16 : K_ATTENTION_F16;
-    uint32_t size = c->coopmat_size[bf16], lanes = c->subgroup, d, dv, rows, heads, need;
-    struct attention_push p;
+    uint32_t size = c->coopmat_size[a->q->dtype == MLXVK_BFLOAT16], lanes = c->subgroup, d, dv;
+    size_t need;
     if (a->q->dtype == MLXVK_FLOAT32) return "float32";
-    if (!size || !has_kernel(e->device, kernel)) return "the device lacks cooperative matrices";
-    if (!reads_wide(a)) return "rows are not aligned";
-    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return "the device's subgroups do not fit";
-    d = (uint32_t)round_up((size_t)a->q->shape[3], size);
-    dv = (uint32_t)round_up((size_t)a->v->shape[3], size);
-    rows = COOPMAT_SUBGROUPS * size;
-    need = 16 * COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
-    need += 16 * (COOPMAT_KEYS * (d / 8 + dv / 8 + 2) > rows * (d / 8 + 1) ? COOPMAT_KEYS * (d / 8 + dv / 8 + 2) : rows * (d / 8 + 1));
-    if (need > c->shared_memory) return "the device has too little shared memory";
-    if ((uint32_t)a->q->shape[2] < rows) a->flags |= ATTEND_FOLDED;
-    heads = a->flags & ATTEND_FOLDED ? (uint32_t)(a->q->shape[1] / a->k->shape[1]) : 1;
-    p = bind_attention(e, a);
-    p.row_blocks = ceil_div((uint64_t)p.query_count * heads, rows);
-    KERNEL(e, kernel, COOPMAT_SUBGROUPS * lanes, (uint32_t)a->q->dtype, d, dv, COOPMAT_KEYS, size, lanes,
-           !e->device->tuning->deep);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
-    return NULL;
+    if (!size || !has_kernel(e->device, attention_matrices(a))) return "the device lacks cooperative matrices";
+    if (!reads_wide(e, a)) return "rows are not aligned";
+    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads)
+        return "the device's subgroups do not fit";
+    d = (uint32_t)round_up((size_t)a->q->shape[3], size) / 8 + 1;          /* groups of eight of a row, padded */
+    dv = (uint32_t)round_up((size_t)a->v->shape[3], size) / 8 + 1;
+    need = max_size(COOPMAT_KEYS * (d + dv), COOPMAT_SUBGROUPS * size * d);
+    need += COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
+    return 16 * need > c->shared_memory ? "the device has too little shared memory" : NULL;
+}
+
+static void attention_coopmat(struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
+    const struct capabilities *c = &e->device->caps;
+    uint32_t size = c->coopmat_size[a->q->dtype == MLXVK_BFLOAT16], rows = COOPMAT_SUBGROUPS * size;
+    struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < rows);
+    USE_AS(e, attention_matrices(a), attention_f16, &p, .threads = COOPMAT_SUBGROUPS * c->subgroup,
+           .dtype = (uint32_t)a->q->dtype, .width = (uint32_t)round_up(p.key_width, size),
+           .value_width = (uint32_t)round_up(p.value_width, size), .keys = COOPMAT_KEYS, .size = size,
+           .lanes = c->subgroup, .even = !e->device->tuning->deep);
+    dispatch_rows(e, &p, rows);
+}
+
+/* The first that fits. */
+static const struct candidate attention_kernels[] = {
+    { "attention_decode", decode_fits, NULL, attention_decode },
+    { "attention by cooperative matrices", matrices_fit, NULL, attention_coopmat },
+    { "attention", NULL, NULL, attention_general },
+};
+
+static void attention_whole(struct encoder *e, const struct attention *a)
+{
+    const char *text = NOTED(e->device, NOTE_SDPA, ATTENTION(a));
+    const struct candidate *c = choose(e, attention_kernels, COUNT(attention_kernels), 0, NOTE_SDPA, a, text);
+    NOTE(e->device, NOTE_SDPA, c->name, NULL, "%s", text);
+    c->plan(e, a);
 }
 
 /* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
@@ -10062,19 +10107,8 @@ static struct array *dense_rows(struct encoder *e, struct array *a)
     return a;
 }
 
-static void attention_whole(struct encoder *e, struct attention *a)
-{
-    const char *refusal = decode_refusal(e, a);
-    NOTE(e->device, NOTE_SDPA, "attention_decode", refusal, "%s", ATTENTION(a));
-    if (!refusal) { attention_decode(e, a); return; }
-    refusal = try_attention_coopmat(e, a);
-    NOTE(e->device, NOTE_SDPA, "attention by cooperative matrices", refusal, "%s", ATTENTION(a));
-    if (refusal) NOTE(e->device, NOTE_SDPA, "attention", NULL, "%s", ATTENTION(a));
-    if (refusal) attention_general(e, a);
-}
-
-/* What the device cannot bind whole, by batches, by heads of keys with those of queries that read them, or by queries (of which,
- * with a causal mask, the first ones do not see the last keys). */
+/* What the device cannot bind whole, by batches, by heads of keys with those of queries that read them, or by queries
+ * (of which, with a causal mask, the first ones do not see the last keys). */
 static void attention_split(struct encoder *e, const struct attention *a)
 {
     struct array part[6], *const arrays[6] = { a->o, a->q, a->k, a->v, a->mask, a->sinks }, **to[6];
@@ -10099,7 +10133,7 @@ static void attention_split(struct encoder *e, const struct attention *a)
             if (axis == 1 && heads == 1 && of_keys) continue;
             first = arrays[i]->shape[along] / 2;
             if (axis == 1 && heads > 1) first = heads / 2 * (of_keys ? 1 : a->q->shape[1] / heads);
-            part[i] = half ? part_of(arrays[i], along, first, arrays[i]->shape[along] - first) : part_of(arrays[i], along, 0, first);
+            part[i] = part_of(arrays[i], along, half ? first : 0, half ? arrays[i]->shape[along] - first : first);
         }
         attention_split(e, &one);
     }
@@ -10110,7 +10144,7 @@ static void lower_attention(struct encoder *e, const struct node *n)
     struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
     struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
-    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
+    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale };
     o.shape[1] = n->out[0]->shape[2];
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
@@ -10126,13 +10160,14 @@ static bool check_attention(struct call *c, const struct array *q, const struct 
 {
     if (c->code || !q || !k || !v) return false;
     if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k),
-                    TEXT(v)), false;
-    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s",
+                    TEXT(q), TEXT(k), TEXT(v)), false;
+    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] ||
+        k->shape[2] != v->shape[2])
         return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
     if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values (%d)",
-                    q->shape[1], k->shape[1], v->shape[1]), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values "
+                    "(%d)", q->shape[1], k->shape[1], v->shape[1]), false;
     return true;
 }
 
@@ -10145,13 +10180,14 @@ static int mask_flags(struct call *c, const char *mode, const struct array *mask
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"%s\" is none of \"\", \"causal\", \"array\"", mode), -1;
     if (!strcmp(mode, "causal"))
         return mask ? (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"causal\" takes no mask_arr"), -1) : ATTEND_CAUSAL;
-    if (!mask) return strcmp(mode, "array") ? 0 : (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1);
-    return mask->dtype == MLXVK_BOOL ? ATTEND_BOOL : ATTEND_ADD;
+    if (!mask && strcmp(mode, "array")) return 0;
+    if (!mask) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1;
+    return mask->dtype == MLXVK_BOOL ? ATTEND_MASK_BOOL : ATTEND_MASK_ADDS;
 }
 
 /* The same in steps that keep all scores, in float32: for very wide heads, and with the gate off. */
-static struct array *compose_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, int flags,
-                                       struct array *mask, struct array *sinks)
+static struct array *compose_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale,
+                                       int flags, struct array *mask, struct array *sinks)
 {
     const mlxvk_dtype f = MLXVK_FLOAT32;
     int b = q->shape[0], h = q->shape[1], kv = k->shape[1], l = q->shape[2], n = k->shape[2];
@@ -10164,9 +10200,9 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
         struct array *last = do_arange(c, (double)n - l, n, 1, MLXVK_INT32);
         mask = do_binary(c, B_greater_equal, do_expand(c, last, (int[]){ 1 }, 1), do_arange(c, 0, n, 1, MLXVK_INT32));
     } else if (mask) mask = do_reshape(c, mask, 5, scores);
-    if (flags & ATTEND_ADD) s = do_binary(c, B_add, s, as_type(c, mask, f));
+    if (flags & ATTEND_MASK_ADDS) s = do_binary(c, B_add, s, as_type(c, mask, f));
     else if (mask) s = do_select(c, mask, s, low);
-    s = do_binary(c, B_maximum, s, low);                             /* rows without keys have scores too, and weights of 0 */
+    s = do_binary(c, B_maximum, s, low);                       /* rows without keys have scores too, and weights of 0 */
     p = do_softmax(c, s, 1u << 4);
     if (sinks && s) {                                                /* one more score changes the sum alone */
         sinks = do_reshape(c, as_type(c, sinks, f), 4, (int[]){ kv, h / kv, 1, 1 });
@@ -10179,7 +10215,8 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
 }
 
 /* Why attention is composed of other operations; NULL where it is not. */
-static const char *fused_refusal(const struct device *d, const struct array *q, const struct array *k, const struct array *v)
+static const char *fused_refusal(const struct device *d, const struct array *q, const struct array *k,
+                                 const struct array *v)
 {
     uint32_t most = by_queries(d, GATE_SDPA_KEYS, q->shape[2]);
     if (!k->size) return NULL;
@@ -10189,8 +10226,8 @@ static const char *fused_refusal(const struct device *d, const struct array *q, 
     return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
 }
 
-static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
-                                  struct array *mask, struct array *sinks)
+static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale,
+                                  const char *mode, struct array *mask, struct array *sinks)
 {
     int flags = mask_flags(c, mode, mask), shape[4];
     struct array *out;
@@ -10199,7 +10236,7 @@ static struct array *do_attention(struct call *c, struct array *q, struct array 
     if (!check_attention(c, q, k, v)) return NULL;
     t = promote(promote(q->dtype, k->dtype), v->dtype);
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q));
-    if (flags == ATTEND_ADD && promote(mask->dtype, t) != t)
+    if (flags == ATTEND_MASK_ADDS && promote(mask->dtype, t) != t)
         return FAIL(c, MLXVK_ERROR_DTYPE, "mask_arr must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(mask));
     if (sinks && (sinks->ndim != 1 || sinks->shape[0] != q->shape[1]))
         return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1], TEXT(sinks));
@@ -10208,20 +10245,22 @@ static struct array *do_attention(struct call *c, struct array *q, struct array 
     if (flags == ATTEND_CAUSAL && q->shape[2] == 1) flags = 0;
     if (sinks) flags |= ATTEND_SINKS;
     memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
-    if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
+    if (mask) mask = broadcast(c, flags & ATTEND_MASK_ADDS ? as_type(c, mask, t) : mask, 4, shape);
     refusal = fused_refusal(c->device, q, k, v);
     if (refusal)
-        NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s", attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
+        NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s",
+             attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
     if (refusal)
         return as_type(c, compose_attention(c, q, k, v, scale, flags, mask, sinks), t);
-    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
+    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);   /* (B, L, H * Dv) is a view */
     append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
            ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
     return do_swap(c, out, 1, 2);
 }
 
-int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values, float scale,
-                                            const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s)
+int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values,
+                                            float scale, const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks,
+                                            mlxvk_stream s)
 {
     struct call c = begin("fast_scaled_dot_product_attention", s);
     struct array *q = input(&c, "queries", queries), *k = input(&c, "keys", keys), *v = input(&c, "values", values);
@@ -10588,9 +10627,8 @@ int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, i
 
 /* ==== >>quantized: quantize, dequantize, quantized_matmul ========================================================= */
 
-/* One row a mode: what is the default, what is taken; how kernels name its scales (0: by their dtype). Modes with scales of
- * their own have no biases. */
-enum { QUANT_BLOCK = 32, QUANT_E8M0 = 32, QUANT_E4M3 = 33 };
+/* One row a mode: what is the default, what is taken; how kernels name its scales (0: by their dtype). Modes with
+ * scales of their own have no biases. */
 static const struct quant_mode { const char *name; int group, bits; uint32_t groups, widths, scales; } quant_modes[] = {
     { "affine", 64, 4, 32 | 64 | 128, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8, 0 },
     { "mxfp4",  32, 4, 32, 1 << 4, QUANT_E8M0 },
@@ -10598,8 +10636,8 @@ static const struct quant_mode { const char *name; int group, bits; uint32_t gro
     { "nvfp4",  16, 4, 16, 1 << 4, QUANT_E4M3 },
 };
 
-static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits, const char *mode,
-                                        bool transpose)
+static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits,
+                                        const char *mode, bool transpose)
 {
     struct quant_params p = { .transpose = transpose };
     const struct quant_mode *row = NULL;
@@ -10618,7 +10656,7 @@ static struct quant_params quant_format(struct call *c, mlxvk_optional_int group
 }
 
 /* A group is 16 << shift codes. */
-static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 3 : p->group == 64 ? 2 : p->group == 32; }
+static uint32_t group_shift(const struct quant_params *p) { return (uint32_t)lowest_bit(p->group) - 4; }
 
 static bool is_affine(const struct quant_params *p) { return !quant_modes[p->mode].scales; }
 static uint32_t scales_kind(const struct quant_params *p, const struct array *scales)
@@ -10627,7 +10665,10 @@ static uint32_t scales_kind(const struct quant_params *p, const struct array *sc
 }
 
 /* Values that a row of packed words holds. */
-static int64_t quant_width(const struct array *w, const struct quant_params *p) { return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits; }
+static int64_t quant_width(const struct array *w, const struct quant_params *p)
+{
+    return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits;
+}
 
 /* Do scales and biases fit to the words? */
 static bool check_quantized(struct call *c, const struct array *w, const struct array *s, const struct array *b,
@@ -10640,12 +10681,13 @@ static bool check_quantized(struct call *c, const struct array *w, const struct 
     if (w->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "w is %s, not uint32", TEXT(w)), false;
     if (affine && !is_float(promote(s->dtype, b->dtype)))
         return FAIL(c, MLXVK_ERROR_DTYPE, "scales %s and biases %s are not floating", TEXT(s), TEXT(b)), false;
-    if (!affine && s->dtype != MLXVK_UINT8) return FAIL(c, MLXVK_ERROR_DTYPE, "scales are %s, not uint8", TEXT(s)), false;
+    if (!affine && s->dtype != MLXVK_UINT8)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "scales are %s, not uint8", TEXT(s)), false;
     if (w->ndim < 2 || (b && !same_shape(s, b)) || s->ndim != w->ndim ||
         memcmp(s->shape, w->shape, (size_t)(w->ndim - 1) * sizeof *w->shape) ||
         (int64_t)w->shape[w->ndim - 1] * 32 != (int64_t)s->shape[s->ndim - 1] * p->group * p->bits)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits", TEXT(w),
-                    TEXT(s), b ? TEXT(b) : "(none)", p->group, p->bits), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits",
+                    TEXT(w), TEXT(s), b ? TEXT(b) : "(none)", p->group, p->bits), false;
     if (quant_width(w, p) > INT_MAX - QUANT_BLOCK)
         return FAIL(c, MLXVK_ERROR_LIMIT, "w %s has rows of %lld values", TEXT(w), (long long)quant_width(w, p)), false;
     return true;
@@ -10658,29 +10700,29 @@ static void quantize_fp(struct encoder *e, const struct node *n, struct array *c
 {
     struct array *x = a[0], *y = a[1], *times = n->inputs > 2 ? n->in[2] : NULL;
     bool back = n->outputs == 1;
-    uint32_t groups = ceil_div(x->size, n->p.quant.group), push[6] = { groups };
-    push[1] = set_input(e, 0, x);
-    push[2] = set_output(e, 1, y);
-    if (!back) push[3] = set_output(e, 2, a[2]);
-    if (n->in[1]) push[4] = set_input(e, 3, n->in[1]);
-    if (times) push[5] = set_input(e, 4, times);
-    KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), (uint32_t)y->dtype, n->in[1] != NULL,
-           back, times != NULL, e->device->gate[GATE_MX_NEAREST] != 0);
-    set_bytes(e, push, sizeof push);
-    dispatch_groups(e, ceil_div(groups, 64));
+    struct quantize_fp_push p = { .groups = ceil_div(x->size, n->p.quant.group) };
+    p.x_at = set_input(e, SLOT_quantize_fp_x, x);
+    p.w_at = set_output(e, SLOT_quantize_fp_w, y);
+    if (!back) p.s_at = set_output(e, SLOT_quantize_fp_s, a[2]);
+    if (n->in[1]) p.g_at = set_input(e, SLOT_quantize_fp_g, n->in[1]);
+    if (times) p.h_at = set_input(e, SLOT_quantize_fp_h, times);
+    USE(e, quantize_fp, &p, .threads = 64, .bits = n->p.quant.bits, .tx = (uint32_t)x->dtype,
+        .ts = scales_kind(&n->p.quant, NULL), .ty = (uint32_t)y->dtype, .scaled = n->in[1] != NULL, .back = back,
+        .times = times != NULL, .nearest = e->device->gate[GATE_MX_NEAREST] != 0);
+    dispatch_groups(e, ceil_div(p.groups, 64));
 }
 
 static void quantize_part(struct encoder *e, struct array *const *a, const void *job)
 {
     const struct node *n = job;
-    struct array *x = a[0];
-    uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) - 1 };
+    struct quantize_push p = { ceil_div(a[0]->size, QUANT_BLOCK), .group_shift = group_shift(&n->p.quant) - 1 };
     if (!is_affine(&n->p.quant)) { quantize_fp(e, n, a); return; }
-    push[2] = set_input(e, 0, x);
-    for (uint32_t i = 0; i < 3; i++) push[3 + i] = set_output(e, 1 + i, a[1 + i]);
-    KERNEL(e, K_QUANTIZE, 64, n->p.quant.bits, (uint32_t)x->dtype);
-    set_bytes(e, push, sizeof push);
-    dispatch_groups(e, ceil_div(blocks, 64));
+    p.x_at = set_input(e, SLOT_quantize_x, a[0]);
+    p.w_at = set_output(e, SLOT_quantize_w, a[1]);
+    p.s_at = set_output(e, SLOT_quantize_s, a[2]);
+    p.b_at = set_output(e, SLOT_quantize_b, a[3]);
+    USE(e, quantize, &p, .threads = 64, .bits = n->p.quant.bits, .tx = (uint32_t)a[0]->dtype);
+    dispatch_groups(e, ceil_div(p.blocks, 64));
 }
 
 static void lower_quantize(struct encoder *e, const struct node *n)
@@ -10701,18 +10743,20 @@ static struct array *tensor_scale(struct call *c, const char *name, mlxvk_array 
     if (c->code || !g) return NULL;
     if (quant_modes[p->mode].scales != QUANT_E4M3)
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is not taken in mode %s", name, quant_modes[p->mode].name);
-    if (g->dtype != MLXVK_FLOAT32 || g->size != 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %s, not one float32", name, TEXT(g));
+    if (g->dtype != MLXVK_FLOAT32 || g->size != 1)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %s, not one float32", name, TEXT(g));
     return g;
 }
 
 /* Codes, scales and, in mode affine, biases of x; how many that are. */
-static int do_quantize(struct call *c, struct array *x, struct array *scale, struct quant_params p, struct array *out[3])
+static int do_quantize(struct call *c, struct array *x, struct array *scale, struct quant_params p, struct array **out)
 {
     int shape[MAXD], last, count = is_affine(&p) ? 3 : 2;
     if (c->code || !x) return 0;
     if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x)), 0;
     if (x->ndim < 2 || x->shape[x->ndim - 1] % p.group)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group), 0;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x),
+                    p.group), 0;
     last = x->shape[x->ndim - 1];
     memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
     shape[x->ndim - 1] = (int)((int64_t)last * p.bits / 32);
@@ -10739,15 +10783,15 @@ int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int gr
 static void unpack_dispatch(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
                             struct array *biases, struct array *scale, struct array *out, mlxvk_dtype first)
 {
-    uint32_t push[7] = { ceil_div(out->size, 8), group_shift(f) };
-    push[2] = set_input(e, 0, w);
-    push[3] = set_input(e, 1, scales);
-    if (biases) push[4] = set_input(e, 2, biases);
-    push[5] = set_output(e, 3, out);
-    if (scale) push[6] = set_input(e, 4, scale);
-    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, scales_kind(f, scales), (uint32_t)out->dtype, push[5] % 8 == 0, scale != NULL);
-    set_bytes(e, push, sizeof push);
-    dispatch_groups(e, ceil_div(push[0], 256));
+    struct dequantize_push p = { .count = ceil_div(out->size, 8), .group_shift = group_shift(f) };
+    p.w_at = set_input(e, SLOT_dequantize_w, w);
+    p.s_at = set_input(e, SLOT_dequantize_s, scales);
+    if (biases) p.b_at = set_input(e, SLOT_dequantize_b, biases);
+    p.y_at = set_output(e, SLOT_dequantize_y, out);
+    if (scale) p.g_at = set_input(e, SLOT_dequantize_g, scale);
+    USE(e, dequantize, &p, .threads = 256, .bits = f->bits, .tx = (uint32_t)first, .ts = scales_kind(f, scales),
+        .ty = (uint32_t)out->dtype, .vector = p.y_at % 8 == 0, .scaled = scale != NULL);
+    dispatch_groups(e, ceil_div(p.count, 256));
 }
 
 static void dequantize_part(struct encoder *e, struct array *const *a, const void *job)
@@ -10760,7 +10804,8 @@ static void lower_dequantize(struct encoder *e, const struct node *n)
 {
     struct array *in[3] = { NULL }, rows[4] = { matrix_of(e, n->out[0]) }, *a[4] = { &rows[0] };
     bool dense = n->in[0]->row && n->in[1]->row && (!n->in[2] || n->in[2]->row);
-    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", dense ? NULL : "an operand is strided", "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
+    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", dense ? NULL : "an operand is strided",
+         "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
     for (int i = 0; i < 3; i++) {
         if (!n->in[i]) continue;
         in[i] = rows_of(e, n->in[i]);
@@ -10772,14 +10817,14 @@ static void lower_dequantize(struct encoder *e, const struct node *n)
 }
 
 /* dequantize of 4 bits in mode affine in steps, with the gate off. */
-static struct array *compose_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct quant_params p, mlxvk_dtype to)
+static struct array *compose_dequantize(struct call *c, struct array *w, struct array *k, struct array *b,
+                                        struct quant_params p, mlxvk_dtype to)
 {
     const mlxvk_dtype f = MLXVK_FLOAT32;
     int ndim = w->ndim + 1, shape[MAXD];
-    struct array *codes = do_expand(c, w, (int[]){ w->ndim }, 1), *y;
+    struct array *codes = do_expand(c, w, (int[]){ w->ndim }, 1), *shift = do_arange(c, 0, 32, 4, MLXVK_UINT32), *y;
     mlxvk_dtype t = promote(k->dtype, b->dtype);
-    codes = do_binary(c, B_right_shift, codes, do_binary(c, B_multiply, do_arange(c, 0, 8, 1, MLXVK_UINT32), scalar(c, 4, MLXVK_UINT32)));
-    codes = do_binary(c, B_bitwise_and, codes, scalar(c, 15, MLXVK_UINT32));
+    codes = do_binary(c, B_bitwise_and, do_binary(c, B_right_shift, codes, shift), scalar(c, 15, MLXVK_UINT32));
     memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
     shape[ndim - 1] = p.group;
     codes = do_reshape(c, codes, ndim, shape);
@@ -10791,13 +10836,14 @@ static struct array *compose_dequantize(struct call *c, struct array *w, struct 
 }
 
 /* Checked operands as values of a dtype. */
-static struct array *do_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct array *scale,
-                                   struct quant_params p, mlxvk_dtype to)
+static struct array *do_dequantize(struct call *c, struct array *w, struct array *k, struct array *b,
+                                   struct array *scale, struct quant_params p, mlxvk_dtype to)
 {
     struct array *out;
     int shape[MAXD];
     if (c->code || !w || !k) return NULL;
-    if (!is_dtype((int)to) || !is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+    if (!is_dtype((int)to) || !is_float(to))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
     if (is_affine(&p) && b && p.bits == 4 && w->ndim < MAXD && !c->device->gate[GATE_DEQUANTIZE_B4]) {
         NOTE(c->device, NOTE_DEQUANTIZE, "dequantize", "a gate", "4 bits of %s", LAYOUT(w));
         return compose_dequantize(c, w, k, b, p, to);
@@ -10814,14 +10860,14 @@ static struct array *do_dequantize(struct call *c, struct array *w, struct array
     return out;
 }
 
-int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, mlxvk_optional_int group_size,
-                     mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_optional_dtype dtype,
-                     mlxvk_stream s)
+int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                     mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale,
+                     mlxvk_optional_dtype dtype, mlxvk_stream s)
 {
     struct call c = begin("dequantize", s);
-    struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases), *out = NULL;
+    struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases);
     struct quant_params p = quant_format(&c, group_size, bits, mode, true);
-    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p);
+    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p), *out = NULL;
     if (check_quantized(&c, q, k, b, &p)) {
         mlxvk_dtype own = b ? promote(k->dtype, b->dtype) : MLXVK_BFLOAT16;
         out = do_dequantize(&c, q, k, b, scale, p, dtype.has_value ? dtype.value : own);
@@ -10857,12 +10903,12 @@ int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_str
 
 /* ---- quantized_matmul: the jobs of its kernels ---- */
 
-enum { QMV_SETS = 3 };
-enum qmv_epilogue { QMV_STORE, QMV_ADD, QMV_SWIGLU };
+enum { QMV_SETS = sizeof(((struct quant_push *)0)->rows) / sizeof(uint32_t) };
 
 /* Matrix products with the same x (m rows of k, the last dimension dense) and one format. A set is a weight with its
- * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
- * `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
+ * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride
+ * `y_row`. QMV_ADD adds `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in
+ * set 0's result. */
 struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
 
 struct quant_job {
@@ -10871,10 +10917,10 @@ struct quant_job {
     uint32_t m, k, x_row, batch, x_batch, w_batch, s_batch, y_batch;   /* the strides of a batch in elements */
     mlxvk_dtype to;
     int sets;
-    enum qmv_epilogue epilogue;
+    uint32_t epilogue;                               /* QMV_STORE, ... */
     struct quant_set set[QMV_SETS];
     const struct gather *gather;
-    struct array *norm;                              /* the weight of x's rms_norm, see try_held; NULL: x is taken as it is */
+    struct array *norm;                              /* the weight of x's rms_norm, for qmv_held.comp alone; or NULL */
     float eps;
 };
 
@@ -10887,8 +10933,8 @@ static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_t
 enum {
     HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
     HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
-    HELD_LONG = 64,                                  /* rounds of a team from which twice as many workgroups take turns */
-    HELD_SUBGROUPS = 64                              /* of a workgroup, at most: what their sums of squares have room for */
+    HELD_LONG = 64,                                /* rounds of a team from which twice as many workgroups take turns */
+    HELD_SUBGROUPS = 64                        /* of a workgroup, at most: what their sums of squares have room for */
 };
 
 /* Shared memory of that kernel, where so many lanes span K. */
@@ -10896,13 +10942,16 @@ static uint32_t held_memory(uint32_t lanes) { return 76 * lanes + 4 * HELD_PARTS
 
 static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
 {
-    static const char *const epilogues[] = { [QMV_STORE] = "", [QMV_ADD] = ", added", [QMV_SWIGLU] = ", silu(y0) * y1" };
-    size_t n = (size_t)snprintf(text, NOTE_TEXT, "rows %u, groups per column %u, %u x ", j->m > 16 ? size_class(j->m) : j->m,
-                                j->k / j->format.group, j->k);
-    for (int i = 0; i < j->sets && n < NOTE_TEXT; i++) n += (size_t)snprintf(text + n, NOTE_TEXT - n, "%s%u", i ? " and " : "", j->set[i].rows);
+    static const char *const epilogues[] = { "", [QMV_ADD] = ", added", [QMV_SWIGLU] = ", silu(y0) * y1" };
+    const struct quant_params *f = &j->format;
+    size_t n = (size_t)snprintf(text, NOTE_TEXT, "rows %u, groups per column %u, %u x ",
+                                j->m > 16 ? size_class(j->m) : j->m, j->k / f->group, j->k);
+    for (int i = 0; i < j->sets && n < NOTE_TEXT; i++)
+        n += (size_t)snprintf(text + n, NOTE_TEXT - n, "%s%u", i ? " and " : "", j->set[i].rows);
     if (n < NOTE_TEXT)
-        snprintf(text + n, NOTE_TEXT - n, ", %s of %u bits in groups of %u, %s, batch %u%s%s", quant_modes[j->format.mode].name, j->format.bits,
-                 j->format.group, dtypes[j->to].name, j->batch, j->format.transpose ? "" : ", not transposed", epilogues[j->epilogue]);
+        snprintf(text + n, NOTE_TEXT - n, ", %s of %u bits in groups of %u, %s, batch %u%s%s",
+                 quant_modes[f->mode].name, f->bits, f->group, dtypes[j->to].name, j->batch,
+                 f->transpose ? "" : ", not transposed", epilogues[j->epilogue]);
     return text;
 }
 #define JOB(j) job_text(j, (char[NOTE_TEXT]){ 0 })
@@ -10912,7 +10961,8 @@ static bool specialised(const struct device *d, uint32_t m)
 {
     const int *gate = d->gate;
     if (!gate[GATE_QMM_NATIVE] || (m == 1 && !gate[GATE_QMM_REDUCE])) return false;
-    return m > 16 || gate[m == 1 ? GATE_QMM_M1 : m == 2 ? GATE_QMM_M2 : m <= 4 ? GATE_QMM_M4 : m <= 8 ? GATE_QMM_M8 : GATE_QMM_M16];
+    return m > 16 || gate[m == 1 ? GATE_QMM_M1 : m == 2 ? GATE_QMM_M2 : m <= 4 ? GATE_QMM_M4 : m <= 8 ? GATE_QMM_M8
+                                                                                             : GATE_QMM_M16];
 }
 
 /* May those kernels use subgroup operations? */
@@ -10928,8 +10978,8 @@ static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
 
 enum { UNPACK_MOST = 1 << 27 };                      /* more values than this are rather not unpacked: the temporary */
 
-/* Tiles of the cooperative matrix kernel: as tile_row says, rows and columns of a subgroup, subgroups. The deeper ones need
- * more shared memory. */
+/* Tiles of the cooperative matrix kernel: as tile_row says, rows and columns of a subgroup, subgroups. The deeper ones
+ * need more shared memory. */
 static const struct tile_row qmm_rows[] = {
     { 128, 128, 64, 64, 32, 8, 0.45f },
     {  64, 128, 64, 32, 32, 8, 0.35f },
@@ -10950,90 +11000,107 @@ static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
     int i = 0;
     while (d->tuning->qmv[i].max_m < m) i++;
     t = d->tuning->qmv[i];
-    if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS) t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
+    if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS)
+        t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
     if (gate[GATE_QMV_THREADS] > 0) t.threads = min_u32((uint32_t)gate[GATE_QMV_THREADS], d->caps.max_threads);
     return t;
 }
 
-enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD };    /* values of gate QMM_KERNEL */
+/* ---- few rows of x ---- */
 
-static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j, bool sets)
+/* The operands of kernels whose push constants are of quant_push; for others these are copied. */
+static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j)
 {
-    struct quant_push p = { .m = j->m, .k = j->k, .group_shift = group_shift(&j->format), .x_row = j->x_row, .x_batch = j->x_batch,
-                            .w_batch = j->w_batch, .s_batch = j->s_batch, .y_batch = j->y_batch };
-    p.x_at = set_input(e, 0, j->x);
+    struct quant_push p = { .m = j->m, .k = j->k, .group_shift = group_shift(&j->format), .x_row = j->x_row,
+                            .x_batch = j->x_batch, .w_batch = j->w_batch, .s_batch = j->s_batch,
+                            .y_batch = j->y_batch, .eps = j->eps };
+    bool sets = j->sets > 1;
+    p.x_at = set_input(e, SLOT_qmv_x, j->x);
     for (uint32_t i = 0; i < (uint32_t)j->sets; i++) {
         const struct quant_set *t = &j->set[i];
         p.rows[i] = t->rows;
         p.y_row[i] = t->y_row;
-        p.w_at[i] = set_input(e, 1 + 3 * i, t->w);
-        p.s_at[i] = set_input(e, 2 + 3 * i, t->scales);
-        if (t->biases) p.b_at[i] = set_input(e, 3 + 3 * i, t->biases);
-        if (t->y) p.y_at[i] = set_output(e, (sets ? 10 : 4) + i, t->y);
+        p.w_at[i] = set_input(e, SLOT_qmv_wa + 3 * i, t->w);
+        p.s_at[i] = set_input(e, SLOT_qmv_sa + 3 * i, t->scales);
+        if (t->biases) p.b_at[i] = set_input(e, SLOT_qmv_ba + 3 * i, t->biases);
+        if (t->y) p.y_at[i] = set_output(e, (sets ? SLOT_qmv_sets_ya : SLOT_qmv_ya) + i, t->y);
     }
-    if (j->residual) p.r_at = set_input(e, sets ? 13 : 5, j->residual);
-    if (j->norm) p.weight_at = set_input(e, sets ? 14 : 6, j->norm);
-    p.eps = j->eps;
+    if (j->residual) p.r_at = set_input(e, sets ? SLOT_qmv_sets_res : SLOT_qmv_res, j->residual);
+    if (j->norm) p.weight_at = set_input(e, sets ? SLOT_qmv_held_sets_weight : SLOT_qmv_held_weight, j->norm);
     return p;
 }
 
-/* Push constants of the kernels that follow index arrays. */
-struct gather_push {
-    uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at, rows, w_at, s_at, b_at, y_at, y_row;
-    uint32_t first_entry, every, lhs_at, lhs_last, rhs_at, rhs_last, tiles_at, order_at;
-};
-
-static struct gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p, uint32_t lhs_slot)
+/* The same for kernels that follow index arrays. */
+static struct quant_gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p,
+                                            uint32_t lhs_slot)
 {
     const struct gather *g = j->gather;
-    struct gather_push q = { p->m, p->k, p->group_shift, p->rounds, p->x_at, p->x_row, p->x_batch, p->w_batch, p->s_batch,
-        p->y_batch, p->r_at, p->rows[0], p->w_at[0], p->s_at[0], p->b_at[0], p->y_at[0], p->y_row[0], .first_entry = g->first,
-        .every = g->every, .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1 };
+    struct quant_gather_push q = { .m = p->m, .k = p->k, .group_shift = p->group_shift, .rounds = p->rounds,
+        .x_at = p->x_at, .x_row = p->x_row, .x_batch = p->x_batch, .w_batch = p->w_batch, .s_batch = p->s_batch,
+        .y_batch = p->y_batch,
+        .r_at = p->r_at, .rows = { p->rows[0] }, .w_at = { p->w_at[0] }, .s_at = { p->s_at[0] }, .b_at = { p->b_at[0] },
+        .y_at = { p->y_at[0] }, .y_row = { p->y_row[0] }, .first_entry = g->first, .every = g->every,
+        .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1 };
     if (!g->every) q.lhs_at = set_input(e, lhs_slot, g->lhs);
     return q;
 }
 
-/* The push constants of kernels for few rows of x. */
-static void set_quant_bytes(struct encoder *e, const struct quant_job *j, const struct quant_push *p)
+/* USE for kernels of few rows of x. */
+static void use_few(struct encoder *e, enum kernel_id kernel, const struct quant_job *j, const struct quant_push *p,
+                    const void *constants, size_t size)
 {
-    if (j->gather) {
-        struct gather_push q = gather_bind(e, j, p, 6);
-        q.rhs_at = set_input(e, 7, j->gather->rhs);
-        set_bytes(e, &q, sizeof q);
-    } else set_bytes(e, p, sizeof *p);
+    struct quant_gather_push q;
+    if (!j->gather) { use_kernel(e, kernel, p, sizeof *p, constants, size); return; }
+    q = gather_bind(e, j, p, SLOT_qmv_gather_lhs);
+    q.rhs_at = set_input(e, SLOT_qmv_gather_rhs, j->gather->rhs);
+    use_kernel(e, kernel, &q, sizeof q, constants, size);
 }
 
-/* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
-static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
+/* The constants that all kernels of products have. */
+#define FORMAT(j) .bits = (j)->format.bits, .tx = (uint32_t)(j)->x->dtype, \
+                  .ts = scales_kind(&(j)->format, (j)->set[0].scales), .ty = (uint32_t)(j)->to
+
+/* What can be read 16 bytes at a time: QUANT_EVEN_X, QUANT_EVEN_W. */
+static uint32_t quant_alignment(const struct encoder *e, const struct quant_job *j)
 {
-    uint32_t unit = j->x->dtype == MLXVK_FLOAT32 ? 4 : 8, words = j->format.bits % 4 ? 2 : 4, bits = 3;
-    if (p->x_at % unit || p->x_row % unit || p->x_batch % unit) bits &= ~1u;
-    if (j->format.bits % 2 || p->w_batch % words) bits &= ~2u;
-    for (int i = 0; i < j->sets; i++) if (p->w_at[i] % words) bits &= ~2u;
-    return bits;
+    uint32_t unit = j->x->dtype == MLXVK_FLOAT32 ? 4 : 8, words = j->format.bits % 4 ? 2 : 4;
+    bool x = (place_of_array(e, j->x) | j->x_row | j->x_batch) % unit == 0;
+    bool w = j->format.bits % 2 == 0 && j->w_batch % words == 0;
+    for (int i = 0; i < j->sets; i++) w = w && place_of_array(e, j->set[i].w) % words == 0;
+    return (x ? QUANT_EVEN_X : 0) | (w ? QUANT_EVEN_W : 0);
+}
+
+static const char *few_fits(const struct encoder *e, const void *job)
+{
+    (void)e;
+    return ((const struct quant_job *)job)->format.transpose ? NULL : "not transposed";
 }
 
 /* Products with a few rows of x, by qmv.comp: all formats and alignments. */
-static void qmv_general(struct encoder *e, const struct quant_job *j)
+static void plan_few(struct encoder *e, const void *job)
 {
+    const struct quant_job *j = job;
     struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
-    bool subgroup = has_kernel(e->device, K_QMV) && by_subgroups(e->device, j->m), sets = j->sets > 1;
+    bool subgroup = has_kernel(e->device, K_QMV) && by_subgroups(e->device, j->m);
     uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
-    struct quant_push p = quant_bind(e, j, sets);
-    enum kernel_id kernel = j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN;
+    struct quant_push p = quant_bind(e, j);
+    enum kernel_id kernel = j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN)
+                          : j->sets > 1 ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN;
     NOTE(e->device, NOTE_QMM, kernel_table[kernel].name, NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
-    while (2 * split <= teams && (forced > 0 ? 2 * split <= (uint32_t)forced
-               : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
+    while (2 * split <= teams &&
+           (forced > 0 ? 2 * split <= (uint32_t)forced
+                       : 2 * split <= t.max_split && split * lanes < j->k / QUANT_BLOCK &&
+                         ceil_div(rows, t.rows) * split < t.teams)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    KERNEL(e, kernel, teams * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m,
-           t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
-    set_quant_bytes(e, j, &p);
+    use_few(e, kernel, j, &p, &(struct qmv_constants){ .threads = teams * lanes, FORMAT(j), .m = m, .r = t.rows,
+            .split = split, .lanes = lanes, .aligned = quant_alignment(e, j), .epilogue = j->epilogue },
+            sizeof(struct qmv_constants));
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
 
@@ -11042,134 +11109,234 @@ static enum kernel_id held_kernel(const struct quant_job *j)
     return j->gather ? K_QMV_HELD_GATHER : j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD;
 }
 
-/* What keeps qmv_held.comp from a job, alignment and long rows aside; NULL: nothing. */
-static const char *held_refusal(const struct device *d, const struct quant_job *j)
+/* How qmv_held.comp cuts a job: rows of x a workgroup, rows of W a round, teams that span K, blocks of a row that a
+ * lane holds, rounds at a time, in all, and of a workgroup (0: its rows are more than pay at a time), sums kept. */
+struct held_cut { uint32_t m, rows, split, held, per, all, rounds, parts; };
+
+static struct held_cut cut_held(const struct encoder *e, const struct quant_job *j)
 {
-    int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
+    const struct device *d = e->device;
+    const struct held_tuning *t = held_tunings;
+    const int *gate = d->gate;
+    struct held_cut h = { .m = j->m > 2 ? 4 : j->m };
+    uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, entries = j->gather ? j->batch : 1;
+    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, fewest = UINT32_MAX, threads, groups;
+    while (t->max_m < h.m) t++;
+    h.rows = gate[GATE_QMV_ROWS] > 0 ? min_u32((uint32_t)gate[GATE_QMV_ROWS], 8) : t->rows;
+    while (h.rows & (h.rows - 1)) h.rows &= h.rows - 1;                /* lanes add up by halves */
+    threads = gate[GATE_QMV_THREADS] > 0 ? (uint32_t)gate[GATE_QMV_THREADS] : t->threads;
+    threads = min_u32(threads, min_u32(d->caps.max_threads, HELD_SUBGROUPS * lanes));
+    h.split = gate[GATE_QMV_SPLIT] > 0 ? (uint32_t)gate[GATE_QMV_SPLIT] : (uint32_t)max_size(threads / lanes, 1);
+    h.held = ceil_div(blocks, lanes * h.split);
+    h.split = ceil_div(blocks, lanes * h.held);
+    h.per = (uint32_t)max_size(threads / lanes / h.split, 1);
+    groups = d->tuning->processors * ceil_div(j->format.bits == 8 ? t->teams / 2 : t->teams, h.per * h.split);
+    for (int i = 0; i < j->sets; i++) fewest = min_u32(fewest, j->set[i].rows);
+    while (h.rows > step && (h.rows / step > fewest || (!gate[GATE_QMV_ROWS] &&
+           (uint64_t)held_rounds(j, h.rows / step) * entries < (uint64_t)h.per * groups))) h.rows /= 2;
+    if (h.rows < step) return h;
+    h.all = held_rounds(j, h.rows / step);
+    if (h.all / h.per / groups >= HELD_LONG) groups *= 2;
+    h.rounds = h.per * ceil_div((uint64_t)h.all * entries, (uint64_t)h.per * groups);
+    h.rounds = min_u32(h.rounds, (uint32_t)round_up(h.all, h.per));
+    while (h.rounds * h.m * h.rows * h.split > HELD_PARTS && h.rounds > h.per) h.rounds -= h.per;
+    h.parts = (uint32_t)max_size(256, h.rounds * h.m * h.rows * h.split);
+    return h;
+}
+
+/* What keeps qmv_held.comp from a job. */
+static const char *held_fits(const struct encoder *e, const void *job)
+{
+    const struct device *d = e->device;
+    const struct quant_job *j = job;
+    uint32_t bits = j->format.bits, threads;
+    struct held_cut h;
     if (!is_affine(&j->format) && bits != 4) return "floats of 8 bits";
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
     if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
     if (j->k < QUANT_BLOCK) return "nothing to add up";
     if (!has_kernel(d, held_kernel(j))) return "the device lacks subgroup operations or integer dot products";
-    if (!by_subgroups(d, j->m) || (wanted && wanted < QMM_HELD)) return "a gate";
-    if (!wanted && j->m > 4) return "more than 4 rows";
-    return !wanted && !d->tuning->held ? "the device's tuning" : NULL;
-}
-
-/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it: NULL, or why not. */
-static const char *try_held(struct encoder *e, const struct quant_job *j)
-{
-    const struct device *d = e->device;
-    const struct held_tuning *t = held_tunings;
-    const int *gate = d->gate;
-    uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, entries = j->gather ? j->batch : 1;
-    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, fewest = UINT32_MAX, held, split, per, rows, threads, rounds, groups;
-    const char *refusal = held_refusal(d, j);
-    struct quant_push p;
-    if (refusal) return refusal;
-    while (t->max_m < m) t++;
-    rows = gate[GATE_QMV_ROWS] > 0 ? min_u32((uint32_t)gate[GATE_QMV_ROWS], 8) : t->rows;
-    while (rows & (rows - 1)) rows &= rows - 1;      /* lanes add up by halves */
-    threads = gate[GATE_QMV_THREADS] > 0 ? (uint32_t)gate[GATE_QMV_THREADS] : t->threads;
-    threads = min_u32(threads, min_u32(d->caps.max_threads, HELD_SUBGROUPS * lanes));
-    split = gate[GATE_QMV_SPLIT] > 0 ? (uint32_t)gate[GATE_QMV_SPLIT] : max_size(threads / lanes, 1);
-    held = ceil_div(blocks, lanes * split);          /* blocks of a row that a lane holds */
-    split = ceil_div(blocks, lanes * held);
-    if (held > (gate[GATE_QMM_KERNEL] ? HELD_BLOCKS / m : 1)) return "long rows";      /* slower than the general kernel */
-    if (split > HELD_SUBGROUPS || split * lanes > d->caps.max_threads || held_memory(split * lanes) > d->caps.shared_memory)
+    if (!by_subgroups(d, j->m)) return "a gate";
+    if (!j->format.transpose) return "not transposed";
+    h = cut_held(e, j);
+    threads = h.split * d->caps.subgroup;
+    if (h.held > HELD_BLOCKS / h.m) return "long rows";
+    if (h.split > HELD_SUBGROUPS || threads > d->caps.max_threads || held_memory(threads) > d->caps.shared_memory)
         return "the device's workgroups are small";
-    per = max_size(threads / lanes / split, 1);      /* rounds at a time */
-    groups = d->tuning->processors * ceil_div(j->format.bits == 8 ? t->teams / 2 : t->teams, per * split);
-    for (int i = 0; i < j->sets; i++) fewest = min_u32(fewest, j->set[i].rows);
-    while (rows > step && (rows / step > fewest || (!gate[GATE_QMV_ROWS] &&
-                           (uint64_t)held_rounds(j, rows / step) * entries < (uint64_t)per * groups))) rows /= 2;
-    if (rows < step) return "more rows than pay at a time";
-    if (rows * m > lanes) return "the device's subgroups are small";
-    p = quant_bind(e, j, j->sets > 1);
-    if (quant_alignment(j, &p) != 3 || p.weight_at % 8) { encoder_reset(e); return "not aligned"; }
-    rounds = held_rounds(j, rows / step);
-    if (rounds / per / groups >= HELD_LONG) groups *= 2;
-    p.rounds = min_u32(per * ceil_div((uint64_t)rounds * entries, (uint64_t)per * groups), (uint32_t)round_up(rounds, per));
-    while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
-    KERNEL(e, held_kernel(j), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
-           (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
-           j->norm != NULL, pow2_at_least(max_size(256, p.rounds * m * rows * split)));
-    set_quant_bytes(e, j, &p);
-    dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
-    return NULL;
+    if (!h.rounds) return "more rows than pay at a time";
+    if (h.rows * h.m > d->caps.subgroup) return "the device's subgroups are small";
+    if (j->norm && place_of_array(e, j->norm) % 8) return "not aligned";
+    return quant_alignment(e, j) == (QUANT_EVEN_X | QUANT_EVEN_W) ? NULL : "not aligned";
 }
 
-/* Products with a few rows of x: any epilogue, several sets where there is one batch. */
-static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
+static void plan_held(struct encoder *e, const void *job)
 {
-    const char *refusal = try_held(e, j);
-    NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, refusal, "%s", JOB(j));
-    if (refusal) qmv_general(e, j);
+    const struct quant_job *j = job;
+    struct held_cut h = cut_held(e, j);
+    uint32_t lanes = e->device->caps.subgroup;
+    struct quant_push p = quant_bind(e, j);
+    NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, NULL, "%s", JOB(j));
+    p.rounds = h.rounds;
+    use_few(e, held_kernel(j), j, &p, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes, FORMAT(j),
+            .m = h.m, .r = h.rows, .split = h.split, .lanes = lanes, .bl = h.held, .blocks = j->k / QUANT_BLOCK,
+            .shift = is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, .epilogue = j->epilogue,
+            .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) }, sizeof(struct qmv_held_constants));
+    dispatch(e, ceil_div(h.all, h.rounds), ceil_div(j->m, h.m), j->batch);
+}
+
+/* Costs are ranks here: which kernel is the faster was measured, and changes with the rows of x where the device's
+ * tuning says. Held are at most 4 rows, of which a lane has one block: the general kernel is faster beyond. */
+static double held_cost(const struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    return e->device->tuning->held && j->m <= 4 && cut_held(e, j).held == 1 ? 0 : 8;
+}
+
+static double few_cost(const struct encoder *e, const void *job)
+{
+    return ((const struct quant_job *)job)->m <= e->device->tuning->few ? 1 : 6;
+}
+
+/* For one matrix, for several sets, by index arrays. */
+static const struct candidate few_kernels[3][2] = {
+    { { "qmv_held", held_fits, held_cost, plan_held }, { "qmv", few_fits, few_cost, plan_few } },
+    { { "qmv_held_sets", held_fits, held_cost, plan_held }, { "qmv_sets", few_fits, few_cost, plan_few } },
+    { { "qmv_held_gather", held_fits, held_cost, plan_held }, { "qmv_gather", few_fits, few_cost, plan_few } },
+};
+
+/* Rows of quant_kernels from 1, as gate QMM_KERNEL forces them; 0: none. */
+enum { QMM_HELD = 1, QMM_FEW, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED };
+static int forced_kernel(const struct device *d)
+{
+    int wanted = d->gate[GATE_QMM_KERNEL];
+    return wanted < 1 || wanted > 5 ? 0 : wanted == 5 ? QMM_HELD : wanted + 1;
+}
+
+/* Products with a few rows of x: any epilogue, several sets where there is one batch. False: x has a norm, and that
+ * kernel is not the one. */
+static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
+{
+    const struct candidate *table = few_kernels[j->gather ? 2 : j->sets > 1], *c;
+    const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
+    int forced = forced_kernel(e->device);
+    c = choose(e, table, COUNT(few_kernels[0]), forced > QMM_FEW ? QMM_FEW : forced, NOTE_QMM, j, text);
+    if (j->norm && c->plan != plan_held) return false;
+    c->plan(e, j);
+    return true;
+}
+
+/* ---- many rows of x ---- */
+
+static struct qmm_constants tile_constants(const struct quant_job *j, bool small)
+{
+    return (struct qmm_constants){ .threads = small ? 128 : 256, FORMAT(j), .transposed = j->format.transpose,
+                                   .bm = small ? 16 : 64, .bn = 64, .tm = small ? 2 : 4, .tn = 4 };
 }
 
 /* Products of any shape, by qmm.comp: one set, no epilogue. */
-static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
+static void plan_tiles(struct encoder *e, const void *job)
 {
-    struct quant_push p = quant_bind(e, j, false);
-    bool small = j->m <= 16;
-    uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4;
+    const struct quant_job *j = job;
+    struct quant_push p = quant_bind(e, j);
+    struct qmm_constants c = tile_constants(j, j->m <= 16);
     NOTE(e->device, NOTE_QMM, "qmm", NULL, "%s", JOB(j));
-    KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
-           (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
-    set_bytes(e, &p, sizeof p);
-    dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
+    use_kernel(e, K_QMM, &p, sizeof p, &c, sizeof c);
+    dispatch(e, ceil_div(j->set[0].rows, c.bn), ceil_div(j->m, c.bm), j->batch);
 }
+
+static double tiles_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 5; }
 
 static struct product product_of_job(const struct quant_job *j, struct array *a, struct array *b)
 {
     bool transpose = j->format.transpose;
     uint32_t n = j->set[0].rows;
-    return (struct product){ .array = { [MAT_A] = a, [MAT_B] = b, [MAT_OUT] = j->set[0].y }, .m = j->m, .n = n, .k = j->k,
-        .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : n, .b_col = transpose ? j->k : 1, .out_row = j->set[0].y_row,
-        .out_col = 1, .alpha = 1 };
+    return (struct product){ .array = { [MAT_A] = a, [MAT_B] = b, [MAT_OUT] = j->set[0].y }, .m = j->m, .n = n,
+        .k = j->k, .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : n, .b_col = transpose ? j->k : 1,
+        .out_row = j->set[0].y_row, .out_col = 1, .alpha = 1 };
 }
 
-/* The same by qmm_coopmat.comp: W transposed, half types. NULL, or why the device or the operands do not allow it. */
-static const char *try_coopmat(struct encoder *e, const struct quant_job *j)
+static enum kernel_id matrices_kernel(const struct quant_job *j)
+{
+    if (j->gather) return j->to == MLXVK_BFLOAT16 ? K_QMM_GROUPED_BF16 : K_QMM_GROUPED_F16;
+    return j->to == MLXVK_BFLOAT16 ? K_QMM_BF16 : K_QMM_F16;
+}
+
+/* Why qmm_coopmat.comp does not take a job: W transposed, half types. */
+static const char *quant_matrices_fit(const struct encoder *e, const void *job)
 {
     const struct device *d = e->device;
-    bool bf16 = j->to == MLXVK_BFLOAT16, shallow = d->caps.shared_memory < QMM_DEEP_MEMORY;
-    enum kernel_id kernel = bf16 ? K_QMM_BF16 : K_QMM_F16;
-    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, parts = 1, aligned;
-    struct product product = product_of_job(j, NULL, NULL);
-    struct quant_job part = *j;
-    struct quant_push p;
-    const struct tile_row *t;
+    const struct quant_job *j = job;
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
     if (!j->format.transpose) return "not transposed";
-    if (!size || !has_kernel(d, kernel) || 8 * lanes > d->caps.max_threads) return "the device lacks cooperative matrices";
-    t = choose_tile(e, &product, qmm_rows + (shallow ? QMM_SHALLOW : 0), COUNT(qmm_rows) - (shallow ? QMM_SHALLOW : 0), &parts);
-    if (j->batch > 1) parts = 1;
-    if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
-    if (!part.set[0].y) return NULL;
-    p = quant_bind(e, &part, false);
-    p.rounds = ceil_div(j->k / QUANT_BLOCK, parts * t->bk / QUANT_BLOCK) * (t->bk / QUANT_BLOCK);
-    aligned = quant_alignment(j, &p);
-    if (!((p.y_at[0] | p.y_row[0] | p.y_batch) % 8)) aligned |= 4;
-    if (aligned & 1) {
-        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to,
-               t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, parts > 1);
-        set_bytes(e, &p, sizeof p);
-        dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), parts > 1 ? ceil_div(j->k / QUANT_BLOCK, p.rounds) : j->batch);
-        if (parts > 1) product_sum(e, &product, part.set[0].y, ceil_div(j->k / QUANT_BLOCK, p.rounds));
-    } else encoder_reset(e);
-    if (parts > 1) array_release(part.set[0].y);
-    return aligned & 1 ? NULL : "not aligned";
+    if (!d->caps.coopmat_size[j->to == MLXVK_BFLOAT16] || !has_kernel(d, matrices_kernel(j)) ||
+        8 * d->caps.subgroup > d->caps.max_threads) return "the device lacks cooperative matrices";
+    if (!d->gate[GATE_QMM_NATIVE]) return "a gate";
+    return quant_alignment(e, j) & QUANT_EVEN_X ? NULL : "not aligned";
 }
 
-/* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
-static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
+static double matrices_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 3; }
+
+/* p: of the operands as they were bound. */
+static struct qmm_coopmat_constants matrices_constants(const struct encoder *e, const struct quant_job *j,
+                                                       const struct quant_push *p, const struct tile_row *t, bool parts)
 {
+    uint32_t lanes = e->device->caps.subgroup, even = (p->y_at[0] | p->y_row[0] | p->y_batch) % 8 ? 0 : QUANT_EVEN_Y;
+    return (struct qmm_coopmat_constants){ .threads = t->threads * lanes, FORMAT(j), .bm = t->bm, .bn = t->bn,
+        .wm = t->tm, .wn = t->tn, .size = e->device->caps.coopmat_size[j->to == MLXVK_BFLOAT16], .lanes = lanes,
+        .depth = t->bk / QUANT_BLOCK, .aligned = even | quant_alignment(e, j), .parts = parts };
+}
+
+static void plan_matrices(struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    int first = e->device->caps.shared_memory < QMM_DEEP_MEMORY ? QMM_SHALLOW : 0;
+    uint32_t parts = 1, blocks = j->k / QUANT_BLOCK, step;
+    struct product product = product_of_job(j, NULL, NULL);
+    const struct tile_row *t = choose_tile(e, &product, qmm_rows + first, (int)COUNT(qmm_rows) - first, &parts);
+    struct quant_job part = *j;
+    struct qmm_coopmat_constants c;
+    struct quant_push p;
+    NOTE(e->device, NOTE_QMM, "qmm by cooperative matrices", NULL, "%s", JOB(j));
+    if (j->batch > 1) parts = 1;
+    if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
+    if (!part.set[0].y) return;
+    p = quant_bind(e, &part);
+    step = t->bk / QUANT_BLOCK;
+    p.rounds = ceil_div(blocks, parts * step) * step;
+    c = matrices_constants(e, j, &p, t, parts > 1);
+    use_kernel(e, matrices_kernel(j), &p, sizeof p, &c, sizeof c);
+    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn),
+             parts > 1 ? ceil_div(blocks, p.rounds) : j->batch);
+    if (parts > 1) {
+        product_sum(e, &product, part.set[0].y, ceil_div(blocks, p.rounds));
+        array_release(part.set[0].y);
+    }
+}
+
+static const char *unpacked_fits(const struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    size_t count = (size_t)j->k * j->set[0].rows;
+    if (j->x->dtype != j->to) return "not in one dtype";
+    if (j->batch > 1) return "a batch";
+    return count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range ? "a large weight" : NULL;
+}
+
+/* Pays for many rows, or where W lies along the result's rows; a large weight only where matrices do not take it. */
+static double unpacked_cost(const struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    uint64_t count = (uint64_t)j->k * j->set[0].rows;
+    if (j->format.transpose ? j->m < e->device->tuning->unpack : count < 1 << 16) return 7;
+    return count > UNPACK_MOST ? 4 : 2;
+}
+
+/* The weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
+static void plan_unpacked(struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
     const struct quant_set *t = &j->set[0];
-    size_t count = (size_t)j->k * t->rows;
-    struct array *w;
-    if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
-    w = scratch(e, count, j->to);
+    struct array *w = scratch(e, (size_t)j->k * t->rows, j->to);
     NOTE(e->device, NOTE_QMM, "unpacked, matmul", NULL, "%s", JOB(j));
     if (w) {
         struct product p = product_of_job(j, j->x, w);
@@ -11177,43 +11344,40 @@ static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
         product_batch(e, &p);
     }
     array_release(w);
-    return true;
 }
 
 /* ---- quantized_matmul: from arrays to jobs ---- */
 
-static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
-{
-    const char *refusal = try_coopmat(e, j);
-    NOTE(e->device, NOTE_QMM, "qmm by cooperative matrices", refusal, "%s", JOB(j));
-    return !refusal;
-}
+/* For a job of one set without an epilogue, in the order of QMM_HELD, ... */
+static const struct candidate quant_kernels[] = {
+    { "qmv_held", held_fits, held_cost, plan_held },
+    { "qmv", few_fits, few_cost, plan_few },
+    { "qmm", NULL, tiles_cost, plan_tiles },
+    { "qmm by cooperative matrices", quant_matrices_fit, matrices_cost, plan_matrices },
+    { "unpacked, matmul", unpacked_fits, unpacked_cost, plan_unpacked },
+};
 
-/* Picks the kernel for a job of one set without an epilogue. */
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
-    const struct tuning *r = e->device->tuning;
-    int wanted = e->device->gate[GATE_QMM_KERNEL];
-    bool transpose = j->format.transpose, few, unpack;
-    few = wanted ? wanted == QMM_FEW || wanted == QMM_HELD : j->m <= r->few;
-    unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
-    if (!specialised(e->device, j->m)) {
-        NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
-        qmm_dispatch(e, j);
-    } else if (few && transpose) qmv_dispatch(e, j);
-    else if (unpack && !wanted && (uint64_t)j->k * j->set[0].rows > UNPACK_MOST && qmm_coopmat(e, j)) return;
-    else if (unpack && qmm_unpacked(e, j)) return;
-    else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
+    const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
+    bool special = specialised(e->device, j->m);
+    int forced = special ? forced_kernel(e->device) : QMM_TILES;
+    if (!special) NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", text);
+    choose(e, quant_kernels, COUNT(quant_kernels), forced, NOTE_QMM, j, text)->plan(e, j);
 }
 
-/* One operand or result of a job as (batch, rows, columns); steps of rows that run backwards are kernels' 32 bits, which wrap. */
-static struct array job_rows(const struct quant_job *j, const struct array *a, uint32_t batch_step, uint32_t row_step, uint32_t columns)
+/* One operand or result of a job as (batch, rows, columns); steps of rows that run backwards are kernels' 32 bits,
+ * which wrap. */
+static struct array job_rows(const struct quant_job *j, const struct array *a, uint32_t batch_step, uint32_t row_step,
+                             uint32_t columns)
 {
     struct array v = *a;
     v.refs = 1;
     v.ndim = 3;
     memcpy(v.shape, ((int[]){ (int)j->batch, (int)j->m, (int)columns }), 3 * sizeof *v.shape);
-    memcpy(v.strides, ((int64_t[]){ j->batch > 1 ? (int32_t)batch_step : 0, (int32_t)row_step, 1 }), 3 * sizeof *v.strides);
+    v.strides[0] = j->batch > 1 ? (int32_t)batch_step : 0;
+    v.strides[1] = (int32_t)row_step;
+    v.strides[2] = 1;
     v.size = (size_t)j->batch * j->m * columns;
     v.row = row_contiguous(&v);
     return v;
@@ -11223,8 +11387,11 @@ static struct array job_rows(const struct quant_job *j, const struct array *a, u
 static void quant_run(struct encoder *e, const struct quant_job *j)
 {
     const struct quant_set *t = &j->set[0];
-    if (j->m > 1 && (j->m > 8 * (uint64_t)e->device->caps.max_groups[1] || !fits_binding(e->device, j->x) || !fits_binding(e->device, t->y))) {
-        struct array x = job_rows(j, j->x, j->x_batch, j->x_row, j->k), y = job_rows(j, t->y, j->y_batch, t->y_row, t->rows);
+    const struct capabilities *caps = &e->device->caps;
+    if (j->m > 1 && (j->m > 8 * (uint64_t)caps->max_groups[1] || !fits_binding(e->device, j->x) ||
+                     !fits_binding(e->device, t->y))) {
+        struct array x = job_rows(j, j->x, j->x_batch, j->x_row, j->k);
+        struct array y = job_rows(j, t->y, j->y_batch, t->y_row, t->rows);
         for (int half = 0; half < 2 && !e->code; half++) {
             struct array from = half_of(&x, 1, half), to = half_of(&y, 1, half);
             struct quant_job part = *j;
@@ -11235,16 +11402,17 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         }
         return;
     }
-    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16;
     size_t row_bytes = max_size((size_t)j->k / QUANT_BLOCK * j->format.bits * 4, 1);
-    uint32_t most = (uint32_t)min_size(room / row_bytes, min_size(e->device->caps.max_groups[0], (size_t)64 * e->device->caps.max_groups[1])) & ~31u;
+    size_t room = (caps->max_range - caps->offset_align - 16) / row_bytes;
+    uint32_t most = (uint32_t)min_size(room, min_size(caps->max_groups[0], (size_t)64 * caps->max_groups[1])) & ~31u;
     if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) { quant_choose(e, j); return; }
     for (uint32_t first = 0; first < t->rows; first += most) {
         struct quant_job part = *j;
         uint32_t count = min_u32(most, t->rows - first);
         int w = t->w->ndim - 2, y = t->y->ndim - 1;
         struct array cut[4] = { part_of(t->w, w, first, count), part_of(t->scales, w, first, count),
-                                part_of(t->biases ? t->biases : t->scales, w, first, count), part_of(t->y, y, first, count) };
+                                part_of(t->biases ? t->biases : t->scales, w, first, count),
+                                part_of(t->y, y, first, count) };
         part.set[0] = (struct quant_set){ &cut[0], &cut[1], t->biases ? &cut[2] : NULL, &cut[3], count, t->y_row };
         quant_choose(e, &part);
     }
@@ -11258,8 +11426,8 @@ static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
     return rows_of(e, a);
 }
 
-/* The innermost dimension of a batch, `axis` of x, w, scales, biases and y: in parts where it is over the device's grid, or cannot
- * be bound whole. */
+/* The innermost dimension of a batch, `axis` of x, w, scales, biases and y: in parts where it is over the device's
+ * grid, or cannot be bound whole. */
 static void quant_batches(struct encoder *e, const struct quant_job *j, struct array a[5], int axis, bool biases)
 {
     struct quant_job part = *j;
@@ -11321,13 +11489,15 @@ static void quant_open(struct encoder *e, const struct node *n, struct quant_job
 {
     struct array *x = n->in[0], *w = n->in[1], *y = n->out[0];
     uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1];
-    *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)x->shape[x->ndim - 1], .batch = 1, .to = y->dtype, .sets = 1 };
+    *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)dim_of(x, -1), .batch = 1, .to = y->dtype,
+                             .sets = 1 };
     if (one_row_stride(x, &stride)) x->refs++;
     else { x = rows_of(e, x); stride = j->k; }
     j->x = x;
     j->x_row = stride;
     j->m = (uint32_t)(y->size / rows);
-    j->set[0] = (struct quant_set){ dense_of(e, w, true), dense_of(e, n->in[2], true), dense_of(e, n->in[3], true), y, rows, rows };
+    j->set[0] = (struct quant_set){ dense_of(e, w, true), dense_of(e, n->in[2], true), dense_of(e, n->in[3], true), y,
+                                    rows, rows };
 }
 
 static void quant_close(struct quant_job *j)
@@ -11351,7 +11521,7 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
         struct array *y = n->out[0], *in[4];
         int d = y->ndim;
         for (int i = 0; i < 4; i++) in[i] = dense_of(e, n->in[i], i > 0);
-        j = (struct quant_job){ .format = n->p.quant, .m = (uint32_t)y->shape[d - 2], .k = (uint32_t)in[0]->shape[d - 1],
+        j = (struct quant_job){ .format = n->p.quant, .m = (uint32_t)y->shape[d - 2], .k = (uint32_t)dim_of(in[0], -1),
                                 .x_row = (uint32_t)in[0]->strides[d - 2], .to = y->dtype, .sets = 1 };
         j.set[0].rows = j.set[0].y_row = (uint32_t)y->shape[d - 1];
         quant_batch(e, &j, in[0], in[1], in[2], in[3], y);
@@ -11361,92 +11531,97 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
 
 /* ---- gather_qmm ---- */
 
-/* Binds what kernels GROUPED need besides the operands. */
-static void bind_groups(struct encoder *e, const struct quant_job *j, const struct quant_push *p, const struct row_groups *r)
+/* Kernel and operands of kernels GROUPED. */
+static void use_grouped(struct encoder *e, enum kernel_id kernel, const struct quant_job *j, const struct quant_push *p,
+                        const struct row_groups *r, const void *constants, size_t size)
 {
-    struct gather_push q = gather_bind(e, j, p, 7);
-    q.tiles_at = set_input(e, 5, r->tiles);
-    q.order_at = set_input(e, 6, r->order);
-    set_bytes(e, &q, sizeof q);
+    struct quant_gather_push q = gather_bind(e, j, p, SLOT_qmm_grouped_lhs);
+    q.tiles_at = set_input(e, SLOT_qmm_grouped_tiles, r->tiles);
+    q.order_at = set_input(e, SLOT_qmm_grouped_order, r->order);
+    use_kernel(e, kernel, &q, sizeof q, constants, size);
 }
 
-/* Rows and shape of the tiles for a product by index arrays; rows of x that meet one weight, about. */
-static const struct tile_row *grouped_tile(const struct encoder *e, const struct quant_job *j)
+/* Rows of x that meet one weight, about. */
+static uint64_t rows_a_weight(const struct quant_job *j)
 {
-    uint64_t rows = (uint64_t)j->gather->entries * j->m / j->gather->weights;
-    if (j->m > rows) rows = j->m;
-    return qmm_rows + (e->device->caps.shared_memory < QMM_DEEP_MEMORY + 1024 ? QMM_SHALLOW : 0) + (rows > 96 ? 0 : rows > 40 ? 1 : 2);
+    return (uint64_t)j->gather->entries * j->m / j->gather->weights;
 }
 
-/* By cooperative matrices; false where the device or the operands do not allow it. */
-static bool gather_coopmat(struct encoder *e, const struct quant_job *j)
+/* Rows grouped by weight, by cooperative matrices. */
+static void gather_matrices(struct encoder *e, const void *job)
 {
-    const struct device *d = e->device;
-    const struct tile_row *t = grouped_tile(e, j);
-    bool bf16 = j->to == MLXVK_BFLOAT16;
-    enum kernel_id kernel = bf16 ? K_QMM_GROUPED_BF16 : K_QMM_GROUPED_F16;
-    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
-    struct quant_push p;
-    struct row_groups r;
-    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
-        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
-    p = quant_bind(e, j, false);
-    aligned = quant_alignment(j, &p) | ((p.y_at[0] | p.y_row[0]) % 8 ? 0 : 4);
-    encoder_reset(e);
-    if (!(aligned & 1)) return false;
-    r = group_rows(e, j->gather, j->m, t->bm);
-    p = quant_bind(e, j, false);
+    const struct quant_job *j = job;
+    uint64_t rows = max_size(rows_a_weight(j), j->m);
+    const struct tile_row *t = qmm_rows + (e->device->caps.shared_memory < QMM_DEEP_MEMORY + 1024 ? QMM_SHALLOW : 0) +
+                               (rows > 96 ? 0 : rows > 40 ? 1 : 2);
+    struct row_groups r = group_rows(e, j->gather, j->m, t->bm);
+    NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
     if (!e->code) {
-        bind_groups(e, j, &p, &r);
-        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
-               (uint32_t)j->to, t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, false);
+        struct quant_push p = quant_bind(e, j);
+        struct qmm_coopmat_constants c = matrices_constants(e, j, &p, t, false);
+        use_grouped(e, matrices_kernel(j), j, &p, &r, &c, sizeof c);
         dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), 1);
     }
     array_release(r.tiles);
     array_release(r.order);
-    return true;
 }
 
-static void gather_tiles(struct encoder *e, const struct quant_job *j)
+static void gather_tiles(struct encoder *e, const void *job)
 {
-    bool small = (uint64_t)j->gather->entries * j->m / j->gather->weights <= 16 && j->m <= 16;
-    uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4, most = e->device->caps.max_groups[1];
-    struct row_groups r = group_rows(e, j->gather, j->m, bm);
+    const struct quant_job *j = job;
+    struct qmm_constants c = tile_constants(j, rows_a_weight(j) <= 16 && j->m <= 16);
+    struct row_groups r = group_rows(e, j->gather, j->m, c.bm);
+    NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
     if (!e->code) {
-        struct quant_push p = quant_bind(e, j, false);
-        uint32_t z = ceil_div(r.count, most);
-        bind_groups(e, j, &p, &r);
-        KERNEL(e, K_QMM_GROUPED, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype,
-               scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
-        dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(r.count, z), z);
+        struct quant_push p = quant_bind(e, j);
+        uint32_t z = ceil_div(r.count, e->device->caps.max_groups[1]);
+        use_grouped(e, K_QMM_GROUPED, j, &p, &r, &c, sizeof c);
+        dispatch(e, ceil_div(j->set[0].rows, c.bn), ceil_div(r.count, z), z);
     }
     array_release(r.tiles);
     array_release(r.order);
 }
 
-/* Entry by entry where few rows meet each weight; else rows are grouped by weight. */
-static void gather_choose(struct encoder *e, struct quant_job *j, struct gather *g)
+/* Entry by entry, which pays where few rows meet each weight. */
+static double entries_cost(const struct encoder *e, const void *job)
 {
-    int wanted = e->device->gate[GATE_QMM_KERNEL];
-    bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
-    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted == QMM_HELD : e->device->tuning->entries || !many);
-    if (!few) {
-        NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
-        if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
-        return;
+    const struct quant_job *j = job;
+    bool many = j->m > QMV_MAX_M || (uint64_t)j->gather->entries * j->m >= (uint64_t)GROUP_ROWS * j->gather->weights;
+    return e->device->tuning->entries || !many ? 0 : 6;
+}
+
+static void plan_entries(struct encoder *e, const void *job)
+{
+    struct quant_job j = *(const struct quant_job *)job;
+    struct gather g = *j.gather;
+    uint32_t most = e->device->caps.max_groups[2];
+    j.gather = &g;
+    for (g.first = 0; g.first < g.entries && !e->code; g.first += j.batch) {
+        j.batch = min_u32(g.entries - g.first, most);
+        qmv_dispatch(e, &j);
     }
-    for (g->first = 0; g->first < g->entries && !e->code; g->first += j->batch) {
-        j->batch = min_u32(g->entries - g->first, e->device->caps.max_groups[2]);
-        qmv_dispatch(e, j);
-    }
+}
+
+static const struct candidate gather_kernels[] = {
+    { "entry by entry", few_fits, entries_cost, plan_entries },
+    { "qmm_grouped", NULL, tiles_cost, gather_tiles },
+    { "qmm_grouped by cooperative matrices", quant_matrices_fit, matrices_cost, gather_matrices },
+};
+
+static void gather_choose(struct encoder *e, const struct quant_job *j)
+{
+    static const int row[] = { [QMM_HELD] = 1, [QMM_FEW] = 1, [QMM_TILES] = 2, [QMM_COOPMAT] = 3, [QMM_UNPACKED] = 3 };
+    const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
+    choose(e, gather_kernels, COUNT(gather_kernels), row[forced_kernel(e->device)], NOTE_QMM, j, text)->plan(e, j);
 }
 
 static void lower_gather_qmm(struct encoder *e, const struct node *n)
 {
     struct array *y = n->out[0], *in[4];
     uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
-    struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
-                              .matrices = (uint32_t)matrix_count(n->in[0]), .weights = (uint32_t)matrix_count(n->in[1]) };
+    struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every,
+                        .entries = (uint32_t)(y->size / m / rows), .matrices = (uint32_t)matrix_count(n->in[0]),
+                        .weights = (uint32_t)matrix_count(n->in[1]) };
     struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1,
                            .y_batch = m * rows, .gather = &g };
     in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
@@ -11465,14 +11640,15 @@ static void lower_gather_qmm(struct encoder *e, const struct node *n)
     j.x = in[0];
     j.x_row = (uint32_t)in[0]->strides[in[0]->ndim - 2];
     j.set[0] = (struct quant_set){ in[1], in[2], in[3], y, rows, rows };
-    if (!e->code) gather_choose(e, &j, &g);
+    if (!e->code) gather_choose(e, &j);
     for (int i = 0; i < 4; i++) array_release(in[i]);
 }
 
 /* A weight whose batch is one matrix as that matrix. */
 static struct array *without_batch(struct call *c, struct array *a)
 {
-    return a && a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+    if (!a || a->ndim <= 2) return a;
+    return view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset);
 }
 
 /* a with zeros behind its last dimension's elements. */
@@ -11493,7 +11669,8 @@ static struct array *with_zeros(struct call *c, struct array *a, int count)
 }
 
 /* Kernels take rows of whole blocks: what groups of 16 leave over is filled with zeros. Rows of x with them. */
-static void whole_blocks(struct call *c, struct array **x, struct array **w, struct array **s, const struct quant_params *p)
+static void whole_blocks(struct call *c, struct array **x, struct array **w, struct array **s,
+                         const struct quant_params *p)
 {
     if (c->code || !*x || !*w || !*s || quant_width(*w, p) % QUANT_BLOCK == 0) return;
     *w = with_zeros(c, *w, p->bits / 2);
@@ -11502,8 +11679,8 @@ static void whole_blocks(struct call *c, struct array **x, struct array **w, str
 }
 
 /* The arrays of quantized_matmul, checked and promoted: in[] = x, w, scales, biases. */
-static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
-                                         struct quant_params p)
+static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s,
+                                         struct array *b, struct quant_params p)
 {
     int ndim, shape[MAXD], n, k, columns;
     size_t matrices = 1;
@@ -11516,8 +11693,8 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
     k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
     if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
     if (!x->ndim || x->shape[x->ndim - 1] != k)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
-                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be "
+                    "multiplied", TEXT(x), p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
     for (int i = 0; i < w->ndim - 2; i++) matrices *= (size_t)w->shape[i];
     whole_blocks(c, &x, &w, &s, &p);
     if (c->code) return NULL;
@@ -11537,7 +11714,8 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
         out = output(c, x->ndim, shape, to);
     } else {
         struct array rows, cols;
-        if (x->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no rows for a batch of weights %s", TEXT(x), TEXT(w));
+        if (x->ndim < 2)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no rows for a batch of weights %s", TEXT(x), TEXT(w));
         rows = *x;
         cols = *w;
         rows.ndim -= 2;
@@ -11563,8 +11741,9 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
     return columns == n ? out : slice_one(c, out, out ? out->ndim - 1 : 0, 0, columns);
 }
 
-int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, bool transpose,
-                           mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode, mlxvk_stream s)
+int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                           bool transpose, mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                           mlxvk_stream s)
 {
     struct call c = begin("quantized_matmul", s);
     struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = input(&c, "scales", scales),
@@ -11589,8 +11768,8 @@ static struct array *do_gather_qmm(struct call *c, struct array *x, struct array
     columns = n;
     if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
     if (x->ndim < 2 || dim_of(x, -1) != k)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
-                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied",
+                    TEXT(x), p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
     if (!matrix_indices(c, x, w, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
     if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     shape[ndim] = dim_of(x, -2);
@@ -11605,8 +11784,8 @@ static struct array *do_gather_qmm(struct call *c, struct array *x, struct array
         return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
     }
     x = is_float(x->dtype) ? x : as_type(c, x, to);
-    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs),
-           ARRAYS(out));
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f),
+           ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
     return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
 }
 
@@ -11624,13 +11803,14 @@ int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array
 }
 
 /* x through the format and back, which is what the other operand's codes meet, times that one's scale. */
-static struct array *requantized(struct call *c, struct array *x, struct array *scale_x, struct array *scale_w, struct quant_params p,
-                                 mlxvk_dtype to)
+static struct array *requantized(struct call *c, struct array *x, struct array *scale_x, struct array *scale_w,
+                                 struct quant_params p, mlxvk_dtype to)
 {
     struct array *out;
     if (c->code || !x) return NULL;
     if (dim_of(x, -1) % p.group)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s is no multiple of the group of %d", TEXT(x), p.group);
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s is no multiple of the group of %d", TEXT(x),
+                    p.group);
     out = output(c, x->ndim, x->shape, to);
     append(c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x, scale_x, scale_w), ARRAYS(out));
     return out;
@@ -11643,7 +11823,8 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
     mlxvk_dtype to, t;
     if (c->code || !x || !w) return NULL;
     if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
-    if (!scale_x != !scale_w) return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
+    if (!scale_x != !scale_w)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
     if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(x));
     if (!x->ndim || w->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s: w is a matrix", TEXT(x), TEXT(w));
     if (!k && !is_float(w->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w));
@@ -11665,7 +11846,8 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
 }
 
 int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
-               mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w, mlxvk_stream s)
+               mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w,
+               mlxvk_stream s)
 {
     struct call c = begin("qqmm", s);
     struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = optional_input(&c, "w_scales", w_scales);
@@ -15512,7 +15694,7 @@ static bool fuse_norm_products(struct encoder *e, struct stream *s, struct membe
     const struct node *norm = &s->nodes[m[0]], *first;
     struct array *x = norm->in[0], *weight = norm->in[1], *out = norm->out[0];
     struct quant_job j;
-    const char *refusal;
+    bool taken;
     int count;
     if (norm->p.norm.flags || !weight || x->dtype != out->dtype || weight->dtype != out->dtype || weight->ndim != 1 || !weight->row ||
         out->storage->owned || out->storage->writers != 1 || !has_kernel(e->device, K_QMV_HELD_SETS)) return false;
@@ -15529,10 +15711,9 @@ static bool fuse_norm_products(struct encoder *e, struct stream *s, struct membe
     j.norm = weight;
     j.eps = norm->p.norm.eps;
     count = join_products(s, &j, m + 1, count, end);
-    refusal = try_held(e, &j);
-    if (!refusal) NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(&j)].name, NULL, "%s", JOB(&j));
+    taken = qmv_dispatch(e, &j);
     quant_close(&j);
-    if (refusal) return false;
+    if (!taken) return false;
     all->count = 1 + count;
     return true;
 }
