@@ -3483,7 +3483,7 @@ enum operation {
 };
 
 /* What an operation needs besides its arrays. */
-struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
+struct elementwise_params { uint16_t kernel, op; };
 struct matmul_params { float alpha, beta; int block; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct fft_params { uint8_t kind, axis; bool inverse; int n; float scale; };
@@ -4012,8 +4012,12 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
-enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MODE_STRIDED_VECTOR, MODE_STRIDED_EIGHTS,
-       MODE_SIXTEENS, MODE_STRIDED_SIXTEENS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
+enum { MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
+
+/* Kernels that take and search say more than a walk, behind fewer strides. */
+union walk_push { struct elementwise_push all; take_push take; search_push search; };
+static_assert(offsetof(take_push, stride) == offsetof(struct elementwise_push, stride) &&
+              offsetof(search_push, stride) == offsetof(struct elementwise_push, stride), "walks begin alike");
 
 /* Dimensions common to some arrays, merged where all of them allow it. */
 struct dims { int ndim; int64_t shape[MAXD], stride[MAX_MERGED][MAXD]; };
@@ -4050,7 +4054,6 @@ static uint32_t flat_scalars(const struct dims *g, int count)
 /* The dimensions, and what divides by all but the first without a division. */
 static void push_dims(struct elementwise_push *p, const struct dims *g, int count)
 {
-    p->ndim = (uint32_t)g->ndim;
     p->divisor_shifts = 0;
     for (int i = 0; i < g->ndim; i++) {
         uint64_t n = p->shape[i] = (uint32_t)g->shape[i];
@@ -4063,6 +4066,7 @@ static void push_dims(struct elementwise_push *p, const struct dims *g, int coun
     }
 }
 
+/* The same for a walk of more dimensions than push constants have room for. */
 static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, int count)
 {
     uint32_t table[(1 + MAX_OPERANDS) * MAXD] = { 0 };
@@ -4073,6 +4077,15 @@ static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, i
     set_table(e, slot, table, (size_t)((1 + MAX_OPERANDS) * g->ndim) * 4);
 }
 
+/* One or the other, with the table in `slot`: which walk it is. */
+static uint32_t set_dims(struct encoder *e, struct elementwise_push *p, uint32_t slot, const struct dims *g, int count)
+{
+    p->ndim = (uint32_t)g->ndim;
+    if (g->ndim <= PUSH_DIMS) push_dims(p, g, count);
+    else table_dims(e, slot, g, count);
+    return g->ndim <= PUSH_DIMS ? MODE_STRIDES : MODE_TABLE;
+}
+
 /* Kernels that take four elements a thread. */
 static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8; }
 
@@ -4081,27 +4094,27 @@ static bool walk_by_strides(const struct encoder *e, const struct elementwise_pa
 static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode);
 
 /* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
-enum { TRANSPOSE_LEAST = 8, TRANSPOSE_OUTER = 3 };
+enum { TRANSPOSE_LEAST = 8 };
 
 /* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
-static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const struct transpose_push *p)
+static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const transpose_push *p)
 {
     uint32_t size = (uint32_t)item_size(a[0]), all = p->rows | p->columns | p->to | p->from | p->row_out | p->column_in;
     if (a[0]->dtype != a[1]->dtype || size > 2) return 0;
-    for (int i = 0; i < TRANSPOSE_OUTER; i++) if (p->shape[i] > 1) all |= p->in_stride[i] | p->out_stride[i];
+    for (size_t i = 0; i < COUNT(p->shape); i++) if (p->shape[i] > 1) all |= p->in_stride[i] | p->out_stride[i];
     if (all % (16 / size)) return 0;
     return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
 }
 
 static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struct dims *g)
 {
-    struct transpose_push p = { .matrices = 1, .shape = { 1, 1, 1 } };
+    transpose_push p = { .matrices = 1, .shape = { 1, 1, 1 } };
     bool wide = item_size(a[0]) == 8;
     uint32_t tile, quads;
     int last = g->ndim - 1, row = -1, outer = 0;
     if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype)) return false;
     for (int i = 0; i < last; i++) if (g->stride[1][i] == 1) row = i;
-    if (row < 0 || g->stride[0][last] != 1 || g->shape[row] < TRANSPOSE_LEAST || g->shape[last] < TRANSPOSE_LEAST || g->ndim > 2 + TRANSPOSE_OUTER)
+    if (row < 0 || g->stride[0][last] != 1 || g->shape[row] < TRANSPOSE_LEAST || g->shape[last] < TRANSPOSE_LEAST || (size_t)g->ndim > 2 + COUNT(p.shape))
         return false;
     for (int i = 0; i < last; i++) {
         if (i == row) continue;
@@ -4114,15 +4127,14 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.columns = (uint32_t)g->shape[last];
     p.row_out = (uint32_t)g->stride[0][row];
     p.column_in = (uint32_t)g->stride[1][last];
-    p.to = set_output(e, 0, a[0]);
-    p.from = set_input(e, 1, a[1]);
+    p.to = set_output(e, SLOT_transpose_dst, a[0]);
+    p.from = set_input(e, SLOT_transpose_src, a[1]);
     quads = tile_of_quads(e, a, &p);
     tile = quads ? quads : wide ? 32 : 64;
     p.tiles_down = ceil_div(p.rows, tile);
     p.tiles_across = ceil_div(p.columns, tile);
-    if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]));
-    else KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
-    set_bytes(e, &p, sizeof p);
+    if (quads) USE(e, transpose_quads, &p, .threads = 256, .tile = tile, .size = (uint32_t)item_size(a[0]));
+    else USE(e, transpose, &p, .threads = 256, .tile = tile, .to = a[0]->dtype, .from = a[1]->dtype);
     dispatch_groups(e, (uint64_t)p.tiles_down * p.tiles_across * p.matrices);
     return true;
 }
@@ -4183,12 +4195,12 @@ static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     struct dims g = merge_dims(a, count);
-    struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { p->extra[0], p->extra[1] } };
+    struct elementwise_push push = { .n = (uint32_t)a[0]->size };
     uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads, lanes;
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
-    for (int k = 0; k < count; k++) push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
+    for (int k = 0; k < count; k++) push.offset[k] = bind_array(e, SLOT_elementwise_dst + (uint32_t)k, a[k], !k);
     if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX && count_words(&g, push.offset, item_size(a[0]))) {
         push.n = (uint32_t)(array_bytes(a[0]) / 4);
         to = from = MLXVK_UINT32;
@@ -4199,20 +4211,18 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 : lanes_of(p->kernel, to, p->kernel == K_COPY && scalars == 2 ? to : from);
     if (scalars != UINT32_MAX && lanes > 4 && misaligned % lanes) lanes = 4;
     if (scalars != UINT32_MAX && lanes > 1 && !(misaligned & 3)) {
-        mode = lanes == 16 ? MODE_SIXTEENS : lanes == 8 ? MODE_EIGHTS : MODE_VECTOR;
+        mode = lanes == 16 ? MODE_FLAT_16 : lanes == 8 ? MODE_FLAT_8 : MODE_FLAT_4;
         threads = push.n / lanes + push.n % lanes;
     } else if (scalars == UINT32_MAX || small) {
-        mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
         while (lanes > 1 && !count_vectors(&g, push.offset, count, (int)lanes, &scalars)) lanes = lanes > 4 ? 4 : 1;
-        if (lanes > 1) mode = lanes == 16 ? MODE_STRIDED_SIXTEENS : lanes == 8 ? MODE_STRIDED_EIGHTS : MODE_STRIDED_VECTOR;
+        mode = set_dims(e, &push, SLOT_elementwise_dst + (uint32_t)count, &g, count);
+        if (lanes > 1) mode = lanes == 16 ? MODE_STRIDES_16 : lanes == 8 ? MODE_STRIDES_8 : MODE_STRIDES_4;
         else scalars = 0;
         threads /= lanes;
-        if (mode != MODE_TABLE) push_dims(&push, &g, count);
-        else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
     note_walk(e, p, a, mode);
-    KERNEL(e, kernel_of_lanes(e, p->kernel, lanes, to, from), 256, mode, scalars, p->op, (uint32_t)to, (uint32_t)from);
-    set_bytes(e, &push, sizeof push);
+    USE_AS(e, kernel_of_lanes(e, p->kernel, lanes, to, from), binary, &push, .threads = 256, .mode = mode, .scalars = scalars,
+           .op = p->op, .to = to, .from = from);
     dispatch_groups(e, ceil_div(threads, 256));
 }
 
@@ -4344,7 +4354,7 @@ static struct donation *donate(struct encoder *e, struct array *out, struct arra
     const struct storage *to = out->storage;
     struct plan *p = &e->plan;
     struct donation *n;
-    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row ||
+    if (e->code || !e->device->gate[GATE_DONATION] || to->literal || out->offset || !out->row ||
         to->nbytes != array_bytes(out)) return NULL;
     n = ADD(e->device, &p->donations, struct donation);
     if (!n) return NULL;
@@ -4683,7 +4693,8 @@ static bool walk_by_strides(const struct encoder *e, const struct elementwise_pa
 
 static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode)
 {
-    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" : mode == MODE_STRIDED ? "strided, not aligned, or a gate" : NULL;
+    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" :
+                         mode == MODE_STRIDES ? "strided, not aligned, or a gate" : NULL;
     if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
     NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name, reason, "%s, %s", LAYOUT(a[1]),
          LAYOUT(a[2]));
@@ -6359,15 +6370,10 @@ enum gather_mode {
     GATHER_STARTS,                                   /* windows at offsets in elements, all of which `unit` divides */
     GATHER_MASKED                                    /* elements in order, where the number of those so far grows */
 };
-enum { TAKE_OP_PUT = 1, TAKE_OP_STARTS, TAKE_OP_MASKED };
-
 static uint32_t take_op(int mode)
 {
-    return mode == GATHER_PUT ? TAKE_OP_PUT : mode == GATHER_STARTS ? TAKE_OP_STARTS : mode == GATHER_MASKED ? TAKE_OP_MASKED : 0;
+    return mode == GATHER_PUT ? TAKE_PUT : mode == GATHER_STARTS ? TAKE_STARTS : mode == GATHER_MASKED ? TAKE_MASKED : TAKE_AT;
 }
-
-/* What stands in the shader's stride[3]: the axis' length and stride, and the part of it that a dispatch serves. */
-enum { AXIS_SIZE, AXIS_STRIDE, PART_FIRST, PART_SIZE };
 
 /* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the axis. */
 static void gather_views(const struct gather_params *p, struct array view[3])
@@ -6400,19 +6406,19 @@ static mlxvk_dtype raw_dtype(size_t size)            /* of that many bytes, to m
 
 /* How many elements can be moved as one: neighbours in result and source that share an index, with everything else in
  * multiples of them. */
-static uint32_t gather_width(const struct gather_params *p, const struct dims *g, const struct elementwise_push *push, size_t item)
+static uint32_t gather_width(const struct gather_params *p, const struct dims *g, const take_push *push, size_t item)
 {
     int last = g->ndim - 1;
     int64_t odd;
     if (last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1 || g->stride[2][last] != 0) return 1;
     odd = g->shape[last] | push->offset[0] | push->offset[1];
-    odd |= p->mode == GATHER_STARTS ? p->unit : (int32_t)push->stride[3][AXIS_STRIDE];
+    odd |= p->mode == GATHER_STARTS ? p->unit : (int32_t)push->axis_stride;
     for (int i = 0; i < last; i++) odd |= g->stride[0][i] | g->stride[1][i];
     for (size_t width = 16 / item; width > 1; width /= 2) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
     return 1;
 }
 
-static void widen(struct dims *g, struct elementwise_push *push, uint32_t width)
+static void widen(struct dims *g, take_push *push, uint32_t width)
 {
     int last = g->ndim - 1;
     g->shape[last] /= width;
@@ -6420,20 +6426,22 @@ static void widen(struct dims *g, struct elementwise_push *push, uint32_t width)
         for (int i = 0; i < last; i++) g->stride[k][i] /= width;
         push->offset[k] /= width;
     }
-    push->stride[3][AXIS_STRIDE] = (uint32_t)((int32_t)push->stride[3][AXIS_STRIDE] / (int32_t)width);
+    push->axis_stride = (uint32_t)((int32_t)push->axis_stride / (int32_t)width);
     push->n /= width;
 }
 
-/* Offsets in elements as offsets in units of some bytes: times extra[0], shifted right by extra[1]. */
-static void scale_starts(struct elementwise_push *push, size_t item, size_t unit)
+/* Offsets in elements as offsets in units of some bytes: all are powers of two. */
+static int32_t shift_to_units(size_t item, size_t unit)
 {
-    push->extra[0] = unit < item ? (uint32_t)(item / unit) : 1;
-    push->extra[1] = 0;
-    for (; item < unit; item *= 2) push->extra[1]++;
+    int32_t shift = 0;
+    for (; item < unit; item *= 2) shift--;
+    for (; item > unit; item /= 2) shift++;
+    return shift;
 }
 
-static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3], union walk_push *walk)
 {
+    take_push *push = &walk->take;
     struct array view[3] = { *in[0], *in[1], *in[2] }, *views[3] = { &view[0], &view[1], &view[2] };
     size_t item = item_size(in[0]);
     struct dims g;
@@ -6443,12 +6451,9 @@ static void gather_elements(struct encoder *e, const struct gather_params *p, st
     g = merge_dims(views, 3);
     width = gather_width(p, &g, push, item);
     if (width > 1) widen(&g, push, width);
-    if (p->mode == GATHER_STARTS) scale_starts(push, item, item * width);
-    mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
-    if (mode == MODE_STRIDED) push_dims(push, &g, 3);
-    else { push->ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 3); }
-    KERNEL(e, K_TAKE, 256, mode, 0, take_op(p->mode), raw_dtype(item * width), (uint32_t)in[2]->dtype);
-    set_bytes(e, push, sizeof *push);
+    push->shift = shift_to_units(item, item * width);
+    mode = set_dims(e, &walk->all, SLOT_take_table, &g, 3);
+    USE(e, take, push, .threads = 256, .mode = mode, .op = take_op(p->mode), .to = raw_dtype(item * width), .from = in[2]->dtype);
     dispatch_groups(e, ceil_div(push->n, 256));
 }
 
@@ -6467,7 +6472,7 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
 }
 
 /* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned; NULL, or why not. */
-static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], take_push *push)
 {
     struct array window = *in[1];
     size_t item = item_size(in[1]), unit;
@@ -6491,9 +6496,9 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
     push->stride[1][1] = p->mode == GATHER_STARTS ? 1 : (uint32_t)(axis_stride * (int64_t)item / (int64_t)unit);
     push->stride[2][0] = (uint32_t)index_stride;
     for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
-    if (p->mode == GATHER_STARTS) scale_starts(push, item, unit);
-    KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, take_op(p->mode), unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
-    set_bytes(e, push, sizeof *push);
+    push->shift = shift_to_units(item, unit);
+    USE(e, take, push, .threads = 256, .mode = MODE_FLAT, .op = take_op(p->mode), .to = unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64,
+        .from = in[2]->dtype);
     dispatch_groups(e, ceil_div(push->n, 4 * 256));
     return NULL;
 }
@@ -6519,20 +6524,17 @@ static void gather_along(struct encoder *e, const struct gather_params *p, struc
     const char *refusal;
     int size = whole->shape[p->axis], step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
     for (int first = 0; first < size && !e->code; first += step) {
-        struct elementwise_push push = { .n = 0 };
+        union walk_push push = { .take = {
+            .axis_size = (uint32_t)size, .axis_stride = (uint32_t)whole->strides[p->axis], .part_first = (uint32_t)first,
+            .part_size = (uint32_t)(first + step < size ? step : size - first), .room = p->room } };
         part = *whole;
-        part.shape[p->axis] = first + step < size ? step : size - first;
+        part.shape[p->axis] = (int)push.take.part_size;
         part.offset += first * whole->strides[p->axis] * (int64_t)item_size(whole);
         *indexed = &part;
-        push.offset[0] = set_output(e, 0, in[0]);
-        push.offset[1] = set_input(e, 1, in[1]);
-        push.offset[2] = set_input(e, 2, in[2]);
-        push.stride[3][AXIS_SIZE] = (uint32_t)size;
-        push.stride[3][AXIS_STRIDE] = (uint32_t)whole->strides[p->axis];
-        push.stride[3][PART_FIRST] = (uint32_t)first;
-        push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
-        push.extra[0] = p->room;
-        refusal = try_gather_rows(e, p, in, &push);
+        push.take.offset[0] = set_output(e, SLOT_take_dst, in[0]);
+        push.take.offset[1] = set_input(e, SLOT_take_src, in[1]);
+        push.take.offset[2] = set_input(e, SLOT_take_index, in[2]);
+        refusal = try_gather_rows(e, p, in, &push.take);
         NOTE(e->device, NOTE_GATHER, "rows", refusal, "%s at %s", LAYOUT(in[1]), LAYOUT(in[2]));
         if (refusal) gather_elements(e, p, in, &push);
         if (step > size - first) break;
@@ -10132,8 +10134,7 @@ int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array querie
 
 /* ==== >>random: MLX's threefry generator ========================================================================== */
 
-enum random_kind { RANDOM_BITS, RANDOM_UNIFORM, RANDOM_NORMAL, RANDOM_GUMBEL };
-enum { RANDOM_PART = 1 << 30, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = 8 * CATEGORICAL_THREADS };
+enum { RANDOM_PART = 1 << 30, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = CATEGORICAL_EACH * CATEGORICAL_THREADS };
 
 /* Threefry on the host, for keys that need no device. */
 static void threefry(const uint32_t key[2], uint32_t x, uint32_t y, uint32_t out[2])
@@ -10213,14 +10214,13 @@ static struct array *key_input(struct call *c, mlxvk_array key)
 
 /* ---- lowering ---- */
 
-struct key_push { uint32_t at, step, pushed, words[2]; };
-
-static struct key_push set_key(struct encoder *e, uint32_t slot, struct array *key)
+/* A key that the host knows is pushed, another one bound. */
+static void set_key(struct encoder *e, uint32_t slot, struct array *key, uint32_t push[5])
 {
-    struct key_push k = { .step = (uint32_t)key->strides[0], .pushed = is_literal(key) };
-    if (k.pushed) literal_words(key, k.words);
-    else k.at = set_input(e, slot, key);
-    return k;
+    push[KEY_STEP_BETWEEN] = (uint32_t)key->strides[0];
+    push[KEY_PUSHED] = is_literal(key);
+    if (push[KEY_PUSHED]) literal_words(key, push + KEY_FIRST);
+    else push[KEY_AT] = set_input(e, slot, key);
 }
 
 static void lower_random(struct encoder *e, const struct node *n)
@@ -10228,8 +10228,7 @@ static void lower_random(struct encoder *e, const struct node *n)
     const struct random_params *p = &n->p.random;
     struct array *out = n->out[0], part = *out;
     size_t each, words, room = min_size(e->device->caps.max_range - e->device->caps.offset_align - 16, RANDOM_PART);
-    struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; uint32_t one; } push = {
-        .low = p->low, .high = p->high, .one = 1 };
+    random_push push = { .low = p->low, .high = p->high, .one = 1 };
     int gate = e->device->gate[GATE_PRODUCTS];
     bool products = gate ? gate == 1 : (e->device->caps.quirks & QUIRK_MULTIPLY_TO_ADD) != 0;
     uint32_t fours;
@@ -10246,12 +10245,11 @@ static void lower_random(struct encoder *e, const struct node *n)
         push.elements = (uint32_t)min_size(part.size - first * each, push.count * each);
         part.shape[0] = (int)push.elements;
         part.offset = out->offset + (int64_t)(first * each * item_size(&part));
-        push.offset = set_output(e, 0, &part);
-        push.key = set_key(e, 1, n->in[0]);
+        push.offset = set_output(e, SLOT_random_dst, &part);
+        set_key(e, SLOT_random_key, n->in[0], push.key);
         fours = p->kind != RANDOM_BITS ? 1 : item_size(out) == 4 ? 2 : 0;
         if (is_complex(out->dtype) || words > push.count || (words & 7) || (push.offset & 3)) fours = 0;
-        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours, products);
-        set_bytes(e, &push, sizeof push);
+        USE(e, random, &push, .threads = 256, .op = p->kind, .to = out->dtype, .fours = fours, .products = products);
         dispatch_groups(e, ceil_div((words + 1) / 2, fours ? 256 * 4 * fours : 256));
     }
 }
@@ -10262,17 +10260,15 @@ static void lower_categorical(struct encoder *e, const struct node *n)
     struct array *out = n->out[0], *logits = n->in[0], *key = n->in[1];
     uint32_t tiles = ceil_div(logits->size, CATEGORICAL_TILE);
     struct array *stats = scratch(e, tiles, MLXVK_COMPLEX64);
-    struct { uint32_t n, tiles, samples, dst_at, src_at, stride; struct key_push key; uint32_t tile_at; } push = {
-        .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)out->size };
+    categorical_push push = { .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)out->size };
     if (!stats) return;
     for (int i = 0; i < logits->ndim; i++) if (logits->shape[i] > 1) push.stride = (uint32_t)logits->strides[i];
     for (uint32_t step = 0; step < 2; step++) {
-        push.dst_at = set_output(e, 0, step ? out : stats);
-        push.src_at = set_input(e, 1, logits);
-        if (step) push.key = set_key(e, 2, key);
-        if (step) push.tile_at = set_input(e, 3, stats);
-        KERNEL(e, K_CATEGORICAL, CATEGORICAL_THREADS, step, (uint32_t)logits->dtype);
-        set_bytes(e, &push, sizeof push);
+        push.dst_at = set_output(e, SLOT_categorical_dst, step ? out : stats);
+        push.src_at = set_input(e, SLOT_categorical_src, logits);
+        if (step) set_key(e, SLOT_categorical_key, key, push.key);
+        if (step) push.tile_at = set_input(e, SLOT_categorical_tile, stats);
+        USE(e, categorical, &push, .threads = CATEGORICAL_THREADS, .step = step, .from = logits->dtype);
         dispatch_groups(e, step ? out->size : tiles);
     }
     array_release(stats);
@@ -10281,7 +10277,7 @@ static void lower_categorical(struct encoder *e, const struct node *n)
 /* ---- fronts ---- */
 
 /* low and high: bounds (uniform); loc and scale (normal). */
-static struct array *do_random(struct call *c, enum random_kind kind, int ndim, const int *shape, mlxvk_dtype dtype, float low, float high,
+static struct array *do_random(struct call *c, int kind, int ndim, const int *shape, mlxvk_dtype dtype, float low, float high,
                                struct array *key)
 {
     struct array *out = c->code || !key ? NULL : output(c, ndim, shape, dtype);
@@ -11817,9 +11813,6 @@ SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 
 /* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================== */
 
-enum scatter_op { SCATTER_NONE, SCATTER_SUM, SCATTER_PROD, SCATTER_MAX, SCATTER_MIN };
-enum scatter_step { SCATTER_CLEAR, SCATTER_MARK, SCATTER_PUT, SCATTER_ATOMIC };
-enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2, SCATTER_SEARCH = 4 };     /* flags of the shaders */
 enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18, PUT_FEW = 32 };
 
 /* Windows of one shape: key i says where window i goes, `none` nowhere. */
@@ -11846,8 +11839,8 @@ static uint32_t window_width(const struct scatter_work *w, const struct scatter_
 static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p, size_t most, bool less)
 {
     uint32_t width;
-    p->dst_at = set_output(e, 0, w->out);
-    p->src_at = set_input(e, 1, src);
+    p->dst_at = set_output(e, SLOT_scatter_dst, w->out);
+    p->src_at = set_input(e, SLOT_scatter_src, src);
     width = window_width(w, p, most, less);
     p->dst_at /= width;
     p->src_at /= width;
@@ -11870,18 +11863,16 @@ static void scatter_put(struct encoder *e, const struct scatter_work *w)
     struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
     uint32_t width;
     for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
-        p.key_at = set_input(e, 2, w->keys);
-        set_output(e, 3, winner);
-        KERNEL(e, K_SCATTER, 256, step);
-        set_bytes(e, &p, sizeof p);
+        p.key_at = set_input(e, SLOT_scatter_key, w->keys);
+        set_output(e, SLOT_scatter_winner, winner);
+        USE(e, scatter, &p, .threads = 256, .step = step);
         dispatch_groups(e, ceil_div(p.n, 256));
     }
     width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
-    p.key_at = set_input(e, 2, w->keys);
+    p.key_at = set_input(e, SLOT_scatter_key, w->keys);
     p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
-    if (winner) set_input(e, 3, winner);
-    KERNEL(e, K_SCATTER, 256, SCATTER_PUT, 0, raw_dtype(item_size(w->out) * width));
-    set_bytes(e, &p, sizeof p);
+    if (winner) set_input(e, SLOT_scatter_winner, winner);
+    USE(e, scatter, &p, .threads = 256, .step = SCATTER_PUT, .to = raw_dtype(item_size(w->out) * width));
     dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
     array_release(winner);
 }
@@ -11890,9 +11881,8 @@ static void scatter_atomic(struct encoder *e, const struct scatter_work *w)
 {
     struct scatter_push p = { .n = (uint32_t)w->number };
     set_window(e, w, w->updates, &p, 1, false);
-    p.key_at = set_input(e, 2, w->keys);
-    KERNEL(e, K_SCATTER, 256, SCATTER_ATOMIC, w->op, (uint32_t)w->out->dtype);
-    set_bytes(e, &p, sizeof p);
+    p.key_at = set_input(e, SLOT_scatter_key, w->keys);
+    USE(e, scatter, &p, .threads = 256, .step = SCATTER_ATOMIC, .op = w->op, .to = w->out->dtype);
     dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
 }
 
@@ -11901,14 +11891,13 @@ static void scatter_level(struct encoder *e, const struct scatter_work *w, struc
                           struct array *places, struct array *parts, struct array *slots, bool upper)
 {
     uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
-    uint32_t batch = e->device->tuning->scatter_batch;
-    p.key_at = set_input(e, 2, keys);
+    p.key_at = set_input(e, SLOT_scatter_runs_key, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
-    if (places) p.place_at = set_input(e, 3, places);
-    if (parts) set_output(e, 4, parts);
-    if (slots) set_output(e, 5, slots);
-    KERNEL(e, K_SCATTER_RUNS, 128, w->op, (uint32_t)w->out->dtype, width, upper, batch);
-    set_bytes(e, &p, sizeof p);
+    if (places) p.place_at = set_input(e, SLOT_scatter_runs_place, places);
+    if (parts) set_output(e, SLOT_scatter_runs_part, parts);
+    if (slots) set_output(e, SLOT_scatter_runs_slot, slots);
+    USE(e, scatter_runs, &p, .threads = 128, .op = w->op, .to = w->out->dtype, .width = width, .upper = upper,
+        .batch = e->device->tuning->scatter_batch);
     dispatch_groups(e, ceil_div((uint64_t)ceil_div(p.n, p.each) * p.units, 128));
 }
 
@@ -12015,7 +12004,7 @@ static struct array *element_keys(struct call *c, const struct array *a, const s
 }
 
 static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct windows *w, struct array *updates,
-                                const int *axes, size_t axes_num, enum scatter_op op)
+                                const int *axes, size_t axes_num, int op)
 {
     struct scatter_params p = { .op = (uint8_t)op };
     struct array *out, *keys;
@@ -12038,7 +12027,7 @@ static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct a
 }
 
 static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,
-                        const int *axes, size_t axes_num, enum scatter_op op, mlxvk_stream s)
+                        const int *axes, size_t axes_num, int op, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
@@ -12048,7 +12037,7 @@ static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk
 }
 
 static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,
-                          enum scatter_op op, mlxvk_stream s)
+                          int op, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
@@ -12158,17 +12147,16 @@ static void search_part(struct encoder *e, struct array *const *a, const void *j
 {
     const struct node *n = job;
     struct array *sequence = n->in[0];
-    struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { (uint32_t)sequence->size, n->p.search.right } };
+    union walk_push push = { .search = {
+        .n = (uint32_t)a[0]->size, .length = (uint32_t)sequence->size, .step = (uint32_t)sequence->strides[0],
+        .dtype = sequence->dtype, .right = n->p.search.right } };
     struct dims g = merge_dims(a, 2);
-    push.offset[0] = set_output(e, 0, a[0]);
-    push.offset[1] = set_input(e, 1, a[1]);
-    push.offset[2] = set_input(e, 2, sequence);
-    if (g.ndim <= PUSH_DIMS) push_dims(&push, &g, 2);
-    else { push.ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 2); }
-    push.stride[3][0] = (uint32_t)sequence->strides[0];
-    push.stride[3][1] = (uint32_t)sequence->dtype;
-    USE(e, search, &push, .threads = 256, .mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
-    dispatch_groups(e, ceil_div(push.n, 256));
+    uint32_t mode = set_dims(e, &push.all, SLOT_search_table, &g, 2);
+    push.search.offset[0] = set_output(e, SLOT_search_dst, a[0]);
+    push.search.offset[1] = set_input(e, SLOT_search_src, a[1]);
+    push.search.offset[2] = set_input(e, SLOT_search_seq, sequence);
+    USE(e, search, &push.search, .threads = 256, .mode = mode);
+    dispatch_groups(e, ceil_div(push.all.n, 256));
 }
 
 static void lower_search(struct encoder *e, const struct node *n)
