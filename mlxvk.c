@@ -4087,16 +4087,23 @@ static uint32_t set_dims(struct encoder *e, struct elementwise_push *p, uint32_t
 }
 
 /* Kernels that take four elements a thread. */
-static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8; }
+static bool is_vector_kernel(enum kernel_id k)
+{
+    return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8;
+}
 
-/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it take? */
-static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars);
-static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode);
+/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it
+ * take? */
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first,
+                            uint32_t scalars);
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                      uint32_t mode);
 
 /* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
 enum { TRANSPOSE_LEAST = 8 };
 
-/* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
+/* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements
+ * change. */
 static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const transpose_push *p)
 {
     uint32_t size = (uint32_t)item_size(a[0]), all = p->rows | p->columns | p->to | p->from | p->row_out | p->column_in;
@@ -4112,9 +4119,11 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     bool wide = item_size(a[0]) == 8;
     uint32_t tile, quads;
     int last = g->ndim - 1, row = -1, outer = 0;
-    if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype)) return false;
+    if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype))
+        return false;
     for (int i = 0; i < last; i++) if (g->stride[1][i] == 1) row = i;
-    if (row < 0 || g->stride[0][last] != 1 || g->shape[row] < TRANSPOSE_LEAST || g->shape[last] < TRANSPOSE_LEAST || (size_t)g->ndim > 2 + COUNT(p.shape))
+    if (row < 0 || g->stride[0][last] != 1 || g->shape[row] < TRANSPOSE_LEAST || g->shape[last] < TRANSPOSE_LEAST ||
+        (size_t)g->ndim > 2 + COUNT(p.shape))
         return false;
     for (int i = 0; i < last; i++) {
         if (i == row) continue;
@@ -4139,7 +4148,8 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     return true;
 }
 
-/* How many elements a thread takes of the kernels above: 16 bytes of the wider side, where none has elements of four. */
+/* How many elements a thread takes of the kernels above: 16 bytes of the wider side, where none has elements of
+ * four. */
 static uint32_t lanes_of(uint16_t kernel, mlxvk_dtype to, mlxvk_dtype from)
 {
     uint32_t most = (uint32_t)(dtypes[to].size > dtypes[from].size ? dtypes[to].size : dtypes[from].size);
@@ -4147,11 +4157,13 @@ static uint32_t lanes_of(uint16_t kernel, mlxvk_dtype to, mlxvk_dtype from)
 }
 
 /* The device's own conversion of f16, where there is one. */
-static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to, mlxvk_dtype from)
+static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to,
+                                      mlxvk_dtype from)
 {
     enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : kernel == K_BINARY ? K_BINARY_HALF : K_COPY_HALF;
     bool copy = kernel == K_COPY && to != from, narrows = copy && lanes == 4 && from == MLXVK_FLOAT32;
-    bool has_half = (copy && to == MLXVK_FLOAT16) || ((copy || kernel == K_UNARY || kernel == K_BINARY) && from == MLXVK_FLOAT16);
+    bool has_half = (copy && to == MLXVK_FLOAT16) ||
+        ((copy || kernel == K_UNARY || kernel == K_BINARY) && from == MLXVK_FLOAT16);
     return (lanes == 8 || narrows) && has_half && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
 }
 
@@ -4171,7 +4183,8 @@ static bool count_words(struct dims *g, uint32_t offset[2], size_t size)
     return true;
 }
 
-/* Strided walks by vectors of some elements: operands either run along the last dimension, in whole vectors, or stay in it. */
+/* Strided walks by vectors of some elements: operands either run along the last dimension, in whole vectors, or stay in
+ * it. */
 static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes, uint32_t *scalars)
 {
     int last = g->ndim - 1;
@@ -4192,7 +4205,8 @@ static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes
     return true;
 }
 
-static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
+static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                                 int count)
 {
     struct dims g = merge_dims(a, count);
     struct elementwise_push push = { .n = (uint32_t)a[0]->size };
@@ -4201,14 +4215,16 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
     for (int k = 0; k < count; k++) push.offset[k] = bind_array(e, SLOT_elementwise_dst + (uint32_t)k, a[k], !k);
-    if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX && count_words(&g, push.offset, item_size(a[0]))) {
+    if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX &&
+        count_words(&g, push.offset, item_size(a[0]))) {
         push.n = (uint32_t)(array_bytes(a[0]) / 4);
         to = from = MLXVK_UINT32;
         small = true;
     }
     threads = push.n;
     for (int k = 0; k < count; k++) if (!(scalars & (1u << k))) misaligned |= push.offset[k];
-    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 : lanes_of(p->kernel, to, p->kernel == K_COPY && scalars == 2 ? to : from);
+    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 :
+        lanes_of(p->kernel, to, p->kernel == K_COPY && scalars == 2 ? to : from);
     if (scalars != UINT32_MAX && lanes > 4 && misaligned % lanes) lanes = 4;
     if (scalars != UINT32_MAX && lanes > 1 && !(misaligned & 3)) {
         mode = lanes == 16 ? MODE_FLAT_16 : lanes == 8 ? MODE_FLAT_8 : MODE_FLAT_4;
@@ -4221,8 +4237,8 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         threads /= lanes;
     }
     note_walk(e, p, a, mode);
-    USE_AS(e, kernel_of_lanes(e, p->kernel, lanes, to, from), binary, &push, .threads = 256, .mode = mode, .scalars = scalars,
-           .op = p->op, .to = to, .from = from);
+    USE_AS(e, kernel_of_lanes(e, p->kernel, lanes, to, from), binary, &push, .threads = 256, .mode = mode,
+           .scalars = scalars, .op = p->op, .to = to, .from = from);
     dispatch_groups(e, ceil_div(threads, 256));
 }
 
@@ -4287,7 +4303,8 @@ static struct array matrix_of(struct encoder *e, const struct array *a)
     m.refs = 1;
     m.ndim = 2;
     if (a->size / (size_t)n > INT_MAX)
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rows", "%s has %zu rows; at most %d", TEXT(a), a->size / (size_t)n, INT_MAX);
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rows", "%s has %zu rows; at most %d", TEXT(a),
+                     a->size / (size_t)n, INT_MAX);
     m.shape[0] = (int)min_size(a->size / (size_t)n, INT_MAX);
     m.shape[1] = n;
     m.strides[0] = n;
@@ -4295,11 +4312,13 @@ static struct array matrix_of(struct encoder *e, const struct array *a)
     return m;
 }
 
-/* Lowers a job on arrays of the same positions along every axis but those of a mask, in halves where they cannot be bound whole. */
+/* Lowers a job on arrays of the same positions along every axis but those of a mask, in halves where they cannot be
+ * bound whole. */
 enum { PARTS_MOST = 8 };
 typedef void (*part_function)(struct encoder *e, struct array *const *a, const void *job);
 
-static void in_parts(struct encoder *e, struct array *const *a, int count, uint32_t whole, part_function lower, const void *job)
+static void in_parts(struct encoder *e, struct array *const *a, int count, uint32_t whole, part_function lower,
+                     const void *job)
 {
     struct array part[PARTS_MOST], *parts[PARTS_MOST];
     int axis = axis_to_split(e, a, count, whole);
@@ -4346,9 +4365,9 @@ static bool same_place(const struct array *in, const struct array *out)
     return in->row && !in->offset && in->size == out->size && item_size(in) == item_size(out);
 }
 
-/* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no element of
- * it after another thread may have written there. in: all that is read, and read by nothing else; entries may be NULL. In
- * front of the next step. */
+/* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no
+ * element of it after another thread may have written there. in: all that is read, and read by nothing else; entries
+ * may be NULL. In front of the next step. */
 static struct donation *donate(struct encoder *e, struct array *out, struct array *const *in, int count)
 {
     const struct storage *to = out->storage;
@@ -4373,16 +4392,18 @@ static struct donation *donate(struct encoder *e, struct array *out, struct arra
     return n;
 }
 
-/* Where nobody but the plan reads an operand's memory, and it fits. Other readers of small operands since the last barrier
- * would make one necessary, which costs more than memory. */
+/* Where nobody but the plan reads an operand's memory, and it fits. Other readers of small operands since the last
+ * barrier would make one necessary, which costs more than memory. */
 static bool donate_memory(struct encoder *e, const struct donation *n)
 {
     struct storage *to = n->to;
     for (int i = 0; i < n->count && !to->buffer; i++) {
         struct storage *st = n->from[i];
         struct buffer *b = st->buffer;
-        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes || b->size > to->nbytes + DONATE_EXTRA ||
-            n->reads[i] != st->readers || (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b))) continue;
+        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes ||
+            b->size > to->nbytes + DONATE_EXTRA || n->reads[i] != st->readers ||
+            (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b)))
+            continue;
         to->buffer = b;
         b->refs++;
         b->bytes = to->nbytes;
@@ -4393,7 +4414,8 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
 
 static struct array *rows_of(struct encoder *e, struct array *a);
 
-/* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once, neighbours elsewhere. */
+/* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once,
+ * neighbours elsewhere. */
 enum { ACROSS_LEAST = 1 << 20 };
 
 static bool runs_across(const struct array *a)
@@ -4418,11 +4440,28 @@ static void lower_elementwise(struct encoder *e, const struct node *n)
     donation = donate(e, n->out[0], n->in, n->inputs);
     for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
-    if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.steps.count;      /* it is there already */
+    if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.steps.count;   /* it is there */
     for (int i = 1; i <= n->inputs; i++) if (own[i]) array_release(own[i]);
 }
 
 /* ---- fronts: shared helpers ---- */
+
+/* Functions of one array, x, or of two, x and y: name, operands, the result as an expression, and the other
+ * parameters. */
+#define FRONT(name, a, result, ...)                                                                                   \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, __VA_ARGS__)                                                    \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = input(&c, #a, a);                                                                           \
+        return finish(&c, result, res);                                                                               \
+    }
+#define FRONT_TWO(name, a, b, result, ...)                                                                            \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, __VA_ARGS__)                                     \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = input(&c, #a, a), *y = input(&c, #b, b);                                                    \
+        return finish(&c, result, res);                                                                               \
+    }
 
 static enum kernel_id copy_kernel(mlxvk_dtype to, mlxvk_dtype from)
 {
@@ -4446,7 +4485,10 @@ static struct array *as_type(struct call *c, struct array *a, mlxvk_dtype dtype)
     return out;
 }
 
-static struct array *as_float(struct call *c, struct array *a) { return a ? as_type(c, a, at_least_float(a->dtype)) : NULL; }
+static struct array *as_float(struct call *c, struct array *a)
+{
+    return a ? as_type(c, a, at_least_float(a->dtype)) : NULL;
+}
 
 /* A fresh row-major copy. */
 static struct array *copy_of(struct call *c, struct array *a)
@@ -4489,7 +4531,8 @@ static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
         a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
         storage_release(st);
     }
-    if (count > INT_MAX) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "scratch", "a temporary of %zu elements is too large", count);
+    if (count > INT_MAX)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "scratch", "a temporary of %zu elements is too large", count);
     else if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "out of host memory");
     return a;
 }
@@ -4525,9 +4568,11 @@ static uint32_t bfloat_bits(float x)
 /* A double as an element of any dtype. */
 static void number_bytes(double value, mlxvk_dtype dtype, uint8_t bytes[8])
 {
-    int64_t whole = value >= 9223372036854775808.0 ? INT64_MAX : value <= -9223372036854775808.0 ? INT64_MIN : value == value ? (int64_t)value : 0;
+    int64_t whole = value >= 9223372036854775808.0 ? INT64_MAX : value <= -9223372036854775808.0 ? INT64_MIN :
+        value == value ? (int64_t)value : 0;
     uint64_t bits = (uint64_t)whole;
-    if (dtype == MLXVK_UINT64 && value >= 9223372036854775808.0) bits = value < 18446744073709551616.0 ? (uint64_t)value : UINT64_MAX;
+    if (dtype == MLXVK_UINT64 && value >= 9223372036854775808.0)
+        bits = value < 18446744073709551616.0 ? (uint64_t)value : UINT64_MAX;
     if (dtype == MLXVK_BOOL) bits = value != 0;
     if (dtype == MLXVK_FLOAT32 || dtype == MLXVK_COMPLEX64) bits = float_bits((float)value);
     if (dtype == MLXVK_FLOAT16) bits = half_bits((float)value);
@@ -4549,7 +4594,8 @@ static bool broadcast_shape(struct call *c, const struct array *a, const struct 
     for (int i = 0; i < *ndim; i++) {
         int ia = i - (*ndim - a->ndim), ib = i - (*ndim - b->ndim);
         int x = ia < 0 ? 1 : a->shape[ia], y = ib < 0 ? 1 : b->shape[ib];
-        if (x != y && x != 1 && y != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
+        if (x != y && x != 1 && y != 1)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
         shape[i] = x == 1 ? y : x;
     }
     return true;
@@ -4597,7 +4643,8 @@ static const struct unary_row { const char *name; int rules; } unary_table[U_COU
 #define R(name, rules) [U_##name] = { #name, rules }
     R(abs, U_TO_REAL), R(negative, U_NO_BOOL), R(sign, 0), R(square, 0), R(logical_not, U_FROM_BOOL | U_TO_BOOL),
     R(bitwise_invert, U_INTEGER), R(floor, U_NO_COMPLEX | U_KEEP_INTEGER), R(ceil, U_NO_COMPLEX | U_KEEP_INTEGER),
-    R(conjugate, U_KEEP_REAL), R(real, U_KEEP_REAL | U_TO_REAL), R(imag, U_TO_REAL), R(sqrt, U_FLOAT), R(rsqrt, U_FLOAT),
+    R(conjugate, U_KEEP_REAL), R(real, U_KEEP_REAL | U_TO_REAL), R(imag, U_TO_REAL), R(sqrt, U_FLOAT),
+    R(rsqrt, U_FLOAT),
     R(reciprocal, U_FLOAT), R(exp, U_FLOAT), R(expm1, U_FLOAT | U_NO_COMPLEX), R(log, U_FLOAT), R(log2, U_FLOAT),
     R(log10, U_FLOAT), R(log1p, U_FLOAT), R(sin, U_FLOAT), R(cos, U_FLOAT), R(tan, U_FLOAT), R(sinh, U_FLOAT),
     R(cosh, U_FLOAT), R(tanh, U_FLOAT), R(arcsin, U_FLOAT), R(arccos, U_FLOAT), R(arctan, U_FLOAT), R(arcsinh, U_FLOAT),
@@ -4608,8 +4655,15 @@ static const struct unary_row { const char *name; int rules; } unary_table[U_COU
 #undef R
 };
 
-static uint16_t unary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary; }
-static uint16_t binary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_binary_complex : is_wide(t) ? K_binary_wide : K_binary; }
+static uint16_t unary_kernel(mlxvk_dtype t)
+{
+    return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary;
+}
+
+static uint16_t binary_kernel(mlxvk_dtype t)
+{
+    return is_complex(t) ? K_binary_complex : is_wide(t) ? K_binary_wide : K_binary;
+}
 
 static struct array *apply_unary(struct call *c, enum unary op, struct array *a)
 {
@@ -4650,13 +4704,7 @@ static struct array *do_unary(struct call *c, enum unary op, struct array *a)
     return a ? apply_unary(c, op, a) : NULL;
 }
 
-static int unary(mlxvk_array *res, mlxvk_array a, mlxvk_stream s, enum unary op)
-{
-    struct call c = begin(unary_table[op].name, s);
-    return finish(&c, do_unary(&c, op, input(&c, "a", a)), res);
-}
-
-#define X(name) int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(res, a, s, U_##name); }
+#define X(name) FRONT(name, a, do_unary(&c, U_##name, x), mlxvk_stream s)
 MLXVK_UNARY_FUNCTIONS(X)
 #undef X
 
@@ -4683,21 +4731,25 @@ static const struct binary_row { const char *name; int rules; } binary_table[B_C
 #undef R
 };
 
-static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars)
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first,
+                            uint32_t scalars)
 {
     const int *gate = e->device->gate;
     if (p->kernel != K_BINARY) return false;
-    if (first->dtype == MLXVK_BFLOAT16) return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
-    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars && !gate[GATE_SHIFT_U32];
+    if (first->dtype == MLXVK_BFLOAT16)
+        return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
+    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars &&
+        !gate[GATE_SHIFT_U32];
 }
 
-static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode)
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                      uint32_t mode)
 {
     const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" :
                          mode == MODE_STRIDES ? "strided, not aligned, or a gate" : NULL;
     if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
-    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name, reason, "%s, %s", LAYOUT(a[1]),
-         LAYOUT(a[2]));
+    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name,
+         reason, "%s, %s", LAYOUT(a[1]), LAYOUT(a[2]));
 }
 
 static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
@@ -4721,19 +4773,10 @@ static struct array *do_binary(struct call *c, enum binary op, struct array *a, 
     return out;
 }
 
-static int binary(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s, enum binary op)
-{
-    struct call c = begin(binary_table[op].name, s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
-    return finish(&c, do_binary(&c, op, x, y), res);
-}
-
-#define X(name)                                                                                                       \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_##name); }
+#define X(name) FRONT_TWO(name, a, b, do_binary(&c, B_##name, x, y), mlxvk_stream s)
 MLXVK_BINARY_FUNCTIONS(X)
 #undef X
-
-int mlxvk_equal_nan(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_nan_equal); }
+FRONT_TWO(equal_nan, a, b, do_binary(&c, B_nan_equal, x, y), mlxvk_stream s)
 
 int mlxvk_divide_truncate(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
 {
@@ -4789,7 +4832,8 @@ int mlxvk_where(mlxvk_array *res, mlxvk_array condition, mlxvk_array x, mlxvk_ar
 int mlxvk_clip(mlxvk_array *res, mlxvk_array a, mlxvk_array a_min, mlxvk_array a_max, mlxvk_stream s)
 {
     struct call c = begin("clip", s);
-    struct array *x = input(&c, "a", a), *low = optional_input(&c, "a_min", a_min), *high = optional_input(&c, "a_max", a_max);
+    struct array *x = input(&c, "a", a), *low = optional_input(&c, "a_min", a_min);
+    struct array *high = optional_input(&c, "a_max", a_max);
     if (!low && !high) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a_min and a_max are both { NULL }");
     if (low) x = do_binary(&c, B_maximum, x, low);
     if (high) x = do_binary(&c, B_minimum, x, high);
@@ -4855,8 +4899,8 @@ static struct array *do_full(struct call *c, int ndim, const int *shape, struct 
     return out;
 }
 
-static int constant(const char *name, mlxvk_array *res, const int *shape, size_t shape_num, double value, mlxvk_dtype dtype,
-                    mlxvk_stream s)
+static int constant(const char *name, mlxvk_array *res, const int *shape, size_t shape_num, double value,
+                    mlxvk_dtype dtype, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *out = NULL;
@@ -4865,26 +4909,15 @@ static int constant(const char *name, mlxvk_array *res, const int *shape, size_t
     return finish(&c, out, res);
 }
 
-int mlxvk_full(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_array vals, mlxvk_dtype dtype, mlxvk_stream s)
+int mlxvk_full(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_array vals, mlxvk_dtype dtype,
+               mlxvk_stream s)
 {
     struct call c = begin("full", s);
     struct array *v = input(&c, "vals", vals);
     return finish(&c, do_full(&c, (int)min_size(shape_num, MAXD + 1), shape, v, dtype), res);
 }
 
-int mlxvk_full_like(mlxvk_array *res, mlxvk_array a, mlxvk_array vals, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("full_like", s);
-    struct array *x = input(&c, "a", a), *v = input(&c, "vals", vals);
-    return finish(&c, x ? do_full(&c, x->ndim, x->shape, v, dtype) : NULL, res);
-}
-
-static int constant_like_call(const char *name, mlxvk_array *res, mlxvk_array a, double value, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, x ? constant_like(&c, x, value, x->dtype) : NULL, res);
-}
+FRONT_TWO(full_like, a, vals, x ? do_full(&c, x->ndim, x->shape, y, dtype) : NULL, mlxvk_dtype dtype, mlxvk_stream s)
 
 int mlxvk_zeros(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
 {
@@ -4896,8 +4929,8 @@ int mlxvk_ones(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype
     return constant("ones", res, shape, shape_num, 1, dtype, s);
 }
 
-int mlxvk_zeros_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return constant_like_call("zeros_like", res, a, 0, s); }
-int mlxvk_ones_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return constant_like_call("ones_like", res, a, 1, s); }
+FRONT(zeros_like, a, x ? constant_like(&c, x, 0, x->dtype) : NULL, mlxvk_stream s)
+FRONT(ones_like, a, x ? constant_like(&c, x, 1, x->dtype) : NULL, mlxvk_stream s)
 
 /* ==== >>shape ===================================================================================================== */
 
@@ -4913,7 +4946,8 @@ static int normal_axis(struct call *c, const struct array *a, int axis)
 static int length_of(struct call *c, const struct array *a, uint64_t n)
 {
     if (n <= INT_MAX) return (int)n;
-    return FAIL(c, MLXVK_ERROR_LIMIT, "%s would get an axis of %llu elements; at most %d", TEXT(a), (unsigned long long)n, INT_MAX), 0;
+    return FAIL(c, MLXVK_ERROR_LIMIT, "%s would get an axis of %llu elements; at most %d", TEXT(a),
+                (unsigned long long)n, INT_MAX), 0;
 }
 
 /* Normalises axes into a mask; duplicates are an error. */
@@ -4925,7 +4959,8 @@ static bool axes_mask(struct call *c, const struct array *a, const int *axes, si
     for (size_t i = 0; i < count; i++) {
         int axis = normal_axis(c, a, axes[i]);
         if (axis < 0) return false;
-        if (*mask & (1u << axis)) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is named twice", axes[i], TEXT(a)), false;
+        if (*mask & (1u << axis))
+            return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is named twice", axes[i], TEXT(a)), false;
         *mask |= 1u << axis;
     }
     return true;
@@ -4956,7 +4991,8 @@ static struct array *do_reshape(struct call *c, struct array *a, int ndim, const
     size_t size = 1;
     if (c->code || !a || !check_shape(c, ndim, shape, a->dtype)) return NULL;
     for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
-    if (size != a->size) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has %zu elements, the new shape %zu", TEXT(a), a->size, size);
+    if (size != a->size)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s has %zu elements, the new shape %zu", TEXT(a), a->size, size);
     if (a->row || !a->size) return view_of(c, a, a->dtype, ndim, shape, NULL, a->offset);
     if (view_strides(a, ndim, shape, strides)) return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
     return view_of(c, copy_of(c, a), a->dtype, ndim, shape, NULL, 0);
@@ -4972,12 +5008,17 @@ static bool infer_shape(struct call *c, const struct array *a, size_t size, cons
     for (size_t i = 0; i < count; i++) {
         out[i] = shape[i];
         if (shape[i] == -1 && unknown < 0) unknown = (int)i;
-        else if (shape[i] < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %zu of the new shape of %s is %d", i, TEXT(a), shape[i]), false;
-        else if (shape[i] && known > SIZE_MAX / 64 / (size_t)shape[i]) return FAIL(c, MLXVK_ERROR_LIMIT, "the shape has too many elements"), false;
+        else if (shape[i] < 0)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %zu of the new shape of %s is %d", i, TEXT(a), shape[i]),
+                false;
+        else if (shape[i] && known > SIZE_MAX / 64 / (size_t)shape[i])
+            return FAIL(c, MLXVK_ERROR_LIMIT, "the shape has too many elements"), false;
         else known *= (size_t)shape[i];
     }
     if (unknown < 0) return true;
-    if (!known || size % known) return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be reshaped: %zu elements are no multiple of %zu", TEXT(a), size, known), false;
+    if (!known || size % known)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be reshaped: %zu elements are no multiple of %zu", TEXT(a), size,
+                    known), false;
     out[unknown] = length_of(c, a, size / known);
     return !c->code;
 }
@@ -5000,7 +5041,8 @@ static struct array *do_flatten(struct call *c, struct array *a, int start, int 
     stop = stop < 0 ? stop + a->ndim : stop;
     start = start < 0 ? 0 : start;
     stop = stop >= a->ndim ? a->ndim - 1 : stop;
-    if (start >= a->ndim || stop < 0 || stop < start) return FAIL(c, MLXVK_ERROR_AXIS, "axes %d to %d of %s", start, stop, TEXT(a));
+    if (start >= a->ndim || stop < 0 || stop < start)
+        return FAIL(c, MLXVK_ERROR_AXIS, "axes %d to %d of %s", start, stop, TEXT(a));
     for (int i = 0; i < a->ndim; i++) {
         if (i > start && i <= stop) shape[n - 1] = length_of(c, a, (uint64_t)shape[n - 1] * (uint64_t)a->shape[i]);
         else shape[n++] = a->shape[i];
@@ -5008,11 +5050,7 @@ static struct array *do_flatten(struct call *c, struct array *a, int start, int 
     return do_reshape(c, a, n, shape);
 }
 
-int mlxvk_flatten(mlxvk_array *res, mlxvk_array a, int start_axis, int end_axis, mlxvk_stream s)
-{
-    struct call c = begin("flatten", s);
-    return finish(&c, do_flatten(&c, input(&c, "a", a), start_axis, end_axis), res);
-}
+FRONT(flatten, a, do_flatten(&c, x, start_axis, end_axis), int start_axis, int end_axis, mlxvk_stream s)
 
 int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape, size_t shape_num, mlxvk_stream s)
 {
@@ -5021,7 +5059,8 @@ int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape,
     int part[MAXD], full[MAXD], n = 0;
     axis = normal_axis(&c, x, axis);
     if (axis >= 0 && !shape_num) FAIL(&c, MLXVK_ERROR_SHAPE, "the new shape is empty");
-    if (axis >= 0 && (size_t)x->ndim + shape_num > MAXD + 1) FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD);
+    if (axis >= 0 && (size_t)x->ndim + shape_num > MAXD + 1)
+        FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD);
     if (!c.code && axis >= 0 && infer_shape(&c, x, (size_t)x->shape[axis], shape, shape_num, part)) {
         for (int i = 0; i < x->ndim; i++) {
             if (i != axis) full[n++] = x->shape[i];
@@ -5072,11 +5111,7 @@ static struct array *do_swap(struct call *c, struct array *a, int axis1, int axi
     return do_transpose(c, a, order);
 }
 
-int mlxvk_swapaxes(mlxvk_array *res, mlxvk_array a, int axis1, int axis2, mlxvk_stream s)
-{
-    struct call c = begin("swapaxes", s);
-    return finish(&c, do_swap(&c, input(&c, "a", a), axis1, axis2), res);
-}
+FRONT(swapaxes, a, do_swap(&c, x, axis1, axis2), int axis1, int axis2, mlxvk_stream s)
 
 static struct array *do_moveaxis(struct call *c, struct array *a, int source, int destination)
 {
@@ -5092,11 +5127,7 @@ static struct array *do_moveaxis(struct call *c, struct array *a, int source, in
     return do_transpose(c, a, order);
 }
 
-int mlxvk_moveaxis(mlxvk_array *res, mlxvk_array a, int source, int destination, mlxvk_stream s)
-{
-    struct call c = begin("moveaxis", s);
-    return finish(&c, do_moveaxis(&c, input(&c, "a", a), source, destination), res);
-}
+FRONT(moveaxis, a, do_moveaxis(&c, x, source, destination), int source, int destination, mlxvk_stream s)
 
 static struct array *do_expand(struct call *c, struct array *a, const int *axes, size_t count)
 {
@@ -5120,17 +5151,8 @@ static struct array *do_expand(struct call *c, struct array *a, const int *axes,
     return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
 }
 
-int mlxvk_expand_dims(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s)
-{
-    struct call c = begin("expand_dims", s);
-    return finish(&c, do_expand(&c, input(&c, "a", a), &axis, 1), res);
-}
-
-int mlxvk_expand_dims_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    struct call c = begin("expand_dims_axes", s);
-    return finish(&c, do_expand(&c, input(&c, "a", a), axes, axes_num), res);
-}
+FRONT(expand_dims, a, do_expand(&c, x, &axis, 1), int axis, mlxvk_stream s)
+FRONT(expand_dims_axes, a, do_expand(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
 
 static struct array *do_squeeze(struct call *c, struct array *a, uint32_t mask)
 {
@@ -5157,30 +5179,21 @@ int mlxvk_squeeze(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     return finish(&c, do_squeeze(&c, x, mask), res);
 }
 
-static int squeeze_call(const char *name, mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+static struct array *squeeze_axes(struct call *c, struct array *a, const int *axes, size_t count)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
     uint32_t mask;
-    axes_mask(&c, x, axes, axes_num, &mask);
-    return finish(&c, do_squeeze(&c, x, mask), res);
+    return axes_mask(c, a, axes, count, &mask) ? do_squeeze(c, a, mask) : NULL;
 }
 
-int mlxvk_squeeze_axis(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s)
-{
-    return squeeze_call("squeeze_axis", res, a, &axis, 1, s);
-}
-
-int mlxvk_squeeze_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    return squeeze_call("squeeze_axes", res, a, axes, axes_num, s);
-}
+FRONT(squeeze_axis, a, squeeze_axes(&c, x, &axis, 1), int axis, mlxvk_stream s)
+FRONT(squeeze_axes, a, squeeze_axes(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
 
 int mlxvk_broadcast_to(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s)
 {
     struct call c = begin("broadcast_to", s);
     struct array *x = input(&c, "a", a);
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype)) x = broadcast(&c, x, (int)shape_num, shape);
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype))
+        x = broadcast(&c, x, (int)shape_num, shape);
     return finish(&c, x, res);
 }
 
@@ -5189,10 +5202,12 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
 {
     struct call c = begin("as_strided", s);
     struct array *x = contiguous(&c, input(&c, "a", a)), *out = NULL;
-    if (shape_num != strides_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
+    if (shape_num != strides_num)
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
     if (x && shape_num && !strides) FAIL(&c, MLXVK_ERROR_ARGUMENT, "strides is NULL");
     if (x && offset > x->size) FAIL(&c, MLXVK_ERROR_SHAPE, "offset %zu of %s", offset, TEXT(x));
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && check_strides(&c, (int)shape_num, shape, strides))
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) &&
+        check_strides(&c, (int)shape_num, shape, strides))
         out = view_of(&c, x, x->dtype, (int)shape_num, shape, strides, x->offset + (int64_t)(offset * item_size(x)));
     if (out) {
         int64_t low, high, first = x->offset;
@@ -5203,12 +5218,7 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
     return finish(&c, out, res);
 }
 
-int mlxvk_copy(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
-{
-    struct call c = begin("copy", s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, x ? view_of(&c, x, x->dtype, x->ndim, x->shape, x->strides, x->offset) : NULL, res);
-}
+FRONT(copy, a, x ? view_of(&c, x, x->dtype, x->ndim, x->shape, x->strides, x->offset) : NULL, mlxvk_stream s)
 
 static bool column_contiguous(const struct array *a)
 {
@@ -5228,11 +5238,7 @@ int mlxvk_contiguous(mlxvk_array *res, mlxvk_array a, bool allow_col_major, mlxv
     return finish(&c, x, res);
 }
 
-int mlxvk_astype(mlxvk_array *res, mlxvk_array a, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("astype", s);
-    return finish(&c, as_type(&c, input(&c, "a", a), dtype), res);
-}
+FRONT(astype, a, as_type(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
 
 /* Reinterprets the bits; the last dimension scales with the item size. */
 static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
@@ -5244,9 +5250,12 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     from = item_size(a);
     to = dtypes[dtype].size;
     if (from == to) return view_of(c, a, dtype, a->ndim, a->shape, a->strides, a->offset);
-    if (!a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name, dtypes[dtype].name);
+    if (!a->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name,
+                    dtypes[dtype].name);
     bytes = (size_t)dim_of(a, -1) * from;
-    if (bytes % to) return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
+    if (bytes % to)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
     if (a->offset % (int64_t)to) a = copy_of(c, a);
     else if (!(to < from && a->strides[a->ndim - 1] == 1)) a = contiguous(c, a);
     if (!a) return NULL;
@@ -5257,11 +5266,7 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     return view_of(c, a, dtype, a->ndim, shape, a->row ? NULL : strides, a->offset);
 }
 
-int mlxvk_view(mlxvk_array *res, mlxvk_array a, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("view", s);
-    return finish(&c, do_view(&c, input(&c, "a", a), dtype), res);
-}
+FRONT(view, a, do_view(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
 
 /* ---- slices ---- */
 
@@ -5303,13 +5308,15 @@ static struct array *do_slice(struct call *c, struct array *a, const int *start,
 }
 
 /* Checks the lengths of a slice's lists. */
-static bool slice_lists(struct call *c, const struct array *a, const int *start, size_t start_num, const int *stop, size_t stop_num,
-                        const int *strides, size_t strides_num)
+static bool slice_lists(struct call *c, const struct array *a, const int *start, size_t start_num, const int *stop,
+                        size_t stop_num, const int *strides, size_t strides_num)
 {
     if (c->code || !a) return false;
     if (start_num != (size_t)a->ndim || stop_num != (size_t)a->ndim || strides_num != (size_t)a->ndim)
-        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu starts, %zu stops and %zu strides for %s", start_num, stop_num, strides_num, TEXT(a)), false;
-    if (a->ndim && (!start || !stop || !strides)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "start, stop or strides is NULL"), false;
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu starts, %zu stops and %zu strides for %s", start_num, stop_num,
+                    strides_num, TEXT(a)), false;
+    if (a->ndim && (!start || !stop || !strides))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "start, stop or strides is NULL"), false;
     return true;
 }
 
@@ -5333,7 +5340,8 @@ static struct array *slice_one(struct call *c, struct array *a, int axis, int fi
     return do_slice(c, a, start, stop, NULL);
 }
 
-/* Does no element lie where another one does? Taken by size, each stride must reach over all that the smaller ones span. */
+/* Does no element lie where another one does? Taken by size, each stride must reach over all that the smaller ones
+ * span. */
 static bool distinct_elements(const struct array *a)
 {
     int64_t span = 1;
@@ -5350,19 +5358,22 @@ static bool distinct_elements(const struct array *a)
     return true;
 }
 
-/* May the contents of *res, which is also the operand, be overwritten? Only this handle sees them, each element once. */
+/* May the contents of *res, which is also the operand, be overwritten? Only this handle sees them, each element
+ * once. */
 static bool updates_in_place(const mlxvk_array *res, const struct array *a)
 {
-    return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal && distinct_elements(a);
+    return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal &&
+        distinct_elements(a);
 }
 
 /* op: a binary operation on what is there and the update; B_COUNT: the update replaces it. */
-static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update, const int *start,
-                                     const int *stop, const int *step, enum binary op)
+static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
+                                     const int *start, const int *stop, const int *step, enum binary op)
 {
     struct array *out, *target;
     if (c->code || !a || !update) return NULL;
-    if (updates_in_place(res, a) && update->storage != a->storage) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
+    if (updates_in_place(res, a) && update->storage != a->storage)
+        out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     target = do_slice(c, out, start, stop, step);
     if (!target) return NULL;
@@ -5432,10 +5443,12 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     for (size_t i = 0; i < v->size; i++) {
         struct array *a = v->data[i].ctx;
         int ndim = a->ndim + stack;
-        if (ndim != first->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s have different dimensions", TEXT(first), TEXT(a));
+        if (ndim != first->ndim)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s have different dimensions", TEXT(first), TEXT(a));
         for (int k = 0; k < ndim; k++) {
             int n = stack ? (k == axis ? 1 : a->shape[k - (k > axis)]) : a->shape[k];
-            if (k != axis && n != shape[k]) return FAIL(c, MLXVK_ERROR_SHAPE, "%s does not fit %s beside axis %d", TEXT(a), TEXT(first), axis);
+            if (k != axis && n != shape[k])
+                return FAIL(c, MLXVK_ERROR_SHAPE, "%s does not fit %s beside axis %d", TEXT(a), TEXT(first), axis);
             if (k == axis) total += n;
         }
     }
@@ -5451,22 +5464,17 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     return out;
 }
 
-static int join(const char *name, mlxvk_array *res, mlxvk_vector_array arrays, int axis, bool stack, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    return finish(&c, do_concatenate(&c, arrays.ctx, axis, stack), res);
-}
-
-int mlxvk_concatenate(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s) { return join("concatenate", res, arrays, 0, false, s); }
-int mlxvk_stack(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s) { return join("stack", res, arrays, 0, true, s); }
-int mlxvk_concatenate_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s)
-{
-    return join("concatenate_axis", res, arrays, axis, false, s);
-}
-int mlxvk_stack_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s)
-{
-    return join("stack_axis", res, arrays, axis, true, s);
-}
+#define JOIN(name, at, stack, ...)                                                                                    \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_vector_array arrays, __VA_ARGS__)                                        \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        return finish(&c, do_concatenate(&c, arrays.ctx, at, stack), res);                                            \
+    }
+JOIN(concatenate, 0, false, mlxvk_stream s)
+JOIN(stack, 0, true, mlxvk_stream s)
+JOIN(concatenate_axis, axis, false, int axis, mlxvk_stream s)
+JOIN(stack_axis, axis, true, int axis, mlxvk_stream s)
+#undef JOIN
 
 static bool vector_push(struct vector *v, struct array *a)
 {
@@ -5507,14 +5515,15 @@ static int finish_vector(struct call *c, struct array **results, size_t count, m
     *v = (struct vector){ .data = data, .size = count, .slots = count };
     res->ctx = v;
     code = end(c);
-    for (size_t i = 0; i < old.size; i++) mlxvk_array_free(old.data[i]);         /* without the lock: some may be of other devices */
+    for (size_t i = 0; i < old.size; i++) mlxvk_array_free(old.data[i]);   /* unlocked: some may be of other devices */
     free(old.data);
     return code;
 }
 
 enum { MAX_SPLIT = 4096 };
 
-static int finish_split(struct call *c, struct array *x, int axis, const int *cuts, size_t parts, mlxvk_vector_array *res)
+static int finish_split(struct call *c, struct array *x, int axis, const int *cuts, size_t parts,
+                        mlxvk_vector_array *res)
 {
     struct array **list;
     int code;
@@ -5543,7 +5552,8 @@ int mlxvk_split(mlxvk_vector_array *res, mlxvk_array a, int num_splits, int axis
     return finish_split(&c, x, axis, cuts, (size_t)(num_splits > 0 ? num_splits : 0), res);
 }
 
-int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indices, size_t indices_num, int axis, mlxvk_stream s)
+int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indices, size_t indices_num, int axis,
+                         mlxvk_stream s)
 {
     struct call c = begin("split_sections", s);
     struct array *x = input(&c, "a", a);
@@ -6372,10 +6382,12 @@ enum gather_mode {
 };
 static uint32_t take_op(int mode)
 {
-    return mode == GATHER_PUT ? TAKE_PUT : mode == GATHER_STARTS ? TAKE_STARTS : mode == GATHER_MASKED ? TAKE_MASKED : TAKE_AT;
+    return mode == GATHER_PUT ? TAKE_PUT : mode == GATHER_STARTS ? TAKE_STARTS :
+           mode == GATHER_MASKED ? TAKE_MASKED : TAKE_AT;
 }
 
-/* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the axis. */
+/* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the
+ * axis. */
 static void gather_views(const struct gather_params *p, struct array view[3])
 {
     struct array a = view[1], indices = view[2];
@@ -6401,7 +6413,8 @@ static void gather_views(const struct gather_params *p, struct array view[3])
 
 static mlxvk_dtype raw_dtype(size_t size)            /* of that many bytes, to move bits */
 {
-    return size == 1 ? MLXVK_UINT8 : size == 2 ? MLXVK_UINT16 : size == 4 ? MLXVK_UINT32 : size == 8 ? MLXVK_UINT64 : MLXVK_COMPLEX64;
+    return size == 1 ? MLXVK_UINT8 : size == 2 ? MLXVK_UINT16 : size == 4 ? MLXVK_UINT32 :
+           size == 8 ? MLXVK_UINT64 : MLXVK_COMPLEX64;
 }
 
 /* How many elements can be moved as one: neighbours in result and source that share an index, with everything else in
@@ -6439,7 +6452,8 @@ static int32_t shift_to_units(size_t item, size_t unit)
     return shift;
 }
 
-static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3], union walk_push *walk)
+static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3],
+                            union walk_push *walk)
 {
     take_push *push = &walk->take;
     struct array view[3] = { *in[0], *in[1], *in[2] }, *views[3] = { &view[0], &view[1], &view[2] };
@@ -6453,7 +6467,8 @@ static void gather_elements(struct encoder *e, const struct gather_params *p, st
     if (width > 1) widen(&g, push, width);
     push->shift = shift_to_units(item, item * width);
     mode = set_dims(e, &walk->all, SLOT_take_table, &g, 3);
-    USE(e, take, push, .threads = 256, .mode = mode, .op = take_op(p->mode), .to = raw_dtype(item * width), .from = in[2]->dtype);
+    USE(e, take, push, .threads = 256, .mode = mode, .op = take_op(p->mode), .to = raw_dtype(item * width),
+        .from = in[2]->dtype);
     dispatch_groups(e, ceil_div(push->n, 256));
 }
 
@@ -6472,11 +6487,13 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
 }
 
 /* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned; NULL, or why not. */
-static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], take_push *push)
+static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3],
+                                   take_push *push)
 {
     struct array window = *in[1];
     size_t item = item_size(in[1]), unit;
-    int64_t outer = 1, outer_stride = 0, row, row_stride, count, index_stride, axis_stride = window.strides[p->axis], odd;
+    int64_t outer = 1, outer_stride = 0, axis_stride = window.strides[p->axis];
+    int64_t row, row_stride, count, index_stride, odd;
     if (!e->device->gate[GATE_GATHER_WORDS]) return "a gate";
     if (!in[0]->row) return "part of a result";
     if (p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
@@ -6484,8 +6501,10 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
         if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return "what is taken is strided";
         if (p->mode == GATHER_STARTS) axis_stride = p->unit;
     } else if (p->mode != GATHER_TAKE || !one_stride(&window, 0, p->axis, &outer, &outer_stride) ||
-               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride)) return "what is taken is strided, or no rows";
-    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return "rows or indices are strided";
+               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride))
+        return "what is taken is strided, or no rows";
+    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride))
+        return "rows or indices are strided";
     odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
     if (odd & 3) return "rows are not whole words";
     unit = odd & 15 ? 4 : 16;
@@ -6497,7 +6516,7 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
     push->stride[2][0] = (uint32_t)index_stride;
     for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
     push->shift = shift_to_units(item, unit);
-    USE(e, take, push, .threads = 256, .mode = MODE_FLAT, .op = take_op(p->mode), .to = unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64,
+    USE(e, take, push, .threads = 256, .mode = MODE_FLAT, .op = take_op(p->mode), .to = raw_dtype(unit),
         .from = in[2]->dtype);
     dispatch_groups(e, ceil_div(push->n, 4 * 256));
     return NULL;
@@ -6507,8 +6526,8 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
 static int axis_part(struct encoder *e, const struct array *a, int axis)
 {
     struct array one = *a;
-    int64_t low, high, room = (int64_t)binding_range(e->device, item_size(a)) - (int64_t)e->device->caps.offset_align - 16;
-    int64_t step = llabs(a->strides[axis]) * (int64_t)item_size(a);
+    int64_t room = (int64_t)binding_range(e->device, item_size(a)) - (int64_t)e->device->caps.offset_align - 16;
+    int64_t low, high, step = llabs(a->strides[axis]) * (int64_t)item_size(a);
     array_span(a, &low, &high);
     if (high - low <= room || !step) return a->shape[axis];
     one.shape[axis] = 1;
@@ -6522,11 +6541,12 @@ static void gather_along(struct encoder *e, const struct gather_params *p, struc
     struct array *in[3] = { a[0], a[1], a[2] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
     const struct array *whole = *indexed;
     const char *refusal;
-    int size = whole->shape[p->axis], step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
+    int size = whole->shape[p->axis];
+    int step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
     for (int first = 0; first < size && !e->code; first += step) {
         union walk_push push = { .take = {
-            .axis_size = (uint32_t)size, .axis_stride = (uint32_t)whole->strides[p->axis], .part_first = (uint32_t)first,
-            .part_size = (uint32_t)(first + step < size ? step : size - first), .room = p->room } };
+            .axis_size = (uint32_t)size, .axis_stride = (uint32_t)whole->strides[p->axis], .room = p->room,
+            .part_first = (uint32_t)first, .part_size = (uint32_t)(first + step < size ? step : size - first) } };
         part = *whole;
         part.shape[p->axis] = (int)push.take.part_size;
         part.offset += first * whole->strides[p->axis] * (int64_t)item_size(whole);
@@ -6541,8 +6561,8 @@ static void gather_along(struct encoder *e, const struct gather_params *p, struc
     }
 }
 
-/* The axis of array k (result, source or values, indices) that dimension d of the walk goes along; -1 where there is none, -2 where
- * the walk must not be cut. */
+/* The axis of array k (result, source or values, indices) that dimension d of the walk goes along; -1 where there is
+ * none, -2 where the walk must not be cut. */
 static int gather_dim(const struct gather_params *p, const struct array *indices, int k, int d)
 {
     int axis = p->axis, last = axis + indices->ndim;
@@ -6559,7 +6579,8 @@ static int gather_dim(const struct gather_params *p, const struct array *indices
     }
 }
 
-/* Where to halve the walk, as one of the arrays is too large but for the axis that is indexed, or the walk is; -1: nowhere. */
+/* Where to halve the walk, as one of the arrays is too large but for the axis that is indexed, or the walk is; -1:
+ * nowhere. */
 static int gather_axis(struct encoder *e, const struct gather_params *p, struct array *const *a)
 {
     const struct array *walk = a[p->mode == GATHER_PUT ? 2 : 0];
@@ -6635,16 +6656,17 @@ static void lower_positions(struct encoder *e, const struct node *n)
 /* Windows of an array: `count` index arrays of one shape and dtype say where they start along as many axes. */
 struct windows { int count, ndim, shape[MAXD], axes[MAXD], sizes[MAXD]; struct array *index[MAXD]; };
 
-/* Sums of index times step over the axes, and of the coordinates of a walk of some shape times base (NULL: none). Strict:
- * windows that do not fit into `a` get the value `none`. */
-static struct array *do_positions(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
-                                  const int64_t *base, const int64_t *steps, uint32_t none, bool strict)
+/* Sums of index times step over the axes, and of the coordinates of a walk of some shape times base (NULL: none).
+ * Strict: windows that do not fit into `a` get the value `none`. */
+static struct array *do_positions(struct call *c, const struct array *a, const struct windows *w, int ndim,
+    const int *shape, const int64_t *base, const int64_t *steps, uint32_t none, bool strict)
 {
     static const int64_t zeros[MAXD] = { 0 };
     struct array *out = output(c, ndim, shape, MLXVK_UINT32), *walk;
     walk = out ? view_of(c, out, MLXVK_UINT32, ndim, shape, base ? base : zeros, 0) : NULL;
     for (int first = 0; !first || first < w->count; first += 2) {
-        struct positions_params p = { .flags = (strict ? POSITIONS_STRICT : 0) | (first ? POSITIONS_ADD : 0), .none = none };
+        struct positions_params p = { .none = none,
+                                      .flags = (strict ? POSITIONS_STRICT : 0) | (first ? POSITIONS_ADD : 0) };
         struct array *in[2] = { NULL, NULL };
         int inputs = w->count - first < 2 ? w->count - first : 2;
         if (first && walk) walk = view_of(c, out, MLXVK_UINT32, ndim, shape, zeros, 0);
@@ -6667,7 +6689,8 @@ static struct array *do_positions(struct call *c, const struct array *a, const s
 static bool check_indices(struct call *c, const struct array *indices)
 {
     if (c->code || !indices) return false;
-    if (!is_integer(indices->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "indices must be integers, not %s", TEXT(indices)), false;
+    if (!is_integer(indices->dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "indices must be integers, not %s", TEXT(indices)), false;
     return true;
 }
 
@@ -6677,21 +6700,18 @@ static struct array *do_take(struct call *c, struct array *a, struct array *indi
     struct array *out;
     axis = normal_axis(c, a, axis);
     if (!check_indices(c, indices) || axis < 0) return NULL;
-    if (!a->size && indices->size) return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
+    if (!a->size && indices->size)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
     for (int i = 0; i < axis; i++) shape[ndim++] = a->shape[i];
     for (int i = 0; i < indices->ndim; i++) shape[ndim++] = indices->shape[i];
     for (int i = axis + 1; i < a->ndim; i++) shape[ndim++] = a->shape[i];
     out = output(c, ndim, shape, a->dtype);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }), ARRAYS(a, indices), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
+           ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
-int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
-{
-    struct call c = begin("take_axis", s);
-    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
-    return finish(&c, do_take(&c, x, i, axis), res);
-}
+FRONT_TWO(take_axis, a, indices, do_take(&c, x, y, axis), int axis, mlxvk_stream s)
 
 int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s)
 {
@@ -6703,13 +6723,15 @@ int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_strea
 /* ---- windows: gather ---- */
 
 /* Index arrays for distinct axes of a: broadcast together, of one integer dtype. */
-static bool broadcast_windows(struct call *c, const struct array *a, struct windows *w, const int *axes, size_t axes_num)
+static bool broadcast_windows(struct call *c, const struct array *a, struct windows *w, const int *axes,
+                              size_t axes_num)
 {
     struct array probe = { .dtype = MLXVK_BOOL };
     mlxvk_dtype dtype = MLXVK_BOOL;
     uint32_t mask = 0;
     if (c->code) return false;
-    if (axes_num != (size_t)w->count) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes for %d index arrays", axes_num, w->count), false;
+    if (axes_num != (size_t)w->count)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes for %d index arrays", axes_num, w->count), false;
     if (w->count && !axes) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axes is NULL"), false;
     for (int k = 0; k < w->count; k++) {
         if (!check_indices(c, w->index[k])) return false;
@@ -6722,7 +6744,8 @@ static bool broadcast_windows(struct call *c, const struct array *a, struct wind
         probe.ndim = w->ndim;
         memcpy(probe.shape, w->shape, sizeof w->shape);
     }
-    if (w->count && !is_integer(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "index arrays of uint64 and of a signed dtype"), false;
+    if (w->count && !is_integer(dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "index arrays of uint64 and of a signed dtype"), false;
     for (int k = 0; k < w->count; k++)
         w->index[k] = broadcast(c, as_type(c, w->index[k], dtype), w->ndim, w->shape);
     return !c->code;
@@ -6735,7 +6758,8 @@ static bool check_windows(struct call *c, const struct array *a, struct windows 
     for (int i = 0; i < w->ndim; i++) none = none || !w->shape[i];
     for (int i = 0; i < a->ndim && !c->code; i++) {
         w->sizes[i] = sizes[i];
-        if (sizes[i] < 0 || (sizes[i] > a->shape[i] && !none)) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
+        if (sizes[i] < 0 || (sizes[i] > a->shape[i] && !none))
+            FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
     }
     return !c->code;
 }
@@ -6745,13 +6769,14 @@ static bool index_inputs(struct call *c, const struct array *a, const struct vec
     w->count = 0;
     w->ndim = 0;
     if (c->code || !a || !v) return !c->code;
-    if (v->size > (size_t)a->ndim) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu index arrays for %s", v->size, TEXT(a)), false;
+    if (v->size > (size_t)a->ndim)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu index arrays for %s", v->size, TEXT(a)), false;
     for (size_t k = 0; k < v->size; k++) w->index[w->count++] = vector_input(c, v, k);
     return !c->code;
 }
 
-static struct array *do_gather(struct call *c, struct array *a, struct windows *w, const int *axes, size_t axes_num, const int *sizes,
-                               size_t sizes_num)
+static struct array *do_gather(struct call *c, struct array *a, struct windows *w, const int *axes, size_t axes_num,
+                               const int *sizes, size_t sizes_num)
 {
     struct gather_params p = { GATHER_STARTS, 0, 16, 0 };
     struct array *out, *starts;
@@ -6780,8 +6805,8 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
     return out;
 }
 
-int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num, const int *slice_sizes,
-                 size_t slice_sizes_num, mlxvk_stream s)
+int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num,
+                 const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s)
 {
     struct call c = begin("gather", s);
     struct array *x = input(&c, "a", a);
@@ -6790,8 +6815,8 @@ int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, co
     return finish(&c, do_gather(&c, x, &w, axes, axes_num, slice_sizes, slice_sizes_num), res);
 }
 
-int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes, size_t slice_sizes_num,
-                        mlxvk_stream s)
+int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes,
+                        size_t slice_sizes_num, mlxvk_stream s)
 {
     struct call c = begin("gather_single", s);
     struct array *x = input(&c, "a", a);
@@ -6802,8 +6827,8 @@ int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, in
 /* ---- slices that start where an array says ---- */
 
 /* The elements of `start` as index arrays of no dimensions, and their axes from 0 on. */
-static bool dynamic_windows(struct call *c, const struct array *a, struct array *start, const int *axes, size_t axes_num,
-                            struct windows *w, int *normal)
+static bool dynamic_windows(struct call *c, const struct array *a, struct array *start, const int *axes,
+                            size_t axes_num, struct windows *w, int *normal)
 {
     uint32_t mask;
     w->count = w->ndim = 0;
@@ -6819,8 +6844,8 @@ static bool dynamic_windows(struct call *c, const struct array *a, struct array 
     return !c->code;
 }
 
-int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num, const int *slice_size,
-                        size_t slice_size_num, mlxvk_stream s)
+int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num,
+                        const int *slice_size, size_t slice_size_num, mlxvk_stream s)
 {
     struct call c = begin("slice_dynamic", s);
     struct array *x = input(&c, "a", a), *i = input(&c, "start", start);
@@ -6871,17 +6896,8 @@ static struct array *do_diag(struct call *c, struct array *a, int k)
     return out;
 }
 
-int mlxvk_diagonal(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_stream s)
-{
-    struct call c = begin("diagonal", s);
-    return finish(&c, do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2), res);
-}
-
-int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s)
-{
-    struct call c = begin("diag", s);
-    return finish(&c, do_diag(&c, input(&c, "a", a), k), res);
-}
+FRONT(diagonal, a, do_diagonal(&c, x, offset, axis1, axis2), int offset, int axis1, int axis2, mlxvk_stream s)
+FRONT(diag, a, do_diag(&c, x, k), int k, mlxvk_stream s)
 
 int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s)
 {
@@ -6917,23 +6933,20 @@ static struct array *do_take_along(struct call *c, struct array *a, struct array
     struct array probe, *out;
     axis = normal_axis(c, a, axis);
     if (!check_indices(c, indices) || axis < 0) return NULL;
-    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
+    if (indices->ndim != a->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
     if (!beside_shape(c, a, indices, axis, &probe)) return NULL;
     if (!a->shape[axis] && indices->size)
         return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
     a = broadcast_beside(c, a, axis, &probe);
     indices = broadcast_beside(c, indices, axis, &probe);
     out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }), ARRAYS(a, indices), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }),
+           ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
-int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
-{
-    struct call c = begin("take_along_axis", s);
-    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
-    return finish(&c, do_take_along(&c, x, i, axis), res);
-}
+FRONT_TWO(take_along_axis, a, indices, do_take_along(&c, x, y, axis), int axis, mlxvk_stream s)
 
 /* Array, indices and values of put_along_axis and its like, broadcast together beside the axis. */
 static bool put_operands(struct call *c, struct array **a, struct array **indices, struct array **values, int axis)
@@ -6946,7 +6959,8 @@ static bool put_operands(struct call *c, struct array **a, struct array **indice
     if (!(*a)->size) return true;
     while (v->ndim > (*indices)->ndim && v->shape[0] == 1 && (v = do_squeeze(c, v, 1)) != NULL) {}
     if (!v || !broadcast_shape(c, *indices, v, &ndim, shape)) return false;
-    if (ndim != (*a)->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(v), TEXT(*a)), false;
+    if (ndim != (*a)->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(v), TEXT(*a)), false;
     v = broadcast(c, v, ndim, shape);
     *indices = broadcast(c, *indices, ndim, shape);
     if (!v || !*indices || !beside_shape(c, *a, *indices, axis, &probe)) return false;
@@ -6971,7 +6985,8 @@ static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct
     return out;
 }
 
-int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
+                         mlxvk_stream s)
 {
     struct call c = begin("put_along_axis", s);
     struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices), *v = input(&c, "values", values);
@@ -10184,7 +10199,11 @@ static void literal_words(const struct array *key, uint32_t words[2])
     for (int i = 0; i < 2; i++) memcpy(&words[i], key->storage->bytes + key->offset + 4 * i * key->strides[0], 4);
 }
 
-static void seed_words(uint64_t seed, uint32_t words[2]) { words[0] = (uint32_t)(seed >> 32); words[1] = (uint32_t)seed; }
+static void seed_words(uint64_t seed, uint32_t words[2])
+{
+    words[0] = (uint32_t)(seed >> 32);
+    words[1] = (uint32_t)seed;
+}
 
 /* Row 0 of the split becomes the device's state, row 1 is what is used. */
 static struct array *next_key(struct call *c)
@@ -10203,7 +10222,8 @@ static struct array *check_key(struct call *c, struct array *key)
 {
     if (c->code || !key) return NULL;
     if (key->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "a key is uint32, not %s", TEXT(key));
-    if (key->ndim != 1 || key->shape[0] != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "a key has shape (2), not %s", TEXT(key));
+    if (key->ndim != 1 || key->shape[0] != 2)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "a key has shape (2), not %s", TEXT(key));
     return key;
 }
 
@@ -10235,7 +10255,8 @@ static void lower_random(struct encoder *e, const struct node *n)
     if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
     each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
     words = (part.size + each - 1) / each;
-    if (words > UINT32_MAX) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%s takes %zu words", TEXT(out), words); return; }
+    if (words > UINT32_MAX)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%s takes %zu words", TEXT(out), words);
     part.ndim = 1;
     part.strides[0] = 1;
     push.words = (uint32_t)words;
@@ -10277,8 +10298,8 @@ static void lower_categorical(struct encoder *e, const struct node *n)
 /* ---- fronts ---- */
 
 /* low and high: bounds (uniform); loc and scale (normal). */
-static struct array *do_random(struct call *c, int kind, int ndim, const int *shape, mlxvk_dtype dtype, float low, float high,
-                               struct array *key)
+static struct array *do_random(struct call *c, int kind, int ndim, const int *shape, mlxvk_dtype dtype, float low,
+                               float high, struct array *key)
 {
     struct array *out = c->code || !key ? NULL : output(c, ndim, shape, dtype);
     if (!out) return NULL;
@@ -10342,14 +10363,16 @@ int mlxvk_random_bits(mlxvk_array *res, const int *shape, size_t shape_num, int 
     struct call c = begin("random_bits", s);
     struct array *k = key_input(&c, key);
     mlxvk_dtype t = width == 1 ? MLXVK_UINT8 : width == 2 ? MLXVK_UINT16 : MLXVK_UINT32;
-    if (width != 1 && width != 2 && width != 4) FAIL(&c, MLXVK_ERROR_ARGUMENT, "width must be 1, 2 or 4 bytes, not %d", width);
+    if (width != 1 && width != 2 && width != 4)
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "width must be 1, 2 or 4 bytes, not %d", width);
     return finish(&c, do_random(&c, RANDOM_BITS, shape_count(shape_num), shape, t, 0, 0, k), res);
 }
 
 static bool check_float(struct call *c, mlxvk_dtype dtype)
 {
     if (c->code) return false;
-    if (!is_dtype((int)dtype) || !is_float(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "dtype must be floating, not %s", mlxvk_dtype_name(dtype)), false;
+    if (!is_dtype((int)dtype) || !is_float(dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "dtype must be floating, not %s", mlxvk_dtype_name(dtype)), false;
     return true;
 }
 
@@ -10361,8 +10384,8 @@ static bool literal_float(const struct array *a, float *value)
     return true;
 }
 
-static struct array *do_uniform(struct call *c, struct array *low, struct array *high, int ndim, const int *shape, mlxvk_dtype dtype,
-                                struct array *key)
+static struct array *do_uniform(struct call *c, struct array *low, struct array *high, int ndim, const int *shape,
+                                mlxvk_dtype dtype, struct array *key)
 {
     float from = 0, to = 1;
     struct array *range, *out;
@@ -10378,8 +10401,8 @@ static struct array *do_uniform(struct call *c, struct array *low, struct array 
     return do_binary(c, B_add, out, low);
 }
 
-int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
-                         mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num,
+                         mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_uniform", s);
     struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k;
@@ -10388,8 +10411,8 @@ int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, co
     return finish(&c, do_uniform(&c, x, y, shape_count(shape_num), shape, dtype, k), res);
 }
 
-int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
-                        mlxvk_stream s)
+int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale,
+                        mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_normal", s);
     struct array *k;
@@ -10398,7 +10421,8 @@ int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, ml
     return finish(&c, do_random(&c, RANDOM_NORMAL, shape_count(shape_num), shape, dtype, loc, scale, k), res);
 }
 
-int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array key,
+                        mlxvk_stream s)
 {
     struct call c = begin("random_gumbel", s);
     struct array *k;
@@ -10407,9 +10431,10 @@ int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, ml
     return finish(&c, do_random(&c, RANDOM_GUMBEL, shape_count(shape_num), shape, dtype, 0, 0, k), res);
 }
 
-/* shape: of the samples; the logits without their axis broadcast to it. Several distributions: the largest of logits plus
- * Gumbel noise. One: where a uniform number falls in the cumulative sum, if the samples have dimensions. */
-static struct array *do_categorical(struct call *c, struct array *logits, int axis, int ndim, const int *shape, struct array *key)
+/* shape: of the samples; the logits without their axis broadcast to it. Several distributions: the largest of logits
+ * plus Gumbel noise. One: where a uniform number falls in the cumulative sum, if the samples have dimensions. */
+static struct array *do_categorical(struct call *c, struct array *logits, int axis, int ndim, const int *shape,
+                                    struct array *key)
 {
     int noise[MAXD + 1], at = axis + ndim - logits->ndim + 1;
     struct array *out;
@@ -10428,8 +10453,8 @@ static struct array *do_categorical(struct call *c, struct array *logits, int ax
                              : do_reduce(c, R_argmax, do_binary(c, B_add, out, logits), 1u << at, false);
 }
 
-int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num, mlxvk_array key,
-                                   mlxvk_stream s)
+int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num,
+                                   mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_categorical_shape", s);
     struct array *x = input(&c, "logits", logits), *k, *out = NULL;
@@ -10444,14 +10469,16 @@ int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axi
         if (ndim) memcpy(samples.shape, shape, (size_t)ndim * sizeof *shape);
         if (!broadcast_shape(&c, &rest, &samples, &n, full)) n = -1;
         else if (n != ndim || (n && memcmp(full, shape, (size_t)n * sizeof *full)))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "logits %s without axis %d do not broadcast to the shape of the samples", TEXT(x), axis);
+            FAIL(&c, MLXVK_ERROR_SHAPE, "logits %s without axis %d do not broadcast to the shape of the samples",
+                 TEXT(x), axis);
         else out = do_categorical(&c, x, axis, ndim, shape, k);
     }
     return finish(&c, out, res);
 }
 
 /* num_samples < 0: one, without a dimension for them. */
-static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
+                       mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "logits", logits), *k, *out = NULL;
@@ -10473,7 +10500,8 @@ int mlxvk_random_categorical(mlxvk_array *res, mlxvk_array logits, int axis, mlx
     return categorical("random_categorical", res, logits, axis, -1, key, s);
 }
 
-int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
+                                         mlxvk_array key, mlxvk_stream s)
 {
     if (num_samples < 0) {
         struct call c = begin("random_categorical_num_samples", s);
@@ -11576,8 +11604,8 @@ int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_sca
 
 enum { RADIX_FEW_TILES = 96 };
 
-/* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of two
- * arrays in turn, the last one to what is first here. */
+/* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of
+ * two arrays in turn, the last one to what is first here. */
 struct sort_rows {
     struct array in, out, out_as_keys;
     uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
@@ -11631,7 +11659,9 @@ static uint32_t sort_threads(const struct encoder *e, bool index)
 {
     const struct capabilities *c = &e->device->caps;
     uint32_t threads = 512;
-    while (threads > 64 && (threads > c->max_threads || threads * SORT_EACH * 33 / 32 * (index ? 8 : 4) > c->shared_memory)) threads /= 2;
+    while (threads > 64 &&
+           (threads > c->max_threads || threads * SORT_EACH * 33 / 32 * (index ? 8 : 4) > c->shared_memory))
+        threads /= 2;
     return threads;
 }
 
@@ -11679,8 +11709,8 @@ static void sort_by_merges(struct encoder *e, struct sort_rows *s)
 
 /* ---- radix sort, a digit of eight bits a step ---- */
 
-static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift, struct array *counts,
-                       uint32_t tiles, uint32_t each)
+static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift,
+                       struct array *counts, uint32_t tiles, uint32_t each)
 {
     struct radix_push push = { .rows = s->rows, .n = s->n, .tiles = tiles, .shift = shift };
     uint32_t flags[3] = { 0, 0, p->flags }, subgroups = RADIX_DIGITS / e->device->caps.subgroup;
@@ -11718,7 +11748,9 @@ static bool use_radix(const struct encoder *e, const struct sort_rows *s)
 {
     const struct capabilities *c = &e->device->caps;
     int gate = e->device->gate[GATE_RADIX];
-    if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) || c->max_threads < RADIX_DIGITS) return false;
+    if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) ||
+        c->max_threads < RADIX_DIGITS)
+        return false;
     return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && e->device->tuning->radix));
 }
 
@@ -11746,7 +11778,8 @@ static void lower_sort(struct encoder *e, const struct node *n)
 /* For other lowerings: uint32 keys up to `most` in order, and where each one was. Stable. */
 static void sort_keys(struct encoder *e, struct array *keys, uint32_t most, struct array *sorted, struct array *places)
 {
-    struct sort_rows s = { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
+    struct sort_rows s =
+        { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
     uint32_t digits = 1;
     while (digits < 4 && most >> 8 * digits) digits++;
     if (use_radix(e, &s)) sort_by_digits(e, &s, digits);
@@ -11811,7 +11844,7 @@ SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do
 SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 #undef SORT_FUNCTION
 
-/* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================== */
+/* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================= */
 
 enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18, PUT_FEW = 32 };
 
@@ -11831,12 +11864,14 @@ static uint32_t window_width(const struct scatter_work *w, const struct scatter_
     if (last < 0 || w->window.stride[0][last] != 1) return 1;
     odd = w->window.shape[last] | w->scale | p->dst_at | p->src_at;
     for (int i = 0; i < last; i++) odd |= w->window.stride[0][i];
-    for (size_t width = most; width > 1; width = less ? width / 2 : 1) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
+    for (size_t width = most; width > 1; width = less ? width / 2 : 1)
+        if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
     return 1;
 }
 
 /* Binds result and source, and fills in what all kernels take: windows in units of the width that is returned. */
-static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p, size_t most, bool less)
+static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p,
+                           size_t most, bool less)
 {
     uint32_t width;
     p->dst_at = set_output(e, SLOT_scatter_dst, w->out);
@@ -11886,9 +11921,10 @@ static void scatter_atomic(struct encoder *e, const struct scatter_work *w)
     dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
 }
 
-/* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come back. */
-static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values, struct array *keys,
-                          struct array *places, struct array *parts, struct array *slots, bool upper)
+/* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come
+ * back. */
+static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values,
+    struct array *keys, struct array *places, struct array *parts, struct array *slots, bool upper)
 {
     uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
     p.key_at = set_input(e, SLOT_scatter_runs_key, keys);
@@ -11941,14 +11977,17 @@ static void lower_scatter(struct encoder *e, const struct node *n)
 {
     const struct scatter_params *p = &n->p.scatter;
     struct array *out = n->out[0], *updates = rows_of(e, n->in[0]), window = *out, *one = &window;
-    struct scatter_work w = { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
+    struct scatter_work w =
+        { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
     w.number = w.keys->size;
     w.each = updates->size / w.number;
     if (w.each > 1) {
         memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
         w.window = merge_dims(&one, 1);
     }
-    if (w.op == SCATTER_NONE && (w.number <= PUT_FEW || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
+    if (w.op == SCATTER_NONE &&
+        (w.number <= PUT_FEW || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30)))
+        scatter_put(e, &w);
     else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
     else scatter_sorted(e, &w);
     array_release(updates);
@@ -11957,16 +11996,16 @@ static void lower_scatter(struct encoder *e, const struct node *n)
 /* ---- fronts ---- */
 
 /* A copy to be changed, or the operand itself where only this call sees it. */
-static struct array *scatter_target(struct call *c, const mlxvk_array *res, struct array *a, const struct array *updates,
-                                    const struct windows *w)
+static struct array *scatter_target(struct call *c, const mlxvk_array *res, struct array *a,
+                                    const struct array *updates, const struct windows *w)
 {
     bool in_place = updates_in_place(res, a) && a->row && updates->storage != a->storage;
     for (int k = 0; k < w->count; k++) in_place = in_place && w->index[k]->storage != a->storage;
     return in_place ? view_of(c, a, a->dtype, a->ndim, a->shape, NULL, a->offset) : copy_of(c, a);
 }
 
-/* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as the
- * axis. A key counts steps of `scale` elements. */
+/* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as
+ * the axis. A key counts steps of `scale` elements. */
 static struct array *window_keys(struct call *c, const struct array *a, const struct windows *w, const int64_t *strides,
                                  struct scatter_params *p)
 {
@@ -11986,15 +12025,16 @@ static struct array *window_keys(struct call *c, const struct array *a, const st
         steps[axis] = strides[axis] / scale;
         most += (a->shape[axis] - w->sizes[axis]) * steps[axis];
     }
-    if (most >= UINT32_MAX || scale > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    if (most >= UINT32_MAX || scale > UINT32_MAX)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
     p->scale = (uint32_t)scale;
     p->none = (uint32_t)most + 1;
     return do_positions(c, a, w, w->ndim, w->shape, NULL, steps, p->none, true);
 }
 
 /* Keys of the windows' elements, one by one. base: what the walk's coordinates add. */
-static struct array *element_keys(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
-                                  const int64_t *base, const int64_t *strides, struct scatter_params *p)
+static struct array *element_keys(struct call *c, const struct array *a, const struct windows *w, int ndim,
+    const int *shape, const int64_t *base, const int64_t *strides, struct scatter_params *p)
 {
     if (c->code) return NULL;
     if (a->size >= UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
@@ -12003,15 +12043,17 @@ static struct array *element_keys(struct call *c, const struct array *a, const s
     return do_positions(c, a, w, ndim, shape, base, strides, p->none, true);
 }
 
-static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct windows *w, struct array *updates,
-                                const int *axes, size_t axes_num, int op)
+static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct windows *w,
+                                struct array *updates, const int *axes, size_t axes_num, int op)
 {
     struct scatter_params p = { .op = (uint8_t)op };
     struct array *out, *keys;
     int64_t strides[MAXD], base[MAXD] = { 0 };
     if (c->code || !a || !updates || !broadcast_windows(c, a, w, axes, axes_num)) return NULL;
-    if (updates->ndim != w->ndim + a->ndim || (w->ndim && memcmp(updates->shape, w->shape, (size_t)w->ndim * sizeof *w->shape)))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "updates %s do not have the shape of the indices, then windows of %s", TEXT(updates), TEXT(a));
+    if (updates->ndim != w->ndim + a->ndim ||
+        (w->ndim && memcmp(updates->shape, w->shape, (size_t)w->ndim * sizeof *w->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "updates %s do not have the shape of the indices, then windows of %s",
+                    TEXT(updates), TEXT(a));
     if (!check_windows(c, a, w, updates->shape + w->ndim)) return NULL;
     updates = as_type(c, updates, a->dtype);
     if (!updates || !a->size || !updates->size) return updates ? a : NULL;
@@ -12026,8 +12068,8 @@ static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct a
     return out;
 }
 
-static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,
-                        const int *axes, size_t axes_num, int op, mlxvk_stream s)
+static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices,
+                        mlxvk_array updates, const int *axes, size_t axes_num, int op, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
@@ -12036,8 +12078,8 @@ static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk
     return finish(&c, do_scatter(&c, res, x, &w, u, axes, axes_num, op), res);
 }
 
-static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,
-                          int op, mlxvk_stream s)
+static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates,
+                          int axis, int op, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
@@ -12046,8 +12088,8 @@ static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlx
 }
 
 #define SCATTER_FUNCTIONS(name, op)                                                                                   \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
-                     size_t axes_num, mlxvk_stream s)                                                                 \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,                \
+                     const int *axes, size_t axes_num, mlxvk_stream s)                                                \
     { return scatter_call(#name, res, a, indices, updates, axes, axes_num, op, s); }                                  \
     int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,    \
                               mlxvk_stream s)                                                                         \
@@ -12059,7 +12101,8 @@ SCATTER_FUNCTIONS(scatter_max, SCATTER_MAX)
 SCATTER_FUNCTIONS(scatter_min, SCATTER_MIN)
 #undef SCATTER_FUNCTIONS
 
-int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
+                           mlxvk_stream s)
 {
     struct call c = begin("scatter_add_axis", s);
     struct array *x = input(&c, "a", a), *v = input(&c, "values", values), *keys = NULL, *out = NULL;
@@ -12079,8 +12122,8 @@ int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices,
 }
 
 /* update: along the axes as long as it is, beside them broadcast to src. */
-static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
-                                             struct array *start, const int *axes, size_t axes_num)
+static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *res, struct array *a,
+    struct array *update, struct array *start, const int *axes, size_t axes_num)
 {
     struct windows w;
     int normal[MAXD], shape[MAXD];
@@ -12096,17 +12139,18 @@ static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *
     return do_scatter(c, res, a, &w, broadcast(c, update, a->ndim, shape), normal, axes_num, SCATTER_NONE);
 }
 
-int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start, const int *axes,
-                               size_t axes_num, mlxvk_stream s)
+int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start,
+                               const int *axes, size_t axes_num, mlxvk_stream s)
 {
     struct call c = begin("slice_update_dynamic", s);
     struct array *x = input(&c, "src", src), *u = input(&c, "update", update), *i = input(&c, "start", start);
     return finish(&c, do_slice_update_dynamic(&c, res, x, u, i, axes, axes_num), res);
 }
 
-/* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the running
- * count of what is true grows, the next element of src is put. */
-static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask, struct array *src)
+/* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the
+ * running count of what is true grows, the next element of src is put. */
+static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask,
+                                       struct array *src)
 {
     struct array *counts, *out;
     int shape[MAXD + 1], rest;
@@ -12115,7 +12159,8 @@ static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, s
     if (mask->dtype != MLXVK_BOOL) return FAIL(c, MLXVK_ERROR_DTYPE, "the mask must be bool, not %s", TEXT(mask));
     if (rest < 0 || (mask->ndim && memcmp(mask->shape, a->shape, (size_t)mask->ndim * sizeof *a->shape)))
         return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s does not have the first dimensions of %s", TEXT(mask), TEXT(a));
-    if (src->ndim > rest + 1) return FAIL(c, MLXVK_ERROR_SHAPE, "src %s has more dimensions than rows of %s", TEXT(src), TEXT(a));
+    if (src->ndim > rest + 1)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "src %s has more dimensions than rows of %s", TEXT(src), TEXT(a));
     while (mask && mask->ndim < a->ndim) mask = do_expand(c, mask, &mask->ndim, 1);
     mask = broadcast(c, mask, a->ndim, a->shape);
     src = as_type(c, src, a->dtype);
@@ -12130,7 +12175,8 @@ static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, s
     append(c, OP_SCAN, PARAMS(.scan = { R_sum, 0, 0 }), ARRAYS(mask), ARRAYS(counts));
     counts = do_reshape(c, counts, a->ndim, a->shape);
     out = c->code ? NULL : scatter_target(c, res, a, src, &(struct windows){ .count = 0 });
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_MASKED, 0, 1, (uint32_t)src->size }), ARRAYS(src, counts), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_MASKED, 0, 1, (uint32_t)src->size }), ARRAYS(src, counts),
+           ARRAYS(out));
     return out;
 }
 
@@ -12169,7 +12215,8 @@ int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const cha
     struct call c = begin("searchsorted", s);
     struct array *x = input(&c, "a", a), *y = input(&c, "v", v), *out = NULL;
     bool right = side && !strcmp(side, "right");
-    if (!side || (!right && strcmp(side, "left"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
+    if (!side || (!right && strcmp(side, "left")))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
     if (x && x->ndim != 1) FAIL(&c, MLXVK_ERROR_SHAPE, "%s is no sequence", TEXT(x));
     if (!c.code) {
         mlxvk_dtype t = promote(x->dtype, y->dtype);
@@ -12193,7 +12240,8 @@ static struct array *filled(struct call *c, int ndim, const int *shape, double v
 static struct array *do_eye(struct call *c, int n, int m, int k, mlxvk_dtype dtype)
 {
     int64_t row = k < 0 ? -(int64_t)k : 0, column = k > 0 ? k : 0;
-    int64_t count = (int64_t)min_size((size_t)(n > row ? n - row : 0), (size_t)(m > column ? m - column : 0)), step = (int64_t)m + 1;
+    int64_t rows = n > row ? n - row : 0, columns = m > column ? m - column : 0;
+    int64_t count = rows < columns ? rows : columns, step = (int64_t)m + 1;
     struct array *out = filled(c, 2, (int[]){ n, m }, 0, dtype), *diagonal;
     if (!out || !count) return out;
     diagonal = view_of(c, out, dtype, 1, (int[]){ (int)count }, &step, (row * m + column) * (int64_t)item_size(out));
@@ -12261,7 +12309,8 @@ int mlxvk_linspace(mlxvk_array *res, double start, double stop, int num, mlxvk_d
     if (!check_shape(&c, 0, NULL, dtype)) return finish(&c, NULL, res);
     if (num == 1) return finish(&c, as_type(&c, filled(&c, 1, &num, start, MLXVK_FLOAT32), dtype), res);
     t = do_binary(&c, B_divide, do_arange(&c, 0, num, 1, MLXVK_FLOAT32), scalar(&c, (double)num - 1, MLXVK_FLOAT32));
-    rest = do_binary(&c, B_multiply, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), t), scalar(&c, start, MLXVK_FLOAT32));
+    rest = do_binary(&c, B_multiply, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), t),
+                     scalar(&c, start, MLXVK_FLOAT32));
     out = do_binary(&c, B_add, rest, do_binary(&c, B_multiply, t, scalar(&c, stop, MLXVK_FLOAT32)));
     return finish(&c, as_type(&c, out, dtype), res);
 }
@@ -12273,7 +12322,8 @@ static int window(const char *name, mlxvk_array *res, int m, const double *terms
     struct array *x, *out;
     int n = m < 0 ? 0 : m;
     if (m <= 1) return finish(&c, filled(&c, 1, &n, 1, MLXVK_FLOAT32), res);
-    x = do_binary(&c, B_multiply, do_arange(&c, 0, n, 1, MLXVK_FLOAT32), scalar(&c, (terms ? 6.283185307179586 : 2.0) / (n - 1), MLXVK_FLOAT32));
+    x = do_binary(&c, B_multiply, do_arange(&c, 0, n, 1, MLXVK_FLOAT32),
+                  scalar(&c, (terms ? 6.283185307179586 : 2.0) / (n - 1), MLXVK_FLOAT32));
     if (!terms) {
         x = do_unary(&c, U_abs, do_binary(&c, B_subtract, x, scalar(&c, 1, MLXVK_FLOAT32)));
         return finish(&c, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), x), res);
@@ -12287,9 +12337,11 @@ static int window(const char *name, mlxvk_array *res, int m, const double *terms
 }
 
 int mlxvk_bartlett(mlxvk_array *res, int M, mlxvk_stream s) { return window("bartlett", res, M, NULL, s); }
-int mlxvk_hanning(mlxvk_array *res, int M, mlxvk_stream s) { return window("hanning", res, M, (double[]){ 0.5, -0.5, 0 }, s); }
-int mlxvk_hamming(mlxvk_array *res, int M, mlxvk_stream s) { return window("hamming", res, M, (double[]){ 0.54, -0.46, 0 }, s); }
-int mlxvk_blackman(mlxvk_array *res, int M, mlxvk_stream s) { return window("blackman", res, M, (double[]){ 0.42, -0.5, 0.08 }, s); }
+#define X(name, ...)                                                                                                  \
+    int mlxvk_##name(mlxvk_array *res, int M, mlxvk_stream s)                                                         \
+    { return window(#name, res, M, (double[]){ __VA_ARGS__ }, s); }
+X(hanning, 0.5, -0.5, 0) X(hamming, 0.54, -0.46, 0) X(blackman, 0.42, -0.5, 0.08)
+#undef X
 
 /* ---- lists of arrays ---- */
 
@@ -12328,14 +12380,16 @@ int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array inputs, m
     return finish_list(&c, list, count, res);
 }
 
-int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing, mlxvk_stream s)
+int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing,
+                   mlxvk_stream s)
 {
     struct call c = begin("meshgrid", s);
     size_t count;
     struct array **list = vector_list(&c, "arrays", arrays, &count);
     bool swap = indexing && !strcmp(indexing, "xy");
     int full[MAXD] = { 0 };
-    if (!swap && (!indexing || strcmp(indexing, "ij"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "indexing must be \"xy\" or \"ij\"");
+    if (!swap && (!indexing || strcmp(indexing, "ij")))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "indexing must be \"xy\" or \"ij\"");
     if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%zu dimensions; at most %d", count, MAXD);
     for (size_t i = 0; i < count && !c.code; i++) {
         int shape[MAXD];
@@ -12385,8 +12439,8 @@ int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return a
 int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_2d", res, a, 2, s); }
 int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_3d", res, a, 3, s); }
 
-int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted, mlxvk_dtype dtype,
-                             mlxvk_stream s)
+int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted,
+                             mlxvk_dtype dtype, mlxvk_stream s)
 {
     struct call c = begin("number_of_elements", s);
     struct array *x = input(&c, "a", a);
@@ -12408,7 +12462,8 @@ static struct array *do_repeat(struct call *c, struct array *a, int repeats, int
     if (axis < 0) return NULL;
     if (repeats < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d repeats", repeats);
     if (repeats == 1) return a;
-    if ((int64_t)a->shape[axis] * repeats > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", axis, TEXT(a), repeats);
+    if ((int64_t)a->shape[axis] * repeats > INT_MAX)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", axis, TEXT(a), repeats);
     next = axis + 1;
     a = do_expand(c, a, &next, 1);
     if (!a) return NULL;
@@ -12417,35 +12472,32 @@ static struct array *do_repeat(struct call *c, struct array *a, int repeats, int
     return do_flatten(c, broadcast(c, a, a->ndim, shape), axis, next);
 }
 
-int mlxvk_repeat_axis(mlxvk_array *res, mlxvk_array arr, int repeats, int axis, mlxvk_stream s)
-{
-    struct call c = begin("repeat_axis", s);
-    return finish(&c, do_repeat(&c, input(&c, "arr", arr), repeats, axis), res);
-}
-
-int mlxvk_repeat(mlxvk_array *res, mlxvk_array arr, int repeats, mlxvk_stream s)
-{
-    struct call c = begin("repeat", s);
-    return finish(&c, do_repeat(&c, do_flatten(&c, input(&c, "arr", arr), 0, -1), repeats, 0), res);
-}
+FRONT(repeat_axis, arr, do_repeat(&c, x, repeats, axis), int repeats, int axis, mlxvk_stream s)
+FRONT(repeat, arr, do_repeat(&c, do_flatten(&c, x, 0, -1), repeats, 0), int repeats, mlxvk_stream s)
 
 int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_num, mlxvk_stream s)
 {
     struct call c = begin("tile", s);
     struct array *x = input(&c, "arr", arr);
-    int parts[2 * MAXD], from[2 * MAXD], final[MAXD], count = 0, ndim = x && (size_t)x->ndim > reps_num ? x->ndim : shape_count(reps_num);
+    int parts[2 * MAXD], from[2 * MAXD], final[MAXD], count = 0;
+    int ndim = x && (size_t)x->ndim > reps_num ? x->ndim : shape_count(reps_num);
     if (reps_num && !reps) FAIL(&c, MLXVK_ERROR_ARGUMENT, "reps is NULL");
     if (ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%d dimensions; at most %d", ndim, MAXD);
-    for (int i = 0; i < ndim && x && !c.code; i++) {         /* (2, 3) tiled by (4, 5): (1, 2, 1, 3) seen as (4, 2, 5, 3) */
-        int k = i - (ndim - (int)reps_num), rep = k < 0 ? 1 : reps[k], size = i < ndim - x->ndim ? 1 : x->shape[i - (ndim - x->ndim)];
+    for (int i = 0; i < ndim && x && !c.code; i++) {     /* (2, 3) tiled by (4, 5): (1, 2, 1, 3) seen as (4, 2, 5, 3) */
+        int k = i - (ndim - (int)reps_num), rep = k < 0 ? 1 : reps[k];
+        int size = i < ndim - x->ndim ? 1 : x->shape[i - (ndim - x->ndim)];
         if (rep < 0) { FAIL(&c, MLXVK_ERROR_SHAPE, "%d repetitions of %s", rep, TEXT(x)); break; }
-        if ((int64_t)rep * size > INT_MAX) { FAIL(&c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", i, TEXT(x), rep); break; }
+        if ((int64_t)rep * size > INT_MAX) {
+            FAIL(&c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", i, TEXT(x), rep);
+            break;
+        }
         if (rep != 1) { parts[count] = rep; from[count++] = 1; }
         parts[count] = from[count] = size;
         count++;
         final[i] = rep * size;
     }
-    if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%s tiled along so many axes has more than %d dimensions", TEXT(x), MAXD);
+    if (count > MAXD)
+        FAIL(&c, MLXVK_ERROR_SHAPE, "%s tiled along so many axes has more than %d dimensions", TEXT(x), MAXD);
     if (c.code) return finish(&c, NULL, res);
     return finish(&c, do_reshape(&c, broadcast(&c, do_reshape(&c, x, count, from), count, parts), ndim, final), res);
 }
@@ -12483,14 +12535,11 @@ int mlxvk_roll(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_n
     return finish(&c, x ? do_reshape(&c, flat, x->ndim, x->shape) : NULL, res);
 }
 
-int mlxvk_roll_axis(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, int axis, mlxvk_stream s)
-{
-    struct call c = begin("roll_axis", s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, do_roll(&c, x, total_shift(&c, shift, shift_num), axis), res);
-}
+FRONT(roll_axis, a, do_roll(&c, x, total_shift(&c, shift, shift_num), axis), const int *shift, size_t shift_num,
+      int axis, mlxvk_stream s)
 
-int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes, size_t axes_num, mlxvk_stream s)
+int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes,
+                    size_t axes_num, mlxvk_stream s)
 {
     struct call c = begin("roll_axes", s);
     struct array *x = input(&c, "a", a);
@@ -12511,32 +12560,39 @@ static struct array *pad_indices(struct call *c, enum pad_mode mode, int n, int 
     struct array *at = do_arange(c, -(double)low, (double)n + high, 1, MLXVK_INT32);
     double period = mode == PAD_REFLECT ? 2.0 * (n - 1) : 2.0 * n;
     if (n == 1 || mode == PAD_EDGE)
-        return do_binary(c, B_minimum, do_binary(c, B_maximum, at, scalar(c, 0, MLXVK_INT32)), scalar(c, n - 1, MLXVK_INT32));
+        return do_binary(c, B_minimum, do_binary(c, B_maximum, at, scalar(c, 0, MLXVK_INT32)),
+                         scalar(c, n - 1, MLXVK_INT32));
     if (period > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "an axis of %d elements cannot be mirrored", n);
     at = do_binary(c, B_remainder, at, scalar(c, period, MLXVK_INT32));
-    return do_binary(c, B_minimum, at, do_binary(c, B_subtract, scalar(c, period - (mode == PAD_SYMMETRIC), MLXVK_INT32), at));
+    return do_binary(c, B_minimum, at,
+                     do_binary(c, B_subtract, scalar(c, period - (mode == PAD_SYMMETRIC), MLXVK_INT32), at));
 }
 
 /* low, high: of each axis of a. */
-static struct array *do_pad(struct call *c, struct array *a, const int *low, const int *high, struct array *value, const char *name)
+static struct array *do_pad(struct call *c, struct array *a, const int *low, const int *high, struct array *value,
+                            const char *name)
 {
     enum pad_mode mode = PAD_CONSTANT;
     int shape[MAXD], stop[MAXD];
     struct array *out;
     if (c->code || !a) return NULL;
     while (mode < PAD_MODES && (!name || strcmp(name, pad_modes[mode]))) mode++;
-    if (mode == PAD_MODES) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode must be constant, edge, reflect or symmetric, not %s", name ? name : "NULL");
+    if (mode == PAD_MODES)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode must be constant, edge, reflect or symmetric, not %s",
+                    name ? name : "NULL");
     if (value && value->size != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "pad_value %s is not one number", TEXT(value));
     for (int i = 0; i < a->ndim; i++) {
         int64_t n = (int64_t)a->shape[i] + low[i] + high[i];
-        if (low[i] < 0 || high[i] < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
+        if (low[i] < 0 || high[i] < 0)
+            return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
         shape[i] = length_of(c, a, (uint64_t)n);
         if (c->code) return NULL;
         stop[i] = low[i] + a->shape[i];
     }
     if (!memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
     if (mode == PAD_CONSTANT || !a->size) {
-        value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) : scalar(c, 0, a->dtype);
+        value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) :
+            scalar(c, 0, a->dtype);
         out = do_full(c, a->ndim, shape, value, a->dtype);
         append_copy(c, do_slice(c, out, low, stop, NULL), a);
         return out;
@@ -12546,16 +12602,19 @@ static struct array *do_pad(struct call *c, struct array *a, const int *low, con
     return a;
 }
 
-int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size, size_t low_pad_size_num,
-              const int *high_pad_size, size_t high_pad_size_num, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size,
+              size_t low_pad_size_num, const int *high_pad_size, size_t high_pad_size_num, mlxvk_array pad_value,
+              const char *mode, mlxvk_stream s)
 {
     struct call c = begin("pad", s);
     struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
     int low[MAXD] = { 0 }, high[MAXD] = { 0 };
     uint32_t mask;
     if (axes_num != low_pad_size_num || axes_num != high_pad_size_num)
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes, %zu low and %zu high sizes", axes_num, low_pad_size_num, high_pad_size_num);
-    if (axes_num && (!low_pad_size || !high_pad_size)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "low_pad_size or high_pad_size is NULL");
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes, %zu low and %zu high sizes", axes_num, low_pad_size_num,
+             high_pad_size_num);
+    if (axes_num && (!low_pad_size || !high_pad_size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "low_pad_size or high_pad_size is NULL");
     if (!axes_mask(&c, x, axes, axes_num, &mask)) return finish(&c, NULL, res);
     for (size_t i = 0; i < axes_num; i++) {
         int axis = normal_axis(&c, x, axes[i]);
@@ -12565,7 +12624,8 @@ int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num,
     return finish(&c, do_pad(&c, x, low, high, value, mode), res);
 }
 
-int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode,
+                        mlxvk_stream s)
 {
     struct call c = begin("pad_symmetric", s);
     struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
@@ -12577,7 +12637,8 @@ int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_ar
 /* ---- comparisons ---- */
 
 /* |a - b| <= atol + rtol |b|; infinities are close to themselves. */
-static struct array *do_isclose(struct call *c, struct array *a, struct array *b, double rtol, double atol, bool equal_nan)
+static struct array *do_isclose(struct call *c, struct array *a, struct array *b, double rtol, double atol,
+                                bool equal_nan)
 {
     struct array *bound, *out, *finite;
     if (c->code || !a || !b) return NULL;
@@ -12596,19 +12657,10 @@ static struct array *all_of(struct call *c, struct array *a)
     return a && a->ndim ? do_reduce(c, R_all, a, (1u << a->ndim) - 1, false) : a;
 }
 
-int mlxvk_isclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
-{
-    struct call c = begin("isclose", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
-    return finish(&c, do_isclose(&c, x, y, rtol, atol, equal_nan), res);
-}
-
-int mlxvk_allclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
-{
-    struct call c = begin("allclose", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
-    return finish(&c, all_of(&c, do_isclose(&c, x, y, rtol, atol, equal_nan)), res);
-}
+FRONT_TWO(isclose, a, b, do_isclose(&c, x, y, rtol, atol, equal_nan), double rtol, double atol, bool equal_nan,
+          mlxvk_stream s)
+FRONT_TWO(allclose, a, b, all_of(&c, do_isclose(&c, x, y, rtol, atol, equal_nan)), double rtol, double atol,
+          bool equal_nan, mlxvk_stream s)
 
 int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal_nan, mlxvk_stream s)
 {
@@ -12619,14 +12671,16 @@ int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal
     return finish(&c, out, res);
 }
 
-int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf, mlxvk_optional_float neginf, mlxvk_stream s)
+int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf,
+                     mlxvk_optional_float neginf, mlxvk_stream s)
 {
     struct call c = begin("nan_to_num", s);
     struct array *x = input(&c, "a", a);
     mlxvk_dtype t = x ? x->dtype : MLXVK_FLOAT32;
     double most = t == MLXVK_FLOAT16 ? 65504.0 : t == MLXVK_BFLOAT16 ? 0x1.fep127 : (double)FLT_MAX;
-    struct { enum unary test; double value; } changes[] = { { U_isnan, nan }, { U_isposinf, posinf.has_value ? posinf.value : most },
-                                                            { U_isneginf, neginf.has_value ? neginf.value : -most } };
+    struct { enum unary test; double value; } changes[] = {
+        { U_isnan, nan }, { U_isposinf, posinf.has_value ? posinf.value : most },
+        { U_isneginf, neginf.has_value ? neginf.value : -most } };
     if (x && is_complex(t)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
     for (size_t i = 0; i < COUNT(changes) && is_float(t) && x; i++)
         x = do_select(&c, do_unary(&c, changes[i].test, x), scalar(&c, changes[i].value, t), x);
@@ -12655,8 +12709,8 @@ static struct array *do_variance(struct call *c, struct array *a, uint32_t mask,
     return is_complex(t) ? x : as_type(c, x, t);
 }
 
-static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count, bool keepdims, int ddof,
-                    bool root, mlxvk_stream s)
+static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count,
+                    bool keepdims, int ddof, bool root, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a);
@@ -12671,7 +12725,8 @@ static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form,
     { return variance(#name, res, a, 0, NULL, 0, keepdims, ddof, root, s); }                                          \
     int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s)       \
     { return variance(#name "_axis", res, a, 1, &axis, 1, keepdims, ddof, root, s); }                                 \
-    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, mlxvk_stream s) \
+    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims,         \
+                            int ddof, mlxvk_stream s)                                                                 \
     { return variance(#name "_axes", res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
 X(var, false) X(std, true)
 #undef X
@@ -12687,7 +12742,8 @@ static struct array *do_median(struct call *c, struct array *a, uint32_t mask, b
     if (!mask) return as_type(c, a, t);
     ndim = reduced_shape(a, mask, false, shape);
     shape[ndim] = 1;
-    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) shape[ndim] = length_of(c, a, (uint64_t)shape[ndim] * (uint64_t)a->shape[i]);
+    for (int i = 0; i < a->ndim; i++)
+        if (mask >> i & 1) shape[ndim] = length_of(c, a, (uint64_t)shape[ndim] * (uint64_t)a->shape[i]);
     if (!shape[ndim]) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty along its axes", TEXT(a));
     axes_last(a->ndim, mask, order);
     middle = do_sort(c, do_reshape(c, do_transpose(c, a, order), ndim + 1, shape), -1, false);
@@ -12717,25 +12773,28 @@ static struct array *broadcast_to_shape(struct call *c, struct array *a, int ndi
 }
 
 /* True with probability p. */
-int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key,
+                           mlxvk_stream s)
 {
     struct call c = begin("random_bernoulli", s);
     struct array *x = input(&c, "p", p), *k, *bits;
     int ndim = shape_count(shape_num);
     if (x && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "p must be floating, not %s", TEXT(x));
     k = key_input(&c, key);
-    x = broadcast_to_shape(&c, do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32)), ndim, shape);
+    x = do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32));
+    x = broadcast_to_shape(&c, x, ndim, shape);
     bits = do_random(&c, RANDOM_BITS, ndim, shape, MLXVK_UINT32, 0, 0, k);
     return finish(&c, do_binary(&c, B_less, bits, x), res);
 }
 
 /* Whole numbers from float32 ones, as MLX makes them, kept below high where float32 rounds up to it. */
-int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
-                         mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num,
+                         mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_randint", s);
     struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k, *out;
-    if (!is_dtype((int)dtype) || is_inexact(dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
+    if (!is_dtype((int)dtype) || is_inexact(dtype))
+        FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
     k = key_input(&c, key);
     out = do_uniform(&c, x, y, shape_count(shape_num), shape, MLXVK_FLOAT32, k);
     out = c.code ? NULL : as_type(&c, do_unary(&c, U_floor, out), dtype);
@@ -12761,8 +12820,8 @@ static struct array *normal_samples(struct call *c, int ndim, const int *shape, 
     return out ? do_reshape(c, out, ndim, shape) : NULL;
 }
 
-int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array loc,
-                                  mlxvk_array scale, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                                  mlxvk_array loc, mlxvk_array scale, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_normal_broadcast", s);
     struct array *at = optional_input(&c, "loc", loc), *by = optional_input(&c, "scale", scale), *k, *out;
@@ -12779,8 +12838,8 @@ int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t sha
     return finish(&c, out, res);
 }
 
-int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape, size_t shape_num,
-                                  mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape,
+                                  size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_truncated_normal", s);
     struct array *low = input(&c, "lower", lower), *high = input(&c, "upper", upper), *k, *root, *from, *to, *out;
@@ -12796,8 +12855,8 @@ int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_arr
     return finish(&c, do_binary(&c, B_maximum, do_binary(&c, B_minimum, high, out), low), res);
 }
 
-int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
-                         mlxvk_stream s)
+int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc,
+                         float scale, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_laplace", s);
     struct array *k, *u, *out;
