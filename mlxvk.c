@@ -4630,30 +4630,28 @@ enum unary_rule {
     U_TO_REAL = 64, U_TO_BOOL = 128, U_FROM_BOOL = 256
 };
 
-enum unary {
-#define MLXVK_X(name) U_##name,
-#define X(name) U_##name,
-    MLXVK_UNARY_FUNCTIONS(X)
-#undef X
-#undef MLXVK_X
-    U_round, U_COUNT
-};
+/* As the shader numbers them: name, its name there, rules. */
+#define UNARY(X)                                                                                                      \
+    X(abs, ABS, U_TO_REAL) X(negative, NEGATIVE, U_NO_BOOL) X(sign, SIGN, 0) X(square, SQUARE, 0)                     \
+    X(logical_not, LOGICAL_NOT, U_FROM_BOOL | U_TO_BOOL) X(bitwise_invert, BITWISE_INVERT, U_INTEGER)                 \
+    X(floor, FLOOR, U_NO_COMPLEX | U_KEEP_INTEGER) X(ceil, CEIL, U_NO_COMPLEX | U_KEEP_INTEGER)                       \
+    X(conjugate, CONJUGATE, U_KEEP_REAL) X(real, REAL, U_KEEP_REAL | U_TO_REAL) X(imag, IMAG, U_TO_REAL)              \
+    X(sqrt, SQRT, U_FLOAT) X(rsqrt, RSQRT, U_FLOAT) X(reciprocal, RECIPROCAL, U_FLOAT) X(exp, EXP, U_FLOAT)           \
+    X(expm1, EXPM1, U_FLOAT | U_NO_COMPLEX) X(log, LOG, U_FLOAT) X(log2, LOG2, U_FLOAT) X(log10, LOG10, U_FLOAT)      \
+    X(log1p, LOG1P, U_FLOAT) X(sin, SIN, U_FLOAT) X(cos, COS, U_FLOAT) X(tan, TAN, U_FLOAT) X(sinh, SINH, U_FLOAT)    \
+    X(cosh, COSH, U_FLOAT) X(tanh, TANH, U_FLOAT) X(arcsin, ARCSIN, U_FLOAT) X(arccos, ARCCOS, U_FLOAT)               \
+    X(arctan, ARCTAN, U_FLOAT) X(arcsinh, ARCSINH, U_FLOAT) X(arccosh, ARCCOSH, U_FLOAT)                              \
+    X(arctanh, ARCTANH, U_FLOAT) X(erf, ERF, U_FLOAT | U_NO_COMPLEX) X(erfinv, ERFINV, U_FLOAT | U_NO_COMPLEX)        \
+    X(sigmoid, SIGMOID, U_FLOAT | U_NO_COMPLEX) X(isnan, ISNAN, U_TO_BOOL) X(isinf, ISINF, U_TO_BOOL)                 \
+    X(isfinite, ISFINITE, U_TO_BOOL) X(isposinf, ISPOSINF, U_TO_BOOL) X(isneginf, ISNEGINF, U_TO_BOOL)                \
+    X(degrees, DEGREES, U_FLOAT) X(radians, RADIANS, U_FLOAT) X(round, ROUND, U_KEEP_INTEGER)
 
-static const struct unary_row { const char *name; int rules; } unary_table[U_COUNT] = {
-#define R(name, rules) [U_##name] = { #name, rules }
-    R(abs, U_TO_REAL), R(negative, U_NO_BOOL), R(sign, 0), R(square, 0), R(logical_not, U_FROM_BOOL | U_TO_BOOL),
-    R(bitwise_invert, U_INTEGER), R(floor, U_NO_COMPLEX | U_KEEP_INTEGER), R(ceil, U_NO_COMPLEX | U_KEEP_INTEGER),
-    R(conjugate, U_KEEP_REAL), R(real, U_KEEP_REAL | U_TO_REAL), R(imag, U_TO_REAL), R(sqrt, U_FLOAT),
-    R(rsqrt, U_FLOAT),
-    R(reciprocal, U_FLOAT), R(exp, U_FLOAT), R(expm1, U_FLOAT | U_NO_COMPLEX), R(log, U_FLOAT), R(log2, U_FLOAT),
-    R(log10, U_FLOAT), R(log1p, U_FLOAT), R(sin, U_FLOAT), R(cos, U_FLOAT), R(tan, U_FLOAT), R(sinh, U_FLOAT),
-    R(cosh, U_FLOAT), R(tanh, U_FLOAT), R(arcsin, U_FLOAT), R(arccos, U_FLOAT), R(arctan, U_FLOAT), R(arcsinh, U_FLOAT),
-    R(arccosh, U_FLOAT), R(arctanh, U_FLOAT), R(erf, U_FLOAT | U_NO_COMPLEX), R(erfinv, U_FLOAT | U_NO_COMPLEX),
-    R(sigmoid, U_FLOAT | U_NO_COMPLEX), R(isnan, U_TO_BOOL), R(isinf, U_TO_BOOL), R(isfinite, U_TO_BOOL),
-    R(isposinf, U_TO_BOOL), R(isneginf, U_TO_BOOL), R(degrees, U_FLOAT),
-    R(radians, U_FLOAT), R(round, U_KEEP_INTEGER),
-#undef R
-};
+#define X(name, id, rules) U_##name = UNARY_##id,
+enum unary { UNARY(X) U_COUNT };
+#undef X
+#define X(name, id, rules) [U_##name] = rules,
+static const int unary_rules[U_COUNT] = { UNARY(X) };
+#undef X
 
 static uint16_t unary_kernel(mlxvk_dtype t)
 {
@@ -4669,7 +4667,7 @@ static struct array *apply_unary(struct call *c, enum unary op, struct array *a)
 {
     mlxvk_dtype to = a->dtype;
     struct array *out;
-    int rules = unary_table[op].rules;
+    int rules = unary_rules[op];
     if (rules & U_TO_REAL && is_complex(to)) to = MLXVK_FLOAT32;
     if (rules & U_TO_BOOL) to = MLXVK_BOOL;
     out = output(c, a->ndim, a->shape, to);
@@ -4687,7 +4685,7 @@ static struct array *constant_like(struct call *c, struct array *a, double value
 
 static struct array *do_unary(struct call *c, enum unary op, struct array *a)
 {
-    int rules = unary_table[op].rules;
+    int rules = unary_rules[op];
     if (c->code || !a) return NULL;
     if (((rules & U_NO_COMPLEX) && is_complex(a->dtype)) || ((rules & U_NO_BOOL) && a->dtype == MLXVK_BOOL) ||
         ((rules & U_INTEGER) && a->dtype != MLXVK_BOOL && !is_integer(a->dtype)))
@@ -4712,24 +4710,25 @@ MLXVK_UNARY_FUNCTIONS(X)
 
 enum binary_rule { B_FLOAT = 1, B_NO_COMPLEX = 2, B_INTEGER = 4, B_SHIFT = 8, B_COMPARE = 16, B_LOGICAL = 32 };
 
-enum binary {
-#define X(name) B_##name,
-    MLXVK_BINARY_FUNCTIONS(X)
-#undef X
-    B_floor_quotient, B_nan_equal, B_silu_product, B_truncated_quotient, B_COUNT
-};
+#define BINARY(X)                                                                                                     \
+    X(add, ADD, 0) X(subtract, SUBTRACT, 0) X(multiply, MULTIPLY, 0) X(divide, DIVIDE, B_FLOAT)                       \
+    X(floor_divide, FLOOR_DIVIDE, 0) X(remainder, REMAINDER, B_NO_COMPLEX) X(power, POWER, 0) X(maximum, MAXIMUM, 0)  \
+    X(minimum, MINIMUM, 0) X(logaddexp, LOGADDEXP, B_FLOAT) X(arctan2, ARCTAN2, B_FLOAT | B_NO_COMPLEX)               \
+    X(bitwise_and, BITWISE_AND, B_INTEGER) X(bitwise_or, BITWISE_OR, B_INTEGER)                                       \
+    X(bitwise_xor, BITWISE_XOR, B_INTEGER) X(left_shift, LEFT_SHIFT, B_INTEGER | B_SHIFT)                             \
+    X(right_shift, RIGHT_SHIFT, B_INTEGER | B_SHIFT) X(equal, EQUAL, B_COMPARE) X(not_equal, NOT_EQUAL, B_COMPARE)    \
+    X(greater, GREATER, B_COMPARE) X(greater_equal, GREATER_EQUAL, B_COMPARE) X(less, LESS, B_COMPARE)                \
+    X(less_equal, LESS_EQUAL, B_COMPARE) X(logical_and, LOGICAL_AND, B_COMPARE | B_LOGICAL)                           \
+    X(logical_or, LOGICAL_OR, B_COMPARE | B_LOGICAL) X(floor_quotient, FLOOR_QUOTIENT, B_NO_COMPLEX)                  \
+    X(nan_equal, NAN_EQUAL, B_COMPARE) X(silu_product, SILU_PRODUCT, B_FLOAT | B_NO_COMPLEX)                          \
+    X(truncated_quotient, TRUNCATED_QUOTIENT, B_NO_COMPLEX)
 
-static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
-#define R(name, rules) [B_##name] = { #name, rules }
-    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, 0), R(remainder, B_NO_COMPLEX),
-    R(power, 0), R(maximum, 0), R(minimum, 0), R(logaddexp, B_FLOAT), R(arctan2, B_FLOAT | B_NO_COMPLEX),
-    R(bitwise_and, B_INTEGER), R(bitwise_or, B_INTEGER), R(bitwise_xor, B_INTEGER), R(left_shift, B_INTEGER | B_SHIFT),
-    R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
-    R(greater_equal, B_COMPARE), R(less, B_COMPARE), R(less_equal, B_COMPARE), R(logical_and, B_COMPARE | B_LOGICAL),
-    R(logical_or, B_COMPARE | B_LOGICAL), R(floor_quotient, B_NO_COMPLEX), R(nan_equal, B_COMPARE),
-    R(silu_product, B_FLOAT | B_NO_COMPLEX), R(truncated_quotient, B_NO_COMPLEX),
-#undef R
-};
+#define X(name, id, rules) B_##name = BINARY_##id,
+enum binary { BINARY(X) B_COUNT };
+#undef X
+#define X(name, id, rules) [B_##name] = { #name, rules },
+static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = { BINARY(X) };
+#undef X
 
 static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first,
                             uint32_t scalars)
