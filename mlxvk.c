@@ -3552,7 +3552,7 @@ enum operation {
 };
 
 /* What an operation needs besides its arrays. */
-struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
+struct elementwise_params { uint16_t kernel, op; };
 struct matmul_params { float alpha, beta; int block; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct fft_params { uint8_t kind, axis; bool inverse; int n; float scale; };
@@ -4084,8 +4084,12 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
-enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MODE_STRIDED_VECTOR, MODE_STRIDED_EIGHTS,
-       MODE_SIXTEENS, MODE_STRIDED_SIXTEENS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
+enum { MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
+
+/* Kernels that take and search say more than a walk, behind fewer strides. */
+union walk_push { struct elementwise_push all; take_push take; search_push search; };
+static_assert(offsetof(take_push, stride) == offsetof(struct elementwise_push, stride) &&
+              offsetof(search_push, stride) == offsetof(struct elementwise_push, stride), "walks begin alike");
 
 /* Dimensions common to some arrays, merged where all of them allow it. */
 struct dims { int ndim; int64_t shape[MAXD], stride[MAX_MERGED][MAXD]; };
@@ -4122,7 +4126,6 @@ static uint32_t flat_scalars(const struct dims *g, int count)
 /* The dimensions, and what divides by all but the first without a division. */
 static void push_dims(struct elementwise_push *p, const struct dims *g, int count)
 {
-    p->ndim = (uint32_t)g->ndim;
     p->divisor_shifts = 0;
     for (int i = 0; i < g->ndim; i++) {
         uint64_t n = p->shape[i] = (uint32_t)g->shape[i];
@@ -4135,6 +4138,7 @@ static void push_dims(struct elementwise_push *p, const struct dims *g, int coun
     }
 }
 
+/* The same for a walk of more dimensions than push constants have room for. */
 static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, int count)
 {
     uint32_t table[(1 + MAX_OPERANDS) * MAXD] = { 0 };
@@ -4145,35 +4149,53 @@ static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, i
     set_table(e, slot, table, (size_t)((1 + MAX_OPERANDS) * g->ndim) * 4);
 }
 
-/* Kernels that take four elements a thread. */
-static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8; }
+/* One or the other, with the table in `slot`: which walk it is. */
+static uint32_t set_dims(struct encoder *e, struct elementwise_push *p, uint32_t slot, const struct dims *g, int count)
+{
+    p->ndim = (uint32_t)g->ndim;
+    if (g->ndim <= PUSH_DIMS) push_dims(p, g, count);
+    else table_dims(e, slot, g, count);
+    return g->ndim <= PUSH_DIMS ? MODE_STRIDES : MODE_TABLE;
+}
 
-/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it take? */
-static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars);
-static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode);
+/* Kernels that take four elements a thread. */
+static bool is_vector_kernel(enum kernel_id k)
+{
+    return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8;
+}
+
+/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it
+ * take? */
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first,
+                            uint32_t scalars);
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                      uint32_t mode);
 
 /* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
-enum { TRANSPOSE_LEAST = 8, TRANSPOSE_OUTER = 3 };
+enum { TRANSPOSE_LEAST = 8 };
 
-/* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
-static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const struct transpose_push *p)
+/* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements
+ * change. */
+static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const transpose_push *p)
 {
     uint32_t size = (uint32_t)item_size(a[0]), all = p->rows | p->columns | p->to | p->from | p->row_out | p->column_in;
     if (a[0]->dtype != a[1]->dtype || size > 2) return 0;
-    for (int i = 0; i < TRANSPOSE_OUTER; i++) if (p->shape[i] > 1) all |= p->in_stride[i] | p->out_stride[i];
+    for (size_t i = 0; i < COUNT(p->shape); i++) if (p->shape[i] > 1) all |= p->in_stride[i] | p->out_stride[i];
     if (all % (16 / size)) return 0;
     return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
 }
 
 static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struct dims *g)
 {
-    struct transpose_push p = { .matrices = 1, .shape = { 1, 1, 1 } };
+    transpose_push p = { .matrices = 1, .shape = { 1, 1, 1 } };
     bool wide = item_size(a[0]) == 8;
     uint32_t tile, quads;
     int last = g->ndim - 1, row = -1, outer = 0;
-    if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype)) return false;
+    if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype))
+        return false;
     for (int i = 0; i < last; i++) if (g->stride[1][i] == 1) row = i;
-    if (row < 0 || g->stride[0][last] != 1 || g->shape[row] < TRANSPOSE_LEAST || g->shape[last] < TRANSPOSE_LEAST || g->ndim > 2 + TRANSPOSE_OUTER)
+    if (row < 0 || g->stride[0][last] != 1 || g->shape[row] < TRANSPOSE_LEAST || g->shape[last] < TRANSPOSE_LEAST ||
+        (size_t)g->ndim > 2 + COUNT(p.shape))
         return false;
     for (int i = 0; i < last; i++) {
         if (i == row) continue;
@@ -4186,20 +4208,20 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.columns = (uint32_t)g->shape[last];
     p.row_out = (uint32_t)g->stride[0][row];
     p.column_in = (uint32_t)g->stride[1][last];
-    p.to = set_output(e, 0, a[0]);
-    p.from = set_input(e, 1, a[1]);
+    p.to = set_output(e, SLOT_transpose_dst, a[0]);
+    p.from = set_input(e, SLOT_transpose_src, a[1]);
     quads = tile_of_quads(e, a, &p);
     tile = quads ? quads : wide || e->device->caps.shared_memory < 4 * 64 * 65 ? 32 : 64;
     p.tiles_down = ceil_div(p.rows, tile);
     p.tiles_across = ceil_div(p.columns, tile);
-    if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]));
-    else KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
-    set_bytes(e, &p, sizeof p);
+    if (quads) USE(e, transpose_quads, &p, .threads = 256, .tile = tile, .size = (uint32_t)item_size(a[0]));
+    else USE(e, transpose, &p, .threads = 256, .tile = tile, .to = a[0]->dtype, .from = a[1]->dtype);
     dispatch_groups(e, (uint64_t)p.tiles_down * p.tiles_across * p.matrices);
     return true;
 }
 
-/* How many elements a thread takes of the kernels above: 16 bytes of the wider side, where none has elements of four. */
+/* How many elements a thread takes of the kernels above: 16 bytes of the wider side, where none has elements of
+ * four. */
 static uint32_t lanes_of(uint16_t kernel, mlxvk_dtype to, mlxvk_dtype from)
 {
     uint32_t most = (uint32_t)(dtypes[to].size > dtypes[from].size ? dtypes[to].size : dtypes[from].size);
@@ -4207,11 +4229,13 @@ static uint32_t lanes_of(uint16_t kernel, mlxvk_dtype to, mlxvk_dtype from)
 }
 
 /* The device's own conversion of f16, where there is one. */
-static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to, mlxvk_dtype from)
+static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to,
+                                      mlxvk_dtype from)
 {
     enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : kernel == K_BINARY ? K_BINARY_HALF : K_COPY_HALF;
     bool copy = kernel == K_COPY && to != from, narrows = copy && lanes == 4 && from == MLXVK_FLOAT32;
-    bool has_half = (copy && to == MLXVK_FLOAT16) || ((copy || kernel == K_UNARY || kernel == K_BINARY) && from == MLXVK_FLOAT16);
+    bool has_half = (copy && to == MLXVK_FLOAT16) ||
+        ((copy || kernel == K_UNARY || kernel == K_BINARY) && from == MLXVK_FLOAT16);
     return (lanes == 8 || narrows) && has_half && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
 }
 
@@ -4231,7 +4255,8 @@ static bool count_words(struct dims *g, uint32_t offset[2], size_t size)
     return true;
 }
 
-/* Strided walks by vectors of some elements: operands either run along the last dimension, in whole vectors, or stay in it. */
+/* Strided walks by vectors of some elements: operands either run along the last dimension, in whole vectors, or stay in
+ * it. */
 static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes, uint32_t *scalars)
 {
     int last = g->ndim - 1;
@@ -4252,39 +4277,40 @@ static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes
     return true;
 }
 
-static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
+static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                                 int count)
 {
     struct dims g = merge_dims(a, count);
-    struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { p->extra[0], p->extra[1] } };
+    struct elementwise_push push = { .n = (uint32_t)a[0]->size };
     uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads, lanes;
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
-    for (int k = 0; k < count; k++) push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
-    if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX && count_words(&g, push.offset, item_size(a[0]))) {
+    for (int k = 0; k < count; k++) push.offset[k] = bind_array(e, SLOT_elementwise_dst + (uint32_t)k, a[k], !k);
+    if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX &&
+        count_words(&g, push.offset, item_size(a[0]))) {
         push.n = (uint32_t)(array_bytes(a[0]) / 4);
         to = from = MLXVK_UINT32;
         small = true;
     }
     threads = push.n;
     for (int k = 0; k < count; k++) if (!(scalars & (1u << k))) misaligned |= push.offset[k];
-    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 : lanes_of(p->kernel, to, p->kernel == K_COPY && scalars == 2 ? to : from);
+    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 :
+        lanes_of(p->kernel, to, p->kernel == K_COPY && scalars == 2 ? to : from);
     if (scalars != UINT32_MAX && lanes > 4 && misaligned % lanes) lanes = 4;
     if (scalars != UINT32_MAX && lanes > 1 && !(misaligned & 3)) {
-        mode = lanes == 16 ? MODE_SIXTEENS : lanes == 8 ? MODE_EIGHTS : MODE_VECTOR;
+        mode = lanes == 16 ? MODE_FLAT_16 : lanes == 8 ? MODE_FLAT_8 : MODE_FLAT_4;
         threads = push.n / lanes + push.n % lanes;
     } else if (scalars == UINT32_MAX || small) {
-        mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
         while (lanes > 1 && !count_vectors(&g, push.offset, count, (int)lanes, &scalars)) lanes = lanes > 4 ? 4 : 1;
-        if (lanes > 1) mode = lanes == 16 ? MODE_STRIDED_SIXTEENS : lanes == 8 ? MODE_STRIDED_EIGHTS : MODE_STRIDED_VECTOR;
+        mode = set_dims(e, &push, SLOT_elementwise_dst + (uint32_t)count, &g, count);
+        if (lanes > 1) mode = lanes == 16 ? MODE_STRIDES_16 : lanes == 8 ? MODE_STRIDES_8 : MODE_STRIDES_4;
         else scalars = 0;
         threads /= lanes;
-        if (mode != MODE_TABLE) push_dims(&push, &g, count);
-        else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
     note_walk(e, p, a, mode);
-    KERNEL(e, kernel_of_lanes(e, p->kernel, lanes, to, from), 256, mode, scalars, p->op, (uint32_t)to, (uint32_t)from);
-    set_bytes(e, &push, sizeof push);
+    USE_AS(e, kernel_of_lanes(e, p->kernel, lanes, to, from), binary, &push, .threads = 256, .mode = mode,
+           .scalars = scalars, .op = p->op, .to = to, .from = from);
     dispatch_groups(e, ceil_div(threads, 256));
 }
 
@@ -4360,7 +4386,8 @@ static struct array matrix_of(struct encoder *e, const struct array *a)
     m.refs = 1;
     m.ndim = 2;
     if (a->size / (size_t)n > INT_MAX)
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rows", "%s has %zu rows; at most %d", TEXT(a), a->size / (size_t)n, INT_MAX);
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rows", "%s has %zu rows; at most %d", TEXT(a),
+                     a->size / (size_t)n, INT_MAX);
     m.shape[0] = (int)min_size(a->size / (size_t)n, INT_MAX);
     m.shape[1] = n;
     m.strides[0] = n;
@@ -4368,11 +4395,13 @@ static struct array matrix_of(struct encoder *e, const struct array *a)
     return m;
 }
 
-/* Lowers a job on arrays of the same positions along every axis but those of a mask, in halves where they cannot be bound whole. */
+/* Lowers a job on arrays of the same positions along every axis but those of a mask, in halves where they cannot be
+ * bound whole. */
 enum { PARTS_MOST = 8 };
 typedef void (*part_function)(struct encoder *e, struct array *const *a, const void *job);
 
-static void in_parts(struct encoder *e, struct array *const *a, int count, uint32_t whole, part_function lower, const void *job)
+static void in_parts(struct encoder *e, struct array *const *a, int count, uint32_t whole, part_function lower,
+                     const void *job)
 {
     struct array part[PARTS_MOST], *parts[PARTS_MOST];
     int axis = axis_to_split(e, a, count, whole);
@@ -4419,15 +4448,15 @@ static bool same_place(const struct array *in, const struct array *out)
     return in->row && !in->offset && in->size == out->size && item_size(in) == item_size(out);
 }
 
-/* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no element of
- * it after another thread may have written there. in: all that is read, and read by nothing else; entries may be NULL. In
- * front of the next step. */
+/* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no
+ * element of it after another thread may have written there. in: all that is read, and read by nothing else; entries
+ * may be NULL. In front of the next step. */
 static struct donation *donate(struct encoder *e, struct array *out, struct array *const *in, int count)
 {
     const struct storage *to = out->storage;
     struct plan *p = &e->plan;
     struct donation *n;
-    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row ||
+    if (e->code || !e->device->gate[GATE_DONATION] || to->literal || out->offset || !out->row ||
         to->nbytes != array_bytes(out)) return NULL;
     n = ADD(e->device, &p->donations, struct donation);
     if (!n) return NULL;
@@ -4446,16 +4475,18 @@ static struct donation *donate(struct encoder *e, struct array *out, struct arra
     return n;
 }
 
-/* Where nobody but the plan reads an operand's memory, and it fits. Other readers of small operands since the last barrier
- * would make one necessary, which costs more than memory. */
+/* Where nobody but the plan reads an operand's memory, and it fits. Other readers of small operands since the last
+ * barrier would make one necessary, which costs more than memory. */
 static bool donate_memory(struct encoder *e, const struct donation *n)
 {
     struct storage *to = n->to;
     for (int i = 0; i < n->count && !to->buffer; i++) {
         struct storage *st = n->from[i];
         struct buffer *b = st->buffer;
-        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes || b->size > to->nbytes + DONATE_EXTRA ||
-            n->reads[i] != st->readers || (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b))) continue;
+        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes ||
+            b->size > to->nbytes + DONATE_EXTRA || n->reads[i] != st->readers ||
+            (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b)))
+            continue;
         to->buffer = b;
         b->refs++;
         b->bytes = to->nbytes;
@@ -4466,7 +4497,8 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
 
 static struct array *rows_of(struct encoder *e, struct array *a);
 
-/* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once, neighbours elsewhere. */
+/* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once,
+ * neighbours elsewhere. */
 enum { ACROSS_LEAST = 1 << 20 };
 
 static bool runs_across(const struct array *a)
@@ -4491,11 +4523,28 @@ static void lower_elementwise(struct encoder *e, const struct node *n)
     donation = donate(e, n->out[0], n->in, n->inputs);
     for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
-    if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.steps.count;      /* it is there already */
+    if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.steps.count;   /* it is there */
     for (int i = 1; i <= n->inputs; i++) if (own[i]) array_release(own[i]);
 }
 
 /* ---- fronts: shared helpers ---- */
+
+/* Functions of one array, x, or of two, x and y: name, operands, the result as an expression, and the other
+ * parameters. */
+#define FRONT(name, a, result, ...)                                                                                   \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, __VA_ARGS__)                                                    \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = input(&c, #a, a);                                                                           \
+        return finish(&c, result, res);                                                                               \
+    }
+#define FRONT_TWO(name, a, b, result, ...)                                                                            \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, __VA_ARGS__)                                     \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = input(&c, #a, a), *y = input(&c, #b, b);                                                    \
+        return finish(&c, result, res);                                                                               \
+    }
 
 static enum kernel_id copy_kernel(mlxvk_dtype to, mlxvk_dtype from)
 {
@@ -4519,7 +4568,10 @@ static struct array *as_type(struct call *c, struct array *a, mlxvk_dtype dtype)
     return out;
 }
 
-static struct array *as_float(struct call *c, struct array *a) { return a ? as_type(c, a, at_least_float(a->dtype)) : NULL; }
+static struct array *as_float(struct call *c, struct array *a)
+{
+    return a ? as_type(c, a, at_least_float(a->dtype)) : NULL;
+}
 
 /* A fresh row-major copy. */
 static struct array *copy_of(struct call *c, struct array *a)
@@ -4562,7 +4614,8 @@ static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
         a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
         storage_release(st);
     }
-    if (count > INT_MAX) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "scratch", "a temporary of %zu elements is too large", count);
+    if (count > INT_MAX)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "scratch", "a temporary of %zu elements is too large", count);
     else if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "out of host memory");
     return a;
 }
@@ -4598,9 +4651,11 @@ static uint32_t bfloat_bits(float x)
 /* A double as an element of any dtype. */
 static void number_bytes(double value, mlxvk_dtype dtype, uint8_t bytes[8])
 {
-    int64_t whole = value >= 9223372036854775808.0 ? INT64_MAX : value <= -9223372036854775808.0 ? INT64_MIN : value == value ? (int64_t)value : 0;
+    int64_t whole = value >= 9223372036854775808.0 ? INT64_MAX : value <= -9223372036854775808.0 ? INT64_MIN :
+        value == value ? (int64_t)value : 0;
     uint64_t bits = (uint64_t)whole;
-    if (dtype == MLXVK_UINT64 && value >= 9223372036854775808.0) bits = value < 18446744073709551616.0 ? (uint64_t)value : UINT64_MAX;
+    if (dtype == MLXVK_UINT64 && value >= 9223372036854775808.0)
+        bits = value < 18446744073709551616.0 ? (uint64_t)value : UINT64_MAX;
     if (dtype == MLXVK_BOOL) bits = value != 0;
     if (dtype == MLXVK_FLOAT32 || dtype == MLXVK_COMPLEX64) bits = float_bits((float)value);
     if (dtype == MLXVK_FLOAT16) bits = half_bits((float)value);
@@ -4622,7 +4677,8 @@ static bool broadcast_shape(struct call *c, const struct array *a, const struct 
     for (int i = 0; i < *ndim; i++) {
         int ia = i - (*ndim - a->ndim), ib = i - (*ndim - b->ndim);
         int x = ia < 0 ? 1 : a->shape[ia], y = ib < 0 ? 1 : b->shape[ib];
-        if (x != y && x != 1 && y != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
+        if (x != y && x != 1 && y != 1)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
         shape[i] = x == 1 ? y : x;
     }
     return true;
@@ -4657,47 +4713,51 @@ enum unary_rule {
     U_TO_REAL = 64, U_TO_BOOL = 128, U_FROM_BOOL = 256
 };
 
-/* The public functions of one operand: name, what follows U_, rules. In the order of the kernels. */
+/* The public functions of one operand: name, what follows U_, its name in the shader, rules. */
 #define UNARY_FUNCTIONS(X) \
-    X(mlxvk_abs, abs, U_TO_REAL) X(mlxvk_negative, negative, U_NO_BOOL) X(mlxvk_sign, sign, 0) \
-    X(mlxvk_square, square, 0) X(mlxvk_logical_not, logical_not, U_FROM_BOOL | U_TO_BOOL) \
-    X(mlxvk_bitwise_invert, bitwise_invert, U_INTEGER) X(mlxvk_floor, floor, U_NO_COMPLEX | U_KEEP_INTEGER) \
-    X(mlxvk_ceil, ceil, U_NO_COMPLEX | U_KEEP_INTEGER) X(mlxvk_conjugate, conjugate, U_KEEP_REAL) \
-    X(mlxvk_real, real, U_KEEP_REAL | U_TO_REAL) X(mlxvk_imag, imag, U_TO_REAL) X(mlxvk_sqrt, sqrt, U_FLOAT) \
-    X(mlxvk_rsqrt, rsqrt, U_FLOAT) X(mlxvk_reciprocal, reciprocal, U_FLOAT) X(mlxvk_exp, exp, U_FLOAT) \
-    X(mlxvk_expm1, expm1, U_FLOAT | U_NO_COMPLEX) X(mlxvk_log, log, U_FLOAT) X(mlxvk_log2, log2, U_FLOAT) \
-    X(mlxvk_log10, log10, U_FLOAT) X(mlxvk_log1p, log1p, U_FLOAT) X(mlxvk_sin, sin, U_FLOAT) \
-    X(mlxvk_cos, cos, U_FLOAT) X(mlxvk_tan, tan, U_FLOAT) X(mlxvk_sinh, sinh, U_FLOAT) X(mlxvk_cosh, cosh, U_FLOAT) \
-    X(mlxvk_tanh, tanh, U_FLOAT) X(mlxvk_arcsin, arcsin, U_FLOAT) X(mlxvk_arccos, arccos, U_FLOAT) \
-    X(mlxvk_arctan, arctan, U_FLOAT) X(mlxvk_arcsinh, arcsinh, U_FLOAT) X(mlxvk_arccosh, arccosh, U_FLOAT) \
-    X(mlxvk_arctanh, arctanh, U_FLOAT) X(mlxvk_erf, erf, U_FLOAT | U_NO_COMPLEX) \
-    X(mlxvk_erfinv, erfinv, U_FLOAT | U_NO_COMPLEX) X(mlxvk_sigmoid, sigmoid, U_FLOAT | U_NO_COMPLEX) \
-    X(mlxvk_isnan, isnan, U_TO_BOOL) X(mlxvk_isinf, isinf, U_TO_BOOL) X(mlxvk_isfinite, isfinite, U_TO_BOOL) \
-    X(mlxvk_isposinf, isposinf, U_TO_BOOL) X(mlxvk_isneginf, isneginf, U_TO_BOOL) X(mlxvk_degrees, degrees, U_FLOAT) \
-    X(mlxvk_radians, radians, U_FLOAT)
+    X(mlxvk_abs, abs, ABS, U_TO_REAL) X(mlxvk_negative, negative, NEGATIVE, U_NO_BOOL) X(mlxvk_sign, sign, SIGN, 0) \
+    X(mlxvk_square, square, SQUARE, 0) X(mlxvk_logical_not, logical_not, LOGICAL_NOT, U_FROM_BOOL | U_TO_BOOL) \
+    X(mlxvk_bitwise_invert, bitwise_invert, BITWISE_INVERT, U_INTEGER) \
+    X(mlxvk_floor, floor, FLOOR, U_NO_COMPLEX | U_KEEP_INTEGER) \
+    X(mlxvk_ceil, ceil, CEIL, U_NO_COMPLEX | U_KEEP_INTEGER) X(mlxvk_conjugate, conjugate, CONJUGATE, U_KEEP_REAL) \
+    X(mlxvk_real, real, REAL, U_KEEP_REAL | U_TO_REAL) X(mlxvk_imag, imag, IMAG, U_TO_REAL) \
+    X(mlxvk_sqrt, sqrt, SQRT, U_FLOAT) X(mlxvk_rsqrt, rsqrt, RSQRT, U_FLOAT) \
+    X(mlxvk_reciprocal, reciprocal, RECIPROCAL, U_FLOAT) X(mlxvk_exp, exp, EXP, U_FLOAT) \
+    X(mlxvk_expm1, expm1, EXPM1, U_FLOAT | U_NO_COMPLEX) X(mlxvk_log, log, LOG, U_FLOAT) \
+    X(mlxvk_log2, log2, LOG2, U_FLOAT) X(mlxvk_log10, log10, LOG10, U_FLOAT) X(mlxvk_log1p, log1p, LOG1P, U_FLOAT) \
+    X(mlxvk_sin, sin, SIN, U_FLOAT) X(mlxvk_cos, cos, COS, U_FLOAT) X(mlxvk_tan, tan, TAN, U_FLOAT) \
+    X(mlxvk_sinh, sinh, SINH, U_FLOAT) X(mlxvk_cosh, cosh, COSH, U_FLOAT) X(mlxvk_tanh, tanh, TANH, U_FLOAT) \
+    X(mlxvk_arcsin, arcsin, ARCSIN, U_FLOAT) X(mlxvk_arccos, arccos, ARCCOS, U_FLOAT) \
+    X(mlxvk_arctan, arctan, ARCTAN, U_FLOAT) X(mlxvk_arcsinh, arcsinh, ARCSINH, U_FLOAT) \
+    X(mlxvk_arccosh, arccosh, ARCCOSH, U_FLOAT) X(mlxvk_arctanh, arctanh, ARCTANH, U_FLOAT) \
+    X(mlxvk_erf, erf, ERF, U_FLOAT | U_NO_COMPLEX) X(mlxvk_erfinv, erfinv, ERFINV, U_FLOAT | U_NO_COMPLEX) \
+    X(mlxvk_sigmoid, sigmoid, SIGMOID, U_FLOAT | U_NO_COMPLEX) X(mlxvk_isnan, isnan, ISNAN, U_TO_BOOL) \
+    X(mlxvk_isinf, isinf, ISINF, U_TO_BOOL) X(mlxvk_isfinite, isfinite, ISFINITE, U_TO_BOOL) \
+    X(mlxvk_isposinf, isposinf, ISPOSINF, U_TO_BOOL) X(mlxvk_isneginf, isneginf, ISNEGINF, U_TO_BOOL) \
+    X(mlxvk_degrees, degrees, DEGREES, U_FLOAT) X(mlxvk_radians, radians, RADIANS, U_FLOAT)
 
-enum unary {
-#define X(function, name, rules) U_##name,
-    UNARY_FUNCTIONS(X)
+#define X(function, name, id, rules) U_##name = UNARY_##id,
+enum unary { UNARY_FUNCTIONS(X) U_round = UNARY_ROUND, U_COUNT };
 #undef X
-    U_round, U_COUNT
-};
-
-static const struct unary_row { const char *name; int rules; } unary_table[U_COUNT] = {
-#define X(function, name, rules) [U_##name] = { #name, rules },
-    UNARY_FUNCTIONS(X)
+#define X(function, name, id, rules) [U_##name] = rules,
+static const int unary_rules[U_COUNT] = { UNARY_FUNCTIONS(X) [U_round] = U_KEEP_INTEGER };
 #undef X
-    [U_round] = { "round", U_KEEP_INTEGER },
-};
 
-static uint16_t unary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary; }
-static uint16_t binary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_binary_complex : is_wide(t) ? K_binary_wide : K_binary; }
+static uint16_t unary_kernel(mlxvk_dtype t)
+{
+    return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary;
+}
+
+static uint16_t binary_kernel(mlxvk_dtype t)
+{
+    return is_complex(t) ? K_binary_complex : is_wide(t) ? K_binary_wide : K_binary;
+}
 
 static struct array *apply_unary(struct call *c, enum unary op, struct array *a)
 {
     mlxvk_dtype to = a->dtype;
     struct array *out;
-    int rules = unary_table[op].rules;
+    int rules = unary_rules[op];
     if (rules & U_TO_REAL && is_complex(to)) to = MLXVK_FLOAT32;
     if (rules & U_TO_BOOL) to = MLXVK_BOOL;
     out = output(c, a->ndim, a->shape, to);
@@ -4715,7 +4775,7 @@ static struct array *constant_like(struct call *c, struct array *a, double value
 
 static struct array *do_unary(struct call *c, enum unary op, struct array *a)
 {
-    int rules = unary_table[op].rules;
+    int rules = unary_rules[op];
     if (c->code || !a) return NULL;
     if (((rules & U_NO_COMPLEX) && is_complex(a->dtype)) || ((rules & U_NO_BOOL) && a->dtype == MLXVK_BOOL) ||
         ((rules & U_INTEGER) && a->dtype != MLXVK_BOOL && !is_integer(a->dtype)))
@@ -4732,14 +4792,14 @@ static struct array *do_unary(struct call *c, enum unary op, struct array *a)
     return a ? apply_unary(c, op, a) : NULL;
 }
 
-static int unary(mlxvk_array *res, mlxvk_array a, mlxvk_stream s, enum unary op)
+static int unary(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_stream s, enum unary op)
 {
-    struct call c = begin(unary_table[op].name, s);
+    struct call c = begin(name, s);
     return finish(&c, do_unary(&c, op, input(&c, "a", a)), res);
 }
 
-#define X(function, name, rules) \
-    int function(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(res, a, s, U_##name); }
+#define X(function, name, id, rules) \
+    int function(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(#name, res, a, s, U_##name); }
 UNARY_FUNCTIONS(X)
 #undef X
 
@@ -4747,50 +4807,53 @@ UNARY_FUNCTIONS(X)
 
 enum binary_rule { B_FLOAT = 1, B_NO_COMPLEX = 2, B_INTEGER = 4, B_SHIFT = 8, B_COMPARE = 16, B_LOGICAL = 32 };
 
+/* The same of two operands. */
 #define BINARY_FUNCTIONS(X) \
-    X(mlxvk_add, add, 0) X(mlxvk_subtract, subtract, 0) X(mlxvk_multiply, multiply, 0) \
-    X(mlxvk_divide, divide, B_FLOAT) X(mlxvk_floor_divide, floor_divide, 0) \
-    X(mlxvk_remainder, remainder, B_NO_COMPLEX) X(mlxvk_power, power, 0) X(mlxvk_maximum, maximum, 0) \
-    X(mlxvk_minimum, minimum, 0) X(mlxvk_logaddexp, logaddexp, B_FLOAT) \
-    X(mlxvk_arctan2, arctan2, B_FLOAT | B_NO_COMPLEX) X(mlxvk_bitwise_and, bitwise_and, B_INTEGER) \
-    X(mlxvk_bitwise_or, bitwise_or, B_INTEGER) X(mlxvk_bitwise_xor, bitwise_xor, B_INTEGER) \
-    X(mlxvk_left_shift, left_shift, B_INTEGER | B_SHIFT) X(mlxvk_right_shift, right_shift, B_INTEGER | B_SHIFT) \
-    X(mlxvk_equal, equal, B_COMPARE) X(mlxvk_not_equal, not_equal, B_COMPARE) X(mlxvk_greater, greater, B_COMPARE) \
-    X(mlxvk_greater_equal, greater_equal, B_COMPARE) X(mlxvk_less, less, B_COMPARE) \
-    X(mlxvk_less_equal, less_equal, B_COMPARE) X(mlxvk_logical_and, logical_and, B_COMPARE | B_LOGICAL) \
-    X(mlxvk_logical_or, logical_or, B_COMPARE | B_LOGICAL)
+    X(mlxvk_add, add, ADD, 0) X(mlxvk_subtract, subtract, SUBTRACT, 0) X(mlxvk_multiply, multiply, MULTIPLY, 0) \
+    X(mlxvk_divide, divide, DIVIDE, B_FLOAT) X(mlxvk_floor_divide, floor_divide, FLOOR_DIVIDE, 0) \
+    X(mlxvk_remainder, remainder, REMAINDER, B_NO_COMPLEX) X(mlxvk_power, power, POWER, 0) \
+    X(mlxvk_maximum, maximum, MAXIMUM, 0) X(mlxvk_minimum, minimum, MINIMUM, 0) \
+    X(mlxvk_logaddexp, logaddexp, LOGADDEXP, B_FLOAT) X(mlxvk_arctan2, arctan2, ARCTAN2, B_FLOAT | B_NO_COMPLEX) \
+    X(mlxvk_bitwise_and, bitwise_and, BITWISE_AND, B_INTEGER) X(mlxvk_bitwise_or, bitwise_or, BITWISE_OR, B_INTEGER) \
+    X(mlxvk_bitwise_xor, bitwise_xor, BITWISE_XOR, B_INTEGER) \
+    X(mlxvk_left_shift, left_shift, LEFT_SHIFT, B_INTEGER | B_SHIFT) \
+    X(mlxvk_right_shift, right_shift, RIGHT_SHIFT, B_INTEGER | B_SHIFT) X(mlxvk_equal, equal, EQUAL, B_COMPARE) \
+    X(mlxvk_not_equal, not_equal, NOT_EQUAL, B_COMPARE) X(mlxvk_greater, greater, GREATER, B_COMPARE) \
+    X(mlxvk_greater_equal, greater_equal, GREATER_EQUAL, B_COMPARE) X(mlxvk_less, less, LESS, B_COMPARE) \
+    X(mlxvk_less_equal, less_equal, LESS_EQUAL, B_COMPARE) \
+    X(mlxvk_logical_and, logical_and, LOGICAL_AND, B_COMPARE | B_LOGICAL) \
+    X(mlxvk_logical_or, logical_or, LOGICAL_OR, B_COMPARE | B_LOGICAL)
 /* Not public by these names */
 #define BINARY_OWN(X) \
-    X(floor_quotient, floor_quotient, B_NO_COMPLEX) X(nan_equal, nan_equal, B_COMPARE) \
-    X(silu_product, silu_product, B_FLOAT | B_NO_COMPLEX) X(truncated_quotient, truncated_quotient, B_NO_COMPLEX)
+    X(, floor_quotient, FLOOR_QUOTIENT, B_NO_COMPLEX) X(, nan_equal, NAN_EQUAL, B_COMPARE) \
+    X(, silu_product, SILU_PRODUCT, B_FLOAT | B_NO_COMPLEX) X(, truncated_quotient, TRUNCATED_QUOTIENT, B_NO_COMPLEX)
 
-enum binary {
-#define X(function, name, rules) B_##name,
-    BINARY_FUNCTIONS(X) BINARY_OWN(X)
+#define X(function, name, id, rules) B_##name = BINARY_##id,
+enum binary { BINARY_FUNCTIONS(X) BINARY_OWN(X) B_COUNT };
 #undef X
-    B_COUNT
-};
-
-static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
-#define X(function, name, rules) [B_##name] = { #name, rules },
-    BINARY_FUNCTIONS(X) BINARY_OWN(X)
+#define X(function, name, id, rules) [B_##name] = { #name, rules },
+static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = { BINARY_FUNCTIONS(X) BINARY_OWN(X) };
 #undef X
-};
 
-static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars)
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first,
+                            uint32_t scalars)
 {
     const int *gate = e->device->gate;
     if (p->kernel != K_BINARY) return false;
-    if (first->dtype == MLXVK_BFLOAT16) return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
-    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars && !gate[GATE_SHIFT_U32];
+    if (first->dtype == MLXVK_BFLOAT16)
+        return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
+    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars &&
+        !gate[GATE_SHIFT_U32];
 }
 
-static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode)
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                      uint32_t mode)
 {
-    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" : mode == MODE_STRIDED ? "strided, not aligned, or a gate" : NULL;
+    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" :
+                         mode == MODE_STRIDES ? "strided, not aligned, or a gate" : NULL;
     if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
-    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name, reason, "%s, %s", LAYOUT(a[1]),
-         LAYOUT(a[2]));
+    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name,
+         reason, "%s, %s", LAYOUT(a[1]), LAYOUT(a[2]));
 }
 
 static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
@@ -4821,13 +4884,12 @@ static int binary(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s
     return finish(&c, do_binary(&c, op, x, y), res);
 }
 
-#define X(function, name, rules) \
+#define X(function, name, id, rules) \
     int function(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) \
     { return binary(res, a, b, s, B_##name); }
 BINARY_FUNCTIONS(X)
 #undef X
-
-int mlxvk_equal_nan(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_nan_equal); }
+FRONT_TWO(equal_nan, a, b, do_binary(&c, B_nan_equal, x, y), mlxvk_stream s)
 
 int mlxvk_divide_truncate(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
 {
@@ -4883,7 +4945,8 @@ int mlxvk_where(mlxvk_array *res, mlxvk_array condition, mlxvk_array x, mlxvk_ar
 int mlxvk_clip(mlxvk_array *res, mlxvk_array a, mlxvk_array a_min, mlxvk_array a_max, mlxvk_stream s)
 {
     struct call c = begin("clip", s);
-    struct array *x = input(&c, "a", a), *low = optional_input(&c, "a_min", a_min), *high = optional_input(&c, "a_max", a_max);
+    struct array *x = input(&c, "a", a), *low = optional_input(&c, "a_min", a_min);
+    struct array *high = optional_input(&c, "a_max", a_max);
     if (!low && !high) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a_min and a_max are both { NULL }");
     if (low) x = do_binary(&c, B_maximum, x, low);
     if (high) x = do_binary(&c, B_minimum, x, high);
@@ -4949,8 +5012,8 @@ static struct array *do_full(struct call *c, int ndim, const int *shape, struct 
     return out;
 }
 
-static int constant(const char *name, mlxvk_array *res, const int *shape, size_t shape_num, double value, mlxvk_dtype dtype,
-                    mlxvk_stream s)
+static int constant(const char *name, mlxvk_array *res, const int *shape, size_t shape_num, double value,
+                    mlxvk_dtype dtype, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *out = NULL;
@@ -4959,26 +5022,15 @@ static int constant(const char *name, mlxvk_array *res, const int *shape, size_t
     return finish(&c, out, res);
 }
 
-int mlxvk_full(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_array vals, mlxvk_dtype dtype, mlxvk_stream s)
+int mlxvk_full(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_array vals, mlxvk_dtype dtype,
+               mlxvk_stream s)
 {
     struct call c = begin("full", s);
     struct array *v = input(&c, "vals", vals);
     return finish(&c, do_full(&c, (int)min_size(shape_num, MAXD + 1), shape, v, dtype), res);
 }
 
-int mlxvk_full_like(mlxvk_array *res, mlxvk_array a, mlxvk_array vals, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("full_like", s);
-    struct array *x = input(&c, "a", a), *v = input(&c, "vals", vals);
-    return finish(&c, x ? do_full(&c, x->ndim, x->shape, v, dtype) : NULL, res);
-}
-
-static int constant_like_call(const char *name, mlxvk_array *res, mlxvk_array a, double value, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, x ? constant_like(&c, x, value, x->dtype) : NULL, res);
-}
+FRONT_TWO(full_like, a, vals, x ? do_full(&c, x->ndim, x->shape, y, dtype) : NULL, mlxvk_dtype dtype, mlxvk_stream s)
 
 int mlxvk_zeros(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
 {
@@ -4990,8 +5042,8 @@ int mlxvk_ones(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype
     return constant("ones", res, shape, shape_num, 1, dtype, s);
 }
 
-int mlxvk_zeros_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return constant_like_call("zeros_like", res, a, 0, s); }
-int mlxvk_ones_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return constant_like_call("ones_like", res, a, 1, s); }
+FRONT(zeros_like, a, x ? constant_like(&c, x, 0, x->dtype) : NULL, mlxvk_stream s)
+FRONT(ones_like, a, x ? constant_like(&c, x, 1, x->dtype) : NULL, mlxvk_stream s)
 
 /* ==== >>shape ===================================================================================================== */
 
@@ -5007,7 +5059,8 @@ static int normal_axis(struct call *c, const struct array *a, int axis)
 static int length_of(struct call *c, const struct array *a, uint64_t n)
 {
     if (n <= INT_MAX) return (int)n;
-    return FAIL(c, MLXVK_ERROR_LIMIT, "%s would get an axis of %llu elements; at most %d", TEXT(a), (unsigned long long)n, INT_MAX), 0;
+    return FAIL(c, MLXVK_ERROR_LIMIT, "%s would get an axis of %llu elements; at most %d", TEXT(a),
+                (unsigned long long)n, INT_MAX), 0;
 }
 
 /* Normalises axes into a mask; duplicates are an error. */
@@ -5019,7 +5072,8 @@ static bool axes_mask(struct call *c, const struct array *a, const int *axes, si
     for (size_t i = 0; i < count; i++) {
         int axis = normal_axis(c, a, axes[i]);
         if (axis < 0) return false;
-        if (*mask & (1u << axis)) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is named twice", axes[i], TEXT(a)), false;
+        if (*mask & (1u << axis))
+            return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is named twice", axes[i], TEXT(a)), false;
         *mask |= 1u << axis;
     }
     return true;
@@ -5050,7 +5104,8 @@ static struct array *do_reshape(struct call *c, struct array *a, int ndim, const
     size_t size = 1;
     if (c->code || !a || !check_shape(c, ndim, shape, a->dtype)) return NULL;
     for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
-    if (size != a->size) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has %zu elements, the new shape %zu", TEXT(a), a->size, size);
+    if (size != a->size)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s has %zu elements, the new shape %zu", TEXT(a), a->size, size);
     if (a->row || !a->size) return view_of(c, a, a->dtype, ndim, shape, NULL, a->offset);
     if (view_strides(a, ndim, shape, strides)) return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
     return view_of(c, copy_of(c, a), a->dtype, ndim, shape, NULL, 0);
@@ -5066,12 +5121,17 @@ static bool infer_shape(struct call *c, const struct array *a, size_t size, cons
     for (size_t i = 0; i < count; i++) {
         out[i] = shape[i];
         if (shape[i] == -1 && unknown < 0) unknown = (int)i;
-        else if (shape[i] < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %zu of the new shape of %s is %d", i, TEXT(a), shape[i]), false;
-        else if (shape[i] && known > SIZE_MAX / 64 / (size_t)shape[i]) return FAIL(c, MLXVK_ERROR_LIMIT, "the shape has too many elements"), false;
+        else if (shape[i] < 0)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %zu of the new shape of %s is %d", i, TEXT(a), shape[i]),
+                false;
+        else if (shape[i] && known > SIZE_MAX / 64 / (size_t)shape[i])
+            return FAIL(c, MLXVK_ERROR_LIMIT, "the shape has too many elements"), false;
         else known *= (size_t)shape[i];
     }
     if (unknown < 0) return true;
-    if (!known || size % known) return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be reshaped: %zu elements are no multiple of %zu", TEXT(a), size, known), false;
+    if (!known || size % known)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be reshaped: %zu elements are no multiple of %zu", TEXT(a), size,
+                    known), false;
     out[unknown] = length_of(c, a, size / known);
     return !c->code;
 }
@@ -5094,7 +5154,8 @@ static struct array *do_flatten(struct call *c, struct array *a, int start, int 
     stop = stop < 0 ? stop + a->ndim : stop;
     start = start < 0 ? 0 : start;
     stop = stop >= a->ndim ? a->ndim - 1 : stop;
-    if (start >= a->ndim || stop < 0 || stop < start) return FAIL(c, MLXVK_ERROR_AXIS, "axes %d to %d of %s", start, stop, TEXT(a));
+    if (start >= a->ndim || stop < 0 || stop < start)
+        return FAIL(c, MLXVK_ERROR_AXIS, "axes %d to %d of %s", start, stop, TEXT(a));
     for (int i = 0; i < a->ndim; i++) {
         if (i > start && i <= stop) shape[n - 1] = length_of(c, a, (uint64_t)shape[n - 1] * (uint64_t)a->shape[i]);
         else shape[n++] = a->shape[i];
@@ -5102,11 +5163,7 @@ static struct array *do_flatten(struct call *c, struct array *a, int start, int 
     return do_reshape(c, a, n, shape);
 }
 
-int mlxvk_flatten(mlxvk_array *res, mlxvk_array a, int start_axis, int end_axis, mlxvk_stream s)
-{
-    struct call c = begin("flatten", s);
-    return finish(&c, do_flatten(&c, input(&c, "a", a), start_axis, end_axis), res);
-}
+FRONT(flatten, a, do_flatten(&c, x, start_axis, end_axis), int start_axis, int end_axis, mlxvk_stream s)
 
 int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape, size_t shape_num, mlxvk_stream s)
 {
@@ -5115,7 +5172,8 @@ int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape,
     int part[MAXD], full[MAXD], n = 0;
     axis = normal_axis(&c, x, axis);
     if (axis >= 0 && !shape_num) FAIL(&c, MLXVK_ERROR_SHAPE, "the new shape is empty");
-    if (axis >= 0 && (size_t)x->ndim + shape_num > MAXD + 1) FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD);
+    if (axis >= 0 && (size_t)x->ndim + shape_num > MAXD + 1)
+        FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD);
     if (!c.code && axis >= 0 && infer_shape(&c, x, (size_t)x->shape[axis], shape, shape_num, part)) {
         for (int i = 0; i < x->ndim; i++) {
             if (i != axis) full[n++] = x->shape[i];
@@ -5166,11 +5224,7 @@ static struct array *do_swap(struct call *c, struct array *a, int axis1, int axi
     return do_transpose(c, a, order);
 }
 
-int mlxvk_swapaxes(mlxvk_array *res, mlxvk_array a, int axis1, int axis2, mlxvk_stream s)
-{
-    struct call c = begin("swapaxes", s);
-    return finish(&c, do_swap(&c, input(&c, "a", a), axis1, axis2), res);
-}
+FRONT(swapaxes, a, do_swap(&c, x, axis1, axis2), int axis1, int axis2, mlxvk_stream s)
 
 static struct array *do_moveaxis(struct call *c, struct array *a, int source, int destination)
 {
@@ -5186,11 +5240,7 @@ static struct array *do_moveaxis(struct call *c, struct array *a, int source, in
     return do_transpose(c, a, order);
 }
 
-int mlxvk_moveaxis(mlxvk_array *res, mlxvk_array a, int source, int destination, mlxvk_stream s)
-{
-    struct call c = begin("moveaxis", s);
-    return finish(&c, do_moveaxis(&c, input(&c, "a", a), source, destination), res);
-}
+FRONT(moveaxis, a, do_moveaxis(&c, x, source, destination), int source, int destination, mlxvk_stream s)
 
 static struct array *do_expand(struct call *c, struct array *a, const int *axes, size_t count)
 {
@@ -5214,17 +5264,8 @@ static struct array *do_expand(struct call *c, struct array *a, const int *axes,
     return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
 }
 
-int mlxvk_expand_dims(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s)
-{
-    struct call c = begin("expand_dims", s);
-    return finish(&c, do_expand(&c, input(&c, "a", a), &axis, 1), res);
-}
-
-int mlxvk_expand_dims_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    struct call c = begin("expand_dims_axes", s);
-    return finish(&c, do_expand(&c, input(&c, "a", a), axes, axes_num), res);
-}
+FRONT(expand_dims, a, do_expand(&c, x, &axis, 1), int axis, mlxvk_stream s)
+FRONT(expand_dims_axes, a, do_expand(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
 
 static struct array *do_squeeze(struct call *c, struct array *a, uint32_t mask)
 {
@@ -5251,30 +5292,21 @@ int mlxvk_squeeze(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     return finish(&c, do_squeeze(&c, x, mask), res);
 }
 
-static int squeeze_call(const char *name, mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+static struct array *squeeze_axes(struct call *c, struct array *a, const int *axes, size_t count)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
     uint32_t mask;
-    axes_mask(&c, x, axes, axes_num, &mask);
-    return finish(&c, do_squeeze(&c, x, mask), res);
+    return axes_mask(c, a, axes, count, &mask) ? do_squeeze(c, a, mask) : NULL;
 }
 
-int mlxvk_squeeze_axis(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s)
-{
-    return squeeze_call("squeeze_axis", res, a, &axis, 1, s);
-}
-
-int mlxvk_squeeze_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    return squeeze_call("squeeze_axes", res, a, axes, axes_num, s);
-}
+FRONT(squeeze_axis, a, squeeze_axes(&c, x, &axis, 1), int axis, mlxvk_stream s)
+FRONT(squeeze_axes, a, squeeze_axes(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
 
 int mlxvk_broadcast_to(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s)
 {
     struct call c = begin("broadcast_to", s);
     struct array *x = input(&c, "a", a);
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype)) x = broadcast(&c, x, (int)shape_num, shape);
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype))
+        x = broadcast(&c, x, (int)shape_num, shape);
     return finish(&c, x, res);
 }
 
@@ -5283,10 +5315,12 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
 {
     struct call c = begin("as_strided", s);
     struct array *x = contiguous(&c, input(&c, "a", a)), *out = NULL;
-    if (shape_num != strides_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
+    if (shape_num != strides_num)
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
     if (x && shape_num && !strides) FAIL(&c, MLXVK_ERROR_ARGUMENT, "strides is NULL");
     if (x && offset > x->size) FAIL(&c, MLXVK_ERROR_SHAPE, "offset %zu of %s", offset, TEXT(x));
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && check_strides(&c, (int)shape_num, shape, strides))
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) &&
+        check_strides(&c, (int)shape_num, shape, strides))
         out = view_of(&c, x, x->dtype, (int)shape_num, shape, strides, x->offset + (int64_t)(offset * item_size(x)));
     if (out) {
         int64_t low, high, first = x->offset;
@@ -5297,12 +5331,7 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
     return finish(&c, out, res);
 }
 
-int mlxvk_copy(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
-{
-    struct call c = begin("copy", s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, x ? view_of(&c, x, x->dtype, x->ndim, x->shape, x->strides, x->offset) : NULL, res);
-}
+FRONT(copy, a, x ? view_of(&c, x, x->dtype, x->ndim, x->shape, x->strides, x->offset) : NULL, mlxvk_stream s)
 
 static bool column_contiguous(const struct array *a)
 {
@@ -5322,11 +5351,7 @@ int mlxvk_contiguous(mlxvk_array *res, mlxvk_array a, bool allow_col_major, mlxv
     return finish(&c, x, res);
 }
 
-int mlxvk_astype(mlxvk_array *res, mlxvk_array a, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("astype", s);
-    return finish(&c, as_type(&c, input(&c, "a", a), dtype), res);
-}
+FRONT(astype, a, as_type(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
 
 /* Reinterprets the bits; the last dimension scales with the item size. */
 static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
@@ -5338,9 +5363,12 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     from = item_size(a);
     to = dtypes[dtype].size;
     if (from == to) return view_of(c, a, dtype, a->ndim, a->shape, a->strides, a->offset);
-    if (!a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name, dtypes[dtype].name);
+    if (!a->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name,
+                    dtypes[dtype].name);
     bytes = (size_t)dim_of(a, -1) * from;
-    if (bytes % to) return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
+    if (bytes % to)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
     if (a->offset % (int64_t)to) a = copy_of(c, a);
     else if (!(to < from && a->strides[a->ndim - 1] == 1)) a = contiguous(c, a);
     if (!a) return NULL;
@@ -5351,11 +5379,7 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     return view_of(c, a, dtype, a->ndim, shape, a->row ? NULL : strides, a->offset);
 }
 
-int mlxvk_view(mlxvk_array *res, mlxvk_array a, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("view", s);
-    return finish(&c, do_view(&c, input(&c, "a", a), dtype), res);
-}
+FRONT(view, a, do_view(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
 
 /* ---- slices ---- */
 
@@ -5397,13 +5421,15 @@ static struct array *do_slice(struct call *c, struct array *a, const int *start,
 }
 
 /* Checks the lengths of a slice's lists. */
-static bool slice_lists(struct call *c, const struct array *a, const int *start, size_t start_num, const int *stop, size_t stop_num,
-                        const int *strides, size_t strides_num)
+static bool slice_lists(struct call *c, const struct array *a, const int *start, size_t start_num, const int *stop,
+                        size_t stop_num, const int *strides, size_t strides_num)
 {
     if (c->code || !a) return false;
     if (start_num != (size_t)a->ndim || stop_num != (size_t)a->ndim || strides_num != (size_t)a->ndim)
-        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu starts, %zu stops and %zu strides for %s", start_num, stop_num, strides_num, TEXT(a)), false;
-    if (a->ndim && (!start || !stop || !strides)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "start, stop or strides is NULL"), false;
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu starts, %zu stops and %zu strides for %s", start_num, stop_num,
+                    strides_num, TEXT(a)), false;
+    if (a->ndim && (!start || !stop || !strides))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "start, stop or strides is NULL"), false;
     return true;
 }
 
@@ -5427,7 +5453,8 @@ static struct array *slice_one(struct call *c, struct array *a, int axis, int fi
     return do_slice(c, a, start, stop, NULL);
 }
 
-/* Does no element lie where another one does? Taken by size, each stride must reach over all that the smaller ones span. */
+/* Does no element lie where another one does? Taken by size, each stride must reach over all that the smaller ones
+ * span. */
 static bool distinct_elements(const struct array *a)
 {
     int64_t span = 1;
@@ -5444,19 +5471,22 @@ static bool distinct_elements(const struct array *a)
     return true;
 }
 
-/* May the contents of *res, which is also the operand, be overwritten? Only this handle sees them, each element once. */
+/* May the contents of *res, which is also the operand, be overwritten? Only this handle sees them, each element
+ * once. */
 static bool updates_in_place(const mlxvk_array *res, const struct array *a)
 {
-    return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal && distinct_elements(a);
+    return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal &&
+        distinct_elements(a);
 }
 
 /* op: a binary operation on what is there and the update; B_COUNT: the update replaces it. */
-static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update, const int *start,
-                                     const int *stop, const int *step, enum binary op)
+static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
+                                     const int *start, const int *stop, const int *step, enum binary op)
 {
     struct array *out, *target;
     if (c->code || !a || !update) return NULL;
-    if (updates_in_place(res, a) && update->storage != a->storage) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
+    if (updates_in_place(res, a) && update->storage != a->storage)
+        out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     target = do_slice(c, out, start, stop, step);
     if (!target) return NULL;
@@ -5545,10 +5575,12 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     for (size_t i = 0; i < v->size; i++) {
         struct array *a = array_at(v, i);
         int ndim = a->ndim + stack;
-        if (ndim != first->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s have different dimensions", TEXT(first), TEXT(a));
+        if (ndim != first->ndim)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s have different dimensions", TEXT(first), TEXT(a));
         for (int k = 0; k < ndim; k++) {
             int n = stack ? (k == axis ? 1 : a->shape[k - (k > axis)]) : a->shape[k];
-            if (k != axis && n != shape[k]) return FAIL(c, MLXVK_ERROR_SHAPE, "%s does not fit %s beside axis %d", TEXT(a), TEXT(first), axis);
+            if (k != axis && n != shape[k])
+                return FAIL(c, MLXVK_ERROR_SHAPE, "%s does not fit %s beside axis %d", TEXT(a), TEXT(first), axis);
             if (k == axis) total += n;
         }
     }
@@ -5564,22 +5596,17 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     return out;
 }
 
-static int join(const char *name, mlxvk_array *res, mlxvk_vector_array arrays, int axis, bool stack, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    return finish(&c, do_concatenate(&c, arrays.ctx, axis, stack), res);
-}
-
-int mlxvk_concatenate(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s) { return join("concatenate", res, arrays, 0, false, s); }
-int mlxvk_stack(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s) { return join("stack", res, arrays, 0, true, s); }
-int mlxvk_concatenate_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s)
-{
-    return join("concatenate_axis", res, arrays, axis, false, s);
-}
-int mlxvk_stack_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s)
-{
-    return join("stack_axis", res, arrays, axis, true, s);
-}
+#define JOIN(name, at, stack, ...)                                                                                    \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_vector_array arrays, __VA_ARGS__)                                        \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        return finish(&c, do_concatenate(&c, arrays.ctx, at, stack), res);                                            \
+    }
+JOIN(concatenate, 0, false, mlxvk_stream s)
+JOIN(stack, 0, true, mlxvk_stream s)
+JOIN(concatenate_axis, axis, false, int axis, mlxvk_stream s)
+JOIN(stack_axis, axis, true, int axis, mlxvk_stream s)
+#undef JOIN
 
 /* Ends a call with several results in a vector, which replaces what *res held. */
 static int finish_vector(struct call *c, struct array **results, size_t count, mlxvk_vector_array *res)
@@ -5613,7 +5640,8 @@ static int finish_vector(struct call *c, struct array **results, size_t count, m
 
 enum { MAX_SPLIT = 4096 };
 
-static int finish_split(struct call *c, struct array *x, int axis, const int *cuts, size_t parts, mlxvk_vector_array *res)
+static int finish_split(struct call *c, struct array *x, int axis, const int *cuts, size_t parts,
+                        mlxvk_vector_array *res)
 {
     struct array **list;
     int code;
@@ -5642,7 +5670,8 @@ int mlxvk_split(mlxvk_vector_array *res, mlxvk_array a, int num_splits, int axis
     return finish_split(&c, x, axis, cuts, (size_t)(num_splits > 0 ? num_splits : 0), res);
 }
 
-int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indices, size_t indices_num, int axis, mlxvk_stream s)
+int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indices, size_t indices_num, int axis,
+                         mlxvk_stream s)
 {
     struct call c = begin("split_sections", s);
     struct array *x = input(&c, "a", a);
@@ -6472,17 +6501,14 @@ enum gather_mode {
     GATHER_STARTS,                                   /* windows at offsets in elements, all of which `unit` divides */
     GATHER_MASKED                                    /* elements in order, where the number of those so far grows */
 };
-enum { TAKE_OP_PUT = 1, TAKE_OP_STARTS, TAKE_OP_MASKED };
-
 static uint32_t take_op(int mode)
 {
-    return mode == GATHER_PUT ? TAKE_OP_PUT : mode == GATHER_STARTS ? TAKE_OP_STARTS : mode == GATHER_MASKED ? TAKE_OP_MASKED : 0;
+    return mode == GATHER_PUT ? TAKE_PUT : mode == GATHER_STARTS ? TAKE_STARTS :
+           mode == GATHER_MASKED ? TAKE_MASKED : TAKE_AT;
 }
 
-/* What stands in the shader's stride[3]: the axis' length and stride, and the part of it that a dispatch serves. */
-enum { AXIS_SIZE, AXIS_STRIDE, PART_FIRST, PART_SIZE };
-
-/* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the axis. */
+/* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the
+ * axis. */
 static void gather_views(const struct gather_params *p, struct array view[3])
 {
     struct array a = view[1], indices = view[2];
@@ -6508,24 +6534,25 @@ static void gather_views(const struct gather_params *p, struct array view[3])
 
 static mlxvk_dtype raw_dtype(size_t size)            /* of that many bytes, to move bits */
 {
-    return size == 1 ? MLXVK_UINT8 : size == 2 ? MLXVK_UINT16 : size == 4 ? MLXVK_UINT32 : size == 8 ? MLXVK_UINT64 : MLXVK_COMPLEX64;
+    return size == 1 ? MLXVK_UINT8 : size == 2 ? MLXVK_UINT16 : size == 4 ? MLXVK_UINT32 :
+           size == 8 ? MLXVK_UINT64 : MLXVK_COMPLEX64;
 }
 
 /* How many elements can be moved as one: neighbours in result and source that share an index, with everything else in
  * multiples of them. */
-static uint32_t gather_width(const struct gather_params *p, const struct dims *g, const struct elementwise_push *push, size_t item)
+static uint32_t gather_width(const struct gather_params *p, const struct dims *g, const take_push *push, size_t item)
 {
     int last = g->ndim - 1;
     int64_t odd;
     if (last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1 || g->stride[2][last] != 0) return 1;
     odd = g->shape[last] | push->offset[0] | push->offset[1];
-    odd |= p->mode == GATHER_STARTS ? p->unit : (int32_t)push->stride[3][AXIS_STRIDE];
+    odd |= p->mode == GATHER_STARTS ? p->unit : (int32_t)push->axis_stride;
     for (int i = 0; i < last; i++) odd |= g->stride[0][i] | g->stride[1][i];
     for (size_t width = 16 / item; width > 1; width /= 2) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
     return 1;
 }
 
-static void widen(struct dims *g, struct elementwise_push *push, uint32_t width)
+static void widen(struct dims *g, take_push *push, uint32_t width)
 {
     int last = g->ndim - 1;
     g->shape[last] /= width;
@@ -6533,20 +6560,23 @@ static void widen(struct dims *g, struct elementwise_push *push, uint32_t width)
         for (int i = 0; i < last; i++) g->stride[k][i] /= width;
         push->offset[k] /= width;
     }
-    push->stride[3][AXIS_STRIDE] = (uint32_t)((int32_t)push->stride[3][AXIS_STRIDE] / (int32_t)width);
+    push->axis_stride = (uint32_t)((int32_t)push->axis_stride / (int32_t)width);
     push->n /= width;
 }
 
-/* Offsets in elements as offsets in units of some bytes: times extra[0], shifted right by extra[1]. */
-static void scale_starts(struct elementwise_push *push, size_t item, size_t unit)
+/* Offsets in elements as offsets in units of some bytes: all are powers of two. */
+static int32_t shift_to_units(size_t item, size_t unit)
 {
-    push->extra[0] = unit < item ? (uint32_t)(item / unit) : 1;
-    push->extra[1] = 0;
-    for (; item < unit; item *= 2) push->extra[1]++;
+    int32_t shift = 0;
+    for (; item < unit; item *= 2) shift--;
+    for (; item > unit; item /= 2) shift++;
+    return shift;
 }
 
-static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3],
+                            union walk_push *walk)
 {
+    take_push *push = &walk->take;
     struct array view[3] = { *in[0], *in[1], *in[2] }, *views[3] = { &view[0], &view[1], &view[2] };
     size_t item = item_size(in[0]);
     struct dims g;
@@ -6556,12 +6586,10 @@ static void gather_elements(struct encoder *e, const struct gather_params *p, st
     g = merge_dims(views, 3);
     width = gather_width(p, &g, push, item);
     if (width > 1) widen(&g, push, width);
-    if (p->mode == GATHER_STARTS) scale_starts(push, item, item * width);
-    mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
-    if (mode == MODE_STRIDED) push_dims(push, &g, 3);
-    else { push->ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 3); }
-    KERNEL(e, K_TAKE, 256, mode, 0, take_op(p->mode), raw_dtype(item * width), (uint32_t)in[2]->dtype);
-    set_bytes(e, push, sizeof *push);
+    push->shift = shift_to_units(item, item * width);
+    mode = set_dims(e, &walk->all, SLOT_take_table, &g, 3);
+    USE(e, take, push, .threads = 256, .mode = mode, .op = take_op(p->mode), .to = raw_dtype(item * width),
+        .from = in[2]->dtype);
     dispatch_groups(e, ceil_div(push->n, 256));
 }
 
@@ -6580,11 +6608,13 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
 }
 
 /* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned; NULL, or why not. */
-static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3],
+                                   take_push *push)
 {
     struct array window = *in[1];
     size_t item = item_size(in[1]), unit;
-    int64_t outer = 1, outer_stride = 0, row, row_stride, count, index_stride, axis_stride = window.strides[p->axis], odd;
+    int64_t outer = 1, outer_stride = 0, axis_stride = window.strides[p->axis];
+    int64_t row, row_stride, count, index_stride, odd;
     if (!e->device->gate[GATE_GATHER_WORDS]) return "a gate";
     if (!in[0]->row) return "part of a result";
     if (p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
@@ -6592,8 +6622,10 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
         if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return "what is taken is strided";
         if (p->mode == GATHER_STARTS) axis_stride = p->unit;
     } else if (p->mode != GATHER_TAKE || !one_stride(&window, 0, p->axis, &outer, &outer_stride) ||
-               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride)) return "what is taken is strided, or no rows";
-    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return "rows or indices are strided";
+               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride))
+        return "what is taken is strided, or no rows";
+    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride))
+        return "rows or indices are strided";
     odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
     if (odd & 3) return "rows are not whole words";
     unit = odd & 15 ? 4 : 16;
@@ -6604,9 +6636,9 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
     push->stride[1][1] = p->mode == GATHER_STARTS ? 1 : (uint32_t)(axis_stride * (int64_t)item / (int64_t)unit);
     push->stride[2][0] = (uint32_t)index_stride;
     for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
-    if (p->mode == GATHER_STARTS) scale_starts(push, item, unit);
-    KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, take_op(p->mode), unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
-    set_bytes(e, push, sizeof *push);
+    push->shift = shift_to_units(item, unit);
+    USE(e, take, push, .threads = 256, .mode = MODE_FLAT, .op = take_op(p->mode), .to = raw_dtype(unit),
+        .from = in[2]->dtype);
     dispatch_groups(e, ceil_div(push->n, 4 * 256));
     return NULL;
 }
@@ -6615,8 +6647,8 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
 static int axis_part(struct encoder *e, const struct array *a, int axis)
 {
     struct array one = *a;
-    int64_t low, high, room = (int64_t)binding_range(e->device, item_size(a)) - (int64_t)e->device->caps.offset_align - 16;
-    int64_t step = llabs(a->strides[axis]) * (int64_t)item_size(a);
+    int64_t room = (int64_t)binding_range(e->device, item_size(a)) - (int64_t)e->device->caps.offset_align - 16;
+    int64_t low, high, step = llabs(a->strides[axis]) * (int64_t)item_size(a);
     array_span(a, &low, &high);
     if (high - low <= room || !step) return a->shape[axis];
     one.shape[axis] = 1;
@@ -6630,30 +6662,28 @@ static void gather_along(struct encoder *e, const struct gather_params *p, struc
     struct array *in[3] = { a[0], a[1], a[2] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
     const struct array *whole = *indexed;
     const char *refusal;
-    int size = whole->shape[p->axis], step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
+    int size = whole->shape[p->axis];
+    int step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
     for (int first = 0; first < size && !e->code; first += step) {
-        struct elementwise_push push = { .n = 0 };
+        union walk_push push = { .take = {
+            .axis_size = (uint32_t)size, .axis_stride = (uint32_t)whole->strides[p->axis], .room = p->room,
+            .part_first = (uint32_t)first, .part_size = (uint32_t)(first + step < size ? step : size - first) } };
         part = *whole;
-        part.shape[p->axis] = first + step < size ? step : size - first;
+        part.shape[p->axis] = (int)push.take.part_size;
         part.offset += first * whole->strides[p->axis] * (int64_t)item_size(whole);
         *indexed = &part;
-        push.offset[0] = set_output(e, 0, in[0]);
-        push.offset[1] = set_input(e, 1, in[1]);
-        push.offset[2] = set_input(e, 2, in[2]);
-        push.stride[3][AXIS_SIZE] = (uint32_t)size;
-        push.stride[3][AXIS_STRIDE] = (uint32_t)whole->strides[p->axis];
-        push.stride[3][PART_FIRST] = (uint32_t)first;
-        push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
-        push.extra[0] = p->room;
-        refusal = try_gather_rows(e, p, in, &push);
+        push.take.offset[0] = set_output(e, SLOT_take_dst, in[0]);
+        push.take.offset[1] = set_input(e, SLOT_take_src, in[1]);
+        push.take.offset[2] = set_input(e, SLOT_take_index, in[2]);
+        refusal = try_gather_rows(e, p, in, &push.take);
         NOTE(e->device, NOTE_GATHER, "rows", refusal, "%s at %s", LAYOUT(in[1]), LAYOUT(in[2]));
         if (refusal) gather_elements(e, p, in, &push);
         if (step > size - first) break;
     }
 }
 
-/* The axis of array k (result, source or values, indices) that dimension d of the walk goes along; -1 where there is none, -2 where
- * the walk must not be cut. */
+/* The axis of array k (result, source or values, indices) that dimension d of the walk goes along; -1 where there is
+ * none, -2 where the walk must not be cut. */
 static int gather_dim(const struct gather_params *p, const struct array *indices, int k, int d)
 {
     int axis = p->axis, last = axis + indices->ndim;
@@ -6670,7 +6700,8 @@ static int gather_dim(const struct gather_params *p, const struct array *indices
     }
 }
 
-/* Where to halve the walk, as one of the arrays is too large but for the axis that is indexed, or the walk is; -1: nowhere. */
+/* Where to halve the walk, as one of the arrays is too large but for the axis that is indexed, or the walk is; -1:
+ * nowhere. */
 static int gather_axis(struct encoder *e, const struct gather_params *p, struct array *const *a)
 {
     const struct array *walk = a[p->mode == GATHER_PUT ? 2 : 0];
@@ -6746,16 +6777,17 @@ static void lower_positions(struct encoder *e, const struct node *n)
 /* Windows of an array: `count` index arrays of one shape and dtype say where they start along as many axes. */
 struct windows { int count, ndim, shape[MAXD], axes[MAXD], sizes[MAXD]; struct array *index[MAXD]; };
 
-/* Sums of index times step over the axes, and of the coordinates of a walk of some shape times base (NULL: none). Strict:
- * windows that do not fit into `a` get the value `none`. */
-static struct array *do_positions(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
-                                  const int64_t *base, const int64_t *steps, uint32_t none, bool strict)
+/* Sums of index times step over the axes, and of the coordinates of a walk of some shape times base (NULL: none).
+ * Strict: windows that do not fit into `a` get the value `none`. */
+static struct array *do_positions(struct call *c, const struct array *a, const struct windows *w, int ndim,
+    const int *shape, const int64_t *base, const int64_t *steps, uint32_t none, bool strict)
 {
     static const int64_t zeros[MAXD] = { 0 };
     struct array *out = output(c, ndim, shape, MLXVK_UINT32), *walk;
     walk = out ? view_of(c, out, MLXVK_UINT32, ndim, shape, base ? base : zeros, 0) : NULL;
     for (int first = 0; !first || first < w->count; first += 2) {
-        struct positions_params p = { .flags = (strict ? POSITIONS_STRICT : 0) | (first ? POSITIONS_ADD : 0), .none = none };
+        struct positions_params p = { .none = none,
+                                      .flags = (strict ? POSITIONS_STRICT : 0) | (first ? POSITIONS_ADD : 0) };
         struct array *in[2] = { NULL, NULL };
         int inputs = w->count - first < 2 ? w->count - first : 2;
         if (first && walk) walk = view_of(c, out, MLXVK_UINT32, ndim, shape, zeros, 0);
@@ -6778,7 +6810,8 @@ static struct array *do_positions(struct call *c, const struct array *a, const s
 static bool check_indices(struct call *c, const struct array *indices)
 {
     if (c->code || !indices) return false;
-    if (!is_integer(indices->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "indices must be integers, not %s", TEXT(indices)), false;
+    if (!is_integer(indices->dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "indices must be integers, not %s", TEXT(indices)), false;
     return true;
 }
 
@@ -6788,21 +6821,18 @@ static struct array *do_take(struct call *c, struct array *a, struct array *indi
     struct array *out;
     axis = normal_axis(c, a, axis);
     if (!check_indices(c, indices) || axis < 0) return NULL;
-    if (!a->size && indices->size) return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
+    if (!a->size && indices->size)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
     for (int i = 0; i < axis; i++) shape[ndim++] = a->shape[i];
     for (int i = 0; i < indices->ndim; i++) shape[ndim++] = indices->shape[i];
     for (int i = axis + 1; i < a->ndim; i++) shape[ndim++] = a->shape[i];
     out = output(c, ndim, shape, a->dtype);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }), ARRAYS(a, indices), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
+           ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
-int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
-{
-    struct call c = begin("take_axis", s);
-    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
-    return finish(&c, do_take(&c, x, i, axis), res);
-}
+FRONT_TWO(take_axis, a, indices, do_take(&c, x, y, axis), int axis, mlxvk_stream s)
 
 int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s)
 {
@@ -6814,13 +6844,15 @@ int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_strea
 /* ---- windows: gather ---- */
 
 /* Index arrays for distinct axes of a: broadcast together, of one integer dtype. */
-static bool broadcast_windows(struct call *c, const struct array *a, struct windows *w, const int *axes, size_t axes_num)
+static bool broadcast_windows(struct call *c, const struct array *a, struct windows *w, const int *axes,
+                              size_t axes_num)
 {
     struct array probe = { .dtype = MLXVK_BOOL };
     mlxvk_dtype dtype = MLXVK_BOOL;
     uint32_t mask = 0;
     if (c->code) return false;
-    if (axes_num != (size_t)w->count) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes for %d index arrays", axes_num, w->count), false;
+    if (axes_num != (size_t)w->count)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes for %d index arrays", axes_num, w->count), false;
     if (w->count && !axes) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axes is NULL"), false;
     for (int k = 0; k < w->count; k++) {
         if (!check_indices(c, w->index[k])) return false;
@@ -6833,7 +6865,8 @@ static bool broadcast_windows(struct call *c, const struct array *a, struct wind
         probe.ndim = w->ndim;
         memcpy(probe.shape, w->shape, sizeof w->shape);
     }
-    if (w->count && !is_integer(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "index arrays of uint64 and of a signed dtype"), false;
+    if (w->count && !is_integer(dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "index arrays of uint64 and of a signed dtype"), false;
     for (int k = 0; k < w->count; k++)
         w->index[k] = broadcast(c, as_type(c, w->index[k], dtype), w->ndim, w->shape);
     return !c->code;
@@ -6846,7 +6879,8 @@ static bool check_windows(struct call *c, const struct array *a, struct windows 
     for (int i = 0; i < w->ndim; i++) none = none || !w->shape[i];
     for (int i = 0; i < a->ndim && !c->code; i++) {
         w->sizes[i] = sizes[i];
-        if (sizes[i] < 0 || (sizes[i] > a->shape[i] && !none)) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
+        if (sizes[i] < 0 || (sizes[i] > a->shape[i] && !none))
+            FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
     }
     return !c->code;
 }
@@ -6856,13 +6890,14 @@ static bool index_inputs(struct call *c, const struct array *a, const struct vec
     w->count = 0;
     w->ndim = 0;
     if (c->code || !a || !v) return !c->code;
-    if (v->size > (size_t)a->ndim) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu index arrays for %s", v->size, TEXT(a)), false;
+    if (v->size > (size_t)a->ndim)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu index arrays for %s", v->size, TEXT(a)), false;
     for (size_t k = 0; k < v->size; k++) w->index[w->count++] = vector_input(c, v, k);
     return !c->code;
 }
 
-static struct array *do_gather(struct call *c, struct array *a, struct windows *w, const int *axes, size_t axes_num, const int *sizes,
-                               size_t sizes_num)
+static struct array *do_gather(struct call *c, struct array *a, struct windows *w, const int *axes, size_t axes_num,
+                               const int *sizes, size_t sizes_num)
 {
     struct gather_params p = { GATHER_STARTS, 0, 16, 0 };
     struct array *out, *starts;
@@ -6891,8 +6926,8 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
     return out;
 }
 
-int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num, const int *slice_sizes,
-                 size_t slice_sizes_num, mlxvk_stream s)
+int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num,
+                 const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s)
 {
     struct call c = begin("gather", s);
     struct array *x = input(&c, "a", a);
@@ -6901,8 +6936,8 @@ int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, co
     return finish(&c, do_gather(&c, x, &w, axes, axes_num, slice_sizes, slice_sizes_num), res);
 }
 
-int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes, size_t slice_sizes_num,
-                        mlxvk_stream s)
+int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes,
+                        size_t slice_sizes_num, mlxvk_stream s)
 {
     struct call c = begin("gather_single", s);
     struct array *x = input(&c, "a", a);
@@ -6913,8 +6948,8 @@ int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, in
 /* ---- slices that start where an array says ---- */
 
 /* The elements of `start` as index arrays of no dimensions, and their axes from 0 on. */
-static bool dynamic_windows(struct call *c, const struct array *a, struct array *start, const int *axes, size_t axes_num,
-                            struct windows *w, int *normal)
+static bool dynamic_windows(struct call *c, const struct array *a, struct array *start, const int *axes,
+                            size_t axes_num, struct windows *w, int *normal)
 {
     uint32_t mask;
     w->count = w->ndim = 0;
@@ -6930,8 +6965,8 @@ static bool dynamic_windows(struct call *c, const struct array *a, struct array 
     return !c->code;
 }
 
-int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num, const int *slice_size,
-                        size_t slice_size_num, mlxvk_stream s)
+int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num,
+                        const int *slice_size, size_t slice_size_num, mlxvk_stream s)
 {
     struct call c = begin("slice_dynamic", s);
     struct array *x = input(&c, "a", a), *i = input(&c, "start", start);
@@ -6982,17 +7017,8 @@ static struct array *do_diag(struct call *c, struct array *a, int k)
     return out;
 }
 
-int mlxvk_diagonal(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_stream s)
-{
-    struct call c = begin("diagonal", s);
-    return finish(&c, do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2), res);
-}
-
-int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s)
-{
-    struct call c = begin("diag", s);
-    return finish(&c, do_diag(&c, input(&c, "a", a), k), res);
-}
+FRONT(diagonal, a, do_diagonal(&c, x, offset, axis1, axis2), int offset, int axis1, int axis2, mlxvk_stream s)
+FRONT(diag, a, do_diag(&c, x, k), int k, mlxvk_stream s)
 
 int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s)
 {
@@ -7028,23 +7054,20 @@ static struct array *do_take_along(struct call *c, struct array *a, struct array
     struct array probe, *out;
     axis = normal_axis(c, a, axis);
     if (!check_indices(c, indices) || axis < 0) return NULL;
-    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
+    if (indices->ndim != a->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
     if (!beside_shape(c, a, indices, axis, &probe)) return NULL;
     if (!a->shape[axis] && indices->size)
         return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
     a = broadcast_beside(c, a, axis, &probe);
     indices = broadcast_beside(c, indices, axis, &probe);
     out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }), ARRAYS(a, indices), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }),
+           ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
-int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
-{
-    struct call c = begin("take_along_axis", s);
-    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
-    return finish(&c, do_take_along(&c, x, i, axis), res);
-}
+FRONT_TWO(take_along_axis, a, indices, do_take_along(&c, x, y, axis), int axis, mlxvk_stream s)
 
 /* Array, indices and values of put_along_axis and its like, broadcast together beside the axis. */
 static bool put_operands(struct call *c, struct array **a, struct array **indices, struct array **values, int axis)
@@ -7057,7 +7080,8 @@ static bool put_operands(struct call *c, struct array **a, struct array **indice
     if (!(*a)->size) return true;
     while (v->ndim > (*indices)->ndim && v->shape[0] == 1 && (v = do_squeeze(c, v, 1)) != NULL) {}
     if (!v || !broadcast_shape(c, *indices, v, &ndim, shape)) return false;
-    if (ndim != (*a)->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(v), TEXT(*a)), false;
+    if (ndim != (*a)->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(v), TEXT(*a)), false;
     v = broadcast(c, v, ndim, shape);
     *indices = broadcast(c, *indices, ndim, shape);
     if (!v || !*indices || !beside_shape(c, *a, *indices, axis, &probe)) return false;
@@ -7082,7 +7106,8 @@ static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct
     return out;
 }
 
-int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
+                         mlxvk_stream s)
 {
     struct call c = begin("put_along_axis", s);
     struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices), *v = input(&c, "values", values);
@@ -10270,8 +10295,7 @@ int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array querie
 
 /* ==== >>random: MLX's threefry generator ========================================================================== */
 
-enum random_kind { RANDOM_BITS, RANDOM_UNIFORM, RANDOM_NORMAL, RANDOM_GUMBEL };
-enum { RANDOM_PART = 1 << 30, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = 8 * CATEGORICAL_THREADS };
+enum { RANDOM_PART = 1 << 30, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = CATEGORICAL_EACH * CATEGORICAL_THREADS };
 
 /* Threefry on the host, for keys that need no device. */
 static void threefry(const uint32_t key[2], uint32_t x, uint32_t y, uint32_t out[2])
@@ -10321,7 +10345,11 @@ static void literal_words(const struct array *key, uint32_t words[2])
     for (int i = 0; i < 2; i++) memcpy(&words[i], key->storage->bytes + key->offset + 4 * i * key->strides[0], 4);
 }
 
-static void seed_words(uint64_t seed, uint32_t words[2]) { words[0] = (uint32_t)(seed >> 32); words[1] = (uint32_t)seed; }
+static void seed_words(uint64_t seed, uint32_t words[2])
+{
+    words[0] = (uint32_t)(seed >> 32);
+    words[1] = (uint32_t)seed;
+}
 
 /* Row 0 of the split becomes the device's state, row 1 is what is used. */
 static struct array *next_key(struct call *c)
@@ -10340,7 +10368,8 @@ static struct array *check_key(struct call *c, struct array *key)
 {
     if (c->code || !key) return NULL;
     if (key->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "a key is uint32, not %s", TEXT(key));
-    if (key->ndim != 1 || key->shape[0] != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "a key has shape (2), not %s", TEXT(key));
+    if (key->ndim != 1 || key->shape[0] != 2)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "a key has shape (2), not %s", TEXT(key));
     return key;
 }
 
@@ -10351,14 +10380,13 @@ static struct array *key_input(struct call *c, mlxvk_array key)
 
 /* ---- lowering ---- */
 
-struct key_push { uint32_t at, step, pushed, words[2]; };
-
-static struct key_push set_key(struct encoder *e, uint32_t slot, struct array *key)
+/* A key that the host knows is pushed, another one bound. */
+static void set_key(struct encoder *e, uint32_t slot, struct array *key, uint32_t push[5])
 {
-    struct key_push k = { .step = (uint32_t)key->strides[0], .pushed = is_literal(key) };
-    if (k.pushed) literal_words(key, k.words);
-    else k.at = set_input(e, slot, key);
-    return k;
+    push[KEY_STEP_BETWEEN] = (uint32_t)key->strides[0];
+    push[KEY_PUSHED] = is_literal(key);
+    if (push[KEY_PUSHED]) literal_words(key, push + KEY_FIRST);
+    else push[KEY_AT] = set_input(e, slot, key);
 }
 
 static void lower_random(struct encoder *e, const struct node *n)
@@ -10366,15 +10394,15 @@ static void lower_random(struct encoder *e, const struct node *n)
     const struct random_params *p = &n->p.random;
     struct array *out = n->out[0], part = *out;
     size_t each, words, room = min_size(e->device->caps.max_range - e->device->caps.offset_align - 16, RANDOM_PART);
-    struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; uint32_t one; } push = {
-        .low = p->low, .high = p->high, .one = 1 };
+    random_push push = { .low = p->low, .high = p->high, .one = 1 };
     int gate = e->device->gate[GATE_PRODUCTS];
     bool products = gate ? gate == 1 : (e->device->caps.quirks & QUIRK_MULTIPLY_TO_ADD) != 0;
     uint32_t fours;
     if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
     each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
     words = (part.size + each - 1) / each;
-    if (words > UINT32_MAX) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%s takes %zu words", TEXT(out), words); return; }
+    if (words > UINT32_MAX)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%s takes %zu words", TEXT(out), words);
     part.ndim = 1;
     part.strides[0] = 1;
     push.words = (uint32_t)words;
@@ -10384,12 +10412,11 @@ static void lower_random(struct encoder *e, const struct node *n)
         push.elements = (uint32_t)min_size(part.size - first * each, push.count * each);
         part.shape[0] = (int)push.elements;
         part.offset = out->offset + (int64_t)(first * each * item_size(&part));
-        push.offset = set_output(e, 0, &part);
-        push.key = set_key(e, 1, n->in[0]);
+        push.offset = set_output(e, SLOT_random_dst, &part);
+        set_key(e, SLOT_random_key, n->in[0], push.key);
         fours = p->kind != RANDOM_BITS ? 1 : item_size(out) == 4 ? 2 : 0;
         if (is_complex(out->dtype) || words > push.count || (words & 7) || (push.offset & 3)) fours = 0;
-        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours, products);
-        set_bytes(e, &push, sizeof push);
+        USE(e, random, &push, .threads = 256, .op = p->kind, .to = out->dtype, .fours = fours, .products = products);
         dispatch_groups(e, ceil_div((words + 1) / 2, fours ? 256 * 4 * fours : 256));
     }
 }
@@ -10400,17 +10427,15 @@ static void lower_categorical(struct encoder *e, const struct node *n)
     struct array *out = n->out[0], *logits = n->in[0], *key = n->in[1];
     uint32_t tiles = ceil_div(logits->size, CATEGORICAL_TILE);
     struct array *stats = scratch(e, tiles, MLXVK_COMPLEX64);
-    struct { uint32_t n, tiles, samples, dst_at, src_at, stride; struct key_push key; uint32_t tile_at; } push = {
-        .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)out->size };
+    categorical_push push = { .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)out->size };
     if (!stats) return;
     for (int i = 0; i < logits->ndim; i++) if (logits->shape[i] > 1) push.stride = (uint32_t)logits->strides[i];
     for (uint32_t step = 0; step < 2; step++) {
-        push.dst_at = set_output(e, 0, step ? out : stats);
-        push.src_at = set_input(e, 1, logits);
-        if (step) push.key = set_key(e, 2, key);
-        if (step) push.tile_at = set_input(e, 3, stats);
-        KERNEL(e, K_CATEGORICAL, CATEGORICAL_THREADS, step, (uint32_t)logits->dtype);
-        set_bytes(e, &push, sizeof push);
+        push.dst_at = set_output(e, SLOT_categorical_dst, step ? out : stats);
+        push.src_at = set_input(e, SLOT_categorical_src, logits);
+        if (step) set_key(e, SLOT_categorical_key, key, push.key);
+        if (step) push.tile_at = set_input(e, SLOT_categorical_tile, stats);
+        USE(e, categorical, &push, .threads = CATEGORICAL_THREADS, .step = step, .from = logits->dtype);
         dispatch_groups(e, step ? out->size : tiles);
     }
     array_release(stats);
@@ -10419,8 +10444,8 @@ static void lower_categorical(struct encoder *e, const struct node *n)
 /* ---- fronts ---- */
 
 /* low and high: bounds (uniform); loc and scale (normal). */
-static struct array *do_random(struct call *c, enum random_kind kind, int ndim, const int *shape, mlxvk_dtype dtype, float low, float high,
-                               struct array *key)
+static struct array *do_random(struct call *c, int kind, int ndim, const int *shape, mlxvk_dtype dtype, float low,
+                               float high, struct array *key)
 {
     struct array *out = c->code || !key ? NULL : output(c, ndim, shape, dtype);
     if (!out) return NULL;
@@ -10484,14 +10509,16 @@ int mlxvk_random_bits(mlxvk_array *res, const int *shape, size_t shape_num, int 
     struct call c = begin("random_bits", s);
     struct array *k = key_input(&c, key);
     mlxvk_dtype t = width == 1 ? MLXVK_UINT8 : width == 2 ? MLXVK_UINT16 : MLXVK_UINT32;
-    if (width != 1 && width != 2 && width != 4) FAIL(&c, MLXVK_ERROR_ARGUMENT, "width must be 1, 2 or 4 bytes, not %d", width);
+    if (width != 1 && width != 2 && width != 4)
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "width must be 1, 2 or 4 bytes, not %d", width);
     return finish(&c, do_random(&c, RANDOM_BITS, shape_count(shape_num), shape, t, 0, 0, k), res);
 }
 
 static bool check_float(struct call *c, mlxvk_dtype dtype)
 {
     if (c->code) return false;
-    if (!is_dtype((int)dtype) || !is_float(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "dtype must be floating, not %s", mlxvk_dtype_name(dtype)), false;
+    if (!is_dtype((int)dtype) || !is_float(dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "dtype must be floating, not %s", mlxvk_dtype_name(dtype)), false;
     return true;
 }
 
@@ -10503,8 +10530,8 @@ static bool literal_float(const struct array *a, float *value)
     return true;
 }
 
-static struct array *do_uniform(struct call *c, struct array *low, struct array *high, int ndim, const int *shape, mlxvk_dtype dtype,
-                                struct array *key)
+static struct array *do_uniform(struct call *c, struct array *low, struct array *high, int ndim, const int *shape,
+                                mlxvk_dtype dtype, struct array *key)
 {
     float from = 0, to = 1;
     struct array *range, *out;
@@ -10520,8 +10547,8 @@ static struct array *do_uniform(struct call *c, struct array *low, struct array 
     return do_binary(c, B_add, out, low);
 }
 
-int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
-                         mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num,
+                         mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_uniform", s);
     struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k;
@@ -10530,8 +10557,8 @@ int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, co
     return finish(&c, do_uniform(&c, x, y, shape_count(shape_num), shape, dtype, k), res);
 }
 
-int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
-                        mlxvk_stream s)
+int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale,
+                        mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_normal", s);
     struct array *k;
@@ -10540,7 +10567,8 @@ int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, ml
     return finish(&c, do_random(&c, RANDOM_NORMAL, shape_count(shape_num), shape, dtype, loc, scale, k), res);
 }
 
-int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array key,
+                        mlxvk_stream s)
 {
     struct call c = begin("random_gumbel", s);
     struct array *k;
@@ -10549,9 +10577,10 @@ int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, ml
     return finish(&c, do_random(&c, RANDOM_GUMBEL, shape_count(shape_num), shape, dtype, 0, 0, k), res);
 }
 
-/* shape: of the samples; the logits without their axis broadcast to it. Several distributions: the largest of logits plus
- * Gumbel noise. One: where a uniform number falls in the cumulative sum, if the samples have dimensions. */
-static struct array *do_categorical(struct call *c, struct array *logits, int axis, int ndim, const int *shape, struct array *key)
+/* shape: of the samples; the logits without their axis broadcast to it. Several distributions: the largest of logits
+ * plus Gumbel noise. One: where a uniform number falls in the cumulative sum, if the samples have dimensions. */
+static struct array *do_categorical(struct call *c, struct array *logits, int axis, int ndim, const int *shape,
+                                    struct array *key)
 {
     int noise[MAXD + 1], at = axis + ndim - logits->ndim + 1;
     struct array *out;
@@ -10570,8 +10599,8 @@ static struct array *do_categorical(struct call *c, struct array *logits, int ax
                              : do_reduce(c, R_argmax, do_binary(c, B_add, out, logits), 1u << at, false);
 }
 
-int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num, mlxvk_array key,
-                                   mlxvk_stream s)
+int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num,
+                                   mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_categorical_shape", s);
     struct array *x = input(&c, "logits", logits), *k, *out = NULL;
@@ -10586,14 +10615,16 @@ int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axi
         if (ndim) memcpy(samples.shape, shape, (size_t)ndim * sizeof *shape);
         if (!broadcast_shape(&c, &rest, &samples, &n, full)) n = -1;
         else if (n != ndim || (n && memcmp(full, shape, (size_t)n * sizeof *full)))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "logits %s without axis %d do not broadcast to the shape of the samples", TEXT(x), axis);
+            FAIL(&c, MLXVK_ERROR_SHAPE, "logits %s without axis %d do not broadcast to the shape of the samples",
+                 TEXT(x), axis);
         else out = do_categorical(&c, x, axis, ndim, shape, k);
     }
     return finish(&c, out, res);
 }
 
 /* num_samples < 0: one, without a dimension for them. */
-static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
+                       mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "logits", logits), *k, *out = NULL;
@@ -10615,7 +10646,8 @@ int mlxvk_random_categorical(mlxvk_array *res, mlxvk_array logits, int axis, mlx
     return categorical("random_categorical", res, logits, axis, -1, key, s);
 }
 
-int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
+                                         mlxvk_array key, mlxvk_stream s)
 {
     if (num_samples < 0) {
         struct call c = begin("random_categorical_num_samples", s);
@@ -11861,8 +11893,8 @@ int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_sca
 
 enum { RADIX_FEW_TILES = 96 };
 
-/* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of two
- * arrays in turn, the last one to what is first here. */
+/* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of
+ * two arrays in turn, the last one to what is first here. */
 struct sort_rows {
     struct array in, out, out_as_keys;
     uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
@@ -11916,7 +11948,9 @@ static uint32_t sort_threads(const struct encoder *e, bool index)
 {
     const struct capabilities *c = &e->device->caps;
     uint32_t threads = 512;
-    while (threads > 64 && (threads > c->max_threads || threads * SORT_EACH * 33 / 32 * (index ? 8 : 4) > c->shared_memory)) threads /= 2;
+    while (threads > 64 &&
+           (threads > c->max_threads || threads * SORT_EACH * 33 / 32 * (index ? 8 : 4) > c->shared_memory))
+        threads /= 2;
     return threads;
 }
 
@@ -11964,8 +11998,8 @@ static void sort_by_merges(struct encoder *e, struct sort_rows *s)
 
 /* ---- radix sort, a digit of eight bits a step ---- */
 
-static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift, struct array *counts,
-                       uint32_t tiles, uint32_t each)
+static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift,
+                       struct array *counts, uint32_t tiles, uint32_t each)
 {
     struct radix_push push = { .rows = s->rows, .n = s->n, .tiles = tiles, .shift = shift };
     uint32_t flags[3] = { 0, 0, p->flags }, subgroups = RADIX_DIGITS / e->device->caps.subgroup;
@@ -12003,7 +12037,9 @@ static bool use_radix(const struct encoder *e, const struct sort_rows *s)
 {
     const struct capabilities *c = &e->device->caps;
     int gate = e->device->gate[GATE_RADIX];
-    if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) || c->max_threads < RADIX_DIGITS) return false;
+    if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) ||
+        c->max_threads < RADIX_DIGITS)
+        return false;
     return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && e->device->tuning->radix));
 }
 
@@ -12031,7 +12067,8 @@ static void lower_sort(struct encoder *e, const struct node *n)
 /* For other lowerings: uint32 keys up to `most` in order, and where each one was. Stable. */
 static void sort_keys(struct encoder *e, struct array *keys, uint32_t most, struct array *sorted, struct array *places)
 {
-    struct sort_rows s = { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
+    struct sort_rows s =
+        { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
     uint32_t digits = 1;
     while (digits < 4 && most >> 8 * digits) digits++;
     if (use_radix(e, &s)) sort_by_digits(e, &s, digits);
@@ -12098,11 +12135,8 @@ SORT_FUNCTION(mlxvk_argpartition, mlxvk_argpartition_axis, KTH_PARAMETER, do_par
 SORT_FUNCTION(mlxvk_topk, mlxvk_topk_axis, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 #undef SORT_FUNCTION
 
-/* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================== */
+/* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================= */
 
-enum scatter_op { SCATTER_NONE, SCATTER_SUM, SCATTER_PROD, SCATTER_MAX, SCATTER_MIN };
-enum scatter_step { SCATTER_CLEAR, SCATTER_MARK, SCATTER_PUT, SCATTER_ATOMIC };
-enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2, SCATTER_SEARCH = 4 };     /* flags of the shaders */
 enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18, PUT_FEW = 32 };
 
 /* Windows of one shape: key i says where window i goes, `none` nowhere. */
@@ -12121,16 +12155,18 @@ static uint32_t window_width(const struct scatter_work *w, const struct scatter_
     if (last < 0 || w->window.stride[0][last] != 1) return 1;
     odd = w->window.shape[last] | w->scale | p->dst_at | p->src_at;
     for (int i = 0; i < last; i++) odd |= w->window.stride[0][i];
-    for (size_t width = most; width > 1; width = less ? width / 2 : 1) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
+    for (size_t width = most; width > 1; width = less ? width / 2 : 1)
+        if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
     return 1;
 }
 
 /* Binds result and source, and fills in what all kernels take: windows in units of the width that is returned. */
-static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p, size_t most, bool less)
+static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p,
+                           size_t most, bool less)
 {
     uint32_t width;
-    p->dst_at = set_output(e, 0, w->out);
-    p->src_at = set_input(e, 1, src);
+    p->dst_at = set_output(e, SLOT_scatter_dst, w->out);
+    p->src_at = set_input(e, SLOT_scatter_src, src);
     width = window_width(w, p, most, less);
     p->dst_at /= width;
     p->src_at /= width;
@@ -12153,18 +12189,16 @@ static void scatter_put(struct encoder *e, const struct scatter_work *w)
     struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
     uint32_t width;
     for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
-        p.key_at = set_input(e, 2, w->keys);
-        set_output(e, 3, winner);
-        KERNEL(e, K_SCATTER, 256, step);
-        set_bytes(e, &p, sizeof p);
+        p.key_at = set_input(e, SLOT_scatter_key, w->keys);
+        set_output(e, SLOT_scatter_winner, winner);
+        USE(e, scatter, &p, .threads = 256, .step = step);
         dispatch_groups(e, ceil_div(p.n, 256));
     }
     width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
-    p.key_at = set_input(e, 2, w->keys);
+    p.key_at = set_input(e, SLOT_scatter_key, w->keys);
     p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
-    if (winner) set_input(e, 3, winner);
-    KERNEL(e, K_SCATTER, 256, SCATTER_PUT, 0, raw_dtype(item_size(w->out) * width));
-    set_bytes(e, &p, sizeof p);
+    if (winner) set_input(e, SLOT_scatter_winner, winner);
+    USE(e, scatter, &p, .threads = 256, .step = SCATTER_PUT, .to = raw_dtype(item_size(w->out) * width));
     dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
     array_release(winner);
 }
@@ -12173,25 +12207,24 @@ static void scatter_atomic(struct encoder *e, const struct scatter_work *w)
 {
     struct scatter_push p = { .n = (uint32_t)w->number };
     set_window(e, w, w->updates, &p, 1, false);
-    p.key_at = set_input(e, 2, w->keys);
-    KERNEL(e, K_SCATTER, 256, SCATTER_ATOMIC, w->op, (uint32_t)w->out->dtype);
-    set_bytes(e, &p, sizeof p);
+    p.key_at = set_input(e, SLOT_scatter_key, w->keys);
+    USE(e, scatter, &p, .threads = 256, .step = SCATTER_ATOMIC, .op = w->op, .to = w->out->dtype);
     dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
 }
 
-/* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come back. */
-static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values, struct array *keys,
-                          struct array *places, struct array *parts, struct array *slots, bool upper)
+/* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come
+ * back. */
+static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values,
+    struct array *keys, struct array *places, struct array *parts, struct array *slots, bool upper)
 {
     uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
-    uint32_t batch = e->device->tuning->scatter_batch;
-    p.key_at = set_input(e, 2, keys);
+    p.key_at = set_input(e, SLOT_scatter_runs_key, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
-    if (places) p.place_at = set_input(e, 3, places);
-    if (parts) set_output(e, 4, parts);
-    if (slots) set_output(e, 5, slots);
-    KERNEL(e, K_SCATTER_RUNS, 128, w->op, (uint32_t)w->out->dtype, width, upper, batch);
-    set_bytes(e, &p, sizeof p);
+    if (places) p.place_at = set_input(e, SLOT_scatter_runs_place, places);
+    if (parts) set_output(e, SLOT_scatter_runs_part, parts);
+    if (slots) set_output(e, SLOT_scatter_runs_slot, slots);
+    USE(e, scatter_runs, &p, .threads = 128, .op = w->op, .to = w->out->dtype, .width = width, .upper = upper,
+        .batch = e->device->tuning->scatter_batch);
     dispatch_groups(e, ceil_div((uint64_t)ceil_div(p.n, p.each) * p.units, 128));
 }
 
@@ -12235,14 +12268,17 @@ static void lower_scatter(struct encoder *e, const struct node *n)
 {
     const struct scatter_params *p = &n->p.scatter;
     struct array *out = n->out[0], *updates = rows_of(e, n->in[0]), window = *out, *one = &window;
-    struct scatter_work w = { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
+    struct scatter_work w =
+        { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
     w.number = w.keys->size;
     w.each = updates->size / w.number;
     if (w.each > 1) {
         memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
         w.window = merge_dims(&one, 1);
     }
-    if (w.op == SCATTER_NONE && (w.number <= PUT_FEW || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
+    if (w.op == SCATTER_NONE &&
+        (w.number <= PUT_FEW || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30)))
+        scatter_put(e, &w);
     else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
     else scatter_sorted(e, &w);
     array_release(updates);
@@ -12251,16 +12287,16 @@ static void lower_scatter(struct encoder *e, const struct node *n)
 /* ---- fronts ---- */
 
 /* A copy to be changed, or the operand itself where only this call sees it. */
-static struct array *scatter_target(struct call *c, const mlxvk_array *res, struct array *a, const struct array *updates,
-                                    const struct windows *w)
+static struct array *scatter_target(struct call *c, const mlxvk_array *res, struct array *a,
+                                    const struct array *updates, const struct windows *w)
 {
     bool in_place = updates_in_place(res, a) && a->row && updates->storage != a->storage;
     for (int k = 0; k < w->count; k++) in_place = in_place && w->index[k]->storage != a->storage;
     return in_place ? view_of(c, a, a->dtype, a->ndim, a->shape, NULL, a->offset) : copy_of(c, a);
 }
 
-/* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as the
- * axis. A key counts steps of `scale` elements. */
+/* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as
+ * the axis. A key counts steps of `scale` elements. */
 static struct array *window_keys(struct call *c, const struct array *a, const struct windows *w, const int64_t *strides,
                                  struct scatter_params *p)
 {
@@ -12280,15 +12316,16 @@ static struct array *window_keys(struct call *c, const struct array *a, const st
         steps[axis] = strides[axis] / scale;
         most += (a->shape[axis] - w->sizes[axis]) * steps[axis];
     }
-    if (most >= UINT32_MAX || scale > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    if (most >= UINT32_MAX || scale > UINT32_MAX)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
     p->scale = (uint32_t)scale;
     p->none = (uint32_t)most + 1;
     return do_positions(c, a, w, w->ndim, w->shape, NULL, steps, p->none, true);
 }
 
 /* Keys of the windows' elements, one by one. base: what the walk's coordinates add. */
-static struct array *element_keys(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
-                                  const int64_t *base, const int64_t *strides, struct scatter_params *p)
+static struct array *element_keys(struct call *c, const struct array *a, const struct windows *w, int ndim,
+    const int *shape, const int64_t *base, const int64_t *strides, struct scatter_params *p)
 {
     if (c->code) return NULL;
     if (a->size >= UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
@@ -12297,15 +12334,17 @@ static struct array *element_keys(struct call *c, const struct array *a, const s
     return do_positions(c, a, w, ndim, shape, base, strides, p->none, true);
 }
 
-static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct windows *w, struct array *updates,
-                                const int *axes, size_t axes_num, enum scatter_op op)
+static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct windows *w,
+                                struct array *updates, const int *axes, size_t axes_num, int op)
 {
     struct scatter_params p = { .op = (uint8_t)op };
     struct array *out, *keys;
     int64_t strides[MAXD], base[MAXD] = { 0 };
     if (c->code || !a || !updates || !broadcast_windows(c, a, w, axes, axes_num)) return NULL;
-    if (updates->ndim != w->ndim + a->ndim || (w->ndim && memcmp(updates->shape, w->shape, (size_t)w->ndim * sizeof *w->shape)))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "updates %s do not have the shape of the indices, then windows of %s", TEXT(updates), TEXT(a));
+    if (updates->ndim != w->ndim + a->ndim ||
+        (w->ndim && memcmp(updates->shape, w->shape, (size_t)w->ndim * sizeof *w->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "updates %s do not have the shape of the indices, then windows of %s",
+                    TEXT(updates), TEXT(a));
     if (!check_windows(c, a, w, updates->shape + w->ndim)) return NULL;
     updates = as_type(c, updates, a->dtype);
     if (!updates || !a->size || !updates->size) return updates ? a : NULL;
@@ -12320,8 +12359,8 @@ static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct a
     return out;
 }
 
-static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,
-                        const int *axes, size_t axes_num, enum scatter_op op, mlxvk_stream s)
+static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices,
+                        mlxvk_array updates, const int *axes, size_t axes_num, int op, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
@@ -12330,8 +12369,8 @@ static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk
     return finish(&c, do_scatter(&c, res, x, &w, u, axes, axes_num, op), res);
 }
 
-static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,
-                          enum scatter_op op, mlxvk_stream s)
+static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates,
+                          int axis, int op, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
@@ -12353,7 +12392,8 @@ SCATTER_FUNCTIONS(mlxvk_scatter_max, mlxvk_scatter_max_single, SCATTER_MAX)
 SCATTER_FUNCTIONS(mlxvk_scatter_min, mlxvk_scatter_min_single, SCATTER_MIN)
 #undef SCATTER_FUNCTIONS
 
-int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
+                           mlxvk_stream s)
 {
     struct call c = begin("scatter_add_axis", s);
     struct array *x = input(&c, "a", a), *v = input(&c, "values", values), *keys = NULL, *out = NULL;
@@ -12373,8 +12413,8 @@ int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices,
 }
 
 /* update: along the axes as long as it is, beside them broadcast to src. */
-static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
-                                             struct array *start, const int *axes, size_t axes_num)
+static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *res, struct array *a,
+    struct array *update, struct array *start, const int *axes, size_t axes_num)
 {
     struct windows w;
     int normal[MAXD], shape[MAXD];
@@ -12390,17 +12430,18 @@ static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *
     return do_scatter(c, res, a, &w, broadcast(c, update, a->ndim, shape), normal, axes_num, SCATTER_NONE);
 }
 
-int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start, const int *axes,
-                               size_t axes_num, mlxvk_stream s)
+int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start,
+                               const int *axes, size_t axes_num, mlxvk_stream s)
 {
     struct call c = begin("slice_update_dynamic", s);
     struct array *x = input(&c, "src", src), *u = input(&c, "update", update), *i = input(&c, "start", start);
     return finish(&c, do_slice_update_dynamic(&c, res, x, u, i, axes, axes_num), res);
 }
 
-/* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the running
- * count of what is true grows, the next element of src is put. */
-static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask, struct array *src)
+/* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the
+ * running count of what is true grows, the next element of src is put. */
+static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask,
+                                       struct array *src)
 {
     struct array *counts, *out;
     int shape[MAXD + 1], rest;
@@ -12409,7 +12450,8 @@ static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, s
     if (mask->dtype != MLXVK_BOOL) return FAIL(c, MLXVK_ERROR_DTYPE, "the mask must be bool, not %s", TEXT(mask));
     if (rest < 0 || (mask->ndim && memcmp(mask->shape, a->shape, (size_t)mask->ndim * sizeof *a->shape)))
         return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s does not have the first dimensions of %s", TEXT(mask), TEXT(a));
-    if (src->ndim > rest + 1) return FAIL(c, MLXVK_ERROR_SHAPE, "src %s has more dimensions than rows of %s", TEXT(src), TEXT(a));
+    if (src->ndim > rest + 1)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "src %s has more dimensions than rows of %s", TEXT(src), TEXT(a));
     while (mask && mask->ndim < a->ndim) mask = do_expand(c, mask, &mask->ndim, 1);
     mask = broadcast(c, mask, a->ndim, a->shape);
     src = as_type(c, src, a->dtype);
@@ -12424,7 +12466,8 @@ static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, s
     append(c, OP_SCAN, PARAMS(.scan = { R_sum, 0, 0 }), ARRAYS(mask), ARRAYS(counts));
     counts = do_reshape(c, counts, a->ndim, a->shape);
     out = c->code ? NULL : scatter_target(c, res, a, src, &(struct windows){ .count = 0 });
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_MASKED, 0, 1, (uint32_t)src->size }), ARRAYS(src, counts), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_MASKED, 0, 1, (uint32_t)src->size }), ARRAYS(src, counts),
+           ARRAYS(out));
     return out;
 }
 
@@ -12441,17 +12484,16 @@ static void search_part(struct encoder *e, struct array *const *a, const void *j
 {
     const struct node *n = job;
     struct array *sequence = n->in[0];
-    struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { (uint32_t)sequence->size, n->p.search.right } };
+    union walk_push push = { .search = {
+        .n = (uint32_t)a[0]->size, .length = (uint32_t)sequence->size, .step = (uint32_t)sequence->strides[0],
+        .dtype = sequence->dtype, .right = n->p.search.right } };
     struct dims g = merge_dims(a, 2);
-    push.offset[0] = set_output(e, 0, a[0]);
-    push.offset[1] = set_input(e, 1, a[1]);
-    push.offset[2] = set_input(e, 2, sequence);
-    if (g.ndim <= PUSH_DIMS) push_dims(&push, &g, 2);
-    else { push.ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 2); }
-    push.stride[3][0] = (uint32_t)sequence->strides[0];
-    push.stride[3][1] = (uint32_t)sequence->dtype;
-    USE(e, search, &push, .threads = 256, .mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
-    dispatch_groups(e, ceil_div(push.n, 256));
+    uint32_t mode = set_dims(e, &push.all, SLOT_search_table, &g, 2);
+    push.search.offset[0] = set_output(e, SLOT_search_dst, a[0]);
+    push.search.offset[1] = set_input(e, SLOT_search_src, a[1]);
+    push.search.offset[2] = set_input(e, SLOT_search_seq, sequence);
+    USE(e, search, &push.search, .threads = 256, .mode = mode);
+    dispatch_groups(e, ceil_div(push.all.n, 256));
 }
 
 static void lower_search(struct encoder *e, const struct node *n)
@@ -12464,7 +12506,8 @@ int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const cha
     struct call c = begin("searchsorted", s);
     struct array *x = input(&c, "a", a), *y = input(&c, "v", v), *out = NULL;
     bool right = side && !strcmp(side, "right");
-    if (!side || (!right && strcmp(side, "left"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
+    if (!side || (!right && strcmp(side, "left")))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
     if (x && x->ndim != 1) FAIL(&c, MLXVK_ERROR_SHAPE, "%s is no sequence", TEXT(x));
     if (!c.code) {
         mlxvk_dtype t = promote(x->dtype, y->dtype);
@@ -12488,7 +12531,8 @@ static struct array *filled(struct call *c, int ndim, const int *shape, double v
 static struct array *do_eye(struct call *c, int n, int m, int k, mlxvk_dtype dtype)
 {
     int64_t row = k < 0 ? -(int64_t)k : 0, column = k > 0 ? k : 0;
-    int64_t count = (int64_t)min_size((size_t)(n > row ? n - row : 0), (size_t)(m > column ? m - column : 0)), step = (int64_t)m + 1;
+    int64_t rows = n > row ? n - row : 0, columns = m > column ? m - column : 0;
+    int64_t count = rows < columns ? rows : columns, step = (int64_t)m + 1;
     struct array *out = filled(c, 2, (int[]){ n, m }, 0, dtype), *diagonal;
     if (!out || !count) return out;
     diagonal = view_of(c, out, dtype, 1, (int[]){ (int)count }, &step, (row * m + column) * (int64_t)item_size(out));
@@ -12556,7 +12600,8 @@ int mlxvk_linspace(mlxvk_array *res, double start, double stop, int num, mlxvk_d
     if (!check_shape(&c, 0, NULL, dtype)) return finish(&c, NULL, res);
     if (num == 1) return finish(&c, as_type(&c, filled(&c, 1, &num, start, MLXVK_FLOAT32), dtype), res);
     t = do_binary(&c, B_divide, do_arange(&c, 0, num, 1, MLXVK_FLOAT32), scalar(&c, (double)num - 1, MLXVK_FLOAT32));
-    rest = do_binary(&c, B_multiply, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), t), scalar(&c, start, MLXVK_FLOAT32));
+    rest = do_binary(&c, B_multiply, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), t),
+                     scalar(&c, start, MLXVK_FLOAT32));
     out = do_binary(&c, B_add, rest, do_binary(&c, B_multiply, t, scalar(&c, stop, MLXVK_FLOAT32)));
     return finish(&c, as_type(&c, out, dtype), res);
 }
@@ -12568,7 +12613,8 @@ static int window(const char *name, mlxvk_array *res, int m, const double *terms
     struct array *x, *out;
     int n = m < 0 ? 0 : m;
     if (m <= 1) return finish(&c, filled(&c, 1, &n, 1, MLXVK_FLOAT32), res);
-    x = do_binary(&c, B_multiply, do_arange(&c, 0, n, 1, MLXVK_FLOAT32), scalar(&c, (terms ? 6.283185307179586 : 2.0) / (n - 1), MLXVK_FLOAT32));
+    x = do_binary(&c, B_multiply, do_arange(&c, 0, n, 1, MLXVK_FLOAT32),
+                  scalar(&c, (terms ? 6.283185307179586 : 2.0) / (n - 1), MLXVK_FLOAT32));
     if (!terms) {
         x = do_unary(&c, U_abs, do_binary(&c, B_subtract, x, scalar(&c, 1, MLXVK_FLOAT32)));
         return finish(&c, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), x), res);
@@ -12582,9 +12628,11 @@ static int window(const char *name, mlxvk_array *res, int m, const double *terms
 }
 
 int mlxvk_bartlett(mlxvk_array *res, int M, mlxvk_stream s) { return window("bartlett", res, M, NULL, s); }
-int mlxvk_hanning(mlxvk_array *res, int M, mlxvk_stream s) { return window("hanning", res, M, (double[]){ 0.5, -0.5, 0 }, s); }
-int mlxvk_hamming(mlxvk_array *res, int M, mlxvk_stream s) { return window("hamming", res, M, (double[]){ 0.54, -0.46, 0 }, s); }
-int mlxvk_blackman(mlxvk_array *res, int M, mlxvk_stream s) { return window("blackman", res, M, (double[]){ 0.42, -0.5, 0.08 }, s); }
+#define X(name, ...)                                                                                                  \
+    int mlxvk_##name(mlxvk_array *res, int M, mlxvk_stream s)                                                         \
+    { return window(#name, res, M, (double[]){ __VA_ARGS__ }, s); }
+X(hanning, 0.5, -0.5, 0) X(hamming, 0.54, -0.46, 0) X(blackman, 0.42, -0.5, 0.08)
+#undef X
 
 /* ---- lists of arrays ---- */
 
@@ -12623,14 +12671,16 @@ int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array inputs, m
     return finish_list(&c, list, count, res);
 }
 
-int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing, mlxvk_stream s)
+int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing,
+                   mlxvk_stream s)
 {
     struct call c = begin("meshgrid", s);
     size_t count;
     struct array **list = vector_list(&c, "arrays", arrays, &count);
     bool swap = indexing && !strcmp(indexing, "xy");
     int full[MAXD] = { 0 };
-    if (!swap && (!indexing || strcmp(indexing, "ij"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "indexing must be \"xy\" or \"ij\"");
+    if (!swap && (!indexing || strcmp(indexing, "ij")))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "indexing must be \"xy\" or \"ij\"");
     if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%zu dimensions; at most %d", count, MAXD);
     for (size_t i = 0; i < count && !c.code; i++) {
         int shape[MAXD];
@@ -12680,8 +12730,8 @@ int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return a
 int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_2d", res, a, 2, s); }
 int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_3d", res, a, 3, s); }
 
-int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted, mlxvk_dtype dtype,
-                             mlxvk_stream s)
+int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted,
+                             mlxvk_dtype dtype, mlxvk_stream s)
 {
     struct call c = begin("number_of_elements", s);
     struct array *x = input(&c, "a", a);
@@ -12703,7 +12753,8 @@ static struct array *do_repeat(struct call *c, struct array *a, int repeats, int
     if (axis < 0) return NULL;
     if (repeats < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d repeats", repeats);
     if (repeats == 1) return a;
-    if ((int64_t)a->shape[axis] * repeats > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", axis, TEXT(a), repeats);
+    if ((int64_t)a->shape[axis] * repeats > INT_MAX)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", axis, TEXT(a), repeats);
     next = axis + 1;
     a = do_expand(c, a, &next, 1);
     if (!a) return NULL;
@@ -12712,35 +12763,32 @@ static struct array *do_repeat(struct call *c, struct array *a, int repeats, int
     return do_flatten(c, broadcast(c, a, a->ndim, shape), axis, next);
 }
 
-int mlxvk_repeat_axis(mlxvk_array *res, mlxvk_array arr, int repeats, int axis, mlxvk_stream s)
-{
-    struct call c = begin("repeat_axis", s);
-    return finish(&c, do_repeat(&c, input(&c, "arr", arr), repeats, axis), res);
-}
-
-int mlxvk_repeat(mlxvk_array *res, mlxvk_array arr, int repeats, mlxvk_stream s)
-{
-    struct call c = begin("repeat", s);
-    return finish(&c, do_repeat(&c, do_flatten(&c, input(&c, "arr", arr), 0, -1), repeats, 0), res);
-}
+FRONT(repeat_axis, arr, do_repeat(&c, x, repeats, axis), int repeats, int axis, mlxvk_stream s)
+FRONT(repeat, arr, do_repeat(&c, do_flatten(&c, x, 0, -1), repeats, 0), int repeats, mlxvk_stream s)
 
 int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_num, mlxvk_stream s)
 {
     struct call c = begin("tile", s);
     struct array *x = input(&c, "arr", arr);
-    int parts[2 * MAXD], from[2 * MAXD], final[MAXD], count = 0, ndim = x && (size_t)x->ndim > reps_num ? x->ndim : shape_count(reps_num);
+    int parts[2 * MAXD], from[2 * MAXD], final[MAXD], count = 0;
+    int ndim = x && (size_t)x->ndim > reps_num ? x->ndim : shape_count(reps_num);
     if (reps_num && !reps) FAIL(&c, MLXVK_ERROR_ARGUMENT, "reps is NULL");
     if (ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%d dimensions; at most %d", ndim, MAXD);
-    for (int i = 0; i < ndim && x && !c.code; i++) {         /* (2, 3) tiled by (4, 5): (1, 2, 1, 3) seen as (4, 2, 5, 3) */
-        int k = i - (ndim - (int)reps_num), rep = k < 0 ? 1 : reps[k], size = i < ndim - x->ndim ? 1 : x->shape[i - (ndim - x->ndim)];
+    for (int i = 0; i < ndim && x && !c.code; i++) {     /* (2, 3) tiled by (4, 5): (1, 2, 1, 3) seen as (4, 2, 5, 3) */
+        int k = i - (ndim - (int)reps_num), rep = k < 0 ? 1 : reps[k];
+        int size = i < ndim - x->ndim ? 1 : x->shape[i - (ndim - x->ndim)];
         if (rep < 0) { FAIL(&c, MLXVK_ERROR_SHAPE, "%d repetitions of %s", rep, TEXT(x)); break; }
-        if ((int64_t)rep * size > INT_MAX) { FAIL(&c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", i, TEXT(x), rep); break; }
+        if ((int64_t)rep * size > INT_MAX) {
+            FAIL(&c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", i, TEXT(x), rep);
+            break;
+        }
         if (rep != 1) { parts[count] = rep; from[count++] = 1; }
         parts[count] = from[count] = size;
         count++;
         final[i] = rep * size;
     }
-    if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%s tiled along so many axes has more than %d dimensions", TEXT(x), MAXD);
+    if (count > MAXD)
+        FAIL(&c, MLXVK_ERROR_SHAPE, "%s tiled along so many axes has more than %d dimensions", TEXT(x), MAXD);
     if (c.code) return finish(&c, NULL, res);
     return finish(&c, do_reshape(&c, broadcast(&c, do_reshape(&c, x, count, from), count, parts), ndim, final), res);
 }
@@ -12778,14 +12826,11 @@ int mlxvk_roll(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_n
     return finish(&c, x ? do_reshape(&c, flat, x->ndim, x->shape) : NULL, res);
 }
 
-int mlxvk_roll_axis(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, int axis, mlxvk_stream s)
-{
-    struct call c = begin("roll_axis", s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, do_roll(&c, x, total_shift(&c, shift, shift_num), axis), res);
-}
+FRONT(roll_axis, a, do_roll(&c, x, total_shift(&c, shift, shift_num), axis), const int *shift, size_t shift_num,
+      int axis, mlxvk_stream s)
 
-int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes, size_t axes_num, mlxvk_stream s)
+int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes,
+                    size_t axes_num, mlxvk_stream s)
 {
     struct call c = begin("roll_axes", s);
     struct array *x = input(&c, "a", a);
@@ -12806,32 +12851,39 @@ static struct array *pad_indices(struct call *c, enum pad_mode mode, int n, int 
     struct array *at = do_arange(c, -(double)low, (double)n + high, 1, MLXVK_INT32);
     double period = mode == PAD_REFLECT ? 2.0 * (n - 1) : 2.0 * n;
     if (n == 1 || mode == PAD_EDGE)
-        return do_binary(c, B_minimum, do_binary(c, B_maximum, at, scalar(c, 0, MLXVK_INT32)), scalar(c, n - 1, MLXVK_INT32));
+        return do_binary(c, B_minimum, do_binary(c, B_maximum, at, scalar(c, 0, MLXVK_INT32)),
+                         scalar(c, n - 1, MLXVK_INT32));
     if (period > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "an axis of %d elements cannot be mirrored", n);
     at = do_binary(c, B_remainder, at, scalar(c, period, MLXVK_INT32));
-    return do_binary(c, B_minimum, at, do_binary(c, B_subtract, scalar(c, period - (mode == PAD_SYMMETRIC), MLXVK_INT32), at));
+    return do_binary(c, B_minimum, at,
+                     do_binary(c, B_subtract, scalar(c, period - (mode == PAD_SYMMETRIC), MLXVK_INT32), at));
 }
 
 /* low, high: of each axis of a. */
-static struct array *do_pad(struct call *c, struct array *a, const int *low, const int *high, struct array *value, const char *name)
+static struct array *do_pad(struct call *c, struct array *a, const int *low, const int *high, struct array *value,
+                            const char *name)
 {
     enum pad_mode mode = PAD_CONSTANT;
     int shape[MAXD], stop[MAXD];
     struct array *out;
     if (c->code || !a) return NULL;
     while (mode < PAD_MODES && (!name || strcmp(name, pad_modes[mode]))) mode++;
-    if (mode == PAD_MODES) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode must be constant, edge, reflect or symmetric, not %s", name ? name : "NULL");
+    if (mode == PAD_MODES)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode must be constant, edge, reflect or symmetric, not %s",
+                    name ? name : "NULL");
     if (value && value->size != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "pad_value %s is not one number", TEXT(value));
     for (int i = 0; i < a->ndim; i++) {
         int64_t n = (int64_t)a->shape[i] + low[i] + high[i];
-        if (low[i] < 0 || high[i] < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
+        if (low[i] < 0 || high[i] < 0)
+            return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
         shape[i] = length_of(c, a, (uint64_t)n);
         if (c->code) return NULL;
         stop[i] = low[i] + a->shape[i];
     }
     if (!memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
     if (mode == PAD_CONSTANT || !a->size) {
-        value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) : scalar(c, 0, a->dtype);
+        value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) :
+            scalar(c, 0, a->dtype);
         out = do_full(c, a->ndim, shape, value, a->dtype);
         append_copy(c, do_slice(c, out, low, stop, NULL), a);
         return out;
@@ -12841,16 +12893,19 @@ static struct array *do_pad(struct call *c, struct array *a, const int *low, con
     return a;
 }
 
-int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size, size_t low_pad_size_num,
-              const int *high_pad_size, size_t high_pad_size_num, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size,
+              size_t low_pad_size_num, const int *high_pad_size, size_t high_pad_size_num, mlxvk_array pad_value,
+              const char *mode, mlxvk_stream s)
 {
     struct call c = begin("pad", s);
     struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
     int low[MAXD] = { 0 }, high[MAXD] = { 0 };
     uint32_t mask;
     if (axes_num != low_pad_size_num || axes_num != high_pad_size_num)
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes, %zu low and %zu high sizes", axes_num, low_pad_size_num, high_pad_size_num);
-    if (axes_num && (!low_pad_size || !high_pad_size)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "low_pad_size or high_pad_size is NULL");
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes, %zu low and %zu high sizes", axes_num, low_pad_size_num,
+             high_pad_size_num);
+    if (axes_num && (!low_pad_size || !high_pad_size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "low_pad_size or high_pad_size is NULL");
     if (!axes_mask(&c, x, axes, axes_num, &mask)) return finish(&c, NULL, res);
     for (size_t i = 0; i < axes_num; i++) {
         int axis = normal_axis(&c, x, axes[i]);
@@ -12860,7 +12915,8 @@ int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num,
     return finish(&c, do_pad(&c, x, low, high, value, mode), res);
 }
 
-int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode,
+                        mlxvk_stream s)
 {
     struct call c = begin("pad_symmetric", s);
     struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
@@ -12872,7 +12928,8 @@ int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_ar
 /* ---- comparisons ---- */
 
 /* |a - b| <= atol + rtol |b|; infinities are close to themselves. */
-static struct array *do_isclose(struct call *c, struct array *a, struct array *b, double rtol, double atol, bool equal_nan)
+static struct array *do_isclose(struct call *c, struct array *a, struct array *b, double rtol, double atol,
+                                bool equal_nan)
 {
     struct array *bound, *out, *finite;
     if (c->code || !a || !b) return NULL;
@@ -12891,19 +12948,10 @@ static struct array *all_of(struct call *c, struct array *a)
     return a && a->ndim ? do_reduce(c, R_all, a, (1u << a->ndim) - 1, false) : a;
 }
 
-int mlxvk_isclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
-{
-    struct call c = begin("isclose", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
-    return finish(&c, do_isclose(&c, x, y, rtol, atol, equal_nan), res);
-}
-
-int mlxvk_allclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
-{
-    struct call c = begin("allclose", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
-    return finish(&c, all_of(&c, do_isclose(&c, x, y, rtol, atol, equal_nan)), res);
-}
+FRONT_TWO(isclose, a, b, do_isclose(&c, x, y, rtol, atol, equal_nan), double rtol, double atol, bool equal_nan,
+          mlxvk_stream s)
+FRONT_TWO(allclose, a, b, all_of(&c, do_isclose(&c, x, y, rtol, atol, equal_nan)), double rtol, double atol,
+          bool equal_nan, mlxvk_stream s)
 
 int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal_nan, mlxvk_stream s)
 {
@@ -12914,14 +12962,16 @@ int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal
     return finish(&c, out, res);
 }
 
-int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf, mlxvk_optional_float neginf, mlxvk_stream s)
+int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf,
+                     mlxvk_optional_float neginf, mlxvk_stream s)
 {
     struct call c = begin("nan_to_num", s);
     struct array *x = input(&c, "a", a);
     mlxvk_dtype t = x ? x->dtype : MLXVK_FLOAT32;
     double most = t == MLXVK_FLOAT16 ? 65504.0 : t == MLXVK_BFLOAT16 ? 0x1.fep127 : (double)FLT_MAX;
-    struct { enum unary test; double value; } changes[] = { { U_isnan, nan }, { U_isposinf, posinf.has_value ? posinf.value : most },
-                                                            { U_isneginf, neginf.has_value ? neginf.value : -most } };
+    struct { enum unary test; double value; } changes[] = {
+        { U_isnan, nan }, { U_isposinf, posinf.has_value ? posinf.value : most },
+        { U_isneginf, neginf.has_value ? neginf.value : -most } };
     if (x && is_complex(t)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
     for (size_t i = 0; i < COUNT(changes) && is_float(t) && x; i++)
         x = do_select(&c, do_unary(&c, changes[i].test, x), scalar(&c, changes[i].value, t), x);
@@ -12950,8 +13000,8 @@ static struct array *do_variance(struct call *c, struct array *a, uint32_t mask,
     return is_complex(t) ? x : as_type(c, x, t);
 }
 
-static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count, bool keepdims, int ddof,
-                    bool root, mlxvk_stream s)
+static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count,
+                    bool keepdims, int ddof, bool root, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a);
@@ -12983,7 +13033,8 @@ static struct array *do_median(struct call *c, struct array *a, uint32_t mask, b
     if (!mask) return as_type(c, a, t);
     ndim = reduced_shape(a, mask, false, shape);
     shape[ndim] = 1;
-    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) shape[ndim] = length_of(c, a, (uint64_t)shape[ndim] * (uint64_t)a->shape[i]);
+    for (int i = 0; i < a->ndim; i++)
+        if (mask >> i & 1) shape[ndim] = length_of(c, a, (uint64_t)shape[ndim] * (uint64_t)a->shape[i]);
     if (!shape[ndim]) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty along its axes", TEXT(a));
     axes_last(a->ndim, mask, order);
     middle = do_sort(c, do_reshape(c, do_transpose(c, a, order), ndim + 1, shape), -1, false);
@@ -13013,25 +13064,28 @@ static struct array *broadcast_to_shape(struct call *c, struct array *a, int ndi
 }
 
 /* True with probability p. */
-int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key,
+                           mlxvk_stream s)
 {
     struct call c = begin("random_bernoulli", s);
     struct array *x = input(&c, "p", p), *k, *bits;
     int ndim = shape_count(shape_num);
     if (x && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "p must be floating, not %s", TEXT(x));
     k = key_input(&c, key);
-    x = broadcast_to_shape(&c, do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32)), ndim, shape);
+    x = do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32));
+    x = broadcast_to_shape(&c, x, ndim, shape);
     bits = do_random(&c, RANDOM_BITS, ndim, shape, MLXVK_UINT32, 0, 0, k);
     return finish(&c, do_binary(&c, B_less, bits, x), res);
 }
 
 /* Whole numbers from float32 ones, as MLX makes them, kept below high where float32 rounds up to it. */
-int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
-                         mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num,
+                         mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_randint", s);
     struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k, *out;
-    if (!is_dtype((int)dtype) || is_inexact(dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
+    if (!is_dtype((int)dtype) || is_inexact(dtype))
+        FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
     k = key_input(&c, key);
     out = do_uniform(&c, x, y, shape_count(shape_num), shape, MLXVK_FLOAT32, k);
     out = c.code ? NULL : as_type(&c, do_unary(&c, U_floor, out), dtype);
@@ -13057,8 +13111,8 @@ static struct array *normal_samples(struct call *c, int ndim, const int *shape, 
     return out ? do_reshape(c, out, ndim, shape) : NULL;
 }
 
-int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array loc,
-                                  mlxvk_array scale, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                                  mlxvk_array loc, mlxvk_array scale, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_normal_broadcast", s);
     struct array *at = optional_input(&c, "loc", loc), *by = optional_input(&c, "scale", scale), *k, *out;
@@ -13075,8 +13129,8 @@ int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t sha
     return finish(&c, out, res);
 }
 
-int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape, size_t shape_num,
-                                  mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape,
+                                  size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_truncated_normal", s);
     struct array *low = input(&c, "lower", lower), *high = input(&c, "upper", upper), *k, *root, *from, *to, *out;
@@ -13092,8 +13146,8 @@ int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_arr
     return finish(&c, do_binary(&c, B_maximum, do_binary(&c, B_minimum, high, out), low), res);
 }
 
-int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
-                         mlxvk_stream s)
+int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc,
+                         float scale, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_laplace", s);
     struct array *k, *u, *out;

@@ -3,6 +3,25 @@
 /* shaders/attention.glsl: flags of the attention kernels */
 enum { ATTEND_CAUSAL = 1, ATTEND_MASK_BOOL = 2, ATTEND_MASK_ADDS = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16 };
 
+/* shaders/binary.comp: functions of two operands */
+enum { BINARY_ADD = 0, BINARY_SUBTRACT = 1, BINARY_MULTIPLY = 2, BINARY_DIVIDE = 3, BINARY_FLOOR_DIVIDE = 4,
+    BINARY_REMAINDER = 5, BINARY_POWER = 6, BINARY_MAXIMUM = 7, BINARY_MINIMUM = 8, BINARY_LOGADDEXP = 9,
+    BINARY_ARCTAN2 = 10, BINARY_BITWISE_AND = 11, BINARY_BITWISE_OR = 12, BINARY_BITWISE_XOR = 13,
+    BINARY_LEFT_SHIFT = 14, BINARY_RIGHT_SHIFT = 15, BINARY_EQUAL = 16, BINARY_NOT_EQUAL = 17,
+    BINARY_GREATER = 18, BINARY_GREATER_EQUAL = 19, BINARY_LESS = 20, BINARY_LESS_EQUAL = 21,
+    BINARY_LOGICAL_AND = 22, BINARY_LOGICAL_OR = 23, BINARY_FLOOR_QUOTIENT = 24, BINARY_NAN_EQUAL = 25,
+    BINARY_SILU_PRODUCT = 26, BINARY_TRUNCATED_QUOTIENT = 27 };
+
+/* shaders/categorical.comp: elements a thread */
+enum { CATEGORICAL_EACH = 8 };
+
+/* shaders/combine.glsl: what is done */
+enum { SCATTER_NONE = 0, SCATTER_SUM = 1, SCATTER_PROD = 2, SCATTER_MAX = 3, SCATTER_MIN = 4 };
+
+/* shaders/elementwise.glsl: flat walks and strided ones, by elements or vectors; TABLE: strided, by elements */
+enum { MODE_FLAT = 0, MODE_FLAT_4 = 1, MODE_STRIDES = 2, MODE_TABLE = 3, MODE_FLAT_8 = 4, MODE_STRIDES_4 = 5,
+    MODE_STRIDES_8 = 6, MODE_FLAT_16 = 7, MODE_STRIDES_16 = 8 };
+
 /* shaders/factor.comp: operations; columns of a block; flags */
 enum { FACTOR_CHOLESKY = 0, FACTOR_INVERSE = 1, FACTOR_PANEL = 2, FACTOR_SWAP = 3, FACTOR_REFLECT = 4,
     FACTOR_BLOCK = 32, FACTOR_UNIT = 1, FACTOR_HALF = 2 };
@@ -35,12 +54,40 @@ enum { QUANT_BLOCK = 32, QUANT_E8M0 = 32, QUANT_E4M3 = 33, QUANT_EVEN_X = 1, QUA
 /* shaders/radix.comp: values of a digit */
 enum { RADIX_DIGITS = 256 };
 
+/* shaders/random.comp: kinds */
+enum { RANDOM_BITS = 0, RANDOM_UNIFORM = 1, RANDOM_NORMAL = 2, RANDOM_GUMBEL = 3 };
+
+/* shaders/scatter.comp: steps */
+enum { SCATTER_CLEAR = 0, SCATTER_MARK = 1, SCATTER_PUT = 2, SCATTER_ATOMIC = 3 };
+
+/* shaders/scatter.comp: flags: the last ones are known; are to be found here */
+enum { SCATTER_WINNERS = 1, SCATTER_SEARCH = 4 };
+
+/* shaders/scatter_runs.comp: a flag: entry i is window i */
+enum { SCATTER_IN_ORDER = 2 };
+
 /* shaders/sort.comp: elements of a thread */
 enum { SORT_EACH = 8 };
 
 /* shaders/sort.glsl: flags of the kernels that sort */
 enum { SORT_RAW = 1, SORT_INDEX_IN = 2, SORT_INDEX_OUT = 4, SORT_KEYS_OUT = 8, SORT_VALUES_OUT = 16,
     SORT_GATHER = 32, SORT_HIGH = 64 };
+
+/* shaders/take.comp: what the indices say */
+enum { TAKE_AT = 0, TAKE_PUT = 1, TAKE_STARTS = 2, TAKE_MASKED = 3 };
+
+/* shaders/threefry.glsl: push constants that say a key: where it lies, how far apart its words are; or that they are here, and they */
+enum { KEY_AT = 0, KEY_STEP_BETWEEN = 1, KEY_PUSHED = 2, KEY_FIRST = 3, KEY_SECOND = 4 };
+
+/* shaders/unary.comp: functions of one operand */
+enum { UNARY_ABS = 0, UNARY_NEGATIVE = 1, UNARY_SIGN = 2, UNARY_SQUARE = 3, UNARY_LOGICAL_NOT = 4,
+    UNARY_BITWISE_INVERT = 5, UNARY_FLOOR = 6, UNARY_CEIL = 7, UNARY_CONJUGATE = 8, UNARY_REAL = 9,
+    UNARY_IMAG = 10, UNARY_SQRT = 11, UNARY_RSQRT = 12, UNARY_RECIPROCAL = 13, UNARY_EXP = 14, UNARY_EXPM1 = 15,
+    UNARY_LOG = 16, UNARY_LOG2 = 17, UNARY_LOG10 = 18, UNARY_LOG1P = 19, UNARY_SIN = 20, UNARY_COS = 21,
+    UNARY_TAN = 22, UNARY_SINH = 23, UNARY_COSH = 24, UNARY_TANH = 25, UNARY_ARCSIN = 26, UNARY_ARCCOS = 27,
+    UNARY_ARCTAN = 28, UNARY_ARCSINH = 29, UNARY_ARCCOSH = 30, UNARY_ARCTANH = 31, UNARY_ERF = 32,
+    UNARY_ERFINV = 33, UNARY_SIGMOID = 34, UNARY_ISNAN = 35, UNARY_ISINF = 36, UNARY_ISFINITE = 37,
+    UNARY_ISPOSINF = 38, UNARY_ISNEGINF = 39, UNARY_DEGREES = 40, UNARY_RADIANS = 41, UNARY_ROUND = 42 };
 
 struct arange_push {
     uint32_t n, offset, start[2], next[2], first;
@@ -56,12 +103,12 @@ struct attention_push {
 static_assert(sizeof(struct attention_push) == 128, "attention_push");
 
 struct elementwise_push {
-    uint32_t n, ndim, shape[4], offset[4], stride[4][4], extra[2], divisor[3], divisor_shifts;
+    uint32_t n, ndim, shape[4], offset[4], divisor[3], divisor_shifts, stride[4][4];
 };
-static_assert(sizeof(struct elementwise_push) == 128, "elementwise_push");
+static_assert(sizeof(struct elementwise_push) == 120, "elementwise_push");
 
 struct categorical_push {
-    uint32_t n, tiles, samples, dst_at, src_at, stride, key_at, key_step, key_pushed, key0, key1, tile_at;
+    uint32_t n, tiles, samples, dst_at, src_at, stride, key[5], tile_at;
 };
 static_assert(sizeof(struct categorical_push) == 48, "categorical_push");
 
@@ -183,7 +230,7 @@ struct radix_push {
 static_assert(sizeof(struct radix_push) == 36, "radix_push");
 
 struct random_push {
-    uint32_t words, first, count, elements, offset, key_at, key_step, key_pushed, key0, key1;
+    uint32_t words, first, count, elements, offset, key[5];
     float low, high;
     uint32_t one;
 };
@@ -216,6 +263,12 @@ struct scatter_push {
 };
 static_assert(sizeof(struct scatter_push) == 76, "scatter_push");
 
+struct search_push {
+    uint32_t n, ndim, shape[4], offset[4], divisor[3], divisor_shifts, stride[3][4], length, step, dtype;
+    uint32_t right;
+};
+static_assert(sizeof(struct search_push) == 120, "search_push");
+
 struct softmax_push {
     uint32_t n, outer, inner, from, to, pairs, ndim, shape[4], stride[4];
 };
@@ -225,6 +278,13 @@ struct sort_push {
     uint32_t rows, n, blocks, row_threads, dst_at, src_at, place_at, dst_place_at, dtype, flags;
 };
 static_assert(sizeof(struct sort_push) == 40, "sort_push");
+
+struct take_push {
+    uint32_t n, ndim, shape[4], offset[4], divisor[3], divisor_shifts, stride[3][4], axis_size;
+    uint32_t axis_stride, part_first, part_size, room;
+    int32_t shift;
+};
+static_assert(sizeof(struct take_push) == 128, "take_push");
 
 struct transpose_push {
     uint32_t rows, columns, to, from, row_out, column_in, tiles_down, tiles_across, matrices, shape[3];
@@ -544,7 +604,8 @@ typedef struct scatter_runs_constants scatter_runs_constants; typedef struct sca
 enum { SLOT_scatter_runs_dst = 0, SLOT_scatter_runs_src = 1, SLOT_scatter_runs_key = 2,
     SLOT_scatter_runs_place = 3, SLOT_scatter_runs_part = 4, SLOT_scatter_runs_slot = 5 };
 
-typedef struct elementwise_constants search_constants; typedef struct elementwise_push search_push;
+struct search_constants { uint32_t threads, mode, scalars, op, to, from; };
+typedef struct search_constants search_constants; typedef struct search_push search_push;
 enum { SLOT_search_dst = 0, SLOT_search_src = 1, SLOT_search_seq = 2, SLOT_search_table = 3 };
 
 typedef struct elementwise_constants select_constants; typedef struct elementwise_push select_push;
@@ -559,7 +620,8 @@ struct sort_constants { uint32_t threads, indexed; };
 typedef struct sort_constants sort_constants; typedef struct sort_push sort_push;
 enum { SLOT_sort_dst = 0, SLOT_sort_src = 1, SLOT_sort_place = 2, SLOT_sort_dst_place = 3 };
 
-typedef struct elementwise_constants take_constants; typedef struct elementwise_push take_push;
+struct take_constants { uint32_t threads, mode, scalars, op, to, from; };
+typedef struct take_constants take_constants; typedef struct take_push take_push;
 enum { SLOT_take_dst = 0, SLOT_take_src = 1, SLOT_take_index = 2, SLOT_take_table = 3 };
 
 struct transpose_constants { uint32_t threads, tile, to, from; };
@@ -606,10 +668,10 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_bf16, ATTENTION_BF16, 6, 0x1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 8, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(binary, BINARY, 4, 0x1, 128, 6, CAP_SMALL) \
-    X(binary_complex, BINARY_COMPLEX, 4, 0x1, 128, 6, CAP_SMALL) \
-    X(binary_half, BINARY_HALF, 4, 0x1, 128, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
-    X(binary_wide, BINARY_WIDE, 4, 0x1, 128, 6, CAP_SMALL) \
+    X(binary, BINARY, 4, 0x1, 120, 6, CAP_SMALL) \
+    X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \
+    X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(binary_wide, BINARY_WIDE, 4, 0x1, 120, 6, CAP_SMALL) \
     X(categorical, CATEGORICAL, 4, 0x1, 48, 3, CAP_SMALL) \
     X(conv_coopmat_bf16, CONV_COOPMAT_BF16, 3, 0x1, 124, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(conv_coopmat_f16, CONV_COOPMAT_F16, 3, 0x1, 124, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
@@ -617,16 +679,16 @@ enum { SLOT_quant_gather_x = 0 };
     X(conv_plain, CONV_PLAIN, 3, 0x1, 124, 4, CAP_SMALL) \
     X(conv_tiled, CONV_TILED, 3, 0x1, 124, 11, CAP_SMALL) \
     X(conv_unfold, CONV_UNFOLD, 2, 0x1, 124, 3, CAP_SMALL) \
-    X(copy, COPY, 3, 0x1, 128, 6, CAP_SMALL) \
-    X(copy_half, COPY_HALF, 3, 0x1, 128, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
-    X(copy_wide, COPY_WIDE, 3, 0x1, 128, 6, CAP_SMALL) \
+    X(copy, COPY, 3, 0x1, 120, 6, CAP_SMALL) \
+    X(copy_half, COPY_HALF, 3, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(copy_wide, COPY_WIDE, 3, 0x1, 120, 6, CAP_SMALL) \
     X(dequantize, DEQUANTIZE, 5, 0x8, 28, 7, CAP_SMALL) \
     X(factor, FACTOR, 3, 0x7, 60, 2, CAP_NONE) \
     X(fft, FFT, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fft_chirp, FFT_CHIRP, 2, 0x3, 16, 1, CAP_SMALL) \
     X(fft_fixed, FFT_FIXED, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fft_more, FFT_MORE, 4, 0x1, 128, 8, CAP_SMALL) \
-    X(fp8, FP8, 3, 0x1, 128, 6, CAP_SMALL) \
+    X(fp8, FP8, 3, 0x1, 120, 6, CAP_SMALL) \
     X(group_rows, GROUP_ROWS, 3, 0x3, 32, 2, CAP_NONE) \
     X(hadamard, HADAMARD, 2, 0x1, 16, 7, CAP_SMALL) \
     X(hadamard_step, HADAMARD_STEP, 2, 0x1, 20, 5, CAP_SMALL) \
@@ -675,17 +737,17 @@ enum { SLOT_quant_gather_x = 0 };
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 7, CAP_SMALL) \
     X(scatter, SCATTER, 4, 0x9, 76, 4, CAP_SMALL) \
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 76, 6, CAP_SMALL) \
-    X(search, SEARCH, 4, 0x1, 128, 6, CAP_SMALL) \
-    X(select, SELECT, 5, 0x1, 128, 6, CAP_SMALL) \
+    X(search, SEARCH, 4, 0x1, 120, 6, CAP_SMALL) \
+    X(select, SELECT, 5, 0x1, 120, 6, CAP_SMALL) \
     X(softmax, SOFTMAX, 3, 0x1, 60, 6, CAP_SMALL) \
     X(sort, SORT, 4, 0x9, 40, 2, CAP_SMALL) \
     X(take, TAKE, 4, 0x1, 128, 6, CAP_SMALL) \
     X(transpose, TRANSPOSE, 2, 0x1, 72, 4, CAP_SMALL) \
     X(transpose_quads, TRANSPOSE_QUADS, 2, 0x1, 72, 3, CAP_SMALL) \
-    X(unary, UNARY, 3, 0x1, 128, 6, CAP_SMALL) \
-    X(unary_complex, UNARY_COMPLEX, 3, 0x1, 128, 6, CAP_SMALL) \
-    X(unary_half, UNARY_HALF, 3, 0x1, 128, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
-    X(unary_wide, UNARY_WIDE, 3, 0x1, 128, 6, CAP_SMALL) \
+    X(unary, UNARY, 3, 0x1, 120, 6, CAP_SMALL) \
+    X(unary_complex, UNARY_COMPLEX, 3, 0x1, 120, 6, CAP_SMALL) \
+    X(unary_half, UNARY_HALF, 3, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(unary_wide, UNARY_WIDE, 3, 0x1, 120, 6, CAP_SMALL) \
     X(vecmat, VECMAT, 6, 0x1, 128, 6, CAP_SMALL) \
     X(winograd, WINOGRAD, 2, 0x1, 124, 4, CAP_SMALL)
 

@@ -11,13 +11,13 @@ BUFFER(0, dst)
 BUFFER(1, key)
 ACCESS(dst)
 
+//! enum RANDOM_: kinds
 const uint BITS = 0, UNIFORM = 1, NORMAL = 2, GUMBEL = 3;
 
 layout(push_constant) uniform random_push {
     uint words, first, count;                          // of the stream; those that the binding holds
     uint elements;                                     // in the binding
-    uint offset, key_at, key_step, key_pushed;
-    uint key0, key1;
+    uint offset, key[5];                               // see KEY_
     float low, high;                                   // NORMAL: loc and scale
     uint one;                                          // which the compiler must not know
 };
@@ -88,7 +88,7 @@ void write_fours(uvec2 k, uint half_up)
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x, half_up = words / 2u + (words & 1u);
-    uvec2 k = key_pushed != 0u ? uvec2(key0, key1) : uvec2(key32[key_at], key32[key_at + key_step]);
+    uvec2 k = KEY;
     if (FOURS > 0u) { write_fours(k, half_up); return; }
     if (i >= half_up) return;
     uvec2 bits = random_pair(k, i, words);
