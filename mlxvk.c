@@ -7678,7 +7678,7 @@ static void product_sum(struct encoder *e, const struct product *p, struct array
     struct matmul_sum_push push = { .M = (uint32_t)p->m, .N = (uint32_t)p->n, .matrices = (uint32_t)product_batches(p),
         .parts = parts, .c_row = (uint32_t)p->c_row, .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row,
         .out_col = (uint32_t)p->out_col, .inner = inner_size(p), .middle = middle_size(p), .alpha = p->alpha,
-            .beta = p->beta };
+        .beta = p->beta };
     push.sums_at = set_input(e, SLOT_matmul_sum_a, sums);
     push.offset_out = set_output(e, SLOT_matmul_sum_d, out) + (uint32_t)p->offset[MAT_OUT];
     if (c) push.offset_c = set_input(e, SLOT_matmul_sum_c, c) + (uint32_t)p->offset[MAT_C];
@@ -7890,8 +7890,8 @@ static void product_coopmat(struct encoder *e, const void *job)
     struct launch l = prepare(e, p, parts, r->bk);
     USE_AS(e, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16, matmul_coopmat_f16, &l.push,
            .threads = r->threads * lanes, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm,
-        .bn = r->bn, .bk = r->bk, .wm = r->tm, .wn = r->tn, .size = e->device->caps.coopmat_size[bf16], .lanes = lanes,
-        .along = along, .aligned = even_operands(&l, along, 8));
+           .bn = r->bn, .bk = r->bk, .wm = r->tm, .wn = r->tn, .size = e->device->caps.coopmat_size[bf16],
+           .lanes = lanes, .along = along, .aligned = even_operands(&l, along, 8));
     launch_tiles(e, p, &l, r);
 }
 
@@ -7904,7 +7904,7 @@ static void product_coopmat2(struct encoder *e, const void *job)
     struct launch l = prepare(e, p, parts, r->bk);
     USE_AS(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, matmul_coopmat2_f16, &l.push,
            .threads = r->threads, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm, .bn = r->bn,
-        .bk = r->bk, .along = reading_order(p));
+           .bk = r->bk, .along = reading_order(p));
     launch_tiles(e, p, &l, r);
 }
 
@@ -8010,7 +8010,11 @@ static double job_cost(const struct encoder *e, const void *job, double speed, d
 
 static double plain_cost(const struct encoder *e, const void *p) { return job_cost(e, p, PLAIN_SPEED, 1); }
 static double tiled_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 1.5, SMALL_PRODUCT); }
-static double coopmat_cost(const struct encoder *e, const void *p) { return job_cost(e, p, in_eights(p) ? 9 : 3, SMALL_PRODUCT); }
+static double coopmat_cost(const struct encoder *e, const void *p)
+{
+    return job_cost(e, p, in_eights(p) ? 9 : 3, SMALL_PRODUCT);
+}
+
 static double coopmat2_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 14, SMALL_PRODUCT); }
 
 /* Twice what the fastest tiles reach: few rows leave most of a tile empty. */
@@ -8348,8 +8352,8 @@ static void gather_tiles_of(struct encoder *e, const struct product *p, bool coo
     if (coopmat)
         USE_AS(e, bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16, matmul_grouped_f16, &q,
                .threads = t->threads * lanes, .type = type, .bm = t->bm, .bn = t->bn, .bk = t->bk, .wm = t->tm,
-            .wn = t->tn, .size = e->device->caps.coopmat_size[bf16], .lanes = lanes, .along = along,
-            .aligned = even_operands(&l, along, 8));
+               .wn = t->tn, .size = e->device->caps.coopmat_size[bf16], .lanes = lanes, .along = along,
+               .aligned = even_operands(&l, along, 8));
     else
         USE(e, matmul_grouped, &q, .threads = t->threads, .type = type, .bm = t->bm, .bn = t->bn, .bk = t->bk,
             .tm = t->tm, .tn = t->tn, .along = along, .vector = even_operands(&l, along, 4),
@@ -8467,8 +8471,7 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
     p = (struct product){ .array = { in[0], in[1], NULL, y }, .m = rows, .n = columns, .k = dim_of(n->in[0], -1),
         .a_row = in[0]->strides[in[0]->ndim - 2], .a_k = in[0]->strides[in[0]->ndim - 1],
         .b_k = in[1]->strides[in[1]->ndim - 2], .b_col = in[1]->strides[in[1]->ndim - 1], .out_row = columns,
-            .out_col = 1,
-        .ndim = 1, .shape = { g.entries }, .alpha = 1, .gather = &g,
+        .out_col = 1, .ndim = 1, .shape = { g.entries }, .alpha = 1, .gather = &g,
         .stride = { [MAT_A] = { stride[0] }, [MAT_B] = { stride[1] }, [MAT_OUT] = { (int64_t)rows * columns } } };
     if (!e->code)
         choose(e, gather_ways, COUNT(gather_ways), wanted > 0 && wanted < (int)COUNT(forced) ? forced[wanted] : 0,
@@ -8491,10 +8494,9 @@ static void lower_segmented_mm(struct encoder *e, const struct node *n)
         struct array segments = *n->in[2];
         struct product p = { .array = { a, b, NULL, y }, .m = dim_of(y, -2), .n = dim_of(y, -1), .k = dim_of(a, -1),
             .a_row = a->strides[0], .a_k = a->strides[1], .b_k = b->strides[0], .b_col = b->strides[1],
-                .out_row = dim_of(y, -1),
-            .out_col = 1, .ndim = 1, .shape = { count - first < most ? count - first : most },
-                .stride = { [MAT_OUT] = { size } },
-            .offset = { [MAT_OUT] = first * size }, .alpha = 1, .segments = &segments };
+            .out_row = dim_of(y, -1), .out_col = 1, .ndim = 1, .shape = { count - first < most ? count - first : most },
+            .stride = { [MAT_OUT] = { size } }, .offset = { [MAT_OUT] = first * size }, .alpha = 1,
+            .segments = &segments };
         segments.offset += 8 * first;
         segments.size -= 2 * (size_t)first;
         segments.ndim = 1;
@@ -8533,9 +8535,8 @@ static void lower_masked_mm(struct encoder *e, const struct node *n)
     s = &l.push;
     q = (struct matmul_masked_push){ .M = s->M, .N = s->N, .K = s->K, .offset_a = s->offset_a, .offset_b = s->offset_b,
         .offset_out = s->offset_out, .a_row = s->a_row, .a_k = s->a_k, .b_k = s->b_k, .b_col = s->b_col,
-            .out_row = s->out_row,
-        .out_col = s->out_col, .inner = s->inner, .middle = s->middle, .part = s->part,
-            .block = (uint32_t)n->p.matmul.block,
+        .out_row = s->out_row, .out_col = s->out_col, .inner = s->inner, .middle = s->middle, .part = s->part,
+        .block = (uint32_t)n->p.matmul.block,
         .masks = (n->in[2] ? 1u : 0u) | (n->in[3] ? 2u : 0u) | (n->in[4] ? 4u : 0u) };
     put_batch(&l.p, MAT_A, q.batch_a);
     put_batch(&l.p, MAT_B, q.batch_b);
@@ -9410,8 +9411,8 @@ static struct product conv_product(const struct conv *v)
 {
     struct product p = { .array = { v->in, v->kernel, NULL, v->out }, .m = conv_rows(v), .n = v->n, .k = conv_depth(v),
         .a_row = v->channels, .a_k = 1, .b_k = 1, .b_col = v->b_row, .out_row = v->out_step[2], .out_col = 1,
-            .ndim = v->groups > 1,
-        .shape = { v->groups }, .stride = { [MAT_A] = { v->c }, [MAT_B] = { v->n * v->b_row }, [MAT_OUT] = { v->n } },
+        .ndim = v->groups > 1, .shape = { v->groups },
+        .stride = { [MAT_A] = { v->c }, [MAT_B] = { v->n * v->b_row }, [MAT_OUT] = { v->n } },
         .offset = { [MAT_A] = v->in_first, [MAT_B] = v->b_first, [MAT_OUT] = v->out_first }, .alpha = 1 };
     return p;
 }
@@ -9606,7 +9607,7 @@ static void conv_winograd(struct encoder *e, const void *job)
     struct array *result = scratch(e, (size_t)(WINOGRAD_POINTS * rows * v->n), MLXVK_FLOAT32);
     struct product p = { .array = { input, kernel, NULL, result }, .n = v->n, .k = v->c, .a_row = v->c, .a_k = 1,
                          .b_k = 1, .b_col = v->c, .out_row = v->n, .out_col = 1, .ndim = 1,
-        .shape = { WINOGRAD_POINTS }, .stride = { [MAT_B] = { v->n * v->c } }, .alpha = 1 };
+                         .shape = { WINOGRAD_POINTS }, .stride = { [MAT_B] = { v->n * v->c } }, .alpha = 1 };
     if (!e->code) winograd_step(e, v, WINOGRAD_KERNEL, v->kernel, v->b_first, kernel, 0, v->n);
     for (int64_t at = 0; at < tiles && !e->code; at += rows) {
         p.m = tiles - at < rows ? tiles - at : rows;
@@ -9703,7 +9704,11 @@ static const char *conv_winograd_fits(const struct encoder *e, const void *job)
 }
 
 /* Costs are as those of products. INFINITY: not where nobody asks for it. */
-static double conv_plain_cost(const struct encoder *e, const void *v) { return speed_cost(e, conv_work(v), PLAIN_SPEED, 1); }
+static double conv_plain_cost(const struct encoder *e, const void *v)
+{
+    return speed_cost(e, conv_work(v), PLAIN_SPEED, 1);
+}
+
 static double conv_depthwise_cost(const struct encoder *e, const void *v) { return conv_plain_cost(e, v) / 10; }
 
 /* Plenty of products for few elements: by tiles, which are cut into parts. */
@@ -9865,7 +9870,7 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
     int64_t counts[SPACE] = { 1, 1, 1 };
     struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups,
                       .channels = dim_of(in, -1), .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups,
-        .in_size = { 1, 1, 1 } };
+                      .in_size = { 1, 1, 1 } };
     int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c,
         out_units = dim_of(out, -1);
     for (int i = SPACE - 1; i >= 0; i--) {
