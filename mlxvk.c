@@ -242,7 +242,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
-    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
+    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses") \
     X(WINOGRAD,      "MLX_VK_ENABLE_WINOGRAD",           1, "convolutions by 3 x 3 in Winograd's way where that is faster")  \
@@ -1198,7 +1198,7 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
 /* What ran and what was refused, counted by family, kernel and signature where a gate asks for it. */
 
 enum family { NOTE_QMM, NOTE_SDPA, NOTE_SPLIT, NOTE_ROPE, NOTE_ARG, NOTE_BINARY, NOTE_BITWISE, NOTE_DEQUANTIZE, NOTE_GATHER, NOTE_FUSED,
-              NOTE_ALGO, FAMILIES };
+              NOTE_MATMUL, NOTE_CONV, NOTE_ALGO, FAMILIES };
 
 /* stats: counts, and prints the counts when the device goes; debug: prints each refusal once (`all`: each note). GATE_COUNT: none. */
 static const struct family_row { const char *name; enum gate stats, debug; bool all; } family_table[FAMILIES] = {
@@ -1212,6 +1212,8 @@ static const struct family_row { const char *name; enum gate stats, debug; bool 
     [NOTE_DEQUANTIZE] = { "dequantize",       GATE_COUNT,      GATE_DEBUG_DEQUANTIZE, false },
     [NOTE_GATHER]     = { "gather",           GATE_COUNT,      GATE_DEBUG_GATHER,     false },
     [NOTE_FUSED]      = { "fused",            GATE_COUNT,      GATE_DEBUG_FUSED,      true },
+    [NOTE_MATMUL]     = { "matmul",           GATE_COUNT,      GATE_COUNT,            false },
+    [NOTE_CONV]       = { "convolution",      GATE_COUNT,      GATE_COUNT,            false },
     [NOTE_ALGO]       = { "algorithms",       GATE_ALGO_STATS, GATE_COUNT,            false },
 };
 
@@ -7611,18 +7613,9 @@ struct product {
     int ndim;                                        /* of the batch, outermost first */
     int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
     float alpha, beta;
-    const struct gather *gather;                     /* then the batch is its entries: one dimension, with the matrices' strides */
+    const struct gather *gather;          /* then the batch is its entries: one dimension, with the matrices' strides */
     struct array *segments;                          /* ranges of K, one for each of a batch of one dimension */
 };
-
-struct product_push {
-    uint32_t m, n, k, offset[MATRICES], a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col, inner, middle;
-    uint32_t batch[MATRICES][BATCH_DIMS];
-    float alpha, beta;
-    uint32_t part;
-};
-
-enum { EPILOGUE_NONE, EPILOGUE_SCALE, EPILOGUE_PART };
 
 /* Joins a batch dimension to the one outside it where every operand allows it. */
 static void merge_batch(struct product *p)
@@ -7661,7 +7654,8 @@ static void suit_strides(struct product *p)
     if (p->k == 1) { p->a_k = p->a_row != 1; p->b_k = p->b_col != 1; }
 }
 
-static struct product product_as_is(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
+static struct product product_as_is(struct array *a, struct array *b, struct array *c, struct array *out, float alpha,
+                                    float beta)
 {
     int i = out->ndim - 1;
     struct product p = { .array = { a, b, c, out }, .m = out->shape[i - 1], .n = out->shape[i], .k = a->shape[i],
@@ -7674,7 +7668,8 @@ static struct product product_as_is(struct array *a, struct array *b, struct arr
     return p;
 }
 
-static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
+static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha,
+                                 float beta)
 {
     struct product p = product_as_is(a, b, c, out, alpha, beta);
     merge_batch(&p);
@@ -7690,40 +7685,45 @@ static int64_t product_batches(const struct product *p)
     return count;
 }
 
-/* Binds the operands and sets the push constants of one dispatch. */
-static struct product_push bind_product(struct encoder *e, const struct product *p)
+static void put_batch(const struct product *p, int operand, uint32_t to[BATCH_DIMS])
 {
-    struct product_push q = { .m = (uint32_t)p->m, .n = (uint32_t)p->n, .k = (uint32_t)p->k, .a_row = (uint32_t)p->a_row,
+    for (int i = 0; i < p->ndim && i < BATCH_DIMS; i++) to[i] = (uint32_t)p->stride[operand][p->ndim - 1 - i];
+}
+
+static uint32_t inner_size(const struct product *p) { return p->ndim > 0 ? (uint32_t)p->shape[p->ndim - 1] : 1; }
+static uint32_t middle_size(const struct product *p) { return p->ndim > 1 ? (uint32_t)p->shape[p->ndim - 2] : 1; }
+
+/* Binds the operands and sets the push constants of one dispatch. */
+static struct matmul_push bind_product(struct encoder *e, const struct product *p)
+{
+    static const uint32_t slot[MATRICES] = { SLOT_matmul_a, SLOT_matmul_b, SLOT_matmul_plain_c, SLOT_matmul_d };
+    struct matmul_push q = { .M = (uint32_t)p->m, .N = (uint32_t)p->n, .K = (uint32_t)p->k, .a_row = (uint32_t)p->a_row,
         .a_k = (uint32_t)p->a_k, .b_k = (uint32_t)p->b_k, .b_col = (uint32_t)p->b_col, .c_row = (uint32_t)p->c_row,
-        .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row, .out_col = (uint32_t)p->out_col, .inner = 1, .middle = 1,
-        .alpha = p->alpha, .beta = p->beta };
-    static const uint32_t slot[MATRICES] = { 1, 2, 3, 0 };
+        .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row, .out_col = (uint32_t)p->out_col,
+        .inner = inner_size(p), .middle = middle_size(p), .alpha = p->alpha, .beta = p->beta };
+    uint32_t *offset[MATRICES] = { &q.offset_a, &q.offset_b, &q.offset_c, &q.offset_out };
+    uint32_t *batch[MATRICES] = { q.batch_a, q.batch_b, q.batch_c, q.batch_out };
+    const struct gather *g = p->gather;
     for (int k = 0; k < MATRICES; k++) {
         if (!p->array[k]) continue;
-        q.offset[k] = bind_array(e, slot[k], p->array[k], k == MAT_OUT) + (uint32_t)p->offset[k];
-        for (int i = 0; i < p->ndim && i < BATCH_DIMS; i++) q.batch[k][i] = (uint32_t)p->stride[k][p->ndim - 1 - i];
+        *offset[k] = bind_array(e, slot[k], p->array[k], k == MAT_OUT) + (uint32_t)p->offset[k];
+        put_batch(p, k, batch[k]);
     }
-    if (p->ndim > 0) q.inner = (uint32_t)p->shape[p->ndim - 1];
-    if (p->ndim > 1) q.middle = (uint32_t)p->shape[p->ndim - 2];
-    if (p->gather) {                                 /* matmul.glsl says what is where */
-        const struct gather *g = p->gather;
+    if (g) {                                         /* matmul.glsl says what is where */
         q.inner = 0;
         q.middle = g->every;
-        if (!g->every) q.batch[MAT_A][1] = set_input(e, 4, g->lhs) + g->first;
-        q.batch[MAT_A][2] = g->matrices - 1;
-        q.batch[MAT_B][1] = set_input(e, 5, g->rhs) + g->first;
-        q.batch[MAT_B][2] = g->weights - 1;
+        if (!g->every) q.batch_a[1] = set_input(e, SLOT_matmul_plain_lhs, g->lhs) + g->first;
+        q.batch_a[2] = g->matrices - 1;
+        q.batch_b[1] = set_input(e, SLOT_matmul_plain_rhs, g->rhs) + g->first;
+        q.batch_b[2] = g->weights - 1;
     }
     if (p->segments) {
-        q.inner = UINT32_MAX;
-        q.batch[MAT_B][1] = set_input(e, 5, p->segments);
+        q.inner = MATMUL_SEGMENTS;
+        q.batch_b[1] = set_input(e, SLOT_matmul_plain_rhs, p->segments);
     }
     return q;
 }
 
-/* ---- choosing kernels ---- */
-
-enum matmul_kind { MATMUL_AUTO, MATMUL_KIND_PLAIN, MATMUL_KIND_VECTOR, MATMUL_KIND_TILED, MATMUL_KIND_COOPMAT, MATMUL_KIND_COOPMAT2 };
 enum { FEW_ROWS = 8, SMALL_PRODUCT = 1 << 15 };
 
 /* b^T @ a^T: the same product with rows and columns exchanged. */
@@ -7745,19 +7745,21 @@ static struct product transposed(const struct product *p)
     return t;
 }
 
-/* Can a bound operand be accessed `count` elements at a time, along a dimension of stride 1 and with `lead` as the other's? */
-static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
+/* Can a bound operand be accessed `count` elements at a time, along a dimension of stride 1, the other's being lead? */
+static bool evenly(const struct product *p, const struct matmul_push *q, int operand, int64_t unit, int64_t lead,
+                   uint32_t count)
 {
-    uint32_t odd = q->offset[operand] | (uint32_t)lead;
-    for (int i = 0; i < (p->gather || p->segments ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
-    if (p->segments && ((operand == MAT_A && p->a_k == 1) || (operand == MAT_B && p->b_k == 1))) return false;   /* they begin anywhere */
-    return p->array[operand] && unit == 1 && !(odd & (count - 1));
+    const uint32_t offset[MATRICES] = { q->offset_a, q->offset_b, q->offset_c, q->offset_out };
+    int64_t odd = offset[operand] | lead;
+    for (int i = 0; i < p->ndim; i++) odd |= p->stride[operand][i];
+    if (p->segments && ((operand == MAT_A && p->a_k == 1) || (operand == MAT_B && p->b_k == 1))) return false;
+    return p->array[operand] && unit == 1 && !(odd & (count - 1));       /* but segments begin anywhere */
 }
 
-/* One dispatch to come, for a product or for parts of it: K may be cut into parts whose float32 results go to a temporary. */
+/* One dispatch to come: K may be cut into parts whose float32 results go to a temporary. */
 struct launch {
     struct product p;
-    struct product_push push;
+    struct matmul_push push;
     uint32_t parts, batches, epilogue;
     bool split;
 };
@@ -7773,7 +7775,7 @@ static struct array *parts_array(struct encoder *e, const struct product *p, uin
     return NULL;
 }
 
-/* How long K of one dispatch may be: kernels take at least 16 of it in an iteration, and their other loops are short. */
+/* How long K of one dispatch may be: kernels take at least 16 of it an iteration; their other loops are short. */
 static int64_t longest_k(const struct device *d)
 {
     return d->caps.quirks & QUIRK_SHORT_LOOPS ? LOOP_MOST / 2 * 16 : INT64_MAX;
@@ -7781,12 +7783,14 @@ static int64_t longest_k(const struct device *d)
 
 static bool has_epilogue(const struct product *p) { return p->array[MAT_C] || p->alpha != 1; }
 
-/* Binds a product's operands, K cut into `parts` parts of a multiple of `step`; 0: one, alpha and c left to product_sum. */
+/* Binds a product's operands, K cut into so many parts of a multiple of `step`; 0: one, alpha and c added behind it. */
 static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
 {
     struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts != 1 };
     parts = parts ? parts : 1;
-    if (p->k / parts > longest_k(e->device)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "matmul", "K of %lld is too long for this driver", (long long)p->k);
+    if (p->k / parts > longest_k(e->device))
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "matmul", "K of %lld is too long for this driver",
+                     (long long)p->k);
     l.epilogue = has_epilogue(p) ? EPILOGUE_SCALE : EPILOGUE_NONE;
     if (l.split) {
         l.p.array[MAT_OUT] = parts_array(e, p, parts);
@@ -7808,24 +7812,23 @@ static struct launch prepare(struct encoder *e, const struct product *p, uint32_
 /* Adds up the parts of a product: [part][row][column] in float32. */
 static void product_sum(struct encoder *e, const struct product *p, struct array *sums, uint32_t parts)
 {
-    struct product sum = *p;
-    struct product_push push;
-    sum.array[MAT_A] = sums;
-    sum.array[MAT_B] = NULL;
-    sum.gather = NULL;
-    sum.offset[MAT_A] = 0;
-    push = bind_product(e, &sum);
-    push.k = (uint32_t)product_batches(p);
-    push.part = parts;
-    KERNEL(e, K_MATMUL_SUM, 256, (uint32_t)p->array[MAT_OUT]->dtype, EPILOGUE_NONE, p->array[MAT_C] != NULL);
-    set_bytes(e, &push, sizeof push);
-    dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * push.k, 256));
+    struct array *c = p->array[MAT_C], *out = p->array[MAT_OUT];
+    struct matmul_sum_push push = { .M = (uint32_t)p->m, .N = (uint32_t)p->n, .matrices = (uint32_t)product_batches(p),
+        .parts = parts, .c_row = (uint32_t)p->c_row, .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row,
+        .out_col = (uint32_t)p->out_col, .inner = inner_size(p), .middle = middle_size(p), .alpha = p->alpha,
+        .beta = p->beta };
+    push.sums_at = set_input(e, SLOT_matmul_sum_a, sums);
+    push.offset_out = set_output(e, SLOT_matmul_sum_d, out) + (uint32_t)p->offset[MAT_OUT];
+    if (c) push.offset_c = set_input(e, SLOT_matmul_sum_c, c) + (uint32_t)p->offset[MAT_C];
+    put_batch(p, MAT_OUT, push.batch_out);
+    put_batch(p, MAT_C, push.batch_c);
+    USE(e, matmul_sum, &push, .threads = 256, .type = out->dtype, .has_c = c != NULL);
+    dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * push.matrices, 256));
 }
 
 /* Dispatches over x by y tiles; then adds up the parts, if there are any. */
 static void launch(struct encoder *e, const struct product *p, struct launch *l, uint32_t x, uint32_t y)
 {
-    set_bytes(e, &l->push, sizeof l->push);
     dispatch(e, x, y, l->batches * l->parts);
     if (!l->split) return;
     if (l->p.array[MAT_OUT]) product_sum(e, p, l->p.array[MAT_OUT], l->parts);
@@ -7836,13 +7839,14 @@ static void launch(struct encoder *e, const struct product *p, struct launch *l,
 static int64_t most_parts(const struct encoder *e, const struct product *p)
 {
     if (p->segments) return 1;
-    int64_t room = (int64_t)min_size(e->device->caps.max_range, (size_t)1 << 28) / 4 / (p->m * p->n * product_batches(p));
+    int64_t room = (int64_t)min_size(e->device->caps.max_range / 4, 1 << 26) / (p->m * p->n * product_batches(p));
     int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
     return room < grid ? room : grid;
 }
 
 /* In how many parts to cut K so that `groups` workgroups become enough; each part at least `least` long. */
-static uint32_t parts_for(const struct encoder *e, const struct product *p, int64_t groups, int64_t enough, int64_t least)
+static uint32_t parts_for(const struct encoder *e, const struct product *p, int64_t groups, int64_t enough,
+                          int64_t least)
 {
     int64_t parts = groups < enough ? enough / groups : 1, most = most_parts(e, p);
     if (parts > p->k / least) parts = p->k / least;
@@ -7852,11 +7856,13 @@ static uint32_t parts_for(const struct encoder *e, const struct product *p, int6
 
 /* ---- the kernels ---- */
 
-static void product_plain(struct encoder *e, const struct product *p)
+static void product_plain(struct encoder *e, const void *job)
 {
+    const struct product *p = job;
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
     struct launch l = prepare(e, p, 1, 1);
-    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, l.epilogue);
+    USE_AS(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, matmul_plain, &l.push, .threads = 256, .type = t,
+           .epilogue = l.epilogue);
     launch(e, p, &l, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16));
 }
 
@@ -7873,7 +7879,8 @@ static void product_matvec(struct encoder *e, const struct product *p)
     l = prepare(e, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
     while (threads < (subgroup ? 256 : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
     vector = evenly(p, &l.push, MAT_A, p->a_k, p->a_row, chunk) && evenly(p, &l.push, MAT_B, p->b_k, p->b_col, chunk);
-    KERNEL(e, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC, threads, type, l.epilogue, few, wide, vector);
+    USE_AS(e, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC, matvec, &l.push, .threads = threads, .type = type,
+           .epilogue = l.epilogue, .few = few, .wide = wide, .vector = vector);
     y = ceil_div(groups, e->device->caps.max_groups[0]);       /* where one dimension of the grid is too short */
     launch(e, p, &l, ceil_div(groups, y), y);
 }
@@ -7883,15 +7890,27 @@ static void product_vecmat(struct encoder *e, const struct product *p)
 {
     uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, lanes = 16, y;
     uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, lanes * chunk);
-    struct launch l = prepare(e, p, parts_for(e, p, groups * product_batches(p), 4 * (int64_t)e->device->tuning->processors, 128), 1);
-    KERNEL(e, K_VECMAT, 256, type, l.epilogue, few, lanes, evenly(p, &l.push, MAT_B, p->b_col, p->b_k, chunk));
+    int64_t enough = 4 * (int64_t)e->device->tuning->processors;
+    struct launch l = prepare(e, p, parts_for(e, p, groups * product_batches(p), enough, 128), 1);
+    USE(e, vecmat, &l.push, .threads = 256, .type = type, .epilogue = l.epilogue, .few = few, .lanes = lanes,
+        .vector = evenly(p, &l.push, MAT_B, p->b_col, p->b_k, chunk));
     y = ceil_div(groups, e->device->caps.max_groups[0]);
     launch(e, p, &l, ceil_div(groups, y), y);
 }
 
-/* Shapes of tiles by kernel: rows and columns of a workgroup, depth; rows and columns of a thread or a subgroup; threads;
- * speed where there are plenty of them, in millions of multiplications a microsecond on one multiprocessor of an H200.
- * As measured there; elsewhere their order matters, not their values. */
+/* Few rows, or few columns: of the transposed product. */
+static bool few_columns(const struct product *p) { return p->n <= FEW_ROWS && p->n < p->m && !p->gather; }
+
+static void product_vector(struct encoder *e, const void *job)
+{
+    struct product p = few_columns(job) ? transposed(job) : *(const struct product *)job;
+    if (p.b_k == 1) product_matvec(e, &p);
+    else product_vecmat(e, &p);
+}
+
+/* Shapes of tiles by kernel: rows and columns of a workgroup, depth; rows and columns of a thread or a subgroup;
+ * threads; speed where there are plenty of them, in millions of multiplications a microsecond on one multiprocessor of
+ * an H200. As measured there; elsewhere their order matters, not their values. */
 struct tile_row { uint16_t bm, bn, bk, tm, tn, threads; float speed; };
 static const struct tile_row tiled_rows[] = {
     { 128, 128, 16, 8, 8, 256, 0.14f },
@@ -7905,7 +7924,7 @@ static const struct tile_row coopmat_rows[] = {
     {  64,  64, 32, 32, 32,  4, 0.40f },
     {  32,  64, 32, 16, 32,  4, 0.25f },
     { 128, 256, 32, 64, 64,  8, 0.68f },
-    { 128, 128, 16, 64, 64,  4, 0.68f },             /* the last: not for convolutions, which are a quarter slower by it */
+    { 128, 128, 16, 64, 64,  4, 0.68f },          /* the last: not for convolutions, which are a quarter slower by it */
 };
 static const struct tile_row coopmat2_rows[] = {
     { 128, 256, 64, 0, 0, 256, 1.09f },
@@ -7918,18 +7937,25 @@ static const struct tile_row coopmat2_rows[] = {
     {  64, 256, 64, 0, 0, 256, 0.80f },
 };
 
-/* Microseconds that a product takes by tiles of a shape and with K in parts, about: rounds of workgroups over the device, and
- * what adding up the parts costs. */
+/* Results of a thread that make the kernel with c slow: 4096^3 took 59 ms, not 4.6, on an H200 (580.159). */
+enum { SLOW_EPILOGUE = 64, EPILOGUE_TIMES = 13 };
+
+/* Microseconds that a product takes by tiles of a shape and with K in parts, about: rounds of workgroups over the
+ * device, and what adding up the parts costs. No parts: one, with alpha and c left to what adds up. */
 static double tile_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t parts)
 {
-    int64_t tiles = (int64_t)ceil_div((uint64_t)p->m, r->bm) * ceil_div((uint64_t)p->n, r->bn) * product_batches(p) * parts;
-    int64_t rounds = ceil_div((uint64_t)tiles, e->device->tuning->processors), depth = ceil_div((uint64_t)p->k, (uint64_t)parts) + r->bk;
-    double cost = (double)(rounds * r->bm * r->bn * depth) * 1e-6 / (double)r->speed;
-    return parts == 1 ? cost : cost + 3 + (double)(parts * p->m * p->n * product_batches(p)) * 3e-6;
+    int64_t n = parts ? parts : 1, depth = ceil_div((uint64_t)p->k, (uint64_t)n) + r->bk, rounds;
+    int64_t tiles = (int64_t)ceil_div((uint64_t)p->m, r->bm) * ceil_div((uint64_t)p->n, r->bn) * product_batches(p) * n;
+    double cost;
+    rounds = ceil_div((uint64_t)tiles, e->device->tuning->processors);
+    cost = (double)(rounds * r->bm * r->bn * depth) * 1e-6 / (double)r->speed;
+    if (parts != 1) return cost + 3 + (double)(n * p->m * p->n * product_batches(p)) * 3e-6;
+    if (!r->tm && p->array[MAT_C]) return INFINITY;  /* cooperative matrices of a workgroup take no c */
+    return r->tm * r->tn == SLOW_EPILOGUE && has_epilogue(p) ? EPILOGUE_TIMES * cost : cost;
 }
 
-static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p, const struct tile_row *rows, int count,
-                                          uint32_t *parts)
+static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p, const struct tile_row *rows,
+                                          int count, uint32_t *parts)
 {
     int forced = e->device->gate[GATE_MATMUL_TILE], first = 0;
     int64_t most = most_parts(e, p);
@@ -7937,8 +7963,9 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
     double least = 0;
     if (forced > 0 && forced <= count) { first = forced - 1; count = forced; }
     for (int i = first; i < count; i++)
-        for (int64_t n = 1; n <= 16 && (n == 1 || (n <= most && p->k >= n * 4 * rows[i].bk)); n++) {
+        for (int64_t n = has_epilogue(p) && most > 0 ? 0 : 1; n <= 16; n++) {
             double cost = tile_cost(e, p, &rows[i], n);
+            if (n > 1 && (n > most || p->k < n * 4 * rows[i].bk)) break;
             if (best && cost >= least) continue;
             best = &rows[i];
             least = cost;
@@ -7947,14 +7974,15 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
     return best;
 }
 
-/* The same of tiles in float32 arithmetic: small ones for CPUs, which have few registers. Not the largest for half types: a
- * convolution by it took 14 times as long as in float32 on an H200 (580.159). */
+/* The same of tiles in float32 arithmetic: small ones for CPUs, which have few registers. Not the largest for half
+ * types: a convolution by it took 14 times as long as in float32 on an H200 (580.159). */
 static const struct tile_row *choose_tiled(const struct encoder *e, const struct product *p, uint32_t *parts)
 {
     const struct tuning *t = e->device->tuning;
     bool largest = p->array[MAT_A]->dtype == MLXVK_FLOAT32 && e->device->caps.shared_memory >= 32768;
     uint32_t first = largest ? t->tile_first : t->tile_half;
-    const struct tile_row *r = choose_tile(e, p, tiled_rows + first, t->tile_count ? (int)t->tile_count : (int)(COUNT(tiled_rows) - first), parts);
+    uint32_t count = t->tile_count ? t->tile_count : (uint32_t)COUNT(tiled_rows) - first;
+    const struct tile_row *r = choose_tile(e, p, tiled_rows + first, (int)count, parts);
     if (t->tile_count) *parts = 1;
     return r;
 }
@@ -7980,98 +8008,64 @@ static void launch_tiles(struct encoder *e, const struct product *p, struct laun
     launch(e, p, l, ceil_div((uint64_t)p->n, r->bn), ceil_div((uint64_t)p->m, r->bm));
 }
 
-/* Results of a thread from which on the kernel does not take c: 4096^3 took 59 ms, not 4.6, on an H200 (580.159). */
-enum { SLOW_EPILOGUE = 64 };
-
-static void product_tiled(struct encoder *e, const struct product *p)
+static void product_tiled(struct encoder *e, const void *job)
 {
-    uint32_t parts = 1, along = reading_order(p);
+    const struct product *p = job;
+    uint32_t parts, along = reading_order(p);
     const struct tile_row *r = choose_tiled(e, p, &parts);
-    struct launch l;
-    if (parts == 1 && r->tm * r->tn >= SLOW_EPILOGUE && has_epilogue(p) && most_parts(e, p) > 0) parts = 0;
-    l = prepare(e, p, parts, r->bk);
-    KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
-           even_operands(&l, along, 4), e->device->tuning->deep ? r->bk : 1);
+    struct launch l = prepare(e, p, parts, r->bk);
+    USE(e, matmul_tiled, &l.push, .threads = r->threads, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue,
+        .bm = r->bm, .bn = r->bn, .bk = r->bk, .tm = r->tm, .tn = r->tn, .along = along,
+        .vector = even_operands(&l, along, 4), .unroll = e->device->tuning->deep ? r->bk : 1);
     launch_tiles(e, p, &l, r);
 }
 
-static void product_coopmat(struct encoder *e, const struct product *p)
+static void product_coopmat(struct encoder *e, const void *job)
 {
+    const struct product *p = job;
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
     uint32_t parts, along = reading_order(p), lanes = e->device->caps.subgroup;
     const struct tile_row *r = choose_tile(e, p, coopmat_rows, COUNT(coopmat_rows), &parts);
     struct launch l = prepare(e, p, parts, r->bk);
-    KERNEL(e, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16, r->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
-           r->bm, r->bn, r->bk, r->tm, r->tn, e->device->caps.coopmat_size[bf16], lanes, along, even_operands(&l, along, 8));
+    USE_AS(e, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16, matmul_coopmat_f16, &l.push,
+           .threads = r->threads * lanes, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm,
+           .bn = r->bn, .bk = r->bk, .wm = r->tm, .wn = r->tn, .size = e->device->caps.coopmat_size[bf16],
+           .lanes = lanes, .along = along, .aligned = even_operands(&l, along, 8));
     launch_tiles(e, p, &l, r);
 }
 
-static void product_coopmat2(struct encoder *e, const struct product *p)
+static void product_coopmat2(struct encoder *e, const void *job)
 {
+    const struct product *p = job;
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
-    uint32_t parts, along = reading_order(p);
+    uint32_t parts;
     const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
-    struct launch l = prepare(e, p, p->array[MAT_C] && parts == 1 ? 0 : parts, r->bk);
-    KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
-           r->bm, r->bn, r->bk, along);
+    struct launch l = prepare(e, p, parts, r->bk);
+    USE_AS(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, matmul_coopmat2_f16, &l.push,
+           .threads = r->threads, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm, .bn = r->bn,
+           .bk = r->bk, .along = reading_order(p));
     launch_tiles(e, p, &l, r);
 }
 
 /* Are all rows read and written in whole steps of 16 bytes (of half types)? */
 static bool in_eights(const struct product *p)
 {
-    const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k, [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k,
-                                     [MAT_OUT] = p->out_row };
+    const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k,
+                                     [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k, [MAT_OUT] = p->out_row };
     if (p->n & 7) return false;                      /* parts of K have rows of n */
     for (int i = 0; i < MATRICES; i++) {
         int64_t odd = lead[i] | p->offset[i];
         if (i == MAT_C) continue;
-        if (lead[i] <= 0) return false;              /* strides of tensor layouts have no sign: the GPU would not come back */
+        if (lead[i] <= 0) return false;        /* strides of tensor layouts have no sign: the GPU would not come back */
         for (int k = 0; k < p->ndim; k++) odd |= p->stride[i][k];
         if ((odd & 7) || p->array[i]->offset % 16) return false;
     }
     return true;
 }
 
-/* The kernel for a product: what a gate asks for if that can do it, else the fastest. Cooperative matrices 2 get even
- * operands only: with others some tiles do not come back from NVIDIA's driver (580.159). */
-static enum matmul_kind choose_kind(const struct encoder *e, const struct product *p)
-{
-    const struct device *d = e->device;
-    enum matmul_kind wanted = (enum matmul_kind)d->gate[GATE_MATMUL_KERNEL];
-    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
-    bool bf16 = t == MLXVK_BFLOAT16, half = bf16 || t == MLXVK_FLOAT16, units = p->a_k == 1 || p->a_row == 1;
-    bool coopmat = half && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
-    bool coopmat2 = half && p->out_col == 1 && in_eights(p) && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
-    double work = (double)p->m * (double)p->n * (double)p->k * (double)product_batches(p);      /* views may be longer than memory */
-    units = units && (p->b_k == 1 || p->b_col == 1);
-    coopmat2 = coopmat2 && (!p->array[MAT_C] || most_parts(e, p) > 0);
-    if (is_complex(t) || !p->k || wanted == MATMUL_KIND_PLAIN) return MATMUL_KIND_PLAIN;
-    if (wanted == MATMUL_KIND_TILED || (wanted == MATMUL_KIND_COOPMAT2 && coopmat2 && units) ||
-        (wanted == MATMUL_KIND_COOPMAT && coopmat && units)) return wanted;
-    if (p->m <= FEW_ROWS && units && (work >= SMALL_PRODUCT / 8 || wanted == MATMUL_KIND_VECTOR)) return MATMUL_KIND_VECTOR;
-    if (work < SMALL_PRODUCT) return MATMUL_KIND_PLAIN;
-    return !units ? MATMUL_KIND_TILED : coopmat2 ? MATMUL_KIND_COOPMAT2 : coopmat ? MATMUL_KIND_COOPMAT : MATMUL_KIND_TILED;
-}
-
 static void product_dispatch(struct encoder *e, const struct product *p);
 
 /* ---- odd rows of half types: copies with rows of whole eights, for cooperative matrices 2 ---- */
-
-enum { EVEN_LEAST = 64, EVEN_WORK = 1 << 29, EVEN_MOST = 1 << 30 };      /* rows and columns, multiplications, elements */
-
-static bool even_pays(const struct encoder *e, const struct product *p)
-{
-    const struct device *d = e->device;
-    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
-    bool bf16 = t == MLXVK_BFLOAT16, units = (p->a_k == 1 || p->a_row == 1) && (p->b_k == 1 || p->b_col == 1);
-    double m = (double)p->m + 8, n = (double)p->n + 8, k = (double)p->k + 8, most = min_size(EVEN_MOST, d->caps.max_range / 2);
-    if (!bf16 && t != MLXVK_FLOAT16) return false;
-    if (!has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) || d->gate[GATE_MATMUL_KERNEL]) return false;
-    if (p->array[MAT_C] || p->gather || p->segments || p->ndim || !units || in_eights(p)) return false;
-    if (p->m < EVEN_LEAST || p->n < EVEN_LEAST || p->k < EVEN_LEAST || m * n * k < EVEN_WORK) return false;
-    return m * k <= most && n * k <= most && m * n <= most;
-}
 
 /* A matrix of an operand's elements; the strides of its rows and columns. */
 static struct array submatrix(const struct array *a, int64_t first, int64_t rows, int64_t columns, int64_t row,
@@ -8093,22 +8087,25 @@ static void copy_matrix(struct encoder *e, struct array to, struct array from)
     elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ &to, &from }, 2);
 }
 
-/* A copy of rows with room for whole eights of rows and columns, where what is more than the operand's holds anything. */
+/* A copy of rows with room for whole eights of rows and columns; what is more than the operand's holds anything. */
 static struct array *padded_rows(struct encoder *e, const struct array *a, int64_t first, int64_t rows, int64_t columns,
                                  int64_t row)
 {
     int64_t pitch = (int64_t)round_up((size_t)columns, 8);
     struct array *copy = scratch(e, round_up((size_t)rows, 8) * (size_t)pitch, a->dtype);
-    if (!e->code) copy_matrix(e, submatrix(copy, 0, rows, columns, pitch, 1), submatrix(a, first, rows, columns, row, 1));
+    if (!e->code)
+        copy_matrix(e, submatrix(copy, 0, rows, columns, pitch, 1), submatrix(a, first, rows, columns, row, 1));
     return copy;
 }
 
 /* Whole eights of columns: what lies beyond n is computed, and not copied. */
-static void product_evenly(struct encoder *e, const struct product *p)
+static void product_evenly(struct encoder *e, const void *job)
 {
+    const struct product *p = job;
     struct array *a, *b, *y;
     struct product q;
-    int64_t m = (int64_t)round_up((size_t)p->m, 8), n = (int64_t)round_up((size_t)p->n, 8), k = (int64_t)round_up((size_t)p->k, 8);
+    int64_t m = (int64_t)round_up((size_t)p->m, 8), n = (int64_t)round_up((size_t)p->n, 8),
+        k = (int64_t)round_up((size_t)p->k, 8);
     bool a_along = p->a_k == 1, b_along = p->b_k == 1;
     a = a_along ? padded_rows(e, p->array[MAT_A], p->offset[MAT_A], p->m, p->k, p->a_row)
               : padded_rows(e, p->array[MAT_A], p->offset[MAT_A], p->k, p->m, p->a_k);
@@ -8126,6 +8123,133 @@ static void product_evenly(struct encoder *e, const struct product *p)
     array_release(a);
     array_release(b);
     array_release(y);
+}
+
+/* ---- ways to do a product ---- */
+
+/* Multiplications: views may be longer than memory. */
+static double product_work(const struct product *p)
+{
+    return (double)p->m * (double)p->n * (double)p->k * (double)product_batches(p);
+}
+
+/* Microseconds of kernels that are `speed` times as fast as the device multiplies without them, once they run, and
+ * faster than product_plain from `least` multiplications on. As measured on an H200; elsewhere the order counts, not
+ * the times. */
+static const double PLAIN_SPEED = 0.5;
+static double speed_cost(const struct encoder *e, double work, double speed, double least)
+{
+    return (work / speed + (least - 1) * (1 / PLAIN_SPEED - 1 / speed)) / e->device->tuning->rate;
+}
+
+static double job_cost(const struct encoder *e, const void *job, double speed, double least)
+{
+    return speed_cost(e, product_work(job), speed, least);
+}
+
+static double plain_cost(const struct encoder *e, const void *p) { return job_cost(e, p, PLAIN_SPEED, 1); }
+static double tiled_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 1.5, SMALL_PRODUCT); }
+static double coopmat_cost(const struct encoder *e, const void *p)
+{
+    return job_cost(e, p, in_eights(p) ? 9 : 3, SMALL_PRODUCT);
+}
+
+static double coopmat2_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 14, SMALL_PRODUCT); }
+
+/* Twice what the fastest tiles reach: few rows leave most of a tile empty. */
+static double vector_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 30, SMALL_PRODUCT / 8); }
+
+/* And each operand is read and written once more. */
+static double even_cost(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+    return coopmat2_cost(e, p) + 4 * (m * k + k * n + m * n) / e->device->tuning->bandwidth;
+}
+
+static const char *plain_fits(const struct encoder *e, const void *job)
+{
+    (void)e;
+    return ((const struct product *)job)->segments ? "ranges of K" : NULL;
+}
+
+static const char *tiled_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    (void)e;
+    return is_complex(p->array[MAT_OUT]->dtype) ? "a complex dtype" : !p->k ? "nothing to multiply" : NULL;
+}
+
+static const char *units_fit(const struct encoder *e, const struct product *p)
+{
+    const char *refusal = tiled_fits(e, p);
+    bool units = (p->a_k == 1 || p->a_row == 1) && (p->b_k == 1 || p->b_col == 1);
+    return refusal ? refusal : units ? NULL : "an operand has no unit stride";
+}
+
+static const char *vector_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    if (p->m > FEW_ROWS && !few_columns(p)) return "more than 8 rows and columns";
+    return p->segments ? "ranges of K" : units_fit(e, p);
+}
+
+/* Has the device a kernel for products of this half type? */
+static const char *half_fits(const struct encoder *e, const struct product *p, enum kernel_id f16, enum kernel_id bf16)
+{
+    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
+    if (t != MLXVK_BFLOAT16 && t != MLXVK_FLOAT16) return "no half type";
+    return has_kernel(e->device, t == MLXVK_BFLOAT16 ? bf16 : f16) ? units_fit(e, p)
+        : "the device lacks cooperative matrices";
+}
+
+static const char *coopmat_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    if (!e->device->caps.coopmat_size[p->array[MAT_OUT]->dtype == MLXVK_BFLOAT16])
+        return "the device lacks cooperative matrices";
+    return half_fits(e, p, K_MATMUL_COOPMAT_F16, K_MATMUL_COOPMAT_BF16);
+}
+
+/* Even operands only: with others some tiles do not come back from NVIDIA's driver (580.159). */
+static const char *coopmat2_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    if (p->segments) return "ranges of K";
+    if (p->out_col != 1 || !in_eights(p)) return "rows are not of whole 16 bytes";
+    if (p->array[MAT_C] && most_parts(e, p) <= 0) return "there is no room for the product without c";
+    return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
+}
+
+enum { EVEN_LEAST = 64, EVEN_WORK = 1 << 29, EVEN_MOST = 1 << 30 };    /* rows and columns, multiplications, elements */
+
+static const char *even_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    double m = (double)p->m + 8, n = (double)p->n + 8, k = (double)p->k + 8;
+    double most = min_size(EVEN_MOST, e->device->caps.max_range / 2);
+    if (p->array[MAT_C] || p->gather || p->segments || p->ndim) return "more than two matrices";
+    if (in_eights(p)) return "rows are of whole 16 bytes";
+    if (p->m < EVEN_LEAST || p->n < EVEN_LEAST || p->k < EVEN_LEAST || m * n * k < EVEN_WORK)
+        return "too small a product";
+    if (m * k > most || n * k > most || m * n > most) return "there is no room for copies";
+    return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
+}
+
+/* In the order of MLX_VK_MATMUL_KERNEL. */
+static const struct candidate product_ways[] = {
+    { "matmul_plain",                   plain_fits,    plain_cost,    product_plain },
+    { "matvec and vecmat",              vector_fits,   vector_cost,   product_vector },
+    { "matmul_tiled",                   tiled_fits,    tiled_cost,    product_tiled },
+    { "matmul_coopmat",                 coopmat_fits,  coopmat_cost,  product_coopmat },
+    { "matmul_coopmat2",                coopmat2_fits, coopmat2_cost, product_coopmat2 },
+    { "matmul_coopmat2 of even copies", even_fits,     even_cost,     product_evenly },
+};
+
+static const struct candidate *choose_product(const struct encoder *e, const struct product *p)
+{
+    return choose(e, product_ways, COUNT(product_ways), e->device->gate[GATE_MATMUL_KERNEL], NOTE_MATMUL, p,
+                  e->device->noted >> NOTE_MATMUL & 1 ? TEXT(p->array[MAT_OUT]) : "");
 }
 
 /* A product by pieces of K: the first one takes alpha, beta and c, the others are added to the result. */
@@ -8148,25 +8272,16 @@ static void product_by_pieces(struct encoder *e, const struct product *p, int64_
 
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
-    struct product t;
-    if (p->k > longest_k(e->device) && !p->gather) { product_by_pieces(e, p, longest_k(e->device)); return; }
-    bool few = p->n <= FEW_ROWS && p->n < p->m && !p->gather;
-    if (few && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
-    if (even_pays(e, p)) { product_evenly(e, p); return; }
-    switch (choose_kind(e, p)) {
-    case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
-    case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
-    case MATMUL_KIND_TILED: product_tiled(e, p); break;
-    case MATMUL_KIND_VECTOR:
-        if (p->b_k == 1) product_matvec(e, p);
-        else product_vecmat(e, p);
-        break;
-    default: product_plain(e, p);
-    }
+    int64_t longest = longest_k(e->device);
+    if (p->k > longest && !p->gather) product_by_pieces(e, p, longest);
+    else choose_product(e, p)->plan(e, p);
 }
 
 /* Rows or columns of one dispatch, by the smallest tiles. */
-static int64_t most_rows(const struct device *d) { return (int64_t)16 * min_u32(d->caps.max_groups[0], d->caps.max_groups[1]); }
+static int64_t most_rows(const struct device *d)
+{
+    return (int64_t)16 * min_u32(d->caps.max_groups[0], d->caps.max_groups[1]);
+}
 
 /* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
 static void product_batch(struct encoder *e, const struct product *p)
@@ -8185,7 +8300,10 @@ static void product_batch(struct encoder *e, const struct product *p)
         }
         return;
     }
-    if (p->ndim <= BATCH_DIMS && product_batches(p) <= e->device->caps.max_groups[2]) { product_dispatch(e, p); return; }
+    if (p->ndim <= BATCH_DIMS && product_batches(p) <= e->device->caps.max_groups[2]) {
+        product_dispatch(e, p);
+        return;
+    }
     one.ndim--;
     memmove(one.shape, p->shape + 1, (size_t)one.ndim * sizeof *one.shape);
     for (int k = 0; k < MATRICES; k++) memmove(one.stride[k], p->stride[k] + 1, (size_t)one.ndim * sizeof **one.stride);
@@ -8195,8 +8313,8 @@ static void product_batch(struct encoder *e, const struct product *p)
     }
 }
 
-/* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not multiplied. NULL, and
- * the operand itself seen, where that is row-major. */
+/* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not
+ * multiplied. NULL, and the operand itself seen, where that is row-major. */
 static struct array *packed_copy(struct encoder *e, const struct array *a, struct array *view)
 {
     struct array compact = *a, *copy;
@@ -8216,12 +8334,13 @@ static struct array *packed_copy(struct encoder *e, const struct array *a, struc
     return copy;
 }
 
-/* Lowers a product that can be bound whole; operands that the fast kernels cannot read are copied first where it is worth it. */
+/* Lowers a product that can be bound whole; operands that fast kernels cannot read are copied where it is worth it. */
 static void product_whole(struct encoder *e, const struct node *n, struct array *const *arrays)
 {
     const struct matmul_params *f = &n->p.matmul;
     struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
-    bool large = (double)(p.m * p.n) * (double)p.k * (double)product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    bool large = (double)(p.m * p.n) * (double)p.k * (double)product_batches(&p) >= 1 << 21 &&
+        !is_complex(arrays[MAT_A]->dtype);
     struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
     if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
     if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
@@ -8241,7 +8360,8 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
         if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1, 0);
     operand++;
     along_k = (operand == MAT_A && axis == last) || (operand == MAT_B && axis == last - 1);
-    if (along_k) axis = operand == MAT_A ? last - 1 : last;    /* K is not split, but what lies between its elements left out */
+    /* K is not split, but what lies between its elements left out */
+    if (along_k) axis = operand == MAT_A ? last - 1 : last;
     if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) { product_whole(e, n, arrays); return; }
     for (int half = 0; half < 2; half++) {
         for (int k = 0; k < MATRICES; k++) {
@@ -8273,7 +8393,7 @@ static bool dense_matrix(const struct array *a)
                   (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]));
 }
 
-/* The one stride between the matrices of an operand, counted over all its batch dimensions; false where there is none. */
+/* The one stride between the matrices of an operand, over all its batch dimensions; false where there is none. */
 static bool matrix_stride(const struct array *a, uint32_t *stride)
 {
     int64_t step = 0, reach = 0;
@@ -8293,13 +8413,16 @@ static bool matrix_stride(const struct array *a, uint32_t *stride)
 static struct array *matrices_of(struct encoder *e, struct array *a, bool dense, uint32_t *stride)
 {
     struct array *rows;
+    bool unit;
     if (!a) return NULL;
-    if (matrix_stride(a, stride) && (dense ? dense_matrix(a) : a->strides[a->ndim - 1] == 1 || a->shape[a->ndim - 1] == 1)) {
+    unit = a->strides[a->ndim - 1] == 1 || a->shape[a->ndim - 1] == 1;
+    if (matrix_stride(a, stride) && (dense ? dense_matrix(a) : unit)) {
         a->refs++;
         return a;
     }
     rows = rows_of(e, a);
-    if (!matrix_stride(rows, stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "gather", "no stride of the matrices");
+    if (!matrix_stride(rows, stride))
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "gather", "no stride of the matrices");
     return rows;
 }
 
@@ -8311,7 +8434,7 @@ static size_t matrix_count(const struct array *a)
     return count;
 }
 
-enum { GROUP_WEIGHTS = 4096, GROUP_ROWS = 4 };       /* weights that can be counted; rows a weight from which grouping pays */
+enum { GROUP_WEIGHTS = 4096, GROUP_ROWS = 4 }; /* weights that can be counted; rows a weight from which grouping pays */
 
 /* Entries sorted by weight and the tiles of `size` rows that they make, for kernels GROUPED. */
 struct row_groups { struct array *tiles, *order; uint32_t count; };
@@ -8320,60 +8443,90 @@ static struct row_groups group_rows(struct encoder *e, const struct gather *g, u
 {
     uint64_t rows = (uint64_t)g->entries * m;
     bool grouped = g->weights <= GROUP_WEIGHTS && m < size;
-    uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->weights, g->entries) : (uint64_t)g->entries * ceil_div(m, size);
-    struct row_groups r = { scratch(e, (size_t)count * 4, MLXVK_UINT32), scratch(e, g->entries, MLXVK_UINT32), (uint32_t)count };
-    uint32_t push[8] = { g->entries, g->weights, m, size, r.count };
+    uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->weights, g->entries)
+                             : (uint64_t)g->entries * ceil_div(m, size);
+    struct row_groups r = { scratch(e, (size_t)count * 4, MLXVK_UINT32), scratch(e, g->entries, MLXVK_UINT32),
+                            (uint32_t)count };
+    struct group_rows_push push = { .entries = g->entries, .weights = g->weights, .each = m, .tile_rows = size,
+                                    .tile_count = r.count };
     if (e->code) return r;
-    push[5] = set_output(e, 0, r.tiles) / 4;
-    push[6] = set_output(e, 1, r.order);
-    push[7] = set_input(e, 2, g->rhs);
-    KERNEL(e, K_GROUP_ROWS, grouped ? min_u32(1024, e->device->caps.max_threads) : 256, grouped);
-    set_bytes(e, push, sizeof push);
+    push.tiles_at = set_output(e, SLOT_group_rows_tiles, r.tiles) / 4;
+    push.order_at = set_output(e, SLOT_group_rows_order, r.order);
+    push.rhs_at = set_input(e, SLOT_group_rows_rhs, g->rhs);
+    USE(e, group_rows, &push, .threads = grouped ? min_u32(1024, e->device->caps.max_threads) : 256,
+        .grouped = grouped);
     dispatch_groups(e, grouped ? 1 : ceil_div(max_size(g->entries, r.count), 256));
     return r;
 }
 
-/* Rows of a sorted by the matrix of b that they meet, in tiles; a lies along its rows. */
-static void gather_grouped(struct encoder *e, const struct product *p)
+/* Rows of a tile by how many of them meet a matrix of b, about. */
+static const struct tile_row *gather_tile(const struct encoder *e, const struct product *p, bool coopmat)
 {
-    const struct device *d = e->device;
+    uint64_t each = (uint64_t)p->m * p->gather->entries / p->gather->weights;
+    bool largest;
+    if (coopmat) return &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3];
+    largest = !e->device->tuning->tile_count && e->device->caps.shared_memory >= 32768;
+    return &tiled_rows[each > 96 && largest ? 0 : each > 40 ? 2 : 3];
+}
+
+/* Rows of a sorted by the matrix of b that they meet, in tiles. */
+static void gather_tiles_of(struct encoder *e, const struct product *p, bool coopmat)
+{
     const struct gather *g = p->gather;
-    int wanted = d->gate[GATE_MATMUL_KERNEL];
-    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16, half = bf16 || p->array[MAT_A]->dtype == MLXVK_FLOAT16;
-    enum kernel_id kernel = bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16;
-    bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
-    uint64_t each = (uint64_t)p->m * g->entries / g->weights;
-    const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3]
-        : &tiled_rows[each > 96 && !d->tuning->tile_count && d->caps.shared_memory >= 32768 ? 0 : each > 40 ? 2 : 3];
+    const struct tile_row *t = gather_tile(e, p, coopmat);
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, along = reading_order(p) & 2, lanes = e->device->caps.subgroup;
+    bool bf16 = type == MLXVK_BFLOAT16;
     struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
     struct launch l = { .p = *p };
-    uint32_t along = reading_order(p) & 2, even, lanes = d->caps.subgroup;
+    struct matmul_grouped_push q;
+    l.p.gather = NULL;
+    l.push = bind_product(e, &l.p);
+    q = (struct matmul_grouped_push){ .M = l.push.M, .N = l.push.N, .K = l.push.K, .offset_a = l.push.offset_a,
+        .offset_b = l.push.offset_b, .offset_out = l.push.offset_out, .a_row = l.push.a_row, .a_k = l.push.a_k,
+        .b_k = l.push.b_k, .b_col = l.push.b_col, .out_row = l.push.out_row, .out_col = l.push.out_col,
+        .a_matrix = l.push.batch_a[0], .b_matrix = l.push.batch_b[0], .every = g->every, .lhs_last = g->matrices - 1 };
     if (!e->code) {
-        l.p.gather = NULL;
-        l.push = bind_product(e, &l.p);
-        l.p.gather = g;
-        even = even_operands(&l, along, coopmat ? 8 : 4);
-        l.push.middle = g->every;                    /* matmul.glsl says what is where */
-        if (!g->every) l.push.batch[MAT_A][1] = set_input(e, 5, g->lhs);
-        l.push.batch[MAT_A][2] = g->matrices - 1;
-        l.push.batch[MAT_OUT][1] = set_input(e, 3, r.tiles);
-        l.push.batch[MAT_OUT][2] = set_input(e, 4, r.order);
-        if (coopmat)
-            KERNEL(e, kernel, t->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
-                   d->caps.coopmat_size[bf16], lanes, along, even);
-        else
-            KERNEL(e, K_MATMUL_GROUPED, t->threads, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
-                   along, even, d->tuning->deep ? t->bk : 1);
-        set_bytes(e, &l.push, sizeof l.push);
-        dispatch(e, ceil_div((uint64_t)p->n, t->bn), r.count, 1);
+        if (!g->every) q.lhs_at = set_input(e, SLOT_matmul_grouped_lhs, g->lhs);
+        q.tiles_at = set_input(e, SLOT_matmul_grouped_tiles, r.tiles);
+        q.order_at = set_input(e, SLOT_matmul_grouped_order, r.order);
     }
+    if (coopmat)
+        USE_AS(e, bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16, matmul_grouped_f16, &q,
+               .threads = t->threads * lanes, .type = type, .bm = t->bm, .bn = t->bn, .bk = t->bk, .wm = t->tm,
+               .wn = t->tn, .size = e->device->caps.coopmat_size[bf16], .lanes = lanes, .along = along,
+               .aligned = even_operands(&l, along, 8));
+    else
+        USE(e, matmul_grouped, &q, .threads = t->threads, .type = type, .bm = t->bm, .bn = t->bn, .bk = t->bk,
+            .tm = t->tm, .tn = t->tn, .along = along, .vector = even_operands(&l, along, 4),
+            .unroll = e->device->tuning->deep ? t->bk : 1);
+    dispatch(e, ceil_div((uint64_t)p->n, t->bn), r.count, 1);
     array_release(r.tiles);
     array_release(r.order);
 }
 
-/* Entry by entry, as many at a time as the grid takes. */
-static void gather_entries(struct encoder *e, const struct product *p)
+/* Tiles read a along its rows. */
+static void gather_grouped(struct encoder *e, const struct product *p, bool coopmat)
 {
+    struct product q = *p;
+    struct array *rows = NULL, *a = p->array[MAT_A];
+    uint32_t step;
+    if (q.k > 1 && q.a_k != 1) {
+        q.array[MAT_A] = rows = rows_of(e, a);
+        if (matrix_stride(rows, &step)) q.stride[MAT_A][0] = step;
+        q.a_row = rows->strides[a->ndim - 2];
+        q.a_k = 1;
+    }
+    if (!e->code) gather_tiles_of(e, &q, coopmat);
+    array_release(rows);
+}
+
+static void grouped_tiled(struct encoder *e, const void *job) { gather_grouped(e, job, false); }
+static void grouped_coopmat(struct encoder *e, const void *job) { gather_grouped(e, job, true); }
+
+/* Entry by entry, as many at a time as the grid takes. */
+static void gather_entries(struct encoder *e, const void *job)
+{
+    const struct product *p = job;
     struct gather part = *p->gather;
     struct product one = *p;
     uint32_t step = part.every ? part.every : 1, most = e->device->caps.max_groups[2] / step * step;
@@ -8381,6 +8534,7 @@ static void gather_entries(struct encoder *e, const struct product *p)
     for (part.first = 0; part.first < part.entries && !e->code; part.first += most) {
         one.shape[0] = min_u32(part.entries - part.first, most);
         one.offset[MAT_OUT] = (int64_t)part.first * one.stride[MAT_OUT][0];
+        suit_strides(&one);
         if (part.every) {
             one.offset[MAT_A] = (int64_t)(part.first / step) * one.stride[MAT_A][0];
             part.matrices = p->gather->matrices - part.first / step;
@@ -8388,6 +8542,50 @@ static void gather_entries(struct encoder *e, const struct product *p)
         product_batch(e, &one);
     }
 }
+
+static const char *grouped_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    const struct gather *g = p->gather;
+    if (p->m > 64 || g->entries < 2) return "an entry's rows fill tiles";
+    if (g->weights > GROUP_WEIGHTS) return "more than 4096 matrices";
+    return (uint64_t)g->entries * (uint64_t)p->m / 32 + g->weights < e->device->caps.max_groups[1] ? NULL
+        : "more tiles than a grid";
+}
+
+static const char *grouped_coopmat_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
+    if (!bf16 && p->array[MAT_A]->dtype != MLXVK_FLOAT16) return "no half type";
+    if (!e->device->caps.coopmat_size[bf16] ||
+        !has_kernel(e->device, bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16))
+        return "the device lacks cooperative matrices";
+    return p->b_k == 1 || p->b_col == 1 ? grouped_fits(e, p) : "an operand has no unit stride";
+}
+
+/* Reading so many matrices of b. */
+static double matrices_cost(const struct encoder *e, const struct product *p, double matrices)
+{
+    return matrices * (double)(p->k * p->n) * (double)item_size(p->array[MAT_B]) / e->device->tuning->bandwidth;
+}
+
+static double grouped_cost(const struct encoder *e, const void *job)
+{
+    return matrices_cost(e, job, ((const struct product *)job)->gather->weights);
+}
+
+static double entries_cost(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    return matrices_cost(e, p, (double)p->gather->entries * (double)p->m / GROUP_ROWS);
+}
+
+static const struct candidate gather_ways[] = {
+    { "matmul_grouped by cooperative matrices", grouped_coopmat_fits, grouped_cost, grouped_coopmat },
+    { "matmul_grouped",                         grouped_fits,         grouped_cost, grouped_tiled },
+    { "entry by entry",                         NULL,                 entries_cost, gather_entries },
+};
 
 static bool unit_stride(const struct array *a)
 {
@@ -8397,38 +8595,28 @@ static bool unit_stride(const struct array *a)
 
 static void lower_gather_mm(struct encoder *e, const struct node *n)
 {
+    static const uint8_t forced[] = { 0, 3, 3, 2, 1, 1, 1 };             /* by MLX_VK_MATMUL_KERNEL */
     struct array *y = n->out[0], *in[2];
     uint32_t stride[2], rows = (uint32_t)dim_of(y, -2), columns = (uint32_t)dim_of(y, -1);
-    struct gather g = { .lhs = n->in[2], .rhs = n->in[3], .every = n->p.gather_mm.every, .entries = (uint32_t)(y->size / rows / columns),
-                        .matrices = (uint32_t)matrix_count(n->in[0]), .weights = (uint32_t)matrix_count(n->in[1]) };
-    struct product p = { .m = rows, .n = columns, .k = dim_of(n->in[0], -1), .out_row = columns, .out_col = 1, .ndim = 1,
-                         .alpha = 1, .gather = &g, .shape = { g.entries } };
-    bool many = rows <= 64 && (uint64_t)g.entries * rows >= (uint64_t)GROUP_ROWS * g.weights && g.weights <= GROUP_WEIGHTS && g.entries > 1 &&
-                (uint64_t)g.entries * rows / 32 + g.weights < e->device->caps.max_groups[1] &&
-                e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_PLAIN && e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_VECTOR;
+    int wanted = e->device->gate[GATE_MATMUL_KERNEL];
+    struct gather g = { .lhs = n->in[2], .rhs = n->in[3], .every = n->p.gather_mm.every,
+        .entries = (uint32_t)(y->size / rows / columns), .matrices = (uint32_t)matrix_count(n->in[0]),
+        .weights = (uint32_t)matrix_count(n->in[1]) };
+    struct product p;
     for (int i = 0; i < 2; i++) {
-        struct array *a = n->in[i];
-        bool fits = matrix_stride(a, &stride[i]) && (i == 0 && many ? a->strides[a->ndim - 1] == 1 || p.k == 1 : unit_stride(a));
-        in[i] = fits ? a : rows_of(e, a);
-        if (fits) a->refs++;
+        bool fits = matrix_stride(n->in[i], &stride[i]) && unit_stride(n->in[i]);
+        in[i] = fits ? n->in[i] : rows_of(e, n->in[i]);
+        if (fits) in[i]->refs++;
         else matrix_stride(in[i], &stride[i]);
     }
-    p.array[MAT_A] = in[0];
-    p.array[MAT_B] = in[1];
-    p.array[MAT_OUT] = y;
-    p.a_row = in[0]->strides[in[0]->ndim - 2];
-    p.a_k = in[0]->strides[in[0]->ndim - 1];
-    p.b_k = in[1]->strides[in[1]->ndim - 2];
-    p.b_col = in[1]->strides[in[1]->ndim - 1];
-    p.stride[MAT_A][0] = stride[0];
-    p.stride[MAT_B][0] = stride[1];
-    p.stride[MAT_OUT][0] = (int64_t)rows * columns;
-    if (many) {
-        gather_grouped(e, &p);
-    } else {
-        suit_strides(&p);
-        gather_entries(e, &p);
-    }
+    p = (struct product){ .array = { in[0], in[1], NULL, y }, .m = rows, .n = columns, .k = dim_of(n->in[0], -1),
+        .a_row = in[0]->strides[in[0]->ndim - 2], .a_k = in[0]->strides[in[0]->ndim - 1],
+        .b_k = in[1]->strides[in[1]->ndim - 2], .b_col = in[1]->strides[in[1]->ndim - 1], .out_row = columns,
+        .out_col = 1, .ndim = 1, .shape = { g.entries }, .alpha = 1, .gather = &g,
+        .stride = { [MAT_A] = { stride[0] }, [MAT_B] = { stride[1] }, [MAT_OUT] = { (int64_t)rows * columns } } };
+    if (!e->code)
+        choose(e, gather_ways, COUNT(gather_ways), wanted > 0 && wanted < (int)COUNT(forced) ? forced[wanted] : 0,
+               NOTE_MATMUL, &p, "by index arrays")->plan(e, &p);
     array_release(in[0]);
     array_release(in[1]);
 }
@@ -8439,28 +8627,24 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
 static void lower_segmented_mm(struct encoder *e, const struct node *n)
 {
     struct array *a = n->in[0], *b = n->in[1], *y = n->out[0], *copies[2] = { NULL };
-    const struct device *d = e->device;
-    int64_t size = (int64_t)dim_of(y, -1) * dim_of(y, -2), count = (int64_t)y->size / size, most = d->caps.max_groups[2];
-    bool bf16 = y->dtype == MLXVK_BFLOAT16, half = bf16 || y->dtype == MLXVK_FLOAT16;
-    int wanted = d->gate[GATE_MATMUL_KERNEL];
-    bool coopmat = half && (!wanted || wanted >= MATMUL_KIND_COOPMAT) && d->caps.coopmat_size[bf16] &&
-                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
+    int64_t size = (int64_t)dim_of(y, -1) * dim_of(y, -2), count = (int64_t)y->size / size;
+    int64_t most = e->device->caps.max_groups[2];
     if (!unit_stride(a)) a = copies[0] = rows_of(e, a);
     if (!unit_stride(b)) b = copies[1] = rows_of(e, b);
     for (int64_t first = 0; first < count && !e->code; first += most) {
         struct array segments = *n->in[2];
         struct product p = { .array = { a, b, NULL, y }, .m = dim_of(y, -2), .n = dim_of(y, -1), .k = dim_of(a, -1),
-            .a_row = a->strides[0], .a_k = a->strides[1], .b_k = b->strides[0], .b_col = b->strides[1], .out_row = dim_of(y, -1),
-            .out_col = 1, .ndim = 1, .shape = { count - first < most ? count - first : most }, .stride = { [MAT_OUT] = { size } },
-            .offset = { [MAT_OUT] = first * size }, .alpha = 1, .segments = &segments };
+            .a_row = a->strides[0], .a_k = a->strides[1], .b_k = b->strides[0], .b_col = b->strides[1],
+            .out_row = dim_of(y, -1), .out_col = 1, .ndim = 1, .shape = { count - first < most ? count - first : most },
+            .stride = { [MAT_OUT] = { size } }, .offset = { [MAT_OUT] = first * size }, .alpha = 1,
+            .segments = &segments };
         segments.offset += 8 * first;
         segments.size -= 2 * (size_t)first;
         segments.ndim = 1;
         segments.shape[0] = (int)segments.size;
         segments.strides[0] = 1;
         suit_strides(&p);
-        if (coopmat) product_coopmat(e, &p);
-        else product_tiled(e, &p);
+        choose_product(e, &p)->plan(e, &p);
     }
     array_release(copies[0]);
     array_release(copies[1]);
@@ -8468,31 +8652,42 @@ static void lower_segmented_mm(struct encoder *e, const struct node *n)
 
 /* ---- block_masked_mm ---- */
 
-/* The product of what masks left, without the parts of K that they say to be zero, in the kernel for large ones in float32;
- * where another kernel is faster, or the product must be cut, with them: they are zero by then. in: a, b, and bool masks of
- * the blocks of the result, a and b, or NULL. */
+/* The product of what masks left, without the parts of K that they say to be zero, in the kernel for large ones in
+ * float32; where another kernel is faster, or the product must be cut, with them: they are zero by then. in: a, b, and
+ * bool masks of the blocks of the result, a and b, or NULL. */
 static void lower_masked_mm(struct encoder *e, const struct node *n)
 {
     struct array *arrays[MATRICES] = { n->in[0], n->in[1], NULL, n->out[0] };
     struct product p = product_as_is(arrays[MAT_A], arrays[MAT_B], NULL, arrays[MAT_OUT], 1, 0);
     bool whole = axis_to_split(e, arrays, MATRICES, 0) < 0;
-    uint32_t parts = 1, along = reading_order(&p), even;
+    uint32_t parts = 1, along = reading_order(&p);
     const struct tile_row *r;
+    const struct matmul_push *s;
+    struct matmul_masked_push q;
     struct launch l;
-    if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > most_rows(e->device) || p.n > most_rows(e->device) || p.ndim > BATCH_DIMS ||
-        product_batches(&p) > e->device->caps.max_groups[2] || p.k > longest_k(e->device) || choose_kind(e, &p) != MATMUL_KIND_TILED) {
+    if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > most_rows(e->device) || p.n > most_rows(e->device) ||
+        p.ndim > BATCH_DIMS || product_batches(&p) > e->device->caps.max_groups[2] || p.k > longest_k(e->device) ||
+        choose_product(e, &p)->plan != product_tiled) {
         product_split(e, n, arrays);
         return;
     }
     r = choose_tiled(e, &p, &parts);
     l = prepare(e, &p, parts, r->bk);
-    even = even_operands(&l, along, 4);
-    l.push.batch[MAT_C][0] = (n->in[2] ? 1u : 0u) | (n->in[3] ? 2u : 0u) | (n->in[4] ? 4u : 0u);
-    l.push.batch[MAT_C][1] = (uint32_t)n->p.matmul.block;
-    if (n->in[2]) l.push.offset[MAT_C] = set_input(e, 3, n->in[2]);
-    if (n->in[3]) l.push.c_row = set_input(e, 4, n->in[3]);
-    if (n->in[4]) l.push.c_col = set_input(e, 5, n->in[4]);
-    KERNEL(e, K_MATMUL_MASKED, r->threads, (uint32_t)n->in[0]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, e->device->tuning->deep ? r->bk : 1);
+    s = &l.push;
+    q = (struct matmul_masked_push){ .M = s->M, .N = s->N, .K = s->K, .offset_a = s->offset_a, .offset_b = s->offset_b,
+        .offset_out = s->offset_out, .a_row = s->a_row, .a_k = s->a_k, .b_k = s->b_k, .b_col = s->b_col,
+        .out_row = s->out_row, .out_col = s->out_col, .inner = s->inner, .middle = s->middle, .part = s->part,
+        .block = (uint32_t)n->p.matmul.block,
+        .masks = (n->in[2] ? 1u : 0u) | (n->in[3] ? 2u : 0u) | (n->in[4] ? 4u : 0u) };
+    put_batch(&l.p, MAT_A, q.batch_a);
+    put_batch(&l.p, MAT_B, q.batch_b);
+    put_batch(&l.p, MAT_OUT, q.batch_out);
+    if (n->in[2]) q.mask_at = set_input(e, SLOT_matmul_masked_c, n->in[2]);
+    if (n->in[3]) q.a_mask_at = set_input(e, SLOT_matmul_masked_of_a, n->in[3]);
+    if (n->in[4]) q.b_mask_at = set_input(e, SLOT_matmul_masked_of_b, n->in[4]);
+    USE(e, matmul_masked, &q, .threads = r->threads, .type = n->in[0]->dtype, .epilogue = l.epilogue, .bm = r->bm,
+        .bn = r->bn, .bk = r->bk, .tm = r->tm, .tn = r->tn, .along = along, .vector = even_operands(&l, along, 4),
+        .unroll = e->device->tuning->deep ? r->bk : 1);
     launch_tiles(e, &p, &l, r);
 }
 
@@ -8509,14 +8704,39 @@ static struct array *as_matrix(struct call *c, struct array *a, int at)
     return view_of(c, a, a->dtype, 2, shape, strides, a->offset);
 }
 
+/* Operands of a product as matrices of one dtype, the bias's too. row, column: were they vectors? */
+static bool as_matrices(struct call *c, struct array **a, struct array **b, const struct array *bias, bool complex,
+                        bool *row, bool *column)
+{
+    mlxvk_dtype t;
+    if (c->code || !*a || !*b) return false;
+    if (!(*a)->ndim || !(*b)->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(*a), TEXT(*b)), false;
+    t = promote((*a)->dtype, (*b)->dtype);
+    if (bias) t = promote(t, bias->dtype);
+    if (complex ? !is_inexact(t) : !is_float(t))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(*a), TEXT(*b)), false;
+    *row = (*a)->ndim == 1;
+    *column = (*b)->ndim == 1;
+    if (dim_of(*a, -1) != dim_of(*b, *column ? -1 : -2)) {
+        FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(*a), TEXT(*b));
+        return false;
+    }
+    *a = as_matrix(c, as_type(c, *a, t), 0);
+    *b = as_matrix(c, as_type(c, *b, t), 1);
+    return !c->code;
+}
+
 /* The batch dimensions of two operands broadcast; the shape of the product, with the last two of each. */
 static bool product_shape(struct call *c, const struct array *a, const struct array *b, int *ndim, int *shape)
 {
     int nd = a->ndim > b->ndim ? a->ndim : b->ndim;
     for (int i = 0; i < nd - 2; i++) {
-        int ia = i - (nd - a->ndim), ib = i - (nd - b->ndim), x = ia < 0 ? 1 : a->shape[ia], y = ib < 0 ? 1 : b->shape[ib];
+        int ia = i - (nd - a->ndim), ib = i - (nd - b->ndim), x = ia < 0 ? 1 : a->shape[ia], y = ib < 0 ? 1
+            : b->shape[ib];
         if (x != y && x != 1 && y != 1)
-            return FAIL(c, MLXVK_ERROR_SHAPE, "the batch dimensions of %s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
+            return FAIL(c, MLXVK_ERROR_SHAPE, "the batch dimensions of %s and %s cannot be broadcast", TEXT(a),
+                        TEXT(b)), false;
         shape[i] = x == 1 ? y : x;
     }
     shape[nd - 2] = dim_of(a, -2);
@@ -8563,34 +8783,28 @@ static struct array *product_bias(struct call *c, struct array *bias, const stru
 }
 
 /* alpha * a @ b + beta * bias; bias may be NULL, and counts for nothing where beta is 0. */
-static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha, float beta)
+static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha,
+                              float beta)
 {
     int ndim, shape[MAXD];
     bool row, column;
-    mlxvk_dtype t;
     struct array *out;
-    if (c->code || !a || !b) return NULL;
-    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
-    t = promote(a->dtype, b->dtype);
-    if (bias) t = promote(t, bias->dtype);
-    if (!is_inexact(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
-    row = a->ndim == 1;
-    column = b->ndim == 1;
-    if (dim_of(a, -1) != dim_of(b, column ? -1 : -2))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
-    a = as_matrix(c, as_type(c, a, t), 0);
-    b = as_matrix(c, as_type(c, b, t), 1);
-    if (c->code || !product_shape(c, a, b, &ndim, shape)) return NULL;
+    if (!as_matrices(c, &a, &b, bias, true, &row, &column)) return NULL;
+    if (!product_shape(c, a, b, &ndim, shape)) return NULL;
+    out = output(c, ndim, shape, a->dtype);
     a = with_batch(c, a, ndim, shape);
     b = with_batch(c, b, ndim, shape);
-    out = output(c, ndim, shape, t);
     if (c->code || !out) return NULL;
-    if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
-    append(c, OP_MATMUL, PARAMS(.matmul = { .alpha = alpha, .beta = beta }), ARRAYS(a, b, beta != 0 ? bias : NULL), ARRAYS(out));
+    if (bias) bias = product_bias(c, as_type(c, bias, out->dtype), out, row, column);
+    append(c, OP_MATMUL, PARAMS(.matmul = { .alpha = alpha, .beta = beta }), ARRAYS(a, b, beta != 0 ? bias : NULL),
+           ARRAYS(out));
     return without_units(c, out, row, column);
 }
 
-static struct array *do_matmul(struct call *c, struct array *a, struct array *b) { return do_addmm(c, NULL, a, b, 1, 0); }
+static struct array *do_matmul(struct call *c, struct array *a, struct array *b)
+{
+    return do_addmm(c, NULL, a, b, 1, 0);
+}
 
 int mlxvk_matmul(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
 {
@@ -8606,10 +8820,11 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
 }
 
-/* Index arrays of the matrices of two operands, as uint32 of one shape, row-major. One that is absent counts its operand's
- * matrices; *every: where that is lhs's, and each number comes so many times in a row, no array is made of it. */
-static bool matrix_indices(struct call *c, const struct array *a, const struct array *b, struct array **lhs, struct array **rhs,
-                           uint32_t *every, int *ndim, int *shape)
+/* Index arrays of the matrices of two operands, as uint32 of one shape, row-major. One that is absent counts its
+ * operand's matrices; *every: where that is lhs's, and each number comes so many times in a row, no array is made of
+ * it. */
+static bool matrix_indices(struct call *c, const struct array *a, const struct array *b, struct array **lhs,
+                           struct array **rhs, uint32_t *every, int *ndim, int *shape)
 {
     const struct array *operands[2] = { a, b };
     struct array **index[2] = { lhs, rhs }, whole[2];
@@ -8620,7 +8835,8 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
         if (c->code || (given && !is_integer(given->dtype)))
             return FAIL(c, MLXVK_ERROR_DTYPE, "indices %s are no integers", given ? TEXT(given) : ""), false;
         if (matrix_count(operands[i]) > INT_MAX)
-            return FAIL(c, MLXVK_ERROR_LIMIT, "%s has %zu matrices; at most %d", TEXT(operands[i]), matrix_count(operands[i]), INT_MAX), false;
+            return FAIL(c, MLXVK_ERROR_LIMIT, "%s has %zu matrices; at most %d", TEXT(operands[i]),
+                        matrix_count(operands[i]), INT_MAX), false;
         if (given) { whole[i] = *given; continue; }
         whole[i] = *operands[i];
         whole[i].ndim -= 2;
@@ -8628,7 +8844,8 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
     if (!broadcast_shape(c, &whole[0], &whole[1], ndim, shape)) return false;
     for (int i = 0; i < *ndim; i++) {
         products *= (uint64_t)shape[i];
-        if (products > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "more than %d products of matrices of %s", INT_MAX, TEXT(a)), false;
+        if (products > INT_MAX)
+            return FAIL(c, MLXVK_ERROR_LIMIT, "more than %d products of matrices of %s", INT_MAX, TEXT(a)), false;
     }
     for (int i = 0; i < 2; i++) {
         uint64_t repeats = 1;
@@ -8636,9 +8853,15 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
         if (!*index[i]) {
             int lead = *ndim - whole[i].ndim, total = (int)matrix_count(operands[i]);
             while (lead + same < *ndim && whole[i].shape[same] == shape[lead + same]) same++;
-            for (int k = lead + same; k < *ndim; k++) { repeats *= (uint64_t)shape[k]; if (whole[i].shape[k - lead] != 1) same = -1; }
+            for (int k = lead + same; k < *ndim; k++) {
+                repeats *= (uint64_t)shape[k];
+                if (whole[i].shape[k - lead] != 1) same = -1;
+            }
             for (int k = 0; k < lead; k++) if (shape[k] != 1) same = -1;
-            if (i == 0 && same >= 0 && repeats && repeats <= min_u32(1 << 14, c->device->caps.max_groups[2])) { *every = (uint32_t)repeats; continue; }
+            if (i == 0 && same >= 0 && repeats && repeats <= min_u32(1 << 14, c->device->caps.max_groups[2])) {
+                *every = (uint32_t)repeats;
+                continue;
+            }
             *index[i] = do_reshape(c, do_arange(c, 0, total, 1, MLXVK_UINT32), whole[i].ndim, whole[i].shape);
         }
         *index[i] = contiguous(c, broadcast(c, as_type(c, *index[i], MLXVK_UINT32), *ndim, shape));
@@ -8646,7 +8869,8 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
     return !c->code;
 }
 
-static struct array *do_gather_mm(struct call *c, struct array *a, struct array *b, struct array *lhs, struct array *rhs)
+static struct array *do_gather_mm(struct call *c, struct array *a, struct array *b, struct array *lhs,
+                                  struct array *rhs)
 {
     struct gather_mm_params f = { 0 };
     struct array *out;
@@ -8654,17 +8878,8 @@ static struct array *do_gather_mm(struct call *c, struct array *a, struct array 
     bool row, column;
     mlxvk_dtype t;
     if (!lhs && !rhs) return do_matmul(c, a, b);
-    if (c->code || !a || !b) return NULL;
-    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
-    t = promote(a->dtype, b->dtype);
-    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
-    row = a->ndim == 1;
-    column = b->ndim == 1;
-    a = as_matrix(c, as_type(c, a, t), 0);
-    b = as_matrix(c, as_type(c, b, t), 1);
-    if (c->code) return NULL;
-    if (dim_of(a, -1) != dim_of(b, -2))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (!as_matrices(c, &a, &b, NULL, false, &row, &column)) return NULL;
+    t = a->dtype;
     if (!matrix_indices(c, a, b, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
     if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     shape[ndim] = dim_of(a, -2);
@@ -8702,7 +8917,8 @@ static struct array *do_segmented_mm(struct call *c, struct array *a, struct arr
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
     if (a->shape[1] != b->shape[0])
         return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
-    if (a->shape[1] > longest_k(c->device)) return FAIL(c, MLXVK_ERROR_LIMIT, "the last dimension of %s is too long for this driver", TEXT(a));
+    if (a->shape[1] > longest_k(c->device))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "the last dimension of %s is too long for this driver", TEXT(a));
     if (segments->ndim + 1 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     memcpy(shape, segments->shape, (size_t)segments->ndim * sizeof *shape);
     shape[segments->ndim - 1] = a->shape[0];
@@ -8724,7 +8940,7 @@ int mlxvk_segmented_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_arr
 /* A mask of blocks as one of elements, rows x columns. */
 static struct array *spread_mask(struct call *c, struct array *mask, int rows, int columns, int block)
 {
-    int down = (int)ceil_div((uint64_t)rows, (uint64_t)block), across = (int)ceil_div((uint64_t)columns, (uint64_t)block);
+    int down = (rows + block - 1) / block, across = (columns + block - 1) / block;
     int ndim, shape[MAXD + 2];
     struct array *wide;
     if (c->code || !mask) return NULL;
@@ -8764,7 +8980,8 @@ static struct array *apply_mask(struct call *c, struct array *x, struct array *m
 }
 
 /* A product of matrices that masks have been applied to; those that are bool say what need not be multiplied. */
-static struct array *do_masked_product(struct call *c, struct array *a, struct array *b, int block, struct array *const masks[3])
+static struct array *do_masked_product(struct call *c, struct array *a, struct array *b, int block,
+                                       struct array *const masks[3])
 {
     int ndim, shape[MAXD], blocks[3];
     struct array *in[3] = { NULL }, *out;
@@ -8783,7 +9000,8 @@ static struct array *do_masked_product(struct call *c, struct array *a, struct a
         shape[ndim - 1] = blocks[i == 1 ? 1 : 2];
         in[i] = contiguous(c, broadcast(c, masks[i], ndim, shape));
     }
-    append(c, OP_MASKED_MM, PARAMS(.matmul = { .alpha = 1, .block = block }), ARRAYS(a, b, in[0], in[1], in[2]), ARRAYS(out));
+    append(c, OP_MASKED_MM, PARAMS(.matmul = { .alpha = 1, .block = block }), ARRAYS(a, b, in[0], in[1], in[2]),
+           ARRAYS(out));
     return out;
 }
 
@@ -8792,17 +9010,12 @@ static struct array *do_block_masked_mm(struct call *c, struct array *a, struct 
 {
     struct array *y;
     bool row, column;
-    mlxvk_dtype t;
     if (c->code || !a || !b) return NULL;
     if (!out && !lhs && !rhs) return do_matmul(c, a, b);
     if (block != 32 && block != 64) return FAIL(c, MLXVK_ERROR_ARGUMENT, "blocks are of 32 or 64, not %d", block);
-    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
-    t = promote(a->dtype, b->dtype);
-    if (!is_inexact(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
-    row = a->ndim == 1;
-    column = b->ndim == 1;
-    a = apply_mask(c, as_matrix(c, as_type(c, a, t), 0), lhs, block);
-    b = apply_mask(c, as_matrix(c, as_type(c, b, t), 1), rhs, block);
+    if (!as_matrices(c, &a, &b, NULL, true, &row, &column)) return NULL;
+    a = apply_mask(c, a, lhs, block);
+    b = apply_mask(c, b, rhs, block);
     y = apply_mask(c, do_masked_product(c, a, b, block, (struct array *const[3]){ out, lhs, rhs }), out, block);
     return without_units(c, contiguous(c, y), row, column);
 }
@@ -8833,7 +9046,8 @@ static struct array *grouped_axes(struct call *c, struct array *a, const int *ax
 }
 
 /* Sums products over pairs of axes: what remains are a's other axes, then b's. */
-static struct array *do_tensordot(struct call *c, struct array *a, struct array *b, const int *axes_a, const int *axes_b, size_t count)
+static struct array *do_tensordot(struct call *c, struct array *a, struct array *b, const int *axes_a,
+                                  const int *axes_b, size_t count)
 {
     int order_a[MAXD], order_b[MAXD], shape[2 * MAXD], n = 0, kept = 0, at = 0;
     uint32_t mask_a, mask_b;
@@ -8842,7 +9056,8 @@ static struct array *do_tensordot(struct call *c, struct array *a, struct array 
     for (size_t i = 0; i < count; i++) {
         int x = normal_axis(c, a, axes_a[i]), y = normal_axis(c, b, axes_b[i]);
         if (a->shape[x] != b->shape[y])
-            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s and axis %d of %s have different lengths", axes_a[i], TEXT(a), axes_b[i], TEXT(b));
+            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s and axis %d of %s have different lengths", axes_a[i],
+                        TEXT(a), axes_b[i], TEXT(b));
         order_a[kept + (int)i] = x;
         order_b[at++] = y;
     }
@@ -8853,8 +9068,8 @@ static struct array *do_tensordot(struct call *c, struct array *a, struct array 
     return do_reshape(c, do_matmul(c, a, b), n, shape);
 }
 
-int mlxvk_tensordot(mlxvk_array *res, mlxvk_array a, mlxvk_array b, const int *axes_a, size_t axes_a_num, const int *axes_b,
-                    size_t axes_b_num, mlxvk_stream s)
+int mlxvk_tensordot(mlxvk_array *res, mlxvk_array a, mlxvk_array b, const int *axes_a, size_t axes_a_num,
+                    const int *axes_b, size_t axes_b_num, mlxvk_stream s)
 {
     struct call c = begin("tensordot", s);
     struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
@@ -8913,12 +9128,15 @@ int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
     int shape[MAXD], ndim;
     if (!c.code) {
         ndim = x->ndim > y->ndim ? x->ndim : y->ndim;
-        if (!x->size || !y->size) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: operands must not be empty", TEXT(x), TEXT(y));
-        else if (2 * ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: at most %d dimensions", TEXT(x), TEXT(y), MAXD / 2);
+        if (!x->size || !y->size)
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: operands must not be empty", TEXT(x), TEXT(y));
+        else if (2 * ndim > MAXD)
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: at most %d dimensions", TEXT(x), TEXT(y), MAXD / 2);
         for (int i = 0; i < ndim && !c.code; i++) {
             int k = i - (ndim - x->ndim), l = i - (ndim - y->ndim);
             int64_t size = (int64_t)(k < 0 ? 1 : x->shape[k]) * (l < 0 ? 1 : y->shape[l]);
-            if (size > INT_MAX) FAIL(&c, MLXVK_ERROR_LIMIT, "%s and %s: an axis of %lld elements", TEXT(x), TEXT(y), (long long)size);
+            if (size > INT_MAX)
+                FAIL(&c, MLXVK_ERROR_LIMIT, "%s and %s: an axis of %lld elements", TEXT(x), TEXT(y), (long long)size);
             shape[i] = (int)size;
         }
         out = do_binary(&c, B_multiply, interleaved(&c, x, ndim, 1), interleaved(&c, y, ndim, 0));
@@ -8929,7 +9147,7 @@ int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
 
 /* ---- einsum ---- */
 
-/* Labels: letters in their order as characters, then those of dimensions that dots stand for, the last dimension last. */
+/* Labels: letters in their order as characters, then dimensions that dots stand for, the last dimension last. */
 enum { LABEL_DOTS = 'z' - 'A' + 1, EINSUM_LABELS = LABEL_DOTS + MAXD, EINSUM_TERMS = 32 };
 
 struct labels { int count, dots, label[MAXD]; };     /* dots: where they stand, -1: nowhere */
@@ -8981,10 +9199,12 @@ static bool einsum_operand(struct call *c, struct einsum *e, struct array *a, st
         int *size = &e->size[l->label[i]];
         for (int k = 0; k < i; k++)
             if (l->label[k] == l->label[i] && a->shape[k] != a->shape[i])
-                return FAIL(c, MLXVK_ERROR_SHAPE, "dimensions %d and %d of operand %d, %s, are to be equal", k, i, e->count, TEXT(a)), false;
+                return FAIL(c, MLXVK_ERROR_SHAPE, "dimensions %d and %d of operand %d, %s, are to be equal", k, i,
+                            e->count, TEXT(a)), false;
         if (!e->seen[l->label[i]] || *size == 1) *size = a->shape[i];
         else if (a->shape[i] != 1 && a->shape[i] != *size)
-            return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d of operand %d, %s, cannot be broadcast to %d", i, e->count, TEXT(a), *size), false;
+            return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d of operand %d, %s, cannot be broadcast to %d", i, e->count,
+                        TEXT(a), *size), false;
         e->seen[l->label[i]] = true;
         e->term[e->count].label[i] = l->label[i];
     }
@@ -9002,8 +9222,10 @@ static bool einsum_result(struct call *c, struct einsum *e, const char *at, cons
         if (*at) return FAIL(c, MLXVK_ERROR_ARGUMENT, "subscripts must be letters, but got '%c'", *at), false;
         for (int i = 0; i < e->out.count; i++) {
             if (!e->seen[e->out.label[i]])
-                return FAIL(c, MLXVK_ERROR_ARGUMENT, "no operand has subscript '%c' of the result", e->out.label[i] + 'A'), false;
-            if (named[e->out.label[i]]++) return FAIL(c, MLXVK_ERROR_ARGUMENT, "'%c' is repeated in the result", e->out.label[i] + 'A'), false;
+                return FAIL(c, MLXVK_ERROR_ARGUMENT, "no operand has subscript '%c' of the result",
+                            e->out.label[i] + 'A'), false;
+            if (named[e->out.label[i]]++)
+                return FAIL(c, MLXVK_ERROR_ARGUMENT, "'%c' is repeated in the result", e->out.label[i] + 'A'), false;
         }
     } else {
         e->out = (struct labels){ .dots = 0 };
@@ -9023,8 +9245,9 @@ static bool einsum_parse(struct call *c, struct einsum *e, const char *at, const
         at = read_labels(c, at, &l);
         if (!at) return false;
         if (i >= v->size || i >= EINSUM_TERMS || (*at == ',') != (i + 1 < v->size))
-            return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu operands, which is not the number of lists of subscripts (or more than %d)", v->size,
-                        (int)EINSUM_TERMS), false;
+            return FAIL(c, MLXVK_ERROR_ARGUMENT,
+                        "%zu operands, which is not the number of lists of subscripts (or more than %d)", v->size,
+                (int)EINSUM_TERMS), false;
         for (int k = 0; k < l.count; k++) uses[l.label[k]]++;
         a = vector_input(c, v, i++);
         if (!a || !einsum_operand(c, e, a, &l)) return false;
@@ -9092,7 +9315,8 @@ static struct array *einsum_view(struct call *c, const struct einsum_term *t, co
 }
 
 /* The same with the dimensions behind the first `lead` made two, of which the first `rows` are one. */
-static struct array *einsum_matrices(struct call *c, const struct einsum_term *t, const int *labels, int count, int lead, int rows)
+static struct array *einsum_matrices(struct call *c, const struct einsum_term *t, const int *labels, int count,
+                                     int lead, int rows)
 {
     struct array *a = einsum_view(c, t, labels, count);
     int shape[MAXD + 2];
@@ -9105,11 +9329,12 @@ static struct array *einsum_matrices(struct call *c, const struct einsum_term *t
     return do_reshape(c, a, lead + 2, shape);
 }
 
-/* Contracts terms i < j into term i: a matrix product over the labels that nobody else needs, or else a product of elements. */
+/* Contracts terms i < j into term i: a matrix product over labels that nobody else needs, or a product of elements. */
 static void einsum_pair(struct call *c, struct einsum *e, int i, int j)
 {
     struct einsum_term *a = &e->term[i], *b = &e->term[j];
-    int both[MAXD], sums[MAXD], left[MAXD], right[MAXD], order[3 * MAXD], shape[3 * MAXD], nb = 0, ns = 0, nl = 0, nr = 0, n = 0;
+    int both[MAXD], sums[MAXD], left[MAXD], right[MAXD], order[3 * MAXD], shape[3 * MAXD], nb = 0, ns = 0, nl = 0,
+        nr = 0, n = 0;
     einsum_sum(c, e, i, j);
     if (!c->code) einsum_sum(c, e, j, i);
     if (c->code || !a->a || !b->a) return;
@@ -9119,7 +9344,10 @@ static void einsum_pair(struct call *c, struct einsum *e, int i, int j)
         else sums[ns++] = a->label[k];
     }
     for (int k = 0; k < b->a->ndim; k++) if (!has_label(a, b->label[k])) right[nr++] = b->label[k];
-    if (nb + nl + nr > MAXD || nb + 2 > MAXD) { FAIL(c, MLXVK_ERROR_SHAPE, "an intermediate result has more than %d dimensions", MAXD); return; }
+    if (nb + nl + nr > MAXD || nb + 2 > MAXD) {
+        FAIL(c, MLXVK_ERROR_SHAPE, "an intermediate result has more than %d dimensions", MAXD);
+        return;
+    }
     memcpy(order, both, (size_t)nb * sizeof *order);
     if (ns) {
         struct array *x, *y;
@@ -9170,7 +9398,8 @@ static struct array *do_einsum(struct call *c, const char *subscripts, const str
     if (!vector_dtype(c, v, &to) || !einsum_parse(c, &e, subscripts, v)) return NULL;
     for (int i = 0; i < e.count && !c->code; i++) {
         einsum_simplify(c, &e, &e.term[i]);
-        if (v->size > 2 && is_float(to)) e.term[i].a = as_type(c, e.term[i].a, MLXVK_FLOAT32);     /* half types round once */
+        /* half types round once */
+        if (v->size > 2 && is_float(to)) e.term[i].a = as_type(c, e.term[i].a, MLXVK_FLOAT32);
     }
     while (e.count > 1 && !c->code) {                /* the pair that leaves least, first */
         int best[2] = { 0, 1 };
@@ -9201,7 +9430,8 @@ int mlxvk_einsum(mlxvk_array *res, const char *subscripts, mlxvk_vector_array op
 
 /* ==== >>hadamard ================================================================================================== */
 
-enum { HADAMARD_BITS = 4, HADAMARD_CHUNK = 12 };     /* of an index, that a step takes; that one workgroup takes of longer rows */
+/* of an index, that a step takes; that one workgroup takes of longer rows */
+enum { HADAMARD_BITS = 4, HADAMARD_CHUNK = 12 };
 
 /* n as m * 2^bits with m of 1, 12, 20, 28; 0 where it is no such number. */
 static uint32_t hadamard_factor(uint32_t n, uint32_t *bits)
@@ -9216,27 +9446,27 @@ static uint32_t hadamard_factor(uint32_t n, uint32_t *bits)
 /* Rows of m << bits elements that fit into shared memory. */
 static void hadamard_rows(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, float scale)
 {
-    struct { uint32_t count, dst_at, src_at; float scale; } p = { .count = (uint32_t)x->size, .scale = scale };
+    struct hadamard_push p = { .count = (uint32_t)x->size, .scale = scale };
     uint32_t n = m << bits, length = n < 2048 ? 2048 / n * n : n, threads = 64;
     bool vector;
-    p.dst_at = set_output(e, 0, y);
-    p.src_at = set_input(e, 1, x);
+    p.dst_at = set_output(e, SLOT_hadamard_dst, y);
+    p.src_at = set_input(e, SLOT_hadamard_src, x);
     vector = !((p.dst_at | p.src_at | length) & 3);
     while (threads < 256 && threads * 16 < length) threads *= 2;
-    KERNEL(e, K_HADAMARD, threads, (uint32_t)x->dtype, (uint32_t)y->dtype, m, bits, length, vector);
-    set_bytes(e, &p, sizeof p);
+    USE(e, hadamard, &p, .threads = threads, .from = x->dtype, .to = y->dtype, .m = m, .k = bits, .length = length,
+        .vector = vector);
     dispatch_groups(e, ceil_div(x->size, length));
 }
 
 /* One step over elements `stride` apart: m of them, or 1 << bits. */
-static void hadamard_step(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, uint32_t stride, float scale)
+static void hadamard_step(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits,
+                          uint32_t stride, float scale)
 {
-    struct { uint32_t count, dst_at, src_at; float scale; uint32_t stride; } p = { .scale = scale, .stride = stride };
+    struct hadamard_step_push p = { .scale = scale, .stride = stride };
     p.count = (uint32_t)(x->size / (m > 1 ? m : 1u << bits));
-    p.dst_at = set_output(e, 0, y);
-    p.src_at = set_input(e, 1, x);
-    KERNEL(e, K_HADAMARD_STEP, 256, (uint32_t)x->dtype, (uint32_t)y->dtype, m, m > 1 ? 0 : bits);
-    set_bytes(e, &p, sizeof p);
+    p.dst_at = set_output(e, SLOT_hadamard_step_dst, y);
+    p.src_at = set_input(e, SLOT_hadamard_step_src, x);
+    USE(e, hadamard_step, &p, .threads = 256, .from = x->dtype, .to = y->dtype, .m = m, .k = m > 1 ? 0 : bits);
     dispatch_groups(e, ceil_div(p.count, 256));
 }
 
@@ -9284,15 +9514,15 @@ int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_flo
             FAIL(&c, MLXVK_ERROR_SHAPE, "rows of %s are not of m * 2^k elements, m of 1, 12, 20, 28", TEXT(x));
         x = as_type(&c, x, is_float(x->dtype) ? x->dtype : MLXVK_FLOAT32);
         if (x) out = output(&c, x->ndim, x->shape, x->dtype);
-        append(&c, OP_HADAMARD, PARAMS(.hadamard = { scale.has_value ? scale.value : (float)(1 / sqrt((double)size)) }), ARRAYS(x),
-               ARRAYS(out));
+        append(&c, OP_HADAMARD, PARAMS(.hadamard = { scale.has_value ? scale.value : (float)(1 / sqrt((double)size)) }),
+               ARRAYS(x), ARRAYS(out));
     }
     return finish(&c, out, res);
 }
 
 /* ==== >>convolution =============================================================================================== */
 
-/* A convolution as kernels see it, with a zero-dilated input taken apart: see conv.glsl. Axes outermost first; sizes in elements. */
+/* A convolution as conv.glsl sees it, a zero-dilated input taken apart. Axes outermost first; sizes in elements. */
 enum { SPACE = 3 };
 
 struct conv {
@@ -9307,7 +9537,7 @@ static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
 enum { CONV_UNFOLDED = 1 << 28 };                    /* bytes of a matrix written out, at most */
-enum { CONV_ROUNDS = LOOP_MOST + 1 };                /* of K a workgroup with QUIRK_SHORT_LOOPS: an iteration takes several */
+enum { CONV_ROUNDS = LOOP_MOST + 1 };          /* of K a workgroup with QUIRK_SHORT_LOOPS: an iteration takes several */
 
 /* Do the result's positions follow each other in memory? */
 static bool conv_linear(const struct conv *v)
@@ -9322,8 +9552,9 @@ static bool conv_linear(const struct conv *v)
 static struct product conv_product(const struct conv *v)
 {
     struct product p = { .array = { v->in, v->kernel, NULL, v->out }, .m = conv_rows(v), .n = v->n, .k = conv_depth(v),
-        .a_row = v->channels, .a_k = 1, .b_k = 1, .b_col = v->b_row, .out_row = v->out_step[2], .out_col = 1, .ndim = v->groups > 1,
-        .shape = { v->groups }, .stride = { [MAT_A] = { v->c }, [MAT_B] = { v->n * v->b_row }, [MAT_OUT] = { v->n } },
+        .a_row = v->channels, .a_k = 1, .b_k = 1, .b_col = v->b_row, .out_row = v->out_step[2], .out_col = 1,
+        .ndim = v->groups > 1, .shape = { v->groups },
+        .stride = { [MAT_A] = { v->c }, [MAT_B] = { v->n * v->b_row }, [MAT_OUT] = { v->n } },
         .offset = { [MAT_A] = v->in_first, [MAT_B] = v->b_first, [MAT_OUT] = v->out_first }, .alpha = 1 };
     return p;
 }
@@ -9333,9 +9564,9 @@ static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struc
     struct conv_push q = {
         .M = (uint32_t)conv_rows(v), .N = (uint32_t)v->n, .C = (uint32_t)v->c, .channels = (uint32_t)v->channels,
         .b_row = (uint32_t)v->b_row, .part = (uint32_t)v->groups, .out_batch = (uint32_t)v->out_batch };
-    q.offset_a = set_input(e, 1, v->in) + (uint32_t)v->in_first;
-    q.offset_b = set_input(e, 2, v->kernel) + (uint32_t)v->b_first;
-    q.offset_out = set_output(e, 0, out) + (out == v->out ? (uint32_t)v->out_first : 0);
+    q.offset_a = set_input(e, SLOT_conv_a, v->in) + (uint32_t)v->in_first;
+    q.offset_b = set_input(e, SLOT_conv_b, v->kernel) + (uint32_t)v->b_first;
+    q.offset_out = set_output(e, SLOT_conv_d, out) + (out == v->out ? (uint32_t)v->out_first : 0);
     for (int i = 0; i < SPACE; i++) {
         if (v->step[i] > 0xffff || v->tap_step[i] > 0xffff)
             encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "convolution", "strides and dilations are at most 65535");
@@ -9350,25 +9581,27 @@ static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struc
     return q;
 }
 
-/* Bits: the input, the kernel, the result can be accessed `count` channels at a time; 8: the result's rows follow each other. */
+/* Bits: the input, the kernel, the result can be accessed `count` channels at a time; the result's rows follow on. */
 static uint32_t conv_even(const struct conv *v, const struct conv_push *q, bool split, uint32_t count)
 {
     uint32_t in = q->offset_a | q->channels | q->C, kernel = q->offset_b | q->b_row | q->C, out = q->offset_out | q->N;
     for (int i = 0; i < SPACE && !split; i++) out |= q->out_step[i];
     if (!split) out |= q->out_batch;
-    return (in & (count - 1) ? 0u : 1u) | (kernel & (count - 1) ? 0u : 2u) | (out & (count - 1) ? 0u : 4u) | (conv_linear(v) ? 8u : 0u);
+    return (in & (count - 1) ? 0u : 1u) | (kernel & (count - 1) ? 0u : 2u) | (out & (count - 1) ? 0u : 4u) |
+           (conv_linear(v) ? 8u : 0u);
 }
 
-static void conv_plain(struct encoder *e, const struct conv *v)
+static void conv_plain(struct encoder *e, const void *job)
 {
+    const struct conv *v = job;
     struct conv_push q = bind_conv(e, v, v->out);
-    KERNEL(e, K_CONV_PLAIN, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, conv_even(v, &q, false, 4) & 3);
-    set_bytes(e, &q, sizeof q);
+    USE(e, conv_plain, &q, .threads = 256, .type = v->out->dtype, .vector = conv_even(v, &q, false, 4) & 3);
     dispatch_groups(e, ceil_div((uint64_t)q.M * q.N * q.part, 256));
 }
 
-static void conv_depthwise(struct encoder *e, const struct conv *v)
+static void conv_depthwise(struct encoder *e, const void *job)
 {
+    const struct conv *v = job;
     struct conv all = *v;
     struct conv_push q;
     uint32_t run = 4, even;
@@ -9377,8 +9610,8 @@ static void conv_depthwise(struct encoder *e, const struct conv *v)
     q = bind_conv(e, &all, v->out);
     even = conv_even(&all, &q, false, 4);
     q.C = 1;
-    KERNEL(e, K_CONV_DEPTHWISE, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, run, (even & 1) | (even >> 1 & 2));
-    set_bytes(e, &q, sizeof q);
+    USE(e, conv_depthwise, &q, .threads = 256, .type = v->out->dtype, .run = run,
+        .vector = (even & 1) | (even >> 1 & 2));
     dispatch_groups(e, ceil_div(runs * ceil_div((uint64_t)v->channels, 4), 256));
 }
 
@@ -9402,20 +9635,31 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     parts = sums ? ceil_div((uint64_t)p.k, q.part) : 1;
     even = conv_even(v, &q, sums != NULL, matrices ? 8 : 4);
     if (matrices)
-        KERNEL(e, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16, r->threads * lanes, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn,
-               e->device->caps.coopmat_size[bf16], lanes, along, even);
+        USE_AS(e, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16, conv_coopmat_f16, &q, .threads = r->threads * lanes,
+               .type = type, .epilogue = epilogue, .bm = r->bm, .bn = r->bn, .bk = r->bk, .wm = r->tm, .wn = r->tn,
+               .size = e->device->caps.coopmat_size[bf16], .lanes = lanes, .along = along, .aligned = even);
     else
-        KERNEL(e, K_CONV_TILED, r->threads, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, deep ? r->bk : 1);
-    set_bytes(e, &q, sizeof q);
+        USE(e, conv_tiled, &q, .threads = r->threads, .type = type, .epilogue = epilogue, .bm = r->bm, .bn = r->bn,
+            .bk = r->bk, .tm = r->tm, .tn = r->tn, .along = along, .vector = even, .unroll = deep ? r->bk : 1);
     dispatch(e, ceil_div(q.N, r->bn), ceil_div(q.M, r->bm), (uint32_t)v->groups * parts);
     if (sums) product_sum(e, &p, sums, parts);
     array_release(sums);
 }
 
+static void conv_tiled(struct encoder *e, const void *job) { conv_tiles(e, job, false); }
+static void conv_coopmat(struct encoder *e, const void *job) { conv_tiles(e, job, true); }
+
+static void conv_as_product(struct encoder *e, const void *job)
+{
+    struct product p = conv_product(job);
+    product_batch(e, &p);
+}
+
 /* Rows of the first matrix that are written out at a time. */
 static int64_t unfolded_rows(const struct encoder *e, const struct conv *v)
 {
-    return (int64_t)min_size(CONV_UNFOLDED, e->device->caps.max_range / 2) / (conv_depth(v) * (int64_t)item_size(v->in));
+    int64_t room = (int64_t)min_size(CONV_UNFOLDED, e->device->caps.max_range / 2);
+    return room / (conv_depth(v) * (int64_t)item_size(v->in));
 }
 
 /* Is the kernel a matrix as it lies in memory, and the input to be read in steps of 16 bytes? */
@@ -9424,12 +9668,14 @@ static bool conv_unfolds(const struct encoder *e, const struct conv *v)
     int64_t step = v->c, count = 16 / (int64_t)item_size(v->in);
     for (int i = SPACE - 1; i >= 0; step *= v->taps[i], i--)
         if (v->taps[i] > 1 && v->b_tap[i] != step) return false;
-    return v->groups == 1 && conv_linear(v) && v->b_row == step && unfolded_rows(e, v) >= 128 && !((v->c | v->in_first) % count || v->in->offset % 16);
+    return v->groups == 1 && conv_linear(v) && v->b_row == step && unfolded_rows(e, v) >= 128 &&
+        !((v->c | v->in_first) % count || v->in->offset % 16);
 }
 
 /* By the kernels of matrix products, from the first matrix written out, some rows at a time. */
-static void conv_unfolded(struct encoder *e, const struct conv *v)
+static void conv_unfolded(struct encoder *e, const void *job)
 {
+    const struct conv *v = job;
     struct product p = conv_product(v);
     int64_t most = unfolded_rows(e, v), rows = p.m;
     uint32_t chunks = (uint32_t)(v->c * (int64_t)item_size(v->in) / 16);
@@ -9445,8 +9691,7 @@ static void conv_unfolded(struct encoder *e, const struct conv *v)
         p.offset[MAT_OUT] = v->out_first + at * p.out_row;
         q.part = (uint32_t)at;
         q.N = (uint32_t)p.m;
-        KERNEL(e, K_CONV_UNFOLD, 256, (uint32_t)v->in->dtype, EPILOGUE_NONE);
-        set_bytes(e, &q, sizeof q);
+        USE(e, conv_unfold, &q, .threads = 256, .type = v->in->dtype);
         dispatch_groups(e, ceil_div((uint64_t)p.m * chunks, 256));
         product_batch(e, &p);
     }
@@ -9455,8 +9700,8 @@ static void conv_unfolded(struct encoder *e, const struct conv *v)
 
 /* ---- Winograd's way: winograd.comp ---- */
 
-enum { WINOGRAD_KERNEL, WINOGRAD_INPUT, WINOGRAD_RESULT };
-enum { WINOGRAD_POINTS = 36, WINOGRAD_BYTES = 1 << 28 };     /* matrices; bytes of those of the input or the result, at most */
+/* matrices; bytes of those of the input or the result, at most */
+enum { WINOGRAD_POINTS = 36, WINOGRAD_BYTES = 1 << 28 };
 
 static int64_t winograd_tiles(const struct conv *v)
 {
@@ -9466,8 +9711,8 @@ static int64_t winograd_tiles(const struct conv *v)
 /* Tiles at a time: so many that what lies between the steps stays within bounds. */
 static int64_t winograd_rows(const struct encoder *e, const struct conv *v)
 {
-    int64_t most = (int64_t)min_size(WINOGRAD_BYTES, e->device->caps.max_range) / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
-    int64_t tiles = winograd_tiles(v);
+    int64_t room = (int64_t)min_size(WINOGRAD_BYTES, e->device->caps.max_range), tiles = winograd_tiles(v);
+    int64_t most = room / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
     return tiles <= most ? tiles : most / 128 * 128;
 }
 
@@ -9476,11 +9721,12 @@ static bool conv_by_three(const struct encoder *e, const struct conv *v)
 {
     bool plane = v->in_size[0] == 1 && v->out_size[0] == 1 && v->taps[0] == 1 && !v->base[0] && v->groups == 1;
     for (int i = 1; i < SPACE; i++) plane = plane && v->taps[i] == 3 && v->tap_step[i] == 1 && v->step[i] <= 1;
-    return plane && v->c && winograd_rows(e, v) > 0 && (size_t)(v->n * v->c) <= e->device->caps.max_range / (4 * WINOGRAD_POINTS);
+    return plane && v->c && winograd_rows(e, v) > 0 &&
+        (size_t)(v->n * v->c) <= e->device->caps.max_range / (4 * WINOGRAD_POINTS);
 }
 
-static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step, struct array *from, int64_t first, struct array *to,
-                          int64_t tile, int64_t rows)
+static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step, struct array *from, int64_t first,
+                          struct array *to, int64_t tile, int64_t rows)
 {
     struct conv one = *v;
     struct conv_push q;
@@ -9489,20 +9735,21 @@ static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step
     q = bind_conv(e, &one, to);
     q.part = (uint32_t)tile;
     q.M = (uint32_t)rows;
-    KERNEL(e, K_WINOGRAD, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, step);
-    set_bytes(e, &q, sizeof q);
+    USE(e, winograd, &q, .threads = 256, .type = v->out->dtype, .step = step);
     dispatch_groups(e, ceil_div((uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)), 256));
 }
 
 /* In float32 between the steps, whatever the dtype. */
-static void conv_winograd(struct encoder *e, const struct conv *v)
+static void conv_winograd(struct encoder *e, const void *job)
 {
+    const struct conv *v = job;
     int64_t tiles = winograd_tiles(v), rows = winograd_rows(e, v);
     struct array *kernel = scratch(e, (size_t)(WINOGRAD_POINTS * v->n * v->c), MLXVK_FLOAT32);
     struct array *input = scratch(e, (size_t)(WINOGRAD_POINTS * rows * v->c), MLXVK_FLOAT32);
     struct array *result = scratch(e, (size_t)(WINOGRAD_POINTS * rows * v->n), MLXVK_FLOAT32);
-    struct product p = { .array = { input, kernel, NULL, result }, .n = v->n, .k = v->c, .a_row = v->c, .a_k = 1, .b_k = 1, .b_col = v->c,
-        .out_row = v->n, .out_col = 1, .ndim = 1, .shape = { WINOGRAD_POINTS }, .stride = { [MAT_B] = { v->n * v->c } }, .alpha = 1 };
+    struct product p = { .array = { input, kernel, NULL, result }, .n = v->n, .k = v->c, .a_row = v->c, .a_k = 1,
+                         .b_k = 1, .b_col = v->c, .out_row = v->n, .out_col = 1, .ndim = 1,
+                         .shape = { WINOGRAD_POINTS }, .stride = { [MAT_B] = { v->n * v->c } }, .alpha = 1 };
     if (!e->code) winograd_step(e, v, WINOGRAD_KERNEL, v->kernel, v->b_first, kernel, 0, v->n);
     for (int64_t at = 0; at < tiles && !e->code; at += rows) {
         p.m = tiles - at < rows ? tiles - at : rows;
@@ -9519,27 +9766,20 @@ static void conv_winograd(struct encoder *e, const struct conv *v)
 
 /* ---- choosing kernels ---- */
 
-enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED,
-                 CONV_KIND_WINOGRAD };
-/* Channels and multiplications from which unfolding pays, as computed for an H200, and elements of the result from which it does not. */
+/* Channels and multiplications from which unfolding pays, and elements of the result from which it does not. */
 enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28, CONV_MANY = 1 << 24 };
-enum { CONV_DEEP = 1 << 14, CONV_FEW = 1 << 16 };    /* products of an element from which few elements keep too few threads busy */
+/* products of an element from which few elements keep few threads busy */
+enum { CONV_DEEP = 1 << 14, CONV_FEW = 1 << 16 };
+
+static double conv_work(const struct conv *v) { return (double)(conv_rows(v) * conv_depth(v) * v->n * v->groups); }
 
 /* One tap over every position: the input itself is the first matrix. */
 static bool conv_pointwise(const struct conv *v)
 {
     for (int i = 0; i < SPACE; i++)
-        if (v->taps[i] != 1 || v->base[i] || v->in_size[i] != v->out_size[i] || (v->out_size[i] > 1 && v->step[i] != 1)) return false;
+        if (v->taps[i] != 1 || v->base[i] || v->in_size[i] != v->out_size[i] || (v->out_size[i] > 1 && v->step[i] != 1))
+            return false;
     return conv_linear(v);
-}
-
-/* Is Winograd's way faster? In multiplications. Products come by tiles of 64 rows. */
-static bool winograd_pays(const struct encoder *e, const struct conv *v)
-{
-    double byte = e->device->tuning->winograd_byte, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
-    double plain = (double)(conv_rows(v) * conv_depth(v) * v->n), padded = (double)ceil_div((uint64_t)winograd_tiles(v), 64) * 64;
-    double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
-    return plain >= 1 << 26 && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;
 }
 
 /* Are there more products of an element than an invocation has iterations? Tiles cut them into parts. */
@@ -9548,29 +9788,129 @@ static bool conv_too_deep(const struct device *d, const struct conv *v)
     return d->caps.quirks & QUIRK_SHORT_LOOPS && conv_depth(v) > CONV_DEEP;
 }
 
-static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
+/* Why no kernel of one dispatch can do it. */
+static const char *conv_refused(const struct encoder *e, const struct conv *v)
 {
-    const struct device *d = e->device;
-    enum conv_kind wanted = (enum conv_kind)d->gate[GATE_CONV_KERNEL];
-    bool bf16 = v->out->dtype == MLXVK_BFLOAT16, half = bf16 || v->out->dtype == MLXVK_FLOAT16, fits = v->groups <= d->caps.max_groups[2];
-    bool even = !((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) && !(v->in->offset % 16 || v->kernel->offset % 16);
-    bool coopmat = half && even && fits && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16);
-    bool matrix2 = half && even && !(v->n & 7) && !(v->out->offset % 16) && !d->gate[GATE_MATMUL_KERNEL] &&
-                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) && !wanted;
-    int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
-    if (conv_too_deep(d, v)) return conv_pointwise(v) ? CONV_KIND_PRODUCT : CONV_KIND_TILED;
-    if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
-    if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
-    if (wanted == CONV_KIND_WINOGRAD && conv_by_three(e, v)) return wanted;
-    if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
-    if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
-    if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE && conv_rows(v) * v->n < CONV_MANY)) &&
-        conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
-    if (!coopmat && d->gate[GATE_WINOGRAD] && conv_by_three(e, v) && winograd_pays(e, v)) return CONV_KIND_WINOGRAD;
-    if (fits && depth > CONV_DEEP && conv_linear(v) && work / depth < CONV_FEW) return CONV_KIND_TILED;
-    if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
-    return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
+    if (!conv_depth(v)) return "nothing to multiply";
+    return conv_too_deep(e->device, v) ? "too many products of an element for this driver" : NULL;
 }
+
+static const char *conv_plain_fits(const struct encoder *e, const void *job)
+{
+    return conv_depth(job) ? conv_refused(e, job) : NULL;
+}
+
+static const char *conv_depthwise_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    return v->c == 1 && v->n == 1 && v->groups > 1 ? conv_refused(e, v) : "not one channel a group";
+}
+
+static const char *conv_tiled_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    return !conv_depth(v) ? "nothing to multiply" : v->groups > e->device->caps.max_groups[2]
+        ? "more groups than a grid" : NULL;
+}
+
+static const char *conv_coopmat_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    bool bf16 = v->out->dtype == MLXVK_BFLOAT16;
+    if (!bf16 && v->out->dtype != MLXVK_FLOAT16) return "no half type";
+    if (!e->device->caps.coopmat_size[bf16] || !has_kernel(e->device, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16))
+        return "the device lacks cooperative matrices";
+    if (((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) || v->in->offset % 16 ||
+        v->kernel->offset % 16)
+        return "channels are not of whole 16 bytes";
+    return conv_too_deep(e->device, v) ? conv_refused(e, v) : conv_tiled_fits(e, v);
+}
+
+static const char *conv_product_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    (void)e;
+    return !conv_pointwise(v) ? "more than one tap" : !v->c ? "nothing to multiply" : NULL;
+}
+
+static const char *conv_unfolded_fits(const struct encoder *e, const void *job)
+{
+    const char *refusal = conv_refused(e, job);
+    return refusal || conv_unfolds(e, job) ? refusal : "the kernel is no matrix in memory";
+}
+
+static const char *conv_winograd_fits(const struct encoder *e, const void *job)
+{
+    if (!e->device->gate[GATE_WINOGRAD]) return "a gate";
+    return conv_by_three(e, job) ? conv_refused(e, job) : "not by 3 x 3 in steps of 1";
+}
+
+/* Costs are as those of products. INFINITY: not where nobody asks for it. */
+static double conv_plain_cost(const struct encoder *e, const void *v)
+{
+    return speed_cost(e, conv_work(v), PLAIN_SPEED, 1);
+}
+
+static double conv_depthwise_cost(const struct encoder *e, const void *v) { return conv_plain_cost(e, v) / 10; }
+
+/* Plenty of products for few elements: by tiles, which are cut into parts. */
+static bool conv_deep(const struct conv *v)
+{
+    return conv_depth(v) > CONV_DEEP && conv_linear(v) && conv_rows(v) * v->n * v->groups < CONV_FEW;
+}
+
+static double conv_tiled_cost(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    return v->n < 8 && !conv_deep(v) ? INFINITY : speed_cost(e, conv_work(v), 1.5, conv_deep(v) ? 1 : SMALL_PRODUCT);
+}
+
+static double conv_coopmat_cost(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    return v->n < 16 || conv_depth(v) < 32 || conv_deep(v) ? INFINITY : speed_cost(e, conv_work(v), 4, SMALL_PRODUCT);
+}
+
+/* Nothing but the product, where one channel a group does not leave its tiles empty. */
+static double conv_product_cost(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    return v->c == 1 && v->n == 1 && v->groups > 1 ? conv_plain_cost(e, v) : speed_cost(e, conv_work(v), 14, 1);
+}
+
+/* By cooperative matrices 2; the first matrix is written and read besides. */
+static double conv_unfolded_cost(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    struct product p = conv_product(v);
+    double matrix = (double)conv_rows(v) * (double)conv_depth(v) * (double)item_size(v->in);
+    if (v->n < CONV_WIDE || v->n & 7 || conv_work(v) < CONV_LARGE || conv_rows(v) * v->n >= CONV_MANY ||
+        v->out->offset % 16 || half_fits(e, &p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16) ||
+        e->device->gate[GATE_MATMUL_KERNEL]) return INFINITY;
+    return speed_cost(e, conv_work(v), 14, 1) + matrix / e->device->tuning->bandwidth;
+}
+
+/* In float32 products, by tiles of 64 rows. A few multiplications are not worth the steps. */
+static double conv_winograd_cost(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    double tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c), padded = ceil((double)tiles / 64) * 64;
+    double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
+    double work = WINOGRAD_POINTS * padded * pairs + e->device->tuning->winograd_byte * bytes;
+    if (conv_work(v) < 1 << 26 || work >= conv_work(v) || !conv_coopmat_fits(e, v)) return INFINITY;
+    return speed_cost(e, work, 1.5, 1);
+}
+
+/* In the order of MLX_VK_CONV_KERNEL. */
+static const struct candidate conv_ways[] = {
+    { "conv_plain",                  conv_plain_fits,     conv_plain_cost,     conv_plain },
+    { "conv_depthwise",              conv_depthwise_fits, conv_depthwise_cost, conv_depthwise },
+    { "conv_tiled",                  conv_tiled_fits,     conv_tiled_cost,     conv_tiled },
+    { "conv_coopmat",                conv_coopmat_fits,   conv_coopmat_cost,   conv_coopmat },
+    { "a matrix product",            conv_product_fits,   conv_product_cost,   conv_as_product },
+    { "conv_unfold and a product",   conv_unfolded_fits,  conv_unfolded_cost,  conv_unfolded },
+    { "winograd",                    conv_winograd_fits,  conv_winograd_cost,  conv_winograd },
+};
 
 static void conv_dispatch(struct encoder *e, const struct conv *v);
 
@@ -9607,20 +9947,12 @@ static void conv_aside(struct encoder *e, const struct conv *v)
 
 static void conv_dispatch(struct encoder *e, const struct conv *v)
 {
-    struct product p;
+    const struct candidate *way;
     if (conv_too_deep(e->device, v) && !conv_linear(v)) { conv_aside(e, v); return; }
-    switch (choose_conv(e, v)) {
-    case CONV_KIND_DEPTHWISE: conv_depthwise(e, v); break;
-    case CONV_KIND_TILED: conv_tiles(e, v, false); break;
-    case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
-    case CONV_KIND_UNFOLDED: conv_unfolded(e, v); break;
-    case CONV_KIND_WINOGRAD: conv_winograd(e, v); break;
-    case CONV_KIND_PRODUCT:
-        p = conv_product(v);
-        product_batch(e, &p);
-        break;
-    default: conv_plain(e, v);
-    }
+    way = choose(e, conv_ways, COUNT(conv_ways), e->device->gate[GATE_CONV_KERNEL], NOTE_CONV, v,
+                 e->device->noted >> NOTE_CONV & 1 ? TEXT(v->in) : "");
+    if (way) way->plan(e, v);
+    else encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "convolution", "too many groups and products for this driver");
 }
 
 /* ---- from MLX's parameters to kernels' ---- */
@@ -9649,12 +9981,14 @@ static void conv_rows_split(struct encoder *e, const struct conv *v)
     conv_rows_split(e, &part);
 }
 
-/* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input at
- * o * stride - low + t * kernel_dilation, which a dilated input has at multiples of input_dilation only: every few taps.
- * Returns how many remainders there are. */
-static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, const struct conv_params *p, int64_t which)
+/* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input
+ * at o * stride - low + t * kernel_dilation, which a dilated input has at multiples of input_dilation only: every few
+ * taps. Returns how many remainders there are. */
+static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, const struct conv_params *p,
+                         int64_t which)
 {
-    int64_t stride = p->stride[axis], low = p->low[axis], across = p->kernel_dilation[axis], within = p->input_dilation[axis];
+    int64_t stride = p->stride[axis], low = p->low[axis], across = p->kernel_dilation[axis],
+        within = p->input_dilation[axis];
     int64_t count = within / common_divisor(stride, within), every = within / common_divisor(across, within), first = 0;
     int64_t start = which * stride - low, unit = v->b_tap[axis];
     while (first < every && (start + first * across) % within) first++;
@@ -9671,13 +10005,16 @@ static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, c
 }
 
 /* Lowers a convolution that can be bound whole: a dispatch for each remainder that a dilated input has. */
-static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
+static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel,
+                       struct array *out)
 {
     int space = out->ndim - 2, lead = SPACE - space;
     int64_t counts[SPACE] = { 1, 1, 1 };
-    struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups, .channels = dim_of(in, -1),
-                      .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups, .in_size = { 1, 1, 1 } };
-    int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c, out_units = dim_of(out, -1);
+    struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups,
+                      .channels = dim_of(in, -1), .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups,
+                      .in_size = { 1, 1, 1 } };
+    int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c,
+        out_units = dim_of(out, -1);
     for (int i = SPACE - 1; i >= 0; i--) {
         if (i >= lead) {
             v.in_size[i] = in->shape[1 + i - lead];
@@ -9710,7 +10047,8 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
 }
 
 /* Halves batches that the device cannot bind whole. */
-static void conv_batches(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
+static void conv_batches(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel,
+                         struct array *out)
 {
     struct array part[2] = { *in, *out }, *pair[2] = { in, out };
     int half = out->shape[0] / 2;
@@ -9754,17 +10092,21 @@ static bool conv_values(struct call *c, const char *name, struct ints from, int 
 static bool check_conv(struct call *c, const struct array *in, const struct array *w, int groups)
 {
     if (in->ndim < 3 || in->ndim > 5)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s: (batch, 1 to 3 spatial axes, channels) is expected", TEXT(in)), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s: (batch, 1 to 3 spatial axes, channels) is expected", TEXT(in)),
+            false;
     if (w->ndim != in->ndim)
         return FAIL(c, MLXVK_ERROR_SHAPE, "weight %s has not as many axes as input %s", TEXT(w), TEXT(in)), false;
     if (!is_float(in->dtype) || !is_float(promote(in->dtype, w->dtype)))
         return FAIL(c, MLXVK_ERROR_DTYPE, "input %s, weight %s: floating dtypes only", TEXT(in), TEXT(w)), false;
     if (groups < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d groups", groups), false;
-    if (groups > 1 && in->ndim == 5) return FAIL(c, MLXVK_ERROR_ARGUMENT, "groups of three-dimensional convolutions are not supported"), false;
+    if (groups > 1 && in->ndim == 5)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "groups of three-dimensional convolutions are not supported"), false;
     if (dim_of(in, -1) % groups || w->shape[0] % groups)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the channels of input %s and weight %s are not multiples of %d groups", TEXT(in), TEXT(w), groups), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the channels of input %s and weight %s are not multiples of %d groups",
+                    TEXT(in), TEXT(w), groups), false;
     if (dim_of(in, -1) / groups != dim_of(w, -1))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s in %d groups does not have the channels of weight %s", TEXT(in), groups, TEXT(w)), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s in %d groups does not have the channels of weight %s", TEXT(in),
+                    groups, TEXT(w)), false;
     return true;
 }
 
@@ -9785,7 +10127,8 @@ static struct array *conv_cut(struct call *c, struct array *in, int *low, int *h
     return cut ? do_slice(c, in, start, stop, step) : in;
 }
 
-static struct array *do_conv(struct call *c, struct array *in, struct array *w, const struct conv_sizes *s, int groups, bool flip)
+static struct array *do_conv(struct call *c, struct array *in, struct array *w, const struct conv_sizes *s, int groups,
+                             bool flip)
 {
     struct conv_params p = { .groups = groups, .flip = flip };
     int high[SPACE], low[SPACE], space, shape[SPACE + 2];
@@ -9794,7 +10137,8 @@ static struct array *do_conv(struct call *c, struct array *in, struct array *w, 
     struct array *out;
     if (c->code || !in || !w || !check_conv(c, in, w, groups)) return NULL;
     space = in->ndim - 2;
-    if (!conv_values(c, "stride", s->stride, space, 1, 1, p.stride) || !conv_values(c, "padding", s->low, space, 0, INT_MIN, low) ||
+    if (!conv_values(c, "stride", s->stride, space, 1, 1, p.stride) ||
+        !conv_values(c, "padding", s->low, space, 0, INT_MIN, low) ||
         !conv_values(c, "padding", s->high, space, 0, INT_MIN, high) ||
         !conv_values(c, "kernel_dilation", s->kernel_dilation, space, 1, 1, p.kernel_dilation) ||
         !conv_values(c, "input_dilation", s->input_dilation, space, 1, 1, p.input_dilation)) return NULL;
@@ -9805,10 +10149,11 @@ static struct array *do_conv(struct call *c, struct array *in, struct array *w, 
     for (int i = 0; i < space; i++) {
         int64_t inside = 1 + (int64_t)p.input_dilation[i] * (in->shape[1 + i] - 1) + low[i] + high[i];
         int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1);
-        int64_t size = (inside - kernel) / p.stride[i] + 1;   /* as MLX: one position where less than a stride is missing */
+        /* as MLX: one position where less than a stride is missing */
+        int64_t size = (inside - kernel) / p.stride[i] + 1;
         if (size < 1 || !w->shape[1 + i])
-            return FAIL(c, MLXVK_ERROR_SHAPE, "input %s with padding %d + %d is smaller than weight %s along axis %d", TEXT(in), low[i],
-                        high[i], TEXT(w), 1 + i);
+            return FAIL(c, MLXVK_ERROR_SHAPE, "input %s with padding %d + %d is smaller than weight %s along axis %d",
+                        TEXT(in), low[i], high[i], TEXT(w), 1 + i);
         if (inside > INT_MAX || kernel > INT_MAX)
             return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d has more than %d positions", 1 + i, INT_MAX);
         shape[1 + i] = (int)size;
@@ -9827,7 +10172,8 @@ static struct array *do_conv(struct call *c, struct array *in, struct array *w, 
 
 int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input_, mlxvk_array weight, const int *stride, size_t stride_num,
                        const int *padding_lo, size_t padding_lo_num, const int *padding_hi, size_t padding_hi_num,
-                       const int *kernel_dilation, size_t kernel_dilation_num, const int *input_dilation, size_t input_dilation_num,
+                       const int *kernel_dilation, size_t kernel_dilation_num, const int *input_dilation,
+                           size_t input_dilation_num,
                        int groups, bool flip, mlxvk_stream s)
 {
     struct call c = begin("conv_general", s);
@@ -9837,8 +10183,8 @@ int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input_, mlxvk_array weight,
     return finish(&c, do_conv(&c, x, w, &sizes, groups, flip), res);
 }
 
-static int conv(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride, const int *padding,
-                const int *dilation, int space, int groups, mlxvk_stream s)
+static int conv(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride,
+                const int *padding, const int *dilation, int space, int groups, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "input", in), *w = input(&c, "weight", weight);
@@ -9847,28 +10193,31 @@ static int conv(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array 
     return finish(&c, do_conv(&c, x, w, &sizes, groups, false), res);
 }
 
-int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation, int groups, mlxvk_stream s)
+int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
+                 int groups, mlxvk_stream s)
 {
     return conv(res, "conv1d", input, weight, &stride, &padding, &dilation, 1, groups, s);
 }
 
-int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0, int padding_1,
-                 int dilation_0, int dilation_1, int groups, mlxvk_stream s)
+int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0,
+                 int padding_1, int dilation_0, int dilation_1, int groups, mlxvk_stream s)
 {
     return conv(res, "conv2d", input, weight, (int[]){ stride_0, stride_1 }, (int[]){ padding_0, padding_1 },
                 (int[]){ dilation_0, dilation_1 }, 2, groups, s);
 }
 
-int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2, int padding_0,
-                 int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2, int groups, mlxvk_stream s)
+int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2,
+                 int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2,
+    int groups, mlxvk_stream s)
 {
-    return conv(res, "conv3d", input, weight, (int[]){ stride_0, stride_1, stride_2 }, (int[]){ padding_0, padding_1, padding_2 },
-                (int[]){ dilation_0, dilation_1, dilation_2 }, 3, groups, s);
+    return conv(res, "conv3d", input, weight, (int[]){ stride_0, stride_1, stride_2 },
+                (int[]){ padding_0, padding_1, padding_2 }, (int[]){ dilation_0, dilation_1, dilation_2 }, 3, groups,
+                    s);
 }
 
 /* A convolution over the input with stride - 1 zeros between its elements, by the mirrored kernel. */
-static int conv_transpose(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride, const int *padding,
-                          const int *dilation, const int *output_padding, int space, int groups, mlxvk_stream s)
+static int conv_transpose(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride,
+        const int *padding, const int *dilation, const int *output_padding, int space, int groups, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "input", in), *w = input(&c, "weight", weight);
@@ -9878,31 +10227,35 @@ static int conv_transpose(mlxvk_array *res, const char *name, mlxvk_array in, ml
     if (x && w && (x->ndim != space + 2 || w->ndim != space + 2))
         FAIL(&c, MLXVK_ERROR_SHAPE, "input %s and weight %s: %d axes are expected", TEXT(x), TEXT(w), space + 2);
     for (int i = 0; i < space && x && w && !c.code; i++) {
-        int64_t reach = (int64_t)dilation[i] * (w->shape[1 + i] - 1), lo = reach - padding[i], hi = lo + output_padding[i];
-        if (lo > INT_MAX || lo < INT_MIN || hi > INT_MAX || hi < INT_MIN) FAIL(&c, MLXVK_ERROR_ARGUMENT, "padding %d is too large", padding[i]);
+        int64_t reach = (int64_t)dilation[i] * (w->shape[1 + i] - 1), lo = reach - padding[i],
+            hi = lo + output_padding[i];
+        if (lo > INT_MAX || lo < INT_MIN || hi > INT_MAX || hi < INT_MIN)
+            FAIL(&c, MLXVK_ERROR_ARGUMENT, "padding %d is too large", padding[i]);
         low[i] = (int)lo;
         high[i] = (int)hi;
     }
     return finish(&c, do_conv(&c, x, w, &sizes, groups, true), res);
 }
 
-int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
-                           int output_padding, int groups, mlxvk_stream s)
+int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding,
+                           int dilation, int output_padding, int groups, mlxvk_stream s)
 {
-    return conv_transpose(res, "conv_transpose1d", input, weight, &stride, &padding, &dilation, &output_padding, 1, groups, s);
+    return conv_transpose(res, "conv_transpose1d", input, weight, &stride, &padding, &dilation, &output_padding, 1,
+                          groups, s);
 }
 
-int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0,
-                           int padding_1, int dilation_0, int dilation_1, int output_padding_0, int output_padding_1, int groups,
-                           mlxvk_stream s)
+int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int padding_0, int padding_1, int dilation_0, int dilation_1, int output_padding_0,
+    int output_padding_1, int groups, mlxvk_stream s)
 {
-    return conv_transpose(res, "conv_transpose2d", input, weight, (int[]){ stride_0, stride_1 }, (int[]){ padding_0, padding_1 },
-                          (int[]){ dilation_0, dilation_1 }, (int[]){ output_padding_0, output_padding_1 }, 2, groups, s);
+    return conv_transpose(res, "conv_transpose2d", input, weight, (int[]){ stride_0, stride_1 },
+                          (int[]){ padding_0, padding_1 }, (int[]){ dilation_0, dilation_1 },
+                          (int[]){ output_padding_0, output_padding_1 }, 2, groups, s);
 }
 
-int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2,
-                           int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2,
-                           int output_padding_0, int output_padding_1, int output_padding_2, int groups, mlxvk_stream s)
+int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1,
+    int dilation_2, int output_padding_0, int output_padding_1, int output_padding_2, int groups, mlxvk_stream s)
 {
     return conv_transpose(res, "conv_transpose3d", input, weight, (int[]){ stride_0, stride_1, stride_2 },
                           (int[]){ padding_0, padding_1, padding_2 }, (int[]){ dilation_0, dilation_1, dilation_2 },
@@ -11306,7 +11659,7 @@ static const char *quant_matrices_fit(const struct encoder *e, const void *job)
     return quant_alignment(e, j) & QUANT_EVEN_X ? NULL : "not aligned";
 }
 
-static double matrices_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 3; }
+static double quant_matrices_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 3; }
 
 /* p: of the operands as they were bound. */
 static struct qmm_coopmat_constants matrices_constants(const struct encoder *e, const struct quant_job *j,
@@ -11385,7 +11738,7 @@ static const struct candidate quant_kernels[] = {
     { "qmv_held", held_fits, held_cost, plan_held },
     { "qmv", few_fits, few_cost, plan_few },
     { "qmm", NULL, tiles_cost, plan_tiles },
-    { "qmm by cooperative matrices", quant_matrices_fit, matrices_cost, plan_matrices },
+    { "qmm by cooperative matrices", quant_matrices_fit, quant_matrices_cost, plan_matrices },
     { "unpacked, matmul", unpacked_fits, unpacked_cost, plan_unpacked },
 };
 
@@ -11615,7 +11968,7 @@ static void gather_tiles(struct encoder *e, const void *job)
 }
 
 /* Entry by entry, which pays where few rows meet each weight. */
-static double entries_cost(const struct encoder *e, const void *job)
+static double quant_entries_cost(const struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
     bool many = j->m > QMV_MAX_M || (uint64_t)j->gather->entries * j->m >= (uint64_t)GROUP_ROWS * j->gather->weights;
@@ -11635,9 +11988,9 @@ static void plan_entries(struct encoder *e, const void *job)
 }
 
 static const struct candidate gather_kernels[] = {
-    { "entry by entry", few_fits, entries_cost, plan_entries },
+    { "entry by entry", few_fits, quant_entries_cost, plan_entries },
     { "qmm_grouped", NULL, tiles_cost, gather_tiles },
-    { "qmm_grouped by cooperative matrices", quant_matrices_fit, matrices_cost, gather_matrices },
+    { "qmm_grouped by cooperative matrices", quant_matrices_fit, quant_matrices_cost, gather_matrices },
 };
 
 static void gather_choose(struct encoder *e, const struct quant_job *j)

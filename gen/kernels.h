@@ -39,6 +39,12 @@ enum { FFT_LOAD = 7u, FFT_LOAD_COMPLEX = 0u, FFT_LOAD_REAL = 1u, FFT_LOAD_PAIRS 
 /* shaders/jacobi.comp: operations */
 enum { JACOBI_EIGEN = 0, JACOBI_SINGULAR = 1 };
 
+/* shaders/matmul.glsl: a @ b; with alpha, beta and c; float32 parts, to be added up */
+enum { EPILOGUE_NONE = 0, EPILOGUE_SCALE = 1, EPILOGUE_PART = 2 };
+
+/* shaders/matmul.glsl: `inner` of products of ranges of K */
+enum { MATMUL_SEGMENTS = 0x7fffffff };
+
 /* shaders/merge.comp: results of a thread */
 enum { MERGE_EACH = 8 };
 
@@ -88,6 +94,9 @@ enum { UNARY_ABS = 0, UNARY_NEGATIVE = 1, UNARY_SIGN = 2, UNARY_SQUARE = 3, UNAR
     UNARY_ARCTAN = 28, UNARY_ARCSINH = 29, UNARY_ARCCOSH = 30, UNARY_ARCTANH = 31, UNARY_ERF = 32,
     UNARY_ERFINV = 33, UNARY_SIGMOID = 34, UNARY_ISNAN = 35, UNARY_ISINF = 36, UNARY_ISFINITE = 37,
     UNARY_ISPOSINF = 38, UNARY_ISNEGINF = 39, UNARY_DEGREES = 40, UNARY_RADIANS = 41, UNARY_ROUND = 42 };
+
+/* shaders/winograd.comp: steps */
+enum { WINOGRAD_KERNEL = 0, WINOGRAD_INPUT = 1, WINOGRAD_RESULT = 2 };
 
 struct arange_push {
     uint32_t n, offset, start[2], next[2], first;
@@ -174,6 +183,26 @@ struct matmul_push {
     uint32_t part;
 };
 static_assert(sizeof(struct matmul_push) == 128, "matmul_push");
+
+struct matmul_grouped_push {
+    uint32_t M, N, K, offset_a, offset_b, offset_out, a_row, a_k, b_k, b_col, out_row, out_col, a_matrix;
+    uint32_t b_matrix, every, lhs_at, lhs_last, tiles_at, order_at;
+};
+static_assert(sizeof(struct matmul_grouped_push) == 76, "matmul_grouped_push");
+
+struct matmul_masked_push {
+    uint32_t M, N, K, offset_a, offset_b, offset_out, a_row, a_k, b_k, b_col, out_row, out_col, inner;
+    uint32_t middle, batch_a[3], batch_b[3], batch_out[3], part, block, masks, mask_at, a_mask_at;
+    uint32_t b_mask_at;
+};
+static_assert(sizeof(struct matmul_masked_push) == 116, "matmul_masked_push");
+
+struct matmul_sum_push {
+    uint32_t M, N, matrices, parts, sums_at, offset_c, offset_out, c_row, c_col, out_row, out_col, inner;
+    uint32_t middle, batch_c[3], batch_out[3];
+    float alpha, beta;
+};
+static_assert(sizeof(struct matmul_sum_push) == 84, "matmul_sum_push");
 
 struct merge_push {
     uint32_t rows, n, run, parts, dst_at, src_at, place_at, dst_place_at, dtype, flags;
@@ -434,19 +463,20 @@ typedef struct matmul_coopmat_constants matmul_coopmat_f16_constants; typedef st
 enum { SLOT_matmul_coopmat_f16_d = 0, SLOT_matmul_coopmat_f16_a = 1, SLOT_matmul_coopmat_f16_b = 2,
     SLOT_matmul_coopmat_f16_c = 3, SLOT_matmul_coopmat_f16_lhs = 4, SLOT_matmul_coopmat_f16_rhs = 5 };
 
-typedef struct matmul_tiled_constants matmul_grouped_constants; typedef struct matmul_push matmul_grouped_push;
+typedef struct matmul_tiled_constants matmul_grouped_constants; typedef struct matmul_grouped_push matmul_grouped_push;
 enum { SLOT_matmul_grouped_d = 0, SLOT_matmul_grouped_a = 1, SLOT_matmul_grouped_b = 2,
     SLOT_matmul_grouped_tiles = 3, SLOT_matmul_grouped_order = 4, SLOT_matmul_grouped_lhs = 5 };
 
-typedef struct matmul_coopmat_constants matmul_grouped_bf16_constants; typedef struct matmul_push matmul_grouped_bf16_push;
+typedef struct matmul_coopmat_constants matmul_grouped_bf16_constants; typedef struct matmul_grouped_push matmul_grouped_bf16_push;
 enum { SLOT_matmul_grouped_bf16_d = 0, SLOT_matmul_grouped_bf16_a = 1, SLOT_matmul_grouped_bf16_b = 2,
     SLOT_matmul_grouped_bf16_tiles = 3, SLOT_matmul_grouped_bf16_order = 4, SLOT_matmul_grouped_bf16_lhs = 5 };
 
-typedef struct matmul_coopmat_constants matmul_grouped_f16_constants; typedef struct matmul_push matmul_grouped_f16_push;
+typedef struct matmul_coopmat_constants matmul_grouped_f16_constants; typedef struct matmul_grouped_push matmul_grouped_f16_push;
 enum { SLOT_matmul_grouped_f16_d = 0, SLOT_matmul_grouped_f16_a = 1, SLOT_matmul_grouped_f16_b = 2,
     SLOT_matmul_grouped_f16_tiles = 3, SLOT_matmul_grouped_f16_order = 4, SLOT_matmul_grouped_f16_lhs = 5 };
 
-typedef struct matmul_tiled_constants matmul_masked_constants; typedef struct matmul_push matmul_masked_push;
+struct matmul_masked_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll; };
+typedef struct matmul_masked_constants matmul_masked_constants; typedef struct matmul_masked_push matmul_masked_push;
 enum { SLOT_matmul_masked_d = 0, SLOT_matmul_masked_a = 1, SLOT_matmul_masked_b = 2, SLOT_matmul_masked_c = 3,
     SLOT_matmul_masked_of_a = 4, SLOT_matmul_masked_of_b = 5 };
 
@@ -454,10 +484,9 @@ typedef struct matmul_plain_constants matmul_plain_constants; typedef struct mat
 enum { SLOT_matmul_plain_d = 0, SLOT_matmul_plain_a = 1, SLOT_matmul_plain_b = 2, SLOT_matmul_plain_c = 3,
     SLOT_matmul_plain_lhs = 4, SLOT_matmul_plain_rhs = 5 };
 
-struct matmul_sum_constants { uint32_t threads, type, epilogue, has_c; };
-typedef struct matmul_sum_constants matmul_sum_constants; typedef struct matmul_push matmul_sum_push;
-enum { SLOT_matmul_sum_d = 0, SLOT_matmul_sum_a = 1, SLOT_matmul_sum_c = 3, SLOT_matmul_sum_lhs = 4,
-    SLOT_matmul_sum_rhs = 5 };
+struct matmul_sum_constants { uint32_t threads, type, has_c; };
+typedef struct matmul_sum_constants matmul_sum_constants; typedef struct matmul_sum_push matmul_sum_push;
+enum { SLOT_matmul_sum_d = 0, SLOT_matmul_sum_a = 1, SLOT_matmul_sum_c = 3 };
 
 typedef struct matmul_tiled_constants matmul_tiled_constants; typedef struct matmul_push matmul_tiled_push;
 enum { SLOT_matmul_tiled_d = 0, SLOT_matmul_tiled_a = 1, SLOT_matmul_tiled_b = 2, SLOT_matmul_tiled_c = 3,
@@ -655,7 +684,8 @@ enum { SLOT_winograd_d = 0, SLOT_winograd_a = 1 };
 
 enum { SLOT_elementwise_dst = 0 };
 enum { SLOT_conv_d = 0, SLOT_conv_a = 1, SLOT_conv_b = 2 };
-enum { SLOT_matmul_d = 0, SLOT_matmul_a = 1, SLOT_matmul_b = 2 };
+enum { SLOT_matmul_d = 0, SLOT_matmul_a = 1, SLOT_matmul_b = 2, SLOT_matmul_c = 3, SLOT_matmul_lhs = 4,
+    SLOT_matmul_rhs = 5 };
 enum { SLOT_quant_x = 0, SLOT_quant_wc = 7, SLOT_quant_sc = 8, SLOT_quant_bc = 9, SLOT_quant_yb = 11,
     SLOT_quant_yc = 12 };
 enum { SLOT_quant_gather_x = 0 };
@@ -698,12 +728,12 @@ enum { SLOT_quant_gather_x = 0 };
     X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 6, 0x1, 128, 7, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(matmul_coopmat_bf16, MATMUL_COOPMAT_BF16, 6, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_coopmat_f16, MATMUL_COOPMAT_F16, 6, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(matmul_grouped, MATMUL_GROUPED, 6, 0x1, 128, 11, CAP_SMALL) \
-    X(matmul_grouped_bf16, MATMUL_GROUPED_BF16, 6, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(matmul_grouped_f16, MATMUL_GROUPED_F16, 6, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(matmul_masked, MATMUL_MASKED, 6, 0x1, 128, 11, CAP_SMALL) \
+    X(matmul_grouped, MATMUL_GROUPED, 6, 0x1, 76, 11, CAP_SMALL) \
+    X(matmul_grouped_bf16, MATMUL_GROUPED_BF16, 6, 0x1, 76, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(matmul_grouped_f16, MATMUL_GROUPED_F16, 6, 0x1, 76, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(matmul_masked, MATMUL_MASKED, 6, 0x1, 116, 11, CAP_SMALL) \
     X(matmul_plain, MATMUL_PLAIN, 6, 0x1, 128, 3, CAP_SMALL) \
-    X(matmul_sum, MATMUL_SUM, 6, 0x1, 128, 4, CAP_SMALL) \
+    X(matmul_sum, MATMUL_SUM, 4, 0x1, 84, 3, CAP_SMALL) \
     X(matmul_tiled, MATMUL_TILED, 6, 0x1, 128, 11, CAP_SMALL) \
     X(matvec, MATVEC, 6, 0x1, 128, 6, CAP_SMALL) \
     X(matvec_subgroup, MATVEC_SUBGROUP, 6, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
