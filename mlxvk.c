@@ -467,7 +467,8 @@ enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
 /* What some drivers do unlike the others: bit, driver, and what is done about it. */
 #define QUIRKS(X)                                                                                                     \
     X(SHORT_LOOPS, MESA_LLVMPIPE, "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")  \
-    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")
+    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")           \
+    X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, "loops that ask for it are unrolled before constants are known: none asks")
 
 enum quirk_bit {
 #define X(id, driver, text) QUIRKBIT_##id,
@@ -1968,7 +1969,14 @@ static VkResult rewrite_module(struct device *d, const uint32_t *spirv, size_t *
     return r.no_memory ? VK_ERROR_OUT_OF_HOST_MEMORY : VK_ERROR_FEATURE_NOT_PRESENT;
 }
 
-/* Makes the module, rewritten where the device lacks the storage that it declares. */
+/* Takes the wish to be unrolled from all loops. */
+static void clear_unroll(uint32_t *spirv, size_t words)
+{
+    for (size_t at = 5; at < words && spirv[at] >> 16; at += spirv[at] >> 16)
+        if ((spirv[at] & 0xffff) == SPIRV_LOOP_MERGE) spirv[at + 3] &= ~1u;
+}
+
+/* Makes the module, rewritten where the device lacks the storage that it declares, or is in trouble with its loops. */
 static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, VkShaderModule *out)
 {
     VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size, .pCode = spirv };
@@ -1979,6 +1987,12 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
         r = rewrite_module(d, spirv, &words, &rewritten);
         info.pCode = rewritten;
         info.codeSize = 4 * words;
+    }
+    if (r >= 0 && d->caps.quirks & QUIRK_UNROLLS_FIRST) {
+        if (!rewritten && !(rewritten = host_alloc(d, size))) return VK_ERROR_OUT_OF_HOST_MEMORY;
+        if (info.pCode == spirv) memcpy(rewritten, spirv, size);
+        clear_unroll(rewritten, words);
+        info.pCode = rewritten;
     }
     if (r >= 0) r = d->vk.vkCreateShaderModule(d->handle, &info, NULL, out);
     host_free(d, rewritten);

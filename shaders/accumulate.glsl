@@ -73,6 +73,7 @@ uvec2 join(uvec2 a, uvec2 b)
     precise float sum = high.y + low.y * e;            // rounded alike wherever this is inlined
     return pack(vec2(high.x, sum));
 }
+#ifdef SCAN
 // log(exp(a) + exp(b)) of complex numbers.
 uvec2 join_complex(uvec2 a, uvec2 b)
 {
@@ -84,6 +85,7 @@ uvec2 join_complex(uvec2 a, uvec2 b)
     vec2 sum = vec2(1.0 + e * cos(turn), e * sin(turn));
     return pack(high + vec2(0.5 * log(dot(sum, sum)), atan(sum.y, sum.x)));
 }
+#endif
 ACC identity()
 {
     if (OP == LSE || OP == COMPLEX_LSE) return pack(vec2(-INFINITY, 0.0));
@@ -100,7 +102,9 @@ ACC identity()
 ACC combine(ACC a, ACC b)
 {
     if (OP == LSE) return join(a, b);
+#ifdef SCAN
     if (OP == COMPLEX_LSE) return join_complex(a, b);
+#endif
     if (OP == PROD) return multiply(a, b);
     if (OP == MAX || OP == MIN) {
         if (FROM == C64 && is_nan2(a)) return a;

@@ -25,15 +25,18 @@ layout(push_constant) uniform Push {
     float scale;                                       // of a mean
     uint ndim, shape[4], in_stride[4], out_stride[4];  // of the outer dimensions
 };
+// Columns of a thread; code that repeats where an operation is short: exponentials are long enough once.
 #if defined(PAIR)
-#define HELD 1u                                        // columns of a thread: exponentials are long enough once
+#define HELD 1u
+#define SHORT_UNROLL [[dont_unroll]]
 #else
 #define HELD 4u
+#define SHORT_UNROLL [[unroll]]
 #endif
 // Lanes of a thread: rounds of a long row, or those of a row too short for a thread each. Columns of a thread.
 const uint EACH = LAYOUT == FOUR_COLUMNS ? 4u : LAYOUT == COLUMNS ? 1u : WIDTH == 256u ? 4u : LATER == 1u ? 1u : WIDTH > 4u ? 1u : 4u;
-const uint BOARD = gl_WorkGroupSize.x * EACH;
-shared ACC board[BOARD + BOARD / 16u + 1u], tops[gl_WorkGroupSize.x / 2u + gl_WorkGroupSize.x / 32u + 1u], last[4];
+const uint BOARD = gl_WorkGroupSize.x * EACH, TOPS = BOARD, LAST = TOPS + gl_WorkGroupSize.x / 2u, SIZE = LAST + 16u;
+shared ACC board[SIZE + SIZE / 16u];                    // values of lanes; from TOPS on those of blocks, from LAST on of pieces
 
 float shift[HELD];                                     // what exponentials of sums are relative to, a column
 #if defined(PAIR) || defined(INDEX)
@@ -48,21 +51,29 @@ ACC element(uvec2 raw, uint at, uint k)
 }
 void find_shift(uint k, uint i) { if (OP == EXPSUM && LATER == 0u) shift[k] = max(uintBitsToFloat(largest32[most + i]), LOWEST); }
 #endif
-ACC quad(ACC a, ACC b, ACC c, ACC d) { return combine(combine(a, b), combine(c, d)); }
+// Adds four elements to what a lane has: as a quad, or in order.
+ACC with_four(ACC a, ACC x[4])
+{
+    if (LATER == 0u) {
+        [[unroll]] for (uint k = 0u; k < 4u; k += 2u) x[k] = combine(x[k], x[k + 1u]);
+        x[0] = combine(x[0], x[2]);
+    }
+    SHORT_UNROLL for (uint k = 0u; k < (LATER == 0u ? 1u : 4u); k++) a = combine(a, x[k]);
+    return a;
+}
+// Where lane `lane` begins, and how far its fours are apart.
+uint start_of(uint lane) { return lane / 16u * 256u + lane % 16u * (LATER == 0u ? 4u : 16u); }
+const uint STEP = LATER == 0u ? 64u : 4u;
 void store(uint i, ACC a) { store_one(i, OP == MEAN ? scaled(a, scale) : a); }
 
-// ---- results in order: sixteens of the board's on the way to one ----
+// ---- results in order ----
 
-uint padded(uint i) { return i + i / 16u; }            // threads that walk sixteens meet in no bank
-ACC sixteen_of_board(uint me, uint count, uint at, uint step)
+uint padded(uint i) { return i + i / 16u; }            // threads that walk sixteens meet in no bank twice
+ACC sixteen(uint me, uint count, uint at, uint step)   // the sixteen number `me` of `count` values on the board
 {
     ACC a = identity();
     for (uint i = 16u * me; i < min(16u * me + 16u, count); i++) a = combine(a, board[padded(at + i * step)]);
     return a;
-}
-void to_tops(uint me, uint count, uint at, uint step, uint top)
-{
-    if (16u * me < count) tops[padded(top)] = sixteen_of_board(me, count, at, step);
 }
 
 // Results of one level, one after the other: up to 256.
@@ -109,52 +120,49 @@ bool loadable(uint row, uint at, uint end)
     uint s = LAYOUT == ANYWHERE ? (row + at) & 3u : 0u;
     return LAYOUT < STRIDED && at + (s == 0u ? 4u : 8u - s) <= end;
 }
-ACC quad_of(Four v, uint first, uint at)
+Four fetch_loose(uint i, uint count)
 {
-    at += first;
-    return quad(element(of_four(v, 0u), at, 0u), element(of_four(v, 1u), at + 1u, 0u),
-                element(of_four(v, 2u), at + 2u, 0u), element(of_four(v, 3u), at + 3u, 0u));
+    Four v = Four(uvec4(0u), uvec4(0u));
+    uvec2 x[4];
+    [[unroll]] for (uint k = 0u; k < 4u; k++) x[k] = load_one(i + min(k, count - 1u) * stride);
+    if (eight()) return Four(uvec4(x[0], x[1]), uvec4(x[2], x[3]));
+    return Four(uvec4(x[0].x, x[1].x, x[2].x, x[3].x), uvec4(0u));
 }
-ACC loose_quad(uint row, uint first, uint at, uint end)
+// Adds the first `count` elements of v, which are at position `at`.
+ACC with_elements(ACC a, Four v, uint at, uint count)
 {
     ACC x[4];
-    for (uint k = 0u; k < 4u; k++) {
-        x[k] = identity();
-        if (at + k < end) x[k] = element(load_one(row + (at + k) * stride), first + at + k, 0u);
+    [[unroll]] for (uint k = 0u; k < 4u; k++) {
+        x[k] = element(of_four(v, k), at + k, 0u);
+        if (k >= count) x[k] = identity();
     }
-    return quad(x[0], x[1], x[2], x[3]);
+    return with_four(a, x);
 }
 // A lane of a row of `end` elements, or of the piece of it that begins at element `first`.
 ACC row_lane(uint row, uint first, uint lane, uint end)
 {
     ACC a = identity();
-    if (LATER != 0u) {
-        for (uint i = 16u * lane; i < min(16u * lane + 16u, end); i++) a = combine(a, element(load_one(row + i * stride), first + i, 0u));
+    uint at = start_of(lane);
+#if !defined(PAIR)
+    if (loadable(row, at + 3u * STEP, end)) {
+        Four x[4];
+        [[unroll]] for (uint j = 0u; j < 4u; j++) x[j] = fetch(row + at + STEP * j);
+        [[unroll]] for (uint j = 0u; j < 4u; j++) a = with_elements(a, x[j], first + at + STEP * j, 4u);
         return a;
     }
-    uint at = 256u * (lane / 16u) + 4u * (lane % 16u);
-    Four x[4];
-    bool whole = loadable(row, at + 192u, end);
-    if (whole)
-        [[unroll]] for (uint j = 0u; j < 4u; j++) x[j] = fetch(row + at + 64u * j);
-    for (uint j = 0u; j < 4u && at < end; j++, at += 64u) {
-        bool one = !whole && loadable(row, at, end);
-        Four v = x[0];
-        if (one) v = fetch(row + at);
-        else if (j == 1u) v = x[1];
-        else if (j == 2u) v = x[2];
-        else if (j == 3u) v = x[3];
-        ACC q;
-        if (whole || one) q = quad_of(v, first, at);
-        else q = loose_quad(row, first, at, end);
-        a = combine(a, q);
+#endif
+    [[dont_unroll]] for (uint j = 0u; j < 4u && at < end; j++, at += STEP) {
+        Four v;
+        if (loadable(row, at, end)) v = fetch(row + at);
+        else v = fetch_loose(row + at * stride, end - at);
+        a = with_elements(a, v, first + at, end - at);
     }
     return a;
 }
 
 void rows()
 {
-    const uint lanes = WIDTH * EACH;
+    const uint lanes = WIDTH * EACH, tops = max(lanes / 16u, 1u), stages = lanes == 1024u ? 2u : 1u;
     uint me = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
     uint task = group_index() * (gl_WorkGroupSize.x / WIDTH) + slot, row = task / parts, part = task - row * parts;
     bool there = row < outer;
@@ -162,31 +170,25 @@ void rows()
     uint first = part * chunk, count = there ? min(chunk, n - first) : 0u, base = at.x + first * stride;
     uint rounds = WIDTH == 256u ? (min(chunk, n) - 1u) / (16u * lanes) + 1u : 1u;
     find_shift(0u, there ? row : 0u);
-    if (WIDTH == 1u) {
-        ACC a = row_lane(base, first, 0u, count);
-        for (uint k = 1u; k < EACH; k++) a = combine(a, row_lane(base, first, k, count));
-        if (there) store(at.y + part * part_out, a);
-        return;
-    }
-    for (uint round = 0u; round < rounds; round++) {
-        for (uint k = 0u; k < EACH; k++)
-            board[padded(slot * lanes + k * WIDTH + me)] = row_lane(base, first, round * lanes + k * WIDTH + me, count);
-        barrier();
-        if (lanes == 1024u && me == 0u && round > 0u) for (uint k = 0u; k < 4u; k++) push(0u, last[k]);
-        to_tops(me, lanes, slot * lanes, 1u, slot * max(lanes / 16u, 1u) + me);
-        barrier();
-        if (lanes == 1024u && me < 4u) {
-            ACC a = identity();
-            for (uint i = 0u; i < 16u; i++) a = combine(a, tops[padded(16u * me + i)]);
-            last[me] = a;
+    for (uint round = 0u; round <= rounds; round++) {
+        [[dont_unroll]] for (uint k = 0u; k < EACH && round < rounds; k++) {
+            ACC a = row_lane(base, first, round * lanes + k * WIDTH + me, count);
+            if (WIDTH == 1u) push(0u, a);
+            else board[padded(slot * lanes + k * WIDTH + me)] = a;
+        }
+        if (WIDTH == 1u) break;
+        if (lanes == 1024u || round < rounds) barrier();
+        if (me == 0u && round > 0u)                    // what the round before gave
+            [[dont_unroll]] for (uint k = 0u; k < (lanes == 1024u ? 4u : tops); k++)
+                push(0u, board[padded(lanes == 1024u ? LAST + k : TOPS + slot * tops + k)]);
+        if (round == rounds) break;
+        [[dont_unroll]] for (uint stage = 0u; stage < stages; stage++) {
+            uint left = stage == 0u ? lanes : tops, from = stage == 0u ? slot * lanes : TOPS, to = stage == 0u ? TOPS + slot * tops : LAST;
+            if (16u * me < left) board[padded(to + me)] = sixteen(me, left, from, 1u);
+            if (stage == 0u) barrier();
         }
     }
-    if (lanes == 1024u) barrier();
-    if (me > 0u || !there) return;
-    for (uint k = 0u; k < (lanes == 1024u ? 4u : max(lanes / 16u, 1u)); k++)
-        if (lanes == 1024u) push(0u, last[k]);
-        else pushed[0] = combine(pushed[0], tops[padded(slot * max(lanes / 16u, 1u) + k)]);
-    store(at.y + part * part_out, total(0u));
+    if (me == 0u && there) store(at.y + part * part_out, total(0u));
 }
 
 // ---- columns ----
@@ -199,64 +201,42 @@ Four load_column(uint i)
 }
 uvec2 of_column(Four v, uint k) { return LAYOUT == FOUR_COLUMNS ? of_four(v, k) : v.low.xy; }
 
-// Adds a lane's results from the quads at position `at` on: to `a`, a column each.
+// A lane of each column, which begins at position `at`.
 ACC sums[HELD];
 void column_lane(uint base, uint at, uint end)
 {
-    for (uint k = 0u; k < EACH; k++) sums[k] = identity();
-    if (LATER != 0u) {
-        uint block = at & ~255u;                       // where a lane has 16 in order
-        at = block + 4u * (at - block);
-        for (uint r = at; r < min(at + 16u, end); r++) {
-            Four v = load_column(base + r * stride);
-            [[unroll]] for (uint k = 0u; k < EACH; k++) sums[k] = combine(sums[k], element(of_column(v, k), r, k));
-        }
-        return;
-    }
-    for (uint j = 0u; j < 4u && at < end; j++, at += 64u) {
+    [[unroll]] for (uint k = 0u; k < EACH; k++) sums[k] = identity();
+    [[dont_unroll]] for (uint j = 0u; j < 4u && at < end; j++, at += STEP) {
         Four v[4];
         [[unroll]] for (uint r = 0u; r < 4u; r++) v[r] = load_column(base + min(at + r, end - 1u) * stride);
         [[unroll]] for (uint k = 0u; k < EACH; k++) {
             ACC x[4];
             [[unroll]] for (uint r = 0u; r < 4u; r++) {
-                x[r] = identity();
-                if (at + r < end) x[r] = element(of_column(v[r], k), at + r, k);
+                x[r] = element(of_column(v[r], k), at + r, k);
+                if (at + r >= end) x[r] = identity();
             }
-            sums[k] = combine(sums[k], quad(x[0], x[1], x[2], x[3]));
+            sums[k] = with_four(sums[k], x);
         }
     }
 }
-// A column's block by one thread.
-void whole_block(uint base, uint first, uint end)
+
+// The blocks of which each thread of a column has a lane in sums, in order into sums, from thread y = 0 on; of columns
+// shorter than a block only those lanes that it has.
+const uint HEIGHT = gl_WorkGroupSize.x / WIDTH, BLOCKS = HEIGHT < 16u ? 1u : HEIGHT / 16u;
+void gather(uint x, uint y)
 {
-    ACC block[HELD];
-    for (uint k = 0u; k < EACH; k++) block[k] = identity();
-    for (uint lane = 0u; lane < 16u && first + 4u * lane < end; lane++) {
-        column_lane(base, first + 4u * lane, end);
-        for (uint k = 0u; k < EACH; k++) block[k] = combine(block[k], sums[k]);
+    barrier();
+    [[unroll]] for (uint k = 0u; k < EACH; k++) board[padded((k * HEIGHT + y) * WIDTH + x)] = sums[k];
+    barrier();
+    [[unroll]] for (uint k = 0u; k < EACH; k++) {
+        if (16u * y < HEIGHT) sums[k] = sixteen(y, HEIGHT, k * HEIGHT * WIDTH + x, WIDTH);
+        if (HEIGHT > 16u && y < BLOCKS) board[padded(TOPS + (k * BLOCKS + y) * WIDTH + x)] = sums[k];
     }
-    for (uint k = EACH; k-- > 0u;) push(k, block[k]);
-}
-// Blocks by a lane of them each of a column's threads; of columns shorter than a block only those lanes that it has.
-void blocks_by_lanes(uint base, uint x, uint y, uint first, uint end)
-{
-    const uint height = gl_WorkGroupSize.x / WIDTH, blocks = max(height / 16u, 1u);
-    column_lane(base, first + 256u * (y / 16u) + 4u * (y % 16u), end);
-    for (uint k = 0u; k < EACH; k++) board[padded((k * height + y) * WIDTH + x)] = sums[k];
-    barrier();
-    if (height > 16u)
-        for (uint k = 0u; k < EACH; k++) to_tops(y, height, k * height * WIDTH + x, WIDTH, (k * blocks + y) * WIDTH + x);
-    else if (y == 0u)
-        for (uint k = EACH; k-- > 0u;) push(k, sixteen_of_board(0u, height, k * height * WIDTH + x, WIDTH));
-    barrier();
-    if (y == 0u && height > 16u)
-        for (uint b = 0u; b < blocks; b++)
-            for (uint k = EACH; k-- > 0u;) push(k, tops[padded((k * blocks + b) * WIDTH + x)]);
+    if (HEIGHT > 16u) barrier();
 }
 
 void columns()
 {
-    const uint height = gl_WorkGroupSize.x / WIDTH, step = 256u * max(height / 16u, 1u);
     uint x = gl_LocalInvocationID.x % WIDTH, y = gl_LocalInvocationID.x / WIDTH;
     uint units = inner / EACH, all = outer * units, tiles = (all + WIDTH - 1u) / WIDTH;
     uint group = group_index(), part = group / tiles, q = (group - part * tiles) * WIDTH + x;
@@ -264,10 +244,18 @@ void columns()
     uint row = there ? q / units : 0u, column = there ? (q - row * units) * EACH : 0u;
     uvec2 at = locate(row);
     uint base = at.x + column * inner_stride, first = part * chunk, end = there ? min(n, first + chunk) : 0u;
+    uint rounds = HEIGHT == 1u ? 16u : (min(chunk, n) - 1u) / (256u * BLOCKS) + 1u;    // one thread takes no more than a block
     for (uint k = 0u; k < EACH; k++) find_shift(k, row * inner + column + k);
-    for (uint done = 0u; done < min(chunk, n); done += step)
-        if (height == 1u) whole_block(base, first + done, end);
-        else blocks_by_lanes(base, x, y, first + done, end);
+    [[dont_unroll]] for (uint round = 0u; round < rounds; round++) {
+        column_lane(base, first + start_of(HEIGHT == 1u ? round : 16u * BLOCKS * round + y), end);
+        if (HEIGHT > 1u) gather(x, y);
+        if (y == 0u)
+            [[dont_unroll]] for (uint b = 0u; b < BLOCKS; b++)
+                [[unroll]] for (uint k = EACH; k-- > 0u;) {
+                    if (HEIGHT > 16u) sums[k] = board[padded(TOPS + (k * BLOCKS + b) * WIDTH + x)];
+                    push(k, sums[k]);
+                }
+    }
     if (!there || y > 0u) return;
     for (uint k = 0u; k < EACH; k++) store(at.y + part * part_out + (column + k) * inner_out, total(k));
 }
