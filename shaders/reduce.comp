@@ -33,6 +33,11 @@ layout(push_constant) uniform Push {
 #define HELD 4u
 #define SHORT_UNROLL [[unroll]]
 #endif
+#if defined(INDEX)                                     // the first of the best, however found: what cannot be cut is long
+const bool ANY_ORDER = true;
+#else
+const bool ANY_ORDER = false;
+#endif
 // Lanes of a thread: rounds of a long row, or those of a row too short for a thread each. Columns of a thread.
 const uint EACH = LAYOUT == FOUR_COLUMNS ? 4u : LAYOUT == COLUMNS ? 1u : WIDTH == 256u ? 4u : LATER == 1u ? 1u : WIDTH > 4u ? 1u : 4u;
 const uint BOARD = gl_WorkGroupSize.x * EACH, TOPS = BOARD, LAST = TOPS + gl_WorkGroupSize.x / 2u, SIZE = LAST + 16u;
@@ -201,11 +206,10 @@ Four load_column(uint i)
 }
 uvec2 of_column(Four v, uint k) { return LAYOUT == FOUR_COLUMNS ? of_four(v, k) : v.low.xy; }
 
-// A lane of each column, which begins at position `at`.
+// Adds a lane of each column, which begins at position `at`.
 ACC sums[HELD];
 void column_lane(uint base, uint at, uint end)
 {
-    [[unroll]] for (uint k = 0u; k < EACH; k++) sums[k] = identity();
     [[dont_unroll]] for (uint j = 0u; j < 4u && at < end; j++, at += STEP) {
         Four v[4];
         [[unroll]] for (uint r = 0u; r < 4u; r++) v[r] = load_column(base + min(at + r, end - 1u) * stride);
@@ -247,7 +251,10 @@ void columns()
     uint rounds = HEIGHT == 1u ? 16u : (min(chunk, n) - 1u) / (256u * BLOCKS) + 1u;    // one thread takes no more than a block
     for (uint k = 0u; k < EACH; k++) find_shift(k, row * inner + column + k);
     [[dont_unroll]] for (uint round = 0u; round < rounds; round++) {
+        if (!ANY_ORDER || round == 0u)
+            [[unroll]] for (uint k = 0u; k < EACH; k++) sums[k] = identity();
         column_lane(base, first + start_of(HEIGHT == 1u ? round : 16u * BLOCKS * round + y), end);
+        if (ANY_ORDER && round + 1u < rounds) continue;
         if (HEIGHT > 1u) gather(x, y);
         if (y == 0u)
             [[dont_unroll]] for (uint b = 0u; b < BLOCKS; b++)

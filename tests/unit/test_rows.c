@@ -211,7 +211,7 @@ static void many_rows(void **state)
     struct rng r = { 52 };
     (void)state;
     for (size_t k = 0; k < COUNT(ops); k++) {
-        mlxvk_array x = random_rows(&r, 600, 4500, MLXVK_BFLOAT16, false);
+        mlxvk_array x = random_rows(&r, 520, 4500, MLXVK_BFLOAT16, false);
         check(ops[k], x, "bfloat16");
         mlxvk_array_free(x);
     }
@@ -251,8 +251,64 @@ static void several_axes(void **state)
     mlxvk_array_free(x);
 }
 
+/* A row that no binding holds is read in ranges of whole pieces: the same bits as on a device that binds it whole. */
+static void bound_in_ranges(void **state)
+{
+    static const enum op ops[] = { SUM, LSE, NORM };
+    mlxvk_device whole_device = device;
+    mlxvk_stream whole_stream = stream;
+    struct setting s = start("MLX_VK_MAX_BINDING_RANGE=65536");
+    (void)state;
+    for (size_t k = 0; k < 2 * COUNT(ops); k++) {
+        unsigned char *got[2];
+        size_t size = 0;
+        for (int small = 0; small < 2; small++) {
+            struct rng r = { 54 };
+            mlxvk_array x, y;
+            device = small ? s.device : whole_device;
+            stream = small ? s.stream : whole_stream;
+            x = random_rows(&r, k % 2 ? 30011 : 1, k % 2 ? 4 : 100003, MLXVK_FLOAT32, false);
+            y = apply(ops[k / 2], x, k % 2 ? 0 : 1);
+            size = mlxvk_array_nbytes(y);
+            got[small] = bytes_of_array(y);
+            mlxvk_array_free(x);
+            mlxvk_array_free(y);
+        }
+        device = whole_device;
+        stream = whole_stream;
+        expect_row(got[1], got[0], size, 0, names[ops[k / 2]]);
+        free(got[0]);
+        free(got[1]);
+    }
+    finish(&s);
+}
+
+/* The first of the best of 64-bit integers, whose rows are never cut. */
+static void long_wide_arguments(void **state)
+{
+    enum { N = 1200000 };
+    int64_t *values = calloc(N, sizeof *values);
+    uint32_t got[2];
+    (void)state;
+    assert_non_null(values);
+    for (size_t columns = 1; columns < 3; columns++) {
+        mlxvk_array a, r = { NULL };
+        values[N - 1] = values[N - 1 - columns] = 5;
+        values[N - 2] = values[N - 2 - columns] = 5;
+        a = array_of(device, MLXVK_INT64, values, (int[]){ N / (int)columns, (int)columns }, 2);
+        OK(mlxvk_argmax_axis(&r, a, 0, false, stream), stream);
+        OK(mlxvk_array_read(r, got, 4 * columns, stream), stream);
+        for (size_t k = 0; k < columns; k++) assert_int_equal(got[k], columns == 1 ? N - 3 : N / 2 - 2);
+        mlxvk_array_free(a);
+        mlxvk_array_free(r);
+        memset(values, 0, N * sizeof *values);
+    }
+    free(values);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows), cmocka_unit_test(several_axes) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows), cmocka_unit_test(several_axes),
+                                        cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments) };
     return run_group("rows", tests, set_up_poisoned, tear_down);
 }
