@@ -4875,19 +4875,20 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
 /* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
 
 /* As in the shader. */
-enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin, R_complex_logsumexp, R_expsum };
+enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin, R_complex_logsumexp,
+                 R_expsum };
 
 /* Rows are reduced by the tree that shaders/reduce.comp tells of, so that a row's result has the same bits whatever lies
- * beside it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range), the
- * order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
-enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256, REDUCE_PIECE = 4096,
-       REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 256 };
+ * beside it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
+ * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
+enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
+       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 256 };
 
 /* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
 struct reduce_dim {
     uint32_t size;
     int64_t in, out;
-    int run, axis;                                   /* what is reduced as one row, highest first; 0: kept. The last axis in it */
+    int run, axis;                                   /* reduced as one row, highest first; 0: kept. The last axis */
     bool later;                                      /* results of pieces */
 };
 
@@ -4951,8 +4952,8 @@ static void join_dims(struct reduce_job *j)
     j->ndim = n;
 }
 
-/* Which reduced axes make one row, by shape alone: those side by side, the last axes first. An axis that repeats its elements is
- * a row of its own, which need not be written out. */
+/* Which reduced axes make one row, by shape alone: those side by side, the last axes first. An axis that repeats its
+ * elements is a row of its own, which need not be written out. */
 static void number_runs(const struct reduce_job *j, uint32_t mask, int *run)
 {
     const struct array *a = j->from;
@@ -4976,7 +4977,8 @@ static void plan_dims(struct reduce_job *j, const int *run)
     bool any = false;
     j->ndim = 0;
     for (int i = 0; i < j->from->ndim; i++) {
-        struct reduce_dim d = { (uint32_t)j->from->shape[i], j->from->strides[i], j->out->strides[i], run[i], i, false };
+        struct reduce_dim d = { .size = (uint32_t)j->from->shape[i], .in = j->from->strides[i], .out = j->out->strides[i],
+                                .run = run[i], .axis = i };
         if (d.size == 1) continue;
         any |= d.run > 0;
         if (d.run && d.in < 0 && !is_arg(j->op) && !j->ordered) {      /* the order does not matter: walk it upwards */
@@ -5065,7 +5067,8 @@ enum { REDUCE_FOURS, REDUCE_ANYWHERE, REDUCE_STRIDED, REDUCE_COLUMNS, REDUCE_FOU
 struct reduce_grid { uint32_t layout, width, later, piece, bound; };
 
 /* The elements of a part: all n where there are groups enough, or else pieces of the tree, the longest that make enough. */
-static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most, uint32_t enough)
+static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most,
+                         uint32_t enough)
 {
     if (n <= least || (n <= most && n <= g->bound && groups >= enough)) return n;
     for (uint32_t piece = REDUCE_LONGEST; piece > least; piece /= 16)
@@ -5079,7 +5082,8 @@ static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool
     bool few = g->later && n <= 8 * REDUCE_PIECE;
     g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : ROWS_ENOUGH);
     lanes = ceil_div(g->piece, REDUCE_LANE);
-    if (!g->later) lanes = g->piece <= REDUCE_LANE ? 1 : g->piece <= 4 * REDUCE_LANE ? 4 : (uint32_t)round_up(lanes, 16);
+    if (!g->later && lanes <= 4) lanes = lanes > 1 ? 4 : 1;
+    else if (!g->later) lanes = (uint32_t)round_up(lanes, 16);
     g->width = min_u32(power_of_two(lanes), REDUCE_THREADS);
 }
 
@@ -5090,7 +5094,8 @@ static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, b
     g->piece = n;
     if (n <= 4 * REDUCE_LANE && units >= (uint64_t)COLUMNS_ENOUGH * REDUCE_THREADS) height = 1;
     if (n > REDUCE_BLOCK && g->bound >= REDUCE_PIECE)
-        height = min_u32(REDUCE_THREADS / power_of_two(min_size(units, 16)), 16 * power_of_two(ceil_div(n, REDUCE_BLOCK)));
+        height = min_u32(REDUCE_THREADS / power_of_two(min_size(units, 16)),
+                         16 * power_of_two(ceil_div(n, REDUCE_BLOCK)));
     else height = min_u32(height, 16);
     g->width = REDUCE_THREADS / height;
     if (height > 16) least = REDUCE_PIECE;
@@ -5098,11 +5103,12 @@ static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, b
 }
 
 /* The push constants of a step that reduces dimension `at` of `from` into `out`, whose positions there are parts. */
-static void reduce_shape(const struct reduce_job *j, const struct array *from, const struct array *out, int at, struct reduce_push *p)
+static void reduce_shape(const struct reduce_job *j, const struct array *from, const struct array *out, int at,
+                         struct reduce_push *p)
 {
     int inner = at < from->ndim - 1 ? from->ndim - 1 : -1;
-    *p = (struct reduce_push){ .n = (uint32_t)from->shape[at], .stride = (uint32_t)from->strides[at], .outer = 1, .inner = 1,
-                               .scale = j->scale, .place = j->place, .parts = (uint32_t)out->shape[at],
+    *p = (struct reduce_push){ .n = (uint32_t)from->shape[at], .stride = (uint32_t)from->strides[at],
+                               .outer = 1, .inner = 1, .scale = j->scale, .place = j->place, .parts = (uint32_t)out->shape[at],
                                .part_out = (uint32_t)out->strides[at] };
     if (inner >= 0) {
         p->inner = (uint32_t)from->shape[inner];
@@ -5129,7 +5135,8 @@ static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, con
 static uint32_t row_layout(const struct reduce_push *p, uint32_t from, mlxvk_dtype type)
 {
     for (uint32_t i = 0; i < p->ndim; i++) from |= p->in[i];
-    return p->stride != 1 ? REDUCE_STRIDED : !(from & 3) ? REDUCE_FOURS : dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
+    if (p->stride == 1 && !(from & 3)) return REDUCE_FOURS;
+    return p->stride != 1 || dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
 }
 
 static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
@@ -5148,10 +5155,13 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
         g.layout = row_layout(&p, p.from, j->type);
         groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
     } else {
-        if (g.layout == REDUCE_FOUR_COLUMNS && !by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim)) g.layout = REDUCE_COLUMNS;
-        groups = ceil_div((uint64_t)p.outer * (p.inner / (g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1)), g.width) * (uint64_t)p.parts;
+        uint32_t each = g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1;
+        if (each == 4 && !by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in, p.ndim)) each = 1;
+        g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
+        groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
     }
-    KERNEL(e, kernel, REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)out->dtype, g.layout, g.width, g.later);
+    KERNEL(e, kernel, REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)out->dtype, g.layout, g.width,
+           g.later);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, groups);
 }
@@ -5168,8 +5178,10 @@ static void reduce_range(struct encoder *e, const struct reduce_job *j, struct a
     for (int half = 0; half < 2 && !e->code; half++) {
         struct reduce_job part = *j;
         int64_t parts = out->shape[axis], first = half ? parts / 2 : 0, count = half ? parts - parts / 2 : parts / 2;
-        int64_t unit = axis == at ? g.piece : 1, end = min_size((size_t)((first + count) * unit), (size_t)from->shape[axis]);
-        struct array some = part_of(from, axis, first * unit, end - first * unit), result = part_of(out, axis, first, count);
+        int64_t unit = axis == at ? g.piece : 1;
+        int64_t end = (int64_t)min_size((size_t)((first + count) * unit), (size_t)from->shape[axis]);
+        struct array some = part_of(from, axis, first * unit, end - first * unit);
+        struct array result = part_of(out, axis, first, count);
         if (axis == at) part.place += (uint32_t)(first * unit);
         reduce_range(e, &part, &some, &result, at, g);
     }
@@ -5195,7 +5207,8 @@ static struct array operand_of(const struct reduce_job *j)
 }
 
 /* Room for the results of a step's parts, as (other dimensions, parts, the last dimension); row-major. */
-static struct array *room_of_parts(struct encoder *e, const struct reduce_job *j, int at, uint32_t parts, struct array *view)
+static struct array *room_of_parts(struct encoder *e, const struct reduce_job *j, int at, uint32_t parts,
+                                   struct array *view)
 {
     int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
     int64_t step = 1;
@@ -5245,23 +5258,37 @@ static uint32_t bindable(const struct encoder *e, const struct array *from, int 
     struct array one = *from;
     uint64_t step = max_size((size_t)llabs(from->strides[at]), 1) * item_size(from);
     for (int i = 0; i < one.ndim; i++) if (llabs(one.strides[i]) > llabs(one.strides[at])) one.shape[i] = 1;
-    return fits_binding(e->device, &one) ? UINT32_MAX : (uint32_t)min_size(e->device->caps.max_range / 4 / step, UINT32_MAX);
+    if (fits_binding(e->device, &one)) return UINT32_MAX;
+    return (uint32_t)min_size(e->device->caps.max_range / 4 / step, UINT32_MAX);
 }
+
+/* Keys of 64 bits with an index have no dtype to be kept in: their rows are not cut. */
+static bool is_whole(const struct reduce_job *j) { return is_arg(j->op) && is_wide(j->type); }
 
 static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_job *j, const struct array *from, int at)
 {
     struct reduce_grid g = { .later = j->dim[at].later, .bound = bindable(e, from, at) };
     uint32_t n = (uint32_t)from->shape[at], inner = at < from->ndim - 1 ? (uint32_t)from->shape[from->ndim - 1] : 1;
-    bool whole = is_arg(j->op) && is_wide(j->type), pairs = accumulator(K_REDUCE, j->op, j->type) == K_REDUCE_PAIR;
+    bool whole = is_whole(j), pairs = accumulator(K_REDUCE, j->op, j->type) == K_REDUCE_PAIR;
     bool rows = at == from->ndim - 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
     size_t others = from->size / n;
     if (is_arg(j->op))
-        NOTE(e->device, NOTE_ARG, "rows", rows && from->strides[at] == 1 ? NULL : rows || inner > 1 ? "not along contiguous rows" : "a gate",
-             "%s", LAYOUT(from));
+        NOTE(e->device, NOTE_ARG, "rows",
+             rows && from->strides[at] == 1 ? NULL : rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
     if (rows) { grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole); return g; }
-    g.layout = !pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3) ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
+    g.layout = REDUCE_COLUMNS;
+    if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
     grid_of_columns(&g, n, others / (g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1), whole);
     return g;
+}
+
+/* Does a piece, or a row that is not cut, reach further than one binding? */
+static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
+{
+    struct array from = operand_of(j);
+    int count, at = next_reduced(j, &count);
+    uint32_t bound = bindable(e, &from, at);
+    return bound < (uint32_t)from.shape[at] && (bound < REDUCE_BLOCK || is_whole(j));
 }
 
 /* Reduces one row's dimension, or the parts of it; true when that gave the result. */
@@ -5308,10 +5335,10 @@ static void unpack(struct encoder *e, struct array *out, struct array *packed, s
     array_release(room);
 }
 
-/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. most: the rows'
- * largest elements, for R_expsum. */
-static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask, struct array *out,
-                   struct array *most)
+/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. most: the
+ * rows' largest elements, for R_expsum. */
+static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask,
+                   struct array *out, struct array *most)
 {
     struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .most = most, .type = from->dtype,
                             .ordered = order_matters(op, from->dtype) };
@@ -5319,7 +5346,7 @@ static void reduce(struct encoder *e, enum reduction op, float scale, struct arr
     number_runs(&j, mask, run);
     plan_dims(&j, run);
     from->refs++;
-    if (must_copy(&j)) copy_rows(e, &j, mask, run);
+    if (must_copy(&j) || beyond_binding(e, &j)) copy_rows(e, &j, mask, run);
     while (!e->code && !reduce_step(e, &j)) {}
     array_release(j.from);
 }
@@ -5504,10 +5531,15 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
         odd |= p.stride[i];
     }
     blocks = power_of_two(ceil_div(p.n, REDUCE_BLOCK));
-    step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;                           /* 16 bytes where rows allow it */
+    step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
     hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
     width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
-    if (width > limit) { width = min_u32(power_of_two(limit / 2 + 1), 1024); hold = 4; mode = SOFTMAX_LOOPED; step = min_u32(step, 4); }
+    if (width > limit) {
+        width = power_of_two(limit / 2 + 1);
+        hold = 4;
+        mode = SOFTMAX_LOOPED;
+        step = min_u32(step, 4);
+    }
     KERNEL(e, K_SOFTMAX, width > REDUCE_THREADS ? width : REDUCE_THREADS, mode, (uint32_t)x->dtype, step, width, hold);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, width > REDUCE_THREADS ? p.outer : ceil_div(p.outer, REDUCE_THREADS / width));
@@ -5671,7 +5703,8 @@ static void scan_totals(struct encoder *e, enum reduction op, struct array *from
                         struct array *totals)
 {
     struct reduce_push p = { .n = s->n, .outer = s->outer, .inner = s->inner, .stride = s->stride, .inner_stride = s->inner_stride,
-                             .inner_out = 1, .parts = s->parts, .part_out = s->inner, .chunk = s->chunk, .scale = 1, .ndim = s->ndim };
+                             .inner_out = 1, .parts = s->parts, .part_out = s->inner, .chunk = s->chunk, .scale = 1,
+                             .ndim = s->ndim };
     bool fours = by == 4 && accumulator(K_REDUCE, op, from->dtype) == K_REDUCE;
     uint32_t layout = fours ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS, width = REDUCE_THREADS / 16;
     uint64_t groups = ((uint64_t)p.outer * (p.inner / (fours ? 4 : 1)) + width - 1) / width;
@@ -6524,7 +6557,8 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     if (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD)
         lanes = threads = NORM_LANES;                  /* many rows: more bytes in flight a thread, and fewer threads to wait for */
     held = eights ? (uint32_t)round_up(ceil_div(n / 8, lanes), places / lanes) : 0;
-    KERNEL(e, K_NORM, threads, lanes, held > NORM_HELD ? 0 : held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD), places / lanes);
+    KERNEL(e, K_NORM, threads, lanes, held > NORM_HELD ? 0 : held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD),
+           places / lanes);
     p.flags = flags;
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));

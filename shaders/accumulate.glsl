@@ -170,7 +170,7 @@ ACC combine(ACC a, ACC b)
         if (OP == PROD) return floatBitsToUint(x * y);
         if ((OP == MAX || OP == MIN) && (is_nan(x) || is_nan(y)))      // else it may become max()
             return is_nan(x) && is_nan(y) ? max(a, b) : is_nan(x) ? a : b;
-        if ((OP == MAX || OP == MIN) && x == y) return OP == MAX ? a & b : a | b;   // of two zeros the positive or negative
+        if ((OP == MAX || OP == MIN) && x == y) return OP == MAX ? a & b : a | b;   // +0 or -0
         if (OP == MAX) return x > y ? a : b;
         if (OP == MIN) return x < y ? a : b;
         return floatBitsToUint(x + y);

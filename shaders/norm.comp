@@ -5,12 +5,12 @@
 //   (MLX rounds before the weight too)
 // where RMS takes no mean. LANES threads a row; the rows of a workgroup are independent.
 //
-// A row's sums depend on its elements and their order alone, by this tree: eight elements in a row are added by pairs; the
-// eights are dealt to LANES * SLOTS places (a power of two that the row's length gives, up to 512), place by place, and each
-// place adds its own in order; then the upper half of the places is added to the lower half, until 64 are left, which
-// row_sum() adds up. A thread has SLOTS places, LANES apart.
+// A row's sums depend on its elements and their order alone, by this tree: eight elements in a row are added by pairs;
+// the eights are dealt to LANES * SLOTS places (a power of two that the row's length gives, up to 512), place by place,
+// and each place adds its own in order; then the upper half of the places is added to the lower half, until 64 are left,
+// which row_sum() adds up. A thread has SLOTS places, LANES apart.
 layout(constant_id = 1) const uint LANES = 32;
-layout(constant_id = 2) const uint HELD = 0;           // groups of eight that a thread holds, a multiple of SLOTS; 0: read each time
+layout(constant_id = 2) const uint HELD = 0;           // eights that a thread holds, a multiple of SLOTS; 0: none
 layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
 layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
@@ -158,7 +158,8 @@ void by_elements(uvec4 at, uint lane, bool inside)
     if (has(ADD)) {                                    // by those who read it
         for (uint first = 8u * lane; first < count; first += 8u * LANES)
             for (uint i = first; i < min(first + 8u, count); i++)
-                storef_h(at.w + i, DTYPE, loadf_x(at.y + i * x_step, DTYPE) + loadf_residual(at.z + i * residual_step, DTYPE));
+                storef_h(at.w + i, DTYPE,
+                         loadf_x(at.y + i * x_step, DTYPE) + loadf_residual(at.z + i * residual_step, DTYPE));
     }
     if (has(MEAN)) mean = total_of(at, lane, count, 0.0, false) / float(n);
     float factor = inversesqrt(total_of(at, lane, count, mean, true) / float(n) + eps);

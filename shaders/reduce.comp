@@ -8,19 +8,19 @@
 //   lane     four quads, 16 quads apart, in order: lane l of a block has the quads l, l + 16, l + 32 and l + 48
 //   block    256 elements: its 16 lanes in order
 //   piece    16 blocks in order; 16 pieces in order are the next piece, and so on until one is left
-// "In order" starts from the identity; a lane, block or piece that is not there adds none or the identity, which is the same.
+// "In order" starts from the identity; a lane, block or piece that is not there adds none or the identity: the same.
 // So a row can be cut into pieces of 256 * 16^k elements whose results the next dispatch goes on with (LATER).
 #include "accumulate.glsl"
 const uint FOURS = 0, ANYWHERE = 1, STRIDED = 2, COLUMNS = 3, FOUR_COLUMNS = 4;
-layout(constant_id = 4) const uint LAYOUT = FOURS;     // rows: aligned, side by side, or with gaps; columns, or four to a thread
+layout(constant_id = 4) const uint LAYOUT = FOURS;     // rows: aligned, side by side, with gaps; columns, by fours
 layout(constant_id = 5) const uint WIDTH = 256;        // threads of a row; threads side by side on columns
-layout(constant_id = 6) const uint LATER = 0;          // 1: the elements are results of pieces: a lane is 16 of them in order
+layout(constant_id = 6) const uint LATER = 0;          // 1: of results of pieces: a lane is 16 of them in order
 
 layout(push_constant) uniform Push {
     uint n, outer, inner;
-    uint stride, inner_stride, inner_out;              // between reduced elements, between columns, between their results
+    uint stride, inner_stride, inner_out;              // between elements of a row, columns, their results
     uint parts, chunk, part_out;                       // pieces of a row, their length, the distance of their results
-    uint from, to, place;                              // the first element and result; the position of the first element
+    uint from, to, place;                              // the first element and result; the first position
     uint most;                                         // EXPSUM: the first of the rows' largest elements
     float scale;                                       // of a mean
     uint ndim, shape[4], in_stride[4], out_stride[4];  // of the outer dimensions
@@ -33,15 +33,16 @@ layout(push_constant) uniform Push {
 #define HELD 4u
 #define SHORT_UNROLL [[unroll]]
 #endif
-#if defined(INDEX)                                     // the first of the best, however found: what cannot be cut is long
+#if defined(INDEX)                                     // the first of the best, however found
 const bool ANY_ORDER = true;
 #else
 const bool ANY_ORDER = false;
 #endif
 // Lanes of a thread: rounds of a long row, or those of a row too short for a thread each. Columns of a thread.
-const uint EACH = LAYOUT == FOUR_COLUMNS ? 4u : LAYOUT == COLUMNS ? 1u : WIDTH == 256u ? 4u : LATER == 1u ? 1u : WIDTH > 4u ? 1u : 4u;
+const uint EACH = LAYOUT == FOUR_COLUMNS ? 4u : LAYOUT == COLUMNS ? 1u :
+                  WIDTH == 256u ? 4u : LATER == 1u ? 1u : WIDTH > 4u ? 1u : 4u;
 const uint BOARD = gl_WorkGroupSize.x * EACH, TOPS = BOARD, LAST = TOPS + gl_WorkGroupSize.x / 2u, SIZE = LAST + 16u;
-shared ACC board[SIZE + SIZE / 16u];                    // values of lanes; from TOPS on those of blocks, from LAST on of pieces
+shared ACC board[SIZE + SIZE / 16u];                    // of lanes; from TOPS on of blocks, from LAST on of pieces
 
 float shift[HELD];                                     // what exponentials of sums are relative to, a column
 #if defined(PAIR) || defined(INDEX)
@@ -54,7 +55,10 @@ ACC element(uvec2 raw, uint at, uint k)
     if (OP != EXPSUM || LATER != 0u) return value(raw, place + at);
     return floatBitsToUint(exp(as_float(raw.x, FROM) - shift[k]));
 }
-void find_shift(uint k, uint i) { if (OP == EXPSUM && LATER == 0u) shift[k] = max(uintBitsToFloat(largest32[most + i]), LOWEST); }
+void find_shift(uint k, uint i)
+{
+    if (OP == EXPSUM && LATER == 0u) shift[k] = max(uintBitsToFloat(largest32[most + i]), LOWEST);
+}
 #endif
 // Adds four elements to what a lane has: as a quad, or in order.
 ACC with_four(ACC a, ACC x[4])
@@ -188,7 +192,8 @@ void rows()
                 push(0u, board[padded(lanes == 1024u ? LAST + k : TOPS + slot * tops + k)]);
         if (round == rounds) break;
         [[dont_unroll]] for (uint stage = 0u; stage < stages; stage++) {
-            uint left = stage == 0u ? lanes : tops, from = stage == 0u ? slot * lanes : TOPS, to = stage == 0u ? TOPS + slot * tops : LAST;
+            uint left = stage == 0u ? lanes : tops, from = stage == 0u ? slot * lanes : TOPS;
+            uint to = stage == 0u ? TOPS + slot * tops : LAST;
             if (16u * me < left) board[padded(to + me)] = sixteen(me, left, from, 1u);
             if (stage == 0u) barrier();
         }
@@ -248,7 +253,7 @@ void columns()
     uint row = there ? q / units : 0u, column = there ? (q - row * units) * EACH : 0u;
     uvec2 at = locate(row);
     uint base = at.x + column * inner_stride, first = part * chunk, end = there ? min(n, first + chunk) : 0u;
-    uint rounds = HEIGHT == 1u ? 16u : (min(chunk, n) - 1u) / (256u * BLOCKS) + 1u;    // one thread takes no more than a block
+    uint rounds = HEIGHT == 1u ? 16u : (min(chunk, n) - 1u) / (256u * BLOCKS) + 1u;    // a thread alone takes one block
     for (uint k = 0u; k < EACH; k++) find_shift(k, row * inner + column + k);
     [[dont_unroll]] for (uint round = 0u; round < rounds; round++) {
         if (!ANY_ORDER || round == 0u)

@@ -1,7 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Softmax in float32 of `outer` rows (up to 4 strided dimensions) of n elements side by side; the result is row-major. The sum
-// of exponentials follows the tree of reduce.comp, so that all ways give a row the same bits.
+// Softmax in float32 of `outer` rows (up to 4 strided dimensions) of n elements side by side; the result is row-major.
+// The sum of exponentials follows the tree of reduce.comp, so that all ways give a row the same bits.
 //   HELD: a row fits the registers of WIDTH threads, 4 * HOLD elements each, and is read once.
 //   LOOPED: three passes over the row: maximum, sum, results.
 //   APPLY: maximum and sum of exponentials are given for each row and each of `inner` columns; operand row-major.
@@ -29,7 +29,7 @@ EIGHTS(src)
 
 const float LOWEST = -3.402823466e+38;                 // a row of nothing but -infinity gives NaN, as 0 / 0
 const uint THREADS = gl_WorkGroupSize.x;
-const uint EACH = WIDTH <= 4u ? HOLD : HOLD / 4u;      // lanes of a thread: of short rows with one quad each, or with four
+const uint EACH = WIDTH <= 4u ? HOLD : HOLD / 4u;      // lanes of a thread: of one quad in short rows, or of four
 const uint LANES = WIDTH * EACH;                       // of a row, or of one round of it: a power of two
 const uint TOPS = LANES <= 16u ? 1u : LANES / 16u, ENDS = TOPS <= 16u ? 1u : TOPS / 16u;
 shared float board[THREADS * EACH + THREADS * EACH / 16u + 1u], tops[THREADS * EACH / 16u + THREADS * EACH / 256u + 1u];
@@ -59,7 +59,7 @@ float largest_of(float v, uint me, uint first)
     return v;
 }
 
-// What every thread of a row gets of the sums of lanes on the board: piece number `piece` of them, or all of no more than one.
+// What every thread of a row gets of the sums of lanes on the board: piece `piece` of them, or all that are no more.
 float sixteen(uint from, uint count)
 {
     float v = 0.0;
@@ -168,8 +168,10 @@ void held(uint row, uint me, uint slot)
         x[k] = exp(x[k] - m);
         lane[WIDTH <= 4u ? k : STEP == 8u ? k / 8u * 2u + k % 2u : k / 4u] += quad(x[k]);
     }
-    [[unroll]] for (uint k = 0u; k < EACH; k++)
-        board[padded(slot * LANES + lane_of(WIDTH <= 4u ? k : STEP == 8u ? k / 2u * 8u + k % 2u : 4u * k, me))] = lane[k];
+    [[unroll]] for (uint k = 0u; k < EACH; k++) {
+        uint first = WIDTH <= 4u ? k : STEP == 8u ? k / 2u * 8u + k % 2u : 4u * k;
+        board[padded(slot * LANES + lane_of(first, me))] = lane[k];
+    }
     fold(me, slot);
     for (uint i = 0u; i < ENDS; i++) s += piece_sum(slot, i);
     s = 1.0 / s;

@@ -1,14 +1,14 @@
-/* What a row gives has the same bits whatever the number of rows, where their elements lie, and the kernel that both chose:
- * reductions, softmax and norms of random rows, all at once in several layouts, beside each row on its own. */
+/* What a row gives has the same bits whatever the number of rows, where their elements lie, and the kernel that both
+ * chose: reductions, softmax and norms of random rows, all at once in several layouts, beside each row on its own. */
 #include <stdio.h>
 #include "support.h"
 
 enum op { SUM, PROD, MEAN, MAX, MIN, LSE, NORM, VAR, ARGMAX, SOFTMAX, RMS, LAYER, OPS };
-static const char *const names[OPS] = { "sum", "prod", "mean", "max", "min", "logsumexp", "norm", "var", "argmax", "softmax",
-                                        "rms_norm", "layer_norm" };
+static const char *const names[OPS] = { "sum", "prod", "mean", "max", "min", "logsumexp", "norm", "var", "argmax",
+                                        "softmax", "rms_norm", "layer_norm" };
 enum layout { ROWS, COLUMNS, TRANSPOSED, MIDDLE, GAPS, SHIFTED, REVERSED, REPEATED, LAYOUTS };
-static const char *const places[LAYOUTS] = { "rows", "columns", "a transposed view", "a middle axis", "rows with gaps", "unaligned rows",
-                                             "reversed rows", "repeated rows" };
+static const char *const places[LAYOUTS] = { "rows", "columns", "a transposed view", "a middle axis", "rows with gaps",
+                                             "unaligned rows", "reversed rows", "repeated rows" };
 
 /* ---- layouts: the rows of x along *axis of the result, which the caller frees ---- */
 
@@ -148,7 +148,8 @@ static void expect_row(const unsigned char *all, const unsigned char *one, size_
 {
     for (size_t i = 0; i < size; i++)
         if (all[(size_t)row * size + i] != one[i]) {
-            print_error("%s: byte %zu of %zu of row %d is %02x and not %02x\n", what, i, size, row, all[(size_t)row * size + i], one[i]);
+            print_error("%s: byte %zu of %zu of row %d is %02x and not %02x\n", what, i, size, row,
+                        all[(size_t)row * size + i], one[i]);
             fail();
         }
 }
@@ -187,9 +188,10 @@ static void check(enum op op, mlxvk_array x, const char *type)
 static void same_bits(void **state)
 {
     static const int sizes[][2] = {
-        { 3, 1 }, { 7, 2 }, { 64, 3 }, { 2, 5 }, { 1000, 7 }, { 5, 16 }, { 300, 17 }, { 3, 31 }, { 1000, 32 }, { 2, 33 }, { 7, 63 },
-        { 64, 64 }, { 3, 65 }, { 260, 100 }, { 33, 255 }, { 3, 256 }, { 7, 257 }, { 64, 300 }, { 5, 520 }, { 2, 1000 }, { 64, 1024 },
-        { 3, 2047 }, { 7, 4096 }, { 3, 4097 }, { 40, 5001 }, { 2, 8200 }, { 3, 20000 }, { 70, 4200 }, { 2, 40001 }, { 3, 70000 },
+        { 3, 1 }, { 7, 2 }, { 64, 3 }, { 2, 5 }, { 1000, 7 }, { 5, 16 }, { 300, 17 }, { 3, 31 }, { 1000, 32 }, { 2, 33 },
+        { 7, 63 }, { 64, 64 }, { 3, 65 }, { 260, 100 }, { 33, 255 }, { 3, 256 }, { 7, 257 }, { 64, 300 }, { 5, 520 },
+        { 2, 1000 }, { 64, 1024 }, { 3, 2047 }, { 7, 4096 }, { 3, 4097 }, { 40, 5001 }, { 2, 8200 }, { 3, 20000 },
+        { 70, 4200 }, { 2, 40001 }, { 3, 70000 },
         { 2, 100003 } };
     static const mlxvk_dtype types[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLOAT16 };
     static const char *const type_names[] = { "float32", "bfloat16", "float16" };
@@ -220,8 +222,8 @@ static void many_rows(void **state)
 /* Several axes: a row is what they name in order, however it lies. */
 static void several_axes(void **state)
 {
-    static const int shape[] = { 6, 50, 7, 90 }, turns[][4] = { { 3, 2, 1, 0 }, { 1, 3, 0, 2 }, { 2, 0, 3, 1 } }, axes[][2] = { { 0, 1 },
-        { 2, 3 }, { 0, 2 }, { 1, 3 }, { 0, 3 } };
+    static const int shape[] = { 6, 50, 7, 90 }, turns[][4] = { { 3, 2, 1, 0 }, { 1, 3, 0, 2 }, { 2, 0, 3, 1 } };
+    static const int axes[][2] = { { 0, 1 }, { 2, 3 }, { 0, 2 }, { 1, 3 }, { 0, 3 } };
     struct rng r = { 53 };
     mlxvk_array x = random_rows(&r, 6 * 50, 7 * 90, MLXVK_FLOAT32, false);
     (void)state;
@@ -308,7 +310,8 @@ static void long_wide_arguments(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows), cmocka_unit_test(several_axes),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows),
+                                        cmocka_unit_test(several_axes),
                                         cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments) };
     return run_group("rows", tests, set_up_poisoned, tear_down);
 }
