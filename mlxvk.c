@@ -399,7 +399,8 @@ enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
 /* What some drivers do unlike the others: bit, driver, and what is done about it. */
 #define QUIRKS(X)                                                                                                     \
     X(SHORT_LOOPS, MESA_LLVMPIPE, "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")  \
-    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")
+    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")           \
+    X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, "loops that ask for it are unrolled before constants are known: none asks")
 
 enum quirk_bit {
 #define X(id, driver, text) QUIRKBIT_##id,
@@ -2278,7 +2279,14 @@ static VkResult rewrite_module(struct device *d, const uint32_t *spirv, size_t *
     return r.no_memory ? VK_ERROR_OUT_OF_HOST_MEMORY : VK_ERROR_FEATURE_NOT_PRESENT;
 }
 
-/* Makes the module, rewritten where the device lacks the storage that it declares. */
+/* Takes the wish to be unrolled from all loops. */
+static void clear_unroll(uint32_t *spirv, size_t words)
+{
+    for (size_t at = 5; at < words && spirv[at] >> 16; at += spirv[at] >> 16)
+        if ((spirv[at] & 0xffff) == SPIRV_LOOP_MERGE) spirv[at + 3] &= ~1u;
+}
+
+/* Makes the module, rewritten where the device lacks the storage that it declares, or is in trouble with its loops. */
 static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, VkShaderModule *out)
 {
     VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size,
@@ -2290,6 +2298,12 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
         r = rewrite_module(d, spirv, &words, &rewritten);
         info.pCode = rewritten;
         info.codeSize = 4 * words;
+    }
+    if (r >= 0 && d->caps.quirks & QUIRK_UNROLLS_FIRST) {
+        if (!rewritten && !(rewritten = host_alloc(d, size))) return VK_ERROR_OUT_OF_HOST_MEMORY;
+        if (info.pCode == spirv) memcpy(rewritten, spirv, size);
+        clear_unroll(rewritten, words);
+        info.pCode = rewritten;
     }
     if (r >= 0) r = d->vk.vkCreateShaderModule(d->handle, &info, NULL, out);
     host_free(d, rewritten);
@@ -5685,27 +5699,44 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
 /* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
 
 /* As in the shader. */
-enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin, R_complex_logsumexp };
+enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin, R_complex_logsumexp,
+                 R_expsum };
 
-/* Workgroups that fill a large GPU; elements that one should have at least before a reduction is cut; outer dimensions. */
-enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_CHUNK = 4096, REDUCE_DIMS = 4 };
+/* Rows are reduced by the tree that shaders/reduce.comp tells of, so that a row's result has the same bits whatever lies
+ * beside it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
+ * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
+enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
+       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 256 };
 
 /* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
-struct reduce_dim { uint32_t size; int64_t in, out; bool reduced; };
+struct reduce_dim {
+    uint32_t size;
+    int64_t in, out;
+    int run, axis;                                   /* reduced as one row, highest first; 0: kept. The last axis */
+    bool later;                                      /* results of pieces */
+};
 
 /* What is left to do: reduce `from` (elements of dtype `type`, from element `shift` on) over the reduced dimensions. */
 struct reduce_job {
     enum reduction op;
     float scale;
-    struct array *from, *out;
+    struct array *from, *out, *most;                 /* most: of R_expsum */
     mlxvk_dtype type;
     int64_t shift;
     uint32_t place;                                  /* the position of the first element, for arg reductions */
+    bool ordered;
     int ndim;
     struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
 };
 
 static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
+
+/* Does the order in which elements meet show in the result? */
+static bool order_matters(enum reduction op, mlxvk_dtype type)
+{
+    if (op == R_max || op == R_min) return is_complex(type);
+    return op == R_mean || op == R_logsumexp || op == R_expsum || ((op == R_sum || op == R_prod) && is_inexact(type));
+}
 
 static uint32_t power_of_two(uint64_t at_least)
 {
@@ -5731,36 +5762,59 @@ static void join_dims(struct reduce_job *j)
     int n = 0;
     for (int i = 0; i < j->ndim; i++) {
         struct reduce_dim *a = &j->dim[n > 0 ? n - 1 : 0], *b = &j->dim[i];
-        if (n && a->reduced == b->reduced && a->in == b->in * b->size && (a->reduced || a->out == b->out * b->size))
-            *a = (struct reduce_dim){ a->size * b->size, b->in, b->out, a->reduced };
+        if (n && a->run == b->run && a->in == b->in * b->size && (a->run || a->out == b->out * b->size) &&
+            (uint64_t)a->size * b->size <= INT_MAX && (a->axis < b->axis || !a->run || !j->ordered))
+            *a = (struct reduce_dim){ a->size * b->size, b->in, b->out, b->run, b->axis, false };
         else j->dim[n++] = *b;
     }
     j->ndim = n;
 }
 
-static void plan_dims(struct reduce_job *j, uint32_t mask)
+/* Which reduced axes make one row, by shape alone: those side by side, the last axes first. An axis that repeats its
+ * elements is a row of its own, which need not be written out. */
+static void number_runs(const struct reduce_job *j, uint32_t mask, int *run)
+{
+    const struct array *a = j->from;
+    int number = MAXD + 1, last = -1;
+    uint64_t length = 0;
+    for (int i = a->ndim - 1; i >= 0; i--) {
+        bool open = length > 0;
+        run[i] = 0;
+        if (a->shape[i] == 1) continue;
+        if (!(mask >> i & 1)) { length = 0; continue; }
+        open = open && a->strides[i] && a->strides[last] && length * (uint64_t)a->shape[i] <= INT_MAX;
+        length = open ? length * (uint64_t)a->shape[i] : (uint64_t)a->shape[i];
+        if (!open) number--;
+        run[i] = j->ordered ? number : 1;
+        last = i;
+    }
+}
+
+static void plan_dims(struct reduce_job *j, const int *run)
 {
     bool any = false;
     j->ndim = 0;
     for (int i = 0; i < j->from->ndim; i++) {
-        struct reduce_dim d = { (uint32_t)j->from->shape[i], j->from->strides[i], j->out->strides[i], mask >> i & 1 };
+        struct reduce_dim d = { .size = (uint32_t)j->from->shape[i], .in = j->from->strides[i], .out = j->out->strides[i],
+                                .run = run[i], .axis = i };
         if (d.size == 1) continue;
-        any |= d.reduced;
-        if (d.reduced && d.in < 0 && !is_arg(j->op)) {                 /* the order does not matter: walk it upwards */
+        any |= d.run > 0;
+        if (d.run && d.in < 0 && !is_arg(j->op) && !j->ordered) {      /* the order does not matter: walk it upwards */
             j->shift += d.in * (d.size - 1);
             d.in = -d.in;
         }
         insert_dim(j, d);
     }
-    if (!any) insert_dim(j, (struct reduce_dim){ 1, j->ndim ? 0 : 1, 0, true });
+    if (!any) insert_dim(j, (struct reduce_dim){ .size = 1, .in = j->ndim ? 0 : 1, .run = 1 });
     join_dims(j);
 }
 
-/* More outer dimensions than the shader has: the operand copied into row-major order, reduced dimensions last. */
-static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask)
+/* More outer dimensions than the shader has, or a row that is none in memory: the operand copied into row-major order,
+ * reduced dimensions last. */
+static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, const int *run)
 {
     struct array view = *j->from, *copy;
-    int64_t out[MAXD];
+    struct reduce_dim dim[MAXD];
     view.refs = 1;
     view.ndim = j->ndim = 0;
     for (uint32_t reduced = 0; reduced < 2; reduced++)
@@ -5768,26 +5822,43 @@ static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask)
             if ((mask >> i & 1) == reduced) {
                 view.shape[view.ndim] = j->from->shape[i];
                 view.strides[view.ndim] = j->from->strides[i];
-                out[view.ndim++] = reduced ? -1 : j->out->strides[i];
+                dim[view.ndim++] = (struct reduce_dim){ .out = j->out->strides[i], .run = run[i], .axis = i };
             }
     view.row = row_contiguous(&view);
     copy = rows_of(e, &view);
     if (copy == &view) return;                       /* it failed */
-    for (int i = 0; i < view.ndim; i++)
-        if (view.shape[i] > 1) j->dim[j->ndim++] = (struct reduce_dim){ (uint32_t)view.shape[i], copy->strides[i], out[i], out[i] < 0 };
-    if (!j->ndim || !j->dim[j->ndim - 1].reduced) j->dim[j->ndim++] = (struct reduce_dim){ 1, 1, 0, true };
+    for (int i = 0; i < view.ndim; i++) {
+        dim[i].size = (uint32_t)view.shape[i];
+        dim[i].in = copy->strides[i];
+        if (dim[i].size > 1) j->dim[j->ndim++] = dim[i];
+    }
+    if (!j->ndim || !j->dim[j->ndim - 1].run) j->dim[j->ndim++] = (struct reduce_dim){ .size = 1, .in = 1, .run = 1 };
     join_dims(j);
     array_release(j->from);
     j->from = copy;
     j->shift = 0;
 }
 
-static int last_reduced(const struct reduce_job *j, int *count)
+/* Which dimension is reduced next. */
+static int next_reduced(const struct reduce_job *j, int *count)
 {
-    int last = -1;
+    int next = -1;
     *count = 0;
-    for (int i = 0; i < j->ndim; i++) if (j->dim[i].reduced) { last = i; ++*count; }
-    return last;
+    for (int i = 0; i < j->ndim; i++)
+        if (j->dim[i].run) {
+            if (next < 0 || j->dim[i].run >= j->dim[next].run) next = i;
+            ++*count;
+        }
+    return next;
+}
+
+static bool must_copy(const struct reduce_job *j)
+{
+    int outer = j->ndim - 1, count, at = next_reduced(j, &count);
+    if (at < j->ndim - 1) outer--;
+    for (int i = 0; i < j->ndim && j->ordered; i++)
+        for (int k = 0; k < i; k++) if (j->dim[i].run && j->dim[i].run == j->dim[k].run) return true;
+    return outer > REDUCE_DIMS;
 }
 
 /* ---- lowering: one dispatch ---- */
@@ -5813,68 +5884,66 @@ static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
     return dtypes[type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
 }
 
-/* How a step is laid out on workgroups. */
-struct reduce_grid { uint32_t by, width, parts, chunk; uint64_t groups; };   /* by: 0 rows, 1 columns, 4 columns by fours */
+/* How a step is laid out on workgroups; the layouts are the shader's. */
+enum { REDUCE_FOURS, REDUCE_ANYWHERE, REDUCE_STRIDED, REDUCE_COLUMNS, REDUCE_FOUR_COLUMNS };
+struct reduce_grid { uint32_t layout, width, later, piece, bound; };
 
-/* In how many parts to cut, so that `groups` workgroups become enough and each part keeps at least `least` elements. */
-static void cut(struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t multiple)
+/* The elements of a part: all n where there are groups enough, or else pieces of the tree, the longest that make enough. */
+static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most,
+                         uint32_t enough)
 {
-    uint64_t wanted = (REDUCE_GROUPS + groups - 1) / groups, most = n / least;
-    g->parts = 1;
-    g->chunk = n;
-    if (groups >= REDUCE_GROUPS / 2 || most < 2) return;
-    g->chunk = (uint32_t)round_up((n + min_size(wanted, most) - 1) / min_size(wanted, most), multiple);
-    g->parts = ceil_div(n, g->chunk);
+    if (n <= least || (n <= most && n <= g->bound && groups >= enough)) return n;
+    for (uint32_t piece = REDUCE_LONGEST; piece > least; piece /= 16)
+        if (piece < n && piece <= most && piece <= g->bound && groups * ceil_div(n, piece) >= enough) return piece;
+    return least;
 }
 
-/* Threads side by side on `units` columns, so that the others find at least 8 of n elements each to reduce. */
-static uint32_t column_width(uint64_t units, uint32_t n)
+static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool whole)
 {
-    return REDUCE_THREADS / min_u32(power_of_two((n + 7) / 8), REDUCE_THREADS / power_of_two(min_size(units, 32)));
+    uint32_t least = g->bound < REDUCE_PIECE ? REDUCE_BLOCK : REDUCE_PIECE, lanes;
+    bool few = g->later && n <= 8 * REDUCE_PIECE;
+    g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : ROWS_ENOUGH);
+    lanes = ceil_div(g->piece, REDUCE_LANE);
+    if (!g->later && lanes <= 4) lanes = lanes > 1 ? 4 : 1;
+    else if (!g->later) lanes = (uint32_t)round_up(lanes, 16);
+    g->width = min_u32(power_of_two(lanes), REDUCE_THREADS);
 }
 
-static struct reduce_grid reduce_grid(const struct reduce_push *p, bool rows, bool whole, bool fours)
+/* `units`: columns, or fours of them. */
+static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, bool whole)
 {
-    struct reduce_grid g = { .parts = 1, .chunk = p->n };
-    uint64_t units;
-    uint32_t height;
-    if (rows) {
-        uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
-        g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
-        if (g.width == REDUCE_THREADS && !whole) cut(&g, p->n, p->outer, REDUCE_CHUNK, 4 * REDUCE_THREADS);
-        g.groups = ceil_div((uint64_t)p->outer * g.parts, REDUCE_THREADS / g.width);
-        return g;
-    }
-    g.by = fours ? 4 : 1;
-    units = (uint64_t)p->outer * (p->inner / g.by);
-    g.width = column_width(p->inner == 1 && p->n >= REDUCE_THREADS ? 1 : units, p->n);
-    height = REDUCE_THREADS / g.width;
-    units = (units + g.width - 1) / g.width;
-    if (!whole) cut(&g, p->n, units, 32 * height, 4 * height);
-    g.groups = units * g.parts;
-    return g;
+    uint32_t height = power_of_two(ceil_div(n, g->later ? REDUCE_LANE : 4)), least = REDUCE_BLOCK;
+    g->piece = n;
+    if (n <= 4 * REDUCE_LANE && units >= (uint64_t)COLUMNS_ENOUGH * REDUCE_THREADS) height = 1;
+    if (n > REDUCE_BLOCK && g->bound >= REDUCE_PIECE)
+        height = min_u32(REDUCE_THREADS / power_of_two(min_size(units, 16)),
+                         16 * power_of_two(ceil_div(n, REDUCE_BLOCK)));
+    else height = min_u32(height, 16);
+    g->width = REDUCE_THREADS / height;
+    if (height > 16) least = REDUCE_PIECE;
+    if (!whole) g->piece = piece_of(g, n, (units + g->width - 1) / g->width, least, 256 * REDUCE_BLOCK, COLUMNS_ENOUGH);
 }
 
-/* The push constants of reducing dimension `at`; false where there are too many others. */
-static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push *p)
+/* The push constants of a step that reduces dimension `at` of `from` into `out`, whose positions there are parts. */
+static void reduce_shape(const struct reduce_job *j, const struct array *from, const struct array *out, int at,
+                         struct reduce_push *p)
 {
-    int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
-    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1,
-                               .scale = j->scale, .place = j->place };
+    int inner = at < from->ndim - 1 ? from->ndim - 1 : -1;
+    *p = (struct reduce_push){ .n = (uint32_t)from->shape[at], .stride = (uint32_t)from->strides[at],
+                               .outer = 1, .inner = 1, .scale = j->scale, .place = j->place, .parts = (uint32_t)out->shape[at],
+                               .part_out = (uint32_t)out->strides[at] };
     if (inner >= 0) {
-        p->inner = j->dim[inner].size;
-        p->inner_stride = (uint32_t)j->dim[inner].in;
-        p->inner_out = (uint32_t)j->dim[inner].out;
+        p->inner = (uint32_t)from->shape[inner];
+        p->inner_stride = (uint32_t)from->strides[inner];
+        p->inner_out = (uint32_t)out->strides[inner];
     }
-    for (int i = 0; i < j->ndim; i++) {
+    for (int i = 0; i < from->ndim; i++) {
         if (i == at || i == inner) continue;
-        if (p->ndim == REDUCE_DIMS) return false;
-        p->shape[p->ndim] = j->dim[i].size;
-        p->in_stride[p->ndim] = (uint32_t)j->dim[i].in;
-        p->out_stride[p->ndim++] = (uint32_t)j->dim[i].out;
-        p->outer *= j->dim[i].size;
+        p->shape[p->ndim] = (uint32_t)from->shape[i];
+        p->in_stride[p->ndim] = (uint32_t)from->strides[i];
+        p->out_stride[p->ndim++] = (uint32_t)out->strides[i];
+        p->outer *= (uint32_t)from->shape[i];
     }
-    return true;
 }
 
 /* Columns that four-wide loads can take. */
@@ -5884,65 +5953,189 @@ static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, con
     return inner > 1 && inner_stride == 1 && !((inner | others) & 3);
 }
 
-/* The job that is left behind a step which wrote `out` as (outer dimensions, parts, inner) and not the result. */
-static void reduce_next(struct reduce_job *j, int at, struct array *out, mlxvk_dtype type, uint32_t parts)
+/* How rows lie: by aligned fours, side by side, or with gaps. Eight bytes each and unaligned are read one by one. */
+static uint32_t row_layout(const struct reduce_push *p, uint32_t from, mlxvk_dtype type)
+{
+    for (uint32_t i = 0; i < p->ndim; i++) from |= p->in_stride[i];
+    if (p->stride == 1 && !(from & 3)) return REDUCE_FOURS;
+    return p->stride != 1 || dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
+}
+
+static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
+                            struct reduce_grid g)
+{
+    struct reduce_push p;
+    enum kernel_id kernel = reduce_kernel(j->op, j->type);
+    uint64_t groups;
+    reduce_shape(j, from, out, at, &p);
+    p.chunk = g.piece;
+    p.from = set_input(e, 1, from);
+    p.to = set_output(e, 0, out);
+    if (j->most) p.most = set_input(e, 2, j->most);
+    if (out->storage != j->out->storage) p.scale = 1;
+    if (g.layout < REDUCE_COLUMNS) {
+        g.layout = row_layout(&p, p.from, j->type);
+        groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
+    } else {
+        uint32_t each = g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1;
+        if (each == 4 && !by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim)) each = 1;
+        g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
+        groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
+    }
+    KERNEL(e, kernel, REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)out->dtype, g.layout, g.width,
+           g.later);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, groups);
+}
+
+/* The same in ranges that a device can bind, and count; those along the row are whole pieces. */
+static void reduce_range(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
+                         struct reduce_grid g)
+{
+    struct array *both[] = { from, out };
+    int axis = axis_to_split(e, both, 2, 0);
+    if (axis == at && out->shape[at] == 1) axis = axis_to_split(e, both, 2, 1u << at);
+    if (axis < 0 && from->size > e->device->caps.max_elements) axis = longest_axis(from, 1u << at);
+    if (axis < 0) { reduce_dispatch(e, j, from, out, at, g); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct reduce_job part = *j;
+        int64_t parts = out->shape[axis], first = half ? parts / 2 : 0, count = half ? parts - parts / 2 : parts / 2;
+        int64_t unit = axis == at ? g.piece : 1;
+        int64_t end = (int64_t)min_size((size_t)((first + count) * unit), (size_t)from->shape[axis]);
+        struct array some = part_of(from, axis, first * unit, end - first * unit);
+        struct array result = part_of(out, axis, first, count);
+        if (axis == at) part.place += (uint32_t)(first * unit);
+        reduce_range(e, &part, &some, &result, at, g);
+    }
+}
+
+/* ---- lowering: all steps ---- */
+
+/* The job's operand with its dimensions. */
+static struct array operand_of(const struct reduce_job *j)
+{
+    struct array view = *j->from;
+    view.refs = 1;
+    view.ndim = j->ndim;
+    view.size = 1;
+    view.offset += j->shift * (int64_t)dtypes[j->type].size;
+    for (int i = 0; i < j->ndim; i++) {
+        view.shape[i] = (int)j->dim[i].size;
+        view.strides[i] = j->dim[i].in;
+        view.size *= j->dim[i].size;
+    }
+    view.row = row_contiguous(&view);
+    return view;
+}
+
+/* Room for the results of a step's parts, as (other dimensions, parts, the last dimension); row-major. */
+static struct array *room_of_parts(struct encoder *e, const struct reduce_job *j, int at, uint32_t parts,
+                                   struct array *view)
+{
+    int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
+    int64_t step = 1;
+    struct array *room;
+    size_t size = parts;
+    for (int i = 0; i < j->ndim; i++) if (i != at) size *= j->dim[i].size;
+    room = scratch(e, size, part_type(j->op, j->type));
+    if (!room) return NULL;
+    *view = *room;
+    view->refs = 1;
+    view->ndim = j->ndim;
+    for (int i = 0; i < j->ndim; i++) view->shape[i] = i == at ? (int)parts : (int)j->dim[i].size;
+    if (inner >= 0) { view->strides[inner] = step; step *= view->shape[inner]; }
+    view->strides[at] = step;
+    step *= parts;
+    for (int i = j->ndim - 1; i >= 0; i--)
+        if (i != at && i != inner) { view->strides[i] = step; step *= view->shape[i]; }
+    view->row = row_contiguous(view);
+    return room;
+}
+
+/* The job that is left behind a step which wrote parts into `room`. */
+static void reduce_next(struct reduce_job *j, int at, struct array *room, const struct array *view)
 {
     struct reduce_dim dim[MAXD + 2];
-    int n = 0, inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
-    int64_t step = 1;
-    for (int i = 0; i < j->ndim; i++) if (i != at && i != inner) dim[n++] = j->dim[i];
-    dim[n++] = (struct reduce_dim){ parts, 0, 0, true };
+    int n = 0, inner = at < j->ndim - 1 ? j->ndim - 1 : -1, count = j->ndim;
+    for (int i = 0; i < j->ndim; i++) {
+        j->dim[i].in = view->strides[i];
+        j->dim[i].size = (uint32_t)view->shape[i];
+        if (i != at && i != inner) dim[n++] = j->dim[i];
+    }
+    j->dim[at].later = true;
+    dim[n++] = j->dim[at];
     if (inner >= 0) dim[n++] = j->dim[inner];
     j->ndim = 0;
-    for (int i = n - 1; i >= 0; i--) { dim[i].in = step; step *= dim[i].size; }
-    for (int i = 0; i < n; i++) if (dim[i].size > 1 || n == 1) j->dim[j->ndim++] = dim[i];
-    join_dims(j);
+    for (int i = 0; i < count; i++) if (dim[i].size > 1 || count == 1) j->dim[j->ndim++] = dim[i];
     array_release(j->from);
-    j->from = out;
-    j->type = type;
+    j->from = room;
+    j->type = room->dtype;
     j->shift = 0;
     j->place = 0;
 }
 
-/* Reduces the innermost of the reduced dimensions; true when that gave the result. */
-static bool reduce_step(struct encoder *e, struct reduce_job *j)
+/* How many elements along dimension `at` a binding takes, of all that lies between them. */
+static uint32_t bindable(const struct encoder *e, const struct array *from, int at)
 {
-    struct reduce_push p;
-    struct reduce_grid g;
-    struct array *out = j->out;
-    mlxvk_dtype type = out->dtype;
-    int count, at = last_reduced(j, &count);
-    bool rows;
-    if (!reduce_shape(j, at, &p)) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "reduce", "too many dimensions in an operand too large to bind");
-        return true;
-    }
-    p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
-    rows = p.inner == 1 && p.stride == 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
-    if (is_arg(j->op))
-        NOTE(e->device, NOTE_ARG, "rows", rows ? NULL : p.inner > 1 || p.stride > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(j->from));
-    g = reduce_grid(&p, rows, is_arg(j->op) && is_wide(j->type),
-                    by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim));
-    p.parts = g.parts;
-    p.chunk = g.chunk;
-    if (count > 1 || g.parts > 1) {
-        type = part_type(j->op, j->type);
-        out = scratch(e, (size_t)p.outer * g.parts * p.inner, type);
-        if (!out) return true;
-        p.scale = 1;
-        p.inner_out = 1;
-        for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out_stride[i] = step;
-    }
-    p.to = set_output(e, 0, out);
-    KERNEL(e, reduce_kernel(j->op, j->type), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, g.groups);
-    if (out == j->out) return true;
-    reduce_next(j, at, out, type, g.parts);
-    return false;
+    struct array one = *from;
+    uint64_t step = max_size((size_t)llabs(from->strides[at]), 1) * item_size(from);
+    for (int i = 0; i < one.ndim; i++) if (llabs(one.strides[i]) > llabs(one.strides[at])) one.shape[i] = 1;
+    if (fits_binding(e->device, &one)) return UINT32_MAX;
+    return (uint32_t)min_size(e->device->caps.max_range / 4 / step, UINT32_MAX);
 }
 
-/* ---- lowering: operands that a device cannot bind whole, or count ---- */
+/* Keys of 64 bits with an index have no dtype to be kept in: their rows are not cut. */
+static bool is_whole(const struct reduce_job *j) { return is_arg(j->op) && is_wide(j->type); }
+
+static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_job *j, const struct array *from, int at)
+{
+    struct reduce_grid g = { .later = j->dim[at].later, .bound = bindable(e, from, at) };
+    uint32_t n = (uint32_t)from->shape[at], inner = at < from->ndim - 1 ? (uint32_t)from->shape[from->ndim - 1] : 1;
+    bool whole = is_whole(j), pairs = reduce_kernel(j->op, j->type) == K_REDUCE_PAIR;
+    bool rows = at == from->ndim - 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
+    size_t others = from->size / n;
+    if (is_arg(j->op))
+        NOTE(e->device, NOTE_ARG, "rows",
+             rows && from->strides[at] == 1 ? NULL : rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
+    if (rows) { grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole); return g; }
+    g.layout = REDUCE_COLUMNS;
+    if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
+    grid_of_columns(&g, n, others / (g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1), whole);
+    return g;
+}
+
+/* Does a piece, or a row that is not cut, reach further than one binding? */
+static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
+{
+    struct array from = operand_of(j);
+    int count, at = next_reduced(j, &count);
+    uint32_t bound = bindable(e, &from, at);
+    return bound < (uint32_t)from.shape[at] && (bound < REDUCE_BLOCK || is_whole(j));
+}
+
+/* Reduces one row's dimension, or the parts of it; true when that gave the result. */
+static bool reduce_step(struct encoder *e, struct reduce_job *j)
+{
+    struct array from = operand_of(j), out = *j->out, *room;
+    int count, at = next_reduced(j, &count);
+    struct reduce_grid g = grid_of(e, j, &from, at);
+    uint32_t parts = ceil_div((uint32_t)from.shape[at], g.piece);
+    if (count == 1 && parts == 1) {
+        out.refs = 1;
+        out.ndim = j->ndim;
+        for (int i = 0; i < j->ndim; i++) {
+            out.shape[i] = i == at ? 1 : from.shape[i];
+            out.strides[i] = i == at ? 0 : j->dim[i].out;
+        }
+        reduce_range(e, j, &from, &out, at, g);
+        return true;
+    }
+    room = room_of_parts(e, j, at, parts, &out);
+    if (!room) return true;
+    reduce_range(e, j, &from, &out, at, g);
+    reduce_next(j, at, room, &out);
+    return false;
+}
 
 /* Room of its own for a result that must be row-major, where `out` is not; unpack copies it there. */
 static struct array *pack(struct encoder *e, const struct array *out, struct array *packed)
@@ -5964,57 +6157,18 @@ static void unpack(struct encoder *e, struct array *out, struct array *packed, s
     array_release(room);
 }
 
-static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
-                   struct array *out);
-
-/* The two halves of a reduced axis, then what they gave. */
-static void reduce_halves(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
-                          struct array *out, int axis)
+/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. most: the
+ * rows' largest elements, for R_expsum. */
+static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask,
+                   struct array *out, struct array *most)
 {
-    struct array *both = scratch(e, 2 * out->size, part_type(op, from->dtype)), pair, one;
-    if (!both) return;
-    one = *out;
-    one.storage = both->storage;
-    one.dtype = both->dtype;
-    one.offset = 0;
-    row_strides(one.ndim, one.shape, one.strides);
-    pair = one;
-    pair.refs = 1;
-    pair.shape[axis] = 2;
-    pair.strides[axis] = (int64_t)out->size;
-    pair.size = 2 * out->size;
-    pair.row = row_contiguous(&pair);
-    for (int half = 0; half < 2; half++) {
-        struct array part = half_of(from, axis, half);
-        one.offset = half * (int64_t)array_bytes(&one);
-        reduce(e, op, 1, place + (half ? (uint32_t)(from->shape[axis] / 2) : 0), &part, mask, &one);
-    }
-    reduce(e, op, scale, 0, &pair, 1u << axis, out);
-    array_release(both);
-}
-
-/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. */
-static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
-                   struct array *out)
-{
-    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype, .place = place };
-    struct reduce_push p;
-    uint32_t whole = is_arg(op) && is_wide(from->dtype) ? mask : 0;
-    int count, axis = axis_to_split(e, (struct array *[]){ from, out }, 2, whole);
-    if (axis < 0) axis = axis_to_count(e, from, whole);
-    if (axis >= 0 && (mask >> axis & 1) && 2 * out->size * 8 + 2 * e->device->caps.offset_align + 16 > e->device->caps.max_range) {
-        int kept = longest_axis(from, mask);         /* what the halves give would be too large in its turn */
-        if (kept >= 0) axis = kept;
-    }
-    if (axis >= 0 && (mask >> axis & 1)) { reduce_halves(e, op, scale, place, from, mask, out, axis); return; }
-    for (int half = 0; half < 2 && axis >= 0; half++) {
-        struct array part = half_of(from, axis, half), result = half_of(out, axis, half);
-        reduce(e, op, scale, place, &part, mask, &result);
-    }
-    if (axis >= 0) return;
-    plan_dims(&j, mask);
+    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .most = most, .type = from->dtype,
+                            .ordered = order_matters(op, from->dtype) };
+    int run[MAXD];
+    number_runs(&j, mask, run);
+    plan_dims(&j, run);
     from->refs++;
-    if (!reduce_shape(&j, last_reduced(&j, &count), &p)) copy_rows(e, &j, mask);
+    if (must_copy(&j) || beyond_binding(e, &j)) copy_rows(e, &j, mask, run);
     while (!e->code && !reduce_step(e, &j)) {}
     array_release(j.from);
 }
@@ -6038,7 +6192,7 @@ static void lower_reduce(struct encoder *e, const struct node *n)
     from.refs = 1;
     for (int i = 0; i < from.ndim && once; i++)                      /* what repeats is looked at once */
         if ((mask >> i & 1) && !from.strides[i]) { from.size /= (size_t)from.shape[i]; from.shape[i] = 1; }
-    reduce(e, op, n->p.reduce.scale, 0, &from, mask, &out);
+    reduce(e, op, n->p.reduce.scale, &from, mask, &out, NULL);
 }
 
 /* ---- fronts ---- */
@@ -6183,7 +6337,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
     struct array outer = *x, *list[1] = { &outer };
     struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
-    uint32_t width, hold, mode = SOFTMAX_HELD, odd, step, limit = e->device->caps.max_threads;
+    uint32_t width, hold, mode = SOFTMAX_HELD, odd, step, blocks, limit = min_u32(e->device->caps.max_threads, 1024);
     struct dims g;
     if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
     outer.ndim--;
@@ -6199,10 +6353,16 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
         p.stride[i] = (uint32_t)g.stride[0][i];
         odd |= p.stride[i];
     }
-    hold = p.n > 16 * REDUCE_THREADS ? 8 : 4;
-    width = power_of_two(ceil_div(p.n, 4 * hold));
-    if (width > limit) { width = min_u32(power_of_two(limit / 2 + 1), 1024); hold = 4; mode = SOFTMAX_LOOPED; }
-    step = odd & 3 ? 1 : mode == SOFTMAX_HELD && item_size(x) == 2 && !(odd & 7) ? 8 : 4;   /* 16 bytes where rows allow it */
+    blocks = power_of_two(ceil_div(p.n, REDUCE_BLOCK));
+    step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
+    hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
+    width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
+    if (width > limit) {
+        width = power_of_two(limit / 2 + 1);
+        hold = 4;
+        mode = SOFTMAX_LOOPED;
+        step = min_u32(step, 4);
+    }
     KERNEL(e, K_SOFTMAX, width > REDUCE_THREADS ? width : REDUCE_THREADS, mode, (uint32_t)x->dtype, step, width, hold);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, width > REDUCE_THREADS ? p.outer : ceil_div(p.outer, REDUCE_THREADS / width));
@@ -6214,7 +6374,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
 {
     struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
-    struct array *pairs, each;
+    struct array *most, *sums, each;
     uint32_t step;
     for (int i = 0; i < x->ndim; i++) {
         uint32_t size = (uint32_t)x->shape[i];
@@ -6222,19 +6382,27 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
         else if (mask >> i) p.outer *= size;
         else p.inner *= size;
     }
-    pairs = scratch(e, (size_t)p.outer * p.inner, MLXVK_COMPLEX64);
-    if (!pairs) return;
-    each = full_rank(x, mask, pairs);
-    reduce(e, R_logsumexp, 1, 0, x, mask, &each);
+    most = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
+    sums = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
+    if (most && sums) {
+        each = full_rank(x, mask, most);
+        reduce(e, R_max, 1, x, mask, &each, NULL);
+        each = full_rank(x, mask, sums);
+        reduce(e, R_expsum, 1, x, mask, &each, most);
+    }
+    if (e->code || !most || !sums) goto done;
     p.n *= p.inner;
     p.from = set_input(e, 1, x);
     p.to = set_output(e, 0, out);
-    p.pairs = set_input(e, 2, pairs);
+    p.most_at = set_input(e, 2, most);
+    p.sums_at = set_input(e, 3, sums);
     step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
     KERNEL(e, K_SOFTMAX, REDUCE_THREADS, SOFTMAX_APPLY, (uint32_t)x->dtype, step, 1, 1);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
-    array_release(pairs);
+done:
+    array_release(most);
+    array_release(sums);
 }
 
 enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
@@ -6354,17 +6522,21 @@ static void scan_totals(struct encoder *e, enum reduction op, struct array *from
                         struct array *totals)
 {
     struct reduce_push p = { .n = s->n, .outer = s->outer, .inner = s->inner, .stride = s->stride, .inner_stride = s->inner_stride,
-                             .parts = s->parts, .chunk = s->chunk, .scale = 1, .ndim = s->ndim };
-    uint64_t units = by ? (uint64_t)s->outer * (s->inner / by) : s->outer;
-    uint32_t width = by ? column_width(units, s->chunk) : REDUCE_THREADS;
+                             .inner_out = 1, .parts = s->parts, .part_out = s->inner, .chunk = s->chunk, .scale = 1,
+                             .ndim = s->ndim };
+    bool fours = by == 4 && reduce_kernel(op, from->dtype) == K_REDUCE;
+    uint32_t layout = fours ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS, width = REDUCE_THREADS / 16;
+    uint64_t groups = ((uint64_t)p.outer * (p.inner / (fours ? 4 : 1)) + width - 1) / width;
     memcpy(p.shape, s->shape, sizeof p.shape);
     memcpy(p.in_stride, s->in_stride, sizeof p.in_stride);
+    for (uint32_t i = p.ndim, step = p.parts * p.inner; i-- > 0; step *= p.shape[i]) p.out_stride[i] = step;
     p.from = set_input(e, 1, from);
     p.to = set_output(e, 0, totals);
+    if (!by) { width = REDUCE_THREADS; layout = row_layout(&p, p.from, from->dtype); groups = p.outer; }
     KERNEL(e, reduce_kernel(op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype,
-           by, width);
+           layout, width, 0);
     set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (by ? (units + width - 1) / width : units) * s->parts);
+    dispatch_groups(e, groups * p.parts);
 }
 
 /* Cuts long rows or columns, where there are too few to fill the device, and finds what comes before each part. */
@@ -7119,7 +7291,7 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
 /* ==== >>norms ===================================================================================================== */
 
 enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
-       ROW_THREADS = 512 };
+       ROW_THREADS = 512, NORM_PLACES = 512 };
 
 static uint32_t pow2_at_least(uint32_t n)
 {
@@ -7167,6 +7339,7 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     int count = a[2] ? 4 : 2;
     struct dims g = row_dims(a, count);
     uint32_t n = (uint32_t)dim_of(a[0], -1), unit = 16 / (uint32_t)item_size(a[0]), lanes, threads, held;
+    uint32_t places = min_u32(pow2_at_least(ceil_div(n, 8)), NORM_PLACES);       /* of the tree in shaders/norm.comp */
     struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = eps,
                            .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
     bool eights = n % 8 == 0;
@@ -7183,14 +7356,12 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     if (weight) { p.weight_at = set_input(e, 4, weight); p.weight_step = last_stride(weight); }
     if (bias) { p.bias_at = set_input(e, 5, bias); p.bias_step = last_stride(bias); }
     eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
-    lanes = row_lanes(e, eights ? n / 8 : n, &threads);
-    held = eights ? ceil_div(n / 8, lanes) : 0;
-    if (held && lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD) {
+    lanes = row_lanes(e, places, &threads);
+    if (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD)
         lanes = threads = NORM_LANES;                  /* many rows: more bytes in flight a thread, and fewer threads to wait for */
-        held = ceil_div(n / 8, lanes);
-    }
-    if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
-    KERNEL(e, K_NORM, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
+    held = eights ? (uint32_t)round_up(ceil_div(n / 8, lanes), places / lanes) : 0;
+    KERNEL(e, K_NORM, threads, lanes, held > NORM_HELD ? 0 : held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD),
+           places / lanes);
     p.flags = flags;
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));

@@ -266,11 +266,12 @@ struct random_push {
 static_assert(sizeof(struct random_push) == 52, "random_push");
 
 struct reduce_push {
-    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, from, to, place;
+    uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, part_out, from, to, place;
+    uint32_t most;
     float scale;
     uint32_t ndim, shape[4], in_stride[4], out_stride[4];
 };
-static_assert(sizeof(struct reduce_push) == 100, "reduce_push");
+static_assert(sizeof(struct reduce_push) == 108, "reduce_push");
 
 struct rope_push {
     uint32_t batches, heads, tokens, width, dims, heads_each, y_at, x_at, offsets_at, freqs_at, weight_at;
@@ -299,9 +300,9 @@ struct search_push {
 static_assert(sizeof(struct search_push) == 120, "search_push");
 
 struct softmax_push {
-    uint32_t n, outer, inner, from, to, pairs, ndim, shape[4], stride[4];
+    uint32_t n, outer, inner, from, to, most_at, sums_at, ndim, shape[4], stride[4];
 };
-static_assert(sizeof(struct softmax_push) == 60, "softmax_push");
+static_assert(sizeof(struct softmax_push) == 64, "softmax_push");
 
 struct sort_push {
     uint32_t rows, n, blocks, row_threads, dst_at, src_at, place_at, dst_place_at, dtype, flags;
@@ -505,7 +506,7 @@ struct merge_constants { uint32_t threads; };
 typedef struct merge_constants merge_constants; typedef struct merge_push merge_push;
 enum { SLOT_merge_dst = 0, SLOT_merge_src = 1, SLOT_merge_place = 2, SLOT_merge_dst_place = 3 };
 
-struct norm_constants { uint32_t threads, lanes, held, dtype, kind; };
+struct norm_constants { uint32_t threads, lanes, held, dtype, kind, slots; };
 typedef struct norm_constants norm_constants; typedef struct norm_push norm_push;
 enum { SLOT_norm_y = 0, SLOT_norm_x = 1, SLOT_norm_residual = 2, SLOT_norm_h = 3, SLOT_norm_weight = 4,
     SLOT_norm_bias = 5 };
@@ -603,9 +604,9 @@ struct random_constants { uint32_t threads, op, to, fours, products; };
 typedef struct random_constants random_constants; typedef struct random_push random_push;
 enum { SLOT_random_dst = 0, SLOT_random_key = 1 };
 
-struct reduce_constants { uint32_t threads, op, from, to, columns, width; };
+struct reduce_constants { uint32_t threads, op, from, to, layout, width, later; };
 typedef struct reduce_constants reduce_constants; typedef struct reduce_push reduce_push;
-enum { SLOT_reduce_dst = 0, SLOT_reduce_src = 1 };
+enum { SLOT_reduce_dst = 0, SLOT_reduce_src = 1, SLOT_reduce_largest = 2 };
 
 typedef struct reduce_constants reduce_index_constants; typedef struct reduce_push reduce_index_push;
 enum { SLOT_reduce_index_dst = 0, SLOT_reduce_index_src = 1 };
@@ -643,7 +644,7 @@ enum { SLOT_select_dst = 0, SLOT_select_condition = 1, SLOT_select_x = 2, SLOT_s
 
 struct softmax_constants { uint32_t threads, mode, t, step, width, hold; };
 typedef struct softmax_constants softmax_constants; typedef struct softmax_push softmax_push;
-enum { SLOT_softmax_dst = 0, SLOT_softmax_src = 1, SLOT_softmax_pair = 2 };
+enum { SLOT_softmax_dst = 0, SLOT_softmax_src = 1, SLOT_softmax_largest = 2, SLOT_softmax_total = 3 };
 
 struct sort_constants { uint32_t threads, indexed; };
 typedef struct sort_constants sort_constants; typedef struct sort_push sort_push;
@@ -738,7 +739,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(matvec, MATVEC, 6, 0x1, 128, 6, CAP_SMALL) \
     X(matvec_subgroup, MATVEC_SUBGROUP, 6, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \
-    X(norm, NORM, 6, 0x9, 120, 5, CAP_SMALL) \
+    X(norm, NORM, 6, 0x9, 120, 6, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 120, 1, CAP_SMALL) \
     X(qmm, QMM, 5, 0x10, 124, 10, CAP_SMALL) \
@@ -759,9 +760,9 @@ enum { SLOT_quant_gather_x = 0 };
     X(quantize_fp, QUANTIZE_FP, 5, 0x6, 24, 9, CAP_SMALL) \
     X(radix, RADIX, 5, 0x19, 36, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(random, RANDOM, 2, 0x1, 52, 5, CAP_SMALL) \
-    X(reduce, REDUCE, 2, 0x1, 100, 6, CAP_SMALL) \
-    X(reduce_index, REDUCE_INDEX, 2, 0x1, 100, 6, CAP_SMALL) \
-    X(reduce_pair, REDUCE_PAIR, 2, 0x1, 100, 6, CAP_SMALL) \
+    X(reduce, REDUCE, 3, 0x1, 108, 7, CAP_SMALL) \
+    X(reduce_index, REDUCE_INDEX, 2, 0x1, 108, 7, CAP_SMALL) \
+    X(reduce_pair, REDUCE_PAIR, 2, 0x1, 108, 7, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 7, CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 7, CAP_SMALL) \
@@ -769,7 +770,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 76, 6, CAP_SMALL) \
     X(search, SEARCH, 4, 0x1, 120, 6, CAP_SMALL) \
     X(select, SELECT, 5, 0x1, 120, 6, CAP_SMALL) \
-    X(softmax, SOFTMAX, 3, 0x1, 60, 6, CAP_SMALL) \
+    X(softmax, SOFTMAX, 4, 0x1, 64, 6, CAP_SMALL) \
     X(sort, SORT, 4, 0x9, 40, 2, CAP_SMALL) \
     X(take, TAKE, 4, 0x1, 128, 6, CAP_SMALL) \
     X(transpose, TRANSPOSE, 2, 0x1, 72, 4, CAP_SMALL) \
