@@ -935,6 +935,7 @@ static void choose_subgroup(struct device *d, const struct features *f, const Vk
     c->subgroup_least = control ? p->minSubgroupSize : c->subgroup;
     c->subgroup_most = control ? p->maxSubgroupSize : c->subgroup;
     if (!wanted || wanted < c->subgroup_least || wanted > c->subgroup_most || (wanted & (wanted - 1))) return;
+    if (c->subgroup_least == c->subgroup_most) return;                 /* all pipelines have it, without asking */
     c->subgroup = wanted;
     c->subgroup_forced = control;
     if (control) c->max_threads = min_u32(c->max_threads, wanted * p->maxComputeWorkgroupSubgroups);

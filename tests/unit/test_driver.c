@@ -179,13 +179,14 @@ static void right_or_refused(int code, mlxvk_array array, const int32_t *want, s
 static void select_and_add(mlxvk_device d, const char *why)
 {
     mlxvk_stream s = open_stream(d);
-    mlxvk_array a = counting(d, 4), b = { NULL }, c = { NULL }, res = { NULL };
+    mlxvk_array a = counting(d, 4), one = array_of(d, MLXVK_INT32, (int32_t[]){ 1 }, NULL, 0), b = { NULL }, c = { NULL }, res = { NULL };
     int code = mlxvk_add(&b, a, a, s);
     right_or_refused(code, b, (int32_t[]){ 0, 2, 4, 6 }, 4, s, why);
-    code = mlxvk_greater(&c, a, array_of(d, MLXVK_INT32, (int32_t[]){ 1 }, NULL, 0), s);
+    code = mlxvk_greater(&c, a, one, s);
     if (!code) code = mlxvk_where(&res, c, a, b, s);
     right_or_refused(code, res, (int32_t[]){ 0, 2, 2, 3 }, 4, s, why);
     mlxvk_array_free(a);
+    mlxvk_array_free(one);
     mlxvk_array_free(b);
     mlxvk_array_free(c);
     mlxvk_array_free(res);
