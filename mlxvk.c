@@ -6966,8 +6966,7 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
 
 /* ==== >>norms ===================================================================================================== */
 
-enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
-       ROW_THREADS = 512 };
+enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64 };
 
 static uint32_t pow2_at_least(uint32_t n)
 {
@@ -7144,7 +7143,7 @@ int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, m
 
 /* ---- gradients ---- */
 
-enum { NORM_VJP_HELD = 16, NORM_VJP_PARTS = 1024 };
+enum { NORM_VJP_HELD = 16 };
 
 /* How many rows a workgroup adds up before a reduction over workgroups. */
 static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
@@ -15853,23 +15852,16 @@ static struct storage *named_storage(const struct window *w, uint16_t number)
 /* Where a kept range lies now. */
 static VkDescriptorBufferInfo kept_range(struct encoder *e, const struct window *w, const struct bound *b, struct buffer **memory)
 {
-    struct storage *st;
-    size_t base, end;
-    int64_t moved = 0;
-    if (b->kind != BOUND_STORAGE) {
-        *memory = bound_buffer(e, b);
-        return *memory ? place_bound(b, *memory) : (VkDescriptorBufferInfo){ VK_NULL_HANDLE, 0, 0 };
+    struct bound now = *b;
+    if (b->kind == BOUND_STORAGE) {
+        bool moves = b->array_number != NO_NUMBER && !(b->storage_number & OWN_MEMORY);
+        int64_t moved = moves ? ITEM(w->arrays, struct kept_array, b->array_number)->moved : 0;
+        now.storage = named_storage(w, b->storage_number);
+        now.low += moved;
+        now.high += moved;
     }
-    st = named_storage(w, b->storage_number);
-    if (!st->buffer && (b->write || st->literal)) storage_allocate(e, st);
-    else if (!st->buffer) encoder_fail(e, MLXVK_ERROR_NOT_READY, 0, __LINE__, "input", "an operand was never computed");
-    *memory = st->buffer;
-    if (!st->buffer) return (VkDescriptorBufferInfo){ VK_NULL_HANDLE, 0, 0 };
-    if (b->array_number != NO_NUMBER && !(b->storage_number & OWN_MEMORY)) moved = ITEM(w->arrays, struct kept_array, b->array_number)->moved;
-    base = st->buffer->offset;
-    end = min_size((size_t)((int64_t)base + b->high + moved), base + st->buffer->size);
-    base = (size_t)((int64_t)base + b->low + moved);
-    return (VkDescriptorBufferInfo){ st->buffer->handle, base, end - base };
+    *memory = bound_buffer(e, &now);
+    return *memory ? place_bound(&now, *memory) : (VkDescriptorBufferInfo){ VK_NULL_HANDLE, 0, 0 };
 }
 
 static void replay_step(struct encoder *e, const struct window *w, const struct step *t)
@@ -15929,10 +15921,10 @@ static void window_replay(struct stream *s, struct window *w)
             bind_plan(e);
         }
         failures = failures || e->code;
+        s->device->stats.replayed += (uint64_t)g->all.count;
         group_done(s, &g->all);
     }
     s->device->group++;
-    s->device->stats.replayed += s->node_count;
 }
 
 /* The kept window that the tape's nodes are; in front of the list from then on. */
