@@ -14,16 +14,13 @@
  *     >>stream       command buffers, submission, the window in flight, order between streams
  *     >>encoder      hazards, descriptors, dispatch
  *     >>array        views on storage
- *     >>plan         dispatches set up as values, before there is memory for them
- *     >>bind         plans get memory, an order, and a place in the command buffer
  *     >>tape         recorded operations and how they are lowered
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
  *     >>distributions  random numbers made of others
  *     >>linalg       norms, cross products, factorisations
  *     >>chains       kernels for chains of elementwise operations, written at run time
- *     >>fusion       one table of patterns of nodes that become one dispatch, and the judge of them
- *     >>replay       windows of the tape that come again, from plans kept
+ *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, mlx-c's objects, files, encoder, statistics
  *
  * One mutex a device serialises everything but blocking waits, so reference counts and tables are plain integers.
@@ -245,7 +242,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
-    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 and 5 cooperative matrix; 0 chooses") \
+    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix; 0 chooses") \
     X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses") \
     X(WINOGRAD,      "MLX_VK_ENABLE_WINOGRAD",           1, "convolutions by 3 x 3 in Winograd's way where that is faster")  \
@@ -402,7 +399,8 @@ enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
 /* What some drivers do unlike the others: bit, driver, and what is done about it. */
 #define QUIRKS(X)                                                                                                     \
     X(SHORT_LOOPS, MESA_LLVMPIPE, "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")  \
-    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")
+    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")           \
+    X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, "loops that ask for it are unrolled before constants are known: none asks")
 
 enum quirk_bit {
 #define X(id, driver, text) QUIRKBIT_##id,
@@ -449,12 +447,15 @@ struct capabilities {
     uint32_t host_types, cached_types;               /* bits of those that the host maps; and reads fast */
 };
 
+struct list { void *items; uint32_t count, slots; };
+
 struct pipeline {
     const char *name;
     uint64_t key;                                    /* hash of kernel and constants */
     uint32_t kernel, spec_count, spec[MAX_SPEC];
     VkPipeline handle;
     uint32_t bindings;
+    struct list words;                               /* its module, written at run time, until the pipeline is made */
 };
 
 enum { POOL_MOST = 4096 };
@@ -637,7 +638,6 @@ static void pool_free(struct device *d, struct pool *p)
 
 /* ---- a list that grows ---- */
 
-struct list { void *items; uint32_t count, slots; };
 #define ITEM(list, type, i) (&((type *)(list).items)[i])
 #define ADD(d, list, type) ((type *)list_add(d, list, sizeof(type), 1))
 
@@ -1200,7 +1200,7 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
 /* What ran and what was refused, counted by family, kernel and signature where a gate asks for it. */
 
 enum family { NOTE_QMM, NOTE_SDPA, NOTE_SPLIT, NOTE_ROPE, NOTE_ARG, NOTE_BINARY, NOTE_BITWISE, NOTE_DEQUANTIZE, NOTE_GATHER, NOTE_FUSED,
-              NOTE_ALGO, FAMILIES };
+              NOTE_MATMUL, NOTE_CONV, NOTE_ALGO, FAMILIES };
 
 /* stats: counts, and prints the counts when the device goes; debug: prints each refusal once (`all`: each note). GATE_COUNT: none. */
 static const struct family_row { const char *name; enum gate stats, debug; bool all; } family_table[FAMILIES] = {
@@ -1214,6 +1214,8 @@ static const struct family_row { const char *name; enum gate stats, debug; bool 
     [NOTE_DEQUANTIZE] = { "dequantize",       GATE_COUNT,      GATE_DEBUG_DEQUANTIZE, false },
     [NOTE_GATHER]     = { "gather",           GATE_COUNT,      GATE_DEBUG_GATHER,     false },
     [NOTE_FUSED]      = { "fused",            GATE_COUNT,      GATE_DEBUG_FUSED,      true },
+    [NOTE_MATMUL]     = { "matmul",           GATE_COUNT,      GATE_COUNT,            false },
+    [NOTE_CONV]       = { "convolution",      GATE_COUNT,      GATE_COUNT,            false },
     [NOTE_ALGO]       = { "algorithms",       GATE_ALGO_STATS, GATE_COUNT,            false },
 };
 
@@ -1292,6 +1294,7 @@ static void note(struct device *d, enum family family, const char *kernel, const
 
 /* Arguments are looked at only where the family is noted. */
 #define NOTE(d, family, ...) ((d)->noted >> (family) & 1 ? note((struct device *)(d), family, __VA_ARGS__) : (void)0)
+#define NOTED(d, family, text) ((d)->noted >> (family) & 1 ? (text) : "")
 
 static int by_family_and_count(const void *a, const void *b)
 {
@@ -1929,26 +1932,66 @@ static void reap_events(struct device *d, bool all)
 
 /* ==== >>modules: SPIR-V as the device takes it ==================================================================== */
 
-/* Kernels load, store and convert bytes and halves of words where they lie; they compute in 32 bits. For a device without
- * such storage their SPIR-V is rewritten when its module is made, instruction by instruction:
+/* Kernels load, store and convert bytes and halves of words where they lie; they compute in 32 bits. For a device
+ * without such storage their SPIR-V is rewritten when its module is made, instruction by instruction:
  *   an array of bytes or halves becomes one of words, and the small integer type becomes uint;
  *   a pointer to element i is one to word i / 4 (i / 2), with the bits' place beside it;
- *   a load takes those bits of the word; a store is a call of a function that exchanges the word for one with them, until
- *   no other thread has changed a neighbour in between.
+ *   a load takes those bits of the word; a store is a call of a function that exchanges the word for one with them,
+ *   until no other thread has changed a neighbour in between.
  * Anything else that a module does with small integers is not emulated: there is none in mlxvk's own. */
 
 enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6, SPIRV_GL_COMPUTE = 5,
-             SPIRV_LOCAL_SIZE = 17, SPIRV_LOCAL_SIZE_ID = 38, SPIRV_SPEC_ID = 1, SPIRV_BUILT_IN = 11, SPIRV_WORKGROUP_SIZE = 25,
+             SPIRV_LOCAL_SIZE = 17, SPIRV_LOCAL_SIZE_ID = 38, SPIRV_SPEC_ID = 1, SPIRV_BUILT_IN = 11,
+                 SPIRV_WORKGROUP_SIZE = 25,
              SPIRV_BINDING = 33, SPIRV_SET = 34 };
-enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17, SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20,
+enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17,
+                SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20,
                 SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
-                SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43,
-                SPIRV_COMPOSITE = 44, SPIRV_SPEC_TRUE = 48, SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51, SPIRV_FUNCTION = 54,
-                SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61, SPIRV_STORE = 62,
-                SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83, SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
-                SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199, SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
-                SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248, SPIRV_BRANCH = 249,
+                SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41,
+                    SPIRV_CONSTANT = 43,
+                SPIRV_COMPOSITE = 44, SPIRV_SPEC_TRUE = 48, SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51,
+                    SPIRV_FUNCTION = 54,
+                SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61,
+                    SPIRV_STORE = 62,
+                SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83,
+                    SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
+                SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199,
+                    SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
+                SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248,
+                    SPIRV_BRANCH = 249,
                 SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253, SPIRV_EXECUTION_MODE_ID = 331 };
+
+/* Instructions, one after the other: op, its n operands, and in w the first of these before zeros. */
+struct spirv_instruction {
+    uint32_t op, n, w[6];
+    const uint32_t *operands, *next, *end;           /* next: where the instruction behind this one begins */
+    bool cut;                                        /* the last one says that it is longer than what is there */
+};
+
+static struct spirv_instruction spirv_between(const uint32_t *from, const uint32_t *end)
+{
+    return (struct spirv_instruction){ .next = from, .end = end };
+}
+
+static struct spirv_instruction spirv_open(const uint32_t *spirv, size_t words)
+{
+    return spirv_between(spirv + min_size(SPIRV_HEADER, words), spirv + words);
+}
+
+/* Goes on to the next; false behind the last. */
+static bool spirv_next(struct spirv_instruction *i)
+{
+    uint32_t size = i->next < i->end ? *i->next >> 16 : 0;
+    i->cut = i->next < i->end && (!size || size > (size_t)(i->end - i->next));
+    if (!size || i->cut) return false;
+    i->op = *i->next & 0xffff;
+    i->n = size - 1;
+    i->operands = i->next + 1;
+    memset(i->w, 0, sizeof i->w);
+    memcpy(i->w, i->operands, min_size(i->n, COUNT(i->w)) * sizeof *i->w);
+    i->next += size;
+    return true;
+}
 
 static uint32_t spirv_need(uint32_t capability)
 {
@@ -1964,9 +2007,9 @@ static uint32_t spirv_need(uint32_t capability)
 /* What SPIR-V says it needs. */
 static uint32_t module_needs(const uint32_t *spirv, size_t words)
 {
+    struct spirv_instruction i = spirv_open(spirv, words);
     uint32_t needs = 0;
-    for (size_t at = SPIRV_HEADER; at + 1 < words && (spirv[at] & 0xffff) == SPIRV_CAPABILITY; at += 2)
-        needs |= spirv_need(spirv[at + 1]);
+    while (spirv_next(&i) && i.op == SPIRV_CAPABILITY) needs |= spirv_need(i.w[0]);
     return needs;
 }
 
@@ -1987,30 +2030,34 @@ static uint32_t module_lacks(const struct device *d, const uint32_t *spirv, size
     return lacking(d, module_needs(spirv, words) & ~(uint32_t)CAP_HALF_CONVERSION);
 }
 
-/* Why a module cannot be a kernel of so many bindings and threads; NULL: it can. What a driver does with such a module is
- * undefined. */
+/* Why a module cannot be a kernel of so many bindings and threads; NULL: it can. What a driver does with such a
+ * module is undefined. */
 static const char *module_refusal(const uint32_t *spirv, size_t words, uint32_t bindings, uint64_t threads)
 {
-    uint32_t entry = 0, op = 0;
+    struct spirv_instruction i = spirv_open(spirv, words);
+    uint32_t entry = 0;
     bool found = false;
-    for (size_t at = SPIRV_HEADER, n; at < words; at += n) {
-        const uint32_t *w = spirv + at;
-        op = w[0] & 0xffff;
-        n = w[0] >> 16;
-        if (!n || n > words - at) return "spirv is cut off";
-        if (op == SPIRV_ENTRY_POINT && n >= 5 && w[1] == SPIRV_GL_COMPUTE && !memcmp(w + 3, "main\0\0\0", 8)) entry = w[2];
-        if (op == SPIRV_FUNCTION && n >= 3 && entry && w[2] == entry) found = true;
-        if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_BINDING && w[3] >= bindings) return "spirv has more bindings than were said";
-        if (op == SPIRV_DECORATE && n == 4 && w[2] == SPIRV_SET && w[3]) return "spirv has descriptors beside set 0";
-        if (op == SPIRV_EXECUTION_MODE && n == 6 && w[2] == SPIRV_LOCAL_SIZE && threads &&
-            (!w[3] || !w[4] || !w[5] || w[3] > threads || (uint64_t)w[3] * w[4] > threads || (uint64_t)w[3] * w[4] * w[5] > threads))
+    while (spirv_next(&i)) {
+        const uint32_t *w = i.w;
+        if (i.op == SPIRV_ENTRY_POINT && i.n >= 4 && w[0] == SPIRV_GL_COMPUTE && !memcmp(w + 2, "main\0\0\0", 8))
+            entry = w[1];
+        if (i.op == SPIRV_FUNCTION && entry && w[1] == entry) found = true;
+        if (i.op == SPIRV_DECORATE && i.n == 3 && w[1] == SPIRV_BINDING && w[2] >= bindings)
+            return "spirv has more bindings than were said";
+        if (i.op == SPIRV_DECORATE && i.n == 3 && w[1] == SPIRV_SET && w[2])
+            return "spirv has descriptors beside set 0";
+        if (i.op == SPIRV_EXECUTION_MODE && i.n == 5 && w[1] == SPIRV_LOCAL_SIZE && threads &&
+            (!w[2] || !w[3] || !w[4] || w[2] > threads || (uint64_t)w[2] * w[3] > threads ||
+             (uint64_t)w[2] * w[3] * w[4] > threads))
             return "spirv has a larger workgroup than the device takes";
     }
+    if (i.cut) return "spirv is cut off";
     if (!entry) return "spirv has no compute entry point \"main\"";
-    return found && op == SPIRV_FUNCTION_END ? NULL : "spirv is cut off";
+    return found && i.op == SPIRV_FUNCTION_END ? NULL : "spirv is cut off";
 }
 
-enum small_constant { SMALL_0, SMALL_1, SMALL_2, SMALL_3, SMALL_4, SMALL_8, SMALL_16, SMALL_BYTE, SMALL_HALF, SMALL_COUNT };
+enum small_constant { SMALL_0, SMALL_1, SMALL_2, SMALL_3, SMALL_4, SMALL_8, SMALL_16, SMALL_BYTE, SMALL_HALF,
+                      SMALL_COUNT };
 static const uint32_t small_constants[SMALL_COUNT] = { 0, 1, 2, 3, 4, 8, 16, 0xff, 0xffff };
 
 /* How elements of 8 bits lie in words, and those of 16: i >> down is the word, (i & rest) << up the lowest bit. */
@@ -2021,17 +2068,16 @@ static const struct small { uint32_t needs; enum small_constant down, rest, up, 
 
 /* What an id of the module is; sizes are in bytes, 0: none of that. */
 struct spirv_id {
-    uint8_t type, array, pointer, value;             /* the small type, an array of it, a pointer to it, a value that was of it */
+    /* the small type, an array of it, a pointer to it, a value that was of it */
+    uint8_t type, array, pointer, value;
     uint32_t variable, member, word, place;          /* a pointer to an element: where it points */
-    uint32_t store, stored, pointer_type;            /* a variable: the function that writes elements of so many bytes */
+    /* a variable: the function that writes elements of so many bytes */
+    uint32_t store, stored, pointer_type;
 };
-
-struct spirv_instruction { uint32_t op, n, w[6]; const uint32_t *operands; };      /* w: the first of them, and zeros */
 
 struct rewrite {
     struct device *device;
-    uint32_t *out;
-    size_t used, room;
+    struct list out;
     struct spirv_id *ids;
     uint32_t bound, next, lacks;                     /* ids below bound are the module's; next is fresh */
     uint32_t uint_type, bool_type, void_type, function_type, constant[SMALL_COUNT];
@@ -2044,18 +2090,10 @@ static struct spirv_id *id_of(struct rewrite *r, uint32_t id) { return r->ids + 
 #define EMIT(r, op, ...) emit(r, op, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
 static void emit(struct rewrite *r, uint32_t op, const uint32_t *operands, uint32_t n)
 {
-    if (r->used + n + 1 > r->room) {
-        size_t room = 2 * r->room + n + 1024;
-        uint32_t *grown = host_alloc(r->device, room * sizeof *grown);
-        if (!grown) { r->failed = r->no_memory = true; return; }
-        if (r->out) memcpy(grown, r->out, r->used * sizeof *grown);
-        host_free(r->device, r->out);
-        r->out = grown;
-        r->room = room;
-    }
-    r->out[r->used++] = (n + 1) << 16 | op;
-    if (n) memcpy(r->out + r->used, operands, n * sizeof *operands);
-    r->used += n;
+    uint32_t *out = list_add(r->device, &r->out, sizeof *out, n + 1);
+    if (!out) { r->failed = r->no_memory = true; return; }
+    out[0] = (n + 1) << 16 | op;
+    if (n) memcpy(out + 1, operands, n * sizeof *out);
 }
 
 /* Finds the types: those to be replaced and those to be used. */
@@ -2071,7 +2109,8 @@ static void find_type(struct rewrite *r, const struct spirv_instruction *i)
         r->failed = r->failed || i->w[2];            /* signed ones would be extended */
     }
     if (op == SPIRV_TYPE_FLOAT && i->w[1] == 16) r->failed = r->failed || (r->lacks & CAP_STORAGE16);
-    if (op == SPIRV_TYPE_FUNCTION && i->n == 5 && i->w[1] == r->void_type && i->w[2] == r->uint_type && i->w[3] == i->w[2] && i->w[4] == i->w[2])
+    if (op == SPIRV_TYPE_FUNCTION && i->n == 5 && i->w[1] == r->void_type && i->w[2] == r->uint_type &&
+        i->w[3] == i->w[2] && i->w[4] == i->w[2])
         r->function_type = i->w[0];
     if (op == SPIRV_TYPE_RUNTIME_ARRAY) id->array = id_of(r, i->w[1])->type;
     else if (op == SPIRV_TYPE_POINTER) {
@@ -2096,7 +2135,8 @@ static void hoist_types(struct rewrite *r)
 static void declare_constants(struct rewrite *r)
 {
     r->declared = true;
-    for (int i = 0; i < SMALL_COUNT; i++) EMIT(r, SPIRV_CONSTANT, r->uint_type, r->constant[i] = fresh(r), small_constants[i]);
+    for (int i = 0; i < SMALL_COUNT; i++)
+        EMIT(r, SPIRV_CONSTANT, r->uint_type, r->constant[i] = fresh(r), small_constants[i]);
     if (r->function_type) return;
     EMIT(r, SPIRV_TYPE_FUNCTION, r->function_type = fresh(r), r->void_type, r->uint_type, r->uint_type, r->uint_type);
 }
@@ -2108,7 +2148,8 @@ static void rewrite_chain(struct rewrite *r, const struct spirv_instruction *i)
     struct spirv_id *id = id_of(r, i->w[1]);
     uint32_t low = fresh(r);
     if (i->n != 5) { r->failed = true; return; }
-    *id = (struct spirv_id){ .pointer = size, .variable = i->w[2], .member = i->w[3], .word = fresh(r), .place = fresh(r), .pointer_type = i->w[0] };
+    *id = (struct spirv_id){ .pointer = size, .variable = i->w[2], .member = i->w[3], .word = fresh(r),
+                             .place = fresh(r), .pointer_type = i->w[0] };
     EMIT(r, SPIRV_SHIFT_RIGHT, r->uint_type, id->word, i->w[4], r->constant[s->down]);
     EMIT(r, SPIRV_AND, r->uint_type, low, i->w[4], r->constant[s->rest]);
     EMIT(r, SPIRV_SHIFT_LEFT, r->uint_type, id->place, low, r->constant[s->up]);
@@ -2204,50 +2245,53 @@ static void rewrite_one(struct rewrite *r, const struct spirv_instruction *i)
 
 /* Calls of every instruction; false where they are no SPIR-V. */
 static bool each_instruction(struct rewrite *r, const uint32_t *spirv, size_t words,
-                             void (*call)(struct rewrite *, const struct spirv_instruction *), uint32_t first, uint32_t last)
+                             void (*call)(struct rewrite *, const struct spirv_instruction *), uint32_t first,
+                             uint32_t last)
 {
-    for (size_t at = SPIRV_HEADER; at < words; ) {
-        struct spirv_instruction i = { .op = spirv[at] & 0xffff, .n = (spirv[at] >> 16) - 1, .operands = spirv + at + 1 };
-        if (!(spirv[at] >> 16) || i.n >= words - at) return false;
-        memcpy(i.w, i.operands, min_size(i.n, COUNT(i.w)) * sizeof *i.w);
-        if (i.op >= first && i.op <= last) call(r, &i);
-        at += i.n + 1;
-    }
-    return !r->failed;
+    struct spirv_instruction i = spirv_open(spirv, words);
+    while (spirv_next(&i)) if (i.op >= first && i.op <= last) call(r, &i);
+    return !i.cut && !r->failed;
 }
 
-/* The module without storage of bytes, of halves, or both, which the caller frees. VK_ERROR_FEATURE_NOT_PRESENT where it does
- * more with them than is emulated. */
+/* The module without storage of bytes, of halves, or both, which the caller frees. VK_ERROR_FEATURE_NOT_PRESENT
+ * where it does more with them than is emulated. */
 static VkResult rewrite_module(struct device *d, const uint32_t *spirv, size_t *words, uint32_t **out)
 {
     struct rewrite r = { .device = d, .bound = spirv[SPIRV_BOUND], .next = spirv[SPIRV_BOUND], .lacks = ~d->caps.bits };
+    uint32_t *head;
     bool good = false;
     if (r.bound >= 1u << 22) return VK_ERROR_FEATURE_NOT_PRESENT;      /* SPIR-V's own limit */
-    r.room = *words + *words / 4 + 1024;
     r.ids = host_zalloc(d, (r.bound + 1) * sizeof *r.ids);
-    r.out = host_alloc(d, r.room * sizeof *r.out);
-    r.no_memory = !r.ids || !r.out;
+    head = list_add(d, &r.out, sizeof *head, SPIRV_HEADER);
+    r.no_memory = !r.ids || !head;
     if (!r.no_memory) {
-        memcpy(r.out, spirv, SPIRV_HEADER * sizeof *spirv);
-        r.used = SPIRV_HEADER;
+        memcpy(head, spirv, SPIRV_HEADER * sizeof *spirv);
         good = each_instruction(&r, spirv, *words, find_type, SPIRV_TYPE_VOID, SPIRV_TYPE_LAST) && r.void_type &&
                each_instruction(&r, spirv, *words, rewrite_one, 0, 0xffff);
         for (uint32_t i = 0; good && i < r.bound; i++) if (r.ids[i].store) emit_store(&r, i);
-        r.out[SPIRV_BOUND] = r.next;
+        *ITEM(r.out, uint32_t, SPIRV_BOUND) = r.next;
     }
     host_free(d, r.ids);
-    *out = r.out;
-    *words = r.used;
+    *out = r.out.items;
+    *words = r.out.count;
     if (good && !r.failed) return VK_SUCCESS;
-    host_free(d, r.out);
+    host_free(d, r.out.items);
     *out = NULL;
     return r.no_memory ? VK_ERROR_OUT_OF_HOST_MEMORY : VK_ERROR_FEATURE_NOT_PRESENT;
 }
 
-/* Makes the module, rewritten where the device lacks the storage that it declares. */
+/* Takes the wish to be unrolled from all loops. */
+static void clear_unroll(uint32_t *spirv, size_t words)
+{
+    for (size_t at = 5; at < words && spirv[at] >> 16; at += spirv[at] >> 16)
+        if ((spirv[at] & 0xffff) == SPIRV_LOOP_MERGE) spirv[at + 3] &= ~1u;
+}
+
+/* Makes the module, rewritten where the device lacks the storage that it declares, or is in trouble with its loops. */
 static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, VkShaderModule *out)
 {
-    VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size, .pCode = spirv };
+    VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size,
+                                      .pCode = spirv };
     size_t words = size / 4;
     uint32_t *rewritten = NULL;
     VkResult r = VK_SUCCESS;
@@ -2255,6 +2299,12 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
         r = rewrite_module(d, spirv, &words, &rewritten);
         info.pCode = rewritten;
         info.codeSize = 4 * words;
+    }
+    if (r >= 0 && d->caps.quirks & QUIRK_UNROLLS_FIRST) {
+        if (!rewritten && !(rewritten = host_alloc(d, size))) return VK_ERROR_OUT_OF_HOST_MEMORY;
+        if (info.pCode == spirv) memcpy(rewritten, spirv, size);
+        clear_unroll(rewritten, words);
+        info.pCode = rewritten;
     }
     if (r >= 0) r = d->vk.vkCreateShaderModule(d->handle, &info, NULL, out);
     host_free(d, rewritten);
@@ -2284,7 +2334,7 @@ struct bound {
 };
 
 struct step {
-    const struct pipeline *pipeline;                 /* NULL: to be found by kernel and constants */
+    struct pipeline *pipeline;                       /* NULL: to be found by kernel and constants */
     uint32_t kernel, constant_count;
     uint32_t set_mask, write_mask;                   /* bindings that are set, and those of them that are written */
     uint32_t first, bounds;                          /* its ranges are plan.bounds[first...]; some may not be bound, only accessed */
@@ -2444,7 +2494,7 @@ static bool within_limits(struct encoder *e, const struct kernel_row *row, const
     return !e->code;
 }
 
-static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
+static struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n,
                                            uint64_t key, uint32_t at)
 {
     struct device *d = e->device;
@@ -2478,7 +2528,7 @@ static const struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, 
     return p;
 }
 
-static const struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
+static struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
 {
     struct device *d = e->device;
     uint64_t key = hash_words(hash_words(0x51ED270B, (uint32_t[]){ (uint32_t)k }, 1), spec, n);
@@ -3136,15 +3186,30 @@ static int64_t storage_shift(const struct storage *st)
     return st->buffer && !st->buffer->block ? (int64_t)(st->buffer->offset % st->device->caps.offset_align) : 0;
 }
 
+/* The byte of a storage where a binding begins that has its byte `low`: at the device's alignment, a power of two. */
+static int64_t binding_low(const struct encoder *e, const struct storage *st, int64_t low)
+{
+    int64_t shift = storage_shift(st);
+    return ((shift + low) & -(int64_t)e->device->caps.offset_align) - shift;
+}
+
+/* Elements from where an array's binding begins to element [0, ...]. */
+static uint32_t place_of_array(const struct encoder *e, const struct array *a)
+{
+    int64_t low, high;
+    array_span(a, &low, &high);
+    return low == high ? 0 : (uint32_t)((a->offset - binding_low(e, a->storage, low)) / (int64_t)item_size(a));
+}
+
 /* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
 static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bool write)
 {
     struct storage *st = a->storage;
-    int64_t low, high, shift = storage_shift(st), align = (int64_t)e->device->caps.offset_align;
+    int64_t low, high, shift = storage_shift(st);
     if (e->code) return 0;
     array_span(a, &low, &high);
     if (low == high) return 0;
-    low = ((shift + low) & -align) - shift;           /* alignments are powers of two */
+    low = binding_low(e, st, low);
     high = (int64_t)round_up((size_t)(shift + high), 16) - shift;
     if ((size_t)(high - low) > binding_range(e->device, item_size(a))) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "%s spans %lld bytes; one binding reaches %zu", TEXT(a),
@@ -3226,6 +3291,34 @@ static void dispatch_groups(struct encoder *e, uint64_t groups)
     y = (uint32_t)min_size((size_t)((groups + x - 1) / x), min_u32(limit[1], 32768));
     z = (uint32_t)((groups + (uint64_t)x * y - 1) / ((uint64_t)x * y));
     dispatch(e, x, y, z);
+}
+
+/* ---- one way to choose ---- */
+
+/* A way to do a family's job. fits: NULL, or the reason why not, which statistics and debug output print as it stands. cost: an
+ * estimate of its time in microseconds, from bytes, operations and the device's tuning; NULL: nothing, so the first that fits. */
+struct candidate {
+    const char *name;
+    const char *(*fits)(const struct encoder *e, const void *job);
+    double (*cost)(const struct encoder *e, const void *job);
+    void (*plan)(struct encoder *e, const void *job);
+};
+
+/* The cheapest that fits. forced, from 1: that one, where it fits (a gate). family and text: for notes of what was refused. */
+static const struct candidate *choose(const struct encoder *e, const struct candidate *table, size_t count, int forced, int family,
+                                      const void *job, const char *text)
+{
+    const struct candidate *best = NULL;
+    double least = 0;
+    for (size_t i = 0; i < count && !(best && least <= 0); i++) {      /* nothing costs less than nothing */
+        const struct candidate *c = &table[forced > 0 && (size_t)forced <= count ? (i + (size_t)forced - 1) % count : i];
+        const char *refusal = c->fits ? c->fits(e, job) : NULL;
+        double cost = refusal || !c->cost ? 0 : c->cost(e, job);
+        if (refusal) NOTE(e->device, family, c->name, refusal, "%s", text);
+        else if (!best || cost < least) { best = c; least = cost; }
+        if (!refusal && forced > 0 && !i) break;
+    }
+    return best;
 }
 
 /* ==== >>bind: steps get memory, an order, and a place in the command buffer ======================================= */
@@ -3358,9 +3451,25 @@ static void bind_ranges(struct encoder *e, const struct bound *b, uint32_t count
     }
 }
 
-static const struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
+/* The pipeline of a step; one whose module planning wrote is made here. */
+static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
 {
-    return t->pipeline ? t->pipeline : find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
+    struct pipeline *p = t->pipeline;
+    struct device *d = e->device;
+    VkShaderModule module = VK_NULL_HANDLE;
+    VkResult r;
+    if (!p) return find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
+    if (p->handle) return p;
+    r = build_module(d, p->words.items, p->words.count * sizeof(uint32_t), &module);
+    if (r >= 0) r = build_pipeline(d, module, p->bindings, p->spec, p->spec_count, &p->handle);
+    d->vk.vkDestroyShaderModule(d->handle, module, NULL);
+    if (r < 0) {
+        encoder_fail(e, vk_code(d, r), r, __LINE__, p->name, "the pipeline could not be made (VkResult %d)", r);
+        return NULL;
+    }
+    host_free(d, p->words.items);
+    p->words = (struct list){ 0 };
+    return p;
 }
 
 /* Encodes a step whose ranges are bound and whose accesses are noted. */
@@ -3460,7 +3569,7 @@ enum operation {
 };
 
 /* What an operation needs besides its arrays. */
-struct elementwise_params { uint16_t kernel, op; uint32_t extra[2]; };
+struct elementwise_params { uint16_t kernel, op; };
 struct matmul_params { float alpha, beta; int block; };
 struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
 struct fft_params { uint8_t kind, axis; bool inverse; int n; float scale; };
@@ -3784,6 +3893,9 @@ static struct call begin_on(const char *name, struct device *d, struct stream *s
     return c;
 }
 
+/* The operation's name of a function made by a row of a table, which has the whole name, for grep. */
+#define CALLED(function) (&#function[sizeof "mlxvk_" - 1])
+
 static struct call begin(const char *name, mlxvk_stream handle)
 {
     struct stream *s = handle.ctx;
@@ -3989,8 +4101,12 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
-enum { MODE_FLAT, MODE_VECTOR, MODE_STRIDED, MODE_TABLE, MODE_EIGHTS, MODE_STRIDED_VECTOR, MODE_STRIDED_EIGHTS,
-       MODE_SIXTEENS, MODE_STRIDED_SIXTEENS, MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
+enum { MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
+
+/* Kernels that take and search say more than a walk, behind fewer strides. */
+union walk_push { struct elementwise_push all; take_push take; search_push search; };
+static_assert(offsetof(take_push, stride) == offsetof(struct elementwise_push, stride) &&
+              offsetof(search_push, stride) == offsetof(struct elementwise_push, stride), "walks begin alike");
 
 /* Dimensions common to some arrays, merged where all of them allow it. */
 struct dims { int ndim; int64_t shape[MAXD], stride[MAX_MERGED][MAXD]; };
@@ -4027,7 +4143,6 @@ static uint32_t flat_scalars(const struct dims *g, int count)
 /* The dimensions, and what divides by all but the first without a division. */
 static void push_dims(struct elementwise_push *p, const struct dims *g, int count)
 {
-    p->ndim = (uint32_t)g->ndim;
     p->divisor_shifts = 0;
     for (int i = 0; i < g->ndim; i++) {
         uint64_t n = p->shape[i] = (uint32_t)g->shape[i];
@@ -4040,6 +4155,7 @@ static void push_dims(struct elementwise_push *p, const struct dims *g, int coun
     }
 }
 
+/* The same for a walk of more dimensions than push constants have room for. */
 static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, int count)
 {
     uint32_t table[(1 + MAX_OPERANDS) * MAXD] = { 0 };
@@ -4050,35 +4166,53 @@ static void table_dims(struct encoder *e, uint32_t slot, const struct dims *g, i
     set_table(e, slot, table, (size_t)((1 + MAX_OPERANDS) * g->ndim) * 4);
 }
 
-/* Kernels that take four elements a thread. */
-static bool is_vector_kernel(enum kernel_id k) { return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8; }
+/* One or the other, with the table in `slot`: which walk it is. */
+static uint32_t set_dims(struct encoder *e, struct elementwise_push *p, uint32_t slot, const struct dims *g, int count)
+{
+    p->ndim = (uint32_t)g->ndim;
+    if (g->ndim <= PUSH_DIMS) push_dims(p, g, count);
+    else table_dims(e, slot, g, count);
+    return g->ndim <= PUSH_DIMS ? MODE_STRIDES : MODE_TABLE;
+}
 
-/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it take? */
-static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars);
-static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode);
+/* Kernels that take four elements a thread. */
+static bool is_vector_kernel(enum kernel_id k)
+{
+    return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8;
+}
+
+/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it
+ * take? */
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first,
+                            uint32_t scalars);
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                      uint32_t mode);
 
 /* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
-enum { TRANSPOSE_LEAST = 8, TRANSPOSE_OUTER = 3 };
+enum { TRANSPOSE_LEAST = 8 };
 
-/* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements change. */
-static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const struct transpose_push *p)
+/* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements
+ * change. */
+static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const transpose_push *p)
 {
     uint32_t size = (uint32_t)item_size(a[0]), all = p->rows | p->columns | p->to | p->from | p->row_out | p->column_in;
     if (a[0]->dtype != a[1]->dtype || size > 2) return 0;
-    for (int i = 0; i < TRANSPOSE_OUTER; i++) if (p->shape[i] > 1) all |= p->in_stride[i] | p->out_stride[i];
+    for (size_t i = 0; i < COUNT(p->shape); i++) if (p->shape[i] > 1) all |= p->in_stride[i] | p->out_stride[i];
     if (all % (16 / size)) return 0;
     return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
 }
 
 static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struct dims *g)
 {
-    struct transpose_push p = { .matrices = 1, .shape = { 1, 1, 1 } };
+    transpose_push p = { .matrices = 1, .shape = { 1, 1, 1 } };
     bool wide = item_size(a[0]) == 8;
     uint32_t tile, quads;
     int last = g->ndim - 1, row = -1, outer = 0;
-    if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype)) return false;
+    if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype))
+        return false;
     for (int i = 0; i < last; i++) if (g->stride[1][i] == 1) row = i;
-    if (row < 0 || g->stride[0][last] != 1 || g->shape[row] < TRANSPOSE_LEAST || g->shape[last] < TRANSPOSE_LEAST || g->ndim > 2 + TRANSPOSE_OUTER)
+    if (row < 0 || g->stride[0][last] != 1 || g->shape[row] < TRANSPOSE_LEAST || g->shape[last] < TRANSPOSE_LEAST ||
+        (size_t)g->ndim > 2 + COUNT(p.shape))
         return false;
     for (int i = 0; i < last; i++) {
         if (i == row) continue;
@@ -4091,20 +4225,20 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.columns = (uint32_t)g->shape[last];
     p.row_out = (uint32_t)g->stride[0][row];
     p.column_in = (uint32_t)g->stride[1][last];
-    p.to = set_output(e, 0, a[0]);
-    p.from = set_input(e, 1, a[1]);
+    p.to = set_output(e, SLOT_transpose_dst, a[0]);
+    p.from = set_input(e, SLOT_transpose_src, a[1]);
     quads = tile_of_quads(e, a, &p);
     tile = quads ? quads : wide || e->device->caps.shared_memory < 4 * 64 * 65 ? 32 : 64;
     p.tiles_down = ceil_div(p.rows, tile);
     p.tiles_across = ceil_div(p.columns, tile);
-    if (quads) KERNEL(e, K_TRANSPOSE_QUADS, 256, tile, (uint32_t)item_size(a[0]));
-    else KERNEL(e, K_TRANSPOSE, 256, tile, (uint32_t)a[0]->dtype, (uint32_t)a[1]->dtype);
-    set_bytes(e, &p, sizeof p);
+    if (quads) USE(e, transpose_quads, &p, .threads = 256, .tile = tile, .size = (uint32_t)item_size(a[0]));
+    else USE(e, transpose, &p, .threads = 256, .tile = tile, .to = a[0]->dtype, .from = a[1]->dtype);
     dispatch_groups(e, (uint64_t)p.tiles_down * p.tiles_across * p.matrices);
     return true;
 }
 
-/* How many elements a thread takes of the kernels above: 16 bytes of the wider side, where none has elements of four. */
+/* How many elements a thread takes of the kernels above: 16 bytes of the wider side, where none has elements of
+ * four. */
 static uint32_t lanes_of(uint16_t kernel, mlxvk_dtype to, mlxvk_dtype from)
 {
     uint32_t most = (uint32_t)(dtypes[to].size > dtypes[from].size ? dtypes[to].size : dtypes[from].size);
@@ -4112,11 +4246,13 @@ static uint32_t lanes_of(uint16_t kernel, mlxvk_dtype to, mlxvk_dtype from)
 }
 
 /* The device's own conversion of f16, where there is one. */
-static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to, mlxvk_dtype from)
+static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to,
+                                      mlxvk_dtype from)
 {
     enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : kernel == K_BINARY ? K_BINARY_HALF : K_COPY_HALF;
     bool copy = kernel == K_COPY && to != from, narrows = copy && lanes == 4 && from == MLXVK_FLOAT32;
-    bool has_half = (copy && to == MLXVK_FLOAT16) || ((copy || kernel == K_UNARY || kernel == K_BINARY) && from == MLXVK_FLOAT16);
+    bool has_half = (copy && to == MLXVK_FLOAT16) ||
+        ((copy || kernel == K_UNARY || kernel == K_BINARY) && from == MLXVK_FLOAT16);
     return (lanes == 8 || narrows) && has_half && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
 }
 
@@ -4136,7 +4272,8 @@ static bool count_words(struct dims *g, uint32_t offset[2], size_t size)
     return true;
 }
 
-/* Strided walks by vectors of some elements: operands either run along the last dimension, in whole vectors, or stay in it. */
+/* Strided walks by vectors of some elements: operands either run along the last dimension, in whole vectors, or stay in
+ * it. */
 static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes, uint32_t *scalars)
 {
     int last = g->ndim - 1;
@@ -4157,39 +4294,40 @@ static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes
     return true;
 }
 
-static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
+static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                                 int count)
 {
     struct dims g = merge_dims(a, count);
-    struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { p->extra[0], p->extra[1] } };
+    struct elementwise_push push = { .n = (uint32_t)a[0]->size };
     uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads, lanes;
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
     if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
-    for (int k = 0; k < count; k++) push.offset[k] = k ? set_input(e, (uint32_t)k, a[k]) : set_output(e, 0, a[0]);
-    if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX && count_words(&g, push.offset, item_size(a[0]))) {
+    for (int k = 0; k < count; k++) push.offset[k] = bind_array(e, SLOT_elementwise_dst + (uint32_t)k, a[k], !k);
+    if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX &&
+        count_words(&g, push.offset, item_size(a[0]))) {
         push.n = (uint32_t)(array_bytes(a[0]) / 4);
         to = from = MLXVK_UINT32;
         small = true;
     }
     threads = push.n;
     for (int k = 0; k < count; k++) if (!(scalars & (1u << k))) misaligned |= push.offset[k];
-    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 : lanes_of(p->kernel, to, p->kernel == K_COPY && scalars == 2 ? to : from);
+    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 :
+        lanes_of(p->kernel, to, p->kernel == K_COPY && scalars == 2 ? to : from);
     if (scalars != UINT32_MAX && lanes > 4 && misaligned % lanes) lanes = 4;
     if (scalars != UINT32_MAX && lanes > 1 && !(misaligned & 3)) {
-        mode = lanes == 16 ? MODE_SIXTEENS : lanes == 8 ? MODE_EIGHTS : MODE_VECTOR;
+        mode = lanes == 16 ? MODE_FLAT_16 : lanes == 8 ? MODE_FLAT_8 : MODE_FLAT_4;
         threads = push.n / lanes + push.n % lanes;
     } else if (scalars == UINT32_MAX || small) {
-        mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
         while (lanes > 1 && !count_vectors(&g, push.offset, count, (int)lanes, &scalars)) lanes = lanes > 4 ? 4 : 1;
-        if (lanes > 1) mode = lanes == 16 ? MODE_STRIDED_SIXTEENS : lanes == 8 ? MODE_STRIDED_EIGHTS : MODE_STRIDED_VECTOR;
+        mode = set_dims(e, &push, SLOT_elementwise_dst + (uint32_t)count, &g, count);
+        if (lanes > 1) mode = lanes == 16 ? MODE_STRIDES_16 : lanes == 8 ? MODE_STRIDES_8 : MODE_STRIDES_4;
         else scalars = 0;
         threads /= lanes;
-        if (mode != MODE_TABLE) push_dims(&push, &g, count);
-        else { push.ndim = (uint32_t)g.ndim; table_dims(e, (uint32_t)count, &g, count); }
     }
     note_walk(e, p, a, mode);
-    KERNEL(e, kernel_of_lanes(e, p->kernel, lanes, to, from), 256, mode, scalars, p->op, (uint32_t)to, (uint32_t)from);
-    set_bytes(e, &push, sizeof push);
+    USE_AS(e, kernel_of_lanes(e, p->kernel, lanes, to, from), binary, &push, .threads = 256, .mode = mode,
+           .scalars = scalars, .op = p->op, .to = to, .from = from);
     dispatch_groups(e, ceil_div(threads, 256));
 }
 
@@ -4265,7 +4403,8 @@ static struct array matrix_of(struct encoder *e, const struct array *a)
     m.refs = 1;
     m.ndim = 2;
     if (a->size / (size_t)n > INT_MAX)
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rows", "%s has %zu rows; at most %d", TEXT(a), a->size / (size_t)n, INT_MAX);
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rows", "%s has %zu rows; at most %d", TEXT(a),
+                     a->size / (size_t)n, INT_MAX);
     m.shape[0] = (int)min_size(a->size / (size_t)n, INT_MAX);
     m.shape[1] = n;
     m.strides[0] = n;
@@ -4273,11 +4412,13 @@ static struct array matrix_of(struct encoder *e, const struct array *a)
     return m;
 }
 
-/* Lowers a job on arrays of the same positions along every axis but those of a mask, in halves where they cannot be bound whole. */
+/* Lowers a job on arrays of the same positions along every axis but those of a mask, in halves where they cannot be
+ * bound whole. */
 enum { PARTS_MOST = 8 };
 typedef void (*part_function)(struct encoder *e, struct array *const *a, const void *job);
 
-static void in_parts(struct encoder *e, struct array *const *a, int count, uint32_t whole, part_function lower, const void *job)
+static void in_parts(struct encoder *e, struct array *const *a, int count, uint32_t whole, part_function lower,
+                     const void *job)
 {
     struct array part[PARTS_MOST], *parts[PARTS_MOST];
     int axis = axis_to_split(e, a, count, whole);
@@ -4324,15 +4465,15 @@ static bool same_place(const struct array *in, const struct array *out)
     return in->row && !in->offset && in->size == out->size && item_size(in) == item_size(out);
 }
 
-/* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no element of
- * it after another thread may have written there. in: all that is read, and read by nothing else; entries may be NULL. In
- * front of the next step. */
+/* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no
+ * element of it after another thread may have written there. in: all that is read, and read by nothing else; entries
+ * may be NULL. In front of the next step. */
 static struct donation *donate(struct encoder *e, struct array *out, struct array *const *in, int count)
 {
     const struct storage *to = out->storage;
     struct plan *p = &e->plan;
     struct donation *n;
-    if (e->code || !e->device->gate[GATE_DONATION] || to->buffer || to->literal || out->offset || !out->row ||
+    if (e->code || !e->device->gate[GATE_DONATION] || to->literal || out->offset || !out->row ||
         to->nbytes != array_bytes(out)) return NULL;
     n = ADD(e->device, &p->donations, struct donation);
     if (!n) return NULL;
@@ -4351,16 +4492,18 @@ static struct donation *donate(struct encoder *e, struct array *out, struct arra
     return n;
 }
 
-/* Where nobody but the plan reads an operand's memory, and it fits. Other readers of small operands since the last barrier
- * would make one necessary, which costs more than memory. */
+/* Where nobody but the plan reads an operand's memory, and it fits. Other readers of small operands since the last
+ * barrier would make one necessary, which costs more than memory. */
 static bool donate_memory(struct encoder *e, const struct donation *n)
 {
     struct storage *to = n->to;
     for (int i = 0; i < n->count && !to->buffer; i++) {
         struct storage *st = n->from[i];
         struct buffer *b = st->buffer;
-        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes || b->size > to->nbytes + DONATE_EXTRA ||
-            n->reads[i] != st->readers || (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b))) continue;
+        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes ||
+            b->size > to->nbytes + DONATE_EXTRA || n->reads[i] != st->readers ||
+            (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b)))
+            continue;
         to->buffer = b;
         b->refs++;
         b->bytes = to->nbytes;
@@ -4371,7 +4514,8 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
 
 static struct array *rows_of(struct encoder *e, struct array *a);
 
-/* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once, neighbours elsewhere. */
+/* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once,
+ * neighbours elsewhere. */
 enum { ACROSS_LEAST = 1 << 20 };
 
 static bool runs_across(const struct array *a)
@@ -4396,11 +4540,28 @@ static void lower_elementwise(struct encoder *e, const struct node *n)
     donation = donate(e, n->out[0], n->in, n->inputs);
     for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
-    if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.steps.count;      /* it is there already */
+    if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.steps.count;   /* it is there */
     for (int i = 1; i <= n->inputs; i++) if (own[i]) array_release(own[i]);
 }
 
 /* ---- fronts: shared helpers ---- */
+
+/* Functions of one array, x, or of two, x and y: name, operands, the result as an expression, and the other
+ * parameters. */
+#define FRONT(name, a, result, ...)                                                                                   \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, __VA_ARGS__)                                                    \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = input(&c, #a, a);                                                                           \
+        return finish(&c, result, res);                                                                               \
+    }
+#define FRONT_TWO(name, a, b, result, ...)                                                                            \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, __VA_ARGS__)                                     \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        struct array *x = input(&c, #a, a), *y = input(&c, #b, b);                                                    \
+        return finish(&c, result, res);                                                                               \
+    }
 
 static enum kernel_id copy_kernel(mlxvk_dtype to, mlxvk_dtype from)
 {
@@ -4424,7 +4585,10 @@ static struct array *as_type(struct call *c, struct array *a, mlxvk_dtype dtype)
     return out;
 }
 
-static struct array *as_float(struct call *c, struct array *a) { return a ? as_type(c, a, at_least_float(a->dtype)) : NULL; }
+static struct array *as_float(struct call *c, struct array *a)
+{
+    return a ? as_type(c, a, at_least_float(a->dtype)) : NULL;
+}
 
 /* A fresh row-major copy. */
 static struct array *copy_of(struct call *c, struct array *a)
@@ -4467,7 +4631,8 @@ static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
         a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
         storage_release(st);
     }
-    if (count > INT_MAX) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "scratch", "a temporary of %zu elements is too large", count);
+    if (count > INT_MAX)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "scratch", "a temporary of %zu elements is too large", count);
     else if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "out of host memory");
     return a;
 }
@@ -4503,9 +4668,11 @@ static uint32_t bfloat_bits(float x)
 /* A double as an element of any dtype. */
 static void number_bytes(double value, mlxvk_dtype dtype, uint8_t bytes[8])
 {
-    int64_t whole = value >= 9223372036854775808.0 ? INT64_MAX : value <= -9223372036854775808.0 ? INT64_MIN : value == value ? (int64_t)value : 0;
+    int64_t whole = value >= 9223372036854775808.0 ? INT64_MAX : value <= -9223372036854775808.0 ? INT64_MIN :
+        value == value ? (int64_t)value : 0;
     uint64_t bits = (uint64_t)whole;
-    if (dtype == MLXVK_UINT64 && value >= 9223372036854775808.0) bits = value < 18446744073709551616.0 ? (uint64_t)value : UINT64_MAX;
+    if (dtype == MLXVK_UINT64 && value >= 9223372036854775808.0)
+        bits = value < 18446744073709551616.0 ? (uint64_t)value : UINT64_MAX;
     if (dtype == MLXVK_BOOL) bits = value != 0;
     if (dtype == MLXVK_FLOAT32 || dtype == MLXVK_COMPLEX64) bits = float_bits((float)value);
     if (dtype == MLXVK_FLOAT16) bits = half_bits((float)value);
@@ -4527,7 +4694,8 @@ static bool broadcast_shape(struct call *c, const struct array *a, const struct 
     for (int i = 0; i < *ndim; i++) {
         int ia = i - (*ndim - a->ndim), ib = i - (*ndim - b->ndim);
         int x = ia < 0 ? 1 : a->shape[ia], y = ib < 0 ? 1 : b->shape[ib];
-        if (x != y && x != 1 && y != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
+        if (x != y && x != 1 && y != 1)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
         shape[i] = x == 1 ? y : x;
     }
     return true;
@@ -4562,38 +4730,51 @@ enum unary_rule {
     U_TO_REAL = 64, U_TO_BOOL = 128, U_FROM_BOOL = 256
 };
 
-enum unary {
-#define MLXVK_X(name) U_##name,
-#define X(name) U_##name,
-    MLXVK_UNARY_FUNCTIONS(X)
+/* The public functions of one operand: name, what follows U_, its name in the shader, rules. */
+#define UNARY_FUNCTIONS(X) \
+    X(mlxvk_abs, abs, ABS, U_TO_REAL) X(mlxvk_negative, negative, NEGATIVE, U_NO_BOOL) X(mlxvk_sign, sign, SIGN, 0) \
+    X(mlxvk_square, square, SQUARE, 0) X(mlxvk_logical_not, logical_not, LOGICAL_NOT, U_FROM_BOOL | U_TO_BOOL) \
+    X(mlxvk_bitwise_invert, bitwise_invert, BITWISE_INVERT, U_INTEGER) \
+    X(mlxvk_floor, floor, FLOOR, U_NO_COMPLEX | U_KEEP_INTEGER) \
+    X(mlxvk_ceil, ceil, CEIL, U_NO_COMPLEX | U_KEEP_INTEGER) X(mlxvk_conjugate, conjugate, CONJUGATE, U_KEEP_REAL) \
+    X(mlxvk_real, real, REAL, U_KEEP_REAL | U_TO_REAL) X(mlxvk_imag, imag, IMAG, U_TO_REAL) \
+    X(mlxvk_sqrt, sqrt, SQRT, U_FLOAT) X(mlxvk_rsqrt, rsqrt, RSQRT, U_FLOAT) \
+    X(mlxvk_reciprocal, reciprocal, RECIPROCAL, U_FLOAT) X(mlxvk_exp, exp, EXP, U_FLOAT) \
+    X(mlxvk_expm1, expm1, EXPM1, U_FLOAT | U_NO_COMPLEX) X(mlxvk_log, log, LOG, U_FLOAT) \
+    X(mlxvk_log2, log2, LOG2, U_FLOAT) X(mlxvk_log10, log10, LOG10, U_FLOAT) X(mlxvk_log1p, log1p, LOG1P, U_FLOAT) \
+    X(mlxvk_sin, sin, SIN, U_FLOAT) X(mlxvk_cos, cos, COS, U_FLOAT) X(mlxvk_tan, tan, TAN, U_FLOAT) \
+    X(mlxvk_sinh, sinh, SINH, U_FLOAT) X(mlxvk_cosh, cosh, COSH, U_FLOAT) X(mlxvk_tanh, tanh, TANH, U_FLOAT) \
+    X(mlxvk_arcsin, arcsin, ARCSIN, U_FLOAT) X(mlxvk_arccos, arccos, ARCCOS, U_FLOAT) \
+    X(mlxvk_arctan, arctan, ARCTAN, U_FLOAT) X(mlxvk_arcsinh, arcsinh, ARCSINH, U_FLOAT) \
+    X(mlxvk_arccosh, arccosh, ARCCOSH, U_FLOAT) X(mlxvk_arctanh, arctanh, ARCTANH, U_FLOAT) \
+    X(mlxvk_erf, erf, ERF, U_FLOAT | U_NO_COMPLEX) X(mlxvk_erfinv, erfinv, ERFINV, U_FLOAT | U_NO_COMPLEX) \
+    X(mlxvk_sigmoid, sigmoid, SIGMOID, U_FLOAT | U_NO_COMPLEX) X(mlxvk_isnan, isnan, ISNAN, U_TO_BOOL) \
+    X(mlxvk_isinf, isinf, ISINF, U_TO_BOOL) X(mlxvk_isfinite, isfinite, ISFINITE, U_TO_BOOL) \
+    X(mlxvk_isposinf, isposinf, ISPOSINF, U_TO_BOOL) X(mlxvk_isneginf, isneginf, ISNEGINF, U_TO_BOOL) \
+    X(mlxvk_degrees, degrees, DEGREES, U_FLOAT) X(mlxvk_radians, radians, RADIANS, U_FLOAT)
+
+#define X(function, name, id, rules) U_##name = UNARY_##id,
+enum unary { UNARY_FUNCTIONS(X) U_round = UNARY_ROUND, U_COUNT };
 #undef X
-#undef MLXVK_X
-    U_round, U_COUNT
-};
+#define X(function, name, id, rules) [U_##name] = rules,
+static const int unary_rules[U_COUNT] = { UNARY_FUNCTIONS(X) [U_round] = U_KEEP_INTEGER };
+#undef X
 
-static const struct unary_row { const char *name; int rules; } unary_table[U_COUNT] = {
-#define R(name, rules) [U_##name] = { #name, rules }
-    R(abs, U_TO_REAL), R(negative, U_NO_BOOL), R(sign, 0), R(square, 0), R(logical_not, U_FROM_BOOL | U_TO_BOOL),
-    R(bitwise_invert, U_INTEGER), R(floor, U_NO_COMPLEX | U_KEEP_INTEGER), R(ceil, U_NO_COMPLEX | U_KEEP_INTEGER),
-    R(conjugate, U_KEEP_REAL), R(real, U_KEEP_REAL | U_TO_REAL), R(imag, U_TO_REAL), R(sqrt, U_FLOAT), R(rsqrt, U_FLOAT),
-    R(reciprocal, U_FLOAT), R(exp, U_FLOAT), R(expm1, U_FLOAT | U_NO_COMPLEX), R(log, U_FLOAT), R(log2, U_FLOAT),
-    R(log10, U_FLOAT), R(log1p, U_FLOAT), R(sin, U_FLOAT), R(cos, U_FLOAT), R(tan, U_FLOAT), R(sinh, U_FLOAT),
-    R(cosh, U_FLOAT), R(tanh, U_FLOAT), R(arcsin, U_FLOAT), R(arccos, U_FLOAT), R(arctan, U_FLOAT), R(arcsinh, U_FLOAT),
-    R(arccosh, U_FLOAT), R(arctanh, U_FLOAT), R(erf, U_FLOAT | U_NO_COMPLEX), R(erfinv, U_FLOAT | U_NO_COMPLEX),
-    R(sigmoid, U_FLOAT | U_NO_COMPLEX), R(isnan, U_TO_BOOL), R(isinf, U_TO_BOOL), R(isfinite, U_TO_BOOL),
-    R(isposinf, U_TO_BOOL), R(isneginf, U_TO_BOOL), R(degrees, U_FLOAT),
-    R(radians, U_FLOAT), R(round, U_KEEP_INTEGER),
-#undef R
-};
+static uint16_t unary_kernel(mlxvk_dtype t)
+{
+    return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary;
+}
 
-static uint16_t unary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary; }
-static uint16_t binary_kernel(mlxvk_dtype t) { return is_complex(t) ? K_binary_complex : is_wide(t) ? K_binary_wide : K_binary; }
+static uint16_t binary_kernel(mlxvk_dtype t)
+{
+    return is_complex(t) ? K_binary_complex : is_wide(t) ? K_binary_wide : K_binary;
+}
 
 static struct array *apply_unary(struct call *c, enum unary op, struct array *a)
 {
     mlxvk_dtype to = a->dtype;
     struct array *out;
-    int rules = unary_table[op].rules;
+    int rules = unary_rules[op];
     if (rules & U_TO_REAL && is_complex(to)) to = MLXVK_FLOAT32;
     if (rules & U_TO_BOOL) to = MLXVK_BOOL;
     out = output(c, a->ndim, a->shape, to);
@@ -4611,7 +4792,7 @@ static struct array *constant_like(struct call *c, struct array *a, double value
 
 static struct array *do_unary(struct call *c, enum unary op, struct array *a)
 {
-    int rules = unary_table[op].rules;
+    int rules = unary_rules[op];
     if (c->code || !a) return NULL;
     if (((rules & U_NO_COMPLEX) && is_complex(a->dtype)) || ((rules & U_NO_BOOL) && a->dtype == MLXVK_BOOL) ||
         ((rules & U_INTEGER) && a->dtype != MLXVK_BOOL && !is_integer(a->dtype)))
@@ -4628,53 +4809,68 @@ static struct array *do_unary(struct call *c, enum unary op, struct array *a)
     return a ? apply_unary(c, op, a) : NULL;
 }
 
-static int unary(mlxvk_array *res, mlxvk_array a, mlxvk_stream s, enum unary op)
+static int unary(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_stream s, enum unary op)
 {
-    struct call c = begin(unary_table[op].name, s);
+    struct call c = begin(name, s);
     return finish(&c, do_unary(&c, op, input(&c, "a", a)), res);
 }
 
-#define X(name) int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(res, a, s, U_##name); }
-MLXVK_UNARY_FUNCTIONS(X)
+#define X(function, name, id, rules) \
+    int function(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(#name, res, a, s, U_##name); }
+UNARY_FUNCTIONS(X)
 #undef X
 
 /* ---- binary ---- */
 
 enum binary_rule { B_FLOAT = 1, B_NO_COMPLEX = 2, B_INTEGER = 4, B_SHIFT = 8, B_COMPARE = 16, B_LOGICAL = 32 };
 
-enum binary {
-#define X(name) B_##name,
-    MLXVK_BINARY_FUNCTIONS(X)
+/* The same of two operands. */
+#define BINARY_FUNCTIONS(X) \
+    X(mlxvk_add, add, ADD, 0) X(mlxvk_subtract, subtract, SUBTRACT, 0) X(mlxvk_multiply, multiply, MULTIPLY, 0) \
+    X(mlxvk_divide, divide, DIVIDE, B_FLOAT) X(mlxvk_floor_divide, floor_divide, FLOOR_DIVIDE, 0) \
+    X(mlxvk_remainder, remainder, REMAINDER, B_NO_COMPLEX) X(mlxvk_power, power, POWER, 0) \
+    X(mlxvk_maximum, maximum, MAXIMUM, 0) X(mlxvk_minimum, minimum, MINIMUM, 0) \
+    X(mlxvk_logaddexp, logaddexp, LOGADDEXP, B_FLOAT) X(mlxvk_arctan2, arctan2, ARCTAN2, B_FLOAT | B_NO_COMPLEX) \
+    X(mlxvk_bitwise_and, bitwise_and, BITWISE_AND, B_INTEGER) X(mlxvk_bitwise_or, bitwise_or, BITWISE_OR, B_INTEGER) \
+    X(mlxvk_bitwise_xor, bitwise_xor, BITWISE_XOR, B_INTEGER) \
+    X(mlxvk_left_shift, left_shift, LEFT_SHIFT, B_INTEGER | B_SHIFT) \
+    X(mlxvk_right_shift, right_shift, RIGHT_SHIFT, B_INTEGER | B_SHIFT) X(mlxvk_equal, equal, EQUAL, B_COMPARE) \
+    X(mlxvk_not_equal, not_equal, NOT_EQUAL, B_COMPARE) X(mlxvk_greater, greater, GREATER, B_COMPARE) \
+    X(mlxvk_greater_equal, greater_equal, GREATER_EQUAL, B_COMPARE) X(mlxvk_less, less, LESS, B_COMPARE) \
+    X(mlxvk_less_equal, less_equal, LESS_EQUAL, B_COMPARE) \
+    X(mlxvk_logical_and, logical_and, LOGICAL_AND, B_COMPARE | B_LOGICAL) \
+    X(mlxvk_logical_or, logical_or, LOGICAL_OR, B_COMPARE | B_LOGICAL)
+/* Not public by these names */
+#define BINARY_OWN(X) \
+    X(, floor_quotient, FLOOR_QUOTIENT, B_NO_COMPLEX) X(, nan_equal, NAN_EQUAL, B_COMPARE) \
+    X(, silu_product, SILU_PRODUCT, B_FLOAT | B_NO_COMPLEX) X(, truncated_quotient, TRUNCATED_QUOTIENT, B_NO_COMPLEX)
+
+#define X(function, name, id, rules) B_##name = BINARY_##id,
+enum binary { BINARY_FUNCTIONS(X) BINARY_OWN(X) B_COUNT };
 #undef X
-    B_floor_quotient, B_nan_equal, B_silu_product, B_truncated_quotient, B_COUNT
-};
+#define X(function, name, id, rules) [B_##name] = { #name, rules },
+static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = { BINARY_FUNCTIONS(X) BINARY_OWN(X) };
+#undef X
 
-static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = {
-#define R(name, rules) [B_##name] = { #name, rules }
-    R(add, 0), R(subtract, 0), R(multiply, 0), R(divide, B_FLOAT), R(floor_divide, 0), R(remainder, B_NO_COMPLEX),
-    R(power, 0), R(maximum, 0), R(minimum, 0), R(logaddexp, B_FLOAT), R(arctan2, B_FLOAT | B_NO_COMPLEX),
-    R(bitwise_and, B_INTEGER), R(bitwise_or, B_INTEGER), R(bitwise_xor, B_INTEGER), R(left_shift, B_INTEGER | B_SHIFT),
-    R(right_shift, B_INTEGER | B_SHIFT), R(equal, B_COMPARE), R(not_equal, B_COMPARE), R(greater, B_COMPARE),
-    R(greater_equal, B_COMPARE), R(less, B_COMPARE), R(less_equal, B_COMPARE), R(logical_and, B_COMPARE | B_LOGICAL),
-    R(logical_or, B_COMPARE | B_LOGICAL), R(floor_quotient, B_NO_COMPLEX), R(nan_equal, B_COMPARE),
-    R(silu_product, B_FLOAT | B_NO_COMPLEX), R(truncated_quotient, B_NO_COMPLEX),
-#undef R
-};
-
-static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first, uint32_t scalars)
+static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first,
+                            uint32_t scalars)
 {
     const int *gate = e->device->gate;
     if (p->kernel != K_BINARY) return false;
-    if (first->dtype == MLXVK_BFLOAT16) return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
-    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars && !gate[GATE_SHIFT_U32];
+    if (first->dtype == MLXVK_BFLOAT16)
+        return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
+    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars &&
+        !gate[GATE_SHIFT_U32];
 }
 
-static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, uint32_t mode)
+static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                      uint32_t mode)
 {
-    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" : mode == MODE_STRIDED ? "strided, not aligned, or a gate" : NULL;
+    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" :
+                         mode == MODE_STRIDES ? "strided, not aligned, or a gate" : NULL;
     if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
-    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name, reason, "%s, %s", LAYOUT(a[1]),
-         LAYOUT(a[2]));
+    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name,
+         reason, "%s, %s", LAYOUT(a[1]), LAYOUT(a[2]));
 }
 
 static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
@@ -4705,12 +4901,12 @@ static int binary(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s
     return finish(&c, do_binary(&c, op, x, y), res);
 }
 
-#define X(name)                                                                                                       \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_##name); }
-MLXVK_BINARY_FUNCTIONS(X)
+#define X(function, name, id, rules) \
+    int function(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) \
+    { return binary(res, a, b, s, B_##name); }
+BINARY_FUNCTIONS(X)
 #undef X
-
-int mlxvk_equal_nan(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) { return binary(res, a, b, s, B_nan_equal); }
+FRONT_TWO(equal_nan, a, b, do_binary(&c, B_nan_equal, x, y), mlxvk_stream s)
 
 int mlxvk_divide_truncate(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
 {
@@ -4766,7 +4962,8 @@ int mlxvk_where(mlxvk_array *res, mlxvk_array condition, mlxvk_array x, mlxvk_ar
 int mlxvk_clip(mlxvk_array *res, mlxvk_array a, mlxvk_array a_min, mlxvk_array a_max, mlxvk_stream s)
 {
     struct call c = begin("clip", s);
-    struct array *x = input(&c, "a", a), *low = optional_input(&c, "a_min", a_min), *high = optional_input(&c, "a_max", a_max);
+    struct array *x = input(&c, "a", a), *low = optional_input(&c, "a_min", a_min);
+    struct array *high = optional_input(&c, "a_max", a_max);
     if (!low && !high) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a_min and a_max are both { NULL }");
     if (low) x = do_binary(&c, B_maximum, x, low);
     if (high) x = do_binary(&c, B_minimum, x, high);
@@ -4832,8 +5029,8 @@ static struct array *do_full(struct call *c, int ndim, const int *shape, struct 
     return out;
 }
 
-static int constant(const char *name, mlxvk_array *res, const int *shape, size_t shape_num, double value, mlxvk_dtype dtype,
-                    mlxvk_stream s)
+static int constant(const char *name, mlxvk_array *res, const int *shape, size_t shape_num, double value,
+                    mlxvk_dtype dtype, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *out = NULL;
@@ -4842,26 +5039,15 @@ static int constant(const char *name, mlxvk_array *res, const int *shape, size_t
     return finish(&c, out, res);
 }
 
-int mlxvk_full(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_array vals, mlxvk_dtype dtype, mlxvk_stream s)
+int mlxvk_full(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_array vals, mlxvk_dtype dtype,
+               mlxvk_stream s)
 {
     struct call c = begin("full", s);
     struct array *v = input(&c, "vals", vals);
     return finish(&c, do_full(&c, (int)min_size(shape_num, MAXD + 1), shape, v, dtype), res);
 }
 
-int mlxvk_full_like(mlxvk_array *res, mlxvk_array a, mlxvk_array vals, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("full_like", s);
-    struct array *x = input(&c, "a", a), *v = input(&c, "vals", vals);
-    return finish(&c, x ? do_full(&c, x->ndim, x->shape, v, dtype) : NULL, res);
-}
-
-static int constant_like_call(const char *name, mlxvk_array *res, mlxvk_array a, double value, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, x ? constant_like(&c, x, value, x->dtype) : NULL, res);
-}
+FRONT_TWO(full_like, a, vals, x ? do_full(&c, x->ndim, x->shape, y, dtype) : NULL, mlxvk_dtype dtype, mlxvk_stream s)
 
 int mlxvk_zeros(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
 {
@@ -4873,8 +5059,8 @@ int mlxvk_ones(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype
     return constant("ones", res, shape, shape_num, 1, dtype, s);
 }
 
-int mlxvk_zeros_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return constant_like_call("zeros_like", res, a, 0, s); }
-int mlxvk_ones_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return constant_like_call("ones_like", res, a, 1, s); }
+FRONT(zeros_like, a, x ? constant_like(&c, x, 0, x->dtype) : NULL, mlxvk_stream s)
+FRONT(ones_like, a, x ? constant_like(&c, x, 1, x->dtype) : NULL, mlxvk_stream s)
 
 /* ==== >>shape ===================================================================================================== */
 
@@ -4890,7 +5076,8 @@ static int normal_axis(struct call *c, const struct array *a, int axis)
 static int length_of(struct call *c, const struct array *a, uint64_t n)
 {
     if (n <= INT_MAX) return (int)n;
-    return FAIL(c, MLXVK_ERROR_LIMIT, "%s would get an axis of %llu elements; at most %d", TEXT(a), (unsigned long long)n, INT_MAX), 0;
+    return FAIL(c, MLXVK_ERROR_LIMIT, "%s would get an axis of %llu elements; at most %d", TEXT(a),
+                (unsigned long long)n, INT_MAX), 0;
 }
 
 /* Normalises axes into a mask; duplicates are an error. */
@@ -4902,7 +5089,8 @@ static bool axes_mask(struct call *c, const struct array *a, const int *axes, si
     for (size_t i = 0; i < count; i++) {
         int axis = normal_axis(c, a, axes[i]);
         if (axis < 0) return false;
-        if (*mask & (1u << axis)) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is named twice", axes[i], TEXT(a)), false;
+        if (*mask & (1u << axis))
+            return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is named twice", axes[i], TEXT(a)), false;
         *mask |= 1u << axis;
     }
     return true;
@@ -4933,7 +5121,8 @@ static struct array *do_reshape(struct call *c, struct array *a, int ndim, const
     size_t size = 1;
     if (c->code || !a || !check_shape(c, ndim, shape, a->dtype)) return NULL;
     for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
-    if (size != a->size) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has %zu elements, the new shape %zu", TEXT(a), a->size, size);
+    if (size != a->size)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s has %zu elements, the new shape %zu", TEXT(a), a->size, size);
     if (a->row || !a->size) return view_of(c, a, a->dtype, ndim, shape, NULL, a->offset);
     if (view_strides(a, ndim, shape, strides)) return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
     return view_of(c, copy_of(c, a), a->dtype, ndim, shape, NULL, 0);
@@ -4949,12 +5138,17 @@ static bool infer_shape(struct call *c, const struct array *a, size_t size, cons
     for (size_t i = 0; i < count; i++) {
         out[i] = shape[i];
         if (shape[i] == -1 && unknown < 0) unknown = (int)i;
-        else if (shape[i] < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %zu of the new shape of %s is %d", i, TEXT(a), shape[i]), false;
-        else if (shape[i] && known > SIZE_MAX / 64 / (size_t)shape[i]) return FAIL(c, MLXVK_ERROR_LIMIT, "the shape has too many elements"), false;
+        else if (shape[i] < 0)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %zu of the new shape of %s is %d", i, TEXT(a), shape[i]),
+                false;
+        else if (shape[i] && known > SIZE_MAX / 64 / (size_t)shape[i])
+            return FAIL(c, MLXVK_ERROR_LIMIT, "the shape has too many elements"), false;
         else known *= (size_t)shape[i];
     }
     if (unknown < 0) return true;
-    if (!known || size % known) return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be reshaped: %zu elements are no multiple of %zu", TEXT(a), size, known), false;
+    if (!known || size % known)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s cannot be reshaped: %zu elements are no multiple of %zu", TEXT(a), size,
+                    known), false;
     out[unknown] = length_of(c, a, size / known);
     return !c->code;
 }
@@ -4977,7 +5171,8 @@ static struct array *do_flatten(struct call *c, struct array *a, int start, int 
     stop = stop < 0 ? stop + a->ndim : stop;
     start = start < 0 ? 0 : start;
     stop = stop >= a->ndim ? a->ndim - 1 : stop;
-    if (start >= a->ndim || stop < 0 || stop < start) return FAIL(c, MLXVK_ERROR_AXIS, "axes %d to %d of %s", start, stop, TEXT(a));
+    if (start >= a->ndim || stop < 0 || stop < start)
+        return FAIL(c, MLXVK_ERROR_AXIS, "axes %d to %d of %s", start, stop, TEXT(a));
     for (int i = 0; i < a->ndim; i++) {
         if (i > start && i <= stop) shape[n - 1] = length_of(c, a, (uint64_t)shape[n - 1] * (uint64_t)a->shape[i]);
         else shape[n++] = a->shape[i];
@@ -4985,11 +5180,7 @@ static struct array *do_flatten(struct call *c, struct array *a, int start, int 
     return do_reshape(c, a, n, shape);
 }
 
-int mlxvk_flatten(mlxvk_array *res, mlxvk_array a, int start_axis, int end_axis, mlxvk_stream s)
-{
-    struct call c = begin("flatten", s);
-    return finish(&c, do_flatten(&c, input(&c, "a", a), start_axis, end_axis), res);
-}
+FRONT(flatten, a, do_flatten(&c, x, start_axis, end_axis), int start_axis, int end_axis, mlxvk_stream s)
 
 int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape, size_t shape_num, mlxvk_stream s)
 {
@@ -4998,7 +5189,8 @@ int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape,
     int part[MAXD], full[MAXD], n = 0;
     axis = normal_axis(&c, x, axis);
     if (axis >= 0 && !shape_num) FAIL(&c, MLXVK_ERROR_SHAPE, "the new shape is empty");
-    if (axis >= 0 && (size_t)x->ndim + shape_num > MAXD + 1) FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD);
+    if (axis >= 0 && (size_t)x->ndim + shape_num > MAXD + 1)
+        FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD);
     if (!c.code && axis >= 0 && infer_shape(&c, x, (size_t)x->shape[axis], shape, shape_num, part)) {
         for (int i = 0; i < x->ndim; i++) {
             if (i != axis) full[n++] = x->shape[i];
@@ -5049,11 +5241,7 @@ static struct array *do_swap(struct call *c, struct array *a, int axis1, int axi
     return do_transpose(c, a, order);
 }
 
-int mlxvk_swapaxes(mlxvk_array *res, mlxvk_array a, int axis1, int axis2, mlxvk_stream s)
-{
-    struct call c = begin("swapaxes", s);
-    return finish(&c, do_swap(&c, input(&c, "a", a), axis1, axis2), res);
-}
+FRONT(swapaxes, a, do_swap(&c, x, axis1, axis2), int axis1, int axis2, mlxvk_stream s)
 
 static struct array *do_moveaxis(struct call *c, struct array *a, int source, int destination)
 {
@@ -5069,11 +5257,7 @@ static struct array *do_moveaxis(struct call *c, struct array *a, int source, in
     return do_transpose(c, a, order);
 }
 
-int mlxvk_moveaxis(mlxvk_array *res, mlxvk_array a, int source, int destination, mlxvk_stream s)
-{
-    struct call c = begin("moveaxis", s);
-    return finish(&c, do_moveaxis(&c, input(&c, "a", a), source, destination), res);
-}
+FRONT(moveaxis, a, do_moveaxis(&c, x, source, destination), int source, int destination, mlxvk_stream s)
 
 static struct array *do_expand(struct call *c, struct array *a, const int *axes, size_t count)
 {
@@ -5097,17 +5281,8 @@ static struct array *do_expand(struct call *c, struct array *a, const int *axes,
     return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
 }
 
-int mlxvk_expand_dims(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s)
-{
-    struct call c = begin("expand_dims", s);
-    return finish(&c, do_expand(&c, input(&c, "a", a), &axis, 1), res);
-}
-
-int mlxvk_expand_dims_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    struct call c = begin("expand_dims_axes", s);
-    return finish(&c, do_expand(&c, input(&c, "a", a), axes, axes_num), res);
-}
+FRONT(expand_dims, a, do_expand(&c, x, &axis, 1), int axis, mlxvk_stream s)
+FRONT(expand_dims_axes, a, do_expand(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
 
 static struct array *do_squeeze(struct call *c, struct array *a, uint32_t mask)
 {
@@ -5134,30 +5309,21 @@ int mlxvk_squeeze(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     return finish(&c, do_squeeze(&c, x, mask), res);
 }
 
-static int squeeze_call(const char *name, mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
+static struct array *squeeze_axes(struct call *c, struct array *a, const int *axes, size_t count)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
     uint32_t mask;
-    axes_mask(&c, x, axes, axes_num, &mask);
-    return finish(&c, do_squeeze(&c, x, mask), res);
+    return axes_mask(c, a, axes, count, &mask) ? do_squeeze(c, a, mask) : NULL;
 }
 
-int mlxvk_squeeze_axis(mlxvk_array *res, mlxvk_array a, int axis, mlxvk_stream s)
-{
-    return squeeze_call("squeeze_axis", res, a, &axis, 1, s);
-}
-
-int mlxvk_squeeze_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    return squeeze_call("squeeze_axes", res, a, axes, axes_num, s);
-}
+FRONT(squeeze_axis, a, squeeze_axes(&c, x, &axis, 1), int axis, mlxvk_stream s)
+FRONT(squeeze_axes, a, squeeze_axes(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
 
 int mlxvk_broadcast_to(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s)
 {
     struct call c = begin("broadcast_to", s);
     struct array *x = input(&c, "a", a);
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype)) x = broadcast(&c, x, (int)shape_num, shape);
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype))
+        x = broadcast(&c, x, (int)shape_num, shape);
     return finish(&c, x, res);
 }
 
@@ -5166,10 +5332,12 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
 {
     struct call c = begin("as_strided", s);
     struct array *x = contiguous(&c, input(&c, "a", a)), *out = NULL;
-    if (shape_num != strides_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
+    if (shape_num != strides_num)
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu dimensions and %zu strides", shape_num, strides_num);
     if (x && shape_num && !strides) FAIL(&c, MLXVK_ERROR_ARGUMENT, "strides is NULL");
     if (x && offset > x->size) FAIL(&c, MLXVK_ERROR_SHAPE, "offset %zu of %s", offset, TEXT(x));
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) && check_strides(&c, (int)shape_num, shape, strides))
+    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) &&
+        check_strides(&c, (int)shape_num, shape, strides))
         out = view_of(&c, x, x->dtype, (int)shape_num, shape, strides, x->offset + (int64_t)(offset * item_size(x)));
     if (out) {
         int64_t low, high, first = x->offset;
@@ -5180,12 +5348,7 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
     return finish(&c, out, res);
 }
 
-int mlxvk_copy(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
-{
-    struct call c = begin("copy", s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, x ? view_of(&c, x, x->dtype, x->ndim, x->shape, x->strides, x->offset) : NULL, res);
-}
+FRONT(copy, a, x ? view_of(&c, x, x->dtype, x->ndim, x->shape, x->strides, x->offset) : NULL, mlxvk_stream s)
 
 static bool column_contiguous(const struct array *a)
 {
@@ -5205,11 +5368,7 @@ int mlxvk_contiguous(mlxvk_array *res, mlxvk_array a, bool allow_col_major, mlxv
     return finish(&c, x, res);
 }
 
-int mlxvk_astype(mlxvk_array *res, mlxvk_array a, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("astype", s);
-    return finish(&c, as_type(&c, input(&c, "a", a), dtype), res);
-}
+FRONT(astype, a, as_type(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
 
 /* Reinterprets the bits; the last dimension scales with the item size. */
 static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
@@ -5221,9 +5380,12 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     from = item_size(a);
     to = dtypes[dtype].size;
     if (from == to) return view_of(c, a, dtype, a->ndim, a->shape, a->strides, a->offset);
-    if (!a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name, dtypes[dtype].name);
+    if (!a->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name,
+                    dtypes[dtype].name);
     bytes = (size_t)dim_of(a, -1) * from;
-    if (bytes % to) return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
+    if (bytes % to)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
     if (a->offset % (int64_t)to) a = copy_of(c, a);
     else if (!(to < from && a->strides[a->ndim - 1] == 1)) a = contiguous(c, a);
     if (!a) return NULL;
@@ -5234,11 +5396,7 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     return view_of(c, a, dtype, a->ndim, shape, a->row ? NULL : strides, a->offset);
 }
 
-int mlxvk_view(mlxvk_array *res, mlxvk_array a, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("view", s);
-    return finish(&c, do_view(&c, input(&c, "a", a), dtype), res);
-}
+FRONT(view, a, do_view(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
 
 /* ---- slices ---- */
 
@@ -5280,13 +5438,15 @@ static struct array *do_slice(struct call *c, struct array *a, const int *start,
 }
 
 /* Checks the lengths of a slice's lists. */
-static bool slice_lists(struct call *c, const struct array *a, const int *start, size_t start_num, const int *stop, size_t stop_num,
-                        const int *strides, size_t strides_num)
+static bool slice_lists(struct call *c, const struct array *a, const int *start, size_t start_num, const int *stop,
+                        size_t stop_num, const int *strides, size_t strides_num)
 {
     if (c->code || !a) return false;
     if (start_num != (size_t)a->ndim || stop_num != (size_t)a->ndim || strides_num != (size_t)a->ndim)
-        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu starts, %zu stops and %zu strides for %s", start_num, stop_num, strides_num, TEXT(a)), false;
-    if (a->ndim && (!start || !stop || !strides)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "start, stop or strides is NULL"), false;
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu starts, %zu stops and %zu strides for %s", start_num, stop_num,
+                    strides_num, TEXT(a)), false;
+    if (a->ndim && (!start || !stop || !strides))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "start, stop or strides is NULL"), false;
     return true;
 }
 
@@ -5310,7 +5470,8 @@ static struct array *slice_one(struct call *c, struct array *a, int axis, int fi
     return do_slice(c, a, start, stop, NULL);
 }
 
-/* Does no element lie where another one does? Taken by size, each stride must reach over all that the smaller ones span. */
+/* Does no element lie where another one does? Taken by size, each stride must reach over all that the smaller ones
+ * span. */
 static bool distinct_elements(const struct array *a)
 {
     int64_t span = 1;
@@ -5327,19 +5488,22 @@ static bool distinct_elements(const struct array *a)
     return true;
 }
 
-/* May the contents of *res, which is also the operand, be overwritten? Only this handle sees them, each element once. */
+/* May the contents of *res, which is also the operand, be overwritten? Only this handle sees them, each element
+ * once. */
 static bool updates_in_place(const mlxvk_array *res, const struct array *a)
 {
-    return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal && distinct_elements(a);
+    return res && res->ctx == a && a->handles == 1 && a->storage->owned == 1 && !a->storage->literal &&
+        distinct_elements(a);
 }
 
 /* op: a binary operation on what is there and the update; B_COUNT: the update replaces it. */
-static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update, const int *start,
-                                     const int *stop, const int *step, enum binary op)
+static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
+                                     const int *start, const int *stop, const int *step, enum binary op)
 {
     struct array *out, *target;
     if (c->code || !a || !update) return NULL;
-    if (updates_in_place(res, a) && update->storage != a->storage) out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
+    if (updates_in_place(res, a) && update->storage != a->storage)
+        out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
     target = do_slice(c, out, start, stop, step);
     if (!target) return NULL;
@@ -5351,32 +5515,51 @@ static struct array *do_slice_update(struct call *c, const mlxvk_array *res, str
     return out;
 }
 
-#define SLICE_UPDATE(name, op)                                                                                        \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num,       \
-                     const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)        \
-    {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
-        struct array *x = input(&c, "src", src), *u = input(&c, "update", update);                                    \
-        if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;                    \
-        while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1);                             \
-        return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides, op), res);                             \
+#define X(name, op) \
+    int name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, \
+                     const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s) \
+    { \
+        struct call c = begin(CALLED(name), s); \
+        struct array *x = input(&c, "src", src), *u = input(&c, "update", update); \
+        if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL; \
+        while (u && x && u->ndim > x->ndim && u->shape[0] == 1) u = do_squeeze(&c, u, 1); \
+        return finish(&c, do_slice_update(&c, res, x, u, start, stop, strides, op), res); \
     }
-SLICE_UPDATE(slice_update, B_COUNT)
-SLICE_UPDATE(slice_update_add, B_add)
-SLICE_UPDATE(slice_update_prod, B_multiply)
-SLICE_UPDATE(slice_update_max, B_maximum)
-SLICE_UPDATE(slice_update_min, B_minimum)
-#undef SLICE_UPDATE
+X(mlxvk_slice_update, B_COUNT)
+X(mlxvk_slice_update_add, B_add)
+X(mlxvk_slice_update_prod, B_multiply)
+X(mlxvk_slice_update_max, B_maximum)
+X(mlxvk_slice_update_min, B_minimum)
+#undef X
 
 /* ---- joining and splitting ---- */
 
-struct vector { size_t size, slots; mlxvk_array *data; };        /* of the host: it belongs to no device */
+/* What containers hold, and how it is copied and let go. They belong to the host, not to a device. */
+struct item_kind {
+    size_t size;
+    int (*copy)(void *to, const void *from);
+    void (*drop)(void *item);
+};
+
+struct vector { const struct item_kind *kind; size_t size, slots; char *data; };
+
+static const struct item_kind array_kind;            /* >>public: strings, vectors and maps */
+
+static void *list_at(const struct vector *l, size_t i) { return l->data + i * l->kind->size; }
+static struct array *array_at(const struct vector *l, size_t i) { return ((const mlxvk_array *)list_at(l, i))->ctx; }
+
+static struct vector *list_new(const struct item_kind *kind)
+{
+    struct vector *l = calloc(1, sizeof *l);
+    if (l) l->kind = kind;
+    return l;
+}
 
 static struct array *vector_input(struct call *c, const struct vector *v, size_t i)
 {
     char name[32];
     snprintf(name, sizeof name, "arrays[%zu]", i);
-    return input(c, name, v->data[i]);
+    return input(c, name, (mlxvk_array){ array_at(v, i) });
 }
 
 /* The dtype that all arrays of a list promote to. */
@@ -5400,26 +5583,28 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     int64_t total = 0;
     mlxvk_dtype dtype;
     if (!vector_dtype(c, v, &dtype)) return NULL;
-    first = v->data[0].ctx;
+    first = array_at(v, 0);
     if (!stack && v->size == 1) return first;        /* even where it has no axis, as in MLX */
     if (stack) first = do_expand(c, first, &axis, 1);
     axis = normal_axis(c, first, axis);
     if (axis < 0) return NULL;
     memcpy(shape, first->shape, sizeof shape);
     for (size_t i = 0; i < v->size; i++) {
-        struct array *a = v->data[i].ctx;
+        struct array *a = array_at(v, i);
         int ndim = a->ndim + stack;
-        if (ndim != first->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s have different dimensions", TEXT(first), TEXT(a));
+        if (ndim != first->ndim)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s have different dimensions", TEXT(first), TEXT(a));
         for (int k = 0; k < ndim; k++) {
             int n = stack ? (k == axis ? 1 : a->shape[k - (k > axis)]) : a->shape[k];
-            if (k != axis && n != shape[k]) return FAIL(c, MLXVK_ERROR_SHAPE, "%s does not fit %s beside axis %d", TEXT(a), TEXT(first), axis);
+            if (k != axis && n != shape[k])
+                return FAIL(c, MLXVK_ERROR_SHAPE, "%s does not fit %s beside axis %d", TEXT(a), TEXT(first), axis);
             if (k == axis) total += n;
         }
     }
     shape[axis] = length_of(c, first, (uint64_t)total);
     out = output(c, first->ndim, shape, dtype);
     for (size_t i = 0; i < v->size && !c->code; i++) {
-        part = v->data[i].ctx;
+        part = array_at(v, i);
         if (stack) part = do_expand(c, part, &axis, 1);
         if (!part) return NULL;
         append_copy(c, slice_one(c, out, axis, at, part->shape[axis]), part);
@@ -5428,36 +5613,17 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     return out;
 }
 
-static int join(const char *name, mlxvk_array *res, mlxvk_vector_array arrays, int axis, bool stack, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    return finish(&c, do_concatenate(&c, arrays.ctx, axis, stack), res);
-}
-
-int mlxvk_concatenate(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s) { return join("concatenate", res, arrays, 0, false, s); }
-int mlxvk_stack(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s) { return join("stack", res, arrays, 0, true, s); }
-int mlxvk_concatenate_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s)
-{
-    return join("concatenate_axis", res, arrays, axis, false, s);
-}
-int mlxvk_stack_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s)
-{
-    return join("stack_axis", res, arrays, axis, true, s);
-}
-
-static bool vector_push(struct vector *v, struct array *a)
-{
-    if (v->size == v->slots) {
-        size_t slots = v->slots ? 2 * v->slots : 8;
-        mlxvk_array *grown = realloc(v->data, slots * sizeof *grown);
-        if (!grown) return false;
-        v->data = grown;
-        v->slots = slots;
+#define JOIN(name, at, stack, ...)                                                                                    \
+    int mlxvk_##name(mlxvk_array *res, mlxvk_vector_array arrays, __VA_ARGS__)                                        \
+    {                                                                                                                 \
+        struct call c = begin(#name, s);                                                                              \
+        return finish(&c, do_concatenate(&c, arrays.ctx, at, stack), res);                                            \
     }
-    v->data[v->size++].ctx = a;
-    if (a) take_handle(a);
-    return true;
-}
+JOIN(concatenate, 0, false, mlxvk_stream s)
+JOIN(stack, 0, true, mlxvk_stream s)
+JOIN(concatenate_axis, axis, false, int axis, mlxvk_stream s)
+JOIN(stack_axis, axis, true, int axis, mlxvk_stream s)
+#undef JOIN
 
 /* Ends a call with several results in a vector, which replaces what *res held. */
 static int finish_vector(struct call *c, struct array **results, size_t count, mlxvk_vector_array *res)
@@ -5468,7 +5634,7 @@ static int finish_vector(struct call *c, struct array **results, size_t count, m
     if (!c->code && !res) FAIL(c, MLXVK_ERROR_ARGUMENT, "res is NULL");
     for (size_t i = 0; i < count && !c->code; i++) if (!results[i]) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "no result");
     if (c->code) return end(c);
-    v = res->ctx ? res->ctx : calloc(1, sizeof *v);
+    v = res->ctx ? res->ctx : list_new(&array_kind);
     data = count ? malloc(count * sizeof *data) : NULL;
     if (!v || (count && !data)) {
         if (v != res->ctx) free(v);
@@ -5481,17 +5647,18 @@ static int finish_vector(struct call *c, struct array **results, size_t count, m
         take_handle(results[i]);
     }
     old = *v;
-    *v = (struct vector){ .data = data, .size = count, .slots = count };
+    *v = (struct vector){ .kind = &array_kind, .data = (char *)data, .size = count, .slots = count };
     res->ctx = v;
     code = end(c);
-    for (size_t i = 0; i < old.size; i++) mlxvk_array_free(old.data[i]);         /* without the lock: some may be of other devices */
+    for (size_t i = 0; i < old.size; i++) array_kind.drop(list_at(&old, i));     /* without the lock: of any device */
     free(old.data);
     return code;
 }
 
 enum { MAX_SPLIT = 4096 };
 
-static int finish_split(struct call *c, struct array *x, int axis, const int *cuts, size_t parts, mlxvk_vector_array *res)
+static int finish_split(struct call *c, struct array *x, int axis, const int *cuts, size_t parts,
+                        mlxvk_vector_array *res)
 {
     struct array **list;
     int code;
@@ -5520,7 +5687,8 @@ int mlxvk_split(mlxvk_vector_array *res, mlxvk_array a, int num_splits, int axis
     return finish_split(&c, x, axis, cuts, (size_t)(num_splits > 0 ? num_splits : 0), res);
 }
 
-int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indices, size_t indices_num, int axis, mlxvk_stream s)
+int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indices, size_t indices_num, int axis,
+                         mlxvk_stream s)
 {
     struct call c = begin("split_sections", s);
     struct array *x = input(&c, "a", a);
@@ -5532,27 +5700,44 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
 /* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
 
 /* As in the shader. */
-enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin, R_complex_logsumexp };
+enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin, R_complex_logsumexp,
+                 R_expsum };
 
-/* Workgroups that fill a large GPU; elements that one should have at least before a reduction is cut; outer dimensions. */
-enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_CHUNK = 4096, REDUCE_DIMS = 4 };
+/* Rows are reduced by the tree that shaders/reduce.comp tells of, so that a row's result has the same bits whatever lies
+ * beside it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
+ * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
+enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
+       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 256 };
 
 /* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
-struct reduce_dim { uint32_t size; int64_t in, out; bool reduced; };
+struct reduce_dim {
+    uint32_t size;
+    int64_t in, out;
+    int run, axis;                                   /* reduced as one row, highest first; 0: kept. The last axis */
+    bool later;                                      /* results of pieces */
+};
 
 /* What is left to do: reduce `from` (elements of dtype `type`, from element `shift` on) over the reduced dimensions. */
 struct reduce_job {
     enum reduction op;
     float scale;
-    struct array *from, *out;
+    struct array *from, *out, *most;                 /* most: of R_expsum */
     mlxvk_dtype type;
     int64_t shift;
     uint32_t place;                                  /* the position of the first element, for arg reductions */
+    bool ordered;
     int ndim;
     struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
 };
 
 static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
+
+/* Does the order in which elements meet show in the result? */
+static bool order_matters(enum reduction op, mlxvk_dtype type)
+{
+    if (op == R_max || op == R_min) return is_complex(type);
+    return op == R_mean || op == R_logsumexp || op == R_expsum || ((op == R_sum || op == R_prod) && is_inexact(type));
+}
 
 static uint32_t power_of_two(uint64_t at_least)
 {
@@ -5578,36 +5763,59 @@ static void join_dims(struct reduce_job *j)
     int n = 0;
     for (int i = 0; i < j->ndim; i++) {
         struct reduce_dim *a = &j->dim[n > 0 ? n - 1 : 0], *b = &j->dim[i];
-        if (n && a->reduced == b->reduced && a->in == b->in * b->size && (a->reduced || a->out == b->out * b->size))
-            *a = (struct reduce_dim){ a->size * b->size, b->in, b->out, a->reduced };
+        if (n && a->run == b->run && a->in == b->in * b->size && (a->run || a->out == b->out * b->size) &&
+            (uint64_t)a->size * b->size <= INT_MAX && (a->axis < b->axis || !a->run || !j->ordered))
+            *a = (struct reduce_dim){ a->size * b->size, b->in, b->out, b->run, b->axis, false };
         else j->dim[n++] = *b;
     }
     j->ndim = n;
 }
 
-static void plan_dims(struct reduce_job *j, uint32_t mask)
+/* Which reduced axes make one row, by shape alone: those side by side, the last axes first. An axis that repeats its
+ * elements is a row of its own, which need not be written out. */
+static void number_runs(const struct reduce_job *j, uint32_t mask, int *run)
+{
+    const struct array *a = j->from;
+    int number = MAXD + 1, last = -1;
+    uint64_t length = 0;
+    for (int i = a->ndim - 1; i >= 0; i--) {
+        bool open = length > 0;
+        run[i] = 0;
+        if (a->shape[i] == 1) continue;
+        if (!(mask >> i & 1)) { length = 0; continue; }
+        open = open && a->strides[i] && a->strides[last] && length * (uint64_t)a->shape[i] <= INT_MAX;
+        length = open ? length * (uint64_t)a->shape[i] : (uint64_t)a->shape[i];
+        if (!open) number--;
+        run[i] = j->ordered ? number : 1;
+        last = i;
+    }
+}
+
+static void plan_dims(struct reduce_job *j, const int *run)
 {
     bool any = false;
     j->ndim = 0;
     for (int i = 0; i < j->from->ndim; i++) {
-        struct reduce_dim d = { (uint32_t)j->from->shape[i], j->from->strides[i], j->out->strides[i], mask >> i & 1 };
+        struct reduce_dim d = { .size = (uint32_t)j->from->shape[i], .in = j->from->strides[i], .out = j->out->strides[i],
+                                .run = run[i], .axis = i };
         if (d.size == 1) continue;
-        any |= d.reduced;
-        if (d.reduced && d.in < 0 && !is_arg(j->op)) {                 /* the order does not matter: walk it upwards */
+        any |= d.run > 0;
+        if (d.run && d.in < 0 && !is_arg(j->op) && !j->ordered) {      /* the order does not matter: walk it upwards */
             j->shift += d.in * (d.size - 1);
             d.in = -d.in;
         }
         insert_dim(j, d);
     }
-    if (!any) insert_dim(j, (struct reduce_dim){ 1, j->ndim ? 0 : 1, 0, true });
+    if (!any) insert_dim(j, (struct reduce_dim){ .size = 1, .in = j->ndim ? 0 : 1, .run = 1 });
     join_dims(j);
 }
 
-/* More outer dimensions than the shader has: the operand copied into row-major order, reduced dimensions last. */
-static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask)
+/* More outer dimensions than the shader has, or a row that is none in memory: the operand copied into row-major order,
+ * reduced dimensions last. */
+static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, const int *run)
 {
     struct array view = *j->from, *copy;
-    int64_t out[MAXD];
+    struct reduce_dim dim[MAXD];
     view.refs = 1;
     view.ndim = j->ndim = 0;
     for (uint32_t reduced = 0; reduced < 2; reduced++)
@@ -5615,26 +5823,43 @@ static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask)
             if ((mask >> i & 1) == reduced) {
                 view.shape[view.ndim] = j->from->shape[i];
                 view.strides[view.ndim] = j->from->strides[i];
-                out[view.ndim++] = reduced ? -1 : j->out->strides[i];
+                dim[view.ndim++] = (struct reduce_dim){ .out = j->out->strides[i], .run = run[i], .axis = i };
             }
     view.row = row_contiguous(&view);
     copy = rows_of(e, &view);
     if (copy == &view) return;                       /* it failed */
-    for (int i = 0; i < view.ndim; i++)
-        if (view.shape[i] > 1) j->dim[j->ndim++] = (struct reduce_dim){ (uint32_t)view.shape[i], copy->strides[i], out[i], out[i] < 0 };
-    if (!j->ndim || !j->dim[j->ndim - 1].reduced) j->dim[j->ndim++] = (struct reduce_dim){ 1, 1, 0, true };
+    for (int i = 0; i < view.ndim; i++) {
+        dim[i].size = (uint32_t)view.shape[i];
+        dim[i].in = copy->strides[i];
+        if (dim[i].size > 1) j->dim[j->ndim++] = dim[i];
+    }
+    if (!j->ndim || !j->dim[j->ndim - 1].run) j->dim[j->ndim++] = (struct reduce_dim){ .size = 1, .in = 1, .run = 1 };
     join_dims(j);
     array_release(j->from);
     j->from = copy;
     j->shift = 0;
 }
 
-static int last_reduced(const struct reduce_job *j, int *count)
+/* Which dimension is reduced next. */
+static int next_reduced(const struct reduce_job *j, int *count)
 {
-    int last = -1;
+    int next = -1;
     *count = 0;
-    for (int i = 0; i < j->ndim; i++) if (j->dim[i].reduced) { last = i; ++*count; }
-    return last;
+    for (int i = 0; i < j->ndim; i++)
+        if (j->dim[i].run) {
+            if (next < 0 || j->dim[i].run >= j->dim[next].run) next = i;
+            ++*count;
+        }
+    return next;
+}
+
+static bool must_copy(const struct reduce_job *j)
+{
+    int outer = j->ndim - 1, count, at = next_reduced(j, &count);
+    if (at < j->ndim - 1) outer--;
+    for (int i = 0; i < j->ndim && j->ordered; i++)
+        for (int k = 0; k < i; k++) if (j->dim[i].run && j->dim[i].run == j->dim[k].run) return true;
+    return outer > REDUCE_DIMS;
 }
 
 /* ---- lowering: one dispatch ---- */
@@ -5660,68 +5885,66 @@ static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
     return dtypes[type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
 }
 
-/* How a step is laid out on workgroups. */
-struct reduce_grid { uint32_t by, width, parts, chunk; uint64_t groups; };   /* by: 0 rows, 1 columns, 4 columns by fours */
+/* How a step is laid out on workgroups; the layouts are the shader's. */
+enum { REDUCE_FOURS, REDUCE_ANYWHERE, REDUCE_STRIDED, REDUCE_COLUMNS, REDUCE_FOUR_COLUMNS };
+struct reduce_grid { uint32_t layout, width, later, piece, bound; };
 
-/* In how many parts to cut, so that `groups` workgroups become enough and each part keeps at least `least` elements. */
-static void cut(struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t multiple)
+/* The elements of a part: all n where there are groups enough, or else pieces of the tree, the longest that make enough. */
+static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most,
+                         uint32_t enough)
 {
-    uint64_t wanted = (REDUCE_GROUPS + groups - 1) / groups, most = n / least;
-    g->parts = 1;
-    g->chunk = n;
-    if (groups >= REDUCE_GROUPS / 2 || most < 2) return;
-    g->chunk = (uint32_t)round_up((n + min_size(wanted, most) - 1) / min_size(wanted, most), multiple);
-    g->parts = ceil_div(n, g->chunk);
+    if (n <= least || (n <= most && n <= g->bound && groups >= enough)) return n;
+    for (uint32_t piece = REDUCE_LONGEST; piece > least; piece /= 16)
+        if (piece < n && piece <= most && piece <= g->bound && groups * ceil_div(n, piece) >= enough) return piece;
+    return least;
 }
 
-/* Threads side by side on `units` columns, so that the others find at least 8 of n elements each to reduce. */
-static uint32_t column_width(uint64_t units, uint32_t n)
+static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool whole)
 {
-    return REDUCE_THREADS / min_u32(power_of_two((n + 7) / 8), REDUCE_THREADS / power_of_two(min_size(units, 32)));
+    uint32_t least = g->bound < REDUCE_PIECE ? REDUCE_BLOCK : REDUCE_PIECE, lanes;
+    bool few = g->later && n <= 8 * REDUCE_PIECE;
+    g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : ROWS_ENOUGH);
+    lanes = ceil_div(g->piece, REDUCE_LANE);
+    if (!g->later && lanes <= 4) lanes = lanes > 1 ? 4 : 1;
+    else if (!g->later) lanes = (uint32_t)round_up(lanes, 16);
+    g->width = min_u32(power_of_two(lanes), REDUCE_THREADS);
 }
 
-static struct reduce_grid reduce_grid(const struct reduce_push *p, bool rows, bool whole, bool fours)
+/* `units`: columns, or fours of them. */
+static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, bool whole)
 {
-    struct reduce_grid g = { .parts = 1, .chunk = p->n };
-    uint64_t units;
-    uint32_t height;
-    if (rows) {
-        uint32_t loads = p->outer < 256 ? p->n / 4 : p->n / 16;
-        g.width = min_u32(power_of_two(loads), REDUCE_THREADS);
-        if (g.width == REDUCE_THREADS && !whole) cut(&g, p->n, p->outer, REDUCE_CHUNK, 4 * REDUCE_THREADS);
-        g.groups = ceil_div((uint64_t)p->outer * g.parts, REDUCE_THREADS / g.width);
-        return g;
-    }
-    g.by = fours ? 4 : 1;
-    units = (uint64_t)p->outer * (p->inner / g.by);
-    g.width = column_width(p->inner == 1 && p->n >= REDUCE_THREADS ? 1 : units, p->n);
-    height = REDUCE_THREADS / g.width;
-    units = (units + g.width - 1) / g.width;
-    if (!whole) cut(&g, p->n, units, 32 * height, 4 * height);
-    g.groups = units * g.parts;
-    return g;
+    uint32_t height = power_of_two(ceil_div(n, g->later ? REDUCE_LANE : 4)), least = REDUCE_BLOCK;
+    g->piece = n;
+    if (n <= 4 * REDUCE_LANE && units >= (uint64_t)COLUMNS_ENOUGH * REDUCE_THREADS) height = 1;
+    if (n > REDUCE_BLOCK && g->bound >= REDUCE_PIECE)
+        height = min_u32(REDUCE_THREADS / power_of_two(min_size(units, 16)),
+                         16 * power_of_two(ceil_div(n, REDUCE_BLOCK)));
+    else height = min_u32(height, 16);
+    g->width = REDUCE_THREADS / height;
+    if (height > 16) least = REDUCE_PIECE;
+    if (!whole) g->piece = piece_of(g, n, (units + g->width - 1) / g->width, least, 256 * REDUCE_BLOCK, COLUMNS_ENOUGH);
 }
 
-/* The push constants of reducing dimension `at`; false where there are too many others. */
-static bool reduce_shape(const struct reduce_job *j, int at, struct reduce_push *p)
+/* The push constants of a step that reduces dimension `at` of `from` into `out`, whose positions there are parts. */
+static void reduce_shape(const struct reduce_job *j, const struct array *from, const struct array *out, int at,
+                         struct reduce_push *p)
 {
-    int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
-    *p = (struct reduce_push){ .n = j->dim[at].size, .stride = (uint32_t)j->dim[at].in, .outer = 1, .inner = 1,
-                               .scale = j->scale, .place = j->place };
+    int inner = at < from->ndim - 1 ? from->ndim - 1 : -1;
+    *p = (struct reduce_push){ .n = (uint32_t)from->shape[at], .stride = (uint32_t)from->strides[at],
+                               .outer = 1, .inner = 1, .scale = j->scale, .place = j->place, .parts = (uint32_t)out->shape[at],
+                               .part_out = (uint32_t)out->strides[at] };
     if (inner >= 0) {
-        p->inner = j->dim[inner].size;
-        p->inner_stride = (uint32_t)j->dim[inner].in;
-        p->inner_out = (uint32_t)j->dim[inner].out;
+        p->inner = (uint32_t)from->shape[inner];
+        p->inner_stride = (uint32_t)from->strides[inner];
+        p->inner_out = (uint32_t)out->strides[inner];
     }
-    for (int i = 0; i < j->ndim; i++) {
+    for (int i = 0; i < from->ndim; i++) {
         if (i == at || i == inner) continue;
-        if (p->ndim == REDUCE_DIMS) return false;
-        p->shape[p->ndim] = j->dim[i].size;
-        p->in_stride[p->ndim] = (uint32_t)j->dim[i].in;
-        p->out_stride[p->ndim++] = (uint32_t)j->dim[i].out;
-        p->outer *= j->dim[i].size;
+        p->shape[p->ndim] = (uint32_t)from->shape[i];
+        p->in_stride[p->ndim] = (uint32_t)from->strides[i];
+        p->out_stride[p->ndim++] = (uint32_t)out->strides[i];
+        p->outer *= (uint32_t)from->shape[i];
     }
-    return true;
 }
 
 /* Columns that four-wide loads can take. */
@@ -5731,65 +5954,189 @@ static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, con
     return inner > 1 && inner_stride == 1 && !((inner | others) & 3);
 }
 
-/* The job that is left behind a step which wrote `out` as (outer dimensions, parts, inner) and not the result. */
-static void reduce_next(struct reduce_job *j, int at, struct array *out, mlxvk_dtype type, uint32_t parts)
+/* How rows lie: by aligned fours, side by side, or with gaps. Eight bytes each and unaligned are read one by one. */
+static uint32_t row_layout(const struct reduce_push *p, uint32_t from, mlxvk_dtype type)
+{
+    for (uint32_t i = 0; i < p->ndim; i++) from |= p->in_stride[i];
+    if (p->stride == 1 && !(from & 3)) return REDUCE_FOURS;
+    return p->stride != 1 || dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
+}
+
+static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
+                            struct reduce_grid g)
+{
+    struct reduce_push p;
+    enum kernel_id kernel = reduce_kernel(j->op, j->type);
+    uint64_t groups;
+    reduce_shape(j, from, out, at, &p);
+    p.chunk = g.piece;
+    p.from = set_input(e, 1, from);
+    p.to = set_output(e, 0, out);
+    if (j->most) p.most = set_input(e, 2, j->most);
+    if (out->storage != j->out->storage) p.scale = 1;
+    if (g.layout < REDUCE_COLUMNS) {
+        g.layout = row_layout(&p, p.from, j->type);
+        groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
+    } else {
+        uint32_t each = g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1;
+        if (each == 4 && !by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim)) each = 1;
+        g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
+        groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
+    }
+    KERNEL(e, kernel, REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)out->dtype, g.layout, g.width,
+           g.later);
+    set_bytes(e, &p, sizeof p);
+    dispatch_groups(e, groups);
+}
+
+/* The same in ranges that a device can bind, and count; those along the row are whole pieces. */
+static void reduce_range(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
+                         struct reduce_grid g)
+{
+    struct array *both[] = { from, out };
+    int axis = axis_to_split(e, both, 2, 0);
+    if (axis == at && out->shape[at] == 1) axis = axis_to_split(e, both, 2, 1u << at);
+    if (axis < 0 && from->size > e->device->caps.max_elements) axis = longest_axis(from, 1u << at);
+    if (axis < 0) { reduce_dispatch(e, j, from, out, at, g); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct reduce_job part = *j;
+        int64_t parts = out->shape[axis], first = half ? parts / 2 : 0, count = half ? parts - parts / 2 : parts / 2;
+        int64_t unit = axis == at ? g.piece : 1;
+        int64_t end = (int64_t)min_size((size_t)((first + count) * unit), (size_t)from->shape[axis]);
+        struct array some = part_of(from, axis, first * unit, end - first * unit);
+        struct array result = part_of(out, axis, first, count);
+        if (axis == at) part.place += (uint32_t)(first * unit);
+        reduce_range(e, &part, &some, &result, at, g);
+    }
+}
+
+/* ---- lowering: all steps ---- */
+
+/* The job's operand with its dimensions. */
+static struct array operand_of(const struct reduce_job *j)
+{
+    struct array view = *j->from;
+    view.refs = 1;
+    view.ndim = j->ndim;
+    view.size = 1;
+    view.offset += j->shift * (int64_t)dtypes[j->type].size;
+    for (int i = 0; i < j->ndim; i++) {
+        view.shape[i] = (int)j->dim[i].size;
+        view.strides[i] = j->dim[i].in;
+        view.size *= j->dim[i].size;
+    }
+    view.row = row_contiguous(&view);
+    return view;
+}
+
+/* Room for the results of a step's parts, as (other dimensions, parts, the last dimension); row-major. */
+static struct array *room_of_parts(struct encoder *e, const struct reduce_job *j, int at, uint32_t parts,
+                                   struct array *view)
+{
+    int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
+    int64_t step = 1;
+    struct array *room;
+    size_t size = parts;
+    for (int i = 0; i < j->ndim; i++) if (i != at) size *= j->dim[i].size;
+    room = scratch(e, size, part_type(j->op, j->type));
+    if (!room) return NULL;
+    *view = *room;
+    view->refs = 1;
+    view->ndim = j->ndim;
+    for (int i = 0; i < j->ndim; i++) view->shape[i] = i == at ? (int)parts : (int)j->dim[i].size;
+    if (inner >= 0) { view->strides[inner] = step; step *= view->shape[inner]; }
+    view->strides[at] = step;
+    step *= parts;
+    for (int i = j->ndim - 1; i >= 0; i--)
+        if (i != at && i != inner) { view->strides[i] = step; step *= view->shape[i]; }
+    view->row = row_contiguous(view);
+    return room;
+}
+
+/* The job that is left behind a step which wrote parts into `room`. */
+static void reduce_next(struct reduce_job *j, int at, struct array *room, const struct array *view)
 {
     struct reduce_dim dim[MAXD + 2];
-    int n = 0, inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
-    int64_t step = 1;
-    for (int i = 0; i < j->ndim; i++) if (i != at && i != inner) dim[n++] = j->dim[i];
-    dim[n++] = (struct reduce_dim){ parts, 0, 0, true };
+    int n = 0, inner = at < j->ndim - 1 ? j->ndim - 1 : -1, count = j->ndim;
+    for (int i = 0; i < j->ndim; i++) {
+        j->dim[i].in = view->strides[i];
+        j->dim[i].size = (uint32_t)view->shape[i];
+        if (i != at && i != inner) dim[n++] = j->dim[i];
+    }
+    j->dim[at].later = true;
+    dim[n++] = j->dim[at];
     if (inner >= 0) dim[n++] = j->dim[inner];
     j->ndim = 0;
-    for (int i = n - 1; i >= 0; i--) { dim[i].in = step; step *= dim[i].size; }
-    for (int i = 0; i < n; i++) if (dim[i].size > 1 || n == 1) j->dim[j->ndim++] = dim[i];
-    join_dims(j);
+    for (int i = 0; i < count; i++) if (dim[i].size > 1 || count == 1) j->dim[j->ndim++] = dim[i];
     array_release(j->from);
-    j->from = out;
-    j->type = type;
+    j->from = room;
+    j->type = room->dtype;
     j->shift = 0;
     j->place = 0;
 }
 
-/* Reduces the innermost of the reduced dimensions; true when that gave the result. */
-static bool reduce_step(struct encoder *e, struct reduce_job *j)
+/* How many elements along dimension `at` a binding takes, of all that lies between them. */
+static uint32_t bindable(const struct encoder *e, const struct array *from, int at)
 {
-    struct reduce_push p;
-    struct reduce_grid g;
-    struct array *out = j->out;
-    mlxvk_dtype type = out->dtype;
-    int count, at = last_reduced(j, &count);
-    bool rows;
-    if (!reduce_shape(j, at, &p)) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "reduce", "too many dimensions in an operand too large to bind");
-        return true;
-    }
-    p.from = set_input(e, 1, j->from) + (uint32_t)j->shift;
-    rows = p.inner == 1 && p.stride == 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
-    if (is_arg(j->op))
-        NOTE(e->device, NOTE_ARG, "rows", rows ? NULL : p.inner > 1 || p.stride > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(j->from));
-    g = reduce_grid(&p, rows, is_arg(j->op) && is_wide(j->type),
-                    by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim));
-    p.parts = g.parts;
-    p.chunk = g.chunk;
-    if (count > 1 || g.parts > 1) {
-        type = part_type(j->op, j->type);
-        out = scratch(e, (size_t)p.outer * g.parts * p.inner, type);
-        if (!out) return true;
-        p.scale = 1;
-        p.inner_out = 1;
-        for (uint32_t i = p.ndim, step = p.inner; i-- > 0; step *= p.shape[i]) p.out_stride[i] = step;
-    }
-    p.to = set_output(e, 0, out);
-    KERNEL(e, reduce_kernel(j->op, j->type), REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)type, g.by, g.width);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, g.groups);
-    if (out == j->out) return true;
-    reduce_next(j, at, out, type, g.parts);
-    return false;
+    struct array one = *from;
+    uint64_t step = max_size((size_t)llabs(from->strides[at]), 1) * item_size(from);
+    for (int i = 0; i < one.ndim; i++) if (llabs(one.strides[i]) > llabs(one.strides[at])) one.shape[i] = 1;
+    if (fits_binding(e->device, &one)) return UINT32_MAX;
+    return (uint32_t)min_size(e->device->caps.max_range / 4 / step, UINT32_MAX);
 }
 
-/* ---- lowering: operands that a device cannot bind whole, or count ---- */
+/* Keys of 64 bits with an index have no dtype to be kept in: their rows are not cut. */
+static bool is_whole(const struct reduce_job *j) { return is_arg(j->op) && is_wide(j->type); }
+
+static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_job *j, const struct array *from, int at)
+{
+    struct reduce_grid g = { .later = j->dim[at].later, .bound = bindable(e, from, at) };
+    uint32_t n = (uint32_t)from->shape[at], inner = at < from->ndim - 1 ? (uint32_t)from->shape[from->ndim - 1] : 1;
+    bool whole = is_whole(j), pairs = reduce_kernel(j->op, j->type) == K_REDUCE_PAIR;
+    bool rows = at == from->ndim - 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
+    size_t others = from->size / n;
+    if (is_arg(j->op))
+        NOTE(e->device, NOTE_ARG, "rows",
+             rows && from->strides[at] == 1 ? NULL : rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
+    if (rows) { grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole); return g; }
+    g.layout = REDUCE_COLUMNS;
+    if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
+    grid_of_columns(&g, n, others / (g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1), whole);
+    return g;
+}
+
+/* Does a piece, or a row that is not cut, reach further than one binding? */
+static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
+{
+    struct array from = operand_of(j);
+    int count, at = next_reduced(j, &count);
+    uint32_t bound = bindable(e, &from, at);
+    return bound < (uint32_t)from.shape[at] && (bound < REDUCE_BLOCK || is_whole(j));
+}
+
+/* Reduces one row's dimension, or the parts of it; true when that gave the result. */
+static bool reduce_step(struct encoder *e, struct reduce_job *j)
+{
+    struct array from = operand_of(j), out = *j->out, *room;
+    int count, at = next_reduced(j, &count);
+    struct reduce_grid g = grid_of(e, j, &from, at);
+    uint32_t parts = ceil_div((uint32_t)from.shape[at], g.piece);
+    if (count == 1 && parts == 1) {
+        out.refs = 1;
+        out.ndim = j->ndim;
+        for (int i = 0; i < j->ndim; i++) {
+            out.shape[i] = i == at ? 1 : from.shape[i];
+            out.strides[i] = i == at ? 0 : j->dim[i].out;
+        }
+        reduce_range(e, j, &from, &out, at, g);
+        return true;
+    }
+    room = room_of_parts(e, j, at, parts, &out);
+    if (!room) return true;
+    reduce_range(e, j, &from, &out, at, g);
+    reduce_next(j, at, room, &out);
+    return false;
+}
 
 /* Room of its own for a result that must be row-major, where `out` is not; unpack copies it there. */
 static struct array *pack(struct encoder *e, const struct array *out, struct array *packed)
@@ -5811,57 +6158,18 @@ static void unpack(struct encoder *e, struct array *out, struct array *packed, s
     array_release(room);
 }
 
-static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
-                   struct array *out);
-
-/* The two halves of a reduced axis, then what they gave. */
-static void reduce_halves(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
-                          struct array *out, int axis)
+/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. most: the
+ * rows' largest elements, for R_expsum. */
+static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask,
+                   struct array *out, struct array *most)
 {
-    struct array *both = scratch(e, 2 * out->size, part_type(op, from->dtype)), pair, one;
-    if (!both) return;
-    one = *out;
-    one.storage = both->storage;
-    one.dtype = both->dtype;
-    one.offset = 0;
-    row_strides(one.ndim, one.shape, one.strides);
-    pair = one;
-    pair.refs = 1;
-    pair.shape[axis] = 2;
-    pair.strides[axis] = (int64_t)out->size;
-    pair.size = 2 * out->size;
-    pair.row = row_contiguous(&pair);
-    for (int half = 0; half < 2; half++) {
-        struct array part = half_of(from, axis, half);
-        one.offset = half * (int64_t)array_bytes(&one);
-        reduce(e, op, 1, place + (half ? (uint32_t)(from->shape[axis] / 2) : 0), &part, mask, &one);
-    }
-    reduce(e, op, scale, 0, &pair, 1u << axis, out);
-    array_release(both);
-}
-
-/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. */
-static void reduce(struct encoder *e, enum reduction op, float scale, uint32_t place, struct array *from, uint32_t mask,
-                   struct array *out)
-{
-    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .type = from->dtype, .place = place };
-    struct reduce_push p;
-    uint32_t whole = is_arg(op) && is_wide(from->dtype) ? mask : 0;
-    int count, axis = axis_to_split(e, (struct array *[]){ from, out }, 2, whole);
-    if (axis < 0) axis = axis_to_count(e, from, whole);
-    if (axis >= 0 && (mask >> axis & 1) && 2 * out->size * 8 + 2 * e->device->caps.offset_align + 16 > e->device->caps.max_range) {
-        int kept = longest_axis(from, mask);         /* what the halves give would be too large in its turn */
-        if (kept >= 0) axis = kept;
-    }
-    if (axis >= 0 && (mask >> axis & 1)) { reduce_halves(e, op, scale, place, from, mask, out, axis); return; }
-    for (int half = 0; half < 2 && axis >= 0; half++) {
-        struct array part = half_of(from, axis, half), result = half_of(out, axis, half);
-        reduce(e, op, scale, place, &part, mask, &result);
-    }
-    if (axis >= 0) return;
-    plan_dims(&j, mask);
+    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .most = most, .type = from->dtype,
+                            .ordered = order_matters(op, from->dtype) };
+    int run[MAXD];
+    number_runs(&j, mask, run);
+    plan_dims(&j, run);
     from->refs++;
-    if (!reduce_shape(&j, last_reduced(&j, &count), &p)) copy_rows(e, &j, mask);
+    if (must_copy(&j) || beyond_binding(e, &j)) copy_rows(e, &j, mask, run);
     while (!e->code && !reduce_step(e, &j)) {}
     array_release(j.from);
 }
@@ -5885,7 +6193,7 @@ static void lower_reduce(struct encoder *e, const struct node *n)
     from.refs = 1;
     for (int i = 0; i < from.ndim && once; i++)                      /* what repeats is looked at once */
         if ((mask >> i & 1) && !from.strides[i]) { from.size /= (size_t)from.shape[i]; from.shape[i] = 1; }
-    reduce(e, op, n->p.reduce.scale, 0, &from, mask, &out);
+    reduce(e, op, n->p.reduce.scale, &from, mask, &out, NULL);
 }
 
 /* ---- fronts ---- */
@@ -5978,17 +6286,11 @@ static struct array *arg_of_all(struct call *c, enum reduction op, struct array 
     return place;
 }
 
-static const char *const reduce_names[][3] = {
-#define R(name) [R_##name] = { #name, #name "_axis", #name "_axes" }
-    R(sum), R(prod), R(max), R(min), R(mean), R(all), R(any), R(logsumexp), R(argmax), R(argmin)
-#undef R
-};
-
 /* form 0: over all axes; 1: one axis; 2: several. */
-static int reduce_call(mlxvk_array *res, mlxvk_array a, enum reduction op, int form, const int *axes, size_t count, bool keepdims,
-                       mlxvk_stream s)
+static int reduce_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int form, const int *axes,
+                       size_t count, bool keepdims, mlxvk_stream s)
 {
-    struct call c = begin(reduce_names[op][form], s);
+    struct call c = begin(name, s);
     struct array *x = input(&c, "a", a);
     uint32_t mask = 0;
     if (!x) return finish(&c, NULL, res);
@@ -6005,17 +6307,26 @@ static int reduce_call(mlxvk_array *res, mlxvk_array a, enum reduction op, int f
     return finish(&c, x, res);
 }
 
-#define X(name)                                                                                                       \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s)                                  \
-    { return reduce_call(res, a, R_##name, 0, NULL, 0, keepdims, s); }                                                \
-    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s)                 \
-    { return reduce_call(res, a, R_##name, 1, &axis, 1, keepdims, s); }
-X(argmax) X(argmin) MLXVK_REDUCE_FUNCTIONS(X)
-#undef X
-#define X(name)                                                                                                       \
-    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(res, a, R_##name, 2, axes, axes_num, keepdims, s); }
-MLXVK_REDUCE_FUNCTIONS(X)
+#define ARG(all, one, op) \
+    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(all), res, a, op, 0, NULL, 0, keepdims, s); } \
+    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(one), res, a, op, 1, &axis, 1, keepdims, s); }
+#define X(all, one, some, op) \
+    ARG(all, one, op) \
+    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(some), res, a, op, 2, axes, axes_num, keepdims, s); }
+ARG(mlxvk_argmax, mlxvk_argmax_axis, R_argmax)
+ARG(mlxvk_argmin, mlxvk_argmin_axis, R_argmin)
+X(mlxvk_sum, mlxvk_sum_axis, mlxvk_sum_axes, R_sum)
+X(mlxvk_prod, mlxvk_prod_axis, mlxvk_prod_axes, R_prod)
+X(mlxvk_max, mlxvk_max_axis, mlxvk_max_axes, R_max)
+X(mlxvk_min, mlxvk_min_axis, mlxvk_min_axes, R_min)
+X(mlxvk_mean, mlxvk_mean_axis, mlxvk_mean_axes, R_mean)
+X(mlxvk_all, mlxvk_all_axis, mlxvk_all_axes, R_all)
+X(mlxvk_any, mlxvk_any_axis, mlxvk_any_axes, R_any)
+X(mlxvk_logsumexp, mlxvk_logsumexp_axis, mlxvk_logsumexp_axes, R_logsumexp)
+#undef ARG
 #undef X
 
 /* ---- softmax ---- */
@@ -6027,7 +6338,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
     struct array outer = *x, *list[1] = { &outer };
     struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
-    uint32_t width, hold, mode = SOFTMAX_HELD, odd, step, limit = e->device->caps.max_threads;
+    uint32_t width, hold, mode = SOFTMAX_HELD, odd, step, blocks, limit = min_u32(e->device->caps.max_threads, 1024);
     struct dims g;
     if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
     outer.ndim--;
@@ -6043,10 +6354,16 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
         p.stride[i] = (uint32_t)g.stride[0][i];
         odd |= p.stride[i];
     }
-    hold = p.n > 16 * REDUCE_THREADS ? 8 : 4;
-    width = power_of_two(ceil_div(p.n, 4 * hold));
-    if (width > limit) { width = min_u32(power_of_two(limit / 2 + 1), 1024); hold = 4; mode = SOFTMAX_LOOPED; }
-    step = odd & 3 ? 1 : mode == SOFTMAX_HELD && item_size(x) == 2 && !(odd & 7) ? 8 : 4;   /* 16 bytes where rows allow it */
+    blocks = power_of_two(ceil_div(p.n, REDUCE_BLOCK));
+    step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
+    hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
+    width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
+    if (width > limit) {
+        width = power_of_two(limit / 2 + 1);
+        hold = 4;
+        mode = SOFTMAX_LOOPED;
+        step = min_u32(step, 4);
+    }
     KERNEL(e, K_SOFTMAX, width > REDUCE_THREADS ? width : REDUCE_THREADS, mode, (uint32_t)x->dtype, step, width, hold);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, width > REDUCE_THREADS ? p.outer : ceil_div(p.outer, REDUCE_THREADS / width));
@@ -6058,7 +6375,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
 {
     struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
-    struct array *pairs, each;
+    struct array *most, *sums, each;
     uint32_t step;
     for (int i = 0; i < x->ndim; i++) {
         uint32_t size = (uint32_t)x->shape[i];
@@ -6066,19 +6383,27 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
         else if (mask >> i) p.outer *= size;
         else p.inner *= size;
     }
-    pairs = scratch(e, (size_t)p.outer * p.inner, MLXVK_COMPLEX64);
-    if (!pairs) return;
-    each = full_rank(x, mask, pairs);
-    reduce(e, R_logsumexp, 1, 0, x, mask, &each);
+    most = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
+    sums = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
+    if (most && sums) {
+        each = full_rank(x, mask, most);
+        reduce(e, R_max, 1, x, mask, &each, NULL);
+        each = full_rank(x, mask, sums);
+        reduce(e, R_expsum, 1, x, mask, &each, most);
+    }
+    if (e->code || !most || !sums) goto done;
     p.n *= p.inner;
     p.from = set_input(e, 1, x);
     p.to = set_output(e, 0, out);
-    p.pairs = set_input(e, 2, pairs);
+    p.most_at = set_input(e, 2, most);
+    p.sums_at = set_input(e, 3, sums);
     step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
     KERNEL(e, K_SOFTMAX, REDUCE_THREADS, SOFTMAX_APPLY, (uint32_t)x->dtype, step, 1, 1);
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
-    array_release(pairs);
+done:
+    array_release(most);
+    array_release(sums);
 }
 
 enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
@@ -6198,17 +6523,21 @@ static void scan_totals(struct encoder *e, enum reduction op, struct array *from
                         struct array *totals)
 {
     struct reduce_push p = { .n = s->n, .outer = s->outer, .inner = s->inner, .stride = s->stride, .inner_stride = s->inner_stride,
-                             .parts = s->parts, .chunk = s->chunk, .scale = 1, .ndim = s->ndim };
-    uint64_t units = by ? (uint64_t)s->outer * (s->inner / by) : s->outer;
-    uint32_t width = by ? column_width(units, s->chunk) : REDUCE_THREADS;
+                             .inner_out = 1, .parts = s->parts, .part_out = s->inner, .chunk = s->chunk, .scale = 1,
+                             .ndim = s->ndim };
+    bool fours = by == 4 && reduce_kernel(op, from->dtype) == K_REDUCE;
+    uint32_t layout = fours ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS, width = REDUCE_THREADS / 16;
+    uint64_t groups = ((uint64_t)p.outer * (p.inner / (fours ? 4 : 1)) + width - 1) / width;
     memcpy(p.shape, s->shape, sizeof p.shape);
     memcpy(p.in_stride, s->in_stride, sizeof p.in_stride);
+    for (uint32_t i = p.ndim, step = p.parts * p.inner; i-- > 0; step *= p.shape[i]) p.out_stride[i] = step;
     p.from = set_input(e, 1, from);
     p.to = set_output(e, 0, totals);
+    if (!by) { width = REDUCE_THREADS; layout = row_layout(&p, p.from, from->dtype); groups = p.outer; }
     KERNEL(e, reduce_kernel(op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype,
-           by, width);
+           layout, width, 0);
     set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (by ? (units + width - 1) / width : units) * s->parts);
+    dispatch_groups(e, groups * p.parts);
 }
 
 /* Cuts long rows or columns, where there are too few to fill the device, and finds what comes before each part. */
@@ -6331,11 +6660,11 @@ static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum red
     return finish(&c, out, res);
 }
 
-enum { R_cumsum = R_sum, R_cumprod = R_prod, R_cummax = R_max, R_cummin = R_min, R_logcumsumexp = R_logsumexp };
-#define X(name)                                                                                                       \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s)         \
-    { return scan_call(#name, res, a, (enum reduction)R_##name, axis, reverse, inclusive, s); }
-MLXVK_SCAN_FUNCTIONS(X)
+#define X(name, op) \
+    int name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s) \
+    { return scan_call(CALLED(name), res, a, op, axis, reverse, inclusive, s); }
+X(mlxvk_cumsum, R_sum) X(mlxvk_cumprod, R_prod) X(mlxvk_cummax, R_max)
+X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
 #undef X
 
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
@@ -6347,17 +6676,14 @@ enum gather_mode {
     GATHER_STARTS,                                   /* windows at offsets in elements, all of which `unit` divides */
     GATHER_MASKED                                    /* elements in order, where the number of those so far grows */
 };
-enum { TAKE_OP_PUT = 1, TAKE_OP_STARTS, TAKE_OP_MASKED };
-
 static uint32_t take_op(int mode)
 {
-    return mode == GATHER_PUT ? TAKE_OP_PUT : mode == GATHER_STARTS ? TAKE_OP_STARTS : mode == GATHER_MASKED ? TAKE_OP_MASKED : 0;
+    return mode == GATHER_PUT ? TAKE_PUT : mode == GATHER_STARTS ? TAKE_STARTS :
+           mode == GATHER_MASKED ? TAKE_MASKED : TAKE_AT;
 }
 
-/* What stands in the shader's stride[3]: the axis' length and stride, and the part of it that a dispatch serves. */
-enum { AXIS_SIZE, AXIS_STRIDE, PART_FIRST, PART_SIZE };
-
-/* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the axis. */
+/* Result, source or values, and indices, all in the shape of the walk; the array indexed stands still along the
+ * axis. */
 static void gather_views(const struct gather_params *p, struct array view[3])
 {
     struct array a = view[1], indices = view[2];
@@ -6383,24 +6709,25 @@ static void gather_views(const struct gather_params *p, struct array view[3])
 
 static mlxvk_dtype raw_dtype(size_t size)            /* of that many bytes, to move bits */
 {
-    return size == 1 ? MLXVK_UINT8 : size == 2 ? MLXVK_UINT16 : size == 4 ? MLXVK_UINT32 : size == 8 ? MLXVK_UINT64 : MLXVK_COMPLEX64;
+    return size == 1 ? MLXVK_UINT8 : size == 2 ? MLXVK_UINT16 : size == 4 ? MLXVK_UINT32 :
+           size == 8 ? MLXVK_UINT64 : MLXVK_COMPLEX64;
 }
 
 /* How many elements can be moved as one: neighbours in result and source that share an index, with everything else in
  * multiples of them. */
-static uint32_t gather_width(const struct gather_params *p, const struct dims *g, const struct elementwise_push *push, size_t item)
+static uint32_t gather_width(const struct gather_params *p, const struct dims *g, const take_push *push, size_t item)
 {
     int last = g->ndim - 1;
     int64_t odd;
     if (last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1 || g->stride[2][last] != 0) return 1;
     odd = g->shape[last] | push->offset[0] | push->offset[1];
-    odd |= p->mode == GATHER_STARTS ? p->unit : (int32_t)push->stride[3][AXIS_STRIDE];
+    odd |= p->mode == GATHER_STARTS ? p->unit : (int32_t)push->axis_stride;
     for (int i = 0; i < last; i++) odd |= g->stride[0][i] | g->stride[1][i];
     for (size_t width = 16 / item; width > 1; width /= 2) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
     return 1;
 }
 
-static void widen(struct dims *g, struct elementwise_push *push, uint32_t width)
+static void widen(struct dims *g, take_push *push, uint32_t width)
 {
     int last = g->ndim - 1;
     g->shape[last] /= width;
@@ -6408,20 +6735,23 @@ static void widen(struct dims *g, struct elementwise_push *push, uint32_t width)
         for (int i = 0; i < last; i++) g->stride[k][i] /= width;
         push->offset[k] /= width;
     }
-    push->stride[3][AXIS_STRIDE] = (uint32_t)((int32_t)push->stride[3][AXIS_STRIDE] / (int32_t)width);
+    push->axis_stride = (uint32_t)((int32_t)push->axis_stride / (int32_t)width);
     push->n /= width;
 }
 
-/* Offsets in elements as offsets in units of some bytes: times extra[0], shifted right by extra[1]. */
-static void scale_starts(struct elementwise_push *push, size_t item, size_t unit)
+/* Offsets in elements as offsets in units of some bytes: all are powers of two. */
+static int32_t shift_to_units(size_t item, size_t unit)
 {
-    push->extra[0] = unit < item ? (uint32_t)(item / unit) : 1;
-    push->extra[1] = 0;
-    for (; item < unit; item *= 2) push->extra[1]++;
+    int32_t shift = 0;
+    for (; item < unit; item *= 2) shift--;
+    for (; item > unit; item /= 2) shift++;
+    return shift;
 }
 
-static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+static void gather_elements(struct encoder *e, const struct gather_params *p, struct array *const in[3],
+                            union walk_push *walk)
 {
+    take_push *push = &walk->take;
     struct array view[3] = { *in[0], *in[1], *in[2] }, *views[3] = { &view[0], &view[1], &view[2] };
     size_t item = item_size(in[0]);
     struct dims g;
@@ -6431,12 +6761,10 @@ static void gather_elements(struct encoder *e, const struct gather_params *p, st
     g = merge_dims(views, 3);
     width = gather_width(p, &g, push, item);
     if (width > 1) widen(&g, push, width);
-    if (p->mode == GATHER_STARTS) scale_starts(push, item, item * width);
-    mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE;
-    if (mode == MODE_STRIDED) push_dims(push, &g, 3);
-    else { push->ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 3); }
-    KERNEL(e, K_TAKE, 256, mode, 0, take_op(p->mode), raw_dtype(item * width), (uint32_t)in[2]->dtype);
-    set_bytes(e, push, sizeof *push);
+    push->shift = shift_to_units(item, item * width);
+    mode = set_dims(e, &walk->all, SLOT_take_table, &g, 3);
+    USE(e, take, push, .threads = 256, .mode = mode, .op = take_op(p->mode), .to = raw_dtype(item * width),
+        .from = in[2]->dtype);
     dispatch_groups(e, ceil_div(push->n, 256));
 }
 
@@ -6455,11 +6783,13 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
 }
 
 /* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned; NULL, or why not. */
-static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3], struct elementwise_push *push)
+static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3],
+                                   take_push *push)
 {
     struct array window = *in[1];
     size_t item = item_size(in[1]), unit;
-    int64_t outer = 1, outer_stride = 0, row, row_stride, count, index_stride, axis_stride = window.strides[p->axis], odd;
+    int64_t outer = 1, outer_stride = 0, axis_stride = window.strides[p->axis];
+    int64_t row, row_stride, count, index_stride, odd;
     if (!e->device->gate[GATE_GATHER_WORDS]) return "a gate";
     if (!in[0]->row) return "part of a result";
     if (p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
@@ -6467,8 +6797,10 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
         if (!one_stride(&window, 0, window.ndim, &row, &row_stride)) return "what is taken is strided";
         if (p->mode == GATHER_STARTS) axis_stride = p->unit;
     } else if (p->mode != GATHER_TAKE || !one_stride(&window, 0, p->axis, &outer, &outer_stride) ||
-               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride)) return "what is taken is strided, or no rows";
-    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride)) return "rows or indices are strided";
+               !one_stride(&window, p->axis + 1, window.ndim, &row, &row_stride))
+        return "what is taken is strided, or no rows";
+    if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride))
+        return "rows or indices are strided";
     odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
     if (odd & 3) return "rows are not whole words";
     unit = odd & 15 ? 4 : 16;
@@ -6479,9 +6811,9 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
     push->stride[1][1] = p->mode == GATHER_STARTS ? 1 : (uint32_t)(axis_stride * (int64_t)item / (int64_t)unit);
     push->stride[2][0] = (uint32_t)index_stride;
     for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
-    if (p->mode == GATHER_STARTS) scale_starts(push, item, unit);
-    KERNEL(e, K_TAKE, 256, MODE_FLAT, 0, take_op(p->mode), unit == 4 ? MLXVK_UINT32 : MLXVK_COMPLEX64, (uint32_t)in[2]->dtype);
-    set_bytes(e, push, sizeof *push);
+    push->shift = shift_to_units(item, unit);
+    USE(e, take, push, .threads = 256, .mode = MODE_FLAT, .op = take_op(p->mode), .to = raw_dtype(unit),
+        .from = in[2]->dtype);
     dispatch_groups(e, ceil_div(push->n, 4 * 256));
     return NULL;
 }
@@ -6490,8 +6822,8 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
 static int axis_part(struct encoder *e, const struct array *a, int axis)
 {
     struct array one = *a;
-    int64_t low, high, room = (int64_t)binding_range(e->device, item_size(a)) - (int64_t)e->device->caps.offset_align - 16;
-    int64_t step = llabs(a->strides[axis]) * (int64_t)item_size(a);
+    int64_t room = (int64_t)binding_range(e->device, item_size(a)) - (int64_t)e->device->caps.offset_align - 16;
+    int64_t low, high, step = llabs(a->strides[axis]) * (int64_t)item_size(a);
     array_span(a, &low, &high);
     if (high - low <= room || !step) return a->shape[axis];
     one.shape[axis] = 1;
@@ -6505,30 +6837,28 @@ static void gather_along(struct encoder *e, const struct gather_params *p, struc
     struct array *in[3] = { a[0], a[1], a[2] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
     const struct array *whole = *indexed;
     const char *refusal;
-    int size = whole->shape[p->axis], step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
+    int size = whole->shape[p->axis];
+    int step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
     for (int first = 0; first < size && !e->code; first += step) {
-        struct elementwise_push push = { .n = 0 };
+        union walk_push push = { .take = {
+            .axis_size = (uint32_t)size, .axis_stride = (uint32_t)whole->strides[p->axis], .room = p->room,
+            .part_first = (uint32_t)first, .part_size = (uint32_t)(first + step < size ? step : size - first) } };
         part = *whole;
-        part.shape[p->axis] = first + step < size ? step : size - first;
+        part.shape[p->axis] = (int)push.take.part_size;
         part.offset += first * whole->strides[p->axis] * (int64_t)item_size(whole);
         *indexed = &part;
-        push.offset[0] = set_output(e, 0, in[0]);
-        push.offset[1] = set_input(e, 1, in[1]);
-        push.offset[2] = set_input(e, 2, in[2]);
-        push.stride[3][AXIS_SIZE] = (uint32_t)size;
-        push.stride[3][AXIS_STRIDE] = (uint32_t)whole->strides[p->axis];
-        push.stride[3][PART_FIRST] = (uint32_t)first;
-        push.stride[3][PART_SIZE] = (uint32_t)part.shape[p->axis];
-        push.extra[0] = p->room;
-        refusal = try_gather_rows(e, p, in, &push);
+        push.take.offset[0] = set_output(e, SLOT_take_dst, in[0]);
+        push.take.offset[1] = set_input(e, SLOT_take_src, in[1]);
+        push.take.offset[2] = set_input(e, SLOT_take_index, in[2]);
+        refusal = try_gather_rows(e, p, in, &push.take);
         NOTE(e->device, NOTE_GATHER, "rows", refusal, "%s at %s", LAYOUT(in[1]), LAYOUT(in[2]));
         if (refusal) gather_elements(e, p, in, &push);
         if (step > size - first) break;
     }
 }
 
-/* The axis of array k (result, source or values, indices) that dimension d of the walk goes along; -1 where there is none, -2 where
- * the walk must not be cut. */
+/* The axis of array k (result, source or values, indices) that dimension d of the walk goes along; -1 where there is
+ * none, -2 where the walk must not be cut. */
 static int gather_dim(const struct gather_params *p, const struct array *indices, int k, int d)
 {
     int axis = p->axis, last = axis + indices->ndim;
@@ -6545,7 +6875,8 @@ static int gather_dim(const struct gather_params *p, const struct array *indices
     }
 }
 
-/* Where to halve the walk, as one of the arrays is too large but for the axis that is indexed, or the walk is; -1: nowhere. */
+/* Where to halve the walk, as one of the arrays is too large but for the axis that is indexed, or the walk is; -1:
+ * nowhere. */
 static int gather_axis(struct encoder *e, const struct gather_params *p, struct array *const *a)
 {
     const struct array *walk = a[p->mode == GATHER_PUT ? 2 : 0];
@@ -6621,16 +6952,17 @@ static void lower_positions(struct encoder *e, const struct node *n)
 /* Windows of an array: `count` index arrays of one shape and dtype say where they start along as many axes. */
 struct windows { int count, ndim, shape[MAXD], axes[MAXD], sizes[MAXD]; struct array *index[MAXD]; };
 
-/* Sums of index times step over the axes, and of the coordinates of a walk of some shape times base (NULL: none). Strict:
- * windows that do not fit into `a` get the value `none`. */
-static struct array *do_positions(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
-                                  const int64_t *base, const int64_t *steps, uint32_t none, bool strict)
+/* Sums of index times step over the axes, and of the coordinates of a walk of some shape times base (NULL: none).
+ * Strict: windows that do not fit into `a` get the value `none`. */
+static struct array *do_positions(struct call *c, const struct array *a, const struct windows *w, int ndim,
+    const int *shape, const int64_t *base, const int64_t *steps, uint32_t none, bool strict)
 {
     static const int64_t zeros[MAXD] = { 0 };
     struct array *out = output(c, ndim, shape, MLXVK_UINT32), *walk;
     walk = out ? view_of(c, out, MLXVK_UINT32, ndim, shape, base ? base : zeros, 0) : NULL;
     for (int first = 0; !first || first < w->count; first += 2) {
-        struct positions_params p = { .flags = (strict ? POSITIONS_STRICT : 0) | (first ? POSITIONS_ADD : 0), .none = none };
+        struct positions_params p = { .none = none,
+                                      .flags = (strict ? POSITIONS_STRICT : 0) | (first ? POSITIONS_ADD : 0) };
         struct array *in[2] = { NULL, NULL };
         int inputs = w->count - first < 2 ? w->count - first : 2;
         if (first && walk) walk = view_of(c, out, MLXVK_UINT32, ndim, shape, zeros, 0);
@@ -6653,7 +6985,8 @@ static struct array *do_positions(struct call *c, const struct array *a, const s
 static bool check_indices(struct call *c, const struct array *indices)
 {
     if (c->code || !indices) return false;
-    if (!is_integer(indices->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "indices must be integers, not %s", TEXT(indices)), false;
+    if (!is_integer(indices->dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "indices must be integers, not %s", TEXT(indices)), false;
     return true;
 }
 
@@ -6663,21 +6996,18 @@ static struct array *do_take(struct call *c, struct array *a, struct array *indi
     struct array *out;
     axis = normal_axis(c, a, axis);
     if (!check_indices(c, indices) || axis < 0) return NULL;
-    if (!a->size && indices->size) return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
+    if (!a->size && indices->size)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
     for (int i = 0; i < axis; i++) shape[ndim++] = a->shape[i];
     for (int i = 0; i < indices->ndim; i++) shape[ndim++] = indices->shape[i];
     for (int i = axis + 1; i < a->ndim; i++) shape[ndim++] = a->shape[i];
     out = output(c, ndim, shape, a->dtype);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }), ARRAYS(a, indices), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
+           ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
-int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
-{
-    struct call c = begin("take_axis", s);
-    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
-    return finish(&c, do_take(&c, x, i, axis), res);
-}
+FRONT_TWO(take_axis, a, indices, do_take(&c, x, y, axis), int axis, mlxvk_stream s)
 
 int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s)
 {
@@ -6689,13 +7019,15 @@ int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_strea
 /* ---- windows: gather ---- */
 
 /* Index arrays for distinct axes of a: broadcast together, of one integer dtype. */
-static bool broadcast_windows(struct call *c, const struct array *a, struct windows *w, const int *axes, size_t axes_num)
+static bool broadcast_windows(struct call *c, const struct array *a, struct windows *w, const int *axes,
+                              size_t axes_num)
 {
     struct array probe = { .dtype = MLXVK_BOOL };
     mlxvk_dtype dtype = MLXVK_BOOL;
     uint32_t mask = 0;
     if (c->code) return false;
-    if (axes_num != (size_t)w->count) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes for %d index arrays", axes_num, w->count), false;
+    if (axes_num != (size_t)w->count)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu axes for %d index arrays", axes_num, w->count), false;
     if (w->count && !axes) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axes is NULL"), false;
     for (int k = 0; k < w->count; k++) {
         if (!check_indices(c, w->index[k])) return false;
@@ -6708,7 +7040,8 @@ static bool broadcast_windows(struct call *c, const struct array *a, struct wind
         probe.ndim = w->ndim;
         memcpy(probe.shape, w->shape, sizeof w->shape);
     }
-    if (w->count && !is_integer(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "index arrays of uint64 and of a signed dtype"), false;
+    if (w->count && !is_integer(dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "index arrays of uint64 and of a signed dtype"), false;
     for (int k = 0; k < w->count; k++)
         w->index[k] = broadcast(c, as_type(c, w->index[k], dtype), w->ndim, w->shape);
     return !c->code;
@@ -6721,7 +7054,8 @@ static bool check_windows(struct call *c, const struct array *a, struct windows 
     for (int i = 0; i < w->ndim; i++) none = none || !w->shape[i];
     for (int i = 0; i < a->ndim && !c->code; i++) {
         w->sizes[i] = sizes[i];
-        if (sizes[i] < 0 || (sizes[i] > a->shape[i] && !none)) FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
+        if (sizes[i] < 0 || (sizes[i] > a->shape[i] && !none))
+            FAIL(c, MLXVK_ERROR_SHAPE, "windows of %d along axis %d of %s", sizes[i], i, TEXT(a));
     }
     return !c->code;
 }
@@ -6731,13 +7065,14 @@ static bool index_inputs(struct call *c, const struct array *a, const struct vec
     w->count = 0;
     w->ndim = 0;
     if (c->code || !a || !v) return !c->code;
-    if (v->size > (size_t)a->ndim) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu index arrays for %s", v->size, TEXT(a)), false;
+    if (v->size > (size_t)a->ndim)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu index arrays for %s", v->size, TEXT(a)), false;
     for (size_t k = 0; k < v->size; k++) w->index[w->count++] = vector_input(c, v, k);
     return !c->code;
 }
 
-static struct array *do_gather(struct call *c, struct array *a, struct windows *w, const int *axes, size_t axes_num, const int *sizes,
-                               size_t sizes_num)
+static struct array *do_gather(struct call *c, struct array *a, struct windows *w, const int *axes, size_t axes_num,
+                               const int *sizes, size_t sizes_num)
 {
     struct gather_params p = { GATHER_STARTS, 0, 16, 0 };
     struct array *out, *starts;
@@ -6766,8 +7101,8 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
     return out;
 }
 
-int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num, const int *slice_sizes,
-                 size_t slice_sizes_num, mlxvk_stream s)
+int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num,
+                 const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s)
 {
     struct call c = begin("gather", s);
     struct array *x = input(&c, "a", a);
@@ -6776,8 +7111,8 @@ int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, co
     return finish(&c, do_gather(&c, x, &w, axes, axes_num, slice_sizes, slice_sizes_num), res);
 }
 
-int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes, size_t slice_sizes_num,
-                        mlxvk_stream s)
+int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes,
+                        size_t slice_sizes_num, mlxvk_stream s)
 {
     struct call c = begin("gather_single", s);
     struct array *x = input(&c, "a", a);
@@ -6788,8 +7123,8 @@ int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, in
 /* ---- slices that start where an array says ---- */
 
 /* The elements of `start` as index arrays of no dimensions, and their axes from 0 on. */
-static bool dynamic_windows(struct call *c, const struct array *a, struct array *start, const int *axes, size_t axes_num,
-                            struct windows *w, int *normal)
+static bool dynamic_windows(struct call *c, const struct array *a, struct array *start, const int *axes,
+                            size_t axes_num, struct windows *w, int *normal)
 {
     uint32_t mask;
     w->count = w->ndim = 0;
@@ -6805,8 +7140,8 @@ static bool dynamic_windows(struct call *c, const struct array *a, struct array 
     return !c->code;
 }
 
-int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num, const int *slice_size,
-                        size_t slice_size_num, mlxvk_stream s)
+int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num,
+                        const int *slice_size, size_t slice_size_num, mlxvk_stream s)
 {
     struct call c = begin("slice_dynamic", s);
     struct array *x = input(&c, "a", a), *i = input(&c, "start", start);
@@ -6857,17 +7192,8 @@ static struct array *do_diag(struct call *c, struct array *a, int k)
     return out;
 }
 
-int mlxvk_diagonal(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_stream s)
-{
-    struct call c = begin("diagonal", s);
-    return finish(&c, do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2), res);
-}
-
-int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s)
-{
-    struct call c = begin("diag", s);
-    return finish(&c, do_diag(&c, input(&c, "a", a), k), res);
-}
+FRONT(diagonal, a, do_diagonal(&c, x, offset, axis1, axis2), int offset, int axis1, int axis2, mlxvk_stream s)
+FRONT(diag, a, do_diag(&c, x, k), int k, mlxvk_stream s)
 
 int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s)
 {
@@ -6903,23 +7229,20 @@ static struct array *do_take_along(struct call *c, struct array *a, struct array
     struct array probe, *out;
     axis = normal_axis(c, a, axis);
     if (!check_indices(c, indices) || axis < 0) return NULL;
-    if (indices->ndim != a->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
+    if (indices->ndim != a->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "indices %s must have the dimensions of %s", TEXT(indices), TEXT(a));
     if (!beside_shape(c, a, indices, axis, &probe)) return NULL;
     if (!a->shape[axis] && indices->size)
         return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
     a = broadcast_beside(c, a, axis, &probe);
     indices = broadcast_beside(c, indices, axis, &probe);
     out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }), ARRAYS(a, indices), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }),
+           ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
-int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s)
-{
-    struct call c = begin("take_along_axis", s);
-    struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices);
-    return finish(&c, do_take_along(&c, x, i, axis), res);
-}
+FRONT_TWO(take_along_axis, a, indices, do_take_along(&c, x, y, axis), int axis, mlxvk_stream s)
 
 /* Array, indices and values of put_along_axis and its like, broadcast together beside the axis. */
 static bool put_operands(struct call *c, struct array **a, struct array **indices, struct array **values, int axis)
@@ -6932,7 +7255,8 @@ static bool put_operands(struct call *c, struct array **a, struct array **indice
     if (!(*a)->size) return true;
     while (v->ndim > (*indices)->ndim && v->shape[0] == 1 && (v = do_squeeze(c, v, 1)) != NULL) {}
     if (!v || !broadcast_shape(c, *indices, v, &ndim, shape)) return false;
-    if (ndim != (*a)->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(v), TEXT(*a)), false;
+    if (ndim != (*a)->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "values %s have too many dimensions for %s", TEXT(v), TEXT(*a)), false;
     v = broadcast(c, v, ndim, shape);
     *indices = broadcast(c, *indices, ndim, shape);
     if (!v || !*indices || !beside_shape(c, *a, *indices, axis, &probe)) return false;
@@ -6957,7 +7281,8 @@ static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct
     return out;
 }
 
-int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
+                         mlxvk_stream s)
 {
     struct call c = begin("put_along_axis", s);
     struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices), *v = input(&c, "values", values);
@@ -6966,7 +7291,8 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
 
 /* ==== >>norms ===================================================================================================== */
 
-enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64 };
+enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024,
+       NORM_LONGEST = LOOP_MOST / 5 * 64, NORM_PLACES = 512 };
 
 static uint32_t pow2_at_least(uint32_t n)
 {
@@ -7014,6 +7340,7 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     int count = a[2] ? 4 : 2;
     struct dims g = row_dims(a, count);
     uint32_t n = (uint32_t)dim_of(a[0], -1), unit = 16 / (uint32_t)item_size(a[0]), lanes, threads, held;
+    uint32_t places = min_u32(pow2_at_least(ceil_div(n, 8)), NORM_PLACES);       /* of the tree in shaders/norm.comp */
     struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = eps,
                            .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
     bool eights = n % 8 == 0;
@@ -7030,14 +7357,12 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
     if (weight) { p.weight_at = set_input(e, 4, weight); p.weight_step = last_stride(weight); }
     if (bias) { p.bias_at = set_input(e, 5, bias); p.bias_step = last_stride(bias); }
     eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
-    lanes = row_lanes(e, eights ? n / 8 : n, &threads);
-    held = eights ? ceil_div(n / 8, lanes) : 0;
-    if (held && lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD) {
+    lanes = row_lanes(e, places, &threads);
+    if (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD)
         lanes = threads = NORM_LANES;                  /* many rows: more bytes in flight a thread, and fewer threads to wait for */
-        held = ceil_div(n / 8, lanes);
-    }
-    if (held > NORM_HELD) { held = 0; lanes = row_lanes(e, n, &threads); }
-    KERNEL(e, K_NORM, threads, lanes, held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD));
+    held = eights ? (uint32_t)round_up(ceil_div(n / 8, lanes), places / lanes) : 0;
+    KERNEL(e, K_NORM, threads, lanes, held > NORM_HELD ? 0 : held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD),
+           places / lanes);
     p.flags = flags;
     set_bytes(e, &p, sizeof p);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
@@ -7460,18 +7785,9 @@ struct product {
     int ndim;                                        /* of the batch, outermost first */
     int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
     float alpha, beta;
-    const struct gather *gather;                     /* then the batch is its entries: one dimension, with the matrices' strides */
+    const struct gather *gather;          /* then the batch is its entries: one dimension, with the matrices' strides */
     struct array *segments;                          /* ranges of K, one for each of a batch of one dimension */
 };
-
-struct product_push {
-    uint32_t m, n, k, offset[MATRICES], a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col, inner, middle;
-    uint32_t batch[MATRICES][BATCH_DIMS];
-    float alpha, beta;
-    uint32_t part;
-};
-
-enum { EPILOGUE_NONE, EPILOGUE_SCALE, EPILOGUE_PART };
 
 /* Joins a batch dimension to the one outside it where every operand allows it. */
 static void merge_batch(struct product *p)
@@ -7510,7 +7826,8 @@ static void suit_strides(struct product *p)
     if (p->k == 1) { p->a_k = p->a_row != 1; p->b_k = p->b_col != 1; }
 }
 
-static struct product product_as_is(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
+static struct product product_as_is(struct array *a, struct array *b, struct array *c, struct array *out, float alpha,
+                                    float beta)
 {
     int i = out->ndim - 1;
     struct product p = { .array = { a, b, c, out }, .m = out->shape[i - 1], .n = out->shape[i], .k = a->shape[i],
@@ -7523,7 +7840,8 @@ static struct product product_as_is(struct array *a, struct array *b, struct arr
     return p;
 }
 
-static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha, float beta)
+static struct product product_of(struct array *a, struct array *b, struct array *c, struct array *out, float alpha,
+                                 float beta)
 {
     struct product p = product_as_is(a, b, c, out, alpha, beta);
     merge_batch(&p);
@@ -7539,40 +7857,45 @@ static int64_t product_batches(const struct product *p)
     return count;
 }
 
-/* Binds the operands and sets the push constants of one dispatch. */
-static struct product_push bind_product(struct encoder *e, const struct product *p)
+static void put_batch(const struct product *p, int operand, uint32_t to[BATCH_DIMS])
 {
-    struct product_push q = { .m = (uint32_t)p->m, .n = (uint32_t)p->n, .k = (uint32_t)p->k, .a_row = (uint32_t)p->a_row,
+    for (int i = 0; i < p->ndim && i < BATCH_DIMS; i++) to[i] = (uint32_t)p->stride[operand][p->ndim - 1 - i];
+}
+
+static uint32_t inner_size(const struct product *p) { return p->ndim > 0 ? (uint32_t)p->shape[p->ndim - 1] : 1; }
+static uint32_t middle_size(const struct product *p) { return p->ndim > 1 ? (uint32_t)p->shape[p->ndim - 2] : 1; }
+
+/* Binds the operands and sets the push constants of one dispatch. */
+static struct matmul_push bind_product(struct encoder *e, const struct product *p)
+{
+    static const uint32_t slot[MATRICES] = { SLOT_matmul_a, SLOT_matmul_b, SLOT_matmul_plain_c, SLOT_matmul_d };
+    struct matmul_push q = { .M = (uint32_t)p->m, .N = (uint32_t)p->n, .K = (uint32_t)p->k, .a_row = (uint32_t)p->a_row,
         .a_k = (uint32_t)p->a_k, .b_k = (uint32_t)p->b_k, .b_col = (uint32_t)p->b_col, .c_row = (uint32_t)p->c_row,
-        .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row, .out_col = (uint32_t)p->out_col, .inner = 1, .middle = 1,
-        .alpha = p->alpha, .beta = p->beta };
-    static const uint32_t slot[MATRICES] = { 1, 2, 3, 0 };
+        .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row, .out_col = (uint32_t)p->out_col,
+        .inner = inner_size(p), .middle = middle_size(p), .alpha = p->alpha, .beta = p->beta };
+    uint32_t *offset[MATRICES] = { &q.offset_a, &q.offset_b, &q.offset_c, &q.offset_out };
+    uint32_t *batch[MATRICES] = { q.batch_a, q.batch_b, q.batch_c, q.batch_out };
+    const struct gather *g = p->gather;
     for (int k = 0; k < MATRICES; k++) {
         if (!p->array[k]) continue;
-        q.offset[k] = bind_array(e, slot[k], p->array[k], k == MAT_OUT) + (uint32_t)p->offset[k];
-        for (int i = 0; i < p->ndim && i < BATCH_DIMS; i++) q.batch[k][i] = (uint32_t)p->stride[k][p->ndim - 1 - i];
+        *offset[k] = bind_array(e, slot[k], p->array[k], k == MAT_OUT) + (uint32_t)p->offset[k];
+        put_batch(p, k, batch[k]);
     }
-    if (p->ndim > 0) q.inner = (uint32_t)p->shape[p->ndim - 1];
-    if (p->ndim > 1) q.middle = (uint32_t)p->shape[p->ndim - 2];
-    if (p->gather) {                                 /* matmul.glsl says what is where */
-        const struct gather *g = p->gather;
+    if (g) {                                         /* matmul.glsl says what is where */
         q.inner = 0;
         q.middle = g->every;
-        if (!g->every) q.batch[MAT_A][1] = set_input(e, 4, g->lhs) + g->first;
-        q.batch[MAT_A][2] = g->matrices - 1;
-        q.batch[MAT_B][1] = set_input(e, 5, g->rhs) + g->first;
-        q.batch[MAT_B][2] = g->weights - 1;
+        if (!g->every) q.batch_a[1] = set_input(e, SLOT_matmul_plain_lhs, g->lhs) + g->first;
+        q.batch_a[2] = g->matrices - 1;
+        q.batch_b[1] = set_input(e, SLOT_matmul_plain_rhs, g->rhs) + g->first;
+        q.batch_b[2] = g->weights - 1;
     }
     if (p->segments) {
-        q.inner = UINT32_MAX;
-        q.batch[MAT_B][1] = set_input(e, 5, p->segments);
+        q.inner = MATMUL_SEGMENTS;
+        q.batch_b[1] = set_input(e, SLOT_matmul_plain_rhs, p->segments);
     }
     return q;
 }
 
-/* ---- choosing kernels ---- */
-
-enum matmul_kind { MATMUL_AUTO, MATMUL_KIND_PLAIN, MATMUL_KIND_VECTOR, MATMUL_KIND_TILED, MATMUL_KIND_COOPMAT, MATMUL_KIND_COOPMAT2 };
 enum { FEW_ROWS = 8, SMALL_PRODUCT = 1 << 15 };
 
 /* b^T @ a^T: the same product with rows and columns exchanged. */
@@ -7594,19 +7917,21 @@ static struct product transposed(const struct product *p)
     return t;
 }
 
-/* Can a bound operand be accessed `count` elements at a time, along a dimension of stride 1 and with `lead` as the other's? */
-static bool evenly(const struct product *p, const struct product_push *q, int operand, int64_t unit, int64_t lead, uint32_t count)
+/* Can a bound operand be accessed `count` elements at a time, along a dimension of stride 1, the other's being lead? */
+static bool evenly(const struct product *p, const struct matmul_push *q, int operand, int64_t unit, int64_t lead,
+                   uint32_t count)
 {
-    uint32_t odd = q->offset[operand] | (uint32_t)lead;
-    for (int i = 0; i < (p->gather || p->segments ? 1 : BATCH_DIMS); i++) odd |= q->batch[operand][i];
-    if (p->segments && ((operand == MAT_A && p->a_k == 1) || (operand == MAT_B && p->b_k == 1))) return false;   /* they begin anywhere */
-    return p->array[operand] && unit == 1 && !(odd & (count - 1));
+    const uint32_t offset[MATRICES] = { q->offset_a, q->offset_b, q->offset_c, q->offset_out };
+    int64_t odd = offset[operand] | lead;
+    for (int i = 0; i < p->ndim; i++) odd |= p->stride[operand][i];
+    if (p->segments && ((operand == MAT_A && p->a_k == 1) || (operand == MAT_B && p->b_k == 1))) return false;
+    return p->array[operand] && unit == 1 && !(odd & (count - 1));       /* but segments begin anywhere */
 }
 
-/* One dispatch to come, for a product or for parts of it: K may be cut into parts whose float32 results go to a temporary. */
+/* One dispatch to come: K may be cut into parts whose float32 results go to a temporary. */
 struct launch {
     struct product p;
-    struct product_push push;
+    struct matmul_push push;
     uint32_t parts, batches, epilogue;
     bool split;
 };
@@ -7622,7 +7947,7 @@ static struct array *parts_array(struct encoder *e, const struct product *p, uin
     return NULL;
 }
 
-/* How long K of one dispatch may be: kernels take at least 16 of it in an iteration, and their other loops are short. */
+/* How long K of one dispatch may be: kernels take at least 16 of it an iteration; their other loops are short. */
 static int64_t longest_k(const struct device *d)
 {
     return d->caps.quirks & QUIRK_SHORT_LOOPS ? LOOP_MOST / 2 * 16 : INT64_MAX;
@@ -7630,12 +7955,14 @@ static int64_t longest_k(const struct device *d)
 
 static bool has_epilogue(const struct product *p) { return p->array[MAT_C] || p->alpha != 1; }
 
-/* Binds a product's operands, K cut into `parts` parts of a multiple of `step`; 0: one, alpha and c left to product_sum. */
+/* Binds a product's operands, K cut into so many parts of a multiple of `step`; 0: one, alpha and c added behind it. */
 static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
 {
     struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts != 1 };
     parts = parts ? parts : 1;
-    if (p->k / parts > longest_k(e->device)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "matmul", "K of %lld is too long for this driver", (long long)p->k);
+    if (p->k / parts > longest_k(e->device))
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "matmul", "K of %lld is too long for this driver",
+                     (long long)p->k);
     l.epilogue = has_epilogue(p) ? EPILOGUE_SCALE : EPILOGUE_NONE;
     if (l.split) {
         l.p.array[MAT_OUT] = parts_array(e, p, parts);
@@ -7657,24 +7984,23 @@ static struct launch prepare(struct encoder *e, const struct product *p, uint32_
 /* Adds up the parts of a product: [part][row][column] in float32. */
 static void product_sum(struct encoder *e, const struct product *p, struct array *sums, uint32_t parts)
 {
-    struct product sum = *p;
-    struct product_push push;
-    sum.array[MAT_A] = sums;
-    sum.array[MAT_B] = NULL;
-    sum.gather = NULL;
-    sum.offset[MAT_A] = 0;
-    push = bind_product(e, &sum);
-    push.k = (uint32_t)product_batches(p);
-    push.part = parts;
-    KERNEL(e, K_MATMUL_SUM, 256, (uint32_t)p->array[MAT_OUT]->dtype, EPILOGUE_NONE, p->array[MAT_C] != NULL);
-    set_bytes(e, &push, sizeof push);
-    dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * push.k, 256));
+    struct array *c = p->array[MAT_C], *out = p->array[MAT_OUT];
+    struct matmul_sum_push push = { .M = (uint32_t)p->m, .N = (uint32_t)p->n, .matrices = (uint32_t)product_batches(p),
+        .parts = parts, .c_row = (uint32_t)p->c_row, .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row,
+        .out_col = (uint32_t)p->out_col, .inner = inner_size(p), .middle = middle_size(p), .alpha = p->alpha,
+        .beta = p->beta };
+    push.sums_at = set_input(e, SLOT_matmul_sum_a, sums);
+    push.offset_out = set_output(e, SLOT_matmul_sum_d, out) + (uint32_t)p->offset[MAT_OUT];
+    if (c) push.offset_c = set_input(e, SLOT_matmul_sum_c, c) + (uint32_t)p->offset[MAT_C];
+    put_batch(p, MAT_OUT, push.batch_out);
+    put_batch(p, MAT_C, push.batch_c);
+    USE(e, matmul_sum, &push, .threads = 256, .type = out->dtype, .has_c = c != NULL);
+    dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * push.matrices, 256));
 }
 
 /* Dispatches over x by y tiles; then adds up the parts, if there are any. */
 static void launch(struct encoder *e, const struct product *p, struct launch *l, uint32_t x, uint32_t y)
 {
-    set_bytes(e, &l->push, sizeof l->push);
     dispatch(e, x, y, l->batches * l->parts);
     if (!l->split) return;
     if (l->p.array[MAT_OUT]) product_sum(e, p, l->p.array[MAT_OUT], l->parts);
@@ -7685,13 +8011,14 @@ static void launch(struct encoder *e, const struct product *p, struct launch *l,
 static int64_t most_parts(const struct encoder *e, const struct product *p)
 {
     if (p->segments) return 1;
-    int64_t room = (int64_t)min_size(e->device->caps.max_range, (size_t)1 << 28) / 4 / (p->m * p->n * product_batches(p));
+    int64_t room = (int64_t)min_size(e->device->caps.max_range / 4, 1 << 26) / (p->m * p->n * product_batches(p));
     int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
     return room < grid ? room : grid;
 }
 
 /* In how many parts to cut K so that `groups` workgroups become enough; each part at least `least` long. */
-static uint32_t parts_for(const struct encoder *e, const struct product *p, int64_t groups, int64_t enough, int64_t least)
+static uint32_t parts_for(const struct encoder *e, const struct product *p, int64_t groups, int64_t enough,
+                          int64_t least)
 {
     int64_t parts = groups < enough ? enough / groups : 1, most = most_parts(e, p);
     if (parts > p->k / least) parts = p->k / least;
@@ -7701,11 +8028,13 @@ static uint32_t parts_for(const struct encoder *e, const struct product *p, int6
 
 /* ---- the kernels ---- */
 
-static void product_plain(struct encoder *e, const struct product *p)
+static void product_plain(struct encoder *e, const void *job)
 {
+    const struct product *p = job;
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
     struct launch l = prepare(e, p, 1, 1);
-    KERNEL(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, 256, (uint32_t)t, l.epilogue);
+    USE_AS(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, matmul_plain, &l.push, .threads = 256, .type = t,
+           .epilogue = l.epilogue);
     launch(e, p, &l, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16));
 }
 
@@ -7722,7 +8051,8 @@ static void product_matvec(struct encoder *e, const struct product *p)
     l = prepare(e, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
     while (threads < (subgroup ? 256 : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
     vector = evenly(p, &l.push, MAT_A, p->a_k, p->a_row, chunk) && evenly(p, &l.push, MAT_B, p->b_k, p->b_col, chunk);
-    KERNEL(e, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC, threads, type, l.epilogue, few, wide, vector);
+    USE_AS(e, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC, matvec, &l.push, .threads = threads, .type = type,
+           .epilogue = l.epilogue, .few = few, .wide = wide, .vector = vector);
     y = ceil_div(groups, e->device->caps.max_groups[0]);       /* where one dimension of the grid is too short */
     launch(e, p, &l, ceil_div(groups, y), y);
 }
@@ -7732,15 +8062,27 @@ static void product_vecmat(struct encoder *e, const struct product *p)
 {
     uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, lanes = 16, y;
     uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, lanes * chunk);
-    struct launch l = prepare(e, p, parts_for(e, p, groups * product_batches(p), 4 * (int64_t)e->device->tuning->processors, 128), 1);
-    KERNEL(e, K_VECMAT, 256, type, l.epilogue, few, lanes, evenly(p, &l.push, MAT_B, p->b_col, p->b_k, chunk));
+    int64_t enough = 4 * (int64_t)e->device->tuning->processors;
+    struct launch l = prepare(e, p, parts_for(e, p, groups * product_batches(p), enough, 128), 1);
+    USE(e, vecmat, &l.push, .threads = 256, .type = type, .epilogue = l.epilogue, .few = few, .lanes = lanes,
+        .vector = evenly(p, &l.push, MAT_B, p->b_col, p->b_k, chunk));
     y = ceil_div(groups, e->device->caps.max_groups[0]);
     launch(e, p, &l, ceil_div(groups, y), y);
 }
 
-/* Shapes of tiles by kernel: rows and columns of a workgroup, depth; rows and columns of a thread or a subgroup; threads;
- * speed where there are plenty of them, in millions of multiplications a microsecond on one multiprocessor of an H200.
- * As measured there; elsewhere their order matters, not their values. */
+/* Few rows, or few columns: of the transposed product. */
+static bool few_columns(const struct product *p) { return p->n <= FEW_ROWS && p->n < p->m && !p->gather; }
+
+static void product_vector(struct encoder *e, const void *job)
+{
+    struct product p = few_columns(job) ? transposed(job) : *(const struct product *)job;
+    if (p.b_k == 1) product_matvec(e, &p);
+    else product_vecmat(e, &p);
+}
+
+/* Shapes of tiles by kernel: rows and columns of a workgroup, depth; rows and columns of a thread or a subgroup;
+ * threads; speed where there are plenty of them, in millions of multiplications a microsecond on one multiprocessor of
+ * an H200. As measured there; elsewhere their order matters, not their values. */
 struct tile_row { uint16_t bm, bn, bk, tm, tn, threads; float speed; };
 static const struct tile_row tiled_rows[] = {
     { 128, 128, 16, 8, 8, 256, 0.14f },
@@ -7754,7 +8096,7 @@ static const struct tile_row coopmat_rows[] = {
     {  64,  64, 32, 32, 32,  4, 0.40f },
     {  32,  64, 32, 16, 32,  4, 0.25f },
     { 128, 256, 32, 64, 64,  8, 0.68f },
-    { 128, 128, 16, 64, 64,  4, 0.68f },             /* the last: not for convolutions, which are a quarter slower by it */
+    { 128, 128, 16, 64, 64,  4, 0.68f },          /* the last: not for convolutions, which are a quarter slower by it */
 };
 static const struct tile_row coopmat2_rows[] = {
     { 128, 256, 64, 0, 0, 256, 1.09f },
@@ -7767,18 +8109,25 @@ static const struct tile_row coopmat2_rows[] = {
     {  64, 256, 64, 0, 0, 256, 0.80f },
 };
 
-/* Microseconds that a product takes by tiles of a shape and with K in parts, about: rounds of workgroups over the device, and
- * what adding up the parts costs. */
+/* Results of a thread that make the kernel with c slow: 4096^3 took 59 ms, not 4.6, on an H200 (580.159). */
+enum { SLOW_EPILOGUE = 64, EPILOGUE_TIMES = 13 };
+
+/* Microseconds that a product takes by tiles of a shape and with K in parts, about: rounds of workgroups over the
+ * device, and what adding up the parts costs. No parts: one, with alpha and c left to what adds up. */
 static double tile_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t parts)
 {
-    int64_t tiles = (int64_t)ceil_div((uint64_t)p->m, r->bm) * ceil_div((uint64_t)p->n, r->bn) * product_batches(p) * parts;
-    int64_t rounds = ceil_div((uint64_t)tiles, e->device->tuning->processors), depth = ceil_div((uint64_t)p->k, (uint64_t)parts) + r->bk;
-    double cost = (double)(rounds * r->bm * r->bn * depth) * 1e-6 / (double)r->speed;
-    return parts == 1 ? cost : cost + 3 + (double)(parts * p->m * p->n * product_batches(p)) * 3e-6;
+    int64_t n = parts ? parts : 1, depth = ceil_div((uint64_t)p->k, (uint64_t)n) + r->bk, rounds;
+    int64_t tiles = (int64_t)ceil_div((uint64_t)p->m, r->bm) * ceil_div((uint64_t)p->n, r->bn) * product_batches(p) * n;
+    double cost;
+    rounds = ceil_div((uint64_t)tiles, e->device->tuning->processors);
+    cost = (double)(rounds * r->bm * r->bn * depth) * 1e-6 / (double)r->speed;
+    if (parts != 1) return cost + 3 + (double)(n * p->m * p->n * product_batches(p)) * 3e-6;
+    if (!r->tm && p->array[MAT_C]) return INFINITY;  /* cooperative matrices of a workgroup take no c */
+    return r->tm * r->tn == SLOW_EPILOGUE && has_epilogue(p) ? EPILOGUE_TIMES * cost : cost;
 }
 
-static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p, const struct tile_row *rows, int count,
-                                          uint32_t *parts)
+static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p, const struct tile_row *rows,
+                                          int count, uint32_t *parts)
 {
     int forced = e->device->gate[GATE_MATMUL_TILE], first = 0;
     int64_t most = most_parts(e, p);
@@ -7786,8 +8135,9 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
     double least = 0;
     if (forced > 0 && forced <= count) { first = forced - 1; count = forced; }
     for (int i = first; i < count; i++)
-        for (int64_t n = 1; n <= 16 && (n == 1 || (n <= most && p->k >= n * 4 * rows[i].bk)); n++) {
+        for (int64_t n = has_epilogue(p) && most > 0 ? 0 : 1; n <= 16; n++) {
             double cost = tile_cost(e, p, &rows[i], n);
+            if (n > 1 && (n > most || p->k < n * 4 * rows[i].bk)) break;
             if (best && cost >= least) continue;
             best = &rows[i];
             least = cost;
@@ -7796,14 +8146,15 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
     return best;
 }
 
-/* The same of tiles in float32 arithmetic: small ones for CPUs, which have few registers. Not the largest for half types: a
- * convolution by it took 14 times as long as in float32 on an H200 (580.159). */
+/* The same of tiles in float32 arithmetic: small ones for CPUs, which have few registers. Not the largest for half
+ * types: a convolution by it took 14 times as long as in float32 on an H200 (580.159). */
 static const struct tile_row *choose_tiled(const struct encoder *e, const struct product *p, uint32_t *parts)
 {
     const struct tuning *t = e->device->tuning;
     bool largest = p->array[MAT_A]->dtype == MLXVK_FLOAT32 && e->device->caps.shared_memory >= 32768;
     uint32_t first = largest ? t->tile_first : t->tile_half;
-    const struct tile_row *r = choose_tile(e, p, tiled_rows + first, t->tile_count ? (int)t->tile_count : (int)(COUNT(tiled_rows) - first), parts);
+    uint32_t count = t->tile_count ? t->tile_count : (uint32_t)COUNT(tiled_rows) - first;
+    const struct tile_row *r = choose_tile(e, p, tiled_rows + first, (int)count, parts);
     if (t->tile_count) *parts = 1;
     return r;
 }
@@ -7829,98 +8180,64 @@ static void launch_tiles(struct encoder *e, const struct product *p, struct laun
     launch(e, p, l, ceil_div((uint64_t)p->n, r->bn), ceil_div((uint64_t)p->m, r->bm));
 }
 
-/* Results of a thread from which on the kernel does not take c: 4096^3 took 59 ms, not 4.6, on an H200 (580.159). */
-enum { SLOW_EPILOGUE = 64 };
-
-static void product_tiled(struct encoder *e, const struct product *p)
+static void product_tiled(struct encoder *e, const void *job)
 {
-    uint32_t parts = 1, along = reading_order(p);
+    const struct product *p = job;
+    uint32_t parts, along = reading_order(p);
     const struct tile_row *r = choose_tiled(e, p, &parts);
-    struct launch l;
-    if (parts == 1 && r->tm * r->tn >= SLOW_EPILOGUE && has_epilogue(p) && most_parts(e, p) > 0) parts = 0;
-    l = prepare(e, p, parts, r->bk);
-    KERNEL(e, K_MATMUL_TILED, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along,
-           even_operands(&l, along, 4), e->device->tuning->deep ? r->bk : 1);
+    struct launch l = prepare(e, p, parts, r->bk);
+    USE(e, matmul_tiled, &l.push, .threads = r->threads, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue,
+        .bm = r->bm, .bn = r->bn, .bk = r->bk, .tm = r->tm, .tn = r->tn, .along = along,
+        .vector = even_operands(&l, along, 4), .unroll = e->device->tuning->deep ? r->bk : 1);
     launch_tiles(e, p, &l, r);
 }
 
-static void product_coopmat(struct encoder *e, const struct product *p)
+static void product_coopmat(struct encoder *e, const void *job)
 {
+    const struct product *p = job;
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
     uint32_t parts, along = reading_order(p), lanes = e->device->caps.subgroup;
     const struct tile_row *r = choose_tile(e, p, coopmat_rows, COUNT(coopmat_rows), &parts);
     struct launch l = prepare(e, p, parts, r->bk);
-    KERNEL(e, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16, r->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
-           r->bm, r->bn, r->bk, r->tm, r->tn, e->device->caps.coopmat_size[bf16], lanes, along, even_operands(&l, along, 8));
+    USE_AS(e, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16, matmul_coopmat_f16, &l.push,
+           .threads = r->threads * lanes, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm,
+           .bn = r->bn, .bk = r->bk, .wm = r->tm, .wn = r->tn, .size = e->device->caps.coopmat_size[bf16],
+           .lanes = lanes, .along = along, .aligned = even_operands(&l, along, 8));
     launch_tiles(e, p, &l, r);
 }
 
-static void product_coopmat2(struct encoder *e, const struct product *p)
+static void product_coopmat2(struct encoder *e, const void *job)
 {
+    const struct product *p = job;
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
-    uint32_t parts, along = reading_order(p);
+    uint32_t parts;
     const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
-    struct launch l = prepare(e, p, p->array[MAT_C] && parts == 1 ? 0 : parts, r->bk);
-    KERNEL(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, r->threads, (uint32_t)p->array[MAT_A]->dtype, l.epilogue,
-           r->bm, r->bn, r->bk, along);
+    struct launch l = prepare(e, p, parts, r->bk);
+    USE_AS(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, matmul_coopmat2_f16, &l.push,
+           .threads = r->threads, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm, .bn = r->bn,
+           .bk = r->bk, .along = reading_order(p));
     launch_tiles(e, p, &l, r);
 }
 
 /* Are all rows read and written in whole steps of 16 bytes (of half types)? */
 static bool in_eights(const struct product *p)
 {
-    const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k, [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k,
-                                     [MAT_OUT] = p->out_row };
+    const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k,
+                                     [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k, [MAT_OUT] = p->out_row };
     if (p->n & 7) return false;                      /* parts of K have rows of n */
     for (int i = 0; i < MATRICES; i++) {
         int64_t odd = lead[i] | p->offset[i];
         if (i == MAT_C) continue;
-        if (lead[i] <= 0) return false;              /* strides of tensor layouts have no sign: the GPU would not come back */
+        if (lead[i] <= 0) return false;        /* strides of tensor layouts have no sign: the GPU would not come back */
         for (int k = 0; k < p->ndim; k++) odd |= p->stride[i][k];
         if ((odd & 7) || p->array[i]->offset % 16) return false;
     }
     return true;
 }
 
-/* The kernel for a product: what a gate asks for if that can do it, else the fastest. Cooperative matrices 2 get even
- * operands only: with others some tiles do not come back from NVIDIA's driver (580.159). */
-static enum matmul_kind choose_kind(const struct encoder *e, const struct product *p)
-{
-    const struct device *d = e->device;
-    enum matmul_kind wanted = (enum matmul_kind)d->gate[GATE_MATMUL_KERNEL];
-    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
-    bool bf16 = t == MLXVK_BFLOAT16, half = bf16 || t == MLXVK_FLOAT16, units = p->a_k == 1 || p->a_row == 1;
-    bool coopmat = half && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
-    bool coopmat2 = half && p->out_col == 1 && in_eights(p) && has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16);
-    double work = (double)p->m * (double)p->n * (double)p->k * (double)product_batches(p);      /* views may be longer than memory */
-    units = units && (p->b_k == 1 || p->b_col == 1);
-    coopmat2 = coopmat2 && (!p->array[MAT_C] || most_parts(e, p) > 0);
-    if (is_complex(t) || !p->k || wanted == MATMUL_KIND_PLAIN) return MATMUL_KIND_PLAIN;
-    if (wanted == MATMUL_KIND_TILED || (wanted == MATMUL_KIND_COOPMAT2 && coopmat2 && units) ||
-        (wanted == MATMUL_KIND_COOPMAT && coopmat && units)) return wanted;
-    if (p->m <= FEW_ROWS && units && (work >= SMALL_PRODUCT / 8 || wanted == MATMUL_KIND_VECTOR)) return MATMUL_KIND_VECTOR;
-    if (work < SMALL_PRODUCT) return MATMUL_KIND_PLAIN;
-    return !units ? MATMUL_KIND_TILED : coopmat2 ? MATMUL_KIND_COOPMAT2 : coopmat ? MATMUL_KIND_COOPMAT : MATMUL_KIND_TILED;
-}
-
 static void product_dispatch(struct encoder *e, const struct product *p);
 
 /* ---- odd rows of half types: copies with rows of whole eights, for cooperative matrices 2 ---- */
-
-enum { EVEN_LEAST = 64, EVEN_WORK = 1 << 29, EVEN_MOST = 1 << 30 };      /* rows and columns, multiplications, elements */
-
-static bool even_pays(const struct encoder *e, const struct product *p)
-{
-    const struct device *d = e->device;
-    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
-    bool bf16 = t == MLXVK_BFLOAT16, units = (p->a_k == 1 || p->a_row == 1) && (p->b_k == 1 || p->b_col == 1);
-    double m = (double)p->m + 8, n = (double)p->n + 8, k = (double)p->k + 8, most = min_size(EVEN_MOST, d->caps.max_range / 2);
-    if (!bf16 && t != MLXVK_FLOAT16) return false;
-    if (!has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) || d->gate[GATE_MATMUL_KERNEL]) return false;
-    if (p->array[MAT_C] || p->gather || p->segments || p->ndim || !units || in_eights(p)) return false;
-    if (p->m < EVEN_LEAST || p->n < EVEN_LEAST || p->k < EVEN_LEAST || m * n * k < EVEN_WORK) return false;
-    return m * k <= most && n * k <= most && m * n <= most;
-}
 
 /* A matrix of an operand's elements; the strides of its rows and columns. */
 static struct array submatrix(const struct array *a, int64_t first, int64_t rows, int64_t columns, int64_t row,
@@ -7942,22 +8259,25 @@ static void copy_matrix(struct encoder *e, struct array to, struct array from)
     elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ &to, &from }, 2);
 }
 
-/* A copy of rows with room for whole eights of rows and columns, where what is more than the operand's holds anything. */
+/* A copy of rows with room for whole eights of rows and columns; what is more than the operand's holds anything. */
 static struct array *padded_rows(struct encoder *e, const struct array *a, int64_t first, int64_t rows, int64_t columns,
                                  int64_t row)
 {
     int64_t pitch = (int64_t)round_up((size_t)columns, 8);
     struct array *copy = scratch(e, round_up((size_t)rows, 8) * (size_t)pitch, a->dtype);
-    if (!e->code) copy_matrix(e, submatrix(copy, 0, rows, columns, pitch, 1), submatrix(a, first, rows, columns, row, 1));
+    if (!e->code)
+        copy_matrix(e, submatrix(copy, 0, rows, columns, pitch, 1), submatrix(a, first, rows, columns, row, 1));
     return copy;
 }
 
 /* Whole eights of columns: what lies beyond n is computed, and not copied. */
-static void product_evenly(struct encoder *e, const struct product *p)
+static void product_evenly(struct encoder *e, const void *job)
 {
+    const struct product *p = job;
     struct array *a, *b, *y;
     struct product q;
-    int64_t m = (int64_t)round_up((size_t)p->m, 8), n = (int64_t)round_up((size_t)p->n, 8), k = (int64_t)round_up((size_t)p->k, 8);
+    int64_t m = (int64_t)round_up((size_t)p->m, 8), n = (int64_t)round_up((size_t)p->n, 8),
+        k = (int64_t)round_up((size_t)p->k, 8);
     bool a_along = p->a_k == 1, b_along = p->b_k == 1;
     a = a_along ? padded_rows(e, p->array[MAT_A], p->offset[MAT_A], p->m, p->k, p->a_row)
               : padded_rows(e, p->array[MAT_A], p->offset[MAT_A], p->k, p->m, p->a_k);
@@ -7975,6 +8295,133 @@ static void product_evenly(struct encoder *e, const struct product *p)
     array_release(a);
     array_release(b);
     array_release(y);
+}
+
+/* ---- ways to do a product ---- */
+
+/* Multiplications: views may be longer than memory. */
+static double product_work(const struct product *p)
+{
+    return (double)p->m * (double)p->n * (double)p->k * (double)product_batches(p);
+}
+
+/* Microseconds of kernels that are `speed` times as fast as the device multiplies without them, once they run, and
+ * faster than product_plain from `least` multiplications on. As measured on an H200; elsewhere the order counts, not
+ * the times. */
+static const double PLAIN_SPEED = 0.5;
+static double speed_cost(const struct encoder *e, double work, double speed, double least)
+{
+    return (work / speed + (least - 1) * (1 / PLAIN_SPEED - 1 / speed)) / e->device->tuning->rate;
+}
+
+static double job_cost(const struct encoder *e, const void *job, double speed, double least)
+{
+    return speed_cost(e, product_work(job), speed, least);
+}
+
+static double plain_cost(const struct encoder *e, const void *p) { return job_cost(e, p, PLAIN_SPEED, 1); }
+static double tiled_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 1.5, SMALL_PRODUCT); }
+static double coopmat_cost(const struct encoder *e, const void *p)
+{
+    return job_cost(e, p, in_eights(p) ? 9 : 3, SMALL_PRODUCT);
+}
+
+static double coopmat2_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 14, SMALL_PRODUCT); }
+
+/* Twice what the fastest tiles reach: few rows leave most of a tile empty. */
+static double vector_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 30, SMALL_PRODUCT / 8); }
+
+/* And each operand is read and written once more. */
+static double even_cost(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+    return coopmat2_cost(e, p) + 4 * (m * k + k * n + m * n) / e->device->tuning->bandwidth;
+}
+
+static const char *plain_fits(const struct encoder *e, const void *job)
+{
+    (void)e;
+    return ((const struct product *)job)->segments ? "ranges of K" : NULL;
+}
+
+static const char *tiled_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    (void)e;
+    return is_complex(p->array[MAT_OUT]->dtype) ? "a complex dtype" : !p->k ? "nothing to multiply" : NULL;
+}
+
+static const char *units_fit(const struct encoder *e, const struct product *p)
+{
+    const char *refusal = tiled_fits(e, p);
+    bool units = (p->a_k == 1 || p->a_row == 1) && (p->b_k == 1 || p->b_col == 1);
+    return refusal ? refusal : units ? NULL : "an operand has no unit stride";
+}
+
+static const char *vector_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    if (p->m > FEW_ROWS && !few_columns(p)) return "more than 8 rows and columns";
+    return p->segments ? "ranges of K" : units_fit(e, p);
+}
+
+/* Has the device a kernel for products of this half type? */
+static const char *half_fits(const struct encoder *e, const struct product *p, enum kernel_id f16, enum kernel_id bf16)
+{
+    mlxvk_dtype t = p->array[MAT_OUT]->dtype;
+    if (t != MLXVK_BFLOAT16 && t != MLXVK_FLOAT16) return "no half type";
+    return has_kernel(e->device, t == MLXVK_BFLOAT16 ? bf16 : f16) ? units_fit(e, p)
+        : "the device lacks cooperative matrices";
+}
+
+static const char *coopmat_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    if (!e->device->caps.coopmat_size[p->array[MAT_OUT]->dtype == MLXVK_BFLOAT16])
+        return "the device lacks cooperative matrices";
+    return half_fits(e, p, K_MATMUL_COOPMAT_F16, K_MATMUL_COOPMAT_BF16);
+}
+
+/* Even operands only: with others some tiles do not come back from NVIDIA's driver (580.159). */
+static const char *coopmat2_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    if (p->segments) return "ranges of K";
+    if (p->out_col != 1 || !in_eights(p)) return "rows are not of whole 16 bytes";
+    if (p->array[MAT_C] && most_parts(e, p) <= 0) return "there is no room for the product without c";
+    return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
+}
+
+enum { EVEN_LEAST = 64, EVEN_WORK = 1 << 29, EVEN_MOST = 1 << 30 };    /* rows and columns, multiplications, elements */
+
+static const char *even_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    double m = (double)p->m + 8, n = (double)p->n + 8, k = (double)p->k + 8;
+    double most = min_size(EVEN_MOST, e->device->caps.max_range / 2);
+    if (p->array[MAT_C] || p->gather || p->segments || p->ndim) return "more than two matrices";
+    if (in_eights(p)) return "rows are of whole 16 bytes";
+    if (p->m < EVEN_LEAST || p->n < EVEN_LEAST || p->k < EVEN_LEAST || m * n * k < EVEN_WORK)
+        return "too small a product";
+    if (m * k > most || n * k > most || m * n > most) return "there is no room for copies";
+    return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
+}
+
+/* In the order of MLX_VK_MATMUL_KERNEL. */
+static const struct candidate product_ways[] = {
+    { "matmul_plain",                   plain_fits,    plain_cost,    product_plain },
+    { "matvec and vecmat",              vector_fits,   vector_cost,   product_vector },
+    { "matmul_tiled",                   tiled_fits,    tiled_cost,    product_tiled },
+    { "matmul_coopmat",                 coopmat_fits,  coopmat_cost,  product_coopmat },
+    { "matmul_coopmat2",                coopmat2_fits, coopmat2_cost, product_coopmat2 },
+    { "matmul_coopmat2 of even copies", even_fits,     even_cost,     product_evenly },
+};
+
+static const struct candidate *choose_product(const struct encoder *e, const struct product *p)
+{
+    return choose(e, product_ways, COUNT(product_ways), e->device->gate[GATE_MATMUL_KERNEL], NOTE_MATMUL, p,
+                  e->device->noted >> NOTE_MATMUL & 1 ? TEXT(p->array[MAT_OUT]) : "");
 }
 
 /* A product by pieces of K: the first one takes alpha, beta and c, the others are added to the result. */
@@ -7997,25 +8444,16 @@ static void product_by_pieces(struct encoder *e, const struct product *p, int64_
 
 static void product_dispatch(struct encoder *e, const struct product *p)
 {
-    struct product t;
-    if (p->k > longest_k(e->device) && !p->gather) { product_by_pieces(e, p, longest_k(e->device)); return; }
-    bool few = p->n <= FEW_ROWS && p->n < p->m && !p->gather;
-    if (few && e->device->gate[GATE_MATMUL_KERNEL] < MATMUL_KIND_COOPMAT) { t = transposed(p); p = &t; }
-    if (even_pays(e, p)) { product_evenly(e, p); return; }
-    switch (choose_kind(e, p)) {
-    case MATMUL_KIND_COOPMAT2: product_coopmat2(e, p); break;
-    case MATMUL_KIND_COOPMAT: product_coopmat(e, p); break;
-    case MATMUL_KIND_TILED: product_tiled(e, p); break;
-    case MATMUL_KIND_VECTOR:
-        if (p->b_k == 1) product_matvec(e, p);
-        else product_vecmat(e, p);
-        break;
-    default: product_plain(e, p);
-    }
+    int64_t longest = longest_k(e->device);
+    if (p->k > longest && !p->gather) product_by_pieces(e, p, longest);
+    else choose_product(e, p)->plan(e, p);
 }
 
 /* Rows or columns of one dispatch, by the smallest tiles. */
-static int64_t most_rows(const struct device *d) { return (int64_t)16 * min_u32(d->caps.max_groups[0], d->caps.max_groups[1]); }
+static int64_t most_rows(const struct device *d)
+{
+    return (int64_t)16 * min_u32(d->caps.max_groups[0], d->caps.max_groups[1]);
+}
 
 /* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
 static void product_batch(struct encoder *e, const struct product *p)
@@ -8034,7 +8472,10 @@ static void product_batch(struct encoder *e, const struct product *p)
         }
         return;
     }
-    if (p->ndim <= BATCH_DIMS && product_batches(p) <= e->device->caps.max_groups[2]) { product_dispatch(e, p); return; }
+    if (p->ndim <= BATCH_DIMS && product_batches(p) <= e->device->caps.max_groups[2]) {
+        product_dispatch(e, p);
+        return;
+    }
     one.ndim--;
     memmove(one.shape, p->shape + 1, (size_t)one.ndim * sizeof *one.shape);
     for (int k = 0; k < MATRICES; k++) memmove(one.stride[k], p->stride[k] + 1, (size_t)one.ndim * sizeof **one.stride);
@@ -8044,8 +8485,8 @@ static void product_batch(struct encoder *e, const struct product *p)
     }
 }
 
-/* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not multiplied. NULL, and
- * the operand itself seen, where that is row-major. */
+/* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not
+ * multiplied. NULL, and the operand itself seen, where that is row-major. */
 static struct array *packed_copy(struct encoder *e, const struct array *a, struct array *view)
 {
     struct array compact = *a, *copy;
@@ -8065,12 +8506,13 @@ static struct array *packed_copy(struct encoder *e, const struct array *a, struc
     return copy;
 }
 
-/* Lowers a product that can be bound whole; operands that the fast kernels cannot read are copied first where it is worth it. */
+/* Lowers a product that can be bound whole; operands that fast kernels cannot read are copied where it is worth it. */
 static void product_whole(struct encoder *e, const struct node *n, struct array *const *arrays)
 {
     const struct matmul_params *f = &n->p.matmul;
     struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
-    bool large = (double)(p.m * p.n) * (double)p.k * (double)product_batches(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    bool large = (double)(p.m * p.n) * (double)p.k * (double)product_batches(&p) >= 1 << 21 &&
+        !is_complex(arrays[MAT_A]->dtype);
     struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
     if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
     if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
@@ -8090,7 +8532,8 @@ static void product_split(struct encoder *e, const struct node *n, struct array 
         if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1, 0);
     operand++;
     along_k = (operand == MAT_A && axis == last) || (operand == MAT_B && axis == last - 1);
-    if (along_k) axis = operand == MAT_A ? last - 1 : last;    /* K is not split, but what lies between its elements left out */
+    /* K is not split, but what lies between its elements left out */
+    if (along_k) axis = operand == MAT_A ? last - 1 : last;
     if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) { product_whole(e, n, arrays); return; }
     for (int half = 0; half < 2; half++) {
         for (int k = 0; k < MATRICES; k++) {
@@ -8122,7 +8565,7 @@ static bool dense_matrix(const struct array *a)
                   (a->shape[a->ndim - 2] == 1 || a->strides[a->ndim - 2] == a->shape[a->ndim - 1]));
 }
 
-/* The one stride between the matrices of an operand, counted over all its batch dimensions; false where there is none. */
+/* The one stride between the matrices of an operand, over all its batch dimensions; false where there is none. */
 static bool matrix_stride(const struct array *a, uint32_t *stride)
 {
     int64_t step = 0, reach = 0;
@@ -8142,13 +8585,16 @@ static bool matrix_stride(const struct array *a, uint32_t *stride)
 static struct array *matrices_of(struct encoder *e, struct array *a, bool dense, uint32_t *stride)
 {
     struct array *rows;
+    bool unit;
     if (!a) return NULL;
-    if (matrix_stride(a, stride) && (dense ? dense_matrix(a) : a->strides[a->ndim - 1] == 1 || a->shape[a->ndim - 1] == 1)) {
+    unit = a->strides[a->ndim - 1] == 1 || a->shape[a->ndim - 1] == 1;
+    if (matrix_stride(a, stride) && (dense ? dense_matrix(a) : unit)) {
         a->refs++;
         return a;
     }
     rows = rows_of(e, a);
-    if (!matrix_stride(rows, stride)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "gather", "no stride of the matrices");
+    if (!matrix_stride(rows, stride))
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "gather", "no stride of the matrices");
     return rows;
 }
 
@@ -8160,7 +8606,7 @@ static size_t matrix_count(const struct array *a)
     return count;
 }
 
-enum { GROUP_WEIGHTS = 4096, GROUP_ROWS = 4 };       /* weights that can be counted; rows a weight from which grouping pays */
+enum { GROUP_WEIGHTS = 4096, GROUP_ROWS = 4 }; /* weights that can be counted; rows a weight from which grouping pays */
 
 /* Entries sorted by weight and the tiles of `size` rows that they make, for kernels GROUPED. */
 struct row_groups { struct array *tiles, *order; uint32_t count; };
@@ -8169,60 +8615,90 @@ static struct row_groups group_rows(struct encoder *e, const struct gather *g, u
 {
     uint64_t rows = (uint64_t)g->entries * m;
     bool grouped = g->weights <= GROUP_WEIGHTS && m < size;
-    uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->weights, g->entries) : (uint64_t)g->entries * ceil_div(m, size);
-    struct row_groups r = { scratch(e, (size_t)count * 4, MLXVK_UINT32), scratch(e, g->entries, MLXVK_UINT32), (uint32_t)count };
-    uint32_t push[8] = { g->entries, g->weights, m, size, r.count };
+    uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->weights, g->entries)
+                             : (uint64_t)g->entries * ceil_div(m, size);
+    struct row_groups r = { scratch(e, (size_t)count * 4, MLXVK_UINT32), scratch(e, g->entries, MLXVK_UINT32),
+                            (uint32_t)count };
+    struct group_rows_push push = { .entries = g->entries, .weights = g->weights, .each = m, .tile_rows = size,
+                                    .tile_count = r.count };
     if (e->code) return r;
-    push[5] = set_output(e, 0, r.tiles) / 4;
-    push[6] = set_output(e, 1, r.order);
-    push[7] = set_input(e, 2, g->rhs);
-    KERNEL(e, K_GROUP_ROWS, grouped ? min_u32(1024, e->device->caps.max_threads) : 256, grouped);
-    set_bytes(e, push, sizeof push);
+    push.tiles_at = set_output(e, SLOT_group_rows_tiles, r.tiles) / 4;
+    push.order_at = set_output(e, SLOT_group_rows_order, r.order);
+    push.rhs_at = set_input(e, SLOT_group_rows_rhs, g->rhs);
+    USE(e, group_rows, &push, .threads = grouped ? min_u32(1024, e->device->caps.max_threads) : 256,
+        .grouped = grouped);
     dispatch_groups(e, grouped ? 1 : ceil_div(max_size(g->entries, r.count), 256));
     return r;
 }
 
-/* Rows of a sorted by the matrix of b that they meet, in tiles; a lies along its rows. */
-static void gather_grouped(struct encoder *e, const struct product *p)
+/* Rows of a tile by how many of them meet a matrix of b, about. */
+static const struct tile_row *gather_tile(const struct encoder *e, const struct product *p, bool coopmat)
 {
-    const struct device *d = e->device;
+    uint64_t each = (uint64_t)p->m * p->gather->entries / p->gather->weights;
+    bool largest;
+    if (coopmat) return &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3];
+    largest = !e->device->tuning->tile_count && e->device->caps.shared_memory >= 32768;
+    return &tiled_rows[each > 96 && largest ? 0 : each > 40 ? 2 : 3];
+}
+
+/* Rows of a sorted by the matrix of b that they meet, in tiles. */
+static void gather_tiles_of(struct encoder *e, const struct product *p, bool coopmat)
+{
     const struct gather *g = p->gather;
-    int wanted = d->gate[GATE_MATMUL_KERNEL];
-    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16, half = bf16 || p->array[MAT_A]->dtype == MLXVK_FLOAT16;
-    enum kernel_id kernel = bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16;
-    bool coopmat = half && wanted != MATMUL_KIND_TILED && d->caps.coopmat_size[bf16] && has_kernel(d, kernel) && (p->b_k == 1 || p->b_col == 1);
-    uint64_t each = (uint64_t)p->m * g->entries / g->weights;
-    const struct tile_row *t = coopmat ? &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3]
-        : &tiled_rows[each > 96 && !d->tuning->tile_count && d->caps.shared_memory >= 32768 ? 0 : each > 40 ? 2 : 3];
+    const struct tile_row *t = gather_tile(e, p, coopmat);
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, along = reading_order(p) & 2, lanes = e->device->caps.subgroup;
+    bool bf16 = type == MLXVK_BFLOAT16;
     struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
     struct launch l = { .p = *p };
-    uint32_t along = reading_order(p) & 2, even, lanes = d->caps.subgroup;
+    struct matmul_grouped_push q;
+    l.p.gather = NULL;
+    l.push = bind_product(e, &l.p);
+    q = (struct matmul_grouped_push){ .M = l.push.M, .N = l.push.N, .K = l.push.K, .offset_a = l.push.offset_a,
+        .offset_b = l.push.offset_b, .offset_out = l.push.offset_out, .a_row = l.push.a_row, .a_k = l.push.a_k,
+        .b_k = l.push.b_k, .b_col = l.push.b_col, .out_row = l.push.out_row, .out_col = l.push.out_col,
+        .a_matrix = l.push.batch_a[0], .b_matrix = l.push.batch_b[0], .every = g->every, .lhs_last = g->matrices - 1 };
     if (!e->code) {
-        l.p.gather = NULL;
-        l.push = bind_product(e, &l.p);
-        l.p.gather = g;
-        even = even_operands(&l, along, coopmat ? 8 : 4);
-        l.push.middle = g->every;                    /* matmul.glsl says what is where */
-        if (!g->every) l.push.batch[MAT_A][1] = set_input(e, 5, g->lhs);
-        l.push.batch[MAT_A][2] = g->matrices - 1;
-        l.push.batch[MAT_OUT][1] = set_input(e, 3, r.tiles);
-        l.push.batch[MAT_OUT][2] = set_input(e, 4, r.order);
-        if (coopmat)
-            KERNEL(e, kernel, t->threads * lanes, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
-                   d->caps.coopmat_size[bf16], lanes, along, even);
-        else
-            KERNEL(e, K_MATMUL_GROUPED, t->threads, (uint32_t)p->array[MAT_A]->dtype, EPILOGUE_NONE, t->bm, t->bn, t->bk, t->tm, t->tn,
-                   along, even, d->tuning->deep ? t->bk : 1);
-        set_bytes(e, &l.push, sizeof l.push);
-        dispatch(e, ceil_div((uint64_t)p->n, t->bn), r.count, 1);
+        if (!g->every) q.lhs_at = set_input(e, SLOT_matmul_grouped_lhs, g->lhs);
+        q.tiles_at = set_input(e, SLOT_matmul_grouped_tiles, r.tiles);
+        q.order_at = set_input(e, SLOT_matmul_grouped_order, r.order);
     }
+    if (coopmat)
+        USE_AS(e, bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16, matmul_grouped_f16, &q,
+               .threads = t->threads * lanes, .type = type, .bm = t->bm, .bn = t->bn, .bk = t->bk, .wm = t->tm,
+               .wn = t->tn, .size = e->device->caps.coopmat_size[bf16], .lanes = lanes, .along = along,
+               .aligned = even_operands(&l, along, 8));
+    else
+        USE(e, matmul_grouped, &q, .threads = t->threads, .type = type, .bm = t->bm, .bn = t->bn, .bk = t->bk,
+            .tm = t->tm, .tn = t->tn, .along = along, .vector = even_operands(&l, along, 4),
+            .unroll = e->device->tuning->deep ? t->bk : 1);
+    dispatch(e, ceil_div((uint64_t)p->n, t->bn), r.count, 1);
     array_release(r.tiles);
     array_release(r.order);
 }
 
-/* Entry by entry, as many at a time as the grid takes. */
-static void gather_entries(struct encoder *e, const struct product *p)
+/* Tiles read a along its rows. */
+static void gather_grouped(struct encoder *e, const struct product *p, bool coopmat)
 {
+    struct product q = *p;
+    struct array *rows = NULL, *a = p->array[MAT_A];
+    uint32_t step;
+    if (q.k > 1 && q.a_k != 1) {
+        q.array[MAT_A] = rows = rows_of(e, a);
+        if (matrix_stride(rows, &step)) q.stride[MAT_A][0] = step;
+        q.a_row = rows->strides[a->ndim - 2];
+        q.a_k = 1;
+    }
+    if (!e->code) gather_tiles_of(e, &q, coopmat);
+    array_release(rows);
+}
+
+static void grouped_tiled(struct encoder *e, const void *job) { gather_grouped(e, job, false); }
+static void grouped_coopmat(struct encoder *e, const void *job) { gather_grouped(e, job, true); }
+
+/* Entry by entry, as many at a time as the grid takes. */
+static void gather_entries(struct encoder *e, const void *job)
+{
+    const struct product *p = job;
     struct gather part = *p->gather;
     struct product one = *p;
     uint32_t step = part.every ? part.every : 1, most = e->device->caps.max_groups[2] / step * step;
@@ -8230,6 +8706,7 @@ static void gather_entries(struct encoder *e, const struct product *p)
     for (part.first = 0; part.first < part.entries && !e->code; part.first += most) {
         one.shape[0] = min_u32(part.entries - part.first, most);
         one.offset[MAT_OUT] = (int64_t)part.first * one.stride[MAT_OUT][0];
+        suit_strides(&one);
         if (part.every) {
             one.offset[MAT_A] = (int64_t)(part.first / step) * one.stride[MAT_A][0];
             part.matrices = p->gather->matrices - part.first / step;
@@ -8237,6 +8714,50 @@ static void gather_entries(struct encoder *e, const struct product *p)
         product_batch(e, &one);
     }
 }
+
+static const char *grouped_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    const struct gather *g = p->gather;
+    if (p->m > 64 || g->entries < 2) return "an entry's rows fill tiles";
+    if (g->weights > GROUP_WEIGHTS) return "more than 4096 matrices";
+    return (uint64_t)g->entries * (uint64_t)p->m / 32 + g->weights < e->device->caps.max_groups[1] ? NULL
+        : "more tiles than a grid";
+}
+
+static const char *grouped_coopmat_fits(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
+    if (!bf16 && p->array[MAT_A]->dtype != MLXVK_FLOAT16) return "no half type";
+    if (!e->device->caps.coopmat_size[bf16] ||
+        !has_kernel(e->device, bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16))
+        return "the device lacks cooperative matrices";
+    return p->b_k == 1 || p->b_col == 1 ? grouped_fits(e, p) : "an operand has no unit stride";
+}
+
+/* Reading so many matrices of b. */
+static double matrices_cost(const struct encoder *e, const struct product *p, double matrices)
+{
+    return matrices * (double)(p->k * p->n) * (double)item_size(p->array[MAT_B]) / e->device->tuning->bandwidth;
+}
+
+static double grouped_cost(const struct encoder *e, const void *job)
+{
+    return matrices_cost(e, job, ((const struct product *)job)->gather->weights);
+}
+
+static double entries_cost(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    return matrices_cost(e, p, (double)p->gather->entries * (double)p->m / GROUP_ROWS);
+}
+
+static const struct candidate gather_ways[] = {
+    { "matmul_grouped by cooperative matrices", grouped_coopmat_fits, grouped_cost, grouped_coopmat },
+    { "matmul_grouped",                         grouped_fits,         grouped_cost, grouped_tiled },
+    { "entry by entry",                         NULL,                 entries_cost, gather_entries },
+};
 
 static bool unit_stride(const struct array *a)
 {
@@ -8246,38 +8767,28 @@ static bool unit_stride(const struct array *a)
 
 static void lower_gather_mm(struct encoder *e, const struct node *n)
 {
+    static const uint8_t forced[] = { 0, 3, 3, 2, 1, 1, 1 };             /* by MLX_VK_MATMUL_KERNEL */
     struct array *y = n->out[0], *in[2];
     uint32_t stride[2], rows = (uint32_t)dim_of(y, -2), columns = (uint32_t)dim_of(y, -1);
-    struct gather g = { .lhs = n->in[2], .rhs = n->in[3], .every = n->p.gather_mm.every, .entries = (uint32_t)(y->size / rows / columns),
-                        .matrices = (uint32_t)matrix_count(n->in[0]), .weights = (uint32_t)matrix_count(n->in[1]) };
-    struct product p = { .m = rows, .n = columns, .k = dim_of(n->in[0], -1), .out_row = columns, .out_col = 1, .ndim = 1,
-                         .alpha = 1, .gather = &g, .shape = { g.entries } };
-    bool many = rows <= 64 && (uint64_t)g.entries * rows >= (uint64_t)GROUP_ROWS * g.weights && g.weights <= GROUP_WEIGHTS && g.entries > 1 &&
-                (uint64_t)g.entries * rows / 32 + g.weights < e->device->caps.max_groups[1] &&
-                e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_PLAIN && e->device->gate[GATE_MATMUL_KERNEL] != MATMUL_KIND_VECTOR;
+    int wanted = e->device->gate[GATE_MATMUL_KERNEL];
+    struct gather g = { .lhs = n->in[2], .rhs = n->in[3], .every = n->p.gather_mm.every,
+        .entries = (uint32_t)(y->size / rows / columns), .matrices = (uint32_t)matrix_count(n->in[0]),
+        .weights = (uint32_t)matrix_count(n->in[1]) };
+    struct product p;
     for (int i = 0; i < 2; i++) {
-        struct array *a = n->in[i];
-        bool fits = matrix_stride(a, &stride[i]) && (i == 0 && many ? a->strides[a->ndim - 1] == 1 || p.k == 1 : unit_stride(a));
-        in[i] = fits ? a : rows_of(e, a);
-        if (fits) a->refs++;
+        bool fits = matrix_stride(n->in[i], &stride[i]) && unit_stride(n->in[i]);
+        in[i] = fits ? n->in[i] : rows_of(e, n->in[i]);
+        if (fits) in[i]->refs++;
         else matrix_stride(in[i], &stride[i]);
     }
-    p.array[MAT_A] = in[0];
-    p.array[MAT_B] = in[1];
-    p.array[MAT_OUT] = y;
-    p.a_row = in[0]->strides[in[0]->ndim - 2];
-    p.a_k = in[0]->strides[in[0]->ndim - 1];
-    p.b_k = in[1]->strides[in[1]->ndim - 2];
-    p.b_col = in[1]->strides[in[1]->ndim - 1];
-    p.stride[MAT_A][0] = stride[0];
-    p.stride[MAT_B][0] = stride[1];
-    p.stride[MAT_OUT][0] = (int64_t)rows * columns;
-    if (many) {
-        gather_grouped(e, &p);
-    } else {
-        suit_strides(&p);
-        gather_entries(e, &p);
-    }
+    p = (struct product){ .array = { in[0], in[1], NULL, y }, .m = rows, .n = columns, .k = dim_of(n->in[0], -1),
+        .a_row = in[0]->strides[in[0]->ndim - 2], .a_k = in[0]->strides[in[0]->ndim - 1],
+        .b_k = in[1]->strides[in[1]->ndim - 2], .b_col = in[1]->strides[in[1]->ndim - 1], .out_row = columns,
+        .out_col = 1, .ndim = 1, .shape = { g.entries }, .alpha = 1, .gather = &g,
+        .stride = { [MAT_A] = { stride[0] }, [MAT_B] = { stride[1] }, [MAT_OUT] = { (int64_t)rows * columns } } };
+    if (!e->code)
+        choose(e, gather_ways, COUNT(gather_ways), wanted > 0 && wanted < (int)COUNT(forced) ? forced[wanted] : 0,
+               NOTE_MATMUL, &p, "by index arrays")->plan(e, &p);
     array_release(in[0]);
     array_release(in[1]);
 }
@@ -8288,28 +8799,24 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
 static void lower_segmented_mm(struct encoder *e, const struct node *n)
 {
     struct array *a = n->in[0], *b = n->in[1], *y = n->out[0], *copies[2] = { NULL };
-    const struct device *d = e->device;
-    int64_t size = (int64_t)dim_of(y, -1) * dim_of(y, -2), count = (int64_t)y->size / size, most = d->caps.max_groups[2];
-    bool bf16 = y->dtype == MLXVK_BFLOAT16, half = bf16 || y->dtype == MLXVK_FLOAT16;
-    int wanted = d->gate[GATE_MATMUL_KERNEL];
-    bool coopmat = half && (!wanted || wanted >= MATMUL_KIND_COOPMAT) && d->caps.coopmat_size[bf16] &&
-                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16);
+    int64_t size = (int64_t)dim_of(y, -1) * dim_of(y, -2), count = (int64_t)y->size / size;
+    int64_t most = e->device->caps.max_groups[2];
     if (!unit_stride(a)) a = copies[0] = rows_of(e, a);
     if (!unit_stride(b)) b = copies[1] = rows_of(e, b);
     for (int64_t first = 0; first < count && !e->code; first += most) {
         struct array segments = *n->in[2];
         struct product p = { .array = { a, b, NULL, y }, .m = dim_of(y, -2), .n = dim_of(y, -1), .k = dim_of(a, -1),
-            .a_row = a->strides[0], .a_k = a->strides[1], .b_k = b->strides[0], .b_col = b->strides[1], .out_row = dim_of(y, -1),
-            .out_col = 1, .ndim = 1, .shape = { count - first < most ? count - first : most }, .stride = { [MAT_OUT] = { size } },
-            .offset = { [MAT_OUT] = first * size }, .alpha = 1, .segments = &segments };
+            .a_row = a->strides[0], .a_k = a->strides[1], .b_k = b->strides[0], .b_col = b->strides[1],
+            .out_row = dim_of(y, -1), .out_col = 1, .ndim = 1, .shape = { count - first < most ? count - first : most },
+            .stride = { [MAT_OUT] = { size } }, .offset = { [MAT_OUT] = first * size }, .alpha = 1,
+            .segments = &segments };
         segments.offset += 8 * first;
         segments.size -= 2 * (size_t)first;
         segments.ndim = 1;
         segments.shape[0] = (int)segments.size;
         segments.strides[0] = 1;
         suit_strides(&p);
-        if (coopmat) product_coopmat(e, &p);
-        else product_tiled(e, &p);
+        choose_product(e, &p)->plan(e, &p);
     }
     array_release(copies[0]);
     array_release(copies[1]);
@@ -8317,31 +8824,42 @@ static void lower_segmented_mm(struct encoder *e, const struct node *n)
 
 /* ---- block_masked_mm ---- */
 
-/* The product of what masks left, without the parts of K that they say to be zero, in the kernel for large ones in float32;
- * where another kernel is faster, or the product must be cut, with them: they are zero by then. in: a, b, and bool masks of
- * the blocks of the result, a and b, or NULL. */
+/* The product of what masks left, without the parts of K that they say to be zero, in the kernel for large ones in
+ * float32; where another kernel is faster, or the product must be cut, with them: they are zero by then. in: a, b, and
+ * bool masks of the blocks of the result, a and b, or NULL. */
 static void lower_masked_mm(struct encoder *e, const struct node *n)
 {
     struct array *arrays[MATRICES] = { n->in[0], n->in[1], NULL, n->out[0] };
     struct product p = product_as_is(arrays[MAT_A], arrays[MAT_B], NULL, arrays[MAT_OUT], 1, 0);
     bool whole = axis_to_split(e, arrays, MATRICES, 0) < 0;
-    uint32_t parts = 1, along = reading_order(&p), even;
+    uint32_t parts = 1, along = reading_order(&p);
     const struct tile_row *r;
+    const struct matmul_push *s;
+    struct matmul_masked_push q;
     struct launch l;
-    if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > most_rows(e->device) || p.n > most_rows(e->device) || p.ndim > BATCH_DIMS ||
-        product_batches(&p) > e->device->caps.max_groups[2] || p.k > longest_k(e->device) || choose_kind(e, &p) != MATMUL_KIND_TILED) {
+    if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > most_rows(e->device) || p.n > most_rows(e->device) ||
+        p.ndim > BATCH_DIMS || product_batches(&p) > e->device->caps.max_groups[2] || p.k > longest_k(e->device) ||
+        choose_product(e, &p)->plan != product_tiled) {
         product_split(e, n, arrays);
         return;
     }
     r = choose_tiled(e, &p, &parts);
     l = prepare(e, &p, parts, r->bk);
-    even = even_operands(&l, along, 4);
-    l.push.batch[MAT_C][0] = (n->in[2] ? 1u : 0u) | (n->in[3] ? 2u : 0u) | (n->in[4] ? 4u : 0u);
-    l.push.batch[MAT_C][1] = (uint32_t)n->p.matmul.block;
-    if (n->in[2]) l.push.offset[MAT_C] = set_input(e, 3, n->in[2]);
-    if (n->in[3]) l.push.c_row = set_input(e, 4, n->in[3]);
-    if (n->in[4]) l.push.c_col = set_input(e, 5, n->in[4]);
-    KERNEL(e, K_MATMUL_MASKED, r->threads, (uint32_t)n->in[0]->dtype, l.epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, e->device->tuning->deep ? r->bk : 1);
+    s = &l.push;
+    q = (struct matmul_masked_push){ .M = s->M, .N = s->N, .K = s->K, .offset_a = s->offset_a, .offset_b = s->offset_b,
+        .offset_out = s->offset_out, .a_row = s->a_row, .a_k = s->a_k, .b_k = s->b_k, .b_col = s->b_col,
+        .out_row = s->out_row, .out_col = s->out_col, .inner = s->inner, .middle = s->middle, .part = s->part,
+        .block = (uint32_t)n->p.matmul.block,
+        .masks = (n->in[2] ? 1u : 0u) | (n->in[3] ? 2u : 0u) | (n->in[4] ? 4u : 0u) };
+    put_batch(&l.p, MAT_A, q.batch_a);
+    put_batch(&l.p, MAT_B, q.batch_b);
+    put_batch(&l.p, MAT_OUT, q.batch_out);
+    if (n->in[2]) q.mask_at = set_input(e, SLOT_matmul_masked_c, n->in[2]);
+    if (n->in[3]) q.a_mask_at = set_input(e, SLOT_matmul_masked_of_a, n->in[3]);
+    if (n->in[4]) q.b_mask_at = set_input(e, SLOT_matmul_masked_of_b, n->in[4]);
+    USE(e, matmul_masked, &q, .threads = r->threads, .type = n->in[0]->dtype, .epilogue = l.epilogue, .bm = r->bm,
+        .bn = r->bn, .bk = r->bk, .tm = r->tm, .tn = r->tn, .along = along, .vector = even_operands(&l, along, 4),
+        .unroll = e->device->tuning->deep ? r->bk : 1);
     launch_tiles(e, &p, &l, r);
 }
 
@@ -8358,14 +8876,39 @@ static struct array *as_matrix(struct call *c, struct array *a, int at)
     return view_of(c, a, a->dtype, 2, shape, strides, a->offset);
 }
 
+/* Operands of a product as matrices of one dtype, the bias's too. row, column: were they vectors? */
+static bool as_matrices(struct call *c, struct array **a, struct array **b, const struct array *bias, bool complex,
+                        bool *row, bool *column)
+{
+    mlxvk_dtype t;
+    if (c->code || !*a || !*b) return false;
+    if (!(*a)->ndim || !(*b)->ndim)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(*a), TEXT(*b)), false;
+    t = promote((*a)->dtype, (*b)->dtype);
+    if (bias) t = promote(t, bias->dtype);
+    if (complex ? !is_inexact(t) : !is_float(t))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(*a), TEXT(*b)), false;
+    *row = (*a)->ndim == 1;
+    *column = (*b)->ndim == 1;
+    if (dim_of(*a, -1) != dim_of(*b, *column ? -1 : -2)) {
+        FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(*a), TEXT(*b));
+        return false;
+    }
+    *a = as_matrix(c, as_type(c, *a, t), 0);
+    *b = as_matrix(c, as_type(c, *b, t), 1);
+    return !c->code;
+}
+
 /* The batch dimensions of two operands broadcast; the shape of the product, with the last two of each. */
 static bool product_shape(struct call *c, const struct array *a, const struct array *b, int *ndim, int *shape)
 {
     int nd = a->ndim > b->ndim ? a->ndim : b->ndim;
     for (int i = 0; i < nd - 2; i++) {
-        int ia = i - (nd - a->ndim), ib = i - (nd - b->ndim), x = ia < 0 ? 1 : a->shape[ia], y = ib < 0 ? 1 : b->shape[ib];
+        int ia = i - (nd - a->ndim), ib = i - (nd - b->ndim), x = ia < 0 ? 1 : a->shape[ia], y = ib < 0 ? 1
+            : b->shape[ib];
         if (x != y && x != 1 && y != 1)
-            return FAIL(c, MLXVK_ERROR_SHAPE, "the batch dimensions of %s and %s cannot be broadcast", TEXT(a), TEXT(b)), false;
+            return FAIL(c, MLXVK_ERROR_SHAPE, "the batch dimensions of %s and %s cannot be broadcast", TEXT(a),
+                        TEXT(b)), false;
         shape[i] = x == 1 ? y : x;
     }
     shape[nd - 2] = dim_of(a, -2);
@@ -8412,34 +8955,28 @@ static struct array *product_bias(struct call *c, struct array *bias, const stru
 }
 
 /* alpha * a @ b + beta * bias; bias may be NULL, and counts for nothing where beta is 0. */
-static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha, float beta)
+static struct array *do_addmm(struct call *c, struct array *bias, struct array *a, struct array *b, float alpha,
+                              float beta)
 {
     int ndim, shape[MAXD];
     bool row, column;
-    mlxvk_dtype t;
     struct array *out;
-    if (c->code || !a || !b) return NULL;
-    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
-    t = promote(a->dtype, b->dtype);
-    if (bias) t = promote(t, bias->dtype);
-    if (!is_inexact(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
-    row = a->ndim == 1;
-    column = b->ndim == 1;
-    if (dim_of(a, -1) != dim_of(b, column ? -1 : -2))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
-    a = as_matrix(c, as_type(c, a, t), 0);
-    b = as_matrix(c, as_type(c, b, t), 1);
-    if (c->code || !product_shape(c, a, b, &ndim, shape)) return NULL;
+    if (!as_matrices(c, &a, &b, bias, true, &row, &column)) return NULL;
+    if (!product_shape(c, a, b, &ndim, shape)) return NULL;
+    out = output(c, ndim, shape, a->dtype);
     a = with_batch(c, a, ndim, shape);
     b = with_batch(c, b, ndim, shape);
-    out = output(c, ndim, shape, t);
     if (c->code || !out) return NULL;
-    if (bias) bias = product_bias(c, as_type(c, bias, t), out, row, column);
-    append(c, OP_MATMUL, PARAMS(.matmul = { .alpha = alpha, .beta = beta }), ARRAYS(a, b, beta != 0 ? bias : NULL), ARRAYS(out));
+    if (bias) bias = product_bias(c, as_type(c, bias, out->dtype), out, row, column);
+    append(c, OP_MATMUL, PARAMS(.matmul = { .alpha = alpha, .beta = beta }), ARRAYS(a, b, beta != 0 ? bias : NULL),
+           ARRAYS(out));
     return without_units(c, out, row, column);
 }
 
-static struct array *do_matmul(struct call *c, struct array *a, struct array *b) { return do_addmm(c, NULL, a, b, 1, 0); }
+static struct array *do_matmul(struct call *c, struct array *a, struct array *b)
+{
+    return do_addmm(c, NULL, a, b, 1, 0);
+}
 
 int mlxvk_matmul(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
 {
@@ -8455,10 +8992,11 @@ int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, f
     return finish(&k, z ? do_addmm(&k, z, x, y, alpha, beta) : NULL, res);
 }
 
-/* Index arrays of the matrices of two operands, as uint32 of one shape, row-major. One that is absent counts its operand's
- * matrices; *every: where that is lhs's, and each number comes so many times in a row, no array is made of it. */
-static bool matrix_indices(struct call *c, const struct array *a, const struct array *b, struct array **lhs, struct array **rhs,
-                           uint32_t *every, int *ndim, int *shape)
+/* Index arrays of the matrices of two operands, as uint32 of one shape, row-major. One that is absent counts its
+ * operand's matrices; *every: where that is lhs's, and each number comes so many times in a row, no array is made of
+ * it. */
+static bool matrix_indices(struct call *c, const struct array *a, const struct array *b, struct array **lhs,
+                           struct array **rhs, uint32_t *every, int *ndim, int *shape)
 {
     const struct array *operands[2] = { a, b };
     struct array **index[2] = { lhs, rhs }, whole[2];
@@ -8469,7 +9007,8 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
         if (c->code || (given && !is_integer(given->dtype)))
             return FAIL(c, MLXVK_ERROR_DTYPE, "indices %s are no integers", given ? TEXT(given) : ""), false;
         if (matrix_count(operands[i]) > INT_MAX)
-            return FAIL(c, MLXVK_ERROR_LIMIT, "%s has %zu matrices; at most %d", TEXT(operands[i]), matrix_count(operands[i]), INT_MAX), false;
+            return FAIL(c, MLXVK_ERROR_LIMIT, "%s has %zu matrices; at most %d", TEXT(operands[i]),
+                        matrix_count(operands[i]), INT_MAX), false;
         if (given) { whole[i] = *given; continue; }
         whole[i] = *operands[i];
         whole[i].ndim -= 2;
@@ -8477,7 +9016,8 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
     if (!broadcast_shape(c, &whole[0], &whole[1], ndim, shape)) return false;
     for (int i = 0; i < *ndim; i++) {
         products *= (uint64_t)shape[i];
-        if (products > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "more than %d products of matrices of %s", INT_MAX, TEXT(a)), false;
+        if (products > INT_MAX)
+            return FAIL(c, MLXVK_ERROR_LIMIT, "more than %d products of matrices of %s", INT_MAX, TEXT(a)), false;
     }
     for (int i = 0; i < 2; i++) {
         uint64_t repeats = 1;
@@ -8485,9 +9025,15 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
         if (!*index[i]) {
             int lead = *ndim - whole[i].ndim, total = (int)matrix_count(operands[i]);
             while (lead + same < *ndim && whole[i].shape[same] == shape[lead + same]) same++;
-            for (int k = lead + same; k < *ndim; k++) { repeats *= (uint64_t)shape[k]; if (whole[i].shape[k - lead] != 1) same = -1; }
+            for (int k = lead + same; k < *ndim; k++) {
+                repeats *= (uint64_t)shape[k];
+                if (whole[i].shape[k - lead] != 1) same = -1;
+            }
             for (int k = 0; k < lead; k++) if (shape[k] != 1) same = -1;
-            if (i == 0 && same >= 0 && repeats && repeats <= min_u32(1 << 14, c->device->caps.max_groups[2])) { *every = (uint32_t)repeats; continue; }
+            if (i == 0 && same >= 0 && repeats && repeats <= min_u32(1 << 14, c->device->caps.max_groups[2])) {
+                *every = (uint32_t)repeats;
+                continue;
+            }
             *index[i] = do_reshape(c, do_arange(c, 0, total, 1, MLXVK_UINT32), whole[i].ndim, whole[i].shape);
         }
         *index[i] = contiguous(c, broadcast(c, as_type(c, *index[i], MLXVK_UINT32), *ndim, shape));
@@ -8495,7 +9041,8 @@ static bool matrix_indices(struct call *c, const struct array *a, const struct a
     return !c->code;
 }
 
-static struct array *do_gather_mm(struct call *c, struct array *a, struct array *b, struct array *lhs, struct array *rhs)
+static struct array *do_gather_mm(struct call *c, struct array *a, struct array *b, struct array *lhs,
+                                  struct array *rhs)
 {
     struct gather_mm_params f = { 0 };
     struct array *out;
@@ -8503,17 +9050,8 @@ static struct array *do_gather_mm(struct call *c, struct array *a, struct array 
     bool row, column;
     mlxvk_dtype t;
     if (!lhs && !rhs) return do_matmul(c, a, b);
-    if (c->code || !a || !b) return NULL;
-    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
-    t = promote(a->dtype, b->dtype);
-    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
-    row = a->ndim == 1;
-    column = b->ndim == 1;
-    a = as_matrix(c, as_type(c, a, t), 0);
-    b = as_matrix(c, as_type(c, b, t), 1);
-    if (c->code) return NULL;
-    if (dim_of(a, -1) != dim_of(b, -2))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
+    if (!as_matrices(c, &a, &b, NULL, false, &row, &column)) return NULL;
+    t = a->dtype;
     if (!matrix_indices(c, a, b, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
     if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     shape[ndim] = dim_of(a, -2);
@@ -8551,7 +9089,8 @@ static struct array *do_segmented_mm(struct call *c, struct array *a, struct arr
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
     if (a->shape[1] != b->shape[0])
         return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
-    if (a->shape[1] > longest_k(c->device)) return FAIL(c, MLXVK_ERROR_LIMIT, "the last dimension of %s is too long for this driver", TEXT(a));
+    if (a->shape[1] > longest_k(c->device))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "the last dimension of %s is too long for this driver", TEXT(a));
     if (segments->ndim + 1 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     memcpy(shape, segments->shape, (size_t)segments->ndim * sizeof *shape);
     shape[segments->ndim - 1] = a->shape[0];
@@ -8573,7 +9112,7 @@ int mlxvk_segmented_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_arr
 /* A mask of blocks as one of elements, rows x columns. */
 static struct array *spread_mask(struct call *c, struct array *mask, int rows, int columns, int block)
 {
-    int down = (int)ceil_div((uint64_t)rows, (uint64_t)block), across = (int)ceil_div((uint64_t)columns, (uint64_t)block);
+    int down = (rows + block - 1) / block, across = (columns + block - 1) / block;
     int ndim, shape[MAXD + 2];
     struct array *wide;
     if (c->code || !mask) return NULL;
@@ -8613,7 +9152,8 @@ static struct array *apply_mask(struct call *c, struct array *x, struct array *m
 }
 
 /* A product of matrices that masks have been applied to; those that are bool say what need not be multiplied. */
-static struct array *do_masked_product(struct call *c, struct array *a, struct array *b, int block, struct array *const masks[3])
+static struct array *do_masked_product(struct call *c, struct array *a, struct array *b, int block,
+                                       struct array *const masks[3])
 {
     int ndim, shape[MAXD], blocks[3];
     struct array *in[3] = { NULL }, *out;
@@ -8632,7 +9172,8 @@ static struct array *do_masked_product(struct call *c, struct array *a, struct a
         shape[ndim - 1] = blocks[i == 1 ? 1 : 2];
         in[i] = contiguous(c, broadcast(c, masks[i], ndim, shape));
     }
-    append(c, OP_MASKED_MM, PARAMS(.matmul = { .alpha = 1, .block = block }), ARRAYS(a, b, in[0], in[1], in[2]), ARRAYS(out));
+    append(c, OP_MASKED_MM, PARAMS(.matmul = { .alpha = 1, .block = block }), ARRAYS(a, b, in[0], in[1], in[2]),
+           ARRAYS(out));
     return out;
 }
 
@@ -8641,17 +9182,12 @@ static struct array *do_block_masked_mm(struct call *c, struct array *a, struct 
 {
     struct array *y;
     bool row, column;
-    mlxvk_dtype t;
     if (c->code || !a || !b) return NULL;
     if (!out && !lhs && !rhs) return do_matmul(c, a, b);
     if (block != 32 && block != 64) return FAIL(c, MLXVK_ERROR_ARGUMENT, "blocks are of 32 or 64, not %d", block);
-    if (!a->ndim || !b->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s: operands have at least one dimension", TEXT(a), TEXT(b));
-    t = promote(a->dtype, b->dtype);
-    if (!is_inexact(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
-    row = a->ndim == 1;
-    column = b->ndim == 1;
-    a = apply_mask(c, as_matrix(c, as_type(c, a, t), 0), lhs, block);
-    b = apply_mask(c, as_matrix(c, as_type(c, b, t), 1), rhs, block);
+    if (!as_matrices(c, &a, &b, NULL, true, &row, &column)) return NULL;
+    a = apply_mask(c, a, lhs, block);
+    b = apply_mask(c, b, rhs, block);
     y = apply_mask(c, do_masked_product(c, a, b, block, (struct array *const[3]){ out, lhs, rhs }), out, block);
     return without_units(c, contiguous(c, y), row, column);
 }
@@ -8682,7 +9218,8 @@ static struct array *grouped_axes(struct call *c, struct array *a, const int *ax
 }
 
 /* Sums products over pairs of axes: what remains are a's other axes, then b's. */
-static struct array *do_tensordot(struct call *c, struct array *a, struct array *b, const int *axes_a, const int *axes_b, size_t count)
+static struct array *do_tensordot(struct call *c, struct array *a, struct array *b, const int *axes_a,
+                                  const int *axes_b, size_t count)
 {
     int order_a[MAXD], order_b[MAXD], shape[2 * MAXD], n = 0, kept = 0, at = 0;
     uint32_t mask_a, mask_b;
@@ -8691,7 +9228,8 @@ static struct array *do_tensordot(struct call *c, struct array *a, struct array 
     for (size_t i = 0; i < count; i++) {
         int x = normal_axis(c, a, axes_a[i]), y = normal_axis(c, b, axes_b[i]);
         if (a->shape[x] != b->shape[y])
-            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s and axis %d of %s have different lengths", axes_a[i], TEXT(a), axes_b[i], TEXT(b));
+            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s and axis %d of %s have different lengths", axes_a[i],
+                        TEXT(a), axes_b[i], TEXT(b));
         order_a[kept + (int)i] = x;
         order_b[at++] = y;
     }
@@ -8702,8 +9240,8 @@ static struct array *do_tensordot(struct call *c, struct array *a, struct array 
     return do_reshape(c, do_matmul(c, a, b), n, shape);
 }
 
-int mlxvk_tensordot(mlxvk_array *res, mlxvk_array a, mlxvk_array b, const int *axes_a, size_t axes_a_num, const int *axes_b,
-                    size_t axes_b_num, mlxvk_stream s)
+int mlxvk_tensordot(mlxvk_array *res, mlxvk_array a, mlxvk_array b, const int *axes_a, size_t axes_a_num,
+                    const int *axes_b, size_t axes_b_num, mlxvk_stream s)
 {
     struct call c = begin("tensordot", s);
     struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
@@ -8762,12 +9300,15 @@ int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
     int shape[MAXD], ndim;
     if (!c.code) {
         ndim = x->ndim > y->ndim ? x->ndim : y->ndim;
-        if (!x->size || !y->size) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: operands must not be empty", TEXT(x), TEXT(y));
-        else if (2 * ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: at most %d dimensions", TEXT(x), TEXT(y), MAXD / 2);
+        if (!x->size || !y->size)
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: operands must not be empty", TEXT(x), TEXT(y));
+        else if (2 * ndim > MAXD)
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s and %s: at most %d dimensions", TEXT(x), TEXT(y), MAXD / 2);
         for (int i = 0; i < ndim && !c.code; i++) {
             int k = i - (ndim - x->ndim), l = i - (ndim - y->ndim);
             int64_t size = (int64_t)(k < 0 ? 1 : x->shape[k]) * (l < 0 ? 1 : y->shape[l]);
-            if (size > INT_MAX) FAIL(&c, MLXVK_ERROR_LIMIT, "%s and %s: an axis of %lld elements", TEXT(x), TEXT(y), (long long)size);
+            if (size > INT_MAX)
+                FAIL(&c, MLXVK_ERROR_LIMIT, "%s and %s: an axis of %lld elements", TEXT(x), TEXT(y), (long long)size);
             shape[i] = (int)size;
         }
         out = do_binary(&c, B_multiply, interleaved(&c, x, ndim, 1), interleaved(&c, y, ndim, 0));
@@ -8778,7 +9319,7 @@ int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
 
 /* ---- einsum ---- */
 
-/* Labels: letters in their order as characters, then those of dimensions that dots stand for, the last dimension last. */
+/* Labels: letters in their order as characters, then dimensions that dots stand for, the last dimension last. */
 enum { LABEL_DOTS = 'z' - 'A' + 1, EINSUM_LABELS = LABEL_DOTS + MAXD, EINSUM_TERMS = 32 };
 
 struct labels { int count, dots, label[MAXD]; };     /* dots: where they stand, -1: nowhere */
@@ -8830,10 +9371,12 @@ static bool einsum_operand(struct call *c, struct einsum *e, struct array *a, st
         int *size = &e->size[l->label[i]];
         for (int k = 0; k < i; k++)
             if (l->label[k] == l->label[i] && a->shape[k] != a->shape[i])
-                return FAIL(c, MLXVK_ERROR_SHAPE, "dimensions %d and %d of operand %d, %s, are to be equal", k, i, e->count, TEXT(a)), false;
+                return FAIL(c, MLXVK_ERROR_SHAPE, "dimensions %d and %d of operand %d, %s, are to be equal", k, i,
+                            e->count, TEXT(a)), false;
         if (!e->seen[l->label[i]] || *size == 1) *size = a->shape[i];
         else if (a->shape[i] != 1 && a->shape[i] != *size)
-            return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d of operand %d, %s, cannot be broadcast to %d", i, e->count, TEXT(a), *size), false;
+            return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d of operand %d, %s, cannot be broadcast to %d", i, e->count,
+                        TEXT(a), *size), false;
         e->seen[l->label[i]] = true;
         e->term[e->count].label[i] = l->label[i];
     }
@@ -8851,8 +9394,10 @@ static bool einsum_result(struct call *c, struct einsum *e, const char *at, cons
         if (*at) return FAIL(c, MLXVK_ERROR_ARGUMENT, "subscripts must be letters, but got '%c'", *at), false;
         for (int i = 0; i < e->out.count; i++) {
             if (!e->seen[e->out.label[i]])
-                return FAIL(c, MLXVK_ERROR_ARGUMENT, "no operand has subscript '%c' of the result", e->out.label[i] + 'A'), false;
-            if (named[e->out.label[i]]++) return FAIL(c, MLXVK_ERROR_ARGUMENT, "'%c' is repeated in the result", e->out.label[i] + 'A'), false;
+                return FAIL(c, MLXVK_ERROR_ARGUMENT, "no operand has subscript '%c' of the result",
+                            e->out.label[i] + 'A'), false;
+            if (named[e->out.label[i]]++)
+                return FAIL(c, MLXVK_ERROR_ARGUMENT, "'%c' is repeated in the result", e->out.label[i] + 'A'), false;
         }
     } else {
         e->out = (struct labels){ .dots = 0 };
@@ -8872,8 +9417,9 @@ static bool einsum_parse(struct call *c, struct einsum *e, const char *at, const
         at = read_labels(c, at, &l);
         if (!at) return false;
         if (i >= v->size || i >= EINSUM_TERMS || (*at == ',') != (i + 1 < v->size))
-            return FAIL(c, MLXVK_ERROR_ARGUMENT, "%zu operands, which is not the number of lists of subscripts (or more than %d)", v->size,
-                        (int)EINSUM_TERMS), false;
+            return FAIL(c, MLXVK_ERROR_ARGUMENT,
+                        "%zu operands, which is not the number of lists of subscripts (or more than %d)", v->size,
+                (int)EINSUM_TERMS), false;
         for (int k = 0; k < l.count; k++) uses[l.label[k]]++;
         a = vector_input(c, v, i++);
         if (!a || !einsum_operand(c, e, a, &l)) return false;
@@ -8941,7 +9487,8 @@ static struct array *einsum_view(struct call *c, const struct einsum_term *t, co
 }
 
 /* The same with the dimensions behind the first `lead` made two, of which the first `rows` are one. */
-static struct array *einsum_matrices(struct call *c, const struct einsum_term *t, const int *labels, int count, int lead, int rows)
+static struct array *einsum_matrices(struct call *c, const struct einsum_term *t, const int *labels, int count,
+                                     int lead, int rows)
 {
     struct array *a = einsum_view(c, t, labels, count);
     int shape[MAXD + 2];
@@ -8954,11 +9501,12 @@ static struct array *einsum_matrices(struct call *c, const struct einsum_term *t
     return do_reshape(c, a, lead + 2, shape);
 }
 
-/* Contracts terms i < j into term i: a matrix product over the labels that nobody else needs, or else a product of elements. */
+/* Contracts terms i < j into term i: a matrix product over labels that nobody else needs, or a product of elements. */
 static void einsum_pair(struct call *c, struct einsum *e, int i, int j)
 {
     struct einsum_term *a = &e->term[i], *b = &e->term[j];
-    int both[MAXD], sums[MAXD], left[MAXD], right[MAXD], order[3 * MAXD], shape[3 * MAXD], nb = 0, ns = 0, nl = 0, nr = 0, n = 0;
+    int both[MAXD], sums[MAXD], left[MAXD], right[MAXD], order[3 * MAXD], shape[3 * MAXD], nb = 0, ns = 0, nl = 0,
+        nr = 0, n = 0;
     einsum_sum(c, e, i, j);
     if (!c->code) einsum_sum(c, e, j, i);
     if (c->code || !a->a || !b->a) return;
@@ -8968,7 +9516,10 @@ static void einsum_pair(struct call *c, struct einsum *e, int i, int j)
         else sums[ns++] = a->label[k];
     }
     for (int k = 0; k < b->a->ndim; k++) if (!has_label(a, b->label[k])) right[nr++] = b->label[k];
-    if (nb + nl + nr > MAXD || nb + 2 > MAXD) { FAIL(c, MLXVK_ERROR_SHAPE, "an intermediate result has more than %d dimensions", MAXD); return; }
+    if (nb + nl + nr > MAXD || nb + 2 > MAXD) {
+        FAIL(c, MLXVK_ERROR_SHAPE, "an intermediate result has more than %d dimensions", MAXD);
+        return;
+    }
     memcpy(order, both, (size_t)nb * sizeof *order);
     if (ns) {
         struct array *x, *y;
@@ -9019,7 +9570,8 @@ static struct array *do_einsum(struct call *c, const char *subscripts, const str
     if (!vector_dtype(c, v, &to) || !einsum_parse(c, &e, subscripts, v)) return NULL;
     for (int i = 0; i < e.count && !c->code; i++) {
         einsum_simplify(c, &e, &e.term[i]);
-        if (v->size > 2 && is_float(to)) e.term[i].a = as_type(c, e.term[i].a, MLXVK_FLOAT32);     /* half types round once */
+        /* half types round once */
+        if (v->size > 2 && is_float(to)) e.term[i].a = as_type(c, e.term[i].a, MLXVK_FLOAT32);
     }
     while (e.count > 1 && !c->code) {                /* the pair that leaves least, first */
         int best[2] = { 0, 1 };
@@ -9050,7 +9602,8 @@ int mlxvk_einsum(mlxvk_array *res, const char *subscripts, mlxvk_vector_array op
 
 /* ==== >>hadamard ================================================================================================== */
 
-enum { HADAMARD_BITS = 4, HADAMARD_CHUNK = 12 };     /* of an index, that a step takes; that one workgroup takes of longer rows */
+/* of an index, that a step takes; that one workgroup takes of longer rows */
+enum { HADAMARD_BITS = 4, HADAMARD_CHUNK = 12 };
 
 /* n as m * 2^bits with m of 1, 12, 20, 28; 0 where it is no such number. */
 static uint32_t hadamard_factor(uint32_t n, uint32_t *bits)
@@ -9065,27 +9618,27 @@ static uint32_t hadamard_factor(uint32_t n, uint32_t *bits)
 /* Rows of m << bits elements that fit into shared memory. */
 static void hadamard_rows(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, float scale)
 {
-    struct { uint32_t count, dst_at, src_at; float scale; } p = { .count = (uint32_t)x->size, .scale = scale };
+    struct hadamard_push p = { .count = (uint32_t)x->size, .scale = scale };
     uint32_t n = m << bits, length = n < 2048 ? 2048 / n * n : n, threads = 64;
     bool vector;
-    p.dst_at = set_output(e, 0, y);
-    p.src_at = set_input(e, 1, x);
+    p.dst_at = set_output(e, SLOT_hadamard_dst, y);
+    p.src_at = set_input(e, SLOT_hadamard_src, x);
     vector = !((p.dst_at | p.src_at | length) & 3);
     while (threads < 256 && threads * 16 < length) threads *= 2;
-    KERNEL(e, K_HADAMARD, threads, (uint32_t)x->dtype, (uint32_t)y->dtype, m, bits, length, vector);
-    set_bytes(e, &p, sizeof p);
+    USE(e, hadamard, &p, .threads = threads, .from = x->dtype, .to = y->dtype, .m = m, .k = bits, .length = length,
+        .vector = vector);
     dispatch_groups(e, ceil_div(x->size, length));
 }
 
 /* One step over elements `stride` apart: m of them, or 1 << bits. */
-static void hadamard_step(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits, uint32_t stride, float scale)
+static void hadamard_step(struct encoder *e, struct array *x, struct array *y, uint32_t m, uint32_t bits,
+                          uint32_t stride, float scale)
 {
-    struct { uint32_t count, dst_at, src_at; float scale; uint32_t stride; } p = { .scale = scale, .stride = stride };
+    struct hadamard_step_push p = { .scale = scale, .stride = stride };
     p.count = (uint32_t)(x->size / (m > 1 ? m : 1u << bits));
-    p.dst_at = set_output(e, 0, y);
-    p.src_at = set_input(e, 1, x);
-    KERNEL(e, K_HADAMARD_STEP, 256, (uint32_t)x->dtype, (uint32_t)y->dtype, m, m > 1 ? 0 : bits);
-    set_bytes(e, &p, sizeof p);
+    p.dst_at = set_output(e, SLOT_hadamard_step_dst, y);
+    p.src_at = set_input(e, SLOT_hadamard_step_src, x);
+    USE(e, hadamard_step, &p, .threads = 256, .from = x->dtype, .to = y->dtype, .m = m, .k = m > 1 ? 0 : bits);
     dispatch_groups(e, ceil_div(p.count, 256));
 }
 
@@ -9133,15 +9686,15 @@ int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_flo
             FAIL(&c, MLXVK_ERROR_SHAPE, "rows of %s are not of m * 2^k elements, m of 1, 12, 20, 28", TEXT(x));
         x = as_type(&c, x, is_float(x->dtype) ? x->dtype : MLXVK_FLOAT32);
         if (x) out = output(&c, x->ndim, x->shape, x->dtype);
-        append(&c, OP_HADAMARD, PARAMS(.hadamard = { scale.has_value ? scale.value : (float)(1 / sqrt((double)size)) }), ARRAYS(x),
-               ARRAYS(out));
+        append(&c, OP_HADAMARD, PARAMS(.hadamard = { scale.has_value ? scale.value : (float)(1 / sqrt((double)size)) }),
+               ARRAYS(x), ARRAYS(out));
     }
     return finish(&c, out, res);
 }
 
 /* ==== >>convolution =============================================================================================== */
 
-/* A convolution as kernels see it, with a zero-dilated input taken apart: see conv.glsl. Axes outermost first; sizes in elements. */
+/* A convolution as conv.glsl sees it, a zero-dilated input taken apart. Axes outermost first; sizes in elements. */
 enum { SPACE = 3 };
 
 struct conv {
@@ -9156,7 +9709,7 @@ static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
 
 enum { CONV_UNFOLDED = 1 << 28 };                    /* bytes of a matrix written out, at most */
-enum { CONV_ROUNDS = LOOP_MOST + 1 };                /* of K a workgroup with QUIRK_SHORT_LOOPS: an iteration takes several */
+enum { CONV_ROUNDS = LOOP_MOST + 1 };          /* of K a workgroup with QUIRK_SHORT_LOOPS: an iteration takes several */
 
 /* Do the result's positions follow each other in memory? */
 static bool conv_linear(const struct conv *v)
@@ -9171,8 +9724,9 @@ static bool conv_linear(const struct conv *v)
 static struct product conv_product(const struct conv *v)
 {
     struct product p = { .array = { v->in, v->kernel, NULL, v->out }, .m = conv_rows(v), .n = v->n, .k = conv_depth(v),
-        .a_row = v->channels, .a_k = 1, .b_k = 1, .b_col = v->b_row, .out_row = v->out_step[2], .out_col = 1, .ndim = v->groups > 1,
-        .shape = { v->groups }, .stride = { [MAT_A] = { v->c }, [MAT_B] = { v->n * v->b_row }, [MAT_OUT] = { v->n } },
+        .a_row = v->channels, .a_k = 1, .b_k = 1, .b_col = v->b_row, .out_row = v->out_step[2], .out_col = 1,
+        .ndim = v->groups > 1, .shape = { v->groups },
+        .stride = { [MAT_A] = { v->c }, [MAT_B] = { v->n * v->b_row }, [MAT_OUT] = { v->n } },
         .offset = { [MAT_A] = v->in_first, [MAT_B] = v->b_first, [MAT_OUT] = v->out_first }, .alpha = 1 };
     return p;
 }
@@ -9182,9 +9736,9 @@ static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struc
     struct conv_push q = {
         .M = (uint32_t)conv_rows(v), .N = (uint32_t)v->n, .C = (uint32_t)v->c, .channels = (uint32_t)v->channels,
         .b_row = (uint32_t)v->b_row, .part = (uint32_t)v->groups, .out_batch = (uint32_t)v->out_batch };
-    q.offset_a = set_input(e, 1, v->in) + (uint32_t)v->in_first;
-    q.offset_b = set_input(e, 2, v->kernel) + (uint32_t)v->b_first;
-    q.offset_out = set_output(e, 0, out) + (out == v->out ? (uint32_t)v->out_first : 0);
+    q.offset_a = set_input(e, SLOT_conv_a, v->in) + (uint32_t)v->in_first;
+    q.offset_b = set_input(e, SLOT_conv_b, v->kernel) + (uint32_t)v->b_first;
+    q.offset_out = set_output(e, SLOT_conv_d, out) + (out == v->out ? (uint32_t)v->out_first : 0);
     for (int i = 0; i < SPACE; i++) {
         if (v->step[i] > 0xffff || v->tap_step[i] > 0xffff)
             encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "convolution", "strides and dilations are at most 65535");
@@ -9199,25 +9753,27 @@ static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struc
     return q;
 }
 
-/* Bits: the input, the kernel, the result can be accessed `count` channels at a time; 8: the result's rows follow each other. */
+/* Bits: the input, the kernel, the result can be accessed `count` channels at a time; the result's rows follow on. */
 static uint32_t conv_even(const struct conv *v, const struct conv_push *q, bool split, uint32_t count)
 {
     uint32_t in = q->offset_a | q->channels | q->C, kernel = q->offset_b | q->b_row | q->C, out = q->offset_out | q->N;
     for (int i = 0; i < SPACE && !split; i++) out |= q->out_step[i];
     if (!split) out |= q->out_batch;
-    return (in & (count - 1) ? 0u : 1u) | (kernel & (count - 1) ? 0u : 2u) | (out & (count - 1) ? 0u : 4u) | (conv_linear(v) ? 8u : 0u);
+    return (in & (count - 1) ? 0u : 1u) | (kernel & (count - 1) ? 0u : 2u) | (out & (count - 1) ? 0u : 4u) |
+           (conv_linear(v) ? 8u : 0u);
 }
 
-static void conv_plain(struct encoder *e, const struct conv *v)
+static void conv_plain(struct encoder *e, const void *job)
 {
+    const struct conv *v = job;
     struct conv_push q = bind_conv(e, v, v->out);
-    KERNEL(e, K_CONV_PLAIN, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, conv_even(v, &q, false, 4) & 3);
-    set_bytes(e, &q, sizeof q);
+    USE(e, conv_plain, &q, .threads = 256, .type = v->out->dtype, .vector = conv_even(v, &q, false, 4) & 3);
     dispatch_groups(e, ceil_div((uint64_t)q.M * q.N * q.part, 256));
 }
 
-static void conv_depthwise(struct encoder *e, const struct conv *v)
+static void conv_depthwise(struct encoder *e, const void *job)
 {
+    const struct conv *v = job;
     struct conv all = *v;
     struct conv_push q;
     uint32_t run = 4, even;
@@ -9226,8 +9782,8 @@ static void conv_depthwise(struct encoder *e, const struct conv *v)
     q = bind_conv(e, &all, v->out);
     even = conv_even(&all, &q, false, 4);
     q.C = 1;
-    KERNEL(e, K_CONV_DEPTHWISE, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, run, (even & 1) | (even >> 1 & 2));
-    set_bytes(e, &q, sizeof q);
+    USE(e, conv_depthwise, &q, .threads = 256, .type = v->out->dtype, .run = run,
+        .vector = (even & 1) | (even >> 1 & 2));
     dispatch_groups(e, ceil_div(runs * ceil_div((uint64_t)v->channels, 4), 256));
 }
 
@@ -9251,20 +9807,31 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     parts = sums ? ceil_div((uint64_t)p.k, q.part) : 1;
     even = conv_even(v, &q, sums != NULL, matrices ? 8 : 4);
     if (matrices)
-        KERNEL(e, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16, r->threads * lanes, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn,
-               e->device->caps.coopmat_size[bf16], lanes, along, even);
+        USE_AS(e, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16, conv_coopmat_f16, &q, .threads = r->threads * lanes,
+               .type = type, .epilogue = epilogue, .bm = r->bm, .bn = r->bn, .bk = r->bk, .wm = r->tm, .wn = r->tn,
+               .size = e->device->caps.coopmat_size[bf16], .lanes = lanes, .along = along, .aligned = even);
     else
-        KERNEL(e, K_CONV_TILED, r->threads, type, epilogue, r->bm, r->bn, r->bk, r->tm, r->tn, along, even, deep ? r->bk : 1);
-    set_bytes(e, &q, sizeof q);
+        USE(e, conv_tiled, &q, .threads = r->threads, .type = type, .epilogue = epilogue, .bm = r->bm, .bn = r->bn,
+            .bk = r->bk, .tm = r->tm, .tn = r->tn, .along = along, .vector = even, .unroll = deep ? r->bk : 1);
     dispatch(e, ceil_div(q.N, r->bn), ceil_div(q.M, r->bm), (uint32_t)v->groups * parts);
     if (sums) product_sum(e, &p, sums, parts);
     array_release(sums);
 }
 
+static void conv_tiled(struct encoder *e, const void *job) { conv_tiles(e, job, false); }
+static void conv_coopmat(struct encoder *e, const void *job) { conv_tiles(e, job, true); }
+
+static void conv_as_product(struct encoder *e, const void *job)
+{
+    struct product p = conv_product(job);
+    product_batch(e, &p);
+}
+
 /* Rows of the first matrix that are written out at a time. */
 static int64_t unfolded_rows(const struct encoder *e, const struct conv *v)
 {
-    return (int64_t)min_size(CONV_UNFOLDED, e->device->caps.max_range / 2) / (conv_depth(v) * (int64_t)item_size(v->in));
+    int64_t room = (int64_t)min_size(CONV_UNFOLDED, e->device->caps.max_range / 2);
+    return room / (conv_depth(v) * (int64_t)item_size(v->in));
 }
 
 /* Is the kernel a matrix as it lies in memory, and the input to be read in steps of 16 bytes? */
@@ -9273,12 +9840,14 @@ static bool conv_unfolds(const struct encoder *e, const struct conv *v)
     int64_t step = v->c, count = 16 / (int64_t)item_size(v->in);
     for (int i = SPACE - 1; i >= 0; step *= v->taps[i], i--)
         if (v->taps[i] > 1 && v->b_tap[i] != step) return false;
-    return v->groups == 1 && conv_linear(v) && v->b_row == step && unfolded_rows(e, v) >= 128 && !((v->c | v->in_first) % count || v->in->offset % 16);
+    return v->groups == 1 && conv_linear(v) && v->b_row == step && unfolded_rows(e, v) >= 128 &&
+        !((v->c | v->in_first) % count || v->in->offset % 16);
 }
 
 /* By the kernels of matrix products, from the first matrix written out, some rows at a time. */
-static void conv_unfolded(struct encoder *e, const struct conv *v)
+static void conv_unfolded(struct encoder *e, const void *job)
 {
+    const struct conv *v = job;
     struct product p = conv_product(v);
     int64_t most = unfolded_rows(e, v), rows = p.m;
     uint32_t chunks = (uint32_t)(v->c * (int64_t)item_size(v->in) / 16);
@@ -9294,8 +9863,7 @@ static void conv_unfolded(struct encoder *e, const struct conv *v)
         p.offset[MAT_OUT] = v->out_first + at * p.out_row;
         q.part = (uint32_t)at;
         q.N = (uint32_t)p.m;
-        KERNEL(e, K_CONV_UNFOLD, 256, (uint32_t)v->in->dtype, EPILOGUE_NONE);
-        set_bytes(e, &q, sizeof q);
+        USE(e, conv_unfold, &q, .threads = 256, .type = v->in->dtype);
         dispatch_groups(e, ceil_div((uint64_t)p.m * chunks, 256));
         product_batch(e, &p);
     }
@@ -9304,8 +9872,8 @@ static void conv_unfolded(struct encoder *e, const struct conv *v)
 
 /* ---- Winograd's way: winograd.comp ---- */
 
-enum { WINOGRAD_KERNEL, WINOGRAD_INPUT, WINOGRAD_RESULT };
-enum { WINOGRAD_POINTS = 36, WINOGRAD_BYTES = 1 << 28 };     /* matrices; bytes of those of the input or the result, at most */
+/* matrices; bytes of those of the input or the result, at most */
+enum { WINOGRAD_POINTS = 36, WINOGRAD_BYTES = 1 << 28 };
 
 static int64_t winograd_tiles(const struct conv *v)
 {
@@ -9315,8 +9883,8 @@ static int64_t winograd_tiles(const struct conv *v)
 /* Tiles at a time: so many that what lies between the steps stays within bounds. */
 static int64_t winograd_rows(const struct encoder *e, const struct conv *v)
 {
-    int64_t most = (int64_t)min_size(WINOGRAD_BYTES, e->device->caps.max_range) / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
-    int64_t tiles = winograd_tiles(v);
+    int64_t room = (int64_t)min_size(WINOGRAD_BYTES, e->device->caps.max_range), tiles = winograd_tiles(v);
+    int64_t most = room / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
     return tiles <= most ? tiles : most / 128 * 128;
 }
 
@@ -9325,11 +9893,12 @@ static bool conv_by_three(const struct encoder *e, const struct conv *v)
 {
     bool plane = v->in_size[0] == 1 && v->out_size[0] == 1 && v->taps[0] == 1 && !v->base[0] && v->groups == 1;
     for (int i = 1; i < SPACE; i++) plane = plane && v->taps[i] == 3 && v->tap_step[i] == 1 && v->step[i] <= 1;
-    return plane && v->c && winograd_rows(e, v) > 0 && (size_t)(v->n * v->c) <= e->device->caps.max_range / (4 * WINOGRAD_POINTS);
+    return plane && v->c && winograd_rows(e, v) > 0 &&
+        (size_t)(v->n * v->c) <= e->device->caps.max_range / (4 * WINOGRAD_POINTS);
 }
 
-static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step, struct array *from, int64_t first, struct array *to,
-                          int64_t tile, int64_t rows)
+static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step, struct array *from, int64_t first,
+                          struct array *to, int64_t tile, int64_t rows)
 {
     struct conv one = *v;
     struct conv_push q;
@@ -9338,20 +9907,21 @@ static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step
     q = bind_conv(e, &one, to);
     q.part = (uint32_t)tile;
     q.M = (uint32_t)rows;
-    KERNEL(e, K_WINOGRAD, 256, (uint32_t)v->out->dtype, EPILOGUE_NONE, step);
-    set_bytes(e, &q, sizeof q);
+    USE(e, winograd, &q, .threads = 256, .type = v->out->dtype, .step = step);
     dispatch_groups(e, ceil_div((uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)), 256));
 }
 
 /* In float32 between the steps, whatever the dtype. */
-static void conv_winograd(struct encoder *e, const struct conv *v)
+static void conv_winograd(struct encoder *e, const void *job)
 {
+    const struct conv *v = job;
     int64_t tiles = winograd_tiles(v), rows = winograd_rows(e, v);
     struct array *kernel = scratch(e, (size_t)(WINOGRAD_POINTS * v->n * v->c), MLXVK_FLOAT32);
     struct array *input = scratch(e, (size_t)(WINOGRAD_POINTS * rows * v->c), MLXVK_FLOAT32);
     struct array *result = scratch(e, (size_t)(WINOGRAD_POINTS * rows * v->n), MLXVK_FLOAT32);
-    struct product p = { .array = { input, kernel, NULL, result }, .n = v->n, .k = v->c, .a_row = v->c, .a_k = 1, .b_k = 1, .b_col = v->c,
-        .out_row = v->n, .out_col = 1, .ndim = 1, .shape = { WINOGRAD_POINTS }, .stride = { [MAT_B] = { v->n * v->c } }, .alpha = 1 };
+    struct product p = { .array = { input, kernel, NULL, result }, .n = v->n, .k = v->c, .a_row = v->c, .a_k = 1,
+                         .b_k = 1, .b_col = v->c, .out_row = v->n, .out_col = 1, .ndim = 1,
+                         .shape = { WINOGRAD_POINTS }, .stride = { [MAT_B] = { v->n * v->c } }, .alpha = 1 };
     if (!e->code) winograd_step(e, v, WINOGRAD_KERNEL, v->kernel, v->b_first, kernel, 0, v->n);
     for (int64_t at = 0; at < tiles && !e->code; at += rows) {
         p.m = tiles - at < rows ? tiles - at : rows;
@@ -9368,27 +9938,20 @@ static void conv_winograd(struct encoder *e, const struct conv *v)
 
 /* ---- choosing kernels ---- */
 
-enum conv_kind { CONV_AUTO, CONV_KIND_PLAIN, CONV_KIND_DEPTHWISE, CONV_KIND_TILED, CONV_KIND_COOPMAT, CONV_KIND_PRODUCT, CONV_KIND_UNFOLDED,
-                 CONV_KIND_WINOGRAD };
-/* Channels and multiplications from which unfolding pays, as computed for an H200, and elements of the result from which it does not. */
+/* Channels and multiplications from which unfolding pays, and elements of the result from which it does not. */
 enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28, CONV_MANY = 1 << 24 };
-enum { CONV_DEEP = 1 << 14, CONV_FEW = 1 << 16 };    /* products of an element from which few elements keep too few threads busy */
+/* products of an element from which few elements keep few threads busy */
+enum { CONV_DEEP = 1 << 14, CONV_FEW = 1 << 16 };
+
+static double conv_work(const struct conv *v) { return (double)(conv_rows(v) * conv_depth(v) * v->n * v->groups); }
 
 /* One tap over every position: the input itself is the first matrix. */
 static bool conv_pointwise(const struct conv *v)
 {
     for (int i = 0; i < SPACE; i++)
-        if (v->taps[i] != 1 || v->base[i] || v->in_size[i] != v->out_size[i] || (v->out_size[i] > 1 && v->step[i] != 1)) return false;
+        if (v->taps[i] != 1 || v->base[i] || v->in_size[i] != v->out_size[i] || (v->out_size[i] > 1 && v->step[i] != 1))
+            return false;
     return conv_linear(v);
-}
-
-/* Is Winograd's way faster? In multiplications. Products come by tiles of 64 rows. */
-static bool winograd_pays(const struct encoder *e, const struct conv *v)
-{
-    double byte = e->device->tuning->winograd_byte, tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c);
-    double plain = (double)(conv_rows(v) * conv_depth(v) * v->n), padded = (double)ceil_div((uint64_t)winograd_tiles(v), 64) * 64;
-    double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
-    return plain >= 1 << 26 && WINOGRAD_POINTS * padded * pairs + byte * bytes < plain;
 }
 
 /* Are there more products of an element than an invocation has iterations? Tiles cut them into parts. */
@@ -9397,29 +9960,129 @@ static bool conv_too_deep(const struct device *d, const struct conv *v)
     return d->caps.quirks & QUIRK_SHORT_LOOPS && conv_depth(v) > CONV_DEEP;
 }
 
-static enum conv_kind choose_conv(const struct encoder *e, const struct conv *v)
+/* Why no kernel of one dispatch can do it. */
+static const char *conv_refused(const struct encoder *e, const struct conv *v)
 {
-    const struct device *d = e->device;
-    enum conv_kind wanted = (enum conv_kind)d->gate[GATE_CONV_KERNEL];
-    bool bf16 = v->out->dtype == MLXVK_BFLOAT16, half = bf16 || v->out->dtype == MLXVK_FLOAT16, fits = v->groups <= d->caps.max_groups[2];
-    bool even = !((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) && !(v->in->offset % 16 || v->kernel->offset % 16);
-    bool coopmat = half && even && fits && d->caps.coopmat_size[bf16] && has_kernel(d, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16);
-    bool matrix2 = half && even && !(v->n & 7) && !(v->out->offset % 16) && !d->gate[GATE_MATMUL_KERNEL] &&
-                   has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) && !wanted;
-    int64_t depth = conv_depth(v), work = conv_rows(v) * v->n * depth * v->groups;
-    if (conv_too_deep(d, v)) return conv_pointwise(v) ? CONV_KIND_PRODUCT : CONV_KIND_TILED;
-    if (!depth || wanted == CONV_KIND_PLAIN) return CONV_KIND_PLAIN;
-    if ((wanted == CONV_KIND_TILED && fits) || (wanted == CONV_KIND_COOPMAT && coopmat)) return wanted;
-    if (wanted == CONV_KIND_WINOGRAD && conv_by_three(e, v)) return wanted;
-    if (v->c == 1 && v->n == 1 && v->groups > 1) return CONV_KIND_DEPTHWISE;
-    if (conv_pointwise(v)) return CONV_KIND_PRODUCT;
-    if ((wanted == CONV_KIND_UNFOLDED || (matrix2 && v->n >= CONV_WIDE && work >= CONV_LARGE && conv_rows(v) * v->n < CONV_MANY)) &&
-        conv_unfolds(e, v)) return CONV_KIND_UNFOLDED;
-    if (!coopmat && d->gate[GATE_WINOGRAD] && conv_by_three(e, v) && winograd_pays(e, v)) return CONV_KIND_WINOGRAD;
-    if (fits && depth > CONV_DEEP && conv_linear(v) && work / depth < CONV_FEW) return CONV_KIND_TILED;
-    if (!fits || v->n < 8 || work < SMALL_PRODUCT) return CONV_KIND_PLAIN;
-    return coopmat && v->n >= 16 && depth >= 32 ? CONV_KIND_COOPMAT : CONV_KIND_TILED;
+    if (!conv_depth(v)) return "nothing to multiply";
+    return conv_too_deep(e->device, v) ? "too many products of an element for this driver" : NULL;
 }
+
+static const char *conv_plain_fits(const struct encoder *e, const void *job)
+{
+    return conv_depth(job) ? conv_refused(e, job) : NULL;
+}
+
+static const char *conv_depthwise_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    return v->c == 1 && v->n == 1 && v->groups > 1 ? conv_refused(e, v) : "not one channel a group";
+}
+
+static const char *conv_tiled_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    return !conv_depth(v) ? "nothing to multiply" : v->groups > e->device->caps.max_groups[2]
+        ? "more groups than a grid" : NULL;
+}
+
+static const char *conv_coopmat_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    bool bf16 = v->out->dtype == MLXVK_BFLOAT16;
+    if (!bf16 && v->out->dtype != MLXVK_FLOAT16) return "no half type";
+    if (!e->device->caps.coopmat_size[bf16] || !has_kernel(e->device, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16))
+        return "the device lacks cooperative matrices";
+    if (((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) || v->in->offset % 16 ||
+        v->kernel->offset % 16)
+        return "channels are not of whole 16 bytes";
+    return conv_too_deep(e->device, v) ? conv_refused(e, v) : conv_tiled_fits(e, v);
+}
+
+static const char *conv_product_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    (void)e;
+    return !conv_pointwise(v) ? "more than one tap" : !v->c ? "nothing to multiply" : NULL;
+}
+
+static const char *conv_unfolded_fits(const struct encoder *e, const void *job)
+{
+    const char *refusal = conv_refused(e, job);
+    return refusal || conv_unfolds(e, job) ? refusal : "the kernel is no matrix in memory";
+}
+
+static const char *conv_winograd_fits(const struct encoder *e, const void *job)
+{
+    if (!e->device->gate[GATE_WINOGRAD]) return "a gate";
+    return conv_by_three(e, job) ? conv_refused(e, job) : "not by 3 x 3 in steps of 1";
+}
+
+/* Costs are as those of products. INFINITY: not where nobody asks for it. */
+static double conv_plain_cost(const struct encoder *e, const void *v)
+{
+    return speed_cost(e, conv_work(v), PLAIN_SPEED, 1);
+}
+
+static double conv_depthwise_cost(const struct encoder *e, const void *v) { return conv_plain_cost(e, v) / 10; }
+
+/* Plenty of products for few elements: by tiles, which are cut into parts. */
+static bool conv_deep(const struct conv *v)
+{
+    return conv_depth(v) > CONV_DEEP && conv_linear(v) && conv_rows(v) * v->n * v->groups < CONV_FEW;
+}
+
+static double conv_tiled_cost(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    return v->n < 8 && !conv_deep(v) ? INFINITY : speed_cost(e, conv_work(v), 1.5, conv_deep(v) ? 1 : SMALL_PRODUCT);
+}
+
+static double conv_coopmat_cost(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    return v->n < 16 || conv_depth(v) < 32 || conv_deep(v) ? INFINITY : speed_cost(e, conv_work(v), 4, SMALL_PRODUCT);
+}
+
+/* Nothing but the product, where one channel a group does not leave its tiles empty. */
+static double conv_product_cost(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    return v->c == 1 && v->n == 1 && v->groups > 1 ? conv_plain_cost(e, v) : speed_cost(e, conv_work(v), 14, 1);
+}
+
+/* By cooperative matrices 2; the first matrix is written and read besides. */
+static double conv_unfolded_cost(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    struct product p = conv_product(v);
+    double matrix = (double)conv_rows(v) * (double)conv_depth(v) * (double)item_size(v->in);
+    if (v->n < CONV_WIDE || v->n & 7 || conv_work(v) < CONV_LARGE || conv_rows(v) * v->n >= CONV_MANY ||
+        v->out->offset % 16 || half_fits(e, &p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16) ||
+        e->device->gate[GATE_MATMUL_KERNEL]) return INFINITY;
+    return speed_cost(e, conv_work(v), 14, 1) + matrix / e->device->tuning->bandwidth;
+}
+
+/* In float32 products, by tiles of 64 rows. A few multiplications are not worth the steps. */
+static double conv_winograd_cost(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    double tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c), padded = ceil((double)tiles / 64) * 64;
+    double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
+    double work = WINOGRAD_POINTS * padded * pairs + e->device->tuning->winograd_byte * bytes;
+    if (conv_work(v) < 1 << 26 || work >= conv_work(v) || !conv_coopmat_fits(e, v)) return INFINITY;
+    return speed_cost(e, work, 1.5, 1);
+}
+
+/* In the order of MLX_VK_CONV_KERNEL. */
+static const struct candidate conv_ways[] = {
+    { "conv_plain",                  conv_plain_fits,     conv_plain_cost,     conv_plain },
+    { "conv_depthwise",              conv_depthwise_fits, conv_depthwise_cost, conv_depthwise },
+    { "conv_tiled",                  conv_tiled_fits,     conv_tiled_cost,     conv_tiled },
+    { "conv_coopmat",                conv_coopmat_fits,   conv_coopmat_cost,   conv_coopmat },
+    { "a matrix product",            conv_product_fits,   conv_product_cost,   conv_as_product },
+    { "conv_unfold and a product",   conv_unfolded_fits,  conv_unfolded_cost,  conv_unfolded },
+    { "winograd",                    conv_winograd_fits,  conv_winograd_cost,  conv_winograd },
+};
 
 static void conv_dispatch(struct encoder *e, const struct conv *v);
 
@@ -9456,20 +10119,12 @@ static void conv_aside(struct encoder *e, const struct conv *v)
 
 static void conv_dispatch(struct encoder *e, const struct conv *v)
 {
-    struct product p;
+    const struct candidate *way;
     if (conv_too_deep(e->device, v) && !conv_linear(v)) { conv_aside(e, v); return; }
-    switch (choose_conv(e, v)) {
-    case CONV_KIND_DEPTHWISE: conv_depthwise(e, v); break;
-    case CONV_KIND_TILED: conv_tiles(e, v, false); break;
-    case CONV_KIND_COOPMAT: conv_tiles(e, v, true); break;
-    case CONV_KIND_UNFOLDED: conv_unfolded(e, v); break;
-    case CONV_KIND_WINOGRAD: conv_winograd(e, v); break;
-    case CONV_KIND_PRODUCT:
-        p = conv_product(v);
-        product_batch(e, &p);
-        break;
-    default: conv_plain(e, v);
-    }
+    way = choose(e, conv_ways, COUNT(conv_ways), e->device->gate[GATE_CONV_KERNEL], NOTE_CONV, v,
+                 e->device->noted >> NOTE_CONV & 1 ? TEXT(v->in) : "");
+    if (way) way->plan(e, v);
+    else encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "convolution", "too many groups and products for this driver");
 }
 
 /* ---- from MLX's parameters to kernels' ---- */
@@ -9498,12 +10153,14 @@ static void conv_rows_split(struct encoder *e, const struct conv *v)
     conv_rows_split(e, &part);
 }
 
-/* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input at
- * o * stride - low + t * kernel_dilation, which a dilated input has at multiples of input_dilation only: every few taps.
- * Returns how many remainders there are. */
-static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, const struct conv_params *p, int64_t which)
+/* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input
+ * at o * stride - low + t * kernel_dilation, which a dilated input has at multiples of input_dilation only: every few
+ * taps. Returns how many remainders there are. */
+static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, const struct conv_params *p,
+                         int64_t which)
 {
-    int64_t stride = p->stride[axis], low = p->low[axis], across = p->kernel_dilation[axis], within = p->input_dilation[axis];
+    int64_t stride = p->stride[axis], low = p->low[axis], across = p->kernel_dilation[axis],
+        within = p->input_dilation[axis];
     int64_t count = within / common_divisor(stride, within), every = within / common_divisor(across, within), first = 0;
     int64_t start = which * stride - low, unit = v->b_tap[axis];
     while (first < every && (start + first * across) % within) first++;
@@ -9520,13 +10177,16 @@ static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, c
 }
 
 /* Lowers a convolution that can be bound whole: a dispatch for each remainder that a dilated input has. */
-static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
+static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel,
+                       struct array *out)
 {
     int space = out->ndim - 2, lead = SPACE - space;
     int64_t counts[SPACE] = { 1, 1, 1 };
-    struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups, .channels = dim_of(in, -1),
-                      .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups, .in_size = { 1, 1, 1 } };
-    int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c, out_units = dim_of(out, -1);
+    struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups,
+                      .channels = dim_of(in, -1), .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups,
+                      .in_size = { 1, 1, 1 } };
+    int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c,
+        out_units = dim_of(out, -1);
     for (int i = SPACE - 1; i >= 0; i--) {
         if (i >= lead) {
             v.in_size[i] = in->shape[1 + i - lead];
@@ -9559,7 +10219,8 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
 }
 
 /* Halves batches that the device cannot bind whole. */
-static void conv_batches(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel, struct array *out)
+static void conv_batches(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel,
+                         struct array *out)
 {
     struct array part[2] = { *in, *out }, *pair[2] = { in, out };
     int half = out->shape[0] / 2;
@@ -9603,17 +10264,21 @@ static bool conv_values(struct call *c, const char *name, struct ints from, int 
 static bool check_conv(struct call *c, const struct array *in, const struct array *w, int groups)
 {
     if (in->ndim < 3 || in->ndim > 5)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s: (batch, 1 to 3 spatial axes, channels) is expected", TEXT(in)), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s: (batch, 1 to 3 spatial axes, channels) is expected", TEXT(in)),
+            false;
     if (w->ndim != in->ndim)
         return FAIL(c, MLXVK_ERROR_SHAPE, "weight %s has not as many axes as input %s", TEXT(w), TEXT(in)), false;
     if (!is_float(in->dtype) || !is_float(promote(in->dtype, w->dtype)))
         return FAIL(c, MLXVK_ERROR_DTYPE, "input %s, weight %s: floating dtypes only", TEXT(in), TEXT(w)), false;
     if (groups < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d groups", groups), false;
-    if (groups > 1 && in->ndim == 5) return FAIL(c, MLXVK_ERROR_ARGUMENT, "groups of three-dimensional convolutions are not supported"), false;
+    if (groups > 1 && in->ndim == 5)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "groups of three-dimensional convolutions are not supported"), false;
     if (dim_of(in, -1) % groups || w->shape[0] % groups)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the channels of input %s and weight %s are not multiples of %d groups", TEXT(in), TEXT(w), groups), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the channels of input %s and weight %s are not multiples of %d groups",
+                    TEXT(in), TEXT(w), groups), false;
     if (dim_of(in, -1) / groups != dim_of(w, -1))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s in %d groups does not have the channels of weight %s", TEXT(in), groups, TEXT(w)), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "input %s in %d groups does not have the channels of weight %s", TEXT(in),
+                    groups, TEXT(w)), false;
     return true;
 }
 
@@ -9634,7 +10299,8 @@ static struct array *conv_cut(struct call *c, struct array *in, int *low, int *h
     return cut ? do_slice(c, in, start, stop, step) : in;
 }
 
-static struct array *do_conv(struct call *c, struct array *in, struct array *w, const struct conv_sizes *s, int groups, bool flip)
+static struct array *do_conv(struct call *c, struct array *in, struct array *w, const struct conv_sizes *s, int groups,
+                             bool flip)
 {
     struct conv_params p = { .groups = groups, .flip = flip };
     int high[SPACE], low[SPACE], space, shape[SPACE + 2];
@@ -9643,7 +10309,8 @@ static struct array *do_conv(struct call *c, struct array *in, struct array *w, 
     struct array *out;
     if (c->code || !in || !w || !check_conv(c, in, w, groups)) return NULL;
     space = in->ndim - 2;
-    if (!conv_values(c, "stride", s->stride, space, 1, 1, p.stride) || !conv_values(c, "padding", s->low, space, 0, INT_MIN, low) ||
+    if (!conv_values(c, "stride", s->stride, space, 1, 1, p.stride) ||
+        !conv_values(c, "padding", s->low, space, 0, INT_MIN, low) ||
         !conv_values(c, "padding", s->high, space, 0, INT_MIN, high) ||
         !conv_values(c, "kernel_dilation", s->kernel_dilation, space, 1, 1, p.kernel_dilation) ||
         !conv_values(c, "input_dilation", s->input_dilation, space, 1, 1, p.input_dilation)) return NULL;
@@ -9654,10 +10321,11 @@ static struct array *do_conv(struct call *c, struct array *in, struct array *w, 
     for (int i = 0; i < space; i++) {
         int64_t inside = 1 + (int64_t)p.input_dilation[i] * (in->shape[1 + i] - 1) + low[i] + high[i];
         int64_t kernel = 1 + (int64_t)p.kernel_dilation[i] * (w->shape[1 + i] - 1);
-        int64_t size = (inside - kernel) / p.stride[i] + 1;   /* as MLX: one position where less than a stride is missing */
+        /* as MLX: one position where less than a stride is missing */
+        int64_t size = (inside - kernel) / p.stride[i] + 1;
         if (size < 1 || !w->shape[1 + i])
-            return FAIL(c, MLXVK_ERROR_SHAPE, "input %s with padding %d + %d is smaller than weight %s along axis %d", TEXT(in), low[i],
-                        high[i], TEXT(w), 1 + i);
+            return FAIL(c, MLXVK_ERROR_SHAPE, "input %s with padding %d + %d is smaller than weight %s along axis %d",
+                        TEXT(in), low[i], high[i], TEXT(w), 1 + i);
         if (inside > INT_MAX || kernel > INT_MAX)
             return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d has more than %d positions", 1 + i, INT_MAX);
         shape[1 + i] = (int)size;
@@ -9676,7 +10344,8 @@ static struct array *do_conv(struct call *c, struct array *in, struct array *w, 
 
 int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input_, mlxvk_array weight, const int *stride, size_t stride_num,
                        const int *padding_lo, size_t padding_lo_num, const int *padding_hi, size_t padding_hi_num,
-                       const int *kernel_dilation, size_t kernel_dilation_num, const int *input_dilation, size_t input_dilation_num,
+                       const int *kernel_dilation, size_t kernel_dilation_num, const int *input_dilation,
+                           size_t input_dilation_num,
                        int groups, bool flip, mlxvk_stream s)
 {
     struct call c = begin("conv_general", s);
@@ -9686,8 +10355,8 @@ int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input_, mlxvk_array weight,
     return finish(&c, do_conv(&c, x, w, &sizes, groups, flip), res);
 }
 
-static int conv(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride, const int *padding,
-                const int *dilation, int space, int groups, mlxvk_stream s)
+static int conv(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride,
+                const int *padding, const int *dilation, int space, int groups, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "input", in), *w = input(&c, "weight", weight);
@@ -9696,28 +10365,31 @@ static int conv(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array 
     return finish(&c, do_conv(&c, x, w, &sizes, groups, false), res);
 }
 
-int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation, int groups, mlxvk_stream s)
+int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
+                 int groups, mlxvk_stream s)
 {
     return conv(res, "conv1d", input, weight, &stride, &padding, &dilation, 1, groups, s);
 }
 
-int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0, int padding_1,
-                 int dilation_0, int dilation_1, int groups, mlxvk_stream s)
+int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0,
+                 int padding_1, int dilation_0, int dilation_1, int groups, mlxvk_stream s)
 {
     return conv(res, "conv2d", input, weight, (int[]){ stride_0, stride_1 }, (int[]){ padding_0, padding_1 },
                 (int[]){ dilation_0, dilation_1 }, 2, groups, s);
 }
 
-int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2, int padding_0,
-                 int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2, int groups, mlxvk_stream s)
+int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2,
+                 int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2,
+    int groups, mlxvk_stream s)
 {
-    return conv(res, "conv3d", input, weight, (int[]){ stride_0, stride_1, stride_2 }, (int[]){ padding_0, padding_1, padding_2 },
-                (int[]){ dilation_0, dilation_1, dilation_2 }, 3, groups, s);
+    return conv(res, "conv3d", input, weight, (int[]){ stride_0, stride_1, stride_2 },
+                (int[]){ padding_0, padding_1, padding_2 }, (int[]){ dilation_0, dilation_1, dilation_2 }, 3, groups,
+                    s);
 }
 
 /* A convolution over the input with stride - 1 zeros between its elements, by the mirrored kernel. */
-static int conv_transpose(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride, const int *padding,
-                          const int *dilation, const int *output_padding, int space, int groups, mlxvk_stream s)
+static int conv_transpose(mlxvk_array *res, const char *name, mlxvk_array in, mlxvk_array weight, const int *stride,
+        const int *padding, const int *dilation, const int *output_padding, int space, int groups, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "input", in), *w = input(&c, "weight", weight);
@@ -9727,31 +10399,35 @@ static int conv_transpose(mlxvk_array *res, const char *name, mlxvk_array in, ml
     if (x && w && (x->ndim != space + 2 || w->ndim != space + 2))
         FAIL(&c, MLXVK_ERROR_SHAPE, "input %s and weight %s: %d axes are expected", TEXT(x), TEXT(w), space + 2);
     for (int i = 0; i < space && x && w && !c.code; i++) {
-        int64_t reach = (int64_t)dilation[i] * (w->shape[1 + i] - 1), lo = reach - padding[i], hi = lo + output_padding[i];
-        if (lo > INT_MAX || lo < INT_MIN || hi > INT_MAX || hi < INT_MIN) FAIL(&c, MLXVK_ERROR_ARGUMENT, "padding %d is too large", padding[i]);
+        int64_t reach = (int64_t)dilation[i] * (w->shape[1 + i] - 1), lo = reach - padding[i],
+            hi = lo + output_padding[i];
+        if (lo > INT_MAX || lo < INT_MIN || hi > INT_MAX || hi < INT_MIN)
+            FAIL(&c, MLXVK_ERROR_ARGUMENT, "padding %d is too large", padding[i]);
         low[i] = (int)lo;
         high[i] = (int)hi;
     }
     return finish(&c, do_conv(&c, x, w, &sizes, groups, true), res);
 }
 
-int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
-                           int output_padding, int groups, mlxvk_stream s)
+int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding,
+                           int dilation, int output_padding, int groups, mlxvk_stream s)
 {
-    return conv_transpose(res, "conv_transpose1d", input, weight, &stride, &padding, &dilation, &output_padding, 1, groups, s);
+    return conv_transpose(res, "conv_transpose1d", input, weight, &stride, &padding, &dilation, &output_padding, 1,
+                          groups, s);
 }
 
-int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int padding_0,
-                           int padding_1, int dilation_0, int dilation_1, int output_padding_0, int output_padding_1, int groups,
-                           mlxvk_stream s)
+int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int padding_0, int padding_1, int dilation_0, int dilation_1, int output_padding_0,
+    int output_padding_1, int groups, mlxvk_stream s)
 {
-    return conv_transpose(res, "conv_transpose2d", input, weight, (int[]){ stride_0, stride_1 }, (int[]){ padding_0, padding_1 },
-                          (int[]){ dilation_0, dilation_1 }, (int[]){ output_padding_0, output_padding_1 }, 2, groups, s);
+    return conv_transpose(res, "conv_transpose2d", input, weight, (int[]){ stride_0, stride_1 },
+                          (int[]){ padding_0, padding_1 }, (int[]){ dilation_0, dilation_1 },
+                          (int[]){ output_padding_0, output_padding_1 }, 2, groups, s);
 }
 
-int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1, int stride_2,
-                           int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1, int dilation_2,
-                           int output_padding_0, int output_padding_1, int output_padding_2, int groups, mlxvk_stream s)
+int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
+                           int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0, int dilation_1,
+    int dilation_2, int output_padding_0, int output_padding_1, int output_padding_2, int groups, mlxvk_stream s)
 {
     return conv_transpose(res, "conv_transpose3d", input, weight, (int[]){ stride_0, stride_1, stride_2 },
                           (int[]){ padding_0, padding_1, padding_2 }, (int[]){ dilation_0, dilation_1, dilation_2 },
@@ -9760,62 +10436,81 @@ int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weig
 
 /* ==== >>attention ================================================================================================= */
 
-enum { ATTEND_CAUSAL = 1, ATTEND_BOOL = 2, ATTEND_ADD = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16, ATTEND_WIDTH = 256 };
-
 /* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
-struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; bool aligned; };
+struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; };
 
-static const char *attention_text(const struct array *q, const struct array *k, const struct array *v, uint32_t flags, char text[NOTE_TEXT])
+static const char *attention_text(const struct array *q, const struct array *k, const struct array *v, uint32_t flags,
+                                  char text[NOTE_TEXT])
 {
-    snprintf(text, NOTE_TEXT, "%s, batch %d, heads %d on %d, queries %u, keys up to %u, width %d and %d, mask %s", dtypes[q->dtype].name,
-             q->shape[0], q->shape[1], k->shape[1], size_class((uint32_t)q->shape[2]), size_class((uint32_t)k->shape[2]), q->shape[3], v->shape[3],
-             flags & ATTEND_CAUSAL ? "causal" : flags & ATTEND_BOOL ? "bool" : flags & ATTEND_ADD ? "additive" : "none");
+    const char *mask = flags & ATTEND_CAUSAL ? "causal" : flags & ATTEND_MASK_BOOL ? "bool"
+                     : flags & ATTEND_MASK_ADDS ? "additive" : "none";
+    snprintf(text, NOTE_TEXT, "%s, batch %d, heads %d on %d, queries %u, keys up to %u, width %d and %d, mask %s",
+             dtypes[q->dtype].name, q->shape[0], q->shape[1], k->shape[1], size_class((uint32_t)q->shape[2]),
+             size_class((uint32_t)k->shape[2]), q->shape[3], v->shape[3], mask);
     return text;
 }
 #define ATTENTION(a) attention_text((a)->q, (a)->k, (a)->v, (a)->flags, (char[NOTE_TEXT]){ 0 })
+
+/* Heads of queries for one of keys. */
+static uint32_t head_group(const struct attention *a) { return (uint32_t)(a->q->shape[1] / a->k->shape[1]); }
+
+/* Can all features be read by 16 bytes? */
+static bool reads_wide(const struct encoder *e, const struct attention *a)
+{
+    const struct array *operands[] = { a->q, a->k, a->v };
+    uint32_t unit = 16 / (uint32_t)item_size(a->q);
+    for (int i = 0; i < 3; i++)
+        if (!operands[i]->shape[3] || operands[i]->shape[3] % 8 ||
+            !aligned_rows(operands[i], place_of_array(e, operands[i]), unit)) return false;
+    return true;
+}
 
 static void copy_strides(uint32_t *to, const struct array *a, int count)
 {
     for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
 }
 
-/* Binds the operands, and finds out whether all rows can be read by 16 bytes. */
-static struct attention_push bind_attention(struct encoder *e, struct attention *a)
+/* Binds the operands. folded: all heads that share keys go together. */
+static struct attention_push bind_attention(struct encoder *e, const struct attention *a, bool folded)
 {
     struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
-        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2],
-        .widths = (uint32_t)(a->q->shape[3] | a->v->shape[3] << 16),
-        .kinds = a->flags | (uint32_t)(a->q->shape[1] / a->k->shape[1]) << 16, .scale = a->scale * 1.44269504088896341f };
-    uint32_t unit = 16 / (uint32_t)item_size(a->q);
-    p.o_at = set_output(e, 0, a->o);
-    p.q_at = set_input(e, 1, a->q);
-    p.k_at = set_input(e, 2, a->k);
-    p.v_at = set_input(e, 3, a->v);
-    copy_strides(p.o_stride, a->o, 3);
+        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2], .splits = 1,
+        .key_width = (uint32_t)a->q->shape[3], .value_width = (uint32_t)a->v->shape[3], .group_size = head_group(a),
+        .flags = a->flags | (folded ? ATTEND_FOLDED : 0), .scale = a->scale * 1.44269504088896341f,
+        .o_stride = { (uint32_t)a->o->strides[0], (uint32_t)a->o->strides[2] } };
+    p.o_at = set_output(e, SLOT_attention_o, a->o);
+    p.q_at = set_input(e, SLOT_attention_q, a->q);
+    p.k_at = set_input(e, SLOT_attention_k, a->k);
+    p.v_at = set_input(e, SLOT_attention_v, a->v);
     copy_strides(p.q_stride, a->q, 3);
     copy_strides(p.k_stride, a->k, 3);
     copy_strides(p.v_stride, a->v, 3);
-    if (a->mask) { p.mask_at = set_input(e, 4, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
-    if (a->sinks) p.sinks_at = set_input(e, 5, a->sinks);
-    a->aligned = dim_of(a->q, 3) % 8 == 0 && dim_of(a->v, 3) % 8 == 0 && aligned_rows(a->q, p.q_at, unit) &&
-                 aligned_rows(a->k, p.k_at, unit) && aligned_rows(a->v, p.v_at, unit);
+    if (a->mask) { p.mask_at = set_input(e, SLOT_attention_mask, a->mask); copy_strides(p.mask_stride, a->mask, 4); }
+    if (a->sinks) p.sinks_at = set_input(e, SLOT_attention_sinks, a->sinks);
     return p;
 }
 
-static void attention_general(struct encoder *e, struct attention *a)
+/* As many workgroups as blocks of `rows` queries, of one head or of all that share keys, make. */
+static void dispatch_rows(struct encoder *e, const struct attention_push *p, uint32_t rows)
 {
-    struct attention_push p;
-    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), heads, rows, wide;
-    if (a->q->shape[2] < 32) a->flags |= ATTEND_FOLDED;
-    heads = a->flags & ATTEND_FOLDED ? group : 1;
-    p = bind_attention(e, a);
-    wide = (uint32_t)(a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3]);
+    uint32_t heads = p->flags & ATTEND_FOLDED ? p->group_size : 1;
+    uint64_t blocks = (uint64_t)ceil_div((uint64_t)p->query_count * heads, rows) * (p->query_heads / heads);
+    dispatch_groups(e, blocks * p->splits * p->batches);
+}
+
+enum { ATTEND_WIDTH = 256 };                         /* features at most */
+
+static void attention_general(struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
+    bool folded = a->q->shape[2] < 32;
+    struct attention_push p = bind_attention(e, a, folded);
+    uint32_t wide = p.key_width > p.value_width ? p.key_width : p.value_width, rows;
     wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
-    rows = p.query_count * heads <= 8 ? 8 : wide > 128 ? 16 : 32;
-    p.row_blocks = ceil_div((uint64_t)p.query_count * heads, rows);
-    KERNEL(e, K_ATTENTION, 4 * rows, (uint32_t)a->q->dtype, rows, wide, a->aligned);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
+    rows = p.query_count * (folded ? p.group_size : 1) <= 8 ? 8 : wide > 128 ? 16 : 32;
+    USE(e, attention, &p, .threads = 4 * rows, .dtype = (uint32_t)a->q->dtype, .rows = rows, .width = wide,
+        .aligned = reads_wide(e, a));
+    dispatch_rows(e, &p, rows);
 }
 
 /* Where the gate says how many queries share what a workgroup reads, all else is as on a GPU. */
@@ -9846,102 +10541,112 @@ static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t key
     const struct decode_row *t = decode_tuning(e);
     const struct device *d = e->device;
     uint32_t forced = (uint32_t)d->gate[GATE_SDPA_SPLIT], most = by_queries(d, GATE_SPLIT_PARTS, queries), n;
-    uint32_t chunk = by_queries(d, GATE_SPLIT_CHUNK, queries), aim = queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0 ? (uint32_t)d->gate[GATE_SPLIT_GROUPS] : t->groups;
+    uint32_t chunk = by_queries(d, GATE_SPLIT_CHUNK, queries), aim = t->groups;
+    if (queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0) aim = (uint32_t)d->gate[GATE_SPLIT_GROUPS];
     if (groups > COUNTERS || keys < by_queries(d, GATE_SPLIT_MIN, queries)) return keys;
     if (forced) return ceil_div(keys, min_u32(forced, SPLIT_MOST));
     if (!chunk) chunk = t->keys;
-    n = min_u32(min_u32(ceil_div(aim, groups), ceil_div(keys, chunk)), most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
+    n = min_u32(ceil_div(aim, groups), ceil_div(keys, chunk));
+    n = min_u32(n, most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
     return n < 3 && !(n == 2 && most == 2) ? keys : (uint32_t)round_up(ceil_div(keys, n), chunk);
 }
 
-/* One dispatch: with parts, where the keys are split, the last workgroup to finish a row adds them up. */
-static void decode_pass(struct encoder *e, struct attention *a, uint32_t rows, uint32_t each, uint32_t splits, struct array *parts)
-{
-    const struct decode_row *t = decode_tuning(e);
-    struct attention_push p = bind_attention(e, a);
-    uint32_t group = p.kinds >> 16, d = p.widths & 0xffff, dv = p.widths >> 16, size = e->device->caps.subgroup;
-    uint32_t lanes = pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[rows > 2]));
-    if (lanes > size) lanes = size;
-    if (parts) {
-        set_output(e, 6, parts);
-        set_counters(e, 7);
-    }
-    p.row_blocks = ceil_div((uint64_t)p.query_count * group, rows);
-    p.splits = splits;
-    p.split_keys = each;
-    KERNEL(e, K_ATTENTION_DECODE, min_u32(8 * size, 256), (uint32_t)a->q->dtype, rows, lanes, ceil_div(d, 8 * lanes),
-           ceil_div(dv, 8 * lanes), t->ahead[rows > 2], parts != NULL);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)splits * p.row_blocks * (p.query_heads / group) * p.batches);
-}
-
-static void attention_decode(struct encoder *e, struct attention *a)
-{
-    uint32_t group = (uint32_t)(a->q->shape[1] / a->k->shape[1]), rows = group * (uint32_t)a->q->shape[2];
-    uint32_t blocks = ceil_div(rows, decode_rows(e)), heads = (uint32_t)(a->k->shape[0] * a->k->shape[1]);
-    uint32_t each = part_keys(e, blocks * heads, (uint32_t)a->k->shape[2], a->q->shape[2]), splits = each ? ceil_div((uint32_t)a->k->shape[2], each) : 1;
-    struct array *parts = NULL;
-    size_t results = a->q->size / (size_t)a->q->shape[3];
-    a->flags |= ATTEND_FOLDED;
-    rows = ceil_div(rows, blocks);
-    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), splits, size_class(each));
-    if (splits > 1 && !(parts = scratch(e, results * splits * ((size_t)a->v->shape[3] + 2), MLXVK_FLOAT32))) return;
-    decode_pass(e, a, rows, each, splits, parts);
-    array_release(parts);
-}
-
-/* Can all features be read by 16 bytes? */
-static bool reads_wide(const struct attention *a)
-{
-    uint32_t size = (uint32_t)item_size(a->q), unit = 16 / size;
-    const struct array *operands[] = { a->q, a->k, a->v };
-    if (!a->q->shape[3]) return false;
-    for (int i = 0; i < 3; i++)
-        if (operands[i]->shape[3] % 8 || operands[i]->offset % (unit * size) || !aligned_rows(operands[i], 0, unit)) return false;
-    return true;
-}
-
 /* Why the kernel for few queries of each head of keys does not take these; NULL where it does. */
-static const char *decode_refusal(const struct encoder *e, const struct attention *a)
+static const char *decode_fits(const struct encoder *e, const void *job)
 {
+    const struct attention *a = job;
     const int *gate = e->device->gate, keys = a->k->shape[2];
-    if ((int64_t)a->q->shape[2] * (a->q->shape[1] / a->k->shape[1]) > decode_tuning(e)->most) return "more queries";
+    if ((int64_t)a->q->shape[2] * head_group(a) > decode_tuning(e)->most) return "more queries";
     if (!has_kernel(e->device, K_ATTENTION_DECODE)) return "the device lacks subgroup operations";
-    if (!reads_wide(a)) return "rows are not aligned";
+    if (!reads_wide(e, a)) return "rows are not aligned";
     if (!gate[GATE_SDPA_DECODE]) return "a gate";
     if (a->q->shape[3] != 128 || a->v->shape[3] != 128) return NULL;
-    return gate[GATE_SDPA_D128] && (keys > 128 || gate[keys <= 32 ? GATE_SDPA_K32 : keys <= 64 ? GATE_SDPA_K64 : GATE_SDPA_K128]) ? NULL : "a gate";
+    if (keys <= 128 && !gate[keys <= 32 ? GATE_SDPA_K32 : keys <= 64 ? GATE_SDPA_K64 : GATE_SDPA_K128]) return "a gate";
+    return gate[GATE_SDPA_D128] ? NULL : "a gate";
+}
+
+/* One dispatch: where the keys are split, the last workgroup to finish a row adds up the parts. */
+static void attention_decode(struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
+    const struct decode_row *t = decode_tuning(e);
+    uint32_t all = head_group(a) * (uint32_t)a->q->shape[2], blocks = ceil_div(all, decode_rows(e));
+    uint32_t rows = ceil_div(all, blocks), keys = (uint32_t)a->k->shape[2];
+    uint32_t d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3];
+    uint32_t each = part_keys(e, blocks * (uint32_t)(a->k->shape[0] * a->k->shape[1]), keys, a->q->shape[2]);
+    uint32_t splits = each ? ceil_div(keys, each) : 1, size = e->device->caps.subgroup;
+    uint32_t lanes = min_u32(pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[rows > 2])), size);
+    struct attention_push p;
+    struct array *parts = NULL;
+    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), splits,
+         size_class(each));
+    if (splits > 1 && !(parts = scratch(e, a->q->size / d * splits * (dv + 2), MLXVK_FLOAT32))) return;
+    p = bind_attention(e, a, true);
+    p.splits = splits;
+    p.split_keys = each;
+    if (parts) {
+        set_output(e, SLOT_attention_decode_part, parts);
+        set_counters(e, SLOT_attention_decode_finished);
+    }
+    USE(e, attention_decode, &p, .threads = min_u32(8 * size, 256), .dtype = (uint32_t)a->q->dtype, .rows = rows,
+        .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(dv, 8 * lanes),
+        .ahead = t->ahead[rows > 2], .parts = parts != NULL);
+    dispatch_rows(e, &p, rows);
+    array_release(parts);
 }
 
 enum { COOPMAT_KEYS = 32, COOPMAT_SUBGROUPS = 4 };
 
-/* Half types by cooperative matrices; NULL, or why the device or the operands do not allow it. */
-static const char *try_attention_coopmat(struct encoder *e, struct attention *a)
+static enum kernel_id attention_matrices(const struct attention *a)
 {
+    return a->q->dtype == MLXVK_BFLOAT16 ? K_ATTENTION_BF16 : K_ATTENTION_F16;
+}
+
+/* Why cooperative matrices do not take these. */
+static const char *matrices_fit(const struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
     const struct capabilities *c = &e->device->caps;
-    bool bf16 = a->q->dtype == MLXVK_BFLOAT16;
-    enum kernel_id kernel = bf16 ? K_ATTENTION_BF16 : K_ATTENTION_F16;
-    uint32_t size = c->coopmat_size[bf16], lanes = c->subgroup, d, dv, rows, heads, need;
-    struct attention_push p;
+    uint32_t size = c->coopmat_size[a->q->dtype == MLXVK_BFLOAT16], lanes = c->subgroup, d, dv;
+    size_t need;
     if (a->q->dtype == MLXVK_FLOAT32) return "float32";
-    if (!size || !has_kernel(e->device, kernel)) return "the device lacks cooperative matrices";
-    if (!reads_wide(a)) return "rows are not aligned";
-    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads) return "the device's subgroups do not fit";
-    d = (uint32_t)round_up((size_t)a->q->shape[3], size);
-    dv = (uint32_t)round_up((size_t)a->v->shape[3], size);
-    rows = COOPMAT_SUBGROUPS * size;
-    need = 16 * COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
-    need += 16 * (COOPMAT_KEYS * (d / 8 + dv / 8 + 2) > rows * (d / 8 + 1) ? COOPMAT_KEYS * (d / 8 + dv / 8 + 2) : rows * (d / 8 + 1));
-    if (need > c->shared_memory) return "the device has too little shared memory";
-    if ((uint32_t)a->q->shape[2] < rows) a->flags |= ATTEND_FOLDED;
-    heads = a->flags & ATTEND_FOLDED ? (uint32_t)(a->q->shape[1] / a->k->shape[1]) : 1;
-    p = bind_attention(e, a);
-    p.row_blocks = ceil_div((uint64_t)p.query_count * heads, rows);
-    KERNEL(e, kernel, COOPMAT_SUBGROUPS * lanes, (uint32_t)a->q->dtype, d, dv, COOPMAT_KEYS, size, lanes,
-           !e->device->tuning->deep);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, (uint64_t)p.row_blocks * (p.query_heads / heads) * p.batches);
-    return NULL;
+    if (!size || !has_kernel(e->device, attention_matrices(a))) return "the device lacks cooperative matrices";
+    if (!reads_wide(e, a)) return "rows are not aligned";
+    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads)
+        return "the device's subgroups do not fit";
+    d = (uint32_t)round_up((size_t)a->q->shape[3], size) / 8 + 1;          /* groups of eight of a row, padded */
+    dv = (uint32_t)round_up((size_t)a->v->shape[3], size) / 8 + 1;
+    need = max_size(COOPMAT_KEYS * (d + dv), COOPMAT_SUBGROUPS * size * d);
+    need += COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
+    return 16 * need > c->shared_memory ? "the device has too little shared memory" : NULL;
+}
+
+static void attention_coopmat(struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
+    const struct capabilities *c = &e->device->caps;
+    uint32_t size = c->coopmat_size[a->q->dtype == MLXVK_BFLOAT16], rows = COOPMAT_SUBGROUPS * size;
+    struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < rows);
+    USE_AS(e, attention_matrices(a), attention_f16, &p, .threads = COOPMAT_SUBGROUPS * c->subgroup,
+           .dtype = (uint32_t)a->q->dtype, .width = (uint32_t)round_up(p.key_width, size),
+           .value_width = (uint32_t)round_up(p.value_width, size), .keys = COOPMAT_KEYS, .size = size,
+           .lanes = c->subgroup, .even = !e->device->tuning->deep);
+    dispatch_rows(e, &p, rows);
+}
+
+/* The first that fits. */
+static const struct candidate attention_kernels[] = {
+    { "attention_decode", decode_fits, NULL, attention_decode },
+    { "attention by cooperative matrices", matrices_fit, NULL, attention_coopmat },
+    { "attention", NULL, NULL, attention_general },
+};
+
+static void attention_whole(struct encoder *e, const struct attention *a)
+{
+    const char *text = NOTED(e->device, NOTE_SDPA, ATTENTION(a));
+    const struct candidate *c = choose(e, attention_kernels, COUNT(attention_kernels), 0, NOTE_SDPA, a, text);
+    NOTE(e->device, NOTE_SDPA, c->name, NULL, "%s", text);
+    c->plan(e, a);
 }
 
 /* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
@@ -9952,19 +10657,8 @@ static struct array *dense_rows(struct encoder *e, struct array *a)
     return a;
 }
 
-static void attention_whole(struct encoder *e, struct attention *a)
-{
-    const char *refusal = decode_refusal(e, a);
-    NOTE(e->device, NOTE_SDPA, "attention_decode", refusal, "%s", ATTENTION(a));
-    if (!refusal) { attention_decode(e, a); return; }
-    refusal = try_attention_coopmat(e, a);
-    NOTE(e->device, NOTE_SDPA, "attention by cooperative matrices", refusal, "%s", ATTENTION(a));
-    if (refusal) NOTE(e->device, NOTE_SDPA, "attention", NULL, "%s", ATTENTION(a));
-    if (refusal) attention_general(e, a);
-}
-
-/* What the device cannot bind whole, by batches, by heads of keys with those of queries that read them, or by queries (of which,
- * with a causal mask, the first ones do not see the last keys). */
+/* What the device cannot bind whole, by batches, by heads of keys with those of queries that read them, or by queries
+ * (of which, with a causal mask, the first ones do not see the last keys). */
 static void attention_split(struct encoder *e, const struct attention *a)
 {
     struct array part[6], *const arrays[6] = { a->o, a->q, a->k, a->v, a->mask, a->sinks }, **to[6];
@@ -9989,7 +10683,7 @@ static void attention_split(struct encoder *e, const struct attention *a)
             if (axis == 1 && heads == 1 && of_keys) continue;
             first = arrays[i]->shape[along] / 2;
             if (axis == 1 && heads > 1) first = heads / 2 * (of_keys ? 1 : a->q->shape[1] / heads);
-            part[i] = half ? part_of(arrays[i], along, first, arrays[i]->shape[along] - first) : part_of(arrays[i], along, 0, first);
+            part[i] = part_of(arrays[i], along, half ? first : 0, half ? arrays[i]->shape[along] - first : first);
         }
         attention_split(e, &one);
     }
@@ -10000,7 +10694,7 @@ static void lower_attention(struct encoder *e, const struct node *n)
     struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
     struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
-    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale, false };
+    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale };
     o.shape[1] = n->out[0]->shape[2];
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
@@ -10016,13 +10710,14 @@ static bool check_attention(struct call *c, const struct array *q, const struct 
 {
     if (c->code || !q || !k || !v) return false;
     if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s", TEXT(q), TEXT(k),
-                    TEXT(v)), false;
-    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] || k->shape[2] != v->shape[2])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values must have 4 dimensions, but are %s, %s and %s",
+                    TEXT(q), TEXT(k), TEXT(v)), false;
+    if (q->shape[0] != k->shape[0] || q->shape[0] != v->shape[0] || q->shape[3] != k->shape[3] ||
+        k->shape[2] != v->shape[2])
         return FAIL(c, MLXVK_ERROR_SHAPE, "%s, %s and %s do not match", TEXT(q), TEXT(k), TEXT(v)), false;
     if (k->shape[1] != v->shape[1] || !k->shape[1] || q->shape[1] % k->shape[1])
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values (%d)",
-                    q->shape[1], k->shape[1], v->shape[1]), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of queries must be a multiple of those of keys (%d) and values "
+                    "(%d)", q->shape[1], k->shape[1], v->shape[1]), false;
     return true;
 }
 
@@ -10035,13 +10730,14 @@ static int mask_flags(struct call *c, const char *mode, const struct array *mask
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"%s\" is none of \"\", \"causal\", \"array\"", mode), -1;
     if (!strcmp(mode, "causal"))
         return mask ? (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"causal\" takes no mask_arr"), -1) : ATTEND_CAUSAL;
-    if (!mask) return strcmp(mode, "array") ? 0 : (FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1);
-    return mask->dtype == MLXVK_BOOL ? ATTEND_BOOL : ATTEND_ADD;
+    if (!mask && strcmp(mode, "array")) return 0;
+    if (!mask) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mask_mode \"array\" needs mask_arr"), -1;
+    return mask->dtype == MLXVK_BOOL ? ATTEND_MASK_BOOL : ATTEND_MASK_ADDS;
 }
 
 /* The same in steps that keep all scores, in float32: for very wide heads, and with the gate off. */
-static struct array *compose_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, int flags,
-                                       struct array *mask, struct array *sinks)
+static struct array *compose_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale,
+                                       int flags, struct array *mask, struct array *sinks)
 {
     const mlxvk_dtype f = MLXVK_FLOAT32;
     int b = q->shape[0], h = q->shape[1], kv = k->shape[1], l = q->shape[2], n = k->shape[2];
@@ -10054,9 +10750,9 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
         struct array *last = do_arange(c, (double)n - l, n, 1, MLXVK_INT32);
         mask = do_binary(c, B_greater_equal, do_expand(c, last, (int[]){ 1 }, 1), do_arange(c, 0, n, 1, MLXVK_INT32));
     } else if (mask) mask = do_reshape(c, mask, 5, scores);
-    if (flags & ATTEND_ADD) s = do_binary(c, B_add, s, as_type(c, mask, f));
+    if (flags & ATTEND_MASK_ADDS) s = do_binary(c, B_add, s, as_type(c, mask, f));
     else if (mask) s = do_select(c, mask, s, low);
-    s = do_binary(c, B_maximum, s, low);                             /* rows without keys have scores too, and weights of 0 */
+    s = do_binary(c, B_maximum, s, low);                       /* rows without keys have scores too, and weights of 0 */
     p = do_softmax(c, s, 1u << 4);
     if (sinks && s) {                                                /* one more score changes the sum alone */
         sinks = do_reshape(c, as_type(c, sinks, f), 4, (int[]){ kv, h / kv, 1, 1 });
@@ -10069,7 +10765,8 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
 }
 
 /* Why attention is composed of other operations; NULL where it is not. */
-static const char *fused_refusal(const struct device *d, const struct array *q, const struct array *k, const struct array *v)
+static const char *fused_refusal(const struct device *d, const struct array *q, const struct array *k,
+                                 const struct array *v)
 {
     uint32_t most = by_queries(d, GATE_SDPA_KEYS, q->shape[2]);
     if (!k->size) return NULL;
@@ -10079,8 +10776,8 @@ static const char *fused_refusal(const struct device *d, const struct array *q, 
     return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
 }
 
-static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale, const char *mode,
-                                  struct array *mask, struct array *sinks)
+static struct array *do_attention(struct call *c, struct array *q, struct array *k, struct array *v, float scale,
+                                  const char *mode, struct array *mask, struct array *sinks)
 {
     int flags = mask_flags(c, mode, mask), shape[4];
     struct array *out;
@@ -10089,7 +10786,7 @@ static struct array *do_attention(struct call *c, struct array *q, struct array 
     if (!check_attention(c, q, k, v)) return NULL;
     t = promote(promote(q->dtype, k->dtype), v->dtype);
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q));
-    if (flags == ATTEND_ADD && promote(mask->dtype, t) != t)
+    if (flags == ATTEND_MASK_ADDS && promote(mask->dtype, t) != t)
         return FAIL(c, MLXVK_ERROR_DTYPE, "mask_arr must promote to %s, but is %s", mlxvk_dtype_name(t), TEXT(mask));
     if (sinks && (sinks->ndim != 1 || sinks->shape[0] != q->shape[1]))
         return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1], TEXT(sinks));
@@ -10098,20 +10795,22 @@ static struct array *do_attention(struct call *c, struct array *q, struct array 
     if (flags == ATTEND_CAUSAL && q->shape[2] == 1) flags = 0;
     if (sinks) flags |= ATTEND_SINKS;
     memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
-    if (mask) mask = broadcast(c, flags & ATTEND_ADD ? as_type(c, mask, t) : mask, 4, shape);
+    if (mask) mask = broadcast(c, flags & ATTEND_MASK_ADDS ? as_type(c, mask, t) : mask, 4, shape);
     refusal = fused_refusal(c->device, q, k, v);
     if (refusal)
-        NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s", attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
+        NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s",
+             attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
     if (refusal)
         return as_type(c, compose_attention(c, q, k, v, scale, flags, mask, sinks), t);
-    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);     /* so that (B, L, H * Dv) is a view */
+    out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);   /* (B, L, H * Dv) is a view */
     append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
            ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
     return do_swap(c, out, 1, 2);
 }
 
-int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values, float scale,
-                                            const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s)
+int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values,
+                                            float scale, const char *mask_mode, mlxvk_array mask_arr, mlxvk_array sinks,
+                                            mlxvk_stream s)
 {
     struct call c = begin("fast_scaled_dot_product_attention", s);
     struct array *q = input(&c, "queries", queries), *k = input(&c, "keys", keys), *v = input(&c, "values", values);
@@ -10121,8 +10820,7 @@ int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array querie
 
 /* ==== >>random: MLX's threefry generator ========================================================================== */
 
-enum random_kind { RANDOM_BITS, RANDOM_UNIFORM, RANDOM_NORMAL, RANDOM_GUMBEL };
-enum { RANDOM_PART = 1 << 30, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = 8 * CATEGORICAL_THREADS };
+enum { RANDOM_PART = 1 << 30, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = CATEGORICAL_EACH * CATEGORICAL_THREADS };
 
 /* Threefry on the host, for keys that need no device. */
 static void threefry(const uint32_t key[2], uint32_t x, uint32_t y, uint32_t out[2])
@@ -10172,7 +10870,11 @@ static void literal_words(const struct array *key, uint32_t words[2])
     for (int i = 0; i < 2; i++) memcpy(&words[i], key->storage->bytes + key->offset + 4 * i * key->strides[0], 4);
 }
 
-static void seed_words(uint64_t seed, uint32_t words[2]) { words[0] = (uint32_t)(seed >> 32); words[1] = (uint32_t)seed; }
+static void seed_words(uint64_t seed, uint32_t words[2])
+{
+    words[0] = (uint32_t)(seed >> 32);
+    words[1] = (uint32_t)seed;
+}
 
 /* Row 0 of the split becomes the device's state, row 1 is what is used. */
 static struct array *next_key(struct call *c)
@@ -10191,7 +10893,8 @@ static struct array *check_key(struct call *c, struct array *key)
 {
     if (c->code || !key) return NULL;
     if (key->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "a key is uint32, not %s", TEXT(key));
-    if (key->ndim != 1 || key->shape[0] != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "a key has shape (2), not %s", TEXT(key));
+    if (key->ndim != 1 || key->shape[0] != 2)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "a key has shape (2), not %s", TEXT(key));
     return key;
 }
 
@@ -10202,14 +10905,13 @@ static struct array *key_input(struct call *c, mlxvk_array key)
 
 /* ---- lowering ---- */
 
-struct key_push { uint32_t at, step, pushed, words[2]; };
-
-static struct key_push set_key(struct encoder *e, uint32_t slot, struct array *key)
+/* A key that the host knows is pushed, another one bound. */
+static void set_key(struct encoder *e, uint32_t slot, struct array *key, uint32_t push[5])
 {
-    struct key_push k = { .step = (uint32_t)key->strides[0], .pushed = is_literal(key) };
-    if (k.pushed) literal_words(key, k.words);
-    else k.at = set_input(e, slot, key);
-    return k;
+    push[KEY_STEP_BETWEEN] = (uint32_t)key->strides[0];
+    push[KEY_PUSHED] = is_literal(key);
+    if (push[KEY_PUSHED]) literal_words(key, push + KEY_FIRST);
+    else push[KEY_AT] = set_input(e, slot, key);
 }
 
 static void lower_random(struct encoder *e, const struct node *n)
@@ -10217,15 +10919,15 @@ static void lower_random(struct encoder *e, const struct node *n)
     const struct random_params *p = &n->p.random;
     struct array *out = n->out[0], part = *out;
     size_t each, words, room = min_size(e->device->caps.max_range - e->device->caps.offset_align - 16, RANDOM_PART);
-    struct { uint32_t words, first, count, elements, offset; struct key_push key; float low, high; uint32_t one; } push = {
-        .low = p->low, .high = p->high, .one = 1 };
+    random_push push = { .low = p->low, .high = p->high, .one = 1 };
     int gate = e->device->gate[GATE_PRODUCTS];
     bool products = gate ? gate == 1 : (e->device->caps.quirks & QUIRK_MULTIPLY_TO_ADD) != 0;
     uint32_t fours;
     if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
     each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
     words = (part.size + each - 1) / each;
-    if (words > UINT32_MAX) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%s takes %zu words", TEXT(out), words); return; }
+    if (words > UINT32_MAX)
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%s takes %zu words", TEXT(out), words);
     part.ndim = 1;
     part.strides[0] = 1;
     push.words = (uint32_t)words;
@@ -10235,12 +10937,11 @@ static void lower_random(struct encoder *e, const struct node *n)
         push.elements = (uint32_t)min_size(part.size - first * each, push.count * each);
         part.shape[0] = (int)push.elements;
         part.offset = out->offset + (int64_t)(first * each * item_size(&part));
-        push.offset = set_output(e, 0, &part);
-        push.key = set_key(e, 1, n->in[0]);
+        push.offset = set_output(e, SLOT_random_dst, &part);
+        set_key(e, SLOT_random_key, n->in[0], push.key);
         fours = p->kind != RANDOM_BITS ? 1 : item_size(out) == 4 ? 2 : 0;
         if (is_complex(out->dtype) || words > push.count || (words & 7) || (push.offset & 3)) fours = 0;
-        KERNEL(e, K_RANDOM, 256, p->kind, (uint32_t)out->dtype, fours, products);
-        set_bytes(e, &push, sizeof push);
+        USE(e, random, &push, .threads = 256, .op = p->kind, .to = out->dtype, .fours = fours, .products = products);
         dispatch_groups(e, ceil_div((words + 1) / 2, fours ? 256 * 4 * fours : 256));
     }
 }
@@ -10251,17 +10952,15 @@ static void lower_categorical(struct encoder *e, const struct node *n)
     struct array *out = n->out[0], *logits = n->in[0], *key = n->in[1];
     uint32_t tiles = ceil_div(logits->size, CATEGORICAL_TILE);
     struct array *stats = scratch(e, tiles, MLXVK_COMPLEX64);
-    struct { uint32_t n, tiles, samples, dst_at, src_at, stride; struct key_push key; uint32_t tile_at; } push = {
-        .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)out->size };
+    categorical_push push = { .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)out->size };
     if (!stats) return;
     for (int i = 0; i < logits->ndim; i++) if (logits->shape[i] > 1) push.stride = (uint32_t)logits->strides[i];
     for (uint32_t step = 0; step < 2; step++) {
-        push.dst_at = set_output(e, 0, step ? out : stats);
-        push.src_at = set_input(e, 1, logits);
-        if (step) push.key = set_key(e, 2, key);
-        if (step) push.tile_at = set_input(e, 3, stats);
-        KERNEL(e, K_CATEGORICAL, CATEGORICAL_THREADS, step, (uint32_t)logits->dtype);
-        set_bytes(e, &push, sizeof push);
+        push.dst_at = set_output(e, SLOT_categorical_dst, step ? out : stats);
+        push.src_at = set_input(e, SLOT_categorical_src, logits);
+        if (step) set_key(e, SLOT_categorical_key, key, push.key);
+        if (step) push.tile_at = set_input(e, SLOT_categorical_tile, stats);
+        USE(e, categorical, &push, .threads = CATEGORICAL_THREADS, .step = step, .from = logits->dtype);
         dispatch_groups(e, step ? out->size : tiles);
     }
     array_release(stats);
@@ -10270,8 +10969,8 @@ static void lower_categorical(struct encoder *e, const struct node *n)
 /* ---- fronts ---- */
 
 /* low and high: bounds (uniform); loc and scale (normal). */
-static struct array *do_random(struct call *c, enum random_kind kind, int ndim, const int *shape, mlxvk_dtype dtype, float low, float high,
-                               struct array *key)
+static struct array *do_random(struct call *c, int kind, int ndim, const int *shape, mlxvk_dtype dtype, float low,
+                               float high, struct array *key)
 {
     struct array *out = c->code || !key ? NULL : output(c, ndim, shape, dtype);
     if (!out) return NULL;
@@ -10335,14 +11034,16 @@ int mlxvk_random_bits(mlxvk_array *res, const int *shape, size_t shape_num, int 
     struct call c = begin("random_bits", s);
     struct array *k = key_input(&c, key);
     mlxvk_dtype t = width == 1 ? MLXVK_UINT8 : width == 2 ? MLXVK_UINT16 : MLXVK_UINT32;
-    if (width != 1 && width != 2 && width != 4) FAIL(&c, MLXVK_ERROR_ARGUMENT, "width must be 1, 2 or 4 bytes, not %d", width);
+    if (width != 1 && width != 2 && width != 4)
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "width must be 1, 2 or 4 bytes, not %d", width);
     return finish(&c, do_random(&c, RANDOM_BITS, shape_count(shape_num), shape, t, 0, 0, k), res);
 }
 
 static bool check_float(struct call *c, mlxvk_dtype dtype)
 {
     if (c->code) return false;
-    if (!is_dtype((int)dtype) || !is_float(dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "dtype must be floating, not %s", mlxvk_dtype_name(dtype)), false;
+    if (!is_dtype((int)dtype) || !is_float(dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "dtype must be floating, not %s", mlxvk_dtype_name(dtype)), false;
     return true;
 }
 
@@ -10354,8 +11055,8 @@ static bool literal_float(const struct array *a, float *value)
     return true;
 }
 
-static struct array *do_uniform(struct call *c, struct array *low, struct array *high, int ndim, const int *shape, mlxvk_dtype dtype,
-                                struct array *key)
+static struct array *do_uniform(struct call *c, struct array *low, struct array *high, int ndim, const int *shape,
+                                mlxvk_dtype dtype, struct array *key)
 {
     float from = 0, to = 1;
     struct array *range, *out;
@@ -10371,8 +11072,8 @@ static struct array *do_uniform(struct call *c, struct array *low, struct array 
     return do_binary(c, B_add, out, low);
 }
 
-int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
-                         mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num,
+                         mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_uniform", s);
     struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k;
@@ -10381,8 +11082,8 @@ int mlxvk_random_uniform(mlxvk_array *res, mlxvk_array low, mlxvk_array high, co
     return finish(&c, do_uniform(&c, x, y, shape_count(shape_num), shape, dtype, k), res);
 }
 
-int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
-                        mlxvk_stream s)
+int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale,
+                        mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_normal", s);
     struct array *k;
@@ -10391,7 +11092,8 @@ int mlxvk_random_normal(mlxvk_array *res, const int *shape, size_t shape_num, ml
     return finish(&c, do_random(&c, RANDOM_NORMAL, shape_count(shape_num), shape, dtype, loc, scale, k), res);
 }
 
-int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array key,
+                        mlxvk_stream s)
 {
     struct call c = begin("random_gumbel", s);
     struct array *k;
@@ -10400,9 +11102,10 @@ int mlxvk_random_gumbel(mlxvk_array *res, const int *shape, size_t shape_num, ml
     return finish(&c, do_random(&c, RANDOM_GUMBEL, shape_count(shape_num), shape, dtype, 0, 0, k), res);
 }
 
-/* shape: of the samples; the logits without their axis broadcast to it. Several distributions: the largest of logits plus
- * Gumbel noise. One: where a uniform number falls in the cumulative sum, if the samples have dimensions. */
-static struct array *do_categorical(struct call *c, struct array *logits, int axis, int ndim, const int *shape, struct array *key)
+/* shape: of the samples; the logits without their axis broadcast to it. Several distributions: the largest of logits
+ * plus Gumbel noise. One: where a uniform number falls in the cumulative sum, if the samples have dimensions. */
+static struct array *do_categorical(struct call *c, struct array *logits, int axis, int ndim, const int *shape,
+                                    struct array *key)
 {
     int noise[MAXD + 1], at = axis + ndim - logits->ndim + 1;
     struct array *out;
@@ -10421,8 +11124,8 @@ static struct array *do_categorical(struct call *c, struct array *logits, int ax
                              : do_reduce(c, R_argmax, do_binary(c, B_add, out, logits), 1u << at, false);
 }
 
-int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num, mlxvk_array key,
-                                   mlxvk_stream s)
+int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axis, const int *shape, size_t shape_num,
+                                   mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_categorical_shape", s);
     struct array *x = input(&c, "logits", logits), *k, *out = NULL;
@@ -10437,14 +11140,16 @@ int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axi
         if (ndim) memcpy(samples.shape, shape, (size_t)ndim * sizeof *shape);
         if (!broadcast_shape(&c, &rest, &samples, &n, full)) n = -1;
         else if (n != ndim || (n && memcmp(full, shape, (size_t)n * sizeof *full)))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "logits %s without axis %d do not broadcast to the shape of the samples", TEXT(x), axis);
+            FAIL(&c, MLXVK_ERROR_SHAPE, "logits %s without axis %d do not broadcast to the shape of the samples",
+                 TEXT(x), axis);
         else out = do_categorical(&c, x, axis, ndim, shape, k);
     }
     return finish(&c, out, res);
 }
 
 /* num_samples < 0: one, without a dimension for them. */
-static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
+                       mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "logits", logits), *k, *out = NULL;
@@ -10466,7 +11171,8 @@ int mlxvk_random_categorical(mlxvk_array *res, mlxvk_array logits, int axis, mlx
     return categorical("random_categorical", res, logits, axis, -1, key, s);
 }
 
-int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
+                                         mlxvk_array key, mlxvk_stream s)
 {
     if (num_samples < 0) {
         struct call c = begin("random_categorical_num_samples", s);
@@ -10478,9 +11184,8 @@ int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, i
 
 /* ==== >>quantized: quantize, dequantize, quantized_matmul ========================================================= */
 
-/* One row a mode: what is the default, what is taken; how kernels name its scales (0: by their dtype). Modes with scales of
- * their own have no biases. */
-enum { QUANT_BLOCK = 32, QUANT_E8M0 = 32, QUANT_E4M3 = 33 };
+/* One row a mode: what is the default, what is taken; how kernels name its scales (0: by their dtype). Modes with
+ * scales of their own have no biases. */
 static const struct quant_mode { const char *name; int group, bits; uint32_t groups, widths, scales; } quant_modes[] = {
     { "affine", 64, 4, 32 | 64 | 128, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8, 0 },
     { "mxfp4",  32, 4, 32, 1 << 4, QUANT_E8M0 },
@@ -10488,8 +11193,8 @@ static const struct quant_mode { const char *name; int group, bits; uint32_t gro
     { "nvfp4",  16, 4, 16, 1 << 4, QUANT_E4M3 },
 };
 
-static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits, const char *mode,
-                                        bool transpose)
+static struct quant_params quant_format(struct call *c, mlxvk_optional_int group, mlxvk_optional_int bits,
+                                        const char *mode, bool transpose)
 {
     struct quant_params p = { .transpose = transpose };
     const struct quant_mode *row = NULL;
@@ -10508,7 +11213,7 @@ static struct quant_params quant_format(struct call *c, mlxvk_optional_int group
 }
 
 /* A group is 16 << shift codes. */
-static uint32_t group_shift(const struct quant_params *p) { return p->group == 128 ? 3 : p->group == 64 ? 2 : p->group == 32; }
+static uint32_t group_shift(const struct quant_params *p) { return (uint32_t)lowest_bit(p->group) - 4; }
 
 static bool is_affine(const struct quant_params *p) { return !quant_modes[p->mode].scales; }
 static uint32_t scales_kind(const struct quant_params *p, const struct array *scales)
@@ -10517,7 +11222,10 @@ static uint32_t scales_kind(const struct quant_params *p, const struct array *sc
 }
 
 /* Values that a row of packed words holds. */
-static int64_t quant_width(const struct array *w, const struct quant_params *p) { return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits; }
+static int64_t quant_width(const struct array *w, const struct quant_params *p)
+{
+    return (int64_t)w->shape[w->ndim - 1] * 32 / p->bits;
+}
 
 /* Do scales and biases fit to the words? */
 static bool check_quantized(struct call *c, const struct array *w, const struct array *s, const struct array *b,
@@ -10530,12 +11238,13 @@ static bool check_quantized(struct call *c, const struct array *w, const struct 
     if (w->dtype != MLXVK_UINT32) return FAIL(c, MLXVK_ERROR_DTYPE, "w is %s, not uint32", TEXT(w)), false;
     if (affine && !is_float(promote(s->dtype, b->dtype)))
         return FAIL(c, MLXVK_ERROR_DTYPE, "scales %s and biases %s are not floating", TEXT(s), TEXT(b)), false;
-    if (!affine && s->dtype != MLXVK_UINT8) return FAIL(c, MLXVK_ERROR_DTYPE, "scales are %s, not uint8", TEXT(s)), false;
+    if (!affine && s->dtype != MLXVK_UINT8)
+        return FAIL(c, MLXVK_ERROR_DTYPE, "scales are %s, not uint8", TEXT(s)), false;
     if (w->ndim < 2 || (b && !same_shape(s, b)) || s->ndim != w->ndim ||
         memcmp(s->shape, w->shape, (size_t)(w->ndim - 1) * sizeof *w->shape) ||
         (int64_t)w->shape[w->ndim - 1] * 32 != (int64_t)s->shape[s->ndim - 1] * p->group * p->bits)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits", TEXT(w),
-                    TEXT(s), b ? TEXT(b) : "(none)", p->group, p->bits), false;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "w %s, scales %s and biases %s do not fit with groups of %d and %d bits",
+                    TEXT(w), TEXT(s), b ? TEXT(b) : "(none)", p->group, p->bits), false;
     if (quant_width(w, p) > INT_MAX - QUANT_BLOCK)
         return FAIL(c, MLXVK_ERROR_LIMIT, "w %s has rows of %lld values", TEXT(w), (long long)quant_width(w, p)), false;
     return true;
@@ -10548,29 +11257,29 @@ static void quantize_fp(struct encoder *e, const struct node *n, struct array *c
 {
     struct array *x = a[0], *y = a[1], *times = n->inputs > 2 ? n->in[2] : NULL;
     bool back = n->outputs == 1;
-    uint32_t groups = ceil_div(x->size, n->p.quant.group), push[6] = { groups };
-    push[1] = set_input(e, 0, x);
-    push[2] = set_output(e, 1, y);
-    if (!back) push[3] = set_output(e, 2, a[2]);
-    if (n->in[1]) push[4] = set_input(e, 3, n->in[1]);
-    if (times) push[5] = set_input(e, 4, times);
-    KERNEL(e, K_QUANTIZE_FP, 64, n->p.quant.bits, (uint32_t)x->dtype, scales_kind(&n->p.quant, NULL), (uint32_t)y->dtype, n->in[1] != NULL,
-           back, times != NULL, e->device->gate[GATE_MX_NEAREST] != 0);
-    set_bytes(e, push, sizeof push);
-    dispatch_groups(e, ceil_div(groups, 64));
+    struct quantize_fp_push p = { .groups = ceil_div(x->size, n->p.quant.group) };
+    p.x_at = set_input(e, SLOT_quantize_fp_x, x);
+    p.w_at = set_output(e, SLOT_quantize_fp_w, y);
+    if (!back) p.s_at = set_output(e, SLOT_quantize_fp_s, a[2]);
+    if (n->in[1]) p.g_at = set_input(e, SLOT_quantize_fp_g, n->in[1]);
+    if (times) p.h_at = set_input(e, SLOT_quantize_fp_h, times);
+    USE(e, quantize_fp, &p, .threads = 64, .bits = n->p.quant.bits, .tx = (uint32_t)x->dtype,
+        .ts = scales_kind(&n->p.quant, NULL), .ty = (uint32_t)y->dtype, .scaled = n->in[1] != NULL, .back = back,
+        .times = times != NULL, .nearest = e->device->gate[GATE_MX_NEAREST] != 0);
+    dispatch_groups(e, ceil_div(p.groups, 64));
 }
 
 static void quantize_part(struct encoder *e, struct array *const *a, const void *job)
 {
     const struct node *n = job;
-    struct array *x = a[0];
-    uint32_t blocks = ceil_div(x->size, QUANT_BLOCK), push[6] = { blocks, group_shift(&n->p.quant) - 1 };
+    struct quantize_push p = { ceil_div(a[0]->size, QUANT_BLOCK), .group_shift = group_shift(&n->p.quant) - 1 };
     if (!is_affine(&n->p.quant)) { quantize_fp(e, n, a); return; }
-    push[2] = set_input(e, 0, x);
-    for (uint32_t i = 0; i < 3; i++) push[3 + i] = set_output(e, 1 + i, a[1 + i]);
-    KERNEL(e, K_QUANTIZE, 64, n->p.quant.bits, (uint32_t)x->dtype);
-    set_bytes(e, push, sizeof push);
-    dispatch_groups(e, ceil_div(blocks, 64));
+    p.x_at = set_input(e, SLOT_quantize_x, a[0]);
+    p.w_at = set_output(e, SLOT_quantize_w, a[1]);
+    p.s_at = set_output(e, SLOT_quantize_s, a[2]);
+    p.b_at = set_output(e, SLOT_quantize_b, a[3]);
+    USE(e, quantize, &p, .threads = 64, .bits = n->p.quant.bits, .tx = (uint32_t)a[0]->dtype);
+    dispatch_groups(e, ceil_div(p.blocks, 64));
 }
 
 static void lower_quantize(struct encoder *e, const struct node *n)
@@ -10591,18 +11300,20 @@ static struct array *tensor_scale(struct call *c, const char *name, mlxvk_array 
     if (c->code || !g) return NULL;
     if (quant_modes[p->mode].scales != QUANT_E4M3)
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is not taken in mode %s", name, quant_modes[p->mode].name);
-    if (g->dtype != MLXVK_FLOAT32 || g->size != 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %s, not one float32", name, TEXT(g));
+    if (g->dtype != MLXVK_FLOAT32 || g->size != 1)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%s is %s, not one float32", name, TEXT(g));
     return g;
 }
 
 /* Codes, scales and, in mode affine, biases of x; how many that are. */
-static int do_quantize(struct call *c, struct array *x, struct array *scale, struct quant_params p, struct array *out[3])
+static int do_quantize(struct call *c, struct array *x, struct array *scale, struct quant_params p, struct array **out)
 {
     int shape[MAXD], last, count = is_affine(&p) ? 3 : 2;
     if (c->code || !x) return 0;
     if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", TEXT(x)), 0;
     if (x->ndim < 2 || x->shape[x->ndim - 1] % p.group)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x), p.group), 0;
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s needs two dimensions, the last a multiple of the group of %d", TEXT(x),
+                    p.group), 0;
     last = x->shape[x->ndim - 1];
     memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
     shape[x->ndim - 1] = (int)((int64_t)last * p.bits / 32);
@@ -10629,15 +11340,15 @@ int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int gr
 static void unpack_dispatch(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
                             struct array *biases, struct array *scale, struct array *out, mlxvk_dtype first)
 {
-    uint32_t push[7] = { ceil_div(out->size, 8), group_shift(f) };
-    push[2] = set_input(e, 0, w);
-    push[3] = set_input(e, 1, scales);
-    if (biases) push[4] = set_input(e, 2, biases);
-    push[5] = set_output(e, 3, out);
-    if (scale) push[6] = set_input(e, 4, scale);
-    KERNEL(e, K_DEQUANTIZE, 256, f->bits, (uint32_t)first, scales_kind(f, scales), (uint32_t)out->dtype, push[5] % 8 == 0, scale != NULL);
-    set_bytes(e, push, sizeof push);
-    dispatch_groups(e, ceil_div(push[0], 256));
+    struct dequantize_push p = { .count = ceil_div(out->size, 8), .group_shift = group_shift(f) };
+    p.w_at = set_input(e, SLOT_dequantize_w, w);
+    p.s_at = set_input(e, SLOT_dequantize_s, scales);
+    if (biases) p.b_at = set_input(e, SLOT_dequantize_b, biases);
+    p.y_at = set_output(e, SLOT_dequantize_y, out);
+    if (scale) p.g_at = set_input(e, SLOT_dequantize_g, scale);
+    USE(e, dequantize, &p, .threads = 256, .bits = f->bits, .tx = (uint32_t)first, .ts = scales_kind(f, scales),
+        .ty = (uint32_t)out->dtype, .vector = p.y_at % 8 == 0, .scaled = scale != NULL);
+    dispatch_groups(e, ceil_div(p.count, 256));
 }
 
 static void dequantize_part(struct encoder *e, struct array *const *a, const void *job)
@@ -10650,7 +11361,8 @@ static void lower_dequantize(struct encoder *e, const struct node *n)
 {
     struct array *in[3] = { NULL }, rows[4] = { matrix_of(e, n->out[0]) }, *a[4] = { &rows[0] };
     bool dense = n->in[0]->row && n->in[1]->row && (!n->in[2] || n->in[2]->row);
-    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", dense ? NULL : "an operand is strided", "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
+    NOTE(e->device, NOTE_DEQUANTIZE, "dequantize without copies", dense ? NULL : "an operand is strided",
+         "%u bits of %s", n->p.quant.bits, LAYOUT(n->in[0]));
     for (int i = 0; i < 3; i++) {
         if (!n->in[i]) continue;
         in[i] = rows_of(e, n->in[i]);
@@ -10662,14 +11374,14 @@ static void lower_dequantize(struct encoder *e, const struct node *n)
 }
 
 /* dequantize of 4 bits in mode affine in steps, with the gate off. */
-static struct array *compose_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct quant_params p, mlxvk_dtype to)
+static struct array *compose_dequantize(struct call *c, struct array *w, struct array *k, struct array *b,
+                                        struct quant_params p, mlxvk_dtype to)
 {
     const mlxvk_dtype f = MLXVK_FLOAT32;
     int ndim = w->ndim + 1, shape[MAXD];
-    struct array *codes = do_expand(c, w, (int[]){ w->ndim }, 1), *y;
+    struct array *codes = do_expand(c, w, (int[]){ w->ndim }, 1), *shift = do_arange(c, 0, 32, 4, MLXVK_UINT32), *y;
     mlxvk_dtype t = promote(k->dtype, b->dtype);
-    codes = do_binary(c, B_right_shift, codes, do_binary(c, B_multiply, do_arange(c, 0, 8, 1, MLXVK_UINT32), scalar(c, 4, MLXVK_UINT32)));
-    codes = do_binary(c, B_bitwise_and, codes, scalar(c, 15, MLXVK_UINT32));
+    codes = do_binary(c, B_bitwise_and, do_binary(c, B_right_shift, codes, shift), scalar(c, 15, MLXVK_UINT32));
     memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
     shape[ndim - 1] = p.group;
     codes = do_reshape(c, codes, ndim, shape);
@@ -10681,13 +11393,14 @@ static struct array *compose_dequantize(struct call *c, struct array *w, struct 
 }
 
 /* Checked operands as values of a dtype. */
-static struct array *do_dequantize(struct call *c, struct array *w, struct array *k, struct array *b, struct array *scale,
-                                   struct quant_params p, mlxvk_dtype to)
+static struct array *do_dequantize(struct call *c, struct array *w, struct array *k, struct array *b,
+                                   struct array *scale, struct quant_params p, mlxvk_dtype to)
 {
     struct array *out;
     int shape[MAXD];
     if (c->code || !w || !k) return NULL;
-    if (!is_dtype((int)to) || !is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
+    if (!is_dtype((int)to) || !is_float(to))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not floating", mlxvk_dtype_name(to));
     if (is_affine(&p) && b && p.bits == 4 && w->ndim < MAXD && !c->device->gate[GATE_DEQUANTIZE_B4]) {
         NOTE(c->device, NOTE_DEQUANTIZE, "dequantize", "a gate", "4 bits of %s", LAYOUT(w));
         return compose_dequantize(c, w, k, b, p, to);
@@ -10704,14 +11417,14 @@ static struct array *do_dequantize(struct call *c, struct array *w, struct array
     return out;
 }
 
-int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, mlxvk_optional_int group_size,
-                     mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_optional_dtype dtype,
-                     mlxvk_stream s)
+int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                     mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale,
+                     mlxvk_optional_dtype dtype, mlxvk_stream s)
 {
     struct call c = begin("dequantize", s);
-    struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases), *out = NULL;
+    struct array *q = input(&c, "w", w), *k = input(&c, "scales", scales), *b = optional_input(&c, "biases", biases);
     struct quant_params p = quant_format(&c, group_size, bits, mode, true);
-    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p);
+    struct array *scale = tensor_scale(&c, "global_scale", global_scale, &p), *out = NULL;
     if (check_quantized(&c, q, k, b, &p)) {
         mlxvk_dtype own = b ? promote(k->dtype, b->dtype) : MLXVK_BFLOAT16;
         out = do_dequantize(&c, q, k, b, scale, p, dtype.has_value ? dtype.value : own);
@@ -10747,12 +11460,12 @@ int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_str
 
 /* ---- quantized_matmul: the jobs of its kernels ---- */
 
-enum { QMV_SETS = 3 };
-enum qmv_epilogue { QMV_STORE, QMV_ADD, QMV_SWIGLU };
+enum { QMV_SETS = sizeof(((struct quant_push *)0)->rows) / sizeof(uint32_t) };
 
 /* Matrix products with the same x (m rows of k, the last dimension dense) and one format. A set is a weight with its
- * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride `y_row`. QMV_ADD adds
- * `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in set 0's result. */
+ * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride
+ * `y_row`. QMV_ADD adds `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in
+ * set 0's result. */
 struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
 
 struct quant_job {
@@ -10761,10 +11474,10 @@ struct quant_job {
     uint32_t m, k, x_row, batch, x_batch, w_batch, s_batch, y_batch;   /* the strides of a batch in elements */
     mlxvk_dtype to;
     int sets;
-    enum qmv_epilogue epilogue;
+    uint32_t epilogue;                               /* QMV_STORE, ... */
     struct quant_set set[QMV_SETS];
     const struct gather *gather;
-    struct array *norm;                              /* the weight of x's rms_norm, see try_held; NULL: x is taken as it is */
+    struct array *norm;                              /* the weight of x's rms_norm, for qmv_held.comp alone; or NULL */
     float eps;
 };
 
@@ -10777,8 +11490,8 @@ static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_t
 enum {
     HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
     HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
-    HELD_LONG = 64,                                  /* rounds of a team from which twice as many workgroups take turns */
-    HELD_SUBGROUPS = 64                              /* of a workgroup, at most: what their sums of squares have room for */
+    HELD_LONG = 64,                                /* rounds of a team from which twice as many workgroups take turns */
+    HELD_SUBGROUPS = 64                        /* of a workgroup, at most: what their sums of squares have room for */
 };
 
 /* Shared memory of that kernel, where so many lanes span K. */
@@ -10786,13 +11499,16 @@ static uint32_t held_memory(uint32_t lanes) { return 76 * lanes + 4 * HELD_PARTS
 
 static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
 {
-    static const char *const epilogues[] = { [QMV_STORE] = "", [QMV_ADD] = ", added", [QMV_SWIGLU] = ", silu(y0) * y1" };
-    size_t n = (size_t)snprintf(text, NOTE_TEXT, "rows %u, groups per column %u, %u x ", j->m > 16 ? size_class(j->m) : j->m,
-                                j->k / j->format.group, j->k);
-    for (int i = 0; i < j->sets && n < NOTE_TEXT; i++) n += (size_t)snprintf(text + n, NOTE_TEXT - n, "%s%u", i ? " and " : "", j->set[i].rows);
+    static const char *const epilogues[] = { "", [QMV_ADD] = ", added", [QMV_SWIGLU] = ", silu(y0) * y1" };
+    const struct quant_params *f = &j->format;
+    size_t n = (size_t)snprintf(text, NOTE_TEXT, "rows %u, groups per column %u, %u x ",
+                                j->m > 16 ? size_class(j->m) : j->m, j->k / f->group, j->k);
+    for (int i = 0; i < j->sets && n < NOTE_TEXT; i++)
+        n += (size_t)snprintf(text + n, NOTE_TEXT - n, "%s%u", i ? " and " : "", j->set[i].rows);
     if (n < NOTE_TEXT)
-        snprintf(text + n, NOTE_TEXT - n, ", %s of %u bits in groups of %u, %s, batch %u%s%s", quant_modes[j->format.mode].name, j->format.bits,
-                 j->format.group, dtypes[j->to].name, j->batch, j->format.transpose ? "" : ", not transposed", epilogues[j->epilogue]);
+        snprintf(text + n, NOTE_TEXT - n, ", %s of %u bits in groups of %u, %s, batch %u%s%s",
+                 quant_modes[f->mode].name, f->bits, f->group, dtypes[j->to].name, j->batch,
+                 f->transpose ? "" : ", not transposed", epilogues[j->epilogue]);
     return text;
 }
 #define JOB(j) job_text(j, (char[NOTE_TEXT]){ 0 })
@@ -10802,7 +11518,8 @@ static bool specialised(const struct device *d, uint32_t m)
 {
     const int *gate = d->gate;
     if (!gate[GATE_QMM_NATIVE] || (m == 1 && !gate[GATE_QMM_REDUCE])) return false;
-    return m > 16 || gate[m == 1 ? GATE_QMM_M1 : m == 2 ? GATE_QMM_M2 : m <= 4 ? GATE_QMM_M4 : m <= 8 ? GATE_QMM_M8 : GATE_QMM_M16];
+    return m > 16 || gate[m == 1 ? GATE_QMM_M1 : m == 2 ? GATE_QMM_M2 : m <= 4 ? GATE_QMM_M4 : m <= 8 ? GATE_QMM_M8
+                                                                                             : GATE_QMM_M16];
 }
 
 /* May those kernels use subgroup operations? */
@@ -10818,8 +11535,8 @@ static uint32_t held_rounds(const struct quant_job *j, uint32_t rows)
 
 enum { UNPACK_MOST = 1 << 27 };                      /* more values than this are rather not unpacked: the temporary */
 
-/* Tiles of the cooperative matrix kernel: as tile_row says, rows and columns of a subgroup, subgroups. The deeper ones need
- * more shared memory. */
+/* Tiles of the cooperative matrix kernel: as tile_row says, rows and columns of a subgroup, subgroups. The deeper ones
+ * need more shared memory. */
 static const struct tile_row qmm_rows[] = {
     { 128, 128, 64, 64, 32, 8, 0.45f },
     {  64, 128, 64, 32, 32, 8, 0.35f },
@@ -10840,90 +11557,107 @@ static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
     int i = 0;
     while (d->tuning->qmv[i].max_m < m) i++;
     t = d->tuning->qmv[i];
-    if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS) t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
+    if (gate[GATE_QMV_ROWS] > 0 && gate[GATE_QMV_ROWS] * (int)m <= QMV_MAX_SUMS)
+        t.rows = min_u32((uint32_t)gate[GATE_QMV_ROWS], 8);
     if (gate[GATE_QMV_THREADS] > 0) t.threads = min_u32((uint32_t)gate[GATE_QMV_THREADS], d->caps.max_threads);
     return t;
 }
 
-enum { QMM_FEW = 1, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD };    /* values of gate QMM_KERNEL */
+/* ---- few rows of x ---- */
 
-static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j, bool sets)
+/* The operands of kernels whose push constants are of quant_push; for others these are copied. */
+static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j)
 {
-    struct quant_push p = { .m = j->m, .k = j->k, .group_shift = group_shift(&j->format), .x_row = j->x_row, .x_batch = j->x_batch,
-                            .w_batch = j->w_batch, .s_batch = j->s_batch, .y_batch = j->y_batch };
-    p.x_at = set_input(e, 0, j->x);
+    struct quant_push p = { .m = j->m, .k = j->k, .group_shift = group_shift(&j->format), .x_row = j->x_row,
+                            .x_batch = j->x_batch, .w_batch = j->w_batch, .s_batch = j->s_batch,
+                            .y_batch = j->y_batch, .eps = j->eps };
+    bool sets = j->sets > 1;
+    p.x_at = set_input(e, SLOT_qmv_x, j->x);
     for (uint32_t i = 0; i < (uint32_t)j->sets; i++) {
         const struct quant_set *t = &j->set[i];
         p.rows[i] = t->rows;
         p.y_row[i] = t->y_row;
-        p.w_at[i] = set_input(e, 1 + 3 * i, t->w);
-        p.s_at[i] = set_input(e, 2 + 3 * i, t->scales);
-        if (t->biases) p.b_at[i] = set_input(e, 3 + 3 * i, t->biases);
-        if (t->y) p.y_at[i] = set_output(e, (sets ? 10 : 4) + i, t->y);
+        p.w_at[i] = set_input(e, SLOT_qmv_wa + 3 * i, t->w);
+        p.s_at[i] = set_input(e, SLOT_qmv_sa + 3 * i, t->scales);
+        if (t->biases) p.b_at[i] = set_input(e, SLOT_qmv_ba + 3 * i, t->biases);
+        if (t->y) p.y_at[i] = set_output(e, (sets ? SLOT_qmv_sets_ya : SLOT_qmv_ya) + i, t->y);
     }
-    if (j->residual) p.r_at = set_input(e, sets ? 13 : 5, j->residual);
-    if (j->norm) p.weight_at = set_input(e, sets ? 14 : 6, j->norm);
-    p.eps = j->eps;
+    if (j->residual) p.r_at = set_input(e, sets ? SLOT_qmv_sets_res : SLOT_qmv_res, j->residual);
+    if (j->norm) p.weight_at = set_input(e, sets ? SLOT_qmv_held_sets_weight : SLOT_qmv_held_weight, j->norm);
     return p;
 }
 
-/* Push constants of the kernels that follow index arrays. */
-struct gather_push {
-    uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at, rows, w_at, s_at, b_at, y_at, y_row;
-    uint32_t first_entry, every, lhs_at, lhs_last, rhs_at, rhs_last, tiles_at, order_at;
-};
-
-static struct gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p, uint32_t lhs_slot)
+/* The same for kernels that follow index arrays. */
+static struct quant_gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p,
+                                            uint32_t lhs_slot)
 {
     const struct gather *g = j->gather;
-    struct gather_push q = { p->m, p->k, p->group_shift, p->rounds, p->x_at, p->x_row, p->x_batch, p->w_batch, p->s_batch,
-        p->y_batch, p->r_at, p->rows[0], p->w_at[0], p->s_at[0], p->b_at[0], p->y_at[0], p->y_row[0], .first_entry = g->first,
-        .every = g->every, .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1 };
+    struct quant_gather_push q = { .m = p->m, .k = p->k, .group_shift = p->group_shift, .rounds = p->rounds,
+        .x_at = p->x_at, .x_row = p->x_row, .x_batch = p->x_batch, .w_batch = p->w_batch, .s_batch = p->s_batch,
+        .y_batch = p->y_batch,
+        .r_at = p->r_at, .rows = { p->rows[0] }, .w_at = { p->w_at[0] }, .s_at = { p->s_at[0] }, .b_at = { p->b_at[0] },
+        .y_at = { p->y_at[0] }, .y_row = { p->y_row[0] }, .first_entry = g->first, .every = g->every,
+        .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1 };
     if (!g->every) q.lhs_at = set_input(e, lhs_slot, g->lhs);
     return q;
 }
 
-/* The push constants of kernels for few rows of x. */
-static void set_quant_bytes(struct encoder *e, const struct quant_job *j, const struct quant_push *p)
+/* USE for kernels of few rows of x. */
+static void use_few(struct encoder *e, enum kernel_id kernel, const struct quant_job *j, const struct quant_push *p,
+                    const void *constants, size_t size)
 {
-    if (j->gather) {
-        struct gather_push q = gather_bind(e, j, p, 6);
-        q.rhs_at = set_input(e, 7, j->gather->rhs);
-        set_bytes(e, &q, sizeof q);
-    } else set_bytes(e, p, sizeof *p);
+    struct quant_gather_push q;
+    if (!j->gather) { use_kernel(e, kernel, p, sizeof *p, constants, size); return; }
+    q = gather_bind(e, j, p, SLOT_qmv_gather_lhs);
+    q.rhs_at = set_input(e, SLOT_qmv_gather_rhs, j->gather->rhs);
+    use_kernel(e, kernel, &q, sizeof q, constants, size);
 }
 
-/* May x and w be read 16 bytes (w of 2 or 6 bits: 8) at a time? Bits 0 and 1. */
-static uint32_t quant_alignment(const struct quant_job *j, const struct quant_push *p)
+/* The constants that all kernels of products have. */
+#define FORMAT(j) .bits = (j)->format.bits, .tx = (uint32_t)(j)->x->dtype, \
+                  .ts = scales_kind(&(j)->format, (j)->set[0].scales), .ty = (uint32_t)(j)->to
+
+/* What can be read 16 bytes at a time: QUANT_EVEN_X, QUANT_EVEN_W. */
+static uint32_t quant_alignment(const struct encoder *e, const struct quant_job *j)
 {
-    uint32_t unit = j->x->dtype == MLXVK_FLOAT32 ? 4 : 8, words = j->format.bits % 4 ? 2 : 4, bits = 3;
-    if (p->x_at % unit || p->x_row % unit || p->x_batch % unit) bits &= ~1u;
-    if (j->format.bits % 2 || p->w_batch % words) bits &= ~2u;
-    for (int i = 0; i < j->sets; i++) if (p->w_at[i] % words) bits &= ~2u;
-    return bits;
+    uint32_t unit = j->x->dtype == MLXVK_FLOAT32 ? 4 : 8, words = j->format.bits % 4 ? 2 : 4;
+    bool x = (place_of_array(e, j->x) | j->x_row | j->x_batch) % unit == 0;
+    bool w = j->format.bits % 2 == 0 && j->w_batch % words == 0;
+    for (int i = 0; i < j->sets; i++) w = w && place_of_array(e, j->set[i].w) % words == 0;
+    return (x ? QUANT_EVEN_X : 0) | (w ? QUANT_EVEN_W : 0);
+}
+
+static const char *few_fits(const struct encoder *e, const void *job)
+{
+    (void)e;
+    return ((const struct quant_job *)job)->format.transpose ? NULL : "not transposed";
 }
 
 /* Products with a few rows of x, by qmv.comp: all formats and alignments. */
-static void qmv_general(struct encoder *e, const struct quant_job *j)
+static void plan_few(struct encoder *e, const void *job)
 {
+    const struct quant_job *j = job;
     struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
-    bool subgroup = has_kernel(e->device, K_QMV) && by_subgroups(e->device, j->m), sets = j->sets > 1;
+    bool subgroup = has_kernel(e->device, K_QMV) && by_subgroups(e->device, j->m);
     uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
     int forced = e->device->gate[GATE_QMV_SPLIT];
-    struct quant_push p = quant_bind(e, j, sets);
-    enum kernel_id kernel = j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN) : sets ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN;
+    struct quant_push p = quant_bind(e, j);
+    enum kernel_id kernel = j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN)
+                          : j->sets > 1 ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN;
     NOTE(e->device, NOTE_QMM, kernel_table[kernel].name, NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
-    while (2 * split <= teams && (forced > 0 ? 2 * split <= (uint32_t)forced
-               : 2 * split <= t.max_split && ceil_div(rows, t.rows) * split < t.teams && split * lanes < j->k / QUANT_BLOCK)) split *= 2;
+    while (2 * split <= teams &&
+           (forced > 0 ? 2 * split <= (uint32_t)forced
+                       : 2 * split <= t.max_split && split * lanes < j->k / QUANT_BLOCK &&
+                         ceil_div(rows, t.rows) * split < t.teams)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    KERNEL(e, kernel, teams * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, m,
-           t.rows, split, lanes, quant_alignment(j, &p), j->epilogue);
-    set_quant_bytes(e, j, &p);
+    use_few(e, kernel, j, &p, &(struct qmv_constants){ .threads = teams * lanes, FORMAT(j), .m = m, .r = t.rows,
+            .split = split, .lanes = lanes, .aligned = quant_alignment(e, j), .epilogue = j->epilogue },
+            sizeof(struct qmv_constants));
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
 }
 
@@ -10932,134 +11666,234 @@ static enum kernel_id held_kernel(const struct quant_job *j)
     return j->gather ? K_QMV_HELD_GATHER : j->sets > 1 ? K_QMV_HELD_SETS : K_QMV_HELD;
 }
 
-/* What keeps qmv_held.comp from a job, alignment and long rows aside; NULL: nothing. */
-static const char *held_refusal(const struct device *d, const struct quant_job *j)
+/* How qmv_held.comp cuts a job: rows of x a workgroup, rows of W a round, teams that span K, blocks of a row that a
+ * lane holds, rounds at a time, in all, and of a workgroup (0: its rows are more than pay at a time), sums kept. */
+struct held_cut { uint32_t m, rows, split, held, per, all, rounds, parts; };
+
+static struct held_cut cut_held(const struct encoder *e, const struct quant_job *j)
 {
-    int wanted = d->gate[GATE_QMM_KERNEL], bits = j->format.bits;
+    const struct device *d = e->device;
+    const struct held_tuning *t = held_tunings;
+    const int *gate = d->gate;
+    struct held_cut h = { .m = j->m > 2 ? 4 : j->m };
+    uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, entries = j->gather ? j->batch : 1;
+    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, fewest = UINT32_MAX, threads, groups;
+    while (t->max_m < h.m) t++;
+    h.rows = gate[GATE_QMV_ROWS] > 0 ? min_u32((uint32_t)gate[GATE_QMV_ROWS], 8) : t->rows;
+    while (h.rows & (h.rows - 1)) h.rows &= h.rows - 1;                /* lanes add up by halves */
+    threads = gate[GATE_QMV_THREADS] > 0 ? (uint32_t)gate[GATE_QMV_THREADS] : t->threads;
+    threads = min_u32(threads, min_u32(d->caps.max_threads, HELD_SUBGROUPS * lanes));
+    h.split = gate[GATE_QMV_SPLIT] > 0 ? (uint32_t)gate[GATE_QMV_SPLIT] : (uint32_t)max_size(threads / lanes, 1);
+    h.held = ceil_div(blocks, lanes * h.split);
+    h.split = ceil_div(blocks, lanes * h.held);
+    h.per = (uint32_t)max_size(threads / lanes / h.split, 1);
+    groups = d->tuning->processors * ceil_div(j->format.bits == 8 ? t->teams / 2 : t->teams, h.per * h.split);
+    for (int i = 0; i < j->sets; i++) fewest = min_u32(fewest, j->set[i].rows);
+    while (h.rows > step && (h.rows / step > fewest || (!gate[GATE_QMV_ROWS] &&
+           (uint64_t)held_rounds(j, h.rows / step) * entries < (uint64_t)h.per * groups))) h.rows /= 2;
+    if (h.rows < step) return h;
+    h.all = held_rounds(j, h.rows / step);
+    if (h.all / h.per / groups >= HELD_LONG) groups *= 2;
+    h.rounds = h.per * ceil_div((uint64_t)h.all * entries, (uint64_t)h.per * groups);
+    h.rounds = min_u32(h.rounds, (uint32_t)round_up(h.all, h.per));
+    while (h.rounds * h.m * h.rows * h.split > HELD_PARTS && h.rounds > h.per) h.rounds -= h.per;
+    h.parts = (uint32_t)max_size(256, h.rounds * h.m * h.rows * h.split);
+    return h;
+}
+
+/* What keeps qmv_held.comp from a job. */
+static const char *held_fits(const struct encoder *e, const void *job)
+{
+    const struct device *d = e->device;
+    const struct quant_job *j = job;
+    uint32_t bits = j->format.bits, threads;
+    struct held_cut h;
     if (!is_affine(&j->format) && bits != 4) return "floats of 8 bits";
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
     if (bits != 2 && bits != 4 && bits != 8) return "neither 2, 4 nor 8 bits";
     if (j->k < QUANT_BLOCK) return "nothing to add up";
     if (!has_kernel(d, held_kernel(j))) return "the device lacks subgroup operations or integer dot products";
-    if (!by_subgroups(d, j->m) || (wanted && wanted < QMM_HELD)) return "a gate";
-    if (!wanted && j->m > 4) return "more than 4 rows";
-    return !wanted && !d->tuning->held ? "the device's tuning" : NULL;
-}
-
-/* Products with a few rows of x by qmv_held.comp, where the device and the operands allow it: NULL, or why not. */
-static const char *try_held(struct encoder *e, const struct quant_job *j)
-{
-    const struct device *d = e->device;
-    const struct held_tuning *t = held_tunings;
-    const int *gate = d->gate;
-    uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, m = j->m > 2 ? 4 : j->m, entries = j->gather ? j->batch : 1;
-    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, fewest = UINT32_MAX, held, split, per, rows, threads, rounds, groups;
-    const char *refusal = held_refusal(d, j);
-    struct quant_push p;
-    if (refusal) return refusal;
-    while (t->max_m < m) t++;
-    rows = gate[GATE_QMV_ROWS] > 0 ? min_u32((uint32_t)gate[GATE_QMV_ROWS], 8) : t->rows;
-    while (rows & (rows - 1)) rows &= rows - 1;      /* lanes add up by halves */
-    threads = gate[GATE_QMV_THREADS] > 0 ? (uint32_t)gate[GATE_QMV_THREADS] : t->threads;
-    threads = min_u32(threads, min_u32(d->caps.max_threads, HELD_SUBGROUPS * lanes));
-    split = gate[GATE_QMV_SPLIT] > 0 ? (uint32_t)gate[GATE_QMV_SPLIT] : max_size(threads / lanes, 1);
-    held = ceil_div(blocks, lanes * split);          /* blocks of a row that a lane holds */
-    split = ceil_div(blocks, lanes * held);
-    if (held > (gate[GATE_QMM_KERNEL] ? HELD_BLOCKS / m : 1)) return "long rows";      /* slower than the general kernel */
-    if (split > HELD_SUBGROUPS || split * lanes > d->caps.max_threads || held_memory(split * lanes) > d->caps.shared_memory)
+    if (!by_subgroups(d, j->m)) return "a gate";
+    if (!j->format.transpose) return "not transposed";
+    h = cut_held(e, j);
+    threads = h.split * d->caps.subgroup;
+    if (h.held > HELD_BLOCKS / h.m) return "long rows";
+    if (h.split > HELD_SUBGROUPS || threads > d->caps.max_threads || held_memory(threads) > d->caps.shared_memory)
         return "the device's workgroups are small";
-    per = max_size(threads / lanes / split, 1);      /* rounds at a time */
-    groups = d->tuning->processors * ceil_div(j->format.bits == 8 ? t->teams / 2 : t->teams, per * split);
-    for (int i = 0; i < j->sets; i++) fewest = min_u32(fewest, j->set[i].rows);
-    while (rows > step && (rows / step > fewest || (!gate[GATE_QMV_ROWS] &&
-                           (uint64_t)held_rounds(j, rows / step) * entries < (uint64_t)per * groups))) rows /= 2;
-    if (rows < step) return "more rows than pay at a time";
-    if (rows * m > lanes) return "the device's subgroups are small";
-    p = quant_bind(e, j, j->sets > 1);
-    if (quant_alignment(j, &p) != 3 || p.weight_at % 8) { encoder_reset(e); return "not aligned"; }
-    rounds = held_rounds(j, rows / step);
-    if (rounds / per / groups >= HELD_LONG) groups *= 2;
-    p.rounds = min_u32(per * ceil_div((uint64_t)rounds * entries, (uint64_t)per * groups), (uint32_t)round_up(rounds, per));
-    while (p.rounds * m * rows * split > HELD_PARTS && p.rounds > per) p.rounds -= per;
-    KERNEL(e, held_kernel(j), per * split * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
-           (uint32_t)j->to, m, rows, split, lanes, held, blocks, is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, j->epilogue,
-           j->norm != NULL, pow2_at_least(max_size(256, p.rounds * m * rows * split)));
-    set_quant_bytes(e, j, &p);
-    dispatch(e, ceil_div(rounds, p.rounds), ceil_div(j->m, m), j->batch);
-    return NULL;
+    if (!h.rounds) return "more rows than pay at a time";
+    if (h.rows * h.m > d->caps.subgroup) return "the device's subgroups are small";
+    if (j->norm && place_of_array(e, j->norm) % 8) return "not aligned";
+    return quant_alignment(e, j) == (QUANT_EVEN_X | QUANT_EVEN_W) ? NULL : "not aligned";
 }
 
-/* Products with a few rows of x: any epilogue, several sets where there is one batch. */
-static void qmv_dispatch(struct encoder *e, const struct quant_job *j)
+static void plan_held(struct encoder *e, const void *job)
 {
-    const char *refusal = try_held(e, j);
-    NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, refusal, "%s", JOB(j));
-    if (refusal) qmv_general(e, j);
+    const struct quant_job *j = job;
+    struct held_cut h = cut_held(e, j);
+    uint32_t lanes = e->device->caps.subgroup;
+    struct quant_push p = quant_bind(e, j);
+    NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, NULL, "%s", JOB(j));
+    p.rounds = h.rounds;
+    use_few(e, held_kernel(j), j, &p, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes, FORMAT(j),
+            .m = h.m, .r = h.rows, .split = h.split, .lanes = lanes, .bl = h.held, .blocks = j->k / QUANT_BLOCK,
+            .shift = is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, .epilogue = j->epilogue,
+            .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) }, sizeof(struct qmv_held_constants));
+    dispatch(e, ceil_div(h.all, h.rounds), ceil_div(j->m, h.m), j->batch);
+}
+
+/* Costs are ranks here: which kernel is the faster was measured, and changes with the rows of x where the device's
+ * tuning says. Held are at most 4 rows, of which a lane has one block: the general kernel is faster beyond. */
+static double held_cost(const struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    return e->device->tuning->held && j->m <= 4 && cut_held(e, j).held == 1 ? 0 : 8;
+}
+
+static double few_cost(const struct encoder *e, const void *job)
+{
+    return ((const struct quant_job *)job)->m <= e->device->tuning->few ? 1 : 6;
+}
+
+/* For one matrix, for several sets, by index arrays. */
+static const struct candidate few_kernels[3][2] = {
+    { { "qmv_held", held_fits, held_cost, plan_held }, { "qmv", few_fits, few_cost, plan_few } },
+    { { "qmv_held_sets", held_fits, held_cost, plan_held }, { "qmv_sets", few_fits, few_cost, plan_few } },
+    { { "qmv_held_gather", held_fits, held_cost, plan_held }, { "qmv_gather", few_fits, few_cost, plan_few } },
+};
+
+/* Rows of quant_kernels from 1, as gate QMM_KERNEL forces them; 0: none. */
+enum { QMM_HELD = 1, QMM_FEW, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED };
+static int forced_kernel(const struct device *d)
+{
+    int wanted = d->gate[GATE_QMM_KERNEL];
+    return wanted < 1 || wanted > 5 ? 0 : wanted == 5 ? QMM_HELD : wanted + 1;
+}
+
+/* Products with a few rows of x: any epilogue, several sets where there is one batch. False: x has a norm, and that
+ * kernel is not the one. */
+static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
+{
+    const struct candidate *table = few_kernels[j->gather ? 2 : j->sets > 1], *c;
+    const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
+    int forced = forced_kernel(e->device);
+    c = choose(e, table, COUNT(few_kernels[0]), forced > QMM_FEW ? QMM_FEW : forced, NOTE_QMM, j, text);
+    if (j->norm && c->plan != plan_held) return false;
+    c->plan(e, j);
+    return true;
+}
+
+/* ---- many rows of x ---- */
+
+static struct qmm_constants tile_constants(const struct quant_job *j, bool small)
+{
+    return (struct qmm_constants){ .threads = small ? 128 : 256, FORMAT(j), .transposed = j->format.transpose,
+                                   .bm = small ? 16 : 64, .bn = 64, .tm = small ? 2 : 4, .tn = 4 };
 }
 
 /* Products of any shape, by qmm.comp: one set, no epilogue. */
-static void qmm_dispatch(struct encoder *e, const struct quant_job *j)
+static void plan_tiles(struct encoder *e, const void *job)
 {
-    struct quant_push p = quant_bind(e, j, false);
-    bool small = j->m <= 16;
-    uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4;
+    const struct quant_job *j = job;
+    struct quant_push p = quant_bind(e, j);
+    struct qmm_constants c = tile_constants(j, j->m <= 16);
     NOTE(e->device, NOTE_QMM, "qmm", NULL, "%s", JOB(j));
-    KERNEL(e, K_QMM, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
-           (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
-    set_bytes(e, &p, sizeof p);
-    dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(j->m, bm), j->batch);
+    use_kernel(e, K_QMM, &p, sizeof p, &c, sizeof c);
+    dispatch(e, ceil_div(j->set[0].rows, c.bn), ceil_div(j->m, c.bm), j->batch);
 }
+
+static double tiles_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 5; }
 
 static struct product product_of_job(const struct quant_job *j, struct array *a, struct array *b)
 {
     bool transpose = j->format.transpose;
     uint32_t n = j->set[0].rows;
-    return (struct product){ .array = { [MAT_A] = a, [MAT_B] = b, [MAT_OUT] = j->set[0].y }, .m = j->m, .n = n, .k = j->k,
-        .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : n, .b_col = transpose ? j->k : 1, .out_row = j->set[0].y_row,
-        .out_col = 1, .alpha = 1 };
+    return (struct product){ .array = { [MAT_A] = a, [MAT_B] = b, [MAT_OUT] = j->set[0].y }, .m = j->m, .n = n,
+        .k = j->k, .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : n, .b_col = transpose ? j->k : 1,
+        .out_row = j->set[0].y_row, .out_col = 1, .alpha = 1 };
 }
 
-/* The same by qmm_coopmat.comp: W transposed, half types. NULL, or why the device or the operands do not allow it. */
-static const char *try_coopmat(struct encoder *e, const struct quant_job *j)
+static enum kernel_id matrices_kernel(const struct quant_job *j)
+{
+    if (j->gather) return j->to == MLXVK_BFLOAT16 ? K_QMM_GROUPED_BF16 : K_QMM_GROUPED_F16;
+    return j->to == MLXVK_BFLOAT16 ? K_QMM_BF16 : K_QMM_F16;
+}
+
+/* Why qmm_coopmat.comp does not take a job: W transposed, half types. */
+static const char *quant_matrices_fit(const struct encoder *e, const void *job)
 {
     const struct device *d = e->device;
-    bool bf16 = j->to == MLXVK_BFLOAT16, shallow = d->caps.shared_memory < QMM_DEEP_MEMORY;
-    enum kernel_id kernel = bf16 ? K_QMM_BF16 : K_QMM_F16;
-    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, parts = 1, aligned;
-    struct product product = product_of_job(j, NULL, NULL);
-    struct quant_job part = *j;
-    struct quant_push p;
-    const struct tile_row *t;
+    const struct quant_job *j = job;
     if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to) return "not in one half type";
     if (!j->format.transpose) return "not transposed";
-    if (!size || !has_kernel(d, kernel) || 8 * lanes > d->caps.max_threads) return "the device lacks cooperative matrices";
-    t = choose_tile(e, &product, qmm_rows + (shallow ? QMM_SHALLOW : 0), COUNT(qmm_rows) - (shallow ? QMM_SHALLOW : 0), &parts);
-    if (j->batch > 1) parts = 1;
-    if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
-    if (!part.set[0].y) return NULL;
-    p = quant_bind(e, &part, false);
-    p.rounds = ceil_div(j->k / QUANT_BLOCK, parts * t->bk / QUANT_BLOCK) * (t->bk / QUANT_BLOCK);
-    aligned = quant_alignment(j, &p);
-    if (!((p.y_at[0] | p.y_row[0] | p.y_batch) % 8)) aligned |= 4;
-    if (aligned & 1) {
-        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to,
-               t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, parts > 1);
-        set_bytes(e, &p, sizeof p);
-        dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn), parts > 1 ? ceil_div(j->k / QUANT_BLOCK, p.rounds) : j->batch);
-        if (parts > 1) product_sum(e, &product, part.set[0].y, ceil_div(j->k / QUANT_BLOCK, p.rounds));
-    } else encoder_reset(e);
-    if (parts > 1) array_release(part.set[0].y);
-    return aligned & 1 ? NULL : "not aligned";
+    if (!d->caps.coopmat_size[j->to == MLXVK_BFLOAT16] || !has_kernel(d, matrices_kernel(j)) ||
+        8 * d->caps.subgroup > d->caps.max_threads) return "the device lacks cooperative matrices";
+    if (!d->gate[GATE_QMM_NATIVE]) return "a gate";
+    return quant_alignment(e, j) & QUANT_EVEN_X ? NULL : "not aligned";
 }
 
-/* Many rows: the weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
-static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
+static double quant_matrices_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 3; }
+
+/* p: of the operands as they were bound. */
+static struct qmm_coopmat_constants matrices_constants(const struct encoder *e, const struct quant_job *j,
+                                                       const struct quant_push *p, const struct tile_row *t, bool parts)
 {
+    uint32_t lanes = e->device->caps.subgroup, even = (p->y_at[0] | p->y_row[0] | p->y_batch) % 8 ? 0 : QUANT_EVEN_Y;
+    return (struct qmm_coopmat_constants){ .threads = t->threads * lanes, FORMAT(j), .bm = t->bm, .bn = t->bn,
+        .wm = t->tm, .wn = t->tn, .size = e->device->caps.coopmat_size[j->to == MLXVK_BFLOAT16], .lanes = lanes,
+        .depth = t->bk / QUANT_BLOCK, .aligned = even | quant_alignment(e, j), .parts = parts };
+}
+
+static void plan_matrices(struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    int first = e->device->caps.shared_memory < QMM_DEEP_MEMORY ? QMM_SHALLOW : 0;
+    uint32_t parts = 1, blocks = j->k / QUANT_BLOCK, step;
+    struct product product = product_of_job(j, NULL, NULL);
+    const struct tile_row *t = choose_tile(e, &product, qmm_rows + first, (int)COUNT(qmm_rows) - first, &parts);
+    struct quant_job part = *j;
+    struct qmm_coopmat_constants c;
+    struct quant_push p;
+    NOTE(e->device, NOTE_QMM, "qmm by cooperative matrices", NULL, "%s", JOB(j));
+    if (j->batch > 1) parts = 1;
+    if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
+    if (!part.set[0].y) return;
+    p = quant_bind(e, &part);
+    step = t->bk / QUANT_BLOCK;
+    p.rounds = ceil_div(blocks, parts * step) * step;
+    c = matrices_constants(e, j, &p, t, parts > 1);
+    use_kernel(e, matrices_kernel(j), &p, sizeof p, &c, sizeof c);
+    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn),
+             parts > 1 ? ceil_div(blocks, p.rounds) : j->batch);
+    if (parts > 1) {
+        product_sum(e, &product, part.set[0].y, ceil_div(blocks, p.rounds));
+        array_release(part.set[0].y);
+    }
+}
+
+static const char *unpacked_fits(const struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    size_t count = (size_t)j->k * j->set[0].rows;
+    if (j->x->dtype != j->to) return "not in one dtype";
+    if (j->batch > 1) return "a batch";
+    return count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range ? "a large weight" : NULL;
+}
+
+/* Pays for many rows, or where W lies along the result's rows; a large weight only where matrices do not take it. */
+static double unpacked_cost(const struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    uint64_t count = (uint64_t)j->k * j->set[0].rows;
+    if (j->format.transpose ? j->m < e->device->tuning->unpack : count < 1 << 16) return 7;
+    return count > UNPACK_MOST ? 4 : 2;
+}
+
+/* The weight is unpacked, rounded to the result's dtype, and the plain matmul does the rest. */
+static void plan_unpacked(struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
     const struct quant_set *t = &j->set[0];
-    size_t count = (size_t)j->k * t->rows;
-    struct array *w;
-    if (j->x->dtype != j->to || j->batch > 1 || count > INT_MAX || count * dtypes[j->to].size > e->device->caps.max_range) return false;
-    w = scratch(e, count, j->to);
+    struct array *w = scratch(e, (size_t)j->k * t->rows, j->to);
     NOTE(e->device, NOTE_QMM, "unpacked, matmul", NULL, "%s", JOB(j));
     if (w) {
         struct product p = product_of_job(j, j->x, w);
@@ -11067,43 +11901,40 @@ static bool qmm_unpacked(struct encoder *e, const struct quant_job *j)
         product_batch(e, &p);
     }
     array_release(w);
-    return true;
 }
 
 /* ---- quantized_matmul: from arrays to jobs ---- */
 
-static bool qmm_coopmat(struct encoder *e, const struct quant_job *j)
-{
-    const char *refusal = try_coopmat(e, j);
-    NOTE(e->device, NOTE_QMM, "qmm by cooperative matrices", refusal, "%s", JOB(j));
-    return !refusal;
-}
+/* For a job of one set without an epilogue, in the order of QMM_HELD, ... */
+static const struct candidate quant_kernels[] = {
+    { "qmv_held", held_fits, held_cost, plan_held },
+    { "qmv", few_fits, few_cost, plan_few },
+    { "qmm", NULL, tiles_cost, plan_tiles },
+    { "qmm by cooperative matrices", quant_matrices_fit, quant_matrices_cost, plan_matrices },
+    { "unpacked, matmul", unpacked_fits, unpacked_cost, plan_unpacked },
+};
 
-/* Picks the kernel for a job of one set without an epilogue. */
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
-    const struct tuning *r = e->device->tuning;
-    int wanted = e->device->gate[GATE_QMM_KERNEL];
-    bool transpose = j->format.transpose, few, unpack;
-    few = wanted ? wanted == QMM_FEW || wanted == QMM_HELD : j->m <= r->few;
-    unpack = wanted ? wanted == QMM_UNPACKED : transpose ? j->m >= r->unpack : (uint64_t)j->k * j->set[0].rows >= 1 << 16;
-    if (!specialised(e->device, j->m)) {
-        NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
-        qmm_dispatch(e, j);
-    } else if (few && transpose) qmv_dispatch(e, j);
-    else if (unpack && !wanted && (uint64_t)j->k * j->set[0].rows > UNPACK_MOST && qmm_coopmat(e, j)) return;
-    else if (unpack && qmm_unpacked(e, j)) return;
-    else if (wanted == QMM_TILES || !qmm_coopmat(e, j)) qmm_dispatch(e, j);
+    const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
+    bool special = specialised(e->device, j->m);
+    int forced = special ? forced_kernel(e->device) : QMM_TILES;
+    if (!special) NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", text);
+    choose(e, quant_kernels, COUNT(quant_kernels), forced, NOTE_QMM, j, text)->plan(e, j);
 }
 
-/* One operand or result of a job as (batch, rows, columns); steps of rows that run backwards are kernels' 32 bits, which wrap. */
-static struct array job_rows(const struct quant_job *j, const struct array *a, uint32_t batch_step, uint32_t row_step, uint32_t columns)
+/* One operand or result of a job as (batch, rows, columns); steps of rows that run backwards are kernels' 32 bits,
+ * which wrap. */
+static struct array job_rows(const struct quant_job *j, const struct array *a, uint32_t batch_step, uint32_t row_step,
+                             uint32_t columns)
 {
     struct array v = *a;
     v.refs = 1;
     v.ndim = 3;
     memcpy(v.shape, ((int[]){ (int)j->batch, (int)j->m, (int)columns }), 3 * sizeof *v.shape);
-    memcpy(v.strides, ((int64_t[]){ j->batch > 1 ? (int32_t)batch_step : 0, (int32_t)row_step, 1 }), 3 * sizeof *v.strides);
+    v.strides[0] = j->batch > 1 ? (int32_t)batch_step : 0;
+    v.strides[1] = (int32_t)row_step;
+    v.strides[2] = 1;
     v.size = (size_t)j->batch * j->m * columns;
     v.row = row_contiguous(&v);
     return v;
@@ -11113,8 +11944,11 @@ static struct array job_rows(const struct quant_job *j, const struct array *a, u
 static void quant_run(struct encoder *e, const struct quant_job *j)
 {
     const struct quant_set *t = &j->set[0];
-    if (j->m > 1 && (j->m > 8 * (uint64_t)e->device->caps.max_groups[1] || !fits_binding(e->device, j->x) || !fits_binding(e->device, t->y))) {
-        struct array x = job_rows(j, j->x, j->x_batch, j->x_row, j->k), y = job_rows(j, t->y, j->y_batch, t->y_row, t->rows);
+    const struct capabilities *caps = &e->device->caps;
+    if (j->m > 1 && (j->m > 8 * (uint64_t)caps->max_groups[1] || !fits_binding(e->device, j->x) ||
+                     !fits_binding(e->device, t->y))) {
+        struct array x = job_rows(j, j->x, j->x_batch, j->x_row, j->k);
+        struct array y = job_rows(j, t->y, j->y_batch, t->y_row, t->rows);
         for (int half = 0; half < 2 && !e->code; half++) {
             struct array from = half_of(&x, 1, half), to = half_of(&y, 1, half);
             struct quant_job part = *j;
@@ -11125,16 +11959,17 @@ static void quant_run(struct encoder *e, const struct quant_job *j)
         }
         return;
     }
-    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16;
     size_t row_bytes = max_size((size_t)j->k / QUANT_BLOCK * j->format.bits * 4, 1);
-    uint32_t most = (uint32_t)min_size(room / row_bytes, min_size(e->device->caps.max_groups[0], (size_t)64 * e->device->caps.max_groups[1])) & ~31u;
+    size_t room = (caps->max_range - caps->offset_align - 16) / row_bytes;
+    uint32_t most = (uint32_t)min_size(room, min_size(caps->max_groups[0], (size_t)64 * caps->max_groups[1])) & ~31u;
     if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) { quant_choose(e, j); return; }
     for (uint32_t first = 0; first < t->rows; first += most) {
         struct quant_job part = *j;
         uint32_t count = min_u32(most, t->rows - first);
         int w = t->w->ndim - 2, y = t->y->ndim - 1;
         struct array cut[4] = { part_of(t->w, w, first, count), part_of(t->scales, w, first, count),
-                                part_of(t->biases ? t->biases : t->scales, w, first, count), part_of(t->y, y, first, count) };
+                                part_of(t->biases ? t->biases : t->scales, w, first, count),
+                                part_of(t->y, y, first, count) };
         part.set[0] = (struct quant_set){ &cut[0], &cut[1], t->biases ? &cut[2] : NULL, &cut[3], count, t->y_row };
         quant_choose(e, &part);
     }
@@ -11148,8 +11983,8 @@ static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
     return rows_of(e, a);
 }
 
-/* The innermost dimension of a batch, `axis` of x, w, scales, biases and y: in parts where it is over the device's grid, or cannot
- * be bound whole. */
+/* The innermost dimension of a batch, `axis` of x, w, scales, biases and y: in parts where it is over the device's
+ * grid, or cannot be bound whole. */
 static void quant_batches(struct encoder *e, const struct quant_job *j, struct array a[5], int axis, bool biases)
 {
     struct quant_job part = *j;
@@ -11211,13 +12046,15 @@ static void quant_open(struct encoder *e, const struct node *n, struct quant_job
 {
     struct array *x = n->in[0], *w = n->in[1], *y = n->out[0];
     uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1];
-    *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)x->shape[x->ndim - 1], .batch = 1, .to = y->dtype, .sets = 1 };
+    *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)dim_of(x, -1), .batch = 1, .to = y->dtype,
+                             .sets = 1 };
     if (one_row_stride(x, &stride)) x->refs++;
     else { x = rows_of(e, x); stride = j->k; }
     j->x = x;
     j->x_row = stride;
     j->m = (uint32_t)(y->size / rows);
-    j->set[0] = (struct quant_set){ dense_of(e, w, true), dense_of(e, n->in[2], true), dense_of(e, n->in[3], true), y, rows, rows };
+    j->set[0] = (struct quant_set){ dense_of(e, w, true), dense_of(e, n->in[2], true), dense_of(e, n->in[3], true), y,
+                                    rows, rows };
 }
 
 static void quant_close(struct quant_job *j)
@@ -11241,7 +12078,7 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
         struct array *y = n->out[0], *in[4];
         int d = y->ndim;
         for (int i = 0; i < 4; i++) in[i] = dense_of(e, n->in[i], i > 0);
-        j = (struct quant_job){ .format = n->p.quant, .m = (uint32_t)y->shape[d - 2], .k = (uint32_t)in[0]->shape[d - 1],
+        j = (struct quant_job){ .format = n->p.quant, .m = (uint32_t)y->shape[d - 2], .k = (uint32_t)dim_of(in[0], -1),
                                 .x_row = (uint32_t)in[0]->strides[d - 2], .to = y->dtype, .sets = 1 };
         j.set[0].rows = j.set[0].y_row = (uint32_t)y->shape[d - 1];
         quant_batch(e, &j, in[0], in[1], in[2], in[3], y);
@@ -11251,92 +12088,97 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
 
 /* ---- gather_qmm ---- */
 
-/* Binds what kernels GROUPED need besides the operands. */
-static void bind_groups(struct encoder *e, const struct quant_job *j, const struct quant_push *p, const struct row_groups *r)
+/* Kernel and operands of kernels GROUPED. */
+static void use_grouped(struct encoder *e, enum kernel_id kernel, const struct quant_job *j, const struct quant_push *p,
+                        const struct row_groups *r, const void *constants, size_t size)
 {
-    struct gather_push q = gather_bind(e, j, p, 7);
-    q.tiles_at = set_input(e, 5, r->tiles);
-    q.order_at = set_input(e, 6, r->order);
-    set_bytes(e, &q, sizeof q);
+    struct quant_gather_push q = gather_bind(e, j, p, SLOT_qmm_grouped_lhs);
+    q.tiles_at = set_input(e, SLOT_qmm_grouped_tiles, r->tiles);
+    q.order_at = set_input(e, SLOT_qmm_grouped_order, r->order);
+    use_kernel(e, kernel, &q, sizeof q, constants, size);
 }
 
-/* Rows and shape of the tiles for a product by index arrays; rows of x that meet one weight, about. */
-static const struct tile_row *grouped_tile(const struct encoder *e, const struct quant_job *j)
+/* Rows of x that meet one weight, about. */
+static uint64_t rows_a_weight(const struct quant_job *j)
 {
-    uint64_t rows = (uint64_t)j->gather->entries * j->m / j->gather->weights;
-    if (j->m > rows) rows = j->m;
-    return qmm_rows + (e->device->caps.shared_memory < QMM_DEEP_MEMORY + 1024 ? QMM_SHALLOW : 0) + (rows > 96 ? 0 : rows > 40 ? 1 : 2);
+    return (uint64_t)j->gather->entries * j->m / j->gather->weights;
 }
 
-/* By cooperative matrices; false where the device or the operands do not allow it. */
-static bool gather_coopmat(struct encoder *e, const struct quant_job *j)
+/* Rows grouped by weight, by cooperative matrices. */
+static void gather_matrices(struct encoder *e, const void *job)
 {
-    const struct device *d = e->device;
-    const struct tile_row *t = grouped_tile(e, j);
-    bool bf16 = j->to == MLXVK_BFLOAT16;
-    enum kernel_id kernel = bf16 ? K_QMM_GROUPED_BF16 : K_QMM_GROUPED_F16;
-    uint32_t size = d->caps.coopmat_size[bf16], lanes = d->caps.subgroup, aligned;
-    struct quant_push p;
-    struct row_groups r;
-    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || !j->format.transpose || !size || !has_kernel(d, kernel) ||
-        8 * lanes > d->caps.max_threads || !d->gate[GATE_QMM_NATIVE]) return false;
-    p = quant_bind(e, j, false);
-    aligned = quant_alignment(j, &p) | ((p.y_at[0] | p.y_row[0]) % 8 ? 0 : 4);
-    encoder_reset(e);
-    if (!(aligned & 1)) return false;
-    r = group_rows(e, j->gather, j->m, t->bm);
-    p = quant_bind(e, j, false);
+    const struct quant_job *j = job;
+    uint64_t rows = max_size(rows_a_weight(j), j->m);
+    const struct tile_row *t = qmm_rows + (e->device->caps.shared_memory < QMM_DEEP_MEMORY + 1024 ? QMM_SHALLOW : 0) +
+                               (rows > 96 ? 0 : rows > 40 ? 1 : 2);
+    struct row_groups r = group_rows(e, j->gather, j->m, t->bm);
+    NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
     if (!e->code) {
-        bind_groups(e, j, &p, &r);
-        KERNEL(e, kernel, t->threads * lanes, j->format.bits, (uint32_t)j->x->dtype, scales_kind(&j->format, j->set[0].scales),
-               (uint32_t)j->to, t->bm, t->bn, t->tm, t->tn, size, lanes, t->bk / QUANT_BLOCK, aligned, false);
+        struct quant_push p = quant_bind(e, j);
+        struct qmm_coopmat_constants c = matrices_constants(e, j, &p, t, false);
+        use_grouped(e, matrices_kernel(j), j, &p, &r, &c, sizeof c);
         dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), 1);
     }
     array_release(r.tiles);
     array_release(r.order);
-    return true;
 }
 
-static void gather_tiles(struct encoder *e, const struct quant_job *j)
+static void gather_tiles(struct encoder *e, const void *job)
 {
-    bool small = (uint64_t)j->gather->entries * j->m / j->gather->weights <= 16 && j->m <= 16;
-    uint32_t bm = small ? 16 : 64, bn = 64, tm = small ? 2 : 4, tn = 4, most = e->device->caps.max_groups[1];
-    struct row_groups r = group_rows(e, j->gather, j->m, bm);
+    const struct quant_job *j = job;
+    struct qmm_constants c = tile_constants(j, rows_a_weight(j) <= 16 && j->m <= 16);
+    struct row_groups r = group_rows(e, j->gather, j->m, c.bm);
+    NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
     if (!e->code) {
-        struct quant_push p = quant_bind(e, j, false);
-        uint32_t z = ceil_div(r.count, most);
-        bind_groups(e, j, &p, &r);
-        KERNEL(e, K_QMM_GROUPED, bm / tm * (bn / tn), j->format.bits, (uint32_t)j->x->dtype,
-               scales_kind(&j->format, j->set[0].scales), (uint32_t)j->to, j->format.transpose, bm, bn, tm, tn);
-        dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(r.count, z), z);
+        struct quant_push p = quant_bind(e, j);
+        uint32_t z = ceil_div(r.count, e->device->caps.max_groups[1]);
+        use_grouped(e, K_QMM_GROUPED, j, &p, &r, &c, sizeof c);
+        dispatch(e, ceil_div(j->set[0].rows, c.bn), ceil_div(r.count, z), z);
     }
     array_release(r.tiles);
     array_release(r.order);
 }
 
-/* Entry by entry where few rows meet each weight; else rows are grouped by weight. */
-static void gather_choose(struct encoder *e, struct quant_job *j, struct gather *g)
+/* Entry by entry, which pays where few rows meet each weight. */
+static double quant_entries_cost(const struct encoder *e, const void *job)
 {
-    int wanted = e->device->gate[GATE_QMM_KERNEL];
-    bool many = j->m > QMV_MAX_M || (uint64_t)g->entries * j->m >= (uint64_t)GROUP_ROWS * g->weights;
-    bool few = j->format.transpose && (wanted ? wanted == QMM_FEW || wanted == QMM_HELD : e->device->tuning->entries || !many);
-    if (!few) {
-        NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
-        if (wanted == QMM_TILES || !gather_coopmat(e, j)) gather_tiles(e, j);
-        return;
+    const struct quant_job *j = job;
+    bool many = j->m > QMV_MAX_M || (uint64_t)j->gather->entries * j->m >= (uint64_t)GROUP_ROWS * j->gather->weights;
+    return e->device->tuning->entries || !many ? 0 : 6;
+}
+
+static void plan_entries(struct encoder *e, const void *job)
+{
+    struct quant_job j = *(const struct quant_job *)job;
+    struct gather g = *j.gather;
+    uint32_t most = e->device->caps.max_groups[2];
+    j.gather = &g;
+    for (g.first = 0; g.first < g.entries && !e->code; g.first += j.batch) {
+        j.batch = min_u32(g.entries - g.first, most);
+        qmv_dispatch(e, &j);
     }
-    for (g->first = 0; g->first < g->entries && !e->code; g->first += j->batch) {
-        j->batch = min_u32(g->entries - g->first, e->device->caps.max_groups[2]);
-        qmv_dispatch(e, j);
-    }
+}
+
+static const struct candidate gather_kernels[] = {
+    { "entry by entry", few_fits, quant_entries_cost, plan_entries },
+    { "qmm_grouped", NULL, tiles_cost, gather_tiles },
+    { "qmm_grouped by cooperative matrices", quant_matrices_fit, quant_matrices_cost, gather_matrices },
+};
+
+static void gather_choose(struct encoder *e, const struct quant_job *j)
+{
+    static const int row[] = { [QMM_HELD] = 1, [QMM_FEW] = 1, [QMM_TILES] = 2, [QMM_COOPMAT] = 3, [QMM_UNPACKED] = 3 };
+    const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
+    choose(e, gather_kernels, COUNT(gather_kernels), row[forced_kernel(e->device)], NOTE_QMM, j, text)->plan(e, j);
 }
 
 static void lower_gather_qmm(struct encoder *e, const struct node *n)
 {
     struct array *y = n->out[0], *in[4];
     uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
-    struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every, .entries = (uint32_t)(y->size / m / rows),
-                              .matrices = (uint32_t)matrix_count(n->in[0]), .weights = (uint32_t)matrix_count(n->in[1]) };
+    struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every,
+                        .entries = (uint32_t)(y->size / m / rows), .matrices = (uint32_t)matrix_count(n->in[0]),
+                        .weights = (uint32_t)matrix_count(n->in[1]) };
     struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1,
                            .y_batch = m * rows, .gather = &g };
     in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
@@ -11355,14 +12197,15 @@ static void lower_gather_qmm(struct encoder *e, const struct node *n)
     j.x = in[0];
     j.x_row = (uint32_t)in[0]->strides[in[0]->ndim - 2];
     j.set[0] = (struct quant_set){ in[1], in[2], in[3], y, rows, rows };
-    if (!e->code) gather_choose(e, &j, &g);
+    if (!e->code) gather_choose(e, &j);
     for (int i = 0; i < 4; i++) array_release(in[i]);
 }
 
 /* A weight whose batch is one matrix as that matrix. */
 static struct array *without_batch(struct call *c, struct array *a)
 {
-    return a && a->ndim > 2 ? view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset) : a;
+    if (!a || a->ndim <= 2) return a;
+    return view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset);
 }
 
 /* a with zeros behind its last dimension's elements. */
@@ -11383,7 +12226,8 @@ static struct array *with_zeros(struct call *c, struct array *a, int count)
 }
 
 /* Kernels take rows of whole blocks: what groups of 16 leave over is filled with zeros. Rows of x with them. */
-static void whole_blocks(struct call *c, struct array **x, struct array **w, struct array **s, const struct quant_params *p)
+static void whole_blocks(struct call *c, struct array **x, struct array **w, struct array **s,
+                         const struct quant_params *p)
 {
     if (c->code || !*x || !*w || !*s || quant_width(*w, p) % QUANT_BLOCK == 0) return;
     *w = with_zeros(c, *w, p->bits / 2);
@@ -11392,8 +12236,8 @@ static void whole_blocks(struct call *c, struct array **x, struct array **w, str
 }
 
 /* The arrays of quantized_matmul, checked and promoted: in[] = x, w, scales, biases. */
-static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
-                                         struct quant_params p)
+static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s,
+                                         struct array *b, struct quant_params p)
 {
     int ndim, shape[MAXD], n, k, columns;
     size_t matrices = 1;
@@ -11406,8 +12250,8 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
     k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
     if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
     if (!x->ndim || x->shape[x->ndim - 1] != k)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
-                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be "
+                    "multiplied", TEXT(x), p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
     for (int i = 0; i < w->ndim - 2; i++) matrices *= (size_t)w->shape[i];
     whole_blocks(c, &x, &w, &s, &p);
     if (c->code) return NULL;
@@ -11427,7 +12271,8 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
         out = output(c, x->ndim, shape, to);
     } else {
         struct array rows, cols;
-        if (x->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no rows for a batch of weights %s", TEXT(x), TEXT(w));
+        if (x->ndim < 2)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no rows for a batch of weights %s", TEXT(x), TEXT(w));
         rows = *x;
         cols = *w;
         rows.ndim -= 2;
@@ -11453,8 +12298,9 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
     return columns == n ? out : slice_one(c, out, out ? out->ndim - 1 : 0, 0, columns);
 }
 
-int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases, bool transpose,
-                           mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode, mlxvk_stream s)
+int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
+                           bool transpose, mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                           mlxvk_stream s)
 {
     struct call c = begin("quantized_matmul", s);
     struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = input(&c, "scales", scales),
@@ -11479,8 +12325,8 @@ static struct array *do_gather_qmm(struct call *c, struct array *x, struct array
     columns = n;
     if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
     if (x->ndim < 2 || dim_of(x, -1) != k)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied", TEXT(x),
-                    p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied",
+                    TEXT(x), p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
     if (!matrix_indices(c, x, w, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
     if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     shape[ndim] = dim_of(x, -2);
@@ -11495,8 +12341,8 @@ static struct array *do_gather_qmm(struct call *c, struct array *x, struct array
         return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
     }
     x = is_float(x->dtype) ? x : as_type(c, x, to);
-    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f), ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs),
-           ARRAYS(out));
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f),
+           ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
     return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
 }
 
@@ -11514,13 +12360,14 @@ int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array
 }
 
 /* x through the format and back, which is what the other operand's codes meet, times that one's scale. */
-static struct array *requantized(struct call *c, struct array *x, struct array *scale_x, struct array *scale_w, struct quant_params p,
-                                 mlxvk_dtype to)
+static struct array *requantized(struct call *c, struct array *x, struct array *scale_x, struct array *scale_w,
+                                 struct quant_params p, mlxvk_dtype to)
 {
     struct array *out;
     if (c->code || !x) return NULL;
     if (dim_of(x, -1) % p.group)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s is no multiple of the group of %d", TEXT(x), p.group);
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s is no multiple of the group of %d", TEXT(x),
+                    p.group);
     out = output(c, x->ndim, x->shape, to);
     append(c, OP_QUANTIZE, PARAMS(.quant = p), ARRAYS(x, scale_x, scale_w), ARRAYS(out));
     return out;
@@ -11533,7 +12380,8 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
     mlxvk_dtype to, t;
     if (c->code || !x || !w) return NULL;
     if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
-    if (!scale_x != !scale_w) return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
+    if (!scale_x != !scale_w)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
     if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(x));
     if (!x->ndim || w->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s: w is a matrix", TEXT(x), TEXT(w));
     if (!k && !is_float(w->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w));
@@ -11555,7 +12403,8 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
 }
 
 int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
-               mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w, mlxvk_stream s)
+               mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w,
+               mlxvk_stream s)
 {
     struct call c = begin("qqmm", s);
     struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = optional_input(&c, "w_scales", w_scales);
@@ -11569,8 +12418,8 @@ int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_sca
 
 enum { RADIX_FEW_TILES = 96 };
 
-/* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of two
- * arrays in turn, the last one to what is first here. */
+/* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of
+ * two arrays in turn, the last one to what is first here. */
 struct sort_rows {
     struct array in, out, out_as_keys;
     uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
@@ -11624,7 +12473,9 @@ static uint32_t sort_threads(const struct encoder *e, bool index)
 {
     const struct capabilities *c = &e->device->caps;
     uint32_t threads = 512;
-    while (threads > 64 && (threads > c->max_threads || threads * SORT_EACH * 33 / 32 * (index ? 8 : 4) > c->shared_memory)) threads /= 2;
+    while (threads > 64 &&
+           (threads > c->max_threads || threads * SORT_EACH * 33 / 32 * (index ? 8 : 4) > c->shared_memory))
+        threads /= 2;
     return threads;
 }
 
@@ -11672,8 +12523,8 @@ static void sort_by_merges(struct encoder *e, struct sort_rows *s)
 
 /* ---- radix sort, a digit of eight bits a step ---- */
 
-static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift, struct array *counts,
-                       uint32_t tiles, uint32_t each)
+static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift,
+                       struct array *counts, uint32_t tiles, uint32_t each)
 {
     struct radix_push push = { .rows = s->rows, .n = s->n, .tiles = tiles, .shift = shift };
     uint32_t flags[3] = { 0, 0, p->flags }, subgroups = RADIX_DIGITS / e->device->caps.subgroup;
@@ -11711,7 +12562,9 @@ static bool use_radix(const struct encoder *e, const struct sort_rows *s)
 {
     const struct capabilities *c = &e->device->caps;
     int gate = e->device->gate[GATE_RADIX];
-    if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) || c->max_threads < RADIX_DIGITS) return false;
+    if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) ||
+        c->max_threads < RADIX_DIGITS)
+        return false;
     return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && e->device->tuning->radix));
 }
 
@@ -11739,7 +12592,8 @@ static void lower_sort(struct encoder *e, const struct node *n)
 /* For other lowerings: uint32 keys up to `most` in order, and where each one was. Stable. */
 static void sort_keys(struct encoder *e, struct array *keys, uint32_t most, struct array *sorted, struct array *places)
 {
-    struct sort_rows s = { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
+    struct sort_rows s =
+        { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
     uint32_t digits = 1;
     while (digits < 4 && most >> 8 * digits) digits++;
     if (use_radix(e, &s)) sort_by_digits(e, &s, digits);
@@ -11781,34 +12635,33 @@ static struct array *do_topk(struct call *c, struct array *a, int k, int axis)
     return slice_one(c, do_sort(c, a, axis, false), axis, a->shape[axis] - k, k);
 }
 
-#define SORT_FUNCTION(name, parameter, call_flat, call_axis)                                                          \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s)                                       \
-    {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
-        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1);                                                   \
-        return finish(&c, call_flat, res);                                                                            \
-    }                                                                                                                 \
-    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s)                      \
-    {                                                                                                                 \
-        struct call c = begin(#name "_axis", s);                                                                      \
-        struct array *x = input(&c, "a", a);                                                                          \
-        return finish(&c, call_axis, res);                                                                            \
+#define SORT_FUNCTION(flat, along, parameter, call_flat, call_axis) \
+    int flat(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s) \
+    { \
+        struct call c = begin(CALLED(flat), s); \
+        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1); \
+        return finish(&c, call_flat, res); \
+    } \
+    int along(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s) \
+    { \
+        struct call c = begin(CALLED(along), s); \
+        struct array *x = input(&c, "a", a); \
+        return finish(&c, call_axis, res); \
     }
 #define NO_PARAMETER
 #define KTH_PARAMETER , int kth
 #define K_PARAMETER , int k
-SORT_FUNCTION(sort, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
-SORT_FUNCTION(argsort, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
-SORT_FUNCTION(partition, KTH_PARAMETER, do_partition(&c, x, kth, 0, false), do_partition(&c, x, kth, axis, false))
-SORT_FUNCTION(argpartition, KTH_PARAMETER, do_partition(&c, x, kth, 0, true), do_partition(&c, x, kth, axis, true))
-SORT_FUNCTION(topk, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
+SORT_FUNCTION(mlxvk_sort, mlxvk_sort_axis, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
+SORT_FUNCTION(mlxvk_argsort, mlxvk_argsort_axis, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
+SORT_FUNCTION(mlxvk_partition, mlxvk_partition_axis, KTH_PARAMETER, do_partition(&c, x, kth, 0, false),
+              do_partition(&c, x, kth, axis, false))
+SORT_FUNCTION(mlxvk_argpartition, mlxvk_argpartition_axis, KTH_PARAMETER, do_partition(&c, x, kth, 0, true),
+              do_partition(&c, x, kth, axis, true))
+SORT_FUNCTION(mlxvk_topk, mlxvk_topk_axis, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
 #undef SORT_FUNCTION
 
-/* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================== */
+/* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================= */
 
-enum scatter_op { SCATTER_NONE, SCATTER_SUM, SCATTER_PROD, SCATTER_MAX, SCATTER_MIN };
-enum scatter_step { SCATTER_CLEAR, SCATTER_MARK, SCATTER_PUT, SCATTER_ATOMIC };
-enum { SCATTER_WINNERS = 1, SCATTER_IN_ORDER = 2, SCATTER_SEARCH = 4 };     /* flags of the shaders */
 enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18, PUT_FEW = 32 };
 
 /* Windows of one shape: key i says where window i goes, `none` nowhere. */
@@ -11827,16 +12680,18 @@ static uint32_t window_width(const struct scatter_work *w, const struct scatter_
     if (last < 0 || w->window.stride[0][last] != 1) return 1;
     odd = w->window.shape[last] | w->scale | p->dst_at | p->src_at;
     for (int i = 0; i < last; i++) odd |= w->window.stride[0][i];
-    for (size_t width = most; width > 1; width = less ? width / 2 : 1) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
+    for (size_t width = most; width > 1; width = less ? width / 2 : 1)
+        if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
     return 1;
 }
 
 /* Binds result and source, and fills in what all kernels take: windows in units of the width that is returned. */
-static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p, size_t most, bool less)
+static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p,
+                           size_t most, bool less)
 {
     uint32_t width;
-    p->dst_at = set_output(e, 0, w->out);
-    p->src_at = set_input(e, 1, src);
+    p->dst_at = set_output(e, SLOT_scatter_dst, w->out);
+    p->src_at = set_input(e, SLOT_scatter_src, src);
     width = window_width(w, p, most, less);
     p->dst_at /= width;
     p->src_at /= width;
@@ -11859,18 +12714,16 @@ static void scatter_put(struct encoder *e, const struct scatter_work *w)
     struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
     uint32_t width;
     for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
-        p.key_at = set_input(e, 2, w->keys);
-        set_output(e, 3, winner);
-        KERNEL(e, K_SCATTER, 256, step);
-        set_bytes(e, &p, sizeof p);
+        p.key_at = set_input(e, SLOT_scatter_key, w->keys);
+        set_output(e, SLOT_scatter_winner, winner);
+        USE(e, scatter, &p, .threads = 256, .step = step);
         dispatch_groups(e, ceil_div(p.n, 256));
     }
     width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
-    p.key_at = set_input(e, 2, w->keys);
+    p.key_at = set_input(e, SLOT_scatter_key, w->keys);
     p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
-    if (winner) set_input(e, 3, winner);
-    KERNEL(e, K_SCATTER, 256, SCATTER_PUT, 0, raw_dtype(item_size(w->out) * width));
-    set_bytes(e, &p, sizeof p);
+    if (winner) set_input(e, SLOT_scatter_winner, winner);
+    USE(e, scatter, &p, .threads = 256, .step = SCATTER_PUT, .to = raw_dtype(item_size(w->out) * width));
     dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
     array_release(winner);
 }
@@ -11879,25 +12732,24 @@ static void scatter_atomic(struct encoder *e, const struct scatter_work *w)
 {
     struct scatter_push p = { .n = (uint32_t)w->number };
     set_window(e, w, w->updates, &p, 1, false);
-    p.key_at = set_input(e, 2, w->keys);
-    KERNEL(e, K_SCATTER, 256, SCATTER_ATOMIC, w->op, (uint32_t)w->out->dtype);
-    set_bytes(e, &p, sizeof p);
+    p.key_at = set_input(e, SLOT_scatter_key, w->keys);
+    USE(e, scatter, &p, .threads = 256, .step = SCATTER_ATOMIC, .op = w->op, .to = w->out->dtype);
     dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
 }
 
-/* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come back. */
-static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values, struct array *keys,
-                          struct array *places, struct array *parts, struct array *slots, bool upper)
+/* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come
+ * back. */
+static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values,
+    struct array *keys, struct array *places, struct array *parts, struct array *slots, bool upper)
 {
     uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
-    uint32_t batch = e->device->tuning->scatter_batch;
-    p.key_at = set_input(e, 2, keys);
+    p.key_at = set_input(e, SLOT_scatter_runs_key, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
-    if (places) p.place_at = set_input(e, 3, places);
-    if (parts) set_output(e, 4, parts);
-    if (slots) set_output(e, 5, slots);
-    KERNEL(e, K_SCATTER_RUNS, 128, w->op, (uint32_t)w->out->dtype, width, upper, batch);
-    set_bytes(e, &p, sizeof p);
+    if (places) p.place_at = set_input(e, SLOT_scatter_runs_place, places);
+    if (parts) set_output(e, SLOT_scatter_runs_part, parts);
+    if (slots) set_output(e, SLOT_scatter_runs_slot, slots);
+    USE(e, scatter_runs, &p, .threads = 128, .op = w->op, .to = w->out->dtype, .width = width, .upper = upper,
+        .batch = e->device->tuning->scatter_batch);
     dispatch_groups(e, ceil_div((uint64_t)ceil_div(p.n, p.each) * p.units, 128));
 }
 
@@ -11941,14 +12793,17 @@ static void lower_scatter(struct encoder *e, const struct node *n)
 {
     const struct scatter_params *p = &n->p.scatter;
     struct array *out = n->out[0], *updates = rows_of(e, n->in[0]), window = *out, *one = &window;
-    struct scatter_work w = { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
+    struct scatter_work w =
+        { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
     w.number = w.keys->size;
     w.each = updates->size / w.number;
     if (w.each > 1) {
         memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
         w.window = merge_dims(&one, 1);
     }
-    if (w.op == SCATTER_NONE && (w.number <= PUT_FEW || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30))) scatter_put(e, &w);
+    if (w.op == SCATTER_NONE &&
+        (w.number <= PUT_FEW || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30)))
+        scatter_put(e, &w);
     else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
     else scatter_sorted(e, &w);
     array_release(updates);
@@ -11957,16 +12812,16 @@ static void lower_scatter(struct encoder *e, const struct node *n)
 /* ---- fronts ---- */
 
 /* A copy to be changed, or the operand itself where only this call sees it. */
-static struct array *scatter_target(struct call *c, const mlxvk_array *res, struct array *a, const struct array *updates,
-                                    const struct windows *w)
+static struct array *scatter_target(struct call *c, const mlxvk_array *res, struct array *a,
+                                    const struct array *updates, const struct windows *w)
 {
     bool in_place = updates_in_place(res, a) && a->row && updates->storage != a->storage;
     for (int k = 0; k < w->count; k++) in_place = in_place && w->index[k]->storage != a->storage;
     return in_place ? view_of(c, a, a->dtype, a->ndim, a->shape, NULL, a->offset) : copy_of(c, a);
 }
 
-/* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as the
- * axis. A key counts steps of `scale` elements. */
+/* Keys of whole windows, where those of two keys never overlap: each axis with indices has windows of 1, or as long as
+ * the axis. A key counts steps of `scale` elements. */
 static struct array *window_keys(struct call *c, const struct array *a, const struct windows *w, const int64_t *strides,
                                  struct scatter_params *p)
 {
@@ -11986,15 +12841,16 @@ static struct array *window_keys(struct call *c, const struct array *a, const st
         steps[axis] = strides[axis] / scale;
         most += (a->shape[axis] - w->sizes[axis]) * steps[axis];
     }
-    if (most >= UINT32_MAX || scale > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    if (most >= UINT32_MAX || scale > UINT32_MAX)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
     p->scale = (uint32_t)scale;
     p->none = (uint32_t)most + 1;
     return do_positions(c, a, w, w->ndim, w->shape, NULL, steps, p->none, true);
 }
 
 /* Keys of the windows' elements, one by one. base: what the walk's coordinates add. */
-static struct array *element_keys(struct call *c, const struct array *a, const struct windows *w, int ndim, const int *shape,
-                                  const int64_t *base, const int64_t *strides, struct scatter_params *p)
+static struct array *element_keys(struct call *c, const struct array *a, const struct windows *w, int ndim,
+    const int *shape, const int64_t *base, const int64_t *strides, struct scatter_params *p)
 {
     if (c->code) return NULL;
     if (a->size >= UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
@@ -12003,15 +12859,17 @@ static struct array *element_keys(struct call *c, const struct array *a, const s
     return do_positions(c, a, w, ndim, shape, base, strides, p->none, true);
 }
 
-static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct windows *w, struct array *updates,
-                                const int *axes, size_t axes_num, enum scatter_op op)
+static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct windows *w,
+                                struct array *updates, const int *axes, size_t axes_num, int op)
 {
     struct scatter_params p = { .op = (uint8_t)op };
     struct array *out, *keys;
     int64_t strides[MAXD], base[MAXD] = { 0 };
     if (c->code || !a || !updates || !broadcast_windows(c, a, w, axes, axes_num)) return NULL;
-    if (updates->ndim != w->ndim + a->ndim || (w->ndim && memcmp(updates->shape, w->shape, (size_t)w->ndim * sizeof *w->shape)))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "updates %s do not have the shape of the indices, then windows of %s", TEXT(updates), TEXT(a));
+    if (updates->ndim != w->ndim + a->ndim ||
+        (w->ndim && memcmp(updates->shape, w->shape, (size_t)w->ndim * sizeof *w->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "updates %s do not have the shape of the indices, then windows of %s",
+                    TEXT(updates), TEXT(a));
     if (!check_windows(c, a, w, updates->shape + w->ndim)) return NULL;
     updates = as_type(c, updates, a->dtype);
     if (!updates || !a->size || !updates->size) return updates ? a : NULL;
@@ -12026,8 +12884,8 @@ static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct a
     return out;
 }
 
-static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,
-                        const int *axes, size_t axes_num, enum scatter_op op, mlxvk_stream s)
+static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices,
+                        mlxvk_array updates, const int *axes, size_t axes_num, int op, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
@@ -12036,8 +12894,8 @@ static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk
     return finish(&c, do_scatter(&c, res, x, &w, u, axes, axes_num, op), res);
 }
 
-static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,
-                          enum scatter_op op, mlxvk_stream s)
+static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates,
+                          int axis, int op, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
@@ -12045,21 +12903,22 @@ static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlx
     return finish(&c, do_scatter(&c, res, x, &w, u, &axis, 1, op), res);
 }
 
-#define SCATTER_FUNCTIONS(name, op)                                                                                   \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
-                     size_t axes_num, mlxvk_stream s)                                                                 \
-    { return scatter_call(#name, res, a, indices, updates, axes, axes_num, op, s); }                                  \
-    int mlxvk_##name##_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis,    \
-                              mlxvk_stream s)                                                                         \
-    { return scatter_single(#name "_single", res, a, indices, updates, axis, op, s); }
-SCATTER_FUNCTIONS(scatter, SCATTER_NONE)
-SCATTER_FUNCTIONS(scatter_add, SCATTER_SUM)
-SCATTER_FUNCTIONS(scatter_prod, SCATTER_PROD)
-SCATTER_FUNCTIONS(scatter_max, SCATTER_MAX)
-SCATTER_FUNCTIONS(scatter_min, SCATTER_MIN)
+#define SCATTER_FUNCTIONS(name, single, op) \
+    int name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
+                     size_t axes_num, mlxvk_stream s) \
+    { return scatter_call(CALLED(name), res, a, indices, updates, axes, axes_num, op, s); } \
+    int single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis, \
+                              mlxvk_stream s) \
+    { return scatter_single(CALLED(single), res, a, indices, updates, axis, op, s); }
+SCATTER_FUNCTIONS(mlxvk_scatter, mlxvk_scatter_single, SCATTER_NONE)
+SCATTER_FUNCTIONS(mlxvk_scatter_add, mlxvk_scatter_add_single, SCATTER_SUM)
+SCATTER_FUNCTIONS(mlxvk_scatter_prod, mlxvk_scatter_prod_single, SCATTER_PROD)
+SCATTER_FUNCTIONS(mlxvk_scatter_max, mlxvk_scatter_max_single, SCATTER_MAX)
+SCATTER_FUNCTIONS(mlxvk_scatter_min, mlxvk_scatter_min_single, SCATTER_MIN)
 #undef SCATTER_FUNCTIONS
 
-int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis, mlxvk_stream s)
+int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
+                           mlxvk_stream s)
 {
     struct call c = begin("scatter_add_axis", s);
     struct array *x = input(&c, "a", a), *v = input(&c, "values", values), *keys = NULL, *out = NULL;
@@ -12079,8 +12938,8 @@ int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices,
 }
 
 /* update: along the axes as long as it is, beside them broadcast to src. */
-static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
-                                             struct array *start, const int *axes, size_t axes_num)
+static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *res, struct array *a,
+    struct array *update, struct array *start, const int *axes, size_t axes_num)
 {
     struct windows w;
     int normal[MAXD], shape[MAXD];
@@ -12096,17 +12955,18 @@ static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *
     return do_scatter(c, res, a, &w, broadcast(c, update, a->ndim, shape), normal, axes_num, SCATTER_NONE);
 }
 
-int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start, const int *axes,
-                               size_t axes_num, mlxvk_stream s)
+int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start,
+                               const int *axes, size_t axes_num, mlxvk_stream s)
 {
     struct call c = begin("slice_update_dynamic", s);
     struct array *x = input(&c, "src", src), *u = input(&c, "update", update), *i = input(&c, "start", start);
     return finish(&c, do_slice_update_dynamic(&c, res, x, u, i, axes, axes_num), res);
 }
 
-/* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the running
- * count of what is true grows, the next element of src is put. */
-static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask, struct array *src)
+/* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the
+ * running count of what is true grows, the next element of src is put. */
+static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, struct array *a, struct array *mask,
+                                       struct array *src)
 {
     struct array *counts, *out;
     int shape[MAXD + 1], rest;
@@ -12115,7 +12975,8 @@ static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, s
     if (mask->dtype != MLXVK_BOOL) return FAIL(c, MLXVK_ERROR_DTYPE, "the mask must be bool, not %s", TEXT(mask));
     if (rest < 0 || (mask->ndim && memcmp(mask->shape, a->shape, (size_t)mask->ndim * sizeof *a->shape)))
         return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s does not have the first dimensions of %s", TEXT(mask), TEXT(a));
-    if (src->ndim > rest + 1) return FAIL(c, MLXVK_ERROR_SHAPE, "src %s has more dimensions than rows of %s", TEXT(src), TEXT(a));
+    if (src->ndim > rest + 1)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "src %s has more dimensions than rows of %s", TEXT(src), TEXT(a));
     while (mask && mask->ndim < a->ndim) mask = do_expand(c, mask, &mask->ndim, 1);
     mask = broadcast(c, mask, a->ndim, a->shape);
     src = as_type(c, src, a->dtype);
@@ -12130,7 +12991,8 @@ static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, s
     append(c, OP_SCAN, PARAMS(.scan = { R_sum, 0, 0 }), ARRAYS(mask), ARRAYS(counts));
     counts = do_reshape(c, counts, a->ndim, a->shape);
     out = c->code ? NULL : scatter_target(c, res, a, src, &(struct windows){ .count = 0 });
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_MASKED, 0, 1, (uint32_t)src->size }), ARRAYS(src, counts), ARRAYS(out));
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_MASKED, 0, 1, (uint32_t)src->size }), ARRAYS(src, counts),
+           ARRAYS(out));
     return out;
 }
 
@@ -12147,17 +13009,16 @@ static void search_part(struct encoder *e, struct array *const *a, const void *j
 {
     const struct node *n = job;
     struct array *sequence = n->in[0];
-    struct elementwise_push push = { .n = (uint32_t)a[0]->size, .extra = { (uint32_t)sequence->size, n->p.search.right } };
+    union walk_push push = { .search = {
+        .n = (uint32_t)a[0]->size, .length = (uint32_t)sequence->size, .step = (uint32_t)sequence->strides[0],
+        .dtype = sequence->dtype, .right = n->p.search.right } };
     struct dims g = merge_dims(a, 2);
-    push.offset[0] = set_output(e, 0, a[0]);
-    push.offset[1] = set_input(e, 1, a[1]);
-    push.offset[2] = set_input(e, 2, sequence);
-    if (g.ndim <= PUSH_DIMS) push_dims(&push, &g, 2);
-    else { push.ndim = (uint32_t)g.ndim; table_dims(e, 3, &g, 2); }
-    push.stride[3][0] = (uint32_t)sequence->strides[0];
-    push.stride[3][1] = (uint32_t)sequence->dtype;
-    USE(e, search, &push, .threads = 256, .mode = g.ndim <= PUSH_DIMS ? MODE_STRIDED : MODE_TABLE);
-    dispatch_groups(e, ceil_div(push.n, 256));
+    uint32_t mode = set_dims(e, &push.all, SLOT_search_table, &g, 2);
+    push.search.offset[0] = set_output(e, SLOT_search_dst, a[0]);
+    push.search.offset[1] = set_input(e, SLOT_search_src, a[1]);
+    push.search.offset[2] = set_input(e, SLOT_search_seq, sequence);
+    USE(e, search, &push.search, .threads = 256, .mode = mode);
+    dispatch_groups(e, ceil_div(push.all.n, 256));
 }
 
 static void lower_search(struct encoder *e, const struct node *n)
@@ -12170,7 +13031,8 @@ int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const cha
     struct call c = begin("searchsorted", s);
     struct array *x = input(&c, "a", a), *y = input(&c, "v", v), *out = NULL;
     bool right = side && !strcmp(side, "right");
-    if (!side || (!right && strcmp(side, "left"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
+    if (!side || (!right && strcmp(side, "left")))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
     if (x && x->ndim != 1) FAIL(&c, MLXVK_ERROR_SHAPE, "%s is no sequence", TEXT(x));
     if (!c.code) {
         mlxvk_dtype t = promote(x->dtype, y->dtype);
@@ -12194,7 +13056,8 @@ static struct array *filled(struct call *c, int ndim, const int *shape, double v
 static struct array *do_eye(struct call *c, int n, int m, int k, mlxvk_dtype dtype)
 {
     int64_t row = k < 0 ? -(int64_t)k : 0, column = k > 0 ? k : 0;
-    int64_t count = (int64_t)min_size((size_t)(n > row ? n - row : 0), (size_t)(m > column ? m - column : 0)), step = (int64_t)m + 1;
+    int64_t rows = n > row ? n - row : 0, columns = m > column ? m - column : 0;
+    int64_t count = rows < columns ? rows : columns, step = (int64_t)m + 1;
     struct array *out = filled(c, 2, (int[]){ n, m }, 0, dtype), *diagonal;
     if (!out || !count) return out;
     diagonal = view_of(c, out, dtype, 1, (int[]){ (int)count }, &step, (row * m + column) * (int64_t)item_size(out));
@@ -12262,7 +13125,8 @@ int mlxvk_linspace(mlxvk_array *res, double start, double stop, int num, mlxvk_d
     if (!check_shape(&c, 0, NULL, dtype)) return finish(&c, NULL, res);
     if (num == 1) return finish(&c, as_type(&c, filled(&c, 1, &num, start, MLXVK_FLOAT32), dtype), res);
     t = do_binary(&c, B_divide, do_arange(&c, 0, num, 1, MLXVK_FLOAT32), scalar(&c, (double)num - 1, MLXVK_FLOAT32));
-    rest = do_binary(&c, B_multiply, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), t), scalar(&c, start, MLXVK_FLOAT32));
+    rest = do_binary(&c, B_multiply, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), t),
+                     scalar(&c, start, MLXVK_FLOAT32));
     out = do_binary(&c, B_add, rest, do_binary(&c, B_multiply, t, scalar(&c, stop, MLXVK_FLOAT32)));
     return finish(&c, as_type(&c, out, dtype), res);
 }
@@ -12274,7 +13138,8 @@ static int window(const char *name, mlxvk_array *res, int m, const double *terms
     struct array *x, *out;
     int n = m < 0 ? 0 : m;
     if (m <= 1) return finish(&c, filled(&c, 1, &n, 1, MLXVK_FLOAT32), res);
-    x = do_binary(&c, B_multiply, do_arange(&c, 0, n, 1, MLXVK_FLOAT32), scalar(&c, (terms ? 6.283185307179586 : 2.0) / (n - 1), MLXVK_FLOAT32));
+    x = do_binary(&c, B_multiply, do_arange(&c, 0, n, 1, MLXVK_FLOAT32),
+                  scalar(&c, (terms ? 6.283185307179586 : 2.0) / (n - 1), MLXVK_FLOAT32));
     if (!terms) {
         x = do_unary(&c, U_abs, do_binary(&c, B_subtract, x, scalar(&c, 1, MLXVK_FLOAT32)));
         return finish(&c, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), x), res);
@@ -12288,9 +13153,11 @@ static int window(const char *name, mlxvk_array *res, int m, const double *terms
 }
 
 int mlxvk_bartlett(mlxvk_array *res, int M, mlxvk_stream s) { return window("bartlett", res, M, NULL, s); }
-int mlxvk_hanning(mlxvk_array *res, int M, mlxvk_stream s) { return window("hanning", res, M, (double[]){ 0.5, -0.5, 0 }, s); }
-int mlxvk_hamming(mlxvk_array *res, int M, mlxvk_stream s) { return window("hamming", res, M, (double[]){ 0.54, -0.46, 0 }, s); }
-int mlxvk_blackman(mlxvk_array *res, int M, mlxvk_stream s) { return window("blackman", res, M, (double[]){ 0.42, -0.5, 0.08 }, s); }
+#define X(name, ...)                                                                                                  \
+    int mlxvk_##name(mlxvk_array *res, int M, mlxvk_stream s)                                                         \
+    { return window(#name, res, M, (double[]){ __VA_ARGS__ }, s); }
+X(hanning, 0.5, -0.5, 0) X(hamming, 0.54, -0.46, 0) X(blackman, 0.42, -0.5, 0.08)
+#undef X
 
 /* ---- lists of arrays ---- */
 
@@ -12329,14 +13196,16 @@ int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array inputs, m
     return finish_list(&c, list, count, res);
 }
 
-int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing, mlxvk_stream s)
+int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing,
+                   mlxvk_stream s)
 {
     struct call c = begin("meshgrid", s);
     size_t count;
     struct array **list = vector_list(&c, "arrays", arrays, &count);
     bool swap = indexing && !strcmp(indexing, "xy");
     int full[MAXD] = { 0 };
-    if (!swap && (!indexing || strcmp(indexing, "ij"))) FAIL(&c, MLXVK_ERROR_ARGUMENT, "indexing must be \"xy\" or \"ij\"");
+    if (!swap && (!indexing || strcmp(indexing, "ij")))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "indexing must be \"xy\" or \"ij\"");
     if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%zu dimensions; at most %d", count, MAXD);
     for (size_t i = 0; i < count && !c.code; i++) {
         int shape[MAXD];
@@ -12352,7 +13221,7 @@ int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool spar
 int mlxvk_depends(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_vector_array dependencies)
 {
     struct vector *v = inputs.ctx;
-    return v && dependencies.ctx ? mlxvk_vector_array_set_data(res, v->data, v->size) : MLXVK_ERROR_ARGUMENT;
+    return v && dependencies.ctx ? mlxvk_vector_array_set(res, inputs) : MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_divmod(mlxvk_vector_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
@@ -12386,8 +13255,8 @@ int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return a
 int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_2d", res, a, 2, s); }
 int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_3d", res, a, 3, s); }
 
-int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted, mlxvk_dtype dtype,
-                             mlxvk_stream s)
+int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted,
+                             mlxvk_dtype dtype, mlxvk_stream s)
 {
     struct call c = begin("number_of_elements", s);
     struct array *x = input(&c, "a", a);
@@ -12409,7 +13278,8 @@ static struct array *do_repeat(struct call *c, struct array *a, int repeats, int
     if (axis < 0) return NULL;
     if (repeats < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d repeats", repeats);
     if (repeats == 1) return a;
-    if ((int64_t)a->shape[axis] * repeats > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", axis, TEXT(a), repeats);
+    if ((int64_t)a->shape[axis] * repeats > INT_MAX)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", axis, TEXT(a), repeats);
     next = axis + 1;
     a = do_expand(c, a, &next, 1);
     if (!a) return NULL;
@@ -12418,35 +13288,32 @@ static struct array *do_repeat(struct call *c, struct array *a, int repeats, int
     return do_flatten(c, broadcast(c, a, a->ndim, shape), axis, next);
 }
 
-int mlxvk_repeat_axis(mlxvk_array *res, mlxvk_array arr, int repeats, int axis, mlxvk_stream s)
-{
-    struct call c = begin("repeat_axis", s);
-    return finish(&c, do_repeat(&c, input(&c, "arr", arr), repeats, axis), res);
-}
-
-int mlxvk_repeat(mlxvk_array *res, mlxvk_array arr, int repeats, mlxvk_stream s)
-{
-    struct call c = begin("repeat", s);
-    return finish(&c, do_repeat(&c, do_flatten(&c, input(&c, "arr", arr), 0, -1), repeats, 0), res);
-}
+FRONT(repeat_axis, arr, do_repeat(&c, x, repeats, axis), int repeats, int axis, mlxvk_stream s)
+FRONT(repeat, arr, do_repeat(&c, do_flatten(&c, x, 0, -1), repeats, 0), int repeats, mlxvk_stream s)
 
 int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_num, mlxvk_stream s)
 {
     struct call c = begin("tile", s);
     struct array *x = input(&c, "arr", arr);
-    int parts[2 * MAXD], from[2 * MAXD], final[MAXD], count = 0, ndim = x && (size_t)x->ndim > reps_num ? x->ndim : shape_count(reps_num);
+    int parts[2 * MAXD], from[2 * MAXD], final[MAXD], count = 0;
+    int ndim = x && (size_t)x->ndim > reps_num ? x->ndim : shape_count(reps_num);
     if (reps_num && !reps) FAIL(&c, MLXVK_ERROR_ARGUMENT, "reps is NULL");
     if (ndim > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%d dimensions; at most %d", ndim, MAXD);
-    for (int i = 0; i < ndim && x && !c.code; i++) {         /* (2, 3) tiled by (4, 5): (1, 2, 1, 3) seen as (4, 2, 5, 3) */
-        int k = i - (ndim - (int)reps_num), rep = k < 0 ? 1 : reps[k], size = i < ndim - x->ndim ? 1 : x->shape[i - (ndim - x->ndim)];
+    for (int i = 0; i < ndim && x && !c.code; i++) {     /* (2, 3) tiled by (4, 5): (1, 2, 1, 3) seen as (4, 2, 5, 3) */
+        int k = i - (ndim - (int)reps_num), rep = k < 0 ? 1 : reps[k];
+        int size = i < ndim - x->ndim ? 1 : x->shape[i - (ndim - x->ndim)];
         if (rep < 0) { FAIL(&c, MLXVK_ERROR_SHAPE, "%d repetitions of %s", rep, TEXT(x)); break; }
-        if ((int64_t)rep * size > INT_MAX) { FAIL(&c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", i, TEXT(x), rep); break; }
+        if ((int64_t)rep * size > INT_MAX) {
+            FAIL(&c, MLXVK_ERROR_LIMIT, "axis %d of %s %d times is too long", i, TEXT(x), rep);
+            break;
+        }
         if (rep != 1) { parts[count] = rep; from[count++] = 1; }
         parts[count] = from[count] = size;
         count++;
         final[i] = rep * size;
     }
-    if (count > MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "%s tiled along so many axes has more than %d dimensions", TEXT(x), MAXD);
+    if (count > MAXD)
+        FAIL(&c, MLXVK_ERROR_SHAPE, "%s tiled along so many axes has more than %d dimensions", TEXT(x), MAXD);
     if (c.code) return finish(&c, NULL, res);
     return finish(&c, do_reshape(&c, broadcast(&c, do_reshape(&c, x, count, from), count, parts), ndim, final), res);
 }
@@ -12484,14 +13351,11 @@ int mlxvk_roll(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_n
     return finish(&c, x ? do_reshape(&c, flat, x->ndim, x->shape) : NULL, res);
 }
 
-int mlxvk_roll_axis(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, int axis, mlxvk_stream s)
-{
-    struct call c = begin("roll_axis", s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, do_roll(&c, x, total_shift(&c, shift, shift_num), axis), res);
-}
+FRONT(roll_axis, a, do_roll(&c, x, total_shift(&c, shift, shift_num), axis), const int *shift, size_t shift_num,
+      int axis, mlxvk_stream s)
 
-int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes, size_t axes_num, mlxvk_stream s)
+int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes,
+                    size_t axes_num, mlxvk_stream s)
 {
     struct call c = begin("roll_axes", s);
     struct array *x = input(&c, "a", a);
@@ -12512,32 +13376,39 @@ static struct array *pad_indices(struct call *c, enum pad_mode mode, int n, int 
     struct array *at = do_arange(c, -(double)low, (double)n + high, 1, MLXVK_INT32);
     double period = mode == PAD_REFLECT ? 2.0 * (n - 1) : 2.0 * n;
     if (n == 1 || mode == PAD_EDGE)
-        return do_binary(c, B_minimum, do_binary(c, B_maximum, at, scalar(c, 0, MLXVK_INT32)), scalar(c, n - 1, MLXVK_INT32));
+        return do_binary(c, B_minimum, do_binary(c, B_maximum, at, scalar(c, 0, MLXVK_INT32)),
+                         scalar(c, n - 1, MLXVK_INT32));
     if (period > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "an axis of %d elements cannot be mirrored", n);
     at = do_binary(c, B_remainder, at, scalar(c, period, MLXVK_INT32));
-    return do_binary(c, B_minimum, at, do_binary(c, B_subtract, scalar(c, period - (mode == PAD_SYMMETRIC), MLXVK_INT32), at));
+    return do_binary(c, B_minimum, at,
+                     do_binary(c, B_subtract, scalar(c, period - (mode == PAD_SYMMETRIC), MLXVK_INT32), at));
 }
 
 /* low, high: of each axis of a. */
-static struct array *do_pad(struct call *c, struct array *a, const int *low, const int *high, struct array *value, const char *name)
+static struct array *do_pad(struct call *c, struct array *a, const int *low, const int *high, struct array *value,
+                            const char *name)
 {
     enum pad_mode mode = PAD_CONSTANT;
     int shape[MAXD], stop[MAXD];
     struct array *out;
     if (c->code || !a) return NULL;
     while (mode < PAD_MODES && (!name || strcmp(name, pad_modes[mode]))) mode++;
-    if (mode == PAD_MODES) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode must be constant, edge, reflect or symmetric, not %s", name ? name : "NULL");
+    if (mode == PAD_MODES)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode must be constant, edge, reflect or symmetric, not %s",
+                    name ? name : "NULL");
     if (value && value->size != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "pad_value %s is not one number", TEXT(value));
     for (int i = 0; i < a->ndim; i++) {
         int64_t n = (int64_t)a->shape[i] + low[i] + high[i];
-        if (low[i] < 0 || high[i] < 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
+        if (low[i] < 0 || high[i] < 0)
+            return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
         shape[i] = length_of(c, a, (uint64_t)n);
         if (c->code) return NULL;
         stop[i] = low[i] + a->shape[i];
     }
     if (!memcmp(shape, a->shape, (size_t)a->ndim * sizeof *shape)) return a;
     if (mode == PAD_CONSTANT || !a->size) {
-        value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) : scalar(c, 0, a->dtype);
+        value = value && mode == PAD_CONSTANT ? do_reshape(c, as_type(c, value, a->dtype), 0, NULL) :
+            scalar(c, 0, a->dtype);
         out = do_full(c, a->ndim, shape, value, a->dtype);
         append_copy(c, do_slice(c, out, low, stop, NULL), a);
         return out;
@@ -12547,16 +13418,19 @@ static struct array *do_pad(struct call *c, struct array *a, const int *low, con
     return a;
 }
 
-int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size, size_t low_pad_size_num,
-              const int *high_pad_size, size_t high_pad_size_num, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size,
+              size_t low_pad_size_num, const int *high_pad_size, size_t high_pad_size_num, mlxvk_array pad_value,
+              const char *mode, mlxvk_stream s)
 {
     struct call c = begin("pad", s);
     struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
     int low[MAXD] = { 0 }, high[MAXD] = { 0 };
     uint32_t mask;
     if (axes_num != low_pad_size_num || axes_num != high_pad_size_num)
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes, %zu low and %zu high sizes", axes_num, low_pad_size_num, high_pad_size_num);
-    if (axes_num && (!low_pad_size || !high_pad_size)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "low_pad_size or high_pad_size is NULL");
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu axes, %zu low and %zu high sizes", axes_num, low_pad_size_num,
+             high_pad_size_num);
+    if (axes_num && (!low_pad_size || !high_pad_size))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "low_pad_size or high_pad_size is NULL");
     if (!axes_mask(&c, x, axes, axes_num, &mask)) return finish(&c, NULL, res);
     for (size_t i = 0; i < axes_num; i++) {
         int axis = normal_axis(&c, x, axes[i]);
@@ -12566,7 +13440,8 @@ int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num,
     return finish(&c, do_pad(&c, x, low, high, value, mode), res);
 }
 
-int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode, mlxvk_stream s)
+int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode,
+                        mlxvk_stream s)
 {
     struct call c = begin("pad_symmetric", s);
     struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
@@ -12578,7 +13453,8 @@ int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_ar
 /* ---- comparisons ---- */
 
 /* |a - b| <= atol + rtol |b|; infinities are close to themselves. */
-static struct array *do_isclose(struct call *c, struct array *a, struct array *b, double rtol, double atol, bool equal_nan)
+static struct array *do_isclose(struct call *c, struct array *a, struct array *b, double rtol, double atol,
+                                bool equal_nan)
 {
     struct array *bound, *out, *finite;
     if (c->code || !a || !b) return NULL;
@@ -12597,19 +13473,10 @@ static struct array *all_of(struct call *c, struct array *a)
     return a && a->ndim ? do_reduce(c, R_all, a, (1u << a->ndim) - 1, false) : a;
 }
 
-int mlxvk_isclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
-{
-    struct call c = begin("isclose", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
-    return finish(&c, do_isclose(&c, x, y, rtol, atol, equal_nan), res);
-}
-
-int mlxvk_allclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan, mlxvk_stream s)
-{
-    struct call c = begin("allclose", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
-    return finish(&c, all_of(&c, do_isclose(&c, x, y, rtol, atol, equal_nan)), res);
-}
+FRONT_TWO(isclose, a, b, do_isclose(&c, x, y, rtol, atol, equal_nan), double rtol, double atol, bool equal_nan,
+          mlxvk_stream s)
+FRONT_TWO(allclose, a, b, all_of(&c, do_isclose(&c, x, y, rtol, atol, equal_nan)), double rtol, double atol,
+          bool equal_nan, mlxvk_stream s)
 
 int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal_nan, mlxvk_stream s)
 {
@@ -12620,14 +13487,16 @@ int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal
     return finish(&c, out, res);
 }
 
-int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf, mlxvk_optional_float neginf, mlxvk_stream s)
+int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf,
+                     mlxvk_optional_float neginf, mlxvk_stream s)
 {
     struct call c = begin("nan_to_num", s);
     struct array *x = input(&c, "a", a);
     mlxvk_dtype t = x ? x->dtype : MLXVK_FLOAT32;
     double most = t == MLXVK_FLOAT16 ? 65504.0 : t == MLXVK_BFLOAT16 ? 0x1.fep127 : (double)FLT_MAX;
-    struct { enum unary test; double value; } changes[] = { { U_isnan, nan }, { U_isposinf, posinf.has_value ? posinf.value : most },
-                                                            { U_isneginf, neginf.has_value ? neginf.value : -most } };
+    struct { enum unary test; double value; } changes[] = {
+        { U_isnan, nan }, { U_isposinf, posinf.has_value ? posinf.value : most },
+        { U_isneginf, neginf.has_value ? neginf.value : -most } };
     if (x && is_complex(t)) FAIL(&c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
     for (size_t i = 0; i < COUNT(changes) && is_float(t) && x; i++)
         x = do_select(&c, do_unary(&c, changes[i].test, x), scalar(&c, changes[i].value, t), x);
@@ -12656,8 +13525,8 @@ static struct array *do_variance(struct call *c, struct array *a, uint32_t mask,
     return is_complex(t) ? x : as_type(c, x, t);
 }
 
-static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count, bool keepdims, int ddof,
-                    bool root, mlxvk_stream s)
+static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count,
+                    bool keepdims, int ddof, bool root, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a);
@@ -12667,14 +13536,15 @@ static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form,
     return finish(&c, do_variance(&c, x, mask, keepdims, ddof, root), res);
 }
 
-#define X(name, root)                                                                                                 \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s)                        \
-    { return variance(#name, res, a, 0, NULL, 0, keepdims, ddof, root, s); }                                          \
-    int mlxvk_##name##_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s)       \
-    { return variance(#name "_axis", res, a, 1, &axis, 1, keepdims, ddof, root, s); }                                 \
-    int mlxvk_##name##_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, mlxvk_stream s) \
-    { return variance(#name "_axes", res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
-X(var, false) X(std, true)
+#define X(all, one, some, root) \
+    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s) \
+    { return variance(CALLED(all), res, a, 0, NULL, 0, keepdims, ddof, root, s); } \
+    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s) \
+    { return variance(CALLED(one), res, a, 1, &axis, 1, keepdims, ddof, root, s); } \
+    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, \
+             mlxvk_stream s) \
+    { return variance(CALLED(some), res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
+X(mlxvk_var, mlxvk_var_axis, mlxvk_var_axes, false) X(mlxvk_std, mlxvk_std_axis, mlxvk_std_axes, true)
 #undef X
 
 /* The middle of the sorted elements, or the mean of the two in the middle; NaN where there is one. */
@@ -12688,7 +13558,8 @@ static struct array *do_median(struct call *c, struct array *a, uint32_t mask, b
     if (!mask) return as_type(c, a, t);
     ndim = reduced_shape(a, mask, false, shape);
     shape[ndim] = 1;
-    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) shape[ndim] = length_of(c, a, (uint64_t)shape[ndim] * (uint64_t)a->shape[i]);
+    for (int i = 0; i < a->ndim; i++)
+        if (mask >> i & 1) shape[ndim] = length_of(c, a, (uint64_t)shape[ndim] * (uint64_t)a->shape[i]);
     if (!shape[ndim]) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty along its axes", TEXT(a));
     axes_last(a->ndim, mask, order);
     middle = do_sort(c, do_reshape(c, do_transpose(c, a, order), ndim + 1, shape), -1, false);
@@ -12718,25 +13589,28 @@ static struct array *broadcast_to_shape(struct call *c, struct array *a, int ndi
 }
 
 /* True with probability p. */
-int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key,
+                           mlxvk_stream s)
 {
     struct call c = begin("random_bernoulli", s);
     struct array *x = input(&c, "p", p), *k, *bits;
     int ndim = shape_count(shape_num);
     if (x && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "p must be floating, not %s", TEXT(x));
     k = key_input(&c, key);
-    x = broadcast_to_shape(&c, do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32)), ndim, shape);
+    x = do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32));
+    x = broadcast_to_shape(&c, x, ndim, shape);
     bits = do_random(&c, RANDOM_BITS, ndim, shape, MLXVK_UINT32, 0, 0, k);
     return finish(&c, do_binary(&c, B_less, bits, x), res);
 }
 
 /* Whole numbers from float32 ones, as MLX makes them, kept below high where float32 rounds up to it. */
-int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num, mlxvk_dtype dtype,
-                         mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, const int *shape, size_t shape_num,
+                         mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_randint", s);
     struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k, *out;
-    if (!is_dtype((int)dtype) || is_inexact(dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
+    if (!is_dtype((int)dtype) || is_inexact(dtype))
+        FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
     k = key_input(&c, key);
     out = do_uniform(&c, x, y, shape_count(shape_num), shape, MLXVK_FLOAT32, k);
     out = c.code ? NULL : as_type(&c, do_unary(&c, U_floor, out), dtype);
@@ -12762,8 +13636,8 @@ static struct array *normal_samples(struct call *c, int ndim, const int *shape, 
     return out ? do_reshape(c, out, ndim, shape) : NULL;
 }
 
-int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_array loc,
-                                  mlxvk_array scale, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                                  mlxvk_array loc, mlxvk_array scale, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_normal_broadcast", s);
     struct array *at = optional_input(&c, "loc", loc), *by = optional_input(&c, "scale", scale), *k, *out;
@@ -12780,8 +13654,8 @@ int mlxvk_random_normal_broadcast(mlxvk_array *res, const int *shape, size_t sha
     return finish(&c, out, res);
 }
 
-int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape, size_t shape_num,
-                                  mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_array upper, const int *shape,
+                                  size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_truncated_normal", s);
     struct array *low = input(&c, "lower", lower), *high = input(&c, "upper", upper), *k, *root, *from, *to, *out;
@@ -12797,8 +13671,8 @@ int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_arr
     return finish(&c, do_binary(&c, B_maximum, do_binary(&c, B_minimum, high, out), low), res);
 }
 
-int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc, float scale, mlxvk_array key,
-                         mlxvk_stream s)
+int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, float loc,
+                         float scale, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_laplace", s);
     struct array *k, *u, *out;
@@ -12847,7 +13721,10 @@ static struct array *root_of_squares(struct call *c, struct array *x, uint32_t m
 }
 
 /* The magnitudes of elements in float32, in which norms are computed. */
-static struct array *magnitudes(struct call *c, struct array *a) { return a ? as_type(c, do_unary(c, U_abs, a), MLXVK_FLOAT32) : NULL; }
+static struct array *magnitudes(struct call *c, struct array *a)
+{
+    return a ? as_type(c, do_unary(c, U_abs, a), MLXVK_FLOAT32) : NULL;
+}
 
 static struct array *vector_norm(struct call *c, struct array *a, double order, uint32_t mask, bool keepdims)
 {
@@ -12866,11 +13743,9 @@ static struct array *vector_norm(struct call *c, struct array *a, double order, 
 
 /* ---- factorisations: float32, in batches ----
  *
- * A working copy of all matrices, (batch, rows, columns), is factorised in place, a block of columns after the other: a step
- * that is no matrix product by the kernel, the rest of the matrix by products. Triangles are inverted by halves. */
-
-enum factor_op { FACTOR_CHOLESKY, FACTOR_INVERSE, FACTOR_PANEL, FACTOR_SWAP, FACTOR_REFLECT };
-enum { FACTOR_BLOCK = 32, INVERSE_UNIT = 1, INVERSE_HALF = 2, JACOBI_EIGEN = 0, JACOBI_SINGULAR };
+ * A working copy of all matrices, (batch, rows, columns), is factorised in place, a block of columns after the other:
+ * a step that is no matrix product by the kernel, the rest of the matrix by products. Triangles are inverted by
+ * halves. */
 
 static void factor_part(struct encoder *e, struct array *const *arrays, const void *job)
 {
@@ -12878,20 +13753,23 @@ static void factor_part(struct encoder *e, struct array *const *arrays, const vo
     struct array *a = arrays[0], *b = arrays[1], *order = arrays[2];
     bool small = p->op == FACTOR_CHOLESKY || p->op == FACTOR_INVERSE;
     uint32_t threads = small ? FACTOR_BLOCK : min_u32(e->device->tuning->factor_threads, e->device->caps.max_threads);
-    struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1], .columns = (uint32_t)a->shape[2],
-        .first = p->first, .count = p->count, .flags = p->flags, .a_matrix = (uint32_t)a->strides[0], .a_row = (uint32_t)a->strides[1],
+    struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1],
+                                .columns = (uint32_t)a->shape[2],
+        .first = p->first, .count = p->count, .flags = p->flags, .a_matrix = (uint32_t)a->strides[0],
+            .a_row = (uint32_t)a->strides[1],
         .a_column = (uint32_t)a->strides[2] };
-    push.a_at = set_output(e, 0, a);                 /* not all steps write all: the validation layer takes it that they do */
+    /* not all steps write all: the validation layer takes it that they do */
+    push.a_at = set_output(e, SLOT_factor_a, a);
     if (b) {
-        push.b_at = set_output(e, 1, b);
+        push.b_at = set_output(e, SLOT_factor_b, b);
         push.b_matrix = (uint32_t)b->strides[0];
         push.b_row = (uint32_t)b->strides[1];
         push.b_column = b->ndim > 2 ? (uint32_t)b->strides[2] : 0;
     }
-    if (order) push.order_at = set_output(e, 2, order);
-    KERNEL(e, K_FACTOR, threads, p->op);
-    set_bytes(e, &push, sizeof push);
-    if (p->op == FACTOR_SWAP) dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, e->device->caps.max_groups[1]),
+    if (order) push.order_at = set_output(e, SLOT_factor_order, order);
+    USE(e, factor, &push, .threads = threads, .op = p->op);
+    if (p->op == FACTOR_SWAP)
+        dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, e->device->caps.max_groups[1]),
                                        ceil_div(push.matrices, e->device->caps.max_groups[1]));
     else dispatch_groups(e, push.matrices);
 }
@@ -12904,31 +13782,35 @@ static void lower_factor(struct encoder *e, const struct node *n)
     in_parts(e, (struct array *[]){ a, b, p->op == FACTOR_SWAP ? n->out[1] : NULL }, 3, ~1u, factor_part, p);
 }
 
-static void append_factor(struct call *c, enum factor_op op, uint8_t flags, int first, int count, struct array *in, struct array *out, struct array *more)
+static void append_factor(struct call *c, int op, uint8_t flags, int first, int count, struct array *in,
+                          struct array *out, struct array *more)
 {
     if (c->code || !out) return;
-    append(c, OP_FACTOR, PARAMS(.factor = { (uint8_t)op, flags, (uint16_t)count, (uint32_t)first }), ARRAYS(in), ARRAYS(out, more));
+    append(c, OP_FACTOR, PARAMS(.factor = { (uint8_t)op, flags, (uint16_t)count, (uint32_t)first }), ARRAYS(in),
+           ARRAYS(out, more));
 }
 
 /* Two sweeps: as many rounds as bring the matrix back into the buffer where it was. */
 static void jacobi_part(struct encoder *e, struct array *const *arrays, const void *job)
 {
     const struct jacobi_params *p = job;
-    struct array *a = arrays[0], *v = arrays[1], *go = arrays[2], *other = p->op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
+    struct array *a = arrays[0], *v = arrays[1], *go = arrays[2], *other = p->op == JACOBI_EIGEN
+        ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
     uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads;
-    struct { uint32_t matrices, n, length, round, a_at, b_at, v_at, go_at, checked; } push = {
-        .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2], .checked = go != NULL };
+    struct jacobi_push push = { .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2],
+                                .checked = go != NULL };
     row_lanes(e, push.length, &threads);
     if (p->op == JACOBI_EIGEN && !other) return;
+    if (other) threads = 64;
     for (uint32_t i = 0; i < 2 * (2 * half - 1) && !e->code; i++) {
         push.round = i % (2 * half - 1);
-        push.a_at = other ? set_input(e, 0, a) : set_output(e, 0, a);
-        if (other) push.b_at = set_output(e, 1, other);
-        push.v_at = set_output(e, 2, v);
-        if (go) push.go_at = set_input(e, 3, go);
-        KERNEL(e, K_JACOBI, other ? 64 : threads, other ? 64 : threads, p->op);
-        set_bytes(e, &push, sizeof push);
-        dispatch_groups(e, other ? ceil_div((uint64_t)matrices * half * (half + size), 64) : (uint64_t)matrices * half);
+        push.a_at = bind_array(e, SLOT_jacobi_a, a, !other);
+        if (other) push.b_at = set_output(e, SLOT_jacobi_b, other);
+        push.v_at = set_output(e, SLOT_jacobi_v, v);
+        if (go) push.go_at = set_input(e, SLOT_jacobi_go, go);
+        USE(e, jacobi, &push, .threads = threads, .lanes = threads, .op = p->op);
+        dispatch_groups(e, other ? ceil_div((uint64_t)matrices * half * (half + size), threads)
+                        : (uint64_t)matrices * half);
         if (other) { swap = a; a = other; other = swap; }
     }
     array_release(other);
@@ -12952,7 +13834,8 @@ static struct array *matrices(struct call *c, struct array *a, bool square)
     shape[2] = dim_of(a, -1);
     if (square && shape[1] != shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are not square", TEXT(a));
     if (!shape[1] || !shape[2]) return FAIL(c, MLXVK_ERROR_SHAPE, "the matrices of %s are empty", TEXT(a));
-    if (a->size / (size_t)shape[1] / (size_t)shape[2] > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many matrices", TEXT(a));
+    if (a->size / (size_t)shape[1] / (size_t)shape[2] > INT_MAX)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many matrices", TEXT(a));
     shape[0] = (int)(a->size / (size_t)shape[1] / (size_t)shape[2]);
     return do_reshape(c, a, 3, shape);
 }
@@ -13058,10 +13941,11 @@ static struct lu do_lu(struct call *c, struct array *a)
         append_factor(c, FACTOR_SWAP, 0, k, size, r.pivots, r.factors, r.order);
         if (right <= 0) continue;
         top = block_of(c, r.factors, k, size, k + size, right);
-        inverse = lower_inverse(c, block_of(c, r.factors, k, size, k, size), INVERSE_UNIT);
+        inverse = lower_inverse(c, block_of(c, r.factors, k, size, k, size), FACTOR_UNIT);
         append_copy(c, top, do_matmul(c, inverse, top));
         if (down <= 0) continue;
-        subtract_product(c, block_of(c, r.factors, k + size, down, k + size, right), block_of(c, r.factors, k + size, down, k, size), top);
+        subtract_product(c, block_of(c, r.factors, k + size, down, k + size, right),
+                         block_of(c, r.factors, k + size, down, k, size), top);
     }
     return r;
 }
@@ -13069,7 +13953,7 @@ static struct lu do_lu(struct call *c, struct array *a)
 /* U^-1 L^-1 x for square matrices. */
 static struct array *lu_apply(struct call *c, const struct lu *f, struct array *x)
 {
-    x = do_matmul(c, lower_inverse(c, f->factors, INVERSE_UNIT), x);
+    x = do_matmul(c, lower_inverse(c, f->factors, FACTOR_UNIT), x);
     return do_matmul(c, triangle_inverse(c, f->factors, true), x);
 }
 
@@ -13077,10 +13961,11 @@ static struct array *lu_apply(struct call *c, const struct lu *f, struct array *
 
 struct qr { struct array *q, *r; };
 
-/* T of the product of reflections I - V T V^T, transposed: its inverse is V^T V's lower triangle with half the diagonal. */
+/* T of the product of reflections I - V T V^T, transposed: its inverse is V^T V's lower triangle with half the
+ * diagonal. */
 static struct array *reflection_factor(struct call *c, struct array *v)
 {
-    return lower_inverse(c, do_matmul(c, flipped(c, v), v), INVERSE_HALF);
+    return lower_inverse(c, do_matmul(c, flipped(c, v), v), FACTOR_HALF);
 }
 
 /* Q with `columns` columns, R with min(rows, columns of a) rows. */
@@ -13128,7 +14013,8 @@ static struct qr do_qr(struct call *c, struct array *a, int columns)
 
 /* ---- eigenvalues and singular values by Jacobi rotations ---- */
 
-/* 1 for each matrix whose pairs are not yet orthogonal: by elements off the diagonal of a, or of the products of its rows. */
+/* 1 for each matrix whose pairs are not yet orthogonal: by elements off the diagonal of a, or of the products of its
+ * rows. */
 static struct array *unfinished(struct call *c, int op, struct array *a)
 {
     int n = a->shape[1], last = 2, middle = 1;
@@ -13137,13 +14023,16 @@ static struct array *unfinished(struct call *c, int op, struct array *a)
         struct array *scale, *zero = scalar(c, 0, MLXVK_FLOAT32);
         x = do_matmul(c, a, flipped(c, a));
         if (!x) return NULL;
-        scale = view_of(c, x, MLXVK_FLOAT32, 2, (int[]){ x->shape[0], n }, (int64_t[]){ (int64_t)n * n, n + 1 }, x->offset);
+        scale = view_of(c, x, MLXVK_FLOAT32, 2, (int[]){ x->shape[0], n }, (int64_t[]){ (int64_t)n * n, n + 1 },
+                        x->offset);
         scale = do_select(c, do_binary(c, B_greater, scale, zero), do_unary(c, U_rsqrt, scale), zero);
-        x = do_binary(c, B_multiply, do_binary(c, B_multiply, x, do_expand(c, scale, &last, 1)), do_expand(c, scale, &middle, 1));
+        x = do_binary(c, B_multiply, do_binary(c, B_multiply, x, do_expand(c, scale, &last, 1)),
+                      do_expand(c, scale, &middle, 1));
         bound = scalar(c, 4 * FLT_EPSILON * sqrt(a->shape[2]), MLXVK_FLOAT32);
     }
     x = do_unary(c, U_abs, x);
-    if (!bound) bound = do_binary(c, B_multiply, do_reduce(c, R_max, x, 6, false), scalar(c, 4 * FLT_EPSILON, MLXVK_FLOAT32));
+    if (!bound)
+        bound = do_binary(c, B_multiply, do_reduce(c, R_max, x, 6, false), scalar(c, 4 * FLT_EPSILON, MLXVK_FLOAT32));
     most = do_select(c, do_eye(c, n, n, 0, MLXVK_BOOL), scalar(c, 0, MLXVK_FLOAT32), x);
     return as_type(c, do_binary(c, B_greater, do_reduce(c, R_max, most, 6, false), bound), MLXVK_FLOAT32);
 }
@@ -13216,11 +14105,14 @@ static struct svd do_svd(struct call *c, struct array *a, bool vectors)
     if (!vectors || c->code) return r;
     r.vt = rows_in_order(c, vt, order);
     w = flipped(c, rows_in_order(c, w, order));
-    s = do_expand(c, do_select(c, do_binary(c, B_equal, r.s, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, 1, MLXVK_FLOAT32), r.s), &one, 1);
+    s = do_expand(c, do_select(c, do_binary(c, B_equal, r.s, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, 1, MLXVK_FLOAT32),
+                               r.s), &one, 1);
     whole = do_qr(c, do_binary(c, B_divide, w, s), m);   /* columns of length 0 or 1: Q has them, and completes them */
     if (c->code || !whole.r) return r;
-    signs = view_of(c, whole.r, MLXVK_FLOAT32, 3, (int[]){ a->shape[0], 1, n }, (int64_t[]){ (int64_t)n * n, 1, n + 1 }, whole.r->offset);
-    signs = do_select(c, do_binary(c, B_less, signs, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, -1, MLXVK_FLOAT32), scalar(c, 1, MLXVK_FLOAT32));
+    signs = view_of(c, whole.r, MLXVK_FLOAT32, 3, (int[]){ a->shape[0], 1, n },
+                    (int64_t[]){ (int64_t)n * n, 1, n + 1 }, whole.r->offset);
+    signs = do_select(c, do_binary(c, B_less, signs, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, -1, MLXVK_FLOAT32),
+                      scalar(c, 1, MLXVK_FLOAT32));
     r.u = whole.q;
     w = block_of(c, r.u, 0, m, 0, n);
     append_copy(c, w, do_binary(c, B_multiply, w, signs));
@@ -13247,7 +14139,8 @@ int mlxvk_linalg_cholesky(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_str
 int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
 {
     struct call c = begin("linalg_cholesky_inv", s);
-    struct array *x = input(&c, "a", a), *inverse = triangle_inverse(&c, matrices(&c, x, true), upper), *turned = flipped(&c, inverse);
+    struct array *x = input(&c, "a", a), *inverse = triangle_inverse(&c, matrices(&c, x, true), upper),
+        *turned = flipped(&c, inverse);
     return finish(&c, batched(&c, upper ? do_matmul(&c, inverse, turned) : do_matmul(&c, turned, inverse), x), res);
 }
 
@@ -13296,7 +14189,7 @@ int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     int one = 1;
     if (!c.code) {
         back = do_expand(&c, do_sort(&c, f.order, 1, true), &one, 1);        /* columns go where their rows came from */
-        out = do_matmul(&c, triangle_inverse(&c, f.factors, true), lower_inverse(&c, f.factors, INVERSE_UNIT));
+        out = do_matmul(&c, triangle_inverse(&c, f.factors, true), lower_inverse(&c, f.factors, FACTOR_UNIT));
         out = do_take_along(&c, out, back, 2);
     }
     return finish(&c, batched(&c, out, x), res);
@@ -13400,8 +14293,10 @@ int mlxvk_linalg_pinv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     int last = 2;
     if (!c.code && w) {
         int m = w->shape[1], n = w->shape[2], k = m < n ? m : n;
-        least = do_binary(&c, B_multiply, do_reduce(&c, R_max, f.s, 2, true), scalar(&c, 10.0 * (m > n ? m : n) * FLT_EPSILON, MLXVK_FLOAT32));
-        inverse = do_select(&c, do_binary(&c, B_greater, f.s, least), do_unary(&c, U_reciprocal, f.s), scalar(&c, 0, MLXVK_FLOAT32));
+        least = do_binary(&c, B_multiply, do_reduce(&c, R_max, f.s, 2, true),
+                          scalar(&c, 10.0 * (m > n ? m : n) * FLT_EPSILON, MLXVK_FLOAT32));
+        inverse = do_select(&c, do_binary(&c, B_greater, f.s, least), do_unary(&c, U_reciprocal, f.s),
+                            scalar(&c, 0, MLXVK_FLOAT32));
         out = do_binary(&c, B_multiply, block_of(&c, f.vt, 0, k, 0, n), do_expand(&c, inverse, &last, 1));
         out = do_matmul(&c, flipped(&c, out), flipped(&c, block_of(&c, f.u, 0, m, 0, k)));
     }
@@ -13429,7 +14324,8 @@ int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
 }
 
 /* mean + z S, where S S = cov and z is normal. */
-int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape, size_t shape_num,
+int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape,
+                                     size_t shape_num,
                                      mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_multivariate_normal", s);
@@ -13440,7 +14336,8 @@ int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_a
     if (dtype != MLXVK_FLOAT32) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be float32, not %s", mlxvk_dtype_name(dtype));
     if (m && m->ndim < 1) FAIL(&c, MLXVK_ERROR_SHAPE, "mean must have one dimension at least");
     w = c.code ? NULL : matrices(&c, as_type(&c, v, MLXVK_FLOAT32), true);
-    if (w && dim_of(m, -1) != w->shape[1]) FAIL(&c, MLXVK_ERROR_SHAPE, "mean %s and cov %s do not fit", TEXT(m), TEXT(v));
+    if (w && dim_of(m, -1) != w->shape[1])
+        FAIL(&c, MLXVK_ERROR_SHAPE, "mean %s and cov %s do not fit", TEXT(m), TEXT(v));
     k = key_input(&c, key);
     if (!check_shape(&c, shape_count(shape_num), shape, dtype) || !w) return finish(&c, NULL, res);
     n = w->shape[1];
@@ -13468,7 +14365,8 @@ int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_a
     return finish(&c, out, res);
 }
 
-/* The largest or smallest singular value (2, -2), or the sum of them (0: the nuclear norm), of the matrices of two axes. */
+/* The largest or smallest singular value (2, -2), or the sum of them (0: the nuclear norm), of the matrices of two
+ * axes. */
 static struct array *singular_norm(struct call *c, struct array *a, double order, const int axis[2], bool keepdims)
 {
     int from = axis[0] < axis[1] ? axis[0] : axis[1], to = axis[0] < axis[1] ? axis[1] : axis[0];
@@ -13484,7 +14382,8 @@ static struct array *matrix_norm(struct call *c, struct array *a, double order, 
     int sum = isinf(order) ? axis[1] : axis[0], most = isinf(order) ? axis[0] : axis[1];
     struct array *x;
     if (c->code || !a) return NULL;
-    if (fabs(order) == 2 && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(a));
+    if (fabs(order) == 2 && is_complex(a->dtype))
+        return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(a));
     if (fabs(order) == 2) return singular_norm(c, a, order, axis, keepdims);
     if (fabs(order) != 1 && !isinf(order)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "order %g of matrices", order);
     x = magnitudes(c, a);
@@ -13494,18 +14393,23 @@ static struct array *matrix_norm(struct call *c, struct array *a, double order, 
 }
 
 /* Normal axes of a norm: those given, or where axis is NULL all of them. Returns how many. */
-static int norm_axes(struct call *c, const struct array *a, const int *axis, size_t count, int most, int *axes, uint32_t *mask)
+static int norm_axes(struct call *c, const struct array *a, const int *axis, size_t count, int most, int *axes,
+                     uint32_t *mask)
 {
     *mask = 0;
     if (c->code || !a) return 0;
     if (!axis) count = (size_t)a->ndim;
-    if (count > (size_t)most) { FAIL(c, MLXVK_ERROR_AXIS, "%zu axes of %s; at most %d", count, TEXT(a), most); return 0; }
+    if (count > (size_t)most) {
+        FAIL(c, MLXVK_ERROR_AXIS, "%zu axes of %s; at most %d", count, TEXT(a), most);
+        return 0;
+    }
     for (int i = 0; i < (int)count; i++) axes[i] = axis ? normal_axis(c, a, axis[i]) : i;
     if (!axes_mask(c, a, axes, count, mask)) return 0;
     return (int)count;
 }
 
-int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num, bool keepdims,
+                      mlxvk_stream s)
 {
     struct call c = begin("linalg_norm", s);
     struct array *x = input(&c, "a", a), *out = NULL;
@@ -13517,7 +14421,8 @@ int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *ax
     return finish(&c, out, res);
 }
 
-static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, int most, bool keepdims,
+static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis,
+                   size_t axis_num, int most, bool keepdims,
                    mlxvk_stream s)
 {
     struct call c = begin(name, s);
@@ -13526,20 +14431,24 @@ static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char
     uint32_t mask;
     count = norm_axes(&c, x, axis, axis_num, axis ? most : MAXD, axes, &mask);
     if (ord && count != 2) FAIL(&c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", ord, count);
-    if (ord && strcmp(ord, "fro") && strcmp(ord, "f") && strcmp(ord, "nuc")) FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
-    if (ord && ord[0] == 'n' && x && is_complex(x->dtype)) FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(x));
+    if (ord && strcmp(ord, "fro") && strcmp(ord, "f") && strcmp(ord, "nuc"))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
+    if (ord && ord[0] == 'n' && x && is_complex(x->dtype))
+        FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(x));
     if (!c.code && ord && ord[0] == 'n') out = singular_norm(&c, x, 0, axes, keepdims);
     else if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
     if (out) out = as_type(&c, out, is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
     return finish(&c, out, res);
 }
 
-int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num,
+                             bool keepdims, mlxvk_stream s)
 {
     return norm_l2("linalg_norm_matrix", res, a, ord ? ord : "NULL", axis, axis_num, 2, keepdims, s);
 }
 
-int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims, mlxvk_stream s)
+int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims,
+                         mlxvk_stream s)
 {
     return norm_l2("linalg_norm_l2", res, a, NULL, axis, axis_num, 2, keepdims, s);
 }
@@ -13562,7 +14471,8 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
     int at_x = normal_axis(&c, x, axis), at_y = normal_axis(&c, y, axis);
     x = three_long(&c, x, at_x);
     y = three_long(&c, y, at_y);
-    if (x && y && x->ndim - at_x != y->ndim - at_y) FAIL(&c, MLXVK_ERROR_AXIS, "axis %d is not the same of %s and %s", axis, TEXT(x), TEXT(y));
+    if (x && y && x->ndim - at_x != y->ndim - at_y)
+        FAIL(&c, MLXVK_ERROR_AXIS, "axis %d is not the same of %s and %s", axis, TEXT(x), TEXT(y));
     forth = do_binary(&c, B_multiply, do_roll(&c, x, -1, at_x), do_roll(&c, y, -2, at_y));
     back = do_binary(&c, B_multiply, do_roll(&c, x, -2, at_x), do_roll(&c, y, -1, at_y));
     return finish(&c, do_binary(&c, B_subtract, forth, back), res);
@@ -13570,15 +14480,9 @@ int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis,
 
 /* ==== >>fft ======================================================================================================= */
 
-/* Flags of the kernels, as in fft_lines.glsl. */
-enum { FFT_LOAD = 7, FFT_LOAD_COMPLEX = 0, FFT_LOAD_REAL, FFT_LOAD_PAIRS, FFT_LOAD_HALF, FFT_LOAD_MERGE, FFT_LOAD_SPLIT,
-       FFT_STORE = 7 << 3, FFT_STORE_REAL = 1 << 3, FFT_STORE_PAIRS = 2 << 3, FFT_STORE_SPLIT = 3 << 3,
-       FFT_SWAP_IN = 1 << 6, FFT_TABLE_IN = 1 << 7, FFT_TURN = 1 << 8, FFT_SWAP_OUT = 1 << 9, FFT_TABLE_OUT = 1 << 10,
-       FFT_SWAP_LAST = 1 << 11, FFT_LINES_IN = 1 << 12, FFT_LINES_OUT = 1 << 13, FFT_FLAT = 1 << 14, FFT_MERGED = 1 << 15,
-       FFT_ALL_IN = 1 << 16, FFT_ALL_OUT = 1 << 17, FFT_ACROSS = 1 << 18, FFT_HALVES = 1 << 19, FFT_SHORT = 1 << 20,
-       FFT_PAIRED = 1 << 21, FFT_CONVOLVED = 1 << 22, FFT_AHEAD = 1 << 23,
-       FFT_STRAIGHT = 1 << 24, FFT_MORE = 1 << 25, FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
-enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_HELD = 16, FFT_THREADS = 256, FFT_MANY = 1 << 18 };   /* a thread holds FFT_HELD elements */
+/* Beside the kernels' flags: the kernel with more ways; those that are about loading. */
+enum { FFT_MORE = 1 << 25, FFT_OF_LOAD = FFT_LOAD | FFT_SWAP_IN | FFT_TABLE_IN };
+enum { FFT_ROWS = 3, FFT_STEPS = 3, FFT_THREADS = 256, FFT_MANY = 1 << 18 };
 
 enum fft_kind { FFT_COMPLEX, FFT_FROM_REAL, FFT_TO_REAL };
 
@@ -13608,8 +14512,8 @@ static bool fft_columns(const struct fft *f)
 
 static bool fft_binary(uint32_t n) { return !(n & (n - 1)); }
 
-/* Places in shared memory of a line of n elements: so many that sixteen threads, which look for one element of each of the
- * lines or for the next few ones as well, never want the same bank. */
+/* Places in shared memory of a line of n elements: so many that sixteen threads, which look for one element of each
+ * of the lines or for the next few ones as well, never want the same bank. */
 static uint32_t fft_pitch(uint32_t n, uint32_t lines)
 {
     uint32_t gap = lines > 16 ? 1 : 16 / lines, base = fft_binary(n) ? n + n / 16 : n;
@@ -13624,11 +14528,12 @@ static uint32_t fft_plain_room(const struct device *d)
     return room;
 }
 
-/* Has a step a pipeline of its own length? A compiler may take a second for each: not for what the kernel for all lengths does
- * in microseconds. */
+/* Has a step a pipeline of its own length? A compiler may take a second for each: not for what the kernel for all
+ * lengths does in microseconds. */
 static bool fft_constant(const struct device *d, uint32_t rows, uint32_t len, uint32_t size)
 {
-    return fft_fixed(d) && (d->gate[GATE_FFT_KERNEL] == 1 || (uint64_t)rows * len >= FFT_MANY || size > fft_plain_room(d));
+    return fft_fixed(d) && (d->gate[GATE_FFT_KERNEL] == 1 || (uint64_t)rows * len >= FFT_MANY ||
+                            size > fft_plain_room(d));
 }
 
 /* Elements that a workgroup can hold, in registers and shared memory. */
@@ -13648,20 +14553,22 @@ static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
     uint32_t room = fft_room(e);
     if (fft_columns(f)) return room / 4;
     if (!fft_fixed(d) || ((f->flags & FFT_STORE) == FFT_STORE_SPLIT && !f->valid)) return room;
-    while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room, 1) <= d->caps.shared_memory && 2 * room <= FFT_HELD * d->caps.max_threads)
+    while (room <= FFT_HELD * FFT_THREADS && 4 * fft_pitch(2 * room, 1) <= d->caps.shared_memory &&
+           2 * room <= FFT_HELD * d->caps.max_threads)
         room *= 2;
     return room;
 }
 
-/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). Odd ones come first: what they
- * leave in shared memory does not collide. */
+/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). Odd ones come first:
+ * what they leave in shared memory does not collide. */
 static uint32_t fft_radices(uint32_t n)
 {
     static const uint8_t radices[] = { 13, 11, 9, 7, 3, 10, 5, 16, 8, 4, 2 };
     uint32_t list = 0, shift = 0;
     if (n == 8192) { list = 0x777; shift = 12; n /= 512; }        /* 8, 8, 8, 16 in place of 16, 16, 16, 2 */
     for (size_t i = 0; i < COUNT(radices); i++)
-        for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4) list |= (uint32_t)(radices[i] - 1) << shift;
+        for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4)
+            list |= (uint32_t)(radices[i] - 1) << shift;
     return n == 1 ? list : 0;
 }
 
@@ -13672,24 +14579,29 @@ static bool fft_smooth(uint32_t n)
     return n == 1;
 }
 
-/* What a step of lines of n elements costs beside one that reads and writes whole sectors of memory in one or two passes, at 20. */
+/* What a step of lines of n elements costs beside one that reads and writes whole sectors of memory in one or two
+ * passes, at 20. */
 static uint32_t fft_cost(uint32_t n, uint32_t room, bool paired)
 {
     uint32_t lines = room / n / (paired ? 2 : 1), radices = fft_radices(n), passes = 0;
     for (; radices; radices >>= 4) passes++;
-    return 20 + (lines >= 16 ? 0 : lines >= 8 ? 1 : lines >= 4 ? 3 : 40) + (passes > 2 ? passes - 2 : 0) + (n < 32 ? 4 : 0);
+    return 20 + (lines >= 16 ? 0 : lines >= 8 ? 1 : lines >= 4 ? 3 : 40) + (passes > 2 ? passes - 2 : 0) +
+        (n < 32 ? 4 : 0);
 }
 
-enum { FFT_DIVISORS = 1024 };                        /* at most of a length that may be factors: smooth ones of 31 bits have fewer */
+/* at most of a length that may be factors: smooth ones of 31 bits have fewer */
+enum { FFT_DIVISORS = 1024 };
 
-/* Cuts a smooth length into two or three factors of `room` at most, of which the first or the last may be transformed in pairs
- * of lines: what costs least, and of these what has the smallest largest factor. Returns how many, or 0. */
+/* Cuts a smooth length into two or three factors of `room` at most, of which the first or the last may be
+ * transformed in pairs of lines: what costs least, and of these what has the smallest largest factor. Returns how
+ * many, or 0. */
 static int fft_cut(uint32_t n, uint32_t room, bool first, bool last, uint32_t part[FFT_STEPS])
 {
     uint32_t best = UINT32_MAX, room_first = first ? room / 2 : room, room_last = last ? room / 2 : room;
     int count = 0, divisors = 0;
     uint32_t divisor[FFT_DIVISORS];
-    for (uint32_t a = 1; a <= room && a <= n / 2 && divisors < FFT_DIVISORS; a++) if (n % a == 0) divisor[divisors++] = a;
+    for (uint32_t a = 1; a <= room && a <= n / 2 && divisors < FFT_DIVISORS; a++)
+        if (n % a == 0) divisor[divisors++] = a;
     for (int i = 1; i < divisors && divisor[i] <= room_first; i++) {
         uint32_t a = divisor[i], m = n / a;
         for (int k = 0; k < divisors && divisor[k] <= m / 2; k++) {            /* 1: there is no second of three */
@@ -13709,7 +14621,10 @@ static int fft_cut(uint32_t n, uint32_t room, bool first, bool last, uint32_t pa
     return count;
 }
 
-static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS]) { return !((offset | place[0] | place[1] | place[2]) & 1); }
+static bool even_rows(uint32_t offset, const uint32_t place[FFT_ROWS])
+{
+    return !((offset | place[0] | place[1] | place[2]) & 1);
+}
 
 /* Pairs of reals that are complex numbers in memory, taken as these. */
 static void fft_whole_pairs(struct fft_push *q, const struct fft *f)
@@ -13742,25 +14657,31 @@ static uint32_t fft_access(const struct fft_push *q, const struct fft *f)
 /* So many that few can transform one after the other, and load the next one's elements before? */
 static bool fft_many_groups(const struct device *d, uint32_t groups) { return groups > 4 * d->tuning->processors; }
 
-/* The kernel of one length, or the one with more ways to transform: what that one does otherwise, and what depends on how much
- * the workgroup holds. */
+/* The kernel of one length, or the one with more ways to transform: what that one does otherwise, and what depends
+ * on how much the workgroup holds. */
 static void fft_constant_length(struct encoder *e, struct fft_push *q)
 {
     const struct device *d = e->device;
     const uint32_t spectrum = FFT_LOAD | FFT_TABLE_IN;
-    uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32), pitch = fft_pitch(q->size, q->lines);
-    bool whole = (q->subs == 1 && (q->valid || 8 * q->lines * pitch <= d->caps.shared_memory)) || q->flags & FFT_PAIRED, loads;
-    if (8 * q->lines * pitch > d->caps.shared_memory) q->flags |= FFT_HALVES;
-    if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD) q->flags |= FFT_MERGED;
+    uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32);
+    uint32_t pitch = fft_pitch(q->size, q->lines);
+    bool fits = 8 * q->lines * pitch <= d->caps.shared_memory, loads, more;
+    bool whole = (q->subs == 1 && (q->valid || fits)) || q->flags & FFT_PAIRED;
+    if (!fits) q->flags |= FFT_HALVES;
+    if ((q->flags & spectrum) == FFT_LOAD_MERGE && whole && q->len == q->size * q->subs && q->size >= FFT_HELD)
+        q->flags |= FFT_MERGED;
     else if (!(q->flags & FFT_HALVES) && q->size < 64 && !(q->flags & FFT_LINES_IN)) q->flags |= FFT_SHORT;
-    loads = (q->flags & FFT_LOAD) == FFT_LOAD_COMPLEX || (q->flags & FFT_LOAD) == FFT_LOAD_REAL || q->flags & FFT_MERGED;
-    if (q->valid && q->flags & (FFT_PAIRED | FFT_CONVOLVED | FFT_HALVES | FFT_MERGED)) q->flags |= FFT_MORE;
-    if (!(q->flags & FFT_MORE)) { KERNEL(e, K_FFT_FIXED, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner); return; }
-    if (q->flags & FFT_HALVES && loads && !(q->flags & FFT_MERGED) && q->subs == 1 && fft_many_groups(d, q->ids)) q->flags |= FFT_AHEAD;
-    else if (!(q->flags & FFT_CONVOLVED)) q->flags |= FFT_STRAIGHT;
-    if (q->flags & FFT_MERGED && q->valid > q->len) q->flags |= FFT_ALL_IN;
+    loads = (q->flags & FFT_LOAD) == FFT_LOAD_COMPLEX || (q->flags & FFT_LOAD) == FFT_LOAD_REAL ||
+        q->flags & FFT_MERGED;
+    more = q->flags & FFT_MORE || (q->valid && q->flags & (FFT_PAIRED | FFT_CONVOLVED | FFT_HALVES | FFT_MERGED));
+    if (more && q->flags & FFT_HALVES && loads && !(q->flags & FFT_MERGED) && q->subs == 1 &&
+        fft_many_groups(d, q->ids))
+        q->flags |= FFT_AHEAD;
+    else if (more && !(q->flags & FFT_CONVOLVED)) q->flags |= FFT_STRAIGHT;
+    if (more && q->flags & FFT_MERGED && q->valid > q->len) q->flags |= FFT_ALL_IN;
     q->flags &= ~(uint32_t)FFT_MORE;
-    KERNEL(e, K_FFT_MORE, threads, pitch, q->size, q->radices, q->lines, q->flags, q->subs, q->inner);
+    USE_AS(e, more ? K_fft_more : K_fft_fixed, fft_fixed, q, .threads = threads, .room = pitch, .size = q->size,
+           .radices = q->radices, .lines = q->lines, .flags = q->flags, .subs = q->subs, .inner = q->inner);
 }
 
 /* How many lines a workgroup transforms together. */
@@ -13768,7 +14689,8 @@ static uint32_t fft_together(const struct encoder *e, const struct fft_push *q, 
 {
     const struct device *d = e->device;
     uint32_t room = q->radices && !fixed ? fft_plain_room(d) : fft_room(e), lines;
-    uint32_t few = q->flags & (FFT_LINES_IN | FFT_LINES_OUT) ? d->tuning->fft_lines / 32 : ceil_div(d->tuning->fft_lines, q->size);
+    uint32_t few = q->flags & (FFT_LINES_IN | FFT_LINES_OUT) ? d->tuning->fft_lines / 32
+        : ceil_div(d->tuning->fft_lines, q->size);
     lines = min_u32(min_u32(few, room > q->size ? room / q->size : 1), q->ids);
     while (lines > 4 && q->ids / lines < 2 * d->tuning->processors) lines /= 2;
     return lines > 1 && q->flags & FFT_PAIRED ? lines & ~1u : lines;
@@ -13780,26 +14702,30 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     struct device *d = e->device;
     uint32_t radices = transform ? fft_radices(l->size) : 0, pairs = ceil_div(l->subs, 2), groups;
     bool fixed = radices && (f->flags & FFT_CONVOLVED || fft_constant(d, f->rows, f->len, l->size));
-    struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len, .valid = f->valid,
-        .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2,
-        .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
+    struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags,
+                          .len = f->len, .valid = f->valid,
+        .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step,
+            .b1 = l->b1, .b2 = l->b2,
+        .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a,
+        .step_d = f->step_d, .scale = f->scale };
     memcpy(q.row_a, f->row_a, sizeof q.row_a);
     memcpy(q.row_d, f->row_d, sizeof q.row_d);
     if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
     if (l->b_step * f->step_d != 1) q.flags |= FFT_LINES_OUT;
     if ((f->flags & FFT_STORE) == FFT_STORE_SPLIT && l->subs > 1) q.flags |= FFT_PAIRED;
-    if (fixed && f->valid && (f->flags & (FFT_LOAD | FFT_TABLE_IN)) == FFT_LOAD_MERGE && l->subs > 1 && l->size >= FFT_HELD)
+    if (fixed && f->valid && (f->flags & (FFT_LOAD | FFT_TABLE_IN)) == FFT_LOAD_MERGE && l->subs > 1 &&
+        l->size >= FFT_HELD)
         q.flags |= FFT_PAIRED;
     q.lines = fft_together(e, &q, fixed);
-    q.offset_a = set_input(e, 1, f->in);
-    q.offset_d = set_output(e, 0, f->out);
-    if (f->first) q.offset_first = set_input(e, 2, f->first);
-    if (f->last) q.offset_last = set_input(e, 3, f->last);
+    q.offset_a = set_input(e, SLOT_fft_a, f->in);    /* the same in all kernels of the family */
+    q.offset_d = set_output(e, SLOT_fft_d, f->out);
+    if (f->first) q.offset_first = set_input(e, SLOT_fft_first, f->first);
+    if (f->last) q.offset_last = set_input(e, SLOT_fft_last, f->last);
     fft_whole_pairs(&q, f);
     q.flags |= fft_access(&q, f);
     if (fixed) fft_constant_length(e, &q);
-    else KERNEL(e, K_FFT, fft_threads(d), fft_plain_room(d));
-    set_bytes(e, &q, sizeof q);
+    else USE(e, fft, &q, .threads = fft_threads(d), .room = fft_plain_room(d), .size = 1, .lines = 1, .subs = 1,
+             .inner = 1);
     groups = q.flags & FFT_PAIRED ? ceil_div(f->rows * pairs, q.lines / 2) : ceil_div(q.ids, q.lines);
     if (q.flags & FFT_AHEAD) groups = ceil_div(groups, ceil_div(groups, 2 * d->tuning->processors));
     dispatch_groups(e, groups);
@@ -13818,7 +14744,8 @@ static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct f
     }
 }
 
-/* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles between. */
+/* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles
+ * between. */
 static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
     uint32_t p[FFT_STEPS] = { 0 }, room = fft_room(e), rest, more;
@@ -13828,7 +14755,10 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     struct array *between;
     if (!count) count = fft_cut(n, room, merge, split, p);
     if (count == 1) { fft_step(e, f, &(struct fft_lines){ n, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true); return; }
-    if (!count) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n); return; }
+    if (!count) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n);
+        return;
+    }
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
     if (!between) return;
     part.out = between;
@@ -13845,7 +14775,8 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     fft_between(part.row_a, &part.step_a, f, n);
     part.len = part.valid = n;
     part.flags = FFT_TURN | more;
-    if (count == 3) fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
+    if (count == 3)
+        fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
     part.out = f->out;
     part.last = f->last;
     part.flags = (f->flags & ~(uint32_t)FFT_OF_LOAD) | more;
@@ -13855,7 +14786,8 @@ static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
     part.step_d = f->step_d;
     /* neighbouring lines write neighbouring elements */
     if (count == 2) fft_step(e, &part, &(struct fft_lines){ p[1], p[0], p[0], 0, p[1], 1, 0, 1, p[0], 0 }, true);
-    else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[0], p[2], rest, 1, p[0], 1, p[0] * p[1], 0 }, true);
+    else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[0], p[2], rest, 1, p[0], 1, p[0] * p[1], 0 },
+                  true);
     array_release(between);
 }
 
@@ -13878,29 +14810,34 @@ static bool fft_fused(const struct encoder *e, const struct fft *f, uint32_t m)
     const struct device *d = e->device;
     if (!f->valid || !fft_constant(d, f->rows, m, m)) return false;
     if (m <= fft_room(e)) return true;
-    return fft_many_groups(d, f->rows) && 4 * fft_pitch(m, 1) <= d->caps.shared_memory && m <= FFT_HELD * d->caps.max_threads;
+    return fft_many_groups(d, f->rows) && 4 * fft_pitch(m, 1) <= d->caps.shared_memory &&
+        m <= FFT_HELD * d->caps.max_threads;
 }
 
-/* Any length, as a convolution with a chirp: x w, transformed, times the chirp's transform, transformed back, times w. */
+/* Any length, as a convolution with a chirp: x w, transformed, times the chirp's transform, transformed back, times
+ * w. */
 static void fft_bluestein(struct encoder *e, const struct fft *f)
 {
-    uint32_t n = f->len, m = fft_convolved(n), push[4] = { n, m, 0, 0 };
+    uint32_t n = f->len, m = fft_convolved(n);
+    struct fft_chirp_push push = { .n = n, .room = m };
     bool fused = fft_fused(e, f, m);
-    struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64), *spectrum = scratch(e, m, MLXVK_COMPLEX64);
+    struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64),
+        *spectrum = scratch(e, m, MLXVK_COMPLEX64);
     struct array *product = fused ? NULL : scratch(e, (size_t)f->rows * m, MLXVK_COMPLEX64);
-    struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1, .step_a = 1, .step_d = 1,
+    struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1,
+                       .step_a = 1, .step_d = 1,
                        .scale = 1 }, there = *f, back = *f;
     if (!e->code) {
-        push[2] = set_output(e, 0, w);
-        push[3] = set_output(e, 1, chirp);
-        KERNEL(e, K_FFT_CHIRP, 256);
-        set_bytes(e, push, sizeof push);
+        push.offset_w = set_output(e, SLOT_fft_chirp_w, w);
+        push.offset_b = set_output(e, SLOT_fft_chirp_b, chirp);
+        USE(e, fft_chirp, &push, .threads = 256);
         dispatch_groups(e, ceil_div(m, 256));
         fft_rows(e, &one, m);
         there.first = back.last = w;
         there.last = spectrum;
         there.flags = (f->flags & FFT_OF_LOAD) | FFT_TABLE_IN | FFT_TABLE_OUT;
-        back.flags = (f->flags & FFT_STORE) | FFT_SWAP_IN | FFT_SWAP_OUT | FFT_TABLE_OUT | (f->flags & FFT_SWAP_OUT ? FFT_SWAP_LAST : 0);
+        back.flags = (f->flags & FFT_STORE) | FFT_SWAP_IN | FFT_SWAP_OUT | FFT_TABLE_OUT | (f->flags & FFT_SWAP_OUT
+            ? FFT_SWAP_LAST : 0);
         back.scale = f->scale / (float)m;
     }
     if (!e->code && fused) {
@@ -13928,7 +14865,8 @@ static void fft_any(struct encoder *e, const struct fft *f)
     else fft_bluestein(e, f);
 }
 
-/* Real rows of even length: the transform of their pairs, in its last step with what makes a half spectrum of it, or before that. */
+/* Real rows of even length: the transform of their pairs, in its last step with what makes a half spectrum of it, or
+ * before that. */
 static void fft_pairs(struct encoder *e, const struct fft *f)
 {
     uint32_t n = f->len, chunk = min_u32(n + 1, fft_room(e));
@@ -13952,7 +14890,8 @@ static void fft_pairs(struct encoder *e, const struct fft *f)
     fft_between(part.row_a, &part.step_a, f, n);
     part.flags = FFT_LOAD_SPLIT;
     part.valid = n;
-    fft_step(e, &part, &(struct fft_lines){ chunk, ceil_div(n + 1, chunk), ceil_div(n + 1, chunk), 0, chunk, 1, 0, chunk, 1, 0 }, false);
+    fft_step(e, &part, &(struct fft_lines){ chunk, ceil_div(n + 1, chunk), ceil_div(n + 1, chunk), 0, chunk, 1, 0,
+                                            chunk, 1, 0 }, false);
     array_release(between);
 }
 
@@ -13983,7 +14922,8 @@ static void fft_whole(struct encoder *e, const struct fft_params *p, struct arra
 {
     bool even = p->n % 2 == 0, real = is_float(in->dtype);
     struct array packed = *out, *copy = NULL, *room = fits_binding(e->device, out) ? NULL : pack(e, out, &packed);
-    struct fft f = { .in = in, .out = &packed, .len = (uint32_t)p->n, .valid = (uint32_t)in->shape[p->axis], .limit = (uint32_t)out->shape[p->axis],
+    struct fft f = { .in = in, .out = &packed, .len = (uint32_t)p->n, .valid = (uint32_t)in->shape[p->axis],
+                     .limit = (uint32_t)out->shape[p->axis],
                      .scale = p->scale };
     if (!fits_binding(e->device, in) || !fft_layout(&f, p->axis)) {
         copy = f.in = rows_of(e, in);
@@ -14009,7 +14949,8 @@ static void fft_whole(struct encoder *e, const struct fft_params *p, struct arra
 /* Halves rows where operands cannot be bound whole, or what lies between steps would be too large. */
 static void fft_split(struct encoder *e, const struct fft_params *p, struct array *in, struct array *out)
 {
-    size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len, rows = out->size / (size_t)out->shape[p->axis];
+    size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len,
+        rows = out->size / (size_t)out->shape[p->axis];
     struct array part[2] = { *in, *out }, *pair[2] = { in, out };
     int axis = -1, half;
     bool small;
@@ -14036,26 +14977,32 @@ static void lower_fft(struct encoder *e, const struct node *n) { fft_split(e, &n
 
 enum { FFT_LONGEST = 1 << 26 };
 
-/* Transforms one axis to a length of n, cutting or padding with zeros; of a half spectrum n is the length of the real result. */
-static struct array *fft_axis(struct call *c, struct array *a, int axis, int n, enum fft_kind kind, bool inverse, double scale)
+/* Transforms one axis to a length of n, cutting or padding with zeros; of a half spectrum n is the length of the
+ * real result. */
+static struct array *fft_axis(struct call *c, struct array *a, int axis, int n, enum fft_kind kind, bool inverse,
+                              double scale)
 {
     int shape[MAXD];
     struct array *out;
     if (c->code || !a) return NULL;
     if (n > FFT_LONGEST) return FAIL(c, MLXVK_ERROR_LIMIT, "a length of %d; at most %d", n, FFT_LONGEST);
-    if (!is_complex(a->dtype) || kind == FFT_FROM_REAL) a = as_type(c, a, kind == FFT_TO_REAL ? MLXVK_COMPLEX64 : MLXVK_FLOAT32);
+    if (!is_complex(a->dtype) || kind == FFT_FROM_REAL)
+        a = as_type(c, a, kind == FFT_TO_REAL ? MLXVK_COMPLEX64 : MLXVK_FLOAT32);
     if (c->code || !a) return NULL;
     memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
     shape[axis] = kind == FFT_FROM_REAL ? n / 2 + 1 : n;
     out = output(c, a->ndim, shape, kind == FFT_TO_REAL ? MLXVK_FLOAT32 : MLXVK_COMPLEX64);
-    append(c, OP_FFT, PARAMS(.fft = { (uint8_t)kind, (uint8_t)axis, inverse, n, (float)scale }), ARRAYS(a), ARRAYS(out));
+    append(c, OP_FFT, PARAMS(.fft = { (uint8_t)kind, (uint8_t)axis, inverse, n, (float)scale }), ARRAYS(a),
+           ARRAYS(out));
     return out;
 }
 
-/* Checked axes and lengths of a transform of several axes; without axes the last ones, without lengths the operand's. */
+/* Checked axes and lengths of a transform of several axes; without axes the last ones, without lengths the
+ * operand's. */
 struct fft_shape { int count, axis[MAXD], n[MAXD]; };
 
-static bool fft_axes(struct call *c, const struct array *a, const struct ints *n, const struct ints *axes, enum fft_kind kind,
+static bool fft_axes(struct call *c, const struct array *a, const struct ints *n, const struct ints *axes,
+                     enum fft_kind kind,
                      struct fft_shape *s)
 {
     uint32_t seen = 0;
@@ -14071,56 +15018,69 @@ static bool fft_axes(struct call *c, const struct array *a, const struct ints *n
         if (axis < 0) return false;
         if (seen >> axis & 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d is there twice", axis), false;
         seen |= 1u << axis;
-        s->n[i] = n->count ? n->values[i] : halved ? length_of(c, a, 2 * (uint64_t)max_size((size_t)a->shape[axis], 1) - 2) : a->shape[axis];
+        s->n[i] = n->count ? n->values[i] : halved ? length_of(c, a, 2 * (uint64_t)max_size((size_t)a->shape[axis],
+            1) - 2) : a->shape[axis];
         if (c->code) return false;
-        if (s->n[i] < 1) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a length of %d along axis %d of %s", s->n[i], axis, TEXT(a)), false;
+        if (s->n[i] < 1)
+            return FAIL(c, MLXVK_ERROR_ARGUMENT, "a length of %d along axis %d of %s", s->n[i], axis, TEXT(a)), false;
     }
     return true;
 }
 
-/* Transforms over several axes. Of real transforms the last axis has the half spectrum, and is done first or last. The whole
- * scale is applied with the last one. */
-static struct array *do_fft(struct call *c, struct array *a, struct ints n, struct ints axes, enum fft_kind kind, bool inverse, int norm)
+/* Transforms over several axes. Of real transforms the last axis has the half spectrum, and is done first or last.
+ * The whole scale is applied with the last one. */
+static struct array *do_fft(struct call *c, struct array *a, struct ints n, struct ints axes, enum fft_kind kind,
+                            bool inverse, int norm)
 {
     struct fft_shape s;
     double size = 1, scale;
     if (!fft_axes(c, a, &n, &axes, kind, &s)) return NULL;
     for (int i = 0; i < s.count; i++) size *= s.n[i];
-    if (norm < MLXVK_FFT_NORM_BACKWARD || norm > MLXVK_FFT_NORM_FORWARD) return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d is no norm", norm);
+    if (norm < MLXVK_FFT_NORM_BACKWARD || norm > MLXVK_FFT_NORM_FORWARD)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "%d is no norm", norm);
     scale = norm == MLXVK_FFT_NORM_ORTHO ? 1 / sqrt(size) : (norm == MLXVK_FFT_NORM_FORWARD) != inverse ? 1 / size : 1;
     for (int k = 0; k < s.count; k++) {
         int i = inverse ? k : s.count - 1 - k;
-        a = fft_axis(c, a, s.axis[i], s.n[i], i == s.count - 1 ? kind : FFT_COMPLEX, inverse, k == s.count - 1 ? scale : 1);
+        a = fft_axis(c, a, s.axis[i], s.n[i], i == s.count - 1 ? kind : FFT_COMPLEX, inverse, k == s.count - 1 ? scale
+                     : 1);
     }
     return a;
 }
 
-/* Name, what it transforms, inverse: one axis, two, several. */
-#define FFT_FUNCTIONS(X)                                                                                              \
-    X(fft, FFT_COMPLEX, false) X(ifft, FFT_COMPLEX, true) X(rfft, FFT_FROM_REAL, false) X(irfft, FFT_TO_REAL, true)
-#define SEVERAL(name, kind, inverse)                                                                                  \
-    int mlxvk_fft_##name(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,         \
-                         mlxvk_fft_norm norm, mlxvk_stream s)                                                         \
-    {                                                                                                                 \
-        struct call c = begin("fft_" #name, s);                                                                       \
-        struct array *x = input(&c, "a", a);                                                                          \
-        return finish(&c, do_fft(&c, x, (struct ints){ n, n_num }, (struct ints){ axes, axes_num }, kind, inverse, (int)norm), res); \
+static int fft_call(const char *name, mlxvk_array *res, mlxvk_array a, struct ints n, struct ints axes,
+                    enum fft_kind kind, bool inverse, mlxvk_fft_norm norm, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, do_fft(&c, x, n, axes, kind, inverse, (int)norm), res);
+}
+
+/* The functions of one axis, two, several; what they transform; inverse? */
+#define SEVERAL(name, kind, inverse) \
+    int name(mlxvk_array *res, mlxvk_array a, const int *n, size_t count, const int *axes, size_t axis_count, \
+             mlxvk_fft_norm norm, mlxvk_stream s) \
+    { \
+        struct ints lengths = { n, count }, along = { axes, axis_count }; \
+        return fft_call(CALLED(name), res, a, lengths, along, kind, inverse, norm, s); \
     }
-#define X(name, kind, inverse)                                                                                        \
-    int mlxvk_fft_##name(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s)       \
-    {                                                                                                                 \
-        struct call c = begin("fft_" #name, s);                                                                       \
-        struct array *x = input(&c, "a", a);                                                                          \
-        return finish(&c, do_fft(&c, x, (struct ints){ &n, 1 }, (struct ints){ &axis, 1 }, kind, inverse, (int)norm), res); \
-    }                                                                                                                 \
-    SEVERAL(name##2, kind, inverse)                                                                                   \
-    SEVERAL(name##n, kind, inverse)
-FFT_FUNCTIONS(X)
+#define X(one, two, several, kind, inverse) \
+    int one(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s) \
+    { \
+        struct ints length = { &n, 1 }, along = { &axis, 1 }; \
+        return fft_call(CALLED(one), res, a, length, along, kind, inverse, norm, s); \
+    } \
+    SEVERAL(two, kind, inverse) \
+    SEVERAL(several, kind, inverse)
+X(mlxvk_fft_fft, mlxvk_fft_fft2, mlxvk_fft_fftn, FFT_COMPLEX, false)
+X(mlxvk_fft_ifft, mlxvk_fft_ifft2, mlxvk_fft_ifftn, FFT_COMPLEX, true)
+X(mlxvk_fft_rfft, mlxvk_fft_rfft2, mlxvk_fft_rfftn, FFT_FROM_REAL, false)
+X(mlxvk_fft_irfft, mlxvk_fft_irfft2, mlxvk_fft_irfftn, FFT_TO_REAL, true)
 #undef X
 #undef SEVERAL
 
 /* Rolls axes by half their length, forward (up) or back (down). */
-static int fft_shift(mlxvk_array *res, const char *name, mlxvk_array a, const int *axes, size_t axes_num, bool back, mlxvk_stream s)
+static int fft_shift(mlxvk_array *res, const char *name, mlxvk_array a, const int *axes, size_t axes_num, bool back,
+                     mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a);
@@ -14169,14 +15129,16 @@ int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
 
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */
 
-/* A chain is some element-by-element operations with results of one shape that read each other's results: one kernel, made
- * for it, keeps what only the chain wants in registers. Its main is written here word by word: loads, calls, stores. What it
- * calls is copied from the module of shaders/chain.comp, so that each step computes, and rounds, what its own kernel would. What
- * a step hands on is combined with a zero that only the push constants tell: a compiler that knew where it came from (from bool,
- * say, or from a product) would rearrange the next step. Another zero goes into second operands, for x - x is not 0 where x is
- * NaN, as it knows only while it takes the two for different numbers. */
+/* A chain is some element-by-element operations with results of one shape that read each other's results: one
+ * kernel, made for it, keeps what only the chain wants in registers. Its main is written here word by word: loads,
+ * calls, stores. What it calls is copied from the module of shaders/chain.comp, so that each step computes, and
+ * rounds, what its own kernel would. What a step hands on is combined with a zero that only the push constants tell:
+ * a compiler that knew where it came from (from bool, say, or from a product) would rearrange the next step. Another
+ * zero goes into second operands, for x - x is not 0 where x is NaN, as it knows only while it takes the two for
+ * different numbers. */
 
-enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3, CHAINS_MOST = 1024,
+enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3,
+       CHAINS_MOST = 1024,
        CHAIN_BUCKETS = 256, CHAIN_KEY = 4 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
 
 /* In the order of main in shaders/chain.comp. */
@@ -14184,15 +15146,17 @@ enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PU
     X(thread_index) X(convert) X(choose) X(byte_of) X(half_of) X(join_bytes) X(join_halves)
 #define CHAIN_REAL_UNARY(X)                                                                                           \
     X(square) X(floor) X(ceil) X(round) X(sqrt) X(rsqrt) X(reciprocal) X(exp) X(expm1) X(log) X(log2) X(log10) \
-    X(log1p) X(sin) X(cos) X(tan) X(sinh) X(cosh) X(tanh) X(arcsin) X(arccos) X(arctan) X(arcsinh) X(arccosh) X(arctanh) X(erf) \
-    X(erfinv) X(sigmoid) X(degrees) X(radians) X(isnan) X(isinf) X(isfinite) X(isposinf) X(isneginf) X(abs) X(negative) X(sign)
+    X(log1p) X(sin) X(cos) X(tan) X(sinh) X(cosh) X(tanh) X(arcsin) X(arccos) X(arctan) X(arcsinh) X(arccosh) \
+    X(arctanh) X(erf) X(erfinv) X(sigmoid) X(degrees) X(radians) X(isnan) X(isinf) X(isfinite) X(isposinf) X(isneginf) \
+    X(abs) X(negative) X(sign)
 #define CHAIN_REAL_BINARY(X)                                                                                          \
-    X(add) X(subtract) X(multiply) X(divide) X(floor_divide) X(floor_quotient) X(remainder) X(power) X(logaddexp) X(arctan2) \
-    X(maximum) X(minimum) X(equal) X(not_equal) X(greater) X(greater_equal) X(less) X(less_equal) X(nan_equal)
+    X(add) X(subtract) X(multiply) X(divide) X(floor_divide) X(floor_quotient) X(remainder) X(power) X(logaddexp) \
+    X(arctan2) X(maximum) X(minimum) X(equal) X(not_equal) X(greater) X(greater_equal) X(less) X(less_equal) \
+    X(nan_equal)
 #define CHAIN_INTEGER_UNARY(X) X(abs) X(negative) X(sign) X(square) X(logical_not) X(bitwise_invert)
 #define CHAIN_INTEGER_BINARY(X)                                                                                       \
-    X(add) X(subtract) X(multiply) X(maximum) X(minimum) X(bitwise_and) X(bitwise_or) X(bitwise_xor) X(logical_and) X(logical_or) \
-    X(equal) X(not_equal) X(greater) X(greater_equal) X(less) X(less_equal) X(nan_equal)
+    X(add) X(subtract) X(multiply) X(maximum) X(minimum) X(bitwise_and) X(bitwise_or) X(bitwise_xor) X(logical_and) \
+    X(logical_or) X(equal) X(not_equal) X(greater) X(greater_equal) X(less) X(less_equal) X(nan_equal)
 
 enum chain_function {
 #define X(name) CHAIN_##name,
@@ -14229,8 +15193,8 @@ static const uint8_t chain_binary[B_COUNT][2] = {
 #undef X
 };
 
-/* How an operand's elements are found: beside the result's; the same one always; in the push constants; by strides: each by its
- * own, four in a row, or one for four. */
+/* How an operand's elements are found: beside the result's; the same one always; in the push constants; by strides:
+ * each by its own, four in a row, or one for four. */
 enum walk { WALK_FLAT, WALK_ONE, WALK_LITERAL, WALK_STRIDED, WALK_FOUR, WALK_SAME };
 
 struct chain_step {
@@ -14263,6 +15227,7 @@ static void free_chains(struct device *d)
         for (struct chain_entry *c = d->chains[i], *next; c; c = next) {
             next = c->next;
             d->vk.vkDestroyPipeline(d->handle, c->pipeline.handle, NULL);
+            host_free(d, c->pipeline.words.items);
             host_free(d, c);
         }
     host_free(d, d->chains);
@@ -14286,10 +15251,12 @@ static int chain_function_of(const struct node *n)
     if (n->op != OP_ELEMENTWISE) return -1;
     x = n->in[n->inputs - 1];
     if (item_size(x) > 4 || item_size(n->out[0]) > 4) return -1;
-    if (p->kernel == K_COPY) return x->dtype == n->out[0]->dtype && walk_of(x) >= WALK_STRIDED ? -1 : CHAIN_convert;   /* by tiles */
+    /* by tiles */
+    if (p->kernel == K_COPY) return x->dtype == n->out[0]->dtype && walk_of(x) >= WALK_STRIDED ? -1 : CHAIN_convert;
     if (p->kernel == K_SELECT) return CHAIN_choose;
     if (p->kernel != K_UNARY && p->kernel != K_BINARY) return -1;
-    function = p->kernel == K_UNARY ? chain_unary[p->op][!is_float(x->dtype)] : chain_binary[p->op][!is_float(x->dtype)];
+    function = p->kernel == K_UNARY ? chain_unary[p->op][!is_float(x->dtype)]
+        : chain_binary[p->op][!is_float(x->dtype)];
     return function ? function : -1;
 }
 
@@ -14297,7 +15264,8 @@ static int chain_function_of(const struct node *n)
 static bool chain_takes(const struct node *n)
 {
     const struct array *out = n->out[0];
-    if (n->done || chain_function_of(n) < 0 || !out->row || out->offset || out->storage->writers != 1 || out->storage->buffer ||
+    if (n->done || chain_function_of(n) < 0 || !out->row || out->offset || out->storage->writers != 1 ||
+        out->storage->buffer ||
         out->storage->literal || out->storage->nbytes != array_bytes(out) || out->size > INT32_MAX) return false;
     for (int i = 0; i < n->inputs; i++) if (n->in[i]->storage->failed || n->in[i]->ndim != out->ndim) return false;
     return true;
@@ -14330,7 +15298,8 @@ static bool chain_add(struct chain *c, const struct node *n)
 {
     struct chain_step *step = &c->step[c->steps];
     if (c->steps == CHAIN_STEPS) return false;
-    *step = (struct chain_step){ .out = n->out[0], .function = (uint8_t)chain_function_of(n), .from = (uint8_t)n->in[n->inputs - 1]->dtype,
+    *step = (struct chain_step){ .out = n->out[0], .function = (uint8_t)chain_function_of(n),
+                                 .from = (uint8_t)n->in[n->inputs - 1]->dtype,
                                  .to = (uint8_t)n->out[0]->dtype, .inputs = n->inputs };
     for (int i = 0; i < n->inputs; i++) {
         int k = chain_operand(c, n->in[i]);
@@ -14369,7 +15338,8 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
     uint32_t n = 0;
     key[n++] = (uint32_t)c->steps | (uint32_t)c->operands << 8 | (uint32_t)walks << 16;
     if (walks) key[n++] = (uint32_t)c->four | (uint32_t)c->leftover << 1 | (uint32_t)c->dims.ndim << 8;
-    for (int i = 0; i < c->operands; i++) key[n++] = (uint32_t)c->operand[i]->dtype | (walks ? (uint32_t)c->walk[i] << 8 : 0);
+    for (int i = 0; i < c->operands; i++)
+        key[n++] = (uint32_t)c->operand[i]->dtype | (walks ? (uint32_t)c->walk[i] << 8 : 0);
     for (int i = 0; i < c->steps; i++) {
         const struct chain_step *s = &c->step[i];
         key[n++] = (uint32_t)s->function | (uint32_t)s->from << 8 | (uint32_t)s->to << 16 | (uint32_t)s->wanted << 24;
@@ -14382,7 +15352,8 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
 
 enum { SPIRV_NAME_FIRST = 3, SPIRV_NAME_LAST = 8, SPIRV_TYPE_VECTOR = 23,
        SPIRV_TYPE_ARRAY = 28, SPIRV_TYPE_STRUCT = 30, SPIRV_MEMBER_DECORATE = 72, SPIRV_COMPOSITE_CONSTRUCT = 80,
-       SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ADD = 128, SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134, SPIRV_SELECT = 169,
+       SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ADD = 128, SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134,
+           SPIRV_SELECT = 169,
        SPIRV_U_LESS = 176, SPIRV_XOR = 198, SPIRV_MERGE = 247, SPIRV_LAST_BRANCH = 255 };
 /* Decorations; a storage class */
 enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_OFFSET = 35, SPIRV_PUSH_CONSTANT = 9 };
@@ -14394,9 +15365,8 @@ enum { VIEW_BYTE, VIEW_HALF, VIEW_WORD, VIEW_PAIR, VIEW_QUAD, VIEWS };
 
 struct writer {
     struct device *device;
-    struct { uint32_t *words, count, slots; } part[PARTS];
-    const uint32_t *library;
-    uint32_t library_words, declarations, functions; /* where they begin */
+    struct list part[PARTS];                         /* of words */
+    const uint32_t *library, *declarations, *functions, *library_end;   /* of chain.comp: where they begin */
     uint32_t bound, main, function[CHAIN_FUNCTION_COUNT];
     bool called[CHAIN_FUNCTION_COUNT], failed;
     uint32_t uint_type, bool_type, push, index;
@@ -14407,22 +15377,9 @@ struct writer {
 
 static void put_words(struct writer *m, int part, const uint32_t *words, uint32_t n)
 {
-    uint32_t count = m->part[part].count, slots = m->part[part].slots;
-    if (!m->failed && count + n > slots) {
-        uint32_t *grown;
-        while (slots < count + n) slots = slots ? 2 * slots : 1024;
-        grown = host_alloc(m->device, slots * sizeof *grown);
-        m->failed = !grown;
-        if (grown && count) memcpy(grown, m->part[part].words, count * sizeof *grown);
-        if (grown) {
-            host_free(m->device, m->part[part].words);
-            m->part[part].words = grown;
-            m->part[part].slots = slots;
-        }
-    }
-    if (m->failed) return;
-    memcpy(m->part[part].words + count, words, n * sizeof *words);
-    m->part[part].count += n;
+    uint32_t *to = m->failed || !n ? NULL : list_add(m->device, &m->part[part], sizeof *to, n);
+    if (to) memcpy(to, words, n * sizeof *words);
+    else m->failed = m->failed || n;
 }
 
 #define PUT(m, part, op, ...) put(m, part, op, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
@@ -14437,23 +15394,29 @@ static void put(struct writer *m, int part, uint32_t op, const uint32_t *words, 
 #define TYPE(m, op, ...) declare(m, op, 0, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
 static uint32_t declare(struct writer *m, uint32_t op, uint32_t type, const uint32_t *words, uint32_t n)
 {
-    uint32_t head = (type ? 2 : 1), first = (head + 1 + n) << 16 | op, line[8] = { first, type };
-    for (int pass = 0; pass < 2; pass++) {
-        const uint32_t *w = pass ? m->part[PART_DECLARE].words : m->library + m->declarations;
-        const uint32_t *end = w ? w + (pass ? m->part[PART_DECLARE].count : m->functions - m->declarations) : w;
-        for (; w < end; w += *w >> 16)
-            if (*w == first && (!type || w[1] == type) && (!n || !memcmp(w + head + 1, words, n * sizeof *words))) return w[head];
+    const struct list *own = &m->part[PART_DECLARE];
+    uint32_t head = type ? 1 : 0, line[8] = { (head + 2 + n) << 16 | op, type };
+    for (int pass = 0; pass < (own->count ? 2 : 1); pass++) {
+        struct spirv_instruction i = pass ? spirv_between(own->items, ITEM(*own, uint32_t, own->count))
+                                          : spirv_between(m->declarations, m->functions);
+        while (spirv_next(&i))
+            if (i.op == op && i.n == head + 1 + n && (!type || i.w[0] == type) &&
+                (!n || !memcmp(i.operands + head + 1, words, n * sizeof *words))) return i.w[head];
     }
-    line[head] = m->bound++;
-    if (n) memcpy(line + head + 1, words, n * sizeof *words);
-    put_words(m, PART_DECLARE, line, head + 1 + n);
-    return line[head];
+    line[head + 1] = m->bound++;
+    if (n) memcpy(line + head + 2, words, n * sizeof *words);
+    put_words(m, PART_DECLARE, line, head + 2 + n);
+    return line[head + 1];
 }
 
-static uint32_t constant_word(struct writer *m, uint32_t value) { return declare(m, SPIRV_CONSTANT, m->uint_type, &value, 1); }
+static uint32_t constant_word(struct writer *m, uint32_t value)
+{
+    return declare(m, SPIRV_CONSTANT, m->uint_type, &value, 1);
+}
 
 /* An instruction of main with a result. */
-#define VALUE(m, op, type, ...) put_value(m, op, type, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
+#define VALUE(m, op, type, ...) \
+    put_value(m, op, type, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
 static uint32_t put_value(struct writer *m, uint32_t op, uint32_t type, const uint32_t *words, uint32_t n)
 {
     uint32_t head[3] = { (n + 3) << 16 | op, type, m->bound++ };
@@ -14499,7 +15462,8 @@ static uint32_t view_of_binding(struct writer *m, uint32_t slot, int view)
     uint32_t array, variable = m->view[slot][view];
     if (variable) return variable;
     if (!m->view_type[view])
-        m->view_type[view] = view < VIEW_WORD ? TYPE(m, SPIRV_TYPE_INT, view == VIEW_BYTE ? 8 : 16, 0) : view == VIEW_WORD ? m->uint_type
+        m->view_type[view] = view < VIEW_WORD ? TYPE(m, SPIRV_TYPE_INT, view == VIEW_BYTE ? 8 : 16, 0) : view ==
+            VIEW_WORD ? m->uint_type
                            : TYPE(m, SPIRV_TYPE_VECTOR, m->uint_type, view == VIEW_PAIR ? 2 : 4);
     array = m->bound++;
     PUT(m, PART_DECLARE, SPIRV_TYPE_RUNTIME_ARRAY, array, m->view_type[view]);
@@ -14512,11 +15476,15 @@ static uint32_t view_of_binding(struct writer *m, uint32_t slot, int view)
 
 static uint32_t element(struct writer *m, uint32_t slot, int view, uint32_t index)
 {
-    uint32_t variable = view_of_binding(m, slot, view), pointer = TYPE(m, SPIRV_TYPE_POINTER, SPIRV_STORAGE_BUFFER, m->view_type[view]);
+    uint32_t variable = view_of_binding(m, slot, view), pointer = TYPE(m, SPIRV_TYPE_POINTER, SPIRV_STORAGE_BUFFER,
+        m->view_type[view]);
     return VALUE(m, SPIRV_ACCESS_CHAIN, pointer, variable, constant_word(m, 0), index);
 }
 
-static int view_of_type(int dtype) { return dtypes[dtype].size == 1 ? VIEW_BYTE : dtypes[dtype].size == 2 ? VIEW_HALF : VIEW_WORD; }
+static int view_of_type(int dtype)
+{
+    return dtypes[dtype].size == 1 ? VIEW_BYTE : dtypes[dtype].size == 2 ? VIEW_HALF : VIEW_WORD;
+}
 
 static uint32_t load_one(struct writer *m, uint32_t slot, int dtype, uint32_t index)
 {
@@ -14629,7 +15597,8 @@ static void load_others(struct writer *m, const struct chain *c, uint32_t i)
         }
         place = WORD(m, SPIRV_ADD, word, at[strided]);
         inner = strides + ++strided * (uint32_t)c->dims.ndim - 1;
-        if (c->walk[k] == WALK_FOUR) load_four(m, c->slot[k], dtype, WORD(m, SPIRV_SHIFT_RIGHT, place, constant_word(m, 2)), v);
+        if (c->walk[k] == WALK_FOUR)
+            load_four(m, c->slot[k], dtype, WORD(m, SPIRV_SHIFT_RIGHT, place, constant_word(m, 2)), v);
         else v[0] = v[1] = v[2] = v[3] = load_one(m, c->slot[k], dtype, place);
         for (int j = 1; j < 4 && c->four && c->walk[k] == WALK_STRIDED; j++) {
             place = WORD(m, SPIRV_ADD, place, push_word(m, inner));
@@ -14663,7 +15632,8 @@ static void put_steps(struct writer *m, const struct chain *c)
             words[n++] = constant_word(m, s->from);
             words[n++] = constant_word(m, s->to);
             m->value[CHAIN_OPERANDS + k][j] = put_value(m, SPIRV_CALL, m->uint_type, words, n);
-            if (k + 1 < c->steps) m->value[CHAIN_OPERANDS + k][j] = WORD(m, SPIRV_XOR, m->value[CHAIN_OPERANDS + k][j], zero);
+            if (k + 1 < c->steps)
+                m->value[CHAIN_OPERANDS + k][j] = WORD(m, SPIRV_XOR, m->value[CHAIN_OPERANDS + k][j], zero);
         }
 }
 
@@ -14734,25 +15704,26 @@ static void put_main(struct writer *m, const struct chain *c)
 
 /* ---- what is taken from the library ---- */
 
-static bool has_result(uint32_t op)
+static bool has_result(const struct spirv_instruction *i)
 {
-    return op != SPIRV_STORE && op != SPIRV_FUNCTION_END && !(op >= SPIRV_LOOP_MERGE && op <= SPIRV_LAST_BRANCH);
+    return i->n > 1 && i->op != SPIRV_STORE && !(i->op >= SPIRV_LOOP_MERGE && i->op <= SPIRV_LAST_BRANCH);
 }
 
 /* Finds the sections of the module of chain.comp, and its functions by the order of main's calls. */
 static void open_library(struct writer *m)
 {
-    const uint32_t *w = m->library;
+    struct spirv_instruction i;
     uint32_t entry = 0, current = 0, n = 0;
-    for (uint32_t at = 5; at < m->library_words; at += w[at] >> 16) {
-        uint32_t op = w[at] & 0xffff;
-        if (op == SPIRV_ENTRY_POINT) entry = w[at + 2];
-        if (op >= SPIRV_TYPE_VOID && op < SPIRV_FUNCTION && !m->declarations) m->declarations = at;
-        if (op == SPIRV_FUNCTION && !m->functions) m->functions = at;
-        if (op == SPIRV_FUNCTION) current = w[at + 2];
-        if (op == SPIRV_CALL && current == entry && n < CHAIN_FUNCTION_COUNT) m->function[n++] = w[at + 3];
+    m->library = mlxvk_spv_chain;
+    m->library_end = m->library + sizeof mlxvk_spv_chain / sizeof *m->library;
+    for (i = spirv_open(m->library, sizeof mlxvk_spv_chain / sizeof *m->library); spirv_next(&i);) {
+        if (i.op == SPIRV_ENTRY_POINT) entry = i.w[1];
+        if (i.op >= SPIRV_TYPE_VOID && i.op < SPIRV_FUNCTION && !m->declarations) m->declarations = i.operands - 1;
+        if (i.op == SPIRV_FUNCTION && !m->functions) m->functions = i.operands - 1;
+        if (i.op == SPIRV_FUNCTION) current = i.w[1];
+        if (i.op == SPIRV_CALL && current == entry && n < CHAIN_FUNCTION_COUNT) m->function[n++] = i.w[2];
     }
-    m->bound = w[3];
+    m->bound = m->library[SPIRV_BOUND];
     m->uint_type = TYPE(m, SPIRV_TYPE_INT, 32, 0);
     m->bool_type = declare(m, SPIRV_TYPE_BOOL, 0, NULL, 0);
 }
@@ -14760,89 +15731,81 @@ static void open_library(struct writer *m)
 /* Marks in `used` (by id) the functions that are called, by main or by each other, and, as 2, what others define. */
 static void mark_functions(const struct writer *m, uint8_t *used)
 {
-    const uint32_t *w = m->library;
-    for (int i = 0; i < CHAIN_FUNCTION_COUNT; i++) if (m->called[i]) used[m->function[i]] = 1;
+    struct spirv_instruction i;
+    bool inside = false;
+    for (int k = 0; k < CHAIN_FUNCTION_COUNT; k++) if (m->called[k]) used[m->function[k]] = 1;
     for (bool more = true; more;) {
-        bool inside = false;
         more = false;
-        for (uint32_t at = m->functions; at < m->library_words; at += w[at] >> 16) {
-            uint32_t op = w[at] & 0xffff;
-            if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
-            if (inside && op == SPIRV_CALL && !used[w[at + 3]]) used[w[at + 3]] = more = true;
+        for (i = spirv_between(m->functions, m->library_end); spirv_next(&i);) {
+            if (i.op == SPIRV_FUNCTION) inside = used[i.w[1]] == 1;
+            if (inside && i.op == SPIRV_CALL && !used[i.w[2]]) used[i.w[2]] = more = true;
         }
     }
-    for (uint32_t at = m->functions, inside = 0; at < m->library_words; at += w[at] >> 16) {
-        uint32_t op = w[at] & 0xffff;
-        if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
-        if (!inside && has_result(op) && w[at] >> 16 > 2 && !used[w[at + 2]]) used[w[at + 2]] = 2;
+    for (i = spirv_between(m->functions, m->library_end); spirv_next(&i);) {
+        if (i.op == SPIRV_FUNCTION) inside = used[i.w[1]] == 1;
+        if (!inside && has_result(&i) && !used[i.w[1]]) used[i.w[1]] = 2;
     }
 }
 
 /* Copies the library's functions that are used, and what they need. */
 static void copy_library(struct writer *m, const uint8_t *used)
 {
-    const uint32_t *w = m->library;
+    struct spirv_instruction i = spirv_open(m->library, (size_t)(m->library_end - m->library));
     bool inside = false;
-    for (uint32_t at = 5; at < m->library_words; at += w[at] >> 16) {
-        uint32_t op = w[at] & 0xffff, n = w[at] >> 16;
-        if (op == SPIRV_FUNCTION) inside = used[w[at + 2]] == 1;
-        if (at >= m->functions) { if (inside) put_words(m, PART_CODE, w + at, n); }
-        else if (op == SPIRV_ENTRY_POINT) {                  /* with the globals of this module beside its own */
-            uint32_t head[3] = { (n + m->globals) << 16 | op, w[at + 1], m->main };
+    while (spirv_next(&i)) {
+        const uint32_t *w = i.operands - 1;
+        if (i.op == SPIRV_FUNCTION) inside = used[i.w[1]] == 1;
+        if (w >= m->functions) { if (inside) put_words(m, PART_CODE, w, i.n + 1); }
+        else if (i.op == SPIRV_ENTRY_POINT) {                /* with the globals of this module beside its own */
+            uint32_t head[3] = { (i.n + 1 + m->globals) << 16 | i.op, i.w[0], m->main };
             put_words(m, PART_HEAD, head, 3);
-            put_words(m, PART_HEAD, w + at + 3, n - 3);
+            put_words(m, PART_HEAD, w + 3, i.n - 2);
             put_words(m, PART_HEAD, m->global, m->globals);
-        } else if (op == SPIRV_EXECUTION_MODE) {
-            put_words(m, PART_HEAD, (uint32_t[]){ w[at], m->main }, 2);
-            put_words(m, PART_HEAD, w + at + 2, n - 2);
-        } else if (op >= SPIRV_NAME_FIRST && op <= SPIRV_NAME_LAST) continue;
-        else if (op == SPIRV_DECORATE || op == SPIRV_MEMBER_DECORATE) { if (used[w[at + 1]] != 2) put_words(m, PART_DECORATE, w + at, n); }
-        else if (at < m->declarations) put_words(m, PART_HEAD, w + at, n);
+        } else if (i.op == SPIRV_EXECUTION_MODE) {
+            put_words(m, PART_HEAD, (uint32_t[]){ w[0], m->main }, 2);
+            put_words(m, PART_HEAD, w + 2, i.n - 1);
+        } else if (i.op >= SPIRV_NAME_FIRST && i.op <= SPIRV_NAME_LAST) continue;
+        else if (i.op == SPIRV_DECORATE || i.op == SPIRV_MEMBER_DECORATE) {
+            if (used[i.w[0]] != 2) put_words(m, PART_DECORATE, w, i.n + 1);
+        } else if (w < m->declarations) put_words(m, PART_HEAD, w, i.n + 1);
     }
 }
 
-/* All parts in one piece of memory; NULL without memory. */
-static uint32_t *join_parts(struct writer *m, uint32_t *count)
+/* All parts behind the first, and those let go. */
+static struct list join_parts(struct writer *m)
 {
-    uint32_t *all, n = 0, declared = m->functions - m->declarations;
-    *count = declared;
-    for (int i = 0; i < PARTS; i++) *count += m->part[i].count;
-    all = m->failed ? NULL : host_alloc(m->device, *count * sizeof *all);
-    for (int i = 0; i < PARTS; i++) {
-        if (all && i == PART_DECLARE) {
-            memcpy(all + n, m->library + m->declarations, declared * sizeof *all);
-            n += declared;
-        }
-        if (all && m->part[i].count) memcpy(all + n, m->part[i].words, m->part[i].count * sizeof *all);
-        n += m->part[i].count;
-        host_free(m->device, m->part[i].words);
+    struct list *head = &m->part[PART_HEAD];
+    for (int i = PART_DECORATE; i < PARTS; i++) {
+        struct list *part = &m->part[i];
+        if (i == PART_DECLARE) put_words(m, PART_HEAD, m->declarations, (uint32_t)(m->functions - m->declarations));
+        put_words(m, PART_HEAD, part->items, part->count);
+        host_free(m->device, part->items);
     }
-    if (all) all[3] = m->bound;
-    return all;
+    if (m->failed) { host_free(m->device, head->items); return (struct list){ 0 }; }
+    *ITEM(*head, uint32_t, SPIRV_BOUND) = m->bound;
+    return *head;
 }
 
-/* The module of a chain's kernel. */
-static uint32_t *write_chain(struct device *d, const struct chain *c, uint32_t *count)
+/* The module of a chain's kernel; without memory no words. */
+static struct list write_chain(struct device *d, const struct chain *c)
 {
     static const uint32_t capability[2] = { 4448, 4433 };   /* StorageBuffer8BitAccess, StorageBuffer16BitAccess */
     struct writer *m = host_zalloc(d, sizeof *m);
-    uint8_t *used = NULL;
-    uint32_t *all;
-    if (!m) return NULL;
+    struct list all = { 0 };
+    uint8_t *used;
+    if (!m) return all;
     m->device = d;
-    m->library = mlxvk_spv_chain;
-    m->library_words = sizeof mlxvk_spv_chain / 4;
     open_library(m);
     put_main(m, c);
-    put_words(m, PART_HEAD, m->library, 5);
+    put_words(m, PART_HEAD, m->library, SPIRV_HEADER);
     for (int i = 0; i < 2; i++) if (m->view_type[i]) PUT(m, PART_HEAD, SPIRV_CAPABILITY, capability[i]);
-    used = host_zalloc(d, m->library[3]);
+    used = host_zalloc(d, m->library[SPIRV_BOUND]);
     if (used) {
         mark_functions(m, used);
         copy_library(m, used);
     } else m->failed = true;
     host_free(d, used);
-    all = join_parts(m, count);
+    all = join_parts(m);
     host_free(d, m);
     return all;
 }
@@ -14877,35 +15840,29 @@ static bool chain_pays(struct stream *s, const struct chain *c)
     return pays;
 }
 
-static void dump_chain(const struct chain_entry *entry, const uint32_t *words, uint32_t count)
+static void dump_chain(const struct chain_entry *entry)
 {
+    const struct list *words = &entry->pipeline.words;
     char name[48];
     FILE *f;
     snprintf(name, sizeof name, "chain-%016llx.spv", (unsigned long long)entry->hash);
     f = fopen(name, "wb");
     if (!f) return;
-    fwrite(words, 4, count, f);
+    fwrite(words->items, sizeof(uint32_t), words->count, f);
     fclose(f);
 }
 
 static uint32_t chain_threads(const struct device *d) { return min_u32(256, d->caps.max_threads); }
 
-static void build_chain(struct encoder *e, struct chain_entry *entry, const struct chain *c)
+/* Writes the kernel; its pipeline is made where the first step of it is encoded. */
+static void plan_chain(struct encoder *e, struct chain_entry *entry, const struct chain *c)
 {
     struct device *d = e->device;
-    uint32_t count, *words = write_chain(d, c, &count);
-    VkShaderModule module = VK_NULL_HANDLE;
-    VkResult r = words ? VK_SUCCESS : VK_ERROR_OUT_OF_HOST_MEMORY;
-    entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion,
-                                         .bindings = (uint32_t)(c->bound + c->results) };
-    if (words && d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry, words, count);
-    if (r >= 0) r = build_module(d, words, count * sizeof *words, &module);
-    if (r >= 0)
-        r = build_pipeline(d, module, entry->pipeline.bindings, (uint32_t[]){ chain_threads(d) }, 1,
-                           &entry->pipeline.handle);
-    d->vk.vkDestroyShaderModule(d->handle, module, NULL);
-    host_free(d, words);
-    if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "chain", "the pipeline could not be made (VkResult %d)", r);
+    entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion, .spec_count = 1,
+        .spec = { chain_threads(d) }, .bindings = (uint32_t)(c->bound + c->results), .words = write_chain(d, c) };
+    if (!entry->pipeline.words.count)
+        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
+    else if (d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry);
 }
 
 /* ---- dispatch ---- */
@@ -14922,7 +15879,11 @@ static uint32_t bind_chain(struct encoder *e, struct chain *c)
         struct array *a = c->operand[i];
         uint32_t *word = &c->push[c->pushed++];
         *word = 0;
-        if (c->walk[i] == WALK_LITERAL) { a->storage->read = true; memcpy(word, a->storage->bytes + a->offset, item_size(a)); continue; }
+        if (c->walk[i] == WALK_LITERAL) {
+            a->storage->read = true;
+            memcpy(word, a->storage->bytes + a->offset, item_size(a));
+            continue;
+        }
         c->slot[i] = (uint8_t)c->bound;
         *word = set_input(e, (uint32_t)c->bound++, a);
         if (c->walk[i] == WALK_FLAT) mask |= *word;
@@ -14949,7 +15910,8 @@ static void choose_walks(struct chain *c, uint32_t mask)
     }
     if (!c->strided) return;
     for (int j = 0; j < g->ndim; j++) c->push[c->pushed++] = (uint32_t)g->shape[j];
-    for (k = 1; k <= c->strided; k++) for (int j = 0; j < g->ndim; j++) c->push[c->pushed++] = (uint32_t)g->stride[k][j];
+    for (k = 1; k <= c->strided; k++)
+        for (int j = 0; j < g->ndim; j++) c->push[c->pushed++] = (uint32_t)g->stride[k][j];
 }
 
 /* Does it have an array that the device cannot bind whole, or more of them than it binds? */
@@ -14972,7 +15934,7 @@ static void chain_dispatch(struct encoder *e, struct chain *c)
     if (e->code) { encoder_reset(e); return; }
     entry = find_chain(e->device, key, words, 4 * CHAINS_MOST);
     if (!entry) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
-    else if (!entry->pipeline.handle) build_chain(e, entry, c);
+    else if (!entry->pipeline.handle && !entry->pipeline.words.count) plan_chain(e, entry, c);
     if (e->code) { encoder_reset(e); return; }
     e->step.pipeline = &entry->pipeline;
     set_bytes(e, c->push, c->pushed * 4);
@@ -15311,7 +16273,7 @@ static bool fuse_norm_products(struct encoder *e, struct stream *s, struct membe
     const struct node *norm = &s->nodes[m[0]], *first;
     struct array *x = norm->in[0], *weight = norm->in[1], *out = norm->out[0];
     struct quant_job j;
-    const char *refusal;
+    bool taken;
     int count;
     if (norm->p.norm.flags || !weight || x->dtype != out->dtype || weight->dtype != out->dtype || weight->ndim != 1 || !weight->row ||
         out->storage->owned || out->storage->writers != 1 || !has_kernel(e->device, K_QMV_HELD_SETS)) return false;
@@ -15328,10 +16290,9 @@ static bool fuse_norm_products(struct encoder *e, struct stream *s, struct membe
     j.norm = weight;
     j.eps = norm->p.norm.eps;
     count = join_products(s, &j, m + 1, count, end);
-    refusal = try_held(e, &j);
-    if (!refusal) NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(&j)].name, NULL, "%s", JOB(&j));
+    taken = qmv_dispatch(e, &j);
     quant_close(&j);
-    if (refusal) return false;
+    if (!taken) return false;
     all->count = 1 + count;
     return true;
 }
@@ -16656,7 +17617,7 @@ static int eval_vector(mlxvk_vector_array outputs, bool wait)
     if (!v) return MLXVK_ERROR_ARGUMENT;
     for (int pass = 0; pass <= (int)wait; pass++)
         for (size_t i = 0; i < v->size; i++) {
-            struct array *a = v->data[i].ctx;
+            struct array *a = array_at(v, i);
             if (!a) return MLXVK_ERROR_ARGUMENT;
             mutex_lock(&a->storage->device->lock);
             waited = pass ? array_wait(a) : array_submit(a);
@@ -16895,7 +17856,8 @@ static int fill_array(struct call *c, struct array *a, const void *data)
     }
     code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
     if (code) {
-        FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes, c->device->caps.max_allocation);
+        FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes,
+             c->device->caps.max_allocation);
         return code;
     }
     if (!data || !st->nbytes) return 0;
@@ -16905,7 +17867,8 @@ static int fill_array(struct call *c, struct array *a, const void *data)
     return code;
 }
 
-int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim, mlxvk_dtype dtype, mlxvk_device device)
+int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim, mlxvk_dtype dtype,
+                                mlxvk_device device)
 {
     struct call c = begin_on("array", lock_device(device.ctx), NULL);
     struct array *a;
@@ -16923,7 +17886,11 @@ mlxvk_array mlxvk_array_new_data(const void *data, const int *shape, int dim, ml
     return res;
 }
 
-mlxvk_array mlxvk_array_new_bool(bool value) { uint8_t v = value; return mlxvk_array_new_data(&v, NULL, 0, MLXVK_BOOL); }
+mlxvk_array mlxvk_array_new_bool(bool value)
+{
+    uint8_t v = value;
+    return mlxvk_array_new_data(&v, NULL, 0, MLXVK_BOOL);
+}
 mlxvk_array mlxvk_array_new_int(int value) { int32_t v = value; return mlxvk_array_new_data(&v, NULL, 0, MLXVK_INT32); }
 mlxvk_array mlxvk_array_new_float(float value) { return mlxvk_array_new_data(&value, NULL, 0, MLXVK_FLOAT32); }
 mlxvk_array mlxvk_array_new_float32(float value) { return mlxvk_array_new_float(value); }
@@ -16941,7 +17908,8 @@ int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxv
     return finish(&c, a, res);
 }
 
-int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *shape, const int64_t *strides, int dim, mlxvk_dtype dtype,
+int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *shape, const int64_t *strides, int dim,
+                           mlxvk_dtype dtype,
                            size_t offset)
 {
     struct buffer *b = buffer.ctx;
@@ -16953,7 +17921,8 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     c = begin_on("array_new_buffer", lock_device(b->device), NULL);
     if (!c.device) return c.code;
     if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, b->bytes);
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset,
+             b->bytes);
     check_strides(&c, dim, shape, strides);
     st = c.code ? NULL : storage_create(c.device, b->bytes);
     if (st) {
@@ -16966,7 +17935,8 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     if (a) {
         array_span(a, &low, &high);
         if (a->size && (low < 0 || high > (int64_t)b->bytes))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a), (long long)low, (long long)high, b->bytes);
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a),
+                 (long long)low, (long long)high, b->bytes);
     }
     if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
@@ -16977,8 +17947,14 @@ size_t mlxvk_array_size(mlxvk_array array) { return array.ctx ? ((struct array *
 size_t mlxvk_array_nbytes(mlxvk_array array) { return array.ctx ? array_bytes(array.ctx) : 0; }
 size_t mlxvk_array_ndim(mlxvk_array array) { return array.ctx ? (size_t)((struct array *)array.ctx)->ndim : 0; }
 const int *mlxvk_array_shape(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->shape : NULL; }
-const int64_t *mlxvk_array_strides(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->strides : NULL; }
-mlxvk_dtype mlxvk_array_dtype(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->dtype : MLXVK_DTYPE_COUNT; }
+const int64_t *mlxvk_array_strides(mlxvk_array array)
+{
+    return array.ctx ? ((struct array *)array.ctx)->strides : NULL;
+}
+mlxvk_dtype mlxvk_array_dtype(mlxvk_array array)
+{
+    return array.ctx ? ((struct array *)array.ctx)->dtype : MLXVK_DTYPE_COUNT;
+}
 bool mlxvk_array_is_row_contiguous(mlxvk_array array) { return array.ctx && ((struct array *)array.ctx)->row; }
 
 int mlxvk_array_dim(mlxvk_array array, int dim)
@@ -17072,7 +18048,8 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     drop_handle(a);
     if (code && !c.code)
         FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
-             a->storage->failed && stream_of(a->storage) ? stream_of(a->storage)->deferred_text : mlxvk_result_text(code));
+             a->storage->failed && stream_of(a->storage) ? stream_of(a->storage)->deferred_text
+                                                         : mlxvk_result_text(code));
     return end(&c);
 }
 
@@ -17084,7 +18061,8 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     d = lock_array(a);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
-    else if (a->dtype != dtype) code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
+    else if (a->dtype != dtype)
+        code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else {
         code = array_submit(a);
         if (!code) code = read_bytes(a, res);
@@ -17118,7 +18096,8 @@ const void *mlxvk_array_data(mlxvk_array array)
 
 /* ---- memory under a front end's own arrays ---- */
 
-int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim, mlxvk_dtype dtype,
+int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
+                         mlxvk_dtype dtype,
                          size_t offset)
 {
     struct array *from = base.ctx, *a;
@@ -17129,13 +18108,15 @@ int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, c
     c = begin_on("array_new_view", lock_device(from->storage->device), NULL);
     if (!c.device) return c.code;
     if (check_shape(&c, dim, shape, dtype) && (offset > nbytes || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, nbytes);
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset,
+             nbytes);
     check_strides(&c, dim, shape, strides);
     a = view_of(&c, from, dtype, dim, shape, strides, (int64_t)offset);
     if (a) {
         array_span(a, &low, &high);
         if (a->size && (low < 0 || high > (int64_t)nbytes))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low, (long long)high, nbytes);
+            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low,
+                 (long long)high, nbytes);
     }
     if (c.code) c.device->error = c.stream->error;
     return finish(&c, a, res);
@@ -17183,95 +18164,10 @@ int mlxvk_array_wait(mlxvk_array array, bool readers)
     return code;
 }
 
-/* ---- vectors ---- */
-
-static int vector_append(struct vector *v, const mlxvk_array *data, size_t size)
-{
-    int code = v && (data || !size) ? 0 : MLXVK_ERROR_ARGUMENT;
-    for (size_t i = 0; i < size && !code; i++) {
-        struct array *a = data[i].ctx;
-        struct device *d = a ? lock_array(a) : NULL;
-        if (!vector_push(v, a)) code = MLXVK_ERROR_HOST_MEMORY;
-        if (d) mutex_unlock(&d->lock);
-    }
-    return code;
-}
-
-mlxvk_vector_array mlxvk_vector_array_new(void) { return (mlxvk_vector_array){ calloc(1, sizeof(struct vector)) }; }
-
-int mlxvk_vector_array_free(mlxvk_vector_array vector)
-{
-    struct vector *v = vector.ctx;
-    if (!v) return 0;
-    for (size_t i = 0; i < v->size; i++) mlxvk_array_free(v->data[i]);
-    free(v->data);
-    free(v);
-    return 0;
-}
-
-mlxvk_vector_array mlxvk_vector_array_new_data(const mlxvk_array *data, size_t size)
-{
-    mlxvk_vector_array res = mlxvk_vector_array_new();
-    if (vector_append(res.ctx, data, size)) {
-        mlxvk_vector_array_free(res);
-        res.ctx = NULL;
-    }
-    return res;
-}
-
-mlxvk_vector_array mlxvk_vector_array_new_value(mlxvk_array value) { return mlxvk_vector_array_new_data(&value, 1); }
-int mlxvk_vector_array_append_value(mlxvk_vector_array vector, mlxvk_array value) { return vector_append(vector.ctx, &value, 1); }
-int mlxvk_vector_array_append_data(mlxvk_vector_array vector, const mlxvk_array *data, size_t size)
-{
-    return vector_append(vector.ctx, data, size);
-}
-size_t mlxvk_vector_array_size(mlxvk_vector_array vector) { return vector.ctx ? ((struct vector *)vector.ctx)->size : 0; }
-
-int mlxvk_vector_array_get(mlxvk_array *res, mlxvk_vector_array vector, size_t index)
-{
-    struct vector *v = vector.ctx;
-    return v && res && index < v->size ? mlxvk_array_set(res, v->data[index]) : MLXVK_ERROR_ARGUMENT;
-}
-
-int mlxvk_vector_array_set_data(mlxvk_vector_array *vector, const mlxvk_array *data, size_t size)
-{
-    mlxvk_vector_array fresh = mlxvk_vector_array_new_data(data, size);
-    if (!vector || !fresh.ctx) { mlxvk_vector_array_free(fresh); return MLXVK_ERROR_ARGUMENT; }
-    mlxvk_vector_array_free(*vector);
-    *vector = fresh;
-    return 0;
-}
-
-int mlxvk_vector_array_set(mlxvk_vector_array *vector, mlxvk_vector_array source)
-{
-    const struct vector *v = source.ctx;
-    return mlxvk_vector_array_set_data(vector, v ? v->data : NULL, v ? v->size : 0);
-}
-
-int mlxvk_vector_array_set_value(mlxvk_vector_array *vector, mlxvk_array value) { return mlxvk_vector_array_set_data(vector, &value, 1); }
-
 /* ==== >>public: strings, vectors and maps ========================================================================= */
 
-/* What containers hold, and how it is copied and let go. They belong to the host, not to a device. */
-struct item_kind {
-    size_t size;
-    int (*copy)(void *to, const void *from);
-    void (*drop)(void *item);
-};
-
-struct items { const struct item_kind *kind; size_t size, slots; char *data; };
-
-static void *list_at(const struct items *l, size_t i) { return l->data + i * l->kind->size; }
-
-static struct items *list_new(const struct item_kind *kind)
-{
-    struct items *l = calloc(1, sizeof *l);
-    if (l) l->kind = kind;
-    return l;
-}
-
 /* Opens a place for one item at position i; its contents are the caller's to write. */
-static void *list_open(struct items *l, size_t i)
+static void *list_open(struct vector *l, size_t i)
 {
     if (l->size == l->slots) {
         size_t slots = l->slots ? 2 * l->slots : 8;
@@ -17285,53 +18181,65 @@ static void *list_open(struct items *l, size_t i)
     return list_at(l, i);
 }
 
-/* All items, or none. */
-static int list_append(struct items *l, const void *items, size_t count)
+/* Lets items go from `first` on. */
+static void list_cut(struct vector *l, size_t first)
 {
-    size_t before;
-    int code = 0;
-    if (!l || (count && !items)) return MLXVK_ERROR_ARGUMENT;
-    before = l->size;
-    for (size_t i = 0; i < count && !code; i++) {
-        void *place = list_open(l, l->size);
-        code = place ? l->kind->copy(place, (const char *)items + i * l->kind->size) : MLXVK_ERROR_HOST_MEMORY;
-        if (place && code) l->size--;
-    }
-    while (code && l->size > before) {
+    while (l->size > first) {
         l->size--;
         if (l->kind->drop) l->kind->drop(list_at(l, l->size));
     }
-    return code;
 }
 
-static int list_free(struct items *l)
+/* All items, or none. */
+static int list_append(struct vector *l, const void *items, size_t count)
+{
+    size_t before = l ? l->size : 0;
+    if (!l || (count && !items)) return MLXVK_ERROR_ARGUMENT;
+    for (size_t i = 0; i < count; i++) {
+        void *place = list_open(l, l->size);
+        int code = place ? l->kind->copy(place, (const char *)items + i * l->kind->size) : MLXVK_ERROR_HOST_MEMORY;
+        if (!code) continue;
+        l->size -= place != NULL;
+        list_cut(l, before);
+        return code;
+    }
+    return 0;
+}
+
+static int list_free(struct vector *l)
 {
     if (!l) return 0;
-    for (size_t i = 0; i < l->size && l->kind->drop; i++) l->kind->drop(list_at(l, i));
+    list_cut(l, 0);
     free(l->data);
     free(l);
     return 0;
 }
 
-/* *slot becomes a list of its own with these items; they may be those of the list that it was. */
-static int list_set(void **slot, const struct item_kind *kind, const void *items, size_t count)
+/* *slot becomes a list that was just made, unless there was an error. */
+static int list_give(void **slot, struct vector *fresh, int code)
 {
-    struct items *fresh = slot ? list_new(kind) : NULL;
-    int code = !slot ? MLXVK_ERROR_ARGUMENT : fresh ? list_append(fresh, items, count) : MLXVK_ERROR_HOST_MEMORY;
     if (code) { list_free(fresh); return code; }
     list_free(*slot);
     *slot = fresh;
     return 0;
 }
 
-static struct items *list_from(const struct item_kind *kind, const void *items, size_t count)
+/* *slot becomes a list of its own with these items; they may be those of the list that it was. */
+static int list_set(void **slot, const struct item_kind *kind, const void *items, size_t count)
+{
+    struct vector *fresh = slot ? list_new(kind) : NULL;
+    if (!fresh) return slot ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
+    return list_give(slot, fresh, list_append(fresh, items, count));
+}
+
+static struct vector *list_from(const struct item_kind *kind, const void *items, size_t count)
 {
     void *list = NULL;
     list_set(&list, kind, items, count);
     return list;
 }
 
-static int list_assign(void **slot, const struct item_kind *kind, const struct items *from)
+static int list_assign(void **slot, const struct item_kind *kind, const struct vector *from)
 {
     return from ? list_set(slot, kind, from->data, from->size) : list_set(slot, kind, NULL, 0);
 }
@@ -17354,51 +18262,79 @@ static int copy_string(void *to, const void *from)
 }
 static void drop_string(void *item) { free(*(char **)item); }
 
+
+static int copy_array(void *to, const void *from)
+{
+    mlxvk_array copy = { NULL };
+    mlxvk_array_set(&copy, *(const mlxvk_array *)from);
+    memcpy(to, &copy, sizeof copy);
+    return 0;
+}
+static void drop_array(void *item) { mlxvk_array_free(*(mlxvk_array *)item); }
+
 static int copy_vector(void *to, const void *from)
 {
-    mlxvk_vector_array source = *(const mlxvk_vector_array *)from, copy = mlxvk_vector_array_new();
-    int code = !copy.ctx ? MLXVK_ERROR_HOST_MEMORY : source.ctx ? mlxvk_vector_array_set(&copy, source) : 0;
-    if (code) mlxvk_vector_array_free(copy);
-    else *(mlxvk_vector_array *)to = copy;
+    mlxvk_vector_array copy = { NULL };
+    int code = list_assign(&copy.ctx, &array_kind, ((const mlxvk_vector_array *)from)->ctx);
+    memcpy(to, &copy, sizeof copy);
     return code;
 }
 static void drop_vector(void *item) { mlxvk_vector_array_free(*(mlxvk_vector_array *)item); }
 
 static const struct item_kind int_kind = { sizeof(int), copy_int, NULL };
+static const struct item_kind array_kind = { sizeof(mlxvk_array), copy_array, drop_array };
 static const struct item_kind string_kind = { sizeof(char *), copy_string, drop_string };
 static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), copy_vector, drop_vector };
 
 /* The functions of one kind of vector; `get` is in the macro's last argument. */
-#define VECTOR_FUNCTIONS(kind, in, out, give)                                                                         \
-    mlxvk_vector_##kind mlxvk_vector_##kind##_new(void) { return (mlxvk_vector_##kind){ list_new(&kind##_kind) }; }   \
-    int mlxvk_vector_##kind##_free(mlxvk_vector_##kind v) { return list_free(v.ctx); }                                \
-    mlxvk_vector_##kind mlxvk_vector_##kind##_new_data(in *data, size_t size)                                         \
-    { return (mlxvk_vector_##kind){ list_from(&kind##_kind, data, size) }; }                                          \
-    mlxvk_vector_##kind mlxvk_vector_##kind##_new_value(in value)                                                     \
-    { return (mlxvk_vector_##kind){ list_from(&kind##_kind, &value, 1) }; }                                           \
-    int mlxvk_vector_##kind##_set(mlxvk_vector_##kind *v, const mlxvk_vector_##kind source)                           \
-    { return list_assign(v ? &v->ctx : NULL, &kind##_kind, source.ctx); }                                             \
-    int mlxvk_vector_##kind##_set_data(mlxvk_vector_##kind *v, in *data, size_t size)                                 \
-    { return list_set(v ? &v->ctx : NULL, &kind##_kind, data, size); }                                                \
-    int mlxvk_vector_##kind##_set_value(mlxvk_vector_##kind *v, in value)                                             \
-    { return list_set(v ? &v->ctx : NULL, &kind##_kind, &value, 1); }                                                 \
-    int mlxvk_vector_##kind##_append_data(mlxvk_vector_##kind v, in *data, size_t size)                               \
-    { return list_append(v.ctx, data, size); }                                                                        \
-    int mlxvk_vector_##kind##_append_value(mlxvk_vector_##kind v, in value) { return list_append(v.ctx, &value, 1); } \
-    size_t mlxvk_vector_##kind##_size(mlxvk_vector_##kind v) { return v.ctx ? ((struct items *)v.ctx)->size : 0; }     \
-    int mlxvk_vector_##kind##_get(out *res, const mlxvk_vector_##kind v, size_t i)                                    \
-    {                                                                                                                 \
-        const struct items *l = v.ctx;                                                                                 \
-        return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT;                             \
+#define VECTOR_FUNCTIONS(kind, type, in, out, give, NEW, FREE, NEW_DATA, NEW_VALUE, \
+                         SET, SET_DATA, SET_VALUE, APPEND, PUSH, SIZE, GET) \
+    type NEW(void) { return (type){ list_new(&kind) }; } \
+    int FREE(type v) { return list_free(v.ctx); } \
+    type NEW_DATA(in *data, size_t size) { return (type){ list_from(&kind, data, size) }; } \
+    type NEW_VALUE(in value) { return (type){ list_from(&kind, &value, 1) }; } \
+    int SET(type *v, const type source) { return list_assign(v ? &v->ctx : NULL, &kind, source.ctx); } \
+    int SET_DATA(type *v, in *data, size_t size) { return list_set(v ? &v->ctx : NULL, &kind, data, size); } \
+    int SET_VALUE(type *v, in value) { return list_set(v ? &v->ctx : NULL, &kind, &value, 1); } \
+    int APPEND(type v, in *data, size_t size) { return list_append(v.ctx, data, size); } \
+    int PUSH(type v, in value) { return list_append(v.ctx, &value, 1); } \
+    size_t SIZE(type v) { return v.ctx ? ((struct vector *)v.ctx)->size : 0; } \
+    int GET(out *res, const type v, size_t i) \
+    { \
+        const struct vector *l = v.ctx; \
+        return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT; \
     }
 
 static int give_int(int *res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
 static int give_string(char **res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
-static int give_vector(mlxvk_vector_array *res, const void *item) { return mlxvk_vector_array_set(res, *(const mlxvk_vector_array *)item); }
+static int give_array(mlxvk_array *res, const void *item) { return mlxvk_array_set(res, *(const mlxvk_array *)item); }
+static int give_vector(mlxvk_vector_array *res, const void *item)
+{
+    return mlxvk_vector_array_set(res, *(const mlxvk_vector_array *)item);
+}
 
-VECTOR_FUNCTIONS(int, const int, int, give_int)
-VECTOR_FUNCTIONS(string, const char *, char *, give_string)
-VECTOR_FUNCTIONS(vector_array, const mlxvk_vector_array, mlxvk_vector_array, give_vector)
+VECTOR_FUNCTIONS(int_kind, mlxvk_vector_int, const int, int, give_int,
+                 mlxvk_vector_int_new, mlxvk_vector_int_free, mlxvk_vector_int_new_data, mlxvk_vector_int_new_value,
+                 mlxvk_vector_int_set, mlxvk_vector_int_set_data, mlxvk_vector_int_set_value,
+                 mlxvk_vector_int_append_data, mlxvk_vector_int_append_value, mlxvk_vector_int_size,
+                 mlxvk_vector_int_get)
+VECTOR_FUNCTIONS(array_kind, mlxvk_vector_array, const mlxvk_array, mlxvk_array, give_array,
+                 mlxvk_vector_array_new, mlxvk_vector_array_free, mlxvk_vector_array_new_data,
+                 mlxvk_vector_array_new_value, mlxvk_vector_array_set, mlxvk_vector_array_set_data,
+                 mlxvk_vector_array_set_value, mlxvk_vector_array_append_data, mlxvk_vector_array_append_value,
+                 mlxvk_vector_array_size, mlxvk_vector_array_get)
+VECTOR_FUNCTIONS(string_kind, mlxvk_vector_string, const char *, char *, give_string,
+                 mlxvk_vector_string_new, mlxvk_vector_string_free, mlxvk_vector_string_new_data,
+                 mlxvk_vector_string_new_value, mlxvk_vector_string_set, mlxvk_vector_string_set_data,
+                 mlxvk_vector_string_set_value, mlxvk_vector_string_append_data, mlxvk_vector_string_append_value,
+                 mlxvk_vector_string_size, mlxvk_vector_string_get)
+VECTOR_FUNCTIONS(vector_array_kind, mlxvk_vector_vector_array, const mlxvk_vector_array, mlxvk_vector_array,
+                 give_vector, mlxvk_vector_vector_array_new, mlxvk_vector_vector_array_free,
+                 mlxvk_vector_vector_array_new_data,
+                 mlxvk_vector_vector_array_new_value, mlxvk_vector_vector_array_set,
+                 mlxvk_vector_vector_array_set_data, mlxvk_vector_vector_array_set_value,
+                 mlxvk_vector_vector_array_append_data, mlxvk_vector_vector_array_append_value,
+                 mlxvk_vector_vector_array_size, mlxvk_vector_vector_array_get)
 
 /* ---- strings ---- */
 
@@ -17450,13 +18386,14 @@ static int put_text(mlxvk_string *res, struct text *t)
 
 /* ---- maps: entries in the order of their keys ---- */
 
-struct entry { char *key; union { char *text; mlxvk_array array; struct items *list; } value; };
+struct entry { char *key; union { char *text; mlxvk_array array; struct vector *list; } value; };
 
-static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL }, string_entry = { sizeof(struct entry), NULL, NULL },
+static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL },
+    string_entry = { sizeof(struct entry), NULL, NULL },
     list_entry = { sizeof(struct entry), NULL, NULL };
 
 /* The place of a key, or where it would be. */
-static size_t map_place(const struct items *m, const char *key, bool *found)
+static size_t map_place(const struct vector *m, const char *key, bool *found)
 {
     size_t low = 0, high = m->size;
     *found = false;
@@ -17470,14 +18407,14 @@ static size_t map_place(const struct items *m, const char *key, bool *found)
     return low;
 }
 
-static void drop_value(const struct items *m, struct entry *e)
+static void drop_value(const struct vector *m, struct entry *e)
 {
     if (m->kind == &array_entry) mlxvk_array_free(e->value.array);
     else if (m->kind == &string_entry) free(e->value.text);
     else list_free(e->value.list);
 }
 
-static int map_free(struct items *m)
+static int map_free(struct vector *m)
 {
     for (size_t i = 0; m && i < m->size; i++) {
         struct entry *e = list_at(m, i);
@@ -17488,7 +18425,7 @@ static int map_free(struct items *m)
 }
 
 /* Takes the value over, also where it fails. An entry of that key is replaced. */
-static int map_put(struct items *m, const char *key, struct entry value)
+static int map_put(struct vector *m, const char *key, struct entry value)
 {
     bool found = false;
     size_t at = m && key ? map_place(m, key, &found) : 0;
@@ -17512,9 +18449,9 @@ static struct entry array_value(mlxvk_array array)
 
 static struct entry text_value(const char *text) { return (struct entry){ NULL, { text_copy(text) } }; }
 
-static int map_set(void **slot, const struct item_kind *kind, const struct items *from)
+static int map_set(void **slot, const struct item_kind *kind, const struct vector *from)
 {
-    struct items *fresh = slot ? list_new(kind) : NULL;
+    struct vector *fresh = slot ? list_new(kind) : NULL;
     int code = fresh ? 0 : slot ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; from && !code && i < from->size; i++) {
         const struct entry *e = list_at(from, i);
@@ -17527,36 +18464,42 @@ static int map_set(void **slot, const struct item_kind *kind, const struct items
     return 0;
 }
 
-static const struct entry *map_find(const struct items *m, const char *key)
+static const struct entry *map_find(const struct vector *m, const char *key)
 {
     bool found = false;
     size_t at = m && key ? map_place(m, key, &found) : 0;
     return found ? list_at(m, at) : NULL;
 }
 
-struct map_walk { const struct items *map; size_t next; };
+struct map_walk { const struct vector *map; size_t next; };
 
 static const struct entry *walk_on(struct map_walk *w)
 {
     return w && w->map && w->next < w->map->size ? list_at(w->map, w->next++) : NULL;
 }
 
-static void *walk_new(const struct items *m)
+static void *walk_new(const struct vector *m)
 {
     struct map_walk *w = calloc(1, sizeof *w);
     if (w) w->map = m;
     return w;
 }
 
-#define MAP_FUNCTIONS(name, kind)                                                                                     \
-    mlxvk_##name mlxvk_##name##_new(void) { return (mlxvk_##name){ list_new(&kind) }; }                               \
-    int mlxvk_##name##_set(mlxvk_##name *map, const mlxvk_##name src) { return map_set(map ? &map->ctx : NULL, &kind, src.ctx); } \
-    int mlxvk_##name##_free(mlxvk_##name map) { return map_free(map.ctx); }                                           \
-    mlxvk_##name##_iterator mlxvk_##name##_iterator_new(mlxvk_##name map) { return (mlxvk_##name##_iterator){ walk_new(map.ctx) }; } \
-    int mlxvk_##name##_iterator_free(mlxvk_##name##_iterator it) { free(it.ctx); return 0; }
+#define MAP_FUNCTIONS(type, kind, NEW, SET, FREE, walk, WALK_NEW, WALK_FREE) \
+    type NEW(void) { return (type){ list_new(&kind) }; } \
+    int SET(type *map, const type src) { return map_set(map ? &map->ctx : NULL, &kind, src.ctx); } \
+    int FREE(type map) { return map_free(map.ctx); } \
+    walk WALK_NEW(type map) { return (walk){ walk_new(map.ctx) }; } \
+    int WALK_FREE(walk it) { free(it.ctx); return 0; }
 
-MAP_FUNCTIONS(map_string_to_array, array_entry)
-MAP_FUNCTIONS(map_string_to_string, string_entry)
+MAP_FUNCTIONS(mlxvk_map_string_to_array, array_entry,
+              mlxvk_map_string_to_array_new, mlxvk_map_string_to_array_set, mlxvk_map_string_to_array_free,
+              mlxvk_map_string_to_array_iterator, mlxvk_map_string_to_array_iterator_new,
+              mlxvk_map_string_to_array_iterator_free)
+MAP_FUNCTIONS(mlxvk_map_string_to_string, string_entry,
+              mlxvk_map_string_to_string_new, mlxvk_map_string_to_string_set, mlxvk_map_string_to_string_free,
+              mlxvk_map_string_to_string_iterator, mlxvk_map_string_to_string_iterator_new,
+              mlxvk_map_string_to_string_iterator_free)
 
 int mlxvk_map_string_to_array_insert(mlxvk_map_string_to_array map, const char *key, const mlxvk_array value)
 {
@@ -17592,7 +18535,8 @@ int mlxvk_map_string_to_array_iterator_next(const char **key, mlxvk_array *value
     return mlxvk_array_set(value, e->value.array);
 }
 
-int mlxvk_map_string_to_string_iterator_next(const char **key, const char **value, mlxvk_map_string_to_string_iterator it)
+int mlxvk_map_string_to_string_iterator_next(const char **key, const char **value,
+                                             mlxvk_map_string_to_string_iterator it)
 {
     const struct entry *e = key && value ? walk_on(it.ctx) : NULL;
     if (!e) return MLXVK_ERROR_ARGUMENT;
@@ -17680,7 +18624,10 @@ int mlxvk_device_is_available(bool *avail, mlxvk_device dev)
 }
 
 mlxvk_device_info mlxvk_device_info_new(void) { return (mlxvk_device_info){ NULL }; }
-int mlxvk_device_info_get(mlxvk_device_info *info, mlxvk_device dev) { return mlxvk_device_set(info, dev.ctx ? dev : (mlxvk_device){ default_device() }); }
+int mlxvk_device_info_get(mlxvk_device_info *info, mlxvk_device dev)
+{
+    return mlxvk_device_set(info, dev.ctx ? dev : (mlxvk_device){ default_device() });
+}
 int mlxvk_device_info_free(mlxvk_device_info info) { return mlxvk_device_free(info); }
 
 int mlxvk_device_info_is_string(bool *is_string, mlxvk_device_info info, const char *key)
@@ -17702,17 +18649,14 @@ int mlxvk_device_info_has_key(bool *exists, mlxvk_device_info info, const char *
 int mlxvk_device_info_get_keys(mlxvk_vector_string *keys, mlxvk_device_info info)
 {
     struct device *d = device_or_default(info);
-    struct items *l = d && keys ? list_new(&string_kind) : NULL;
+    struct vector *l = d && keys ? list_new(&string_kind) : NULL;
     struct info_size sizes[INFO_SIZES];
     int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; i < COUNT(info_strings) && !code; i++) code = list_append(l, &info_strings[i], 1);
     if (d) info_sizes(d, sizes);
     for (size_t i = 0; i < INFO_SIZES && !code; i++) code = list_append(l, &sizes[i].name, 1);
     for (size_t i = 0; i < CAPABILITY_COUNT && !code; i++) code = list_append(l, &capability_names[i], 1);
-    if (code) { list_free(l); return code; }
-    list_free(keys->ctx);
-    keys->ctx = l;
-    return 0;
+    return list_give(keys ? &keys->ctx : NULL, l, code);
 }
 
 /* ---- streams ---- */
@@ -17754,7 +18698,10 @@ int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream)
 int mlxvk_get_default_stream(mlxvk_stream *stream, mlxvk_device dev)
 {
     mlxvk_stream fresh = stream_handle(dev, true), old;
-    if (!stream || !fresh.ctx) { mlxvk_stream_free(fresh); return stream ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT; }
+    if (!stream || !fresh.ctx) {
+        mlxvk_stream_free(fresh);
+        return stream ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT;
+    }
     old = *stream;
     *stream = fresh;
     return mlxvk_stream_free(old);
@@ -17795,7 +18742,8 @@ void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void 
 mlxvk_array mlxvk_array_new_double(double value) { return mlxvk_array_new_data(&value, NULL, 0, MLXVK_FLOAT64); }
 mlxvk_array mlxvk_array_new_float64(double value) { return mlxvk_array_new_double(value); }
 
-mlxvk_array mlxvk_array_new_data_managed_payload(void *data, const int *shape, int dim, mlxvk_dtype dtype, void *payload, void (*dtor)(void *))
+mlxvk_array mlxvk_array_new_data_managed_payload(void *data, const int *shape, int dim, mlxvk_dtype dtype,
+                                                 void *payload, void (*dtor)(void *))
 {
     mlxvk_array res = mlxvk_array_new_data(data, shape, dim, dtype);
     if (dtor) dtor(payload);
@@ -17812,7 +18760,10 @@ int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, i
     return mlxvk_array_new_data_device(arr, data, shape, dim, dtype, (mlxvk_device){ NULL });
 }
 
-static int set_scalar(mlxvk_array *arr, const void *value, mlxvk_dtype dtype) { return mlxvk_array_set_data(arr, value, NULL, 0, dtype); }
+static int set_scalar(mlxvk_array *arr, const void *value, mlxvk_dtype dtype)
+{
+    return mlxvk_array_set_data(arr, value, NULL, 0, dtype);
+}
 
 int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return set_scalar(arr, &val, MLXVK_BOOL); }
 int mlxvk_array_set_int(mlxvk_array *arr, int val) { return set_scalar(arr, &val, MLXVK_INT32); }
@@ -17820,17 +18771,32 @@ int mlxvk_array_set_float(mlxvk_array *arr, float val) { return set_scalar(arr, 
 int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
 int mlxvk_array_set_double(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
 int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
-int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag) { return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64); }
+int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag)
+{
+    return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64);
+}
 
-#define X(name, type, dtype)                                                                                          \
-    int mlxvk_array_item_##name(type *res, const mlxvk_array arr) { return item(res, arr, dtype); }
-MLXVK_ITEM_TYPES(X)
+#define DATA(data, type, dtype) \
+    const type *data(const mlxvk_array arr) { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
+#define X(one, data, type, dtype) \
+    int one(type *res, const mlxvk_array arr) { return item(res, arr, dtype); } \
+    DATA(data, type, dtype)
+DATA(mlxvk_array_data_bool, bool, MLXVK_BOOL)
+X(mlxvk_array_item_uint8, mlxvk_array_data_uint8, uint8_t, MLXVK_UINT8)
+X(mlxvk_array_item_uint16, mlxvk_array_data_uint16, uint16_t, MLXVK_UINT16)
+X(mlxvk_array_item_uint32, mlxvk_array_data_uint32, uint32_t, MLXVK_UINT32)
+X(mlxvk_array_item_uint64, mlxvk_array_data_uint64, uint64_t, MLXVK_UINT64)
+X(mlxvk_array_item_int8, mlxvk_array_data_int8, int8_t, MLXVK_INT8)
+X(mlxvk_array_item_int16, mlxvk_array_data_int16, int16_t, MLXVK_INT16)
+X(mlxvk_array_item_int32, mlxvk_array_data_int32, int32_t, MLXVK_INT32)
+X(mlxvk_array_item_int64, mlxvk_array_data_int64, int64_t, MLXVK_INT64)
+X(mlxvk_array_item_float32, mlxvk_array_data_float32, float, MLXVK_FLOAT32)
+X(mlxvk_array_item_float64, mlxvk_array_data_float64, double, MLXVK_FLOAT64)
+X(mlxvk_array_item_complex64, mlxvk_array_data_complex64, mlxvk_complex64_t, MLXVK_COMPLEX64)
+X(mlxvk_array_item_float16, mlxvk_array_data_float16, mlxvk_float16_t, MLXVK_FLOAT16)
+X(mlxvk_array_item_bfloat16, mlxvk_array_data_bfloat16, mlxvk_bfloat16_t, MLXVK_BFLOAT16)
 #undef X
-#define X(name, type, dtype)                                                                                          \
-    const type *mlxvk_array_data_##name(const mlxvk_array arr)                                                        \
-    { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
-X(bool, bool, MLXVK_BOOL) MLXVK_ITEM_TYPES(X)
-#undef X
+#undef DATA
 
 /* ---- arrays as text, as MLX prints them ---- */
 
@@ -17839,7 +18805,8 @@ enum { PRINT_WHOLE = 6, PRINT_EDGE = 3 };
 static double half_value(uint32_t bits)
 {
     int exponent = (int)(bits >> 10 & 31), mantissa = (int)(bits & 1023);
-    double size = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
+    double size = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? ldexp(1024 + mantissa, exponent - 25)
+        : ldexp(mantissa, -24);
     return bits & 0x8000u ? -size : size;
 }
 
@@ -17859,7 +18826,8 @@ static void print_element(struct text *t, const void *data, mlxvk_dtype dtype, s
 {
     size_t size = dtypes[dtype].size;
     uint64_t bits = 0;
-    if (is_complex(dtype)) text_add(t, "%g%+gj", float_value(data, MLXVK_FLOAT32, 2 * i), float_value(data, MLXVK_FLOAT32, 2 * i + 1));
+    if (is_complex(dtype))
+        text_add(t, "%g%+gj", float_value(data, MLXVK_FLOAT32, 2 * i), float_value(data, MLXVK_FLOAT32, 2 * i + 1));
     else if (is_float(dtype)) text_add(t, "%g", float_value(data, dtype, i));
     else {
         for (size_t k = 0; k < size; k++) bits |= (uint64_t)((const uint8_t *)data)[i * size + k] << (8 * k);
@@ -17870,7 +18838,8 @@ static void print_element(struct text *t, const void *data, mlxvk_dtype dtype, s
 }
 
 /* Dimension `axis` of the printed part; whole: the array's own shape. */
-static void print_axis(struct text *t, const void *data, const struct array *part, const int *whole, int axis, size_t *next)
+static void print_axis(struct text *t, const void *data, const struct array *part, const int *whole, int axis,
+                       size_t *next)
 {
     if (axis == part->ndim) { print_element(t, data, part->dtype, (*next)++); return; }
     text_add(t, "[");
@@ -17897,7 +18866,8 @@ static struct array *corners(struct call *c, struct array *a)
         shape[axis] = 2 * PRINT_EDGE;
         out = output(c, a->ndim, shape, a->dtype);
         append_copy(c, slice_one(c, out, axis, 0, PRINT_EDGE), slice_one(c, a, axis, 0, PRINT_EDGE));
-        append_copy(c, slice_one(c, out, axis, PRINT_EDGE, PRINT_EDGE), slice_one(c, a, axis, n - PRINT_EDGE, PRINT_EDGE));
+        append_copy(c, slice_one(c, out, axis, PRINT_EDGE, PRINT_EDGE),
+                    slice_one(c, a, axis, n - PRINT_EDGE, PRINT_EDGE));
         a = out;
     }
     return a;
@@ -17933,7 +18903,7 @@ int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr)
     return code;
 }
 
-/* ==== >>public: files: safetensors, npy and GGUF ===================================================================== */
+/* ==== >>public: files: safetensors, npy and GGUF ================================================================== */
 
 struct io { void *descriptor; mlxvk_io_vtable calls; };
 
@@ -17967,14 +18937,29 @@ static int io_descriptor(void **res, const struct io *io)
     return 0;
 }
 
-static const char *io_label(const struct io *io) { return io && io->calls.label ? io->calls.label(io->descriptor) : "(no name)"; }
+static const char *io_label(const struct io *io)
+{
+    return io && io->calls.label ? io->calls.label(io->descriptor) : "(no name)";
+}
 
-mlxvk_io_reader mlxvk_io_reader_new(void *desc, mlxvk_io_vtable vtable) { return (mlxvk_io_reader){ io_new(desc, vtable) }; }
-mlxvk_io_writer mlxvk_io_writer_new(void *desc, mlxvk_io_vtable vtable) { return (mlxvk_io_writer){ io_new(desc, vtable) }; }
+mlxvk_io_reader mlxvk_io_reader_new(void *desc, mlxvk_io_vtable vtable)
+{
+    return (mlxvk_io_reader){ io_new(desc, vtable) };
+}
+mlxvk_io_writer mlxvk_io_writer_new(void *desc, mlxvk_io_vtable vtable)
+{
+    return (mlxvk_io_writer){ io_new(desc, vtable) };
+}
 int mlxvk_io_reader_descriptor(void **desc, mlxvk_io_reader io) { return io_descriptor(desc, io.ctx); }
 int mlxvk_io_writer_descriptor(void **desc, mlxvk_io_writer io) { return io_descriptor(desc, io.ctx); }
-int mlxvk_io_reader_tostring(mlxvk_string *str, mlxvk_io_reader io) { return put_string(str, text_copy(io_label(io.ctx))); }
-int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io) { return put_string(str, text_copy(io_label(io.ctx))); }
+int mlxvk_io_reader_tostring(mlxvk_string *str, mlxvk_io_reader io)
+{
+    return put_string(str, text_copy(io_label(io.ctx)));
+}
+int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io)
+{
+    return put_string(str, text_copy(io_label(io.ctx)));
+}
 int mlxvk_io_reader_free(mlxvk_io_reader io) { return io_free(io.ctx); }
 int mlxvk_io_writer_free(mlxvk_io_writer io) { return io_free(io.ctx); }
 
@@ -17993,14 +18978,27 @@ struct disk { FILE *file; bool good; char label[1]; };
 static bool disk_good(void *d) { return ((struct disk *)d)->good; }
 static const char *disk_label(void *d) { return ((struct disk *)d)->label; }
 static size_t disk_tell(void *d) { return (size_t)tell_file(((struct disk *)d)->file); }
-static void disk_seek(void *p, int64_t at, int whence) { struct disk *d = p; d->good = !seek_file(d->file, at, whence) && d->good; }
-static void disk_read(void *p, char *data, size_t n) { struct disk *d = p; d->good = fread(data, 1, n, d->file) == n && d->good; }
-static void disk_write(void *p, const char *data, size_t n) { struct disk *d = p; d->good = fwrite(data, 1, n, d->file) == n && d->good; }
+static void disk_seek(void *p, int64_t at, int whence)
+{
+    struct disk *d = p;
+    d->good = !seek_file(d->file, at, whence) && d->good;
+}
+static void disk_read(void *p, char *data, size_t n)
+{
+    struct disk *d = p;
+    d->good = fread(data, 1, n, d->file) == n && d->good;
+}
+static void disk_write(void *p, const char *data, size_t n)
+{
+    struct disk *d = p;
+    d->good = fwrite(data, 1, n, d->file) == n && d->good;
+}
 static void disk_free(void *p) { fclose(((struct disk *)p)->file); free(p); }
 
 static struct io *disk_open(const char *name, const char *mode)
 {
-    static const mlxvk_io_vtable calls = { .is_open = disk_good, .good = disk_good, .tell = disk_tell, .seek = disk_seek, .read = disk_read,
+    static const mlxvk_io_vtable calls = { .is_open = disk_good, .good = disk_good, .tell = disk_tell,
+                                           .seek = disk_seek, .read = disk_read,
                                            .write = disk_write, .label = disk_label, .free = disk_free };
     FILE *f = name ? fopen(name, mode) : NULL;
     struct disk *d = f ? malloc(sizeof *d + strlen(name)) : NULL;
@@ -18040,7 +19038,8 @@ static bool file_read(struct file *f, size_t at, void *data, size_t n)
 {
     const mlxvk_io_vtable *v = &f->io->calls;
     if (f->code) return false;
-    if (at > f->size || n > f->size - at) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes at %zu of %zu", n, at, f->size), false;
+    if (at > f->size || n > f->size - at)
+        return file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes at %zu of %zu", n, at, f->size), false;
     if (n && v->read_at_offset) v->read_at_offset(f->io->descriptor, data, n, at);
     else if (n) { v->seek(f->io->descriptor, (int64_t)at, SEEK_SET); v->read(f->io->descriptor, data, n); }
     if (!io_good(f->io)) file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes at %zu cannot be read", n, at);
@@ -18051,7 +19050,8 @@ static bool file_open(struct file *f, const char *path)
 {
     const mlxvk_io_vtable *v = f->io ? &f->io->calls : NULL;
     if (!v && path) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened", path), false;
-    if (!v || !v->seek || !v->tell || !v->read) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the reader lacks seek, tell or read"), false;
+    if (!v || !v->seek || !v->tell || !v->read)
+        return file_fail(f, MLXVK_ERROR_ARGUMENT, "the reader lacks seek, tell or read"), false;
     v->seek(f->io->descriptor, 0, SEEK_END);
     f->size = v->tell(f->io->descriptor);
     v->seek(f->io->descriptor, 0, SEEK_SET);
@@ -18137,8 +19137,13 @@ static char *utf8(char *to, uint32_t c)
 {
     if (c < 0x80) *to++ = (char)c;
     else if (c < 0x800) { *to++ = (char)(0xc0 | c >> 6); *to++ = (char)(0x80 | (c & 63)); }
-    else if (c < 0x10000) { *to++ = (char)(0xe0 | c >> 12); *to++ = (char)(0x80 | (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
-    else { *to++ = (char)(0xf0 | c >> 18); *to++ = (char)(0x80 | (c >> 12 & 63)); *to++ = (char)(0x80 | (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
+    else if (c < 0x10000) {
+        *to++ = (char)(0xe0 | c >> 12);
+        *to++ = (char)(0x80 | (c >> 6 & 63));
+        *to++ = (char)(0x80 | (c & 63));
+    }
+    else { *to++ = (char)(0xf0 | c >> 18); *to++ = (char)(0x80 | (c >> 12 & 63)); *to++ = (char)(0x80 |
+        (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
     return to;
 }
 
@@ -18223,22 +19228,26 @@ enum { SAFETENSORS_HEADER = 100 << 20 };
 
 /* Names of dtypes in safetensors, and in npy: kind and size. */
 static const struct { const char *name, *npy; } file_dtypes[MLXVK_DTYPE_COUNT] = {
-    [MLXVK_BOOL] = { "BOOL", "|b1" }, [MLXVK_UINT8] = { "U8", "|u1" }, [MLXVK_UINT16] = { "U16", "<u2" }, [MLXVK_UINT32] = { "U32", "<u4" },
-    [MLXVK_UINT64] = { "U64", "<u8" }, [MLXVK_INT8] = { "I8", "|i1" }, [MLXVK_INT16] = { "I16", "<i2" }, [MLXVK_INT32] = { "I32", "<i4" },
-    [MLXVK_INT64] = { "I64", "<i8" }, [MLXVK_FLOAT16] = { "F16", "<f2" }, [MLXVK_FLOAT32] = { "F32", "<f4" }, [MLXVK_FLOAT64] = { "F64", "<f8" },
+    [MLXVK_BOOL] = { "BOOL", "|b1" }, [MLXVK_UINT8] = { "U8", "|u1" }, [MLXVK_UINT16] = { "U16", "<u2" },
+        [MLXVK_UINT32] = { "U32", "<u4" },
+    [MLXVK_UINT64] = { "U64", "<u8" }, [MLXVK_INT8] = { "I8", "|i1" }, [MLXVK_INT16] = { "I16", "<i2" },
+        [MLXVK_INT32] = { "I32", "<i4" },
+    [MLXVK_INT64] = { "I64", "<i8" }, [MLXVK_FLOAT16] = { "F16", "<f2" }, [MLXVK_FLOAT32] = { "F32", "<f4" },
+        [MLXVK_FLOAT64] = { "F64", "<f8" },
     [MLXVK_BFLOAT16] = { "BF16", "<V2" }, [MLXVK_COMPLEX64] = { "C64", "<c8" },
 };
 
 static int file_dtype(const char *name, bool npy)
 {
-    if (!strcmp(name, "F8_E4M3") || !strcmp(name, "F8_E8M0")) return MLXVK_UINT8;     /* as MLX: for from_fp8, and scales */
+    /* as MLX: for from_fp8, and scales */
+    if (!strcmp(name, "F8_E4M3") || !strcmp(name, "F8_E8M0")) return MLXVK_UINT8;
     for (int t = 0; t < MLXVK_DTYPE_COUNT; t++)
         if (!strcmp(npy ? file_dtypes[t].npy + 1 : file_dtypes[t].name, name)) return t;
     return -1;
 }
 
 /* {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} */
-static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct items *arrays)
+static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct vector *arrays)
 {
     uint64_t shape[MAXD] = { 0 }, range[2] = { 0, 0 }, bytes;
     int ndim = 0, dtype = -1, dims[MAXD], given = 0;
@@ -18256,22 +19265,30 @@ static void load_tensor(struct file *f, struct json *j, const char *key, size_t 
     } while (!j->bad && json_take(j, ','));
     json_want(j, '}');
     if (j->bad || given != 3) { j->bad = true; return; }
-    if (dtype < 0 || dtype == MLXVK_FLOAT64) { file_fail(f, MLXVK_ERROR_DTYPE, "%s has a dtype that is not taken", key); return; }
+    if (dtype < 0 || dtype == MLXVK_FLOAT64) {
+        file_fail(f, MLXVK_ERROR_DTYPE, "%s has a dtype that is not taken", key);
+        return;
+    }
     bytes = dtypes[dtype].size;
     for (int i = 0; i < ndim; i++) {
-        if (shape[i] > INT_MAX || (shape[i] && bytes > f->size / shape[i])) { file_fail(f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key); return; }
+        if (shape[i] > INT_MAX || (shape[i] && bytes > f->size / shape[i])) {
+            file_fail(f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
+            return;
+        }
         bytes *= shape[i];
         dims[i] = (int)shape[i];
     }
     if (range[0] > f->size || range[1] < range[0] || range[1] - range[0] != bytes)
-        { file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu bytes, which is not what its shape says", key, (unsigned long long)(range[1] - range[0])); return; }
+        { file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu bytes, which is not what its shape says", key,
+                    (unsigned long long)(range[1] - range[0])); return; }
     array = file_array(f, start + range[0], ndim, dims, (mlxvk_dtype)dtype);
-    if (!f->code && map_put(arrays, key, array_value(array))) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (!f->code && map_put(arrays, key, array_value(array)))
+        file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     mlxvk_array_free(array);
 }
 
 /* {"key": "text", ...}, or what MLX writes where there is nothing: null */
-static void load_metadata(struct json *j, struct items *strings)
+static void load_metadata(struct json *j, struct vector *strings)
 {
     if (json_null(j)) return;
     json_want(j, '{');
@@ -18287,7 +19304,7 @@ static void load_metadata(struct json *j, struct items *strings)
     json_want(j, '}');
 }
 
-static void load_header(struct file *f, const char *header, size_t size, struct items *arrays, struct items *strings)
+static void load_header(struct file *f, const char *header, size_t size, struct vector *arrays, struct vector *strings)
 {
     struct json j = { header, header + size, false };
     json_want(&j, '{');
@@ -18303,17 +19320,19 @@ static void load_header(struct file *f, const char *header, size_t size, struct 
     if (j.bad) file_fail(f, MLXVK_ERROR_ARGUMENT, "the header is not that of a safetensors file");
 }
 
-static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1)
+static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_to_array *res_0,
+                            mlxvk_map_string_to_string *res_1)
 {
     uint8_t length[8];
     uint64_t size = 0;
     char *header = NULL;
-    struct items *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
+    struct vector *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
     if (!res_0 || !res_1) file_fail(f, MLXVK_ERROR_ARGUMENT, "a result is NULL");
     if (!arrays || !strings) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (!f->code && file_open(f, path) && file_read(f, 0, length, 8)) {
         for (int i = 0; i < 8; i++) size |= (uint64_t)length[i] << (8 * i);
-        if (size > SAFETENSORS_HEADER || size > f->size - 8) file_fail(f, MLXVK_ERROR_ARGUMENT, "a header of %llu bytes", (unsigned long long)size);
+        if (size > SAFETENSORS_HEADER || size > f->size - 8)
+            file_fail(f, MLXVK_ERROR_ARGUMENT, "a header of %llu bytes", (unsigned long long)size);
         header = f->code ? NULL : malloc((size_t)size + 1);
         if (!header) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
         if (header && file_read(f, 8, header, (size_t)size)) {
@@ -18330,7 +19349,8 @@ static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_t
     return 0;
 }
 
-int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file, mlxvk_stream s)
+int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file,
+                           mlxvk_stream s)
 {
     struct file f = { .name = "load_safetensors", .stream = s, .io = disk_open(file, "rb") };
     int code = load_safetensors(&f, file ? file : "NULL", res_0, res_1);
@@ -18338,13 +19358,14 @@ int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to
     return code;
 }
 
-int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, mlxvk_io_reader in_stream, mlxvk_stream s)
+int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1,
+                                  mlxvk_io_reader in_stream, mlxvk_stream s)
 {
     struct file f = { .name = "load_safetensors_reader", .stream = s, .io = in_stream.ctx };
     return load_safetensors(&f, NULL, res_0, res_1);
 }
 
-static int save_safetensors(struct file *f, const struct items *arrays, const struct items *strings)
+static int save_safetensors(struct file *f, const struct vector *arrays, const struct vector *strings)
 {
     struct text t = { NULL, 0, 0, false };
     uint8_t length[8];
@@ -18375,7 +19396,8 @@ static int save_safetensors(struct file *f, const struct items *arrays, const st
     for (int i = 0; i < 8; i++) length[i] = (uint8_t)((uint64_t)t.size >> (8 * i));
     file_write(f, length, 8);
     file_write(f, t.data, t.size);
-    for (size_t i = 0; i < arrays->size && !f->code; i++) file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
+    for (size_t i = 0; i < arrays->size && !f->code; i++)
+        file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
     free(t.data);
     return f->code;
 }
@@ -18396,7 +19418,8 @@ int mlxvk_save_safetensors(const char *file, mlxvk_map_string_to_array param, ml
     return disk_finish(&f, file);
 }
 
-int mlxvk_save_safetensors_writer(mlxvk_io_writer in_stream, mlxvk_map_string_to_array param, mlxvk_map_string_to_string metadata)
+int mlxvk_save_safetensors_writer(mlxvk_io_writer in_stream, mlxvk_map_string_to_array param,
+                                  mlxvk_map_string_to_string metadata)
 {
     struct file f = { .name = "save_safetensors_writer", .io = in_stream.ctx };
     return save_safetensors(&f, param.ctx, metadata.ctx);
@@ -18424,7 +19447,10 @@ static mlxvk_array load_array(struct file *f, const char *path)
     int ndim = 0, shape[MAXD], dtype = -1;
     mlxvk_array res = { NULL };
     if (!file_open(f, path) || !file_read(f, 0, start, 12)) return res;
-    if (memcmp(start, "\x93NUMPY", 6) || start[6] < 1 || start[6] > 3) { file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"); return res; }
+    if (memcmp(start, "\x93NUMPY", 6) || start[6] < 1 || start[6] > 3) {
+        file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file");
+        return res;
+    }
     at = start[6] == 1 ? 10 : 12;
     size = (size_t)start[8] | (size_t)start[9] << 8;
     if (start[6] > 1) size |= (size_t)start[10] << 16 | (size_t)start[11] << 24;
@@ -18435,22 +19461,39 @@ static mlxvk_array load_array(struct file *f, const char *path)
     descr = npy_field(header, "'descr'");
     order = npy_field(header, "'fortran_order'");
     dims = npy_field(header, "'shape'");
-    if (descr && descr[0] == '\'' && descr[1] && descr[2] && descr[3]) memcpy(type, descr + 2, descr[4] == '\'' ? 2 : 3);
+    if (descr && descr[0] == '\'' && descr[1] && descr[2] && descr[3])
+        memcpy(type, descr + 2, descr[4] == '\'' ? 2 : 3);
     if (descr && descr[1] != '>') dtype = file_dtype(type, true);
-    if (!order || !dims || *dims != '(' || !descr) { file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"); return res; }
-    if (dtype < 0 || dtype == MLXVK_FLOAT64) { file_fail(f, MLXVK_ERROR_DTYPE, "has a dtype that is not taken: %.5s", descr); return res; }
+    if (!order || !dims || *dims != '(' || !descr) {
+        file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file");
+        return res;
+    }
+    if (dtype < 0 || dtype == MLXVK_FLOAT64) {
+        file_fail(f, MLXVK_ERROR_DTYPE, "has a dtype that is not taken: %.5s", descr);
+        return res;
+    }
     for (dims++; *dims && *dims != ')'; dims += strspn(dims, " ,")) {
         char *next;
         unsigned long long n = strtoull(dims, &next, 10);
-        if (next == dims || ndim == MAXD || n > INT_MAX) { file_fail(f, MLXVK_ERROR_SHAPE, "has a shape that is not taken"); return res; }
+        if (next == dims || ndim == MAXD || n > INT_MAX) {
+            file_fail(f, MLXVK_ERROR_SHAPE, "has a shape that is not taken");
+            return res;
+        }
         shape[ndim++] = (int)n;
         dims = next;
     }
     if (*order == 'T')                                   /* the last axis is the outermost in memory */
-        for (int i = 0; i < ndim / 2; i++) { int n = shape[i]; shape[i] = shape[ndim - 1 - i]; shape[ndim - 1 - i] = n; }
+        for (int i = 0; i < ndim / 2; i++) {
+            int n = shape[i];
+            shape[i] = shape[ndim - 1 - i];
+            shape[ndim - 1 - i] = n;
+        }
     size = dtypes[dtype].size;
     for (int i = 0; i < ndim; i++) {
-        if (shape[i] && size > f->size / (size_t)shape[i]) { file_fail(f, MLXVK_ERROR_SHAPE, "is shorter than its shape says"); return res; }
+        if (shape[i] && size > f->size / (size_t)shape[i]) {
+            file_fail(f, MLXVK_ERROR_SHAPE, "is shorter than its shape says");
+            return res;
+        }
         size *= (size_t)shape[i];
     }
     res = file_array(f, at, ndim, shape, (mlxvk_dtype)dtype);
@@ -18458,7 +19501,7 @@ static mlxvk_array load_array(struct file *f, const char *path)
     return res;
 }
 
-static int give_array(struct file *f, mlxvk_array *res, const char *path)
+static int give_loaded(struct file *f, mlxvk_array *res, const char *path)
 {
     mlxvk_array fresh = load_array(f, path);
     if (!f->code && !res) file_fail(f, MLXVK_ERROR_ARGUMENT, "res is NULL");
@@ -18471,7 +19514,7 @@ static int give_array(struct file *f, mlxvk_array *res, const char *path)
 int mlxvk_load(mlxvk_array *res, const char *file, mlxvk_stream s)
 {
     struct file f = { .name = "load", .stream = s, .io = disk_open(file, "rb") };
-    int code = give_array(&f, res, file ? file : "NULL");
+    int code = give_loaded(&f, res, file ? file : "NULL");
     io_free(f.io);
     return code;
 }
@@ -18479,7 +19522,7 @@ int mlxvk_load(mlxvk_array *res, const char *file, mlxvk_stream s)
 int mlxvk_load_reader(mlxvk_array *res, mlxvk_io_reader in_stream, mlxvk_stream s)
 {
     struct file f = { .name = "load_reader", .stream = s, .io = in_stream.ctx };
-    return give_array(&f, res, NULL);
+    return give_loaded(&f, res, NULL);
 }
 
 static int save_array(struct file *f, const struct array *a)
@@ -18518,7 +19561,7 @@ int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a)
 /* ---- GGUF ---- */
 
 /* Tensors, and metadata by what it is: numbers (one, or a list), a text, a list of texts. */
-struct gguf { struct items *arrays, *numbers, *texts, *lists; };
+struct gguf { struct vector *arrays, *numbers, *texts, *lists; };
 
 static int gguf_free(struct gguf *g)
 {
@@ -18550,31 +19593,47 @@ int mlxvk_io_gguf_free(mlxvk_io_gguf io) { return gguf_free(io.ctx); }
 int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io)
 {
     const struct gguf *g = io.ctx;
-    struct items *l = g && keys ? list_new(&string_kind) : NULL;
+    struct vector *l = g && keys ? list_new(&string_kind) : NULL;
     int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
-    for (size_t i = 0; !code && i < g->arrays->size; i++) code = list_append(l, &((struct entry *)list_at(g->arrays, i))->key, 1);
-    if (code) { list_free(l); return code; }
-    list_free(keys->ctx);
-    keys->ctx = l;
-    return 0;
+    for (size_t i = 0; !code && i < g->arrays->size; i++)
+        code = list_append(l, &((struct entry *)list_at(g->arrays, i))->key, 1);
+    return list_give(keys ? &keys->ctx : NULL, l, code);
 }
 
 /* One of the maps: its member's place in struct gguf. */
-static struct items *gguf_map(mlxvk_io_gguf io, size_t member) { return io.ctx ? *(struct items **)(void *)((char *)io.ctx + member) : NULL; }
+static struct vector *gguf_map(mlxvk_io_gguf io, size_t member)
+{
+    return io.ctx ? *(struct vector **)(void *)((char *)io.ctx + member) : NULL;
+}
 #define GGUF(io, member) gguf_map(io, offsetof(struct gguf, member))
 
-#define HAS(kind, member)                                                                                             \
-    int mlxvk_io_gguf_has_metadata_##kind(bool *flag, mlxvk_io_gguf io, const char *key)                              \
-    {                                                                                                                 \
-        if (!flag || !io.ctx || !key) return MLXVK_ERROR_ARGUMENT;                                                    \
-        *flag = map_find(GGUF(io, member), key) != NULL;                                                              \
-        return 0;                                                                                                     \
-    }
-HAS(array, numbers) HAS(string, texts) HAS(vector_string, lists)
-#undef HAS
+static int has_entry(bool *flag, const struct vector *m, const char *key)
+{
+    if (!flag || !m || !key) return MLXVK_ERROR_ARGUMENT;
+    *flag = map_find(m, key) != NULL;
+    return 0;
+}
+int mlxvk_io_gguf_has_metadata_array(bool *flag, mlxvk_io_gguf io, const char *key)
+{
+    return has_entry(flag, GGUF(io, numbers), key);
+}
+int mlxvk_io_gguf_has_metadata_string(bool *flag, mlxvk_io_gguf io, const char *key)
+{
+    return has_entry(flag, GGUF(io, texts), key);
+}
+int mlxvk_io_gguf_has_metadata_vector_string(bool *flag, mlxvk_io_gguf io, const char *key)
+{
+    return has_entry(flag, GGUF(io, lists), key);
+}
 
-static int get_entry_array(mlxvk_array *res, const struct entry *e) { return e && res ? mlxvk_array_set(res, e->value.array) : MLXVK_ERROR_ARGUMENT; }
-int mlxvk_io_gguf_get_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key) { return get_entry_array(arr, map_find(GGUF(io, arrays), key)); }
+static int get_entry_array(mlxvk_array *res, const struct entry *e)
+{
+    return e && res ? mlxvk_array_set(res, e->value.array) : MLXVK_ERROR_ARGUMENT;
+}
+int mlxvk_io_gguf_get_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key)
+{
+    return get_entry_array(arr, map_find(GGUF(io, arrays), key));
+}
 int mlxvk_io_gguf_get_metadata_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key)
 {
     return get_entry_array(arr, map_find(GGUF(io, numbers), key));
@@ -18590,19 +19649,25 @@ int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io
     return e && vstr ? list_assign(&vstr->ctx, &string_kind, e->value.list) : MLXVK_ERROR_ARGUMENT;
 }
 
-static int put_entry_array(struct items *m, const char *key, mlxvk_array array)
+static int put_entry_array(struct vector *m, const char *key, mlxvk_array array)
 {
     return m && key && array.ctx ? map_put(m, key, array_value(array)) : MLXVK_ERROR_ARGUMENT;
 }
-int mlxvk_io_gguf_set_array(mlxvk_io_gguf io, const char *key, mlxvk_array arr) { return put_entry_array(GGUF(io, arrays), key, arr); }
-int mlxvk_io_gguf_set_metadata_array(mlxvk_io_gguf io, const char *key, mlxvk_array marr) { return put_entry_array(GGUF(io, numbers), key, marr); }
+int mlxvk_io_gguf_set_array(mlxvk_io_gguf io, const char *key, mlxvk_array arr)
+{
+    return put_entry_array(GGUF(io, arrays), key, arr);
+}
+int mlxvk_io_gguf_set_metadata_array(mlxvk_io_gguf io, const char *key, mlxvk_array marr)
+{
+    return put_entry_array(GGUF(io, numbers), key, marr);
+}
 int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const char *mstr)
 {
     return mlxvk_map_string_to_string_insert((mlxvk_map_string_to_string){ GGUF(io, texts) }, key, mstr);
 }
 int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr)
 {
-    const struct items *l = mvstr.ctx;
+    const struct vector *l = mvstr.ctx;
     struct entry e = { NULL, { NULL } };
     if (!io.ctx || !key || !l) return MLXVK_ERROR_ARGUMENT;
     e.value.list = list_from(&string_kind, l->data, l->size);
@@ -18611,12 +19676,15 @@ int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, 
 
 /* Types of metadata; texts and lists are by themselves. */
 enum { GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_TEXT_MAX = 1 << 26, GGUF_ALIGN = 32 };
-static const mlxvk_dtype gguf_types[GGUF_TYPES] = { MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT16, MLXVK_INT16, MLXVK_UINT32, MLXVK_INT32, MLXVK_FLOAT32,
+static const mlxvk_dtype gguf_types[GGUF_TYPES] = { MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT16, MLXVK_INT16, MLXVK_UINT32,
+                                                    MLXVK_INT32, MLXVK_FLOAT32,
     MLXVK_BOOL, MLXVK_DTYPE_COUNT, MLXVK_DTYPE_COUNT, MLXVK_UINT64, MLXVK_INT64, MLXVK_FLOAT64 };
 
-/* Types of tensors: whole elements, or blocks of 32 codes (bits; bytes of a block; the code of 0, or -1: the block says). */
+/* Types of tensors: whole elements, or blocks of 32 codes (bits; bytes of a block; the code of 0, or -1: the block
+ * says). */
 static const struct { int type; mlxvk_dtype dtype; int bits, bytes, zero; } ggml_types[] = {
-    { 0, MLXVK_FLOAT32, 0, 0, 0 }, { 1, MLXVK_FLOAT16, 0, 0, 0 }, { 30, MLXVK_BFLOAT16, 0, 0, 0 }, { 24, MLXVK_INT8, 0, 0, 0 },
+    { 0, MLXVK_FLOAT32, 0, 0, 0 }, { 1, MLXVK_FLOAT16, 0, 0, 0 }, { 30, MLXVK_BFLOAT16, 0, 0, 0 },
+        { 24, MLXVK_INT8, 0, 0, 0 },
     { 25, MLXVK_INT16, 0, 0, 0 }, { 26, MLXVK_INT32, 0, 0, 0 }, { 27, MLXVK_INT64, 0, 0, 0 },
     { 2, MLXVK_UINT32, 4, 18, 8 }, { 3, MLXVK_UINT32, 4, 20, -1 }, { 8, MLXVK_UINT32, 8, 34, 128 },
 };
@@ -18638,7 +19706,8 @@ static char *take_text(struct cursor *c)
 {
     uint64_t n = take_number(c, 8);
     char *text = NULL;
-    if (!c->f->code && (n > GGUF_TEXT_MAX || n > c->f->size)) file_fail(c->f, MLXVK_ERROR_ARGUMENT, "a text of %llu bytes", (unsigned long long)n);
+    if (!c->f->code && (n > GGUF_TEXT_MAX || n > c->f->size))
+        file_fail(c->f, MLXVK_ERROR_ARGUMENT, "a text of %llu bytes", (unsigned long long)n);
     if (!c->f->code && !(text = malloc((size_t)n + 1))) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (text && !file_read(c->f, c->at, text, (size_t)n)) { free(text); return NULL; }
     if (text) { text[n] = 0; c->at += (size_t)n; }
@@ -18651,7 +19720,10 @@ static void take_numbers(struct cursor *c, struct gguf *g, const char *key, int 
     mlxvk_dtype t = gguf_types[type];
     size_t size = dtypes[t].size;
     mlxvk_array a = { NULL };
-    if (n > INT_MAX || n > c->f->size / size) { file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu numbers", key, (unsigned long long)n); return; }
+    if (n > INT_MAX || n > c->f->size / size) {
+        file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu numbers", key, (unsigned long long)n);
+        return;
+    }
     if (type != GGUF_DOUBLE) a = file_array(c->f, c->at, ndim, (int[]){ (int)n }, t);
     else {
         float *values = malloc((size_t)n * sizeof *values + 1);
@@ -18661,12 +19733,14 @@ static void take_numbers(struct cursor *c, struct gguf *g, const char *key, int 
             memcpy(&value, &bits, 8);
             values[i] = (float)value;
         }
-        if (!values || mlxvk_array_new_data_device(&a, values, (int[]){ (int)n }, ndim, MLXVK_FLOAT32, mlxvk_stream_device(c->f->stream)))
+        if (!values || mlxvk_array_new_data_device(&a, values, (int[]){ (int)n }, ndim, MLXVK_FLOAT32,
+                                                   mlxvk_stream_device(c->f->stream)))
             file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "no array of %llu numbers", (unsigned long long)n);
         free(values);
     }
     c->at += (size_t)n * size;
-    if (!c->f->code && put_entry_array(g->numbers, key, a)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (!c->f->code && put_entry_array(g->numbers, key, a))
+        file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     mlxvk_array_free(a);
 }
 
@@ -18679,7 +19753,11 @@ static void take_texts(struct cursor *c, struct gguf *g, const char *key, uint64
         if (place) *place = text;
         else { free(text); file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); }
     }
-    if (c->f->code || !e.value.list) { list_free(e.value.list); file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return; }
+    if (c->f->code || !e.value.list) {
+        list_free(e.value.list);
+        file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        return;
+    }
     if (map_put(g->lists, key, e)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
 }
 
@@ -18695,9 +19773,11 @@ static void take_metadata(struct cursor *c, struct gguf *g, uint64_t *align)
         of = take_number(c, 4);
         type = take_number(c, 8);                        /* how many */
         if (of == GGUF_TEXT) take_texts(c, g, key, type);
-        else if (of >= GGUF_TYPES || of == GGUF_LIST) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s is a list of what is not taken", key);
+        else if (of >= GGUF_TYPES || of == GGUF_LIST)
+            file_fail(c->f, MLXVK_ERROR_DTYPE, "%s is a list of what is not taken", key);
         else take_numbers(c, g, key, (int)of, 1, type);
-    } else if (type >= GGUF_TYPES) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has type %llu", key, (unsigned long long)type);
+    } else if (type >= GGUF_TYPES)
+        file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has type %llu", key, (unsigned long long)type);
     else {
         if (!strcmp(key, "general.alignment") && type == 4) *align = take_number(&(struct cursor){ c->f, c->at }, 4);
         take_numbers(c, g, key, (int)type, 0, 1);
@@ -18708,7 +19788,8 @@ static void take_metadata(struct cursor *c, struct gguf *g, uint64_t *align)
 /* Codes of blocks as MLX's quantized weights: words, and scales and biases of each block of 32 in float16. */
 static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t at, int ndim, int *shape, size_t kind)
 {
-    int bits = ggml_types[kind].bits, bytes = ggml_types[kind].bytes, zero = ggml_types[kind].zero, last = ndim ? shape[ndim - 1] : 0;
+    int bits = ggml_types[kind].bits, bytes = ggml_types[kind].bytes, zero = ggml_types[kind].zero,
+        last = ndim ? shape[ndim - 1] : 0;
     size_t blocks = 1, stem = strlen(key), suffix = strlen(".weight");
     uint8_t *raw, *codes;
     uint16_t *scales, *biases;
@@ -18733,16 +19814,20 @@ static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t 
             in += zero < 0 ? 4 : 2;
             for (int i = 0; i < 32 && bits == 8; i++) to[i] = in[i] ^ 0x80;
             for (int i = 0; i < 16 && bits == 4; i++)    /* low halves are the first 16 codes */
-                to[i] = i < 8 ? (uint8_t)((in[2 * i] & 15) | in[2 * i + 1] << 4) : (uint8_t)(in[2 * i - 16] >> 4 | (in[2 * i - 15] & 0xf0));
+                to[i] = i < 8 ? (uint8_t)((in[2 * i] & 15) | in[2 * i + 1] << 4)
+                    : (uint8_t)(in[2 * i - 16] >> 4 | (in[2 * i - 15] & 0xf0));
         }
         shape[ndim - 1] = last / 32 * bits;
-        if (mlxvk_array_new_data_device(&out[0], codes, shape, ndim, MLXVK_UINT32, device)) file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
+        if (mlxvk_array_new_data_device(&out[0], codes, shape, ndim, MLXVK_UINT32, device))
+            file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
         shape[ndim - 1] = last / 32;
         if (mlxvk_array_new_data_device(&out[1], scales, shape, ndim, MLXVK_FLOAT16, device) ||
-            mlxvk_array_new_data_device(&out[2], biases, shape, ndim, MLXVK_FLOAT16, device)) file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
+            mlxvk_array_new_data_device(&out[2], biases, shape, ndim, MLXVK_FLOAT16, device))
+            file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
         if (stem >= suffix && !strcmp(key + stem - suffix, ".weight")) stem -= suffix;
         for (int i = 0; i < 3 && !f->code; i++) {
-            snprintf(name, strlen(key) + 10, "%.*s%s", (int)stem, key, i == 0 ? key + stem : i == 1 ? ".scales" : ".biases");
+            snprintf(name, strlen(key) + 10, "%.*s%s", (int)stem, key, i == 0 ? key + stem : i == 1 ? ".scales"
+                     : ".biases");
             if (put_entry_array(g->arrays, name, out[i])) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
         }
     }
@@ -18750,7 +19835,8 @@ static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t 
     free(raw); free(codes); free(scales); free(biases); free(name);
 }
 
-/* One tensor, whose description the cursor is at; its data begin `data` bytes into the file. With data 0: only skip it. */
+/* One tensor, whose description the cursor is at; its data begin `data` bytes into the file. With data 0: only skip
+ * it. */
 static void take_tensor(struct cursor *c, struct gguf *g, size_t data)
 {
     char *key = take_text(c);
@@ -18763,16 +19849,20 @@ static void take_tensor(struct cursor *c, struct gguf *g, size_t data)
     at = take_number(c, 8);
     if (!data || c->f->code) { free(key); return; }
     while (kind < COUNT(ggml_types) && ggml_types[kind].type != (int)type) kind++;
-    if (kind == COUNT(ggml_types)) file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has tensor type %llu, which is not taken", key, (unsigned long long)type);
+    if (kind == COUNT(ggml_types))
+        file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has tensor type %llu, which is not taken", key,
+                  (unsigned long long)type);
     for (uint64_t i = 0; i < ndim && !c->f->code; i++) {     /* the fastest dimension comes first */
-        if (size[i] > INT_MAX || (size[i] && bytes > 8 * c->f->size / size[i])) file_fail(c->f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
+        if (size[i] > INT_MAX || (size[i] && bytes > 8 * c->f->size / size[i]))
+            file_fail(c->f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
         else { bytes *= size[i]; shape[ndim - 1 - i] = (int)size[i]; }
     }
     if (!c->f->code && at > c->f->size) file_fail(c->f, MLXVK_ERROR_ARGUMENT, "%s lies outside", key);
     if (!c->f->code && ggml_types[kind].bits) take_blocks(c->f, g, key, data + (size_t)at, (int)ndim, shape, kind);
     else if (!c->f->code) {
         mlxvk_array a = file_array(c->f, data + (size_t)at, (int)ndim, shape, ggml_types[kind].dtype);
-        if (!c->f->code && put_entry_array(g->arrays, key, a)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        if (!c->f->code && put_entry_array(g->arrays, key, a))
+            file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
         mlxvk_array_free(a);
     }
     free(key);
@@ -18788,13 +19878,15 @@ int mlxvk_load_gguf(mlxvk_io_gguf *gguf, const char *file, mlxvk_stream s)
     if (!f.code && file_open(&f, file ? file : "NULL")) {
         magic = take_number(&c, 4);
         version = take_number(&c, 4);
-        if (!f.code && (magic != 0x46554747 || version < 2 || version > 3)) file_fail(&f, MLXVK_ERROR_ARGUMENT, "is not a GGUF file of version 2 or 3");
+        if (!f.code && (magic != 0x46554747 || version < 2 || version > 3))
+            file_fail(&f, MLXVK_ERROR_ARGUMENT, "is not a GGUF file of version 2 or 3");
         count = take_number(&c, 8);
         pairs = take_number(&c, 8);
         for (uint64_t i = 0; i < pairs && !f.code; i++) take_metadata(&c, g, &align);
         tensors = c;
         for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&c, g, 0);
-        if (!f.code && (!align || align > 1 << 20)) file_fail(&f, MLXVK_ERROR_ARGUMENT, "an alignment of %llu", (unsigned long long)align);
+        if (!f.code && (!align || align > 1 << 20))
+            file_fail(&f, MLXVK_ERROR_ARGUMENT, "an alignment of %llu", (unsigned long long)align);
         for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&tensors, g, round_up(c.at, (size_t)align));
     }
     io_free(f.io);
@@ -18841,7 +19933,10 @@ static void save_metadata(struct file *f, const struct gguf *g)
         const struct array *a = e->value.array.ctx;
         uint32_t type = 0;
         while (type < GGUF_TYPES && gguf_types[type] != a->dtype) type++;
-        if (type == GGUF_TYPES || a->ndim > 1) { file_fail(f, MLXVK_ERROR_DTYPE, "%s cannot be metadata", e->key); return; }
+        if (type == GGUF_TYPES || a->ndim > 1) {
+            file_fail(f, MLXVK_ERROR_DTYPE, "%s cannot be metadata", e->key);
+            return;
+        }
         write_text(f, e->key);
         if (a->ndim) { write_number(f, GGUF_LIST, 4); write_number(f, type, 4); write_number(f, a->size, 8); }
         else write_number(f, type, 4);
@@ -18869,7 +19964,10 @@ int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf)
         const struct array *a = e->value.array.ctx;
         size_t kind = 0;
         while (kind < COUNT(ggml_types) && (ggml_types[kind].dtype != a->dtype || ggml_types[kind].bits)) kind++;
-        if (kind == COUNT(ggml_types)) { file_fail(&f, MLXVK_ERROR_DTYPE, "%s cannot be a tensor of %s", e->key, dtypes[a->dtype].name); break; }
+        if (kind == COUNT(ggml_types)) {
+            file_fail(&f, MLXVK_ERROR_DTYPE, "%s cannot be a tensor of %s", e->key, dtypes[a->dtype].name);
+            break;
+        }
         write_text(&f, e->key);
         write_number(&f, (uint64_t)a->ndim, 4);
         for (int k = a->ndim - 1; k >= 0; k--) write_number(&f, (uint64_t)a->shape[k], 8);
@@ -18904,9 +20002,11 @@ static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_d
     if (r == VK_ERROR_FEATURE_NOT_PRESENT) {
         char names[128];
         name_missing(missing ? missing : CAP_SMALL & ~d->caps.bits, names, sizeof names);
-        return device_fail(d, MLXVK_ERROR_UNSUPPORTED, r, __LINE__, "kernel", "%s cannot run: %s lacks %s", k->name, d->caps.name, names);
+        return device_fail(d, MLXVK_ERROR_UNSUPPORTED, r, __LINE__, "kernel", "%s cannot run: %s lacks %s", k->name,
+                           d->caps.name, names);
     }
-    if (r >= 0) r = build_pipeline(d, k->module, desc->bindings, desc->constants, desc->constant_count, &k->pipeline.handle);
+    if (r >= 0)
+        r = build_pipeline(d, k->module, desc->bindings, desc->constants, desc->constant_count, &k->pipeline.handle);
     if (r < 0) {
         d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
         return device_fail(d, vk_code(d, r), r, __LINE__, "kernel", "%s could not be made (VkResult %d)", k->name, r);
@@ -18928,7 +20028,8 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
     for (int i = 0; i < 3; i++) {
         threads *= desc->threads[i] ? desc->threads[i] : 1;
         if (threads > d->caps.max_threads)
-            return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel", "%llu threads a workgroup; the device allows %u",
+            return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel",
+                               "%llu threads a workgroup; the device allows %u",
                                (unsigned long long)threads, d->caps.max_threads);
     }
     refusal = module_refusal(desc->spirv, desc->spirv_size / 4, desc->bindings, d->caps.max_threads);
@@ -18980,7 +20081,8 @@ int mlxvk_kernel_free(mlxvk_kernel kernel)
     d = k->device;
     mutex_lock(&d->lock);
     wait_streams(d);
-    for (struct stream *s = d->streams; s; s = s->next) if (s->encoder.step.pipeline == &k->pipeline) encoder_reset(&s->encoder);
+    for (struct stream *s = d->streams; s; s = s->next)
+        if (s->encoder.step.pipeline == &k->pipeline) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
@@ -19025,7 +20127,8 @@ int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
     struct kernel *k = kernel.ctx;
     if (!e) return MLXVK_ERROR_ARGUMENT;
     encoder_reset(e);
-    if (!k || k->device != e->device) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_kernel", "no kernel of this device");
+    if (!k || k->device != e->device)
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_kernel", "no kernel of this device");
     else {
         struct step *t = &e->step;
         t->pipeline = &k->pipeline;
@@ -19052,14 +20155,21 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
     uint32_t at = 0;
     if (!e) return MLXVK_ERROR_ARGUMENT;
     if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array", "no array of this device, or binding %u", binding);
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array",
+                     "no array of this device, or binding %u", binding);
     else at = bind_held(e, binding, a, write);
     if (shift) *shift = at;
     return unlock_encoder(e);
 }
 
-int mlxvk_set_input_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift) { return set_array(e, array, binding, shift, false); }
-int mlxvk_set_output_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift) { return set_array(e, array, binding, shift, true); }
+int mlxvk_set_input_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift)
+{
+    return set_array(e, array, binding, shift, false);
+}
+int mlxvk_set_output_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift)
+{
+    return set_array(e, array, binding, shift, true);
+}
 
 int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
 {
@@ -19073,7 +20183,8 @@ int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
         array_span(a, &low, &high);
         if (low < high)
             set_bound(e, MAX_BOUND - 1 - e->registered, false,
-                      (struct bound){ .kind = BOUND_STORAGE, .write = true, .storage = a->storage, .low = low, .high = high });
+                      (struct bound){ .kind = BOUND_STORAGE, .write = true, .storage = a->storage, .low = low,
+                                      .high = high });
     }
     return unlock_encoder(e);
 }
@@ -19083,13 +20194,17 @@ int mlxvk_set_buffer(mlxvk_encoder handle, mlxvk_buffer buffer, size_t offset, s
     struct encoder *e = lock_encoder(handle);
     struct buffer *b = buffer.ctx;
     if (!e) return MLXVK_ERROR_ARGUMENT;
-    if (!b || b->device != e->device || binding >= MAX_BINDINGS || !size || offset > b->size || size > b->size - offset ||
+    if (!b || b->device != e->device || binding >= MAX_BINDINGS || !size || offset > b->size ||
+        size > b->size - offset ||
         (b->offset + offset) % e->device->caps.offset_align)
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "%zu bytes from %zu at binding %u", size, offset, binding);
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "%zu bytes from %zu at binding %u", size,
+                     offset, binding);
     else if (size > e->device->caps.max_range)
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_buffer", "%zu bytes; one binding reaches %zu", size, e->device->caps.max_range);
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_buffer", "%zu bytes; one binding reaches %zu", size,
+                     e->device->caps.max_range);
     else
-        set_bound(e, binding, true, (struct bound){ .kind = BOUND_BUFFER, .write = true, .buffer = b, .low = (int64_t)offset,
+        set_bound(e, binding, true, (struct bound){ .kind = BOUND_BUFFER, .write = true, .buffer = b,
+                                                    .low = (int64_t)offset,
                                                     .high = (int64_t)(offset + size) });
     return unlock_encoder(e);
 }
@@ -19110,7 +20225,8 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
 
 static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
 {
-    if (!e->step.pipeline && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
+    if (!e->step.pipeline && !e->code)
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
     dispatch(e, x, y, z);
     bind_plan(e);
     maybe_commit(e->stream);
@@ -19161,13 +20277,15 @@ int mlxvk_end_concurrent(mlxvk_encoder handle)
 
 /* ==== >>public: kernels of the caller's in mlx-c's shape: new, config, apply ====================================== */
 
-/* What apply must know of a module: its specialization constants of 32 bits and the bools (by number, with their values where
- * nobody sets them, and their names where the module has names), and what its workgroup's size is made of. */
+/* What apply must know of a module: its specialization constants of 32 bits and the bools (by number, with their
+ * values where nobody sets them, and their names where the module has names), and what its workgroup's size is made
+ * of. */
 struct module_constants {
     uint32_t count, values[MAX_SPEC];
     bool declared[MAX_SPEC], other[MAX_SPEC];        /* other: of other widths, which cannot be set */
     const char *names[MAX_SPEC];
-    int group_constant[3];                           /* the constant that is this side of the workgroup; -1: it is fixed */
+    /* the constant that is this side of the workgroup; -1: it is fixed */
+    int group_constant[3];
     uint32_t group[3];
 };
 
@@ -19200,57 +20318,59 @@ struct spirv_config {
 
 enum { SPIRV_ANY = -1 };
 
-/* The first instruction of a kind whose words after the first are these; NULL: none. */
-static const uint32_t *spirv_find(const struct spirv_kernel *k, uint32_t op, int64_t first, int64_t second, int64_t third)
+/* The first instruction of a kind whose operands begin with these, none of which is beyond its end; without: its op
+ * is 0. */
+static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_t op, int64_t first, int64_t second,
+                                           int64_t third)
 {
     const int64_t want[3] = { first, second, third };
-    for (size_t at = SPIRV_HEADER, n; at < k->words; at += n) {
-        const uint32_t *w = k->spirv + at;
+    struct spirv_instruction i = spirv_open(k->spirv, k->words);
+    while (spirv_next(&i)) {
         uint32_t same = 0;
-        n = w[0] >> 16;
-        if (!n || n > k->words - at) return NULL;    /* cut off: making the kernel says so */
-        if ((w[0] & 0xffff) != op) continue;
-        while (same < 3 && (want[same] == SPIRV_ANY || (same + 1 < n && w[same + 1] == want[same]))) same++;
-        if (same == 3) return w;
+        while (i.op == op && same < 3 && (want[same] == SPIRV_ANY || (same < i.n && i.w[same] == want[same]))) same++;
+        if (same == 3) return i;
     }
-    return NULL;
+    return (struct spirv_instruction){ 0 };          /* where it is cut off, making the kernel says so */
 }
 
-/* Its string, from that word on, if it ends within the instruction. */
-static const char *spirv_string(const uint32_t *w, uint32_t at)
+static bool of_32_bits(const struct spirv_kernel *k, uint32_t type)
 {
-    uint32_t n = w[0] >> 16;
-    return n > at && !(w[n - 1] >> 24) ? (const char *)(w + at) : NULL;
+    return spirv_find(k, SPIRV_TYPE_INT, type, 32, SPIRV_ANY).op || spirv_find(k, SPIRV_TYPE_FLOAT, type, 32,
+        SPIRV_ANY).op;
 }
 
 static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
 {
     struct module_constants *c = &k->constants;
-    const uint32_t *w = spirv_find(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id, SPIRV_ANY), *name = spirv_find(k, SPIRV_NAME, id, SPIRV_ANY, SPIRV_ANY);
-    if (w && (w[0] >> 16 != 4 || !(spirv_find(k, SPIRV_TYPE_INT, w[1], 32, SPIRV_ANY) || spirv_find(k, SPIRV_TYPE_FLOAT, w[1], 32, SPIRV_ANY))))
-        c->other[number] = true;
-    else if (w) c->values[number] = w[3];
-    else c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY) != NULL;
+    struct spirv_instruction i = spirv_find(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id, SPIRV_ANY);
+    struct spirv_instruction name = spirv_find(k, SPIRV_NAME, id, SPIRV_ANY, SPIRV_ANY);
+    if (i.op) {
+        c->other[number] = i.n != 3 || !of_32_bits(k, i.w[0]);
+        c->values[number] = c->other[number] ? 0 : i.w[2];
+    }
+    else c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY).op != 0;
     c->declared[number] = true;
-    c->names[number] = name ? spirv_string(name, 2) : NULL;
+    /* it ends there */
+    if (name.n > 1 && !(name.operands[name.n - 1] >> 24)) c->names[number] = (const char *)(name.operands + 1);
     c->count = number + 1;
 }
 
-/* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers or constants. */
+/* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers or
+ * constants. */
 static void read_group(struct spirv_kernel *k)
 {
     struct module_constants *c = &k->constants;
-    const uint32_t *built = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE), *parts = NULL;
-    if (built && !(parts = spirv_find(k, SPIRV_SPEC_COMPOSITE, SPIRV_ANY, built[1], SPIRV_ANY)))
-        parts = spirv_find(k, SPIRV_COMPOSITE, SPIRV_ANY, built[1], SPIRV_ANY);
-    if (!built) parts = spirv_find(k, SPIRV_EXECUTION_MODE_ID, SPIRV_ANY, SPIRV_LOCAL_SIZE_ID, SPIRV_ANY);
-    if (parts && parts[0] >> 16 != 6) parts = NULL;
+    struct spirv_instruction built = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE);
+    struct spirv_instruction size = spirv_find(k, SPIRV_EXECUTION_MODE, SPIRV_ANY, SPIRV_LOCAL_SIZE, SPIRV_ANY), parts;
+    if (!built.op) parts = spirv_find(k, SPIRV_EXECUTION_MODE_ID, SPIRV_ANY, SPIRV_LOCAL_SIZE_ID, SPIRV_ANY);
+    else if (!(parts = spirv_find(k, SPIRV_SPEC_COMPOSITE, SPIRV_ANY, built.w[0], SPIRV_ANY)).op)
+        parts = spirv_find(k, SPIRV_COMPOSITE, SPIRV_ANY, built.w[0], SPIRV_ANY);
     for (int i = 0; i < 3; i++) {
-        const uint32_t *of = parts ? spirv_find(k, SPIRV_DECORATE, parts[3 + i], SPIRV_SPEC_ID, SPIRV_ANY)
-                                   : spirv_find(k, SPIRV_EXECUTION_MODE, SPIRV_ANY, SPIRV_LOCAL_SIZE, SPIRV_ANY);
-        const uint32_t *fixed = parts && !of ? spirv_find(k, SPIRV_CONSTANT, SPIRV_ANY, parts[3 + i], SPIRV_ANY) : NULL;
-        c->group_constant[i] = parts && of && of[0] >> 16 == 4 ? (int)min_u32(of[3], MAX_SPEC) : -1;
-        c->group[i] = !parts && of && of[0] >> 16 == 6 ? of[3 + i] : fixed && fixed[0] >> 16 == 4 ? fixed[3] : 1;
+        struct spirv_instruction of = { 0 }, fixed = { 0 };
+        if (parts.n == 5) of = spirv_find(k, SPIRV_DECORATE, parts.w[2 + i], SPIRV_SPEC_ID, SPIRV_ANY);
+        if (parts.n == 5) fixed = spirv_find(k, SPIRV_CONSTANT, SPIRV_ANY, parts.w[2 + i], SPIRV_ANY);
+        c->group_constant[i] = of.n == 3 ? (int)min_u32(of.w[2], MAX_SPEC) : -1;
+        c->group[i] = parts.n != 5 && size.n == 5 ? size.w[2 + i] : !of.op && fixed.n == 3 ? fixed.w[2] : 1;
     }
 }
 
@@ -19258,14 +20378,16 @@ static void read_group(struct spirv_kernel *k)
 static void read_constants(struct spirv_kernel *k)
 {
     for (uint32_t number = 0; number < MAX_SPEC; number++) {
-        const uint32_t *w = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_SPEC_ID, number);
-        if (w) read_constant(k, number, w[1]);
+        struct spirv_instruction i = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_SPEC_ID, number);
+        if (i.op) read_constant(k, number, i.w[0]);
     }
     read_group(k);
 }
 
-mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vector_string input_names, mlxvk_vector_string output_names,
-                                                    const uint32_t *spirv, size_t spirv_size, bool ensure_row_contiguous)
+mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vector_string input_names,
+                                                    mlxvk_vector_string output_names,
+                                                    const uint32_t *spirv, size_t spirv_size,
+                                                    bool ensure_row_contiguous)
 {
     struct spirv_kernel *k = calloc(1, sizeof *k);
     size_t inputs = mlxvk_vector_string_size(input_names), outputs = mlxvk_vector_string_size(output_names);
@@ -19320,7 +20442,8 @@ int mlxvk_fast_spirv_kernel_config_free(mlxvk_fast_spirv_kernel_config cls)
     return 0;
 }
 
-int mlxvk_fast_spirv_kernel_config_add_output_arg(mlxvk_fast_spirv_kernel_config cls, const int *shape, size_t size, mlxvk_dtype dtype)
+int mlxvk_fast_spirv_kernel_config_add_output_arg(mlxvk_fast_spirv_kernel_config cls, const int *shape, size_t size,
+                                                  mlxvk_dtype dtype)
 {
     struct spirv_config *f = cls.ctx;
     if (!f || (size && !shape) || size > MAXD || !is_dtype((int)dtype)) return MLXVK_ERROR_ARGUMENT;
@@ -19346,7 +20469,8 @@ int mlxvk_fast_spirv_kernel_config_set_grid(mlxvk_fast_spirv_kernel_config cls, 
     return set_sizes(cls.ctx ? ((struct spirv_config *)cls.ctx)->grid : NULL, grid1, grid2, grid3, 0);
 }
 
-int mlxvk_fast_spirv_kernel_config_set_thread_group(mlxvk_fast_spirv_kernel_config cls, int thread1, int thread2, int thread3)
+int mlxvk_fast_spirv_kernel_config_set_thread_group(mlxvk_fast_spirv_kernel_config cls, int thread1, int thread2,
+                                                    int thread3)
 {
     return set_sizes(cls.ctx ? ((struct spirv_config *)cls.ctx)->group : NULL, thread1, thread2, thread3, 1);
 }
@@ -19371,14 +20495,17 @@ int mlxvk_fast_spirv_kernel_config_add_template_arg_int(mlxvk_fast_spirv_kernel_
     return 0;
 }
 
-int mlxvk_fast_spirv_kernel_config_add_template_arg_bool(mlxvk_fast_spirv_kernel_config cls, const char *name, bool value)
+int mlxvk_fast_spirv_kernel_config_add_template_arg_bool(mlxvk_fast_spirv_kernel_config cls, const char *name,
+                                                         bool value)
 {
     return mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, value);
 }
 
-int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kernel_config cls, const char *name, mlxvk_dtype dtype)
+int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kernel_config cls, const char *name,
+                                                          mlxvk_dtype dtype)
 {
-    return is_dtype((int)dtype) ? mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, (int)dtype) : MLXVK_ERROR_ARGUMENT;
+    return is_dtype((int)dtype) ? mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, (int)dtype)
+        : MLXVK_ERROR_ARGUMENT;
 }
 
 /* ---- apply ---- */
@@ -19393,32 +20520,42 @@ static uint32_t constant_named(const struct module_constants *m, const char *nam
     return MAX_SPEC;
 }
 
-static void set_constants(struct call *c, const struct spirv_kernel *k, const struct spirv_config *f, uint32_t values[MAX_SPEC])
+static void set_constants(struct call *c, const struct spirv_kernel *k, const struct spirv_config *f,
+                          uint32_t values[MAX_SPEC])
 {
     const struct module_constants *m = &k->constants;
     memcpy(values, m->values, sizeof m->values);
     for (uint32_t i = 0; i < f->arguments; i++) {
         uint32_t at = constant_named(m, f->argument[i].name);
-        if (at == MAX_SPEC) { FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has no specialization constant %s", k->name, f->argument[i].name); return; }
+        if (at == MAX_SPEC) {
+            FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has no specialization constant %s", k->name, f->argument[i].name);
+            return;
+        }
         values[at] = f->argument[i].value;
     }
     for (int i = 0; i < 3; i++) {
         int at = m->group_constant[i];
-        if (at == MAX_SPEC) FAIL(c, MLXVK_ERROR_LIMIT, "%s has its workgroup in a constant over %d", k->name, MAX_SPEC - 1);
+        if (at == MAX_SPEC)
+            FAIL(c, MLXVK_ERROR_LIMIT, "%s has its workgroup in a constant over %d", k->name, MAX_SPEC - 1);
         else if (at >= 0) values[at] = f->group[i];
         else if (m->group[i] != f->group[i])
-            FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has workgroups of %u threads along axis %d, not %u", k->name, m->group[i], i, f->group[i]);
+            FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has workgroups of %u threads along axis %d, not %u", k->name,
+                 m->group[i], i, f->group[i]);
     }
     for (uint32_t i = 0; i < m->count; i++)
-        if (m->other[i]) FAIL(c, MLXVK_ERROR_UNSUPPORTED, "%s has a specialization constant, %u, that is not of 32 bits", k->name, i);
+        if (m->other[i])
+            FAIL(c, MLXVK_ERROR_UNSUPPORTED, "%s has a specialization constant, %u, that is not of 32 bits", k->name,
+                 i);
 }
 
 static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const struct spirv_config *f)
 {
     uint32_t values[MAX_SPEC];
     struct kernel *made;
-    mlxvk_kernel_desc desc = { .name = k->name, .spirv = k->spirv, .spirv_size = 4 * k->words, .bindings = k->inputs + k->outputs,
-                               .push_size = 4 * (k->inputs + k->outputs), .constants = values, .constant_count = k->constants.count,
+    mlxvk_kernel_desc desc = { .name = k->name, .spirv = k->spirv, .spirv_size = 4 * k->words,
+                               .bindings = k->inputs + k->outputs,
+                               .push_size = 4 * (k->inputs + k->outputs), .constants = values,
+                                   .constant_count = k->constants.count,
                                .threads = { f->group[0], f->group[1], f->group[2] } };
     struct spirv_variant *v;
     set_constants(c, k, f, values);
@@ -19444,15 +20581,17 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     return made;
 }
 
-/* Encodes the dispatch behind all operations recorded before. Where an array is empty, a result that is not is bound in its
- * place; nothing is to be done where all are. */
-static void run_variant(struct call *c, struct kernel *k, struct array **arrays, uint32_t inputs, uint32_t count, const uint32_t grid[3])
+/* Encodes the dispatch behind all operations recorded before. Where an array is empty, a result that is not is bound
+ * in its place; nothing is to be done where all are. */
+static void run_variant(struct call *c, struct kernel *k, struct array **arrays, uint32_t inputs, uint32_t count,
+                        const uint32_t grid[3])
 {
     struct encoder *e = &c->stream->encoder;
     uint32_t shift[MAX_BINDINGS], some = inputs;
     while (some < count && !arrays[some]->size) some++;
     if (some == count) return;
-    for (uint32_t i = 0; i < count; i++) take_handle(arrays[i]);       /* or their copies and fillings would be dropped: nobody has them */
+    /* or their copies and fillings would be dropped: nobody has them */
+    for (uint32_t i = 0; i < count; i++) take_handle(arrays[i]);
     stream_lower(c->stream, 0);
     encoder_reset(e);
     e->step.pipeline = &k->pipeline;
@@ -19481,7 +20620,8 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
     struct kernel *made;
     if (!k || !f) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s is { NULL }", k ? "config" : "the kernel");
     else if ((v ? v->size : 0) != k->inputs || f->outputs != k->outputs)
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s has %u inputs and %u outputs, not %zu and %u", k->name, k->inputs, k->outputs, v ? v->size : 0, f->outputs);
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s has %u inputs and %u outputs, not %zu and %u", k->name, k->inputs,
+             k->outputs, v ? v->size : 0, f->outputs);
     if (c.code) return finish_vector(&c, NULL, 0, outputs);
     for (uint32_t i = 0; i < k->inputs; i++) {
         arrays[i] = vector_input(&c, v, i);
@@ -19491,7 +20631,8 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
         int ndim = f->output[i].ndim;
         const int *shape = f->output[i].shape;
         mlxvk_dtype dtype = f->output[i].dtype;
-        struct array *out = f->filled ? do_full(&c, ndim, shape, scalar(&c, f->value, dtype), dtype) : output(&c, ndim, shape, dtype);
+        struct array *out = f->filled ? do_full(&c, ndim, shape, scalar(&c, f->value, dtype), dtype)
+            : output(&c, ndim, shape, dtype);
         if (out && !f->filled) fill_array(&c, out, NULL);
         arrays[k->inputs + i] = out;
         if (!out) FAIL(&c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
@@ -19508,10 +20649,12 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
     struct device *d = device_or_default(device);
     char line[256];
     if (!print) return MLXVK_ERROR_ARGUMENT;
-    snprintf(line, sizeof line, "%-47s %4s (default any)  %s", device_gate.name, d && *d->wanted ? d->wanted : "any", device_gate.what);
+    snprintf(line, sizeof line, "%-47s %4s (default any)  %s", device_gate.name, d && *d->wanted ? d->wanted : "any",
+             device_gate.what);
     print(line, user);
     for (int i = 0; i < GATE_COUNT; i++) {
-        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", gate_table[i].name, d ? d->gate[i] : gate_table[i].value,
+        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", gate_table[i].name,
+                 d ? d->gate[i] : gate_table[i].value,
                  gate_table[i].value, gate_table[i].what);
         print(line, user);
     }
@@ -19537,7 +20680,8 @@ int mlxvk_reset_stats(mlxvk_device device)
     return unlock_and_drop(d);
 }
 
-int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
+int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds,
+                                                         void *user), void *user)
 {
     struct device *d = each ? lock_device(device.ctx) : NULL;
     struct kernel_count counts[KERNEL_COUNTS];
@@ -19550,7 +20694,8 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     unlock_and_drop(d);
     for (int i = 0; i < KERNEL_COUNTS; i++)
         if (counts[i].count)
-            each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom" : fusion_table[i - KERNEL_COUNT - 1].name,
+            each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom"
+                 : fusion_table[i - KERNEL_COUNT - 1].name,
                  counts[i].count, counts[i].ns, user);
     return 0;
 }
@@ -19566,7 +20711,8 @@ int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat,
     code = list ? 0 : MLXVK_ERROR_HOST_MEMORY;
     mutex_unlock(&d->lock);                          /* the reference stays */
     for (uint32_t i = 0; i < n; i++)
-        each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason, list[i].count }, user);
+        each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason,
+                            list[i].count }, user);
     mutex_lock(&d->lock);
     host_free(d, list);
     unlock_and_drop(d);
@@ -19575,5 +20721,8 @@ int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat,
 
 #define TEXT_OF(x) #x
 #define VERSION_TEXT(a, b, c) TEXT_OF(a) "." TEXT_OF(b) "." TEXT_OF(c)
-const char *mlxvk_version_text(void) { return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH); }
+const char *mlxvk_version_text(void)
+{
+    return VERSION_TEXT(MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH);
+}
 int mlxvk_version(mlxvk_string *str) { return put_string(str, text_copy(mlxvk_version_text())); }

@@ -5,7 +5,9 @@
 #ifndef ACCUMULATE_GLSL
 #define ACCUMULATE_GLSL
 #include "common.glsl"
-const uint SUM = 0, PROD = 1, MAX = 2, MIN = 3, MEAN = 4, ALL = 5, ANY = 6, LSE = 7, ARGMAX = 8, ARGMIN = 9, COMPLEX_LSE = 10;
+const uint SUM = 0, PROD = 1, MAX = 2, MIN = 3, MEAN = 4, ALL = 5, ANY = 6, LSE = 7, ARGMAX = 8, ARGMIN = 9, COMPLEX_LSE = 10,
+           EXPSUM = 11;                                // a sum of exponentials relative to what reduce.comp is given
+const float LOWEST = -3.402823466e+38;                 // a row of nothing but -infinity gives NaN, as 0 / 0
 layout(constant_id = 1) const uint OP = 0;
 layout(constant_id = 2) const uint FROM = 10;          // operand's dtype; complex64 for LSE, ARGMAX and ARGMIN: results of parts
 layout(constant_id = 3) const uint TO = 10;            // result's dtype; complex64 likewise
@@ -42,7 +44,10 @@ uvec2 multiply(uvec2 a, uvec2 b)
 {
     if (FROM == C64) {
         vec2 x = unpack(a), y = unpack(b);
-        return pack(vec2(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x));
+        if (x == vec2(1.0, 0.0)) return b;             // where there is nothing to multiply with: 0 * infinity is none
+        if (y == vec2(1.0, 0.0)) return a;
+        precise vec2 p = vec2(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
+        return pack(p);
     }
     uvec2 r;
     umulExtended(a.x, b.x, r.y, r.x);
@@ -65,8 +70,10 @@ uvec2 join(uvec2 a, uvec2 b)
     bool first = x.x >= y.x;
     vec2 high = first ? x : y, low = first ? y : x;
     float e = x.x == y.x ? 1.0 : exp(low.x - high.x);
-    return pack(vec2(high.x, high.y + low.y * e));
+    precise float sum = high.y + low.y * e;            // rounded alike wherever this is inlined
+    return pack(vec2(high.x, sum));
 }
+#ifdef SCAN
 // log(exp(a) + exp(b)) of complex numbers.
 uvec2 join_complex(uvec2 a, uvec2 b)
 {
@@ -78,6 +85,7 @@ uvec2 join_complex(uvec2 a, uvec2 b)
     vec2 sum = vec2(1.0 + e * cos(turn), e * sin(turn));
     return pack(high + vec2(0.5 * log(dot(sum, sum)), atan(sum.y, sum.x)));
 }
+#endif
 ACC identity()
 {
     if (OP == LSE || OP == COMPLEX_LSE) return pack(vec2(-INFINITY, 0.0));
@@ -94,7 +102,9 @@ ACC identity()
 ACC combine(ACC a, ACC b)
 {
     if (OP == LSE) return join(a, b);
+#ifdef SCAN
     if (OP == COMPLEX_LSE) return join_complex(a, b);
+#endif
     if (OP == PROD) return multiply(a, b);
     if (OP == MAX || OP == MIN) {
         if (FROM == C64 && is_nan2(a)) return a;
@@ -158,9 +168,11 @@ ACC combine(ACC a, ACC b)
     if (floats()) {
         float x = uintBitsToFloat(a), y = uintBitsToFloat(b);
         if (OP == PROD) return floatBitsToUint(x * y);
-        if ((OP == MAX || OP == MIN) && (is_nan(x) || is_nan(y))) return is_nan(x) ? a : b;   // else it may become max()
-        if (OP == MAX) return x >= y ? a : b;
-        if (OP == MIN) return x <= y ? a : b;
+        if ((OP == MAX || OP == MIN) && (is_nan(x) || is_nan(y)))      // else it may become max()
+            return is_nan(x) && is_nan(y) ? max(a, b) : is_nan(x) ? a : b;
+        if ((OP == MAX || OP == MIN) && x == y) return OP == MAX ? a & b : a | b;   // +0 or -0
+        if (OP == MAX) return x > y ? a : b;
+        if (OP == MIN) return x < y ? a : b;
         return floatBitsToUint(x + y);
     }
     if (OP == PROD) return a * b;

@@ -38,11 +38,12 @@ STAGE(v)
 
 void main()
 {
-    uint thread = gl_LocalInvocationID.x, row = thread / 8u * 2u, column = thread % 8u, d = key_width(), dv = value_width();
+    uint thread = gl_LocalInvocationID.x, row = thread / 8u * 2u, column = thread % 8u, d = key_width, dv = value_width;
     uint group = group_index(), blocks = query_heads / block_heads(), rows = query_count * block_heads();
+    uint row_blocks = (rows + ROWS - 1u) / ROWS;
     if (group >= row_blocks * blocks * batches) return;       // the same for the whole workgroup
     uint first_row = (row_blocks - 1u - group % row_blocks) * ROWS, head = group / row_blocks % blocks * block_heads();
-    uint batch = group / row_blocks / blocks, kv = head / group_size();
+    uint batch = group / row_blocks / blocks, kv = head / group_size;
     uint k_base = k_at + batch * k_stride[0] + kv * k_stride[1], v_base = v_at + batch * v_stride[0] + kv * v_stride[1];
 
     for (uint r = 0u; r < ROWS; r++) {

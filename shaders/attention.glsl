@@ -2,7 +2,10 @@
 #ifndef ATTENTION_GLSL
 #define ATTENTION_GLSL
 #include "common.glsl"
-const uint CAUSAL = 1u, MASK_BOOL = 2u, MASK_ADDS = 4u, SINKS = 8u, FOLDED = 16u;
+//! enum ATTEND_: flags of the attention kernels
+const uint CAUSAL = 1, MASK_BOOL = 2, MASK_ADDS = 4, SINKS = 8;
+const uint FOLDED = 16;                                 // a block's rows are those of all heads that share keys, not of one
+
 const float LOWEST = -1e30, LOG2E = 1.44269504088896341;
 BUFFER(0, o)
 BUFFER(1, q)
@@ -13,19 +16,16 @@ BUFFER(5, sinks)
 
 layout(push_constant) uniform attention_push {
     uint o_at, q_at, k_at, v_at, mask_at, sinks_at;
-    uint o_stride[3], q_stride[3], k_stride[3], v_stride[3];    // batch, head, position
+    uint o_stride[2];                                   // batch, position; heads lie side by side
+    uint q_stride[3], k_stride[3], v_stride[3];         // batch, head, position
     uint mask_stride[4];                                // batch, head, query, key
-    uint batches, query_heads, query_count, key_count, row_blocks, splits, split_keys;
-    uint widths;                                        // features of keys, of values in the upper half
-    uint kinds;                                         // flags, query heads of one key head in the upper half
+    uint batches, query_heads, query_count, key_count, splits, split_keys;
+    uint key_width, value_width, flags;
+    uint group_size;                                    // query heads of one key head
     float scale;                                        // times log2(e)
 };
-bool has(uint flag) { return (kinds & flag) != 0u; }
-uint key_width() { return widths & 0xffffu; }
-uint value_width() { return widths >> 16; }
-uint group_size() { return kinds >> 16; }
-// Rows of a workgroup's block are the queries of one head or, FOLDED, those of all heads that share keys.
-uint block_heads() { return has(FOLDED) ? group_size() : 1u; }
+bool has(uint flag) { return (flags & flag) != 0u; }
+uint block_heads() { return has(FOLDED) ? group_size : 1u; }
 
 // Numbers of the operands' dtype; the device's conversion may flush float16 denormals, which attention can bear.
 float number(uint bits) { return DTYPE == BF16 ? uintBitsToFloat(bits << 16) : unpackHalf2x16(bits).x; }
@@ -63,7 +63,7 @@ row_place place_of(uint batch, uint head, uint n)
     uint h = n / query_count, i = n - h * query_count;
     p.head = head + h;
     p.q = q_at + batch * q_stride[0] + p.head * q_stride[1] + i * q_stride[2];
-    p.o = o_at + batch * o_stride[0] + p.head * o_stride[1] + i * o_stride[2];
+    p.o = o_at + batch * o_stride[0] + p.head * value_width + i * o_stride[1];
     p.mask = mask_at + batch * mask_stride[0] + p.head * mask_stride[1] + i * mask_stride[2];
     p.keys = h >= block_heads() ? 0u                    // bottom-right aligned
            : has(CAUSAL) ? uint(clamp(int(i + 1u + key_count) - int(query_count), 0, int(key_count))) : key_count;

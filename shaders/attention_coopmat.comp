@@ -42,12 +42,12 @@ void fetch(uint k_row, uint v_row, uint first)
 {
     [[unroll]] for (uint i = 0u; i < FETCH_K; i++) {
         uint g = gl_LocalInvocationID.x + i * THREADS, key = first + g / (WIDTH / 8u), f = g % (WIDTH / 8u) * 8u;
-        bool inside = key < key_count && f < key_width() && g < KEYS * WIDTH / 8u;
+        bool inside = key < key_count && f < key_width && g < KEYS * WIDTH / 8u;
         next_k[i] = inside ? k128[(k_row + key * k_stride[2] + f) / 8u] : uvec4(0u);
     }
     [[unroll]] for (uint i = 0u; i < FETCH_V; i++) {
         uint g = gl_LocalInvocationID.x + i * THREADS, key = first + g / (VALUE_WIDTH / 8u), f = g % (VALUE_WIDTH / 8u) * 8u;
-        bool inside = key < key_count && f < value_width() && g < KEYS * VALUE_WIDTH / 8u;
+        bool inside = key < key_count && f < value_width && g < KEYS * VALUE_WIDTH / 8u;
         next_v[i] = inside ? v128[(v_row + key * v_stride[2] + f) / 8u] : uvec4(0u);
     }
 }
@@ -68,7 +68,7 @@ void stage_queries(uint batch, uint head, uint first_row, uint rows)
 {
     for (uint g = gl_LocalInvocationID.x; g < ROWS * WIDTH / 8u; g += THREADS) {
         uint r = g / (WIDTH / 8u), f = g % (WIDTH / 8u) * 8u;
-        bool inside = first_row + r < rows && f < key_width();
+        bool inside = first_row + r < rows && f < key_width;
         tiles[r * K_PITCH + f / 8u] = inside ? q128[(place_of(batch, head, first_row + r).q + f) / 8u] : uvec4(0u);
     }
 }
@@ -96,9 +96,10 @@ MATRIX_SUM across_rows(float x, uint row, uint part, uint mine)
 void main()
 {
     uint group = group_index(), blocks = query_heads / block_heads(), rows = query_count * block_heads();
+    uint row_blocks = (rows + ROWS - 1u) / ROWS;
     if (group >= row_blocks * blocks * batches) return;
     uint first_row = (row_blocks - 1u - group % row_blocks) * ROWS, head = group / row_blocks % blocks * block_heads();
-    uint batch = group / row_blocks / blocks, kv = head / group_size();
+    uint batch = group / row_blocks / blocks, kv = head / group_size;
     uint k_row = k_at + batch * k_stride[0] + kv * k_stride[1], v_row = v_at + batch * v_stride[0] + kv * v_stride[1];
     uint lane = gl_SubgroupInvocationID, row = lane / PARTS, part = lane % PARTS, mine = gl_SubgroupID * PATCH;
     uint own = first_row + gl_SubgroupID * SIZE + row;
@@ -186,7 +187,7 @@ void main()
         for (uint j = part; j < SIZE / 4u; j += PARTS) {
             vec4 x = patches[mine + row * PITCH + j] * factor;
             uint f = i * SIZE + 4u * j;
-            if (inside && f < value_width()) o64[(place.o + f) / 4u] = uvec2(two_bits(x.xy), two_bits(x.zw));
+            if (inside && f < value_width) o64[(place.o + f) / 4u] = uvec2(two_bits(x.xy), two_bits(x.zw));
         }
     }
 }

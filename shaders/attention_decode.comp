@@ -40,7 +40,7 @@ void load_queries(uint batch, uint head, uint first_row, uint share)
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
             uint f = 8u * (c * LANES + share);
             vec4 a = vec4(0.0), b = vec4(0.0);
-            if (f < key_width() && first_row + r < query_count * block_heads()) eight_q(place[r].q + f, a, b);
+            if (f < key_width && first_row + r < query_count * block_heads()) eight_q(place[r].q + f, a, b);
             qs[(r * CHUNKS + c) * 2u] = a * scale;
             qs[(r * CHUNKS + c) * 2u + 1u] = b * scale;
         }
@@ -55,7 +55,7 @@ void load_keys(uint first, uint step, uint end, uint row, uint share)
     [[unroll]] for (uint u = 0u; u < AHEAD; u++)
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
             uint f = 8u * (c * LANES + share), at = row + min(first + u * step, end - 1u) * k_stride[2];
-            bool there = f < key_width();
+            bool there = f < key_width;
             at = (there ? at + f : at) / (8u / WORDS);
             [[unroll]] for (uint w = 0u; w < WORDS; w++) {
                 uvec4 x = k128[at + w];
@@ -68,7 +68,7 @@ void load_values(uint first, uint step, uint end, uint row, uint share)
     [[unroll]] for (uint u = 0u; u < AHEAD; u++)
         [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
             uint f = 8u * (c * LANES + share), at = row + min(first + u * step, end - 1u) * v_stride[2];
-            at = (f < value_width() ? at + f : at) / (8u / WORDS);
+            at = (f < value_width ? at + f : at) / (8u / WORDS);
             [[unroll]] for (uint w = 0u; w < WORDS; w++) vs[(u * VALUE_CHUNKS + c) * WORDS + w] = v128[at + w];
         }
 }
@@ -170,12 +170,12 @@ void weigh_parts(uint batch, uint head, uint first_row, uint count, uint lane)
 void join_parts(uint batch, uint head, uint first_row, uint count, uint thread, uint lane)
 {
     const uint BATCH = 8u;
-    uint first = ((batch * query_heads + head) * query_count + first_row) * splits, fours = value_width() / 4u;
+    uint first = ((batch * query_heads + head) * query_count + first_row) * splits, fours = value_width / 4u;
     uint columns = count * fours, shares = 1u;
     while (2u * shares * columns <= gl_WorkGroupSize.x) shares *= 2u;
     uint width = gl_WorkGroupSize.x / shares;
     for (uint i = thread; i < count * splits; i += gl_WorkGroupSize.x) {
-        uint at = parts() * value_width() + 2u * (first + i);
+        uint at = parts() * value_width + 2u * (first + i);
         vec2 figure = vec2(part[at], part[at + 1u]);
         results[i / 2u][i % 2u * 2u] = figure.x;
         results[i / 2u][i % 2u * 2u + 1u] = figure.y;
@@ -211,7 +211,7 @@ void join_parts(uint batch, uint head, uint first_row, uint count, uint thread, 
 // The subgroups' results of rows `from` .. from + count - 1 as one: a thread has four features.
 void join_subgroups(uint batch, uint head, uint first_row, uint from, uint count, uint split, uint thread)
 {
-    uint fours = value_width() / 4u;
+    uint fours = value_width / 4u;
     for (uint c = thread; c < count * fours; c += gl_WorkGroupSize.x) {
         uint i = c / fours, column = c - i * fours, row = first_row + from + i;
         row_place p = place_of(batch, head, row);
@@ -226,7 +226,7 @@ void join_subgroups(uint batch, uint head, uint first_row, uint from, uint count
             x += results[i * ROW_ROOM + s * (WIDTH / 4u) + column] * weight;
         }
         if (PARTS == 1u) {
-            uint index = ((batch * query_heads + head) * query_count + row) * splits + split, at = parts() * value_width() + 2u * index;
+            uint index = ((batch * query_heads + head) * query_count + row) * splits + split, at = parts() * value_width + 2u * index;
             part_four[index * fours + column] = x;
             if (column == 0u) {
                 part[at] = best;
@@ -243,9 +243,10 @@ void main()
 {
     uint lane = gl_SubgroupInvocationID, share = lane % LANES, keys_each = gl_SubgroupSize / LANES;
     uint group = group_index(), blocks = query_heads / block_heads(), rows = query_count * block_heads();
+    uint row_blocks = (rows + ROWS - 1u) / ROWS;
     if (group >= splits * row_blocks * blocks * batches) return;
     uint split = group % splits, first_row = group / splits % row_blocks * ROWS;
-    uint block = group / splits / row_blocks, head = block % blocks * block_heads(), batch = block / blocks, kv = head / group_size();
+    uint block = group / splits / row_blocks, head = block % blocks * block_heads(), batch = block / blocks, kv = head / group_size;
     uint k_row = k_at + batch * k_stride[0] + kv * k_stride[1], v_row = v_at + batch * v_stride[0] + kv * v_stride[1];
     uint end = min((split + 1u) * split_keys, key_end(first_row, min(first_row + ROWS, rows) - 1u));
     uint step = gl_NumSubgroups * keys_each, thread = gl_SubgroupID * gl_SubgroupSize + lane;

@@ -1,7 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Functions of two operands of one dtype, OP by OP: MLXVK_BINARY_FUNCTIONS in order, then the quotient of divmod,
-// equality with NaN equal to NaN, x sigmoid(x) y and the quotient rounded towards 0. Comparisons give bool. WIDE: 64-bit integers. COMPLEX: complex64.
+// Functions of two operands of one dtype, OP by OP: MLX's, the quotient of divmod, equality with NaN equal to
+// NaN, x sigmoid(x) y and the quotient rounded towards 0. Comparisons give bool. WIDE: 64-bit integers. COMPLEX: complex64.
 #include "elementwise.glsl"
 #ifdef COMPLEX
 #include "complex.glsl"
@@ -23,10 +23,12 @@ VECTORS(a, 1u, FROM)
 VECTORS(b, 2u, FROM)
 PUT(dst, TO)
 
+//! enum BINARY_: functions of two operands
 const uint ADD = 0, SUBTRACT = 1, MULTIPLY = 2, DIVIDE = 3, FLOOR_DIVIDE = 4, REMAINDER = 5, POWER = 6, MAXIMUM = 7,
     MINIMUM = 8, LOGADDEXP = 9, ARCTAN2 = 10, BITWISE_AND = 11, BITWISE_OR = 12, BITWISE_XOR = 13, LEFT_SHIFT = 14,
     RIGHT_SHIFT = 15, EQUAL = 16, NOT_EQUAL = 17, GREATER = 18, GREATER_EQUAL = 19, LESS = 20, LESS_EQUAL = 21,
     LOGICAL_AND = 22, LOGICAL_OR = 23, FLOOR_QUOTIENT = 24, NAN_EQUAL = 25, SILU_PRODUCT = 26, TRUNCATED_QUOTIENT = 27;
+
 bool is_test() { return (OP >= EQUAL && OP <= LOGICAL_OR) || OP == NAN_EQUAL; }
 
 // By what the operands are to each other; unordered: one is NaN.
@@ -204,7 +206,7 @@ void main()
     bool whole = LANES > 1u && i < n / LANES;
     if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
-    uvec4 at = STRIDED ? locate(i) : MODE == 3u ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), flat_at(i, 2u), 0u);
+    uvec4 at = STRIDED ? locate(i) : MODE == TABLE ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), flat_at(i, 2u), 0u);
 #if defined(WIDE) || defined(COMPLEX)
     write(at.x, at.y, at.z);
 #else

@@ -13,11 +13,13 @@ BUFFER(2, key)
 BUFFER(3, tile)
 ACCESS(src)
 
-const uint EACH = 8;                                   // elements a thread
+//! enum CATEGORICAL_: elements a thread
+const uint EACH = 8;
+
 layout(push_constant) uniform categorical_push {
     uint n, tiles, samples;
     uint dst_at, src_at, stride;
-    uint key_at, key_step, key_pushed, key0, key1;
+    uint key[5];                                       // see KEY_
     uint tile_at;
 };
 
@@ -105,7 +107,7 @@ void draw(uint sample_index)
     high = largest_of(high);
     for (uint i = from; i < until; i++) sum += tile_stats(i).y * weight(tile_stats(i).x, high);
     before = sum_before(sum, total);
-    uvec2 k = key_pushed != 0u ? uvec2(key0, key1) : uvec2(key32[key_at], key32[key_at + key_step]);
+    uvec2 k = KEY;
     float target = unit_float(random_word(k, sample_index, samples), F32) * total;
     run = 0.0;
     for (uint i = from; i < until; i++) {              // the last tile that begins at or before the target

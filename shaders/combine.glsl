@@ -3,6 +3,7 @@
 #ifndef COMBINE_GLSL
 #define COMBINE_GLSL
 #include "common.glsl"
+//! enum SCATTER_: what is done
 const uint NONE = 0, SUM = 1, PROD = 2, MAX = 3, MIN = 4;
 
 bool is_wide(uint t) { return t == U64 || t == I64 || t == C64; }

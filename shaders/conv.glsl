@@ -20,9 +20,9 @@ struct Place { uint a, b, d, low, high; };           // first elements of a grou
 
 Place place(uint z)
 {
-    uint parts = EPILOGUE == 2u ? (K + part - 1u) / part : 1u, which = z % parts, group = z / parts;
+    uint parts = EPILOGUE == PART ? (K + part - 1u) / part : 1u, which = z % parts, group = z / parts;
     Place p = Place(offset_a + group * C, offset_b + group * N * b_row, offset_out + group * N, 0u, K);
-    if (EPILOGUE == 2u) p = Place(p.a, p.b, offset_out + z * M * N, which * part, min(K, which * part + part));
+    if (EPILOGUE == PART) p = Place(p.a, p.b, offset_out + z * M * N, which * part, min(K, which * part + part));
     return p;
 }
 
@@ -35,7 +35,7 @@ uvec4 position(uint m)                                 // batch, axes
 uint out_at(uint d, uint m)                            // the first element of a row of the result
 {
     uvec4 o = position(m);
-    return EPILOGUE == 2u ? d + m * N : d + o.x * out_batch + o.y * out_step[0] + o.z * out_step[1] + o.w * out_step[2];
+    return EPILOGUE == PART ? d + m * N : d + o.x * out_batch + o.y * out_step[0] + o.z * out_step[1] + o.w * out_step[2];
 }
 
 struct Row { uint at; ivec3 from; };                 // the input element and position under the first tap

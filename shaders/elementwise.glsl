@@ -11,24 +11,33 @@
 spirv_execution_mode(capabilities = [4464], 4459, 16);                 // DenormPreserve
 spirv_execution_mode(capabilities = [4467], 4462, 16);                 // RoundingModeRTE
 #endif
-// 0 flat, 2 strided, 3 strided by table; by fours 1 flat, 5 strided; by eights 4 and 6; by sixteens 7 and 8
+//! enum MODE_: flat walks and strided ones, by elements or vectors; TABLE: strided, by elements
+const uint FLAT = 0, FLAT_4 = 1, STRIDES = 2, TABLE = 3, FLAT_8 = 4, STRIDES_4 = 5, STRIDES_8 = 6, FLAT_16 = 7, STRIDES_16 = 8;
+
 layout(constant_id = 1) const uint MODE = 0;
 layout(constant_id = 2) const uint SCALARS = 0;       // bit k: operand k is one element (flat modes), or one for a vector
 layout(constant_id = 3) const uint OP = 0;
 layout(constant_id = 4) const uint TO = 10;           // the result's dtype
 layout(constant_id = 5) const uint FROM = 10;         // the operands' dtype
 
-const bool EIGHTS = MODE == 4u || MODE == 6u, SIXTEENS = MODE >= 7u, BY_VECTORS = MODE == 5u || MODE == 6u || MODE == 8u;
-const bool STRIDED = MODE == 2u || BY_VECTORS;
-const uint LANES = SIXTEENS ? 16u : EIGHTS ? 8u : MODE == 1u || MODE == 5u ? 4u : 1u;   // elements a thread
+const bool EIGHTS = MODE == FLAT_8 || MODE == STRIDES_8, SIXTEENS = MODE == FLAT_16 || MODE == STRIDES_16;
+const bool BY_VECTORS = MODE == STRIDES_4 || MODE == STRIDES_8 || MODE == STRIDES_16, STRIDED = MODE == STRIDES || BY_VECTORS;
+const uint LANES = SIXTEENS ? 16u : EIGHTS ? 8u : MODE == FLAT_4 || MODE == STRIDES_4 ? 4u : 1u;   // elements a thread
 
-layout(push_constant) uniform elementwise_push {
+// Kernels that say more have a block of their own, which begins as this one: WALK its name, WALKED arrays, and
+// BESIDES, what follows.
+#ifndef WALK
+#define WALK elementwise_push
+#define WALKED 4
+#define BESIDES
+#endif
+layout(push_constant) uniform WALK {
     uint n, ndim;
     uint shape[4];
     uint offset[4];                                    // of the result and the operands
-    uint stride[4][4];                                 // [operand][dimension]
-    uint extra[2];
     uint divisor[3], divisor_shifts;                   // of dimensions but the first
+    uint stride[WALKED][4];                              // [operand][dimension]
+    BESIDES
 };
 
 // i / shape[d] for d > 0, without a division (Granlund, Montgomery)
@@ -38,6 +47,11 @@ uint quotient_of(uint i, uint d)
     umulExtended(divisor[d - 1u], i, high, low);
     return (high + ((i - high) >> (shifts & 1u))) >> ((shifts >> 1) & 31u);
 }
+#if WALKED == 4
+#define STEPS(d) uvec4(stride[0][d], stride[1][d], stride[2][d], stride[3][d])
+#else
+#define STEPS(d) uvec4(stride[0][d], stride[1][d], stride[2][d], 0u)
+#endif
 // One element index for each of the result and three operands.
 uvec4 locate(uint i)
 {
@@ -45,10 +59,10 @@ uvec4 locate(uint i)
     [[unroll]] for (uint d = 3u; d > 0u; d--)
         if (d < ndim) {
             uint q = quotient_of(i, d), c = i - q * shape[d];
-            at += c * uvec4(stride[0][d], stride[1][d], stride[2][d], stride[3][d]);
+            at += c * STEPS(d);
             i = q;
         }
-    return at + i * uvec4(stride[0][0], stride[1][0], stride[2][0], stride[3][0]);
+    return at + i * STEPS(0u);
 }
 #define LOCATE_TABLE(table) \
     uvec4 locate_table(uint i) { \

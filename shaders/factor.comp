@@ -3,9 +3,11 @@
 // float32. `a` is worked on in place, but by INVERSE, which reads it and writes b.
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint OP = 0;
-const uint CHOLESKY = 0, INVERSE = 1, PANEL = 2, SWAP = 3, REFLECT = 4;
-const uint BLOCK = 32, THREADS = 256;                    // most threads of a workgroup
-const uint UNIT = 1u, HALF = 2u;                         // INVERSE: ones on the diagonal; half of it, where it is 0 ones
+//! enum FACTOR_: operations; columns of a block; flags
+const uint CHOLESKY = 0, INVERSE = 1, PANEL = 2, SWAP = 3, REFLECT = 4, BLOCK = 32;
+const uint UNIT = 1, HALF = 2;                           // INVERSE: ones on the diagonal; half of it, where it is 0 ones
+
+const uint THREADS = 256;                                // most of a workgroup
 
 layout(set = 0, binding = 0, std430) coherent buffer a_floats { float a[]; };
 layout(set = 0, binding = 1, std430) coherent buffer b_floats { float b[]; };      // PANEL, SWAP: pivots; REFLECT: the vectors

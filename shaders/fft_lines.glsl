@@ -40,7 +40,8 @@ layout(push_constant) uniform fft_push {
 #define inner inner_
 #endif
 
-// Flags. How elements are loaded: complex; real; pairs of reals as complex numbers; the half of a symmetric spectrum, its
+//! enum FFT_: flags; elements of a thread of FIXED kernels, but whole groups
+// How elements are loaded: complex; real; pairs of reals as complex numbers; the half of a symmetric spectrum, its
 // transform being real; that of a real row twice as long, whose even and odd elements become pairs; pairs' spectrum as a half.
 const uint LOAD = 7u, LOAD_COMPLEX = 0u, LOAD_REAL = 1u, LOAD_PAIRS = 2u, LOAD_HALF = 3u, LOAD_MERGE = 4u, LOAD_SPLIT = 5u;
 // How they are stored: complex; the real part; pairs; as a half, from shared memory.
@@ -57,12 +58,13 @@ const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u 
            STRAIGHT = 1u << 24;
 // All elements that are asked for are there, and complex: loads need no branches.
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
+const uint HELD = 16;
+
 bool has(uint flag) { return (flags & flag) != 0u; }
 
 // Places in shared memory: of element e of line l; beyond an element's that of the one c further on, which for powers of two has
 // no bits in common with it, and is known to the compiler. Neither steps of a power of two nor neighbouring lines collide.
 #ifdef FIXED
-const uint HELD = 16;                                  // elements of a thread, but whole groups
 const bool BINARY = (SIZE & (SIZE - 1u)) == 0u;
 shared vec2 staged[(FLAGS & HALVES) != 0u ? 1u : LINES * ROOM];
 shared float parts[(FLAGS & HALVES) != 0u ? LINES * ROOM : 1u];

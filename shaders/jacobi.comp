@@ -6,6 +6,7 @@
 layout(constant_id = 1) const uint LANES = 64;           // SINGULAR: all threads of the workgroup
 layout(constant_id = 2) const uint OP = 0;
 #include "rows.glsl"
+//! enum JACOBI_: operations
 const uint EIGEN = 0, SINGULAR = 1;
 
 layout(set = 0, binding = 0, std430) buffer a_floats { float a[]; };      // EIGEN: read; SINGULAR: w

@@ -6,12 +6,41 @@
 #define MATMUL_GLSL
 #include "common.glsl"
 layout(constant_id = 1) const uint TYPE = 10;
-layout(constant_id = 2) const uint EPILOGUE = 0;      // 0: a @ b; 1: with alpha, beta and c; 2: float32 parts, to be added up
-// Of EPILOGUE 1. Where beta is 0 there need not be a c, and what is bound for it may hold NaN.
+layout(constant_id = 2) const uint EPILOGUE = 0;
+//! enum EPILOGUE_: a @ b; with alpha, beta and c; float32 parts, to be added up
+const uint NONE = 0, SCALE = 1, PART = 2;
+
+// Of EPILOGUE SCALE. Where beta is 0 there need not be a c, and what is bound for it may hold NaN.
 #define SCALED(x, element_of_c) (beta != 0.0 ? alpha * (x) + beta * (element_of_c) : alpha * (x))
 
+#define X_MATRIX(entry) min(every != 0u ? (entry) / every : lhs32[lhs_at + (entry)], lhs_last)
 #ifdef CONV
 #include "conv.glsl"
+#else
+struct Place { uint a, b, c, d, low, high; };        // first elements, and the range of K
+#ifdef GROUPED
+layout(push_constant) uniform matmul_grouped_push {
+    uint M, N, K;                                      // M: rows of an entry
+    uint offset_a, offset_b, offset_out;
+    uint a_row, a_k, b_k, b_col, out_row, out_col;
+    uint a_matrix, b_matrix;                           // from one matrix to the next
+    uint every, lhs_at, lhs_last;                      // entries a matrix of a, 0: lhs says which
+    uint tiles_at, order_at;                           // grouped.glsl
+};
+Place place(uint w_matrix) { return Place(0u, offset_b + w_matrix * b_matrix, 0u, 0u, 0u, K); }
+#else
+#ifdef MASKED
+layout(push_constant) uniform matmul_masked_push {
+    uint M, N, K;
+    uint offset_a, offset_b, offset_out;
+    uint a_row, a_k, b_k, b_col, out_row, out_col;
+    uint inner, middle;
+    uint batch_a[3], batch_b[3], batch_out[3];
+    uint part;
+    uint block;                                        // rows and columns that one value of a mask is for; multiples of BK
+    uint masks;                                        // bits: of the result, a, b; row-major for all matrices, a byte a block
+    uint mask_at, a_mask_at, b_mask_at;
+};
 #else
 layout(push_constant) uniform matmul_push {
     uint M, N, K;
@@ -23,32 +52,30 @@ layout(push_constant) uniform matmul_push {
     uint part;                                         // how much of K one workgroup takes
 };
 
+//! enum MATMUL_: `inner` of products of ranges of K
+const uint SEGMENTS = 0x7fffffff;
+
 // Gather: what the push constants of batches are then. `every`: entries a matrix of a, 0: lhs says which.
-const uint SEGMENTS = 0xffffffffu;
 #define every middle
 #define lhs_at batch_a[1]
 #define lhs_last batch_a[2]
 #define rhs_at batch_b[1]
 #define rhs_last batch_b[2]
-#define tiles_at batch_out[1]
-#define order_at batch_out[2]
-#define X_MATRIX(entry) min(every != 0u ? (entry) / every : lhs32[lhs_at + (entry)], lhs_last)
-#if !defined(GROUPED) && !defined(MASKED)
 layout(std430, set = 0, binding = 4) restrict readonly buffer lhs_words { uint lhs32[]; };
 layout(std430, set = 0, binding = 5) restrict readonly buffer rhs_words { uint rhs32[]; };
 #endif
 
-struct Place { uint a, b, c, d, low, high; };        // first elements, and the range of K
-
-#ifdef GROUPED
-Place place(uint w_matrix) { return Place(0u, offset_b + w_matrix * batch_b[0], 0u, 0u, 0u, K); }
-#else
+#define BATCH(of) (i * of[0] + j * of[1] + k * of[2])
 Place place(uint z)
 {
-    uint parts = EPILOGUE == 2u ? (K + part - 1u) / part : 1u, which = z % parts;
+    uint parts = EPILOGUE == PART ? (K + part - 1u) / part : 1u, which = z % parts;
     uint rest = z / parts, one = max(inner, 1u), two = max(middle, 1u), i = rest % one, j = rest / one % two, k = rest / one / two;
-    Place p = Place(offset_a, offset_b, offset_c, offset_out, 0u, K);
-#ifndef MASKED
+    Place p = Place(offset_a, offset_b, 0u, offset_out, 0u, K);
+#ifdef MASKED
+    p.a += BATCH(batch_a);
+    p.b += BATCH(batch_b);
+#else
+    p.c = offset_c;
     if (inner == 0u) {
         p.a += X_MATRIX(rest) * batch_a[0];
         p.b += min(rhs32[rhs_at + rest], rhs_last) * batch_b[0];
@@ -57,18 +84,17 @@ Place place(uint z)
     } else if (inner == SEGMENTS) {
         p.low = min(rhs32[rhs_at + 2u * rest], K);
         p.high = max(min(rhs32[rhs_at + 2u * rest + 1u], K), p.low);
-    } else
-#endif
-    {
-        p.a += i * batch_a[0] + j * batch_a[1] + k * batch_a[2];
-        p.b += i * batch_b[0] + j * batch_b[1] + k * batch_b[2];
-        p.c += i * batch_c[0] + j * batch_c[1] + k * batch_c[2];
+    } else {
+        p.a += BATCH(batch_a);
+        p.b += BATCH(batch_b);
+        p.c += BATCH(batch_c);
     }
-    if (EPILOGUE == 2u) {
+#endif
+    if (EPILOGUE == PART) {
         p.d += z * M * N;
         p.low = which * part;
         p.high = min(K, p.low + part);
-    } else p.d += i * batch_out[0] + j * batch_out[1] + k * batch_out[2];
+    } else p.d += BATCH(batch_out);
     return p;
 }
 #endif
@@ -82,7 +108,7 @@ uvec2 tile()
     return uvec2(first + rest % rows, rest / rows);
 }
 
-const uint TO = EPILOGUE == 2u ? F32 : TYPE;            // the result's dtype
+const uint TO = EPILOGUE == PART ? F32 : TYPE;            // the result's dtype
 const uint CHUNK = TYPE == F32 ? 4u : 8u;               // elements in 16 bytes
 
 // Two elements of a half type.

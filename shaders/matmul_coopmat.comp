@@ -34,7 +34,7 @@ ACCESS(d)
 #elif defined(GROUPED)
 #define GROUP_SLOT 3
 #define ENTRY_ROWS M
-#define X_PLACE(entry, i) offset_a + X_MATRIX(entry) * batch_a[0] + (i) * a_row
+#define X_PLACE(entry, i) offset_a + X_MATRIX(entry) * a_matrix + (i) * a_row
 #define Y_PLACE(row) offset_out + (row) * out_row
 #include "grouped.glsl"
 #define FIRST_A(p, row) place_x[row]
@@ -211,7 +211,7 @@ void main()
                 float v = patches[corner + e / SIZE * PATCH + e % SIZE];
                 if (m >= LAST_ROW || n >= N) continue;
 #ifndef GROUPED
-                if (EPILOGUE == 1u) v = SCALED(v, get_c(p.c + m * c_row + n * c_col));
+                if (EPILOGUE == SCALE) v = SCALED(v, get_c(p.c + m * c_row + n * c_col));
 #endif
                 storef_d(FIRST_D(p, m) + n * out_col, TO, v);
             }

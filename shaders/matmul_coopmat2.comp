@@ -75,12 +75,12 @@ void main()
 
     EDGE edge_d = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
     edge_d = setTensorLayoutDimensionNV(edge_d, M, N);
-    if (EPILOGUE == 2u) {
+    if (EPILOGUE == PART) {
         edge_d = setTensorLayoutStrideNV(edge_d, lead_d, 1u);
         coopMatStoreTensorNV(sum, parts, p.d, sliceTensorLayoutNV(edge_d, row, BM, column, BN));
         return;
     }
-    if (EPILOGUE == 1u) sum = sum * alpha;
+    if (EPILOGUE == SCALE) sum = sum * alpha;
     edge_d = setTensorLayoutStrideNV(edge_d, lead_d, 1u);
 #ifdef BF
     coopMatPerElementNV(sum, sum, nearest);

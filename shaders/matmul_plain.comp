@@ -43,6 +43,6 @@ void main()
     row += y;
     column += x;
     if (row >= M || column >= N) return;
-    if (EPILOGUE == 1u) sum = SCALED(sum, LOAD(c, p.c + row * c_row + column * c_col));
+    if (EPILOGUE == SCALE) sum = SCALED(sum, LOAD(c, p.c + row * c_row + column * c_col));
     STORE(p.d + row * out_row + column * out_col, sum);
 }

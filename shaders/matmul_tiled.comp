@@ -25,7 +25,7 @@ OPERAND(b)
 #elif defined(GROUPED)
 #define GROUP_SLOT 3
 #define ENTRY_ROWS M
-#define X_PLACE(entry, i) offset_a + X_MATRIX(entry) * batch_a[0] + (i) * a_row
+#define X_PLACE(entry, i) offset_a + X_MATRIX(entry) * a_matrix + (i) * a_row
 #define Y_PLACE(row) offset_out + (row) * out_row
 #include "grouped.glsl"
 #define FIRST_A(p, row) place_x[row]
@@ -119,8 +119,6 @@ void fetch(Place p, uvec2 at, uint k)
 #endif
 
 #ifdef MASKED
-#define masks batch_c[0]                               // bits: of the result, a, b; row-major for all matrices, a byte a block
-#define block batch_c[1]                               // rows and columns; multiples of BK
 const uint STEPS = 4096;                               // of K; what is beyond them is not left out
 shared uint live[STEPS / 32];
 
@@ -129,19 +127,19 @@ BUFFER(5, of_b)
 
 void find_live(Place p, uvec2 at)
 {
-    uint t = gl_LocalInvocationID.x, matrix = gl_WorkGroupID.z / (EPILOGUE == 2u ? (K + part - 1u) / part : 1u);
+    uint t = gl_LocalInvocationID.x, matrix = gl_WorkGroupID.z / (EPILOGUE == PART ? (K + part - 1u) / part : 1u);
     uint down = (M - 1u) / block + 1u, across = (N - 1u) / block + 1u, deep = (K - 1u) / block + 1u;
     uvec2 first = at / block, last = (min(at + uvec2(BM, BN), uvec2(M, N)) - 1u) / block;
     bool wanted = (masks & 1u) == 0u;
     for (uint i = first.x; i <= last.x; i++)
-        for (uint j = first.y; j <= last.y && !wanted; j++) wanted = uint(c8[offset_c + (matrix * down + i) * across + j]) != 0u;
+        for (uint j = first.y; j <= last.y && !wanted; j++) wanted = uint(c8[mask_at + (matrix * down + i) * across + j]) != 0u;
     for (uint i = t; i < STEPS / 32; i += THREADS) live[i] = 0u;
     barrier();
     for (uint s = t; wanted && s < STEPS && p.low + s * BK < p.high; s += THREADS) {
         uint k = (p.low + s * BK) / block;
         bool a = (masks & 2u) == 0u, b = (masks & 4u) == 0u;
-        for (uint i = first.x; i <= last.x && !a; i++) a = uint(of_a8[c_row + (matrix * down + i) * deep + k]) != 0u;
-        for (uint j = first.y; j <= last.y && !b; j++) b = uint(of_b8[c_col + (matrix * deep + k) * across + j]) != 0u;
+        for (uint i = first.x; i <= last.x && !a; i++) a = uint(of_a8[a_mask_at + (matrix * down + i) * deep + k]) != 0u;
+        for (uint j = first.y; j <= last.y && !b; j++) b = uint(of_b8[b_mask_at + (matrix * deep + k) * across + j]) != 0u;
         if (a && b) atomicOr(live[s / 32u], 1u << s % 32u);
     }
     barrier();
@@ -221,8 +219,8 @@ void main()
         [[unroll]] for (uint l = 0; l < TN / 4; l++) {
             uint column = at.y + (l * COLUMNS + tx) * 4u, valid = count(column, N), to = first + column * step;
             vec4 v = sum[j * (TN / 4) + l];
-#if !defined(CONV) && !defined(GROUPED)
-            if (EPILOGUE == 1u)
+#if !defined(CONV) && !defined(GROUPED) && !defined(MASKED)
+            if (EPILOGUE == SCALE)
                 [[unroll]] for (uint i = 0; i < 4; i++)
                     if (i < valid) v[i] = SCALED(v[i], get_c(p.c + row * c_row + (column + i) * c_col));
 #endif

@@ -90,7 +90,7 @@ void main()
         float v = 0.0;
         if (row >= M || column >= N) continue;
         for (uint g = 0u; g < groups; g++) v += partial[g * SUMS + i];
-        if (EPILOGUE == 1u) v = SCALED(v, get_c(p.c + row * c_row + column * c_col));
+        if (EPILOGUE == SCALE) v = SCALED(v, get_c(p.c + row * c_row + column * c_col));
         storef_d(p.d + row * out_row + column * out_col, TO, v);
     }
 }

@@ -4,10 +4,16 @@
 //   h = x + residual, stored rounded;  y = (h - mean) * rsqrt(mean square + eps) * weight + bias, rounded once
 //   (MLX rounds before the weight too)
 // where RMS takes no mean. LANES threads a row; the rows of a workgroup are independent.
+//
+// A row's sums depend on its elements and their order alone, by this tree: eight elements in a row are added by pairs;
+// the eights are dealt to LANES * SLOTS places (a power of two that the row's length gives, up to 512), place by place,
+// and each place adds its own in order; then the upper half of the places is added to the lower half, until 64 are left,
+// which row_sum() adds up. A thread has SLOTS places, LANES apart.
 layout(constant_id = 1) const uint LANES = 32;
-layout(constant_id = 2) const uint HELD = 0;           // groups of eight that a thread holds; 0: element by element
+layout(constant_id = 2) const uint HELD = 0;           // eights that a thread holds, a multiple of SLOTS; 0: none
 layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
+layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
 #include "rows.glsl"
 const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u;
 BUFFER(0, y)
@@ -53,11 +59,41 @@ uvec4 locate(uint row)
     return at;
 }
 
+float sum_of(eight v)
+{
+    precise float a = (v.a.x + v.a.y) + (v.a.z + v.a.w), b = (v.b.x + v.b.y) + (v.b.z + v.b.w), sum = a + b;
+    return sum;
+}
+float squares_of(eight v)
+{
+    precise vec4 a = v.a * v.a, b = v.b * v.b;
+    return sum_of(eight(a, b));
+}
+eight minus(eight v, float mean) { return eight(v.a - mean, v.b - mean); }
+
+// This thread's places, halved until LANES are left, then those of all threads.
+float place[8];
+float row_total()
+{
+    [[unroll]] for (uint d = SLOTS / 2u; d > 0u; d /= 2u)
+        [[unroll]] for (uint s = 0u; s < d; s++) place[s] += place[s + d];
+    return row_sum(place[0]);
+}
+void clear_places() { [[unroll]] for (uint s = 0u; s < SLOTS; s++) place[s] = 0.0; }
+
+vec4 scaled(vec4 v, float factor, vec4 w, vec4 b)
+{
+    precise vec4 r = v * factor;
+    if (has(WEIGHT)) r = r * w;
+    if (has(BIAS)) r = r + b;
+    return r;
+}
+
 void by_eights(uvec4 at, uint lane, bool inside)
 {
     eight v[HELD == 0u ? 1u : HELD];
     uint groups = inside ? n / 8u : 0u;
-    float sum = 0.0, squares = 0.0, mean = 0.0;
+    float mean = 0.0;
     uint last = n / 8u - 1u;                           // beyond a row its end is read again, so that no load waits for a branch
     [[unroll]] for (uint i = 0u; i < HELD; i++) v[i] = load8_x(at.y + 8u * min(lane + i * LANES, last), DTYPE);
     if (has(ADD))
@@ -70,59 +106,69 @@ void by_eights(uvec4 at, uint lane, bool inside)
     if (groups < HELD * LANES)
         [[unroll]] for (uint i = 0u; i < HELD; i++)
             if (lane + i * LANES >= groups) v[i] = eight(vec4(0.0), vec4(0.0));
-    [[unroll]] for (uint i = 0u; i < HELD; i++) sum += dot(v[i].a, vec4(1.0)) + dot(v[i].b, vec4(1.0));
-    if (has(MEAN)) mean = row_sum(sum) / float(n);
-    [[unroll]] for (uint i = 0u; i < HELD; i++) {
-        if (has(MEAN)) {
-            bool held = lane + i * LANES < groups;
-            v[i].a = held ? v[i].a - mean : vec4(0.0);
-            v[i].b = held ? v[i].b - mean : vec4(0.0);
-        }
-        squares += dot(v[i].a, v[i].a) + dot(v[i].b, v[i].b);
+    if (has(MEAN)) {
+        clear_places();
+        [[unroll]] for (uint i = 0u; i < HELD; i++) place[i % SLOTS] += sum_of(v[i]);
+        mean = row_total() / float(n);
+        [[unroll]] for (uint i = 0u; i < HELD; i++)
+            if (lane + i * LANES < groups) v[i] = minus(v[i], mean);
     }
-    float factor = inversesqrt(row_sum(squares) / float(n) + eps);
+    clear_places();
+    [[unroll]] for (uint i = 0u; i < HELD; i++) place[i % SLOTS] += squares_of(v[i]);
+    float factor = inversesqrt(row_total() / float(n) + eps);
     [[unroll]] for (uint i = 0u; i < HELD; i++) {
         uint g = lane + i * LANES;
         if (g >= groups) continue;
-        eight r = eight(v[i].a * factor, v[i].b * factor);
-        if (has(WEIGHT)) {
-            eight w = load8_weight(weight_at + 8u * g, DTYPE);
-            r = eight(r.a * w.a, r.b * w.b);
-        }
-        if (has(BIAS)) {
-            eight b = load8_bias(bias_at + 8u * g, DTYPE);
-            r = eight(r.a + b.a, r.b + b.b);
-        }
-        store8_y(at.x + 8u * g, DTYPE, r);
+        eight w = eight(vec4(1.0), vec4(1.0)), b = eight(vec4(0.0), vec4(0.0));
+        if (has(WEIGHT)) w = load8_weight(weight_at + 8u * g, DTYPE);
+        if (has(BIAS)) b = load8_bias(bias_at + 8u * g, DTYPE);
+        store8_y(at.x + 8u * g, DTYPE, eight(scaled(v[i].a, factor, w.a, b.a), scaled(v[i].b, factor, w.b, b.b)));
     }
 }
 
 // What is normalised, from h once it is stored there.
 float value(uvec4 at, uint i) { return has(ADD) ? loadf_h(at.w + i, DTYPE) : loadf_x(at.y + i * x_step, DTYPE); }
 
+// The eight from element i on, less the mean; 0 behind the row's end.
+eight values(uvec4 at, uint i, float mean)
+{
+    eight v = eight(vec4(0.0), vec4(0.0));
+    [[unroll]] for (uint k = 0u; k < 4u; k++) {
+        if (i + k < n) v.a[k] = value(at, i + k) - mean;
+        if (i + k + 4u < n) v.b[k] = value(at, i + k + 4u) - mean;
+    }
+    return v;
+}
+float total_of(uvec4 at, uint lane, uint count, float mean, bool squares)
+{
+    clear_places();
+    for (uint first = 8u * lane; first < count; first += 8u * LANES * SLOTS)
+        [[unroll]] for (uint s = 0u; s < SLOTS; s++)
+            if (first + 8u * s * LANES < count) {
+                eight v = values(at, first + 8u * s * LANES, mean);
+                place[s] += squares ? squares_of(v) : sum_of(v);
+            }
+    return row_total();
+}
+
 void by_elements(uvec4 at, uint lane, bool inside)
 {
     uint count = inside ? n : 0u;
-    float sum = 0.0, mean = 0.0;
-    if (has(ADD))
-        for (uint i = lane; i < count; i += LANES)
-            storef_h(at.w + i, DTYPE, loadf_x(at.y + i * x_step, DTYPE) + loadf_residual(at.z + i * residual_step, DTYPE));
-    if (has(MEAN)) {
-        for (uint i = lane; i < count; i += LANES) sum += value(at, i);
-        mean = row_sum(sum) / float(n);
+    float mean = 0.0;
+    if (has(ADD)) {                                    // by those who read it
+        for (uint first = 8u * lane; first < count; first += 8u * LANES)
+            for (uint i = first; i < min(first + 8u, count); i++)
+                storef_h(at.w + i, DTYPE,
+                         loadf_x(at.y + i * x_step, DTYPE) + loadf_residual(at.z + i * residual_step, DTYPE));
     }
-    sum = 0.0;
-    for (uint i = lane; i < count; i += LANES) {
-        float v = value(at, i) - mean;
-        sum += v * v;
-    }
-    float factor = inversesqrt(row_sum(sum) / float(n) + eps);
-    for (uint i = lane; i < count; i += LANES) {
-        float r = (value(at, i) - mean) * factor;
-        if (has(WEIGHT)) r *= loadf_weight(weight_at + i * weight_step, DTYPE);
-        if (has(BIAS)) r += loadf_bias(bias_at + i * bias_step, DTYPE);
-        storef_y(at.x + i, DTYPE, r);
-    }
+    if (has(MEAN)) mean = total_of(at, lane, count, 0.0, false) / float(n);
+    float factor = inversesqrt(total_of(at, lane, count, mean, true) / float(n) + eps);
+    for (uint first = 8u * lane; first < count; first += 8u * LANES)
+        for (uint i = first; i < min(first + 8u, count); i++) {
+            float w = has(WEIGHT) ? loadf_weight(weight_at + i * weight_step, DTYPE) : 1.0;
+            float b = has(BIAS) ? loadf_bias(bias_at + i * bias_step, DTYPE) : 0.0;
+            storef_y(at.x + i, DTYPE, scaled(vec4(value(at, i) - mean), factor, vec4(w), vec4(b)).x);
+        }
 }
 
 void main()

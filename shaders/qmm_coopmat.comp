@@ -22,7 +22,7 @@ layout(constant_id = 8) const uint WN = 32;
 layout(constant_id = 9) const uint SIZE = 16;          // of a cooperative matrix: SIZE x SIZE x SIZE
 layout(constant_id = 10) const uint LANES = 32;        // of a subgroup
 layout(constant_id = 11) const uint DEPTH = 1;         // blocks of codes at a time
-layout(constant_id = 12) const uint ALIGNED = 0;       // bit 1: W to 16 bytes (2 bits: any); bit 2: the result's rows to 16
+layout(constant_id = 12) const uint ALIGNED = 0;       // QUANT_EVEN_W (2 bits: any), QUANT_EVEN_Y
 layout(constant_id = 13) const bool PARTS = false;     // K is cut into parts of `rounds` blocks, whose float32 sums are stored
 
 SOURCE(0, x)
@@ -80,8 +80,8 @@ void fetch(uint m0, uint n0, uint first, uint until)
         uint g = min(t + i * THREADS, BN * BK / 16u - 1u), n = min(n0 + g / (BK / 16u), rows[0] - 1u), part = g & 1u;
         uint block = min(first + g / 2u % DEPTH, until - 1u), at = w_at[0] + batch * w_batch + (n * blocks + block) * BITS;
         uint group = batch * s_batch + n * groups + (2u * block + part >> group_shift);
-        if ((ALIGNED & 2u) != 0u && BITS == 4u) next_w[i].xy = w64[(at >> 1) + part];
-        else if ((ALIGNED & 2u) != 0u && BITS == 8u) next_w[i] = w128[(at >> 2) + part];
+        if ((ALIGNED & EVEN_W) != 0u && BITS == 4u) next_w[i].xy = w64[(at >> 1) + part];
+        else if ((ALIGNED & EVEN_W) != 0u && BITS == 8u) next_w[i] = w128[(at >> 2) + part];
         else if (WHOLE) {
             [[unroll]] for (uint l = 0u; l < BITS / 2u; l++) next_w[i][l] = w32[at + BITS / 2u * part + l];
         } else next_w[i] = uvec4(eight_codes(at, 2u * part), eight_codes(at, 2u * part + 1u));
@@ -132,7 +132,7 @@ void store(uint row, uint n, float v[8])
     uint at = y_at[0] + gl_WorkGroupID.z * y_batch + row * y_row[0] + n, halves[4];
 #endif
     [[unroll]] for (uint e = 0u; e < 4u; e++) halves[e] = pack(tame(v[2u * e]), tame(v[2u * e + 1u]));
-    if ((ALIGNED & 4u) != 0u && n + 8u <= rows[0]) y128[at >> 3] = uvec4(halves[0], halves[1], halves[2], halves[3]);
+    if ((ALIGNED & EVEN_Y) != 0u && n + 8u <= rows[0]) y128[at >> 3] = uvec4(halves[0], halves[1], halves[2], halves[3]);
     else
         for (uint e = 0u; e < 8u; e++)
             if (n + e < rows[0]) y16[at + e] = uint16_t(halves[e / 2u] >> e % 2u * 16u);

@@ -15,8 +15,8 @@ layout(constant_id = 5) const uint M = 1;              // rows of x a workgroup
 layout(constant_id = 6) const uint R = 4;
 layout(constant_id = 7) const uint SPLIT = 1;
 layout(constant_id = 8) const uint LANES = 32;
-layout(constant_id = 9) const uint ALIGNED = 0;        // bit 0: x to 16 bytes; bit 1: W to 16 (4, 8 bits), 8 (2, 6 bits)
-layout(constant_id = 10) const uint EPILOGUE = 0;      // 1: + residual; 2: silu(first) * second
+layout(constant_id = 9) const uint ALIGNED = 0;        // QUANT_EVEN_X, QUANT_EVEN_W
+layout(constant_id = 10) const uint EPILOGUE = 0;     // of QMV_
 
 #include "qmv.glsl"
 
@@ -44,7 +44,7 @@ float offset_of(uint c) { return PACKED ? packed_offset(c) : float(1u << BITS); 
 // Eight values of row i of x, from element `at` of the row on.
 void load_x(uint i, uint at, inout float v[64])
 {
-    if ((ALIGNED & 1u) == 0u) {
+    if ((ALIGNED & EVEN_X) == 0u) {
         [[unroll]] for (uint e = 0u; e < 8u; e++) v[8u * i + e] = number(RAW(x, at + e, TX), TX);
     } else if (TX == F32) {
         [[unroll]] for (uint h = 0u; h < 2u; h++) {
@@ -103,12 +103,12 @@ void add_block(uint block, uint x_first, uint last)
             uint n = min(row + j / STEP, rows[set] - 1u); \
             uint at = w_matrix * w_batch + w_at[set] + (n * blocks + block) * BITS; \
             uint group = w_matrix * s_batch + n * groups + (2u * block >> group_shift); \
-            if ((ALIGNED & 2u) != 0u && (BITS & 3u) == 0u) \
+            if ((ALIGNED & EVEN_W) != 0u && (BITS & 3u) == 0u) \
                 [[unroll]] for (uint i = 0u; i < BITS; i += 4u) { \
                     uvec4 q = w##128[at + i >> 2]; \
                     [[unroll]] for (uint l = 0u; l < 4u; l++) next_code[8u * j + i + l] = q[l]; \
                 } \
-            else if ((ALIGNED & 2u) != 0u && (BITS & 1u) == 0u) \
+            else if ((ALIGNED & EVEN_W) != 0u && (BITS & 1u) == 0u) \
                 [[unroll]] for (uint i = 0u; i < BITS; i += 2u) { \
                     uvec2 q = w##64[at + i >> 1]; \
                     next_code[8u * j + i] = q.x; \
@@ -128,7 +128,7 @@ LOAD_ROWS(load_c, 2, 0u, wc, sc, bc)
 void load_rows(uint set, uint row, uint block)
 {
 #ifdef SETS
-    if (EPILOGUE == 2u) { load_a(row, block); load_b(row, block); }
+    if (EPILOGUE == SWIGLU) { load_a(row, block); load_b(row, block); }
     else if (set == 1u) load_b(row, block);
     else if (set == 2u) load_c(row, block);
     else
@@ -181,7 +181,7 @@ void main()
 #endif
     uint per = gl_WorkGroupSize.x / LANES / SPLIT * (R / STEP), group = gl_WorkGroupID.x, set = 0u;
 #ifdef SETS
-    if (EPILOGUE != 2u)                                // workgroups of the first matrix, of the second, of the third
+    if (EPILOGUE != SWIGLU)                                // workgroups of the first matrix, of the second, of the third
         while (set < 2u && group >= (rows[set] + per - 1u) / per) group -= (rows[set++] + per - 1u) / per;
 #endif
     uint row = group * per + team / SPLIT * (R / STEP), first = gl_WorkGroupID.y * M, blocks = k >> 5;

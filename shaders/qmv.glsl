@@ -1,6 +1,9 @@
 // What the kernels for few rows of x share: bindings, and how a result is stored. SETS: up to three matrices.
 #ifndef QMV_GLSL
 #define QMV_GLSL
+//! enum QMV_: what is stored: products; + residual; silu(first) * second
+const uint STORE = 0, ADD = 1, SWIGLU = 2;
+
 SOURCE(0, x)
 SOURCE(1, wa)
 SOURCE(2, sa)
@@ -35,12 +38,12 @@ uint x_matrix, w_matrix, y_matrix;
 #define w_matrix gl_WorkGroupID.z
 #define y_matrix gl_WorkGroupID.z
 #endif
-const uint STEP = EPILOGUE == 2u ? 2u : 1u;            // rows of this many matrices alternate
+const uint STEP = EPILOGUE == SWIGLU ? 2u : 1u;        // rows of this many matrices alternate
 
 void store(uint set, uint i, uint n, float y)
 {
     uint at = y_matrix * y_batch + y_at[set] + i * y_row[set] + n;
-    if (EPILOGUE == 1u) y = rounded(y, TY) + number(RAW(res, r_at + i * y_row[set] + n, TY), TY);
+    if (EPILOGUE == ADD) y = rounded(y, TY) + number(RAW(res, r_at + i * y_row[set] + n, TY), TY);
     uint raw = float_to_bits(y, TY);
 #ifdef SETS
     if (set == 1u) PUT(yb, at, TY, raw)

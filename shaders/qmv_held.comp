@@ -21,7 +21,7 @@ layout(constant_id = 8) const uint LANES = 32;
 layout(constant_id = 9) const uint BL = 1;
 layout(constant_id = 10) const uint BLOCKS = 32;       // K / 32
 layout(constant_id = 11) const uint SHIFT = 1;         // a group is 1 << SHIFT blocks
-layout(constant_id = 12) const uint EPILOGUE = 0;      // 1: + residual; 2: silu(first) * second
+layout(constant_id = 12) const uint EPILOGUE = 0;     // of QMV_
 layout(constant_id = 13) const bool NORM = false;
 layout(constant_id = 14) const uint PARTS = 256;       // rounds * M * R * SPLIT
 
@@ -195,7 +195,7 @@ uint round_count()
     const uint per = R / STEP;
     uint count = (rows[0] + per - 1u) / per;
 #ifdef SETS
-    if (EPILOGUE != 2u) count += (rows[1] + per - 1u) / per + (rows[2] + per - 1u) / per;
+    if (EPILOGUE != SWIGLU) count += (rows[1] + per - 1u) / per + (rows[2] + per - 1u) / per;
 #endif
     return count;
 }
@@ -206,7 +206,7 @@ uvec2 place_of(uint r)
     const uint per = R / STEP;
     uint set = 0u;
 #ifdef SETS
-    if (EPILOGUE != 2u)
+    if (EPILOGUE != SWIGLU)
         while (set < 2u && r >= (rows[set] + per - 1u) / per) r -= (rows[set++] + per - 1u) / per;
 #endif
     return uvec2(set, r * per);
@@ -216,7 +216,7 @@ void load_round(uint r, uint first)
 {
     uvec2 at = place_of(r);
 #ifdef SETS
-    if (EPILOGUE == 2u) { load_a(at.y, first); load_b(at.y, first); }
+    if (EPILOGUE == SWIGLU) { load_a(at.y, first); load_b(at.y, first); }
     else if (at.x == 1u) load_b(at.y, first);
     else if (at.x == 2u) load_c(at.y, first);
     else

@@ -8,7 +8,11 @@ layout(constant_id = 1) const uint BITS = 4;
 layout(constant_id = 2) const uint TX = 12;            // dtypes: of x (or of what is quantized), of scales and biases,
 layout(constant_id = 3) const uint TS = 12;            // of the result
 layout(constant_id = 4) const uint TY = 12;
-const uint E8M0 = 32, E4M3 = 33;                       // TS where codes are small floats: powers of two; groups of 16 codes
+//! enum QUANT_: codes of a block; TS where codes are small floats; what can be read or written 16 bytes at a time
+const uint BLOCK = 32;
+const uint E8M0 = 32, E4M3 = 33;                       // powers of two; groups of 16 codes
+const uint EVEN_X = 1, EVEN_W = 2, EVEN_Y = 4;         // W of 2 and 6 bits: 8 bytes
+
 const bool FP = TS >= E8M0;
 
 #if defined(GATHER) || defined(GROUPED)

@@ -11,17 +11,18 @@ BUFFER(0, dst)
 BUFFER(1, key)
 ACCESS(dst)
 
+//! enum RANDOM_: kinds
 const uint BITS = 0, UNIFORM = 1, NORMAL = 2, GUMBEL = 3;
 
 layout(push_constant) uniform random_push {
     uint words, first, count;                          // of the stream; those that the binding holds
     uint elements;                                     // in the binding
-    uint offset, key_at, key_step, key_pushed;
-    uint key0, key1;
+    uint offset, key[5];                               // see KEY_
     float low, high;                                   // NORMAL: loc and scale
     uint one;                                          // which the compiler must not know
 };
-#define SUM(a, b) (PRODUCTS ? (a) * one + (b) : (a) + (b))
+uint factor = 1u;                                      // one for PRODUCTS; chosen once, not at each of a hundred sums
+#define SUM(a, b) ((a) * factor + (b))
 #include "threefry.glsl"
 
 float rounded(float x) { return bits_to_float(float_to_bits(x, TO), TO); }
@@ -67,31 +68,34 @@ void emit(uint w, uint bits)
 void write_four(uint w, uvec4 bits)
 {
     if (OP == BITS) dst128[(offset + w) / 4u] = bits;
-    else storef4_dst((offset + w) / 4u, TO, vec4(number_of(bits.x), number_of(bits.y), number_of(bits.z), number_of(bits.w)));
+    else {
+        vec4 x;
+        [[unroll]] for (uint k = 0u; k < 4u; k++) x[k] = number_of(bits[k]);
+        storef4_dst((offset + w) / 4u, TO, x);
+    }
 }
 void write_fours(uvec2 k, uint half_up)
 {
     uint i = (group_index() * gl_WorkGroupSize.x * FOURS + gl_LocalInvocationID.x) * 4u;
     [[unroll]] for (uint f = 0u; f < FOURS; f++, i += gl_WorkGroupSize.x * 4u) {
         if (i >= half_up) return;
-        uvec4 low_half, high_half;
+        uvec4 half_of[2];
         [[unroll]] for (uint j = 0u; j < 4u; j++) {
             uvec2 pair = threefry(k, uvec2(i + j, i + j + half_up));
-            low_half[j] = pair.x;
-            high_half[j] = pair.y;
+            half_of[0][j] = pair.x;
+            half_of[1][j] = pair.y;
         }
-        write_four(i, low_half);
-        write_four(half_up + i, high_half);
+        [[unroll]] for (uint h = 0u; h < 2u; h++) write_four(i + h * half_up, half_of[h]);
     }
 }
 
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x, half_up = words / 2u + (words & 1u);
-    uvec2 k = key_pushed != 0u ? uvec2(key0, key1) : uvec2(key32[key_at], key32[key_at + key_step]);
+    if (PRODUCTS) factor = one;
+    uvec2 k = KEY;
     if (FOURS > 0u) { write_fours(k, half_up); return; }
     if (i >= half_up) return;
     uvec2 bits = random_pair(k, i, words);
-    emit(i, bits.x);
-    if (i < words / 2u) emit(i + half_up, bits.y);
+    [[unroll]] for (uint h = 0u; h < (i < words / 2u ? 2u : 1u); h++) emit(i + h * half_up, bits[h]);
 }

@@ -1,53 +1,103 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Reductions of one axis: `outer` rows (up to 4 strided dimensions) of `n` elements for each of `inner` columns. A group
-// reduces rows whose elements lie side by side (WIDTH threads a row), or columns (WIDTH threads side by side, the others
-// down the column). A long reduction is cut into `parts`, whose results the next dispatch reduces.
+// Reductions of one axis: `outer` rows (up to 4 strided dimensions) of `n` elements for each of `inner` columns.
+//
+// The tree. What a row gives depends on its elements and their order alone: not on how many rows there are, where their
+// elements lie, or which threads take them. Everything here, softmax.comp, and what cuts rows in mlxvk.c keeps to it.
+//   quad     four elements in a row, (a + b) + (c + d); those behind the end are the identity
+//   lane     four quads, 16 quads apart, in order: lane l of a block has the quads l, l + 16, l + 32 and l + 48
+//   block    256 elements: its 16 lanes in order
+//   piece    16 blocks in order; 16 pieces in order are the next piece, and so on until one is left
+// "In order" starts from the identity; a lane, block or piece that is not there adds none or the identity: the same.
+// So a row can be cut into pieces of 256 * 16^k elements whose results the next dispatch goes on with (LATER).
 #include "accumulate.glsl"
-layout(constant_id = 4) const uint COLUMNS = 0;        // 0: rows, 1: columns, 4: columns by fours
-layout(constant_id = 5) const uint WIDTH = 256;
+const uint FOURS = 0, ANYWHERE = 1, STRIDED = 2, COLUMNS = 3, FOUR_COLUMNS = 4;
+layout(constant_id = 4) const uint LAYOUT = FOURS;     // rows: aligned, side by side, with gaps; columns, by fours
+layout(constant_id = 5) const uint WIDTH = 256;        // threads of a row; threads side by side on columns
+layout(constant_id = 6) const uint LATER = 0;          // 1: of results of pieces: a lane is 16 of them in order
 
 layout(push_constant) uniform reduce_push {
     uint n, outer, inner;
-    uint stride, inner_stride, inner_out;              // between reduced elements, between columns, between their results
-    uint parts, chunk;
-    uint from, to, place;                              // the first element and result; the position of the first element
+    uint stride, inner_stride, inner_out;              // between elements of a row, columns, their results
+    uint parts, chunk, part_out;                       // pieces of a row, their length, the distance of their results
+    uint from, to, place;                              // the first element and result; the first position
+    uint most;                                         // EXPSUM: the first of the rows' largest elements
     float scale;                                       // of a mean
     uint ndim, shape[4], in_stride[4], out_stride[4];  // of the outer dimensions
 };
+// Columns of a thread; code that repeats where an operation is short: exponentials are long enough once.
+#if defined(PAIR)
+#define HELD 1u
+#define SHORT_UNROLL [[dont_unroll]]
+#else
+#define HELD 4u
+#define SHORT_UNROLL [[unroll]]
+#endif
+#if defined(INDEX)                                     // the first of the best, however found
+const bool ANY_ORDER = true;
+#else
+const bool ANY_ORDER = false;
+#endif
+// Lanes of a thread: rounds of a long row, or those of a row too short for a thread each. Columns of a thread.
+const uint EACH = LAYOUT == FOUR_COLUMNS ? 4u : LAYOUT == COLUMNS ? 1u :
+                  WIDTH == 256u ? 4u : LATER == 1u ? 1u : WIDTH > 4u ? 1u : 4u;
+const uint BOARD = gl_WorkGroupSize.x * EACH, TOPS = BOARD, LAST = TOPS + gl_WorkGroupSize.x / 2u, SIZE = LAST + 16u;
+shared ACC board[SIZE + SIZE / 16u];                    // of lanes; from TOPS on of blocks, from LAST on of pieces
 
-ACC part[4];                                           // this thread's values, one a column or all of one row
-void take(uint k, uvec2 raw, uint at) { part[k] = combine(part[k], value(raw, place + at)); }
-void take_four(Four v, uint at, uint step)             // positions `step` apart
+float shift[HELD];                                     // what exponentials of sums are relative to, a column
+#if defined(PAIR) || defined(INDEX)
+ACC element(uvec2 raw, uint at, uint k) { return value(raw, place + at); }
+void find_shift(uint k, uint i) {}
+#else
+BUFFER(2, largest)
+ACC element(uvec2 raw, uint at, uint k)
 {
-    [[unroll]] for (uint k = 0u; k < 4u; k++) take(k, of_four(v, k), at + k * step);
+    if (OP != EXPSUM || LATER != 0u) return value(raw, place + at);
+    return floatBitsToUint(exp(as_float(raw.x, FROM) - shift[k]));
 }
+void find_shift(uint k, uint i)
+{
+    if (OP == EXPSUM && LATER == 0u) shift[k] = max(uintBitsToFloat(largest32[most + i]), LOWEST);
+}
+#endif
+// Adds four elements to what a lane has: as a quad, or in order.
+ACC with_four(ACC a, ACC x[4])
+{
+    if (LATER == 0u) {
+        [[unroll]] for (uint k = 0u; k < 4u; k += 2u) x[k] = combine(x[k], x[k + 1u]);
+        x[0] = combine(x[0], x[2]);
+    }
+    SHORT_UNROLL for (uint k = 0u; k < (LATER == 0u ? 1u : 4u); k++) a = combine(a, x[k]);
+    return a;
+}
+// Where lane `lane` begins, and how far its fours are apart.
+uint start_of(uint lane) { return lane / 16u * 256u + lane % 16u * (LATER == 0u ? 4u : 16u); }
+const uint STEP = LATER == 0u ? 64u : 4u;
 void store(uint i, ACC a) { store_one(i, OP == MEAN ? scaled(a, scale) : a); }
 
-// ---- across threads ----
+// ---- results in order ----
 
-const uint LANES = COLUMNS == 4u ? 4u : 1u;            // columns a thread has
-shared ACC board[gl_WorkGroupSize.x * LANES];
-
-// Reduces part[0 .. LANES-1] of `count` threads, a power of two, which are `step` apart from thread `first` on; the
-// result is at the first one. Sixteen at a time, so that few barriers are needed.
-void gather(uint me, uint count, uint first, uint step)
+uint padded(uint i) { return i + i / 16u; }            // threads that walk sixteens meet in no bank twice
+ACC sixteen(uint me, uint count, uint at, uint step)   // the sixteen number `me` of `count` values on the board
 {
-    uint left = count;
-    if (count == 1u) return;
-    for (uint k = 0u; k < LANES; k++) board[k * gl_WorkGroupSize.x + first + me * step] = part[k];
-    while (left > 1u) {
-        uint to = left > 16u ? left / 16u : 1u;
-        barrier();
-        if (me < to)
-            for (uint k = 0u; k < LANES; k++) {
-                uint base = k * gl_WorkGroupSize.x + first;
-                for (uint i = me + to; i < left; i += to) part[k] = combine(part[k], board[base + i * step]);
-                board[base + me * step] = part[k];
-            }
-        left = to;
-    }
+    ACC a = identity();
+    for (uint i = 16u * me; i < min(16u * me + 16u, count); i++) a = combine(a, board[padded(at + i * step)]);
+    return a;
 }
+
+// Results of one level, one after the other: up to 256.
+ACC pushed[2u * HELD];
+uint pushes = 0u;
+void push(uint k, ACC a)                               // for k = 0 last
+{
+    pushed[k] = combine(pushed[k], a);
+    if (pushes % 16u == 15u) {
+        pushed[HELD + k] = combine(pushed[HELD + k], pushed[k]);
+        pushed[k] = identity();
+    }
+    if (k == 0u) pushes++;
+}
+ACC total(uint k) { return combine(pushed[HELD + k], pushed[k]); }
 
 uvec2 locate(uint row)
 {
@@ -61,63 +111,170 @@ uvec2 locate(uint row)
     return at;
 }
 
+// ---- rows ----
+
+// Four elements side by side from anywhere: one load, or two that hold them.
+Four fetch(uint i)
+{
+    uint s = LAYOUT == ANYWHERE ? i & 3u : 0u;
+    Four a = load_four(i / 4u);
+    if (s == 0u) return a;
+    uvec4 b = load_four(i / 4u + 1u).low;
+    if (s == 1u) return Four(uvec4(a.low.yzw, b.x), uvec4(0u));
+    return Four(s == 2u ? uvec4(a.low.zw, b.xy) : uvec4(a.low.w, b.xyz), uvec4(0u));
+}
+// Is the quad at `at` whole, and what is loaded for it inside the row?
+bool loadable(uint row, uint at, uint end)
+{
+    uint s = LAYOUT == ANYWHERE ? (row + at) & 3u : 0u;
+    return LAYOUT < STRIDED && at + (s == 0u ? 4u : 8u - s) <= end;
+}
+Four fetch_loose(uint i, uint count)
+{
+    Four v = Four(uvec4(0u), uvec4(0u));
+    uvec2 x[4];
+    [[unroll]] for (uint k = 0u; k < 4u; k++) x[k] = load_one(i + min(k, count - 1u) * stride);
+    if (eight()) return Four(uvec4(x[0], x[1]), uvec4(x[2], x[3]));
+    return Four(uvec4(x[0].x, x[1].x, x[2].x, x[3].x), uvec4(0u));
+}
+// Adds the first `count` elements of v, which are at position `at`.
+ACC with_elements(ACC a, Four v, uint at, uint count)
+{
+    ACC x[4];
+    [[unroll]] for (uint k = 0u; k < 4u; k++) {
+        x[k] = element(of_four(v, k), at + k, 0u);
+        if (k >= count) x[k] = identity();
+    }
+    return with_four(a, x);
+}
+// A lane of a row of `end` elements, or of the piece of it that begins at element `first`.
+ACC row_lane(uint row, uint first, uint lane, uint end)
+{
+    ACC a = identity();
+    uint at = start_of(lane);
+#if !defined(PAIR)
+    if (loadable(row, at + 3u * STEP, end)) {
+        Four x[4];
+        [[unroll]] for (uint j = 0u; j < 4u; j++) x[j] = fetch(row + at + STEP * j);
+        [[unroll]] for (uint j = 0u; j < 4u; j++) a = with_elements(a, x[j], first + at + STEP * j, 4u);
+        return a;
+    }
+#endif
+    [[dont_unroll]] for (uint j = 0u; j < 4u && at < end; j++, at += STEP) {
+        Four v;
+        if (loadable(row, at, end)) v = fetch(row + at);
+        else v = fetch_loose(row + at * stride, end - at);
+        a = with_elements(a, v, first + at, end - at);
+    }
+    return a;
+}
+
 void rows()
 {
-    uint lane = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
-    uint task = group_index() * (gl_WorkGroupSize.x / WIDTH) + slot, row = task / parts, piece = task - row * parts;
+    const uint lanes = WIDTH * EACH, tops = max(lanes / 16u, 1u), stages = lanes == 1024u ? 2u : 1u;
+    uint me = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
+    uint task = group_index() * (gl_WorkGroupSize.x / WIDTH) + slot, row = task / parts, part = task - row * parts;
     bool there = row < outer;
     uvec2 at = locate(there ? row : 0u);
-    uint first = piece * chunk, base = at.x + first, count = there ? min(chunk, n - first) : 0u;
-    uint lead = min((0u - base) & 3u, count), fours = (count - lead) / 4u, tail = count - lead - 4u * fours;
-    for (uint i = lane; i < lead; i += WIDTH) take(0u, load_one(base + i), first + i);
-    for (uint i = count - tail + lane; i < count; i += WIDTH) take(1u, load_one(base + i), first + i);
-    uint v = lane, aligned = (base + lead) / 4u;
-    for (; v + 3u * WIDTH < fours; v += 4u * WIDTH) {
-        Four x[4];
-        [[unroll]] for (uint k = 0u; k < 4u; k++) x[k] = load_four(aligned + v + k * WIDTH);
-        [[unroll]] for (uint k = 0u; k < 4u; k++) take_four(x[k], first + lead + 4u * (v + k * WIDTH), 1u);
+    uint first = part * chunk, count = there ? min(chunk, n - first) : 0u, base = at.x + first * stride;
+    uint rounds = WIDTH == 256u ? (min(chunk, n) - 1u) / (16u * lanes) + 1u : 1u;
+    find_shift(0u, there ? row : 0u);
+    for (uint round = 0u; round <= rounds; round++) {
+        [[dont_unroll]] for (uint k = 0u; k < EACH && round < rounds; k++) {
+            ACC a = row_lane(base, first, round * lanes + k * WIDTH + me, count);
+            if (WIDTH == 1u) push(0u, a);
+            else board[padded(slot * lanes + k * WIDTH + me)] = a;
+        }
+        if (WIDTH == 1u) break;
+        if (lanes == 1024u || round < rounds) barrier();
+        if (me == 0u && round > 0u)                    // what the round before gave
+            [[dont_unroll]] for (uint k = 0u; k < (lanes == 1024u ? 4u : tops); k++)
+                push(0u, board[padded(lanes == 1024u ? LAST + k : TOPS + slot * tops + k)]);
+        if (round == rounds) break;
+        [[dont_unroll]] for (uint stage = 0u; stage < stages; stage++) {
+            uint left = stage == 0u ? lanes : tops, from = stage == 0u ? slot * lanes : TOPS;
+            uint to = stage == 0u ? TOPS + slot * tops : LAST;
+            if (16u * me < left) board[padded(to + me)] = sixteen(me, left, from, 1u);
+            if (stage == 0u) barrier();
+        }
     }
-    for (; v < fours; v += WIDTH) take_four(load_four(aligned + v), first + lead + 4u * v, 1u);
-    part[0] = combine(combine(part[0], part[1]), combine(part[2], part[3]));
-    gather(lane, WIDTH, slot * WIDTH, 1u);
-    if (there && lane == 0u) store(parts > 1u ? to + task : at.y, part[0]);
+    if (me == 0u && there) store(at.y + part * part_out, total(0u));
+}
+
+// ---- columns ----
+
+Four load_column(uint i)
+{
+    if (LAYOUT == FOUR_COLUMNS) return load_four(i / 4u);
+    uvec2 x = load_one(i);
+    return Four(uvec4(x, 0u, 0u), uvec4(0u));
+}
+uvec2 of_column(Four v, uint k) { return LAYOUT == FOUR_COLUMNS ? of_four(v, k) : v.low.xy; }
+
+// Adds a lane of each column, which begins at position `at`.
+ACC sums[HELD];
+void column_lane(uint base, uint at, uint end)
+{
+    [[dont_unroll]] for (uint j = 0u; j < 4u && at < end; j++, at += STEP) {
+        Four v[4];
+        [[unroll]] for (uint r = 0u; r < 4u; r++) v[r] = load_column(base + min(at + r, end - 1u) * stride);
+        [[unroll]] for (uint k = 0u; k < EACH; k++) {
+            ACC x[4];
+            [[unroll]] for (uint r = 0u; r < 4u; r++) {
+                x[r] = element(of_column(v[r], k), at + r, k);
+                if (at + r >= end) x[r] = identity();
+            }
+            sums[k] = with_four(sums[k], x);
+        }
+    }
+}
+
+// The blocks of which each thread of a column has a lane in sums, in order into sums, from thread y = 0 on; of columns
+// shorter than a block only those lanes that it has.
+const uint HEIGHT = gl_WorkGroupSize.x / WIDTH, BLOCKS = HEIGHT < 16u ? 1u : HEIGHT / 16u;
+void gather(uint x, uint y)
+{
+    barrier();
+    [[unroll]] for (uint k = 0u; k < EACH; k++) board[padded((k * HEIGHT + y) * WIDTH + x)] = sums[k];
+    barrier();
+    [[unroll]] for (uint k = 0u; k < EACH; k++) {
+        if (16u * y < HEIGHT) sums[k] = sixteen(y, HEIGHT, k * HEIGHT * WIDTH + x, WIDTH);
+        if (HEIGHT > 16u && y < BLOCKS) board[padded(TOPS + (k * BLOCKS + y) * WIDTH + x)] = sums[k];
+    }
+    if (HEIGHT > 16u) barrier();
 }
 
 void columns()
 {
-    const uint height = gl_WorkGroupSize.x / WIDTH;
     uint x = gl_LocalInvocationID.x % WIDTH, y = gl_LocalInvocationID.x / WIDTH;
-    uint units = inner / COLUMNS, total = outer * units, tiles = (total + WIDTH - 1u) / WIDTH;
-    uint group = group_index(), piece = group / tiles, q = (group - piece * tiles) * WIDTH + x;
-    bool there = q < total && piece < parts;
-    uint row = there ? q / units : 0u, column = there ? (q - row * units) * COLUMNS : 0u;
+    uint units = inner / EACH, all = outer * units, tiles = (all + WIDTH - 1u) / WIDTH;
+    uint group = group_index(), part = group / tiles, q = (group - part * tiles) * WIDTH + x;
+    bool there = q < all && part < parts;
+    uint row = there ? q / units : 0u, column = there ? (q - row * units) * EACH : 0u;
     uvec2 at = locate(row);
-    uint base = at.x + column * inner_stride, first = there ? piece * chunk : 0u, last = there ? min(n, first + chunk) : 0u;
-    uint r = first + y;
-    if (COLUMNS == 4u) {
-        for (; r + 3u * height < last; r += 4u * height) {
-            Four v[4];
-            [[unroll]] for (uint k = 0u; k < 4u; k++) v[k] = load_four((base + (r + k * height) * stride) / 4u);
-            [[unroll]] for (uint k = 0u; k < 4u; k++) take_four(v[k], r + k * height, 0u);
-        }
-        for (; r < last; r += height) take_four(load_four((base + r * stride) / 4u), r, 0u);
-    } else {
-        for (; r + 3u * height < last; r += 4u * height) {
-            uvec2 v[4];
-            [[unroll]] for (uint k = 0u; k < 4u; k++) v[k] = load_one(base + (r + k * height) * stride);
-            [[unroll]] for (uint k = 0u; k < 4u; k++) take(0u, v[k], r + k * height);
-        }
-        for (; r < last; r += height) take(0u, load_one(base + r * stride), r);
+    uint base = at.x + column * inner_stride, first = part * chunk, end = there ? min(n, first + chunk) : 0u;
+    uint rounds = HEIGHT == 1u ? 16u : (min(chunk, n) - 1u) / (256u * BLOCKS) + 1u;    // a thread alone takes one block
+    for (uint k = 0u; k < EACH; k++) find_shift(k, row * inner + column + k);
+    [[dont_unroll]] for (uint round = 0u; round < rounds; round++) {
+        if (!ANY_ORDER || round == 0u)
+            [[unroll]] for (uint k = 0u; k < EACH; k++) sums[k] = identity();
+        column_lane(base, first + start_of(HEIGHT == 1u ? round : 16u * BLOCKS * round + y), end);
+        if (ANY_ORDER && round + 1u < rounds) continue;
+        if (HEIGHT > 1u) gather(x, y);
+        if (y == 0u)
+            [[dont_unroll]] for (uint b = 0u; b < BLOCKS; b++)
+                [[unroll]] for (uint k = EACH; k-- > 0u;) {
+                    if (HEIGHT > 16u) sums[k] = board[padded(TOPS + (k * BLOCKS + b) * WIDTH + x)];
+                    push(k, sums[k]);
+                }
     }
-    gather(y, height, x, WIDTH);
     if (!there || y > 0u) return;
-    for (uint k = 0u; k < LANES; k++)
-        store(parts > 1u ? to + (row * parts + piece) * inner + column + k : at.y + (column + k) * inner_out, part[k]);
+    for (uint k = 0u; k < EACH; k++) store(at.y + part * part_out + (column + k) * inner_out, total(k));
 }
 
 void main()
 {
-    for (uint k = 0u; k < 4u; k++) part[k] = identity();
-    if (COLUMNS == 0u) rows();
+    for (uint k = 0u; k < 2u * HELD; k++) pushed[k] = identity();
+    if (LAYOUT < COLUMNS) rows();
     else columns();
 }

@@ -3,13 +3,16 @@
 #define ROWS_GLSL
 #include "common.glsl"
 #include "eights.glsl"
-shared vec4 row_parts[256], row_sums[16];
+shared vec4 row_parts[256], row_sums[gl_WorkGroupSize.x / 16u + 1u];
+
+float added(vec4 v) { return (v.x + v.y) + (v.z + v.w); }
 
 // The sum of v over the threads of a row, in the same order for each of them. All threads of the workgroup call it.
-// Two steps through shared memory cost what shuffles do, and every device has them.
+// Of more than 64 the upper half is added to the lower half until 64 are left: rows by more threads that have less each
+// give the same bits. Two steps through shared memory cost what shuffles do, and every device has them.
 float row_sum(float v)
 {
-    uint thread = gl_LocalInvocationID.x, first = thread & ~(LANES - 1u);
+    uint thread = gl_LocalInvocationID.x, first = thread & ~(LANES - 1u), lane = thread - first;
     vec4 sum = vec4(0.0);
     if (LANES == 1u) return v;
     barrier();
@@ -18,16 +21,18 @@ float row_sum(float v)
     if (LANES <= 32u) {
         if (LANES == 2u) return row_parts[first / 4u][first % 4u] + row_parts[first / 4u][first % 4u + 1u];
         for (uint i = 0u; i < LANES / 4u; i++) sum += row_parts[first / 4u + i];
-        return dot(sum, vec4(1.0));
+        return added(sum);
     }
-    if (thread % 16u == 0u) {
-        for (uint i = 0u; i < 4u; i++) sum += row_parts[thread / 4u + i];
-        row_sums[thread / 64u][thread / 16u % 4u] = dot(sum, vec4(1.0));
-        sum = vec4(0.0);
+    if (lane < 16u) {
+        vec4 part[8];
+        [[unroll]] for (uint i = 0u; i < LANES / 64u; i++) part[i] = row_parts[first / 4u + lane + 16u * i];
+        [[unroll]] for (uint d = LANES / 128u; d > 0u; d /= 2u)
+            [[unroll]] for (uint i = 0u; i < d; i++) part[i] += part[i + d];
+        row_sums[first / 16u + lane / 4u][lane % 4u] = added(part[0]);
     }
     barrier();
-    for (uint i = 0u; i < LANES / 64u; i++) sum += row_sums[first / 64u + i];
-    return dot(sum, vec4(1.0));
+    for (uint i = 0u; i < 4u; i++) sum += row_sums[first / 16u + i];
+    return added(sum);
 }
 
 #endif

@@ -3,6 +3,7 @@
 // Scans along one axis: `outer` rows (up to 4 strided dimensions) of `n` elements for each of `inner` columns; the result
 // is row-major. A row is scanned by WIDTH threads, tile by tile; a column by one thread. A long one is cut into `parts`,
 // each with what came before it in `carry`.
+#define SCAN
 #include "accumulate.glsl"
 layout(constant_id = 4) const uint COLUMNS = 0;        // 0: rows, 1: columns, 4: columns by fours
 layout(constant_id = 5) const uint WIDTH = 256;

@@ -20,8 +20,11 @@ layout(push_constant) uniform scatter_push {
     uint ndim, shape[4], stride[4];                    // of a window in the result, in units
 };
 
+//! enum SCATTER_: steps
 const uint CLEAR = 0, MARK = 1, PUT = 2, ATOMIC = 3;
-const uint WINNERS = 1, SEARCH = 4;                    // FLAGS: the last ones are known; are to be found here
+
+//! enum SCATTER_: flags: the last ones are known; are to be found here
+const uint WINNERS = 1, SEARCH = 4;
 
 uint in_window(uint u)
 {

@@ -25,7 +25,9 @@ layout(push_constant) uniform scatter_push {
     uint ndim, shape[4], stride[4];                    // of a window in the result, in units
 };
 
-const uint IN_ORDER = 2;                               // FLAGS: entry i is window i
+//! enum SCATTER_: a flag: entry i is window i
+const uint IN_ORDER = 2;
+
 const uint SHORT = 64;                                 // at least `each` of the first level
 
 uint unit_at, chunk;                                   // of this thread

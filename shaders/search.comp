@@ -1,6 +1,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // Where values belong in a sorted sequence: how many of its elements are less, or not greater, in the order of sorts.
+#define WALK search_push
+#define WALKED 3
+#define BESIDES uint length, step, dtype, right;       /* of the sequence; right: behind what is equal */
 #include "elementwise.glsl"
 #include "sort.glsl"
 BUFFER(0, dst)
@@ -27,15 +30,14 @@ void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
     if (i >= n) return;
-    uint low = 0u, high = extra[0], step = stride[3][0], t = stride[3][1];
-    bool right = extra[1] != 0u;
-    uvec4 at = MODE == 2u ? locate(i) : locate_table(i);
+    uint low = 0u, high = length, t = dtype;
+    uvec4 at = MODE == STRIDES ? locate(i) : locate_table(i);
     uvec2 key = src_key(at.y, t);
     while (low < high) {
         uint middle = low + (high - low) / 2u;
         uvec2 k = seq_key(offset[2] + middle * step, t);
         bool less = k.x < key.x || (k.x == key.x && k.y < key.y);
-        if (less || (right && k == key)) low = middle + 1u;
+        if (less || (right != 0u && k == key)) low = middle + 1u;
         else high = middle;
     }
     dst32[at.x] = low;

@@ -1,8 +1,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // Softmax in float32 of `outer` rows (up to 4 strided dimensions) of n elements side by side; the result is row-major.
+// The sum of exponentials follows the tree of reduce.comp, so that all ways give a row the same bits.
 //   HELD: a row fits the registers of WIDTH threads, 4 * HOLD elements each, and is read once.
-//   LOOPED: two passes over the row.
+//   LOOPED: three passes over the row: maximum, sum, results.
 //   APPLY: maximum and sum of exponentials are given for each row and each of `inner` columns; operand row-major.
 #include "common.glsl"
 #include "eights.glsl"
@@ -14,40 +15,77 @@ layout(constant_id = 4) const uint WIDTH = 256;
 layout(constant_id = 5) const uint HOLD = 4;
 
 layout(push_constant) uniform softmax_push {
-    uint n, outer, inner, from, to, pairs;             // the first element of operand, result and pairs
+    uint n, outer, inner, from, to, most_at, sums_at;        // the first element of operand, result, maxima and sums
     uint ndim, shape[4], stride[4];                    // of the outer dimensions
 };
 BUFFER(0, dst)
 BUFFER(1, src)
-BUFFER(2, pair)
+BUFFER(2, largest)
+BUFFER(3, total)
 ACCESS(dst)
 ACCESS(src)
 EIGHTS(dst)
 EIGHTS(src)
 
 const float LOWEST = -3.402823466e+38;                 // a row of nothing but -infinity gives NaN, as 0 / 0
-const uint TOPS = WIDTH / 16u;
-shared float board[gl_WorkGroupSize.x], tops[gl_WorkGroupSize.x / 16u + 1u];
+const uint THREADS = gl_WorkGroupSize.x;
+const uint EACH = WIDTH <= 4u ? HOLD : HOLD / 4u;      // lanes of a thread: of one quad in short rows, or of four
+const uint LANES = WIDTH * EACH;                       // of a row, or of one round of it: a power of two
+const uint TOPS = LANES <= 16u ? 1u : LANES / 16u, ENDS = TOPS <= 16u ? 1u : TOPS / 16u;
+shared float board[THREADS * EACH + THREADS * EACH / 16u + 1u], tops[THREADS * EACH / 16u + THREADS * EACH / 256u + 1u];
+shared float ends[TOPS <= 16u ? 1u : THREADS * EACH / 256u];
 
-float join(bool sums, float a, float b) { return sums ? a + b : max(a, b); }
-// The sum or maximum over the WIDTH threads of a row; every one gets it.
-float gather(bool sums, float v, uint me, uint first)
+uint padded(uint i) { return i + i / 16u; }
+
+// The maximum over the WIDTH threads of a row; every one gets it. (barrier: before what is written next)
+float largest_of(float v, uint me, uint first)
 {
+    const uint runs = WIDTH / 16u;
     board[first + me] = v;
     barrier();
     if (WIDTH <= 16u) {
-        v = board[first];
-        [[unroll]] for (uint i = 1u; i < WIDTH; i++) v = join(sums, v, board[first + i]);
+        for (uint i = 0u; i < WIDTH; i++) v = max(v, board[first + i]);
         barrier();
         return v;
     }
-    if (me < TOPS) {
-        [[unroll]] for (uint i = 1u; i < 16u; i++) v = join(sums, v, board[first + me + i * TOPS]);
+    if (me < runs) {
+        for (uint i = 1u; i < 16u; i++) v = max(v, board[first + me + i * runs]);
         tops[first / 16u + me] = v;
     }
     barrier();
     v = tops[first / 16u];
-    [[unroll]] for (uint i = 1u; i < TOPS; i++) v = join(sums, v, tops[first / 16u + i]);
+    for (uint i = 1u; i < runs; i++) v = max(v, tops[first / 16u + i]);
+    barrier();
+    return v;
+}
+
+// What every thread of a row gets of the sums of lanes on the board: piece `piece` of them, or all that are no more.
+float sixteen(uint from, uint count)
+{
+    float v = 0.0;
+    for (uint i = from; i < from + count; i++) v += board[padded(i)];
+    return v;
+}
+void fold(uint me, uint slot)
+{
+    barrier();
+    if (LANES <= 16u) return;
+    for (uint i = me; i < TOPS; i += WIDTH) tops[padded(slot * TOPS + i)] = sixteen(slot * LANES + 16u * i, 16u);
+    barrier();
+    if (TOPS <= 16u) return;
+    if (me < ENDS) {
+        float v = 0.0;
+        for (uint i = 0u; i < 16u; i++) v += tops[padded(slot * TOPS + 16u * me + i)];
+        ends[slot * ENDS + me] = v;
+    }
+    barrier();
+}
+float piece_sum(uint slot, uint piece)
+{
+    float v = 0.0;
+    if (LANES <= 16u) return sixteen(slot * LANES, LANES);
+    if (TOPS > 16u) return ends[slot * ENDS + piece];
+    for (uint i = 0u; i < TOPS; i++) v += tops[padded(slot * TOPS + i)];
     return v;
 }
 
@@ -63,101 +101,133 @@ uint locate(uint row)
     return at;
 }
 
-// Elements of one slot of this thread: four in a row, or one from each of four rounds. Beyond the row: -infinity.
-vec4 load(uint base, uint slot, uint lane)
+// Quad k of this thread, in its lane: the lane's number, and where the quad begins.
+uint lane_of(uint k, uint me)
 {
-    if (STEP == 4u) {
-        uint v = lane + slot * WIDTH;
-        return 4u * v < n ? loadf4_src(base / 4u + v, T) : vec4(-INFINITY);
-    }
+    if (WIDTH <= 4u) return STEP == 8u ? 2u * (me + k / 2u * WIDTH) + k % 2u : me + k * WIDTH;
+    return STEP == 8u ? 2u * (me + k / 8u * WIDTH) + k % 2u : me + k / 4u * WIDTH;
+}
+uint spot_of(uint k, uint me)
+{
+    uint lane = lane_of(k, me);
+    if (WIDTH <= 4u) return 4u * lane;
+    return 256u * (lane / 16u) + 4u * (lane % 16u) + 64u * (STEP == 8u ? k % 8u / 2u : k % 4u);
+}
+
+// Four elements; beyond the row: -infinity.
+vec4 load(uint base, uint at)
+{
+    if (STEP >= 4u) return at < n ? loadf4_src((base + at) / 4u, T) : vec4(-INFINITY);
     vec4 r;
-    [[unroll]] for (uint k = 0u; k < 4u; k++) {
-        uint i = lane + (4u * slot + k) * WIDTH;
-        r[k] = i < n ? loadf_src(base + i, T) : -INFINITY;
-    }
+    [[unroll]] for (uint k = 0u; k < 4u; k++) r[k] = at + k < n ? loadf_src(base + at + k, T) : -INFINITY;
     return r;
 }
-void store(uint base, uint slot, uint lane, vec4 x)
+void store(uint base, uint at, vec4 x)
 {
-    if (STEP == 4u) {
-        uint v = lane + slot * WIDTH;
-        if (4u * v < n) storef4_dst(base / 4u + v, T, x);
+    if (STEP >= 4u) {
+        if (at < n) storef4_dst((base + at) / 4u, T, x);
         return;
     }
-    [[unroll]] for (uint k = 0u; k < 4u; k++) {
-        uint i = lane + (4u * slot + k) * WIDTH;
-        if (i < n) storef_dst(base + i, T, x[k]);
-    }
+    [[unroll]] for (uint k = 0u; k < 4u; k++)
+        if (at + k < n) storef_dst(base + at + k, T, x[k]);
 }
 float most(vec4 x) { return max(max(x.x, x.y), max(x.z, x.w)); }
-float total(vec4 x) { return (x.x + x.y) + (x.z + x.w); }
+float quad(vec4 x) { return (x.x + x.y) + (x.z + x.w); }
 
-// Whole vectors of all slots: what is beyond the row is read again from its end, so that no load waits for a branch.
-void load_all(uint base, uint lane, out vec4 x[HOLD])
+// All quads of this thread: what is beyond the row is read again from its end, so that no load waits for a branch.
+void load_all(uint base, uint me, out vec4 x[HOLD])
 {
-    const uint slots = STEP == 8u ? HOLD / 2u : HOLD;
-    uint last = n / STEP - 1u;
-    [[unroll]] for (uint k = 0u; k < slots; k++) {
-        uint v = min(lane + k * WIDTH, last);
-        if (STEP == 8u) {
-            eight r = load8_src(base + 8u * v, T);
-            x[2u * k] = r.a;
-            x[2u * k + 1u] = r.b;
-        } else x[k] = loadf4_src(base / 4u + v, T);
+    if (STEP == 1u) {
+        [[unroll]] for (uint k = 0u; k < HOLD; k++) x[k] = load(base, spot_of(k, me));
+        return;
     }
-    if (last + 1u == slots * WIDTH) return;
+    if (STEP == 8u)
+        [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
+            eight r = load8_src(base + min(spot_of(k, me), n - 8u), T);
+            x[k] = r.a;
+            x[k + 1u] = r.b;
+        }
+    else
+        [[unroll]] for (uint k = 0u; k < HOLD; k++) x[k] = loadf4_src((base + min(spot_of(k, me), n - 4u)) / 4u, T);
+    if (n == 4u * HOLD * WIDTH) return;
     [[unroll]] for (uint k = 0u; k < HOLD; k++)
-        if (lane + (STEP == 8u ? k / 2u : k) * WIDTH > last) x[k] = vec4(-INFINITY);
+        if (spot_of(k, me) >= n) x[k] = vec4(-INFINITY);
 }
 
-void held(uint row, uint lane, uint first)
+void held(uint row, uint me, uint slot)
 {
     bool there = row < outer;
     uint base = locate(there ? row : 0u), at = to + row * n;
     vec4 x[HOLD];
-    float m = LOWEST, s = 0.0;
-    if (STEP >= 4u) load_all(base, lane, x);
-    else [[unroll]] for (uint k = 0u; k < HOLD; k++) x[k] = load(base, k, lane);
+    float m = LOWEST, s = 0.0, lane[EACH];
+    load_all(base, me, x);
     [[unroll]] for (uint k = 0u; k < HOLD; k++) m = max(m, most(x[k]));
-    m = gather(false, m, lane, first);
+    m = largest_of(m, me, slot * WIDTH);
+    [[unroll]] for (uint k = 0u; k < EACH; k++) lane[k] = 0.0;
     [[unroll]] for (uint k = 0u; k < HOLD; k++) {
         x[k] = exp(x[k] - m);
-        s += total(x[k]);
+        lane[WIDTH <= 4u ? k : STEP == 8u ? k / 8u * 2u + k % 2u : k / 4u] += quad(x[k]);
     }
-    s = 1.0 / gather(true, s, lane, first);
+    [[unroll]] for (uint k = 0u; k < EACH; k++) {
+        uint first = WIDTH <= 4u ? k : STEP == 8u ? k / 2u * 8u + k % 2u : 4u * k;
+        board[padded(slot * LANES + lane_of(first, me))] = lane[k];
+    }
+    fold(me, slot);
+    for (uint i = 0u; i < ENDS; i++) s += piece_sum(slot, i);
+    s = 1.0 / s;
     if (!there) return;
-    if (STEP == 8u) {
-        [[unroll]] for (uint k = 0u; k < HOLD / 2u; k++) {
-            uint v = lane + k * WIDTH;
-            if (8u * v < n) store8_dst(at + 8u * v, T, eight(x[2u * k] * s, x[2u * k + 1u] * s));
+    if (STEP == 8u)
+        [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
+            uint i = spot_of(k, me);
+            if (i < n) store8_dst(at + i, T, eight(x[k] * s, x[k + 1u] * s));
         }
-    } else
-        [[unroll]] for (uint k = 0u; k < HOLD; k++) store(at, k, lane, x[k] * s);
+    else
+        [[unroll]] for (uint k = 0u; k < HOLD; k++) store(at, spot_of(k, me), x[k] * s);
 }
 
-void looped(uint row, uint lane, uint first)
+// Sums of pieces in order, as those of reduce.comp: level by level.
+float level[6];
+void push(float v, uint piece)
 {
-    bool there = row < outer;
-    uint base = locate(there ? row : 0u), slots = (n + 4u * WIDTH - 1u) / (4u * WIDTH);
-    vec2 a = vec2(LOWEST, 0.0);
-    for (uint k = 0u; k < slots; k += HOLD) {
-        vec4 x[HOLD];
-        float m = a.x;
-        [[unroll]] for (uint j = 0u; j < HOLD; j++) x[j] = load(base, k + j, lane);
-        [[unroll]] for (uint j = 0u; j < HOLD; j++) m = max(m, most(x[j]));
-        a = vec2(m, a.y * exp(a.x - m));
-        [[unroll]] for (uint j = 0u; j < HOLD; j++) a.y += total(exp(x[j] - m));
+    for (uint i = 0u; i < 6u; i++, piece /= 16u) {
+        v = level[i] += v;
+        if (piece % 16u != 15u) return;
+        level[i] = 0.0;
     }
-    float m = gather(false, a.x, lane, first);
-    a = vec2(m, 1.0 / gather(true, a.y * exp(a.x - m), lane, first));
+}
+
+void looped(uint row, uint me, uint slot)
+{
+    const uint round = 16u * LANES;
+    bool there = row < outer;
+    uint base = locate(there ? row : 0u);
+    float m = LOWEST, s = 0.0;
+    for (uint first = 0u; first < n; first += round)
+        [[unroll]] for (uint k = 0u; k < HOLD; k++) m = max(m, most(load(base, first + spot_of(k, me))));
+    m = largest_of(m, me, slot * WIDTH);
+    for (uint i = 0u; i < 6u; i++) level[i] = 0.0;
+    for (uint first = 0u; first < n; first += round) {
+        float lane = 0.0;
+        vec4 x[4];
+        [[unroll]] for (uint k = 0u; k < 4u; k++) x[k] = load(base, first + spot_of(k, me));
+        [[unroll]] for (uint k = 0u; k < 4u; k++) lane += quad(exp(x[k] - m));
+        board[padded(slot * LANES + me)] = lane;
+        fold(me, slot);
+        for (uint i = 0u; i < ENDS; i++) push(piece_sum(slot, i), first / 4096u + i);
+    }
+    for (uint i = 0u; i < 6u; i++) s = level[i] + s;
+    s = 1.0 / s;
     if (!there) return;
-    for (uint k = 0u; k < slots; k++) store(to + row * n, k, lane, exp(load(base, k, lane) - a.x) * a.y);
+    for (uint first = 0u; first < n; first += round)
+        [[unroll]] for (uint k = 0u; k < HOLD; k++) {
+            uint i = first + spot_of(k, me);
+            store(to + row * n, i, exp(load(base, i) - m) * s);
+        }
 }
 
 vec2 given(uint i)
 {
-    vec2 p = uintBitsToFloat(pair64[pairs + i]);
-    return vec2(p.x, p.x == INFINITY ? NOT_A_NUMBER : 1.0 / p.y);
+    return vec2(max(uintBitsToFloat(largest32[most_at + i]), LOWEST), 1.0 / uintBitsToFloat(total32[sums_at + i]));
 }
 void apply()                                           // n: of the whole row, inner * what is reduced
 {
@@ -182,6 +252,6 @@ void main()
     uint lane = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
     uint row = group_index() * (gl_WorkGroupSize.x / WIDTH) + slot;
     if (MODE == APPLY) apply();
-    else if (MODE == HELD) held(row, lane, slot * WIDTH);
-    else looped(row, lane, slot * WIDTH);
+    else if (MODE == HELD) held(row, lane, slot);
+    else looped(row, lane, slot);
 }

@@ -2,7 +2,10 @@
 #extension GL_GOOGLE_include_directive : require
 // Elements at computed positions, by raw bits: TO is U8, U16, U32, U64 or, for 16 bytes, C64; FROM the indices' dtype.
 // Operands: 0 the result, 1 the source (take) or the values (put), 2 the indices. The one that is indexed has a stride of
-// 0 along the axis here, the real one in stride[3], with the axis' length and the part of it that this dispatch serves.
+// 0 along the axis here; the real one, the axis' length and the part of it that this dispatch serves are told besides.
+#define WALK take_push
+#define WALKED 3
+#define BESIDES uint axis_size, axis_stride, part_first, part_size, room; int shift;
 #include "elementwise.glsl"
 #include "position.glsl"
 BUFFER(0, dst)
@@ -14,25 +17,26 @@ ACCESS(src)
 ACCESS(index)
 LOCATE_TABLE(table)
 
-const uint ROWS = 0;                                  // MODE: whole rows, by units of 4 bytes (TO U32) or 16 (TO C64)
-const uint PUT = 1;                                   // OP: written where the indices say
-const uint STARTS = 2;                                // OP: the indices are offsets, to be scaled by extra
-const uint MASKED = 3;                                // OP: they count what is taken, in order
+//! enum TAKE_: what the indices say
+const uint AT = 0;                                    // positions; below `room` the allowed ones
+const uint PUT = 1;                                   // positions that are written
+const uint STARTS = 2;                                // offsets, to be shifted left, or where `shift` is negative right
+const uint MASKED = 3;                                // how many were taken so far, of at most `room`
 
 // What index i adds to the source's offset, counted from the part's start (put: to the result's).
 uint position(uint i)
 {
-    if (OP == STARTS) return (index32[i] * extra[0]) >> extra[1];
+    if (OP == STARTS) return shift < 0 ? index32[i] >> -shift : index32[i] << shift;
     if (OP == MASKED) {
         uint count = index32[i];
-        return count != (i == offset[2] ? 0u : index32[i - 1u]) && count <= extra[0] ? count - 1u : NOWHERE;
+        return count != (i == offset[2] ? 0u : index32[i - 1u]) && count <= room ? count - 1u : NOWHERE;
     }
     uvec2 raw = FROM == U64 || FROM == I64 ? index64[i] : uvec2(load_index(i, FROM), 0u);
-    uint v = position_of(raw, FROM, stride[3][0], extra[0], OP == PUT) - stride[3][2];
-    return v < stride[3][3] ? v : NOWHERE;
+    uint v = position_of(raw, FROM, axis_size, room, OP == PUT) - part_first;
+    return v < part_size ? v : NOWHERE;
 }
 
-// shape: units a row, rows an outer step; stride[1]: of the outer dimension and the axis; stride[2][0]: of the indices.
+// MODE FLAT: whole rows, by units of 4 bytes (TO U32) or 16 (TO C64). shape: units a row, rows an outer step; stride[1]: of the outer dimension and the axis; stride[2][0]: of the indices.
 void copy_rows()
 {
     uint first = group_index() * gl_WorkGroupSize.x * 4u + gl_LocalInvocationID.x;
@@ -60,15 +64,15 @@ void copy_rows()
 
 void main()
 {
-    if (MODE == ROWS) { copy_rows(); return; }
+    if (MODE == FLAT) { copy_rows(); return; }
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
     if (i >= n) return;
-    uvec4 at = MODE == 2u ? locate(i) : locate_table(i);
+    uvec4 at = MODE == STRIDES ? locate(i) : locate_table(i);
     uint p = position(at.z);
     if (OP != STARTS && p == NOWHERE) return;
     if (OP == STARTS) at.y += p;
-    else if (OP == PUT) at.x += p * stride[3][1];
-    else at.y += p * stride[3][1];
+    else if (OP == PUT) at.x += p * axis_stride;
+    else at.y += p * axis_stride;
     if (TO == C64) dst128[at.x] = src128[at.y];
     else if (TO == U64) dst64[at.x] = src64[at.y];
     else store_dst(at.x, TO, load_src(at.y, TO));

@@ -1,6 +1,9 @@
 // Threefry 2x32 with 20 rounds, and the stream of words that MLX makes of it.
 #ifndef THREEFRY_GLSL
 #define THREEFRY_GLSL
+//! enum KEY_: push constants that say a key: where it lies, how far apart its words are; or that they are here, and they
+const uint AT = 0, STEP_BETWEEN = 1, PUSHED = 2, FIRST = 3, SECOND = 4;
+#define KEY (key[PUSHED] != 0u ? uvec2(key[FIRST], key[SECOND]) : uvec2(key32[key[AT]], key32[key[AT] + key[STEP_BETWEEN]]))
 
 // SUM may be defined otherwise: additions are half of the work.
 #ifndef SUM

@@ -1,6 +1,6 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Functions of one operand, OP by OP: MLXVK_UNARY_FUNCTIONS in order, then round (half to even).
+// Functions of one operand, OP by OP; round: half to even.
 // WIDE: 64-bit integers. COMPLEX: complex64, whose parts go to float32 and whose tests go to bool.
 #include "elementwise.glsl"
 #ifdef COMPLEX
@@ -20,6 +20,7 @@ LOCATE_TABLE(table)
 VECTORS(src, 1u, FROM)
 PUT(dst, TO)
 
+//! enum UNARY_: functions of one operand
 const uint ABS = 0, NEGATIVE = 1, SIGN = 2, SQUARE = 3, LOGICAL_NOT = 4, BITWISE_INVERT = 5, FLOOR = 6, CEIL = 7,
     CONJUGATE = 8, REAL = 9, IMAG = 10, SQRT = 11, RSQRT = 12, RECIPROCAL = 13, EXP = 14, EXPM1 = 15, LOG = 16, LOG2 = 17,
     LOG10 = 18, LOG1P = 19, SIN = 20, COS = 21, TAN = 22, SINH = 23, COSH = 24, TANH = 25, ARCSIN = 26, ARCCOS = 27,
@@ -158,7 +159,7 @@ void main()
     bool whole = LANES > 1u && i < n / LANES;
     if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
-    uvec4 at = STRIDED ? locate(i) : MODE == 3u ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
+    uvec4 at = STRIDED ? locate(i) : MODE == TABLE ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
 #if defined(WIDE) || defined(COMPLEX)
     write(at.x, at.y);
 #else

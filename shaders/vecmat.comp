@@ -66,7 +66,7 @@ void main()
         for (uint j = t; j < LANES * CHUNK && first + j < N; j += size) {
             float v = 0.0;
             for (uint g = 0u; g < deep; g++) v += partial[g * LANES * CHUNK + j];
-            if (EPILOGUE == 1u) v = SCALED(v, get_c(p.c + i * c_row + (first + j) * c_col));
+            if (EPILOGUE == SCALE) v = SCALED(v, get_c(p.c + i * c_row + (first + j) * c_col));
             storef_d(p.d + i * out_row + (first + j) * out_col, TO, v);
         }
     }

@@ -1,8 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // Winograd's way of convolving by 3 x 3: 4 x 4 positions of the result from 6 x 6 of the input, with 36 multiplications a channel
-// in place of 144. A thread transforms one channel of a kernel (STEP 0) or of a tile of the input (1) to the values of its
-// polynomial at pairs of the points 0, 3/4, -3/4, 3/2, -3/2 and infinity, or the products of those to a tile of the result (2).
+// in place of 144. A thread transforms one channel of a kernel (STEP KERNEL) or of a tile of the input (INPUT) to the values of its
+// polynomial at pairs of the points 0, 3/4, -3/4, 3/2, -3/2 and infinity, or the products of those to a tile of the result (RESULT).
 // These points double the error of plain sums, in the mean; 1, -1, 2, -2 are four times worse.
 // The 36 values of a channel lie in 36 matrices. Here M counts tiles, and `part` is the first one.
 #define CONV
@@ -12,6 +12,8 @@ BUFFER(1, a)
 ACCESS(d)
 OPERAND(a)
 layout(constant_id = 3) const uint STEP = 0;
+//! enum WINOGRAD_: steps
+const uint KERNEL = 0, INPUT = 1, RESULT = 2;
 
 const float P = 0.75, Q = 1.5, P2 = 0.5625, Q2 = 2.25;
 
@@ -88,9 +90,9 @@ void transform_result(uint t, uint n)
 
 void main()
 {
-    uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x, width = STEP == 2u ? N : C, c = i % width, row = i / width;
-    if (row >= (STEP == 0u ? N : M)) return;
-    if (STEP == 0u) transform_kernel(row, c);
-    else if (STEP == 1u) transform_input(row, c);
+    uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x, width = STEP == RESULT ? N : C, c = i % width, row = i / width;
+    if (row >= (STEP == KERNEL ? N : M)) return;
+    if (STEP == KERNEL) transform_kernel(row, c);
+    else if (STEP == INPUT) transform_input(row, c);
     else transform_result(row, c);
 }

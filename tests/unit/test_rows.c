@@ -1,0 +1,317 @@
+/* What a row gives has the same bits whatever the number of rows, where their elements lie, and the kernel that both
+ * chose: reductions, softmax and norms of random rows, all at once in several layouts, beside each row on its own. */
+#include <stdio.h>
+#include "support.h"
+
+enum op { SUM, PROD, MEAN, MAX, MIN, LSE, NORM, VAR, ARGMAX, SOFTMAX, RMS, LAYER, OPS };
+static const char *const names[OPS] = { "sum", "prod", "mean", "max", "min", "logsumexp", "norm", "var", "argmax",
+                                        "softmax", "rms_norm", "layer_norm" };
+enum layout { ROWS, COLUMNS, TRANSPOSED, MIDDLE, GAPS, SHIFTED, REVERSED, REPEATED, LAYOUTS };
+static const char *const places[LAYOUTS] = { "rows", "columns", "a transposed view", "a middle axis", "rows with gaps",
+                                             "unaligned rows", "reversed rows", "repeated rows" };
+
+/* ---- layouts: the rows of x along *axis of the result, which the caller frees ---- */
+
+static void own(mlxvk_array *a) { OK(mlxvk_contiguous(a, *a, false, stream), stream); }
+
+static void part(mlxvk_array *a, int axis, int start, int stop, int step)
+{
+    int from[3] = { 0, 0, 0 }, to[3], by[3] = { 1, 1, 1 };
+    size_t ndim = mlxvk_array_ndim(*a);
+    for (size_t i = 0; i < ndim; i++) to[i] = mlxvk_array_dim(*a, (int)i);
+    from[axis] = start;
+    to[axis] = stop;
+    by[axis] = step;
+    OK(mlxvk_slice(a, *a, from, ndim, to, ndim, by, ndim, stream), stream);
+}
+
+static mlxvk_array twice(mlxvk_array x, bool side_by_side)
+{
+    mlxvk_array r = { NULL };
+    mlxvk_vector_array pair = mlxvk_vector_array_new_data((mlxvk_array[]){ x, x }, 2);
+    OK(side_by_side ? mlxvk_stack_axis(&r, pair, 2, stream) : mlxvk_concatenate_axis(&r, pair, 1, stream), stream);
+    mlxvk_vector_array_free(pair);
+    return r;
+}
+
+static mlxvk_array laid_out(mlxvk_array x, enum layout layout, int *axis)
+{
+    int rows = mlxvk_array_dim(x, 0), n = mlxvk_array_dim(x, 1);
+    mlxvk_array a = { NULL };
+    *axis = layout == COLUMNS ? 0 : layout == REPEATED ? 2 : 1;
+    OK(mlxvk_array_set(&a, x), stream);
+    switch (layout) {
+    case COLUMNS: case TRANSPOSED:
+        OK(mlxvk_transpose(&a, a, stream), stream);
+        own(&a);
+        if (layout == TRANSPOSED) OK(mlxvk_transpose(&a, a, stream), stream);
+        break;
+    case MIDDLE:
+        OK(mlxvk_reshape(&a, a, (int[]){ rows % 2 ? 1 : 2, rows % 2 ? rows : rows / 2, n }, 3, stream), stream);
+        OK(mlxvk_swapaxes(&a, a, 1, 2, stream), stream);
+        own(&a);
+        break;
+    case GAPS:
+        mlxvk_array_free(a);
+        a = twice(x, true);
+        part(&a, 2, 0, 1, 1);
+        break;
+    case SHIFTED:
+        mlxvk_array_free(a);
+        a = twice(x, false);
+        part(&a, 1, n - 1, 2 * n, 1);
+        own(&a);
+        part(&a, 1, 1, n + 1, 1);
+        break;
+    case REVERSED:
+        part(&a, 1, n - 1, -n - 1, -1);
+        own(&a);
+        part(&a, 1, n - 1, -n - 1, -1);
+        break;
+    case REPEATED: OK(mlxvk_broadcast_to(&a, a, (int[]){ 3, rows, n }, 3, stream), stream); break;
+    default: break;
+    }
+    return a;
+}
+
+/* ---- operations ---- */
+
+/* What a last axis of x, is weighted and moved by. */
+static mlxvk_array vector_of(int n, mlxvk_dtype dtype, float value)
+{
+    mlxvk_array a = { NULL }, one = floats(device, &value, NULL, 0);
+    OK(mlxvk_full(&a, &n, 1, one, dtype, stream), stream);
+    mlxvk_array_free(one);
+    return a;
+}
+
+/* The results, row after row, contiguous. */
+static mlxvk_array apply(enum op op, mlxvk_array a, int axis)
+{
+    mlxvk_array r = { NULL }, weight, bias;
+    int n = mlxvk_array_dim(a, axis);
+    switch (op) {
+    case SUM: OK(mlxvk_sum_axis(&r, a, axis, false, stream), stream); break;
+    case PROD: OK(mlxvk_prod_axis(&r, a, axis, false, stream), stream); break;
+    case MEAN: OK(mlxvk_mean_axis(&r, a, axis, false, stream), stream); break;
+    case MAX: OK(mlxvk_max_axis(&r, a, axis, false, stream), stream); break;
+    case MIN: OK(mlxvk_min_axis(&r, a, axis, false, stream), stream); break;
+    case LSE: OK(mlxvk_logsumexp_axis(&r, a, axis, false, stream), stream); break;
+    case NORM: OK(mlxvk_linalg_norm_l2(&r, a, &axis, 1, false, stream), stream); break;
+    case VAR: OK(mlxvk_var_axis(&r, a, axis, false, 0, stream), stream); break;
+    case ARGMAX: OK(mlxvk_argmax_axis(&r, a, axis, false, stream), stream); break;
+    case SOFTMAX:
+        OK(mlxvk_softmax_axis(&r, a, axis, true, stream), stream);
+        OK(mlxvk_moveaxis(&r, r, axis, -1, stream), stream);
+        break;
+    default:
+        weight = vector_of(n, mlxvk_array_dtype(a), 1.25f);
+        bias = vector_of(n, mlxvk_array_dtype(a), -0.375f);
+        OK(mlxvk_moveaxis(&r, a, axis, -1, stream), stream);
+        if (op == RMS) OK(mlxvk_fast_rms_norm(&r, r, weight, 1e-5f, stream), stream);
+        else OK(mlxvk_fast_layer_norm(&r, r, weight, bias, 1e-5f, stream), stream);
+        mlxvk_array_free(weight);
+        mlxvk_array_free(bias);
+    }
+    own(&r);
+    return r;
+}
+
+static unsigned char *bytes_of_array(mlxvk_array a)
+{
+    unsigned char *data = malloc(mlxvk_array_nbytes(a) + 1);
+    assert_non_null(data);
+    OK(mlxvk_array_read(a, data, mlxvk_array_nbytes(a), stream), stream);
+    return data;
+}
+
+/* ---- tests ---- */
+
+static mlxvk_array random_rows(struct rng *r, int rows, int n, mlxvk_dtype dtype, bool tame)
+{
+    float *values = malloc((size_t)rows * (size_t)n * sizeof *values);
+    mlxvk_array a;
+    assert_non_null(values);
+    for (size_t i = 0; i < (size_t)rows * (size_t)n; i++) {
+        float u = (float)random_int(r, -8000000, 8000000) / 8e6f;
+        values[i] = tame ? 1 + u / 16 : u * (float)(1 << random_int(r, 0, 6)) / 16;
+        if (random_chance(r, 2)) values[i] = random_chance(r, 50) ? 0.0f : -0.0f;
+    }
+    a = floats(device, values, (int[]){ rows, n }, 2);
+    OK(mlxvk_astype(&a, a, dtype, stream), stream);
+    free(values);
+    return a;
+}
+
+/* Results of `rows` rows against that of row `row`, which is `size` bytes. */
+static void expect_row(const unsigned char *all, const unsigned char *one, size_t size, int row, const char *what)
+{
+    for (size_t i = 0; i < size; i++)
+        if (all[(size_t)row * size + i] != one[i]) {
+            print_error("%s: byte %zu of %zu of row %d is %02x and not %02x\n", what, i, size, row,
+                        all[(size_t)row * size + i], one[i]);
+            fail();
+        }
+}
+
+static void check(enum op op, mlxvk_array x, const char *type)
+{
+    int rows = mlxvk_array_dim(x, 0), n = mlxvk_array_dim(x, 1), some[] = { 0, rows / 2, rows - 1 };
+    unsigned char *one[3];
+    size_t size = 0;
+    char text[128];
+    for (int k = 0; k < 3; k++) {
+        mlxvk_array row = { NULL }, r;
+        OK(mlxvk_array_set(&row, x), stream);
+        part(&row, 0, some[k], some[k] + 1, 1);
+        OK(mlxvk_reshape(&row, row, &n, 1, stream), stream);
+        own(&row);
+        r = apply(op, row, 0);
+        one[k] = bytes_of_array(r);
+        size = mlxvk_array_nbytes(r);
+        mlxvk_array_free(row);
+        mlxvk_array_free(r);
+    }
+    for (int layout = 0; layout < LAYOUTS; layout++) {
+        int axis;
+        mlxvk_array a = laid_out(x, (enum layout)layout, &axis), r = apply(op, a, axis);
+        unsigned char *all = bytes_of_array(r);
+        snprintf(text, sizeof text, "%s of %d %s rows of %d in %s", names[op], rows, type, n, places[layout]);
+        for (int k = 0; k < 3; k++) expect_row(all, one[k], size, some[k], text);
+        free(all);
+        mlxvk_array_free(a);
+        mlxvk_array_free(r);
+    }
+    for (int k = 0; k < 3; k++) free(one[k]);
+}
+
+static void same_bits(void **state)
+{
+    static const int sizes[][2] = {
+        { 3, 1 }, { 7, 2 }, { 64, 3 }, { 2, 5 }, { 1000, 7 }, { 5, 16 }, { 300, 17 }, { 3, 31 }, { 1000, 32 }, { 2, 33 },
+        { 7, 63 }, { 64, 64 }, { 3, 65 }, { 260, 100 }, { 33, 255 }, { 3, 256 }, { 7, 257 }, { 64, 300 }, { 5, 520 },
+        { 2, 1000 }, { 64, 1024 }, { 3, 2047 }, { 7, 4096 }, { 3, 4097 }, { 40, 5001 }, { 2, 8200 }, { 3, 20000 },
+        { 70, 4200 }, { 2, 40001 }, { 3, 70000 },
+        { 2, 100003 } };
+    static const mlxvk_dtype types[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLOAT16 };
+    static const char *const type_names[] = { "float32", "bfloat16", "float16" };
+    struct rng r = { 51 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(sizes); i++)
+        for (int op = (int)i % 3; op < OPS; op += 3) {                 /* each operation meets all kinds of sizes */
+            size_t t = (size_t)(op / 3) % 2 ? 0 : i % 2 ? 1 : i % 4 / 2 ? 2 : 0;
+            mlxvk_array x = random_rows(&r, sizes[i][0], sizes[i][1], types[t], op == PROD);
+            check((enum op)op, x, type_names[t]);
+            mlxvk_array_free(x);
+        }
+}
+
+/* Many rows, which one kernel takes whole where few are cut. */
+static void many_rows(void **state)
+{
+    static const enum op ops[] = { SUM, LSE, SOFTMAX };
+    struct rng r = { 52 };
+    (void)state;
+    for (size_t k = 0; k < COUNT(ops); k++) {
+        mlxvk_array x = random_rows(&r, 520, 4500, MLXVK_BFLOAT16, false);
+        check(ops[k], x, "bfloat16");
+        mlxvk_array_free(x);
+    }
+}
+
+/* Several axes: a row is what they name in order, however it lies. */
+static void several_axes(void **state)
+{
+    static const int shape[] = { 6, 50, 7, 90 }, turns[][4] = { { 3, 2, 1, 0 }, { 1, 3, 0, 2 }, { 2, 0, 3, 1 } };
+    static const int axes[][2] = { { 0, 1 }, { 2, 3 }, { 0, 2 }, { 1, 3 }, { 0, 3 } };
+    struct rng r = { 53 };
+    mlxvk_array x = random_rows(&r, 6 * 50, 7 * 90, MLXVK_FLOAT32, false);
+    (void)state;
+    OK(mlxvk_reshape(&x, x, shape, 4, stream), stream);
+    for (size_t k = 0; k < COUNT(axes); k++) {
+        mlxvk_array want = { NULL };
+        unsigned char *one;
+        OK(mlxvk_sum_axes(&want, x, axes[k], 2, false, stream), stream);
+        one = bytes_of_array(want);
+        for (size_t t = 0; t < COUNT(turns); t++) {
+            int back[4];
+            mlxvk_array a = { NULL };
+            unsigned char *got;
+            for (int i = 0; i < 4; i++) back[turns[t][i]] = i;
+            OK(mlxvk_transpose_axes(&a, x, turns[t], 4, stream), stream);
+            own(&a);
+            OK(mlxvk_transpose_axes(&a, a, back, 4, stream), stream);
+            OK(mlxvk_sum_axes(&a, a, axes[k], 2, false, stream), stream);
+            got = bytes_of_array(a);
+            expect_row(got, one, mlxvk_array_nbytes(want), 0, "a sum over two axes, transposed");
+            free(got);
+            mlxvk_array_free(a);
+        }
+        free(one);
+        mlxvk_array_free(want);
+    }
+    mlxvk_array_free(x);
+}
+
+/* A row that no binding holds is read in ranges of whole pieces: the same bits as on a device that binds it whole. */
+static void bound_in_ranges(void **state)
+{
+    static const enum op ops[] = { SUM, LSE, NORM };
+    mlxvk_device whole_device = device;
+    mlxvk_stream whole_stream = stream;
+    struct setting s = start("MLX_VK_MAX_BINDING_RANGE=65536");
+    (void)state;
+    for (size_t k = 0; k < 2 * COUNT(ops); k++) {
+        unsigned char *got[2];
+        size_t size = 0;
+        for (int small = 0; small < 2; small++) {
+            struct rng r = { 54 };
+            mlxvk_array x, y;
+            device = small ? s.device : whole_device;
+            stream = small ? s.stream : whole_stream;
+            x = random_rows(&r, k % 2 ? 30011 : 1, k % 2 ? 4 : 100003, MLXVK_FLOAT32, false);
+            y = apply(ops[k / 2], x, k % 2 ? 0 : 1);
+            size = mlxvk_array_nbytes(y);
+            got[small] = bytes_of_array(y);
+            mlxvk_array_free(x);
+            mlxvk_array_free(y);
+        }
+        device = whole_device;
+        stream = whole_stream;
+        expect_row(got[1], got[0], size, 0, names[ops[k / 2]]);
+        free(got[0]);
+        free(got[1]);
+    }
+    finish(&s);
+}
+
+/* The first of the best of 64-bit integers, whose rows are never cut. */
+static void long_wide_arguments(void **state)
+{
+    enum { N = 1200000 };
+    int64_t *values = calloc(N, sizeof *values);
+    uint32_t got[2];
+    (void)state;
+    assert_non_null(values);
+    for (size_t columns = 1; columns < 3; columns++) {
+        mlxvk_array a, r = { NULL };
+        values[N - 1] = values[N - 1 - columns] = 5;
+        values[N - 2] = values[N - 2 - columns] = 5;
+        a = array_of(device, MLXVK_INT64, values, (int[]){ N / (int)columns, (int)columns }, 2);
+        OK(mlxvk_argmax_axis(&r, a, 0, false, stream), stream);
+        OK(mlxvk_array_read(r, got, 4 * columns, stream), stream);
+        for (size_t k = 0; k < columns; k++) assert_int_equal(got[k], columns == 1 ? N - 3 : N / 2 - 2);
+        mlxvk_array_free(a);
+        mlxvk_array_free(r);
+        memset(values, 0, N * sizeof *values);
+    }
+    free(values);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows),
+                                        cmocka_unit_test(several_axes),
+                                        cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments) };
+    return run_group("rows", tests, set_up_poisoned, tear_down);
+}
