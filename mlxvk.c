@@ -275,6 +275,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")                 \
+    X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
+      "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                       \
     X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "elementwise chains in kernels made at run time, where it pays (2: all)") \
     X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0, "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)") \
@@ -495,6 +497,7 @@ struct tuning {
     uint32_t scatter_batch, factor_threads;
     uint32_t fft_lines;                              /* elements of a workgroup of lines */
     uint32_t chain_seen;                             /* times that a chain is seen before its kernel is made */
+    uint32_t segment[2];                             /* steps that pay for a secondary command buffer, without and with graphics */
 };
 
 static const struct tuning tunings[] = {
@@ -503,22 +506,22 @@ static const struct tuning tunings[] = {
       .winograd_byte = 1,
       .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 } },           /* its caches do what tiles do elsewhere */
       .qmv = { { 8, 4, 64, 8, 1 } }, .entries = true, .few = UINT32_MAX, .unpack = UINT32_MAX,
-      .scatter_batch = 2, .factor_threads = 32, .fft_lines = UINT32_MAX, .chain_seen = 64 },
+      .scatter_batch = 2, .factor_threads = 32, .fft_lines = UINT32_MAX, .chain_seen = 64, .segment = { 4, 4 } },
     { .name = "large", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .memory = 64, .processors = 132, .bandwidth = 4e6, .rate = 2e7,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 2,
       .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
-      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3 },
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 4, 32 } },
     { .name = "discrete", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .processors = 132, .bandwidth = 5e5, .rate = 5e6,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 8,
       .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
-      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3 },
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 4, 32 } },
     { .name = "shared", .type = -1, .processors = 16, .bandwidth = 5e4, .rate = 5e5,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 8,
       .decode = { 64, 128, 8, 32, { 4, 2 }, { 2, 1 } },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
-      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3 },
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 4, 32 } },
 };
 
 static const struct tuning *tuning_for(uint32_t type, size_t memory)
@@ -580,7 +583,9 @@ struct device {
     int index;                                       /* among the Vulkan devices, where it was made by index */
 
     mlxvk_stats stats;
-    struct pool array_pool, storage_pool;
+    struct pool array_pool, storage_pool, buffer_pool;
+    uint64_t serials;                                /* of buffers */
+    uint32_t segment_least;                          /* steps from which on replay records them for good; 0: never */
     uint64_t array_ids, window;                      /* serial numbers: arrays; windows, */
     uint32_t met_arrays, met_storages;               /* and how many the current one has met */
     uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
@@ -622,13 +627,18 @@ static void *pool_take(struct device *d, struct pool *p, size_t size)
     return block;
 }
 
-/* With a caller's allocator, or poison, every block goes back at once: these look for mistakes. */
-static void pool_give(struct device *d, struct pool *p, void *block)
+static void pool_keep(struct pool *p, void *block)
 {
-    if (p->count == POOL_MOST || d->allocator.release || d->gate[GATE_POISON]) { host_free(d, block); return; }
     memcpy(block, &p->first, sizeof p->first);
     p->first = block;
     p->count++;
+}
+
+/* With a caller's allocator, or poison, every block goes back at once: these look for mistakes. */
+static void pool_give(struct device *d, struct pool *p, void *block)
+{
+    if (p->count == POOL_MOST || d->allocator.release || d->gate[GATE_POISON]) host_free(d, block);
+    else pool_keep(p, block);
 }
 
 static void pool_free(struct device *d, struct pool *p)
@@ -1384,7 +1394,8 @@ struct buffer {
     struct use *uses, first_uses[FEW_USES];          /* unfinished submissions that touch it */
     int use_count, use_slots;
     uint64_t mark;                                   /* last command buffer that counted its size */
-    int bin;                                         /* while cached: */
+    uint64_t serial;                                 /* never the same twice; 0: its bytes were given back */
+    int bin;                                         /* -1: not in the cache; while it is: */
     struct buffer *bin_next, *bin_previous, *newer, *older;
 };
 
@@ -1466,18 +1477,18 @@ static int block_create(struct device *d, size_t size, struct block **out)
 
 static struct buffer *buffer_new(struct device *d)
 {
-    struct buffer *b = host_zalloc(d, sizeof *b);
+    struct buffer *b = pool_take(d, &d->buffer_pool, sizeof *b);
     if (!b) return NULL;
-    b->device = d;
-    b->uses = b->first_uses;
-    b->use_slots = FEW_USES;
+    *b = (struct buffer){ .device = d, .uses = b->first_uses, .use_slots = FEW_USES, .bin = -1, .serial = ++d->serials };
     return b;
 }
 
+/* Stays readable until the device goes: kept windows ask for the serial of buffers that they knew. */
 static void buffer_end(struct device *d, struct buffer *b)
 {
     if (b->uses != b->first_uses) host_free(d, b->uses);
-    host_free(d, b);
+    b->serial = 0;
+    pool_keep(&d->buffer_pool, b);
 }
 
 /* First fit. The offset, or SIZE_MAX. */
@@ -1559,6 +1570,7 @@ static void cache_remove(struct device *d, struct buffer *b)
     if (b->older) b->older->newer = b->newer;
     else d->cache_oldest = b->newer;
     d->cached -= b->size;
+    b->bin = -1;
 }
 
 /* Asks the driver once a search of the cache: see cache_find. */
@@ -1663,6 +1675,9 @@ static size_t capacity_for(size_t size)
     return size > PAGE ? round_up(size, PAGE) : round_up(size, BLOCK_ALIGN);
 }
 
+/* A buffer as it was known: it may be gone by now, or another's. */
+struct known_buffer { struct buffer *buffer; uint64_t serial; };
+
 static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
 {
     struct buffer *b = buffer_new(d);
@@ -1691,6 +1706,14 @@ static void poison(const struct device *d, struct buffer *b)
     if (d->gate[GATE_POISON] && b->map) memset(b->map, d->gate[GATE_POISON] == 2 ? 0xff : 0xcd, b->size);
 }
 
+static void hand_out(struct device *d, struct buffer *b, size_t size)
+{
+    b->refs = 1;
+    b->bytes = size;
+    d->active += b->size;
+    if (d->active > d->peak) d->peak = d->active;
+}
+
 /* Memory for `size` bytes, to be used on `line` first (NULL: by the host). */
 static int buffer_allocate(struct device *d, size_t size, const struct timeline *line, struct buffer **out)
 {
@@ -1717,12 +1740,21 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
         }
         if (!b->use_count) poison(d, b);
     }
-    b->refs = 1;
-    b->bytes = size;
-    d->active += b->size;
-    if (d->active > d->peak) d->peak = d->active;
+    hand_out(d, b, size);
     *out = b;
     return 0;
+}
+
+/* The same memory as last time for `size` bytes, where it is free; else NULL. */
+static struct buffer *buffer_again(struct device *d, const struct known_buffer *known, size_t size, const struct timeline *line)
+{
+    struct buffer *b = known->buffer;
+    if (!b || b->serial != known->serial || b->bin < 0 || b->size < size || !buffer_idle(d, b, line)) return NULL;
+    cache_remove(d, b);
+    d->buffers_found++;
+    if (!b->use_count) poison(d, b);
+    hand_out(d, b, size);
+    return b;
 }
 
 static void buffer_release(struct device *d, struct buffer *b)
@@ -2382,6 +2414,9 @@ struct encoder {
     uint64_t pending_in;                             /* the command buffer, by its mark, that pending accesses were noted for */
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
+    void (*give_out)(struct encoder *e);             /* records what replay holds back; NULL: nothing is */
+    struct window *held_in;                          /* steps of that window from `held` on */
+    uint32_t held, held_count;
     uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
@@ -2409,6 +2444,8 @@ struct stream {
     uint32_t seen_count;
     struct buffer *counters;                         /* zeros, see set_counters */
     struct window *windows, *keeping;                /* kept, last used first; the one that is being filled; see >>replay */
+    VkCommandPool segment_pool;                      /* of what replay recorded once, and what of that is not wanted any more */
+    struct list dropped_segments;
     uint32_t seen_windows[SEEN_WINDOWS];             /* hashes */
     bool undecided;                                  /* the next such window may be planned otherwise */
     struct node *nodes;                              /* the tape */
@@ -2644,12 +2681,17 @@ enum { STAGES = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_TRANSFE
        WRITES = VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
        READS = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_TRANSFER_READ_BIT };
 
+static void stages_barrier(struct encoder *e)
+{
+    if (!e->device->gate[GATE_NO_BARRIERS]) full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES);
+}
+
 static void encoder_barrier(struct encoder *e)
 {
     e->live_count = e->concurrent_from = 0;
-    if (!e->commands || e->device->gate[GATE_NO_BARRIERS]) return;
+    if (!e->commands) return;
     e->device->stats.barriers++;
-    full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES);
+    stages_barrier(e);
 }
 
 /* ---- submission ---- */
@@ -2694,6 +2736,7 @@ static int stream_submit(struct stream *s)
     struct encoder *e = &s->encoder;
     uint64_t start = now_ns();
     VkResult r = VK_SUCCESS;
+    if (e->give_out) e->give_out(e);
     if (!e->commands && !s->signal_count && !s->wait_count) return e->code;
     if (e->commands) {
         full_barrier(e, STAGES, VK_PIPELINE_STAGE_HOST_BIT | STAGES, WRITES, VK_ACCESS_HOST_READ_BIT);
@@ -2841,20 +2884,32 @@ static void encoder_access(struct encoder *e, struct buffer *b, size_t low, size
     else encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "dispatch", "more than %d ranges of memory", MAX_PENDING);
 }
 
-/* A barrier where the next dispatch overlaps what ran since the last one, and one of the two writes. */
-static void insert_barrier(struct encoder *e)
+/* Does what is pending overlap what ran since the last barrier, where one of the two writes? */
+static bool find_hazard(const struct encoder *e)
 {
-    bool hazard = e->live_count + e->pending_count > MAX_LIVE;
     uint32_t until = e->concurrent ? e->concurrent_from : e->live_count;
-    for (uint32_t i = 0; i < e->pending_count && !hazard; i++)
-        for (uint32_t j = 0; j < until && !hazard; j++) {
+    if (e->live_count + e->pending_count > MAX_LIVE) return true;
+    for (uint32_t i = 0; i < e->pending_count; i++)
+        for (uint32_t j = 0; j < until; j++) {
             const struct access *p = &e->pending[i], *l = &e->live[j];
-            hazard = p->handle == l->handle && p->low < l->high && l->low < p->high && (p->write || l->write);
+            if (p->handle == l->handle && p->low < l->high && l->low < p->high && (p->write || l->write)) return true;
         }
-    if (hazard) encoder_barrier(e);
+    return false;
+}
+
+static void pending_to_live(struct encoder *e)
+{
     memcpy(e->live + e->live_count, e->pending, e->pending_count * sizeof *e->pending);
     e->live_count += e->pending_count;
     e->pending_count = 0;
+}
+
+/* Records a barrier in front of the next dispatch where it needs one. */
+static void insert_barrier(struct encoder *e)
+{
+    if (e->give_out) e->give_out(e);
+    if (find_hazard(e)) encoder_barrier(e);
+    pending_to_live(e);
 }
 
 /* ==== >>array ===================================================================================================== */
@@ -3472,13 +3527,11 @@ static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
     return p;
 }
 
-/* Encodes a step whose ranges are bound and whose accesses are noted. */
-static void encode_bound(struct encoder *e, const struct step *t, const struct pipeline *p, VkDescriptorBufferInfo *ranges, const void *push)
+/* Records a dispatch: pipeline, descriptors, push constants. */
+static void record_dispatch(struct encoder *e, const struct step *t, const struct pipeline *p, VkDescriptorBufferInfo *ranges,
+                            const void *push)
 {
     struct device *d = e->device;
-    if (!e->code && note_again(e)) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
-    if (e->code || (!e->commands && open_commands(e->stream))) return;
-    insert_barrier(e);
     if (e->in_use != p) {
         d->vk.vkCmdBindPipeline(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, p->handle);
         e->in_use = p;
@@ -3490,9 +3543,23 @@ static void encode_bound(struct encoder *e, const struct step *t, const struct p
     write_timestamp(e, p);
     d->vk.vkCmdDispatch(e->commands, t->groups[0], t->groups[1], t->groups[2]);
     write_timestamp(e, p);
-    d->stats.dispatches++;
-    d->kernel_counts[counted_as(e, p)].count++;
+}
+
+static void count_dispatch(struct encoder *e, const struct pipeline *p)
+{
+    e->device->stats.dispatches++;
+    e->device->kernel_counts[counted_as(e, p)].count++;
     e->stream->ops++;
+}
+
+/* Encodes a step whose ranges are bound and whose accesses are noted. */
+static void encode_bound(struct encoder *e, const struct step *t, const struct pipeline *p, VkDescriptorBufferInfo *ranges, const void *push)
+{
+    if (!e->code && note_again(e)) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
+    if (e->code || (!e->commands && open_commands(e->stream))) return;
+    insert_barrier(e);
+    record_dispatch(e, t, p, ranges, push);
+    if (!e->code) count_dispatch(e, p);
 }
 
 static void encode_step(struct encoder *e, const struct step *t, const struct bound *bounds)
@@ -3691,6 +3758,7 @@ static void check_operands(struct encoder *e, const struct node *n)
 static void maybe_commit(struct stream *s)
 {
     const int *gate = s->device->gate;
+    if (s->encoder.give_out) return;                 /* a segment is about to end */
     if (s->ops >= (uint32_t)(gate[GATE_MAX_OPS] > 0 ? gate[GATE_MAX_OPS] : 1) ||
         (s->bytes >> 20) >= (size_t)(gate[GATE_MAX_MB] > 0 ? gate[GATE_MAX_MB] : 1)) stream_submit(s);
 }
@@ -3846,6 +3914,7 @@ static void stream_destroy(struct stream *s)
     *link = s->next;
     if (d->default_stream == s) d->default_stream = NULL;
     if (s->counters && idle) buffer_destroy(d, s->counters);
+    if (idle) d->vk.vkDestroyCommandPool(d->handle, s->segment_pool, NULL);
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
     host_free(d, s->nodes);
@@ -16446,7 +16515,8 @@ static const struct op_row op_table[OP_COUNT] = {
 enum { KEPT_MOST = 48, KEPT_NODES = 1024, OWN_MEMORY = 0x8000, NO_NUMBER = UINT16_MAX };
 
 struct kept_storage {
-    struct storage *now;                             /* the one that matched */
+    struct storage *now;                             /* the one that matched, or a plan's own */
+    struct known_buffer known;                       /* where it lay last */
     uint64_t state;                                  /* who reads, writes and owns it, see storage_state */
     size_t nbytes;
     bool read, differs;                              /* planning looked at the contents of a literal, which are others now */
@@ -16471,18 +16541,142 @@ struct kept_group {
     bool planned, anew;                              /* planned: there are steps; anew: a node differs this time */
 };
 
+/* A step's place in a recorded segment; barrier: one stands in front of it; same: so often in a row all it touches lay where
+ * it did before. Where each of its ranges lies is in places, by the numbers of plan.bounds. */
+struct kept_step { uint16_t segment; bool barrier; uint8_t same, misses; };
+struct place { struct known_buffer known; VkDescriptorBufferInfo range; };
+struct segment { VkCommandBuffer commands; uint32_t first, count; uint64_t value; };   /* value: of its last submission */
+
 struct window {
     struct window *next;
     uint64_t hash;
-    struct list storages, arrays, nodes, groups, own;   /* own: storages of the plans */
+    struct list storages, arrays, nodes, groups, own;   /* own: kept_storage of what plans made for themselves */
+    struct list steps, places, segments;             /* kept_step, of plan.steps; place, of plan.bounds; segment */
     struct plan plan;
-    bool failed;
+    bool failed, settling;                           /* settling: steps that may be recorded are not yet */
 };
 
-static void window_free(struct device *d, struct window *w)
+/* ---- segments: steps that are recorded once, in a secondary command buffer ---- */
+
+enum { SEGMENT_MOST = 64, SEGMENT_MISSES = 3 };
+
+/* Ends a segment. Its command buffer is freed when no submission has it. */
+static void drop_segment(struct stream *s, struct window *w, struct segment *g)
 {
+    struct segment *dropped = g->commands ? ADD(s->device, &s->dropped_segments, struct segment) : NULL;
+    if (dropped) *dropped = *g;                      /* else it is freed with its pool */
+    g->commands = NULL;
+    for (uint32_t i = 0; i < g->count; i++) ITEM(w->steps, struct kept_step, g->first + i)->segment = NO_NUMBER;
+    g->count = 0;
+    w->settling = true;
+}
+
+static void free_dropped(struct stream *s)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < s->dropped_segments.count; i++) {
+        struct segment g = *ITEM(s->dropped_segments, struct segment, i);
+        if (g.value > s->line->completed) *ITEM(s->dropped_segments, struct segment, kept++) = g;
+        else s->device->vk.vkFreeCommandBuffers(s->device->handle, s->segment_pool, 1, &g.commands);
+    }
+    s->dropped_segments.count = kept;
+}
+
+/* Records a kept step as it was encoded last. */
+static void record_kept(struct encoder *e, const struct window *w, uint32_t at)
+{
+    const struct step *t = ITEM(w->plan.steps, struct step, at);
+    const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first);
+    const struct place *place = ITEM(w->places, struct place, t->first);
+    VkDescriptorBufferInfo ranges[MAX_BOUND];
+    for (uint32_t i = 0; i < t->bounds; i++) ranges[b[i].slot] = place[i].range;
+    record_dispatch(e, t, t->pipeline, ranges, t->push);
+}
+
+static void record_steps(struct encoder *e, const struct window *w, uint32_t first, uint32_t count)
+{
+    for (uint32_t i = first; i < first + count; i++) {
+        if (i > first && ITEM(w->steps, struct kept_step, i)->barrier) stages_barrier(e);
+        record_kept(e, w, i);
+    }
+}
+
+/* Records the held steps one by one: their segment did not come to its end. */
+static void give_out_held(struct encoder *e)
+{
+    uint32_t count = e->held_count;
+    e->give_out = NULL;
+    e->held_count = 0;
+    record_steps(e, e->held_in, e->held, count);
+}
+
+static VkCommandBuffer segment_commands(struct stream *s)
+{
+    struct device *d = s->device;
+    VkCommandPoolCreateInfo pool = { .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO, .queueFamilyIndex = d->queue_family,
+                                     .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT };
+    VkCommandBufferAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .commandBufferCount = 1,
+                                         .level = VK_COMMAND_BUFFER_LEVEL_SECONDARY };
+    VkCommandBufferInheritanceInfo inherited = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_INHERITANCE_INFO };
+    VkCommandBufferBeginInfo begin = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO, .pInheritanceInfo = &inherited,
+                                       .flags = VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT };
+    VkCommandBuffer commands;
+    if (!s->segment_pool && d->vk.vkCreateCommandPool(d->handle, &pool, NULL, &s->segment_pool) < 0) return NULL;
+    info.commandPool = s->segment_pool;
+    if (d->vk.vkAllocateCommandBuffers(d->handle, &info, &commands) < 0) return NULL;
+    if (d->vk.vkBeginCommandBuffer(commands, &begin) >= 0) return commands;
+    d->vk.vkFreeCommandBuffers(d->handle, s->segment_pool, 1, &commands);
+    return NULL;
+}
+
+/* Records steps into a segment of their own. Where that cannot be had, they go on being recorded each time. */
+static void record_segment(struct stream *s, struct window *w, uint32_t first, uint32_t count)
+{
+    struct encoder *e = &s->encoder;
+    VkCommandBuffer open = e->commands, commands = w->segments.count < NO_NUMBER ? segment_commands(s) : NULL;
+    struct segment *g = commands ? ADD(s->device, &w->segments, struct segment) : NULL;
+    if (!commands) return;
+    e->commands = commands;
+    e->in_use = NULL;
+    record_steps(e, w, first, count);
+    e->commands = open;
+    e->in_use = NULL;
+    if (s->device->vk.vkEndCommandBuffer(commands) < 0 || !g) {
+        s->device->vk.vkFreeCommandBuffers(s->device->handle, s->segment_pool, 1, &commands);
+        if (g) w->segments.count--;
+        return;
+    }
+    *g = (struct segment){ commands, first, count, 0 };
+    for (uint32_t i = first; i < first + count; i++) ITEM(w->steps, struct kept_step, i)->segment = (uint16_t)(w->segments.count - 1);
+}
+
+static bool may_be_recorded(const struct window *w, uint32_t at)
+{
+    const struct kept_step *k = ITEM(w->steps, struct kept_step, at);
+    return k->segment == NO_NUMBER && k->same && k->misses < SEGMENT_MISSES && !ITEM(w->plan.steps, struct step, at)->late_at;
+}
+
+/* Records what stayed where it was, behind a replay of the whole window. */
+static void record_settled(struct stream *s, struct window *w)
+{
+    w->settling = false;
+    free_dropped(s);
+    for (uint32_t first = 0, end; first < w->steps.count; first = end + 1) {
+        end = first;
+        while (end < w->steps.count && end - first < SEGMENT_MOST && may_be_recorded(w, end)) end++;
+        if (end - first >= s->device->segment_least) record_segment(s, w, first, end - first);
+        if (end - first == SEGMENT_MOST) end--;
+    }
+}
+
+/* ---- windows ---- */
+
+static void window_free(struct stream *s, struct window *w)
+{
+    struct device *d = s->device;
+    for (uint32_t i = 0; i < w->segments.count; i++) drop_segment(s, w, ITEM(w->segments, struct segment, i));
     for (uint32_t i = 0; i < w->own.count; i++) {
-        struct storage *st = *ITEM(w->own, struct storage *, i);
+        struct storage *st = ITEM(w->own, struct kept_storage, i)->now;
         buffer_release(d, st->buffer);
         host_free(d, st);
     }
@@ -16491,14 +16685,18 @@ static void window_free(struct device *d, struct window *w)
     host_free(d, w->nodes.items);
     host_free(d, w->groups.items);
     host_free(d, w->own.items);
+    host_free(d, w->steps.items);
+    host_free(d, w->places.items);
+    host_free(d, w->segments.items);
     plan_free(d, &w->plan);
     host_free(d, w);
 }
 
 static void free_windows(struct stream *s)
 {
-    for (struct window *w = s->windows, *next; w; w = next) { next = w->next; window_free(s->device, w); }
+    for (struct window *w = s->windows, *next; w; w = next) { next = w->next; window_free(s, w); }
     s->windows = NULL;
+    host_free(s->device, s->dropped_segments.items);
 }
 
 /* ---- the key ---- */
@@ -16686,19 +16884,21 @@ static struct window *window_open(struct stream *s, uint64_t hash)
 /* The number of a storage that plans made for themselves, with one of the window's in its place. */
 static uint16_t own_storage(struct device *d, struct window *w, const struct storage *st, struct list *seen)
 {
-    struct storage *own, **slot;
+    struct storage *own;
+    struct kept_storage *slot;
     const struct storage **name;
     for (uint32_t i = 0; i < seen->count; i++)
         if (*ITEM(*seen, const struct storage *, i) == st) return (uint16_t)(OWN_MEMORY | (w->own.count - seen->count + i));
     own = host_zalloc(d, sizeof *own);
     name = own ? ADD(d, seen, const struct storage *) : NULL;
-    slot = name ? ADD(d, &w->own, struct storage *) : NULL;
-    if (!slot || w->own.count >= OWN_MEMORY) { if (!slot) host_free(d, own); else *slot = own; w->failed = true; return 0; }
+    slot = name ? ADD(d, &w->own, struct kept_storage) : NULL;
+    if (!slot) { host_free(d, own); w->failed = true; return 0; }
     own->refs = 1;
     own->device = d;
     own->nbytes = st->nbytes;
     *name = st;
-    *slot = own;
+    *slot = (struct kept_storage){ .now = own };
+    w->failed = w->failed || w->own.count >= OWN_MEMORY;
     return (uint16_t)(OWN_MEMORY | (w->own.count - 1));
 }
 
@@ -16749,7 +16949,11 @@ static void keep_steps(struct encoder *e, struct window *w, struct kept_group *g
     struct step *steps = list_add(d, &w->plan.steps, sizeof *steps, p->steps.count);
     struct bound *bounds = list_add(d, &w->plan.bounds, sizeof *bounds, p->bounds.count);
     struct donation *donations = list_add(d, &w->plan.donations, sizeof *donations, p->donations.count);
-    if (!steps || !bounds || !donations) { w->failed = true; return; }
+    struct kept_step *kept = list_add(d, &w->steps, sizeof *kept, p->steps.count);
+    struct place *places = list_add(d, &w->places, sizeof *places, p->bounds.count);
+    if (!steps || !bounds || !donations || !kept || !places) { w->failed = true; return; }
+    for (uint32_t i = 0; i < p->steps.count; i++) kept[i] = (struct kept_step){ .segment = NO_NUMBER };
+    memset(places, 0, p->bounds.count * sizeof *places);
     memcpy(steps, p->steps.items, p->steps.count * sizeof *steps);
     memcpy(bounds, p->bounds.items, p->bounds.count * sizeof *bounds);
     if (p->donations.count) memcpy(donations, p->donations.items, p->donations.count * sizeof *donations);
@@ -16805,44 +17009,119 @@ static void keep_group(struct stream *s, const struct members *all)
 
 /* ---- encoding what was kept ---- */
 
-static struct storage *named_storage(const struct window *w, uint16_t number)
+static struct kept_storage *named(const struct window *w, uint16_t number)
 {
-    return number & OWN_MEMORY ? *ITEM(w->own, struct storage *, number & ~OWN_MEMORY) : ITEM(w->storages, struct kept_storage, number)->now;
+    return number & OWN_MEMORY ? ITEM(w->own, struct kept_storage, number & ~OWN_MEMORY) : ITEM(w->storages, struct kept_storage, number);
 }
 
-/* Where a kept range lies now. */
-static VkDescriptorBufferInfo kept_range(struct encoder *e, const struct window *w, const struct bound *b, struct buffer **memory)
+static struct storage *named_storage(const struct window *w, uint16_t number) { return named(w, number)->now; }
+
+/* The memory of a kept range, if it can be the same as last time. */
+static struct buffer *kept_memory(struct encoder *e, struct kept_storage *k, struct bound *b)
+{
+    struct storage *st = b->storage = k->now;
+    if (!st->buffer && b->write && !st->literal) st->buffer = buffer_again(e->device, &k->known, st->nbytes, e->stream->line);
+    if (!st->buffer && !bound_buffer(e, b)) return NULL;
+    k->known = (struct known_buffer){ st->buffer, st->buffer->serial };
+    return st->buffer;
+}
+
+/* Where a kept range lies now; false: elsewhere than last time. */
+static bool place_kept(struct encoder *e, const struct window *w, const struct bound *b, struct place *place)
 {
     struct bound now = *b;
+    struct place is;
     if (b->kind == BOUND_STORAGE) {
         bool moves = b->array_number != NO_NUMBER && !(b->storage_number & OWN_MEMORY);
         int64_t moved = moves ? ITEM(w->arrays, struct kept_array, b->array_number)->moved : 0;
-        now.storage = named_storage(w, b->storage_number);
         now.low += moved;
         now.high += moved;
-    }
-    *memory = bound_buffer(e, &now);
-    return *memory ? place_bound(&now, *memory) : (VkDescriptorBufferInfo){ VK_NULL_HANDLE, 0, 0 };
+        is.known.buffer = kept_memory(e, named(w, b->storage_number), &now);
+    } else is.known.buffer = bound_buffer(e, &now);
+    if (!is.known.buffer) return false;
+    is.known.serial = is.known.buffer->serial;
+    is.range = place_bound(&now, is.known.buffer);
+    if (place->known.serial == is.known.serial && place->range.offset == is.range.offset && place->range.range == is.range.range)
+        return true;
+    *place = is;
+    return false;
 }
 
-static void replay_step(struct encoder *e, const struct window *w, const struct step *t)
+/* Holds a step back that its segment has recorded as it is now: the segment is executed when its last step has come.
+ * barrier: the step needs one in front; the first one's is not in the segment. */
+static bool hold_step(struct encoder *e, struct window *w, uint32_t at, bool barrier)
 {
-    const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first);
-    VkDescriptorBufferInfo ranges[MAX_BOUND];
-    struct buffer *memory[MAX_BOUND];
-    uint8_t push[PUSH_SIZE];
-    e->pending_count = 0;
-    for (uint32_t i = 0; i < t->bounds && !e->code; i++) ranges[b[i].slot] = kept_range(e, w, &b[i], &memory[i]);
-    for (uint32_t i = 0; i < t->bounds && !e->code; i++) {
-        const VkDescriptorBufferInfo *r = &ranges[b[i].slot];
-        encoder_access(e, memory[i], r->offset, r->offset + r->range, b[i].write);
+    struct kept_step *k = ITEM(w->steps, struct kept_step, at);
+    struct segment *g = k->segment == NO_NUMBER ? NULL : ITEM(w->segments, struct segment, k->segment);
+    if (e->give_out && at != e->held + e->held_count) e->give_out(e);
+    if (!g || (at != g->first && (!e->give_out || barrier != k->barrier))) return false;
+    if (at == g->first) {
+        if (barrier) encoder_barrier(e);
+        e->held_in = w;
+        e->held = at;
+        e->give_out = give_out_held;
+    } else if (barrier) {
+        e->live_count = 0;
+        e->device->stats.barriers++;
     }
+    pending_to_live(e);
+    count_dispatch(e, ITEM(w->plan.steps, struct step, at)->pipeline);
+    if (++e->held_count < g->count) return true;
+    e->give_out = NULL;
+    e->held_count = 0;
+    e->in_use = NULL;
+    g->value = e->stream->line->open;
+    e->device->vk.vkCmdExecuteCommands(e->commands, 1, &g->commands);
+    return true;
+}
+
+/* The step is not what its segment has recorded. */
+static void miss_step(struct encoder *e, struct window *w, uint32_t at)
+{
+    struct kept_step *k = ITEM(w->steps, struct kept_step, at);
+    k->same = 0;
+    if (k->segment == NO_NUMBER) return;
+    if (e->give_out) e->give_out(e);
+    k->misses++;
+    drop_segment(e->stream, w, ITEM(w->segments, struct segment, k->segment));
+}
+
+/* Encodes a step whose places are known. */
+static void encode_kept(struct encoder *e, const struct window *w, uint32_t at, bool barrier)
+{
+    struct step *t = ITEM(w->plan.steps, struct step, at);
+    if (e->give_out) e->give_out(e);
+    if (barrier) encoder_barrier(e);
+    pending_to_live(e);
+    ITEM(w->steps, struct kept_step, at)->barrier = barrier;
     if (t->late_at) {
         uint32_t word = late_of(&e->stream->nodes[t->late_node]) + t->late_plus;
-        memcpy(push, t->push, t->push_used);
-        memcpy(push + t->late_at - 4, &word, 4);
+        memcpy(t->push + t->late_at - 4, &word, 4);
     }
-    encode_bound(e, t, t->pipeline, ranges, t->late_at ? push : t->push);
+    record_kept(e, w, at);
+    if (!e->code) count_dispatch(e, t->pipeline);
+}
+
+static void replay_step(struct encoder *e, struct window *w, uint32_t at)
+{
+    const struct step *t = ITEM(w->plan.steps, struct step, at);
+    const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first);
+    struct place *place = ITEM(w->places, struct place, t->first);
+    struct kept_step *k = ITEM(w->steps, struct kept_step, at);
+    bool same = true;
+    e->pending_count = 0;
+    for (uint32_t i = 0; i < t->bounds && !e->code; i++) same = place_kept(e, w, &b[i], &place[i]) && same;
+    for (uint32_t i = 0; i < t->bounds && !e->code; i++)
+        encoder_access(e, place[i].known.buffer, place[i].range.offset, place[i].range.offset + place[i].range.range, b[i].write);
+    if (!e->code && note_again(e)) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
+    if (!e->code && (e->commands || !open_commands(e->stream))) {
+        bool barrier = find_hazard(e);
+        if (!same || !hold_step(e, w, at, barrier)) {
+            if (!same || k->segment != NO_NUMBER) miss_step(e, w, at);
+            else if (!k->same) { k->same = 1; w->settling = true; }
+            encode_kept(e, w, at, barrier);
+        }
+    }
     for (uint32_t i = 0; i < t->bounds; i++)
         if (b[i].last) {
             struct storage *st = named_storage(w, b[i].storage_number);
@@ -16851,7 +17130,7 @@ static void replay_step(struct encoder *e, const struct window *w, const struct 
         }
 }
 
-static void replay_group(struct encoder *e, const struct window *w, const struct kept_group *g)
+static void replay_group(struct encoder *e, struct window *w, const struct kept_group *g)
 {
     uint32_t skip_to = 0, at = 0;
     for (uint32_t i = 0; i < g->steps; i++) {
@@ -16862,8 +17141,15 @@ static void replay_group(struct encoder *e, const struct window *w, const struct
             for (int k = 0; k < n.count; k++) n.from[k] = named_storage(w, n.from_number[k]);
             if (!e->code && donate_memory(e, &n)) skip_to = n.skip_to;
         }
-        if (i >= skip_to && !e->code) replay_step(e, w, ITEM(w->plan.steps, struct step, g->step + i));
+        if (i >= skip_to && !e->code) replay_step(e, w, g->step + i);
     }
+}
+
+/* Are there means to record anything for longer than a submission? */
+static bool segments_pay(const struct stream *s)
+{
+    const struct device *d = s->device;
+    return d->segment_least && d->caps.push_descriptor && !d->gate[GATE_PROFILE];
 }
 
 /* Encodes a window that matches. */
@@ -16877,6 +17163,7 @@ static void window_replay(struct stream *s, struct window *w)
         e->fusion = g->fusion;
         if (!g->anew) replay_group(e, w, g);
         else if (!e->code) {
+            for (uint32_t k = 0; k < g->steps; k++) miss_step(e, w, g->step + k);
             e->fusion = 0;
             op_table[s->nodes[g->all.node[0]].op].lower(e, &s->nodes[g->all.node[0]]);
             bind_plan(e);
@@ -16885,6 +17172,8 @@ static void window_replay(struct stream *s, struct window *w)
         s->device->stats.replayed += (uint64_t)g->all.count;
         group_done(s, &g->all);
     }
+    if (e->give_out) e->give_out(e);
+    if (w->settling && !e->code && segments_pay(s)) record_settled(s, w);
     s->device->group++;
 }
 
@@ -16925,11 +17214,11 @@ static void window_keep(struct stream *s)
     uint32_t count = 0;
     s->keeping = NULL;
     if (!w) return;
-    if (w->failed || s->undecided) { window_free(s->device, w); return; }
+    if (w->failed || s->undecided) { window_free(s, w); return; }
     w->next = s->windows;
     s->windows = w;
     while (*link && count++ < KEPT_MOST) link = &(*link)->next;
-    if (*link) { window_free(s->device, *link); *link = NULL; }
+    if (*link) { window_free(s, *link); *link = NULL; }
 }
 
 /* ==== >>public: devices =========================================================================================== */
@@ -16996,6 +17285,7 @@ static void destroy_objects(struct device *d)
     free_chains(d);
     pool_free(d, &d->array_pool);
     pool_free(d, &d->storage_pool);
+    pool_free(d, &d->buffer_pool);
     for (int i = 0; i < KERNEL_COUNT; i++) d->vk.vkDestroyShaderModule(d->handle, d->modules[i], NULL);
     for (int i = 0; i <= MAX_BINDINGS; i++) {
         d->vk.vkDestroyPipelineLayout(d->handle, d->layouts[i], NULL);
@@ -17039,6 +17329,18 @@ static int unlock_and_drop(struct device *d)
     return 0;
 }
 
+/* A secondary command buffer is free for the GPU where the queue family has no graphics (an NVIDIA H200: 3.5 us each in the
+ * other family, as long as recording a few steps). */
+static uint32_t least_segment(const struct device *d)
+{
+    VkQueueFamilyProperties f[32];
+    uint32_t n = COUNT(f);
+    int gate = d->gate[GATE_SEGMENTS];
+    if (gate) return gate < 0 ? 0 : (uint32_t)gate;
+    vkGetPhysicalDeviceQueueFamilyProperties(d->physical, &n, f);
+    return d->tuning->segment[d->queue_family < n && f[d->queue_family].queueFlags & VK_QUEUE_GRAPHICS_BIT];
+}
+
 int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
 {
     mlxvk_error local = { 0 }, *error = desc && desc->error ? desc->error : &local;
@@ -17058,6 +17360,7 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     d->noted = noted_families(d->gate);
     mutex_lock(&volk_lock);
     code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
+    if (!code) d->segment_least = least_segment(d);
     mutex_unlock(&volk_lock);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
