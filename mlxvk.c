@@ -511,17 +511,17 @@ static const struct tuning tunings[] = {
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 2,
       .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
-      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 4, 32 } },
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 12, 32 } },
     { .name = "discrete", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .processors = 132, .bandwidth = 5e5, .rate = 5e6,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 8,
       .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
-      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 4, 32 } },
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 12, 32 } },
     { .name = "shared", .type = -1, .processors = 16, .bandwidth = 5e4, .rate = 5e5,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 8,
       .decode = { 64, 128, 8, 32, { 4, 2 }, { 2, 1 } },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
-      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 4, 32 } },
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 12, 32 } },
 };
 
 static const struct tuning *tuning_for(uint32_t type, size_t memory)
@@ -3635,30 +3635,37 @@ enum operation {
     OP_COUNT
 };
 
-/* What an operation needs besides its arrays. */
+/* What an operation needs besides its arrays. Replay compares bytes: so there are none between members that nobody sets. */
+#ifdef __GNUC__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded"
+#endif
 struct elementwise_params { uint16_t kernel, op; };
 struct matmul_params { float alpha, beta; int block; };
-struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups; bool flip; };   /* missing axes first */
-struct fft_params { uint8_t kind, axis; bool inverse; int n; float scale; };
-struct quant_params { uint16_t group; uint8_t bits, mode; bool transpose; };
+struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups, flip; };   /* missing axes first */
+struct fft_params { uint8_t kind, axis; uint16_t inverse; int n; float scale; };
+struct quant_params { uint16_t group; uint8_t bits, mode; uint32_t transpose; };
 struct hadamard_params { float scale; };
 struct gather_mm_params { uint32_t every; };
 struct gather_qmm_params { struct quant_params quant; uint32_t every; };
 struct arange_params { double start, step; };
-struct reduce_params { uint16_t op; uint32_t mask; float scale; };
+struct reduce_params { uint32_t op, mask; float scale; };
 struct scan_params { uint8_t op, axis, flags; };
-struct gather_params { uint8_t mode, axis, unit; uint32_t room; };
+struct gather_params { uint8_t mode, axis; uint16_t unit; uint32_t room; };
 struct positions_params { uint32_t flags, none, size[2], room[2], step[2]; };
-struct norm_params { uint8_t flags; float eps; };
+struct norm_params { uint32_t flags; float eps; };
 struct factor_params { uint8_t op, flags; uint16_t count; uint32_t first; };
 struct jacobi_params { uint8_t op; };
-struct norm_vjp_params { uint8_t flags; uint32_t each; float eps; };
-struct rope_params { uint16_t dims; bool traditional; int32_t offset; float scale; double rate; };
-struct attention_params { uint8_t flags; float scale; };
-struct random_params { uint8_t kind; float low, high; };
+struct norm_vjp_params { uint32_t flags, each; float eps; };
+struct rope_params { double rate; uint16_t dims, traditional; int32_t offset; float scale, none; };
+struct attention_params { uint32_t flags; float scale; };
+struct random_params { uint32_t kind; float low, high; };
 struct sort_params { bool index; };
 struct search_params { bool right; };
-struct scatter_params { uint8_t op; uint32_t scale, none; };
+struct scatter_params { uint32_t op, scale, none; };
+#ifdef __GNUC__
+#pragma GCC diagnostic pop
+#endif
 union params {
     struct elementwise_params elementwise;
     struct matmul_params matmul;
@@ -7799,7 +7806,7 @@ static struct array *compose_rope(struct call *c, const struct rope_params *r, s
 static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base, float scale,
                              int offset, struct array *offsets, struct array *freqs)
 {
-    struct rope_params r = { (uint16_t)dims, traditional, offset, scale, 0 };
+    struct rope_params r = { .dims = (uint16_t)dims, .traditional = traditional, .offset = offset, .scale = scale };
     struct array *out;
     if (c->code || !x) return NULL;
     if (x->ndim < 3) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have three dimensions at least, but is %s", TEXT(x));
@@ -17071,6 +17078,7 @@ static bool hold_step(struct encoder *e, struct window *w, uint32_t at, bool bar
     e->held_count = 0;
     e->in_use = NULL;
     g->value = e->stream->line->open;
+    e->device->stats.recorded += g->count;
     e->device->vk.vkCmdExecuteCommands(e->commands, 1, &g->commands);
     return true;
 }
@@ -17329,8 +17337,8 @@ static int unlock_and_drop(struct device *d)
     return 0;
 }
 
-/* A secondary command buffer is free for the GPU where the queue family has no graphics (an NVIDIA H200: 3.5 us each in the
- * other family, as long as recording a few steps). */
+/* What executing a secondary command buffer costs the GPU (an NVIDIA H200: 1.7 us where the queue family has no graphics, 3.5 us
+ * where it has) must be less than what recording its steps costs the host. */
 static uint32_t least_segment(const struct device *d)
 {
     VkQueueFamilyProperties f[32];
