@@ -1,11 +1,13 @@
-/* Plans for devices that are not here: large random calls are recorded on devices that are nothing but their limits and
- * features, planned without binding memory,
-     and every step is checked against that device's limits. No Vulkan is needed. */
+/* Plans for devices that are not here: the golden cases' calls and large random ones are recorded on devices that are
+ * nothing but their limits and features, planned without binding memory, and every step is checked against that device's
+ * limits. No Vulkan is needed. */
 #define _POSIX_C_SOURCE 200809L
 #include "mlxvk.c"
 
+#include <glob.h>
 #include <setjmp.h>
 #include <cmocka.h>
+#include "golden/watch.h"
 
 enum { CALLS = 1000, SHOWN = 12 };
 
@@ -120,6 +122,44 @@ static VkResult VKAPI_CALL no_pipeline(VkDevice d, VkPipelineCache c, uint32_t n
     return VK_SUCCESS;
 }
 
+/* Memory of the host in place of the device's: golden cases put their operands there. A buffer is its size. */
+static VkResult VKAPI_CALL make_buffer(VkDevice d, const VkBufferCreateInfo *i, const VkAllocationCallbacks *a,
+                                       VkBuffer *b)
+{
+    (void)d, (void)a;
+    *b = (VkBuffer)(uintptr_t)i->size;
+    return VK_SUCCESS;
+}
+static void VKAPI_CALL need_of(VkDevice d, VkBuffer b, VkMemoryRequirements *need)
+{
+    (void)d;
+    *need = (VkMemoryRequirements){ (VkDeviceSize)(uintptr_t)b, 256, 1 };
+}
+static VkResult VKAPI_CALL take_memory(VkDevice d, const VkMemoryAllocateInfo *i, const VkAllocationCallbacks *a,
+                                       VkDeviceMemory *m)
+{
+    (void)d, (void)a;
+    return (*m = (VkDeviceMemory)(uintptr_t)malloc((size_t)i->allocationSize)) ? VK_SUCCESS : VK_ERROR_OUT_OF_HOST_MEMORY;
+}
+static VkResult VKAPI_CALL join_memory(VkDevice d, VkBuffer b, VkDeviceMemory m, VkDeviceSize at)
+{
+    (void)d, (void)b, (void)m, (void)at;
+    return VK_SUCCESS;
+}
+static VkResult VKAPI_CALL map_memory(VkDevice d, VkDeviceMemory m, VkDeviceSize at, VkDeviceSize size,
+                                      VkMemoryMapFlags flags, void **to)
+{
+    (void)d, (void)size, (void)flags;
+    *to = (char *)(uintptr_t)m + at;
+    return VK_SUCCESS;
+}
+static void VKAPI_CALL drop_buffer(VkDevice d, VkBuffer b, const VkAllocationCallbacks *a) { (void)d, (void)b, (void)a; }
+static void VKAPI_CALL drop_memory(VkDevice d, VkDeviceMemory m, const VkAllocationCallbacks *a)
+{
+    (void)d, (void)a;
+    free((void *)(uintptr_t)m);
+}
+
 /* A device, a stream on it, random numbers, and what was found. */
 struct lab {
     const struct row *row;
@@ -130,7 +170,7 @@ struct lab {
     uint64_t random;
     mlxvk_array made[16];                                /* handles of this call's operands */
     int made_count, mistakes;
-    unsigned steps, refused, planned, most_steps;
+    unsigned steps, refused, planned, most_steps, calls;  /* calls: of golden cases */
     const char *call;
     char told[256];                                      /* the call in words, for messages */
 };
@@ -164,11 +204,21 @@ static void lab_open(struct lab *l, const struct row *row)
     d->vk.vkDestroyShaderModule = no_module_less;
     d->vk.vkCreateComputePipelines = no_pipeline;
     d->vk.vkDestroyPipeline = no_pipeline_less;
+    d->vk.vkCreateBuffer = make_buffer;
+    d->vk.vkGetBufferMemoryRequirements = need_of;
+    d->vk.vkAllocateMemory = take_memory;
+    d->vk.vkBindBufferMemory = join_memory;
+    d->vk.vkMapMemory = map_memory;
+    d->vk.vkDestroyBuffer = drop_buffer;
+    d->vk.vkFreeMemory = drop_memory;
+    d->memory_limit = d->cache_limit = SIZE_MAX;
+    for (int use = 0; use < MEMORY_USES; use++) c->type_count[use] = 1;
+    c->host_types = c->cached_types = 1;
     d->lock = d->event_lock = (mutex)MUTEX_INIT;
     d->refs = 1;
     d->allocator = (mlxvk_allocator){ .allocate = allocate_some, .release = release };
     d->random_seeded = true;
-    d->streams = &l->stream;
+    d->streams = d->default_stream = &l->stream;
     l->stream.refs = 2;                                  /* never dropped */
     l->stream.device = d;
     l->stream.line = &l->line;
@@ -187,6 +237,7 @@ static void lab_close(struct lab *l)
     plan_free(d, &l->stream.encoder.plan);
     host_free(d, l->stream.nodes);
     free_chains(d);
+    cache_trim(d, SIZE_MAX, true);
     pool_free(d, &d->array_pool);
     pool_free(d, &d->storage_pool);
 }
@@ -315,6 +366,9 @@ static void wrong(struct lab *l, int line, const char *format, ...)
     va_end(arguments);
 }
 
+/* Given, or written by a step that was planned. */
+static bool has_contents(const struct storage *st) { return st->literal || st->buffer || st->skip_write; }
+
 static void check_range(struct lab *l, const char *kernel, const struct bound *b, size_t range)
 {
     const struct storage *st = b->storage;
@@ -326,7 +380,7 @@ static void check_range(struct lab *l, const char *kernel, const struct bound *b
     if (b->low % (int64_t)l->row->align) WRONG(l, "%s: binding %u begins at %lld", kernel, b->slot, (long long)b->low);
     if (b->low < 0 || (size_t)b->high > round_up(st->nbytes, 16))
         WRONG(l, "%s: binding %u ends at %lld of %zu bytes", kernel, b->slot, (long long)b->high, st->nbytes);
-    if (!b->write && !st->literal && !st->skip_write) WRONG(l, "%s: binding %u is read before it is written", kernel,
+    if (!b->write && !has_contents(st)) WRONG(l, "%s: binding %u is read before it is written", kernel,
         b->slot);
 }
 
@@ -1062,10 +1116,65 @@ static void plan_for(void **state)
     free(l);
 }
 
-int main(void)
+/* ---- golden cases ---- */
+
+static void case_begins(void *user, const char *name, const char *op)
 {
-    struct CMUnitTest tests[COUNT(rows)];
-    for (size_t i = 0; i < COUNT(rows); i++) tests[i] = (struct CMUnitTest){ rows[i].name, plan_for, NULL, NULL,
-        (void *)(uintptr_t)&rows[i] };
+    struct lab *l = user;
+    l->call = op;
+    snprintf(l->told, sizeof l->told, "%s", name);
+}
+
+/* A golden case is small: no device may refuse it, and it is planned when each of its results has been written. */
+static bool case_called(void *user, const mlxvk_array *results, int count)
+{
+    struct lab *l = user;
+    int mistakes = l->mistakes;
+    unsigned refused = l->refused;
+    plan_all(l);
+    for (int i = 0; i < count; i++) {
+        const struct array *a = results[i].ctx;
+        if (!a || (a->size && !has_contents(a->storage))) WRONG(l, "result %d was not planned", i);
+    }
+    if (l->refused > refused) WRONG(l, "a golden case was refused");
+    l->calls++;
+    return l->mistakes == mistakes;
+}
+
+static void case_failed(void *user, const char *text) { WRONG((struct lab *)user, "%s", text); }
+
+static void plan_golden(void **state)
+{
+    struct lab *l = calloc(1, sizeof *l);
+    struct watch watch = { l, { NULL }, case_begins, case_called, case_failed };
+    int cases = 0;
+    glob_t files;
+    assert_non_null(l);
+    lab_open(l, *state);
+    the_default.device = &l->device;
+    watch.stream = l->s;
+    assert_int_equal(glob("tests/golden/data/*.safetensors", 0, NULL, &files), 0);
+    for (size_t i = 0; i < files.gl_pathc; i++) cases += golden_watch(files.gl_pathv[i], &watch);
+    globfree(&files);
+    print_message("%s: %d golden cases, %u calls, %u nodes, %u steps, %u of one node at most\n", l->row->name, cases,
+                  l->calls, l->planned, l->steps, l->most_steps);
+    assert_int_equal(l->mistakes, 0);
+    assert_true(cases > 2500 && l->calls > 6000);
+    the_default.device = NULL;
+    lab_close(l);
+    free(l);
+}
+
+int main(int argc, char **argv)
+{
+    struct CMUnitTest tests[2 * COUNT(rows)];
+    char names[COUNT(rows)][64];
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        void *row = (void *)(uintptr_t)&rows[i];
+        snprintf(names[i], sizeof names[i], "golden cases: %s", rows[i].name);
+        tests[i] = (struct CMUnitTest){ rows[i].name, plan_for, NULL, NULL, row };
+        tests[COUNT(rows) + i] = (struct CMUnitTest){ names[i], plan_golden, NULL, NULL, row };
+    }
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
