@@ -149,7 +149,7 @@ enum outcome { PASSED, FAILED, CORRECTED };                            /* the la
 struct watch;
 struct run_options {
     bool layouts[LAYOUTS];
-    const struct watch *watch;                                          /* who looks at the calls, nothing being computed */
+    const struct watch *watch;                                          /* who looks at the calls, or NULL */
 };
 
 enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_stream stream,

@@ -19,7 +19,8 @@ int golden_watch(const char *path, const struct watch *watch)
         problem = (struct problem){ "" };
         watch->begin(watch->user, name ? name : "a case without a name", op ? op : "");
         count++;
-        if (run_case(&file, item, watch->stream, &options, &problem) == FAILED) watch->failed(watch->user, problem.text);
+        if (run_case(&file, item, watch->stream, &options, &problem) == FAILED)
+            watch->failed(watch->user, problem.text);
     }
     golden_close(&file);
     return count;

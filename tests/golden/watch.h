@@ -8,7 +8,7 @@
 
 struct watch {
     void *user;
-    mlxvk_stream stream;                                                /* of the default device: operands are made there */
+    mlxvk_stream stream;                                                /* of the default device, as the operands are */
     void (*begin)(void *user, const char *name, const char *op);
     /* A call of the case succeeded, with these results; each is made with its operands in several layouts. */
     bool (*called)(void *user, const mlxvk_array *results, int count);
