@@ -89,8 +89,8 @@ static const struct row {
       VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, 0, 64, 256, 16,
       { 65535, 65535, 65535 }, 16384, 1 << 27, 0x40000000, 64, 2, { 0, 0 } },
     { "Adreno 740 (7xx)",
-      "kde-yyds/android-vulkan-bridge#2: grid, threads, shared; ggml-org/llama.cpp#19569 (X1-85): subgroups of 64; range "
-      "as above; bits, allocation assumed",
+      "kde-yyds/android-vulkan-bridge#2: grid, threads, shared; ggml-org/llama.cpp#19569 (X1-85): subgroups of 64; "
+      "range as above; bits, allocation assumed",
       VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, DESKTOP & ~CAP_HALF_CONVERSION, 64, 1024, 16,
       { 65535, 65535, 65535 }, 32768, 1 << 27, 0x80000000, 64, 8, { 0, 0 } },
     { "Mali-G76",
