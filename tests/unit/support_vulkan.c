@@ -211,7 +211,7 @@ static VKAPI_ATTR void VKAPI_CALL lower_limits(VkPhysicalDevice physical, VkPhys
     vkGetPhysicalDeviceProperties2(physical, p);
     l->timestampPeriod = 1;
     if (driver.max_buffers) l->maxPerStageDescriptorStorageBuffers = driver.max_buffers;
-    if (driver.alignment) l->minStorageBufferOffsetAlignment = driver.alignment;
+    if (driver.alignment > l->minStorageBufferOffsetAlignment) l->minStorageBufferOffsetAlignment = driver.alignment;
     if (driver.max_threads) l->maxComputeWorkGroupInvocations = l->maxComputeWorkGroupSize[0] = driver.max_threads;
 }
 

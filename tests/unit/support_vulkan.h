@@ -24,7 +24,7 @@ struct driver {
     uint32_t allowed, exhausted, used;                 /* a buffer may have, have no memory left, memory was taken of */
     bool half_ready;                                   /* of each pool's timestamps two are there: 500 apart */
     uint32_t max_buffers, max_threads, largest_layout; /* limits, if not 0; most bindings of a set layout */
-    uint32_t alignment, misaligned;                    /* minStorageBufferOffsetAlignment, if not 0; bindings that break it */
+    uint32_t alignment, misaligned;                    /* of bindings, if more than the device's; those that break it */
 };
 extern struct driver driver;
 /* own_vulkan() with that driver, adopted; to be freed before end_vulkan(). */

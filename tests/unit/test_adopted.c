@@ -1,5 +1,5 @@
-/* Memory that the caller adopts begins anywhere: at each remainder of the device's alignment, the next time at another one
- * with the same operations, so that what was planned for the one is at hand for the other. */
+/* Memory that the caller adopts begins anywhere: at each remainder of the device's alignment, the next time at another
+ * one with the same operations, so that what was planned for the one is at hand for the other. */
 #include "support_vulkan.h"
 
 #include <math.h>
@@ -117,7 +117,8 @@ static void byte_round(struct lender *l, size_t from, int round)
 }
 
 /* Remainders of 16 and, where the device aligns to more, of that: each twice running, and each follows each of few. */
-static const int remainders[ROUNDS] = { 4, 4, 4, 8, 8, 4, 20, 20, 36, 36, 4, 52, 52, 20, 0, 0, 16, 16, 32, 48, 48, 12, 28, 60 };
+static const int remainders[ROUNDS] = { 4,  4,  4, 8, 8, 4,  20, 20, 36, 36, 4,  52,
+                                        52, 20, 0, 0, 16, 16, 32, 48, 48, 12, 28, 60 };
 
 /* As on devices that align to so many bytes: no binding begins anywhere else. */
 static const uint32_t alignments[] = { 16 };
