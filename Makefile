@@ -128,7 +128,8 @@ $(units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
 $(benches) $(filter-out $(mlxc),$(examples)) $(fuzzers): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
 	$(link)
 
-# Random programs are made of the golden runner's calls.
+# Plans are made for the golden runner's cases, random programs of its calls.
+$(BUILD)/unit/test_plans: $(filter-out %/main.o,$(golden_objects))
 $(BUILD)/fuzz/fuzz_programs: $(call objects,$(wildcard tests/fuzz/support*.c)) $(filter-out %/main.o,$(golden_objects))
 $(BUILD)/fuzz/fuzz_programs: libs += -lcjson
 

@@ -7,6 +7,7 @@
  *   ops.c       the table: name of an operation -> call
  *   compare.c   the rules of comparison
  *   run.c       one case: operands, call, comparison
+ *   watch.c     cases that are called and not computed
  *   fuzz.c      random calls instead of cases; fitting.c: parameters for them that fit each other
  */
 #ifndef TESTS_GOLDEN_H
@@ -145,7 +146,11 @@ const char *error_text(char *text, size_t size, int code, mlxvk_stream stream);
 
 enum outcome { PASSED, FAILED, CORRECTED };                            /* the last: passed, with wrong data put right */
 
-struct run_options { bool layouts[LAYOUTS]; };
+struct watch;
+struct run_options {
+    bool layouts[LAYOUTS];
+    const struct watch *watch;                                          /* who looks at the calls, or NULL */
+};
 
 enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_stream stream,
                       const struct run_options *options, struct problem *problem);

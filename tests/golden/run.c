@@ -1,5 +1,6 @@
 /* One case: its operands, the call, and the comparison of what came out. */
 #include "golden.h"
+#include "watch.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@ struct attempt {
     struct operands *operands;
     struct call *call;
     mlxvk_array sentinel;
+    const struct watch *watch;                                          /* or NULL */
     const char *corrected;                                              /* what of the expected values was wrong, or NULL */
 };
 
@@ -149,10 +151,29 @@ static bool check_results(struct attempt *a, struct problem *problem)
     return true;
 }
 
+/* The results go to who looks at the calls. */
+static bool show_results(struct attempt *a, struct problem *problem)
+{
+    mlxvk_array all[MAX_RESULTS], *results = a->call->results;
+    int count = a->operation->kind == TWO_RESULTS ? 2 : 1;
+    if (a->operation->kind == VECTOR_RESULT) {
+        count = (int)mlxvk_vector_array_size(a->call->result_vector);
+        if (count > MAX_RESULTS) return complain(problem, "more than %d results", MAX_RESULTS);
+        for (int i = 0; i < count; i++) {
+            all[i] = mlxvk_array_new();
+            mlxvk_vector_array_get(&all[i], a->call->result_vector, (size_t)i);
+        }
+        results = all;
+    }
+    bool good = a->watch->called(a->watch->user, results, count);
+    if (results == all) for (int i = 0; i < count; i++) mlxvk_array_free(all[i]);
+    return good || complain(problem, "what was recorded is wrong");
+}
+
 static bool check_success(struct attempt *a, int code, struct problem *problem)
 {
     char text[640];
-    if (!code) return check_results(a, problem);
+    if (!code) return a->watch ? show_results(a, problem) : check_results(a, problem);
     error_text(text, sizeof text, code, a->call->stream);
     return complain(problem, "mlxvk_%s returned %s", a->operation->name, text);
 }
@@ -191,7 +212,7 @@ static bool check_refusal(const struct attempt *a, int code, struct problem *pro
     mlxvk_stream_error(a->call->stream, &error);
     if (error.code != code) return complain(problem, "returned %d, but the stream's error is %d", code, error.code);
     if (!strstr(error.text, name)) return complain(problem, "the error does not name %s: %s", name, error.text);
-    return unchanged_results(a, problem) && unchanged_operands(a, problem);
+    return unchanged_results(a, problem) && (a->watch || unchanged_operands(a, problem));
 }
 
 /* ---- both ---- */
@@ -234,7 +255,8 @@ enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_s
                       const struct run_options *options, struct problem *problem)
 {
     const char *op = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "op"));
-    struct attempt a = { .file = file, .item = item, .operation = op ? find_operation(op) : NULL };
+    struct attempt a = { .file = file, .item = item, .operation = op ? find_operation(op) : NULL,
+                         .watch = options->watch };
     if (!a.operation) return complain(problem, "the runner knows no operation %s", op ? op : "without a name"), FAILED;
     a.in = cJSON_GetObjectItemCaseSensitive(item, "in");
     a.operands = need(calloc(1, sizeof *a.operands));

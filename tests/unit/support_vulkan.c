@@ -74,6 +74,55 @@ void end_vulkan(void)
     dlclose(loader);
 }
 
+/* ---- a buffer ---- */
+
+#define DEVICE_CALL(name) ((PFN_##name)get_device(logical, #name))
+
+static VkBuffer buffer;
+static VkDeviceMemory memory;
+
+/* The first type that the host maps and the buffer may have. */
+static uint32_t mapped_type(VkPhysicalDevice physical, uint32_t allowed)
+{
+    const VkMemoryPropertyFlags wanted = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+    VkPhysicalDeviceMemoryProperties m;
+    LOAD(vkGetPhysicalDeviceMemoryProperties);
+    vkGetPhysicalDeviceMemoryProperties(physical, &m);
+    for (uint32_t i = 0; i < m.memoryTypeCount; i++)
+        if ((allowed >> i & 1) && (m.memoryTypes[i].propertyFlags & wanted) == wanted) return i;
+    fail_msg("no memory that the host maps");
+    return 0;
+}
+
+uint64_t own_buffer(size_t size, void **mapped)
+{
+    const VkBufferUsageFlags usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
+                                     VK_BUFFER_USAGE_TRANSFER_DST_BIT;
+    const VkBufferCreateInfo info = { .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, .size = size, .usage = usage };
+    VkMemoryAllocateInfo allocate = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO };
+    VkMemoryRequirements need;
+    VkPhysicalDevice physical;
+    uint32_t count = 1;
+    uint64_t handle = 0;
+    LOAD(vkEnumeratePhysicalDevices);
+    assert_true(vkEnumeratePhysicalDevices(instance, &count, &physical) >= 0);
+    assert_int_equal(DEVICE_CALL(vkCreateBuffer)(logical, &info, NULL, &buffer), VK_SUCCESS);
+    DEVICE_CALL(vkGetBufferMemoryRequirements)(logical, buffer, &need);
+    allocate.allocationSize = need.size;
+    allocate.memoryTypeIndex = mapped_type(physical, need.memoryTypeBits);
+    assert_int_equal(DEVICE_CALL(vkAllocateMemory)(logical, &allocate, NULL, &memory), VK_SUCCESS);
+    assert_int_equal(DEVICE_CALL(vkBindBufferMemory)(logical, buffer, memory, 0), VK_SUCCESS);
+    assert_int_equal(DEVICE_CALL(vkMapMemory)(logical, memory, 0, VK_WHOLE_SIZE, 0, mapped), VK_SUCCESS);
+    memcpy(&handle, &buffer, sizeof buffer);
+    return handle;
+}
+
+void end_own_buffer(void)
+{
+    DEVICE_CALL(vkDestroyBuffer)(logical, buffer, NULL);
+    DEVICE_CALL(vkFreeMemory)(logical, memory, NULL);
+}
+
 /* ---- a driver that fails ---- */
 
 static VKAPI_ATTR VkResult VKAPI_CALL failing_submit(VkQueue q, uint32_t count, const VkSubmitInfo *submits,
@@ -85,8 +134,6 @@ static VKAPI_ATTR VkResult VKAPI_CALL failing_submit(VkQueue q, uint32_t count, 
 }
 
 struct driver driver;
-
-#define DEVICE_CALL(name) ((PFN_##name)get_device(logical, #name))
 
 static VKAPI_ATTR VkResult VKAPI_CALL failing_wait(VkDevice d, const VkSemaphoreWaitInfo *info, uint64_t timeout)
 {
@@ -140,6 +187,15 @@ static VKAPI_ATTR VkResult VKAPI_CALL counted_layout(VkDevice d, const VkDescrip
     return DEVICE_CALL(vkCreateDescriptorSetLayout)(d, info, callbacks, layout);
 }
 
+static VKAPI_ATTR void VKAPI_CALL checked_update(VkDevice d, uint32_t count, const VkWriteDescriptorSet *writes,
+                                                 uint32_t copies, const VkCopyDescriptorSet *copy)
+{
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t k = 0; k < writes[i].descriptorCount && driver.alignment; k++)
+            driver.misaligned += writes[i].pBufferInfo && writes[i].pBufferInfo[k].offset % driver.alignment;
+    DEVICE_CALL(vkUpdateDescriptorSets)(d, count, writes, copies, copy);
+}
+
 static VKAPI_ATTR void VKAPI_CALL more_types(VkPhysicalDevice physical, VkPhysicalDeviceMemoryProperties *m)
 {
     LOAD(vkGetPhysicalDeviceMemoryProperties);
@@ -155,13 +211,15 @@ static VKAPI_ATTR void VKAPI_CALL lower_limits(VkPhysicalDevice physical, VkPhys
     vkGetPhysicalDeviceProperties2(physical, p);
     l->timestampPeriod = 1;
     if (driver.max_buffers) l->maxPerStageDescriptorStorageBuffers = driver.max_buffers;
+    if (driver.alignment > l->minStorageBufferOffsetAlignment) l->minStorageBufferOffsetAlignment = driver.alignment;
     if (driver.max_threads) l->maxComputeWorkGroupInvocations = l->maxComputeWorkGroupSize[0] = driver.max_threads;
 }
 
 #define REPLACED(X)                                                                                                   \
     X(vkQueueSubmit, failing_submit) X(vkWaitSemaphores, failing_wait) X(vkAllocateMemory, exhausted_allocate)        \
     X(vkFreeMemory, counted_free) X(vkGetBufferMemoryRequirements, picky_requirements)                                \
-    X(vkGetQueryPoolResults, half_ready) X(vkCreateDescriptorSetLayout, counted_layout)
+    X(vkGetQueryPoolResults, half_ready) X(vkCreateDescriptorSetLayout, counted_layout)                               \
+    X(vkUpdateDescriptorSets, checked_update)
 
 static PFN_vkVoidFunction replaced(const char *name)
 {

@@ -7,6 +7,9 @@
 /* How it was made stays in `adopt`. small_storage: with 8- and 16-bit storage, else with nothing that is optional. */
 void own_vulkan(mlxvk_adopt *adopt, bool small_storage);
 void end_vulkan(void);                                             /* the last one made */
+/* A VkBuffer of that device, mapped; one at a time. Freed before end_vulkan(). */
+uint64_t own_buffer(size_t size, void **mapped);
+void end_own_buffer(void);
 
 /* For adopt.get_instance_proc_addr: a driver whose vkQueueSubmit fails after that many calls (below 0: never), so many times
  * (below 0: always), in this way (a VkResult; the device is lost, if nothing else is said). */
@@ -21,6 +24,7 @@ struct driver {
     uint32_t allowed, exhausted, used;                 /* a buffer may have, have no memory left, memory was taken of */
     bool half_ready;                                   /* of each pool's timestamps two are there: 500 apart */
     uint32_t max_buffers, max_threads, largest_layout; /* limits, if not 0; most bindings of a set layout */
+    uint32_t alignment, misaligned;                    /* of bindings, if more than the device's; those that break it */
 };
 extern struct driver driver;
 /* own_vulkan() with that driver, adopted; to be freed before end_vulkan(). */

@@ -45,6 +45,33 @@ static void add_norm(struct run *t, int start, int stop, int step)
 static void add_norm_steps(struct run *t) { add_norm(t, 0, 128, 2); }
 static void add_norm_backwards(struct run *t) { add_norm(t, 127, 63, -1); }
 
+/* The last row of a matrix as a vector. */
+static mlxvk_array last_row(struct run *t, mlxvk_array a)
+{
+    int rows = mlxvk_array_dim(a, 0), n = mlxvk_array_dim(a, 1);
+    mlxvk_array row = slice(t, a, (int[]){ rows - 1, 0 }, (int[]){ rows, n }, (int[]){ 1, 1 }, 2);
+    OK(mlxvk_flatten(&row, row, 0, -1, t->s), t->s);
+    return row;
+}
+
+/* The norm's weight, or its bias, lies in the sum that the same kernel would write, or in an operand whose place it takes. */
+static void add_norm_of_itself(struct run *t, bool of_sum, bool bias)
+{
+    mlxvk_array x = normal(t, INTS(48, 64), 1), y = normal(t, INTS(48, 64), 2), h = mlxvk_array_new(), row;
+    OK(mlxvk_add(&h, x, y, t->s), t->s);
+    row = last_row(t, of_sum ? h : x);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    if (bias) OK(mlxvk_fast_layer_norm(&t->res[0], h, NONE, row, 1e-6f, t->s), t->s);
+    else OK(mlxvk_fast_rms_norm(&t->res[0], h, row, 1e-6f, t->s), t->s);
+    mlxvk_array_free(row);
+    t->res[1] = h;
+}
+static void add_norm_weight(struct run *t) { add_norm_of_itself(t, true, false); }
+static void add_norm_weight_of_x(struct run *t) { add_norm_of_itself(t, false, false); }
+static void add_norm_bias(struct run *t) { add_norm_of_itself(t, true, true); }
+static void add_norm_bias_of_x(struct run *t) { add_norm_of_itself(t, false, true); }
+
 /* What is multiplied is silu as nobody wrote it. */
 static void swiglu(struct run *t, bool transposed)
 {
@@ -198,6 +225,10 @@ static const char *const APART =
 static const struct { const char *name, *gates; void (*run)(struct run *t); } programs[] = {
     { "a sum into every second column, normalised", "", add_norm_steps },
     { "a sum written backwards, normalised", "", add_norm_backwards },
+    { "a sum, normalised with its own last row for a weight", "", add_norm_weight },
+    { "a sum, normalised with an operand's last row for a weight", "", add_norm_weight_of_x },
+    { "a sum, normalised with its own last row for a bias", "", add_norm_bias },
+    { "a sum, normalised with an operand's last row for a bias", "", add_norm_bias_of_x },
     { "silu transposed", "", swiglu_transposed },
     { "silu backwards", "", swiglu_backwards },
     { "silu of x backwards, into x", "", swiglu_in_place },
@@ -232,7 +263,7 @@ static size_t results_of(size_t i, const char *gates, float *values, size_t room
 
 static void test_programs(void **state)
 {
-    static float on[2048], off[2048];
+    static float on[8192], off[8192];
     char apart[1024];
     size_t failed = 0;
     (void)state;

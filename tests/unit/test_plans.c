@@ -1,11 +1,13 @@
-/* Plans for devices that are not here: large random calls are recorded on devices that are nothing but their limits and
- * features, planned without binding memory,
-     and every step is checked against that device's limits. No Vulkan is needed. */
+/* Plans for devices that are not here: the golden cases' calls and large random ones are recorded on devices that are
+ * nothing but their limits and features, planned without binding memory, and every step is checked against that
+ * device's limits. No Vulkan is needed. */
 #define _POSIX_C_SOURCE 200809L
 #include "mlxvk.c"
 
+#include <glob.h>
 #include <setjmp.h>
 #include <cmocka.h>
+#include "golden/watch.h"
 
 enum { CALLS = 1000, SHOWN = 12 };
 
@@ -15,89 +17,106 @@ enum { CALLS = 1000, SHOWN = 12 };
 #define DESKTOP (SMALL_TYPES | CAP_INT64 | CAP_FLOAT16 | CAP_SUBGROUP | CAP_HALF_CONVERSION | CAP_INT_DOT | \
                  CAP_MEMORY_MODEL)
 
-/* Limits as read_limits reads them,
-    of reports in Khronos's hardware database (vulkan.gpuinfo.org) and of Mesa's sources.
- * `source` says where a row's numbers are from; "assumed" which of them are a guess. subgroup:
-     what kernels run with. */
+/* Limits as read_limits reads them. subgroup: what kernels run with; bindings: at most MAX_BINDINGS; align: at least
+ * 16; range, allocation: bytes; memory: GiB. Khronos's database (vulkan.gpuinfo.org) could not be looked up where these
+ * were collected. `source` says which report of vulkaninfo (owner/repository#thread on GitHub) or which driver's source
+ * was read instead, and for what; what it calls assumed is a guess, and what it does not name at all is one, too. */
 static const struct row {
     const char *name, *source;
     uint32_t type, bits, subgroup, threads, bindings, groups[3], shared;
-    size_t range, allocation, align, memory;             /* bytes; memory in GiB */
+    size_t range, allocation, align, memory;
     uint8_t coopmat[2];
 } rows[] = {
     { "RX 6800 (RDNA2), RADV",
-        "vulkaninfo of RADV; sharpemu/sharpemu#332: grid, threads, subgroups of 64 (32 on request)",
+      "Mesa's radv_physical_device.c and radv_constants.h: all limits; ggml-org/llama.cpp#17117: the same",
       VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, DESKTOP, 64, 1024, 16, { UINT32_MAX, 65535, 65535 }, 65536,
       UINT32_MAX, 0xfffffffc, 16, 16, { 0, 0 } },
-    { "RX 7900 (RDNA3), RADV, subgroups of 32", "as above; cooperative matrices: 16, assumed for bfloat16",
+    { "RX 7900 (RDNA3), RADV, subgroups of 32",
+      "as above, 32 being its least subgroup; cooperative matrices of 16, assumed for bfloat16",
       VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, DESKTOP | CAP_BFLOAT16 | CAP_COOPMAT | CAP_COOPMAT_BF16, 32, 1024, 16,
       { UINT32_MAX, 65535, 65535 }, 65536, UINT32_MAX, 0xfffffffc, 16, 24, { 16, 16 } },
-    { "RX 7900 (RDNA3), AMD's driver", "gpuinfo: grid, shared memory of 32 KiB; subgroups of 64",
+    { "RX 7900 (RDNA3), AMD's driver",
+      "ggml-org/llama.cpp#5698 (RX 7800 XT): range, bindings; #13024: 32 KiB shared; KomputeProject/kompute#275 "
+      "(RX 6500 XT): subgroups of 64; GPUOpen-Drivers/AMDVLK#119: grid, threads; allocation, matrices assumed",
       VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, DESKTOP | CAP_COOPMAT, 64, 1024, 16, { 65535, 65535, 65535 }, 32768,
       UINT32_MAX, 0x80000000, 16, 24, { 16, 0 } },
-    { "HD 8750M (GCN), AMD's driver",
-        "GPUOpen-Drivers/AMDVLK#119: grid, threads, shared memory; no packed halves; rest assumed",
+    { "HD 8750M (GCN), AMD's driver", "GPUOpen-Drivers/AMDVLK#119: grid, threads, shared; the rest assumed",
       VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, SMALL_TYPES | CAP_INT64 | CAP_SUBGROUP | CAP_MEMORY_MODEL, 64, 1024, 16,
       { 65535, 65535, 65535 }, 32768, UINT32_MAX, 0x80000000, 16, 2, { 0, 0 } },
     { "Arc A770 (Xe), ANV",
-        "gpuinfo; gpuweb/gpuweb#6243: 1024 threads of up to 56 subgroups; tiles of 8 x 16: none that fit",
+      "Mesa's anv_physical_device.c: range, grid, threads; anv_private.h: alignment of 4; gpuweb/gpuweb#6243: 56 "
+      "subgroups; 64 KiB shared, allocation assumed; tiles of 8 x 16: none that fit",
       VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, DESKTOP, 32, 1024, 16, { 65535, 65535, 65535 }, 65536,
-      UINT32_MAX, UINT32_MAX, 64, 16, { 0, 0 } },
-    { "Xe, subgroups of 16", "as above, MLX_VK_SUBGROUP_SIZE=16: 56 of them are 896 threads",
+      UINT32_MAX, UINT32_MAX, 16, 16, { 0, 0 } },
+    { "Arc (Xe), Intel's driver, subgroups of 16",
+      "KhronosGroup/Vulkan-Profiles#621: range; 56 subgroups of 16 (MLX_VK_SUBGROUP_SIZE): 896 threads; rest assumed",
       VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, DESKTOP, 16, 896, 16, { 65535, 65535, 65535 }, 65536,
-      0x40000000, UINT32_MAX, 64, 8, { 0, 0 } },
+      0x3ffffffc, UINT32_MAX, 64, 8, { 0, 0 } },
     { "UHD 630 (Gen9), subgroups of 8",
-        "gpuinfo: smxi/inxi#284 has 8 to 32 and 56 of them; range and allocation assumed",
+      "KhronosGroup/Vulkan-Tools#491: range, bindings; smxi/inxi#284: subgroups of 8 to 32, 56 of them; rest assumed",
       VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, DESKTOP, 8, 448, 16, { 65535, 65535, 65535 }, 65536,
       0x40000000, 0x40000000, 64, 4, { 0, 0 } },
     { "GTX 1080 (Pascal)",
-        "gpuinfo: no arithmetic in halves; grid and shared memory as in Mesa's nvk_physical_device.c",
+      "KhronosGroup/Vulkan-Tools#106 (GTX 1050 Ti): range, bindings; doitsujin/dxvk#267: grid, shared; threads as in "
+      "Mesa's nvk_physical_device.c; alignment, allocation, no arithmetic in halves assumed",
       VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, DESKTOP & ~CAP_FLOAT16, 32, 1024, 16, { INT32_MAX, 65535, 65535 }, 49152,
       UINT32_MAX, 0xffe00000, 32, 8, { 0, 0 } },
-    { "RTX 2080 (Turing)", "gpuinfo; cooperative matrices of float16",
+    { "RTX 2080 (Turing)",
+      "KhronosGroup/Vulkan-Tools#446: range; grid, threads as in Mesa's nvk_physical_device.c; rest assumed",
       VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, DESKTOP | CAP_COOPMAT, 32, 1024, 16, { INT32_MAX, 65535, 65535 }, 49152,
       UINT32_MAX, 0xffe00000, 16, 8, { 16, 0 } },
-    { "RTX 4090 (Ada)", "gpuinfo; extensions of driver 575 on",
-      VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, DESKTOP | CAP_BFLOAT16 | CAP_COOPMAT | CAP_COOPMAT_BF16 | CAP_COOPMAT2,
-          32, 1024, 16,
+    { "RTX 4090 (Ada)", "as above; extensions of NVIDIA's driver 575 on",
+      VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU,
+      DESKTOP | CAP_BFLOAT16 | CAP_COOPMAT | CAP_COOPMAT_BF16 | CAP_COOPMAT2, 32, 1024, 16,
       { INT32_MAX, 65535, 65535 }, 49152, UINT32_MAX, 0xffe00000, 16, 24, { 16, 16 } },
     { "H200 (Hopper)", "as above, more memory",
-      VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, DESKTOP | CAP_BFLOAT16 | CAP_COOPMAT | CAP_COOPMAT_BF16 | CAP_COOPMAT2,
-          32, 1024, 16,
+      VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU,
+      DESKTOP | CAP_BFLOAT16 | CAP_COOPMAT | CAP_COOPMAT_BF16 | CAP_COOPMAT2, 32, 1024, 16,
       { INT32_MAX, 65535, 65535 }, 49152, UINT32_MAX, 0xffe00000, 16, 140, { 16, 16 } },
-    { "M1, MoltenVK", "gfx-rs/wgpu#5551: grid, threads, shared memory, 31 buffers; range and allocation assumed",
+    { "M1, MoltenVK",
+      "vulkano-rs/vulkano#1919: range; hanatos/vkdt#87 (M1 Pro): 31 buffers; gfx-rs/wgpu#5551: grid, threads, shared; "
+      "MoltenVK's MVKDevice.mm: alignment; allocation assumed",
       VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, DESKTOP & ~(CAP_HALF_CONVERSION | CAP_INT_DOT), 32, 1024, 16,
       { 1 << 30, 1 << 30, 1 << 30 }, 32768, UINT32_MAX, 0xffffffff, 16, 10, { 0, 0 } },
-    { "Adreno 650 (6xx)", "gpuinfo: 128 MiB, 24 buffers, no 8-bit storage, no int64; allocation assumed",
+    { "Adreno 650 (6xx)",
+      "Mesa's tu_common.h: Qualcomm's range; ggml-org/llama.cpp#5198: alignment; bits, threads, allocation assumed",
       VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU,
-          CAP_STORAGE16 | CAP_INT16 | CAP_FLOAT16 | CAP_SUBGROUP | CAP_MEMORY_MODEL, 64, 1024, 16,
+      CAP_STORAGE16 | CAP_INT16 | CAP_FLOAT16 | CAP_SUBGROUP | CAP_MEMORY_MODEL, 64, 1024, 16,
       { 65535, 65535, 65535 }, 32768, 1 << 27, 0x80000000, 64, 4, { 0, 0 } },
-    { "Adreno 610", "gpuinfo; gpuweb/gpuweb#2832: 16 KiB of shared memory; 256 threads, no subgroups: assumed",
-      VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, CAP_STORAGE16 | CAP_INT16 | CAP_FLOAT16, 64, 256, 16,
+    { "Adreno 610",
+      "ggml-org/whisper.cpp#3035: 16 KiB shared, no 16-bit storage, no halves, subgroups of 64; gpuweb/gpuweb#2832: 16 "
+      "KiB; 256 threads, no operations of subgroups, range as above: assumed",
+      VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, 0, 64, 256, 16,
       { 65535, 65535, 65535 }, 16384, 1 << 27, 0x40000000, 64, 2, { 0, 0 } },
-    { "Adreno 740 (7xx)", "gpuinfo; subgroups of 64 (128 on request); allocation assumed",
-      VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, DESKTOP & ~CAP_HALF_CONVERSION, 64, 1024, 16, { 65535, 65535, 65535 },
-          32768,
-      1 << 27, 0x80000000, 64, 8, { 0, 0 } },
-    { "Mali-G76", "gpuinfo: subgroups of 8, 512 threads; range and alignment of 256 as of drivers before r32",
-      VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, DESKTOP & ~CAP_HALF_CONVERSION, 8, 512, 16, { 65535, 65535, 65535 },
-          32768,
-      1 << 27, 0x40000000, 256, 4, { 0, 0 } },
-    { "Mali-G78", "gpuinfo: subgroups of 16; ggml-org/whisper.cpp#3590: grid, threads, shared memory; rest assumed",
+    { "Adreno 740 (7xx)",
+      "kde-yyds/android-vulkan-bridge#2: grid, threads, shared; ggml-org/llama.cpp#19569 (X1-85): subgroups of 64; "
+      "range as above; bits, allocation assumed",
+      VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, DESKTOP & ~CAP_HALF_CONVERSION, 64, 1024, 16,
+      { 65535, 65535, 65535 }, 32768, 1 << 27, 0x80000000, 64, 8, { 0, 0 } },
+    { "Mali-G76",
+      "mpv-android/mpv-android#544: 512 threads, 32 KiB shared (of another Mali); the rest assumed: subgroups of 8, "
+      "range and alignment of drivers before r32",
+      VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, DESKTOP & ~CAP_HALF_CONVERSION, 8, 512, 16,
+      { 65535, 65535, 65535 }, 32768, 1 << 27, 0x40000000, 256, 4, { 0, 0 } },
+    { "Mali-G710, ARM's driver",
+      "ggml-org/whisper.cpp#3590: grid, threads, shared, alignment; ggml-org/llama.cpp#27163 (G720): subgroups of 16; "
+      "range and allocation assumed",
       VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, DESKTOP, 16, 1024, 16, { UINT32_MAX, UINT32_MAX, UINT32_MAX }, 32768,
       UINT32_MAX, UINT32_MAX, 16, 8, { 0, 0 } },
     { "V3D 4.2 (Raspberry Pi 4)",
-        "DTolm/VkFFT#19, Mesa's v3dv_device.c and v3dv_limits.h: 8 buffers, allocations of 1 GiB; range assumed",
+      "Mesa's v3dv_device.c: grid, threads, shared, alignment, subgroups; bevyengine/bevy#18867: range, 8 buffers; "
+      "raspberrypi/linux#4767, DTolm/VkFFT#19: the same; allocations of 1 GiB, bits: v3dv_device.c",
       VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, CAP_STORAGE8 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_HALF_CONVERSION,
-          16, 256, 8,
-      { 65535, 65535, 65535 }, 16384, 1 << 30, 1 << 30, 32, 2, { 0, 0 } },
-    { "lavapipe", "vulkaninfo of Mesa 25",
-      VK_PHYSICAL_DEVICE_TYPE_CPU, DESKTOP, 8, 1024, 16, { 65535, 65535, 65535 }, 32768, 1 << 27, 0x80000000, 16, 4,
-          { 0, 0 } },
-    { "SwiftShader", "its VkConfig.hpp: 256 threads, alignment of 256, allocations of 1 GiB; range assumed",
-      VK_PHYSICAL_DEVICE_TYPE_CPU, CAP_INT16 | CAP_SUBGROUP | CAP_MEMORY_MODEL, 4, 256, 16, { 65535, 65535, 65535 },
-          32768,
-      1 << 30, 1 << 30, 256, 2, { 0, 0 } },
+      16, 256, 8, { 65535, 65535, 65535 }, 16384, 1 << 30, 1 << 30, 32, 2, { 0, 0 } },
+    { "lavapipe", "read from Mesa 22.3.6 (Debian 12) itself",
+      VK_PHYSICAL_DEVICE_TYPE_CPU, DESKTOP & ~CAP_HALF_CONVERSION, 8, 1024, 16, { 65535, 65535, 65535 }, 32768,
+      1 << 27, 0x80000000, 16, 2, { 0, 0 } },
+    { "lavapipe, cooperative matrices of 8", "read from Mesa 26.2.6 itself",
+      VK_PHYSICAL_DEVICE_TYPE_CPU, DESKTOP & ~CAP_HALF_CONVERSION, 8, 1024, 16, { 65535, 65535, 65535 }, 32768,
+      1 << 27, 0x80000000, 16, 24, { 8, 0 } },
+    { "SwiftShader", "read from it (Debian's chromium-common); its VkConfig.hpp: the same",
+      VK_PHYSICAL_DEVICE_TYPE_CPU, CAP_SUBGROUP | CAP_MEMORY_MODEL | CAP_INT_DOT, 4, 256, 16, { 65535, 65535, 65535 },
+      32768, 1 << 30, 1 << 30, 256, 2, { 0, 0 } },
 };
 
 /* A chain's kernel is written while it is planned: what becomes of it, no test here looks at. */
@@ -120,6 +139,48 @@ static VkResult VKAPI_CALL no_pipeline(VkDevice d, VkPipelineCache c, uint32_t n
     return VK_SUCCESS;
 }
 
+/* Memory of the host in place of the device's: golden cases put their operands there. A buffer is its size. */
+static VkResult VKAPI_CALL make_buffer(VkDevice d, const VkBufferCreateInfo *i, const VkAllocationCallbacks *a,
+                                       VkBuffer *b)
+{
+    (void)d, (void)a;
+    *b = (VkBuffer)(uintptr_t)i->size;
+    return VK_SUCCESS;
+}
+static void VKAPI_CALL need_of(VkDevice d, VkBuffer b, VkMemoryRequirements *need)
+{
+    (void)d;
+    *need = (VkMemoryRequirements){ (VkDeviceSize)(uintptr_t)b, 256, 1 };
+}
+static VkResult VKAPI_CALL take_memory(VkDevice d, const VkMemoryAllocateInfo *i, const VkAllocationCallbacks *a,
+                                       VkDeviceMemory *m)
+{
+    (void)d, (void)a;
+    *m = (VkDeviceMemory)(uintptr_t)malloc((size_t)i->allocationSize);
+    return *m ? VK_SUCCESS : VK_ERROR_OUT_OF_HOST_MEMORY;
+}
+static VkResult VKAPI_CALL join_memory(VkDevice d, VkBuffer b, VkDeviceMemory m, VkDeviceSize at)
+{
+    (void)d, (void)b, (void)m, (void)at;
+    return VK_SUCCESS;
+}
+static VkResult VKAPI_CALL map_memory(VkDevice d, VkDeviceMemory m, VkDeviceSize at, VkDeviceSize size,
+                                      VkMemoryMapFlags flags, void **to)
+{
+    (void)d, (void)size, (void)flags;
+    *to = (char *)(uintptr_t)m + at;
+    return VK_SUCCESS;
+}
+static void VKAPI_CALL drop_buffer(VkDevice d, VkBuffer b, const VkAllocationCallbacks *a)
+{
+    (void)d, (void)b, (void)a;
+}
+static void VKAPI_CALL drop_memory(VkDevice d, VkDeviceMemory m, const VkAllocationCallbacks *a)
+{
+    (void)d, (void)a;
+    free((void *)(uintptr_t)m);
+}
+
 /* A device, a stream on it, random numbers, and what was found. */
 struct lab {
     const struct row *row;
@@ -130,7 +191,7 @@ struct lab {
     uint64_t random;
     mlxvk_array made[16];                                /* handles of this call's operands */
     int made_count, mistakes;
-    unsigned steps, refused, planned, most_steps;
+    unsigned steps, refused, planned, most_steps, calls;  /* calls: of golden cases */
     const char *call;
     char told[256];                                      /* the call in words, for messages */
 };
@@ -164,11 +225,21 @@ static void lab_open(struct lab *l, const struct row *row)
     d->vk.vkDestroyShaderModule = no_module_less;
     d->vk.vkCreateComputePipelines = no_pipeline;
     d->vk.vkDestroyPipeline = no_pipeline_less;
+    d->vk.vkCreateBuffer = make_buffer;
+    d->vk.vkGetBufferMemoryRequirements = need_of;
+    d->vk.vkAllocateMemory = take_memory;
+    d->vk.vkBindBufferMemory = join_memory;
+    d->vk.vkMapMemory = map_memory;
+    d->vk.vkDestroyBuffer = drop_buffer;
+    d->vk.vkFreeMemory = drop_memory;
+    d->memory_limit = d->cache_limit = SIZE_MAX;
+    for (int use = 0; use < MEMORY_USES; use++) c->type_count[use] = 1;
+    c->host_types = c->cached_types = 1;
     d->lock = d->event_lock = (mutex)MUTEX_INIT;
     d->refs = 1;
     d->allocator = (mlxvk_allocator){ .allocate = allocate_some, .release = release };
     d->random_seeded = true;
-    d->streams = &l->stream;
+    d->streams = d->default_stream = &l->stream;
     l->stream.refs = 2;                                  /* never dropped */
     l->stream.device = d;
     l->stream.line = &l->line;
@@ -187,6 +258,7 @@ static void lab_close(struct lab *l)
     plan_free(d, &l->stream.encoder.plan);
     host_free(d, l->stream.nodes);
     free_chains(d);
+    cache_trim(d, SIZE_MAX, true);
     pool_free(d, &d->array_pool);
     pool_free(d, &d->storage_pool);
 }
@@ -315,6 +387,9 @@ static void wrong(struct lab *l, int line, const char *format, ...)
     va_end(arguments);
 }
 
+/* Given, or written by a step that was planned. */
+static bool has_contents(const struct storage *st) { return st->literal || st->buffer || st->skip_write; }
+
 static void check_range(struct lab *l, const char *kernel, const struct bound *b, size_t range)
 {
     const struct storage *st = b->storage;
@@ -326,7 +401,7 @@ static void check_range(struct lab *l, const char *kernel, const struct bound *b
     if (b->low % (int64_t)l->row->align) WRONG(l, "%s: binding %u begins at %lld", kernel, b->slot, (long long)b->low);
     if (b->low < 0 || (size_t)b->high > round_up(st->nbytes, 16))
         WRONG(l, "%s: binding %u ends at %lld of %zu bytes", kernel, b->slot, (long long)b->high, st->nbytes);
-    if (!b->write && !st->literal && !st->skip_write) WRONG(l, "%s: binding %u is read before it is written", kernel,
+    if (!b->write && !has_contents(st)) WRONG(l, "%s: binding %u is read before it is written", kernel,
         b->slot);
 }
 
@@ -1062,10 +1137,65 @@ static void plan_for(void **state)
     free(l);
 }
 
-int main(void)
+/* ---- golden cases ---- */
+
+static void case_begins(void *user, const char *name, const char *op)
 {
-    struct CMUnitTest tests[COUNT(rows)];
-    for (size_t i = 0; i < COUNT(rows); i++) tests[i] = (struct CMUnitTest){ rows[i].name, plan_for, NULL, NULL,
-        (void *)(uintptr_t)&rows[i] };
+    struct lab *l = user;
+    l->call = op;
+    snprintf(l->told, sizeof l->told, "%s", name);
+}
+
+/* A golden case is small: no device may refuse it, and it is planned when each of its results has been written. */
+static bool case_called(void *user, const mlxvk_array *results, int count)
+{
+    struct lab *l = user;
+    int mistakes = l->mistakes;
+    unsigned refused = l->refused;
+    plan_all(l);
+    for (int i = 0; i < count; i++) {
+        const struct array *a = results[i].ctx;
+        if (!a || (a->size && !has_contents(a->storage))) WRONG(l, "result %d was not planned", i);
+    }
+    if (l->refused > refused) WRONG(l, "a golden case was refused");
+    l->calls++;
+    return l->mistakes == mistakes;
+}
+
+static void case_failed(void *user, const char *text) { WRONG((struct lab *)user, "%s", text); }
+
+static void plan_golden(void **state)
+{
+    struct lab *l = calloc(1, sizeof *l);
+    struct watch watch = { l, { NULL }, case_begins, case_called, case_failed };
+    int cases = 0;
+    glob_t files;
+    assert_non_null(l);
+    lab_open(l, *state);
+    the_default.device = &l->device;
+    watch.stream = l->s;
+    assert_int_equal(glob("tests/golden/data/*.safetensors", 0, NULL, &files), 0);
+    for (size_t i = 0; i < files.gl_pathc; i++) cases += golden_watch(files.gl_pathv[i], &watch);
+    globfree(&files);
+    print_message("%s: %d golden cases, %u calls, %u nodes, %u steps, %u of one node at most\n", l->row->name, cases,
+                  l->calls, l->planned, l->steps, l->most_steps);
+    assert_int_equal(l->mistakes, 0);
+    assert_true(cases > 2500 && l->calls > 6000);
+    the_default.device = NULL;
+    lab_close(l);
+    free(l);
+}
+
+int main(int argc, char **argv)
+{
+    struct CMUnitTest tests[2 * COUNT(rows)];
+    char names[COUNT(rows)][64];
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        void *row = (void *)(uintptr_t)&rows[i];
+        snprintf(names[i], sizeof names[i], "golden cases: %s", rows[i].name);
+        tests[i] = (struct CMUnitTest){ rows[i].name, plan_for, NULL, NULL, row };
+        tests[COUNT(rows) + i] = (struct CMUnitTest){ names[i], plan_golden, NULL, NULL, row };
+    }
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
