@@ -5827,7 +5827,7 @@ static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, co
             }
     view.row = row_contiguous(&view);
     copy = rows_of(e, &view);
-    if (copy == &view) return;                       /* it failed */
+    if (e->code) return;
     for (int i = 0; i < view.ndim; i++) {
         dim[i].size = (uint32_t)view.shape[i];
         dim[i].in = copy->strides[i];
@@ -5835,9 +5835,10 @@ static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, co
     }
     if (!j->ndim || !j->dim[j->ndim - 1].run) j->dim[j->ndim++] = (struct reduce_dim){ .size = 1, .in = 1, .run = 1 };
     join_dims(j);
+    j->shift = 0;
+    if (copy == &view) return;                       /* these rows lie so already */
     array_release(j->from);
     j->from = copy;
-    j->shift = 0;
 }
 
 /* Which dimension is reduced next. */
@@ -6255,6 +6256,27 @@ static struct array *do_reduce(struct call *c, enum reduction op, struct array *
 
 static struct array *do_take_along(struct call *c, struct array *a, struct array *indices, int axis);
 
+/* Keeps the axis. Rows of 64-bit keys are never cut (see is_whole): of one that no binding holds each part has its winner,
+ * and a later one must be better. */
+static struct array *do_arg(struct call *c, enum reduction op, struct array *a, int axis)
+{
+    struct array *part, *at, *value, *best = NULL, *place = NULL, *better;
+    size_t room = c->device ? binding_range(c->device, 8) - c->device->caps.offset_align - 16 : 0;
+    int step = (int)min_size(room / 8, INT_MAX);
+    if (c->code || !a || !is_wide(a->dtype) || a->shape[axis] <= step) return do_reduce(c, op, a, 1u << axis, true);
+    for (int64_t first = 0; first < a->shape[axis] && !c->code; first += step) {
+        int64_t left = a->shape[axis] - first;
+        part = slice_one(c, a, axis, (int)first, (int)(left < step ? left : step));
+        at = do_reduce(c, op, part, 1u << axis, true);
+        value = do_take_along(c, part, at, axis);
+        at = first ? do_binary(c, B_add, at, scalar(c, (double)first, MLXVK_UINT32)) : at;
+        better = first ? do_binary(c, op == R_argmax ? B_greater : B_less, value, best) : NULL;
+        place = first ? do_select(c, better, at, place) : at;
+        best = first ? do_select(c, better, value, best) : value;
+    }
+    return place;
+}
+
 /* A logarithm of sums of complex exponentials is MLX's composition. */
 static struct array *complex_logsumexp(struct call *c, struct array *a, uint32_t mask, bool keepdims)
 {
@@ -6272,11 +6294,11 @@ static struct array *arg_of_all(struct call *c, enum reduction op, struct array 
     struct array *at, *place = NULL;
     double step = 1;
     if (c->code || !a) return NULL;
-    if (a->size <= INT_MAX) return do_reduce(c, op, do_flatten(c, a, 0, -1), 1, false);
+    if (a->size <= INT_MAX) return do_arg(c, op, do_flatten(c, a, 0, -1), 0);
     if (a->size > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has more elements than indices can count", TEXT(a));
     for (int axis = a->ndim - 1; axis >= 0 && !c->code; axis--) {
         double next = step * a->shape[axis];
-        at = do_reduce(c, op, a, 1u << axis, true);
+        at = do_arg(c, op, a, axis);
         a = do_squeeze(c, do_take_along(c, a, at, axis), 1u << axis);
         if (place) place = do_squeeze(c, do_take_along(c, place, at, axis), 1u << axis);
         at = at ? do_binary(c, B_multiply, do_squeeze(c, at, 1u << axis), scalar(c, step, MLXVK_UINT32)) : NULL;
@@ -6297,9 +6319,10 @@ static int reduce_call(const char *name, mlxvk_array *res, mlxvk_array a, enum r
     if (form) axes_mask(&c, x, axes, count, &mask);
     else mask = (1u << x->ndim) - 1;
     if (c.code) x = NULL;
-    else if (is_arg(op) && form == 0) {
+    else if (is_arg(op)) {
         int shape[MAXD], ndim = reduced_shape(x, mask, keepdims, shape);
-        x = do_reshape(&c, arg_of_all(&c, op, x), ndim, shape);
+        x = form ? do_arg(&c, op, x, normal_axis(&c, x, *axes)) : arg_of_all(&c, op, x);
+        x = do_reshape(&c, x, ndim, shape);
     } else if (op == R_logsumexp && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
     else if (!mask) x = not_reduced(&c, op, x);
     else if (op == R_logsumexp && is_complex(x->dtype)) x = complex_logsumexp(&c, x, mask, keepdims);
