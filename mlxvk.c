@@ -5775,9 +5775,11 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
 
 /* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
 
-/* As in the shader. */
-enum reduction { R_sum, R_prod, R_max, R_min, R_mean, R_all, R_any, R_logsumexp, R_argmax, R_argmin, R_complex_logsumexp,
-                 R_expsum };
+enum reduction {
+    R_sum = REDUCE_SUM, R_prod = REDUCE_PROD, R_max = REDUCE_MAX, R_min = REDUCE_MIN, R_mean = REDUCE_MEAN,
+    R_all = REDUCE_ALL, R_any = REDUCE_ANY, R_logsumexp = REDUCE_LSE, R_argmax = REDUCE_ARGMAX,
+    R_argmin = REDUCE_ARGMIN, R_complex_logsumexp = REDUCE_COMPLEX_LSE, R_expsum = REDUCE_EXPSUM
+};
 
 /* Rows are reduced by the tree that shaders/reduce.comp tells of, so that a row's result has the same bits whatever lies
  * beside it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
@@ -5903,7 +5905,7 @@ static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, co
             }
     view.row = row_contiguous(&view);
     copy = rows_of(e, &view);
-    if (copy == &view) return;                       /* it failed */
+    if (e->code) return;
     for (int i = 0; i < view.ndim; i++) {
         dim[i].size = (uint32_t)view.shape[i];
         dim[i].in = copy->strides[i];
@@ -5911,9 +5913,10 @@ static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, co
     }
     if (!j->ndim || !j->dim[j->ndim - 1].run) j->dim[j->ndim++] = (struct reduce_dim){ .size = 1, .in = 1, .run = 1 };
     join_dims(j);
+    j->shift = 0;
+    if (copy == &view) return;                       /* these rows lie so already */
     array_release(j->from);
     j->from = copy;
-    j->shift = 0;
 }
 
 /* Which dimension is reduced next. */
@@ -5961,8 +5964,7 @@ static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
     return dtypes[type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
 }
 
-/* How a step is laid out on workgroups; the layouts are the shader's. */
-enum { REDUCE_FOURS, REDUCE_ANYWHERE, REDUCE_STRIDED, REDUCE_COLUMNS, REDUCE_FOUR_COLUMNS };
+/* How a step is laid out on workgroups. */
 struct reduce_grid { uint32_t layout, width, later, piece, bound; };
 
 /* The elements of a part: all n where there are groups enough, or else pieces of the tree, the longest that make enough. */
@@ -6042,13 +6044,12 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
                             struct reduce_grid g)
 {
     struct reduce_push p;
-    enum kernel_id kernel = reduce_kernel(j->op, j->type);
     uint64_t groups;
     reduce_shape(j, from, out, at, &p);
     p.chunk = g.piece;
-    p.from = set_input(e, 1, from);
-    p.to = set_output(e, 0, out);
-    if (j->most) p.most = set_input(e, 2, j->most);
+    p.from = set_input(e, SLOT_reduce_src, from);
+    p.to = set_output(e, SLOT_reduce_dst, out);
+    if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
     if (out->storage != j->out->storage) p.scale = 1;
     if (g.layout < REDUCE_COLUMNS) {
         g.layout = row_layout(&p, p.from, j->type);
@@ -6059,9 +6060,8 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
         g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
         groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
     }
-    KERNEL(e, kernel, REDUCE_THREADS, (uint32_t)j->op, (uint32_t)j->type, (uint32_t)out->dtype, g.layout, g.width,
-           g.later);
-    set_bytes(e, &p, sizeof p);
+    USE_AS(e, reduce_kernel(j->op, j->type), reduce, &p, .threads = REDUCE_THREADS, .op = j->op, .from = j->type,
+           .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later);
     dispatch_groups(e, groups);
 }
 
@@ -6331,6 +6331,27 @@ static struct array *do_reduce(struct call *c, enum reduction op, struct array *
 
 static struct array *do_take_along(struct call *c, struct array *a, struct array *indices, int axis);
 
+/* Keeps the axis. Rows of 64-bit keys are never cut (see is_whole): of one that no binding holds each part has its winner,
+ * and a later one must be better. */
+static struct array *do_arg(struct call *c, enum reduction op, struct array *a, int axis)
+{
+    struct array *part, *at, *value, *best = NULL, *place = NULL, *better;
+    size_t room = c->device ? binding_range(c->device, 8) - c->device->caps.offset_align - 16 : 0;
+    int step = (int)min_size(room / 8, INT_MAX);
+    if (c->code || !a || !is_wide(a->dtype) || a->shape[axis] <= step) return do_reduce(c, op, a, 1u << axis, true);
+    for (int64_t first = 0; first < a->shape[axis] && !c->code; first += step) {
+        int64_t left = a->shape[axis] - first;
+        part = slice_one(c, a, axis, (int)first, (int)(left < step ? left : step));
+        at = do_reduce(c, op, part, 1u << axis, true);
+        value = do_take_along(c, part, at, axis);
+        at = first ? do_binary(c, B_add, at, scalar(c, (double)first, MLXVK_UINT32)) : at;
+        better = first ? do_binary(c, op == R_argmax ? B_greater : B_less, value, best) : NULL;
+        place = first ? do_select(c, better, at, place) : at;
+        best = first ? do_select(c, better, value, best) : value;
+    }
+    return place;
+}
+
 /* A logarithm of sums of complex exponentials is MLX's composition. */
 static struct array *complex_logsumexp(struct call *c, struct array *a, uint32_t mask, bool keepdims)
 {
@@ -6348,11 +6369,11 @@ static struct array *arg_of_all(struct call *c, enum reduction op, struct array 
     struct array *at, *place = NULL;
     double step = 1;
     if (c->code || !a) return NULL;
-    if (a->size <= INT_MAX) return do_reduce(c, op, do_flatten(c, a, 0, -1), 1, false);
+    if (a->size <= INT_MAX) return do_arg(c, op, do_flatten(c, a, 0, -1), 0);
     if (a->size > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has more elements than indices can count", TEXT(a));
     for (int axis = a->ndim - 1; axis >= 0 && !c->code; axis--) {
         double next = step * a->shape[axis];
-        at = do_reduce(c, op, a, 1u << axis, true);
+        at = do_arg(c, op, a, axis);
         a = do_squeeze(c, do_take_along(c, a, at, axis), 1u << axis);
         if (place) place = do_squeeze(c, do_take_along(c, place, at, axis), 1u << axis);
         at = at ? do_binary(c, B_multiply, do_squeeze(c, at, 1u << axis), scalar(c, step, MLXVK_UINT32)) : NULL;
@@ -6373,9 +6394,10 @@ static int reduce_call(const char *name, mlxvk_array *res, mlxvk_array a, enum r
     if (form) axes_mask(&c, x, axes, count, &mask);
     else mask = (1u << x->ndim) - 1;
     if (c.code) x = NULL;
-    else if (is_arg(op) && form == 0) {
+    else if (is_arg(op)) {
         int shape[MAXD], ndim = reduced_shape(x, mask, keepdims, shape);
-        x = do_reshape(&c, arg_of_all(&c, op, x), ndim, shape);
+        x = form ? do_arg(&c, op, x, normal_axis(&c, x, *axes)) : arg_of_all(&c, op, x);
+        x = do_reshape(&c, x, ndim, shape);
     } else if (op == R_logsumexp && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
     else if (!mask) x = not_reduced(&c, op, x);
     else if (op == R_logsumexp && is_complex(x->dtype)) x = complex_logsumexp(&c, x, mask, keepdims);
@@ -6407,14 +6429,13 @@ X(mlxvk_logsumexp, mlxvk_logsumexp_axis, mlxvk_logsumexp_axes, R_logsumexp)
 
 /* ---- softmax ---- */
 
-enum { SOFTMAX_HELD, SOFTMAX_LOOPED, SOFTMAX_APPLY };
-
 /* Rows side by side in memory, with up to four outer dimensions. */
 static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
     struct array outer = *x, *list[1] = { &outer };
     struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
-    uint32_t width, hold, mode = SOFTMAX_HELD, odd, step, blocks, limit = min_u32(e->device->caps.max_threads, 1024);
+    uint32_t width, threads, hold, mode = SOFTMAX_HELD, odd, step, blocks;
+    uint32_t limit = min_u32(e->device->caps.max_threads, 1024);
     struct dims g;
     if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
     outer.ndim--;
@@ -6422,8 +6443,8 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
     if (g.ndim > REDUCE_DIMS) return false;
     p.outer = (uint32_t)(x->size / p.n);
     p.ndim = (uint32_t)g.ndim;
-    p.from = set_input(e, 1, x);
-    p.to = set_output(e, 0, out);
+    p.from = set_input(e, SLOT_softmax_src, x);
+    p.to = set_output(e, SLOT_softmax_dst, out);
     odd = p.from | p.to | p.n;
     for (int i = 0; i < g.ndim; i++) {
         p.shape[i] = (uint32_t)g.shape[i];
@@ -6440,9 +6461,9 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
         mode = SOFTMAX_LOOPED;
         step = min_u32(step, 4);
     }
-    KERNEL(e, K_SOFTMAX, width > REDUCE_THREADS ? width : REDUCE_THREADS, mode, (uint32_t)x->dtype, step, width, hold);
-    set_bytes(e, &p, sizeof p);
-    dispatch_groups(e, width > REDUCE_THREADS ? p.outer : ceil_div(p.outer, REDUCE_THREADS / width));
+    threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
+    USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold);
+    dispatch_groups(e, ceil_div(p.outer, threads / width));
     return true;
 }
 
@@ -6469,13 +6490,13 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
     }
     if (e->code || !most || !sums) goto done;
     p.n *= p.inner;
-    p.from = set_input(e, 1, x);
-    p.to = set_output(e, 0, out);
-    p.most_at = set_input(e, 2, most);
-    p.sums_at = set_input(e, 3, sums);
+    p.from = set_input(e, SLOT_softmax_src, x);
+    p.to = set_output(e, SLOT_softmax_dst, out);
+    p.most_at = set_input(e, SLOT_softmax_largest, most);
+    p.sums_at = set_input(e, SLOT_softmax_total, sums);
     step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
-    KERNEL(e, K_SOFTMAX, REDUCE_THREADS, SOFTMAX_APPLY, (uint32_t)x->dtype, step, 1, 1);
-    set_bytes(e, &p, sizeof p);
+    USE(e, softmax, &p, .threads = REDUCE_THREADS, .mode = SOFTMAX_APPLY, .t = x->dtype, .step = step, .width = 1,
+        .hold = 1);
     dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
 done:
     array_release(most);
@@ -6591,8 +6612,7 @@ int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t 
 
 /* ---- scans ---- */
 
-enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4, SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64,
-       SCAN_COLUMNS = 128 * REDUCE_GROUPS };
+enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64, SCAN_COLUMNS = 128 * REDUCE_GROUPS };
 
 /* The total of each part, as (outer, parts, inner). */
 static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s, uint32_t by,
@@ -6607,12 +6627,11 @@ static void scan_totals(struct encoder *e, enum reduction op, struct array *from
     memcpy(p.shape, s->shape, sizeof p.shape);
     memcpy(p.in_stride, s->in_stride, sizeof p.in_stride);
     for (uint32_t i = p.ndim, step = p.parts * p.inner; i-- > 0; step *= p.shape[i]) p.out_stride[i] = step;
-    p.from = set_input(e, 1, from);
-    p.to = set_output(e, 0, totals);
+    p.from = set_input(e, SLOT_reduce_src, from);
+    p.to = set_output(e, SLOT_reduce_dst, totals);
     if (!by) { width = REDUCE_THREADS; layout = row_layout(&p, p.from, from->dtype); groups = p.outer; }
-    KERNEL(e, reduce_kernel(op, from->dtype), REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)totals->dtype,
-           layout, width, 0);
-    set_bytes(e, &p, sizeof p);
+    USE_AS(e, reduce_kernel(op, from->dtype), reduce, &p, .threads = REDUCE_THREADS, .op = op, .from = from->dtype,
+           .to = totals->dtype, .layout = layout, .width = width);
     dispatch_groups(e, groups * p.parts);
 }
 
@@ -6629,16 +6648,15 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     if (!rows && by_fours(p.inner, p.inner_stride, p.stride | at | p.to, p.in_stride, p.ndim)) by = 4;
     encoder_reset(e);                                /* bound again behind what the carry needs */
     carry = scan_carry(e, op, from, &p, by);
-    p.from = set_input(e, 1, from);
-    p.to = set_output(e, 0, out);
-    if (carry) { p.before = set_input(e, 2, carry); p.flags |= SCAN_CARRY; }
+    p.from = set_input(e, SLOT_scan_src, from);
+    p.to = set_output(e, SLOT_scan_dst, out);
+    if (carry) { p.before = set_input(e, SLOT_scan_carry, carry); p.flags |= SCAN_CARRY; }
     hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
     width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
     if (width == 2) width = 4;                       /* the kernel walks by fours */
     groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
-    KERNEL(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, REDUCE_THREADS, (uint32_t)op, (uint32_t)from->dtype, (uint32_t)out->dtype, by,
-           width, hold);
-    set_bytes(e, &p, sizeof p);
+    USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, &p, .threads = REDUCE_THREADS, .op = op,
+           .from = from->dtype, .to = out->dtype, .columns = by, .width = width, .hold = hold);
     dispatch_groups(e, (groups + REDUCE_THREADS - 1) / REDUCE_THREADS);
     array_release(carry);
 }
@@ -7367,8 +7385,8 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
 
 /* ==== >>norms ===================================================================================================== */
 
-enum { NORM_MEAN = 1, NORM_WEIGHT = 2, NORM_BIAS = 4, NORM_ADD = 8, NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024,
-       NORM_LONGEST = LOOP_MOST / 5 * 64, NORM_PLACES = 512 };
+enum { NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
+       NORM_PLACES = 512 };
 
 static uint32_t pow2_at_least(uint32_t n)
 {
@@ -7427,20 +7445,19 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
         for (int k = 0; k < count; k++) p.stride[k][i] = (uint32_t)g.stride[k][i];
     }
     for (int k = 0; k < count; k++) {
-        p.offset[k] = k == 0 || k == 3 ? set_output(e, (uint32_t)k, a[k]) : set_input(e, (uint32_t)k, a[k]);
+        p.offset[k] = bind_array(e, SLOT_norm_y + (uint32_t)k, a[k], k == 0 || k == 3);
         eights = eights && aligned_rows(a[k], p.offset[k], unit);
     }
-    if (weight) { p.weight_at = set_input(e, 4, weight); p.weight_step = last_stride(weight); }
-    if (bias) { p.bias_at = set_input(e, 5, bias); p.bias_step = last_stride(bias); }
+    if (weight) { p.weight_at = set_input(e, SLOT_norm_weight, weight); p.weight_step = last_stride(weight); }
+    if (bias) { p.bias_at = set_input(e, SLOT_norm_bias, bias); p.bias_step = last_stride(bias); }
     eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
     lanes = row_lanes(e, places, &threads);
     if (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD)
         lanes = threads = NORM_LANES;                  /* many rows: more bytes in flight a thread, and fewer threads to wait for */
     held = eights ? (uint32_t)round_up(ceil_div(n / 8, lanes), places / lanes) : 0;
-    KERNEL(e, K_NORM, threads, lanes, held > NORM_HELD ? 0 : held, (uint32_t)a[0]->dtype, flags & (NORM_MEAN | NORM_ADD),
-           places / lanes);
     p.flags = flags;
-    set_bytes(e, &p, sizeof p);
+    USE(e, norm, &p, .threads = threads, .lanes = lanes, .held = held > NORM_HELD ? 0 : held, .dtype = a[0]->dtype,
+        .kind = flags & (NORM_MEAN | NORM_ADD), .slots = places / lanes);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
 }
 
@@ -7560,19 +7577,18 @@ static void norm_vjp_part(struct encoder *e, const struct node *n, struct array 
 {
     struct array *weight = n->in[2];
     uint32_t length = (uint32_t)x->shape[1], threads, held;
-    struct { uint32_t rows, n, each; float eps; uint32_t dx_at, x_at, g_at, weight_at, dweight_at, dbias_at; } push = {
-        .rows = (uint32_t)x->shape[0], .n = length, .each = n->p.norm_vjp.each, .eps = n->p.norm_vjp.eps };
+    struct norm_vjp_push push = { .rows = (uint32_t)x->shape[0], .n = length, .each = n->p.norm_vjp.each,
+                                  .eps = n->p.norm_vjp.eps };
     row_lanes(e, length, &threads);
     held = ceil_div(length, threads);
-    push.dx_at = set_output(e, 0, out[0]);
-    push.x_at = set_input(e, 1, x);
-    push.g_at = set_input(e, 2, g);
-    if (weight) push.weight_at = set_input(e, 3, weight);
-    if (weight) push.dweight_at = set_output(e, 4, out[1]);
-    if (out[2]) push.dbias_at = set_output(e, 5, out[2]);
-    KERNEL(e, K_NORM_VJP, threads, threads, held > NORM_VJP_HELD ? 0 : held, (uint32_t)x->dtype,
-           n->p.norm_vjp.flags | (weight ? NORM_WEIGHT : 0));
-    set_bytes(e, &push, sizeof push);
+    push.dx_at = set_output(e, SLOT_norm_vjp_dx, out[0]);
+    push.x_at = set_input(e, SLOT_norm_vjp_x, x);
+    push.g_at = set_input(e, SLOT_norm_vjp_g, g);
+    if (weight) push.weight_at = set_input(e, SLOT_norm_vjp_weight, weight);
+    if (weight) push.dweight_at = set_output(e, SLOT_norm_vjp_dweight, out[1]);
+    if (out[2]) push.dbias_at = set_output(e, SLOT_norm_vjp_dbias, out[2]);
+    USE(e, norm_vjp, &push, .threads = threads, .lanes = threads, .held = held > NORM_VJP_HELD ? 0 : held,
+        .dtype = x->dtype, .flags = n->p.norm_vjp.flags | (weight ? NORM_WEIGHT : 0));
     dispatch_groups(e, ceil_div(push.rows, push.each));
 }
 
@@ -7647,8 +7663,6 @@ int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_arra
 
 /* ==== >>rope ====================================================================================================== */
 
-enum { ROPE_TRADITIONAL = 1, ROPE_FREQS = 2, ROPE_OFFSETS = 4 };
-
 /* (batch, heads, tokens, width) of an array whose middle dimensions merge; false where they do not. */
 static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stride[4])
 {
@@ -7683,11 +7697,12 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     p->scale = r->scale;
     p->base_high = (float)high;
     p->base_low = (float)(r->rate - high);
-    p->y_at = set_output(e, 0, out);
-    p->x_at = set_input(e, 1, x);
-    if (offsets) { p->offsets_at = set_input(e, 2, offsets); p->offsets_step = offsets->size > 1 ? last_stride(offsets) : 0; }
-    if (freqs) { p->freqs_at = set_input(e, 3, freqs); p->freqs_step = last_stride(freqs); }
-    if (weight) p->weight_at = set_input(e, 4, weight);
+    p->y_at = set_output(e, SLOT_rope_y, out);
+    p->x_at = set_input(e, SLOT_rope_x, x);
+    if (offsets) p->offsets_at = set_input(e, SLOT_rope_offsets, offsets);
+    if (offsets && offsets->size > 1) p->offsets_step = last_stride(offsets);
+    if (freqs) { p->freqs_at = set_input(e, SLOT_rope_freqs, freqs); p->freqs_step = last_stride(freqs); }
+    if (weight) p->weight_at = set_input(e, SLOT_rope_weight, weight);
     fours = fours && aligned_rows(x, p->x_at, 4) && aligned_rows(out, p->y_at, 4);
     NOTE(e->device, NOTE_ROPE, "by four pairs", fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned",
          "%d of %s", r->dims, LAYOUT(x));
@@ -7695,9 +7710,8 @@ static void rope_rows(struct encoder *e, const struct rope_params *r, struct rop
     items = p->batches * p->tokens * p->heads;
     p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
     while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
-    KERNEL(e, K_ROPE, threads, lanes, fours, (uint32_t)x->dtype,
-           norm ? weight ? 2 : 1 : 0);
-    set_bytes(e, p, sizeof *p);
+    USE(e, rope, p, .threads = threads, .lanes = lanes, .by_four = fours, .dtype = x->dtype,
+        .norm = norm ? weight ? 2 : 1 : 0);
     set_late(e, offsetof(struct rope_push, offset));
     dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
 }

@@ -5,8 +5,9 @@
 #ifndef ACCUMULATE_GLSL
 #define ACCUMULATE_GLSL
 #include "common.glsl"
-const uint SUM = 0, PROD = 1, MAX = 2, MIN = 3, MEAN = 4, ALL = 5, ANY = 6, LSE = 7, ARGMAX = 8, ARGMIN = 9, COMPLEX_LSE = 10,
-           EXPSUM = 11;                                // a sum of exponentials relative to what reduce.comp is given
+//! enum REDUCE_: operations; EXPSUM: a sum of exponentials relative to what reduce.comp is given
+const uint SUM = 0, PROD = 1, MAX = 2, MIN = 3, MEAN = 4, ALL = 5, ANY = 6, LSE = 7, ARGMAX = 8, ARGMIN = 9,
+           COMPLEX_LSE = 10, EXPSUM = 11;
 const float LOWEST = -3.402823466e+38;                 // a row of nothing but -infinity gives NaN, as 0 / 0
 layout(constant_id = 1) const uint OP = 0;
 layout(constant_id = 2) const uint FROM = 10;          // operand's dtype; complex64 for LSE, ARGMAX and ARGMIN: results of parts

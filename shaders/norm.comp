@@ -15,7 +15,6 @@ layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
 layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
 #include "rows.glsl"
-const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u;
 BUFFER(0, y)
 BUFFER(1, x)
 BUFFER(2, residual)

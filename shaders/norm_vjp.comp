@@ -9,7 +9,6 @@ layout(constant_id = 2) const uint HELD = 0;           // elements of a row that
 layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint FLAGS = 0;
 #include "rows.glsl"
-const uint MEAN = 1u, WEIGHT = 2u;
 BUFFER(0, dx)
 BUFFER(1, x)
 BUFFER(2, g)

@@ -11,6 +11,7 @@
 // "In order" starts from the identity; a lane, block or piece that is not there adds none or the identity: the same.
 // So a row can be cut into pieces of 256 * 16^k elements whose results the next dispatch goes on with (LATER).
 #include "accumulate.glsl"
+//! enum REDUCE_: layouts
 const uint FOURS = 0, ANYWHERE = 1, STRIDED = 2, COLUMNS = 3, FOUR_COLUMNS = 4;
 layout(constant_id = 4) const uint LAYOUT = FOURS;     // rows: aligned, side by side, with gaps; columns, by fours
 layout(constant_id = 5) const uint WIDTH = 256;        // threads of a row; threads side by side on columns
@@ -81,7 +82,8 @@ uint padded(uint i) { return i + i / 16u; }            // threads that walk sixt
 ACC sixteen(uint me, uint count, uint at, uint step)   // the sixteen number `me` of `count` values on the board
 {
     ACC a = identity();
-    for (uint i = 16u * me; i < min(16u * me + 16u, count); i++) a = combine(a, board[padded(at + i * step)]);
+    SHORT_UNROLL for (uint i = 0u; i < 16u; i++)       // a count is a power of two: of less than 16 there is one
+        if (i < count) a = combine(a, board[padded(at + (16u * me + i) * step)]);
     return a;
 }
 
@@ -229,19 +231,30 @@ void column_lane(uint base, uint at, uint end)
     }
 }
 
-// The blocks of which each thread of a column has a lane in sums, in order into sums, from thread y = 0 on; of columns
-// shorter than a block only those lanes that it has.
+// Pushes the blocks of which each thread of a column has a lane in sums, in order; of columns shorter than a block only
+// those lanes that it has. The threads share the columns: thread y has OWN of the EACH, from column y * OWN on.
 const uint HEIGHT = gl_WorkGroupSize.x / WIDTH, BLOCKS = HEIGHT < 16u ? 1u : HEIGHT / 16u;
+const uint OWN = EACH > HEIGHT ? EACH / HEIGHT : 1u;
 void gather(uint x, uint y)
 {
-    barrier();
-    [[unroll]] for (uint k = 0u; k < EACH; k++) board[padded((k * HEIGHT + y) * WIDTH + x)] = sums[k];
-    barrier();
-    [[unroll]] for (uint k = 0u; k < EACH; k++) {
-        if (16u * y < HEIGHT) sums[k] = sixteen(y, HEIGHT, k * HEIGHT * WIDTH + x, WIDTH);
-        if (HEIGHT > 16u && y < BLOCKS) board[padded(TOPS + (k * BLOCKS + y) * WIDTH + x)] = sums[k];
+    if (HEIGHT > 1u) {
+        barrier();
+        [[unroll]] for (uint k = 0u; k < EACH; k++) board[padded((k * HEIGHT + y) * WIDTH + x)] = sums[k];
+        barrier();
     }
-    if (HEIGHT > 16u) barrier();
+    [[unroll]] for (uint k = OWN; k-- > 0u;) {
+        uint block = y * OWN + k, column = block / BLOCKS;
+        if (HEIGHT == 1u) push(k, sums[k]);
+        else if (block < EACH * BLOCKS) {
+            ACC a = sixteen(block % BLOCKS, HEIGHT, column * HEIGHT * WIDTH + x, WIDTH);
+            if (BLOCKS == 1u) push(k, a);
+            else board[padded(TOPS + block * WIDTH + x)] = a;
+        }
+    }
+    if (BLOCKS == 1u) return;
+    barrier();
+    if (y < EACH)
+        [[dont_unroll]] for (uint b = 0u; b < BLOCKS; b++) push(0u, board[padded(TOPS + (y * BLOCKS + b) * WIDTH + x)]);
 }
 
 void columns()
@@ -260,16 +273,10 @@ void columns()
             [[unroll]] for (uint k = 0u; k < EACH; k++) sums[k] = identity();
         column_lane(base, first + start_of(HEIGHT == 1u ? round : 16u * BLOCKS * round + y), end);
         if (ANY_ORDER && round + 1u < rounds) continue;
-        if (HEIGHT > 1u) gather(x, y);
-        if (y == 0u)
-            [[dont_unroll]] for (uint b = 0u; b < BLOCKS; b++)
-                [[unroll]] for (uint k = EACH; k-- > 0u;) {
-                    if (HEIGHT > 16u) sums[k] = board[padded(TOPS + (k * BLOCKS + b) * WIDTH + x)];
-                    push(k, sums[k]);
-                }
+        gather(x, y);
     }
-    if (!there || y > 0u) return;
-    for (uint k = 0u; k < EACH; k++) store(at.y + part * part_out + (column + k) * inner_out, total(k));
+    if (!there || y * OWN >= EACH) return;
+    for (uint k = 0u; k < OWN; k++) store(at.y + part * part_out + (column + y * OWN + k) * inner_out, total(k));
 }
 
 void main()

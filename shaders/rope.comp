@@ -9,6 +9,7 @@ layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint NORM = 0;           // 1: RMS norm in front, 2: with a weight
 #include "rows.glsl"
 #include "polynomials.glsl"
+//! enum ROPE_: flags
 const uint TRADITIONAL = 1u;                            // pairs (2j, 2j + 1), else (j, j + dims / 2)
 const uint FREQS = 2u, OFFSETS = 4u;                    // frequencies, offsets from arrays
 BUFFER(0, y)

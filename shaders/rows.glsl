@@ -3,6 +3,9 @@
 #define ROWS_GLSL
 #include "common.glsl"
 #include "eights.glsl"
+//! enum NORM_: flags of the kernels of norms
+const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u;
+
 shared vec4 row_parts[256], row_sums[gl_WorkGroupSize.x / 16u + 1u];
 
 float added(vec4 v) { return (v.x + v.y) + (v.z + v.w); }

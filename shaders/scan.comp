@@ -8,6 +8,7 @@
 layout(constant_id = 4) const uint COLUMNS = 0;        // 0: rows, 1: columns, 4: columns by fours
 layout(constant_id = 5) const uint WIDTH = 256;
 layout(constant_id = 6) const uint HOLD = 1;           // fours a thread has in a tile
+//! enum SCAN_: flags
 const uint REVERSE = 1, EXCLUSIVE = 2, CARRY = 4;
 
 layout(push_constant) uniform scan_push {

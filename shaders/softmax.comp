@@ -7,6 +7,7 @@
 //   APPLY: maximum and sum of exponentials are given for each row and each of `inner` columns; operand row-major.
 #include "common.glsl"
 #include "eights.glsl"
+//! enum SOFTMAX_: modes
 const uint HELD = 0, LOOPED = 1, APPLY = 2;
 layout(constant_id = 1) const uint MODE = 0;
 layout(constant_id = 2) const uint T = 10;
@@ -31,61 +32,63 @@ const float LOWEST = -3.402823466e+38;                 // a row of nothing but -
 const uint THREADS = gl_WorkGroupSize.x;
 const uint EACH = WIDTH <= 4u ? HOLD : HOLD / 4u;      // lanes of a thread: of one quad in short rows, or of four
 const uint LANES = WIDTH * EACH;                       // of a row, or of one round of it: a power of two
-const uint TOPS = LANES <= 16u ? 1u : LANES / 16u, ENDS = TOPS <= 16u ? 1u : TOPS / 16u;
-shared float board[THREADS * EACH + THREADS * EACH / 16u + 1u], tops[THREADS * EACH / 16u + THREADS * EACH / 256u + 1u];
-shared float ends[TOPS <= 16u ? 1u : THREADS * EACH / 256u];
+const uint TOPS = LANES <= 16u ? 1u : LANES / 16u, PIECES = TOPS <= 16u ? 1u : TOPS / 16u;
+shared float board[THREADS * EACH + THREADS * EACH / 16u + 1u];
+shared vec4 tops[THREADS * EACH / 64u];                // what sixteen on the board give, read by all threads of a row
 
 uint padded(uint i) { return i + i / 16u; }
 
-// The maximum over the WIDTH threads of a row; every one gets it. (barrier: before what is written next)
-float largest_of(float v, uint me, uint first)
+float most(vec4 x) { return max(max(x.x, x.y), max(x.z, x.w)); }
+float quad(vec4 x) { return (x.x + x.y) + (x.z + x.w); }
+
+// The maximum over the WIDTH threads of a row; every one gets it. Behind it the board may be written, tops after a barrier.
+float largest_of(float v, uint me, uint slot)
 {
     const uint runs = WIDTH / 16u;
+    uint first = slot * WIDTH, top = slot * runs;
     board[first + me] = v;
     barrier();
     if (WIDTH <= 16u) {
-        for (uint i = 0u; i < WIDTH; i++) v = max(v, board[first + i]);
+        [[unroll]] for (uint i = 0u; i < WIDTH; i++) v = max(v, board[first + i]);
         barrier();
         return v;
     }
     if (me < runs) {
-        for (uint i = 1u; i < 16u; i++) v = max(v, board[first + me + i * runs]);
-        tops[first / 16u + me] = v;
+        [[unroll]] for (uint i = 1u; i < 16u; i++) v = max(v, board[first + me + i * runs]);
+        tops[(top + me) / 4u][(top + me) % 4u] = v;
     }
     barrier();
-    v = tops[first / 16u];
-    for (uint i = 1u; i < runs; i++) v = max(v, tops[first / 16u + i]);
-    barrier();
-    return v;
+    if (runs < 4u) return max(tops[top / 4u][top % 4u], tops[top / 4u][top % 4u + 1u]);
+    vec4 all = tops[top / 4u];
+    [[unroll]] for (uint i = 1u; i < runs / 4u; i++) all = max(all, tops[top / 4u + i]);
+    return most(all);
 }
 
 // What every thread of a row gets of the sums of lanes on the board: piece `piece` of them, or all that are no more.
-float sixteen(uint from, uint count)
+float sixteen(uint from, uint count)                   // count is 16, or fewer that end before the next sixteen
 {
     float v = 0.0;
-    for (uint i = from; i < from + count; i++) v += board[padded(i)];
+    uint at = padded(from);
+    [[unroll]] for (uint i = 0u; i < count; i++) v += board[at + i];
     return v;
 }
 void fold(uint me, uint slot)
 {
     barrier();
     if (LANES <= 16u) return;
-    for (uint i = me; i < TOPS; i += WIDTH) tops[padded(slot * TOPS + i)] = sixteen(slot * LANES + 16u * i, 16u);
-    barrier();
-    if (TOPS <= 16u) return;
-    if (me < ENDS) {
-        float v = 0.0;
-        for (uint i = 0u; i < 16u; i++) v += tops[padded(slot * TOPS + 16u * me + i)];
-        ends[slot * ENDS + me] = v;
-    }
+    for (uint i = me, at = slot * TOPS + me; i < TOPS; i += WIDTH, at += WIDTH) tops[at / 4u][at % 4u] = sixteen(16u * at, 16u);
     barrier();
 }
 float piece_sum(uint slot, uint piece)
 {
     float v = 0.0;
+    uint at = slot * TOPS;
     if (LANES <= 16u) return sixteen(slot * LANES, LANES);
-    if (TOPS > 16u) return ends[slot * ENDS + piece];
-    for (uint i = 0u; i < TOPS; i++) v += tops[padded(slot * TOPS + i)];
+    if (TOPS < 4u) return tops[at / 4u][at % 4u] + tops[at / 4u][at % 4u + 1u];
+    [[unroll]] for (uint i = 0u; i < (TOPS < 16u ? TOPS : 16u) / 4u; i++) {
+        vec4 t = tops[at / 4u + 4u * piece + i];
+        v = (((v + t.x) + t.y) + t.z) + t.w;
+    }
     return v;
 }
 
@@ -131,8 +134,6 @@ void store(uint base, uint at, vec4 x)
     [[unroll]] for (uint k = 0u; k < 4u; k++)
         if (at + k < n) storef_dst(base + at + k, T, x[k]);
 }
-float most(vec4 x) { return max(max(x.x, x.y), max(x.z, x.w)); }
-float quad(vec4 x) { return (x.x + x.y) + (x.z + x.w); }
 
 // All quads of this thread: what is beyond the row is read again from its end, so that no load waits for a branch.
 void load_all(uint base, uint me, out vec4 x[HOLD])
@@ -162,7 +163,7 @@ void held(uint row, uint me, uint slot)
     float m = LOWEST, s = 0.0, lane[EACH];
     load_all(base, me, x);
     [[unroll]] for (uint k = 0u; k < HOLD; k++) m = max(m, most(x[k]));
-    m = largest_of(m, me, slot * WIDTH);
+    m = largest_of(m, me, slot);
     [[unroll]] for (uint k = 0u; k < EACH; k++) lane[k] = 0.0;
     [[unroll]] for (uint k = 0u; k < HOLD; k++) {
         x[k] = exp(x[k] - m);
@@ -173,7 +174,7 @@ void held(uint row, uint me, uint slot)
         board[padded(slot * LANES + lane_of(first, me))] = lane[k];
     }
     fold(me, slot);
-    for (uint i = 0u; i < ENDS; i++) s += piece_sum(slot, i);
+    [[unroll]] for (uint i = 0u; i < PIECES; i++) s += piece_sum(slot, i);
     s = 1.0 / s;
     if (!there) return;
     if (STEP == 8u)
@@ -204,7 +205,7 @@ void looped(uint row, uint me, uint slot)
     float m = LOWEST, s = 0.0;
     for (uint first = 0u; first < n; first += round)
         [[unroll]] for (uint k = 0u; k < HOLD; k++) m = max(m, most(load(base, first + spot_of(k, me))));
-    m = largest_of(m, me, slot * WIDTH);
+    m = largest_of(m, me, slot);
     for (uint i = 0u; i < 6u; i++) level[i] = 0.0;
     for (uint first = 0u; first < n; first += round) {
         float lane = 0.0;
@@ -213,7 +214,7 @@ void looped(uint row, uint me, uint slot)
         [[unroll]] for (uint k = 0u; k < 4u; k++) lane += quad(exp(x[k] - m));
         board[padded(slot * LANES + me)] = lane;
         fold(me, slot);
-        for (uint i = 0u; i < ENDS; i++) push(piece_sum(slot, i), first / 4096u + i);
+        for (uint i = 0u; i < PIECES; i++) push(piece_sum(slot, i), first / 4096u + i);
     }
     for (uint i = 0u; i < 6u; i++) s = level[i] + s;
     s = 1.0 / s;

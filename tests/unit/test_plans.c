@@ -543,7 +543,6 @@ static const struct allowed { const char *call, *text, *why; size_t range; uint3
     { "scan", "one binding reaches", "a row is longer than a binding: not cut yet", 1 << 27, 0 },
     { "chain", "one binding reaches", "a row of rms_norm is longer than a binding: not cut yet", 1 << 27, 0 },
     { "random", "one binding reaches", "categorical: a row is longer than a binding: not cut yet", 1 << 27, 0 },
-    { "reduce", "one binding reaches", "argmin of all: not cut yet", 1 << 27, 0 },
     { "attention", "one binding reaches", "a head of a query that is not in rows: not cut yet", 1 << 27, 0 },
     { "conv", "one binding reaches", "one image is larger than a binding: not cut yet", 1 << 27, 0 },
     { "fft", "one binding reaches", "rows that are padded for long transforms are not cut again", 1 << 27, 0 },

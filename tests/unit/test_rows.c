@@ -308,10 +308,48 @@ static void long_wide_arguments(void **state)
     free(values);
 }
 
+/* The same where no binding holds such a row: the first of the best of its parts. Each column has few values, so that
+ * equal ones lie in several parts, and large ones, whose low words say nothing. */
+static void wide_arguments_in_parts(void **state)
+{
+    enum { N = 30011, COLUMNS = 3 };
+    typedef int (*arg_function)(mlxvk_array *, mlxvk_array, int, bool, mlxvk_stream);
+    static const arg_function functions[] = { mlxvk_argmax_axis, mlxvk_argmin_axis };
+    struct setting small = start("MLX_VK_MAX_BINDING_RANGE=65536");
+    struct rng random = { 55 };
+    int64_t *values = malloc(sizeof *values * N * COLUMNS);
+    (void)state;
+    assert_non_null(values);
+    for (size_t i = 0; i < N * COLUMNS; i++) values[i] = random_int(&random, -9, 9) * ((int64_t)1 << 40) + 1;
+    for (size_t run = 0; run < 8; run++) {
+        bool least = run & 1, along = run & 2, is_signed = run & 4;
+        mlxvk_array a, r = { NULL };
+        uint32_t got[COLUMNS], want[COLUMNS] = { 0 };
+        for (size_t k = 0; k < COLUMNS; k++)
+            for (size_t i = 1; i < N; i++) {
+                size_t step = along ? 1 : COLUMNS, column = along ? k * N : k;
+                int64_t x = values[column + i * step], best = values[column + want[k] * step];
+                bool more = is_signed ? x > best : (uint64_t)x > (uint64_t)best;
+                if (least ? !more && x != best : more) want[k] = (uint32_t)i;
+            }
+        a = array_of(small.device, is_signed ? MLXVK_INT64 : MLXVK_UINT64, values,
+                     along ? (int[]){ COLUMNS, N } : (int[]){ N, COLUMNS }, 2);
+        memset(got, 0xff, sizeof got);
+        OK(functions[least](&r, a, along, false, small.stream), small.stream);
+        OK(mlxvk_array_read(r, got, sizeof got, small.stream), small.stream);
+        for (size_t k = 0; k < COLUMNS; k++) assert_int_equal(got[k], want[k]);
+        mlxvk_array_free(a);
+        mlxvk_array_free(r);
+    }
+    free(values);
+    finish(&small);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows),
                                         cmocka_unit_test(several_axes),
-                                        cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments) };
+                                        cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments),
+                                        cmocka_unit_test(wide_arguments_in_parts) };
     return run_group("rows", tests, set_up_poisoned, tear_down);
 }
