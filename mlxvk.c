@@ -1899,14 +1899,13 @@ struct event {
     VkSemaphore semaphore;
     uint64_t top;
     struct event *next;                              /* once it is freed */
-    struct use *uses;
-    uint32_t use_count, use_slots;
+    struct list uses;
 };
 
 static void event_destroy(struct device *d, struct event *ev)
 {
     d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
-    host_free(d, ev->uses);
+    host_free(d, ev->uses.items);
     host_free(d, ev);
 }
 
@@ -1914,8 +1913,10 @@ static void event_destroy(struct device *d, struct event *ev)
  * after it has signalled. */
 static bool event_idle(struct device *d, const struct event *ev)
 {
-    for (uint32_t i = 0; i < ev->use_count; i++)
-        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
+    for (uint32_t i = 0; i < ev->uses.count; i++) {
+        const struct use *u = ITEM(ev->uses, struct use, i);
+        if (timeline_completed(d, u->line) <= u->value) return false;
+    }
     return true;
 }
 
@@ -4097,7 +4098,6 @@ static void append(struct call *c, int op, union params p, struct array **in, in
     c->stream->node_count++;
     c->device->stats.operations++;
 }
-
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
@@ -16946,13 +16946,16 @@ static struct {
 static int create_layouts(struct device *d)
 {
     VkDescriptorSetLayoutBinding b[MAX_BINDINGS];
-    VkPushConstantRange push = { VK_SHADER_STAGE_COMPUTE_BIT, 0, PUSH_SIZE };
+    const VkPushConstantRange push = { VK_SHADER_STAGE_COMPUTE_BIT, 0, PUSH_SIZE };
     for (uint32_t i = 0; i < MAX_BINDINGS; i++)
-        b[i] = (VkDescriptorSetLayoutBinding){ i, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL };
+        b[i] = (VkDescriptorSetLayoutBinding){ .binding = i, .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
+                                               .descriptorCount = 1, .stageFlags = VK_SHADER_STAGE_COMPUTE_BIT };
     for (uint32_t n = 0; n <= d->caps.max_bindings; n++) {
-        VkDescriptorSetLayoutCreateInfo set = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = n,
-            .flags = d->caps.push_descriptor ? VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR : 0, .pBindings = b };
-        VkPipelineLayoutCreateInfo layout = { .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .setLayoutCount = 1,
+        const VkDescriptorSetLayoutCreateInfo set = {
+            .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = n, .pBindings = b,
+            .flags = d->caps.push_descriptor ? VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR : 0 };
+        const VkPipelineLayoutCreateInfo layout = {
+            .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .setLayoutCount = 1,
             .pSetLayouts = &d->set_layouts[n], .pushConstantRangeCount = 1, .pPushConstantRanges = &push };
         VkResult r = d->vk.vkCreateDescriptorSetLayout(d->handle, &set, NULL, &d->set_layouts[n]);
         if (r >= 0) r = d->vk.vkCreatePipelineLayout(d->handle, &layout, NULL, &d->layouts[n]);
@@ -16963,10 +16966,12 @@ static int create_layouts(struct device *d)
 
 static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc)
 {
-    VkPipelineCacheCreateInfo info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO,
-        .initialDataSize = desc ? desc->pipeline_cache_size : 0, .pInitialData = desc ? desc->pipeline_cache : NULL };
+    const VkPipelineCacheCreateInfo info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO,
+        .initialDataSize = desc->pipeline_cache_size, .pInitialData = desc->pipeline_cache };
     return vk_code(d, d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache));
 }
+
+static size_t working_set(const struct device *d) { return d->caps.memory_size / 20 * 19; }
 
 /* Mesa (22.3) looks at the semaphores that a submission waited for once more after it has signalled. */
 static void settle(struct device *d)
@@ -17031,7 +17036,7 @@ static void unlock_and_release(struct device *d)
     if (last) device_destroy(d);
 }
 
-/* Ends a call that frees a handle. */
+/* The same for the reference that the call itself has, or the handle that it frees. */
 static int unlock_and_drop(struct device *d)
 {
     d->refs--;
@@ -17039,25 +17044,34 @@ static int unlock_and_drop(struct device *d)
     return 0;
 }
 
+static int drop_with(struct device *d, int code)
+{
+    unlock_and_drop(d);
+    return code;
+}
+
 int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
 {
+    static const mlxvk_device_desc defaults = { 0 };
     mlxvk_error local = { 0 }, *error = desc && desc->error ? desc->error : &local;
-    mlxvk_allocator a = { 0 };
-    struct device *d;
-    int code;
     if (!res) { set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "res is NULL"); return error->code; }
-    if (desc) a = desc->allocator;
-    d = a.allocate ? a.allocate(sizeof *d, a.user) : malloc(sizeof *d);
-    if (!d) { set_error(error, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "device", "out of host memory"); return error->code; }
+    if (!desc) desc = &defaults;
+    const mlxvk_allocator *a = &desc->allocator;
+    struct device *d = a->allocate ? a->allocate(sizeof *d, a->user) : malloc(sizeof *d);
+    if (!d) {
+        set_error(error, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "device", "out of host memory");
+        return error->code;
+    }
     memset(d, 0, sizeof *d);
     d->refs = 1;
     d->lock = d->event_lock = (mutex)MUTEX_INIT;
-    d->allocator = a;
-    if (desc) { d->on_error = d->own_on_error = desc->on_error; d->user = desc->user; }
-    read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
+    d->allocator = *a;
+    d->on_error = d->own_on_error = desc->on_error;
+    d->user = desc->user;
+    read_gates(d->gate, d->wanted, desc->gates, desc->name);
     d->noted = noted_families(d->gate);
     mutex_lock(&volk_lock);
-    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
+    int code = desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
     mutex_unlock(&volk_lock);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
@@ -17067,7 +17081,7 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
         device_destroy(d);
         return code;
     }
-    d->memory_limit = d->cache_limit = d->caps.memory_size / 20 * 19;
+    d->memory_limit = d->cache_limit = working_set(d);
     if (res->ctx) mlxvk_device_free(*res);
     res->ctx = d;
     return 0;
@@ -17084,10 +17098,9 @@ static void call_handler(const mlxvk_error *error, void *user)
 /* The errors of the default device go to the handler, where there is one. */
 static void choose_handler(struct device *d, bool is_default)
 {
-    bool handled;
     if (!d) return;
     mutex_lock(&the_default.handler_lock);
-    handled = is_default && the_default.handler;
+    bool handled = is_default && the_default.handler;
     mutex_unlock(&the_default.handler_lock);
     mutex_lock(&d->lock);
     d->on_error = handled ? call_handler : d->own_on_error;
@@ -17109,9 +17122,8 @@ static struct device *make_default(void)
 
 static struct device *default_device(void)
 {
-    struct device *d;
     mutex_lock(&the_default.lock);
-    d = make_default();
+    struct device *d = make_default();
     mutex_unlock(&the_default.lock);
     return d;
 }
@@ -17130,13 +17142,15 @@ static struct device *lock_device(struct device *d)
     return d;
 }
 
-mlxvk_device mlxvk_device_new(void)
+/* One more handle for the device, or the default one. */
+static struct device *keep_device(struct device *d)
 {
-    mlxvk_device res = { default_device() };
-    struct device *d = res.ctx;
-    if (d) { mutex_lock(&d->lock); d->refs++; mutex_unlock(&d->lock); }
-    return res;
+    d = lock_device(d);
+    if (d) mutex_unlock(&d->lock);
+    return d;
 }
+
+mlxvk_device mlxvk_device_new(void) { return (mlxvk_device){ keep_device(NULL) }; }
 
 int mlxvk_device_free(mlxvk_device device)
 {
@@ -17157,9 +17171,7 @@ int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
 int mlxvk_device_status(mlxvk_device device)
 {
     struct device *d = lock_device(device.ctx);
-    int lost = d ? d->lost : MLXVK_ERROR_NO_DEVICE;
-    if (d) unlock_and_drop(d);
-    return lost;
+    return d ? drop_with(d, d->lost) : MLXVK_ERROR_NO_DEVICE;
 }
 
 /* Lists the physical devices of a fresh instance; the caller's function may call the library. */
@@ -17172,10 +17184,9 @@ int mlxvk_device_list(void (*each)(int index, const char *name, const char *type
     VkPhysicalDeviceProperties p[MOST];
     bool good[MOST] = { false };
     uint32_t n = MOST;
-    int code;
     if (!each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&volk_lock);
-    code = load_vulkan(NULL, &error);
+    int code = load_vulkan(NULL, &error);
     if (!code) code = create_instance(&instance, &error);
     if (!code) {
         if (vkEnumeratePhysicalDevices(instance, &n, list) < 0) n = 0;
@@ -17183,7 +17194,8 @@ int mlxvk_device_list(void (*each)(int index, const char *name, const char *type
         vkDestroyInstance(instance, NULL);
     }
     mutex_unlock(&volk_lock);
-    for (uint32_t i = 0; i < n && !code; i++) if (good[i]) each((int)i, p[i].deviceName, type_name(p[i].deviceType), user);
+    for (uint32_t i = 0; i < n && !code; i++)
+        if (good[i]) each((int)i, p[i].deviceName, type_name(p[i].deviceType), user);
     return code;
 }
 
@@ -17207,187 +17219,167 @@ bool mlxvk_is_available(void)
     return !mlxvk_device_count(&count, MLXVK_GPU) && count > 0;
 }
 
-static const char *const info_strings[] = { "device_name", "driver", "architecture", "type" };
+/* What is known of a device beside its capabilities, by name. */
+#define INFO_STRINGS(X) \
+    X("device_name", c->name) X("driver", c->driver) X("architecture", c->architecture) X("type", type_name(c->type))
+#define INFO_SIZES(X) \
+    X("max_buffer_length", c->max_allocation) X("max_recommended_working_set_size", working_set(d)) \
+    X("memory_size", c->memory_size) X("cached", c->cached) X("subgroup_size", c->subgroup) \
+    X("max_storage_buffer_range", c->max_range) X("shared_memory_size", c->shared_memory) X("unified", c->mapped) \
+    X("push_descriptor", c->push_descriptor) X("storage_buffer_alignment", c->offset_align) \
+    X("subgroup_size_least", c->subgroup_least) X("subgroup_size_most", c->subgroup_most) \
+    X("max_threads", c->max_threads) X("max_storage_buffers", c->max_bindings) \
+    X("cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1])
 
 int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key)
 {
-    struct device *d = device_or_default(device);
-    const char *texts[COUNT(info_strings)];
+    const struct device *d = device_or_default(device);
     if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
-    texts[0] = d->caps.name;
-    texts[1] = d->caps.driver;
-    texts[2] = d->caps.architecture;
-    texts[3] = type_name(d->caps.type);
-    for (size_t i = 0; i < COUNT(info_strings); i++) if (!strcmp(key, info_strings[i])) { *value = texts[i]; return 0; }
-    return MLXVK_ERROR_ARGUMENT;
-}
-
-enum { INFO_SIZES = 15 };
-struct info_size { const char *name; size_t value; };
-
-static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
-{
     const struct capabilities *c = &d->caps;
-    const struct info_size all[INFO_SIZES] = {
-        { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "cached", c->cached },
-        { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
-        { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
-        { "storage_buffer_alignment", c->offset_align }, { "subgroup_size_least", c->subgroup_least },
-        { "subgroup_size_most", c->subgroup_most },
-        { "max_threads", c->max_threads }, { "max_storage_buffers", c->max_bindings },
-        { "cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1] },
-    };
-    memcpy(sizes, all, sizeof all);
+#define X(name, text) if (!strcmp(key, name)) { *value = text; return 0; }
+    INFO_STRINGS(X)
+#undef X
+    return MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *key)
 {
-    struct device *d = device_or_default(device);
-    struct info_size sizes[INFO_SIZES];
+    const struct device *d = device_or_default(device);
     if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
-    info_sizes(d, sizes);
-    for (size_t i = 0; i < INFO_SIZES; i++) if (!strcmp(key, sizes[i].name)) { *value = sizes[i].value; return 0; }
+    const struct capabilities *c = &d->caps;
+#define X(name, size) if (!strcmp(key, name)) { *value = size; return 0; }
+    INFO_SIZES(X)
+#undef X
     for (int i = 0; i < CAPABILITY_COUNT; i++)
-        if (!strcmp(key, capability_names[i])) { *value = d->caps.bits >> i & 1; return 0; }
+        if (!strcmp(key, capability_names[i])) { *value = c->bits >> i & 1; return 0; }
     return MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 {
     struct device *d = size ? lock_device(device.ctx) : NULL;
-    VkResult r;
-    int code;
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    r = d->vk.vkGetPipelineCacheData(d->handle, d->pipeline_cache, size, data);
-    code = r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r);
-    unlock_and_drop(d);
-    return code;
+    VkResult r = d->vk.vkGetPipelineCacheData(d->handle, d->pipeline_cache, size, data);
+    return drop_with(d, r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r));
 }
 
 /* ==== >>public: memory ============================================================================================ */
+
+/* Keeps at most so many bytes of freed buffers. Those in flight are waited for without the lock. */
+static void cache_keep(struct device *d, size_t most)
+{
+    if (d->cached > most) cache_trim(d, d->cached - most, false);
+    if (d->cached <= most) return;
+    wait_streams(d);
+    if (d->cached > most) cache_trim(d, d->cached - most, false);
+}
 
 /* One member of the device, read and where `set` is given changed, under the lock. */
 static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
 {
     struct device *d = lock_device(device.ctx);
-    size_t *field;
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    field = (size_t *)(void *)((char *)d + member);
-    if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
-    if (d->cached > d->cache_limit) {                /* still in flight: waited for without the lock */
-        wait_streams(d);
-        cache_trim(d, d->cached - d->cache_limit, false);
-    }
+    size_t *field = (size_t *)(void *)((char *)d + member);
+    cache_keep(d, d->cache_limit);
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
     return unlock_and_drop(d);
 }
 
-int mlxvk_device_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
-int mlxvk_device_get_peak_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, peak), NULL); }
-int mlxvk_device_reset_peak_memory(mlxvk_device d) { return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 }); }
-int mlxvk_device_get_cache_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, cached), NULL); }
-int mlxvk_device_get_memory_limit(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, memory_limit), NULL); }
-int mlxvk_device_set_memory_limit(size_t *res, size_t limit, mlxvk_device d)
+/* mlx-c's forms name no device: the default one's. */
+#define DEFAULT ((mlxvk_device){ NULL })
+#define X(of_default, of_device, member) \
+    int of_device(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, member), NULL); } \
+    int of_default(size_t *res) { return of_device(res, DEFAULT); }
+X(mlxvk_get_active_memory, mlxvk_device_get_active_memory, active)
+X(mlxvk_get_peak_memory, mlxvk_device_get_peak_memory, peak)
+X(mlxvk_get_cache_memory, mlxvk_device_get_cache_memory, cached)
+X(mlxvk_get_memory_limit, mlxvk_device_get_memory_limit, memory_limit)
+#undef X
+#define X(of_default, of_device, member) \
+    int of_device(size_t *res, size_t limit, mlxvk_device d) \
+    { \
+        return memory_value(d, res, offsetof(struct device, member), &limit); \
+    } \
+    int of_default(size_t *res, size_t limit) { return of_device(res, limit, DEFAULT); }
+X(mlxvk_set_memory_limit, mlxvk_device_set_memory_limit, memory_limit)
+X(mlxvk_set_cache_limit, mlxvk_device_set_cache_limit, cache_limit)
+#undef X
+
+int mlxvk_device_reset_peak_memory(mlxvk_device d)
 {
-    return memory_value(d, res, offsetof(struct device, memory_limit), &limit);
+    return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 });
 }
-int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
-{
-    return memory_value(d, res, offsetof(struct device, cache_limit), &limit);
-}
+int mlxvk_reset_peak_memory(void) { return mlxvk_device_reset_peak_memory(DEFAULT); }
+
 int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
 {
     struct device *d = lock_device(device.ctx);
-    int code = d ? 0 : MLXVK_ERROR_NO_DEVICE;
-    if (d && limit > d->caps.memory_size / 20 * 19)
-        code = device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit",
-                           "%zu is over the recommended working set", limit);
-    if (d) unlock_and_drop(d);
-    return code ? code : memory_value(device, res, offsetof(struct device, wired_limit), &limit);
+    if (!d) return MLXVK_ERROR_NO_DEVICE;
+    if (limit > working_set(d))
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit",
+                                        "%zu is over the recommended working set", limit));
+    unlock_and_drop(d);
+    return memory_value(device, res, offsetof(struct device, wired_limit), &limit);
 }
+int mlxvk_set_wired_limit(size_t *res, size_t limit) { return mlxvk_device_set_wired_limit(res, limit, DEFAULT); }
 
 int mlxvk_device_clear_cache(mlxvk_device device)
 {
     struct device *d = lock_device(device.ctx);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    cache_trim(d, SIZE_MAX, false);
-    if (d->cached) {                                 /* in flight: waited for without the lock */
-        wait_streams(d);
-        cache_trim(d, SIZE_MAX, false);
-    }
+    cache_keep(d, 0);
     staging_trim(d);
     return unlock_and_drop(d);
 }
-
-/* mlx-c's forms, which name no device. */
-#define DEFAULT ((mlxvk_device){ NULL })
-int mlxvk_get_active_memory(size_t *res) { return mlxvk_device_get_active_memory(res, DEFAULT); }
-int mlxvk_get_peak_memory(size_t *res) { return mlxvk_device_get_peak_memory(res, DEFAULT); }
-int mlxvk_reset_peak_memory(void) { return mlxvk_device_reset_peak_memory(DEFAULT); }
-int mlxvk_get_cache_memory(size_t *res) { return mlxvk_device_get_cache_memory(res, DEFAULT); }
 int mlxvk_clear_cache(void) { return mlxvk_device_clear_cache(DEFAULT); }
-int mlxvk_get_memory_limit(size_t *res) { return mlxvk_device_get_memory_limit(res, DEFAULT); }
-int mlxvk_set_memory_limit(size_t *res, size_t limit) { return mlxvk_device_set_memory_limit(res, limit, DEFAULT); }
-int mlxvk_set_cache_limit(size_t *res, size_t limit) { return mlxvk_device_set_cache_limit(res, limit, DEFAULT); }
-int mlxvk_set_wired_limit(size_t *res, size_t limit) { return mlxvk_device_set_wired_limit(res, limit, DEFAULT); }
 #undef DEFAULT
 
-/* Returns what the handle held, which may be of another device: to be freed without the lock. */
-static mlxvk_buffer put_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b)
+/* Ends a call that gives a buffer away. What the handle held may be of another device: it is freed without the lock. */
+static int give_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b, int code)
 {
-    mlxvk_buffer old = *res;
-    res->ctx = b;
-    d->refs++;
-    return old;
+    mlxvk_buffer old = { NULL };
+    if (!code) { old = *res; res->ctx = b; d->refs++; }
+    unlock_and_drop(d);
+    mlxvk_buffer_free(old);
+    return code;
 }
 
 int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device)
 {
     struct device *d = res ? lock_device(device.ctx) : NULL;
-    mlxvk_buffer old = { NULL };
-    struct buffer *b;
-    int code;
+    struct buffer *b = NULL;
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    code = d->lost ? d->lost : buffer_allocate(d, size, NULL, &b);
-    if (code) device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size, d->caps.max_allocation);
-    else old = put_buffer(d, res, b);
-    unlock_and_drop(d);
-    mlxvk_buffer_free(old);
-    return code;
+    int code = d->lost ? d->lost : buffer_allocate(d, size, NULL, &b);
+    if (code)
+        device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size,
+                    d->caps.max_allocation);
+    return give_buffer(d, res, b, code);
 }
 
-int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped, mlxvk_device device)
+int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped,
+                       mlxvk_device device)
 {
     struct device *d = res ? lock_device(device.ctx) : NULL;
-    mlxvk_buffer old = { NULL };
-    struct buffer *b;
-    int code = 0;
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    b = buffer_new(d);
-    if (!b) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "buffer_adopt", "out of host memory");
-    else {
-        memcpy(&b->handle, &vk_buffer, sizeof b->handle);
-        b->refs = 1;
-        b->offset = offset;
-        b->size = b->bytes = size;
-        b->map = mapped;
-        d->active += size;
-        old = put_buffer(d, res, b);
-    }
-    unlock_and_drop(d);
-    mlxvk_buffer_free(old);
-    return code;
+    struct buffer *b = buffer_new(d);
+    if (!b)
+        return drop_with(d, device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "buffer_adopt", "out of host memory"));
+    memcpy(&b->handle, &vk_buffer, sizeof b->handle);
+    b->refs = 1;
+    b->offset = offset;
+    b->size = b->bytes = size;
+    b->map = mapped;
+    d->active += size;
+    return give_buffer(d, res, b, 0);
 }
 
 int mlxvk_buffer_free(mlxvk_buffer buffer)
 {
     struct buffer *b = buffer.ctx;
-    struct device *d;
     if (!b) return 0;
-    d = b->device;
+    struct device *d = b->device;
     mutex_lock(&d->lock);
     buffer_release(d, b);
     return unlock_and_drop(d);
@@ -17396,8 +17388,8 @@ int mlxvk_buffer_free(mlxvk_buffer buffer)
 size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
 void *mlxvk_buffer_data(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->map : NULL; }
 
-/* Blocks until the buffer's submitted uses (or only its writes) are done, submitting what is recorded. The lock is held on
- * entry and on return, but not while waiting. */
+/* Blocks until the buffer's submitted uses (or only its writes) are done, submitting what is recorded. The lock is held
+ * on entry and on return, but not while waiting. */
 static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
 {
     struct use uses[MAX_WAITS];
@@ -17410,10 +17402,10 @@ static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
             struct use u = b->uses[i];
             if ((writes_only && !u.write) || u.value <= u.line->completed) continue;
             if (u.value > u.line->submitted && u.line->stream) code = stream_submit(u.line->stream);
-            if (u.value > u.line->submitted && !code) continue;        /* it never will be: the queue refused it, and its stream is gone */
+            /* it never will be: the queue refused it, and its stream is gone */
+            if (u.value > u.line->submitted && !code) continue;
             uses[n++] = u;
         }
-        if (!n || code) break;
         for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value);
     }
     buffer_release(d, b);
@@ -17423,10 +17415,9 @@ static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
 int mlxvk_buffer_wait(mlxvk_buffer buffer)
 {
     struct buffer *b = buffer.ctx;
-    int code;
     if (!b) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&b->device->lock);
-    code = wait_buffer(b->device, b, false);
+    int code = wait_buffer(b->device, b, false);
     mutex_unlock(&b->device->lock);
     return code;
 }
@@ -17511,9 +17502,8 @@ mlxvk_stream mlxvk_default_gpu_stream_new(void) { return stream_handle((mlxvk_de
 int mlxvk_stream_free(mlxvk_stream stream)
 {
     struct stream *s = stream.ctx;
-    struct device *d;
     if (!s) return 0;
-    d = s->device;
+    struct device *d = s->device;
     mutex_lock(&d->lock);
     stream_drop(s);
     return unlock_and_drop(d);
@@ -17521,8 +17511,7 @@ int mlxvk_stream_free(mlxvk_stream stream)
 
 mlxvk_device mlxvk_stream_device(mlxvk_stream stream)
 {
-    mlxvk_device res = { stream.ctx ? ((struct stream *)stream.ctx)->device : NULL };
-    return res;
+    return (mlxvk_device){ stream.ctx ? ((struct stream *)stream.ctx)->device : NULL };
 }
 
 int mlxvk_stream_get_index(int *index, mlxvk_stream stream)
@@ -17542,36 +17531,28 @@ int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error)
     return 0;
 }
 
-/* The first error of deferred work, which it clears. */
-static int take_deferred(struct stream *s)
+/* Submits what is recorded; the first error of deferred work, which it clears, or of this. */
+static int finalize(struct stream *s)
 {
-    int code = s->deferred;
+    stream_lower(s, 0);
+    int submitted = stream_submit(s), code = s->deferred;
     s->deferred = 0;
-    return code ? code : s->device->lost;
+    return code ? code : s->device->lost ? s->device->lost : submitted;
 }
 
 int mlxvk_finalize(mlxvk_stream stream)
 {
     struct call c = begin("finalize", stream);
-    if (!c.code) {
-        int submitted;
-        stream_lower(c.stream, 0);
-        submitted = stream_submit(c.stream);
-        c.code = take_deferred(c.stream);
-        if (!c.code) c.code = submitted;
-    }
+    if (!c.code) c.code = finalize(c.stream);
     return end(&c);
 }
 
 int mlxvk_synchronize(mlxvk_stream stream)
 {
     struct call c = begin("synchronize", stream);
-    int waited = 0;
     if (c.code) return end(&c);
-    stream_lower(c.stream, 0);
-    stream_submit(c.stream);
-    c.code = take_deferred(c.stream);
-    if (!c.device->lost) waited = timeline_wait(c.device, c.stream->line, c.stream->line->submitted);
+    c.code = finalize(c.stream);
+    int waited = c.device->lost ? 0 : timeline_wait(c.device, c.stream->line, c.stream->line->submitted);
     if (!c.code) c.code = waited;
     return end(&c);
 }
@@ -17579,16 +17560,12 @@ int mlxvk_synchronize(mlxvk_stream stream)
 int mlxvk_clear_streams(mlxvk_device device)
 {
     struct device *d = lock_device(device.ctx);
-    struct stream *unheld;
-    int code;
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     wait_streams(d);
-    unheld = d->default_stream;                      /* unless somebody holds it, too */
+    struct stream *unheld = d->default_stream;       /* unless somebody holds it, too */
     if (unheld && !unheld->refs++) { d->default_stream = NULL; stream_drop(unheld); }
     else if (unheld) unheld->refs--;
-    code = d->lost;
-    unlock_and_drop(d);
-    return code;
+    return drop_with(d, d->lost);
 }
 
 /* ---- evaluation ---- */
@@ -17603,24 +17580,24 @@ static int array_submit(struct array *a)
     return st->failed ? st->failed : st->device->lost;
 }
 
-static int array_wait(struct array *a)
+/* The same, and waits until it is written, and where `readers` until nothing reads it either. */
+static int array_wait(struct array *a, bool readers)
 {
     int code = array_submit(a);
-    if (!code) code = wait_buffer(a->storage->device, a->storage->buffer, true);
-    return code;
+    return code ? code : wait_buffer(a->storage->device, a->storage->buffer, !readers);
 }
 
 static int eval_vector(mlxvk_vector_array outputs, bool wait)
 {
-    struct vector *v = outputs.ctx;
-    int code = 0, waited = 0;
+    const struct vector *v = outputs.ctx;
+    int code = 0;
     if (!v) return MLXVK_ERROR_ARGUMENT;
     for (int pass = 0; pass <= (int)wait; pass++)
         for (size_t i = 0; i < v->size; i++) {
             struct array *a = array_at(v, i);
             if (!a) return MLXVK_ERROR_ARGUMENT;
             mutex_lock(&a->storage->device->lock);
-            waited = pass ? array_wait(a) : array_submit(a);
+            int waited = pass ? array_wait(a, false) : array_submit(a);
             mutex_unlock(&a->storage->device->lock);
             code = code ? code : waited;
         }
@@ -17635,7 +17612,8 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 enum event_fault { EVENT_TAKES, EVENT_NOT_OVER, EVENT_TOO_FAR };
 static const struct { int code; const char *text; } event_faults[] = {
     [EVENT_NOT_OVER] = { MLXVK_ERROR_ARGUMENT, "value %llu is not over the last one that was signalled, %llu" },
-    [EVENT_TOO_FAR]  = { MLXVK_ERROR_LIMIT, "value %llu is farther from where the event is than the device counts (last one: %llu)" },
+    [EVENT_TOO_FAR]  = { MLXVK_ERROR_LIMIT,
+                         "value %llu is farther from where the event is than the device counts (last one: %llu)" },
 };
 
 /* A device is lost by a signal that is not over those before it, and by what is farther ahead than it counts. */
@@ -17648,82 +17626,62 @@ static enum event_fault event_fault(const struct event *ev, uint64_t value, bool
     return value > now && value - now > d->caps.most_ahead ? EVENT_TOO_FAR : EVENT_TAKES;
 }
 
-/* Room to note a use; false with an error where there is none. */
-static bool event_room(struct call *c, struct event *ev)
-{
-    uint32_t slots = ev->use_slots ? 2 * ev->use_slots : 4;
-    struct use *grown;
-    if (ev->use_count < ev->use_slots) return true;
-    grown = host_alloc(c->device, slots * sizeof *grown);
-    if (!grown) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
-    if (ev->uses) memcpy(grown, ev->uses, ev->use_count * sizeof *grown);
-    host_free(c->device, ev->uses);
-    ev->uses = grown;
-    ev->use_slots = slots;
-    return true;
-}
-
-/* Can the stream wait for that value, or signal it? Else false with an error. */
+/* Can the stream wait for that value, or signal it? Else false with an error. Leaves room to note the use. */
 static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool signal)
 {
-    enum event_fault fault;
-    uint64_t top;
     if (c->code) return false;
     if (!ev) return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is { NULL }"), false;
-    if (ev->device != c->device) return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is of another device than the stream"), false;
-    if (!event_room(c, ev)) return false;
+    if (ev->device != c->device)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is of another device than the stream"), false;
+    if (!ADD(c->device, &ev->uses, struct use)) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
+    ev->uses.count--;
     mutex_lock(&c->device->event_lock);
-    fault = event_fault(ev, value, signal);
-    top = ev->top;
+    enum event_fault fault = event_fault(ev, value, signal);
+    unsigned long long top = ev->top;
     if (signal && !fault) ev->top = value;
     mutex_unlock(&c->device->event_lock);
-    if (fault) FAIL(c, event_faults[fault].code, event_faults[fault].text, (unsigned long long)value, (unsigned long long)top);
+    if (fault) FAIL(c, event_faults[fault].code, event_faults[fault].text, (unsigned long long)value, top);
     return !fault;
 }
 
 /* The stream's open submission names the event. */
 static void event_use(struct event *ev, struct timeline *line)
 {
-    for (uint32_t i = 0; i < ev->use_count; i++) if (ev->uses[i].line == line) { ev->uses[i].value = line->open; return; }
-    ev->uses[ev->use_count++] = (struct use){ line, line->open, true };
+    uint32_t i = 0;
+    while (i < ev->uses.count && ITEM(ev->uses, struct use, i)->line != line) i++;
+    *ITEM(ev->uses, struct use, i) = (struct use){ line, line->open, true };
+    if (i == ev->uses.count) ev->uses.count++;
 }
 
 int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
 {
-    VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
-                                       .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
-    VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
+    const VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+                                             .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
+    const VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
     struct device *d = res ? lock_device(device.ctx) : NULL;
-    mlxvk_event old = { NULL };
-    struct event *event;
     VkResult r = VK_ERROR_OUT_OF_HOST_MEMORY;
-    int code;
     if (!d) return MLXVK_ERROR_ARGUMENT;
     reap_events(d, false);
-    event = host_zalloc(d, sizeof *event);
+    struct event *event = host_zalloc(d, sizeof *event);
     if (event) r = d->vk.vkCreateSemaphore(d->handle, &info, NULL, &event->semaphore);
-    code = vk_code(d, r);
-    if (!code) {
-        event->device = d;
-        d->refs++;
-        old = *res;
-        res->ctx = event;
-    } else {
+    if (r < 0) {
         host_free(d, event);
-        device_fail(d, code, r, __LINE__, "event", "no semaphore (VkResult %d)", r);
+        return drop_with(d, device_fail(d, vk_code(d, r), r, __LINE__, "event", "no semaphore (VkResult %d)", r));
     }
+    event->device = d;
+    d->refs++;
     unlock_and_drop(d);
-    mlxvk_event_free(old);
-    return code;
+    mlxvk_event_free(*res);
+    res->ctx = event;
+    return 0;
 }
 
 /* Streams may have unsubmitted or unfinished work that names the semaphore: it goes when that is done. */
 int mlxvk_event_free(mlxvk_event event)
 {
     struct event *ev = event.ctx;
-    struct device *d;
     if (!ev) return 0;
-    d = ev->device;
+    struct device *d = ev->device;
     mutex_lock(&d->lock);
     ev->next = d->freed_events;
     d->freed_events = ev;
@@ -17759,27 +17717,22 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
 int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
 {
     struct event *ev = event.ctx;
-    VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .value = value };
-    struct device *d;
-    enum event_fault fault;
     VkResult r = VK_SUCCESS;
-    uint64_t top;
-    int code;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
-    d = ev->device;
-    info.semaphore = ev->semaphore;
+    struct device *d = ev->device;
+    const VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO,
+                                         .semaphore = ev->semaphore, .value = value };
     mutex_lock(&d->event_lock);
-    fault = event_fault(ev, value, true);
-    top = ev->top;
+    enum event_fault fault = event_fault(ev, value, true);
+    unsigned long long top = ev->top;
     if (!fault) r = d->vk.vkSignalSemaphore(d->handle, &info);
     if (!fault && r >= 0) ev->top = value;
     mutex_unlock(&d->event_lock);
     if (!fault && r >= 0) return 0;
     mutex_lock(&d->lock);
-    code = vk_code(d, r);
-    if (fault)
-        code = device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text,
-                           (unsigned long long)value, (unsigned long long)top);
+    int code = !fault ? vk_code(d, r)
+        : device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text,
+                      (unsigned long long)value, top);
     mutex_unlock(&d->lock);
     return code;
 }
@@ -17787,24 +17740,24 @@ int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
 int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns)
 {
     struct event *ev = event.ctx;
-    VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1, .pValues = &value };
-    VkResult r;
-    int code;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
-    info.pSemaphores = &ev->semaphore;
-    r = ev->device->vk.vkWaitSemaphores(ev->device->handle, &info, timeout_ns);
+    struct device *d = ev->device;
+    const VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                                       .pSemaphores = &ev->semaphore, .pValues = &value };
+    VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, timeout_ns);
     if (r >= 0) return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : 0;
-    mutex_lock(&ev->device->lock);
-    code = vk_code(ev->device, r);
-    mutex_unlock(&ev->device->lock);
+    mutex_lock(&d->lock);
+    int code = vk_code(d, r);
+    mutex_unlock(&d->lock);
     return code;
 }
 
 bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value)
 {
-    struct event *ev = event.ctx;
+    const struct event *ev = event.ctx;
+    const struct device *d = ev ? ev->device : NULL;
     uint64_t now = 0;
-    return ev && ev->device->vk.vkGetSemaphoreCounterValue(ev->device->handle, ev->semaphore, &now) >= 0 && now >= value;
+    return d && d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) >= 0 && now >= value;
 }
 
 /* ==== >>public: arrays ============================================================================================ */
@@ -17816,14 +17769,19 @@ static struct device *lock_array(const struct array *a)
     return a->storage->device;
 }
 
+static int unlock_array(const struct array *a, int code)
+{
+    mutex_unlock(&a->storage->device->lock);
+    return code;
+}
+
 mlxvk_array mlxvk_array_new(void) { return (mlxvk_array){ NULL }; }
 
 int mlxvk_array_free(mlxvk_array array)
 {
     struct array *a = array.ctx;
-    struct device *d;
     if (!a) return 0;
-    d = lock_array(a);
+    struct device *d = lock_array(a);
     drop_handle(a);
     unlock_and_release(d);
     return 0;
@@ -17831,30 +17789,24 @@ int mlxvk_array_free(mlxvk_array array)
 
 int mlxvk_array_set(mlxvk_array *res, mlxvk_array source)
 {
-    struct array *a = source.ctx, *old;
-    struct device *d;
+    struct array *a = source.ctx;
     if (!res) return MLXVK_ERROR_ARGUMENT;
-    old = res->ctx;
-    if (a) {
-        d = lock_array(a);
-        take_handle(a);
-        mutex_unlock(&d->lock);
-    }
+    mlxvk_array old = *res;
+    if (a) { lock_array(a); take_handle(a); unlock_array(a, 0); }
     res->ctx = a;
-    return mlxvk_array_free((mlxvk_array){ old });
+    return mlxvk_array_free(old);
 }
 
 /* Copies host data into a fresh array. */
 static int fill_array(struct call *c, struct array *a, const void *data)
 {
     struct storage *st = a->storage;
-    int code;
     if (data && st->nbytes <= INLINE_BYTES) {
         st->literal = true;
         memcpy(st->bytes, data, st->nbytes);
         return 0;
     }
-    code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
+    int code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
     if (code) {
         FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes,
              c->device->caps.max_allocation);
@@ -17867,37 +17819,52 @@ static int fill_array(struct call *c, struct array *a, const void *data)
     return code;
 }
 
+/* Ends a call that has a device, but no stream: the error is the device's. */
+static int finish_on(struct call *c, struct array *a, mlxvk_array *res)
+{
+    if (c->code && c->device) c->device->error = c->stream->error;
+    return finish(c, a, res);
+}
+
 int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim, mlxvk_dtype dtype,
                                 mlxvk_device device)
 {
     struct call c = begin_on("array", lock_device(device.ctx), NULL);
-    struct array *a;
-    if (!c.device) return c.code;
-    a = output(&c, dim, shape, dtype);
+    struct array *a = output(&c, dim, shape, dtype);
     if (a) fill_array(&c, a, data);
-    if (c.code) c.device->error = c.stream->error;
-    return finish(&c, a, res);
+    return finish_on(&c, a, res);
+}
+
+int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype)
+{
+    return mlxvk_array_new_data_device(arr, data, shape, dim, dtype, (mlxvk_device){ NULL });
 }
 
 mlxvk_array mlxvk_array_new_data(const void *data, const int *shape, int dim, mlxvk_dtype dtype)
 {
     mlxvk_array res = { NULL };
-    mlxvk_array_new_data_device(&res, data, shape, dim, dtype, (mlxvk_device){ NULL });
+    mlxvk_array_set_data(&res, data, shape, dim, dtype);
     return res;
 }
 
-mlxvk_array mlxvk_array_new_bool(bool value)
+#define X(make, set, type, dtype) \
+    int set(mlxvk_array *arr, type value) { return mlxvk_array_set_data(arr, &value, NULL, 0, dtype); } \
+    mlxvk_array make(type value) { return mlxvk_array_new_data(&value, NULL, 0, dtype); }
+X(mlxvk_array_new_bool, mlxvk_array_set_bool, bool, MLXVK_BOOL)
+X(mlxvk_array_new_int, mlxvk_array_set_int, int, MLXVK_INT32)
+X(mlxvk_array_new_float, mlxvk_array_set_float, float, MLXVK_FLOAT32)
+X(mlxvk_array_new_float32, mlxvk_array_set_float32, float, MLXVK_FLOAT32)
+X(mlxvk_array_new_double, mlxvk_array_set_double, double, MLXVK_FLOAT64)
+X(mlxvk_array_new_float64, mlxvk_array_set_float64, double, MLXVK_FLOAT64)
+#undef X
+
+int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag)
 {
-    uint8_t v = value;
-    return mlxvk_array_new_data(&v, NULL, 0, MLXVK_BOOL);
+    return mlxvk_array_set_data(arr, (float[]){ real, imag }, NULL, 0, MLXVK_COMPLEX64);
 }
-mlxvk_array mlxvk_array_new_int(int value) { int32_t v = value; return mlxvk_array_new_data(&v, NULL, 0, MLXVK_INT32); }
-mlxvk_array mlxvk_array_new_float(float value) { return mlxvk_array_new_data(&value, NULL, 0, MLXVK_FLOAT32); }
-mlxvk_array mlxvk_array_new_float32(float value) { return mlxvk_array_new_float(value); }
 mlxvk_array mlxvk_array_new_complex(float real, float imag)
 {
-    float v[2] = { real, imag };
-    return mlxvk_array_new_data(v, NULL, 0, MLXVK_COMPLEX64);
+    return mlxvk_array_new_data((float[]){ real, imag }, NULL, 0, MLXVK_COMPLEX64);
 }
 
 int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
@@ -17908,23 +17875,37 @@ int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxv
     return finish(&c, a, res);
 }
 
+/* ---- views of memory ---- */
+
+/* A call that makes a view: can one begin there? */
+static void check_view(struct call *c, const int *shape, const int64_t *strides, int dim, mlxvk_dtype dtype,
+                       size_t offset, size_t bytes)
+{
+    if (check_shape(c, dim, shape, dtype) && (offset > bytes || offset % dtypes[dtype].size))
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, bytes);
+    check_strides(c, dim, shape, strides);
+}
+
+/* Ends it, where the view does not reach beyond. */
+static int finish_view(struct call *c, struct array *a, size_t bytes, mlxvk_array *res)
+{
+    int64_t low = 0, high = 0;
+    if (a && a->size) array_span(a, &low, &high);
+    if (low < 0 || high > (int64_t)bytes)
+        FAIL(c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low, (long long)high,
+             bytes);
+    return finish_on(c, a, res);
+}
+
 int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *shape, const int64_t *strides, int dim,
-                           mlxvk_dtype dtype,
-                           size_t offset)
+                           mlxvk_dtype dtype, size_t offset)
 {
     struct buffer *b = buffer.ctx;
     struct array *a = NULL;
-    struct storage *st;
-    struct call c;
-    int64_t low, high;
     if (!b) return MLXVK_ERROR_ARGUMENT;
-    c = begin_on("array_new_buffer", lock_device(b->device), NULL);
-    if (!c.device) return c.code;
-    if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset,
-             b->bytes);
-    check_strides(&c, dim, shape, strides);
-    st = c.code ? NULL : storage_create(c.device, b->bytes);
+    struct call c = begin_on("array_new_buffer", lock_device(b->device), NULL);
+    check_view(&c, shape, strides, dim, dtype, offset, b->bytes);
+    struct storage *st = c.code ? NULL : storage_create(c.device, b->bytes);
     if (st) {
         st->refs = 1;
         st->buffer = b;
@@ -17932,30 +17913,36 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
         a = temporary(&c, array_create(st, dtype, dim, shape, strides, (int64_t)offset));
         storage_release(st);
     }
-    if (a) {
-        array_span(a, &low, &high);
-        if (a->size && (low < 0 || high > (int64_t)b->bytes))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a),
-                 (long long)low, (long long)high, b->bytes);
-    }
-    if (c.code) c.device->error = c.stream->error;
-    return finish(&c, a, res);
+    return finish_view(&c, a, b->bytes, res);
 }
 
-size_t mlxvk_array_itemsize(mlxvk_array array) { return array.ctx ? item_size(array.ctx) : 0; }
-size_t mlxvk_array_size(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->size : 0; }
-size_t mlxvk_array_nbytes(mlxvk_array array) { return array.ctx ? array_bytes(array.ctx) : 0; }
-size_t mlxvk_array_ndim(mlxvk_array array) { return array.ctx ? (size_t)((struct array *)array.ctx)->ndim : 0; }
-const int *mlxvk_array_shape(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->shape : NULL; }
-const int64_t *mlxvk_array_strides(mlxvk_array array)
+int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
+                         mlxvk_dtype dtype, size_t offset)
 {
-    return array.ctx ? ((struct array *)array.ctx)->strides : NULL;
+    struct array *from = base.ctx;
+    if (!from) return MLXVK_ERROR_ARGUMENT;
+    struct call c = begin_on("array_new_view", lock_device(from->storage->device), NULL);
+    size_t bytes = from->storage->nbytes;
+    check_view(&c, shape, strides, dim, dtype, offset, bytes);
+    return finish_view(&c, view_of(&c, from, dtype, dim, shape, strides, (int64_t)offset), bytes, res);
 }
-mlxvk_dtype mlxvk_array_dtype(mlxvk_array array)
-{
-    return array.ctx ? ((struct array *)array.ctx)->dtype : MLXVK_DTYPE_COUNT;
-}
-bool mlxvk_array_is_row_contiguous(mlxvk_array array) { return array.ctx && ((struct array *)array.ctx)->row; }
+
+/* ---- what arrays are, and what is in them ---- */
+
+/* { NULL } is what the row's end says. */
+#define X(name, type, value, none) \
+    type name(mlxvk_array array) { const struct array *a = array.ctx; return a ? value : none; }
+X(mlxvk_array_itemsize, size_t, item_size(a), 0)
+X(mlxvk_array_size, size_t, a->size, 0)
+X(mlxvk_array_nbytes, size_t, array_bytes(a), 0)
+X(mlxvk_array_ndim, size_t, (size_t)a->ndim, 0)
+X(mlxvk_array_shape, const int *, a->shape, NULL)
+X(mlxvk_array_strides, const int64_t *, a->strides, NULL)
+X(mlxvk_array_dtype, mlxvk_dtype, a->dtype, MLXVK_DTYPE_COUNT)
+X(mlxvk_array_is_row_contiguous, bool, a->row, false)
+X(mlxvk_array_offset, size_t, (size_t)a->offset, 0)
+X(mlxvk_array_memory_size, size_t, a->storage->nbytes, 0)
+#undef X
 
 int mlxvk_array_dim(mlxvk_array array, int dim)
 {
@@ -17981,37 +17968,28 @@ static int storage_ready(struct device *d, struct storage *st)
 int mlxvk_array_buffer(mlxvk_buffer *res, size_t *offset, mlxvk_array array)
 {
     struct array *a = array.ctx;
-    mlxvk_buffer old = { NULL };
-    struct device *d;
-    int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
-    d = lock_array(a);
-    code = array_wait(a);
-    if (!code && !a->storage->buffer) {
-        code = storage_ready(d, a->storage);
-        if (!code) code = wait_buffer(d, a->storage->buffer, true);
+    struct storage *st = a->storage;
+    struct device *d = lock_device(st->device);
+    int code = array_wait(a, false);
+    if (!code && !st->buffer) {
+        code = storage_ready(d, st);
+        if (!code) code = wait_buffer(d, st->buffer, true);
     }
-    if (!code) {
-        a->storage->buffer->refs++;
-        old = put_buffer(d, res, a->storage->buffer);
-        if (offset) *offset = (size_t)a->offset;
-    }
-    mutex_unlock(&d->lock);
-    mlxvk_buffer_free(old);
-    return code;
+    if (!code) st->buffer->refs++;
+    if (!code && offset) *offset = (size_t)a->offset;
+    return give_buffer(d, res, st->buffer, code);
 }
 
-int mlxvk_array_eval(mlxvk_array array)
+int mlxvk_array_wait(mlxvk_array array, bool readers)
 {
     struct array *a = array.ctx;
-    struct device *d;
-    int code;
     if (!a) return MLXVK_ERROR_ARGUMENT;
-    d = lock_array(a);
-    code = array_wait(a);
-    mutex_unlock(&d->lock);
-    return code;
+    lock_array(a);
+    return unlock_array(a, array_wait(a, readers));
 }
+
+int mlxvk_array_eval(mlxvk_array array) { return mlxvk_array_wait(array, false); }
 
 /* Host memory that is mapped uncached is read through cached staging from this many bytes on. */
 enum { DIRECT_READ = 16384 };
@@ -18037,38 +18015,32 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
 {
     struct call c = begin("array_read", s);
     struct array *a = input(&c, "array", array);
-    int code;
     if (a && size != array_bytes(a)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu bytes of memory for %s", size, TEXT(a));
     if (a && size && !data) FAIL(&c, MLXVK_ERROR_ARGUMENT, "data is NULL");
     if (a && !c.code) a = contiguous(&c, a);
     if (!a || c.code) return end(&c);
     take_handle(a);                                  /* somebody wants it: not to be dropped from the tape */
-    code = array_submit(a);
+    int code = array_submit(a);
     if (!code) code = read_bytes(a, data);
     drop_handle(a);
-    if (code && !c.code)
-        FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
-             a->storage->failed && stream_of(a->storage) ? stream_of(a->storage)->deferred_text
-                                                         : mlxvk_result_text(code));
+    if (code && !c.code) {
+        const struct stream *of = a->storage->failed ? stream_of(a->storage) : NULL;
+        FAIL(&c, code, "%s could not be computed: %s", TEXT(a), of ? of->deferred_text : mlxvk_result_text(code));
+    }
     return end(&c);
 }
 
 static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
 {
     struct array *a = array.ctx;
-    struct device *d;
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
-    d = lock_array(a);
+    struct device *d = lock_array(a);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
     else if (a->dtype != dtype)
         code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
-    else {
-        code = array_submit(a);
-        if (!code) code = read_bytes(a, res);
-    }
-    mutex_unlock(&d->lock);
-    return code;
+    else if (!(code = array_submit(a))) code = read_bytes(a, res);
+    return unlock_array(a, code);
 }
 
 int mlxvk_array_item_bool(bool *res, mlxvk_array array)
@@ -18081,53 +18053,18 @@ int mlxvk_array_item_bool(bool *res, mlxvk_array array)
 
 const void *mlxvk_array_data(mlxvk_array array)
 {
-    struct array *a = array.ctx;
-    const struct storage *st;
+    const struct array *a = array.ctx;
     const void *data = NULL;
-    struct device *d;
     if (!a) return NULL;
-    d = lock_array(a);
-    st = a->storage;
+    const struct storage *st = a->storage;
+    lock_array(a);
     if (st->literal && !st->buffer) data = st->bytes + a->offset;
     else if (st->buffer && st->buffer->map && !st->writers) data = st->buffer->map + a->offset;
-    mutex_unlock(&d->lock);
+    unlock_array(a, 0);
     return data;
 }
 
 /* ---- memory under a front end's own arrays ---- */
-
-int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
-                         mlxvk_dtype dtype,
-                         size_t offset)
-{
-    struct array *from = base.ctx, *a;
-    size_t nbytes = from ? from->storage->nbytes : 0;
-    struct call c;
-    int64_t low, high;
-    if (!from) return MLXVK_ERROR_ARGUMENT;
-    c = begin_on("array_new_view", lock_device(from->storage->device), NULL);
-    if (!c.device) return c.code;
-    if (check_shape(&c, dim, shape, dtype) && (offset > nbytes || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset,
-             nbytes);
-    check_strides(&c, dim, shape, strides);
-    a = view_of(&c, from, dtype, dim, shape, strides, (int64_t)offset);
-    if (a) {
-        array_span(a, &low, &high);
-        if (a->size && (low < 0 || high > (int64_t)nbytes))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low,
-                 (long long)high, nbytes);
-    }
-    if (c.code) c.device->error = c.stream->error;
-    return finish(&c, a, res);
-}
-
-size_t mlxvk_array_offset(mlxvk_array array) { return array.ctx ? (size_t)((struct array *)array.ctx)->offset : 0; }
-
-size_t mlxvk_array_memory_size(mlxvk_array array)
-{
-    return array.ctx ? ((struct array *)array.ctx)->storage->nbytes : 0;
-}
 
 bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)
 {
@@ -18137,31 +18074,14 @@ bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)
 int mlxvk_array_host(void **data, mlxvk_array array)
 {
     struct array *a = array.ctx;
-    struct storage *st;
-    struct device *d;
-    int code;
     if (!a || !data) return MLXVK_ERROR_ARGUMENT;
-    st = a->storage;
-    d = lock_array(a);
+    struct storage *st = a->storage;
+    struct device *d = lock_array(a);
     if (st->writers && stream_of(st)) stream_lower(stream_of(st), 0);
-    code = st->failed ? st->failed : d->lost;
+    int code = st->failed ? st->failed : d->lost;
     if (!code) code = storage_ready(d, st);
     if (!code) *data = st->buffer->map;
-    mutex_unlock(&d->lock);
-    return code;
-}
-
-int mlxvk_array_wait(mlxvk_array array, bool readers)
-{
-    struct array *a = array.ctx;
-    struct device *d;
-    int code;
-    if (!a) return MLXVK_ERROR_ARGUMENT;
-    d = lock_array(a);
-    code = array_submit(a);
-    if (!code) code = wait_buffer(d, a->storage->buffer, !readers);
-    mutex_unlock(&d->lock);
-    return code;
+    return unlock_array(a, code);
 }
 
 /* ==== >>public: strings, vectors and maps ========================================================================= */
@@ -18261,7 +18181,6 @@ static int copy_string(void *to, const void *from)
     return text ? 0 : source ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
 }
 static void drop_string(void *item) { free(*(char **)item); }
-
 
 static int copy_array(void *to, const void *from)
 {
@@ -18560,12 +18479,9 @@ mlxvk_device mlxvk_device_new_type(mlxvk_device_type type, int index)
 
 int mlxvk_device_set(mlxvk_device *dev, const mlxvk_device src)
 {
-    struct device *d = src.ctx;
-    mlxvk_device old;
     if (!dev) return MLXVK_ERROR_ARGUMENT;
-    if (d) { mutex_lock(&d->lock); d->refs++; mutex_unlock(&d->lock); }
-    old = *dev;
-    dev->ctx = d;
+    mlxvk_device old = *dev;
+    dev->ctx = src.ctx ? keep_device(src.ctx) : NULL;
     return mlxvk_device_free(old);
 }
 
@@ -18648,14 +18564,14 @@ int mlxvk_device_info_has_key(bool *exists, mlxvk_device_info info, const char *
 
 int mlxvk_device_info_get_keys(mlxvk_vector_string *keys, mlxvk_device_info info)
 {
-    struct device *d = device_or_default(info);
-    struct vector *l = d && keys ? list_new(&string_kind) : NULL;
-    struct info_size sizes[INFO_SIZES];
-    int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
-    for (size_t i = 0; i < COUNT(info_strings) && !code; i++) code = list_append(l, &info_strings[i], 1);
-    if (d) info_sizes(d, sizes);
-    for (size_t i = 0; i < INFO_SIZES && !code; i++) code = list_append(l, &sizes[i].name, 1);
-    for (size_t i = 0; i < CAPABILITY_COUNT && !code; i++) code = list_append(l, &capability_names[i], 1);
+    static const char *const names[] = {
+#define X(name, value) name,
+        INFO_STRINGS(X) INFO_SIZES(X)
+#undef X
+    };
+    struct vector *l = device_or_default(info) && keys ? list_new(&string_kind) : NULL;
+    int code = l ? list_append(l, names, COUNT(names)) : MLXVK_ERROR_ARGUMENT;
+    if (!code) code = list_append(l, capability_names, CAPABILITY_COUNT);
     return list_give(keys ? &keys->ctx : NULL, l, code);
 }
 
@@ -18739,9 +18655,6 @@ void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void 
 
 /* ---- arrays ---- */
 
-mlxvk_array mlxvk_array_new_double(double value) { return mlxvk_array_new_data(&value, NULL, 0, MLXVK_FLOAT64); }
-mlxvk_array mlxvk_array_new_float64(double value) { return mlxvk_array_new_double(value); }
-
 mlxvk_array mlxvk_array_new_data_managed_payload(void *data, const int *shape, int dim, mlxvk_dtype dtype,
                                                  void *payload, void (*dtor)(void *))
 {
@@ -18753,27 +18666,6 @@ mlxvk_array mlxvk_array_new_data_managed_payload(void *data, const int *shape, i
 mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, mlxvk_dtype dtype, void (*dtor)(void *))
 {
     return mlxvk_array_new_data_managed_payload(data, shape, dim, dtype, data, dtor);
-}
-
-int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype)
-{
-    return mlxvk_array_new_data_device(arr, data, shape, dim, dtype, (mlxvk_device){ NULL });
-}
-
-static int set_scalar(mlxvk_array *arr, const void *value, mlxvk_dtype dtype)
-{
-    return mlxvk_array_set_data(arr, value, NULL, 0, dtype);
-}
-
-int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return set_scalar(arr, &val, MLXVK_BOOL); }
-int mlxvk_array_set_int(mlxvk_array *arr, int val) { return set_scalar(arr, &val, MLXVK_INT32); }
-int mlxvk_array_set_float(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
-int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
-int mlxvk_array_set_double(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
-int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
-int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag)
-{
-    return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64);
 }
 
 #define DATA(data, type, dtype) \
