@@ -1943,24 +1943,18 @@ static void reap_events(struct device *d, bool all)
 
 enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6, SPIRV_GL_COMPUTE = 5,
              SPIRV_LOCAL_SIZE = 17, SPIRV_LOCAL_SIZE_ID = 38, SPIRV_SPEC_ID = 1, SPIRV_BUILT_IN = 11,
-                 SPIRV_WORKGROUP_SIZE = 25,
-             SPIRV_BINDING = 33, SPIRV_SET = 34 };
+             SPIRV_WORKGROUP_SIZE = 25, SPIRV_BINDING = 33, SPIRV_SET = 34 };
 enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17,
-                SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20,
-                SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
-                SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41,
-                    SPIRV_CONSTANT = 43,
-                SPIRV_COMPOSITE = 44, SPIRV_SPEC_TRUE = 48, SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51,
-                    SPIRV_FUNCTION = 54,
-                SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61,
-                    SPIRV_STORE = 62,
+                SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20, SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22,
+                SPIRV_TYPE_RUNTIME_ARRAY = 29, SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39,
+                SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43, SPIRV_COMPOSITE = 44, SPIRV_SPEC_TRUE = 48,
+                SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51, SPIRV_FUNCTION = 54, SPIRV_PARAMETER = 55,
+                SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61, SPIRV_STORE = 62,
                 SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83,
-                    SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
-                SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199,
-                    SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
+                SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114, SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194,
+                SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199, SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
                 SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248,
-                    SPIRV_BRANCH = 249,
-                SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253, SPIRV_EXECUTION_MODE_ID = 331 };
+                SPIRV_BRANCH = 249, SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253, SPIRV_EXECUTION_MODE_ID = 331 };
 
 /* Instructions, one after the other: op, its n operands, and in w the first of these before zeros. */
 struct spirv_instruction {
@@ -5539,6 +5533,7 @@ struct item_kind {
     size_t size;
     int (*copy)(void *to, const void *from);
     void (*drop)(void *item);
+    bool keyed;                                      /* an entry of a map, whose value is copied and let go so */
 };
 
 struct vector { const struct item_kind *kind; size_t size, slots; char *data; };
@@ -18086,6 +18081,36 @@ int mlxvk_array_host(void **data, mlxvk_array array)
 
 /* ==== >>public: strings, vectors and maps ========================================================================= */
 
+/* An entry of a map. */
+union value { void *any; const char *text; mlxvk_array array; struct vector *list; };
+struct entry { char *key; union value value; };
+
+static char *text_copy(const char *text)
+{
+    size_t n = strlen(text) + 1;
+    char *copy = malloc(n);
+    if (copy) memcpy(copy, text, n);
+    return copy;
+}
+
+static int item_copy(const struct item_kind *kind, void *to, const void *from)
+{
+    const struct entry *source = from;
+    struct entry *e = to;
+    if (!kind->keyed) return kind->copy(to, from);
+    e->key = text_copy(source->key);
+    int code = e->key ? kind->copy(&e->value, &source->value) : MLXVK_ERROR_HOST_MEMORY;
+    if (code) free(e->key);
+    return code;
+}
+
+static void item_drop(const struct item_kind *kind, void *item)
+{
+    struct entry *e = item;
+    if (kind->keyed) { free(e->key); kind->drop(&e->value); }
+    else if (kind->drop) kind->drop(item);
+}
+
 /* Opens a place for one item at position i; its contents are the caller's to write. */
 static void *list_open(struct vector *l, size_t i)
 {
@@ -18104,10 +18129,7 @@ static void *list_open(struct vector *l, size_t i)
 /* Lets items go from `first` on. */
 static void list_cut(struct vector *l, size_t first)
 {
-    while (l->size > first) {
-        l->size--;
-        if (l->kind->drop) l->kind->drop(list_at(l, l->size));
-    }
+    while (l->size > first) item_drop(l->kind, list_at(l, --l->size));
 }
 
 /* All items, or none. */
@@ -18117,7 +18139,7 @@ static int list_append(struct vector *l, const void *items, size_t count)
     if (!l || (count && !items)) return MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; i < count; i++) {
         void *place = list_open(l, l->size);
-        int code = place ? l->kind->copy(place, (const char *)items + i * l->kind->size) : MLXVK_ERROR_HOST_MEMORY;
+        int code = place ? item_copy(l->kind, place, (const char *)items + i * l->kind->size) : MLXVK_ERROR_HOST_MEMORY;
         if (!code) continue;
         l->size -= place != NULL;
         list_cut(l, before);
@@ -18164,14 +18186,6 @@ static int list_assign(void **slot, const struct item_kind *kind, const struct v
     return from ? list_set(slot, kind, from->data, from->size) : list_set(slot, kind, NULL, 0);
 }
 
-static char *text_copy(const char *text)
-{
-    size_t n = strlen(text) + 1;
-    char *copy = malloc(n);
-    if (copy) memcpy(copy, text, n);
-    return copy;
-}
-
 static int copy_int(void *to, const void *from) { memcpy(to, from, sizeof(int)); return 0; }
 static int copy_string(void *to, const void *from)
 {
@@ -18191,21 +18205,40 @@ static int copy_array(void *to, const void *from)
 }
 static void drop_array(void *item) { mlxvk_array_free(*(mlxvk_array *)item); }
 
-static int copy_vector(void *to, const void *from)
+/* Handles of lists hold a pointer to them, as values of maps do. */
+static struct vector *list_of(const void *item)
 {
-    mlxvk_vector_array copy = { NULL };
-    int code = list_assign(&copy.ctx, &array_kind, ((const mlxvk_vector_array *)from)->ctx);
+    struct vector *l;
+    memcpy(&l, item, sizeof l);
+    return l;
+}
+static int copy_list(void *to, const void *from)
+{
+    const struct vector *source = list_of(from);
+    void *copy = NULL;
+    int code = list_assign(&copy, source ? source->kind : &array_kind, source);
     memcpy(to, &copy, sizeof copy);
     return code;
 }
-static void drop_vector(void *item) { mlxvk_vector_array_free(*(mlxvk_vector_array *)item); }
+static void drop_list(void *item) { list_free(list_of(item)); }
 
-static const struct item_kind int_kind = { sizeof(int), copy_int, NULL };
-static const struct item_kind array_kind = { sizeof(mlxvk_array), copy_array, drop_array };
-static const struct item_kind string_kind = { sizeof(char *), copy_string, drop_string };
-static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), copy_vector, drop_vector };
+static const struct item_kind int_kind = { sizeof(int), copy_int, NULL, false };
+static const struct item_kind array_kind = { sizeof(mlxvk_array), copy_array, drop_array, false };
+static const struct item_kind string_kind = { sizeof(char *), copy_string, drop_string, false };
+static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), copy_list, drop_list, false };
+static const struct item_kind array_entry = { sizeof(struct entry), copy_array, drop_array, true };
+static const struct item_kind string_entry = { sizeof(struct entry), copy_string, drop_string, true };
+static const struct item_kind list_entry = { sizeof(struct entry), copy_list, drop_list, true };
 
-/* The functions of one kind of vector; `get` is in the macro's last argument. */
+/* What getters make of an item, in *res: texts stay the container's. */
+static int give_string(void *res, const void *item) { memcpy(res, item, sizeof(char *)); return 0; }
+static int give_array(void *res, const void *item) { return mlxvk_array_set(res, *(const mlxvk_array *)item); }
+static int give_vector(void *res, const void *item)
+{
+    return mlxvk_vector_array_set(res, *(const mlxvk_vector_array *)item);
+}
+
+/* The functions of one kind of vector. */
 #define VECTOR_FUNCTIONS(kind, type, in, out, give, NEW, FREE, NEW_DATA, NEW_VALUE, \
                          SET, SET_DATA, SET_VALUE, APPEND, PUSH, SIZE, GET) \
     type NEW(void) { return (type){ list_new(&kind) }; } \
@@ -18224,15 +18257,7 @@ static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), 
         return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT; \
     }
 
-static int give_int(int *res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
-static int give_string(char **res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
-static int give_array(mlxvk_array *res, const void *item) { return mlxvk_array_set(res, *(const mlxvk_array *)item); }
-static int give_vector(mlxvk_vector_array *res, const void *item)
-{
-    return mlxvk_vector_array_set(res, *(const mlxvk_vector_array *)item);
-}
-
-VECTOR_FUNCTIONS(int_kind, mlxvk_vector_int, const int, int, give_int,
+VECTOR_FUNCTIONS(int_kind, mlxvk_vector_int, const int, int, copy_int,
                  mlxvk_vector_int_new, mlxvk_vector_int_free, mlxvk_vector_int_new_data, mlxvk_vector_int_new_value,
                  mlxvk_vector_int_set, mlxvk_vector_int_set_data, mlxvk_vector_int_set_value,
                  mlxvk_vector_int_append_data, mlxvk_vector_int_append_value, mlxvk_vector_int_size,
@@ -18248,8 +18273,8 @@ VECTOR_FUNCTIONS(string_kind, mlxvk_vector_string, const char *, char *, give_st
                  mlxvk_vector_string_set_value, mlxvk_vector_string_append_data, mlxvk_vector_string_append_value,
                  mlxvk_vector_string_size, mlxvk_vector_string_get)
 VECTOR_FUNCTIONS(vector_array_kind, mlxvk_vector_vector_array, const mlxvk_vector_array, mlxvk_vector_array,
-                 give_vector, mlxvk_vector_vector_array_new, mlxvk_vector_vector_array_free,
-                 mlxvk_vector_vector_array_new_data,
+                 give_vector,
+                 mlxvk_vector_vector_array_new, mlxvk_vector_vector_array_free, mlxvk_vector_vector_array_new_data,
                  mlxvk_vector_vector_array_new_value, mlxvk_vector_vector_array_set,
                  mlxvk_vector_vector_array_set_data, mlxvk_vector_vector_array_set_value,
                  mlxvk_vector_vector_array_append_data, mlxvk_vector_vector_array_append_value,
@@ -18305,12 +18330,6 @@ static int put_text(mlxvk_string *res, struct text *t)
 
 /* ---- maps: entries in the order of their keys ---- */
 
-struct entry { char *key; union { char *text; mlxvk_array array; struct vector *list; } value; };
-
-static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL },
-    string_entry = { sizeof(struct entry), NULL, NULL },
-    list_entry = { sizeof(struct entry), NULL, NULL };
-
 /* The place of a key, or where it would be. */
 static size_t map_place(const struct vector *m, const char *key, bool *found)
 {
@@ -18326,61 +18345,32 @@ static size_t map_place(const struct vector *m, const char *key, bool *found)
     return low;
 }
 
-static void drop_value(const struct vector *m, struct entry *e)
-{
-    if (m->kind == &array_entry) mlxvk_array_free(e->value.array);
-    else if (m->kind == &string_entry) free(e->value.text);
-    else list_free(e->value.list);
-}
-
-static int map_free(struct vector *m)
-{
-    for (size_t i = 0; m && i < m->size; i++) {
-        struct entry *e = list_at(m, i);
-        drop_value(m, e);
-        free(e->key);
-    }
-    return list_free(m);
-}
-
 /* Takes the value over, also where it fails. An entry of that key is replaced. */
-static int map_put(struct vector *m, const char *key, struct entry value)
+static int map_take(struct vector *m, const char *key, union value value)
 {
-    bool found = false;
-    size_t at = m && key ? map_place(m, key, &found) : 0;
-    struct entry *e = NULL;
-    if (m && key && found) { e = list_at(m, at); drop_value(m, e); e->value = value.value; return 0; }
-    value.key = m && key ? text_copy(key) : NULL;
-    if (value.key) e = list_open(m, at);
-    if (e) { *e = value; return 0; }
-    if (m) drop_value(m, &value);
-    free(value.key);
-    return m && key ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
-}
-
-static struct entry array_value(mlxvk_array array)
-{
-    struct entry e = { NULL, { NULL } };
-    e.value.array.ctx = NULL;
-    mlxvk_array_set(&e.value.array, array);
-    return e;
-}
-
-static struct entry text_value(const char *text) { return (struct entry){ NULL, { text_copy(text) } }; }
-
-static int map_set(void **slot, const struct item_kind *kind, const struct vector *from)
-{
-    struct vector *fresh = slot ? list_new(kind) : NULL;
-    int code = fresh ? 0 : slot ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
-    for (size_t i = 0; from && !code && i < from->size; i++) {
-        const struct entry *e = list_at(from, i);
-        struct entry copy = kind == &array_entry ? array_value(e->value.array) : text_value(e->value.text);
-        code = kind == &string_entry && !copy.value.text ? MLXVK_ERROR_HOST_MEMORY : map_put(fresh, e->key, copy);
+    bool found;
+    size_t at = map_place(m, key, &found);
+    if (found) {
+        struct entry *e = list_at(m, at);
+        m->kind->drop(&e->value);
+        e->value = value;
+        return 0;
     }
-    if (code) { map_free(fresh); return code; }
-    map_free(*slot);
-    *slot = fresh;
-    return 0;
+    char *copy = text_copy(key);
+    struct entry *e = copy ? list_open(m, at) : NULL;
+    if (e) { *e = (struct entry){ copy, value }; return 0; }
+    m->kind->drop(&value);
+    free(copy);
+    return MLXVK_ERROR_HOST_MEMORY;
+}
+
+/* A copy of the value. */
+static int map_put(struct vector *m, const char *key, union value value)
+{
+    union value copy;
+    if (!m || !key || !value.any) return MLXVK_ERROR_ARGUMENT;
+    int code = m->kind->copy(&copy, &value);
+    return code ? code : map_take(m, key, copy);
 }
 
 static const struct entry *map_find(const struct vector *m, const char *key)
@@ -18404,65 +18394,35 @@ static void *walk_new(const struct vector *m)
     return w;
 }
 
-#define MAP_FUNCTIONS(type, kind, NEW, SET, FREE, walk, WALK_NEW, WALK_FREE) \
+#define MAP_FUNCTIONS(kind, type, in, out, member, give, NEW, SET, FREE, INSERT, GET, walk, WALK_NEW, WALK_FREE, NEXT) \
     type NEW(void) { return (type){ list_new(&kind) }; } \
-    int SET(type *map, const type src) { return map_set(map ? &map->ctx : NULL, &kind, src.ctx); } \
-    int FREE(type map) { return map_free(map.ctx); } \
+    int SET(type *map, const type src) { return list_assign(map ? &map->ctx : NULL, &kind, src.ctx); } \
+    int FREE(type map) { return list_free(map.ctx); } \
+    int INSERT(type map, const char *key, in v) { return map_put(map.ctx, key, (union value){ .member = v }); } \
+    int GET(out *value, const type map, const char *key) \
+    { \
+        const struct entry *e = value ? map_find(map.ctx, key) : NULL; \
+        return e ? give(value, &e->value.member) : MLXVK_ERROR_ARGUMENT; \
+    } \
     walk WALK_NEW(type map) { return (walk){ walk_new(map.ctx) }; } \
-    int WALK_FREE(walk it) { free(it.ctx); return 0; }
+    int WALK_FREE(walk it) { free(it.ctx); return 0; } \
+    int NEXT(const char **key, out *value, walk it) \
+    { \
+        const struct entry *e = key && value ? walk_on(it.ctx) : NULL; \
+        if (e) *key = e->key; \
+        return e ? give(value, &e->value.member) : MLXVK_ERROR_ARGUMENT; \
+    }
 
-MAP_FUNCTIONS(mlxvk_map_string_to_array, array_entry,
+MAP_FUNCTIONS(array_entry, mlxvk_map_string_to_array, const mlxvk_array, mlxvk_array, array, give_array,
               mlxvk_map_string_to_array_new, mlxvk_map_string_to_array_set, mlxvk_map_string_to_array_free,
-              mlxvk_map_string_to_array_iterator, mlxvk_map_string_to_array_iterator_new,
-              mlxvk_map_string_to_array_iterator_free)
-MAP_FUNCTIONS(mlxvk_map_string_to_string, string_entry,
+              mlxvk_map_string_to_array_insert, mlxvk_map_string_to_array_get, mlxvk_map_string_to_array_iterator,
+              mlxvk_map_string_to_array_iterator_new, mlxvk_map_string_to_array_iterator_free,
+              mlxvk_map_string_to_array_iterator_next)
+MAP_FUNCTIONS(string_entry, mlxvk_map_string_to_string, const char *, const char *, text, give_string,
               mlxvk_map_string_to_string_new, mlxvk_map_string_to_string_set, mlxvk_map_string_to_string_free,
-              mlxvk_map_string_to_string_iterator, mlxvk_map_string_to_string_iterator_new,
-              mlxvk_map_string_to_string_iterator_free)
-
-int mlxvk_map_string_to_array_insert(mlxvk_map_string_to_array map, const char *key, const mlxvk_array value)
-{
-    return map.ctx && key && value.ctx ? map_put(map.ctx, key, array_value(value)) : MLXVK_ERROR_ARGUMENT;
-}
-
-int mlxvk_map_string_to_string_insert(mlxvk_map_string_to_string map, const char *key, const char *value)
-{
-    struct entry e = value ? text_value(value) : (struct entry){ NULL, { NULL } };
-    if (!value || !map.ctx || !key) { free(e.value.text); return MLXVK_ERROR_ARGUMENT; }
-    return e.value.text ? map_put(map.ctx, key, e) : MLXVK_ERROR_HOST_MEMORY;
-}
-
-int mlxvk_map_string_to_array_get(mlxvk_array *value, const mlxvk_map_string_to_array map, const char *key)
-{
-    const struct entry *e = map_find(map.ctx, key);
-    return e && value ? mlxvk_array_set(value, e->value.array) : MLXVK_ERROR_ARGUMENT;
-}
-
-int mlxvk_map_string_to_string_get(const char **value, const mlxvk_map_string_to_string map, const char *key)
-{
-    const struct entry *e = map_find(map.ctx, key);
-    if (!e || !value) return MLXVK_ERROR_ARGUMENT;
-    *value = e->value.text;
-    return 0;
-}
-
-int mlxvk_map_string_to_array_iterator_next(const char **key, mlxvk_array *value, mlxvk_map_string_to_array_iterator it)
-{
-    const struct entry *e = key && value ? walk_on(it.ctx) : NULL;
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    *key = e->key;
-    return mlxvk_array_set(value, e->value.array);
-}
-
-int mlxvk_map_string_to_string_iterator_next(const char **key, const char **value,
-                                             mlxvk_map_string_to_string_iterator it)
-{
-    const struct entry *e = key && value ? walk_on(it.ctx) : NULL;
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    *key = e->key;
-    *value = e->value.text;
-    return 0;
-}
+              mlxvk_map_string_to_string_insert, mlxvk_map_string_to_string_get, mlxvk_map_string_to_string_iterator,
+              mlxvk_map_string_to_string_iterator_new, mlxvk_map_string_to_string_iterator_free,
+              mlxvk_map_string_to_string_iterator_next)
 
 /* ==== >>public: devices, streams and arrays in mlx-c's words ====================================================== */
 
@@ -18489,7 +18449,7 @@ bool mlxvk_device_equal(mlxvk_device lhs, mlxvk_device rhs) { return device_or_d
 
 int mlxvk_device_get_index(int *index, mlxvk_device dev)
 {
-    struct device *d = device_or_default(dev);
+    const struct device *d = device_or_default(dev);
     if (!d || !index) return MLXVK_ERROR_ARGUMENT;
     *index = d->index;
     return 0;
@@ -18505,8 +18465,8 @@ int mlxvk_device_get_type(mlxvk_device_type *type, mlxvk_device dev)
 
 int mlxvk_device_tostring(mlxvk_string *str, mlxvk_device dev)
 {
-    struct device *d = device_or_default(dev);
-    struct text t = { NULL, 0, 0, false };
+    const struct device *d = device_or_default(dev);
+    struct text t = { 0 };
     if (!d || !str) return MLXVK_ERROR_ARGUMENT;
     text_add(&t, "Device(gpu, %d)", d->index);
     return put_text(str, &t);
@@ -18582,15 +18542,13 @@ mlxvk_stream mlxvk_default_cpu_stream_new(void) { return mlxvk_default_gpu_strea
 int mlxvk_stream_set(mlxvk_stream *stream, const mlxvk_stream src)
 {
     struct stream *s = src.ctx;
-    mlxvk_stream old;
     if (!stream) return MLXVK_ERROR_ARGUMENT;
     if (s) {
-        mutex_lock(&s->device->lock);
+        lock_device(s->device);
         s->refs++;
-        s->device->refs++;
         mutex_unlock(&s->device->lock);
     }
-    old = *stream;
+    mlxvk_stream old = *stream;
     stream->ctx = s;
     return mlxvk_stream_free(old);
 }
@@ -18604,8 +18562,8 @@ int mlxvk_stream_get_device(mlxvk_device *dev, mlxvk_stream stream)
 
 int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream)
 {
-    struct stream *s = stream.ctx;
-    struct text t = { NULL, 0, 0, false };
+    const struct stream *s = stream.ctx;
+    struct text t = { 0 };
     if (!s || !str) return MLXVK_ERROR_ARGUMENT;
     text_add(&t, "Stream(Device(gpu, %d), %d)", s->device->index, s->index);
     return put_text(str, &t);
@@ -18613,12 +18571,9 @@ int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream)
 
 int mlxvk_get_default_stream(mlxvk_stream *stream, mlxvk_device dev)
 {
-    mlxvk_stream fresh = stream_handle(dev, true), old;
-    if (!stream || !fresh.ctx) {
-        mlxvk_stream_free(fresh);
-        return stream ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT;
-    }
-    old = *stream;
+    if (!stream) return MLXVK_ERROR_ARGUMENT;
+    mlxvk_stream fresh = stream_handle(dev, true), old = *stream;
+    if (!fresh.ctx) return MLXVK_ERROR_NO_DEVICE;
     *stream = fresh;
     return mlxvk_stream_free(old);
 }
@@ -18638,12 +18593,10 @@ int mlxvk_set_default_stream(mlxvk_stream stream)
 
 void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void (*dtor)(void *))
 {
-    void (*old_dtor)(void *);
-    void *old;
     mutex_lock(&the_default.lock);
     mutex_lock(&the_default.handler_lock);
-    old_dtor = the_default.dtor;
-    old = the_default.data;
+    void (*old_dtor)(void *) = the_default.dtor;
+    void *old = the_default.data;
     the_default.handler = handler;
     the_default.data = data;
     the_default.dtor = dtor;
@@ -18702,27 +18655,32 @@ static double half_value(uint32_t bits)
     return bits & 0x8000u ? -size : size;
 }
 
+/* A number of n bytes, the lowest one first, as files and devices have them. */
+static uint64_t little(const uint8_t *bytes, size_t n)
+{
+    uint64_t value = 0;
+    while (n--) value = value << 8 | bytes[n];
+    return value;
+}
+
 static double float_value(const void *data, mlxvk_dtype dtype, size_t i)
 {
-    uint32_t bits = 0;
-    uint16_t half;
+    uint32_t bits = (uint32_t)little((const uint8_t *)data + dtypes[dtype].size * i, dtypes[dtype].size);
     float value;
-    if (dtypes[dtype].size == 2) { memcpy(&half, (const char *)data + 2 * i, 2); bits = half; }
     if (dtype == MLXVK_FLOAT16) return half_value(bits);
-    if (dtype == MLXVK_BFLOAT16) { bits <<= 16; memcpy(&value, &bits, 4); }
-    else memcpy(&value, (const char *)data + 4 * i, 4);
+    if (dtype == MLXVK_BFLOAT16) bits <<= 16;
+    memcpy(&value, &bits, 4);
     return (double)value;
 }
 
 static void print_element(struct text *t, const void *data, mlxvk_dtype dtype, size_t i)
 {
     size_t size = dtypes[dtype].size;
-    uint64_t bits = 0;
     if (is_complex(dtype))
         text_add(t, "%g%+gj", float_value(data, MLXVK_FLOAT32, 2 * i), float_value(data, MLXVK_FLOAT32, 2 * i + 1));
     else if (is_float(dtype)) text_add(t, "%g", float_value(data, dtype, i));
     else {
-        for (size_t k = 0; k < size; k++) bits |= (uint64_t)((const uint8_t *)data)[i * size + k] << (8 * k);
+        uint64_t bits = little((const uint8_t *)data + i * size, size);
         if (dtype == MLXVK_BOOL) text_add(t, bits ? "True" : "False");
         else if (dtypes[dtype].kind == KIND_UINT) text_add(t, "%llu", (unsigned long long)bits);
         else text_add(t, "%lld", (long long)(int64_t)(bits << (64 - 8 * size)) >> (64 - 8 * size));
@@ -18770,18 +18728,16 @@ int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr)
     struct array *a = arr.ctx;
     mlxvk_array part = { NULL };
     mlxvk_stream s = { NULL };
-    struct text t = { NULL, 0, 0, false };
-    size_t bytes, next = 0;
-    void *data;
-    int code;
+    struct text t = { 0 };
+    size_t next = 0;
     if (!a || !str) return MLXVK_ERROR_ARGUMENT;
-    code = mlxvk_get_default_stream(&s, (mlxvk_device){ a->storage->device });
+    int code = mlxvk_get_default_stream(&s, (mlxvk_device){ a->storage->device });
     if (!code) {
         struct call c = begin("array_tostring", s);
         code = finish(&c, corners(&c, input(&c, "arr", arr)), &part);
     }
-    bytes = mlxvk_array_nbytes(part);
-    data = malloc(bytes + 1);
+    size_t bytes = mlxvk_array_nbytes(part);
+    void *data = malloc(bytes + 1);
     if (!code) code = data ? mlxvk_array_read(part, data, bytes, s) : MLXVK_ERROR_HOST_MEMORY;
     if (!code) {
         text_add(&t, "array(");
@@ -18801,10 +18757,10 @@ struct io { void *descriptor; mlxvk_io_vtable calls; };
 
 /* One call that reads or writes; its first error sticks. */
 struct file {
-    const char *name;                                /* of the call */
+    const char *name, *path;                         /* of the call; of the system's file, which is closed at its end */
     mlxvk_stream stream;
     struct io *io;
-    size_t size;
+    size_t size, at;                                 /* read: of the whole, and of it so far; at: written so far, too */
     int code;
 };
 
@@ -18834,26 +18790,14 @@ static const char *io_label(const struct io *io)
     return io && io->calls.label ? io->calls.label(io->descriptor) : "(no name)";
 }
 
-mlxvk_io_reader mlxvk_io_reader_new(void *desc, mlxvk_io_vtable vtable)
-{
-    return (mlxvk_io_reader){ io_new(desc, vtable) };
-}
-mlxvk_io_writer mlxvk_io_writer_new(void *desc, mlxvk_io_vtable vtable)
-{
-    return (mlxvk_io_writer){ io_new(desc, vtable) };
-}
-int mlxvk_io_reader_descriptor(void **desc, mlxvk_io_reader io) { return io_descriptor(desc, io.ctx); }
-int mlxvk_io_writer_descriptor(void **desc, mlxvk_io_writer io) { return io_descriptor(desc, io.ctx); }
-int mlxvk_io_reader_tostring(mlxvk_string *str, mlxvk_io_reader io)
-{
-    return put_string(str, text_copy(io_label(io.ctx)));
-}
-int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io)
-{
-    return put_string(str, text_copy(io_label(io.ctx)));
-}
-int mlxvk_io_reader_free(mlxvk_io_reader io) { return io_free(io.ctx); }
-int mlxvk_io_writer_free(mlxvk_io_writer io) { return io_free(io.ctx); }
+#define X(type, NEW, DESCRIPTOR, TOSTRING, FREE) \
+    type NEW(void *desc, mlxvk_io_vtable vtable) { return (type){ io_new(desc, vtable) }; } \
+    int DESCRIPTOR(void **desc, type io) { return io_descriptor(desc, io.ctx); } \
+    int TOSTRING(mlxvk_string *str, type io) { return put_string(str, text_copy(io_label(io.ctx))); } \
+    int FREE(type io) { return io_free(io.ctx); }
+X(mlxvk_io_reader, mlxvk_io_reader_new, mlxvk_io_reader_descriptor, mlxvk_io_reader_tostring, mlxvk_io_reader_free)
+X(mlxvk_io_writer, mlxvk_io_writer_new, mlxvk_io_writer_descriptor, mlxvk_io_writer_tostring, mlxvk_io_writer_free)
+#undef X
 
 /* ---- a file of the system as such an object ---- */
 
@@ -18894,21 +18838,24 @@ static struct io *disk_open(const char *name, const char *mode)
                                            .write = disk_write, .label = disk_label, .free = disk_free };
     FILE *f = name ? fopen(name, mode) : NULL;
     struct disk *d = f ? malloc(sizeof *d + strlen(name)) : NULL;
-    struct io *io;
     if (!d) { if (f) fclose(f); return NULL; }
     d->file = f;
     d->good = true;
     strcpy(d->label, name);
-    io = io_new(d, calls);
+    struct io *io = io_new(d, calls);
     if (!io) disk_free(d);
     return io;
+}
+
+static struct file disk_file(const char *call, const char *path, const char *mode, mlxvk_stream s)
+{
+    return (struct file){ .name = call, .path = path ? path : "NULL", .stream = s, .io = disk_open(path, mode) };
 }
 
 /* ---- reading and writing with errors ---- */
 
 static int file_fail(struct file *f, int code, const char *format, ...)
 {
-    struct call c;
     va_list arguments;
     char text[300];
     if (f->code) return f->code;
@@ -18916,11 +18863,21 @@ static int file_fail(struct file *f, int code, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    c = begin(f->name, f->stream);
+    struct call c = begin(f->name, f->stream);
     FAIL(&c, code, "%s: %s", io_label(f->io), text);
     if (c.device && c.stream) c.device->error = c.stream->error;
     end(&c);
     return code;
+}
+
+static int file_no_memory(struct file *f) { return file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); }
+
+/* Memory for what is read or written; NULL after an error. */
+static void *file_memory(struct file *f, size_t n)
+{
+    void *data = f->code ? NULL : malloc(n + 1);
+    if (!data) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %zu bytes", n);
+    return data;
 }
 
 static bool io_good(const struct io *io) { return !io->calls.good || io->calls.good(io->descriptor); }
@@ -18938,10 +18895,36 @@ static bool file_read(struct file *f, size_t at, void *data, size_t n)
     return !f->code;
 }
 
-static bool file_open(struct file *f, const char *path)
+/* The next n bytes. */
+static bool take_bytes(struct file *f, void *data, size_t n)
+{
+    bool good = file_read(f, f->at, data, n);
+    if (good) f->at += n;
+    return good;
+}
+
+/* The next number of so many bytes; 0 after an error. */
+static uint64_t take_number(struct file *f, size_t bytes)
+{
+    uint8_t raw[8];
+    return take_bytes(f, raw, bytes) ? little(raw, bytes) : 0;
+}
+
+/* The next n bytes as a text, to be freed; NULL after an error. */
+static char *take_text(struct file *f, uint64_t n)
+{
+    char *text = f->code || n > f->size ? NULL : file_memory(f, (size_t)n);
+    if (!text) file_fail(f, MLXVK_ERROR_ARGUMENT, "a text of %llu bytes", (unsigned long long)n);
+    if (text && !take_bytes(f, text, (size_t)n)) { free(text); return NULL; }
+    if (text) text[n] = 0;
+    return text;
+}
+
+static bool file_open(struct file *f)
 {
     const mlxvk_io_vtable *v = f->io ? &f->io->calls : NULL;
-    if (!v && path) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened", path), false;
+    if (f->code) return false;
+    if (!v && f->path) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened", f->path), false;
     if (!v || !v->seek || !v->tell || !v->read)
         return file_fail(f, MLXVK_ERROR_ARGUMENT, "the reader lacks seek, tell or read"), false;
     v->seek(f->io->descriptor, 0, SEEK_END);
@@ -18951,45 +18934,101 @@ static bool file_open(struct file *f, const char *path)
     return !f->code;
 }
 
+static bool file_create(struct file *f)
+{
+    if (!f->io && f->path) file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened for writing", f->path);
+    else if (!f->io || !f->io->calls.write) file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written");
+    return !f->code;
+}
+
 static void file_write(struct file *f, const void *data, size_t n)
 {
     if (f->code) return;
-    if (!f->io || !f->io->calls.write) { file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written"); return; }
     f->io->calls.write(f->io->descriptor, data, n);
+    f->at += n;
     if (!io_good(f->io)) file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes cannot be written", n);
+}
+
+static void write_number(struct file *f, uint64_t value, size_t bytes)
+{
+    uint8_t raw[8];
+    for (int i = 0; i < 8; i++) raw[i] = (uint8_t)(value >> (8 * i));
+    file_write(f, raw, bytes);
+}
+
+/* Writes a text that was made, and frees it. */
+static void write_made(struct file *f, struct text *t)
+{
+    if (t->failed) file_no_memory(f);
+    file_write(f, t->data, t->size);
+    free(t->data);
+}
+
+/* Ends a call. What was written may fail until now, where it is buffered. */
+static int file_end(struct file *f, bool written)
+{
+    if (f->path && f->io && written && fflush(((struct disk *)f->io->descriptor)->file))
+        file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written");
+    if (f->path) io_free(f->io);
+    return f->code;
+}
+
+/* A shape as it stands in a file, or reversed, of elements of so many bits, that are all in the file; their bytes. */
+static uint64_t file_shape(struct file *f, const char *name, uint64_t ndim, const uint64_t *sizes, bool reversed,
+                           int bits, int *shape)
+{
+    uint64_t all = (uint64_t)bits;
+    for (uint64_t i = 0; i < ndim && !f->code; i++) {
+        if (sizes[i] > INT_MAX || (sizes[i] && all > 8 * (uint64_t)f->size / sizes[i]))
+            file_fail(f, MLXVK_ERROR_SHAPE, "%s is larger than the file", name);
+        shape[reversed ? ndim - 1 - i : i] = (int)sizes[i];
+        all *= sizes[i];
+    }
+    return all / 8;
 }
 
 /* The bytes of a file from `at` on as an array of the stream's device. */
 static mlxvk_array file_array(struct file *f, size_t at, int ndim, const int *shape, mlxvk_dtype dtype)
 {
     mlxvk_array res = { NULL };
-    mlxvk_device device = mlxvk_stream_device(f->stream);
     size_t n = dtypes[dtype].size;
-    void *data;
-    int code;
     for (int i = 0; i < ndim; i++) n *= (size_t)shape[i];
-    data = f->code ? NULL : malloc(n + 1);
-    if (!data) { file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %zu bytes", n); return res; }
-    if (file_read(f, at, data, n)) {
-        code = mlxvk_array_new_data_device(&res, data, shape, ndim, dtype, device);
+    void *data = file_memory(f, n);
+    if (data && file_read(f, at, data, n)) {
+        int code = mlxvk_array_new_data_device(&res, data, shape, ndim, dtype, mlxvk_stream_device(f->stream));
         if (code) file_fail(f, code, "an array of %zu bytes of %s cannot be made", n, dtypes[dtype].name);
     }
     free(data);
     return res;
 }
 
-/* The elements of an array, row-major, behind what was written. */
+/* The map takes an array over. */
+static void file_keep(struct file *f, struct vector *m, const char *key, mlxvk_array array)
+{
+    if (f->code) mlxvk_array_free(array);
+    else if (map_take(m, key, (union value){ .array = array })) file_no_memory(f);
+}
+
+/* The elements of an array, row-major. */
 static void file_write_array(struct file *f, mlxvk_array array)
 {
     size_t n = mlxvk_array_nbytes(array);
-    void *data = f->code ? NULL : malloc(n + 1);
+    void *data = file_memory(f, n);
     mlxvk_stream s = { NULL };
-    if (!data) { file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %zu bytes", n); return; }
+    if (!data) return;
     mlxvk_get_default_stream(&s, (mlxvk_device){ ((struct array *)array.ctx)->storage->device });
     if (mlxvk_array_read(array, data, n, s)) file_fail(f, MLXVK_ERROR_NOT_READY, "an array cannot be read");
     file_write(f, data, n);
     mlxvk_stream_free(s);
     free(data);
+}
+
+static void write_arrays(struct file *f, const struct vector *arrays, size_t align)
+{
+    for (size_t i = 0; i < arrays->size && !f->code; i++) {
+        while (!f->code && f->at % align) write_number(f, 0, 1);
+        file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
+    }
 }
 
 /* ---- as much JSON as a safetensors header is ---- */
@@ -19027,15 +19066,9 @@ static uint32_t json_hex(struct json *j)
 
 static char *utf8(char *to, uint32_t c)
 {
-    if (c < 0x80) *to++ = (char)c;
-    else if (c < 0x800) { *to++ = (char)(0xc0 | c >> 6); *to++ = (char)(0x80 | (c & 63)); }
-    else if (c < 0x10000) {
-        *to++ = (char)(0xe0 | c >> 12);
-        *to++ = (char)(0x80 | (c >> 6 & 63));
-        *to++ = (char)(0x80 | (c & 63));
-    }
-    else { *to++ = (char)(0xf0 | c >> 18); *to++ = (char)(0x80 | (c >> 12 & 63)); *to++ = (char)(0x80 |
-        (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
+    int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;     /* bytes behind the first, which counts them */
+    *to++ = (char)((more ? 0xff00u >> (more + 1) & 0xff : 0) | c >> 6 * more);
+    while (more--) *to++ = (char)(0x80 | (c >> 6 * more & 63));
     return to;
 }
 
@@ -19044,34 +19077,40 @@ static char *json_string(struct json *j)
 {
     static const char escapes[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
     const char *p;
-    char *text, *to;
     json_want(j, '"');
     for (p = j->at; p < j->end && *p != '"'; p++) if (*p == '\\') p++;
-    if (j->bad || p >= j->end) { j->bad = true; return NULL; }
-    text = to = malloc((size_t)(p - j->at) + 1);         /* escapes are longer than what they stand for */
+    /* escapes are longer than what they stand for */
+    char *text = j->bad || p >= j->end ? NULL : malloc((size_t)(p - j->at) + 1), *to = text;
     if (!text) { j->bad = true; return NULL; }
     while (j->at < j->end && *j->at != '"' && !j->bad) {
-        const char *e;
         if (*j->at != '\\') { *to++ = *j->at++; continue; }
         j->at++;
-        e = *j->at ? strchr(escapes, *j->at) : NULL;
-        if (e) { *to++ = meant[e - escapes]; j->at++; }
-        else if (*j->at == 'u') {
-            uint32_t c;
-            j->at++;
-            c = json_hex(j);
-            if (c >= 0xd800 && c < 0xdc00 && j->end - j->at > 6 && j->at[0] == '\\' && j->at[1] == 'u') {
-                j->at += 2;
-                c = 0x10000 + ((c - 0xd800) << 10) + ((json_hex(j) - 0xdc00) & 0x3ff);
-            }
-            to = utf8(to, c);
-        } else j->bad = true;
+        const char *e = *j->at ? strchr(escapes, *j->at) : NULL;
+        if (!e && *j->at != 'u') { j->bad = true; break; }
+        j->at++;
+        if (e) { *to++ = meant[e - escapes]; continue; }
+        uint32_t c = json_hex(j);
+        if (c >= 0xd800 && c < 0xdc00 && j->end - j->at > 6 && j->at[0] == '\\' && j->at[1] == 'u') {
+            j->at += 2;
+            c = 0x10000 + ((c - 0xd800) << 10) + ((json_hex(j) - 0xdc00) & 0x3ff);
+        }
+        to = utf8(to, c);
     }
     *to = 0;
     json_want(j, '"');
     if (!j->bad) return text;
     free(text);
     return NULL;
+}
+
+/* The next key of an object, of which so many were read: a text, to be freed; NULL behind the last. */
+static char *json_key(struct json *j, int *count)
+{
+    bool more = (*count)++ ? json_take(j, ',') : (json_want(j, '{'), !json_take(j, '}'));
+    char *key = more ? json_string(j) : NULL;
+    if (key) json_want(j, ':');
+    else if (*count > 1) json_want(j, '}');
+    return key;
 }
 
 static uint64_t json_number(struct json *j)
@@ -19120,12 +19159,10 @@ enum { SAFETENSORS_HEADER = 100 << 20 };
 
 /* Names of dtypes in safetensors, and in npy: kind and size. */
 static const struct { const char *name, *npy; } file_dtypes[MLXVK_DTYPE_COUNT] = {
-    [MLXVK_BOOL] = { "BOOL", "|b1" }, [MLXVK_UINT8] = { "U8", "|u1" }, [MLXVK_UINT16] = { "U16", "<u2" },
-        [MLXVK_UINT32] = { "U32", "<u4" },
-    [MLXVK_UINT64] = { "U64", "<u8" }, [MLXVK_INT8] = { "I8", "|i1" }, [MLXVK_INT16] = { "I16", "<i2" },
-        [MLXVK_INT32] = { "I32", "<i4" },
-    [MLXVK_INT64] = { "I64", "<i8" }, [MLXVK_FLOAT16] = { "F16", "<f2" }, [MLXVK_FLOAT32] = { "F32", "<f4" },
-        [MLXVK_FLOAT64] = { "F64", "<f8" },
+    [MLXVK_BOOL]   = { "BOOL", "|b1" }, [MLXVK_UINT8]    = { "U8", "|u1" },   [MLXVK_UINT16]    = { "U16", "<u2" },
+    [MLXVK_UINT32] = { "U32", "<u4" },  [MLXVK_UINT64]   = { "U64", "<u8" },  [MLXVK_INT8]      = { "I8", "|i1" },
+    [MLXVK_INT16]  = { "I16", "<i2" },  [MLXVK_INT32]    = { "I32", "<i4" },  [MLXVK_INT64]     = { "I64", "<i8" },
+    [MLXVK_FLOAT16] = { "F16", "<f2" }, [MLXVK_FLOAT32]  = { "F32", "<f4" },  [MLXVK_FLOAT64]   = { "F64", "<f8" },
     [MLXVK_BFLOAT16] = { "BF16", "<V2" }, [MLXVK_COMPLEX64] = { "C64", "<c8" },
 };
 
@@ -19139,130 +19176,90 @@ static int file_dtype(const char *name, bool npy)
 }
 
 /* {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} */
-static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct vector *arrays)
+static void load_tensor(struct file *f, struct json *j, const char *key, struct vector *arrays)
 {
-    uint64_t shape[MAXD] = { 0 }, range[2] = { 0, 0 }, bytes;
-    int ndim = 0, dtype = -1, dims[MAXD], given = 0;
-    mlxvk_array array;
-    json_want(j, '{');
-    do {
-        char *name = json_string(j), *type = NULL;
-        json_want(j, ':');
-        if (name && !strcmp(name, "dtype")) { type = json_string(j); dtype = type ? file_dtype(type, false) : -1; }
-        else if (name && !strcmp(name, "shape")) { ndim = json_numbers(j, shape, MAXD); given |= 1; }
-        else if (name && !strcmp(name, "data_offsets")) given |= json_numbers(j, range, 2) == 2 ? 2 : 0;
+    uint64_t sizes[MAXD] = { 0 }, range[2] = { 0, 0 };
+    int ndim = -1, dtype = -1, shape[MAXD], count = 0;
+    bool placed = false;
+    for (char *name; (name = json_key(j, &count)) != NULL; free(name)) {
+        if (!strcmp(name, "dtype")) {
+            char *type = json_string(j);
+            dtype = type ? file_dtype(type, false) : -1;
+            free(type);
+        }
+        else if (!strcmp(name, "shape")) ndim = json_numbers(j, sizes, MAXD);
+        else if (!strcmp(name, "data_offsets")) placed = json_numbers(j, range, 2) == 2;
         else j->bad = true;
-        free(name);
-        free(type);
-    } while (!j->bad && json_take(j, ','));
-    json_want(j, '}');
-    if (j->bad || given != 3) { j->bad = true; return; }
+    }
+    if (j->bad || ndim < 0 || !placed) { j->bad = true; return; }
     if (dtype < 0 || dtype == MLXVK_FLOAT64) {
         file_fail(f, MLXVK_ERROR_DTYPE, "%s has a dtype that is not taken", key);
         return;
     }
-    bytes = dtypes[dtype].size;
-    for (int i = 0; i < ndim; i++) {
-        if (shape[i] > INT_MAX || (shape[i] && bytes > f->size / shape[i])) {
-            file_fail(f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
-            return;
-        }
-        bytes *= shape[i];
-        dims[i] = (int)shape[i];
-    }
+    uint64_t bytes = file_shape(f, key, (uint64_t)ndim, sizes, false, 8 * dtypes[dtype].size, shape);
     if (range[0] > f->size || range[1] < range[0] || range[1] - range[0] != bytes)
-        { file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu bytes, which is not what its shape says", key,
-                    (unsigned long long)(range[1] - range[0])); return; }
-    array = file_array(f, start + range[0], ndim, dims, (mlxvk_dtype)dtype);
-    if (!f->code && map_put(arrays, key, array_value(array)))
-        file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    mlxvk_array_free(array);
+        file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu bytes, which is not what its shape says", key,
+                  (unsigned long long)(range[1] - range[0]));
+    if (!f->code) file_keep(f, arrays, key, file_array(f, f->at + range[0], ndim, shape, (mlxvk_dtype)dtype));
 }
 
 /* {"key": "text", ...}, or what MLX writes where there is nothing: null */
-static void load_metadata(struct json *j, struct vector *strings)
+static void load_metadata(struct file *f, struct json *j, struct vector *strings)
 {
+    int count = 0;
     if (json_null(j)) return;
-    json_want(j, '{');
-    if (json_take(j, '}')) return;
-    do {
-        char *key = json_string(j), *value;
-        json_want(j, ':');
-        value = json_string(j);
-        if (key && value) map_put(strings, key, (struct entry){ NULL, { value } });
-        else free(value);
-        free(key);
-    } while (!j->bad && json_take(j, ','));
-    json_want(j, '}');
+    for (char *key; (key = json_key(j, &count)) != NULL; free(key)) {
+        char *value = json_string(j);
+        if (value && map_take(strings, key, (union value){ .text = value })) file_no_memory(f);
+    }
 }
 
 static void load_header(struct file *f, const char *header, size_t size, struct vector *arrays, struct vector *strings)
 {
     struct json j = { header, header + size, false };
-    json_want(&j, '{');
-    if (json_take(&j, '}')) return;
-    do {
-        char *key = json_string(&j);
-        json_want(&j, ':');
-        if (key && !strcmp(key, "__metadata__")) load_metadata(&j, strings);
-        else if (key) load_tensor(f, &j, key, 8 + size, arrays);
-        free(key);
-    } while (!j.bad && !f->code && json_take(&j, ','));
-    json_want(&j, '}');
+    int count = 0;
+    for (char *key; !f->code && (key = json_key(&j, &count)) != NULL; free(key)) {
+        if (!strcmp(key, "__metadata__")) load_metadata(f, &j, strings);
+        else load_tensor(f, &j, key, arrays);
+    }
     if (j.bad) file_fail(f, MLXVK_ERROR_ARGUMENT, "the header is not that of a safetensors file");
 }
 
-static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_to_array *res_0,
-                            mlxvk_map_string_to_string *res_1)
+static int load_safetensors(struct file f, mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1)
 {
-    uint8_t length[8];
-    uint64_t size = 0;
-    char *header = NULL;
     struct vector *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
-    if (!res_0 || !res_1) file_fail(f, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!arrays || !strings) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    if (!f->code && file_open(f, path) && file_read(f, 0, length, 8)) {
-        for (int i = 0; i < 8; i++) size |= (uint64_t)length[i] << (8 * i);
-        if (size > SAFETENSORS_HEADER || size > f->size - 8)
-            file_fail(f, MLXVK_ERROR_ARGUMENT, "a header of %llu bytes", (unsigned long long)size);
-        header = f->code ? NULL : malloc((size_t)size + 1);
-        if (!header) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-        if (header && file_read(f, 8, header, (size_t)size)) {
-            header[size] = 0;
-            load_header(f, header, (size_t)size, arrays, strings);
-        }
-        free(header);
-    }
-    if (f->code) { map_free(arrays); map_free(strings); return f->code; }
-    map_free(res_0->ctx);
-    res_0->ctx = arrays;
-    map_free(res_1->ctx);
-    res_1->ctx = strings;
-    return 0;
+    if (!res_0 || !res_1) file_fail(&f, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!arrays || !strings) file_no_memory(&f);
+    uint64_t size = file_open(&f) ? take_number(&f, 8) : 0;
+    if (size > SAFETENSORS_HEADER)
+        file_fail(&f, MLXVK_ERROR_ARGUMENT, "a header of %llu bytes", (unsigned long long)size);
+    char *header = f.code ? NULL : take_text(&f, size);
+    if (header) load_header(&f, header, (size_t)size, arrays, strings);
+    free(header);
+    if (!f.code) list_give(&res_1->ctx, strings, 0);
+    else list_free(strings);
+    return list_give(res_0 ? &res_0->ctx : NULL, arrays, file_end(&f, false));
 }
 
 int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file,
                            mlxvk_stream s)
 {
-    struct file f = { .name = "load_safetensors", .stream = s, .io = disk_open(file, "rb") };
-    int code = load_safetensors(&f, file ? file : "NULL", res_0, res_1);
-    io_free(f.io);
-    return code;
+    return load_safetensors(disk_file("load_safetensors", file, "rb", s), res_0, res_1);
 }
 
 int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1,
                                   mlxvk_io_reader in_stream, mlxvk_stream s)
 {
     struct file f = { .name = "load_safetensors_reader", .stream = s, .io = in_stream.ctx };
-    return load_safetensors(&f, NULL, res_0, res_1);
+    return load_safetensors(f, res_0, res_1);
 }
 
-static int save_safetensors(struct file *f, const struct vector *arrays, const struct vector *strings)
+static int save_safetensors(struct file f, const struct vector *arrays, const struct vector *strings)
 {
-    struct text t = { NULL, 0, 0, false };
-    uint8_t length[8];
+    struct text t = { 0 };
     size_t at = 0;
-    if (!arrays) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the map of arrays is { NULL }");
+    if (!arrays) file_fail(&f, MLXVK_ERROR_ARGUMENT, "the map of arrays is { NULL }");
+    if (!file_create(&f)) return file_end(&f, true);
     text_add(&t, "{\"__metadata__\":{");
     for (size_t i = 0; strings && i < strings->size; i++) {
         const struct entry *e = list_at(strings, i);
@@ -19284,37 +19281,23 @@ static int save_safetensors(struct file *f, const struct vector *arrays, const s
     }
     text_add(&t, "}");
     while (!t.failed && t.size % 8) text_add(&t, " ");
-    if (t.failed) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    for (int i = 0; i < 8; i++) length[i] = (uint8_t)((uint64_t)t.size >> (8 * i));
-    file_write(f, length, 8);
-    file_write(f, t.data, t.size);
-    for (size_t i = 0; i < arrays->size && !f->code; i++)
-        file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
-    free(t.data);
-    return f->code;
-}
-
-/* Ends writing to a file of the system: what is still buffered may fail too. */
-static int disk_finish(struct file *f, const char *path)
-{
-    if (!f->io) file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened for writing", path ? path : "NULL");
-    else if (fflush(((struct disk *)f->io->descriptor)->file)) file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written");
-    io_free(f->io);
-    return f->code;
+    write_number(&f, t.size, 8);
+    write_made(&f, &t);
+    write_arrays(&f, arrays, 1);
+    return file_end(&f, true);
 }
 
 int mlxvk_save_safetensors(const char *file, mlxvk_map_string_to_array param, mlxvk_map_string_to_string metadata)
 {
-    struct file f = { .name = "save_safetensors", .io = disk_open(file, "wb") };
-    if (f.io) save_safetensors(&f, param.ctx, metadata.ctx);
-    return disk_finish(&f, file);
+    struct file f = disk_file("save_safetensors", file, "wb", (mlxvk_stream){ NULL });
+    return save_safetensors(f, param.ctx, metadata.ctx);
 }
 
 int mlxvk_save_safetensors_writer(mlxvk_io_writer in_stream, mlxvk_map_string_to_array param,
                                   mlxvk_map_string_to_string metadata)
 {
     struct file f = { .name = "save_safetensors_writer", .io = in_stream.ctx };
-    return save_safetensors(&f, param.ctx, metadata.ctx);
+    return save_safetensors(f, param.ctx, metadata.ctx);
 }
 
 /* ---- npy ---- */
@@ -19330,124 +19313,97 @@ static const char *npy_field(const char *header, const char *key)
     return p;
 }
 
-static mlxvk_array load_array(struct file *f, const char *path)
+/* The header of an npy file, a text that is to be freed; its data come next. NULL after an error. */
+static char *npy_header(struct file *f)
 {
-    uint8_t start[12];
-    char header[NPY_HEADER + 1], type[8] = { 0 };
-    const char *descr, *order, *dims;
-    size_t at, size;
-    int ndim = 0, shape[MAXD], dtype = -1;
+    uint8_t start[8];
+    if (!take_bytes(f, start, sizeof start)) return NULL;
+    if (memcmp(start, "\x93NUMPY", 6) || start[6] < 1 || start[6] > 3)
+        return file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"), NULL;
+    uint64_t size = take_number(f, start[6] == 1 ? 2 : 4);
+    if (size > NPY_HEADER) file_fail(f, MLXVK_ERROR_LIMIT, "a header of %llu bytes", (unsigned long long)size);
+    return f->code ? NULL : take_text(f, size);
+}
+
+/* The array whose data come next. */
+static mlxvk_array npy_array(struct file *f, const char *header)
+{
+    const char *descr = npy_field(header, "'descr'"), *order = npy_field(header, "'fortran_order'"),
+        *dims = npy_field(header, "'shape'");
+    char type[4] = "";
+    uint64_t sizes[MAXD];
+    int ndim = 0, shape[MAXD];
     mlxvk_array res = { NULL };
-    if (!file_open(f, path) || !file_read(f, 0, start, 12)) return res;
-    if (memcmp(start, "\x93NUMPY", 6) || start[6] < 1 || start[6] > 3) {
-        file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file");
-        return res;
-    }
-    at = start[6] == 1 ? 10 : 12;
-    size = (size_t)start[8] | (size_t)start[9] << 8;
-    if (start[6] > 1) size |= (size_t)start[10] << 16 | (size_t)start[11] << 24;
-    if (size > NPY_HEADER) { file_fail(f, MLXVK_ERROR_LIMIT, "a header of %zu bytes", size); return res; }
-    if (!file_read(f, at, header, size)) return res;
-    header[size] = 0;
-    at += size;
-    descr = npy_field(header, "'descr'");
-    order = npy_field(header, "'fortran_order'");
-    dims = npy_field(header, "'shape'");
-    if (descr && descr[0] == '\'' && descr[1] && descr[2] && descr[3])
-        memcpy(type, descr + 2, descr[4] == '\'' ? 2 : 3);
-    if (descr && descr[1] != '>') dtype = file_dtype(type, true);
-    if (!order || !dims || *dims != '(' || !descr) {
-        file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file");
-        return res;
-    }
-    if (dtype < 0 || dtype == MLXVK_FLOAT64) {
-        file_fail(f, MLXVK_ERROR_DTYPE, "has a dtype that is not taken: %.5s", descr);
-        return res;
-    }
+    if (!descr || !order || !dims || *dims != '(')
+        return file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"), res;
+    sscanf(descr, "'%*[<|=]%3[^']", type);
+    int dtype = file_dtype(type, true);
+    if (dtype < 0 || dtype == MLXVK_FLOAT64)
+        return file_fail(f, MLXVK_ERROR_DTYPE, "has a dtype that is not taken: %.5s", descr), res;
     for (dims++; *dims && *dims != ')'; dims += strspn(dims, " ,")) {
         char *next;
         unsigned long long n = strtoull(dims, &next, 10);
-        if (next == dims || ndim == MAXD || n > INT_MAX) {
-            file_fail(f, MLXVK_ERROR_SHAPE, "has a shape that is not taken");
-            return res;
-        }
-        shape[ndim++] = (int)n;
+        if (next == dims || ndim == MAXD)
+            return file_fail(f, MLXVK_ERROR_SHAPE, "has a shape that is not taken"), res;
+        sizes[ndim++] = n;
         dims = next;
     }
-    if (*order == 'T')                                   /* the last axis is the outermost in memory */
-        for (int i = 0; i < ndim / 2; i++) {
-            int n = shape[i];
-            shape[i] = shape[ndim - 1 - i];
-            shape[ndim - 1 - i] = n;
-        }
-    size = dtypes[dtype].size;
-    for (int i = 0; i < ndim; i++) {
-        if (shape[i] && size > f->size / (size_t)shape[i]) {
-            file_fail(f, MLXVK_ERROR_SHAPE, "is shorter than its shape says");
-            return res;
-        }
-        size *= (size_t)shape[i];
-    }
-    res = file_array(f, at, ndim, shape, (mlxvk_dtype)dtype);
-    if (!f->code && *order == 'T') f->code = mlxvk_transpose(&res, res, f->stream);
+    bool reversed = *order == 'T';                       /* the last axis is the outermost in memory */
+    file_shape(f, "the array", (uint64_t)ndim, sizes, reversed, 8 * dtypes[dtype].size, shape);
+    if (f->code) return res;
+    res = file_array(f, f->at, ndim, shape, (mlxvk_dtype)dtype);
+    if (!f->code && reversed) f->code = mlxvk_transpose(&res, res, f->stream);
     return res;
 }
 
-static int give_loaded(struct file *f, mlxvk_array *res, const char *path)
+static int load_array(struct file f, mlxvk_array *res)
 {
-    mlxvk_array fresh = load_array(f, path);
-    if (!f->code && !res) file_fail(f, MLXVK_ERROR_ARGUMENT, "res is NULL");
-    if (f->code) { mlxvk_array_free(fresh); return f->code; }
+    mlxvk_array fresh = { NULL };
+    if (!res) file_fail(&f, MLXVK_ERROR_ARGUMENT, "res is NULL");
+    char *header = file_open(&f) ? npy_header(&f) : NULL;
+    if (header) fresh = npy_array(&f, header);
+    free(header);
+    if (f.code) { mlxvk_array_free(fresh); return file_end(&f, false); }
     mlxvk_array_free(*res);
     *res = fresh;
-    return 0;
+    return file_end(&f, false);
 }
 
 int mlxvk_load(mlxvk_array *res, const char *file, mlxvk_stream s)
 {
-    struct file f = { .name = "load", .stream = s, .io = disk_open(file, "rb") };
-    int code = give_loaded(&f, res, file ? file : "NULL");
-    io_free(f.io);
-    return code;
+    return load_array(disk_file("load", file, "rb", s), res);
 }
 
 int mlxvk_load_reader(mlxvk_array *res, mlxvk_io_reader in_stream, mlxvk_stream s)
 {
-    struct file f = { .name = "load_reader", .stream = s, .io = in_stream.ctx };
-    return give_loaded(&f, res, NULL);
+    return load_array((struct file){ .name = "load_reader", .stream = s, .io = in_stream.ctx }, res);
 }
 
-static int save_array(struct file *f, const struct array *a)
+static int save_array(struct file f, const struct array *a)
 {
-    struct text t = { NULL, 0, 0, false };
-    uint8_t start[10] = { 0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0 };
-    if (!a) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the array is { NULL }");
+    struct text t = { 0 };
+    if (!a) file_fail(&f, MLXVK_ERROR_ARGUMENT, "the array is { NULL }");
+    if (!file_create(&f)) return file_end(&f, true);
     text_add(&t, "{'descr': '%s', 'fortran_order': False, 'shape': (", file_dtypes[a->dtype].npy);
     for (int i = 0; i < a->ndim; i++) text_add(&t, i + 1 < a->ndim || a->ndim == 1 ? "%d," : "%d", a->shape[i]);
     text_add(&t, "), }");
     while (!t.failed && (t.size + 11) % 64) text_add(&t, " ");
     text_add(&t, "\n");
-    if (t.failed) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    start[8] = (uint8_t)t.size;
-    start[9] = (uint8_t)(t.size >> 8);
-    file_write(f, start, 10);
-    file_write(f, t.data, t.size);
-    if (!f->code) file_write_array(f, (mlxvk_array){ (void *)(uintptr_t)a });
-    free(t.data);
-    return f->code;
+    file_write(&f, "\x93NUMPY\1", 8);                    /* version 1.0: the terminating 0 is part of it */
+    write_number(&f, t.size, 2);
+    write_made(&f, &t);
+    file_write_array(&f, (mlxvk_array){ (void *)(uintptr_t)a });
+    return file_end(&f, true);
 }
 
 int mlxvk_save(const char *file, mlxvk_array a)
 {
-    struct file f = { .name = "save", .io = disk_open(file, "wb") };
-    if (f.io) save_array(&f, a.ctx);
-    return disk_finish(&f, file);
+    return save_array(disk_file("save", file, "wb", (mlxvk_stream){ NULL }), a.ctx);
 }
 
 int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a)
 {
-    struct file f = { .name = "save_writer", .io = out_stream.ctx };
-    return save_array(&f, a.ctx);
+    return save_array((struct file){ .name = "save_writer", .io = out_stream.ctx }, a.ctx);
 }
 
 /* ---- GGUF ---- */
@@ -19458,10 +19414,10 @@ struct gguf { struct vector *arrays, *numbers, *texts, *lists; };
 static int gguf_free(struct gguf *g)
 {
     if (!g) return 0;
-    map_free(g->arrays);
-    map_free(g->numbers);
-    map_free(g->texts);
-    map_free(g->lists);
+    list_free(g->arrays);
+    list_free(g->numbers);
+    list_free(g->texts);
+    list_free(g->lists);
     free(g);
     return 0;
 }
@@ -19505,31 +19461,27 @@ static int has_entry(bool *flag, const struct vector *m, const char *key)
     *flag = map_find(m, key) != NULL;
     return 0;
 }
-int mlxvk_io_gguf_has_metadata_array(bool *flag, mlxvk_io_gguf io, const char *key)
-{
-    return has_entry(flag, GGUF(io, numbers), key);
-}
-int mlxvk_io_gguf_has_metadata_string(bool *flag, mlxvk_io_gguf io, const char *key)
-{
-    return has_entry(flag, GGUF(io, texts), key);
-}
-int mlxvk_io_gguf_has_metadata_vector_string(bool *flag, mlxvk_io_gguf io, const char *key)
-{
-    return has_entry(flag, GGUF(io, lists), key);
-}
 
-static int get_entry_array(mlxvk_array *res, const struct entry *e)
-{
-    return e && res ? mlxvk_array_set(res, e->value.array) : MLXVK_ERROR_ARGUMENT;
-}
-int mlxvk_io_gguf_get_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key)
-{
-    return get_entry_array(arr, map_find(GGUF(io, arrays), key));
-}
-int mlxvk_io_gguf_get_metadata_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key)
-{
-    return get_entry_array(arr, map_find(GGUF(io, numbers), key));
-}
+#define X(has, map) \
+    int has(bool *flag, mlxvk_io_gguf io, const char *key) { return has_entry(flag, GGUF(io, map), key); }
+X(mlxvk_io_gguf_has_metadata_array, numbers)
+X(mlxvk_io_gguf_has_metadata_string, texts)
+X(mlxvk_io_gguf_has_metadata_vector_string, lists)
+#undef X
+
+#define X(get, set, map) \
+    int get(mlxvk_array *arr, mlxvk_io_gguf io, const char *key) \
+    { \
+        return mlxvk_map_string_to_array_get(arr, (mlxvk_map_string_to_array){ GGUF(io, map) }, key); \
+    } \
+    int set(mlxvk_io_gguf io, const char *key, mlxvk_array arr) \
+    { \
+        return map_put(GGUF(io, map), key, (union value){ .array = arr }); \
+    }
+X(mlxvk_io_gguf_get_array, mlxvk_io_gguf_set_array, arrays)
+X(mlxvk_io_gguf_get_metadata_array, mlxvk_io_gguf_set_metadata_array, numbers)
+#undef X
+
 int mlxvk_io_gguf_get_metadata_string(mlxvk_string *str, mlxvk_io_gguf io, const char *key)
 {
     const struct entry *e = map_find(GGUF(io, texts), key);
@@ -19540,285 +19492,212 @@ int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io
     const struct entry *e = map_find(GGUF(io, lists), key);
     return e && vstr ? list_assign(&vstr->ctx, &string_kind, e->value.list) : MLXVK_ERROR_ARGUMENT;
 }
-
-static int put_entry_array(struct vector *m, const char *key, mlxvk_array array)
-{
-    return m && key && array.ctx ? map_put(m, key, array_value(array)) : MLXVK_ERROR_ARGUMENT;
-}
-int mlxvk_io_gguf_set_array(mlxvk_io_gguf io, const char *key, mlxvk_array arr)
-{
-    return put_entry_array(GGUF(io, arrays), key, arr);
-}
-int mlxvk_io_gguf_set_metadata_array(mlxvk_io_gguf io, const char *key, mlxvk_array marr)
-{
-    return put_entry_array(GGUF(io, numbers), key, marr);
-}
 int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const char *mstr)
 {
-    return mlxvk_map_string_to_string_insert((mlxvk_map_string_to_string){ GGUF(io, texts) }, key, mstr);
+    return map_put(GGUF(io, texts), key, (union value){ .text = mstr });
 }
 int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr)
 {
-    const struct vector *l = mvstr.ctx;
-    struct entry e = { NULL, { NULL } };
-    if (!io.ctx || !key || !l) return MLXVK_ERROR_ARGUMENT;
-    e.value.list = list_from(&string_kind, l->data, l->size);
-    return e.value.list ? map_put(GGUF(io, lists), key, e) : MLXVK_ERROR_HOST_MEMORY;
+    return map_put(GGUF(io, lists), key, (union value){ .list = mvstr.ctx });
 }
 
 /* Types of metadata; texts and lists are by themselves. */
-enum { GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_TEXT_MAX = 1 << 26, GGUF_ALIGN = 32 };
-static const mlxvk_dtype gguf_types[GGUF_TYPES] = { MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT16, MLXVK_INT16, MLXVK_UINT32,
-                                                    MLXVK_INT32, MLXVK_FLOAT32,
-    MLXVK_BOOL, MLXVK_DTYPE_COUNT, MLXVK_DTYPE_COUNT, MLXVK_UINT64, MLXVK_INT64, MLXVK_FLOAT64 };
+enum { GGUF_MAGIC = 0x46554747, GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_ALIGN = 32 };
+static const mlxvk_dtype gguf_types[GGUF_TYPES] = {
+    MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT16, MLXVK_INT16, MLXVK_UINT32, MLXVK_INT32, MLXVK_FLOAT32, MLXVK_BOOL,
+    MLXVK_DTYPE_COUNT, MLXVK_DTYPE_COUNT, MLXVK_UINT64, MLXVK_INT64, MLXVK_FLOAT64 };
 
 /* Types of tensors: whole elements, or blocks of 32 codes (bits; bytes of a block; the code of 0, or -1: the block
  * says). */
-static const struct { int type; mlxvk_dtype dtype; int bits, bytes, zero; } ggml_types[] = {
+static const struct ggml_type { int type; mlxvk_dtype dtype; int bits, bytes, zero; } ggml_types[] = {
     { 0, MLXVK_FLOAT32, 0, 0, 0 }, { 1, MLXVK_FLOAT16, 0, 0, 0 }, { 30, MLXVK_BFLOAT16, 0, 0, 0 },
-        { 24, MLXVK_INT8, 0, 0, 0 },
-    { 25, MLXVK_INT16, 0, 0, 0 }, { 26, MLXVK_INT32, 0, 0, 0 }, { 27, MLXVK_INT64, 0, 0, 0 },
+    { 24, MLXVK_INT8, 0, 0, 0 }, { 25, MLXVK_INT16, 0, 0, 0 }, { 26, MLXVK_INT32, 0, 0, 0 },
+    { 27, MLXVK_INT64, 0, 0, 0 },
     { 2, MLXVK_UINT32, 4, 18, 8 }, { 3, MLXVK_UINT32, 4, 20, -1 }, { 8, MLXVK_UINT32, 8, 34, 128 },
 };
 
-struct cursor { struct file *f; size_t at; };
+/* A text with its length before it. */
+static char *take_string(struct file *f) { return take_text(f, take_number(f, 8)); }
 
-static uint64_t take_number(struct cursor *c, size_t bytes)
+static void write_string(struct file *f, const char *text)
 {
-    uint8_t raw[8] = { 0 };
-    uint64_t value = 0;
-    if (!file_read(c->f, c->at, raw, bytes)) return 0;
-    c->at += bytes;
-    for (int i = 0; i < 8; i++) value |= (uint64_t)raw[i] << (8 * i);
-    return value;
-}
-
-/* A text, to be freed; NULL after an error. */
-static char *take_text(struct cursor *c)
-{
-    uint64_t n = take_number(c, 8);
-    char *text = NULL;
-    if (!c->f->code && (n > GGUF_TEXT_MAX || n > c->f->size))
-        file_fail(c->f, MLXVK_ERROR_ARGUMENT, "a text of %llu bytes", (unsigned long long)n);
-    if (!c->f->code && !(text = malloc((size_t)n + 1))) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    if (text && !file_read(c->f, c->at, text, (size_t)n)) { free(text); return NULL; }
-    if (text) { text[n] = 0; c->at += (size_t)n; }
-    return text;
+    write_number(f, strlen(text), 8);
+    file_write(f, text, strlen(text));
 }
 
 /* Numbers of metadata as an array: one (ndim 0), or a list of n. */
-static void take_numbers(struct cursor *c, struct gguf *g, const char *key, int type, int ndim, uint64_t n)
+static void take_numbers(struct file *f, struct gguf *g, const char *key, int type, int ndim, uint64_t n)
 {
     mlxvk_dtype t = gguf_types[type];
-    size_t size = dtypes[t].size;
+    size_t size = dtypes[t].size, at = f->at;
     mlxvk_array a = { NULL };
-    if (n > INT_MAX || n > c->f->size / size) {
-        file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu numbers", key, (unsigned long long)n);
+    if (n > INT_MAX || n > f->size / size) {
+        file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu numbers", key, (unsigned long long)n);
         return;
     }
-    if (type != GGUF_DOUBLE) a = file_array(c->f, c->at, ndim, (int[]){ (int)n }, t);
+    if (type != GGUF_DOUBLE) a = file_array(f, at, ndim, (int[]){ (int)n }, t);
     else {
-        float *values = malloc((size_t)n * sizeof *values + 1);
-        for (uint64_t i = 0; values && i < n && !c->f->code; i++) {
-            uint64_t bits = take_number(&(struct cursor){ c->f, c->at + 8 * (size_t)i }, 8);
+        float *values = file_memory(f, (size_t)n * sizeof *values);
+        for (uint64_t i = 0; values && i < n && !f->code; i++) {
+            uint64_t bits = take_number(f, 8);
             double value;
             memcpy(&value, &bits, 8);
             values[i] = (float)value;
         }
-        if (!values || mlxvk_array_new_data_device(&a, values, (int[]){ (int)n }, ndim, MLXVK_FLOAT32,
-                                                   mlxvk_stream_device(c->f->stream)))
-            file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "no array of %llu numbers", (unsigned long long)n);
+        if (values && mlxvk_array_new_data_device(&a, values, (int[]){ (int)n }, ndim, MLXVK_FLOAT32,
+                                                  mlxvk_stream_device(f->stream)))
+            file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no array of %llu numbers", (unsigned long long)n);
         free(values);
     }
-    c->at += (size_t)n * size;
-    if (!c->f->code && put_entry_array(g->numbers, key, a))
-        file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    mlxvk_array_free(a);
+    f->at = at + (size_t)n * size;
+    file_keep(f, g->numbers, key, a);
 }
 
-static void take_texts(struct cursor *c, struct gguf *g, const char *key, uint64_t n)
+static void take_strings(struct file *f, struct gguf *g, const char *key, uint64_t n)
 {
-    struct entry e = { NULL, { NULL } };
-    e.value.list = list_new(&string_kind);
-    for (uint64_t i = 0; i < n && !c->f->code && e.value.list; i++) {
-        char *text = take_text(c), **place = text ? list_open(e.value.list, e.value.list->size) : NULL;
+    struct vector *l = list_new(&string_kind);
+    for (uint64_t i = 0; i < n && l && !f->code; i++) {
+        char *text = take_string(f), **place = text ? list_open(l, l->size) : NULL;
         if (place) *place = text;
-        else { free(text); file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); }
+        else { free(text); file_no_memory(f); }
     }
-    if (c->f->code || !e.value.list) {
-        list_free(e.value.list);
-        file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-        return;
-    }
-    if (map_put(g->lists, key, e)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (f->code) list_free(l);
+    else if (!l || map_take(g->lists, key, (union value){ .list = l })) file_no_memory(f);
 }
 
-static void take_metadata(struct cursor *c, struct gguf *g, uint64_t *align)
+static void take_metadata(struct file *f, struct gguf *g, uint64_t *align)
 {
-    char *key = take_text(c);
-    uint64_t type = key ? take_number(c, 4) : 0, of;
+    char *key = take_string(f);
+    uint64_t type = key ? take_number(f, 4) : 0;
     if (!key) return;
     if (type == GGUF_TEXT) {
-        struct entry e = { NULL, { take_text(c) } };
-        if (e.value.text && map_put(g->texts, key, e)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        char *text = take_string(f);
+        if (text && map_take(g->texts, key, (union value){ .text = text })) file_no_memory(f);
     } else if (type == GGUF_LIST) {
-        of = take_number(c, 4);
-        type = take_number(c, 8);                        /* how many */
-        if (of == GGUF_TEXT) take_texts(c, g, key, type);
+        uint64_t of = take_number(f, 4), n = take_number(f, 8);
+        if (of == GGUF_TEXT) take_strings(f, g, key, n);
         else if (of >= GGUF_TYPES || of == GGUF_LIST)
-            file_fail(c->f, MLXVK_ERROR_DTYPE, "%s is a list of what is not taken", key);
-        else take_numbers(c, g, key, (int)of, 1, type);
+            file_fail(f, MLXVK_ERROR_DTYPE, "%s is a list of what is not taken", key);
+        else take_numbers(f, g, key, (int)of, 1, n);
     } else if (type >= GGUF_TYPES)
-        file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has type %llu", key, (unsigned long long)type);
+        file_fail(f, MLXVK_ERROR_DTYPE, "%s has type %llu", key, (unsigned long long)type);
     else {
-        if (!strcmp(key, "general.alignment") && type == 4) *align = take_number(&(struct cursor){ c->f, c->at }, 4);
-        take_numbers(c, g, key, (int)type, 0, 1);
+        uint8_t number[4];
+        if (!strcmp(key, "general.alignment") && type == 4 && file_read(f, f->at, number, 4))
+            *align = little(number, 4);
+        take_numbers(f, g, key, (int)type, 0, 1);
     }
     free(key);
 }
 
-/* Codes of blocks as MLX's quantized weights: words, and scales and biases of each block of 32 in float16. */
-static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t at, int ndim, int *shape, size_t kind)
+/* A block's 32 codes in words, its scale and bias. */
+static void unpack_block(const struct ggml_type *t, const uint8_t *in, uint8_t *codes, uint16_t *scale, uint16_t *bias)
 {
-    int bits = ggml_types[kind].bits, bytes = ggml_types[kind].bytes, zero = ggml_types[kind].zero,
-        last = ndim ? shape[ndim - 1] : 0;
-    size_t blocks = 1, stem = strlen(key), suffix = strlen(".weight");
-    uint8_t *raw, *codes;
-    uint16_t *scales, *biases;
-    char *name = malloc(stem + 10);
-    mlxvk_array out[3] = { { NULL }, { NULL }, { NULL } };
-    mlxvk_device device = mlxvk_stream_device(f->stream);
-    if (!ndim || last % 32) file_fail(f, MLXVK_ERROR_SHAPE, "%s has no whole blocks", key);
+    memcpy(scale, in, 2);
+    if (t->zero < 0) memcpy(bias, in + 2, 2);
+    else *bias = (uint16_t)half_bits((float)(-t->zero * half_value(*scale)));
+    in += t->zero < 0 ? 4 : 2;
+    for (int i = 0; i < 32 && t->bits == 8; i++) codes[i] = in[i] ^ 0x80;
+    for (int i = 0; i < 8 && t->bits == 4; i++) {        /* low halves are the first 16 codes */
+        codes[i] = (uint8_t)((in[2 * i] & 15) | in[2 * i + 1] << 4);
+        codes[i + 8] = (uint8_t)(in[2 * i] >> 4 | (in[2 * i + 1] & 0xf0));
+    }
+}
+
+/* Codes of blocks as MLX's quantized weights: words, and scales and biases of each block of 32 in float16. */
+static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t at, int ndim, int *shape,
+                        const struct ggml_type *t)
+{
+    size_t blocks = 1, stem = strlen(key), suffix = strlen(".weight"), bytes = (size_t)t->bytes;
+    int last = ndim ? shape[ndim - 1] / 32 : 0;
+    if (!ndim || shape[ndim - 1] % 32) file_fail(f, MLXVK_ERROR_SHAPE, "%s has no whole blocks", key);
     for (int i = 0; i < ndim; i++) blocks *= (size_t)shape[i];
     blocks /= 32;
-    raw = malloc(blocks * (size_t)bytes + 1);
-    codes = malloc(blocks * (size_t)bits * 4 + 1);
-    scales = malloc(blocks * 2 + 1);
-    biases = malloc(blocks * 2 + 1);
-    if (!raw || !codes || !scales || !biases || !name) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %s", key);
-    if (!f->code && file_read(f, at, raw, blocks * (size_t)bytes)) {
-        for (size_t b = 0; b < blocks; b++) {
-            const uint8_t *in = raw + b * (size_t)bytes;
-            uint8_t *to = codes + b * (size_t)bits * 4;
-            memcpy(&scales[b], in, 2);
-            if (zero < 0) memcpy(&biases[b], in + 2, 2);
-            else biases[b] = (uint16_t)half_bits((float)(-zero * half_value(scales[b])));
-            in += zero < 0 ? 4 : 2;
-            for (int i = 0; i < 32 && bits == 8; i++) to[i] = in[i] ^ 0x80;
-            for (int i = 0; i < 16 && bits == 4; i++)    /* low halves are the first 16 codes */
-                to[i] = i < 8 ? (uint8_t)((in[2 * i] & 15) | in[2 * i + 1] << 4)
-                    : (uint8_t)(in[2 * i - 16] >> 4 | (in[2 * i - 15] & 0xf0));
-        }
-        shape[ndim - 1] = last / 32 * bits;
-        if (mlxvk_array_new_data_device(&out[0], codes, shape, ndim, MLXVK_UINT32, device))
+    uint8_t *raw = file_memory(f, blocks * bytes), *codes = file_memory(f, blocks * (size_t)t->bits * 4);
+    uint16_t *scales = file_memory(f, blocks * 2), *biases = file_memory(f, blocks * 2);
+    char *name = file_memory(f, stem + suffix);
+    if (!f->code && file_read(f, at, raw, blocks * bytes))
+        for (size_t b = 0; b < blocks; b++)
+            unpack_block(t, raw + b * bytes, codes + b * (size_t)t->bits * 4, &scales[b], &biases[b]);
+    if (stem >= suffix && !strcmp(key + stem - suffix, ".weight")) stem -= suffix;
+    const struct { const char *suffix; const void *data; int last; mlxvk_dtype dtype; } parts[] = {
+        { key + stem, codes, last * t->bits, MLXVK_UINT32 },
+        { ".scales", scales, last, MLXVK_FLOAT16 }, { ".biases", biases, last, MLXVK_FLOAT16 } };
+    for (size_t i = 0; i < COUNT(parts) && !f->code; i++) {
+        mlxvk_array a = { NULL };
+        shape[ndim - 1] = parts[i].last;
+        snprintf(name, strlen(key) + suffix + 1, "%.*s%s", (int)stem, key, parts[i].suffix);
+        if (mlxvk_array_new_data_device(&a, parts[i].data, shape, ndim, parts[i].dtype, mlxvk_stream_device(f->stream)))
             file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
-        shape[ndim - 1] = last / 32;
-        if (mlxvk_array_new_data_device(&out[1], scales, shape, ndim, MLXVK_FLOAT16, device) ||
-            mlxvk_array_new_data_device(&out[2], biases, shape, ndim, MLXVK_FLOAT16, device))
-            file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
-        if (stem >= suffix && !strcmp(key + stem - suffix, ".weight")) stem -= suffix;
-        for (int i = 0; i < 3 && !f->code; i++) {
-            snprintf(name, strlen(key) + 10, "%.*s%s", (int)stem, key, i == 0 ? key + stem : i == 1 ? ".scales"
-                     : ".biases");
-            if (put_entry_array(g->arrays, name, out[i])) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-        }
+        file_keep(f, g->arrays, name, a);
     }
-    for (int i = 0; i < 3; i++) mlxvk_array_free(out[i]);
     free(raw); free(codes); free(scales); free(biases); free(name);
 }
 
-/* One tensor, whose description the cursor is at; its data begin `data` bytes into the file. With data 0: only skip
- * it. */
-static void take_tensor(struct cursor *c, struct gguf *g, size_t data)
+/* One tensor, whose description comes next; its data begin `data` bytes into the file. With data 0: only skip it. */
+static void take_tensor(struct file *f, struct gguf *g, size_t data)
 {
-    char *key = take_text(c);
-    uint64_t ndim = key ? take_number(c, 4) : 0, size[MAXD], type, at, bytes = 1;
+    char *key = take_string(f);
+    uint64_t ndim = key ? take_number(f, 4) : 0, sizes[MAXD];
     int shape[MAXD];
     size_t kind = 0;
-    if (key && ndim > MAXD) file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu dimensions", key, (unsigned long long)ndim);
-    for (uint64_t i = 0; i < ndim && !c->f->code; i++) size[i] = take_number(c, 8);
-    type = take_number(c, 4);
-    at = take_number(c, 8);
-    if (!data || c->f->code) { free(key); return; }
+    if (ndim > MAXD) file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu dimensions", key, (unsigned long long)ndim);
+    for (uint64_t i = 0; i < ndim && !f->code; i++) sizes[i] = take_number(f, 8);
+    uint64_t type = take_number(f, 4), at = take_number(f, 8);
+    if (!data || f->code) { free(key); return; }
     while (kind < COUNT(ggml_types) && ggml_types[kind].type != (int)type) kind++;
+    const struct ggml_type *t = &ggml_types[kind];
     if (kind == COUNT(ggml_types))
-        file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has tensor type %llu, which is not taken", key,
-                  (unsigned long long)type);
-    for (uint64_t i = 0; i < ndim && !c->f->code; i++) {     /* the fastest dimension comes first */
-        if (size[i] > INT_MAX || (size[i] && bytes > 8 * c->f->size / size[i]))
-            file_fail(c->f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
-        else { bytes *= size[i]; shape[ndim - 1 - i] = (int)size[i]; }
-    }
-    if (!c->f->code && at > c->f->size) file_fail(c->f, MLXVK_ERROR_ARGUMENT, "%s lies outside", key);
-    if (!c->f->code && ggml_types[kind].bits) take_blocks(c->f, g, key, data + (size_t)at, (int)ndim, shape, kind);
-    else if (!c->f->code) {
-        mlxvk_array a = file_array(c->f, data + (size_t)at, (int)ndim, shape, ggml_types[kind].dtype);
-        if (!c->f->code && put_entry_array(g->arrays, key, a))
-            file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-        mlxvk_array_free(a);
-    }
+        file_fail(f, MLXVK_ERROR_DTYPE, "%s has tensor type %llu, which is not taken", key, (unsigned long long)type);
+    else                                                 /* the fastest dimension comes first */
+        file_shape(f, key, ndim, sizes, true, t->bits ? t->bits : 8 * dtypes[t->dtype].size, shape);
+    if (at > f->size) file_fail(f, MLXVK_ERROR_ARGUMENT, "%s lies outside", key);
+    if (!f->code && t->bits) take_blocks(f, g, key, data + (size_t)at, (int)ndim, shape, t);
+    else if (!f->code) file_keep(f, g->arrays, key, file_array(f, data + (size_t)at, (int)ndim, shape, t->dtype));
     free(key);
 }
 
 int mlxvk_load_gguf(mlxvk_io_gguf *gguf, const char *file, mlxvk_stream s)
 {
-    struct file f = { .name = "load_gguf", .stream = s, .io = disk_open(file, "rb") };
-    struct cursor c = { &f, 0 }, tensors;
+    struct file f = disk_file("load_gguf", file, "rb", s);
     struct gguf *g = gguf_new();
-    uint64_t magic, version, count, pairs, align = GGUF_ALIGN;
+    uint64_t align = GGUF_ALIGN;
     if (!gguf || !g) file_fail(&f, gguf ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT, "no result");
-    if (!f.code && file_open(&f, file ? file : "NULL")) {
-        magic = take_number(&c, 4);
-        version = take_number(&c, 4);
-        if (!f.code && (magic != 0x46554747 || version < 2 || version > 3))
+    if (file_open(&f)) {
+        uint64_t magic = take_number(&f, 4), version = take_number(&f, 4);
+        if (magic != GGUF_MAGIC || version < 2 || version > 3)
             file_fail(&f, MLXVK_ERROR_ARGUMENT, "is not a GGUF file of version 2 or 3");
-        count = take_number(&c, 8);
-        pairs = take_number(&c, 8);
-        for (uint64_t i = 0; i < pairs && !f.code; i++) take_metadata(&c, g, &align);
-        tensors = c;
-        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&c, g, 0);
-        if (!f.code && (!align || align > 1 << 20))
+        uint64_t count = take_number(&f, 8), pairs = take_number(&f, 8);
+        for (uint64_t i = 0; i < pairs && !f.code; i++) take_metadata(&f, g, &align);
+        size_t tensors = f.at;
+        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&f, g, 0);
+        if (!align || align > 1 << 20)
             file_fail(&f, MLXVK_ERROR_ARGUMENT, "an alignment of %llu", (unsigned long long)align);
-        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&tensors, g, round_up(c.at, (size_t)align));
+        size_t data = f.code ? 0 : round_up(f.at, (size_t)align);
+        f.at = tensors;
+        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&f, g, data);
     }
-    io_free(f.io);
-    if (f.code) { gguf_free(g); return f.code; }
+    if (f.code) { gguf_free(g); return file_end(&f, false); }
     gguf_free(gguf->ctx);
     gguf->ctx = g;
-    return 0;
-}
-
-static void write_number(struct file *f, uint64_t value, size_t bytes)
-{
-    uint8_t raw[8];
-    for (int i = 0; i < 8; i++) raw[i] = (uint8_t)(value >> (8 * i));
-    file_write(f, raw, bytes);
-    f->size += bytes;
-}
-
-static void write_text(struct file *f, const char *text)
-{
-    size_t n = strlen(text);
-    write_number(f, n, 8);
-    file_write(f, text, n);
-    f->size += n;
+    return file_end(&f, false);
 }
 
 static void save_metadata(struct file *f, const struct gguf *g)
 {
     for (size_t i = 0; i < g->texts->size; i++) {
         const struct entry *e = list_at(g->texts, i);
-        write_text(f, e->key);
+        write_string(f, e->key);
         write_number(f, GGUF_TEXT, 4);
-        write_text(f, e->value.text);
+        write_string(f, e->value.text);
     }
     for (size_t i = 0; i < g->lists->size; i++) {
         const struct entry *e = list_at(g->lists, i);
-        write_text(f, e->key);
+        write_string(f, e->key);
         write_number(f, GGUF_LIST, 4);
         write_number(f, GGUF_TEXT, 4);
         write_number(f, e->value.list->size, 8);
-        for (size_t k = 0; k < e->value.list->size; k++) write_text(f, *(char **)list_at(e->value.list, k));
+        for (size_t k = 0; k < e->value.list->size; k++) write_string(f, *(char **)list_at(e->value.list, k));
     }
     for (size_t i = 0; i < g->numbers->size; i++) {
         const struct entry *e = list_at(g->numbers, i);
@@ -19829,52 +19708,48 @@ static void save_metadata(struct file *f, const struct gguf *g)
             file_fail(f, MLXVK_ERROR_DTYPE, "%s cannot be metadata", e->key);
             return;
         }
-        write_text(f, e->key);
+        write_string(f, e->key);
         if (a->ndim) { write_number(f, GGUF_LIST, 4); write_number(f, type, 4); write_number(f, a->size, 8); }
         else write_number(f, type, 4);
         file_write_array(f, e->value.array);
-        f->size += array_bytes(a);
     }
 }
 
-static void write_padding(struct file *f) { while (!f->code && f->size % GGUF_ALIGN) write_number(f, 0, 1); }
-
-int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf)
+static void save_tensors(struct file *f, const struct vector *arrays)
 {
-    const struct gguf *g = gguf.ctx;
-    struct file f = { .name = "save_gguf", .io = disk_open(file, "wb") };
     size_t at = 0;
-    if (!g) file_fail(&f, MLXVK_ERROR_ARGUMENT, "gguf is { NULL }");
-    if (!f.io || f.code) return disk_finish(&f, file);
-    write_number(&f, 0x46554747, 4);
-    write_number(&f, 3, 4);
-    write_number(&f, g->arrays->size, 8);
-    write_number(&f, g->texts->size + g->lists->size + g->numbers->size, 8);
-    save_metadata(&f, g);
-    for (size_t i = 0; i < g->arrays->size && !f.code; i++) {
-        const struct entry *e = list_at(g->arrays, i);
+    for (size_t i = 0; i < arrays->size && !f->code; i++) {
+        const struct entry *e = list_at(arrays, i);
         const struct array *a = e->value.array.ctx;
         size_t kind = 0;
         while (kind < COUNT(ggml_types) && (ggml_types[kind].dtype != a->dtype || ggml_types[kind].bits)) kind++;
         if (kind == COUNT(ggml_types)) {
-            file_fail(&f, MLXVK_ERROR_DTYPE, "%s cannot be a tensor of %s", e->key, dtypes[a->dtype].name);
-            break;
+            file_fail(f, MLXVK_ERROR_DTYPE, "%s cannot be a tensor of %s", e->key, dtypes[a->dtype].name);
+            return;
         }
-        write_text(&f, e->key);
-        write_number(&f, (uint64_t)a->ndim, 4);
-        for (int k = a->ndim - 1; k >= 0; k--) write_number(&f, (uint64_t)a->shape[k], 8);
-        write_number(&f, (uint64_t)ggml_types[kind].type, 4);
-        write_number(&f, at, 8);
+        write_string(f, e->key);
+        write_number(f, (uint64_t)a->ndim, 4);
+        for (int k = a->ndim - 1; k >= 0; k--) write_number(f, (uint64_t)a->shape[k], 8);
+        write_number(f, (uint64_t)ggml_types[kind].type, 4);
+        write_number(f, at, 8);
         at += round_up(array_bytes(a), GGUF_ALIGN);
     }
-    for (size_t i = 0; i < g->arrays->size && !f.code; i++) {
-        mlxvk_array a = ((const struct entry *)list_at(g->arrays, i))->value.array;
-        write_padding(&f);
-        file_write_array(&f, a);
-        f.size += mlxvk_array_nbytes(a);
-    }
-    write_padding(&f);
-    return disk_finish(&f, file);
+}
+
+int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf)
+{
+    const struct gguf *g = gguf.ctx;
+    struct file f = disk_file("save_gguf", file, "wb", (mlxvk_stream){ NULL });
+    if (!g) file_fail(&f, MLXVK_ERROR_ARGUMENT, "gguf is { NULL }");
+    if (!file_create(&f)) return file_end(&f, true);
+    write_number(&f, GGUF_MAGIC, 4);
+    write_number(&f, 3, 4);
+    write_number(&f, g->arrays->size, 8);
+    write_number(&f, g->texts->size + g->lists->size + g->numbers->size, 8);
+    save_metadata(&f, g);
+    save_tensors(&f, g->arrays);
+    write_arrays(&f, g->arrays, GGUF_ALIGN);
+    return file_end(&f, true);
 }
 
 /* ==== >>public: the encoder ======================================================================================= */
@@ -19899,16 +19774,13 @@ static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_d
     }
     if (r >= 0)
         r = build_pipeline(d, k->module, desc->bindings, desc->constants, desc->constant_count, &k->pipeline.handle);
-    if (r < 0) {
-        d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
-        return device_fail(d, vk_code(d, r), r, __LINE__, "kernel", "%s could not be made (VkResult %d)", k->name, r);
-    }
-    return 0;
+    if (r >= 0) return 0;
+    d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
+    return device_fail(d, vk_code(d, r), r, __LINE__, "kernel", "%s could not be made (VkResult %d)", k->name, r);
 }
 
 static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
 {
-    const char *refusal;
     uint64_t threads = 1;
     if (!desc->spirv || desc->spirv_size < 20 || desc->spirv_size % 4 || desc->spirv[0] != 0x07230203u)
         return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "spirv is no SPIR-V module");
@@ -19921,10 +19793,10 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
         threads *= desc->threads[i] ? desc->threads[i] : 1;
         if (threads > d->caps.max_threads)
             return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel",
-                               "%llu threads a workgroup; the device allows %u",
-                               (unsigned long long)threads, d->caps.max_threads);
+                               "%llu threads a workgroup; the device allows %u", (unsigned long long)threads,
+                               d->caps.max_threads);
     }
-    refusal = module_refusal(desc->spirv, desc->spirv_size / 4, desc->bindings, d->caps.max_threads);
+    const char *refusal = module_refusal(desc->spirv, desc->spirv_size / 4, desc->bindings, d->caps.max_threads);
     return refusal ? device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "%s", refusal) : 0;
 }
 
@@ -19953,24 +19825,21 @@ static int kernel_make(struct device *d, const mlxvk_kernel_desc *desc, struct k
 int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_device device)
 {
     struct device *d = res && desc ? lock_device(device.ctx) : NULL;
-    mlxvk_kernel old = { NULL };
     struct kernel *k;
-    int code;
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    code = kernel_make(d, desc, &k);
-    if (!code) { old = *res; res->ctx = k; }
-    unlock_and_drop(d);
-    mlxvk_kernel_free(old);
-    return code;
+    int code = drop_with(d, kernel_make(d, desc, &k));
+    if (code) return code;
+    mlxvk_kernel_free(*res);
+    res->ctx = k;
+    return 0;
 }
 
 /* Waits for the streams: the pipeline may be in use. */
 int mlxvk_kernel_free(mlxvk_kernel kernel)
 {
     struct kernel *k = kernel.ctx;
-    struct device *d;
     if (!k) return 0;
-    d = k->device;
+    struct device *d = k->device;
     mutex_lock(&d->lock);
     wait_streams(d);
     for (struct stream *s = d->streams; s; s = s->next)
@@ -20022,10 +19891,9 @@ int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
     if (!k || k->device != e->device)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_kernel", "no kernel of this device");
     else {
-        struct step *t = &e->step;
-        t->pipeline = &k->pipeline;
-        t->push_used = k->push_size;
-        memset(t->push, 0, sizeof t->push);
+        e->step.pipeline = &k->pipeline;
+        e->step.push_used = k->push_size;
+        memset(e->step.push, 0, sizeof e->step.push);
     }
     return unlock_encoder(e);
 }
@@ -20086,18 +19954,17 @@ int mlxvk_set_buffer(mlxvk_encoder handle, mlxvk_buffer buffer, size_t offset, s
     struct encoder *e = lock_encoder(handle);
     struct buffer *b = buffer.ctx;
     if (!e) return MLXVK_ERROR_ARGUMENT;
+    const struct capabilities *c = &e->device->caps;
     if (!b || b->device != e->device || binding >= MAX_BINDINGS || !size || offset > b->size ||
-        size > b->size - offset ||
-        (b->offset + offset) % e->device->caps.offset_align)
+        size > b->size - offset || (b->offset + offset) % c->offset_align)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "%zu bytes from %zu at binding %u", size,
                      offset, binding);
-    else if (size > e->device->caps.max_range)
+    else if (size > c->max_range)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_buffer", "%zu bytes; one binding reaches %zu", size,
-                     e->device->caps.max_range);
+                     c->max_range);
     else
         set_bound(e, binding, true, (struct bound){ .kind = BOUND_BUFFER, .write = true, .buffer = b,
-                                                    .low = (int64_t)offset,
-                                                    .high = (int64_t)(offset + size) });
+                                                    .low = (int64_t)offset, .high = (int64_t)(offset + size) });
     return unlock_encoder(e);
 }
 
@@ -20105,79 +19972,62 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
 {
     struct encoder *e = lock_encoder(handle);
     if (!e) return MLXVK_ERROR_ARGUMENT;
+    struct step *t = &e->step;
     if (!data || offset > PUSH_SIZE || size > PUSH_SIZE - offset)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_bytes", "%u bytes at %u of %d", size, offset, PUSH_SIZE);
     else {
-        struct step *t = &e->step;
         memcpy(t->push + offset, data, size);
         if (offset + size > t->push_used) t->push_used = offset + size;
     }
     return unlock_encoder(e);
 }
 
-static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
+/* Of so many workgroups, or threads. */
+static int dispatch_public(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_t z, bool threads)
 {
-    if (!e->step.pipeline && !e->code)
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
-    dispatch(e, x, y, z);
+    struct encoder *e = lock_encoder(handle);
+    const uint32_t *per = (const uint32_t[]){ 1, 1, 1 };
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    const char *p = (const char *)e->step.pipeline;
+    if (p && threads) per = ((const struct kernel *)(const void *)(p - offsetof(struct kernel, pipeline)))->threads;
+    if (!p && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
+    dispatch(e, ceil_div(x, per[0]), ceil_div(y, per[1]), ceil_div(z, per[2]));
     bind_plan(e);
     maybe_commit(e->stream);
     return unlock_encoder(e);
 }
 
-int mlxvk_dispatch_threadgroups(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_t z)
+int mlxvk_dispatch_threadgroups(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z)
 {
-    struct encoder *e = lock_encoder(handle);
-    return e ? dispatch_public(e, x, y, z) : MLXVK_ERROR_ARGUMENT;
+    return dispatch_public(e, x, y, z, false);
+}
+int mlxvk_dispatch_threads(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z)
+{
+    return dispatch_public(e, x, y, z, true);
 }
 
-int mlxvk_dispatch_threads(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_t z)
-{
-    struct encoder *e = lock_encoder(handle);
-    const struct pipeline *p = e ? e->step.pipeline : NULL;
-    const struct kernel *k;
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    if (!p) return dispatch_public(e, 0, 0, 0);
-    k = (const struct kernel *)(const void *)((const char *)p - offsetof(struct kernel, pipeline));
-    return dispatch_public(e, ceil_div(x, k->threads[0]), ceil_div(y, k->threads[1]), ceil_div(z, k->threads[2]));
-}
-
-int mlxvk_encoder_barrier(mlxvk_encoder handle)
-{
-    struct encoder *e = lock_encoder(handle);
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    encoder_barrier(e);
-    return unlock_encoder(e);
-}
-
-int mlxvk_start_concurrent(mlxvk_encoder handle)
-{
-    struct encoder *e = lock_encoder(handle);
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    e->concurrent = true;
-    e->concurrent_from = e->live_count;
-    return unlock_encoder(e);
-}
-
-int mlxvk_end_concurrent(mlxvk_encoder handle)
-{
-    struct encoder *e = lock_encoder(handle);
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    e->concurrent = false;
-    return unlock_encoder(e);
-}
+#define X(name, what) \
+    int name(mlxvk_encoder handle) \
+    { \
+        struct encoder *e = lock_encoder(handle); \
+        if (!e) return MLXVK_ERROR_ARGUMENT; \
+        what; \
+        return unlock_encoder(e); \
+    }
+X(mlxvk_encoder_barrier, encoder_barrier(e))
+X(mlxvk_start_concurrent, e->concurrent = true; e->concurrent_from = e->live_count)
+X(mlxvk_end_concurrent, e->concurrent = false)
+#undef X
 
 /* ==== >>public: kernels of the caller's in mlx-c's shape: new, config, apply ====================================== */
 
-/* What apply must know of a module: its specialization constants of 32 bits and the bools (by number, with their
- * values where nobody sets them, and their names where the module has names), and what its workgroup's size is made
- * of. */
+/* What apply must know of a module: its specialization constants of 32 bits and the bools (by number, with their values
+ * where nobody sets them, and their names where the module has names), and what its workgroup's size is made of. */
 struct module_constants {
     uint32_t count, values[MAX_SPEC];
     bool declared[MAX_SPEC], other[MAX_SPEC];        /* other: of other widths, which cannot be set */
     const char *names[MAX_SPEC];
-    /* the constant that is this side of the workgroup; -1: it is fixed */
-    int group_constant[3];
+    int group_constant[3];                           /* that is this side of the workgroup; -1: it is fixed */
     uint32_t group[3];
 };
 
@@ -20210,8 +20060,7 @@ struct spirv_config {
 
 enum { SPIRV_ANY = -1 };
 
-/* The first instruction of a kind whose operands begin with these, none of which is beyond its end; without: its op
- * is 0. */
+/* The first instruction of a kind whose operands begin with these, none of which is beyond its end; without: op 0. */
 static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_t op, int64_t first, int64_t second,
                                            int64_t third)
 {
@@ -20227,8 +20076,8 @@ static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_
 
 static bool of_32_bits(const struct spirv_kernel *k, uint32_t type)
 {
-    return spirv_find(k, SPIRV_TYPE_INT, type, 32, SPIRV_ANY).op || spirv_find(k, SPIRV_TYPE_FLOAT, type, 32,
-        SPIRV_ANY).op;
+    return spirv_find(k, SPIRV_TYPE_INT, type, 32, SPIRV_ANY).op ||
+           spirv_find(k, SPIRV_TYPE_FLOAT, type, 32, SPIRV_ANY).op;
 }
 
 static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
@@ -20236,19 +20085,16 @@ static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
     struct module_constants *c = &k->constants;
     struct spirv_instruction i = spirv_find(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id, SPIRV_ANY);
     struct spirv_instruction name = spirv_find(k, SPIRV_NAME, id, SPIRV_ANY, SPIRV_ANY);
-    if (i.op) {
-        c->other[number] = i.n != 3 || !of_32_bits(k, i.w[0]);
-        c->values[number] = c->other[number] ? 0 : i.w[2];
-    }
-    else c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY).op != 0;
+    c->other[number] = i.op && (i.n != 3 || !of_32_bits(k, i.w[0]));
+    if (!i.op) c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY).op != 0;
+    else if (!c->other[number]) c->values[number] = i.w[2];
     c->declared[number] = true;
-    /* it ends there */
-    if (name.n > 1 && !(name.operands[name.n - 1] >> 24)) c->names[number] = (const char *)(name.operands + 1);
+    if (name.n > 1 && !(name.operands[name.n - 1] >> 24))              /* it ends there */
+        c->names[number] = (const char *)(name.operands + 1);
     c->count = number + 1;
 }
 
-/* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers or
- * constants. */
+/* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers or constants. */
 static void read_group(struct spirv_kernel *k)
 {
     struct module_constants *c = &k->constants;
@@ -20277,20 +20123,18 @@ static void read_constants(struct spirv_kernel *k)
 }
 
 mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vector_string input_names,
-                                                    mlxvk_vector_string output_names,
-                                                    const uint32_t *spirv, size_t spirv_size,
-                                                    bool ensure_row_contiguous)
+                                                    mlxvk_vector_string output_names, const uint32_t *spirv,
+                                                    size_t spirv_size, bool ensure_row_contiguous)
 {
     struct spirv_kernel *k = calloc(1, sizeof *k);
+    const mlxvk_fast_spirv_kernel none = { NULL }, made = { k };
     size_t inputs = mlxvk_vector_string_size(input_names), outputs = mlxvk_vector_string_size(output_names);
-    if (!k) return (mlxvk_fast_spirv_kernel){ NULL };
+    if (!k) return none;
     k->name = text_copy(name ? name : "kernel");
     k->spirv = spirv && spirv_size >= 4 * SPIRV_HEADER && spirv_size % 4 == 0 ? malloc(spirv_size) : NULL;
     if (!k->name || !k->spirv || inputs > MAX_BINDINGS || outputs > MAX_BINDINGS - inputs || !outputs) {
-        free(k->name);
-        free(k->spirv);
-        free(k);
-        return (mlxvk_fast_spirv_kernel){ NULL };
+        mlxvk_fast_spirv_kernel_free(made);
+        return none;
     }
     memcpy(k->spirv, spirv, spirv_size);
     k->words = spirv_size / 4;
@@ -20299,7 +20143,7 @@ mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vect
     k->rows = ensure_row_contiguous;
     k->lock = (mutex)MUTEX_INIT;
     read_constants(k);
-    return (mlxvk_fast_spirv_kernel){ k };
+    return made;
 }
 
 int mlxvk_fast_spirv_kernel_free(mlxvk_fast_spirv_kernel cls)
@@ -20396,8 +20240,8 @@ int mlxvk_fast_spirv_kernel_config_add_template_arg_bool(mlxvk_fast_spirv_kernel
 int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kernel_config cls, const char *name,
                                                           mlxvk_dtype dtype)
 {
-    return is_dtype((int)dtype) ? mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, (int)dtype)
-        : MLXVK_ERROR_ARGUMENT;
+    if (!is_dtype((int)dtype)) return MLXVK_ERROR_ARGUMENT;
+    return mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, (int)dtype);
 }
 
 /* ---- apply ---- */
@@ -20419,11 +20263,8 @@ static void set_constants(struct call *c, const struct spirv_kernel *k, const st
     memcpy(values, m->values, sizeof m->values);
     for (uint32_t i = 0; i < f->arguments; i++) {
         uint32_t at = constant_named(m, f->argument[i].name);
-        if (at == MAX_SPEC) {
-            FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has no specialization constant %s", k->name, f->argument[i].name);
-            return;
-        }
-        values[at] = f->argument[i].value;
+        if (at < MAX_SPEC) values[at] = f->argument[i].value;
+        else FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has no specialization constant %s", k->name, f->argument[i].name);
     }
     for (int i = 0; i < 3; i++) {
         int at = m->group_constant[i];
@@ -20436,20 +20277,14 @@ static void set_constants(struct call *c, const struct spirv_kernel *k, const st
     }
     for (uint32_t i = 0; i < m->count; i++)
         if (m->other[i])
-            FAIL(c, MLXVK_ERROR_UNSUPPORTED, "%s has a specialization constant, %u, that is not of 32 bits", k->name,
-                 i);
+            FAIL(c, MLXVK_ERROR_UNSUPPORTED, "%s has a specialization constant, %u, that is not of 32 bits", k->name, i);
 }
 
 static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const struct spirv_config *f)
 {
-    uint32_t values[MAX_SPEC];
-    struct kernel *made;
-    mlxvk_kernel_desc desc = { .name = k->name, .spirv = k->spirv, .spirv_size = 4 * k->words,
-                               .bindings = k->inputs + k->outputs,
-                               .push_size = 4 * (k->inputs + k->outputs), .constants = values,
-                                   .constant_count = k->constants.count,
-                               .threads = { f->group[0], f->group[1], f->group[2] } };
+    uint32_t values[MAX_SPEC], bindings = k->inputs + k->outputs;
     struct spirv_variant *v;
+    struct kernel *made;
     set_constants(c, k, f, values);
     if (c->code) return NULL;
     mutex_lock(&k->lock);
@@ -20459,6 +20294,10 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     }
     mutex_unlock(&k->lock);
     if (v) return made;
+    const mlxvk_kernel_desc desc = {
+        .name = k->name, .spirv = k->spirv, .spirv_size = 4 * k->words, .bindings = bindings,
+        .push_size = 4 * bindings, .constants = values, .constant_count = k->constants.count,
+        .threads = { f->group[0], f->group[1], f->group[2] } };
     if (!(v = calloc(1, sizeof *v))) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (kernel_make(c->device, &desc, &made)) {
         free(v);
@@ -20473,8 +20312,8 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     return made;
 }
 
-/* Encodes the dispatch behind all operations recorded before. Where an array is empty, a result that is not is bound
- * in its place; nothing is to be done where all are. */
+/* Encodes the dispatch behind all operations recorded before. Where an array is empty, a result that is not is bound in
+ * its place; nothing is to be done where all are. */
 static void run_variant(struct call *c, struct kernel *k, struct array **arrays, uint32_t inputs, uint32_t count,
                         const uint32_t grid[3])
 {
@@ -20509,7 +20348,6 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
     const struct spirv_config *f = config.ctx;
     const struct vector *v = inputs.ctx;
     struct array *arrays[MAX_BINDINGS] = { NULL };
-    struct kernel *made;
     if (!k || !f) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s is { NULL }", k ? "config" : "the kernel");
     else if ((v ? v->size : 0) != k->inputs || f->outputs != k->outputs)
         FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s has %u inputs and %u outputs, not %zu and %u", k->name, k->inputs,
@@ -20529,7 +20367,7 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
         arrays[k->inputs + i] = out;
         if (!out) FAIL(&c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     }
-    made = c.code ? NULL : find_variant(&c, k, f);
+    struct kernel *made = c.code ? NULL : find_variant(&c, k, f);
     if (made) run_variant(&c, made, arrays, k->inputs, k->inputs + k->outputs, f->grid);
     return finish_vector(&c, arrays + k->inputs, k->outputs, outputs);
 }
@@ -20538,16 +20376,16 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
 
 int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user), void *user)
 {
-    struct device *d = device_or_default(device);
+    const struct device *d = device_or_default(device);
     char line[256];
     if (!print) return MLXVK_ERROR_ARGUMENT;
     snprintf(line, sizeof line, "%-47s %4s (default any)  %s", device_gate.name, d && *d->wanted ? d->wanted : "any",
              device_gate.what);
     print(line, user);
     for (int i = 0; i < GATE_COUNT; i++) {
-        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", gate_table[i].name,
-                 d ? d->gate[i] : gate_table[i].value,
-                 gate_table[i].value, gate_table[i].what);
+        const struct gate_row *g = &gate_table[i];
+        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", g->name, d ? d->gate[i] : g->value, g->value,
+                 g->what);
         print(line, user);
     }
     return 0;
@@ -20572,8 +20410,8 @@ int mlxvk_reset_stats(mlxvk_device device)
     return unlock_and_drop(d);
 }
 
-int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds,
-                                                         void *user), void *user)
+int mlxvk_kernel_stats(mlxvk_device device,
+                       void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
 {
     struct device *d = each ? lock_device(device.ctx) : NULL;
     struct kernel_count counts[KERNEL_COUNTS];
@@ -20587,28 +20425,24 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     for (int i = 0; i < KERNEL_COUNTS; i++)
         if (counts[i].count)
             each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom"
-                 : fusion_table[i - KERNEL_COUNT - 1].name,
-                 counts[i].count, counts[i].ns, user);
+                 : fusion_table[i - KERNEL_COUNT - 1].name, counts[i].count, counts[i].ns, user);
     return 0;
 }
 
 int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user)
 {
     struct device *d = each ? lock_device(device.ctx) : NULL;
-    struct note *list;
     uint32_t n;
-    int code;
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    list = list_notes(d, &n);
-    code = list ? 0 : MLXVK_ERROR_HOST_MEMORY;
+    struct note *list = list_notes(d, &n);
+    int code = list ? 0 : MLXVK_ERROR_HOST_MEMORY;
     mutex_unlock(&d->lock);                          /* the reference stays */
     for (uint32_t i = 0; i < n; i++)
         each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason,
                             list[i].count }, user);
     mutex_lock(&d->lock);
     host_free(d, list);
-    unlock_and_drop(d);
-    return code;
+    return drop_with(d, code);
 }
 
 #define TEXT_OF(x) #x
