@@ -188,113 +188,124 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
 /* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path.
  *
  * Names of an earlier backend that have nothing to switch here:
- *   MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP_G8, _G8_X2, _G16, _G24, _G32, _X2     one kernel with a table of tunings takes all
- *       widths: MLX_VK_QMV_ROWS, _SPLIT and _THREADS force what these chose between
- *   MLX_VK_ENABLE_SDPA_DECODE_SPLITK_REDUCE_L32, _SUBGROUP     parts are added up by the last workgroup, not in a step of its own
- *   MLX_VK_ENABLE_ALGO_CACHE, _AUTO_DISABLE, MLX_VK_ALGO_CACHE_ZERO_HIT_DISABLE_THRESHOLD     bindings are pushed, or written into
- *       pooled sets: nothing is kept by buffers that could be found again */
+ *   MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP_G8, _G8_X2, _G16, _G24, _G32, _X2     one kernel with a table of
+ *       tunings takes all widths: MLX_VK_QMV_ROWS, _SPLIT and _THREADS force what these chose between
+ *   MLX_VK_ENABLE_SDPA_DECODE_SPLITK_REDUCE_L32, _SUBGROUP     parts are added up by the last workgroup
+ *   MLX_VK_ENABLE_ALGO_CACHE, _AUTO_DISABLE, MLX_VK_ALGO_CACHE_ZERO_HIT_DISABLE_THRESHOLD     bindings are pushed, or
+ *       written into pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
-    X(MAX_OPS,       "MLX_VK_MAX_OPS_PER_BUFFER",      100, "operations recorded before a command buffer is committed") \
+    X(MAX_OPS, "MLX_VK_MAX_OPS_PER_BUFFER", 100, "operations recorded before a command buffer is committed")          \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50,                                                           \
       "MiB of buffers used before that; of those only read an eighth counts while the GPU is busy")                   \
-    X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
-    X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")               \
-    X(STAGING,       "MLX_VK_FORCE_STAGING",             0, "treat device memory as not mapped")                       \
-    X(SUBGROUP,      "MLX_VK_ENABLE_SUBGROUP",           1, "kernels with subgroup operations")                        \
-    X(COOPMAT,       "MLX_VK_ENABLE_COOPERATIVE_MATRIX", 1, "kernels with cooperative matrices")                       \
-    X(INT_DOT,       "MLX_VK_ENABLE_INTEGER_DOT",        1, "kernels with integer dot products")                       \
-    X(STORAGE8,      "MLX_VK_ENABLE_STORAGE8",           1, "8-bit numbers in buffers (0: bits of words)")             \
-    X(STORAGE16,     "MLX_VK_ENABLE_STORAGE16",          1, "16-bit numbers in buffers (0: bits of words)")            \
-    X(INT8,          "MLX_VK_ENABLE_INT8",               1, "8-bit integers in shaders")                               \
-    X(INT16,         "MLX_VK_ENABLE_INT16",              1, "16-bit integers in shaders")                              \
-    X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
-    X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
-    X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1, "float16 to float32 and back by the device, where it keeps every bit") \
-    X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
-    X(GRID,          "MLX_VK_MAX_GRID",                  0, "workgroups along each dimension of a grid, where that is less than the device's (0: those)") \
-    X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
-    X(THREADS,       "MLX_VK_MAX_THREADS",               0,                                                            \
-      "threads of a workgroup, where that is less than the device's (0: those)")                                       \
-    X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0,                                                            \
-      "storage buffers of a kernel, where that is less than the device's (0: those)")                                  \
-    X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
-    X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
-    X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
-    X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
-    X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
-    X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
-    X(RMSNORM,       "MLX_VK_ENABLE_RMSNORM_NATIVE",     1, "rms_norm in one kernel")                                  \
-    X(ROPE,          "MLX_VK_ENABLE_ROPE_NATIVE",        1, "rope in one kernel")                                      \
+    X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                         \
+    X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")             \
+    X(STAGING,       "MLX_VK_FORCE_STAGING",             0, "treat device memory as not mapped")                      \
+    X(SUBGROUP,      "MLX_VK_ENABLE_SUBGROUP",           1, "kernels with subgroup operations")                       \
+    X(COOPMAT,       "MLX_VK_ENABLE_COOPERATIVE_MATRIX", 1, "kernels with cooperative matrices")                      \
+    X(INT_DOT,       "MLX_VK_ENABLE_INTEGER_DOT",        1, "kernels with integer dot products")                      \
+    X(STORAGE8,      "MLX_VK_ENABLE_STORAGE8",           1, "8-bit numbers in buffers (0: bits of words)")            \
+    X(STORAGE16,     "MLX_VK_ENABLE_STORAGE16",          1, "16-bit numbers in buffers (0: bits of words)")           \
+    X(INT8,          "MLX_VK_ENABLE_INT8",               1, "8-bit integers in shaders")                              \
+    X(INT16,         "MLX_VK_ENABLE_INT16",              1, "16-bit integers in shaders")                             \
+    X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                             \
+    X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                               \
+    X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1,                                                           \
+      "float16 to float32 and back by the device, where it keeps every bit")                                          \
+    X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0,                                                           \
+      "threads of a subgroup, where the device lets one choose (0: its own)")                                         \
+    X(GRID,          "MLX_VK_MAX_GRID",                  0,                                                           \
+      "workgroups along each dimension of a grid, where that is less than the device's (0: those)")                   \
+    X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0,                                                           \
+      "bytes that one binding reaches, where that is less than the device's (0: those)")                              \
+    X(THREADS,       "MLX_VK_MAX_THREADS",               0,                                                           \
+      "threads of a workgroup, where that is less than the device's (0: those)")                                      \
+    X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0,                                                           \
+      "storage buffers of a kernel, where that is less than the device's (0: those)")                                 \
+    X(DONATION, "MLX_VK_ENABLE_DONATION", 1, "results take over the memory of operands that nobody wants")            \
+    X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                 \
+    X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                   \
+    X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")              \
+    X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                               \
+    X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                  \
+    X(RMSNORM,       "MLX_VK_ENABLE_RMSNORM_NATIVE",     1, "rms_norm in one kernel")                                 \
+    X(ROPE,          "MLX_VK_ENABLE_ROPE_NATIVE",        1, "rope in one kernel")                                     \
     X(ROPE_HS,       "MLX_VK_ENABLE_ROPE_HS_TRANSPOSED", 1, "rope reads heads and sequence transposed without a copy") \
-    X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                    \
-    X(QMM_M1,        "MLX_VK_ENABLE_QMM_NATIVE_M1",      1, "those for 1 row")                                         \
-    X(QMM_M2,        "MLX_VK_ENABLE_QMM_NATIVE_M2",      1, "those for 2 rows")                                        \
-    X(QMM_M4,        "MLX_VK_ENABLE_QMM_NATIVE_M4",      1, "those for 3 and 4 rows")                                  \
-    X(QMM_M8,        "MLX_VK_ENABLE_QMM_NATIVE_M8",      1, "those for 5 to 8 rows")                                   \
-    X(QMM_M16,       "MLX_VK_ENABLE_QMM_NATIVE_M16",     1, "those for 9 to 16 rows")                                  \
-    X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
-    X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
-    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows") \
-    X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
-    X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
-    X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
-    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0, "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up") \
-    X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
-    X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
-    X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
-    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix; 0 chooses") \
-    X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
-    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses") \
-    X(WINOGRAD,      "MLX_VK_ENABLE_WINOGRAD",           1, "convolutions by 3 x 3 in Winograd's way where that is faster")  \
-    X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0, "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device") \
-    X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
-    X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
-    X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
-    X(SDPA_D128,     "MLX_VK_ENABLE_SDPA_DECODE_D128",   1, "that kernel for heads of 128")                            \
-    X(SDPA_K32,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K32",  1, "there for up to 32 keys")                              \
-    X(SDPA_K64,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K64",  1, "there for 33 to 64 keys")                              \
-    X(SDPA_K128,     "MLX_VK_ENABLE_SDPA_DECODE_D128_K128", 1, "there for 65 to 128 keys")                             \
-    X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)")  \
-    X(SPLIT_MIN,             "MLX_VK_SDPA_SPLITK_MIN_K_LEN",           0, "fewer keys than this are not split")        \
-    X(SPLIT_MIN_DECODE,      "MLX_VK_SDPA_SPLITK_MIN_K_LEN_DECODE",    0, "the same for one query (0: as above)")      \
-    X(SPLIT_MIN_PREFILL,     "MLX_VK_SDPA_SPLITK_MIN_K_LEN_PREFILL",   0, "the same for several (0: as above)")        \
-    X(SPLIT_CHUNK,           "MLX_VK_SDPA_SPLITK_TARGET_CHUNK",         0, "keys of a part at least (0: by device)")   \
-    X(SPLIT_CHUNK_DECODE,    "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_DECODE",  0, "the same for one query (0: as above)")     \
-    X(SPLIT_CHUNK_PREFILL,   "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_PREFILL", 0, "the same for several (0: as above)")       \
-    X(SPLIT_PARTS,           "MLX_VK_SDPA_SPLITK_MAX_PARTS",            0, "most parts (0: by device)")                \
-    X(SPLIT_PARTS_DECODE,    "MLX_VK_SDPA_SPLITK_MAX_PARTS_DECODE",     0, "the same for one query (0: as above)")     \
-    X(SPLIT_PARTS_PREFILL,   "MLX_VK_SDPA_SPLITK_MAX_PARTS_PREFILL",    0, "the same for several (0: as above)")       \
-    X(SPLIT_GROUPS,          "MLX_VK_SDPA_SPLITK_TARGET_WG_DECODE",     0, "workgroups to aim at (0: by device)")      \
-    X(SDPA_KEYS,             "MLX_VK_SDPA_MAX_K_LEN",                   0, "most keys that fused attention takes (0: any)") \
-    X(SDPA_KEYS_DECODE,      "MLX_VK_SDPA_MAX_K_LEN_DECODE",            0, "the same for one query (0: as above)")     \
-    X(SDPA_KEYS_PREFILL,     "MLX_VK_SDPA_MAX_K_LEN_PREFILL",           0, "the same for several (0: as above)")       \
-    X(ARGREDUCE,     "MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM", 1, "argmax and argmin along contiguous rows")           \
-    X(ADD_BF16,      "MLX_VK_ENABLE_ADD_BF16",           1, "bfloat16 additions four at a time")                       \
-    X(MUL_BF16,      "MLX_VK_ENABLE_MUL_BF16",           1, "bfloat16 products four at a time")                        \
-    X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
-    X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
-    X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
-    X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")                 \
-    X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "elementwise chains in kernels made at run time, where it pays (2: all)") \
-    X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
-    X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0, "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)") \
-    X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report")  \
-    X(QMM_STATS,     "MLX_VK_QMM_STATS",                 0, "the same for quantized matmul alone, printed when the device goes") \
-    X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                   \
-    X(ALGO_STATS,    "MLX_VK_ALGO_STATS",                0, "the same for pipelines and memory found again, or made")   \
-    X(DEBUG_ROPE,    "MLX_VK_DEBUG_ROPE_REJECT",         0, "print each rope once that takes a slower path, and why")   \
-    X(DEBUG_SDPA,    "MLX_VK_DEBUG_SDPA_REJECT",         0, "the same for attention")                                   \
-    X(DEBUG_SPLIT,   "MLX_VK_DEBUG_SDPA_SPLITK",         0, "print once how attention splits keys, for each signature") \
-    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0, "print each argmax or argmin once that takes a slower path, and why") \
-    X(DEBUG_BINARY,  "MLX_VK_DEBUG_BINARY_FALLBACK",     0, "the same for operations of two operands")                  \
-    X(DEBUG_BITWISE, "MLX_VK_DEBUG_BITWISE_FALLBACK",    0, "the same for bitwise ones")                                \
-    X(DEBUG_DEQUANTIZE, "MLX_VK_DEBUG_FAST_QUANTIZE_FALLBACK", 0, "the same for dequantize")                            \
-    X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                     \
-    X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")             \
-    X(DEBUG_CHAINS,  "MLX_VK_DEBUG_CHAINS",              0, "write each chain's kernel to chain-*.spv in the current folder") \
-    X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
-    X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")     \
-    X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage (2: with NaN)") \
+    X(QMM_NATIVE,    "MLX_VK_ENABLE_QMM_NATIVE",         1, "specialised quantized matmul kernels")                   \
+    X(QMM_M1,        "MLX_VK_ENABLE_QMM_NATIVE_M1",      1, "those for 1 row")                                        \
+    X(QMM_M2,        "MLX_VK_ENABLE_QMM_NATIVE_M2",      1, "those for 2 rows")                                       \
+    X(QMM_M4,        "MLX_VK_ENABLE_QMM_NATIVE_M4",      1, "those for 3 and 4 rows")                                 \
+    X(QMM_M8,        "MLX_VK_ENABLE_QMM_NATIVE_M8",      1, "those for 5 to 8 rows")                                  \
+    X(QMM_M16,       "MLX_VK_ENABLE_QMM_NATIVE_M16",     1, "those for 9 to 16 rows")                                 \
+    X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")       \
+    X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")             \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0,                                                           \
+      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows")                                   \
+    X(QMV_ROWS, "MLX_VK_QMV_ROWS", 0, "rows of a quantized weight a subgroup (0: as the table says)")                 \
+    X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")  \
+    X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")     \
+    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0,                                                           \
+      "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up")                          \
+    X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch") \
+    X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                      \
+    X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")           \
+    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                       \
+      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix; 0 chooses")                                     \
+    X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
+      "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                       \
+    X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 3 x 3 in Winograd's way where that is faster")          \
+    X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0,                                                           \
+      "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device")                                \
+    X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                             \
+    X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")        \
+    X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")   \
+    X(SDPA_D128,     "MLX_VK_ENABLE_SDPA_DECODE_D128",   1, "that kernel for heads of 128")                           \
+    X(SDPA_K32,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K32",  1, "there for up to 32 keys")                             \
+    X(SDPA_K64,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K64",  1, "there for 33 to 64 keys")                             \
+    X(SDPA_K128,     "MLX_VK_ENABLE_SDPA_DECODE_D128_K128", 1, "there for 65 to 128 keys")                            \
+    X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)") \
+    X(SPLIT_MIN,             "MLX_VK_SDPA_SPLITK_MIN_K_LEN",           0, "fewer keys than this are not split")       \
+    X(SPLIT_MIN_DECODE,      "MLX_VK_SDPA_SPLITK_MIN_K_LEN_DECODE",    0, "the same for one query (0: as above)")     \
+    X(SPLIT_MIN_PREFILL,     "MLX_VK_SDPA_SPLITK_MIN_K_LEN_PREFILL",   0, "the same for several (0: as above)")       \
+    X(SPLIT_CHUNK,           "MLX_VK_SDPA_SPLITK_TARGET_CHUNK",         0, "keys of a part at least (0: by device)")  \
+    X(SPLIT_CHUNK_DECODE,    "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_DECODE",  0, "the same for one query (0: as above)")    \
+    X(SPLIT_CHUNK_PREFILL,   "MLX_VK_SDPA_SPLITK_TARGET_CHUNK_PREFILL", 0, "the same for several (0: as above)")      \
+    X(SPLIT_PARTS,           "MLX_VK_SDPA_SPLITK_MAX_PARTS",            0, "most parts (0: by device)")               \
+    X(SPLIT_PARTS_DECODE,    "MLX_VK_SDPA_SPLITK_MAX_PARTS_DECODE",     0, "the same for one query (0: as above)")    \
+    X(SPLIT_PARTS_PREFILL,   "MLX_VK_SDPA_SPLITK_MAX_PARTS_PREFILL",    0, "the same for several (0: as above)")      \
+    X(SPLIT_GROUPS,          "MLX_VK_SDPA_SPLITK_TARGET_WG_DECODE",     0, "workgroups to aim at (0: by device)")     \
+    X(SDPA_KEYS, "MLX_VK_SDPA_MAX_K_LEN", 0, "most keys that fused attention takes (0: any)")                         \
+    X(SDPA_KEYS_DECODE,      "MLX_VK_SDPA_MAX_K_LEN_DECODE",            0, "the same for one query (0: as above)")    \
+    X(SDPA_KEYS_PREFILL,     "MLX_VK_SDPA_MAX_K_LEN_PREFILL",           0, "the same for several (0: as above)")      \
+    X(ARGREDUCE,     "MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM", 1, "argmax and argmin along contiguous rows")          \
+    X(ADD_BF16,      "MLX_VK_ENABLE_ADD_BF16",           1, "bfloat16 additions four at a time")                      \
+    X(MUL_BF16,      "MLX_VK_ENABLE_MUL_BF16",           1, "bfloat16 products four at a time")                       \
+    X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")             \
+    X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")            \
+    X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                               \
+    X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")              \
+    X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
+    X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)")          \
+    X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
+      "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)")                                  \
+    X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report") \
+    X(QMM_STATS, "MLX_VK_QMM_STATS", 0, "the same for quantized matmul alone, printed when the device goes")          \
+    X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                 \
+    X(ALGO_STATS,    "MLX_VK_ALGO_STATS",                0, "the same for pipelines and memory found again, or made") \
+    X(DEBUG_ROPE,    "MLX_VK_DEBUG_ROPE_REJECT",         0, "print each rope once that takes a slower path, and why") \
+    X(DEBUG_SDPA,    "MLX_VK_DEBUG_SDPA_REJECT",         0, "the same for attention")                                 \
+    X(DEBUG_SPLIT, "MLX_VK_DEBUG_SDPA_SPLITK", 0, "print once how attention splits keys, for each signature")         \
+    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0,                                                           \
+      "print each argmax or argmin once that takes a slower path, and why")                                           \
+    X(DEBUG_BINARY,  "MLX_VK_DEBUG_BINARY_FALLBACK",     0, "the same for operations of two operands")                \
+    X(DEBUG_BITWISE, "MLX_VK_DEBUG_BITWISE_FALLBACK",    0, "the same for bitwise ones")                              \
+    X(DEBUG_DEQUANTIZE, "MLX_VK_DEBUG_FAST_QUANTIZE_FALLBACK", 0, "the same for dequantize")                          \
+    X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                   \
+    X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")           \
+    X(DEBUG_CHAINS, "MLX_VK_DEBUG_CHAINS", 0, "write each chain's kernel to chain-*.spv in the current folder")       \
+    X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                       \
+    X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")   \
+    X(POISON, "MLX_VK_POISON", 0, "fill new and freed mapped memory with garbage (2: with NaN)")                      \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
 enum gate {
@@ -305,7 +316,8 @@ enum gate {
 };
 
 /* The one whose value is text. */
-static const struct { const char *name, *what; } device_gate = { "MLX_VK_DEVICE", "the device, by index or part of its name" };
+static const struct { const char *name, *what; } device_gate = {
+    "MLX_VK_DEVICE", "the device, by index or part of its name" };
 enum { WANTED_TEXT = 64 };
 
 static const struct gate_row { const char *name; int value; const char *what; } gate_table[GATE_COUNT] = {
@@ -1199,10 +1211,11 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
 
 /* What ran and what was refused, counted by family, kernel and signature where a gate asks for it. */
 
-enum family { NOTE_QMM, NOTE_SDPA, NOTE_SPLIT, NOTE_ROPE, NOTE_ARG, NOTE_BINARY, NOTE_BITWISE, NOTE_DEQUANTIZE, NOTE_GATHER, NOTE_FUSED,
-              NOTE_MATMUL, NOTE_CONV, NOTE_ALGO, FAMILIES };
+enum family { NOTE_QMM, NOTE_SDPA, NOTE_SPLIT, NOTE_ROPE, NOTE_ARG, NOTE_BINARY, NOTE_BITWISE, NOTE_DEQUANTIZE,
+              NOTE_GATHER, NOTE_FUSED, NOTE_MATMUL, NOTE_CONV, NOTE_ALGO, FAMILIES };
 
-/* stats: counts, and prints the counts when the device goes; debug: prints each refusal once (`all`: each note). GATE_COUNT: none. */
+/* stats: counts, and prints the counts when the device goes; debug: prints each refusal once (`all`: each note).
+ * GATE_COUNT: none. */
 static const struct family_row { const char *name; enum gate stats, debug; bool all; } family_table[FAMILIES] = {
     [NOTE_QMM]        = { "quantized_matmul", GATE_QMM_STATS,  GATE_COUNT,            false },
     [NOTE_SDPA]       = { "attention",        GATE_SDPA_STATS, GATE_DEBUG_SDPA,       false },
@@ -1229,8 +1242,10 @@ static bool gate_on(const int *gate, enum gate g) { return g != GATE_COUNT && ga
 static uint32_t noted_families(const int *gate)
 {
     uint32_t bits = 0;
-    for (int i = 0; i < FAMILIES; i++)
-        if (gate[GATE_STATS] || gate_on(gate, family_table[i].stats) || gate_on(gate, family_table[i].debug)) bits |= 1u << i;
+    for (int i = 0; i < FAMILIES; i++) {
+        const struct family_row *row = &family_table[i];
+        if (gate[GATE_STATS] || gate_on(gate, row->stats) || gate_on(gate, row->debug)) bits |= 1u << i;
+    }
     return bits;
 }
 
@@ -1277,7 +1292,8 @@ static void note(struct device *d, enum family family, const char *kernel, const
     va_start(arguments, format);
     vsnprintf(n.signature, sizeof n.signature, format, arguments);
     va_end(arguments);
-    n.key = 0xcbf29ce484222325u ^ (uint64_t)(uintptr_t)kernel ^ (uint64_t)(uintptr_t)reason << 20 ^ (uint64_t)family << 56;
+    n.key = 0xcbf29ce484222325u ^ (uint64_t)(uintptr_t)kernel ^ (uint64_t)(uintptr_t)reason << 20;
+    n.key ^= (uint64_t)family << 56;
     for (const char *p = n.signature; *p; p++) n.key = (n.key ^ (unsigned char)*p) * 0x100000001b3u;
     n.key ^= n.key >> 32;
     if (2 * (d->note_used + 1) > d->note_slots && !grow_notes(d)) return;
@@ -17045,6 +17061,15 @@ static int drop_with(struct device *d, int code)
     return code;
 }
 
+static int unlock_with(struct device *d, int code)
+{
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+/* What a call gives away, where somebody takes it: its code. */
+#define GIVE(res, value) ((res) ? (*(res) = (value), 0) : MLXVK_ERROR_ARGUMENT)
+
 int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
 {
     static const mlxvk_device_desc defaults = { 0 };
@@ -17158,9 +17183,7 @@ int mlxvk_device_free(mlxvk_device device)
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
 {
     struct device *d = error ? lock_device(device.ctx) : NULL;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
-    *error = d->error;
-    return unlock_and_drop(d);
+    return d ? drop_with(d, GIVE(error, d->error)) : MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_device_status(mlxvk_device device)
@@ -17370,16 +17393,6 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
     return give_buffer(d, res, b, 0);
 }
 
-int mlxvk_buffer_free(mlxvk_buffer buffer)
-{
-    struct buffer *b = buffer.ctx;
-    if (!b) return 0;
-    struct device *d = b->device;
-    mutex_lock(&d->lock);
-    buffer_release(d, b);
-    return unlock_and_drop(d);
-}
-
 size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
 void *mlxvk_buffer_data(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->map : NULL; }
 
@@ -17412,9 +17425,7 @@ int mlxvk_buffer_wait(mlxvk_buffer buffer)
     struct buffer *b = buffer.ctx;
     if (!b) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&b->device->lock);
-    int code = wait_buffer(b->device, b, false);
-    mutex_unlock(&b->device->lock);
-    return code;
+    return unlock_with(b->device, wait_buffer(b->device, b, false));
 }
 
 /* ---- copies through staging ---- */
@@ -17431,21 +17442,20 @@ static int transfer_chunk(struct device *d, struct buffer *b, size_t offset, voi
 {
     struct encoder *e = &d->copies->encoder;
     bool upload = use == MEMORY_UPLOAD;
+    const VkBufferCopy copy = { upload ? 0 : offset, upload ? offset : 0, n };
     struct buffer *staging;
-    VkBufferCopy copy = { upload ? 0 : offset, upload ? offset : 0, n };
-    int code = staging_take(d, use, n, &staging), submitted;
+    int code = staging_take(d, use, n, &staging);
     if (code) return code;
+    const struct buffer *from = upload ? staging : b, *to = upload ? b : staging;
     if (upload) copy_bytes(d, staging->map, data, n);
     encoder_access(e, staging, 0, n, !upload);
     encoder_access(e, b, offset, offset + n, upload);
     if (!e->code) {
         insert_barrier(e);
-        d->vk.vkCmdCopyBuffer(e->commands, upload ? staging->handle : b->handle,
-                              upload ? b->handle : staging->handle, 1, &copy);
+        d->vk.vkCmdCopyBuffer(e->commands, from->handle, to->handle, 1, &copy);
     }
-    code = e->code;
-    submitted = stream_submit(d->copies);            /* in any case: both are noted as used by it */
-    if (!code) code = submitted;
+    int submitted = stream_submit(d->copies);        /* in any case: both are noted as used by it */
+    code = e->code ? e->code : submitted;
     if (!code && !upload) code = timeline_wait(d, d->copies->line, d->copies->line->submitted);
     if (!code && !upload) copy_bytes(d, data, staging->map, n);
     staging_give(d, use, staging);
@@ -17479,30 +17489,17 @@ static int transfer(struct device *d, struct buffer *b, size_t offset, void *dat
 static mlxvk_stream stream_handle(mlxvk_device device, bool shared)
 {
     struct device *d = lock_device(device.ctx);
-    mlxvk_stream res = { NULL };
-    struct stream *s;
-    if (!d) return res;
-    s = d->lost ? NULL : shared ? default_stream(d) : stream_create(d);
+    if (!d) return (mlxvk_stream){ NULL };
+    struct stream *s = d->lost ? NULL : shared ? default_stream(d) : stream_create(d);
     if (s) { s->refs++; d->refs++; }
     else device_fail(d, d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "no stream could be made");
     unlock_and_drop(d);
-    res.ctx = s;
-    return res;
+    return (mlxvk_stream){ s };
 }
 
 mlxvk_stream mlxvk_stream_new_device(mlxvk_device device) { return stream_handle(device, false); }
 mlxvk_stream mlxvk_stream_new(void) { return stream_handle((mlxvk_device){ NULL }, false); }
 mlxvk_stream mlxvk_default_gpu_stream_new(void) { return stream_handle((mlxvk_device){ NULL }, true); }
-
-int mlxvk_stream_free(mlxvk_stream stream)
-{
-    struct stream *s = stream.ctx;
-    if (!s) return 0;
-    struct device *d = s->device;
-    mutex_lock(&d->lock);
-    stream_drop(s);
-    return unlock_and_drop(d);
-}
 
 mlxvk_device mlxvk_stream_device(mlxvk_stream stream)
 {
@@ -17511,19 +17508,16 @@ mlxvk_device mlxvk_stream_device(mlxvk_stream stream)
 
 int mlxvk_stream_get_index(int *index, mlxvk_stream stream)
 {
-    if (!index || !stream.ctx) return MLXVK_ERROR_ARGUMENT;
-    *index = ((struct stream *)stream.ctx)->index;
-    return 0;
+    const struct stream *s = stream.ctx;
+    return s ? GIVE(index, s->index) : MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error)
 {
     struct stream *s = stream.ctx;
-    if (!s || !error) return MLXVK_ERROR_ARGUMENT;
+    if (!s) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&s->device->lock);
-    *error = s->error;
-    mutex_unlock(&s->device->lock);
-    return 0;
+    return unlock_with(s->device, GIVE(error, s->error));
 }
 
 /* Submits what is recorded; the first error of deferred work, which it clears, or of this. */
@@ -17565,6 +17559,13 @@ int mlxvk_clear_streams(mlxvk_device device)
 
 /* ---- evaluation ---- */
 
+/* Calls on an array without a stream: its device, locked. */
+static struct device *lock_array(const struct array *a)
+{
+    mutex_lock(&a->storage->device->lock);
+    return a->storage->device;
+}
+
 /* Lowers and submits what computes the array. The lock is held. */
 static int array_submit(struct array *a)
 {
@@ -17591,9 +17592,8 @@ static int eval_vector(mlxvk_vector_array outputs, bool wait)
         for (size_t i = 0; i < v->size; i++) {
             struct array *a = array_at(v, i);
             if (!a) return MLXVK_ERROR_ARGUMENT;
-            mutex_lock(&a->storage->device->lock);
-            int waited = pass ? array_wait(a, false) : array_submit(a);
-            mutex_unlock(&a->storage->device->lock);
+            struct device *d = lock_array(a);
+            int waited = unlock_with(d, pass ? array_wait(a, false) : array_submit(a));
             code = code ? code : waited;
         }
     return code;
@@ -17604,21 +17604,22 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 
 /* ==== >>public: events ============================================================================================ */
 
-enum event_fault { EVENT_TAKES, EVENT_NOT_OVER, EVENT_TOO_FAR };
-static const struct { int code; const char *text; } event_faults[] = {
-    [EVENT_NOT_OVER] = { MLXVK_ERROR_ARGUMENT, "value %llu is not over the last one that was signalled, %llu" },
-    [EVENT_TOO_FAR]  = { MLXVK_ERROR_LIMIT,
-                         "value %llu is farther from where the event is than the device counts (last one: %llu)" },
-};
-
-/* A device is lost by a signal that is not over those before it, and by what is farther ahead than it counts. */
-static enum event_fault event_fault(const struct event *ev, uint64_t value, bool signal)
+/* Why the device does not take a value, 0 where it does. It is lost by a signal that is not over those before it, and
+ * by what is farther ahead than it counts. */
+static int event_fault(const struct event *ev, uint64_t value, bool signal)
 {
     const struct device *d = ev->device;
     uint64_t now = 0;
-    if (signal && value <= ev->top) return EVENT_NOT_OVER;
-    if (d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) < 0) return EVENT_TAKES;
-    return value > now && value - now > d->caps.most_ahead ? EVENT_TOO_FAR : EVENT_TAKES;
+    if (signal && value <= ev->top) return MLXVK_ERROR_ARGUMENT;
+    if (d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) < 0) return 0;
+    return value > now && value - now > d->caps.most_ahead ? MLXVK_ERROR_LIMIT : 0;
+}
+
+static const char *event_fault_text(int fault)
+{
+    return fault == MLXVK_ERROR_LIMIT
+        ? "value %llu is farther from where the event is than the device counts (last one: %llu)"
+        : "value %llu is not over the last one that was signalled, %llu";
 }
 
 /* Can the stream wait for that value, or signal it? Else false with an error. Leaves room to note the use. */
@@ -17631,11 +17632,11 @@ static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool s
     if (!ADD(c->device, &ev->uses, struct use)) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
     ev->uses.count--;
     mutex_lock(&c->device->event_lock);
-    enum event_fault fault = event_fault(ev, value, signal);
+    int fault = event_fault(ev, value, signal);
     unsigned long long top = ev->top;
     if (signal && !fault) ev->top = value;
     mutex_unlock(&c->device->event_lock);
-    if (fault) FAIL(c, event_faults[fault].code, event_faults[fault].text, (unsigned long long)value, top);
+    if (fault) FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
     return !fault;
 }
 
@@ -17672,16 +17673,11 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
 }
 
 /* Streams may have unsubmitted or unfinished work that names the semaphore: it goes when that is done. */
-int mlxvk_event_free(mlxvk_event event)
+static void event_release(struct device *d, struct event *ev)
 {
-    struct event *ev = event.ctx;
-    if (!ev) return 0;
-    struct device *d = ev->device;
-    mutex_lock(&d->lock);
     ev->next = d->freed_events;
     d->freed_events = ev;
     reap_events(d, false);
-    return unlock_and_drop(d);
 }
 
 int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
@@ -17718,18 +17714,16 @@ int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
     const VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO,
                                          .semaphore = ev->semaphore, .value = value };
     mutex_lock(&d->event_lock);
-    enum event_fault fault = event_fault(ev, value, true);
+    int fault = event_fault(ev, value, true);
     unsigned long long top = ev->top;
     if (!fault) r = d->vk.vkSignalSemaphore(d->handle, &info);
     if (!fault && r >= 0) ev->top = value;
     mutex_unlock(&d->event_lock);
     if (!fault && r >= 0) return 0;
     mutex_lock(&d->lock);
-    int code = !fault ? vk_code(d, r)
-        : device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text,
-                      (unsigned long long)value, top);
-    mutex_unlock(&d->lock);
-    return code;
+    if (!fault) return unlock_with(d, vk_code(d, r));
+    return unlock_with(d, device_fail(d, fault, 0, __LINE__, "event_signal_host", event_fault_text(fault),
+                                      (unsigned long long)value, top));
 }
 
 int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns)
@@ -17742,9 +17736,7 @@ int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns
     VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, timeout_ns);
     if (r >= 0) return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : 0;
     mutex_lock(&d->lock);
-    int code = vk_code(d, r);
-    mutex_unlock(&d->lock);
-    return code;
+    return unlock_with(d, vk_code(d, r));
 }
 
 bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value)
@@ -17756,19 +17748,6 @@ bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value)
 }
 
 /* ==== >>public: arrays ============================================================================================ */
-
-/* Calls on an array without a stream: its device, locked. */
-static struct device *lock_array(const struct array *a)
-{
-    mutex_lock(&a->storage->device->lock);
-    return a->storage->device;
-}
-
-static int unlock_array(const struct array *a, int code)
-{
-    mutex_unlock(&a->storage->device->lock);
-    return code;
-}
 
 mlxvk_array mlxvk_array_new(void) { return (mlxvk_array){ NULL }; }
 
@@ -17787,7 +17766,7 @@ int mlxvk_array_set(mlxvk_array *res, mlxvk_array source)
     struct array *a = source.ctx;
     if (!res) return MLXVK_ERROR_ARGUMENT;
     mlxvk_array old = *res;
-    if (a) { lock_array(a); take_handle(a); unlock_array(a, 0); }
+    if (a) { struct device *d = lock_array(a); take_handle(a); mutex_unlock(&d->lock); }
     res->ctx = a;
     return mlxvk_array_free(old);
 }
@@ -17980,8 +17959,8 @@ int mlxvk_array_wait(mlxvk_array array, bool readers)
 {
     struct array *a = array.ctx;
     if (!a) return MLXVK_ERROR_ARGUMENT;
-    lock_array(a);
-    return unlock_array(a, array_wait(a, readers));
+    struct device *d = lock_array(a);
+    return unlock_with(d, array_wait(a, readers));
 }
 
 int mlxvk_array_eval(mlxvk_array array) { return mlxvk_array_wait(array, false); }
@@ -18035,7 +18014,7 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     else if (a->dtype != dtype)
         code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else if (!(code = array_submit(a))) code = read_bytes(a, res);
-    return unlock_array(a, code);
+    return unlock_with(d, code);
 }
 
 int mlxvk_array_item_bool(bool *res, mlxvk_array array)
@@ -18052,10 +18031,10 @@ const void *mlxvk_array_data(mlxvk_array array)
     const void *data = NULL;
     if (!a) return NULL;
     const struct storage *st = a->storage;
-    lock_array(a);
+    struct device *d = lock_array(a);
     if (st->literal && !st->buffer) data = st->bytes + a->offset;
     else if (st->buffer && st->buffer->map && !st->writers) data = st->buffer->map + a->offset;
-    unlock_array(a, 0);
+    mutex_unlock(&d->lock);
     return data;
 }
 
@@ -18076,7 +18055,7 @@ int mlxvk_array_host(void **data, mlxvk_array array)
     int code = st->failed ? st->failed : d->lost;
     if (!code) code = storage_ready(d, st);
     if (!code) *data = st->buffer->map;
-    return unlock_array(a, code);
+    return unlock_with(d, code);
 }
 
 /* ==== >>public: strings, vectors and maps ========================================================================= */
@@ -18450,17 +18429,13 @@ bool mlxvk_device_equal(mlxvk_device lhs, mlxvk_device rhs) { return device_or_d
 int mlxvk_device_get_index(int *index, mlxvk_device dev)
 {
     const struct device *d = device_or_default(dev);
-    if (!d || !index) return MLXVK_ERROR_ARGUMENT;
-    *index = d->index;
-    return 0;
+    return d ? GIVE(index, d->index) : MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_device_get_type(mlxvk_device_type *type, mlxvk_device dev)
 {
     (void)dev;
-    if (!type) return MLXVK_ERROR_ARGUMENT;
-    *type = MLXVK_GPU;
-    return 0;
+    return GIVE(type, MLXVK_GPU);
 }
 
 int mlxvk_device_tostring(mlxvk_string *str, mlxvk_device dev)
@@ -18494,9 +18469,7 @@ int mlxvk_set_default_device(mlxvk_device dev)
 
 int mlxvk_device_is_available(bool *avail, mlxvk_device dev)
 {
-    if (!avail) return MLXVK_ERROR_ARGUMENT;
-    *avail = dev.ctx && !mlxvk_device_status(dev);
-    return 0;
+    return GIVE(avail, dev.ctx && !mlxvk_device_status(dev));
 }
 
 mlxvk_device_info mlxvk_device_info_new(void) { return (mlxvk_device_info){ NULL }; }
@@ -18509,9 +18482,7 @@ int mlxvk_device_info_free(mlxvk_device_info info) { return mlxvk_device_free(in
 int mlxvk_device_info_is_string(bool *is_string, mlxvk_device_info info, const char *key)
 {
     const char *text;
-    if (!is_string) return MLXVK_ERROR_ARGUMENT;
-    *is_string = !mlxvk_device_info_get_string(&text, info, key);
-    return 0;
+    return GIVE(is_string, !mlxvk_device_info_get_string(&text, info, key));
 }
 
 int mlxvk_device_info_has_key(bool *exists, mlxvk_device_info info, const char *key)
@@ -18780,9 +18751,7 @@ static int io_free(struct io *io)
 
 static int io_descriptor(void **res, const struct io *io)
 {
-    if (!res || !io) return MLXVK_ERROR_ARGUMENT;
-    *res = io->descriptor;
-    return 0;
+    return io ? GIVE(res, io->descriptor) : MLXVK_ERROR_ARGUMENT;
 }
 
 static const char *io_label(const struct io *io)
@@ -19033,6 +19002,7 @@ static void write_arrays(struct file *f, const struct vector *arrays, size_t ali
 
 /* ---- as much JSON as a safetensors header is ---- */
 
+/* The text's end is a 0. */
 struct json { const char *at, *end; bool bad; };
 
 static bool json_take(struct json *j, char wanted)
@@ -19047,21 +19017,18 @@ static void json_want(struct json *j, char wanted) { if (!json_take(j, wanted)) 
 static bool json_null(struct json *j)
 {
     json_take(j, 0);                                     /* white space */
-    if (j->end - j->at < 4 || memcmp(j->at, "null", 4)) return false;
-    j->at += 4;
-    return true;
+    bool null = !strncmp(j->at, "null", 4);
+    if (null) j->at += 4;
+    return null;
 }
 
 static uint32_t json_hex(struct json *j)
 {
-    uint32_t value = 0;
-    for (int i = 0; i < 4; i++) {
-        const char *digits = "0123456789abcdefABCDEF", *d = j->at < j->end && *j->at ? strchr(digits, *j->at) : NULL;
-        if (!d) { j->bad = true; return 0; }
-        value = 16 * value + (uint32_t)(d - digits < 16 ? d - digits : d - digits - 6);
-        j->at++;
-    }
-    return value;
+    char digits[5] = "";
+    if (strspn(j->at, "0123456789abcdefABCDEF") < 4) { j->bad = true; return 0; }
+    memcpy(digits, j->at, 4);
+    j->at += 4;
+    return (uint32_t)strtoul(digits, NULL, 16);
 }
 
 static char *utf8(char *to, uint32_t c)
@@ -19113,16 +19080,14 @@ static char *json_key(struct json *j, int *count)
     return key;
 }
 
+/* One that is too large is the largest, which nothing takes. */
 static uint64_t json_number(struct json *j)
 {
-    uint64_t value = 0;
-    const char *first;
+    char *end;
     json_take(j, 0);                                     /* white space */
-    for (first = j->at; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++) {
-        if (value > (UINT64_MAX - 9) / 10) j->bad = true;
-        value = 10 * value + (uint64_t)(*j->at - '0');
-    }
-    if (j->at == first) j->bad = true;
+    if (*j->at < '0' || *j->at > '9') { j->bad = true; return 0; }
+    unsigned long long value = strtoull(j->at, &end, 10);
+    j->at = end;
     return value;
 }
 
@@ -19457,9 +19422,7 @@ static struct vector *gguf_map(mlxvk_io_gguf io, size_t member)
 
 static int has_entry(bool *flag, const struct vector *m, const char *key)
 {
-    if (!flag || !m || !key) return MLXVK_ERROR_ARGUMENT;
-    *flag = map_find(m, key) != NULL;
-    return 0;
+    return m && key ? GIVE(flag, map_find(m, key) != NULL) : MLXVK_ERROR_ARGUMENT;
 }
 
 #define X(has, map) \
@@ -19835,20 +19798,32 @@ int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_dev
 }
 
 /* Waits for the streams: the pipeline may be in use. */
-int mlxvk_kernel_free(mlxvk_kernel kernel)
+static void kernel_release(struct device *d, struct kernel *k)
 {
-    struct kernel *k = kernel.ctx;
-    if (!k) return 0;
-    struct device *d = k->device;
-    mutex_lock(&d->lock);
     wait_streams(d);
     for (struct stream *s = d->streams; s; s = s->next)
         if (s->encoder.step.pipeline == &k->pipeline) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
-    return unlock_and_drop(d);
 }
+
+/* Handles that hold their device go with its reference. */
+#define X(name, type, kind, release) \
+    int name(type handle) \
+    { \
+        struct kind *x = handle.ctx; \
+        if (!x) return 0; \
+        struct device *d = x->device; \
+        mutex_lock(&d->lock); \
+        release; \
+        return unlock_and_drop(d); \
+    }
+X(mlxvk_buffer_free, mlxvk_buffer, buffer, buffer_release(d, x))
+X(mlxvk_stream_free, mlxvk_stream, stream, stream_drop(x))
+X(mlxvk_event_free, mlxvk_event, event, event_release(d, x))
+X(mlxvk_kernel_free, mlxvk_kernel, kernel, kernel_release(d, x))
+#undef X
 
 int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream)
 {
@@ -20094,7 +20069,7 @@ static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
     c->count = number + 1;
 }
 
-/* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers or constants. */
+/* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers, constants. */
 static void read_group(struct spirv_kernel *k)
 {
     struct module_constants *c = &k->constants;
@@ -20277,7 +20252,8 @@ static void set_constants(struct call *c, const struct spirv_kernel *k, const st
     }
     for (uint32_t i = 0; i < m->count; i++)
         if (m->other[i])
-            FAIL(c, MLXVK_ERROR_UNSUPPORTED, "%s has a specialization constant, %u, that is not of 32 bits", k->name, i);
+            FAIL(c, MLXVK_ERROR_UNSUPPORTED, "%s has a specialization constant, %u, that is not of 32 bits", k->name,
+                 i);
 }
 
 static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const struct spirv_config *f)
@@ -20393,10 +20369,8 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
 
 int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device)
 {
-    struct device *d = res ? lock_device(device.ctx) : NULL;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
-    *res = d->stats;
-    return unlock_and_drop(d);
+    struct device *d = lock_device(device.ctx);
+    return d ? drop_with(d, GIVE(res, d->stats)) : MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_reset_stats(mlxvk_device device)
