@@ -188,17 +188,17 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
 /* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path.
  *
  * Names of an earlier backend that have nothing to switch here:
- *   MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP_G8, _G8_X2, _G16, _G24, _G32, _X2     one kernel with a table of tunings takes all
- *       widths: MLX_VK_QMV_ROWS, _SPLIT and _THREADS force what these chose between
- *   MLX_VK_ENABLE_SDPA_DECODE_SPLITK_REDUCE_L32, _SUBGROUP     parts are added up by the last workgroup, not in a step of its own
- *   MLX_VK_ENABLE_ALGO_CACHE, _AUTO_DISABLE, MLX_VK_ALGO_CACHE_ZERO_HIT_DISABLE_THRESHOLD     bindings are pushed, or written into
- *       pooled sets: nothing is kept by buffers that could be found again */
+ *   MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP_G8, _G8_X2, _G16, _G24, _G32, _X2     one kernel with a table of
+ *       tunings takes all widths: MLX_VK_QMV_ROWS, _SPLIT and _THREADS force what these chose between
+ *   MLX_VK_ENABLE_SDPA_DECODE_SPLITK_REDUCE_L32, _SUBGROUP     parts are added up by the last workgroup
+ *   MLX_VK_ENABLE_ALGO_CACHE, _AUTO_DISABLE, MLX_VK_ALGO_CACHE_ZERO_HIT_DISABLE_THRESHOLD     bindings are pushed, or
+ *       written into pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
-    X(MAX_OPS,       "MLX_VK_MAX_OPS_PER_BUFFER",      100, "operations recorded before a command buffer is committed") \
+    X(MAX_OPS, "MLX_VK_MAX_OPS_PER_BUFFER", 100, "operations recorded before a command buffer is committed")          \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50,                                                           \
       "MiB of buffers used before that; of those only read an eighth counts while the GPU is busy")                   \
     X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
-    X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")               \
+    X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")              \
     X(STAGING,       "MLX_VK_FORCE_STAGING",             0, "treat device memory as not mapped")                       \
     X(SUBGROUP,      "MLX_VK_ENABLE_SUBGROUP",           1, "kernels with subgroup operations")                        \
     X(COOPMAT,       "MLX_VK_ENABLE_COOPERATIVE_MATRIX", 1, "kernels with cooperative matrices")                       \
@@ -209,15 +209,19 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(INT16,         "MLX_VK_ENABLE_INT16",              1, "16-bit integers in shaders")                              \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
     X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
-    X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1, "float16 to float32 and back by the device, where it keeps every bit") \
-    X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0, "threads of a subgroup, where the device lets one choose (0: its own)") \
-    X(GRID,          "MLX_VK_MAX_GRID",                  0, "workgroups along each dimension of a grid, where that is less than the device's (0: those)") \
-    X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0, "bytes that one binding reaches, where that is less than the device's (0: those)") \
+    X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1,                                                           \
+      "float16 to float32 and back by the device, where it keeps every bit")                                          \
+    X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0,                                                           \
+      "threads of a subgroup, where the device lets one choose (0: its own)")                                         \
+    X(GRID,          "MLX_VK_MAX_GRID",                  0,                                                           \
+      "workgroups along each dimension of a grid, where that is less than the device's (0: those)")                   \
+    X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0,                                                           \
+      "bytes that one binding reaches, where that is less than the device's (0: those)")                              \
     X(THREADS,       "MLX_VK_MAX_THREADS",               0,                                                            \
       "threads of a workgroup, where that is less than the device's (0: those)")                                       \
     X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0,                                                            \
       "storage buffers of a kernel, where that is less than the device's (0: those)")                                  \
-    X(DONATION,      "MLX_VK_ENABLE_DONATION",           1, "results take over the memory of operands that nobody wants") \
+    X(DONATION, "MLX_VK_ENABLE_DONATION", 1, "results take over the memory of operands that nobody wants")            \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
@@ -234,27 +238,32 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_M16,       "MLX_VK_ENABLE_QMM_NATIVE_M16",     1, "those for 9 to 16 rows")                                  \
     X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
     X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
-    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0, "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows") \
-    X(QMV_ROWS,      "MLX_VK_QMV_ROWS",                  0, "rows of a quantized weight a subgroup (0: as the table says)")   \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0,                                                           \
+      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows")                                   \
+    X(QMV_ROWS, "MLX_VK_QMV_ROWS", 0, "rows of a quantized weight a subgroup (0: as the table says)")                 \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
-    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0, "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up") \
+    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0,                                                           \
+      "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up")                          \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
-    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0, "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix; 0 chooses") \
-    X(MATMUL_TILE,       "MLX_VK_MATMUL_TILE",               0, "matmul: the row of the table of tiles, from 1; 0 chooses") \
-    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0, "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses") \
-    X(WINOGRAD,      "MLX_VK_ENABLE_WINOGRAD",           1, "convolutions by 3 x 3 in Winograd's way where that is faster")  \
-    X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0, "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device") \
+    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                       \
+      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix; 0 chooses")                                     \
+    X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
+      "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                       \
+    X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 3 x 3 in Winograd's way where that is faster")          \
+    X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0,                                                           \
+      "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device")                                \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
-    X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")      \
+    X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")    \
     X(SDPA_D128,     "MLX_VK_ENABLE_SDPA_DECODE_D128",   1, "that kernel for heads of 128")                            \
     X(SDPA_K32,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K32",  1, "there for up to 32 keys")                              \
     X(SDPA_K64,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K64",  1, "there for 33 to 64 keys")                              \
     X(SDPA_K128,     "MLX_VK_ENABLE_SDPA_DECODE_D128_K128", 1, "there for 65 to 128 keys")                             \
-    X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)")  \
+    X(SDPA_SPLIT,    "MLX_VK_SDPA_SPLIT_K",              0, "parts that attention splits the keys into (0: by shape)") \
     X(SPLIT_MIN,             "MLX_VK_SDPA_SPLITK_MIN_K_LEN",           0, "fewer keys than this are not split")        \
     X(SPLIT_MIN_DECODE,      "MLX_VK_SDPA_SPLITK_MIN_K_LEN_DECODE",    0, "the same for one query (0: as above)")      \
     X(SPLIT_MIN_PREFILL,     "MLX_VK_SDPA_SPLITK_MIN_K_LEN_PREFILL",   0, "the same for several (0: as above)")        \
@@ -265,7 +274,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SPLIT_PARTS_DECODE,    "MLX_VK_SDPA_SPLITK_MAX_PARTS_DECODE",     0, "the same for one query (0: as above)")     \
     X(SPLIT_PARTS_PREFILL,   "MLX_VK_SDPA_SPLITK_MAX_PARTS_PREFILL",    0, "the same for several (0: as above)")       \
     X(SPLIT_GROUPS,          "MLX_VK_SDPA_SPLITK_TARGET_WG_DECODE",     0, "workgroups to aim at (0: by device)")      \
-    X(SDPA_KEYS,             "MLX_VK_SDPA_MAX_K_LEN",                   0, "most keys that fused attention takes (0: any)") \
+    X(SDPA_KEYS, "MLX_VK_SDPA_MAX_K_LEN", 0, "most keys that fused attention takes (0: any)")                         \
     X(SDPA_KEYS_DECODE,      "MLX_VK_SDPA_MAX_K_LEN_DECODE",            0, "the same for one query (0: as above)")     \
     X(SDPA_KEYS_PREFILL,     "MLX_VK_SDPA_MAX_K_LEN_PREFILL",           0, "the same for several (0: as above)")       \
     X(ARGREDUCE,     "MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM", 1, "argmax and argmin along contiguous rows")           \
@@ -274,29 +283,31 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
     X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
-    X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")                 \
+    X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
-      "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                       \
-    X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "elementwise chains in kernels made at run time, where it pays (2: all)") \
-    X(RADIX,         "MLX_VK_ENABLE_RADIX_SORT",         1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)") \
-    X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0, "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)") \
-    X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report")  \
-    X(QMM_STATS,     "MLX_VK_QMM_STATS",                 0, "the same for quantized matmul alone, printed when the device goes") \
-    X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                   \
-    X(ALGO_STATS,    "MLX_VK_ALGO_STATS",                0, "the same for pipelines and memory found again, or made")   \
-    X(DEBUG_ROPE,    "MLX_VK_DEBUG_ROPE_REJECT",         0, "print each rope once that takes a slower path, and why")   \
-    X(DEBUG_SDPA,    "MLX_VK_DEBUG_SDPA_REJECT",         0, "the same for attention")                                   \
-    X(DEBUG_SPLIT,   "MLX_VK_DEBUG_SDPA_SPLITK",         0, "print once how attention splits keys, for each signature") \
-    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0, "print each argmax or argmin once that takes a slower path, and why") \
-    X(DEBUG_BINARY,  "MLX_VK_DEBUG_BINARY_FALLBACK",     0, "the same for operations of two operands")                  \
-    X(DEBUG_BITWISE, "MLX_VK_DEBUG_BITWISE_FALLBACK",    0, "the same for bitwise ones")                                \
-    X(DEBUG_DEQUANTIZE, "MLX_VK_DEBUG_FAST_QUANTIZE_FALLBACK", 0, "the same for dequantize")                            \
-    X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                     \
-    X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")             \
-    X(DEBUG_CHAINS,  "MLX_VK_DEBUG_CHAINS",              0, "write each chain's kernel to chain-*.spv in the current folder") \
+      "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                     \
+    X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
+    X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)")          \
+    X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
+      "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)")                                  \
+    X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report") \
+    X(QMM_STATS, "MLX_VK_QMM_STATS", 0, "the same for quantized matmul alone, printed when the device goes")          \
+    X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                  \
+    X(ALGO_STATS,    "MLX_VK_ALGO_STATS",                0, "the same for pipelines and memory found again, or made")  \
+    X(DEBUG_ROPE,    "MLX_VK_DEBUG_ROPE_REJECT",         0, "print each rope once that takes a slower path, and why")  \
+    X(DEBUG_SDPA,    "MLX_VK_DEBUG_SDPA_REJECT",         0, "the same for attention")                                  \
+    X(DEBUG_SPLIT, "MLX_VK_DEBUG_SDPA_SPLITK", 0, "print once how attention splits keys, for each signature")         \
+    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0,                                                           \
+      "print each argmax or argmin once that takes a slower path, and why")                                           \
+    X(DEBUG_BINARY,  "MLX_VK_DEBUG_BINARY_FALLBACK",     0, "the same for operations of two operands")                 \
+    X(DEBUG_BITWISE, "MLX_VK_DEBUG_BITWISE_FALLBACK",    0, "the same for bitwise ones")                               \
+    X(DEBUG_DEQUANTIZE, "MLX_VK_DEBUG_FAST_QUANTIZE_FALLBACK", 0, "the same for dequantize")                           \
+    X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                    \
+    X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")            \
+    X(DEBUG_CHAINS, "MLX_VK_DEBUG_CHAINS", 0, "write each chain's kernel to chain-*.spv in the current folder")       \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
-    X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")     \
-    X(POISON,        "MLX_VK_POISON",                    0, "fill new and freed mapped memory with garbage (2: with NaN)") \
+    X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")    \
+    X(POISON, "MLX_VK_POISON", 0, "fill new and freed mapped memory with garbage (2: with NaN)")                      \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
 enum gate {
@@ -307,7 +318,8 @@ enum gate {
 };
 
 /* The one whose value is text. */
-static const struct { const char *name, *what; } device_gate = { "MLX_VK_DEVICE", "the device, by index or part of its name" };
+static const struct { const char *name, *what; } device_gate = {
+    "MLX_VK_DEVICE", "the device, by index or part of its name" };
 enum { WANTED_TEXT = 64 };
 
 static const struct gate_row { const char *name; int value; const char *what; } gate_table[GATE_COUNT] = {
@@ -1209,10 +1221,11 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
 
 /* What ran and what was refused, counted by family, kernel and signature where a gate asks for it. */
 
-enum family { NOTE_QMM, NOTE_SDPA, NOTE_SPLIT, NOTE_ROPE, NOTE_ARG, NOTE_BINARY, NOTE_BITWISE, NOTE_DEQUANTIZE, NOTE_GATHER, NOTE_FUSED,
-              NOTE_MATMUL, NOTE_CONV, NOTE_ALGO, FAMILIES };
+enum family { NOTE_QMM, NOTE_SDPA, NOTE_SPLIT, NOTE_ROPE, NOTE_ARG, NOTE_BINARY, NOTE_BITWISE, NOTE_DEQUANTIZE,
+              NOTE_GATHER, NOTE_FUSED, NOTE_MATMUL, NOTE_CONV, NOTE_ALGO, FAMILIES };
 
-/* stats: counts, and prints the counts when the device goes; debug: prints each refusal once (`all`: each note). GATE_COUNT: none. */
+/* stats: counts, and prints the counts when the device goes; debug: prints each refusal once (`all`: each note).
+ * GATE_COUNT: none. */
 static const struct family_row { const char *name; enum gate stats, debug; bool all; } family_table[FAMILIES] = {
     [NOTE_QMM]        = { "quantized_matmul", GATE_QMM_STATS,  GATE_COUNT,            false },
     [NOTE_SDPA]       = { "attention",        GATE_SDPA_STATS, GATE_DEBUG_SDPA,       false },
@@ -1239,8 +1252,10 @@ static bool gate_on(const int *gate, enum gate g) { return g != GATE_COUNT && ga
 static uint32_t noted_families(const int *gate)
 {
     uint32_t bits = 0;
-    for (int i = 0; i < FAMILIES; i++)
-        if (gate[GATE_STATS] || gate_on(gate, family_table[i].stats) || gate_on(gate, family_table[i].debug)) bits |= 1u << i;
+    for (int i = 0; i < FAMILIES; i++) {
+        const struct family_row *row = &family_table[i];
+        if (gate[GATE_STATS] || gate_on(gate, row->stats) || gate_on(gate, row->debug)) bits |= 1u << i;
+    }
     return bits;
 }
 
@@ -1287,7 +1302,8 @@ static void note(struct device *d, enum family family, const char *kernel, const
     va_start(arguments, format);
     vsnprintf(n.signature, sizeof n.signature, format, arguments);
     va_end(arguments);
-    n.key = 0xcbf29ce484222325u ^ (uint64_t)(uintptr_t)kernel ^ (uint64_t)(uintptr_t)reason << 20 ^ (uint64_t)family << 56;
+    n.key = 0xcbf29ce484222325u ^ (uint64_t)(uintptr_t)kernel ^ (uint64_t)(uintptr_t)reason << 20;
+    n.key ^= (uint64_t)family << 56;
     for (const char *p = n.signature; *p; p++) n.key = (n.key ^ (unsigned char)*p) * 0x100000001b3u;
     n.key ^= n.key >> 32;
     if (2 * (d->note_used + 1) > d->note_slots && !grow_notes(d)) return;
@@ -1931,14 +1947,13 @@ struct event {
     VkSemaphore semaphore;
     uint64_t top;
     struct event *next;                              /* once it is freed */
-    struct use *uses;
-    uint32_t use_count, use_slots;
+    struct list uses;
 };
 
 static void event_destroy(struct device *d, struct event *ev)
 {
     d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
-    host_free(d, ev->uses);
+    host_free(d, ev->uses.items);
     host_free(d, ev);
 }
 
@@ -1946,8 +1961,10 @@ static void event_destroy(struct device *d, struct event *ev)
  * after it has signalled. */
 static bool event_idle(struct device *d, const struct event *ev)
 {
-    for (uint32_t i = 0; i < ev->use_count; i++)
-        if (timeline_completed(d, ev->uses[i].line) <= ev->uses[i].value) return false;
+    for (uint32_t i = 0; i < ev->uses.count; i++) {
+        const struct use *u = ITEM(ev->uses, struct use, i);
+        if (timeline_completed(d, u->line) <= u->value) return false;
+    }
     return true;
 }
 
@@ -1974,24 +1991,18 @@ static void reap_events(struct device *d, bool all)
 
 enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6, SPIRV_GL_COMPUTE = 5,
              SPIRV_LOCAL_SIZE = 17, SPIRV_LOCAL_SIZE_ID = 38, SPIRV_SPEC_ID = 1, SPIRV_BUILT_IN = 11,
-                 SPIRV_WORKGROUP_SIZE = 25,
-             SPIRV_BINDING = 33, SPIRV_SET = 34 };
+             SPIRV_WORKGROUP_SIZE = 25, SPIRV_BINDING = 33, SPIRV_SET = 34 };
 enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17,
-                SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20,
-                SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22, SPIRV_TYPE_RUNTIME_ARRAY = 29,
-                SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39, SPIRV_CONSTANT_TRUE = 41,
-                    SPIRV_CONSTANT = 43,
-                SPIRV_COMPOSITE = 44, SPIRV_SPEC_TRUE = 48, SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51,
-                    SPIRV_FUNCTION = 54,
-                SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61,
-                    SPIRV_STORE = 62,
+                SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20, SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22,
+                SPIRV_TYPE_RUNTIME_ARRAY = 29, SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39,
+                SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43, SPIRV_COMPOSITE = 44, SPIRV_SPEC_TRUE = 48,
+                SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51, SPIRV_FUNCTION = 54, SPIRV_PARAMETER = 55,
+                SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61, SPIRV_STORE = 62,
                 SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83,
-                    SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114,
-                SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199,
-                    SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
+                SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114, SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194,
+                SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199, SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
                 SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248,
-                    SPIRV_BRANCH = 249,
-                SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253, SPIRV_EXECUTION_MODE_ID = 331 };
+                SPIRV_BRANCH = 249, SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253, SPIRV_EXECUTION_MODE_ID = 331 };
 
 /* Instructions, one after the other: op, its n operands, and in w the first of these before zeros. */
 struct spirv_instruction {
@@ -4174,7 +4185,6 @@ static void append(struct call *c, int op, union params p, struct array **in, in
     c->device->stats.operations++;
 }
 
-
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
 enum { MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
@@ -5615,6 +5625,7 @@ struct item_kind {
     size_t size;
     int (*copy)(void *to, const void *from);
     void (*drop)(void *item);
+    bool keyed;                                      /* an entry of a map, whose value is copied and let go so */
 };
 
 struct vector { const struct item_kind *kind; size_t size, slots; char *data; };
@@ -17257,13 +17268,16 @@ static struct {
 static int create_layouts(struct device *d)
 {
     VkDescriptorSetLayoutBinding b[MAX_BINDINGS];
-    VkPushConstantRange push = { VK_SHADER_STAGE_COMPUTE_BIT, 0, PUSH_SIZE };
+    const VkPushConstantRange push = { VK_SHADER_STAGE_COMPUTE_BIT, 0, PUSH_SIZE };
     for (uint32_t i = 0; i < MAX_BINDINGS; i++)
-        b[i] = (VkDescriptorSetLayoutBinding){ i, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL };
+        b[i] = (VkDescriptorSetLayoutBinding){ .binding = i, .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
+                                               .descriptorCount = 1, .stageFlags = VK_SHADER_STAGE_COMPUTE_BIT };
     for (uint32_t n = 0; n <= d->caps.max_bindings; n++) {
-        VkDescriptorSetLayoutCreateInfo set = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = n,
-            .flags = d->caps.push_descriptor ? VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR : 0, .pBindings = b };
-        VkPipelineLayoutCreateInfo layout = { .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .setLayoutCount = 1,
+        const VkDescriptorSetLayoutCreateInfo set = {
+            .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = n, .pBindings = b,
+            .flags = d->caps.push_descriptor ? VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR : 0 };
+        const VkPipelineLayoutCreateInfo layout = {
+            .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .setLayoutCount = 1,
             .pSetLayouts = &d->set_layouts[n], .pushConstantRangeCount = 1, .pPushConstantRanges = &push };
         VkResult r = d->vk.vkCreateDescriptorSetLayout(d->handle, &set, NULL, &d->set_layouts[n]);
         if (r >= 0) r = d->vk.vkCreatePipelineLayout(d->handle, &layout, NULL, &d->layouts[n]);
@@ -17274,10 +17288,12 @@ static int create_layouts(struct device *d)
 
 static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc)
 {
-    VkPipelineCacheCreateInfo info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO,
+    const VkPipelineCacheCreateInfo info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO,
         .initialDataSize = desc ? desc->pipeline_cache_size : 0, .pInitialData = desc ? desc->pipeline_cache : NULL };
     return vk_code(d, d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache));
 }
+
+static size_t working_set(const struct device *d) { return d->caps.memory_size / 20 * 19; }
 
 /* Mesa (22.3) looks at the semaphores that a submission waited for once more after it has signalled. */
 static void settle(struct device *d)
@@ -17335,6 +17351,22 @@ static void device_destroy(struct device *d)
     host_free(d, d);
 }
 
+/* unlock_and_drop's like, for a call that ends with a code. */
+static int drop_with(struct device *d, int code)
+{
+    unlock_and_drop(d);
+    return code;
+}
+
+static int unlock_with(struct device *d, int code)
+{
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+/* What a call gives away, where somebody takes it: its code. */
+#define GIVE(res, value) ((res) ? (*(res) = (value), 0) : MLXVK_ERROR_ARGUMENT)
+
 /* Ends a call that may have dropped the device's last reference. */
 static void unlock_and_release(struct device *d)
 {
@@ -17343,7 +17375,7 @@ static void unlock_and_release(struct device *d)
     if (last) device_destroy(d);
 }
 
-/* Ends a call that frees a handle. */
+/* The same for the reference that the call itself has, or the handle that it frees. */
 static int unlock_and_drop(struct device *d)
 {
     d->refs--;
@@ -17372,7 +17404,10 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     if (!res) { set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "res is NULL"); return error->code; }
     if (desc) a = desc->allocator;
     d = a.allocate ? a.allocate(sizeof *d, a.user) : malloc(sizeof *d);
-    if (!d) { set_error(error, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "device", "out of host memory"); return error->code; }
+    if (!d) {
+        set_error(error, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "device", "out of host memory");
+        return error->code;
+    }
     memset(d, 0, sizeof *d);
     d->refs = 1;
     d->lock = d->event_lock = (mutex)MUTEX_INIT;
@@ -17392,7 +17427,7 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
         device_destroy(d);
         return code;
     }
-    d->memory_limit = d->cache_limit = d->caps.memory_size / 20 * 19;
+    d->memory_limit = d->cache_limit = working_set(d);
     if (res->ctx) mlxvk_device_free(*res);
     res->ctx = d;
     return 0;
@@ -17409,10 +17444,9 @@ static void call_handler(const mlxvk_error *error, void *user)
 /* The errors of the default device go to the handler, where there is one. */
 static void choose_handler(struct device *d, bool is_default)
 {
-    bool handled;
     if (!d) return;
     mutex_lock(&the_default.handler_lock);
-    handled = is_default && the_default.handler;
+    bool handled = is_default && the_default.handler;
     mutex_unlock(&the_default.handler_lock);
     mutex_lock(&d->lock);
     d->on_error = handled ? call_handler : d->own_on_error;
@@ -17434,9 +17468,8 @@ static struct device *make_default(void)
 
 static struct device *default_device(void)
 {
-    struct device *d;
     mutex_lock(&the_default.lock);
-    d = make_default();
+    struct device *d = make_default();
     mutex_unlock(&the_default.lock);
     return d;
 }
@@ -17455,13 +17488,15 @@ static struct device *lock_device(struct device *d)
     return d;
 }
 
-mlxvk_device mlxvk_device_new(void)
+/* One more handle for the device, or the default one. */
+static struct device *keep_device(struct device *d)
 {
-    mlxvk_device res = { default_device() };
-    struct device *d = res.ctx;
-    if (d) { mutex_lock(&d->lock); d->refs++; mutex_unlock(&d->lock); }
-    return res;
+    d = lock_device(d);
+    if (d) mutex_unlock(&d->lock);
+    return d;
 }
+
+mlxvk_device mlxvk_device_new(void) { return (mlxvk_device){ keep_device(NULL) }; }
 
 int mlxvk_device_free(mlxvk_device device)
 {
@@ -17474,17 +17509,13 @@ int mlxvk_device_free(mlxvk_device device)
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
 {
     struct device *d = error ? lock_device(device.ctx) : NULL;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
-    *error = d->error;
-    return unlock_and_drop(d);
+    return d ? drop_with(d, GIVE(error, d->error)) : MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_device_status(mlxvk_device device)
 {
     struct device *d = lock_device(device.ctx);
-    int lost = d ? d->lost : MLXVK_ERROR_NO_DEVICE;
-    if (d) unlock_and_drop(d);
-    return lost;
+    return d ? drop_with(d, d->lost) : MLXVK_ERROR_NO_DEVICE;
 }
 
 /* Lists the physical devices of a fresh instance; the caller's function may call the library. */
@@ -17497,10 +17528,9 @@ int mlxvk_device_list(void (*each)(int index, const char *name, const char *type
     VkPhysicalDeviceProperties p[MOST];
     bool good[MOST] = { false };
     uint32_t n = MOST;
-    int code;
     if (!each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&volk_lock);
-    code = load_vulkan(NULL, &error);
+    int code = load_vulkan(NULL, &error);
     if (!code) code = create_instance(&instance, &error);
     if (!code) {
         if (vkEnumeratePhysicalDevices(instance, &n, list) < 0) n = 0;
@@ -17508,7 +17538,8 @@ int mlxvk_device_list(void (*each)(int index, const char *name, const char *type
         vkDestroyInstance(instance, NULL);
     }
     mutex_unlock(&volk_lock);
-    for (uint32_t i = 0; i < n && !code; i++) if (good[i]) each((int)i, p[i].deviceName, type_name(p[i].deviceType), user);
+    for (uint32_t i = 0; i < n && !code; i++)
+        if (good[i]) each((int)i, p[i].deviceName, type_name(p[i].deviceType), user);
     return code;
 }
 
@@ -17532,197 +17563,167 @@ bool mlxvk_is_available(void)
     return !mlxvk_device_count(&count, MLXVK_GPU) && count > 0;
 }
 
-static const char *const info_strings[] = { "device_name", "driver", "architecture", "type" };
+/* What is known of a device beside its capabilities, by name. */
+#define INFO_STRINGS(X) \
+    X("device_name", c->name) X("driver", c->driver) X("architecture", c->architecture) X("type", type_name(c->type))
+#define INFO_SIZES(X) \
+    X("max_buffer_length", c->max_allocation) X("max_recommended_working_set_size", working_set(d)) \
+    X("memory_size", c->memory_size) X("cached", c->cached) X("subgroup_size", c->subgroup) \
+    X("max_storage_buffer_range", c->max_range) X("shared_memory_size", c->shared_memory) X("unified", c->mapped) \
+    X("push_descriptor", c->push_descriptor) X("storage_buffer_alignment", c->offset_align) \
+    X("subgroup_size_least", c->subgroup_least) X("subgroup_size_most", c->subgroup_most) \
+    X("max_threads", c->max_threads) X("max_storage_buffers", c->max_bindings) \
+    X("cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1])
 
 int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key)
 {
-    struct device *d = device_or_default(device);
-    const char *texts[COUNT(info_strings)];
+    const struct device *d = device_or_default(device);
     if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
-    texts[0] = d->caps.name;
-    texts[1] = d->caps.driver;
-    texts[2] = d->caps.architecture;
-    texts[3] = type_name(d->caps.type);
-    for (size_t i = 0; i < COUNT(info_strings); i++) if (!strcmp(key, info_strings[i])) { *value = texts[i]; return 0; }
-    return MLXVK_ERROR_ARGUMENT;
-}
-
-enum { INFO_SIZES = 15 };
-struct info_size { const char *name; size_t value; };
-
-static void info_sizes(const struct device *d, struct info_size sizes[INFO_SIZES])
-{
     const struct capabilities *c = &d->caps;
-    const struct info_size all[INFO_SIZES] = {
-        { "max_buffer_length", c->max_allocation }, { "max_recommended_working_set_size", c->memory_size / 20 * 19 },
-        { "memory_size", c->memory_size }, { "cached", c->cached },
-        { "subgroup_size", c->subgroup }, { "max_storage_buffer_range", c->max_range },
-        { "shared_memory_size", c->shared_memory }, { "unified", c->mapped }, { "push_descriptor", c->push_descriptor },
-        { "storage_buffer_alignment", c->offset_align }, { "subgroup_size_least", c->subgroup_least },
-        { "subgroup_size_most", c->subgroup_most },
-        { "max_threads", c->max_threads }, { "max_storage_buffers", c->max_bindings },
-        { "cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1] },
-    };
-    memcpy(sizes, all, sizeof all);
+#define X(name, text) if (!strcmp(key, name)) { *value = text; return 0; }
+    INFO_STRINGS(X)
+#undef X
+    return MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *key)
 {
-    struct device *d = device_or_default(device);
-    struct info_size sizes[INFO_SIZES];
+    const struct device *d = device_or_default(device);
     if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
-    info_sizes(d, sizes);
-    for (size_t i = 0; i < INFO_SIZES; i++) if (!strcmp(key, sizes[i].name)) { *value = sizes[i].value; return 0; }
+    const struct capabilities *c = &d->caps;
+#define X(name, size) if (!strcmp(key, name)) { *value = size; return 0; }
+    INFO_SIZES(X)
+#undef X
     for (int i = 0; i < CAPABILITY_COUNT; i++)
-        if (!strcmp(key, capability_names[i])) { *value = d->caps.bits >> i & 1; return 0; }
+        if (!strcmp(key, capability_names[i])) { *value = c->bits >> i & 1; return 0; }
     return MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 {
     struct device *d = size ? lock_device(device.ctx) : NULL;
-    VkResult r;
-    int code;
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    r = d->vk.vkGetPipelineCacheData(d->handle, d->pipeline_cache, size, data);
-    code = r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r);
-    unlock_and_drop(d);
-    return code;
+    VkResult r = d->vk.vkGetPipelineCacheData(d->handle, d->pipeline_cache, size, data);
+    return drop_with(d, r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r));
 }
 
 /* ==== >>public: memory ============================================================================================ */
+
+/* Keeps at most so many bytes of freed buffers. Those in flight are waited for without the lock. */
+static void cache_keep(struct device *d, size_t most)
+{
+    if (d->cached > most) cache_trim(d, d->cached - most, false);
+    if (d->cached <= most) return;
+    wait_streams(d);
+    if (d->cached > most) cache_trim(d, d->cached - most, false);
+}
 
 /* One member of the device, read and where `set` is given changed, under the lock. */
 static int memory_value(mlxvk_device device, size_t *res, size_t member, const size_t *set)
 {
     struct device *d = lock_device(device.ctx);
-    size_t *field;
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    field = (size_t *)(void *)((char *)d + member);
-    if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
-    if (d->cached > d->cache_limit) {                /* still in flight: waited for without the lock */
-        wait_streams(d);
-        cache_trim(d, d->cached - d->cache_limit, false);
-    }
+    size_t *field = (size_t *)(void *)((char *)d + member);
+    cache_keep(d, d->cache_limit);
     if (res) *res = *field;
     if (set) *field = *set;
     if (d->cached > d->cache_limit) cache_trim(d, d->cached - d->cache_limit, false);
     return unlock_and_drop(d);
 }
 
-int mlxvk_device_get_active_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, active), NULL); }
-int mlxvk_device_get_peak_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, peak), NULL); }
-int mlxvk_device_reset_peak_memory(mlxvk_device d) { return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 }); }
-int mlxvk_device_get_cache_memory(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, cached), NULL); }
-int mlxvk_device_get_memory_limit(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, memory_limit), NULL); }
-int mlxvk_device_set_memory_limit(size_t *res, size_t limit, mlxvk_device d)
+/* mlx-c's forms name no device: the default one's. */
+#define DEFAULT ((mlxvk_device){ NULL })
+#define X(of_default, of_device, member) \
+    int of_device(size_t *res, mlxvk_device d) { return memory_value(d, res, offsetof(struct device, member), NULL); } \
+    int of_default(size_t *res) { return of_device(res, DEFAULT); }
+X(mlxvk_get_active_memory, mlxvk_device_get_active_memory, active)
+X(mlxvk_get_peak_memory, mlxvk_device_get_peak_memory, peak)
+X(mlxvk_get_cache_memory, mlxvk_device_get_cache_memory, cached)
+X(mlxvk_get_memory_limit, mlxvk_device_get_memory_limit, memory_limit)
+#undef X
+#define X(of_default, of_device, member) \
+    int of_device(size_t *res, size_t limit, mlxvk_device d) \
+    { \
+        return memory_value(d, res, offsetof(struct device, member), &limit); \
+    } \
+    int of_default(size_t *res, size_t limit) { return of_device(res, limit, DEFAULT); }
+X(mlxvk_set_memory_limit, mlxvk_device_set_memory_limit, memory_limit)
+X(mlxvk_set_cache_limit, mlxvk_device_set_cache_limit, cache_limit)
+#undef X
+
+int mlxvk_device_reset_peak_memory(mlxvk_device d)
 {
-    return memory_value(d, res, offsetof(struct device, memory_limit), &limit);
+    return memory_value(d, NULL, offsetof(struct device, peak), &(size_t){ 0 });
 }
-int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device d)
-{
-    return memory_value(d, res, offsetof(struct device, cache_limit), &limit);
-}
+int mlxvk_reset_peak_memory(void) { return mlxvk_device_reset_peak_memory(DEFAULT); }
+
 int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device)
 {
     struct device *d = lock_device(device.ctx);
-    int code = d ? 0 : MLXVK_ERROR_NO_DEVICE;
-    if (d && limit > d->caps.memory_size / 20 * 19)
-        code = device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit",
-                           "%zu is over the recommended working set", limit);
-    if (d) unlock_and_drop(d);
-    return code ? code : memory_value(device, res, offsetof(struct device, wired_limit), &limit);
+    if (!d) return MLXVK_ERROR_NO_DEVICE;
+    if (limit > working_set(d))
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_wired_limit",
+                                        "%zu is over the recommended working set", limit));
+    unlock_and_drop(d);
+    return memory_value(device, res, offsetof(struct device, wired_limit), &limit);
 }
+int mlxvk_set_wired_limit(size_t *res, size_t limit) { return mlxvk_device_set_wired_limit(res, limit, DEFAULT); }
 
 int mlxvk_device_clear_cache(mlxvk_device device)
 {
     struct device *d = lock_device(device.ctx);
     if (!d) return MLXVK_ERROR_NO_DEVICE;
-    cache_trim(d, SIZE_MAX, false);
-    if (d->cached) {                                 /* in flight: waited for without the lock */
-        wait_streams(d);
-        cache_trim(d, SIZE_MAX, false);
-    }
+    cache_keep(d, 0);
     staging_trim(d);
     return unlock_and_drop(d);
 }
-
-/* mlx-c's forms, which name no device. */
-#define DEFAULT ((mlxvk_device){ NULL })
-int mlxvk_get_active_memory(size_t *res) { return mlxvk_device_get_active_memory(res, DEFAULT); }
-int mlxvk_get_peak_memory(size_t *res) { return mlxvk_device_get_peak_memory(res, DEFAULT); }
-int mlxvk_reset_peak_memory(void) { return mlxvk_device_reset_peak_memory(DEFAULT); }
-int mlxvk_get_cache_memory(size_t *res) { return mlxvk_device_get_cache_memory(res, DEFAULT); }
 int mlxvk_clear_cache(void) { return mlxvk_device_clear_cache(DEFAULT); }
-int mlxvk_get_memory_limit(size_t *res) { return mlxvk_device_get_memory_limit(res, DEFAULT); }
-int mlxvk_set_memory_limit(size_t *res, size_t limit) { return mlxvk_device_set_memory_limit(res, limit, DEFAULT); }
-int mlxvk_set_cache_limit(size_t *res, size_t limit) { return mlxvk_device_set_cache_limit(res, limit, DEFAULT); }
-int mlxvk_set_wired_limit(size_t *res, size_t limit) { return mlxvk_device_set_wired_limit(res, limit, DEFAULT); }
 #undef DEFAULT
 
-/* Returns what the handle held, which may be of another device: to be freed without the lock. */
-static mlxvk_buffer put_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b)
+/* Ends a call that gives a buffer away. What the handle held may be of another device: it is freed without the lock. */
+static int give_buffer(struct device *d, mlxvk_buffer *res, struct buffer *b, int code)
 {
-    mlxvk_buffer old = *res;
-    res->ctx = b;
-    d->refs++;
-    return old;
+    mlxvk_buffer old = { NULL };
+    if (!code) { old = *res; res->ctx = b; d->refs++; }
+    unlock_and_drop(d);
+    mlxvk_buffer_free(old);
+    return code;
 }
 
 int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device)
 {
     struct device *d = res ? lock_device(device.ctx) : NULL;
-    mlxvk_buffer old = { NULL };
-    struct buffer *b;
-    int code;
+    struct buffer *b = NULL;
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    code = d->lost ? d->lost : buffer_allocate(d, size, NULL, &b);
-    if (code) device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size, d->caps.max_allocation);
-    else old = put_buffer(d, res, b);
-    unlock_and_drop(d);
-    mlxvk_buffer_free(old);
-    return code;
+    int code = d->lost ? d->lost : buffer_allocate(d, size, NULL, &b);
+    if (code)
+        device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size,
+                    d->caps.max_allocation);
+    return give_buffer(d, res, b, code);
 }
 
-int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped, mlxvk_device device)
+int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped,
+                       mlxvk_device device)
 {
     struct device *d = res ? lock_device(device.ctx) : NULL;
-    mlxvk_buffer old = { NULL };
-    struct buffer *b;
-    int code = 0;
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    b = buffer_new(d);
-    if (!b) code = device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "buffer_adopt", "out of host memory");
-    else {
-        memcpy(&b->handle, &vk_buffer, sizeof b->handle);
-        b->refs = 1;
-        b->offset = offset;
-        b->size = b->bytes = size;
-        b->map = mapped;
-        d->active += size;
-        old = put_buffer(d, res, b);
-    }
-    unlock_and_drop(d);
-    mlxvk_buffer_free(old);
-    return code;
-}
-
-int mlxvk_buffer_free(mlxvk_buffer buffer)
-{
-    struct buffer *b = buffer.ctx;
-    struct device *d;
-    if (!b) return 0;
-    d = b->device;
-    mutex_lock(&d->lock);
-    buffer_release(d, b);
-    return unlock_and_drop(d);
+    struct buffer *b = buffer_new(d);
+    if (!b)
+        return drop_with(d, device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "buffer_adopt", "out of host memory"));
+    memcpy(&b->handle, &vk_buffer, sizeof b->handle);
+    b->refs = 1;
+    b->offset = offset;
+    b->size = b->bytes = size;
+    b->map = mapped;
+    d->active += size;
+    return give_buffer(d, res, b, 0);
 }
 
 size_t mlxvk_buffer_size(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->bytes : 0; }
 void *mlxvk_buffer_data(mlxvk_buffer buffer) { return buffer.ctx ? ((struct buffer *)buffer.ctx)->map : NULL; }
 
-/* Blocks until the buffer's submitted uses (or only its writes) are done, submitting what is recorded. The lock is held on
- * entry and on return, but not while waiting. */
+/* Blocks until the buffer's submitted uses (or only its writes) are done, submitting what is recorded. The lock is held
+ * on entry and on return, but not while waiting. */
 static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
 {
     struct use uses[MAX_WAITS];
@@ -17735,10 +17736,10 @@ static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
             struct use u = b->uses[i];
             if ((writes_only && !u.write) || u.value <= u.line->completed) continue;
             if (u.value > u.line->submitted && u.line->stream) code = stream_submit(u.line->stream);
-            if (u.value > u.line->submitted && !code) continue;        /* it never will be: the queue refused it, and its stream is gone */
+            /* it never will be: the queue refused it, and its stream is gone */
+            if (u.value > u.line->submitted && !code) continue;
             uses[n++] = u;
         }
-        if (!n || code) break;
         for (int i = 0; i < n && !code; i++) code = timeline_wait(d, uses[i].line, uses[i].value);
     }
     buffer_release(d, b);
@@ -17748,12 +17749,9 @@ static int wait_buffer(struct device *d, struct buffer *b, bool writes_only)
 int mlxvk_buffer_wait(mlxvk_buffer buffer)
 {
     struct buffer *b = buffer.ctx;
-    int code;
     if (!b) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&b->device->lock);
-    code = wait_buffer(b->device, b, false);
-    mutex_unlock(&b->device->lock);
-    return code;
+    return unlock_with(b->device, wait_buffer(b->device, b, false));
 }
 
 /* ---- copies through staging ---- */
@@ -17770,21 +17768,20 @@ static int transfer_chunk(struct device *d, struct buffer *b, size_t offset, voi
 {
     struct encoder *e = &d->copies->encoder;
     bool upload = use == MEMORY_UPLOAD;
+    const VkBufferCopy copy = { upload ? 0 : offset, upload ? offset : 0, n };
     struct buffer *staging;
-    VkBufferCopy copy = { upload ? 0 : offset, upload ? offset : 0, n };
-    int code = staging_take(d, use, n, &staging), submitted;
+    int code = staging_take(d, use, n, &staging);
     if (code) return code;
+    const struct buffer *from = upload ? staging : b, *to = upload ? b : staging;
     if (upload) copy_bytes(d, staging->map, data, n);
     encoder_access(e, staging, 0, n, !upload);
     encoder_access(e, b, offset, offset + n, upload);
     if (!e->code) {
         insert_barrier(e);
-        d->vk.vkCmdCopyBuffer(e->commands, upload ? staging->handle : b->handle,
-                              upload ? b->handle : staging->handle, 1, &copy);
+        d->vk.vkCmdCopyBuffer(e->commands, from->handle, to->handle, 1, &copy);
     }
-    code = e->code;
-    submitted = stream_submit(d->copies);            /* in any case: both are noted as used by it */
-    if (!code) code = submitted;
+    int submitted = stream_submit(d->copies);        /* in any case: both are noted as used by it */
+    code = e->code ? e->code : submitted;
     if (!code && !upload) code = timeline_wait(d, d->copies->line, d->copies->line->submitted);
     if (!code && !upload) copy_bytes(d, data, staging->map, n);
     staging_give(d, use, staging);
@@ -17818,85 +17815,59 @@ static int transfer(struct device *d, struct buffer *b, size_t offset, void *dat
 static mlxvk_stream stream_handle(mlxvk_device device, bool shared)
 {
     struct device *d = lock_device(device.ctx);
-    mlxvk_stream res = { NULL };
-    struct stream *s;
-    if (!d) return res;
-    s = d->lost ? NULL : shared ? default_stream(d) : stream_create(d);
+    if (!d) return (mlxvk_stream){ NULL };
+    struct stream *s = d->lost ? NULL : shared ? default_stream(d) : stream_create(d);
     if (s) { s->refs++; d->refs++; }
     else device_fail(d, d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "no stream could be made");
     unlock_and_drop(d);
-    res.ctx = s;
-    return res;
+    return (mlxvk_stream){ s };
 }
 
 mlxvk_stream mlxvk_stream_new_device(mlxvk_device device) { return stream_handle(device, false); }
 mlxvk_stream mlxvk_stream_new(void) { return stream_handle((mlxvk_device){ NULL }, false); }
 mlxvk_stream mlxvk_default_gpu_stream_new(void) { return stream_handle((mlxvk_device){ NULL }, true); }
 
-int mlxvk_stream_free(mlxvk_stream stream)
-{
-    struct stream *s = stream.ctx;
-    struct device *d;
-    if (!s) return 0;
-    d = s->device;
-    mutex_lock(&d->lock);
-    stream_drop(s);
-    return unlock_and_drop(d);
-}
-
 mlxvk_device mlxvk_stream_device(mlxvk_stream stream)
 {
-    mlxvk_device res = { stream.ctx ? ((struct stream *)stream.ctx)->device : NULL };
-    return res;
+    return (mlxvk_device){ stream.ctx ? ((struct stream *)stream.ctx)->device : NULL };
 }
 
 int mlxvk_stream_get_index(int *index, mlxvk_stream stream)
 {
-    if (!index || !stream.ctx) return MLXVK_ERROR_ARGUMENT;
-    *index = ((struct stream *)stream.ctx)->index;
-    return 0;
+    const struct stream *s = stream.ctx;
+    return s ? GIVE(index, s->index) : MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error)
 {
     struct stream *s = stream.ctx;
-    if (!s || !error) return MLXVK_ERROR_ARGUMENT;
+    if (!s) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&s->device->lock);
-    *error = s->error;
-    mutex_unlock(&s->device->lock);
-    return 0;
+    return unlock_with(s->device, GIVE(error, s->error));
 }
 
-/* The first error of deferred work, which it clears. */
-static int take_deferred(struct stream *s)
+/* Submits what is recorded; the first error of deferred work, which it clears, or of this. */
+static int finalize(struct stream *s)
 {
-    int code = s->deferred;
+    stream_lower(s, 0);
+    int submitted = stream_submit(s), code = s->deferred;
     s->deferred = 0;
-    return code ? code : s->device->lost;
+    return code ? code : s->device->lost ? s->device->lost : submitted;
 }
 
 int mlxvk_finalize(mlxvk_stream stream)
 {
     struct call c = begin("finalize", stream);
-    if (!c.code) {
-        int submitted;
-        stream_lower(c.stream, 0);
-        submitted = stream_submit(c.stream);
-        c.code = take_deferred(c.stream);
-        if (!c.code) c.code = submitted;
-    }
+    if (!c.code) c.code = finalize(c.stream);
     return end(&c);
 }
 
 int mlxvk_synchronize(mlxvk_stream stream)
 {
     struct call c = begin("synchronize", stream);
-    int waited = 0;
     if (c.code) return end(&c);
-    stream_lower(c.stream, 0);
-    stream_submit(c.stream);
-    c.code = take_deferred(c.stream);
-    if (!c.device->lost) waited = timeline_wait(c.device, c.stream->line, c.stream->line->submitted);
+    c.code = finalize(c.stream);
+    int waited = c.device->lost ? 0 : timeline_wait(c.device, c.stream->line, c.stream->line->submitted);
     if (!c.code) c.code = waited;
     return end(&c);
 }
@@ -17904,19 +17875,22 @@ int mlxvk_synchronize(mlxvk_stream stream)
 int mlxvk_clear_streams(mlxvk_device device)
 {
     struct device *d = lock_device(device.ctx);
-    struct stream *unheld;
-    int code;
     if (!d) return MLXVK_ERROR_NO_DEVICE;
     wait_streams(d);
-    unheld = d->default_stream;                      /* unless somebody holds it, too */
+    struct stream *unheld = d->default_stream;       /* unless somebody holds it, too */
     if (unheld && !unheld->refs++) { d->default_stream = NULL; stream_drop(unheld); }
     else if (unheld) unheld->refs--;
-    code = d->lost;
-    unlock_and_drop(d);
-    return code;
+    return drop_with(d, d->lost);
 }
 
 /* ---- evaluation ---- */
+
+/* Calls on an array without a stream: its device, locked. */
+static struct device *lock_array(const struct array *a)
+{
+    mutex_lock(&a->storage->device->lock);
+    return a->storage->device;
+}
 
 /* Lowers and submits what computes the array. The lock is held. */
 static int array_submit(struct array *a)
@@ -17928,25 +17902,24 @@ static int array_submit(struct array *a)
     return st->failed ? st->failed : st->device->lost;
 }
 
-static int array_wait(struct array *a)
+/* The same, and waits until it is written, and where `readers` until nothing reads it either. */
+static int array_wait(struct array *a, bool readers)
 {
     int code = array_submit(a);
-    if (!code) code = wait_buffer(a->storage->device, a->storage->buffer, true);
-    return code;
+    return code ? code : wait_buffer(a->storage->device, a->storage->buffer, !readers);
 }
 
 static int eval_vector(mlxvk_vector_array outputs, bool wait)
 {
-    struct vector *v = outputs.ctx;
-    int code = 0, waited = 0;
+    const struct vector *v = outputs.ctx;
+    int code = 0;
     if (!v) return MLXVK_ERROR_ARGUMENT;
     for (int pass = 0; pass <= (int)wait; pass++)
         for (size_t i = 0; i < v->size; i++) {
             struct array *a = array_at(v, i);
             if (!a) return MLXVK_ERROR_ARGUMENT;
-            mutex_lock(&a->storage->device->lock);
-            waited = pass ? array_wait(a) : array_submit(a);
-            mutex_unlock(&a->storage->device->lock);
+            struct device *d = lock_array(a);
+            int waited = unlock_with(d, pass ? array_wait(a, false) : array_submit(a));
             code = code ? code : waited;
         }
     return code;
@@ -17957,103 +17930,80 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 
 /* ==== >>public: events ============================================================================================ */
 
-enum event_fault { EVENT_TAKES, EVENT_NOT_OVER, EVENT_TOO_FAR };
-static const struct { int code; const char *text; } event_faults[] = {
-    [EVENT_NOT_OVER] = { MLXVK_ERROR_ARGUMENT, "value %llu is not over the last one that was signalled, %llu" },
-    [EVENT_TOO_FAR]  = { MLXVK_ERROR_LIMIT, "value %llu is farther from where the event is than the device counts (last one: %llu)" },
-};
-
-/* A device is lost by a signal that is not over those before it, and by what is farther ahead than it counts. */
-static enum event_fault event_fault(const struct event *ev, uint64_t value, bool signal)
+/* Why the device does not take a value, 0 where it does. It is lost by a signal that is not over those before it, and
+ * by what is farther ahead than it counts. */
+static int event_fault(const struct event *ev, uint64_t value, bool signal)
 {
     const struct device *d = ev->device;
     uint64_t now = 0;
-    if (signal && value <= ev->top) return EVENT_NOT_OVER;
-    if (d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) < 0) return EVENT_TAKES;
-    return value > now && value - now > d->caps.most_ahead ? EVENT_TOO_FAR : EVENT_TAKES;
+    if (signal && value <= ev->top) return MLXVK_ERROR_ARGUMENT;
+    if (d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) < 0) return 0;
+    return value > now && value - now > d->caps.most_ahead ? MLXVK_ERROR_LIMIT : 0;
 }
 
-/* Room to note a use; false with an error where there is none. */
-static bool event_room(struct call *c, struct event *ev)
+static const char *event_fault_text(int fault)
 {
-    uint32_t slots = ev->use_slots ? 2 * ev->use_slots : 4;
-    struct use *grown;
-    if (ev->use_count < ev->use_slots) return true;
-    grown = host_alloc(c->device, slots * sizeof *grown);
-    if (!grown) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
-    if (ev->uses) memcpy(grown, ev->uses, ev->use_count * sizeof *grown);
-    host_free(c->device, ev->uses);
-    ev->uses = grown;
-    ev->use_slots = slots;
-    return true;
+    return fault == MLXVK_ERROR_LIMIT
+        ? "value %llu is farther from where the event is than the device counts (last one: %llu)"
+        : "value %llu is not over the last one that was signalled, %llu";
 }
 
-/* Can the stream wait for that value, or signal it? Else false with an error. */
+/* Can the stream wait for that value, or signal it? Else false with an error. Leaves room to note the use. */
 static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool signal)
 {
-    enum event_fault fault;
-    uint64_t top;
     if (c->code) return false;
     if (!ev) return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is { NULL }"), false;
-    if (ev->device != c->device) return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is of another device than the stream"), false;
-    if (!event_room(c, ev)) return false;
+    if (ev->device != c->device)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is of another device than the stream"), false;
+    if (!ADD(c->device, &ev->uses, struct use)) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
+    ev->uses.count--;
     mutex_lock(&c->device->event_lock);
-    fault = event_fault(ev, value, signal);
-    top = ev->top;
+    int fault = event_fault(ev, value, signal);
+    unsigned long long top = ev->top;
     if (signal && !fault) ev->top = value;
     mutex_unlock(&c->device->event_lock);
-    if (fault) FAIL(c, event_faults[fault].code, event_faults[fault].text, (unsigned long long)value, (unsigned long long)top);
+    if (fault) FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
     return !fault;
 }
 
 /* The stream's open submission names the event. */
 static void event_use(struct event *ev, struct timeline *line)
 {
-    for (uint32_t i = 0; i < ev->use_count; i++) if (ev->uses[i].line == line) { ev->uses[i].value = line->open; return; }
-    ev->uses[ev->use_count++] = (struct use){ line, line->open, true };
+    uint32_t i = 0;
+    while (i < ev->uses.count && ITEM(ev->uses, struct use, i)->line != line) i++;
+    *ITEM(ev->uses, struct use, i) = (struct use){ line, line->open, true };
+    if (i == ev->uses.count) ev->uses.count++;
 }
 
 int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
 {
-    VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
-                                       .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
-    VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
+    const VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+                                             .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
+    const VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
     struct device *d = res ? lock_device(device.ctx) : NULL;
-    mlxvk_event old = { NULL };
-    struct event *event;
     VkResult r = VK_ERROR_OUT_OF_HOST_MEMORY;
-    int code;
     if (!d) return MLXVK_ERROR_ARGUMENT;
     reap_events(d, false);
-    event = host_zalloc(d, sizeof *event);
+    struct event *event = host_zalloc(d, sizeof *event);
     if (event) r = d->vk.vkCreateSemaphore(d->handle, &info, NULL, &event->semaphore);
-    code = vk_code(d, r);
-    if (!code) {
-        event->device = d;
-        d->refs++;
-        old = *res;
-        res->ctx = event;
-    } else {
+    if (r < 0) {
         host_free(d, event);
-        device_fail(d, code, r, __LINE__, "event", "no semaphore (VkResult %d)", r);
+        return drop_with(d, device_fail(d, vk_code(d, r), r, __LINE__, "event", "no semaphore (VkResult %d)", r));
     }
+    event->device = d;
+    d->refs++;
     unlock_and_drop(d);
-    mlxvk_event_free(old);
-    return code;
+    mlxvk_event_free(*res);
+    res->ctx = event;
+    return 0;
 }
 
 /* Streams may have unsubmitted or unfinished work that names the semaphore: it goes when that is done. */
-int mlxvk_event_free(mlxvk_event event)
+static void event_release(struct device *d, struct event *ev)
 {
-    struct event *ev = event.ctx;
-    struct device *d;
-    if (!ev) return 0;
-    d = ev->device;
-    mutex_lock(&d->lock);
     ev->next = d->freed_events;
     d->freed_events = ev;
     reap_events(d, false);
-    return unlock_and_drop(d);
 }
 
 int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
@@ -18084,71 +18034,54 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
 int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
 {
     struct event *ev = event.ctx;
-    VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .value = value };
-    struct device *d;
-    enum event_fault fault;
     VkResult r = VK_SUCCESS;
-    uint64_t top;
-    int code;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
-    d = ev->device;
-    info.semaphore = ev->semaphore;
+    struct device *d = ev->device;
+    const VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO,
+                                         .semaphore = ev->semaphore, .value = value };
     mutex_lock(&d->event_lock);
-    fault = event_fault(ev, value, true);
-    top = ev->top;
+    int fault = event_fault(ev, value, true);
+    unsigned long long top = ev->top;
     if (!fault) r = d->vk.vkSignalSemaphore(d->handle, &info);
     if (!fault && r >= 0) ev->top = value;
     mutex_unlock(&d->event_lock);
     if (!fault && r >= 0) return 0;
     mutex_lock(&d->lock);
-    code = vk_code(d, r);
-    if (fault)
-        code = device_fail(d, event_faults[fault].code, 0, __LINE__, "event_signal_host", event_faults[fault].text,
-                           (unsigned long long)value, (unsigned long long)top);
-    mutex_unlock(&d->lock);
-    return code;
+    if (!fault) return unlock_with(d, vk_code(d, r));
+    return unlock_with(d, device_fail(d, fault, 0, __LINE__, "event_signal_host", event_fault_text(fault),
+                                      (unsigned long long)value, top));
 }
 
 int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns)
 {
     struct event *ev = event.ctx;
-    VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1, .pValues = &value };
-    VkResult r;
-    int code;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
-    info.pSemaphores = &ev->semaphore;
-    r = ev->device->vk.vkWaitSemaphores(ev->device->handle, &info, timeout_ns);
+    struct device *d = ev->device;
+    const VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                                       .pSemaphores = &ev->semaphore, .pValues = &value };
+    VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, timeout_ns);
     if (r >= 0) return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : 0;
-    mutex_lock(&ev->device->lock);
-    code = vk_code(ev->device, r);
-    mutex_unlock(&ev->device->lock);
-    return code;
+    mutex_lock(&d->lock);
+    return unlock_with(d, vk_code(d, r));
 }
 
 bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value)
 {
-    struct event *ev = event.ctx;
+    const struct event *ev = event.ctx;
+    const struct device *d = ev ? ev->device : NULL;
     uint64_t now = 0;
-    return ev && ev->device->vk.vkGetSemaphoreCounterValue(ev->device->handle, ev->semaphore, &now) >= 0 && now >= value;
+    return d && d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) >= 0 && now >= value;
 }
 
 /* ==== >>public: arrays ============================================================================================ */
-
-/* Calls on an array without a stream: its device, locked. */
-static struct device *lock_array(const struct array *a)
-{
-    mutex_lock(&a->storage->device->lock);
-    return a->storage->device;
-}
 
 mlxvk_array mlxvk_array_new(void) { return (mlxvk_array){ NULL }; }
 
 int mlxvk_array_free(mlxvk_array array)
 {
     struct array *a = array.ctx;
-    struct device *d;
     if (!a) return 0;
-    d = lock_array(a);
+    struct device *d = lock_array(a);
     drop_handle(a);
     unlock_and_release(d);
     return 0;
@@ -18156,30 +18089,24 @@ int mlxvk_array_free(mlxvk_array array)
 
 int mlxvk_array_set(mlxvk_array *res, mlxvk_array source)
 {
-    struct array *a = source.ctx, *old;
-    struct device *d;
+    struct array *a = source.ctx;
     if (!res) return MLXVK_ERROR_ARGUMENT;
-    old = res->ctx;
-    if (a) {
-        d = lock_array(a);
-        take_handle(a);
-        mutex_unlock(&d->lock);
-    }
+    mlxvk_array old = *res;
+    if (a) { struct device *d = lock_array(a); take_handle(a); mutex_unlock(&d->lock); }
     res->ctx = a;
-    return mlxvk_array_free((mlxvk_array){ old });
+    return mlxvk_array_free(old);
 }
 
 /* Copies host data into a fresh array. */
 static int fill_array(struct call *c, struct array *a, const void *data)
 {
     struct storage *st = a->storage;
-    int code;
     if (data && st->nbytes <= INLINE_BYTES) {
         st->literal = true;
         memcpy(st->bytes, data, st->nbytes);
         return 0;
     }
-    code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
+    int code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
     if (code) {
         FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes,
              c->device->caps.max_allocation);
@@ -18192,37 +18119,52 @@ static int fill_array(struct call *c, struct array *a, const void *data)
     return code;
 }
 
+/* Ends a call that has a device, but no stream: the error is the device's. */
+static int finish_on(struct call *c, struct array *a, mlxvk_array *res)
+{
+    if (c->code && c->device) c->device->error = c->stream->error;
+    return finish(c, a, res);
+}
+
 int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim, mlxvk_dtype dtype,
                                 mlxvk_device device)
 {
     struct call c = begin_on("array", lock_device(device.ctx), NULL);
-    struct array *a;
-    if (!c.device) return c.code;
-    a = output(&c, dim, shape, dtype);
+    struct array *a = output(&c, dim, shape, dtype);
     if (a) fill_array(&c, a, data);
-    if (c.code) c.device->error = c.stream->error;
-    return finish(&c, a, res);
+    return finish_on(&c, a, res);
+}
+
+int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype)
+{
+    return mlxvk_array_new_data_device(arr, data, shape, dim, dtype, (mlxvk_device){ NULL });
 }
 
 mlxvk_array mlxvk_array_new_data(const void *data, const int *shape, int dim, mlxvk_dtype dtype)
 {
     mlxvk_array res = { NULL };
-    mlxvk_array_new_data_device(&res, data, shape, dim, dtype, (mlxvk_device){ NULL });
+    mlxvk_array_set_data(&res, data, shape, dim, dtype);
     return res;
 }
 
-mlxvk_array mlxvk_array_new_bool(bool value)
+#define X(make, set, type, dtype) \
+    int set(mlxvk_array *arr, type value) { return mlxvk_array_set_data(arr, &value, NULL, 0, dtype); } \
+    mlxvk_array make(type value) { return mlxvk_array_new_data(&value, NULL, 0, dtype); }
+X(mlxvk_array_new_bool, mlxvk_array_set_bool, bool, MLXVK_BOOL)
+X(mlxvk_array_new_int, mlxvk_array_set_int, int, MLXVK_INT32)
+X(mlxvk_array_new_float, mlxvk_array_set_float, float, MLXVK_FLOAT32)
+X(mlxvk_array_new_float32, mlxvk_array_set_float32, float, MLXVK_FLOAT32)
+X(mlxvk_array_new_double, mlxvk_array_set_double, double, MLXVK_FLOAT64)
+X(mlxvk_array_new_float64, mlxvk_array_set_float64, double, MLXVK_FLOAT64)
+#undef X
+
+int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag)
 {
-    uint8_t v = value;
-    return mlxvk_array_new_data(&v, NULL, 0, MLXVK_BOOL);
+    return mlxvk_array_set_data(arr, (float[]){ real, imag }, NULL, 0, MLXVK_COMPLEX64);
 }
-mlxvk_array mlxvk_array_new_int(int value) { int32_t v = value; return mlxvk_array_new_data(&v, NULL, 0, MLXVK_INT32); }
-mlxvk_array mlxvk_array_new_float(float value) { return mlxvk_array_new_data(&value, NULL, 0, MLXVK_FLOAT32); }
-mlxvk_array mlxvk_array_new_float32(float value) { return mlxvk_array_new_float(value); }
 mlxvk_array mlxvk_array_new_complex(float real, float imag)
 {
-    float v[2] = { real, imag };
-    return mlxvk_array_new_data(v, NULL, 0, MLXVK_COMPLEX64);
+    return mlxvk_array_new_data((float[]){ real, imag }, NULL, 0, MLXVK_COMPLEX64);
 }
 
 int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
@@ -18233,23 +18175,37 @@ int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxv
     return finish(&c, a, res);
 }
 
+/* ---- views of memory ---- */
+
+/* A call that makes a view: can one begin there? */
+static void check_view(struct call *c, const int *shape, const int64_t *strides, int dim, mlxvk_dtype dtype,
+                       size_t offset, size_t bytes)
+{
+    if (check_shape(c, dim, shape, dtype) && (offset > bytes || offset % dtypes[dtype].size))
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset, bytes);
+    check_strides(c, dim, shape, strides);
+}
+
+/* Ends it, where the view does not reach beyond. */
+static int finish_view(struct call *c, struct array *a, size_t bytes, mlxvk_array *res)
+{
+    int64_t low = 0, high = 0;
+    if (a && a->size) array_span(a, &low, &high);
+    if (low < 0 || high > (int64_t)bytes)
+        FAIL(c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low, (long long)high,
+             bytes);
+    return finish_on(c, a, res);
+}
+
 int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *shape, const int64_t *strides, int dim,
-                           mlxvk_dtype dtype,
-                           size_t offset)
+                           mlxvk_dtype dtype, size_t offset)
 {
     struct buffer *b = buffer.ctx;
     struct array *a = NULL;
-    struct storage *st;
-    struct call c;
-    int64_t low, high;
     if (!b) return MLXVK_ERROR_ARGUMENT;
-    c = begin_on("array_new_buffer", lock_device(b->device), NULL);
-    if (!c.device) return c.code;
-    if (check_shape(&c, dim, shape, dtype) && (offset > b->bytes || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset,
-             b->bytes);
-    check_strides(&c, dim, shape, strides);
-    st = c.code ? NULL : storage_create(c.device, b->bytes);
+    struct call c = begin_on("array_new_buffer", lock_device(b->device), NULL);
+    check_view(&c, shape, strides, dim, dtype, offset, b->bytes);
+    struct storage *st = c.code ? NULL : storage_create(c.device, b->bytes);
     if (st) {
         st->refs = 1;
         st->buffer = b;
@@ -18257,30 +18213,36 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
         a = temporary(&c, array_create(st, dtype, dim, shape, strides, (int64_t)offset));
         storage_release(st);
     }
-    if (a) {
-        array_span(a, &low, &high);
-        if (a->size && (low < 0 || high > (int64_t)b->bytes))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of a buffer of %zu", TEXT(a),
-                 (long long)low, (long long)high, b->bytes);
-    }
-    if (c.code) c.device->error = c.stream->error;
-    return finish(&c, a, res);
+    return finish_view(&c, a, b->bytes, res);
 }
 
-size_t mlxvk_array_itemsize(mlxvk_array array) { return array.ctx ? item_size(array.ctx) : 0; }
-size_t mlxvk_array_size(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->size : 0; }
-size_t mlxvk_array_nbytes(mlxvk_array array) { return array.ctx ? array_bytes(array.ctx) : 0; }
-size_t mlxvk_array_ndim(mlxvk_array array) { return array.ctx ? (size_t)((struct array *)array.ctx)->ndim : 0; }
-const int *mlxvk_array_shape(mlxvk_array array) { return array.ctx ? ((struct array *)array.ctx)->shape : NULL; }
-const int64_t *mlxvk_array_strides(mlxvk_array array)
+int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
+                         mlxvk_dtype dtype, size_t offset)
 {
-    return array.ctx ? ((struct array *)array.ctx)->strides : NULL;
+    struct array *from = base.ctx;
+    if (!from) return MLXVK_ERROR_ARGUMENT;
+    struct call c = begin_on("array_new_view", lock_device(from->storage->device), NULL);
+    size_t bytes = from->storage->nbytes;
+    check_view(&c, shape, strides, dim, dtype, offset, bytes);
+    return finish_view(&c, view_of(&c, from, dtype, dim, shape, strides, (int64_t)offset), bytes, res);
 }
-mlxvk_dtype mlxvk_array_dtype(mlxvk_array array)
-{
-    return array.ctx ? ((struct array *)array.ctx)->dtype : MLXVK_DTYPE_COUNT;
-}
-bool mlxvk_array_is_row_contiguous(mlxvk_array array) { return array.ctx && ((struct array *)array.ctx)->row; }
+
+/* ---- what arrays are, and what is in them ---- */
+
+/* { NULL } is what the row's end says. */
+#define X(name, type, value, none) \
+    type name(mlxvk_array array) { const struct array *a = array.ctx; return a ? value : none; }
+X(mlxvk_array_itemsize, size_t, item_size(a), 0)
+X(mlxvk_array_size, size_t, a->size, 0)
+X(mlxvk_array_nbytes, size_t, array_bytes(a), 0)
+X(mlxvk_array_ndim, size_t, (size_t)a->ndim, 0)
+X(mlxvk_array_shape, const int *, a->shape, NULL)
+X(mlxvk_array_strides, const int64_t *, a->strides, NULL)
+X(mlxvk_array_dtype, mlxvk_dtype, a->dtype, MLXVK_DTYPE_COUNT)
+X(mlxvk_array_is_row_contiguous, bool, a->row, false)
+X(mlxvk_array_offset, size_t, (size_t)a->offset, 0)
+X(mlxvk_array_memory_size, size_t, a->storage->nbytes, 0)
+#undef X
 
 int mlxvk_array_dim(mlxvk_array array, int dim)
 {
@@ -18306,37 +18268,28 @@ static int storage_ready(struct device *d, struct storage *st)
 int mlxvk_array_buffer(mlxvk_buffer *res, size_t *offset, mlxvk_array array)
 {
     struct array *a = array.ctx;
-    mlxvk_buffer old = { NULL };
-    struct device *d;
-    int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
-    d = lock_array(a);
-    code = array_wait(a);
-    if (!code && !a->storage->buffer) {
-        code = storage_ready(d, a->storage);
-        if (!code) code = wait_buffer(d, a->storage->buffer, true);
+    struct storage *st = a->storage;
+    struct device *d = lock_device(st->device);
+    int code = array_wait(a, false);
+    if (!code && !st->buffer) {
+        code = storage_ready(d, st);
+        if (!code) code = wait_buffer(d, st->buffer, true);
     }
-    if (!code) {
-        a->storage->buffer->refs++;
-        old = put_buffer(d, res, a->storage->buffer);
-        if (offset) *offset = (size_t)a->offset;
-    }
-    mutex_unlock(&d->lock);
-    mlxvk_buffer_free(old);
-    return code;
+    if (!code) st->buffer->refs++;
+    if (!code && offset) *offset = (size_t)a->offset;
+    return give_buffer(d, res, st->buffer, code);
 }
 
-int mlxvk_array_eval(mlxvk_array array)
+int mlxvk_array_wait(mlxvk_array array, bool readers)
 {
     struct array *a = array.ctx;
-    struct device *d;
-    int code;
     if (!a) return MLXVK_ERROR_ARGUMENT;
-    d = lock_array(a);
-    code = array_wait(a);
-    mutex_unlock(&d->lock);
-    return code;
+    struct device *d = lock_array(a);
+    return unlock_with(d, array_wait(a, readers));
 }
+
+int mlxvk_array_eval(mlxvk_array array) { return mlxvk_array_wait(array, false); }
 
 /* Host memory that is mapped uncached is read through cached staging from this many bytes on. */
 enum { DIRECT_READ = 16384 };
@@ -18362,38 +18315,32 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
 {
     struct call c = begin("array_read", s);
     struct array *a = input(&c, "array", array);
-    int code;
     if (a && size != array_bytes(a)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu bytes of memory for %s", size, TEXT(a));
     if (a && size && !data) FAIL(&c, MLXVK_ERROR_ARGUMENT, "data is NULL");
     if (a && !c.code) a = contiguous(&c, a);
     if (!a || c.code) return end(&c);
     take_handle(a);                                  /* somebody wants it: not to be dropped from the tape */
-    code = array_submit(a);
+    int code = array_submit(a);
     if (!code) code = read_bytes(a, data);
     drop_handle(a);
-    if (code && !c.code)
-        FAIL(&c, code, "%s could not be computed: %s", TEXT(a),
-             a->storage->failed && stream_of(a->storage) ? stream_of(a->storage)->deferred_text
-                                                         : mlxvk_result_text(code));
+    if (code && !c.code) {
+        const struct stream *of = a->storage->failed ? stream_of(a->storage) : NULL;
+        FAIL(&c, code, "%s could not be computed: %s", TEXT(a), of ? of->deferred_text : mlxvk_result_text(code));
+    }
     return end(&c);
 }
 
 static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
 {
     struct array *a = array.ctx;
-    struct device *d;
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
-    d = lock_array(a);
+    struct device *d = lock_array(a);
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
     else if (a->dtype != dtype)
         code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
-    else {
-        code = array_submit(a);
-        if (!code) code = read_bytes(a, res);
-    }
-    mutex_unlock(&d->lock);
-    return code;
+    else if (!(code = array_submit(a))) code = read_bytes(a, res);
+    return unlock_with(d, code);
 }
 
 int mlxvk_array_item_bool(bool *res, mlxvk_array array)
@@ -18406,13 +18353,11 @@ int mlxvk_array_item_bool(bool *res, mlxvk_array array)
 
 const void *mlxvk_array_data(mlxvk_array array)
 {
-    struct array *a = array.ctx;
-    const struct storage *st;
+    const struct array *a = array.ctx;
     const void *data = NULL;
-    struct device *d;
     if (!a) return NULL;
-    d = lock_array(a);
-    st = a->storage;
+    const struct storage *st = a->storage;
+    struct device *d = lock_array(a);
     if (st->literal && !st->buffer) data = st->bytes + a->offset;
     else if (st->buffer && st->buffer->map && !st->writers) data = st->buffer->map + a->offset;
     mutex_unlock(&d->lock);
@@ -18420,39 +18365,6 @@ const void *mlxvk_array_data(mlxvk_array array)
 }
 
 /* ---- memory under a front end's own arrays ---- */
-
-int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
-                         mlxvk_dtype dtype,
-                         size_t offset)
-{
-    struct array *from = base.ctx, *a;
-    size_t nbytes = from ? from->storage->nbytes : 0;
-    struct call c;
-    int64_t low, high;
-    if (!from) return MLXVK_ERROR_ARGUMENT;
-    c = begin_on("array_new_view", lock_device(from->storage->device), NULL);
-    if (!c.device) return c.code;
-    if (check_shape(&c, dim, shape, dtype) && (offset > nbytes || offset % dtypes[dtype].size))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "offset %zu of %zu bytes (a multiple of the item size is wanted)", offset,
-             nbytes);
-    check_strides(&c, dim, shape, strides);
-    a = view_of(&c, from, dtype, dim, shape, strides, (int64_t)offset);
-    if (a) {
-        array_span(a, &low, &high);
-        if (a->size && (low < 0 || high > (int64_t)nbytes))
-            FAIL(&c, MLXVK_ERROR_SHAPE, "%s reaches from byte %lld to %lld of %zu", TEXT(a), (long long)low,
-                 (long long)high, nbytes);
-    }
-    if (c.code) c.device->error = c.stream->error;
-    return finish(&c, a, res);
-}
-
-size_t mlxvk_array_offset(mlxvk_array array) { return array.ctx ? (size_t)((struct array *)array.ctx)->offset : 0; }
-
-size_t mlxvk_array_memory_size(mlxvk_array array)
-{
-    return array.ctx ? ((struct array *)array.ctx)->storage->nbytes : 0;
-}
 
 bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)
 {
@@ -18462,34 +18374,47 @@ bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b)
 int mlxvk_array_host(void **data, mlxvk_array array)
 {
     struct array *a = array.ctx;
-    struct storage *st;
-    struct device *d;
-    int code;
     if (!a || !data) return MLXVK_ERROR_ARGUMENT;
-    st = a->storage;
-    d = lock_array(a);
+    struct storage *st = a->storage;
+    struct device *d = lock_array(a);
     if (st->writers && stream_of(st)) stream_lower(stream_of(st), 0);
-    code = st->failed ? st->failed : d->lost;
+    int code = st->failed ? st->failed : d->lost;
     if (!code) code = storage_ready(d, st);
     if (!code) *data = st->buffer->map;
-    mutex_unlock(&d->lock);
-    return code;
-}
-
-int mlxvk_array_wait(mlxvk_array array, bool readers)
-{
-    struct array *a = array.ctx;
-    struct device *d;
-    int code;
-    if (!a) return MLXVK_ERROR_ARGUMENT;
-    d = lock_array(a);
-    code = array_submit(a);
-    if (!code) code = wait_buffer(d, a->storage->buffer, !readers);
-    mutex_unlock(&d->lock);
-    return code;
+    return unlock_with(d, code);
 }
 
 /* ==== >>public: strings, vectors and maps ========================================================================= */
+
+/* An entry of a map. */
+union value { void *any; const char *text; mlxvk_array array; struct vector *list; };
+struct entry { char *key; union value value; };
+
+static char *text_copy(const char *text)
+{
+    size_t n = strlen(text) + 1;
+    char *copy = malloc(n);
+    if (copy) memcpy(copy, text, n);
+    return copy;
+}
+
+static int item_copy(const struct item_kind *kind, void *to, const void *from)
+{
+    const struct entry *source = from;
+    struct entry *e = to;
+    if (!kind->keyed) return kind->copy(to, from);
+    e->key = text_copy(source->key);
+    int code = e->key ? kind->copy(&e->value, &source->value) : MLXVK_ERROR_HOST_MEMORY;
+    if (code) free(e->key);
+    return code;
+}
+
+static void item_drop(const struct item_kind *kind, void *item)
+{
+    struct entry *e = item;
+    if (kind->keyed) { free(e->key); kind->drop(&e->value); }
+    else if (kind->drop) kind->drop(item);
+}
 
 /* Opens a place for one item at position i; its contents are the caller's to write. */
 static void *list_open(struct vector *l, size_t i)
@@ -18509,10 +18434,7 @@ static void *list_open(struct vector *l, size_t i)
 /* Lets items go from `first` on. */
 static void list_cut(struct vector *l, size_t first)
 {
-    while (l->size > first) {
-        l->size--;
-        if (l->kind->drop) l->kind->drop(list_at(l, l->size));
-    }
+    while (l->size > first) item_drop(l->kind, list_at(l, --l->size));
 }
 
 /* All items, or none. */
@@ -18522,7 +18444,7 @@ static int list_append(struct vector *l, const void *items, size_t count)
     if (!l || (count && !items)) return MLXVK_ERROR_ARGUMENT;
     for (size_t i = 0; i < count; i++) {
         void *place = list_open(l, l->size);
-        int code = place ? l->kind->copy(place, (const char *)items + i * l->kind->size) : MLXVK_ERROR_HOST_MEMORY;
+        int code = place ? item_copy(l->kind, place, (const char *)items + i * l->kind->size) : MLXVK_ERROR_HOST_MEMORY;
         if (!code) continue;
         l->size -= place != NULL;
         list_cut(l, before);
@@ -18569,14 +18491,6 @@ static int list_assign(void **slot, const struct item_kind *kind, const struct v
     return from ? list_set(slot, kind, from->data, from->size) : list_set(slot, kind, NULL, 0);
 }
 
-static char *text_copy(const char *text)
-{
-    size_t n = strlen(text) + 1;
-    char *copy = malloc(n);
-    if (copy) memcpy(copy, text, n);
-    return copy;
-}
-
 static int copy_int(void *to, const void *from) { memcpy(to, from, sizeof(int)); return 0; }
 static int copy_string(void *to, const void *from)
 {
@@ -18587,7 +18501,6 @@ static int copy_string(void *to, const void *from)
 }
 static void drop_string(void *item) { free(*(char **)item); }
 
-
 static int copy_array(void *to, const void *from)
 {
     mlxvk_array copy = { NULL };
@@ -18597,21 +18510,40 @@ static int copy_array(void *to, const void *from)
 }
 static void drop_array(void *item) { mlxvk_array_free(*(mlxvk_array *)item); }
 
-static int copy_vector(void *to, const void *from)
+/* Handles of lists hold a pointer to them, as values of maps do. */
+static struct vector *list_of(const void *item)
 {
-    mlxvk_vector_array copy = { NULL };
-    int code = list_assign(&copy.ctx, &array_kind, ((const mlxvk_vector_array *)from)->ctx);
+    struct vector *l;
+    memcpy(&l, item, sizeof l);
+    return l;
+}
+static int copy_list(void *to, const void *from)
+{
+    const struct vector *source = list_of(from);
+    void *copy = NULL;
+    int code = list_assign(&copy, source ? source->kind : &array_kind, source);
     memcpy(to, &copy, sizeof copy);
     return code;
 }
-static void drop_vector(void *item) { mlxvk_vector_array_free(*(mlxvk_vector_array *)item); }
+static void drop_list(void *item) { list_free(list_of(item)); }
 
-static const struct item_kind int_kind = { sizeof(int), copy_int, NULL };
-static const struct item_kind array_kind = { sizeof(mlxvk_array), copy_array, drop_array };
-static const struct item_kind string_kind = { sizeof(char *), copy_string, drop_string };
-static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), copy_vector, drop_vector };
+static const struct item_kind int_kind = { sizeof(int), copy_int, NULL, false };
+static const struct item_kind array_kind = { sizeof(mlxvk_array), copy_array, drop_array, false };
+static const struct item_kind string_kind = { sizeof(char *), copy_string, drop_string, false };
+static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), copy_list, drop_list, false };
+static const struct item_kind array_entry = { sizeof(struct entry), copy_array, drop_array, true };
+static const struct item_kind string_entry = { sizeof(struct entry), copy_string, drop_string, true };
+static const struct item_kind list_entry = { sizeof(struct entry), copy_list, drop_list, true };
 
-/* The functions of one kind of vector; `get` is in the macro's last argument. */
+/* What getters make of an item, in *res: texts stay the container's. */
+static int give_string(void *res, const void *item) { memcpy(res, item, sizeof(char *)); return 0; }
+static int give_array(void *res, const void *item) { return mlxvk_array_set(res, *(const mlxvk_array *)item); }
+static int give_vector(void *res, const void *item)
+{
+    return mlxvk_vector_array_set(res, *(const mlxvk_vector_array *)item);
+}
+
+/* The functions of one kind of vector. */
 #define VECTOR_FUNCTIONS(kind, type, in, out, give, NEW, FREE, NEW_DATA, NEW_VALUE, \
                          SET, SET_DATA, SET_VALUE, APPEND, PUSH, SIZE, GET) \
     type NEW(void) { return (type){ list_new(&kind) }; } \
@@ -18630,15 +18562,7 @@ static const struct item_kind vector_array_kind = { sizeof(mlxvk_vector_array), 
         return l && res && i < l->size ? give(res, list_at(l, i)) : MLXVK_ERROR_ARGUMENT; \
     }
 
-static int give_int(int *res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
-static int give_string(char **res, const void *item) { memcpy(res, item, sizeof *res); return 0; }
-static int give_array(mlxvk_array *res, const void *item) { return mlxvk_array_set(res, *(const mlxvk_array *)item); }
-static int give_vector(mlxvk_vector_array *res, const void *item)
-{
-    return mlxvk_vector_array_set(res, *(const mlxvk_vector_array *)item);
-}
-
-VECTOR_FUNCTIONS(int_kind, mlxvk_vector_int, const int, int, give_int,
+VECTOR_FUNCTIONS(int_kind, mlxvk_vector_int, const int, int, copy_int,
                  mlxvk_vector_int_new, mlxvk_vector_int_free, mlxvk_vector_int_new_data, mlxvk_vector_int_new_value,
                  mlxvk_vector_int_set, mlxvk_vector_int_set_data, mlxvk_vector_int_set_value,
                  mlxvk_vector_int_append_data, mlxvk_vector_int_append_value, mlxvk_vector_int_size,
@@ -18654,8 +18578,8 @@ VECTOR_FUNCTIONS(string_kind, mlxvk_vector_string, const char *, char *, give_st
                  mlxvk_vector_string_set_value, mlxvk_vector_string_append_data, mlxvk_vector_string_append_value,
                  mlxvk_vector_string_size, mlxvk_vector_string_get)
 VECTOR_FUNCTIONS(vector_array_kind, mlxvk_vector_vector_array, const mlxvk_vector_array, mlxvk_vector_array,
-                 give_vector, mlxvk_vector_vector_array_new, mlxvk_vector_vector_array_free,
-                 mlxvk_vector_vector_array_new_data,
+                 give_vector,
+                 mlxvk_vector_vector_array_new, mlxvk_vector_vector_array_free, mlxvk_vector_vector_array_new_data,
                  mlxvk_vector_vector_array_new_value, mlxvk_vector_vector_array_set,
                  mlxvk_vector_vector_array_set_data, mlxvk_vector_vector_array_set_value,
                  mlxvk_vector_vector_array_append_data, mlxvk_vector_vector_array_append_value,
@@ -18711,12 +18635,6 @@ static int put_text(mlxvk_string *res, struct text *t)
 
 /* ---- maps: entries in the order of their keys ---- */
 
-struct entry { char *key; union { char *text; mlxvk_array array; struct vector *list; } value; };
-
-static const struct item_kind array_entry = { sizeof(struct entry), NULL, NULL },
-    string_entry = { sizeof(struct entry), NULL, NULL },
-    list_entry = { sizeof(struct entry), NULL, NULL };
-
 /* The place of a key, or where it would be. */
 static size_t map_place(const struct vector *m, const char *key, bool *found)
 {
@@ -18732,61 +18650,32 @@ static size_t map_place(const struct vector *m, const char *key, bool *found)
     return low;
 }
 
-static void drop_value(const struct vector *m, struct entry *e)
-{
-    if (m->kind == &array_entry) mlxvk_array_free(e->value.array);
-    else if (m->kind == &string_entry) free(e->value.text);
-    else list_free(e->value.list);
-}
-
-static int map_free(struct vector *m)
-{
-    for (size_t i = 0; m && i < m->size; i++) {
-        struct entry *e = list_at(m, i);
-        drop_value(m, e);
-        free(e->key);
-    }
-    return list_free(m);
-}
-
 /* Takes the value over, also where it fails. An entry of that key is replaced. */
-static int map_put(struct vector *m, const char *key, struct entry value)
+static int map_take(struct vector *m, const char *key, union value value)
 {
-    bool found = false;
-    size_t at = m && key ? map_place(m, key, &found) : 0;
-    struct entry *e = NULL;
-    if (m && key && found) { e = list_at(m, at); drop_value(m, e); e->value = value.value; return 0; }
-    value.key = m && key ? text_copy(key) : NULL;
-    if (value.key) e = list_open(m, at);
-    if (e) { *e = value; return 0; }
-    if (m) drop_value(m, &value);
-    free(value.key);
-    return m && key ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
-}
-
-static struct entry array_value(mlxvk_array array)
-{
-    struct entry e = { NULL, { NULL } };
-    e.value.array.ctx = NULL;
-    mlxvk_array_set(&e.value.array, array);
-    return e;
-}
-
-static struct entry text_value(const char *text) { return (struct entry){ NULL, { text_copy(text) } }; }
-
-static int map_set(void **slot, const struct item_kind *kind, const struct vector *from)
-{
-    struct vector *fresh = slot ? list_new(kind) : NULL;
-    int code = fresh ? 0 : slot ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT;
-    for (size_t i = 0; from && !code && i < from->size; i++) {
-        const struct entry *e = list_at(from, i);
-        struct entry copy = kind == &array_entry ? array_value(e->value.array) : text_value(e->value.text);
-        code = kind == &string_entry && !copy.value.text ? MLXVK_ERROR_HOST_MEMORY : map_put(fresh, e->key, copy);
+    bool found;
+    size_t at = map_place(m, key, &found);
+    if (found) {
+        struct entry *e = list_at(m, at);
+        m->kind->drop(&e->value);
+        e->value = value;
+        return 0;
     }
-    if (code) { map_free(fresh); return code; }
-    map_free(*slot);
-    *slot = fresh;
-    return 0;
+    char *copy = text_copy(key);
+    struct entry *e = copy ? list_open(m, at) : NULL;
+    if (e) { *e = (struct entry){ copy, value }; return 0; }
+    m->kind->drop(&value);
+    free(copy);
+    return MLXVK_ERROR_HOST_MEMORY;
+}
+
+/* A copy of the value. */
+static int map_put(struct vector *m, const char *key, union value value)
+{
+    union value copy;
+    if (!m || !key || !value.any) return MLXVK_ERROR_ARGUMENT;
+    int code = m->kind->copy(&copy, &value);
+    return code ? code : map_take(m, key, copy);
 }
 
 static const struct entry *map_find(const struct vector *m, const char *key)
@@ -18810,65 +18699,35 @@ static void *walk_new(const struct vector *m)
     return w;
 }
 
-#define MAP_FUNCTIONS(type, kind, NEW, SET, FREE, walk, WALK_NEW, WALK_FREE) \
+#define MAP_FUNCTIONS(kind, type, in, out, member, give, NEW, SET, FREE, INSERT, GET, walk, WALK_NEW, WALK_FREE, NEXT) \
     type NEW(void) { return (type){ list_new(&kind) }; } \
-    int SET(type *map, const type src) { return map_set(map ? &map->ctx : NULL, &kind, src.ctx); } \
-    int FREE(type map) { return map_free(map.ctx); } \
+    int SET(type *map, const type src) { return list_assign(map ? &map->ctx : NULL, &kind, src.ctx); } \
+    int FREE(type map) { return list_free(map.ctx); } \
+    int INSERT(type map, const char *key, in v) { return map_put(map.ctx, key, (union value){ .member = v }); } \
+    int GET(out *value, const type map, const char *key) \
+    { \
+        const struct entry *e = value ? map_find(map.ctx, key) : NULL; \
+        return e ? give(value, &e->value.member) : MLXVK_ERROR_ARGUMENT; \
+    } \
     walk WALK_NEW(type map) { return (walk){ walk_new(map.ctx) }; } \
-    int WALK_FREE(walk it) { free(it.ctx); return 0; }
+    int WALK_FREE(walk it) { free(it.ctx); return 0; } \
+    int NEXT(const char **key, out *value, walk it) \
+    { \
+        const struct entry *e = key && value ? walk_on(it.ctx) : NULL; \
+        if (e) *key = e->key; \
+        return e ? give(value, &e->value.member) : MLXVK_ERROR_ARGUMENT; \
+    }
 
-MAP_FUNCTIONS(mlxvk_map_string_to_array, array_entry,
+MAP_FUNCTIONS(array_entry, mlxvk_map_string_to_array, const mlxvk_array, mlxvk_array, array, give_array,
               mlxvk_map_string_to_array_new, mlxvk_map_string_to_array_set, mlxvk_map_string_to_array_free,
-              mlxvk_map_string_to_array_iterator, mlxvk_map_string_to_array_iterator_new,
-              mlxvk_map_string_to_array_iterator_free)
-MAP_FUNCTIONS(mlxvk_map_string_to_string, string_entry,
+              mlxvk_map_string_to_array_insert, mlxvk_map_string_to_array_get, mlxvk_map_string_to_array_iterator,
+              mlxvk_map_string_to_array_iterator_new, mlxvk_map_string_to_array_iterator_free,
+              mlxvk_map_string_to_array_iterator_next)
+MAP_FUNCTIONS(string_entry, mlxvk_map_string_to_string, const char *, const char *, text, give_string,
               mlxvk_map_string_to_string_new, mlxvk_map_string_to_string_set, mlxvk_map_string_to_string_free,
-              mlxvk_map_string_to_string_iterator, mlxvk_map_string_to_string_iterator_new,
-              mlxvk_map_string_to_string_iterator_free)
-
-int mlxvk_map_string_to_array_insert(mlxvk_map_string_to_array map, const char *key, const mlxvk_array value)
-{
-    return map.ctx && key && value.ctx ? map_put(map.ctx, key, array_value(value)) : MLXVK_ERROR_ARGUMENT;
-}
-
-int mlxvk_map_string_to_string_insert(mlxvk_map_string_to_string map, const char *key, const char *value)
-{
-    struct entry e = value ? text_value(value) : (struct entry){ NULL, { NULL } };
-    if (!value || !map.ctx || !key) { free(e.value.text); return MLXVK_ERROR_ARGUMENT; }
-    return e.value.text ? map_put(map.ctx, key, e) : MLXVK_ERROR_HOST_MEMORY;
-}
-
-int mlxvk_map_string_to_array_get(mlxvk_array *value, const mlxvk_map_string_to_array map, const char *key)
-{
-    const struct entry *e = map_find(map.ctx, key);
-    return e && value ? mlxvk_array_set(value, e->value.array) : MLXVK_ERROR_ARGUMENT;
-}
-
-int mlxvk_map_string_to_string_get(const char **value, const mlxvk_map_string_to_string map, const char *key)
-{
-    const struct entry *e = map_find(map.ctx, key);
-    if (!e || !value) return MLXVK_ERROR_ARGUMENT;
-    *value = e->value.text;
-    return 0;
-}
-
-int mlxvk_map_string_to_array_iterator_next(const char **key, mlxvk_array *value, mlxvk_map_string_to_array_iterator it)
-{
-    const struct entry *e = key && value ? walk_on(it.ctx) : NULL;
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    *key = e->key;
-    return mlxvk_array_set(value, e->value.array);
-}
-
-int mlxvk_map_string_to_string_iterator_next(const char **key, const char **value,
-                                             mlxvk_map_string_to_string_iterator it)
-{
-    const struct entry *e = key && value ? walk_on(it.ctx) : NULL;
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    *key = e->key;
-    *value = e->value.text;
-    return 0;
-}
+              mlxvk_map_string_to_string_insert, mlxvk_map_string_to_string_get, mlxvk_map_string_to_string_iterator,
+              mlxvk_map_string_to_string_iterator_new, mlxvk_map_string_to_string_iterator_free,
+              mlxvk_map_string_to_string_iterator_next)
 
 /* ==== >>public: devices, streams and arrays in mlx-c's words ====================================================== */
 
@@ -18885,12 +18744,9 @@ mlxvk_device mlxvk_device_new_type(mlxvk_device_type type, int index)
 
 int mlxvk_device_set(mlxvk_device *dev, const mlxvk_device src)
 {
-    struct device *d = src.ctx;
-    mlxvk_device old;
     if (!dev) return MLXVK_ERROR_ARGUMENT;
-    if (d) { mutex_lock(&d->lock); d->refs++; mutex_unlock(&d->lock); }
-    old = *dev;
-    dev->ctx = d;
+    mlxvk_device old = *dev;
+    dev->ctx = src.ctx ? keep_device(src.ctx) : NULL;
     return mlxvk_device_free(old);
 }
 
@@ -18898,24 +18754,20 @@ bool mlxvk_device_equal(mlxvk_device lhs, mlxvk_device rhs) { return device_or_d
 
 int mlxvk_device_get_index(int *index, mlxvk_device dev)
 {
-    struct device *d = device_or_default(dev);
-    if (!d || !index) return MLXVK_ERROR_ARGUMENT;
-    *index = d->index;
-    return 0;
+    const struct device *d = device_or_default(dev);
+    return d ? GIVE(index, d->index) : MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_device_get_type(mlxvk_device_type *type, mlxvk_device dev)
 {
     (void)dev;
-    if (!type) return MLXVK_ERROR_ARGUMENT;
-    *type = MLXVK_GPU;
-    return 0;
+    return GIVE(type, MLXVK_GPU);
 }
 
 int mlxvk_device_tostring(mlxvk_string *str, mlxvk_device dev)
 {
-    struct device *d = device_or_default(dev);
-    struct text t = { NULL, 0, 0, false };
+    const struct device *d = device_or_default(dev);
+    struct text t = { 0 };
     if (!d || !str) return MLXVK_ERROR_ARGUMENT;
     text_add(&t, "Device(gpu, %d)", d->index);
     return put_text(str, &t);
@@ -18943,9 +18795,7 @@ int mlxvk_set_default_device(mlxvk_device dev)
 
 int mlxvk_device_is_available(bool *avail, mlxvk_device dev)
 {
-    if (!avail) return MLXVK_ERROR_ARGUMENT;
-    *avail = dev.ctx && !mlxvk_device_status(dev);
-    return 0;
+    return GIVE(avail, dev.ctx && !mlxvk_device_status(dev));
 }
 
 mlxvk_device_info mlxvk_device_info_new(void) { return (mlxvk_device_info){ NULL }; }
@@ -18958,9 +18808,7 @@ int mlxvk_device_info_free(mlxvk_device_info info) { return mlxvk_device_free(in
 int mlxvk_device_info_is_string(bool *is_string, mlxvk_device_info info, const char *key)
 {
     const char *text;
-    if (!is_string) return MLXVK_ERROR_ARGUMENT;
-    *is_string = !mlxvk_device_info_get_string(&text, info, key);
-    return 0;
+    return GIVE(is_string, !mlxvk_device_info_get_string(&text, info, key));
 }
 
 int mlxvk_device_info_has_key(bool *exists, mlxvk_device_info info, const char *key)
@@ -18973,14 +18821,14 @@ int mlxvk_device_info_has_key(bool *exists, mlxvk_device_info info, const char *
 
 int mlxvk_device_info_get_keys(mlxvk_vector_string *keys, mlxvk_device_info info)
 {
-    struct device *d = device_or_default(info);
-    struct vector *l = d && keys ? list_new(&string_kind) : NULL;
-    struct info_size sizes[INFO_SIZES];
-    int code = l ? 0 : MLXVK_ERROR_ARGUMENT;
-    for (size_t i = 0; i < COUNT(info_strings) && !code; i++) code = list_append(l, &info_strings[i], 1);
-    if (d) info_sizes(d, sizes);
-    for (size_t i = 0; i < INFO_SIZES && !code; i++) code = list_append(l, &sizes[i].name, 1);
-    for (size_t i = 0; i < CAPABILITY_COUNT && !code; i++) code = list_append(l, &capability_names[i], 1);
+    static const char *const names[] = {
+#define X(name, value) name,
+        INFO_STRINGS(X) INFO_SIZES(X)
+#undef X
+    };
+    struct vector *l = device_or_default(info) && keys ? list_new(&string_kind) : NULL;
+    int code = l ? list_append(l, names, COUNT(names)) : MLXVK_ERROR_ARGUMENT;
+    if (!code) code = list_append(l, capability_names, CAPABILITY_COUNT);
     return list_give(keys ? &keys->ctx : NULL, l, code);
 }
 
@@ -18991,15 +18839,13 @@ mlxvk_stream mlxvk_default_cpu_stream_new(void) { return mlxvk_default_gpu_strea
 int mlxvk_stream_set(mlxvk_stream *stream, const mlxvk_stream src)
 {
     struct stream *s = src.ctx;
-    mlxvk_stream old;
     if (!stream) return MLXVK_ERROR_ARGUMENT;
     if (s) {
-        mutex_lock(&s->device->lock);
+        lock_device(s->device);
         s->refs++;
-        s->device->refs++;
         mutex_unlock(&s->device->lock);
     }
-    old = *stream;
+    mlxvk_stream old = *stream;
     stream->ctx = s;
     return mlxvk_stream_free(old);
 }
@@ -19013,8 +18859,8 @@ int mlxvk_stream_get_device(mlxvk_device *dev, mlxvk_stream stream)
 
 int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream)
 {
-    struct stream *s = stream.ctx;
-    struct text t = { NULL, 0, 0, false };
+    const struct stream *s = stream.ctx;
+    struct text t = { 0 };
     if (!s || !str) return MLXVK_ERROR_ARGUMENT;
     text_add(&t, "Stream(Device(gpu, %d), %d)", s->device->index, s->index);
     return put_text(str, &t);
@@ -19022,12 +18868,9 @@ int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream)
 
 int mlxvk_get_default_stream(mlxvk_stream *stream, mlxvk_device dev)
 {
-    mlxvk_stream fresh = stream_handle(dev, true), old;
-    if (!stream || !fresh.ctx) {
-        mlxvk_stream_free(fresh);
-        return stream ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT;
-    }
-    old = *stream;
+    if (!stream) return MLXVK_ERROR_ARGUMENT;
+    mlxvk_stream fresh = stream_handle(dev, true), old = *stream;
+    if (!fresh.ctx) return MLXVK_ERROR_NO_DEVICE;
     *stream = fresh;
     return mlxvk_stream_free(old);
 }
@@ -19047,12 +18890,10 @@ int mlxvk_set_default_stream(mlxvk_stream stream)
 
 void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void (*dtor)(void *))
 {
-    void (*old_dtor)(void *);
-    void *old;
     mutex_lock(&the_default.lock);
     mutex_lock(&the_default.handler_lock);
-    old_dtor = the_default.dtor;
-    old = the_default.data;
+    void (*old_dtor)(void *) = the_default.dtor;
+    void *old = the_default.data;
     the_default.handler = handler;
     the_default.data = data;
     the_default.dtor = dtor;
@@ -19063,9 +18904,6 @@ void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void 
 }
 
 /* ---- arrays ---- */
-
-mlxvk_array mlxvk_array_new_double(double value) { return mlxvk_array_new_data(&value, NULL, 0, MLXVK_FLOAT64); }
-mlxvk_array mlxvk_array_new_float64(double value) { return mlxvk_array_new_double(value); }
 
 mlxvk_array mlxvk_array_new_data_managed_payload(void *data, const int *shape, int dim, mlxvk_dtype dtype,
                                                  void *payload, void (*dtor)(void *))
@@ -19078,27 +18916,6 @@ mlxvk_array mlxvk_array_new_data_managed_payload(void *data, const int *shape, i
 mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, mlxvk_dtype dtype, void (*dtor)(void *))
 {
     return mlxvk_array_new_data_managed_payload(data, shape, dim, dtype, data, dtor);
-}
-
-int mlxvk_array_set_data(mlxvk_array *arr, const void *data, const int *shape, int dim, mlxvk_dtype dtype)
-{
-    return mlxvk_array_new_data_device(arr, data, shape, dim, dtype, (mlxvk_device){ NULL });
-}
-
-static int set_scalar(mlxvk_array *arr, const void *value, mlxvk_dtype dtype)
-{
-    return mlxvk_array_set_data(arr, value, NULL, 0, dtype);
-}
-
-int mlxvk_array_set_bool(mlxvk_array *arr, bool val) { return set_scalar(arr, &val, MLXVK_BOOL); }
-int mlxvk_array_set_int(mlxvk_array *arr, int val) { return set_scalar(arr, &val, MLXVK_INT32); }
-int mlxvk_array_set_float(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
-int mlxvk_array_set_float32(mlxvk_array *arr, float val) { return set_scalar(arr, &val, MLXVK_FLOAT32); }
-int mlxvk_array_set_double(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
-int mlxvk_array_set_float64(mlxvk_array *arr, double val) { return set_scalar(arr, &val, MLXVK_FLOAT64); }
-int mlxvk_array_set_complex(mlxvk_array *arr, float real, float imag)
-{
-    return set_scalar(arr, (float[]){ real, imag }, MLXVK_COMPLEX64);
 }
 
 #define DATA(data, type, dtype) \
@@ -19135,27 +18952,32 @@ static double half_value(uint32_t bits)
     return bits & 0x8000u ? -size : size;
 }
 
+/* A number of n bytes, the lowest one first, as files and devices have them. */
+static uint64_t little(const uint8_t *bytes, size_t n)
+{
+    uint64_t value = 0;
+    while (n--) value = value << 8 | bytes[n];
+    return value;
+}
+
 static double float_value(const void *data, mlxvk_dtype dtype, size_t i)
 {
-    uint32_t bits = 0;
-    uint16_t half;
+    uint32_t bits = (uint32_t)little((const uint8_t *)data + dtypes[dtype].size * i, dtypes[dtype].size);
     float value;
-    if (dtypes[dtype].size == 2) { memcpy(&half, (const char *)data + 2 * i, 2); bits = half; }
     if (dtype == MLXVK_FLOAT16) return half_value(bits);
-    if (dtype == MLXVK_BFLOAT16) { bits <<= 16; memcpy(&value, &bits, 4); }
-    else memcpy(&value, (const char *)data + 4 * i, 4);
+    if (dtype == MLXVK_BFLOAT16) bits <<= 16;
+    memcpy(&value, &bits, 4);
     return (double)value;
 }
 
 static void print_element(struct text *t, const void *data, mlxvk_dtype dtype, size_t i)
 {
     size_t size = dtypes[dtype].size;
-    uint64_t bits = 0;
     if (is_complex(dtype))
         text_add(t, "%g%+gj", float_value(data, MLXVK_FLOAT32, 2 * i), float_value(data, MLXVK_FLOAT32, 2 * i + 1));
     else if (is_float(dtype)) text_add(t, "%g", float_value(data, dtype, i));
     else {
-        for (size_t k = 0; k < size; k++) bits |= (uint64_t)((const uint8_t *)data)[i * size + k] << (8 * k);
+        uint64_t bits = little((const uint8_t *)data + i * size, size);
         if (dtype == MLXVK_BOOL) text_add(t, bits ? "True" : "False");
         else if (dtypes[dtype].kind == KIND_UINT) text_add(t, "%llu", (unsigned long long)bits);
         else text_add(t, "%lld", (long long)(int64_t)(bits << (64 - 8 * size)) >> (64 - 8 * size));
@@ -19203,18 +19025,16 @@ int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr)
     struct array *a = arr.ctx;
     mlxvk_array part = { NULL };
     mlxvk_stream s = { NULL };
-    struct text t = { NULL, 0, 0, false };
-    size_t bytes, next = 0;
-    void *data;
-    int code;
+    struct text t = { 0 };
+    size_t next = 0;
     if (!a || !str) return MLXVK_ERROR_ARGUMENT;
-    code = mlxvk_get_default_stream(&s, (mlxvk_device){ a->storage->device });
+    int code = mlxvk_get_default_stream(&s, (mlxvk_device){ a->storage->device });
     if (!code) {
         struct call c = begin("array_tostring", s);
         code = finish(&c, corners(&c, input(&c, "arr", arr)), &part);
     }
-    bytes = mlxvk_array_nbytes(part);
-    data = malloc(bytes + 1);
+    size_t bytes = mlxvk_array_nbytes(part);
+    void *data = malloc(bytes + 1);
     if (!code) code = data ? mlxvk_array_read(part, data, bytes, s) : MLXVK_ERROR_HOST_MEMORY;
     if (!code) {
         text_add(&t, "array(");
@@ -19234,10 +19054,10 @@ struct io { void *descriptor; mlxvk_io_vtable calls; };
 
 /* One call that reads or writes; its first error sticks. */
 struct file {
-    const char *name;                                /* of the call */
+    const char *name, *path;                         /* of the call; of the system's file, which is closed at its end */
     mlxvk_stream stream;
     struct io *io;
-    size_t size;
+    size_t size, at;                                 /* read: of the whole, and of it so far; at: written so far, too */
     int code;
 };
 
@@ -19257,9 +19077,7 @@ static int io_free(struct io *io)
 
 static int io_descriptor(void **res, const struct io *io)
 {
-    if (!res || !io) return MLXVK_ERROR_ARGUMENT;
-    *res = io->descriptor;
-    return 0;
+    return io ? GIVE(res, io->descriptor) : MLXVK_ERROR_ARGUMENT;
 }
 
 static const char *io_label(const struct io *io)
@@ -19267,26 +19085,14 @@ static const char *io_label(const struct io *io)
     return io && io->calls.label ? io->calls.label(io->descriptor) : "(no name)";
 }
 
-mlxvk_io_reader mlxvk_io_reader_new(void *desc, mlxvk_io_vtable vtable)
-{
-    return (mlxvk_io_reader){ io_new(desc, vtable) };
-}
-mlxvk_io_writer mlxvk_io_writer_new(void *desc, mlxvk_io_vtable vtable)
-{
-    return (mlxvk_io_writer){ io_new(desc, vtable) };
-}
-int mlxvk_io_reader_descriptor(void **desc, mlxvk_io_reader io) { return io_descriptor(desc, io.ctx); }
-int mlxvk_io_writer_descriptor(void **desc, mlxvk_io_writer io) { return io_descriptor(desc, io.ctx); }
-int mlxvk_io_reader_tostring(mlxvk_string *str, mlxvk_io_reader io)
-{
-    return put_string(str, text_copy(io_label(io.ctx)));
-}
-int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io)
-{
-    return put_string(str, text_copy(io_label(io.ctx)));
-}
-int mlxvk_io_reader_free(mlxvk_io_reader io) { return io_free(io.ctx); }
-int mlxvk_io_writer_free(mlxvk_io_writer io) { return io_free(io.ctx); }
+#define X(type, NEW, DESCRIPTOR, TOSTRING, FREE) \
+    type NEW(void *desc, mlxvk_io_vtable vtable) { return (type){ io_new(desc, vtable) }; } \
+    int DESCRIPTOR(void **desc, type io) { return io_descriptor(desc, io.ctx); } \
+    int TOSTRING(mlxvk_string *str, type io) { return put_string(str, text_copy(io_label(io.ctx))); } \
+    int FREE(type io) { return io_free(io.ctx); }
+X(mlxvk_io_reader, mlxvk_io_reader_new, mlxvk_io_reader_descriptor, mlxvk_io_reader_tostring, mlxvk_io_reader_free)
+X(mlxvk_io_writer, mlxvk_io_writer_new, mlxvk_io_writer_descriptor, mlxvk_io_writer_tostring, mlxvk_io_writer_free)
+#undef X
 
 /* ---- a file of the system as such an object ---- */
 
@@ -19327,21 +19133,24 @@ static struct io *disk_open(const char *name, const char *mode)
                                            .write = disk_write, .label = disk_label, .free = disk_free };
     FILE *f = name ? fopen(name, mode) : NULL;
     struct disk *d = f ? malloc(sizeof *d + strlen(name)) : NULL;
-    struct io *io;
     if (!d) { if (f) fclose(f); return NULL; }
     d->file = f;
     d->good = true;
     strcpy(d->label, name);
-    io = io_new(d, calls);
+    struct io *io = io_new(d, calls);
     if (!io) disk_free(d);
     return io;
+}
+
+static struct file disk_file(const char *call, const char *path, const char *mode, mlxvk_stream s)
+{
+    return (struct file){ .name = call, .path = path ? path : "NULL", .stream = s, .io = disk_open(path, mode) };
 }
 
 /* ---- reading and writing with errors ---- */
 
 static int file_fail(struct file *f, int code, const char *format, ...)
 {
-    struct call c;
     va_list arguments;
     char text[300];
     if (f->code) return f->code;
@@ -19349,11 +19158,21 @@ static int file_fail(struct file *f, int code, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    c = begin(f->name, f->stream);
+    struct call c = begin(f->name, f->stream);
     FAIL(&c, code, "%s: %s", io_label(f->io), text);
     if (c.device && c.stream) c.device->error = c.stream->error;
     end(&c);
     return code;
+}
+
+static int file_no_memory(struct file *f) { return file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); }
+
+/* Memory for what is read or written; NULL after an error. */
+static void *file_memory(struct file *f, size_t n)
+{
+    void *data = f->code ? NULL : malloc(n + 1);
+    if (!data) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %zu bytes", n);
+    return data;
 }
 
 static bool io_good(const struct io *io) { return !io->calls.good || io->calls.good(io->descriptor); }
@@ -19371,10 +19190,36 @@ static bool file_read(struct file *f, size_t at, void *data, size_t n)
     return !f->code;
 }
 
-static bool file_open(struct file *f, const char *path)
+/* The next n bytes. */
+static bool take_bytes(struct file *f, void *data, size_t n)
+{
+    bool good = file_read(f, f->at, data, n);
+    if (good) f->at += n;
+    return good;
+}
+
+/* The next number of so many bytes; 0 after an error. */
+static uint64_t take_number(struct file *f, size_t bytes)
+{
+    uint8_t raw[8];
+    return take_bytes(f, raw, bytes) ? little(raw, bytes) : 0;
+}
+
+/* The next n bytes as a text, to be freed; NULL after an error. */
+static char *take_text(struct file *f, uint64_t n)
+{
+    char *text = f->code || n > f->size ? NULL : file_memory(f, (size_t)n);
+    if (!text) file_fail(f, MLXVK_ERROR_ARGUMENT, "a text of %llu bytes", (unsigned long long)n);
+    if (text && !take_bytes(f, text, (size_t)n)) { free(text); return NULL; }
+    if (text) text[n] = 0;
+    return text;
+}
+
+static bool file_open(struct file *f)
 {
     const mlxvk_io_vtable *v = f->io ? &f->io->calls : NULL;
-    if (!v && path) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened", path), false;
+    if (f->code) return false;
+    if (!v && f->path) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened", f->path), false;
     if (!v || !v->seek || !v->tell || !v->read)
         return file_fail(f, MLXVK_ERROR_ARGUMENT, "the reader lacks seek, tell or read"), false;
     v->seek(f->io->descriptor, 0, SEEK_END);
@@ -19384,40 +19229,88 @@ static bool file_open(struct file *f, const char *path)
     return !f->code;
 }
 
+static bool file_create(struct file *f)
+{
+    if (!f->io && f->path) file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened for writing", f->path);
+    else if (!f->io || !f->io->calls.write) file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written");
+    return !f->code;
+}
+
 static void file_write(struct file *f, const void *data, size_t n)
 {
     if (f->code) return;
-    if (!f->io || !f->io->calls.write) { file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written"); return; }
     f->io->calls.write(f->io->descriptor, data, n);
+    f->at += n;
     if (!io_good(f->io)) file_fail(f, MLXVK_ERROR_ARGUMENT, "%zu bytes cannot be written", n);
+}
+
+static void write_number(struct file *f, uint64_t value, size_t bytes)
+{
+    uint8_t raw[8];
+    for (int i = 0; i < 8; i++) raw[i] = (uint8_t)(value >> (8 * i));
+    file_write(f, raw, bytes);
+}
+
+/* Writes a text that was made, and frees it. */
+static void write_made(struct file *f, struct text *t)
+{
+    if (t->failed) file_no_memory(f);
+    file_write(f, t->data, t->size);
+    free(t->data);
+}
+
+/* Ends a call. What was written may fail until now, where it is buffered. */
+static int file_end(struct file *f, bool written)
+{
+    if (f->path && f->io && written && fflush(((struct disk *)f->io->descriptor)->file))
+        file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written");
+    if (f->path) io_free(f->io);
+    return f->code;
+}
+
+/* A shape as it stands in a file, or reversed, of elements of so many bits, that are all in the file; their bytes. */
+static uint64_t file_shape(struct file *f, const char *name, uint64_t ndim, const uint64_t *sizes, bool reversed,
+                           int bits, int *shape)
+{
+    uint64_t all = (uint64_t)bits;
+    for (uint64_t i = 0; i < ndim && !f->code; i++) {
+        if (sizes[i] > INT_MAX || (sizes[i] && all > 8 * (uint64_t)f->size / sizes[i]))
+            file_fail(f, MLXVK_ERROR_SHAPE, "%s is larger than the file", name);
+        shape[reversed ? ndim - 1 - i : i] = (int)sizes[i];
+        all *= sizes[i];
+    }
+    return all / 8;
 }
 
 /* The bytes of a file from `at` on as an array of the stream's device. */
 static mlxvk_array file_array(struct file *f, size_t at, int ndim, const int *shape, mlxvk_dtype dtype)
 {
     mlxvk_array res = { NULL };
-    mlxvk_device device = mlxvk_stream_device(f->stream);
     size_t n = dtypes[dtype].size;
-    void *data;
-    int code;
     for (int i = 0; i < ndim; i++) n *= (size_t)shape[i];
-    data = f->code ? NULL : malloc(n + 1);
-    if (!data) { file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %zu bytes", n); return res; }
-    if (file_read(f, at, data, n)) {
-        code = mlxvk_array_new_data_device(&res, data, shape, ndim, dtype, device);
+    void *data = file_memory(f, n);
+    if (data && file_read(f, at, data, n)) {
+        int code = mlxvk_array_new_data_device(&res, data, shape, ndim, dtype, mlxvk_stream_device(f->stream));
         if (code) file_fail(f, code, "an array of %zu bytes of %s cannot be made", n, dtypes[dtype].name);
     }
     free(data);
     return res;
 }
 
-/* The elements of an array, row-major, behind what was written. */
+/* The map takes an array over. */
+static void file_keep(struct file *f, struct vector *m, const char *key, mlxvk_array array)
+{
+    if (f->code) mlxvk_array_free(array);
+    else if (map_take(m, key, (union value){ .array = array })) file_no_memory(f);
+}
+
+/* The elements of an array, row-major. */
 static void file_write_array(struct file *f, mlxvk_array array)
 {
     size_t n = mlxvk_array_nbytes(array);
-    void *data = f->code ? NULL : malloc(n + 1);
+    void *data = file_memory(f, n);
     mlxvk_stream s = { NULL };
-    if (!data) { file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %zu bytes", n); return; }
+    if (!data) return;
     mlxvk_get_default_stream(&s, (mlxvk_device){ ((struct array *)array.ctx)->storage->device });
     if (mlxvk_array_read(array, data, n, s)) file_fail(f, MLXVK_ERROR_NOT_READY, "an array cannot be read");
     file_write(f, data, n);
@@ -19425,8 +19318,17 @@ static void file_write_array(struct file *f, mlxvk_array array)
     free(data);
 }
 
+static void write_arrays(struct file *f, const struct vector *arrays, size_t align)
+{
+    for (size_t i = 0; i < arrays->size && !f->code; i++) {
+        while (!f->code && f->at % align) write_number(f, 0, 1);
+        file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
+    }
+}
+
 /* ---- as much JSON as a safetensors header is ---- */
 
+/* The text's end is a 0. */
 struct json { const char *at, *end; bool bad; };
 
 static bool json_take(struct json *j, char wanted)
@@ -19441,34 +19343,25 @@ static void json_want(struct json *j, char wanted) { if (!json_take(j, wanted)) 
 static bool json_null(struct json *j)
 {
     json_take(j, 0);                                     /* white space */
-    if (j->end - j->at < 4 || memcmp(j->at, "null", 4)) return false;
-    j->at += 4;
-    return true;
+    bool null = !strncmp(j->at, "null", 4);
+    if (null) j->at += 4;
+    return null;
 }
 
 static uint32_t json_hex(struct json *j)
 {
-    uint32_t value = 0;
-    for (int i = 0; i < 4; i++) {
-        const char *digits = "0123456789abcdefABCDEF", *d = j->at < j->end && *j->at ? strchr(digits, *j->at) : NULL;
-        if (!d) { j->bad = true; return 0; }
-        value = 16 * value + (uint32_t)(d - digits < 16 ? d - digits : d - digits - 6);
-        j->at++;
-    }
-    return value;
+    char digits[5] = "";
+    if (strspn(j->at, "0123456789abcdefABCDEF") < 4) { j->bad = true; return 0; }
+    memcpy(digits, j->at, 4);
+    j->at += 4;
+    return (uint32_t)strtoul(digits, NULL, 16);
 }
 
 static char *utf8(char *to, uint32_t c)
 {
-    if (c < 0x80) *to++ = (char)c;
-    else if (c < 0x800) { *to++ = (char)(0xc0 | c >> 6); *to++ = (char)(0x80 | (c & 63)); }
-    else if (c < 0x10000) {
-        *to++ = (char)(0xe0 | c >> 12);
-        *to++ = (char)(0x80 | (c >> 6 & 63));
-        *to++ = (char)(0x80 | (c & 63));
-    }
-    else { *to++ = (char)(0xf0 | c >> 18); *to++ = (char)(0x80 | (c >> 12 & 63)); *to++ = (char)(0x80 |
-        (c >> 6 & 63)); *to++ = (char)(0x80 | (c & 63)); }
+    int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;     /* bytes behind the first, which counts them */
+    *to++ = (char)((more ? 0xff00u >> (more + 1) & 0xff : 0) | c >> 6 * more);
+    while (more--) *to++ = (char)(0x80 | (c >> 6 * more & 63));
     return to;
 }
 
@@ -19477,28 +19370,24 @@ static char *json_string(struct json *j)
 {
     static const char escapes[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
     const char *p;
-    char *text, *to;
     json_want(j, '"');
     for (p = j->at; p < j->end && *p != '"'; p++) if (*p == '\\') p++;
-    if (j->bad || p >= j->end) { j->bad = true; return NULL; }
-    text = to = malloc((size_t)(p - j->at) + 1);         /* escapes are longer than what they stand for */
+    /* escapes are longer than what they stand for */
+    char *text = j->bad || p >= j->end ? NULL : malloc((size_t)(p - j->at) + 1), *to = text;
     if (!text) { j->bad = true; return NULL; }
     while (j->at < j->end && *j->at != '"' && !j->bad) {
-        const char *e;
         if (*j->at != '\\') { *to++ = *j->at++; continue; }
         j->at++;
-        e = *j->at ? strchr(escapes, *j->at) : NULL;
-        if (e) { *to++ = meant[e - escapes]; j->at++; }
-        else if (*j->at == 'u') {
-            uint32_t c;
-            j->at++;
-            c = json_hex(j);
-            if (c >= 0xd800 && c < 0xdc00 && j->end - j->at > 6 && j->at[0] == '\\' && j->at[1] == 'u') {
-                j->at += 2;
-                c = 0x10000 + ((c - 0xd800) << 10) + ((json_hex(j) - 0xdc00) & 0x3ff);
-            }
-            to = utf8(to, c);
-        } else j->bad = true;
+        const char *e = *j->at ? strchr(escapes, *j->at) : NULL;
+        if (!e && *j->at != 'u') { j->bad = true; break; }
+        j->at++;
+        if (e) { *to++ = meant[e - escapes]; continue; }
+        uint32_t c = json_hex(j);
+        if (c >= 0xd800 && c < 0xdc00 && j->end - j->at > 6 && j->at[0] == '\\' && j->at[1] == 'u') {
+            j->at += 2;
+            c = 0x10000 + ((c - 0xd800) << 10) + ((json_hex(j) - 0xdc00) & 0x3ff);
+        }
+        to = utf8(to, c);
     }
     *to = 0;
     json_want(j, '"');
@@ -19507,16 +19396,24 @@ static char *json_string(struct json *j)
     return NULL;
 }
 
+/* The next key of an object, of which so many were read: a text, to be freed; NULL behind the last. */
+static char *json_key(struct json *j, int *count)
+{
+    bool more = (*count)++ ? json_take(j, ',') : (json_want(j, '{'), !json_take(j, '}'));
+    char *key = more ? json_string(j) : NULL;
+    if (key) json_want(j, ':');
+    else if (*count > 1) json_want(j, '}');
+    return key;
+}
+
+/* One that is too large is the largest, which nothing takes. */
 static uint64_t json_number(struct json *j)
 {
-    uint64_t value = 0;
-    const char *first;
+    char *end;
     json_take(j, 0);                                     /* white space */
-    for (first = j->at; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++) {
-        if (value > (UINT64_MAX - 9) / 10) j->bad = true;
-        value = 10 * value + (uint64_t)(*j->at - '0');
-    }
-    if (j->at == first) j->bad = true;
+    if (*j->at < '0' || *j->at > '9') { j->bad = true; return 0; }
+    unsigned long long value = strtoull(j->at, &end, 10);
+    j->at = end;
     return value;
 }
 
@@ -19553,12 +19450,10 @@ enum { SAFETENSORS_HEADER = 100 << 20 };
 
 /* Names of dtypes in safetensors, and in npy: kind and size. */
 static const struct { const char *name, *npy; } file_dtypes[MLXVK_DTYPE_COUNT] = {
-    [MLXVK_BOOL] = { "BOOL", "|b1" }, [MLXVK_UINT8] = { "U8", "|u1" }, [MLXVK_UINT16] = { "U16", "<u2" },
-        [MLXVK_UINT32] = { "U32", "<u4" },
-    [MLXVK_UINT64] = { "U64", "<u8" }, [MLXVK_INT8] = { "I8", "|i1" }, [MLXVK_INT16] = { "I16", "<i2" },
-        [MLXVK_INT32] = { "I32", "<i4" },
-    [MLXVK_INT64] = { "I64", "<i8" }, [MLXVK_FLOAT16] = { "F16", "<f2" }, [MLXVK_FLOAT32] = { "F32", "<f4" },
-        [MLXVK_FLOAT64] = { "F64", "<f8" },
+    [MLXVK_BOOL]   = { "BOOL", "|b1" }, [MLXVK_UINT8]    = { "U8", "|u1" },   [MLXVK_UINT16]    = { "U16", "<u2" },
+    [MLXVK_UINT32] = { "U32", "<u4" },  [MLXVK_UINT64]   = { "U64", "<u8" },  [MLXVK_INT8]      = { "I8", "|i1" },
+    [MLXVK_INT16]  = { "I16", "<i2" },  [MLXVK_INT32]    = { "I32", "<i4" },  [MLXVK_INT64]     = { "I64", "<i8" },
+    [MLXVK_FLOAT16] = { "F16", "<f2" }, [MLXVK_FLOAT32]  = { "F32", "<f4" },  [MLXVK_FLOAT64]   = { "F64", "<f8" },
     [MLXVK_BFLOAT16] = { "BF16", "<V2" }, [MLXVK_COMPLEX64] = { "C64", "<c8" },
 };
 
@@ -19572,130 +19467,90 @@ static int file_dtype(const char *name, bool npy)
 }
 
 /* {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} */
-static void load_tensor(struct file *f, struct json *j, const char *key, size_t start, struct vector *arrays)
+static void load_tensor(struct file *f, struct json *j, const char *key, struct vector *arrays)
 {
-    uint64_t shape[MAXD] = { 0 }, range[2] = { 0, 0 }, bytes;
-    int ndim = 0, dtype = -1, dims[MAXD], given = 0;
-    mlxvk_array array;
-    json_want(j, '{');
-    do {
-        char *name = json_string(j), *type = NULL;
-        json_want(j, ':');
-        if (name && !strcmp(name, "dtype")) { type = json_string(j); dtype = type ? file_dtype(type, false) : -1; }
-        else if (name && !strcmp(name, "shape")) { ndim = json_numbers(j, shape, MAXD); given |= 1; }
-        else if (name && !strcmp(name, "data_offsets")) given |= json_numbers(j, range, 2) == 2 ? 2 : 0;
+    uint64_t sizes[MAXD] = { 0 }, range[2] = { 0, 0 };
+    int ndim = -1, dtype = -1, shape[MAXD], count = 0;
+    bool placed = false;
+    for (char *name; (name = json_key(j, &count)) != NULL; free(name)) {
+        if (!strcmp(name, "dtype")) {
+            char *type = json_string(j);
+            dtype = type ? file_dtype(type, false) : -1;
+            free(type);
+        }
+        else if (!strcmp(name, "shape")) ndim = json_numbers(j, sizes, MAXD);
+        else if (!strcmp(name, "data_offsets")) placed = json_numbers(j, range, 2) == 2;
         else j->bad = true;
-        free(name);
-        free(type);
-    } while (!j->bad && json_take(j, ','));
-    json_want(j, '}');
-    if (j->bad || given != 3) { j->bad = true; return; }
+    }
+    if (j->bad || ndim < 0 || !placed) { j->bad = true; return; }
     if (dtype < 0 || dtype == MLXVK_FLOAT64) {
         file_fail(f, MLXVK_ERROR_DTYPE, "%s has a dtype that is not taken", key);
         return;
     }
-    bytes = dtypes[dtype].size;
-    for (int i = 0; i < ndim; i++) {
-        if (shape[i] > INT_MAX || (shape[i] && bytes > f->size / shape[i])) {
-            file_fail(f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
-            return;
-        }
-        bytes *= shape[i];
-        dims[i] = (int)shape[i];
-    }
+    uint64_t bytes = file_shape(f, key, (uint64_t)ndim, sizes, false, 8 * dtypes[dtype].size, shape);
     if (range[0] > f->size || range[1] < range[0] || range[1] - range[0] != bytes)
-        { file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu bytes, which is not what its shape says", key,
-                    (unsigned long long)(range[1] - range[0])); return; }
-    array = file_array(f, start + range[0], ndim, dims, (mlxvk_dtype)dtype);
-    if (!f->code && map_put(arrays, key, array_value(array)))
-        file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    mlxvk_array_free(array);
+        file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu bytes, which is not what its shape says", key,
+                  (unsigned long long)(range[1] - range[0]));
+    if (!f->code) file_keep(f, arrays, key, file_array(f, f->at + range[0], ndim, shape, (mlxvk_dtype)dtype));
 }
 
 /* {"key": "text", ...}, or what MLX writes where there is nothing: null */
-static void load_metadata(struct json *j, struct vector *strings)
+static void load_metadata(struct file *f, struct json *j, struct vector *strings)
 {
+    int count = 0;
     if (json_null(j)) return;
-    json_want(j, '{');
-    if (json_take(j, '}')) return;
-    do {
-        char *key = json_string(j), *value;
-        json_want(j, ':');
-        value = json_string(j);
-        if (key && value) map_put(strings, key, (struct entry){ NULL, { value } });
-        else free(value);
-        free(key);
-    } while (!j->bad && json_take(j, ','));
-    json_want(j, '}');
+    for (char *key; (key = json_key(j, &count)) != NULL; free(key)) {
+        char *value = json_string(j);
+        if (value && map_take(strings, key, (union value){ .text = value })) file_no_memory(f);
+    }
 }
 
 static void load_header(struct file *f, const char *header, size_t size, struct vector *arrays, struct vector *strings)
 {
     struct json j = { header, header + size, false };
-    json_want(&j, '{');
-    if (json_take(&j, '}')) return;
-    do {
-        char *key = json_string(&j);
-        json_want(&j, ':');
-        if (key && !strcmp(key, "__metadata__")) load_metadata(&j, strings);
-        else if (key) load_tensor(f, &j, key, 8 + size, arrays);
-        free(key);
-    } while (!j.bad && !f->code && json_take(&j, ','));
-    json_want(&j, '}');
+    int count = 0;
+    for (char *key; !f->code && (key = json_key(&j, &count)) != NULL; free(key)) {
+        if (!strcmp(key, "__metadata__")) load_metadata(f, &j, strings);
+        else load_tensor(f, &j, key, arrays);
+    }
     if (j.bad) file_fail(f, MLXVK_ERROR_ARGUMENT, "the header is not that of a safetensors file");
 }
 
-static int load_safetensors(struct file *f, const char *path, mlxvk_map_string_to_array *res_0,
-                            mlxvk_map_string_to_string *res_1)
+static int load_safetensors(struct file f, mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1)
 {
-    uint8_t length[8];
-    uint64_t size = 0;
-    char *header = NULL;
     struct vector *arrays = list_new(&array_entry), *strings = list_new(&string_entry);
-    if (!res_0 || !res_1) file_fail(f, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!arrays || !strings) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    if (!f->code && file_open(f, path) && file_read(f, 0, length, 8)) {
-        for (int i = 0; i < 8; i++) size |= (uint64_t)length[i] << (8 * i);
-        if (size > SAFETENSORS_HEADER || size > f->size - 8)
-            file_fail(f, MLXVK_ERROR_ARGUMENT, "a header of %llu bytes", (unsigned long long)size);
-        header = f->code ? NULL : malloc((size_t)size + 1);
-        if (!header) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-        if (header && file_read(f, 8, header, (size_t)size)) {
-            header[size] = 0;
-            load_header(f, header, (size_t)size, arrays, strings);
-        }
-        free(header);
-    }
-    if (f->code) { map_free(arrays); map_free(strings); return f->code; }
-    map_free(res_0->ctx);
-    res_0->ctx = arrays;
-    map_free(res_1->ctx);
-    res_1->ctx = strings;
-    return 0;
+    if (!res_0 || !res_1) file_fail(&f, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!arrays || !strings) file_no_memory(&f);
+    uint64_t size = file_open(&f) ? take_number(&f, 8) : 0;
+    if (size > SAFETENSORS_HEADER)
+        file_fail(&f, MLXVK_ERROR_ARGUMENT, "a header of %llu bytes", (unsigned long long)size);
+    char *header = f.code ? NULL : take_text(&f, size);
+    if (header) load_header(&f, header, (size_t)size, arrays, strings);
+    free(header);
+    if (!f.code) list_give(&res_1->ctx, strings, 0);
+    else list_free(strings);
+    return list_give(res_0 ? &res_0->ctx : NULL, arrays, file_end(&f, false));
 }
 
 int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file,
                            mlxvk_stream s)
 {
-    struct file f = { .name = "load_safetensors", .stream = s, .io = disk_open(file, "rb") };
-    int code = load_safetensors(&f, file ? file : "NULL", res_0, res_1);
-    io_free(f.io);
-    return code;
+    return load_safetensors(disk_file("load_safetensors", file, "rb", s), res_0, res_1);
 }
 
 int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1,
                                   mlxvk_io_reader in_stream, mlxvk_stream s)
 {
     struct file f = { .name = "load_safetensors_reader", .stream = s, .io = in_stream.ctx };
-    return load_safetensors(&f, NULL, res_0, res_1);
+    return load_safetensors(f, res_0, res_1);
 }
 
-static int save_safetensors(struct file *f, const struct vector *arrays, const struct vector *strings)
+static int save_safetensors(struct file f, const struct vector *arrays, const struct vector *strings)
 {
-    struct text t = { NULL, 0, 0, false };
-    uint8_t length[8];
+    struct text t = { 0 };
     size_t at = 0;
-    if (!arrays) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the map of arrays is { NULL }");
+    if (!arrays) file_fail(&f, MLXVK_ERROR_ARGUMENT, "the map of arrays is { NULL }");
+    if (!file_create(&f)) return file_end(&f, true);
     text_add(&t, "{\"__metadata__\":{");
     for (size_t i = 0; strings && i < strings->size; i++) {
         const struct entry *e = list_at(strings, i);
@@ -19717,37 +19572,23 @@ static int save_safetensors(struct file *f, const struct vector *arrays, const s
     }
     text_add(&t, "}");
     while (!t.failed && t.size % 8) text_add(&t, " ");
-    if (t.failed) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    for (int i = 0; i < 8; i++) length[i] = (uint8_t)((uint64_t)t.size >> (8 * i));
-    file_write(f, length, 8);
-    file_write(f, t.data, t.size);
-    for (size_t i = 0; i < arrays->size && !f->code; i++)
-        file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
-    free(t.data);
-    return f->code;
-}
-
-/* Ends writing to a file of the system: what is still buffered may fail too. */
-static int disk_finish(struct file *f, const char *path)
-{
-    if (!f->io) file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened for writing", path ? path : "NULL");
-    else if (fflush(((struct disk *)f->io->descriptor)->file)) file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written");
-    io_free(f->io);
-    return f->code;
+    write_number(&f, t.size, 8);
+    write_made(&f, &t);
+    write_arrays(&f, arrays, 1);
+    return file_end(&f, true);
 }
 
 int mlxvk_save_safetensors(const char *file, mlxvk_map_string_to_array param, mlxvk_map_string_to_string metadata)
 {
-    struct file f = { .name = "save_safetensors", .io = disk_open(file, "wb") };
-    if (f.io) save_safetensors(&f, param.ctx, metadata.ctx);
-    return disk_finish(&f, file);
+    struct file f = disk_file("save_safetensors", file, "wb", (mlxvk_stream){ NULL });
+    return save_safetensors(f, param.ctx, metadata.ctx);
 }
 
 int mlxvk_save_safetensors_writer(mlxvk_io_writer in_stream, mlxvk_map_string_to_array param,
                                   mlxvk_map_string_to_string metadata)
 {
     struct file f = { .name = "save_safetensors_writer", .io = in_stream.ctx };
-    return save_safetensors(&f, param.ctx, metadata.ctx);
+    return save_safetensors(f, param.ctx, metadata.ctx);
 }
 
 /* ---- npy ---- */
@@ -19763,124 +19604,97 @@ static const char *npy_field(const char *header, const char *key)
     return p;
 }
 
-static mlxvk_array load_array(struct file *f, const char *path)
+/* The header of an npy file, a text that is to be freed; its data come next. NULL after an error. */
+static char *npy_header(struct file *f)
 {
-    uint8_t start[12];
-    char header[NPY_HEADER + 1], type[8] = { 0 };
-    const char *descr, *order, *dims;
-    size_t at, size;
-    int ndim = 0, shape[MAXD], dtype = -1;
+    uint8_t start[8];
+    if (!take_bytes(f, start, sizeof start)) return NULL;
+    if (memcmp(start, "\x93NUMPY", 6) || start[6] < 1 || start[6] > 3)
+        return file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"), NULL;
+    uint64_t size = take_number(f, start[6] == 1 ? 2 : 4);
+    if (size > NPY_HEADER) file_fail(f, MLXVK_ERROR_LIMIT, "a header of %llu bytes", (unsigned long long)size);
+    return f->code ? NULL : take_text(f, size);
+}
+
+/* The array whose data come next. */
+static mlxvk_array npy_array(struct file *f, const char *header)
+{
+    const char *descr = npy_field(header, "'descr'"), *order = npy_field(header, "'fortran_order'"),
+        *dims = npy_field(header, "'shape'");
+    char type[4] = "";
+    uint64_t sizes[MAXD];
+    int ndim = 0, shape[MAXD];
     mlxvk_array res = { NULL };
-    if (!file_open(f, path) || !file_read(f, 0, start, 12)) return res;
-    if (memcmp(start, "\x93NUMPY", 6) || start[6] < 1 || start[6] > 3) {
-        file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file");
-        return res;
-    }
-    at = start[6] == 1 ? 10 : 12;
-    size = (size_t)start[8] | (size_t)start[9] << 8;
-    if (start[6] > 1) size |= (size_t)start[10] << 16 | (size_t)start[11] << 24;
-    if (size > NPY_HEADER) { file_fail(f, MLXVK_ERROR_LIMIT, "a header of %zu bytes", size); return res; }
-    if (!file_read(f, at, header, size)) return res;
-    header[size] = 0;
-    at += size;
-    descr = npy_field(header, "'descr'");
-    order = npy_field(header, "'fortran_order'");
-    dims = npy_field(header, "'shape'");
-    if (descr && descr[0] == '\'' && descr[1] && descr[2] && descr[3])
-        memcpy(type, descr + 2, descr[4] == '\'' ? 2 : 3);
-    if (descr && descr[1] != '>') dtype = file_dtype(type, true);
-    if (!order || !dims || *dims != '(' || !descr) {
-        file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file");
-        return res;
-    }
-    if (dtype < 0 || dtype == MLXVK_FLOAT64) {
-        file_fail(f, MLXVK_ERROR_DTYPE, "has a dtype that is not taken: %.5s", descr);
-        return res;
-    }
+    if (!descr || !order || !dims || *dims != '(')
+        return file_fail(f, MLXVK_ERROR_ARGUMENT, "is not an npy file"), res;
+    sscanf(descr, "'%*[<|=]%3[^']", type);
+    int dtype = file_dtype(type, true);
+    if (dtype < 0 || dtype == MLXVK_FLOAT64)
+        return file_fail(f, MLXVK_ERROR_DTYPE, "has a dtype that is not taken: %.5s", descr), res;
     for (dims++; *dims && *dims != ')'; dims += strspn(dims, " ,")) {
         char *next;
         unsigned long long n = strtoull(dims, &next, 10);
-        if (next == dims || ndim == MAXD || n > INT_MAX) {
-            file_fail(f, MLXVK_ERROR_SHAPE, "has a shape that is not taken");
-            return res;
-        }
-        shape[ndim++] = (int)n;
+        if (next == dims || ndim == MAXD)
+            return file_fail(f, MLXVK_ERROR_SHAPE, "has a shape that is not taken"), res;
+        sizes[ndim++] = n;
         dims = next;
     }
-    if (*order == 'T')                                   /* the last axis is the outermost in memory */
-        for (int i = 0; i < ndim / 2; i++) {
-            int n = shape[i];
-            shape[i] = shape[ndim - 1 - i];
-            shape[ndim - 1 - i] = n;
-        }
-    size = dtypes[dtype].size;
-    for (int i = 0; i < ndim; i++) {
-        if (shape[i] && size > f->size / (size_t)shape[i]) {
-            file_fail(f, MLXVK_ERROR_SHAPE, "is shorter than its shape says");
-            return res;
-        }
-        size *= (size_t)shape[i];
-    }
-    res = file_array(f, at, ndim, shape, (mlxvk_dtype)dtype);
-    if (!f->code && *order == 'T') f->code = mlxvk_transpose(&res, res, f->stream);
+    bool reversed = *order == 'T';                       /* the last axis is the outermost in memory */
+    file_shape(f, "the array", (uint64_t)ndim, sizes, reversed, 8 * dtypes[dtype].size, shape);
+    if (f->code) return res;
+    res = file_array(f, f->at, ndim, shape, (mlxvk_dtype)dtype);
+    if (!f->code && reversed) f->code = mlxvk_transpose(&res, res, f->stream);
     return res;
 }
 
-static int give_loaded(struct file *f, mlxvk_array *res, const char *path)
+static int load_array(struct file f, mlxvk_array *res)
 {
-    mlxvk_array fresh = load_array(f, path);
-    if (!f->code && !res) file_fail(f, MLXVK_ERROR_ARGUMENT, "res is NULL");
-    if (f->code) { mlxvk_array_free(fresh); return f->code; }
+    mlxvk_array fresh = { NULL };
+    if (!res) file_fail(&f, MLXVK_ERROR_ARGUMENT, "res is NULL");
+    char *header = file_open(&f) ? npy_header(&f) : NULL;
+    if (header) fresh = npy_array(&f, header);
+    free(header);
+    if (f.code) { mlxvk_array_free(fresh); return file_end(&f, false); }
     mlxvk_array_free(*res);
     *res = fresh;
-    return 0;
+    return file_end(&f, false);
 }
 
 int mlxvk_load(mlxvk_array *res, const char *file, mlxvk_stream s)
 {
-    struct file f = { .name = "load", .stream = s, .io = disk_open(file, "rb") };
-    int code = give_loaded(&f, res, file ? file : "NULL");
-    io_free(f.io);
-    return code;
+    return load_array(disk_file("load", file, "rb", s), res);
 }
 
 int mlxvk_load_reader(mlxvk_array *res, mlxvk_io_reader in_stream, mlxvk_stream s)
 {
-    struct file f = { .name = "load_reader", .stream = s, .io = in_stream.ctx };
-    return give_loaded(&f, res, NULL);
+    return load_array((struct file){ .name = "load_reader", .stream = s, .io = in_stream.ctx }, res);
 }
 
-static int save_array(struct file *f, const struct array *a)
+static int save_array(struct file f, const struct array *a)
 {
-    struct text t = { NULL, 0, 0, false };
-    uint8_t start[10] = { 0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0 };
-    if (!a) return file_fail(f, MLXVK_ERROR_ARGUMENT, "the array is { NULL }");
+    struct text t = { 0 };
+    if (!a) file_fail(&f, MLXVK_ERROR_ARGUMENT, "the array is { NULL }");
+    if (!file_create(&f)) return file_end(&f, true);
     text_add(&t, "{'descr': '%s', 'fortran_order': False, 'shape': (", file_dtypes[a->dtype].npy);
     for (int i = 0; i < a->ndim; i++) text_add(&t, i + 1 < a->ndim || a->ndim == 1 ? "%d," : "%d", a->shape[i]);
     text_add(&t, "), }");
     while (!t.failed && (t.size + 11) % 64) text_add(&t, " ");
     text_add(&t, "\n");
-    if (t.failed) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    start[8] = (uint8_t)t.size;
-    start[9] = (uint8_t)(t.size >> 8);
-    file_write(f, start, 10);
-    file_write(f, t.data, t.size);
-    if (!f->code) file_write_array(f, (mlxvk_array){ (void *)(uintptr_t)a });
-    free(t.data);
-    return f->code;
+    file_write(&f, "\x93NUMPY\1", 8);                    /* version 1.0: the terminating 0 is part of it */
+    write_number(&f, t.size, 2);
+    write_made(&f, &t);
+    file_write_array(&f, (mlxvk_array){ (void *)(uintptr_t)a });
+    return file_end(&f, true);
 }
 
 int mlxvk_save(const char *file, mlxvk_array a)
 {
-    struct file f = { .name = "save", .io = disk_open(file, "wb") };
-    if (f.io) save_array(&f, a.ctx);
-    return disk_finish(&f, file);
+    return save_array(disk_file("save", file, "wb", (mlxvk_stream){ NULL }), a.ctx);
 }
 
 int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a)
 {
-    struct file f = { .name = "save_writer", .io = out_stream.ctx };
-    return save_array(&f, a.ctx);
+    return save_array((struct file){ .name = "save_writer", .io = out_stream.ctx }, a.ctx);
 }
 
 /* ---- GGUF ---- */
@@ -19891,10 +19705,10 @@ struct gguf { struct vector *arrays, *numbers, *texts, *lists; };
 static int gguf_free(struct gguf *g)
 {
     if (!g) return 0;
-    map_free(g->arrays);
-    map_free(g->numbers);
-    map_free(g->texts);
-    map_free(g->lists);
+    list_free(g->arrays);
+    list_free(g->numbers);
+    list_free(g->texts);
+    list_free(g->lists);
     free(g);
     return 0;
 }
@@ -19934,35 +19748,29 @@ static struct vector *gguf_map(mlxvk_io_gguf io, size_t member)
 
 static int has_entry(bool *flag, const struct vector *m, const char *key)
 {
-    if (!flag || !m || !key) return MLXVK_ERROR_ARGUMENT;
-    *flag = map_find(m, key) != NULL;
-    return 0;
-}
-int mlxvk_io_gguf_has_metadata_array(bool *flag, mlxvk_io_gguf io, const char *key)
-{
-    return has_entry(flag, GGUF(io, numbers), key);
-}
-int mlxvk_io_gguf_has_metadata_string(bool *flag, mlxvk_io_gguf io, const char *key)
-{
-    return has_entry(flag, GGUF(io, texts), key);
-}
-int mlxvk_io_gguf_has_metadata_vector_string(bool *flag, mlxvk_io_gguf io, const char *key)
-{
-    return has_entry(flag, GGUF(io, lists), key);
+    return m && key ? GIVE(flag, map_find(m, key) != NULL) : MLXVK_ERROR_ARGUMENT;
 }
 
-static int get_entry_array(mlxvk_array *res, const struct entry *e)
-{
-    return e && res ? mlxvk_array_set(res, e->value.array) : MLXVK_ERROR_ARGUMENT;
-}
-int mlxvk_io_gguf_get_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key)
-{
-    return get_entry_array(arr, map_find(GGUF(io, arrays), key));
-}
-int mlxvk_io_gguf_get_metadata_array(mlxvk_array *arr, mlxvk_io_gguf io, const char *key)
-{
-    return get_entry_array(arr, map_find(GGUF(io, numbers), key));
-}
+#define X(has, map) \
+    int has(bool *flag, mlxvk_io_gguf io, const char *key) { return has_entry(flag, GGUF(io, map), key); }
+X(mlxvk_io_gguf_has_metadata_array, numbers)
+X(mlxvk_io_gguf_has_metadata_string, texts)
+X(mlxvk_io_gguf_has_metadata_vector_string, lists)
+#undef X
+
+#define X(get, set, map) \
+    int get(mlxvk_array *arr, mlxvk_io_gguf io, const char *key) \
+    { \
+        return mlxvk_map_string_to_array_get(arr, (mlxvk_map_string_to_array){ GGUF(io, map) }, key); \
+    } \
+    int set(mlxvk_io_gguf io, const char *key, mlxvk_array arr) \
+    { \
+        return map_put(GGUF(io, map), key, (union value){ .array = arr }); \
+    }
+X(mlxvk_io_gguf_get_array, mlxvk_io_gguf_set_array, arrays)
+X(mlxvk_io_gguf_get_metadata_array, mlxvk_io_gguf_set_metadata_array, numbers)
+#undef X
+
 int mlxvk_io_gguf_get_metadata_string(mlxvk_string *str, mlxvk_io_gguf io, const char *key)
 {
     const struct entry *e = map_find(GGUF(io, texts), key);
@@ -19973,285 +19781,212 @@ int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io
     const struct entry *e = map_find(GGUF(io, lists), key);
     return e && vstr ? list_assign(&vstr->ctx, &string_kind, e->value.list) : MLXVK_ERROR_ARGUMENT;
 }
-
-static int put_entry_array(struct vector *m, const char *key, mlxvk_array array)
-{
-    return m && key && array.ctx ? map_put(m, key, array_value(array)) : MLXVK_ERROR_ARGUMENT;
-}
-int mlxvk_io_gguf_set_array(mlxvk_io_gguf io, const char *key, mlxvk_array arr)
-{
-    return put_entry_array(GGUF(io, arrays), key, arr);
-}
-int mlxvk_io_gguf_set_metadata_array(mlxvk_io_gguf io, const char *key, mlxvk_array marr)
-{
-    return put_entry_array(GGUF(io, numbers), key, marr);
-}
 int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const char *mstr)
 {
-    return mlxvk_map_string_to_string_insert((mlxvk_map_string_to_string){ GGUF(io, texts) }, key, mstr);
+    return map_put(GGUF(io, texts), key, (union value){ .text = mstr });
 }
 int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr)
 {
-    const struct vector *l = mvstr.ctx;
-    struct entry e = { NULL, { NULL } };
-    if (!io.ctx || !key || !l) return MLXVK_ERROR_ARGUMENT;
-    e.value.list = list_from(&string_kind, l->data, l->size);
-    return e.value.list ? map_put(GGUF(io, lists), key, e) : MLXVK_ERROR_HOST_MEMORY;
+    return map_put(GGUF(io, lists), key, (union value){ .list = mvstr.ctx });
 }
 
 /* Types of metadata; texts and lists are by themselves. */
-enum { GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_TEXT_MAX = 1 << 26, GGUF_ALIGN = 32 };
-static const mlxvk_dtype gguf_types[GGUF_TYPES] = { MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT16, MLXVK_INT16, MLXVK_UINT32,
-                                                    MLXVK_INT32, MLXVK_FLOAT32,
-    MLXVK_BOOL, MLXVK_DTYPE_COUNT, MLXVK_DTYPE_COUNT, MLXVK_UINT64, MLXVK_INT64, MLXVK_FLOAT64 };
+enum { GGUF_MAGIC = 0x46554747, GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_ALIGN = 32 };
+static const mlxvk_dtype gguf_types[GGUF_TYPES] = {
+    MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT16, MLXVK_INT16, MLXVK_UINT32, MLXVK_INT32, MLXVK_FLOAT32, MLXVK_BOOL,
+    MLXVK_DTYPE_COUNT, MLXVK_DTYPE_COUNT, MLXVK_UINT64, MLXVK_INT64, MLXVK_FLOAT64 };
 
 /* Types of tensors: whole elements, or blocks of 32 codes (bits; bytes of a block; the code of 0, or -1: the block
  * says). */
-static const struct { int type; mlxvk_dtype dtype; int bits, bytes, zero; } ggml_types[] = {
+static const struct ggml_type { int type; mlxvk_dtype dtype; int bits, bytes, zero; } ggml_types[] = {
     { 0, MLXVK_FLOAT32, 0, 0, 0 }, { 1, MLXVK_FLOAT16, 0, 0, 0 }, { 30, MLXVK_BFLOAT16, 0, 0, 0 },
-        { 24, MLXVK_INT8, 0, 0, 0 },
-    { 25, MLXVK_INT16, 0, 0, 0 }, { 26, MLXVK_INT32, 0, 0, 0 }, { 27, MLXVK_INT64, 0, 0, 0 },
+    { 24, MLXVK_INT8, 0, 0, 0 }, { 25, MLXVK_INT16, 0, 0, 0 }, { 26, MLXVK_INT32, 0, 0, 0 },
+    { 27, MLXVK_INT64, 0, 0, 0 },
     { 2, MLXVK_UINT32, 4, 18, 8 }, { 3, MLXVK_UINT32, 4, 20, -1 }, { 8, MLXVK_UINT32, 8, 34, 128 },
 };
 
-struct cursor { struct file *f; size_t at; };
+/* A text with its length before it. */
+static char *take_string(struct file *f) { return take_text(f, take_number(f, 8)); }
 
-static uint64_t take_number(struct cursor *c, size_t bytes)
+static void write_string(struct file *f, const char *text)
 {
-    uint8_t raw[8] = { 0 };
-    uint64_t value = 0;
-    if (!file_read(c->f, c->at, raw, bytes)) return 0;
-    c->at += bytes;
-    for (int i = 0; i < 8; i++) value |= (uint64_t)raw[i] << (8 * i);
-    return value;
-}
-
-/* A text, to be freed; NULL after an error. */
-static char *take_text(struct cursor *c)
-{
-    uint64_t n = take_number(c, 8);
-    char *text = NULL;
-    if (!c->f->code && (n > GGUF_TEXT_MAX || n > c->f->size))
-        file_fail(c->f, MLXVK_ERROR_ARGUMENT, "a text of %llu bytes", (unsigned long long)n);
-    if (!c->f->code && !(text = malloc((size_t)n + 1))) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    if (text && !file_read(c->f, c->at, text, (size_t)n)) { free(text); return NULL; }
-    if (text) { text[n] = 0; c->at += (size_t)n; }
-    return text;
+    write_number(f, strlen(text), 8);
+    file_write(f, text, strlen(text));
 }
 
 /* Numbers of metadata as an array: one (ndim 0), or a list of n. */
-static void take_numbers(struct cursor *c, struct gguf *g, const char *key, int type, int ndim, uint64_t n)
+static void take_numbers(struct file *f, struct gguf *g, const char *key, int type, int ndim, uint64_t n)
 {
     mlxvk_dtype t = gguf_types[type];
-    size_t size = dtypes[t].size;
+    size_t size = dtypes[t].size, at = f->at;
     mlxvk_array a = { NULL };
-    if (n > INT_MAX || n > c->f->size / size) {
-        file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu numbers", key, (unsigned long long)n);
+    if (n > INT_MAX || n > f->size / size) {
+        file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu numbers", key, (unsigned long long)n);
         return;
     }
-    if (type != GGUF_DOUBLE) a = file_array(c->f, c->at, ndim, (int[]){ (int)n }, t);
+    if (type != GGUF_DOUBLE) a = file_array(f, at, ndim, (int[]){ (int)n }, t);
     else {
-        float *values = malloc((size_t)n * sizeof *values + 1);
-        for (uint64_t i = 0; values && i < n && !c->f->code; i++) {
-            uint64_t bits = take_number(&(struct cursor){ c->f, c->at + 8 * (size_t)i }, 8);
+        float *values = file_memory(f, (size_t)n * sizeof *values);
+        for (uint64_t i = 0; values && i < n && !f->code; i++) {
+            uint64_t bits = take_number(f, 8);
             double value;
             memcpy(&value, &bits, 8);
             values[i] = (float)value;
         }
-        if (!values || mlxvk_array_new_data_device(&a, values, (int[]){ (int)n }, ndim, MLXVK_FLOAT32,
-                                                   mlxvk_stream_device(c->f->stream)))
-            file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "no array of %llu numbers", (unsigned long long)n);
+        if (values && mlxvk_array_new_data_device(&a, values, (int[]){ (int)n }, ndim, MLXVK_FLOAT32,
+                                                  mlxvk_stream_device(f->stream)))
+            file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no array of %llu numbers", (unsigned long long)n);
         free(values);
     }
-    c->at += (size_t)n * size;
-    if (!c->f->code && put_entry_array(g->numbers, key, a))
-        file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-    mlxvk_array_free(a);
+    f->at = at + (size_t)n * size;
+    file_keep(f, g->numbers, key, a);
 }
 
-static void take_texts(struct cursor *c, struct gguf *g, const char *key, uint64_t n)
+static void take_strings(struct file *f, struct gguf *g, const char *key, uint64_t n)
 {
-    struct entry e = { NULL, { NULL } };
-    e.value.list = list_new(&string_kind);
-    for (uint64_t i = 0; i < n && !c->f->code && e.value.list; i++) {
-        char *text = take_text(c), **place = text ? list_open(e.value.list, e.value.list->size) : NULL;
+    struct vector *l = list_new(&string_kind);
+    for (uint64_t i = 0; i < n && l && !f->code; i++) {
+        char *text = take_string(f), **place = text ? list_open(l, l->size) : NULL;
         if (place) *place = text;
-        else { free(text); file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); }
+        else { free(text); file_no_memory(f); }
     }
-    if (c->f->code || !e.value.list) {
-        list_free(e.value.list);
-        file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-        return;
-    }
-    if (map_put(g->lists, key, e)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (f->code) list_free(l);
+    else if (!l || map_take(g->lists, key, (union value){ .list = l })) file_no_memory(f);
 }
 
-static void take_metadata(struct cursor *c, struct gguf *g, uint64_t *align)
+static void take_metadata(struct file *f, struct gguf *g, uint64_t *align)
 {
-    char *key = take_text(c);
-    uint64_t type = key ? take_number(c, 4) : 0, of;
+    char *key = take_string(f);
+    uint64_t type = key ? take_number(f, 4) : 0;
     if (!key) return;
     if (type == GGUF_TEXT) {
-        struct entry e = { NULL, { take_text(c) } };
-        if (e.value.text && map_put(g->texts, key, e)) file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+        char *text = take_string(f);
+        if (text && map_take(g->texts, key, (union value){ .text = text })) file_no_memory(f);
     } else if (type == GGUF_LIST) {
-        of = take_number(c, 4);
-        type = take_number(c, 8);                        /* how many */
-        if (of == GGUF_TEXT) take_texts(c, g, key, type);
+        uint64_t of = take_number(f, 4), n = take_number(f, 8);
+        if (of == GGUF_TEXT) take_strings(f, g, key, n);
         else if (of >= GGUF_TYPES || of == GGUF_LIST)
-            file_fail(c->f, MLXVK_ERROR_DTYPE, "%s is a list of what is not taken", key);
-        else take_numbers(c, g, key, (int)of, 1, type);
+            file_fail(f, MLXVK_ERROR_DTYPE, "%s is a list of what is not taken", key);
+        else take_numbers(f, g, key, (int)of, 1, n);
     } else if (type >= GGUF_TYPES)
-        file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has type %llu", key, (unsigned long long)type);
+        file_fail(f, MLXVK_ERROR_DTYPE, "%s has type %llu", key, (unsigned long long)type);
     else {
-        if (!strcmp(key, "general.alignment") && type == 4) *align = take_number(&(struct cursor){ c->f, c->at }, 4);
-        take_numbers(c, g, key, (int)type, 0, 1);
+        uint8_t number[4];
+        if (!strcmp(key, "general.alignment") && type == 4 && file_read(f, f->at, number, 4))
+            *align = little(number, 4);
+        take_numbers(f, g, key, (int)type, 0, 1);
     }
     free(key);
 }
 
-/* Codes of blocks as MLX's quantized weights: words, and scales and biases of each block of 32 in float16. */
-static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t at, int ndim, int *shape, size_t kind)
+/* A block's 32 codes in words, its scale and bias. */
+static void unpack_block(const struct ggml_type *t, const uint8_t *in, uint8_t *codes, uint16_t *scale, uint16_t *bias)
 {
-    int bits = ggml_types[kind].bits, bytes = ggml_types[kind].bytes, zero = ggml_types[kind].zero,
-        last = ndim ? shape[ndim - 1] : 0;
-    size_t blocks = 1, stem = strlen(key), suffix = strlen(".weight");
-    uint8_t *raw, *codes;
-    uint16_t *scales, *biases;
-    char *name = malloc(stem + 10);
-    mlxvk_array out[3] = { { NULL }, { NULL }, { NULL } };
-    mlxvk_device device = mlxvk_stream_device(f->stream);
-    if (!ndim || last % 32) file_fail(f, MLXVK_ERROR_SHAPE, "%s has no whole blocks", key);
+    memcpy(scale, in, 2);
+    if (t->zero < 0) memcpy(bias, in + 2, 2);
+    else *bias = (uint16_t)half_bits((float)(-t->zero * half_value(*scale)));
+    in += t->zero < 0 ? 4 : 2;
+    for (int i = 0; i < 32 && t->bits == 8; i++) codes[i] = in[i] ^ 0x80;
+    for (int i = 0; i < 8 && t->bits == 4; i++) {        /* low halves are the first 16 codes */
+        codes[i] = (uint8_t)((in[2 * i] & 15) | in[2 * i + 1] << 4);
+        codes[i + 8] = (uint8_t)(in[2 * i] >> 4 | (in[2 * i + 1] & 0xf0));
+    }
+}
+
+/* Codes of blocks as MLX's quantized weights: words, and scales and biases of each block of 32 in float16. */
+static void take_blocks(struct file *f, struct gguf *g, const char *key, size_t at, int ndim, int *shape,
+                        const struct ggml_type *t)
+{
+    size_t blocks = 1, stem = strlen(key), suffix = strlen(".weight"), bytes = (size_t)t->bytes;
+    int last = ndim ? shape[ndim - 1] / 32 : 0;
+    if (!ndim || shape[ndim - 1] % 32) file_fail(f, MLXVK_ERROR_SHAPE, "%s has no whole blocks", key);
     for (int i = 0; i < ndim; i++) blocks *= (size_t)shape[i];
     blocks /= 32;
-    raw = malloc(blocks * (size_t)bytes + 1);
-    codes = malloc(blocks * (size_t)bits * 4 + 1);
-    scales = malloc(blocks * 2 + 1);
-    biases = malloc(blocks * 2 + 1);
-    if (!raw || !codes || !scales || !biases || !name) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "no memory for %s", key);
-    if (!f->code && file_read(f, at, raw, blocks * (size_t)bytes)) {
-        for (size_t b = 0; b < blocks; b++) {
-            const uint8_t *in = raw + b * (size_t)bytes;
-            uint8_t *to = codes + b * (size_t)bits * 4;
-            memcpy(&scales[b], in, 2);
-            if (zero < 0) memcpy(&biases[b], in + 2, 2);
-            else biases[b] = (uint16_t)half_bits((float)(-zero * half_value(scales[b])));
-            in += zero < 0 ? 4 : 2;
-            for (int i = 0; i < 32 && bits == 8; i++) to[i] = in[i] ^ 0x80;
-            for (int i = 0; i < 16 && bits == 4; i++)    /* low halves are the first 16 codes */
-                to[i] = i < 8 ? (uint8_t)((in[2 * i] & 15) | in[2 * i + 1] << 4)
-                    : (uint8_t)(in[2 * i - 16] >> 4 | (in[2 * i - 15] & 0xf0));
-        }
-        shape[ndim - 1] = last / 32 * bits;
-        if (mlxvk_array_new_data_device(&out[0], codes, shape, ndim, MLXVK_UINT32, device))
+    uint8_t *raw = file_memory(f, blocks * bytes), *codes = file_memory(f, blocks * (size_t)t->bits * 4);
+    uint16_t *scales = file_memory(f, blocks * 2), *biases = file_memory(f, blocks * 2);
+    char *name = file_memory(f, stem + suffix);
+    if (!f->code && file_read(f, at, raw, blocks * bytes))
+        for (size_t b = 0; b < blocks; b++)
+            unpack_block(t, raw + b * bytes, codes + b * (size_t)t->bits * 4, &scales[b], &biases[b]);
+    if (stem >= suffix && !strcmp(key + stem - suffix, ".weight")) stem -= suffix;
+    const struct { const char *suffix; const void *data; int last; mlxvk_dtype dtype; } parts[] = {
+        { key + stem, codes, last * t->bits, MLXVK_UINT32 },
+        { ".scales", scales, last, MLXVK_FLOAT16 }, { ".biases", biases, last, MLXVK_FLOAT16 } };
+    for (size_t i = 0; i < COUNT(parts) && !f->code; i++) {
+        mlxvk_array a = { NULL };
+        shape[ndim - 1] = parts[i].last;
+        snprintf(name, strlen(key) + suffix + 1, "%.*s%s", (int)stem, key, parts[i].suffix);
+        if (mlxvk_array_new_data_device(&a, parts[i].data, shape, ndim, parts[i].dtype, mlxvk_stream_device(f->stream)))
             file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
-        shape[ndim - 1] = last / 32;
-        if (mlxvk_array_new_data_device(&out[1], scales, shape, ndim, MLXVK_FLOAT16, device) ||
-            mlxvk_array_new_data_device(&out[2], biases, shape, ndim, MLXVK_FLOAT16, device))
-            file_fail(f, MLXVK_ERROR_MEMORY, "no array for %s", key);
-        if (stem >= suffix && !strcmp(key + stem - suffix, ".weight")) stem -= suffix;
-        for (int i = 0; i < 3 && !f->code; i++) {
-            snprintf(name, strlen(key) + 10, "%.*s%s", (int)stem, key, i == 0 ? key + stem : i == 1 ? ".scales"
-                     : ".biases");
-            if (put_entry_array(g->arrays, name, out[i])) file_fail(f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-        }
+        file_keep(f, g->arrays, name, a);
     }
-    for (int i = 0; i < 3; i++) mlxvk_array_free(out[i]);
     free(raw); free(codes); free(scales); free(biases); free(name);
 }
 
-/* One tensor, whose description the cursor is at; its data begin `data` bytes into the file. With data 0: only skip
- * it. */
-static void take_tensor(struct cursor *c, struct gguf *g, size_t data)
+/* One tensor, whose description comes next; its data begin `data` bytes into the file. With data 0: only skip it. */
+static void take_tensor(struct file *f, struct gguf *g, size_t data)
 {
-    char *key = take_text(c);
-    uint64_t ndim = key ? take_number(c, 4) : 0, size[MAXD], type, at, bytes = 1;
+    char *key = take_string(f);
+    uint64_t ndim = key ? take_number(f, 4) : 0, sizes[MAXD];
     int shape[MAXD];
     size_t kind = 0;
-    if (key && ndim > MAXD) file_fail(c->f, MLXVK_ERROR_SHAPE, "%s has %llu dimensions", key, (unsigned long long)ndim);
-    for (uint64_t i = 0; i < ndim && !c->f->code; i++) size[i] = take_number(c, 8);
-    type = take_number(c, 4);
-    at = take_number(c, 8);
-    if (!data || c->f->code) { free(key); return; }
+    if (ndim > MAXD) file_fail(f, MLXVK_ERROR_SHAPE, "%s has %llu dimensions", key, (unsigned long long)ndim);
+    for (uint64_t i = 0; i < ndim && !f->code; i++) sizes[i] = take_number(f, 8);
+    uint64_t type = take_number(f, 4), at = take_number(f, 8);
+    if (!data || f->code) { free(key); return; }
     while (kind < COUNT(ggml_types) && ggml_types[kind].type != (int)type) kind++;
+    const struct ggml_type *t = &ggml_types[kind];
     if (kind == COUNT(ggml_types))
-        file_fail(c->f, MLXVK_ERROR_DTYPE, "%s has tensor type %llu, which is not taken", key,
-                  (unsigned long long)type);
-    for (uint64_t i = 0; i < ndim && !c->f->code; i++) {     /* the fastest dimension comes first */
-        if (size[i] > INT_MAX || (size[i] && bytes > 8 * c->f->size / size[i]))
-            file_fail(c->f, MLXVK_ERROR_SHAPE, "%s is larger than the file", key);
-        else { bytes *= size[i]; shape[ndim - 1 - i] = (int)size[i]; }
-    }
-    if (!c->f->code && at > c->f->size) file_fail(c->f, MLXVK_ERROR_ARGUMENT, "%s lies outside", key);
-    if (!c->f->code && ggml_types[kind].bits) take_blocks(c->f, g, key, data + (size_t)at, (int)ndim, shape, kind);
-    else if (!c->f->code) {
-        mlxvk_array a = file_array(c->f, data + (size_t)at, (int)ndim, shape, ggml_types[kind].dtype);
-        if (!c->f->code && put_entry_array(g->arrays, key, a))
-            file_fail(c->f, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-        mlxvk_array_free(a);
-    }
+        file_fail(f, MLXVK_ERROR_DTYPE, "%s has tensor type %llu, which is not taken", key, (unsigned long long)type);
+    else                                                 /* the fastest dimension comes first */
+        file_shape(f, key, ndim, sizes, true, t->bits ? t->bits : 8 * dtypes[t->dtype].size, shape);
+    if (at > f->size) file_fail(f, MLXVK_ERROR_ARGUMENT, "%s lies outside", key);
+    if (!f->code && t->bits) take_blocks(f, g, key, data + (size_t)at, (int)ndim, shape, t);
+    else if (!f->code) file_keep(f, g->arrays, key, file_array(f, data + (size_t)at, (int)ndim, shape, t->dtype));
     free(key);
 }
 
 int mlxvk_load_gguf(mlxvk_io_gguf *gguf, const char *file, mlxvk_stream s)
 {
-    struct file f = { .name = "load_gguf", .stream = s, .io = disk_open(file, "rb") };
-    struct cursor c = { &f, 0 }, tensors;
+    struct file f = disk_file("load_gguf", file, "rb", s);
     struct gguf *g = gguf_new();
-    uint64_t magic, version, count, pairs, align = GGUF_ALIGN;
+    uint64_t align = GGUF_ALIGN;
     if (!gguf || !g) file_fail(&f, gguf ? MLXVK_ERROR_HOST_MEMORY : MLXVK_ERROR_ARGUMENT, "no result");
-    if (!f.code && file_open(&f, file ? file : "NULL")) {
-        magic = take_number(&c, 4);
-        version = take_number(&c, 4);
-        if (!f.code && (magic != 0x46554747 || version < 2 || version > 3))
+    if (file_open(&f)) {
+        uint64_t magic = take_number(&f, 4), version = take_number(&f, 4);
+        if (magic != GGUF_MAGIC || version < 2 || version > 3)
             file_fail(&f, MLXVK_ERROR_ARGUMENT, "is not a GGUF file of version 2 or 3");
-        count = take_number(&c, 8);
-        pairs = take_number(&c, 8);
-        for (uint64_t i = 0; i < pairs && !f.code; i++) take_metadata(&c, g, &align);
-        tensors = c;
-        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&c, g, 0);
-        if (!f.code && (!align || align > 1 << 20))
+        uint64_t count = take_number(&f, 8), pairs = take_number(&f, 8);
+        for (uint64_t i = 0; i < pairs && !f.code; i++) take_metadata(&f, g, &align);
+        size_t tensors = f.at;
+        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&f, g, 0);
+        if (!align || align > 1 << 20)
             file_fail(&f, MLXVK_ERROR_ARGUMENT, "an alignment of %llu", (unsigned long long)align);
-        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&tensors, g, round_up(c.at, (size_t)align));
+        size_t data = f.code ? 0 : round_up(f.at, (size_t)align);
+        f.at = tensors;
+        for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&f, g, data);
     }
-    io_free(f.io);
-    if (f.code) { gguf_free(g); return f.code; }
+    if (f.code) { gguf_free(g); return file_end(&f, false); }
     gguf_free(gguf->ctx);
     gguf->ctx = g;
-    return 0;
-}
-
-static void write_number(struct file *f, uint64_t value, size_t bytes)
-{
-    uint8_t raw[8];
-    for (int i = 0; i < 8; i++) raw[i] = (uint8_t)(value >> (8 * i));
-    file_write(f, raw, bytes);
-    f->size += bytes;
-}
-
-static void write_text(struct file *f, const char *text)
-{
-    size_t n = strlen(text);
-    write_number(f, n, 8);
-    file_write(f, text, n);
-    f->size += n;
+    return file_end(&f, false);
 }
 
 static void save_metadata(struct file *f, const struct gguf *g)
 {
     for (size_t i = 0; i < g->texts->size; i++) {
         const struct entry *e = list_at(g->texts, i);
-        write_text(f, e->key);
+        write_string(f, e->key);
         write_number(f, GGUF_TEXT, 4);
-        write_text(f, e->value.text);
+        write_string(f, e->value.text);
     }
     for (size_t i = 0; i < g->lists->size; i++) {
         const struct entry *e = list_at(g->lists, i);
-        write_text(f, e->key);
+        write_string(f, e->key);
         write_number(f, GGUF_LIST, 4);
         write_number(f, GGUF_TEXT, 4);
         write_number(f, e->value.list->size, 8);
-        for (size_t k = 0; k < e->value.list->size; k++) write_text(f, *(char **)list_at(e->value.list, k));
+        for (size_t k = 0; k < e->value.list->size; k++) write_string(f, *(char **)list_at(e->value.list, k));
     }
     for (size_t i = 0; i < g->numbers->size; i++) {
         const struct entry *e = list_at(g->numbers, i);
@@ -20262,52 +19997,48 @@ static void save_metadata(struct file *f, const struct gguf *g)
             file_fail(f, MLXVK_ERROR_DTYPE, "%s cannot be metadata", e->key);
             return;
         }
-        write_text(f, e->key);
+        write_string(f, e->key);
         if (a->ndim) { write_number(f, GGUF_LIST, 4); write_number(f, type, 4); write_number(f, a->size, 8); }
         else write_number(f, type, 4);
         file_write_array(f, e->value.array);
-        f->size += array_bytes(a);
     }
 }
 
-static void write_padding(struct file *f) { while (!f->code && f->size % GGUF_ALIGN) write_number(f, 0, 1); }
-
-int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf)
+static void save_tensors(struct file *f, const struct vector *arrays)
 {
-    const struct gguf *g = gguf.ctx;
-    struct file f = { .name = "save_gguf", .io = disk_open(file, "wb") };
     size_t at = 0;
-    if (!g) file_fail(&f, MLXVK_ERROR_ARGUMENT, "gguf is { NULL }");
-    if (!f.io || f.code) return disk_finish(&f, file);
-    write_number(&f, 0x46554747, 4);
-    write_number(&f, 3, 4);
-    write_number(&f, g->arrays->size, 8);
-    write_number(&f, g->texts->size + g->lists->size + g->numbers->size, 8);
-    save_metadata(&f, g);
-    for (size_t i = 0; i < g->arrays->size && !f.code; i++) {
-        const struct entry *e = list_at(g->arrays, i);
+    for (size_t i = 0; i < arrays->size && !f->code; i++) {
+        const struct entry *e = list_at(arrays, i);
         const struct array *a = e->value.array.ctx;
         size_t kind = 0;
         while (kind < COUNT(ggml_types) && (ggml_types[kind].dtype != a->dtype || ggml_types[kind].bits)) kind++;
         if (kind == COUNT(ggml_types)) {
-            file_fail(&f, MLXVK_ERROR_DTYPE, "%s cannot be a tensor of %s", e->key, dtypes[a->dtype].name);
-            break;
+            file_fail(f, MLXVK_ERROR_DTYPE, "%s cannot be a tensor of %s", e->key, dtypes[a->dtype].name);
+            return;
         }
-        write_text(&f, e->key);
-        write_number(&f, (uint64_t)a->ndim, 4);
-        for (int k = a->ndim - 1; k >= 0; k--) write_number(&f, (uint64_t)a->shape[k], 8);
-        write_number(&f, (uint64_t)ggml_types[kind].type, 4);
-        write_number(&f, at, 8);
+        write_string(f, e->key);
+        write_number(f, (uint64_t)a->ndim, 4);
+        for (int k = a->ndim - 1; k >= 0; k--) write_number(f, (uint64_t)a->shape[k], 8);
+        write_number(f, (uint64_t)ggml_types[kind].type, 4);
+        write_number(f, at, 8);
         at += round_up(array_bytes(a), GGUF_ALIGN);
     }
-    for (size_t i = 0; i < g->arrays->size && !f.code; i++) {
-        mlxvk_array a = ((const struct entry *)list_at(g->arrays, i))->value.array;
-        write_padding(&f);
-        file_write_array(&f, a);
-        f.size += mlxvk_array_nbytes(a);
-    }
-    write_padding(&f);
-    return disk_finish(&f, file);
+}
+
+int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf)
+{
+    const struct gguf *g = gguf.ctx;
+    struct file f = disk_file("save_gguf", file, "wb", (mlxvk_stream){ NULL });
+    if (!g) file_fail(&f, MLXVK_ERROR_ARGUMENT, "gguf is { NULL }");
+    if (!file_create(&f)) return file_end(&f, true);
+    write_number(&f, GGUF_MAGIC, 4);
+    write_number(&f, 3, 4);
+    write_number(&f, g->arrays->size, 8);
+    write_number(&f, g->texts->size + g->lists->size + g->numbers->size, 8);
+    save_metadata(&f, g);
+    save_tensors(&f, g->arrays);
+    write_arrays(&f, g->arrays, GGUF_ALIGN);
+    return file_end(&f, true);
 }
 
 /* ==== >>public: the encoder ======================================================================================= */
@@ -20332,16 +20063,13 @@ static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_d
     }
     if (r >= 0)
         r = build_pipeline(d, k->module, desc->bindings, desc->constants, desc->constant_count, &k->pipeline.handle);
-    if (r < 0) {
-        d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
-        return device_fail(d, vk_code(d, r), r, __LINE__, "kernel", "%s could not be made (VkResult %d)", k->name, r);
-    }
-    return 0;
+    if (r >= 0) return 0;
+    d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
+    return device_fail(d, vk_code(d, r), r, __LINE__, "kernel", "%s could not be made (VkResult %d)", k->name, r);
 }
 
 static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
 {
-    const char *refusal;
     uint64_t threads = 1;
     if (!desc->spirv || desc->spirv_size < 20 || desc->spirv_size % 4 || desc->spirv[0] != 0x07230203u)
         return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "spirv is no SPIR-V module");
@@ -20354,10 +20082,10 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
         threads *= desc->threads[i] ? desc->threads[i] : 1;
         if (threads > d->caps.max_threads)
             return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel",
-                               "%llu threads a workgroup; the device allows %u",
-                               (unsigned long long)threads, d->caps.max_threads);
+                               "%llu threads a workgroup; the device allows %u", (unsigned long long)threads,
+                               d->caps.max_threads);
     }
-    refusal = module_refusal(desc->spirv, desc->spirv_size / 4, desc->bindings, d->caps.max_threads);
+    const char *refusal = module_refusal(desc->spirv, desc->spirv_size / 4, desc->bindings, d->caps.max_threads);
     return refusal ? device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "%s", refusal) : 0;
 }
 
@@ -20386,33 +20114,42 @@ static int kernel_make(struct device *d, const mlxvk_kernel_desc *desc, struct k
 int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_device device)
 {
     struct device *d = res && desc ? lock_device(device.ctx) : NULL;
-    mlxvk_kernel old = { NULL };
     struct kernel *k;
-    int code;
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    code = kernel_make(d, desc, &k);
-    if (!code) { old = *res; res->ctx = k; }
-    unlock_and_drop(d);
-    mlxvk_kernel_free(old);
-    return code;
+    int code = drop_with(d, kernel_make(d, desc, &k));
+    if (code) return code;
+    mlxvk_kernel_free(*res);
+    res->ctx = k;
+    return 0;
 }
 
 /* Waits for the streams: the pipeline may be in use. */
-int mlxvk_kernel_free(mlxvk_kernel kernel)
+static void kernel_release(struct device *d, struct kernel *k)
 {
-    struct kernel *k = kernel.ctx;
-    struct device *d;
-    if (!k) return 0;
-    d = k->device;
-    mutex_lock(&d->lock);
     wait_streams(d);
     for (struct stream *s = d->streams; s; s = s->next)
         if (s->encoder.step.pipeline == &k->pipeline) encoder_reset(&s->encoder);
     d->vk.vkDestroyPipeline(d->handle, k->pipeline.handle, NULL);
     d->vk.vkDestroyShaderModule(d->handle, k->module, NULL);
     host_free(d, k);
-    return unlock_and_drop(d);
 }
+
+/* Handles that hold their device go with its reference. */
+#define X(name, type, kind, release) \
+    int name(type handle) \
+    { \
+        struct kind *x = handle.ctx; \
+        if (!x) return 0; \
+        struct device *d = x->device; \
+        mutex_lock(&d->lock); \
+        release; \
+        return unlock_and_drop(d); \
+    }
+X(mlxvk_buffer_free, mlxvk_buffer, buffer, buffer_release(d, x))
+X(mlxvk_stream_free, mlxvk_stream, stream, stream_drop(x))
+X(mlxvk_event_free, mlxvk_event, event, event_release(d, x))
+X(mlxvk_kernel_free, mlxvk_kernel, kernel, kernel_release(d, x))
+#undef X
 
 int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream)
 {
@@ -20455,10 +20192,9 @@ int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
     if (!k || k->device != e->device)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_kernel", "no kernel of this device");
     else {
-        struct step *t = &e->step;
-        t->pipeline = &k->pipeline;
-        t->push_used = k->push_size;
-        memset(t->push, 0, sizeof t->push);
+        e->step.pipeline = &k->pipeline;
+        e->step.push_used = k->push_size;
+        memset(e->step.push, 0, sizeof e->step.push);
     }
     return unlock_encoder(e);
 }
@@ -20519,18 +20255,17 @@ int mlxvk_set_buffer(mlxvk_encoder handle, mlxvk_buffer buffer, size_t offset, s
     struct encoder *e = lock_encoder(handle);
     struct buffer *b = buffer.ctx;
     if (!e) return MLXVK_ERROR_ARGUMENT;
+    const struct capabilities *c = &e->device->caps;
     if (!b || b->device != e->device || binding >= MAX_BINDINGS || !size || offset > b->size ||
-        size > b->size - offset ||
-        (b->offset + offset) % e->device->caps.offset_align)
+        size > b->size - offset || (b->offset + offset) % c->offset_align)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "set_buffer", "%zu bytes from %zu at binding %u", size,
                      offset, binding);
-    else if (size > e->device->caps.max_range)
+    else if (size > c->max_range)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_buffer", "%zu bytes; one binding reaches %zu", size,
-                     e->device->caps.max_range);
+                     c->max_range);
     else
         set_bound(e, binding, true, (struct bound){ .kind = BOUND_BUFFER, .write = true, .buffer = b,
-                                                    .low = (int64_t)offset,
-                                                    .high = (int64_t)(offset + size) });
+                                                    .low = (int64_t)offset, .high = (int64_t)(offset + size) });
     return unlock_encoder(e);
 }
 
@@ -20538,79 +20273,62 @@ int mlxvk_set_bytes(mlxvk_encoder handle, const void *data, uint32_t size, uint3
 {
     struct encoder *e = lock_encoder(handle);
     if (!e) return MLXVK_ERROR_ARGUMENT;
+    struct step *t = &e->step;
     if (!data || offset > PUSH_SIZE || size > PUSH_SIZE - offset)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "set_bytes", "%u bytes at %u of %d", size, offset, PUSH_SIZE);
     else {
-        struct step *t = &e->step;
         memcpy(t->push + offset, data, size);
         if (offset + size > t->push_used) t->push_used = offset + size;
     }
     return unlock_encoder(e);
 }
 
-static int dispatch_public(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
+/* Of so many workgroups, or threads. */
+static int dispatch_public(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_t z, bool threads)
 {
-    if (!e->step.pipeline && !e->code)
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
-    dispatch(e, x, y, z);
+    struct encoder *e = lock_encoder(handle);
+    const uint32_t *per = (const uint32_t[]){ 1, 1, 1 };
+    if (!e) return MLXVK_ERROR_ARGUMENT;
+    const char *p = (const char *)e->step.pipeline;
+    if (p && threads) per = ((const struct kernel *)(const void *)(p - offsetof(struct kernel, pipeline)))->threads;
+    if (!p && !e->code) encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "dispatch", "no kernel is set");
+    dispatch(e, ceil_div(x, per[0]), ceil_div(y, per[1]), ceil_div(z, per[2]));
     bind_plan(e);
     maybe_commit(e->stream);
     return unlock_encoder(e);
 }
 
-int mlxvk_dispatch_threadgroups(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_t z)
+int mlxvk_dispatch_threadgroups(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z)
 {
-    struct encoder *e = lock_encoder(handle);
-    return e ? dispatch_public(e, x, y, z) : MLXVK_ERROR_ARGUMENT;
+    return dispatch_public(e, x, y, z, false);
+}
+int mlxvk_dispatch_threads(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z)
+{
+    return dispatch_public(e, x, y, z, true);
 }
 
-int mlxvk_dispatch_threads(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_t z)
-{
-    struct encoder *e = lock_encoder(handle);
-    const struct pipeline *p = e ? e->step.pipeline : NULL;
-    const struct kernel *k;
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    if (!p) return dispatch_public(e, 0, 0, 0);
-    k = (const struct kernel *)(const void *)((const char *)p - offsetof(struct kernel, pipeline));
-    return dispatch_public(e, ceil_div(x, k->threads[0]), ceil_div(y, k->threads[1]), ceil_div(z, k->threads[2]));
-}
-
-int mlxvk_encoder_barrier(mlxvk_encoder handle)
-{
-    struct encoder *e = lock_encoder(handle);
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    encoder_barrier(e);
-    return unlock_encoder(e);
-}
-
-int mlxvk_start_concurrent(mlxvk_encoder handle)
-{
-    struct encoder *e = lock_encoder(handle);
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    e->concurrent = true;
-    e->concurrent_from = e->live_count;
-    return unlock_encoder(e);
-}
-
-int mlxvk_end_concurrent(mlxvk_encoder handle)
-{
-    struct encoder *e = lock_encoder(handle);
-    if (!e) return MLXVK_ERROR_ARGUMENT;
-    e->concurrent = false;
-    return unlock_encoder(e);
-}
+#define X(name, what) \
+    int name(mlxvk_encoder handle) \
+    { \
+        struct encoder *e = lock_encoder(handle); \
+        if (!e) return MLXVK_ERROR_ARGUMENT; \
+        what; \
+        return unlock_encoder(e); \
+    }
+X(mlxvk_encoder_barrier, encoder_barrier(e))
+X(mlxvk_start_concurrent, e->concurrent = true; e->concurrent_from = e->live_count)
+X(mlxvk_end_concurrent, e->concurrent = false)
+#undef X
 
 /* ==== >>public: kernels of the caller's in mlx-c's shape: new, config, apply ====================================== */
 
-/* What apply must know of a module: its specialization constants of 32 bits and the bools (by number, with their
- * values where nobody sets them, and their names where the module has names), and what its workgroup's size is made
- * of. */
+/* What apply must know of a module: its specialization constants of 32 bits and the bools (by number, with their values
+ * where nobody sets them, and their names where the module has names), and what its workgroup's size is made of. */
 struct module_constants {
     uint32_t count, values[MAX_SPEC];
     bool declared[MAX_SPEC], other[MAX_SPEC];        /* other: of other widths, which cannot be set */
     const char *names[MAX_SPEC];
-    /* the constant that is this side of the workgroup; -1: it is fixed */
-    int group_constant[3];
+    int group_constant[3];                           /* that is this side of the workgroup; -1: it is fixed */
     uint32_t group[3];
 };
 
@@ -20643,8 +20361,7 @@ struct spirv_config {
 
 enum { SPIRV_ANY = -1 };
 
-/* The first instruction of a kind whose operands begin with these, none of which is beyond its end; without: its op
- * is 0. */
+/* The first instruction of a kind whose operands begin with these, none of which is beyond its end; without: op 0. */
 static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_t op, int64_t first, int64_t second,
                                            int64_t third)
 {
@@ -20660,8 +20377,8 @@ static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_
 
 static bool of_32_bits(const struct spirv_kernel *k, uint32_t type)
 {
-    return spirv_find(k, SPIRV_TYPE_INT, type, 32, SPIRV_ANY).op || spirv_find(k, SPIRV_TYPE_FLOAT, type, 32,
-        SPIRV_ANY).op;
+    return spirv_find(k, SPIRV_TYPE_INT, type, 32, SPIRV_ANY).op ||
+           spirv_find(k, SPIRV_TYPE_FLOAT, type, 32, SPIRV_ANY).op;
 }
 
 static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
@@ -20669,19 +20386,16 @@ static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
     struct module_constants *c = &k->constants;
     struct spirv_instruction i = spirv_find(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id, SPIRV_ANY);
     struct spirv_instruction name = spirv_find(k, SPIRV_NAME, id, SPIRV_ANY, SPIRV_ANY);
-    if (i.op) {
-        c->other[number] = i.n != 3 || !of_32_bits(k, i.w[0]);
-        c->values[number] = c->other[number] ? 0 : i.w[2];
-    }
-    else c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY).op != 0;
+    c->other[number] = i.op && (i.n != 3 || !of_32_bits(k, i.w[0]));
+    if (!i.op) c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY).op != 0;
+    else if (!c->other[number]) c->values[number] = i.w[2];
     c->declared[number] = true;
-    /* it ends there */
-    if (name.n > 1 && !(name.operands[name.n - 1] >> 24)) c->names[number] = (const char *)(name.operands + 1);
+    if (name.n > 1 && !(name.operands[name.n - 1] >> 24))              /* it ends there */
+        c->names[number] = (const char *)(name.operands + 1);
     c->count = number + 1;
 }
 
-/* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers or
- * constants. */
+/* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers, constants. */
 static void read_group(struct spirv_kernel *k)
 {
     struct module_constants *c = &k->constants;
@@ -20710,20 +20424,18 @@ static void read_constants(struct spirv_kernel *k)
 }
 
 mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vector_string input_names,
-                                                    mlxvk_vector_string output_names,
-                                                    const uint32_t *spirv, size_t spirv_size,
-                                                    bool ensure_row_contiguous)
+                                                    mlxvk_vector_string output_names, const uint32_t *spirv,
+                                                    size_t spirv_size, bool ensure_row_contiguous)
 {
     struct spirv_kernel *k = calloc(1, sizeof *k);
+    const mlxvk_fast_spirv_kernel none = { NULL }, made = { k };
     size_t inputs = mlxvk_vector_string_size(input_names), outputs = mlxvk_vector_string_size(output_names);
-    if (!k) return (mlxvk_fast_spirv_kernel){ NULL };
+    if (!k) return none;
     k->name = text_copy(name ? name : "kernel");
     k->spirv = spirv && spirv_size >= 4 * SPIRV_HEADER && spirv_size % 4 == 0 ? malloc(spirv_size) : NULL;
     if (!k->name || !k->spirv || inputs > MAX_BINDINGS || outputs > MAX_BINDINGS - inputs || !outputs) {
-        free(k->name);
-        free(k->spirv);
-        free(k);
-        return (mlxvk_fast_spirv_kernel){ NULL };
+        mlxvk_fast_spirv_kernel_free(made);
+        return none;
     }
     memcpy(k->spirv, spirv, spirv_size);
     k->words = spirv_size / 4;
@@ -20732,7 +20444,7 @@ mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vect
     k->rows = ensure_row_contiguous;
     k->lock = (mutex)MUTEX_INIT;
     read_constants(k);
-    return (mlxvk_fast_spirv_kernel){ k };
+    return made;
 }
 
 int mlxvk_fast_spirv_kernel_free(mlxvk_fast_spirv_kernel cls)
@@ -20829,8 +20541,8 @@ int mlxvk_fast_spirv_kernel_config_add_template_arg_bool(mlxvk_fast_spirv_kernel
 int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kernel_config cls, const char *name,
                                                           mlxvk_dtype dtype)
 {
-    return is_dtype((int)dtype) ? mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, (int)dtype)
-        : MLXVK_ERROR_ARGUMENT;
+    if (!is_dtype((int)dtype)) return MLXVK_ERROR_ARGUMENT;
+    return mlxvk_fast_spirv_kernel_config_add_template_arg_int(cls, name, (int)dtype);
 }
 
 /* ---- apply ---- */
@@ -20852,11 +20564,8 @@ static void set_constants(struct call *c, const struct spirv_kernel *k, const st
     memcpy(values, m->values, sizeof m->values);
     for (uint32_t i = 0; i < f->arguments; i++) {
         uint32_t at = constant_named(m, f->argument[i].name);
-        if (at == MAX_SPEC) {
-            FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has no specialization constant %s", k->name, f->argument[i].name);
-            return;
-        }
-        values[at] = f->argument[i].value;
+        if (at < MAX_SPEC) values[at] = f->argument[i].value;
+        else FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has no specialization constant %s", k->name, f->argument[i].name);
     }
     for (int i = 0; i < 3; i++) {
         int at = m->group_constant[i];
@@ -20875,14 +20584,9 @@ static void set_constants(struct call *c, const struct spirv_kernel *k, const st
 
 static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const struct spirv_config *f)
 {
-    uint32_t values[MAX_SPEC];
-    struct kernel *made;
-    mlxvk_kernel_desc desc = { .name = k->name, .spirv = k->spirv, .spirv_size = 4 * k->words,
-                               .bindings = k->inputs + k->outputs,
-                               .push_size = 4 * (k->inputs + k->outputs), .constants = values,
-                                   .constant_count = k->constants.count,
-                               .threads = { f->group[0], f->group[1], f->group[2] } };
+    uint32_t values[MAX_SPEC], bindings = k->inputs + k->outputs;
     struct spirv_variant *v;
+    struct kernel *made;
     set_constants(c, k, f, values);
     if (c->code) return NULL;
     mutex_lock(&k->lock);
@@ -20892,6 +20596,10 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     }
     mutex_unlock(&k->lock);
     if (v) return made;
+    const mlxvk_kernel_desc desc = {
+        .name = k->name, .spirv = k->spirv, .spirv_size = 4 * k->words, .bindings = bindings,
+        .push_size = 4 * bindings, .constants = values, .constant_count = k->constants.count,
+        .threads = { f->group[0], f->group[1], f->group[2] } };
     if (!(v = calloc(1, sizeof *v))) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (kernel_make(c->device, &desc, &made)) {
         free(v);
@@ -20906,8 +20614,8 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     return made;
 }
 
-/* Encodes the dispatch behind all operations recorded before. Where an array is empty, a result that is not is bound
- * in its place; nothing is to be done where all are. */
+/* Encodes the dispatch behind all operations recorded before. Where an array is empty, a result that is not is bound in
+ * its place; nothing is to be done where all are. */
 static void run_variant(struct call *c, struct kernel *k, struct array **arrays, uint32_t inputs, uint32_t count,
                         const uint32_t grid[3])
 {
@@ -20942,7 +20650,6 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
     const struct spirv_config *f = config.ctx;
     const struct vector *v = inputs.ctx;
     struct array *arrays[MAX_BINDINGS] = { NULL };
-    struct kernel *made;
     if (!k || !f) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s is { NULL }", k ? "config" : "the kernel");
     else if ((v ? v->size : 0) != k->inputs || f->outputs != k->outputs)
         FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s has %u inputs and %u outputs, not %zu and %u", k->name, k->inputs,
@@ -20962,7 +20669,7 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
         arrays[k->inputs + i] = out;
         if (!out) FAIL(&c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     }
-    made = c.code ? NULL : find_variant(&c, k, f);
+    struct kernel *made = c.code ? NULL : find_variant(&c, k, f);
     if (made) run_variant(&c, made, arrays, k->inputs, k->inputs + k->outputs, f->grid);
     return finish_vector(&c, arrays + k->inputs, k->outputs, outputs);
 }
@@ -20971,16 +20678,16 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
 
 int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user), void *user)
 {
-    struct device *d = device_or_default(device);
+    const struct device *d = device_or_default(device);
     char line[256];
     if (!print) return MLXVK_ERROR_ARGUMENT;
     snprintf(line, sizeof line, "%-47s %4s (default any)  %s", device_gate.name, d && *d->wanted ? d->wanted : "any",
              device_gate.what);
     print(line, user);
     for (int i = 0; i < GATE_COUNT; i++) {
-        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", gate_table[i].name,
-                 d ? d->gate[i] : gate_table[i].value,
-                 gate_table[i].value, gate_table[i].what);
+        const struct gate_row *g = &gate_table[i];
+        snprintf(line, sizeof line, "%-47s %4d (default %d)  %s", g->name, d ? d->gate[i] : g->value, g->value,
+                 g->what);
         print(line, user);
     }
     return 0;
@@ -20988,10 +20695,8 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
 
 int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device)
 {
-    struct device *d = res ? lock_device(device.ctx) : NULL;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
-    *res = d->stats;
-    return unlock_and_drop(d);
+    struct device *d = lock_device(device.ctx);
+    return d ? drop_with(d, GIVE(res, d->stats)) : MLXVK_ERROR_ARGUMENT;
 }
 
 int mlxvk_reset_stats(mlxvk_device device)
@@ -21005,8 +20710,8 @@ int mlxvk_reset_stats(mlxvk_device device)
     return unlock_and_drop(d);
 }
 
-int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds,
-                                                         void *user), void *user)
+int mlxvk_kernel_stats(mlxvk_device device,
+                       void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user), void *user)
 {
     struct device *d = each ? lock_device(device.ctx) : NULL;
     struct kernel_count counts[KERNEL_COUNTS];
@@ -21020,28 +20725,24 @@ int mlxvk_kernel_stats(mlxvk_device device, void (*each)(const char *kernel, uin
     for (int i = 0; i < KERNEL_COUNTS; i++)
         if (counts[i].count)
             each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom"
-                 : fusion_table[i - KERNEL_COUNT - 1].name,
-                 counts[i].count, counts[i].ns, user);
+                 : fusion_table[i - KERNEL_COUNT - 1].name, counts[i].count, counts[i].ns, user);
     return 0;
 }
 
 int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user)
 {
     struct device *d = each ? lock_device(device.ctx) : NULL;
-    struct note *list;
     uint32_t n;
-    int code;
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    list = list_notes(d, &n);
-    code = list ? 0 : MLXVK_ERROR_HOST_MEMORY;
+    struct note *list = list_notes(d, &n);
+    int code = list ? 0 : MLXVK_ERROR_HOST_MEMORY;
     mutex_unlock(&d->lock);                          /* the reference stays */
     for (uint32_t i = 0; i < n; i++)
         each(&(mlxvk_stat){ family_table[list[i].family].name, list[i].kernel, list[i].signature, list[i].reason,
                             list[i].count }, user);
     mutex_lock(&d->lock);
     host_free(d, list);
-    unlock_and_drop(d);
-    return code;
+    return drop_with(d, code);
 }
 
 #define TEXT_OF(x) #x
