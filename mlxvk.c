@@ -197,6 +197,10 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(MAX_OPS, "MLX_VK_MAX_OPS_PER_BUFFER", 100, "operations recorded before a command buffer is committed")          \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50,                                                           \
       "MiB of buffers used before that; of those only read an eighth counts while the GPU is busy")                   \
+    X(MAX_US,        "MLX_VK_MAX_US_PER_BUFFER",      5000,                                                           \
+      "microseconds of work, by estimate, before that (0: any)")                                                      \
+    X(CUT_US,        "MLX_VK_MAX_US_PER_DISPATCH",  100000,                                                           \
+      "microseconds, by estimate, from which on a dispatch is cut where it can be (0: never)")                        \
     X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
     X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")              \
     X(STAGING,       "MLX_VK_FORCE_STAGING",             0, "treat device memory as not mapped")                       \
@@ -2382,6 +2386,7 @@ struct step {
     uint32_t set_mask, write_mask;                   /* bindings that are set, and those of them that are written */
     uint32_t first, bounds;                          /* its ranges are plan.bounds[first...]; some may not be bound, only accessed */
     uint32_t groups[3], push_used;
+    float work, time;                                /* multiplications, and an estimate of its microseconds */
     uint32_t late_at, late_plus;                     /* 4 + where push has the node's late parameter, and what is added to that */
     uint16_t late_node;
     uint8_t push[PUSH_SIZE];
@@ -2450,6 +2455,7 @@ struct stream {
     struct wait waits[MAX_WAITS], signals[MAX_WAITS];
     uint32_t wait_count, signal_count, ops;
     size_t bytes;
+    double time;                                     /* microseconds of what is recorded, by estimate */
     uint64_t mark;                                   /* serial of the open command buffer, unique on the device */
     uint64_t *seen;                                  /* by timeline: highest value waited for */
     uint32_t seen_count;
@@ -2692,17 +2698,12 @@ enum { STAGES = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_TRANSFE
        WRITES = VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
        READS = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_TRANSFER_READ_BIT };
 
-static void stages_barrier(struct encoder *e)
-{
-    if (!e->device->gate[GATE_NO_BARRIERS]) full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES);
-}
-
 static void encoder_barrier(struct encoder *e)
 {
     e->live_count = e->concurrent_from = 0;
-    if (!e->commands) return;
+    if (!e->commands || e->device->gate[GATE_NO_BARRIERS]) return;
     e->device->stats.barriers++;
-    stages_barrier(e);
+    full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES);
 }
 
 /* ---- submission ---- */
@@ -2763,6 +2764,7 @@ static int stream_submit(struct stream *s)
     e->commands = NULL;
     s->wait_count = s->signal_count = s->ops = 0;
     s->bytes = 0;
+    s->time = 0;
     if (r < 0) {                                     /* what was recorded is gone, and arrays count as computed */
         d->lost = MLXVK_ERROR_DEVICE_LOST;
         return encoder_fail(e, d->lost, r, __LINE__, "submit", "the queue refused the work, which is lost (VkResult %d)", r);
@@ -3153,6 +3155,7 @@ static void step_open(struct encoder *e)
     t->pipeline = NULL;
     t->kernel = KERNEL_COUNT;
     t->set_mask = t->write_mask = t->push_used = t->late_at = 0;
+    t->work = 0;
     e->registered = 0;
 }
 
@@ -3317,6 +3320,7 @@ static void step_add(struct encoder *e)
 {
     struct plan *p = &e->plan;
     uint32_t all = bound_mask(e), count = 0;
+    double bytes = 0;
     struct step *t = ADD(e->device, &p->steps, struct step);
     struct bound *b;
     for (uint32_t bits = all; bits; bits &= bits - 1) count++;
@@ -3327,7 +3331,13 @@ static void step_add(struct encoder *e)
         encoder_reset(e);
         return;
     }
-    for (uint32_t bits = all; bits; bits &= bits - 1) *b++ = e->bound[lowest_bit(bits)];
+    e->step.time = e->step.work / (float)e->device->tuning->rate;
+    for (uint32_t bits = all; bits; bits &= bits - 1) {
+        *b = e->bound[lowest_bit(bits)];
+        bytes += (double)(b->high - b->low);
+        b++;
+    }
+    if (e->step.time < bytes / e->device->tuning->bandwidth) e->step.time = (float)(bytes / e->device->tuning->bandwidth);
     e->step.bounds = count;
     e->step.first = p->bounds.count - count;
     memcpy(t, &e->step, offsetof(struct step, constants) + e->step.constant_count * sizeof *t->constants);
@@ -3556,8 +3566,9 @@ static void record_dispatch(struct encoder *e, const struct step *t, const struc
     write_timestamp(e, p);
 }
 
-static void count_dispatch(struct encoder *e, const struct pipeline *p)
+static void count_dispatch(struct encoder *e, const struct step *t, const struct pipeline *p)
 {
+    e->stream->time += t->time;
     e->device->stats.dispatches++;
     e->device->kernel_counts[counted_as(e, p)].count++;
     e->stream->ops++;
@@ -3570,7 +3581,7 @@ static void encode_bound(struct encoder *e, const struct step *t, const struct p
     if (e->code || (!e->commands && open_commands(e->stream))) return;
     insert_barrier(e);
     record_dispatch(e, t, p, ranges, push);
-    if (!e->code) count_dispatch(e, p);
+    if (!e->code) count_dispatch(e, t, p);
 }
 
 static void encode_step(struct encoder *e, const struct step *t, const struct bound *bounds)
@@ -3584,6 +3595,16 @@ static void encode_step(struct encoder *e, const struct step *t, const struct bo
 
 static bool donate_memory(struct encoder *e, const struct donation *donation);
 
+/* Submits what is recorded, if it is enough. */
+static void maybe_commit(struct stream *s)
+{
+    const int *gate = s->device->gate;
+    if (s->encoder.give_out) return;                 /* a segment is about to end */
+    if (s->ops >= (uint32_t)(gate[GATE_MAX_OPS] > 0 ? gate[GATE_MAX_OPS] : 1) ||
+        (s->bytes >> 20) >= (size_t)(gate[GATE_MAX_MB] > 0 ? gate[GATE_MAX_MB] : 1) ||
+        (gate[GATE_MAX_US] > 0 && s->time >= gate[GATE_MAX_US])) stream_submit(s);
+}
+
 /* Encodes what was planned, and forgets it. After an error what is left is forgotten, too. */
 static void bind_plan(struct encoder *e)
 {
@@ -3596,7 +3617,7 @@ static void bind_plan(struct encoder *e)
             const struct donation *donation = ITEM(p->donations, struct donation, n);
             if (!e->code && donate_memory(e, donation)) skip_to = donation->skip_to;
         }
-        if (!e->code && i >= skip_to) encode_step(e, t, bounds);
+        if (!e->code && i >= skip_to) { encode_step(e, t, bounds); maybe_commit(e->stream); }
         for (uint32_t k = 0; k < t->bounds; k++) bound_forget(e->device, &bounds[k]);
     }
     p->steps.count = p->bounds.count = p->donations.count = p->tables.count = 0;
@@ -3771,14 +3792,6 @@ static void check_operands(struct encoder *e, const struct node *n)
     for (int i = 0; i < n->inputs; i++)
         if (n->in[i] && n->in[i]->storage->failed)
             encoder_fail(e, n->in[i]->storage->failed, 0, __LINE__, "input", "an operand could not be computed");
-}
-
-static void maybe_commit(struct stream *s)
-{
-    const int *gate = s->device->gate;
-    if (s->encoder.give_out) return;                 /* a segment is about to end */
-    if (s->ops >= (uint32_t)(gate[GATE_MAX_OPS] > 0 ? gate[GATE_MAX_OPS] : 1) ||
-        (s->bytes >> 20) >= (size_t)(gate[GATE_MAX_MB] > 0 ? gate[GATE_MAX_MB] : 1)) stream_submit(s);
 }
 
 static void enter_group(const struct node *n, uint64_t group);
@@ -16628,7 +16641,7 @@ static void record_kept(struct encoder *e, const struct window *w, uint32_t at)
 static void record_steps(struct encoder *e, const struct window *w, uint32_t first, uint32_t count)
 {
     for (uint32_t i = first; i < first + count; i++) {
-        if (i > first && ITEM(w->steps, struct kept_step, i)->barrier) stages_barrier(e);
+        if (i > first && ITEM(w->steps, struct kept_step, i)->barrier) full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES);
         record_kept(e, w, i);
     }
 }
@@ -17085,6 +17098,7 @@ static bool hold_step(struct encoder *e, struct window *w, uint32_t at, bool bar
 {
     struct kept_step *k = ITEM(w->steps, struct kept_step, at);
     struct segment *g = k->segment == NO_NUMBER ? NULL : ITEM(w->segments, struct segment, k->segment);
+    const struct step *t = ITEM(w->plan.steps, struct step, at);
     if (e->give_out && at != e->held + e->held_count) e->give_out(e);
     if (!g || (at != g->first && (!e->give_out || barrier != k->barrier))) return false;
     if (at == g->first) {
@@ -17097,7 +17111,7 @@ static bool hold_step(struct encoder *e, struct window *w, uint32_t at, bool bar
         e->device->stats.barriers++;
     }
     pending_to_live(e);
-    count_dispatch(e, ITEM(w->plan.steps, struct step, at)->pipeline);
+    count_dispatch(e, t, t->pipeline);
     if (++e->held_count < g->count) return true;
     e->give_out = NULL;
     e->held_count = 0;
@@ -17132,7 +17146,7 @@ static void encode_kept(struct encoder *e, const struct window *w, uint32_t at, 
         memcpy(t->push + t->late_at - 4, &word, 4);
     }
     record_kept(e, w, at);
-    if (!e->code) count_dispatch(e, t->pipeline);
+    if (!e->code) count_dispatch(e, t, t->pipeline);
 }
 
 static void replay_step(struct encoder *e, struct window *w, uint32_t at)
@@ -17174,7 +17188,7 @@ static void replay_group(struct encoder *e, struct window *w, const struct kept_
             for (int k = 0; k < n.count; k++) n.from[k] = named_storage(w, n.from_number[k]);
             if (!e->code && donate_memory(e, &n)) skip_to = n.skip_to;
         }
-        if (i >= skip_to && !e->code) replay_step(e, w, g->step + i);
+        if (i >= skip_to && !e->code) { replay_step(e, w, g->step + i); maybe_commit(e->stream); }
     }
 }
 
@@ -17182,7 +17196,7 @@ static void replay_group(struct encoder *e, struct window *w, const struct kept_
 static bool segments_pay(const struct stream *s)
 {
     const struct device *d = s->device;
-    return d->segment_least && d->caps.push_descriptor && !d->gate[GATE_PROFILE];
+    return d->segment_least && d->caps.push_descriptor && !d->gate[GATE_PROFILE] && !d->gate[GATE_NO_BARRIERS];
 }
 
 /* Encodes a window that matches. */

@@ -69,12 +69,21 @@ static void test_default_threshold(void **state)
 static void test_bytes_threshold(void **state)
 {
     (void)state;
-    struct setting small = start("MLX_VK_MAX_MB_PER_BUFFER=4 MLX_VK_MAX_OPS_PER_BUFFER=100000");
-    struct setting large = start("MLX_VK_MAX_MB_PER_BUFFER=1000 MLX_VK_MAX_OPS_PER_BUFFER=100000");
+    struct setting small = start("MLX_VK_MAX_MB_PER_BUFFER=4 MLX_VK_MAX_OPS_PER_BUFFER=100000 MLX_VK_MAX_US_PER_BUFFER=0");
+    struct setting large = start("MLX_VK_MAX_MB_PER_BUFFER=1000 MLX_VK_MAX_OPS_PER_BUFFER=100000 MLX_VK_MAX_US_PER_BUFFER=0");
     assert_in_range(submissions_of(&small, 32, 1 << 18, false), 8, 12);       /* results of 1 MiB each */
     assert_int_equal(submissions_of(&large, 32, 1 << 18, false), 1);
     finish(&small);
     finish(&large);
+}
+
+/* By the time that the work takes, as the device's row of tunings estimates it. */
+static void test_time_threshold(void **state)
+{
+    (void)state;
+    struct setting little = start("MLX_VK_MAX_MB_PER_BUFFER=1000 MLX_VK_MAX_OPS_PER_BUFFER=100000 MLX_VK_MAX_US_PER_BUFFER=1");
+    assert_true(submissions_of(&little, 32, 1 << 18, false) >= 8);
+    finish(&little);
 }
 
 /* Nothing is submitted before something asks. */
@@ -781,7 +790,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations_threshold), cmocka_unit_test(test_default_threshold),
-        cmocka_unit_test(test_bytes_threshold), cmocka_unit_test(test_laziness), cmocka_unit_test(test_window),
+        cmocka_unit_test(test_bytes_threshold), cmocka_unit_test(test_time_threshold), cmocka_unit_test(test_laziness), cmocka_unit_test(test_window),
         cmocka_unit_test(test_async_does_not_wait), cmocka_unit_test(test_free_stream), cmocka_unit_test(test_handles),
         cmocka_unit_test(test_clear_streams), cmocka_unit_test(test_read_after_write),
         cmocka_unit_test(test_write_after_read), cmocka_unit_test(test_event_host),
