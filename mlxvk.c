@@ -3313,7 +3313,67 @@ static void set_counters(struct encoder *e, uint32_t slot)
     if (!e->code) set_bound(e, slot, true, (struct bound){ .kind = BOUND_COUNTERS, .low = 0, .high = 4 * COUNTERS });
 }
 
-static bool judge(struct encoder *e);                /* >>fusion */
+/* ---- what may be fused: one judge of steps ---- */
+
+/* What the kernels of fusions assume of their bindings, bit by bit: dense: rows have no gaps between elements; flat: the whole
+ * array has none; own: read only where, and by the thread or workgroup that, the result is written, before that. What is
+ * read otherwise must not lie where a result is written. */
+static const struct layout_row { uint32_t kernel, dense, flat, own; } layout_table[] = {
+    { K_BINARY,        0, 0, ~0u },
+    { K_BINARY_HALF,   0, 0, ~0u },
+    { K_NORM,          1 << 0 | 1 << 3, 0, 1 << 1 | 1 << 2 },
+    { K_QMV,           0, 1 << 4 | 1 << 5, 1 << 5 },
+    { K_QMV_PLAIN,     0, 1 << 4 | 1 << 5, 1 << 5 },
+    { K_QMV_HELD,      0, 1 << 4 | 1 << 5, 1 << 5 },
+    { K_QMV_SETS,      0, 15 << 10, 1 << 13 },
+    { K_QMV_HELD_SETS, 0, 15 << 10, 1 << 13 },
+};
+
+/* Kernels made for chains walk every layout, each element by one thread. */
+static struct layout_row layout_of(const struct step *t)
+{
+    if (t->pipeline) return (struct layout_row){ .own = ~0u };
+    for (size_t i = 0; i < COUNT(layout_table); i++) if (layout_table[i].kernel == t->kernel) return layout_table[i];
+    return (struct layout_row){ .kernel = t->kernel };
+}
+
+static bool overlap(const struct array *a, const struct array *b)
+{
+    int64_t low[2], high[2];
+    if (a->storage != b->storage) return false;
+    array_span(a, &low[0], &high[0]);
+    array_span(b, &low[1], &high[1]);
+    return low[0] < high[1] && low[1] < high[0];
+}
+
+/* Why a step of a fusion would not do what its nodes do one by one; NULL where it does. */
+static const char *objection(const struct encoder *e)
+{
+    const struct step *t = &e->step;
+    struct layout_row row = layout_of(t);
+    for (uint32_t bits = t->set_mask; bits; bits &= bits - 1) {
+        uint32_t i = lowest_bit(bits);
+        const struct array *a = e->bound[i].view;
+        if (!a) continue;
+        if (row.dense >> i & 1 && dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return "a row has gaps";
+        if (row.flat >> i & 1 && !row_contiguous(a)) return "an operand has gaps";
+        for (uint32_t others = t->write_mask; others; others &= others - 1) {
+            uint32_t k = lowest_bit(others);
+            const struct array *w = e->bound[k].view;
+            if (k == i || !w || !overlap(a, w)) continue;
+            if (t->write_mask >> i & 1 || !(row.own >> i & 1) || !same_view(a, w)) return "it would write what it still reads";
+        }
+    }
+    return NULL;
+}
+
+/* Judges a step that is being set up for a fusion. The fusion's nodes are planned one by one where it is refused. */
+static bool judge(struct encoder *e)
+{
+    const char *why = e->fusion ? objection(e) : NULL;
+    if (why) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fusion", "%s", why);
+    return !why;
+}
 
 /* Moves the step that was set up into the plan. */
 static void step_add(struct encoder *e)
@@ -3395,6 +3455,41 @@ static const struct candidate *choose(const struct encoder *e, const struct cand
         if (!refusal && forced > 0 && !i) break;
     }
     return best;
+}
+
+/* ---- results in the place of operands ---- */
+
+/* Do elements of the operand lie where the result's will lie? */
+static bool same_place(const struct array *in, const struct array *out)
+{
+    return in->row && !in->offset && in->size == out->size && item_size(in) == item_size(out);
+}
+
+/* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no
+ * element of it after another thread may have written there. in: all that is read, and read by nothing else; entries
+ * may be NULL. In front of the next step. */
+static struct donation *donate(struct encoder *e, struct array *out, struct array *const *in, int count)
+{
+    const struct storage *to = out->storage;
+    struct plan *p = &e->plan;
+    struct donation *n;
+    if (e->code || !e->device->gate[GATE_DONATION] || to->literal || out->offset || !out->row ||
+        to->nbytes != array_bytes(out)) return NULL;
+    n = ADD(e->device, &p->donations, struct donation);
+    if (!n) return NULL;
+    n->to = out->storage;
+    n->count = 0;
+    n->before = n->skip_to = p->steps.count;
+    for (int i = 0; i < count; i++) {
+        int k = 0;
+        if (!in[i]) continue;
+        while (k < n->count && n->from[k] != in[i]->storage) k++;
+        if (k == MAX_DONORS) continue;
+        if (k == n->count) { n->from[k] = in[i]->storage; n->reads[k] = 0; n->count++; }
+        if (!same_place(in[i], out)) n->reads[k] = -1;
+        else if (n->reads[k] >= 0) n->reads[k]++;
+    }
+    return n;
 }
 
 /* ==== >>bind: steps get memory, an order, and a place in the command buffer ======================================= */
@@ -3593,7 +3688,38 @@ static void encode_step(struct encoder *e, const struct step *t, const struct bo
     encode_bound(e, t, p, ranges, t->push);
 }
 
-static bool donate_memory(struct encoder *e, const struct donation *donation);
+/* ---- results in the place of operands ---- */
+
+enum { DONATE_ANYWAY = 1 << 20, DONATE_EXTRA = PAGE };
+
+static bool read_since_barrier(const struct encoder *e, const struct buffer *b)
+{
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        const struct access *l = &e->live[i];
+        if (l->handle == b->handle && !l->write && l->low < b->offset + b->size && b->offset < l->high) return true;
+    }
+    return false;
+}
+
+/* Where nobody but the plan reads an operand's memory, and it fits. Other readers of small operands since the last
+ * barrier would make one necessary, which costs more than memory. */
+static bool donate_memory(struct encoder *e, const struct donation *n)
+{
+    struct storage *to = n->to;
+    for (int i = 0; i < n->count && !to->buffer; i++) {
+        struct storage *st = n->from[i];
+        struct buffer *b = st->buffer;
+        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes ||
+            b->size > to->nbytes + DONATE_EXTRA || n->reads[i] != st->readers ||
+            (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b)))
+            continue;
+        to->buffer = b;
+        b->refs++;
+        b->bytes = to->nbytes;
+        return true;
+    }
+    return false;
+}
 
 /* Submits what is recorded, if it is enough. */
 static void maybe_commit(struct stream *s)
@@ -3740,7 +3866,15 @@ static const struct op_row op_table[OP_COUNT];       /* at the end of >>fusion *
 /* The nodes of a fusion, ascending; the first is where lowering stands. */
 enum { MEMBERS_MOST = 16 };
 struct members { uint32_t node[MEMBERS_MOST]; int count; };
-static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint32_t end);   /* >>fusion */
+
+/* What may take more than one node at once. */
+static const struct passes {
+    bool (*replay)(struct stream *s, uint32_t count);                /* the window: encoded, or to be kept */
+    bool (*fuse)(struct encoder *e, struct stream *s, struct members *all, uint32_t end);
+    void (*keep_group)(struct stream *s, const struct members *all);
+    void (*keep_window)(struct stream *s);
+    void (*forget)(struct stream *s);
+} passes;                                            /* at the end of >>replay */
 
 static void node_retire(struct node *n)
 {
@@ -3794,11 +3928,11 @@ static void check_operands(struct encoder *e, const struct node *n)
             encoder_fail(e, n->in[i]->storage->failed, 0, __LINE__, "input", "an operand could not be computed");
 }
 
-static void enter_group(const struct node *n, uint64_t group);
-static bool replay(struct stream *s, uint32_t count);               /* >>replay */
-static void keep_group(struct stream *s, const struct members *all);
-static void window_keep(struct stream *s);
-static void free_windows(struct stream *s);
+static void enter_group(const struct node *n, uint64_t group)
+{
+    for (int i = 0; i < n->inputs; i++) if (n->in[i]) n->in[i]->storage->group_read = group;
+    for (int i = 0; i < n->outputs; i++) if (n->out[i]) n->out[i]->storage->group_write = group;
+}
 
 /* The nodes were encoded, or failed, together. */
 static void group_done(struct stream *s, const struct members *all)
@@ -3822,11 +3956,11 @@ static void lower_node(struct stream *s, uint32_t at, uint32_t end)
     struct encoder *e = &s->encoder;
     struct members all = { { at }, 1 };
     check_operands(e, &s->nodes[at]);
-    if (!e->code && !fuse(e, s, &all, end)) {
+    if (!e->code && !passes.fuse(e, s, &all, end)) {
         all.count = 1;
         op_table[s->nodes[at].op].lower(e, &s->nodes[at]);
     }
-    if (s->keeping) keep_group(s, &all);
+    if (s->keeping) passes.keep_group(s, &all);
     bind_plan(e);
     for (int i = 1; i < all.count; i++) enter_group(&s->nodes[all.node[i]], s->device->group);
     group_done(s, &all);
@@ -3861,12 +3995,6 @@ static void pass_over(const struct node *n, uint64_t search)
     for (int i = 0; i < n->outputs; i++) if (n->out[i]) n->out[i]->storage->skip_write = search;
 }
 
-static void enter_group(const struct node *n, uint64_t group)
-{
-    for (int i = 0; i < n->inputs; i++) if (n->in[i]) n->in[i]->storage->group_read = group;
-    for (int i = 0; i < n->outputs; i++) if (n->out[i]) n->out[i]->storage->group_write = group;
-}
-
 /* The node to lower next: the first one, or, where that would need a barrier, a near one that does not and may go first. */
 static uint32_t next_node(struct stream *s, uint32_t first)
 {
@@ -3895,10 +4023,10 @@ static void stream_lower(struct stream *s, uint32_t keep)
     encoder_reset(&s->encoder);                      /* what a caller of mlxvk_stream_encoder set up and left */
     s->encoder.concurrent = false;
     drop_dead_nodes(s);
-    if (!replay(s, count)) {
+    if (!passes.replay(s, count)) {
         for (uint32_t i = 0; i < count; i++)
             while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
-        window_keep(s);
+        passes.keep_window(s);
     }
     for (uint32_t i = count; i < s->node_count; i++)
         if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
@@ -3936,7 +4064,7 @@ static void stream_destroy(struct stream *s)
     struct device *d = s->device;
     struct stream **link = &d->streams;
     bool idle = d->lost || s->line->completed >= s->line->submitted;
-    free_windows(s);
+    passes.forget(s);
     plan_clear(&s->encoder);
     plan_free(d, &s->encoder.plan);
     for (uint32_t i = 0; i < s->slot_count && idle; i++)
@@ -4543,72 +4671,6 @@ static void elementwise_part(struct encoder *e, struct array *const *a, const vo
 static void elementwise_split(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count)
 {
     in_parts(e, a, count, 0, elementwise_part, &(struct elementwise_job){ p, count });
-}
-
-/* ---- results in the place of operands ---- */
-
-enum { DONATE_ANYWAY = 1 << 20, DONATE_EXTRA = PAGE };
-
-static bool read_since_barrier(const struct encoder *e, const struct buffer *b)
-{
-    for (uint32_t i = 0; i < e->live_count; i++) {
-        const struct access *l = &e->live[i];
-        if (l->handle == b->handle && !l->write && l->low < b->offset + b->size && b->offset < l->high) return true;
-    }
-    return false;
-}
-
-/* Do elements of the operand lie where the result's will lie? */
-static bool same_place(const struct array *in, const struct array *out)
-{
-    return in->row && !in->offset && in->size == out->size && item_size(in) == item_size(out);
-}
-
-/* Lets a result take over the memory of an operand that nobody wants any more: for kernels whose threads read no
- * element of it after another thread may have written there. in: all that is read, and read by nothing else; entries
- * may be NULL. In front of the next step. */
-static struct donation *donate(struct encoder *e, struct array *out, struct array *const *in, int count)
-{
-    const struct storage *to = out->storage;
-    struct plan *p = &e->plan;
-    struct donation *n;
-    if (e->code || !e->device->gate[GATE_DONATION] || to->literal || out->offset || !out->row ||
-        to->nbytes != array_bytes(out)) return NULL;
-    n = ADD(e->device, &p->donations, struct donation);
-    if (!n) return NULL;
-    n->to = out->storage;
-    n->count = 0;
-    n->before = n->skip_to = p->steps.count;
-    for (int i = 0; i < count; i++) {
-        int k = 0;
-        if (!in[i]) continue;
-        while (k < n->count && n->from[k] != in[i]->storage) k++;
-        if (k == MAX_DONORS) continue;
-        if (k == n->count) { n->from[k] = in[i]->storage; n->reads[k] = 0; n->count++; }
-        if (!same_place(in[i], out)) n->reads[k] = -1;
-        else if (n->reads[k] >= 0) n->reads[k]++;
-    }
-    return n;
-}
-
-/* Where nobody but the plan reads an operand's memory, and it fits. Other readers of small operands since the last
- * barrier would make one necessary, which costs more than memory. */
-static bool donate_memory(struct encoder *e, const struct donation *n)
-{
-    struct storage *to = n->to;
-    for (int i = 0; i < n->count && !to->buffer; i++) {
-        struct storage *st = n->from[i];
-        struct buffer *b = st->buffer;
-        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes ||
-            b->size > to->nbytes + DONATE_EXTRA || n->reads[i] != st->readers ||
-            (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b)))
-            continue;
-        to->buffer = b;
-        b->refs++;
-        b->bytes = to->nbytes;
-        return true;
-    }
-    return false;
 }
 
 static struct array *rows_of(struct encoder *e, struct array *a);
@@ -16095,68 +16157,6 @@ static bool is_binary(const struct node *n, enum binary op)
     return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_BINARY && n->p.elementwise.op == (uint16_t)op;
 }
 
-/* ---- what may be fused: one judge ---- */
-
-/* What the kernels of fusions assume of their bindings, bit by bit: dense: rows have no gaps between elements; flat: the whole
- * array has none; own: read only where, and by the thread or workgroup that, the result is written, before that. What is
- * read otherwise must not lie where a result is written. */
-static const struct layout_row { uint32_t kernel, dense, flat, own; } layout_table[] = {
-    { K_BINARY,        0, 0, ~0u },
-    { K_BINARY_HALF,   0, 0, ~0u },
-    { K_NORM,          1 << 0 | 1 << 3, 0, 1 << 1 | 1 << 2 },
-    { K_QMV,           0, 1 << 4 | 1 << 5, 1 << 5 },
-    { K_QMV_PLAIN,     0, 1 << 4 | 1 << 5, 1 << 5 },
-    { K_QMV_HELD,      0, 1 << 4 | 1 << 5, 1 << 5 },
-    { K_QMV_SETS,      0, 15 << 10, 1 << 13 },
-    { K_QMV_HELD_SETS, 0, 15 << 10, 1 << 13 },
-};
-
-/* Kernels made for chains walk every layout, each element by one thread. */
-static struct layout_row layout_of(const struct step *t)
-{
-    if (t->pipeline) return (struct layout_row){ .own = ~0u };
-    for (size_t i = 0; i < COUNT(layout_table); i++) if (layout_table[i].kernel == t->kernel) return layout_table[i];
-    return (struct layout_row){ .kernel = t->kernel };
-}
-
-static bool overlap(const struct array *a, const struct array *b)
-{
-    int64_t low[2], high[2];
-    if (a->storage != b->storage) return false;
-    array_span(a, &low[0], &high[0]);
-    array_span(b, &low[1], &high[1]);
-    return low[0] < high[1] && low[1] < high[0];
-}
-
-/* Why a step of a fusion would not do what its nodes do one by one; NULL where it does. */
-static const char *objection(const struct encoder *e)
-{
-    const struct step *t = &e->step;
-    struct layout_row row = layout_of(t);
-    for (uint32_t bits = t->set_mask; bits; bits &= bits - 1) {
-        uint32_t i = lowest_bit(bits);
-        const struct array *a = e->bound[i].view;
-        if (!a) continue;
-        if (row.dense >> i & 1 && dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return "a row has gaps";
-        if (row.flat >> i & 1 && !row_contiguous(a)) return "an operand has gaps";
-        for (uint32_t others = t->write_mask; others; others &= others - 1) {
-            uint32_t k = lowest_bit(others);
-            const struct array *w = e->bound[k].view;
-            if (k == i || !w || !overlap(a, w)) continue;
-            if (t->write_mask >> i & 1 || !(row.own >> i & 1) || !same_view(a, w)) return "it would write what it still reads";
-        }
-    }
-    return NULL;
-}
-
-/* Judges a step that is being set up for a fusion. The fusion's nodes are planned one by one where it is refused. */
-static bool judge(struct encoder *e)
-{
-    const char *why = e->fusion ? objection(e) : NULL;
-    if (why) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fusion", "%s", why);
-    return !why;
-}
-
 /* Does `seen` consist of whole rows of `written`, which is row-contiguous? */
 static bool sees_rows(const struct array *seen, const struct array *written)
 {
@@ -17267,6 +17267,8 @@ static void window_keep(struct stream *s)
     while (*link && count++ < KEPT_MOST) link = &(*link)->next;
     if (*link) { window_free(s, *link); *link = NULL; }
 }
+
+static const struct passes passes = { replay, fuse, keep_group, window_keep, free_windows };
 
 /* ==== >>public: devices =========================================================================================== */
 
