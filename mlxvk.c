@@ -46,7 +46,8 @@
 #include <pthread.h>
 #endif
 
-/* volk's functions are global symbols: renamed, so that a program with a volk or a libvulkan of its own links and runs. */
+/* volk's functions are global symbols: renamed, so that a program with a volk or a libvulkan of its own links and
+ * runs. */
 #ifndef VOLK_H_
 #include "gen/volk_prefix.h"
 #define VOLK_IMPLEMENTATION
@@ -416,8 +417,9 @@ enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
 
 /* What some drivers do unlike the others: bit, driver, and what is done about it. */
 #define QUIRKS(X)                                                                                                     \
-    X(SHORT_LOOPS, MESA_LLVMPIPE, "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")  \
-    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")           \
+    X(SHORT_LOOPS, MESA_LLVMPIPE,                                                                                     \
+      "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")              \
+    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")         \
     X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, "loops that ask for it are unrolled before constants are known: none asks")
 
 enum quirk_bit {
@@ -457,7 +459,8 @@ struct capabilities {
     size_t max_range, max_elements, max_allocation, offset_align, memory_size;
     double timestamp_ns;
     uint64_t most_ahead;                             /* of a timeline's value, where a signal or a wait may be */
-    uint8_t coopmat_size[2];                         /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
+    /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
+    uint8_t coopmat_size[2];
     bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
     bool cached;                                     /* the host reads mapped memory as fast as its own */
     uint8_t types[MEMORY_USES][VK_MAX_MEMORY_TYPES]; /* that memory may be of, the best first */
@@ -477,67 +480,90 @@ struct pipeline {
 };
 
 enum { POOL_MOST = 4096 };
-struct pool { void *first; uint32_t count; };        /* free blocks of one size; each begins with a pointer to the next */
+/* free blocks of one size; each begins with a pointer to the next */
+struct pool { void *first; uint32_t count; };
 
 struct kernel_count { uint64_t count, ns; };
-enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };   /* the callers' own; fused ones, with a gate */
+/* the callers' own; fused ones, with a gate */
+enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };
 
 /* ---- tuning: one row a class of devices ---- */
 
-/* How kernels cut their work. The first row that fits holds: the device's type (-1: any) and GiB of memory. Measured on an
- * NVIDIA H200 (large) and on Mesa's lavapipe (cpu), computed for the others. Gates override some fields by name. */
+/* How kernels cut their work. The first row that fits holds: the device's type (-1: any) and GiB of memory. Measured
+ * on an NVIDIA H200 (large) and on Mesa's lavapipe (cpu), computed for the others. Gates override some fields by
+ * name. */
 struct tuning {
     const char *name;
     int type;
     uint32_t memory;
     uint32_t processors;                             /* workgroups that run at once, about */
-    double bandwidth, rate;                          /* bytes and multiplications a microsecond, for estimates of time */
+    /* bytes and multiplications a microsecond, for estimates of time */
+    double bandwidth, rate;
     uint32_t row_threads, row_least;                 /* of a workgroup that takes rows: at most, at least */
     uint32_t rope_items;                             /* threads from which on each takes several heads */
     uint32_t vjp_rows;                               /* rows that a workgroup adds up */
-    uint32_t tile_first, tile_half, tile_count;      /* float32 tiles: the first, for half types, how many (0: all from there) */
+    /* float32 tiles: the first, for half types, how many (0: all from there) */
+    uint32_t tile_first, tile_half, tile_count;
     bool deep;                                       /* the depth of a tile's step in one go */
     double winograd_byte;                            /* multiplications in the time of a byte between its steps */
     struct decode_row {
         uint32_t groups, keys;                       /* workgroups to aim at, the fewest keys that are worth one */
-        uint32_t rows, most;                         /* queries that share what one reads; up to how many of a key's head */
-        uint32_t ahead[2], chunks[2];                /* for up to two queries, for more: keys a thread reads at once, eights of each */
+        /* queries that share what one reads; up to how many of a key's head */
+        uint32_t rows, most;
+        /* for up to two queries, for more: keys a thread reads at once, eights of each */
+        uint32_t ahead[2], chunks[2];
     } decode;
     struct quant_tuning {
-        uint32_t max_m, rows, threads;               /* rows of x up to which it holds; rows of W a team; of a workgroup */
+        /* rows of x up to which it holds; rows of W a team; of a workgroup */
+        uint32_t max_m, rows, threads;
         uint32_t teams, max_split;                   /* teams to aim at, by sharing rows */
     } qmv[3];
     bool held, entries;                              /* products by qmv_held.comp; by index arrays one by one */
-    uint32_t few, unpack;                            /* rows of x taken a few at a time; from which on the weight is unpacked */
-    bool radix, fft_fixed;                           /* sorts by digits; Fourier transforms in a pipeline for each length */
+    /* rows of x taken a few at a time; from which on the weight is unpacked */
+    uint32_t few, unpack;
+    /* sorts by digits; Fourier transforms in a pipeline for each length */
+    bool radix, fft_fixed;
     uint32_t scatter_batch, factor_threads;
     uint32_t fft_lines;                              /* elements of a workgroup of lines */
     uint32_t chain_seen;                             /* times that a chain is seen before its kernel is made */
-    uint32_t segment[2];                             /* steps that pay for a secondary command buffer, without and with graphics */
+    /* steps that pay for a secondary command buffer, without and with graphics */
+    uint32_t segment[2];
 };
 
 static const struct tuning tunings[] = {
     { .name = "cpu", .type = VK_PHYSICAL_DEVICE_TYPE_CPU, .processors = 2, .bandwidth = 8e3, .rate = 2e4,
-      .row_threads = 64, .row_least = 16, .rope_items = 64, .vjp_rows = 16, .tile_first = 2, .tile_half = 2, .tile_count = 1,
+      .row_threads = 64, .row_least = 16, .rope_items = 64, .vjp_rows = 16, .tile_first = 2, .tile_half = 2,
+          .tile_count = 1,
       .winograd_byte = 1,
       .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 } },           /* its caches do what tiles do elsewhere */
       .qmv = { { 8, 4, 64, 8, 1 } }, .entries = true, .few = UINT32_MAX, .unpack = UINT32_MAX,
       .scatter_batch = 2, .factor_threads = 32, .fft_lines = UINT32_MAX, .chain_seen = 64, .segment = { 4, 4 } },
-    { .name = "large", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .memory = 64, .processors = 132, .bandwidth = 4e6, .rate = 2e7,
-      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 2,
+    { .name = "large", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .memory = 64, .processors = 132, .bandwidth = 4e6,
+      .rate = 2e7,
+      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
+          .winograd_byte = 2,
       .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
-      .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
-      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 12, 32 } },
-    { .name = "discrete", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .processors = 132, .bandwidth = 5e5, .rate = 5e6,
-      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 8,
+      .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
+          .unpack = 33,
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
+          .segment = { 12, 32 } },
+    { .name = "discrete", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .processors = 132, .bandwidth = 5e5,
+      .rate = 5e6,
+      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
+          .winograd_byte = 8,
       .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
-      .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
-      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 12, 32 } },
+      .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
+          .unpack = 33,
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
+          .segment = { 12, 32 } },
     { .name = "shared", .type = -1, .processors = 16, .bandwidth = 5e4, .rate = 5e5,
-      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true, .winograd_byte = 8,
+      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
+          .winograd_byte = 8,
       .decode = { 64, 128, 8, 32, { 4, 2 }, { 2, 1 } },
-      .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8, .unpack = 33,
-      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3, .segment = { 12, 32 } },
+      .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
+          .unpack = 33,
+      .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
+          .segment = { 12, 32 } },
 };
 
 static const struct tuning *tuning_for(uint32_t type, size_t memory)
@@ -604,7 +630,8 @@ struct device {
     uint32_t segment_least;                          /* steps from which on replay records them for good; 0: never */
     uint64_t array_ids, window;                      /* serial numbers: arrays; windows, */
     uint32_t met_arrays, met_storages;               /* and how many the current one has met */
-    uint64_t marks, group, searches, polls;          /* serial numbers: command buffers; groups and searches of next_node;
+    uint64_t marks, group, searches,
+        polls;          /* serial numbers: command buffers; groups and searches of next_node;
                                                         searches of the cache */
     struct kernel_count kernel_counts[KERNEL_COUNTS];
     uint32_t noted;                                  /* bits of families whose notes are taken */
@@ -776,7 +803,8 @@ static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32
 static void choose_features(struct features *f)
 {
     struct features s = *f;
-    VkPhysicalDeviceFeatures base = { .shaderInt64 = s.base.features.shaderInt64, .shaderInt16 = s.base.features.shaderInt16 };
+    VkPhysicalDeviceFeatures base = { .shaderInt64 = s.base.features.shaderInt64,
+                                      .shaderInt16 = s.base.features.shaderInt16 };
     f->base.features = base;
     f->v11.multiview = f->v11.multiviewGeometryShader = f->v11.multiviewTessellationShader = VK_FALSE;
     f->v11.protectedMemory = f->v11.samplerYcbcrConversion = f->v11.shaderDrawParameters = VK_FALSE;
@@ -806,15 +834,20 @@ static void gate_features(struct features *f, const int gate[GATE_COUNT])
     if (gate[GATE_COOPMAT]) return;
     f->coopmat.cooperativeMatrix = f->bfloat16.shaderBFloat16CooperativeMatrix = VK_FALSE;
     memset(&f->coopmat2.cooperativeMatrixWorkgroupScope, 0,
-           sizeof f->coopmat2 - offsetof(VkPhysicalDeviceCooperativeMatrix2FeaturesNV, cooperativeMatrixWorkgroupScope));
+           sizeof f->coopmat2 - offsetof(VkPhysicalDeviceCooperativeMatrix2FeaturesNV,
+                                         cooperativeMatrixWorkgroupScope));
 }
 
 /* What an adopting program enabled: its chain, read into ours. */
 static void adopt_features(struct features *f, const void *chain)
 {
     for (const VkBaseInStructure *p = chain; p; p = p->pNext) {
-#define TAKE(member, type) if (p->sType == (type)) { void *n = f->member.pNext; memcpy(&f->member, p, sizeof f->member); \
-                                                     f->member.pNext = n; }
+#define TAKE(member, type)                                                                                           \
+        if (p->sType == (type)) {                                                                                    \
+            void *n = f->member.pNext;                                                                               \
+            memcpy(&f->member, p, sizeof f->member);                                                                 \
+            f->member.pNext = n;                                                                                     \
+        }
         TAKE(base, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2)
         TAKE(v11, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES)
         TAKE(v12, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES)
@@ -841,14 +874,17 @@ static uint8_t coopmat_size(struct device *d, int component)
     for (uint32_t i = 0; i < n; i++) {
         uint32_t size = rows[i].MSize;
         int a = (int)rows[i].AType, b = (int)rows[i].BType, c = (int)rows[i].CType, result = (int)rows[i].ResultType;
-        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && a == component && b == component &&
-            c == COMPONENT_FLOAT32 && result == COMPONENT_FLOAT32 && (int)rows[i].scope == SCOPE_SUBGROUP && size > best)
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size && a == component &&
+            b == component &&
+            c == COMPONENT_FLOAT32 && result == COMPONENT_FLOAT32 && (int)rows[i].scope == SCOPE_SUBGROUP &&
+                size > best)
             best = (uint8_t)size;
     }
     return best;
 }
 
-static uint32_t capability_bits(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupProperties *sg,
+static uint32_t capability_bits(struct device *d, const struct features *f,
+                                const VkPhysicalDeviceSubgroupProperties *sg,
                                 const VkPhysicalDeviceFloatControlsProperties *fc)
 {
     const VkSubgroupFeatureFlags basic = VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_ARITHMETIC_BIT |
@@ -888,7 +924,8 @@ static uint32_t capability_bits(struct device *d, const struct features *f, cons
 static int memory_rank(const VkPhysicalDeviceMemoryProperties *m, uint32_t type, enum memory_use use, bool plain,
                        size_t largest)
 {
-    const VkMemoryPropertyFlags local = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, cached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT,
+    const VkMemoryPropertyFlags local = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT,
+        cached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT,
         host = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     VkMemoryPropertyFlags f = m->memoryTypes[type].propertyFlags;
     const VkMemoryHeap *heap = &m->memoryHeaps[m->memoryTypes[type].heapIndex];
@@ -953,7 +990,8 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
 }
 
 /* The sizes of subgroups that a pipeline may ask for, and the one that a gate makes all of them ask for. */
-static void choose_subgroup(struct device *d, const struct features *f, const VkPhysicalDeviceSubgroupSizeControlProperties *p)
+static void choose_subgroup(struct device *d, const struct features *f,
+                            const VkPhysicalDeviceSubgroupSizeControlProperties *p)
 {
     struct capabilities *c = &d->caps;
     uint32_t wanted = (uint32_t)d->gate[GATE_SUBGROUP_SIZE];
@@ -971,10 +1009,12 @@ static void choose_subgroup(struct device *d, const struct features *f, const Vk
 static void read_capabilities(struct device *d, const struct features *f, const bool has[EXT_COUNT])
 {
     VkPhysicalDeviceDriverProperties driver = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES };
-    VkPhysicalDeviceFloatControlsProperties fc = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES, .pNext = &driver };
+    VkPhysicalDeviceFloatControlsProperties fc = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES,
+                                                   .pNext = &driver };
     VkPhysicalDeviceTimelineSemaphoreProperties timeline = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_PROPERTIES, .pNext = &fc };
-    VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &timeline };
+    VkPhysicalDeviceSubgroupProperties sg = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES,
+                                              .pNext = &timeline };
     VkPhysicalDeviceSubgroupSizeControlProperties sizes = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, .pNext = &sg };
     VkPhysicalDeviceMaintenance3Properties m3 = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES,
@@ -1045,7 +1085,8 @@ static bool usable(VkPhysicalDevice physical, VkPhysicalDeviceProperties *p)
     return v12.timelineSemaphore;
 }
 
-static bool same_letter(char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == (b >= 'A' && b <= 'Z' ? b + 32 : b); }
+static char lower_case(char c) { return c >= 'A' && c <= 'Z' ? (char)(c + 32) : c; }
+static bool same_letter(char a, char b) { return lower_case(a) == lower_case(b); }
 
 static bool contains(const char *text, const char *part)
 {
@@ -1078,14 +1119,16 @@ static int choose_physical(struct device *d, const char *wanted, mlxvk_error *er
     }
     if (best >= 0) return 0;
     if (*wanted && n)
-        set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device", "no usable device matches \"%s\" (of %u found)", wanted, n);
+        set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device", "no usable device matches \"%s\" (of %u found)",
+                  wanted, n);
     else
         set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
                   "%u Vulkan devices, none with Vulkan 1.2, compute and timeline semaphores; %s", n, install_hint);
     return MLXVK_ERROR_NO_DEVICE;
 }
 
-/* Held while volk's functions of instances are loaded and used, for they are global: those of devices are the device's. */
+/* Held while volk's functions of instances are loaded and used, for they are global: those of devices are the
+ * device's. */
 static mutex volk_lock = MUTEX_INIT;
 
 static int load_vulkan(PFN_vkGetInstanceProcAddr custom, mlxvk_error *error)
@@ -1105,12 +1148,14 @@ static int create_instance(VkInstance *instance, mlxvk_error *error)
     VkInstanceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, .pApplicationInfo = &app };
     VkResult r;
     if (volkGetInstanceVersion() < VK_API_VERSION_1_2) {
-        set_error(error, MLXVK_ERROR_NO_LOADER, 0, __LINE__, "device", "the Vulkan loader is older than 1.2; %s", install_hint);
+        set_error(error, MLXVK_ERROR_NO_LOADER, 0, __LINE__, "device", "the Vulkan loader is older than 1.2; %s",
+                  install_hint);
         return MLXVK_ERROR_NO_LOADER;
     }
     r = vkCreateInstance(&info, NULL, instance);
     if (r != VK_SUCCESS) {
-        set_error(error, MLXVK_ERROR_NO_DEVICE, r, __LINE__, "device", "no Vulkan instance (VkResult %d); %s", r, install_hint);
+        set_error(error, MLXVK_ERROR_NO_DEVICE, r, __LINE__, "device", "no Vulkan instance (VkResult %d); %s", r,
+                  install_hint);
         return MLXVK_ERROR_NO_DEVICE;
     }
     volkLoadInstanceOnly(*instance);
@@ -1139,8 +1184,10 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
     const char *names[EXT_COUNT];
     uint32_t available = 1, count = 0;
     VkResult r;
-    VkDeviceQueueCreateInfo queue = { .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .pQueuePriorities = priorities };
-    VkDeviceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .pNext = &f->base, .queueCreateInfoCount = 1,
+    VkDeviceQueueCreateInfo queue = { .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
+                                      .pQueuePriorities = priorities };
+    VkDeviceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .pNext = &f->base,
+                                .queueCreateInfoCount = 1,
                                 .pQueueCreateInfos = &queue, .ppEnabledExtensionNames = names };
     for (int e = 0; e < EXT_COUNT; e++) if (has[e]) names[count++] = extension_names[e];
     info.enabledExtensionCount = count;
@@ -1148,7 +1195,8 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
     d->queue_count = queue.queueCount = min_u32(available, MAX_QUEUES);
     r = vkCreateDevice(d->physical, &info, NULL, &d->handle);
     if (r == VK_SUCCESS) return 0;
-    set_error(error, MLXVK_ERROR_NO_DEVICE, r, __LINE__, "device", "vkCreateDevice failed on %s (VkResult %d)", d->caps.name, r);
+    set_error(error, MLXVK_ERROR_NO_DEVICE, r, __LINE__, "device", "vkCreateDevice failed on %s (VkResult %d)",
+              d->caps.name, r);
     return MLXVK_ERROR_NO_DEVICE;
 }
 
@@ -1157,7 +1205,8 @@ static int check_gates(struct device *d, mlxvk_error *error)
 {
     uint32_t wanted = (uint32_t)d->gate[GATE_SUBGROUP_SIZE];
     if (!wanted || wanted == d->caps.subgroup) return 0;
-    set_error(error, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, "device", "%s=%u: %s lets a kernel have subgroups of %u to %u",
+    set_error(error, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, "device",
+              "%s=%u: %s lets a kernel have subgroups of %u to %u",
               gate_table[GATE_SUBGROUP_SIZE].name, wanted, d->caps.name, d->caps.subgroup_least, d->caps.subgroup_most);
     return MLXVK_ERROR_UNSUPPORTED;
 }
@@ -1192,7 +1241,8 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     PFN_vkGetInstanceProcAddr get;
     int code;
     if (!a->instance || !a->physical_device || !a->device || !a->queue || (a->extension_count && !a->extensions)) {
-        set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "adopt wants an instance, a physical device, a device, a queue, and extensions if it counts some");
+        set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device",
+                  "adopt wants an instance, a physical device, a device, a queue, and extensions if it counts some");
         return MLXVK_ERROR_ARGUMENT;
     }
     memcpy(&get, &a->get_instance_proc_addr, sizeof get);
@@ -1422,7 +1472,8 @@ struct buffer {
 static VkBufferCreateInfo buffer_info(size_t size)
 {
     VkBufferCreateInfo info = { .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, .size = size,
-        .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT };
+        .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
+                 VK_BUFFER_USAGE_TRANSFER_DST_BIT };
     return info;
 }
 
@@ -1499,7 +1550,8 @@ static struct buffer *buffer_new(struct device *d)
 {
     struct buffer *b = pool_take(d, &d->buffer_pool, sizeof *b);
     if (!b) return NULL;
-    *b = (struct buffer){ .device = d, .uses = b->first_uses, .use_slots = FEW_USES, .bin = -1, .serial = ++d->serials };
+    *b = (struct buffer){ .device = d, .uses = b->first_uses, .use_slots = FEW_USES, .bin = -1,
+                          .serial = ++d->serials };
     return b;
 }
 
@@ -1527,8 +1579,8 @@ static size_t block_take(struct device *d, struct block *b, size_t size)
     return SIZE_MAX;
 }
 
-/* Gives bytes back and joins neighbours; a block that is all free goes, except one that is kept for reuse. Where there is
- * no memory for the list entry, the bytes stay unused until the block goes. */
+/* Gives bytes back and joins neighbours; a block that is all free goes, except one that is kept for reuse. Where
+ * there is no memory for the list entry, the bytes stay unused until the block goes. */
 static void block_give(struct device *d, struct block *b, size_t offset, size_t size)
 {
     struct range *previous = NULL, *next = b->free, *fresh;
@@ -1599,7 +1651,8 @@ static uint64_t timeline_completed(struct device *d, struct timeline *t)
     uint64_t value = 0;
     if (t->completed >= t->submitted || t->polled == d->polls) return t->completed;
     t->polled = d->polls;
-    if (d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value) >= 0 && value > t->completed) t->completed = value;
+    if (d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value) >= 0 && value > t->completed)
+        t->completed = value;
     return t->completed;
 }
 
@@ -1655,7 +1708,8 @@ static int wait_uses(struct device *d, struct buffer *b)
     return 0;
 }
 
-/* Releases cached buffers, oldest first, until `bytes` are gone. Those still in flight are waited for only if `wait`. */
+/* Releases cached buffers, oldest first, until `bytes` are gone. Those still in flight are waited for only if
+ * `wait`. */
 static void cache_trim(struct device *d, size_t bytes, bool wait)
 {
     size_t released = 0;
@@ -1673,8 +1727,8 @@ static void cache_trim(struct device *d, size_t bytes, bool wait)
     }
 }
 
-/* MLX's rule: the smallest cached buffer that fits and is less than twice, or two pages over, what is asked. One that is
- * in flight fits only for the stream that uses it: submission order and a barrier make that safe. */
+/* MLX's rule: the smallest cached buffer that fits and is less than twice, or two pages over, what is asked. One
+ * that is in flight fits only for the stream that uses it: submission order and a barrier make that safe. */
 static struct buffer *cache_find(struct device *d, size_t size, const struct timeline *line)
 {
     size_t limit = min_size(2 * size, size + 2 * (size_t)PAGE);
@@ -1766,7 +1820,8 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
 }
 
 /* The same memory as last time for `size` bytes, where it is free; else NULL. */
-static struct buffer *buffer_again(struct device *d, const struct known_buffer *known, size_t size, const struct timeline *line)
+static struct buffer *buffer_again(struct device *d, const struct known_buffer *known, size_t size,
+                                   const struct timeline *line)
 {
     struct buffer *b = known->buffer;
     if (!b || b->serial != known->serial || b->bin < 0 || b->size < size || !buffer_idle(d, b, line)) return NULL;
@@ -1814,7 +1869,10 @@ static struct timeline *timeline_create(struct device *d)
         d->timeline_slots = slots;
     }
     t = host_zalloc(d, sizeof *t);
-    if (!t || vk_code(d, d->vk.vkCreateSemaphore(d->handle, &info, NULL, &t->semaphore))) { host_free(d, t); return NULL; }
+    if (!t || vk_code(d, d->vk.vkCreateSemaphore(d->handle, &info, NULL, &t->semaphore))) {
+        host_free(d, t);
+        return NULL;
+    }
     t->open = 1;
     t->index = d->timeline_count;
     d->timelines[d->timeline_count++] = t;
@@ -2360,7 +2418,8 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
 
 /* ==== >>pipelines: and what streams and encoders are ============================================================== */
 
-enum { SEEN_WINDOWS = 256, MAX_LIVE = 512, MAX_PENDING = 24, MAX_BOUND = MAX_PENDING, MAX_DONORS = 8, SLOTS = 128, SETS_PER_POOL = 128, QUERIES = 1024 };
+enum { SEEN_WINDOWS = 256, MAX_LIVE = 512, MAX_PENDING = 24, MAX_BOUND = MAX_PENDING, MAX_DONORS = 8, SLOTS = 128,
+       SETS_PER_POOL = 128, QUERIES = 1024 };
 
 struct access { struct buffer *buffer; VkBuffer handle; size_t low, high; bool write; };   /* buffer: while pending */
 
@@ -2377,24 +2436,27 @@ struct bound {
     uint16_t storage_number, array_number;           /* of a window that is kept, see >>replay */
     union { struct storage *storage; struct buffer *buffer; };         /* held until the step is encoded or forgotten */
     int64_t low, high;
-    const struct array *view;                        /* while the step is set up: what is bound, for the judge of fusions */
+    /* while the step is set up: what is bound, for the judge of fusions */
+    const struct array *view;
 };
 
 struct step {
     struct pipeline *pipeline;                       /* NULL: to be found by kernel and constants */
     uint32_t kernel, constant_count;
     uint32_t set_mask, write_mask;                   /* bindings that are set, and those of them that are written */
-    uint32_t first, bounds;                          /* its ranges are plan.bounds[first...]; some may not be bound, only accessed */
+    /* its ranges are plan.bounds[first...]; some may not be bound, only accessed */
+    uint32_t first, bounds;
     uint32_t groups[3], push_used;
     float work, time;                                /* multiplications, and an estimate of its microseconds */
-    uint32_t late_at, late_plus;                     /* 4 + where push has the node's late parameter, and what is added to that */
+    /* 4 + where push has the node's late parameter, and what is added to that */
+    uint32_t late_at, late_plus;
     uint16_t late_node;
     uint8_t push[PUSH_SIZE];
     uint32_t constants[MAX_SPEC];
 };
 
-/* A result may take over the memory of an operand that nobody wants by then; done in front of a step. `reads`: how often
- * the operand is read where the result is written; -1: elsewhere, too. */
+/* A result may take over the memory of an operand that nobody wants by then; done in front of a step. `reads`: how
+ * often the operand is read where the result is written; -1: elsewhere, too. */
 struct donation {
     struct storage *to, *from[MAX_DONORS];
     uint16_t to_number, from_number[MAX_DONORS];
@@ -2427,13 +2489,15 @@ struct encoder {
     struct plan plan;
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the dispatch being encoded; since the last barrier */
     uint32_t pending_count, live_count;
-    uint64_t pending_in;                             /* the command buffer, by its mark, that pending accesses were noted for */
+    /* the command buffer, by its mark, that pending accesses were noted for */
+    uint64_t pending_in;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
     void (*give_out)(struct encoder *e);             /* records what replay holds back; NULL: nothing is */
     struct window *held_in;                          /* steps of that window from `held` on */
     uint32_t held, held_count;
-    uint32_t fusion;                                 /* the row of the table of fusions that is being applied, from 1; 0: none */
+    /* the row of the table of fusions that is being applied, from 1; 0: none */
+    uint32_t fusion;
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
 };
@@ -2460,8 +2524,10 @@ struct stream {
     uint64_t *seen;                                  /* by timeline: highest value waited for */
     uint32_t seen_count;
     struct buffer *counters;                         /* zeros, see set_counters */
-    struct window *windows, *keeping;                /* kept, last used first; the one that is being filled; see >>replay */
-    VkCommandPool segment_pool;                      /* of what replay recorded once, and what of that is not wanted any more */
+    /* kept, last used first; the one that is being filled; see >>replay */
+    struct window *windows, *keeping;
+    /* of what replay recorded once, and what of that is not wanted any more */
+    VkCommandPool segment_pool;
     struct list dropped_segments;
     uint32_t seen_windows[SEEN_WINDOWS];             /* hashes */
     bool undecided;                                  /* the next such window may be planned otherwise */
@@ -2495,10 +2561,12 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
     VkSpecializationMapEntry entries[MAX_SPEC];
     VkSpecializationInfo info = { spec_count, entries, spec_count * sizeof *spec, spec };
     VkPipelineShaderStageRequiredSubgroupSizeCreateInfo size = {
-        .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO, .requiredSubgroupSize = d->caps.subgroup };
+        .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO,
+            .requiredSubgroupSize = d->caps.subgroup };
     VkComputePipelineCreateInfo create = { .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
         .stage = { .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
-                   .pNext = d->caps.subgroup_forced ? &size : NULL, .stage = VK_SHADER_STAGE_COMPUTE_BIT, .module = module, .pName = "main", .pSpecializationInfo = &info },
+                   .pNext = d->caps.subgroup_forced ? &size : NULL, .stage = VK_SHADER_STAGE_COMPUTE_BIT,
+                       .module = module, .pName = "main", .pSpecializationInfo = &info },
         .layout = d->layouts[bindings] };
     for (uint32_t i = 0; i < spec_count; i++) entries[i] = (VkSpecializationMapEntry){ i, 4 * i, 4 };
     d->stats.pipelines++;
@@ -2593,7 +2661,8 @@ static struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const
     }
     for (at = (uint32_t)key & (d->pipeline_slots - 1); d->pipelines[at]; at = (at + 1) & (d->pipeline_slots - 1)) {
         struct pipeline *p = d->pipelines[at];
-        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) {
+        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n &&
+            !memcmp(p->spec, spec, n * sizeof *spec)) {
             d->pipelines_found++;
             return p;
         }
@@ -2648,8 +2717,8 @@ static void slot_recycle(struct device *d, struct slot *slot)
     slot->sets_used = 0;
 }
 
-/* The slot whose submission is done, or a fresh one. The window is kept by end(), without the lock; only a call that makes
- * more submissions than there are slots waits here. */
+/* The slot whose submission is done, or a fresh one. The window is kept by end(), without the lock; only a call that
+ * makes more submissions than there are slots waits here. */
 static struct slot *next_slot(struct stream *s)
 {
     uint32_t next = s->slot_count ? (s->slot + 1) % s->slot_count : 0;
@@ -2678,7 +2747,8 @@ static int open_commands(struct stream *s)
     else if (!(code = timeline_wait_locked(d, s->line, slot->value))) slot_recycle(d, slot);
     if (!code && r >= 0) r = d->vk.vkBeginCommandBuffer(slot->commands, &begin);
     if (code || r < 0)
-        return encoder_fail(e, code ? code : vk_code(d, r), r, __LINE__, "stream", "no command buffer (VkResult %d)", r);
+        return encoder_fail(e, code ? code : vk_code(d, r), r, __LINE__, "stream", "no command buffer (VkResult %d)",
+                            r);
     if (slot->queries) d->vk.vkCmdResetQueryPool(slot->commands, slot->queries, 0, QUERIES);
     slot->value = s->line->open;
     e->commands = slot->commands;
@@ -2690,7 +2760,8 @@ static int open_commands(struct stream *s)
 static void full_barrier(struct encoder *e, VkPipelineStageFlags from, VkPipelineStageFlags to, VkAccessFlags source,
                          VkAccessFlags target)
 {
-    VkMemoryBarrier barrier = { .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER, .srcAccessMask = source, .dstAccessMask = target };
+    VkMemoryBarrier barrier = { .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER, .srcAccessMask = source,
+                                .dstAccessMask = target };
     e->device->vk.vkCmdPipelineBarrier(e->commands, from, to, 0, 1, &barrier, 0, NULL, 0, NULL);
 }
 
@@ -2708,8 +2779,15 @@ static void encoder_barrier(struct encoder *e)
 
 /* ---- submission ---- */
 
-static void lock_queue(struct device *d) { if (d->adopted && d->adopt.lock_queue) d->adopt.lock_queue(d->adopt.user); }
-static void unlock_queue(struct device *d) { if (d->adopted && d->adopt.unlock_queue) d->adopt.unlock_queue(d->adopt.user); }
+static void lock_queue(struct device *d)
+{
+    if (d->adopted && d->adopt.lock_queue) d->adopt.lock_queue(d->adopt.user);
+}
+
+static void unlock_queue(struct device *d)
+{
+    if (d->adopted && d->adopt.unlock_queue) d->adopt.unlock_queue(d->adopt.user);
+}
 
 static VkResult queue_submit(struct stream *s, VkCommandBuffer commands)
 {
@@ -2756,7 +2834,8 @@ static int stream_submit(struct stream *s)
     }
     if (r >= 0) {
         r = queue_submit(s, e->commands);
-        if (r == VK_ERROR_OUT_OF_HOST_MEMORY || r == VK_ERROR_OUT_OF_DEVICE_MEMORY) {      /* nothing has happened, then */
+        if (r == VK_ERROR_OUT_OF_HOST_MEMORY ||
+            r == VK_ERROR_OUT_OF_DEVICE_MEMORY) {      /* nothing has happened, then */
             cache_trim(d, SIZE_MAX, true);
             r = queue_submit(s, e->commands);
         }
@@ -2767,7 +2846,8 @@ static int stream_submit(struct stream *s)
     s->time = 0;
     if (r < 0) {                                     /* what was recorded is gone, and arrays count as computed */
         d->lost = MLXVK_ERROR_DEVICE_LOST;
-        return encoder_fail(e, d->lost, r, __LINE__, "submit", "the queue refused the work, which is lost (VkResult %d)", r);
+        return encoder_fail(e, d->lost, r, __LINE__, "submit",
+                            "the queue refused the work, which is lost (VkResult %d)", r);
     }
     s->line->submitted = s->line->open++;
     d->stats.submissions++;
@@ -2812,7 +2892,8 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
     if (line->index >= s->seen_count) {
         uint32_t n = d->timeline_slots;
         uint64_t *grown = host_zalloc(d, n * sizeof *grown);
-        if (!grown) return encoder_fail(&s->encoder, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "out of host memory");
+        if (!grown)
+            return encoder_fail(&s->encoder, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "out of host memory");
         if (s->seen) memcpy(grown, s->seen, s->seen_count * sizeof *grown);
         host_free(d, s->seen);
         s->seen = grown;
@@ -2821,7 +2902,9 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
     if (s->seen[line->index] >= value) return 0;
     if (value > line->submitted && line->stream) {
         int code = stream_submit(line->stream);
-        if (code) return encoder_fail(&s->encoder, code, 0, __LINE__, "stream", "another stream failed: %s", line->stream->encoder.error.text);
+        if (code)
+            return encoder_fail(&s->encoder, code, 0, __LINE__, "stream", "another stream failed: %s",
+                                line->stream->encoder.error.text);
     }
     if (stream_wait(s, line->semaphore, value)) return s->encoder.code;
     s->seen[line->index] = value;
@@ -2868,17 +2951,18 @@ static void slot_destroy(struct device *d, struct slot *slot)
 
 /* ---- hazards ---- */
 
-/* What a buffer adds to the bytes after which a command buffer is committed. Commits serve to start the GPU early: while it is
- * at work what is only read (weights, mostly) counts an eighth, since a submission for each 50 MiB of weights costs the host
- * more than it brings (Qwen3-8B on an NVIDIA H200: 57 a token and 266 tokens/s, so 10 and 285). */
+/* What a buffer adds to the bytes after which a command buffer is committed. Commits serve to start the GPU early:
+ * while it is at work what is only read (weights, mostly) counts an eighth, since a submission for each 50 MiB of
+ * weights costs the host more than it brings (Qwen3-8B on an NVIDIA H200: 57 a token and 266 tokens/s, so 10 and
+ * 285). */
 static size_t counted_size(const struct stream *s, const struct buffer *b, bool write)
 {
     bool at_work = s->line->submitted > s->line->completed;
     return at_work && !write ? b->size / 8 : b->size;
 }
 
-/* Notes that the next dispatch reads or writes bytes of a buffer: orders it after other streams, and remembers the range
- * for hazards. low and high are offsets in the VkBuffer. */
+/* Notes that the next dispatch reads or writes bytes of a buffer: orders it after other streams, and remembers the
+ * range for hazards. low and high are offsets in the VkBuffer. */
 static void encoder_access(struct encoder *e, struct buffer *b, size_t low, size_t high, bool write)
 {
     struct stream *s = e->stream;
@@ -2893,7 +2977,8 @@ static void encoder_access(struct encoder *e, struct buffer *b, size_t low, size
     if (code) { encoder_fail(e, code, 0, __LINE__, "buffer", "out of host memory"); return; }
     if (b->mark != s->mark) { b->mark = s->mark; s->bytes += counted_size(s, b, write); }
     if (!e->pending_count) e->pending_in = s->mark;
-    if (e->pending_count < MAX_PENDING) e->pending[e->pending_count++] = (struct access){ b, b->handle, low, high, write };
+    if (e->pending_count < MAX_PENDING)
+        e->pending[e->pending_count++] = (struct access){ b, b->handle, low, high, write };
     else encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "dispatch", "more than %d ranges of memory", MAX_PENDING);
 }
 
@@ -2938,7 +3023,8 @@ struct storage {
     struct timeline *line;                           /* of the stream whose tape holds, or held, nodes that touch it */
     struct buffer *buffer;
     size_t nbytes;
-    uint64_t group_read, group_write;                /* last group of independent nodes that read, wrote it: see next_node */
+    /* last group of independent nodes that read, wrote it: see next_node */
+    uint64_t group_read, group_write;
     uint64_t skip_read, skip_write;                  /* last search that passed over a node which reads, writes it */
     uint64_t window;                                 /* as an array's */
     uint16_t number;
@@ -2952,7 +3038,8 @@ static struct stream *stream_of(const struct storage *st) { return st->line ? st
 
 struct array {
     int refs, handles;                               /* all references; those of the caller */
-    uint64_t id, window;                             /* never the same twice; the window in which it has the number, see >>replay */
+    /* never the same twice; the window in which it has the number, see >>replay */
+    uint64_t id, window;
     uint16_t number;
     struct storage *storage;
     struct array *next_temporary;
@@ -3014,7 +3101,8 @@ static void row_strides(int ndim, const int *shape, int64_t *strides)
 }
 
 /* An array of refs 1 on a storage (one more reference on it). strides NULL: row-major. */
-static struct array *array_create(struct storage *st, mlxvk_dtype dtype, int ndim, const int *shape, const int64_t *strides,
+static struct array *array_create(struct storage *st, mlxvk_dtype dtype, int ndim, const int *shape,
+                                  const int64_t *strides,
                                   int64_t offset)
 {
     struct array *a = pool_take(st->device, &st->device->array_pool, sizeof *a);
@@ -3057,7 +3145,8 @@ static bool same_view(const struct array *a, const struct array *b)
 static const char *shape_text(const struct array *a, char *text, size_t size)
 {
     size_t n = (size_t)snprintf(text, size, "%s (", dtypes[a->dtype].name);
-    for (int i = 0; i < a->ndim && n < size; i++) n += (size_t)snprintf(text + n, size - n, "%s%d", i ? ", " : "", a->shape[i]);
+    for (int i = 0; i < a->ndim && n < size; i++)
+        n += (size_t)snprintf(text + n, size - n, "%s%d", i ? ", " : "", a->shape[i]);
     if (n < size) snprintf(text + n, size - n, ")");
     return text;
 }
@@ -3091,7 +3180,8 @@ static void drop_handle(struct array *a)
     array_release(a);
 }
 
-/* Writes the first bytes of a buffer by the queue: `size` bytes of data (a multiple of 4), or zeros where data is NULL. */
+/* Writes the first bytes of a buffer by the queue: `size` bytes of data (a multiple of 4), or zeros where data is
+ * NULL. */
 static void write_first(struct encoder *e, struct buffer *b, const void *data, size_t size)
 {
     assert(!e->pending_count);
@@ -3107,10 +3197,12 @@ static int storage_allocate(struct encoder *e, struct storage *st)
 {
     int code;
     if (st->buffer) return 0;
-    code = buffer_allocate(st->device, st->nbytes, st->literal && st->device->caps.mapped ? NULL : e->stream->line, &st->buffer);
+    code = buffer_allocate(st->device, st->nbytes, st->literal && st->device->caps.mapped ? NULL : e->stream->line,
+                           &st->buffer);
     if (code) {
         encoder_fail(e, code, 0, __LINE__, "memory", code == MLXVK_ERROR_LIMIT
-            ? "%zu bytes are more than one Vulkan allocation may have (%zu)" : "%zu bytes are not to be had (largest allocation %zu)",
+            ? "%zu bytes are more than one Vulkan allocation may have (%zu)"
+                : "%zu bytes are not to be had (largest allocation %zu)",
             st->nbytes, st->device->caps.max_allocation);
         return code;
     }
@@ -3133,9 +3225,9 @@ static bool fits_binding(const struct device *d, const struct array *a)
 
 /* ==== >>plan: dispatches set up as values ========================================================================= */
 
-/* Nothing here allocates device memory or calls Vulkan. Lowerings describe steps: a kernel with its constants, bindings, push
- * constants and a grid. Our own memory begins at multiples of every device's alignment, adopted memory brings its remainder:
- * so where a binding begins is known before its memory is. */
+/* Nothing here allocates device memory or calls Vulkan. Lowerings describe steps: a kernel with its constants,
+ * bindings, push constants and a grid. Our own memory begins at multiples of every device's alignment, adopted
+ * memory brings its remainder: so where a binding begins is known before its memory is. */
 
 static void bound_forget(struct device *d, const struct bound *b)
 {
@@ -3193,7 +3285,8 @@ static void select_kernel(struct encoder *e, enum kernel_id k, const uint32_t *s
     if (missing) {
         char names[128];
         name_missing(missing, names, sizeof names);
-        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, kernel_table[k].name, "%s lacks %s", e->device->caps.name, names);
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, kernel_table[k].name, "%s lacks %s", e->device->caps.name,
+                     names);
         return;
     }
     t->pipeline = NULL;
@@ -3205,7 +3298,10 @@ static void select_kernel(struct encoder *e, enum kernel_id k, const uint32_t *s
 static void set_bytes(struct encoder *e, const void *data, uint32_t size)
 {
     struct step *t = &e->step;
-    if (e->code || t->push_used + size > PUSH_SIZE) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "push constants", "%u bytes", size); return; }
+    if (e->code || t->push_used + size > PUSH_SIZE) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "push constants", "%u bytes", size);
+        return;
+    }
     memcpy(t->push + t->push_used, data, size);
     t->push_used += size;
 }
@@ -3270,7 +3366,8 @@ static uint32_t place_of_array(const struct encoder *e, const struct array *a)
     return low == high ? 0 : (uint32_t)((a->offset - binding_low(e, a->storage, low)) / (int64_t)item_size(a));
 }
 
-/* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0, ...]. */
+/* Binds the bytes an array spans, from the device's alignment on. Returns the elements from there to element [0,
+ * ...]. */
 static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bool write)
 {
     struct storage *st = a->storage;
@@ -3281,12 +3378,15 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     low = binding_low(e, st, low);
     high = (int64_t)round_up((size_t)(shift + high), 16) - shift;
     if ((size_t)(high - low) > binding_range(e->device, item_size(a))) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "%s spans %lld bytes; one binding reaches %zu", TEXT(a),
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "binding", "%s spans %lld bytes; one binding reaches %zu",
+                     TEXT(a),
                      (long long)(high - low), binding_range(e->device, item_size(a)));
         return 0;
     }
-    set_bound(e, slot, true, (struct bound){ .kind = BOUND_STORAGE, .write = write, .storage = st, .low = low, .high = high, .view = a,
-                                                .array_number = a->window == e->device->window ? a->number : UINT16_MAX });
+    set_bound(e, slot, true, (struct bound){ .kind = BOUND_STORAGE, .write = write, .storage = st, .low = low,
+                                             .high = high, .view = a,
+                                                .array_number = a->window == e->device->window ? a->number
+                                                    : UINT16_MAX });
     return (uint32_t)((a->offset - low) / (int64_t)item_size(a));
 }
 
@@ -3307,7 +3407,8 @@ static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t
 
 enum { COUNTERS = 4096 };
 
-/* Binds the stream's counters: a kernel finds zeros there and leaves zeros. They are no array, and not counted as memory. */
+/* Binds the stream's counters: a kernel finds zeros there and leaves zeros. They are no array, and not counted as
+ * memory. */
 static void set_counters(struct encoder *e, uint32_t slot)
 {
     if (!e->code) set_bound(e, slot, true, (struct bound){ .kind = BOUND_COUNTERS, .low = 0, .high = 4 * COUNTERS });
@@ -3315,9 +3416,9 @@ static void set_counters(struct encoder *e, uint32_t slot)
 
 /* ---- what may be fused: one judge of steps ---- */
 
-/* What the kernels of fusions assume of their bindings, bit by bit: dense: rows have no gaps between elements; flat: the whole
- * array has none; own: read only where, and by the thread or workgroup that, the result is written, before that. What is
- * read otherwise must not lie where a result is written. */
+/* What the kernels of fusions assume of their bindings, bit by bit: dense: rows have no gaps between elements; flat:
+ * the whole array has none; own: read only where, and by the thread or workgroup that, the result is written, before
+ * that. What is read otherwise must not lie where a result is written. */
 static const struct layout_row { uint32_t kernel, dense, flat, own; } layout_table[] = {
     { K_BINARY,        0, 0, ~0u },
     { K_BINARY_HALF,   0, 0, ~0u },
@@ -3361,7 +3462,8 @@ static const char *objection(const struct encoder *e)
             uint32_t k = lowest_bit(others);
             const struct array *w = e->bound[k].view;
             if (k == i || !w || !overlap(a, w)) continue;
-            if (t->write_mask >> i & 1 || !(row.own >> i & 1) || !same_view(a, w)) return "it would write what it still reads";
+            if (t->write_mask >> i & 1 || !(row.own >> i & 1) || !same_view(a, w))
+                return "it would write what it still reads";
         }
     }
     return NULL;
@@ -3397,7 +3499,8 @@ static void step_add(struct encoder *e)
         bytes += (double)(b->high - b->low);
         b++;
     }
-    if (e->step.time < bytes / e->device->tuning->bandwidth) e->step.time = (float)(bytes / e->device->tuning->bandwidth);
+    if (e->step.time < bytes / e->device->tuning->bandwidth)
+        e->step.time = (float)(bytes / e->device->tuning->bandwidth);
     e->step.bounds = count;
     e->step.first = p->bounds.count - count;
     memcpy(t, &e->step, offsetof(struct step, constants) + e->step.constant_count * sizeof *t->constants);
@@ -3411,7 +3514,8 @@ static void dispatch(struct encoder *e, uint32_t x, uint32_t y, uint32_t z)
     const uint32_t *limit = e->device->caps.max_groups;
     if (!e->code && (x > limit[0] || y > limit[1] || z > limit[2]) && x && y && z)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, t->pipeline ? t->pipeline->name : kernel_table[t->kernel].name,
-                     "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1], limit[2]);
+                     "a grid of %u x %u x %u workgroups is over the limit of %u x %u x %u", x, y, z, limit[0], limit[1],
+                         limit[2]);
     if (e->code || !x || !y || !z || !judge(e)) { encoder_reset(e); return; }
     memcpy(t->groups, (uint32_t[]){ x, y, z }, sizeof t->groups);
     step_add(e);
@@ -3431,8 +3535,9 @@ static void dispatch_groups(struct encoder *e, uint64_t groups)
 
 /* ---- one way to choose ---- */
 
-/* A way to do a family's job. fits: NULL, or the reason why not, which statistics and debug output print as it stands. cost: an
- * estimate of its time in microseconds, from bytes, operations and the device's tuning; NULL: nothing, so the first that fits. */
+/* A way to do a family's job. fits: NULL, or the reason why not, which statistics and debug output print as it
+ * stands. cost: an estimate of its time in microseconds, from bytes, operations and the device's tuning; NULL:
+ * nothing, so the first that fits. */
 struct candidate {
     const char *name;
     const char *(*fits)(const struct encoder *e, const void *job);
@@ -3440,14 +3545,17 @@ struct candidate {
     void (*plan)(struct encoder *e, const void *job);
 };
 
-/* The cheapest that fits. forced, from 1: that one, where it fits (a gate). family and text: for notes of what was refused. */
-static const struct candidate *choose(const struct encoder *e, const struct candidate *table, size_t count, int forced, int family,
+/* The cheapest that fits. forced, from 1: that one, where it fits (a gate). family and text: for notes of what was
+ * refused. */
+static const struct candidate *choose(const struct encoder *e, const struct candidate *table, size_t count, int forced,
+                                      int family,
                                       const void *job, const char *text)
 {
     const struct candidate *best = NULL;
     double least = 0;
     for (size_t i = 0; i < count && !(best && least <= 0); i++) {      /* nothing costs less than nothing */
-        const struct candidate *c = &table[forced > 0 && (size_t)forced <= count ? (i + (size_t)forced - 1) % count : i];
+        const struct candidate *c = &table[forced > 0 && (size_t)forced <= count ? (i + (size_t)forced - 1) % count
+                                           : i];
         const char *refusal = c->fits ? c->fits(e, job) : NULL;
         double cost = refusal || !c->cost ? 0 : c->cost(e, job);
         if (refusal) NOTE(e->device, family, c->name, refusal, "%s", text);
@@ -3498,7 +3606,8 @@ static VkDescriptorSet pool_set(struct encoder *e, uint32_t bindings)
 {
     struct device *d = e->device;
     struct slot *slot = &e->stream->slots[e->stream->slot];
-    VkDescriptorSetAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO, .descriptorSetCount = 1,
+    VkDescriptorSetAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
+                                         .descriptorSetCount = 1,
                                          .pSetLayouts = &d->set_layouts[bindings] };
     VkDescriptorSet set = VK_NULL_HANDLE;
     uint32_t pool = slot->sets_used / SETS_PER_POOL;
@@ -3508,7 +3617,10 @@ static VkDescriptorSet pool_set(struct encoder *e, uint32_t bindings)
         VkDescriptorPoolCreateInfo create = { .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
             .maxSets = SETS_PER_POOL, .poolSizeCount = 1, .pPoolSizes = &size };
         VkDescriptorPool *grown = host_alloc(d, (pool + 1) * sizeof *grown);
-        if (!grown) { encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "descriptors", "out of host memory"); return set; }
+        if (!grown) {
+            encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "descriptors", "out of host memory");
+            return set;
+        }
         if (slot->sets) memcpy(grown, slot->sets, pool * sizeof *grown);
         host_free(d, slot->sets);
         slot->sets = grown;
@@ -3525,7 +3637,8 @@ static VkDescriptorSet pool_set(struct encoder *e, uint32_t bindings)
     return set;
 }
 
-static void bind_descriptors(struct encoder *e, const struct step *t, const struct pipeline *pipeline, VkDescriptorBufferInfo *ranges)
+static void bind_descriptors(struct encoder *e, const struct step *t, const struct pipeline *pipeline,
+                             VkDescriptorBufferInfo *ranges)
 {
     struct device *d = e->device;
     uint32_t n = pipeline->bindings, first = 0;
@@ -3549,7 +3662,8 @@ static void bind_descriptors(struct encoder *e, const struct step *t, const stru
         write.dstSet = pool_set(e, n);
         if (e->code) return;
         d->vk.vkUpdateDescriptorSets(d->handle, 1, &write, 0, NULL);
-        d->vk.vkCmdBindDescriptorSets(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write.dstSet, 0, NULL);
+        d->vk.vkCmdBindDescriptorSets(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, d->layouts[n], 0, 1, &write.dstSet,
+                                      0, NULL);
     }
 }
 
@@ -3564,7 +3678,8 @@ static void write_timestamp(struct encoder *e, const struct pipeline *p)
     struct slot *slot = &e->stream->slots[e->stream->slot];
     if (!slot->queries || slot->query_count >= QUERIES) return;
     slot->query_kernel[slot->query_count / 2] = (uint16_t)counted_as(e, p);
-    e->device->vk.vkCmdWriteTimestamp(e->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->queries, slot->query_count++);
+    e->device->vk.vkCmdWriteTimestamp(e->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->queries,
+                                      slot->query_count++);
 }
 
 /* The stream's counters, made and zeroed at first use. */
@@ -3595,7 +3710,10 @@ static struct buffer *bound_buffer(struct encoder *e, const struct bound *b)
         return e->code || storage_allocate(e, b->storage) ? NULL : b->storage->buffer;
     default:
         code = buffer_allocate(e->device, (size_t)(b->high - b->low), e->stream->line, &table);
-        if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "%lld bytes of parameters", (long long)(b->high - b->low)); return NULL; }
+        if (code) {
+            encoder_fail(e, code, 0, __LINE__, "memory", "%lld bytes of parameters", (long long)(b->high - b->low));
+            return NULL;
+        }
         write_first(e, table, ITEM(e->plan.tables, uint8_t, b->low), (size_t)(b->high - b->low));
         return table;
     }
@@ -3618,7 +3736,8 @@ static void bind_ranges(struct encoder *e, const struct bound *b, uint32_t count
         VkDescriptorBufferInfo r = place_bound(&b[i], memory[i]);
         ranges[b[i].slot] = r;
         encoder_access(e, memory[i], r.offset, r.offset + r.range, b[i].write);
-        if (b[i].kind == BOUND_TABLE) buffer_release(e->device, memory[i]);   /* the stream reuses it only behind this */
+        /* the stream reuses it only behind this */
+        if (b[i].kind == BOUND_TABLE) buffer_release(e->device, memory[i]);
     }
 }
 
@@ -3644,7 +3763,8 @@ static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
 }
 
 /* Records a dispatch: pipeline, descriptors, push constants. */
-static void record_dispatch(struct encoder *e, const struct step *t, const struct pipeline *p, VkDescriptorBufferInfo *ranges,
+static void record_dispatch(struct encoder *e, const struct step *t, const struct pipeline *p,
+                            VkDescriptorBufferInfo *ranges,
                             const void *push)
 {
     struct device *d = e->device;
@@ -3655,7 +3775,8 @@ static void record_dispatch(struct encoder *e, const struct step *t, const struc
     bind_descriptors(e, t, p, ranges);
     if (e->code) return;
     if (t->push_used)
-        d->vk.vkCmdPushConstants(e->commands, d->layouts[p->bindings], VK_SHADER_STAGE_COMPUTE_BIT, 0, (t->push_used + 3) & ~3u, push);
+        d->vk.vkCmdPushConstants(e->commands, d->layouts[p->bindings], VK_SHADER_STAGE_COMPUTE_BIT, 0,
+                                 (t->push_used + 3) & ~3u, push);
     write_timestamp(e, p);
     d->vk.vkCmdDispatch(e->commands, t->groups[0], t->groups[1], t->groups[2]);
     write_timestamp(e, p);
@@ -3670,9 +3791,11 @@ static void count_dispatch(struct encoder *e, const struct step *t, const struct
 }
 
 /* Encodes a step whose ranges are bound and whose accesses are noted. */
-static void encode_bound(struct encoder *e, const struct step *t, const struct pipeline *p, VkDescriptorBufferInfo *ranges, const void *push)
+static void encode_bound(struct encoder *e, const struct step *t, const struct pipeline *p,
+                         VkDescriptorBufferInfo *ranges, const void *push)
 {
-    if (!e->code && note_again(e)) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
+    if (!e->code && note_again(e))
+        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
     if (e->code || (!e->commands && open_commands(e->stream))) return;
     insert_barrier(e);
     record_dispatch(e, t, p, ranges, push);
@@ -3753,8 +3876,8 @@ static void bind_plan(struct encoder *e)
 
 enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32 };
 
-/* One row an operation: lower_<name> turns its nodes into steps; its member of union params; where in there a number is that
- * does not shape the plan, which replay writes anew (0: nowhere). */
+/* One row an operation: lower_<name> turns its nodes into steps; its member of union params; where in there a number
+ * is that does not shape the plan, which replay writes anew (0: nowhere). */
 #define OPERATIONS(X)                                                                        \
     X(ELEMENTWISE,      elementwise,      elementwise, 0)                                    \
     X(MATMUL,           matmul,           matmul,      0)                                    \
@@ -3793,14 +3916,16 @@ enum operation {
     OP_COUNT
 };
 
-/* What an operation needs besides its arrays. Replay compares bytes: so there are none between members that nobody sets. */
+/* What an operation needs besides its arrays. Replay compares bytes: so there are none between members that nobody
+ * sets. */
 #ifdef __GNUC__
 #pragma GCC diagnostic push
 #pragma GCC diagnostic error "-Wpadded"
 #endif
 struct elementwise_params { uint16_t kernel, op; };
 struct matmul_params { float alpha, beta; int block; };
-struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups, flip; };   /* missing axes first */
+/* missing axes first */
+struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups, flip; };
 struct fft_params { uint8_t kind, axis; uint16_t inverse; int n; float scale; };
 struct quant_params { uint16_t group; uint8_t bits, mode; uint32_t transpose; };
 struct hadamard_params { float scale; };
@@ -3975,7 +4100,8 @@ static bool joins_group(const struct node *n, uint64_t group)
     for (int i = 0; i < n->inputs; i++)
         if (n->in[i] && n->in[i]->storage->group_write == group) return false;
     for (int i = 0; i < n->outputs; i++)
-        if (n->out[i] && (n->out[i]->storage->group_write == group || n->out[i]->storage->group_read == group)) return false;
+        if (n->out[i] && (n->out[i]->storage->group_write == group || n->out[i]->storage->group_read == group))
+            return false;
     return true;
 }
 
@@ -3985,7 +4111,8 @@ static bool overtakes(const struct node *n, uint64_t search)
     for (int i = 0; i < n->inputs; i++)
         if (n->in[i] && n->in[i]->storage->skip_write == search) return false;
     for (int i = 0; i < n->outputs; i++)
-        if (n->out[i] && (n->out[i]->storage->skip_write == search || n->out[i]->storage->skip_read == search)) return false;
+        if (n->out[i] && (n->out[i]->storage->skip_write == search || n->out[i]->storage->skip_read == search))
+            return false;
     return true;
 }
 
@@ -3995,7 +4122,8 @@ static void pass_over(const struct node *n, uint64_t search)
     for (int i = 0; i < n->outputs; i++) if (n->out[i]) n->out[i]->storage->skip_write = search;
 }
 
-/* The node to lower next: the first one, or, where that would need a barrier, a near one that does not and may go first. */
+/* The node to lower next: the first one, or, where that would need a barrier, a near one that does not and may go
+ * first. */
 static uint32_t next_node(struct stream *s, uint32_t first)
 {
     struct device *d = s->device;
@@ -4097,7 +4225,8 @@ struct call {
     struct device *device;
     const char *name;
     int code;
-    struct array *temporaries, *replaced[2];         /* replaced: of other devices, by results: end() frees them without the lock */
+    /* replaced: of other devices, by results: end() frees them without the lock */
+    struct array *temporaries, *replaced[2];
     int replaced_count;
 };
 
@@ -4198,7 +4327,8 @@ static const char *layout_text(const struct array *a, char *text, size_t size)
 {
     size_t n = strlen(shape_text(a, text, size));
     if (n + 3 < size) n += (size_t)snprintf(text + n, size - n, " (");
-    for (int i = 0; i < a->ndim && n < size; i++) n += (size_t)snprintf(text + n, size - n, "%s%lld", i ? ", " : "", (long long)a->strides[i]);
+    for (int i = 0; i < a->ndim && n < size; i++)
+        n += (size_t)snprintf(text + n, size - n, "%s%lld", i ? ", " : "", (long long)a->strides[i]);
     if (n < size) snprintf(text + n, size - n, ")");
     return text;
 }
@@ -4258,7 +4388,8 @@ static struct array *output(struct call *c, int ndim, const int *shape, mlxvk_dt
     for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
     if (size * dtypes[dtype].size > c->device->caps.max_allocation) {
         struct array wanted = outline(dtype, ndim, shape);
-        return FAIL(c, MLXVK_ERROR_LIMIT, "a result %s of %zu bytes is over the device's largest allocation of %zu", TEXT(&wanted),
+        return FAIL(c, MLXVK_ERROR_LIMIT, "a result %s of %zu bytes is over the device's largest allocation of %zu",
+                    TEXT(&wanted),
                     size * dtypes[dtype].size, c->device->caps.max_allocation);
     }
     st = storage_create(c->device, size * dtypes[dtype].size);
@@ -4270,7 +4401,8 @@ static struct array *output(struct call *c, int ndim, const int *shape, mlxvk_dt
 }
 
 /* Another view of an array's storage; offset in bytes. */
-static struct array *view_of(struct call *c, struct array *a, mlxvk_dtype dtype, int ndim, const int *shape, const int64_t *strides,
+static struct array *view_of(struct call *c, struct array *a, mlxvk_dtype dtype, int ndim, const int *shape,
+                             const int64_t *strides,
                              int64_t offset)
 {
     if (c->code || !a || !check_shape(c, ndim, shape, dtype)) return NULL;
@@ -4302,7 +4434,8 @@ static struct node *new_node(struct call *c)
 
 /* Records an operation. Operands and results may be NULL (absent). Nothing is recorded where no result has elements. */
 #define ARRAYS(...) ((struct array *[]){ __VA_ARGS__ }), (int)COUNT(((struct array *[]){ __VA_ARGS__ }))
-static void append(struct call *c, int op, union params p, struct array **in, int inputs, struct array **out, int outputs)
+static void append(struct call *c, int op, union params p, struct array **in, int inputs, struct array **out,
+                   int outputs)
 {
     struct node *n;
     size_t elements = 0;
@@ -4560,8 +4693,8 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
 
 /* ---- operands that a device cannot bind whole ---- */
 
-/* Can it be bound, or copied to where it can? Where axes that stay whole reach too far by themselves, no cut along another
- * makes the reach shorter: then it is enough that the elements, maybe as a wider type, fit. */
+/* Can it be bound, or copied to where it can? Where axes that stay whole reach too far by themselves, no cut along
+ * another makes the reach shorter: then it is enough that the elements, maybe as a wider type, fit. */
 static bool is_cut_enough(const struct encoder *e, const struct array *a, uint32_t whole)
 {
     size_t reach = 0, range = binding_range(e->device, item_size(a));
@@ -5867,9 +6000,9 @@ enum reduction {
     R_argmin = REDUCE_ARGMIN, R_complex_logsumexp = REDUCE_COMPLEX_LSE, R_expsum = REDUCE_EXPSUM
 };
 
-/* Rows are reduced by the tree that shaders/reduce.comp tells of, so that a row's result has the same bits whatever lies
- * beside it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
- * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
+/* Rows are reduced by the tree that shaders/reduce.comp tells of, so that a row's result has the same bits whatever
+ * lies beside it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole
+ * (reduce_range), the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
        REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 256 };
 
@@ -6040,7 +6173,8 @@ static enum kernel_id reduce_kernel(enum reduction op, mlxvk_dtype type)
     return is_arg(op) ? K_reduce_index : in_pairs(op, type) ? K_reduce_pair : K_reduce;
 }
 
-/* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
+/* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg
+ * reductions. */
 static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
 {
     if (is_arg(op) || op == R_logsumexp) return MLXVK_COMPLEX64;
@@ -6053,7 +6187,8 @@ static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
 /* How a step is laid out on workgroups. */
 struct reduce_grid { uint32_t layout, width, later, piece, bound; };
 
-/* The elements of a part: all n where there are groups enough, or else pieces of the tree, the longest that make enough. */
+/* The elements of a part: all n where there are groups enough, or else pieces of the tree, the longest that make
+ * enough. */
 static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most,
                          uint32_t enough)
 {
@@ -6417,8 +6552,8 @@ static struct array *do_reduce(struct call *c, enum reduction op, struct array *
 
 static struct array *do_take_along(struct call *c, struct array *a, struct array *indices, int axis);
 
-/* Keeps the axis. Rows of 64-bit keys are never cut (see is_whole): of one that no binding holds each part has its winner,
- * and a later one must be better. */
+/* Keeps the axis. Rows of 64-bit keys are never cut (see is_whole): of one that no binding holds each part has its
+ * winner, and a later one must be better. */
 static struct array *do_arg(struct call *c, enum reduction op, struct array *a, int axis)
 {
     struct array *part, *at, *value, *best = NULL, *place = NULL, *better;
@@ -6773,7 +6908,8 @@ static struct array *scan_carry(struct encoder *e, enum reduction op, struct arr
     return carry;
 }
 
-/* The dimensions around an axis; false where the operand has too many, or wide steps between what a thread group reads. */
+/* The dimensions around an axis; false where the operand has too many, or wide steps between what a thread group
+ * reads. */
 static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
 {
     struct array around = *x, *list[1] = { &around };
@@ -7513,8 +7649,9 @@ static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *thr
     return lanes;
 }
 
-/* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which is written to a[3].
- * weight and bias of the row's length, or NULL. All of one dtype; a[0] and a[3] have rows without gaps between elements. */
+/* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which is written to
+ * a[3]. weight and bias of the row's length, or NULL. All of one dtype; a[0] and a[3] have rows without gaps between
+ * elements. */
 static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struct array *weight, struct array *bias, float eps)
 {
     int count = a[2] ? 4 : 2;
@@ -7834,8 +7971,9 @@ static void rope_whole(struct encoder *e, const struct rope_params *r, struct ar
     array_release(rows);
 }
 
-/* out = rope(x), out with any strides (a slice of a cache): offsets (int32: one, or one a batch) and freqs (float32) may be
- * NULL. norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). Later tokens are those of a larger offset. */
+/* out = rope(x), out with any strides (a slice of a cache): offsets (int32: one, or one a batch) and freqs (float32)
+ * may be NULL. norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). Later tokens are those of a
+ * larger offset. */
 static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
                           struct array *freqs, bool norm, struct array *weight, float eps)
 {
@@ -16119,8 +16257,8 @@ static void chain_dispatch(struct encoder *e, struct chain *c)
 
 /* ==== >>fusion ==================================================================================================== */
 
-/* A fusion applies where the results in between are wanted by nobody else. Its nodes are lowered at the first one's place:
- * the others must be able to go before what lies between. */
+/* A fusion applies where the results in between are wanted by nobody else. Its nodes are lowered at the first one's
+ * place: the others must be able to go before what lies between. */
 
 enum { FUSE_WINDOW = 24 };
 
@@ -16144,7 +16282,8 @@ static uint32_t reader_of(const struct stream *s, uint32_t at, uint32_t end, con
 static bool can_join(struct stream *s, const uint32_t *members, int count, uint32_t j)
 {
     uint64_t search = ++s->device->searches;
-    for (uint32_t i = members[0] - min_u32(members[0], LOOK_AHEAD); i < j; i++) {   /* the first one may have gone ahead too */
+    /* the first one may have gone ahead too */
+    for (uint32_t i = members[0] - min_u32(members[0], LOOK_AHEAD); i < j; i++) {
         bool member = s->nodes[i].done;
         for (int k = 0; k < count; k++) member = member || members[k] == i;
         if (!member) pass_over(&s->nodes[i], search);
@@ -16162,7 +16301,8 @@ static bool sees_rows(const struct array *seen, const struct array *written)
 {
     int64_t n = dim_of(written, -1);
     if (seen->storage != written->storage || seen->dtype != written->dtype || dim_of(seen, -1) != n ||
-        (n > 1 && seen->strides[seen->ndim - 1] != 1) || (seen->offset - written->offset) % (n * (int64_t)item_size(seen))) return false;
+        (n > 1 && seen->strides[seen->ndim - 1] != 1) ||
+            (seen->offset - written->offset) % (n * (int64_t)item_size(seen))) return false;
     for (int i = 0; i < seen->ndim - 1; i++) if (seen->shape[i] > 1 && seen->strides[i] % n) return false;
     return true;
 }
@@ -16172,7 +16312,8 @@ static bool find_swiglu(struct stream *s, uint32_t at, uint32_t end, uint32_t m[
 {
     const struct node *sigmoid = &s->nodes[at], *silu, *product;
     struct array *gate = sigmoid->in[0], *up;
-    if (sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid || !only_between(sigmoid->out[0])) return false;
+    if (sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid ||
+        !only_between(sigmoid->out[0])) return false;
     m[0] = at;
     m[1] = reader_of(s, at, end, sigmoid->out[0]);
     if (m[1] == UINT32_MAX) return false;
@@ -16185,7 +16326,8 @@ static bool find_swiglu(struct stream *s, uint32_t at, uint32_t end, uint32_t m[
     product = &s->nodes[m[2]];
     if (!is_binary(product, B_multiply) || !can_join(s, m, 2, m[2])) return false;
     up = product->in[product->in[0]->storage == silu->out[0]->storage];
-    return same_view(product->in[up == product->in[0]], silu->out[0]) && up->storage != silu->out[0]->storage && same_shape(up, gate) && same_shape(product->out[0], gate);
+    return same_view(product->in[up == product->in[0]], silu->out[0]) && up->storage != silu->out[0]->storage &&
+        same_shape(up, gate) && same_shape(product->out[0], gate);
 }
 
 /* The three roundings become one, in one dispatch. */
@@ -16214,11 +16356,13 @@ static bool fuse_add_norm(struct encoder *e, struct stream *s, struct members *a
     uint32_t *m = all->node, at = m[0];
     const struct node *add = &s->nodes[at], *norm;
     struct array *h = add->out[0];
-    if (!is_binary(add, B_add) || !is_float(h->dtype) || !same_shape(add->in[0], h) || !same_shape(add->in[1], h)) return false;
+    if (!is_binary(add, B_add) || !is_float(h->dtype) || !same_shape(add->in[0], h) || !same_shape(add->in[1], h))
+        return false;
     m[1] = reader_of(s, at, end, h);
     if (m[1] == UINT32_MAX) return false;
     norm = &s->nodes[m[1]];
-    if (norm->op != OP_NORM || norm->p.norm.flags || !same_view(norm->in[0], h) || !can_join(s, m, 1, m[1])) return false;
+    if (norm->op != OP_NORM || norm->p.norm.flags || !same_view(norm->in[0], h) || !can_join(s, m, 1, m[1]))
+        return false;
     donate(e, h, add->in, 2);
     donate(e, norm->out[0], add->in, 2);
     rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
@@ -16234,7 +16378,8 @@ static uint32_t copy_behind(struct stream *s, const uint32_t *members, int count
     const struct node *n;
     if (!only_between(out) || (copy = reader_of(s, at, end, out)) == UINT32_MAX) return UINT32_MAX;
     n = &s->nodes[copy];
-    return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_COPY && same_view(n->in[0], out) && n->out[0]->dtype == out->dtype &&
+    return n->op == OP_ELEMENTWISE && n->p.elementwise.kernel == K_COPY && same_view(n->in[0], out) &&
+        n->out[0]->dtype == out->dtype &&
            can_join(s, members, count, copy) ? copy : UINT32_MAX;
 }
 
@@ -16300,7 +16445,8 @@ static bool groups_well(const struct encoder *e, const struct node *n)
 
 static bool same_product_kind(const struct node *a, const struct node *b)
 {
-    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits && a->p.quant.group == b->p.quant.group && a->p.quant.mode == b->p.quant.mode &&
+    return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits &&
+        a->p.quant.group == b->p.quant.group && a->p.quant.mode == b->p.quant.mode &&
            a->in[2]->dtype == b->in[2]->dtype && a->out[0]->dtype == b->out[0]->dtype;
 }
 
@@ -16309,11 +16455,13 @@ static bool swiglu_behind(struct stream *s, uint32_t m[5], uint32_t end)
 {
     struct array *gate = s->nodes[m[0]].out[0], *up = s->nodes[m[1]].out[0];
     const struct node *sigmoid, *silu, *product;
-    if (gate->storage->owned || gate->storage->readers != 2 || gate->storage->writers != 1 || !only_between(up)) return false;
+    if (gate->storage->owned || gate->storage->readers != 2 || gate->storage->writers != 1 || !only_between(up))
+        return false;
     m[2] = reader_of(s, m[1], end, gate);
     if (m[2] == UINT32_MAX || !can_join(s, m, 2, m[2])) return false;
     sigmoid = &s->nodes[m[2]];
-    if (sigmoid->op != OP_ELEMENTWISE || sigmoid->p.elementwise.kernel != K_UNARY || sigmoid->p.elementwise.op != U_sigmoid ||
+    if (sigmoid->op != OP_ELEMENTWISE || sigmoid->p.elementwise.kernel != K_UNARY ||
+        sigmoid->p.elementwise.op != U_sigmoid ||
         !same_view(sigmoid->in[0], gate) || !only_between(sigmoid->out[0])) return false;
     m[3] = reader_of(s, m[2], end, sigmoid->out[0]);
     if (m[3] == UINT32_MAX || !can_join(s, m, 3, m[3])) return false;
@@ -16325,24 +16473,29 @@ static bool swiglu_behind(struct stream *s, uint32_t m[5], uint32_t end)
     if (m[4] == UINT32_MAX || !can_join(s, m, 4, m[4])) return false;
     product = &s->nodes[m[4]];
     return is_binary(product, B_multiply) && same_view(product->in[product->in[0]->storage != up->storage], up) &&
-           same_shape(product->out[0], gate) && same_view(product->in[product->in[0]->storage == up->storage], silu->out[0]);
+           same_shape(product->out[0], gate) && same_view(product->in[product->in[0]->storage == up->storage],
+                                                          silu->out[0]);
 }
 
-/* The products that read x behind node m[0], into m[1..]: their number; 0 where something else reads x, too, or they do not go together. */
-static int products_of(struct encoder *e, struct stream *s, uint32_t m[1 + QMV_SETS], uint32_t end, const struct array *x)
+/* The products that read x behind node m[0], into m[1..]: their number; 0 where something else reads x, too, or they
+ * do not go together. */
+static int products_of(struct encoder *e, struct stream *s, uint32_t m[1 + QMV_SETS], uint32_t end,
+                       const struct array *x)
 {
     uint32_t last = min_u32(end, m[0] + FUSE_WINDOW);
     int count = 0;
     for (uint32_t i = m[0] + 1; i < last && count < QMV_SETS; i++) {
         const struct node *n = &s->nodes[i];
         if (n->done || n->op != OP_QUANTIZED_MATMUL || n->in[0]->storage != x->storage) continue;
-        if (!groups_well(e, n) || !can_join(s, m, 1 + count, i) || (count && !same_product_kind(&s->nodes[m[1]], n))) return 0;
+        if (!groups_well(e, n) || !can_join(s, m, 1 + count, i) || (count && !same_product_kind(&s->nodes[m[1]], n)))
+            return 0;
         m[1 + count++] = i;
     }
     return x->storage->readers == count ? count : 0;
 }
 
-/* Adds the products m[1..count-1] to the job of m[0], and silu(y0) * y1 where that is all that follows: the nodes in m then. */
+/* Adds the products m[1..count-1] to the job of m[0], and silu(y0) * y1 where that is all that follows: the nodes in
+ * m then. */
 static int join_products(struct stream *s, struct quant_job *j, uint32_t m[5], int count, uint32_t end)
 {
     for (int i = 1; i < count; i++) {
@@ -16360,7 +16513,8 @@ static int join_products(struct stream *s, struct quant_job *j, uint32_t m[5], i
     return count;
 }
 
-/* Products of one x with several weights, for a few rows: one dispatch; with silu(y0) * y1 where that is all that follows. */
+/* Products of one x with several weights, for a few rows: one dispatch; with silu(y0) * y1 where that is all that
+ * follows. */
 static bool fuse_products(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
     uint32_t *m = all->node, at = m[0], last = min_u32(end, at + FUSE_WINDOW);
@@ -16380,7 +16534,8 @@ static bool fuse_products(struct encoder *e, struct stream *s, struct members *a
     return true;
 }
 
-/* rms_norm, then all products that read its result, a row each: one dispatch, whose workgroups each do the norm for themselves. */
+/* rms_norm, then all products that read its result, a row each: one dispatch, whose workgroups each do the norm for
+ * themselves. */
 static bool fuse_norm_products(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
     uint32_t *m = all->node, stride;
@@ -16389,7 +16544,8 @@ static bool fuse_norm_products(struct encoder *e, struct stream *s, struct membe
     struct quant_job j;
     bool taken;
     int count;
-    if (norm->p.norm.flags || !weight || x->dtype != out->dtype || weight->dtype != out->dtype || weight->ndim != 1 || !weight->row ||
+    if (norm->p.norm.flags || !weight || x->dtype != out->dtype || weight->dtype != out->dtype || weight->ndim != 1 ||
+        !weight->row ||
         out->storage->owned || out->storage->writers != 1 || !has_kernel(e->device, K_QMV_HELD_SETS)) return false;
     if ((size_t)dim_of(out, -1) != out->size || !one_row_stride(x, &stride)) return false;
     count = products_of(e, s, m, end, out);
@@ -16424,7 +16580,8 @@ static bool fuse_product_add(struct encoder *e, struct stream *s, struct members
     add = &s->nodes[m[1]];
     if (!is_binary(add, B_add) || add->in[0]->storage == add->in[1]->storage) return false;
     residual = add->in[add->in[0]->storage == y->storage];
-    if (!same_view(add->in[residual == add->in[0]], y) || !same_shape(add->out[0], y) || !same_shape(residual, y) || !residual->row ||
+    if (!same_view(add->in[residual == add->in[0]], y) || !same_shape(add->out[0], y) || !same_shape(residual, y) ||
+        !residual->row ||
         residual->dtype != y->dtype || add->out[0]->dtype != y->dtype) return false;
     quant_open(e, product, &j);
     j.epilogue = QMV_ADD;
@@ -16453,7 +16610,8 @@ static bool join_chain(struct stream *s, struct chain *c, uint32_t *members, uin
     const struct node *n = &s->nodes[j];
     uint32_t swiglu[3];
     int at;
-    if (!chain_takes(n) || !same_shape(n->out[0], c->step[0].out) || (s->device->gate[GATE_SWIGLU] && find_swiglu(s, j, end, swiglu)))
+    if (!chain_takes(n) || !same_shape(n->out[0], c->step[0].out) || (s->device->gate[GATE_SWIGLU] &&
+                                                                      find_swiglu(s, j, end, swiglu)))
         return false;
     for (int i = 0; i < n->inputs; i++) {
         uint32_t w = writer_of(s, members[0] + 1, j, n->in[i]);
@@ -16519,8 +16677,8 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
 static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
 static_assert((int)CHAIN_STEPS <= (int)MEMBERS_MOST, "members of any fusion");
 
-/* Plans a fusion that begins at the first member; e->fusion stays set until the plan is bound. What a limit of the device or
- * the judge refuses leaves nothing behind. */
+/* Plans a fusion that begins at the first member; e->fusion stays set until the plan is bound. What a limit of the
+ * device or the judge refuses leaves nothing behind. */
 static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
     const struct node *n = &s->nodes[all->node[0]];
@@ -16549,13 +16707,13 @@ static const struct op_row op_table[OP_COUNT] = {
 
 /* ==== >>replay: windows of the tape that come again =============================================================== */
 
-/* A window that was seen before is planned once more and kept: its nodes as a key, the steps of its groups as the value. A later
- * one that matches, node by node and array by array, is encoded from these, without search, choice or fusion. Arrays and
- * storages are named by the order in which the window first meets them.
+/* A window that was seen before is planned once more and kept: its nodes as a key, the steps of its groups as the
+ * value. A later one that matches, node by node and array by array, is encoded from these, without search, choice or
+ * fusion. Arrays and storages are named by the order in which the window first meets them.
  *
- * What may differ (the late half): where a view begins, by multiples of the device's alignment, if nothing that was decided
- * depends on it; the parameter that op_table calls late, which steps say where they push it; contents of literals, unless
- * planning read them. A node that differs otherwise is planned anew if it is a group of its own. */
+ * What may differ (the late half): where a view begins, by multiples of the device's alignment, if nothing that was
+ * decided depends on it; the parameter that op_table calls late, which steps say where they push it; contents of
+ * literals, unless planning read them. A node that differs otherwise is planned anew if it is a group of its own. */
 
 enum { KEPT_MOST = 48, KEPT_NODES = 1024, OWN_MEMORY = 0x8000, NO_NUMBER = UINT16_MAX };
 
@@ -16564,7 +16722,8 @@ struct kept_storage {
     struct known_buffer known;                       /* where it lay last */
     uint64_t state;                                  /* who reads, writes and owns it, see storage_state */
     size_t nbytes;
-    bool read, differs;                              /* planning looked at the contents of a literal, which are others now */
+    /* planning looked at the contents of a literal, which are others now */
+    bool read, differs;
     bool fixed;                                      /* its arrays begin where they did */
     uint8_t bytes[INLINE_BYTES];
 };
@@ -16586,11 +16745,12 @@ struct kept_group {
     bool planned, anew;                              /* planned: there are steps; anew: a node differs this time */
 };
 
-/* A step's place in a recorded segment; barrier: one stands in front of it; same: so often in a row all it touches lay where
- * it did before. Where each of its ranges lies is in places, by the numbers of plan.bounds. */
+/* A step's place in a recorded segment; barrier: one stands in front of it; same: so often in a row all it touches
+ * lay where it did before. Where each of its ranges lies is in places, by the numbers of plan.bounds. */
 struct kept_step { uint16_t segment; bool barrier; uint8_t same, misses; };
 struct place { struct known_buffer known; VkDescriptorBufferInfo range; };
-struct segment { VkCommandBuffer commands; uint32_t first, count; uint64_t value; };   /* value: of its last submission */
+/* value: of its last submission */
+struct segment { VkCommandBuffer commands; uint32_t first, count; uint64_t value; };
 
 struct window {
     struct window *next;
@@ -16641,7 +16801,8 @@ static void record_kept(struct encoder *e, const struct window *w, uint32_t at)
 static void record_steps(struct encoder *e, const struct window *w, uint32_t first, uint32_t count)
 {
     for (uint32_t i = first; i < first + count; i++) {
-        if (i > first && ITEM(w->steps, struct kept_step, i)->barrier) full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES);
+        if (i > first && ITEM(w->steps, struct kept_step, i)->barrier)
+            full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES);
         record_kept(e, w, i);
     }
 }
@@ -16658,12 +16819,15 @@ static void give_out_held(struct encoder *e)
 static VkCommandBuffer segment_commands(struct stream *s)
 {
     struct device *d = s->device;
-    VkCommandPoolCreateInfo pool = { .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO, .queueFamilyIndex = d->queue_family,
+    VkCommandPoolCreateInfo pool = { .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+                                     .queueFamilyIndex = d->queue_family,
                                      .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT };
-    VkCommandBufferAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .commandBufferCount = 1,
+    VkCommandBufferAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+                                         .commandBufferCount = 1,
                                          .level = VK_COMMAND_BUFFER_LEVEL_SECONDARY };
     VkCommandBufferInheritanceInfo inherited = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_INHERITANCE_INFO };
-    VkCommandBufferBeginInfo begin = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO, .pInheritanceInfo = &inherited,
+    VkCommandBufferBeginInfo begin = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
+                                       .pInheritanceInfo = &inherited,
                                        .flags = VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT };
     VkCommandBuffer commands;
     if (!s->segment_pool && d->vk.vkCreateCommandPool(d->handle, &pool, NULL, &s->segment_pool) < 0) return NULL;
@@ -16692,13 +16856,15 @@ static void record_segment(struct stream *s, struct window *w, uint32_t first, u
         return;
     }
     *g = (struct segment){ commands, first, count, 0 };
-    for (uint32_t i = first; i < first + count; i++) ITEM(w->steps, struct kept_step, i)->segment = (uint16_t)(w->segments.count - 1);
+    for (uint32_t i = first; i < first + count; i++)
+        ITEM(w->steps, struct kept_step, i)->segment = (uint16_t)(w->segments.count - 1);
 }
 
 static bool may_be_recorded(const struct window *w, uint32_t at)
 {
     const struct kept_step *k = ITEM(w->steps, struct kept_step, at);
-    return k->segment == NO_NUMBER && k->same && k->misses < SEGMENT_MISSES && !ITEM(w->plan.steps, struct step, at)->late_at;
+    return k->segment == NO_NUMBER && k->same && k->misses < SEGMENT_MISSES &&
+        !ITEM(w->plan.steps, struct step, at)->late_at;
 }
 
 /* Records what stayed where it was, behind a replay of the whole window. */
@@ -16751,16 +16917,16 @@ static uint64_t window_hash(const struct stream *s, uint32_t count)
     uint64_t h = hash_words(0x57494E44, (uint32_t[]){ count, s->node_count }, 2);
     for (uint32_t i = 0; i < s->node_count; i++) {
         const struct node *n = &s->nodes[i];
-        h = (h ^ ((uint64_t)n->op | (uint64_t)n->inputs << 16 | (uint64_t)n->outputs << 24 | (uint64_t)n->done << 32)) * 0x9E3779B97F4A7C15u;
-        h ^= h >> 29;
+        h = hash_words(h, (uint32_t[]){ n->op, n->inputs | (uint32_t)n->outputs << 8 | (uint32_t)n->done << 16 }, 2);
     }
     return h;
 }
 
 static uint64_t storage_state(const struct storage *st)
 {
-    return (uint64_t)(uint32_t)st->readers << 32 | (uint64_t)(uint32_t)st->writers << 8 | (st->owned > 0) | (st->buffer != NULL) << 1 |
-           st->literal << 2 | (st->failed != 0) << 3 | (uint64_t)(storage_shift(st) & 15) << 4;
+    return (uint64_t)(uint32_t)st->readers << 32 | (uint64_t)(uint32_t)st->writers << 8 | (st->owned > 0) |
+           (st->buffer != NULL) << 1 | st->literal << 2 | (st->failed != 0) << 3 |
+           (uint64_t)(storage_shift(st) & 15) << 4;
 }
 
 static void note_storage(struct kept_storage *k, struct storage *st)
@@ -16778,8 +16944,8 @@ static inline bool storage_matches(struct kept_storage *k, struct storage *st)
 
 static void note_array(struct kept_array *k, const struct array *a)
 {
-    *k = (struct kept_array){ .id = a->id, .ndim = (uint8_t)a->ndim, .storage = a->storage->number, .dtype = (int)a->dtype,
-                              .offset = a->offset };
+    *k = (struct kept_array){ .id = a->id, .ndim = (uint8_t)a->ndim, .storage = a->storage->number,
+                              .dtype = (int)a->dtype, .offset = a->offset };
     memcpy(k->shape, a->shape, sizeof k->shape);
     memcpy(k->strides, a->strides, sizeof k->strides);
 }
@@ -16805,7 +16971,8 @@ static bool match_array(struct device *d, struct window *w, struct array *a, uin
     if (a->window == d->window) return a->number == number;
     if (number != d->met_arrays) return false;
     if (st->window != d->window) {
-        if (k->storage != d->met_storages || !storage_matches(ITEM(w->storages, struct kept_storage, k->storage), st)) return false;
+        if (k->storage != d->met_storages || !storage_matches(ITEM(w->storages, struct kept_storage, k->storage), st))
+            return false;
         st->window = d->window;
         st->number = (uint16_t)d->met_storages++;
     } else if (st->number != k->storage) return false;
@@ -16843,7 +17010,8 @@ static bool name_arrays(struct device *d, struct window *w, struct array *const 
     return true;
 }
 
-static bool match_arrays(struct device *d, struct window *w, struct array *const *a, const uint16_t *numbers, int count, bool *changed)
+static bool match_arrays(struct device *d, struct window *w, struct array *const *a, const uint16_t *numbers, int count,
+                         bool *changed)
 {
     for (int i = 0; i < count; i++) {
         if (!a[i] || numbers[i] == NO_NUMBER) {
@@ -16876,11 +17044,14 @@ static bool node_matches(struct device *d, struct window *w, struct kept_node *k
 {
     struct kept_group *g;
     bool changed = false;
-    if (k->node.op != n->op || k->node.inputs != n->inputs || k->node.outputs != n->outputs || k->node.done != n->done) return false;
+    if (k->node.op != n->op || k->node.inputs != n->inputs || k->node.outputs != n->outputs || k->node.done != n->done)
+        return false;
     if (n->done) return true;
-    if (!match_arrays(d, w, n->in, k->in, n->inputs, &changed) || !match_arrays(d, w, n->out, k->out, n->outputs, &changed)) return false;
+    if (!match_arrays(d, w, n->in, k->in, n->inputs, &changed) || !match_arrays(d, w, n->out, k->out, n->outputs,
+                                                                                &changed)) return false;
     if (!changed && params_match(n->op, &k->node.p, &n->p)) return true;
-    if (k->group == NO_NUMBER) return true;          /* it was looked at, but not lowered: order depends on storages alone */
+    /* it was looked at, but not lowered: order depends on storages alone */
+    if (k->group == NO_NUMBER) return true;
     g = ITEM(w->groups, struct kept_group, k->group);
     g->anew = true;
     return g->all.count == 1;
@@ -16933,7 +17104,8 @@ static uint16_t own_storage(struct device *d, struct window *w, const struct sto
     struct kept_storage *slot;
     const struct storage **name;
     for (uint32_t i = 0; i < seen->count; i++)
-        if (*ITEM(*seen, const struct storage *, i) == st) return (uint16_t)(OWN_MEMORY | (w->own.count - seen->count + i));
+        if (*ITEM(*seen, const struct storage *, i) == st)
+            return (uint16_t)(OWN_MEMORY | (w->own.count - seen->count + i));
     own = host_zalloc(d, sizeof *own);
     name = own ? ADD(d, seen, const struct storage *) : NULL;
     slot = name ? ADD(d, &w->own, struct kept_storage) : NULL;
@@ -16951,9 +17123,14 @@ static uint16_t own_storage(struct device *d, struct window *w, const struct sto
 static void name_bound(struct device *d, struct window *w, struct bound *b, struct list *seen)
 {
     if (b->kind != BOUND_STORAGE) return;
-    if (b->storage->window != d->window) { b->storage_number = own_storage(d, w, b->storage, seen); b->array_number = 0; return; }
+    if (b->storage->window != d->window) {
+        b->storage_number = own_storage(d, w, b->storage, seen);
+        b->array_number = 0;
+        return;
+    }
     b->storage_number = b->storage->number;
-    if (b->array_number == NO_NUMBER || ITEM(w->arrays, struct kept_array, b->array_number)->storage != b->storage_number) {
+    if (b->array_number == NO_NUMBER || ITEM(w->arrays, struct kept_array,
+                                             b->array_number)->storage != b->storage_number) {
         ITEM(w->storages, struct kept_storage, b->storage_number)->fixed = true;
         b->array_number = NO_NUMBER;
     }
@@ -17037,7 +17214,8 @@ static void keep_group(struct stream *s, const struct members *all)
     uint16_t late_node = 0;
     bool tables = e->plan.tables.count > 0;
     if (e->code || !g || w->groups.count == NO_NUMBER) { w->failed = true; return; }
-    *g = (struct kept_group){ .all = *all, .fusion = e->fusion, .step = w->plan.steps.count, .steps = e->plan.steps.count,
+    *g = (struct kept_group){ .all = *all, .fusion = e->fusion,
+                              .step = w->plan.steps.count, .steps = e->plan.steps.count,
                               .donation = w->plan.donations.count, .donations = e->plan.donations.count };
     for (int i = 0; i < all->count; i++) {
         const struct node *n = &s->nodes[all->node[i]];
@@ -17045,7 +17223,8 @@ static void keep_group(struct stream *s, const struct members *all)
         k->group = (uint16_t)(w->groups.count - 1);
         if (op_table[n->op].late) { late = late_of(n); late_node = (uint16_t)all->node[i]; }
         for (int j = 0; j < n->inputs; j++)
-            if (n->in[j] && n->in[j]->storage->read) ITEM(w->storages, struct kept_storage, n->in[j]->storage->number)->read = true;
+            if (n->in[j] && n->in[j]->storage->read)
+                ITEM(w->storages, struct kept_storage, n->in[j]->storage->number)->read = true;
     }
     if (all->count > 1) fix_views(w, s, all);
     if (tables && all->count == 1) g->steps = g->donations = 0;        /* planned each time */
@@ -17056,7 +17235,8 @@ static void keep_group(struct stream *s, const struct members *all)
 
 static struct kept_storage *named(const struct window *w, uint16_t number)
 {
-    return number & OWN_MEMORY ? ITEM(w->own, struct kept_storage, number & ~OWN_MEMORY) : ITEM(w->storages, struct kept_storage, number);
+    return number & OWN_MEMORY ? ITEM(w->own, struct kept_storage, number & ~OWN_MEMORY)
+        : ITEM(w->storages, struct kept_storage, number);
 }
 
 static struct storage *named_storage(const struct window *w, uint16_t number) { return named(w, number)->now; }
@@ -17065,7 +17245,8 @@ static struct storage *named_storage(const struct window *w, uint16_t number) { 
 static struct buffer *kept_memory(struct encoder *e, struct kept_storage *k, struct bound *b)
 {
     struct storage *st = b->storage = k->now;
-    if (!st->buffer && b->write && !st->literal) st->buffer = buffer_again(e->device, &k->known, st->nbytes, e->stream->line);
+    if (!st->buffer && b->write && !st->literal)
+        st->buffer = buffer_again(e->device, &k->known, st->nbytes, e->stream->line);
     if (!st->buffer && !bound_buffer(e, b)) return NULL;
     k->known = (struct known_buffer){ st->buffer, st->buffer->serial };
     return st->buffer;
@@ -17086,7 +17267,8 @@ static bool place_kept(struct encoder *e, const struct window *w, const struct b
     if (!is.known.buffer) return false;
     is.known.serial = is.known.buffer->serial;
     is.range = place_bound(&now, is.known.buffer);
-    if (place->known.serial == is.known.serial && place->range.offset == is.range.offset && place->range.range == is.range.range)
+    if (place->known.serial == is.known.serial && place->range.offset == is.range.offset &&
+        place->range.range == is.range.range)
         return true;
     *place = is;
     return false;
@@ -17159,8 +17341,10 @@ static void replay_step(struct encoder *e, struct window *w, uint32_t at)
     e->pending_count = 0;
     for (uint32_t i = 0; i < t->bounds && !e->code; i++) same = place_kept(e, w, &b[i], &place[i]) && same;
     for (uint32_t i = 0; i < t->bounds && !e->code; i++)
-        encoder_access(e, place[i].known.buffer, place[i].range.offset, place[i].range.offset + place[i].range.range, b[i].write);
-    if (!e->code && note_again(e)) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
+        encoder_access(e, place[i].known.buffer, place[i].range.offset, place[i].range.offset + place[i].range.range,
+                       b[i].write);
+    if (!e->code && note_again(e))
+        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
     if (!e->code && (e->commands || !open_commands(e->stream))) {
         bool barrier = find_hazard(e);
         if (!same || !hold_step(e, w, at, barrier)) {
@@ -17237,7 +17421,8 @@ static struct window *find_window(struct stream *s, uint64_t hash)
     return NULL;
 }
 
-/* Encodes the first `count` nodes from a kept window, or says that what follows is to be kept: from the second time on. */
+/* Encodes the first `count` nodes from a kept window, or says that what follows is to be kept: from the second time
+ * on. */
 static bool replay(struct stream *s, uint32_t count)
 {
     struct device *d = s->device;
@@ -17399,8 +17584,8 @@ static int unlock_and_drop(struct device *d)
     return 0;
 }
 
-/* What executing a secondary command buffer costs the GPU (an NVIDIA H200: 1.7 us where the queue family has no graphics, 3.5 us
- * where it has) must be less than what recording its steps costs the host. */
+/* What executing a secondary command buffer costs the GPU (an NVIDIA H200: 1.7 us where the queue family has no
+ * graphics, 3.5 us where it has) must be less than what recording its steps costs the host. */
 static uint32_t least_segment(const struct device *d)
 {
     VkQueueFamilyProperties f[32];
