@@ -20,7 +20,7 @@ void *failing_driver(void);
 struct driver {
     int fail_waits, wait_failure;                      /* so many calls of vkWaitSemaphores fail, in this way */
     int frees, allocations;                            /* calls of vkFreeMemory; of vkAllocateMemory that succeeded */
-    uint32_t types;                                    /* so many memory types, all alike; in bits: */
+    uint32_t types;                                    /* so many memory types, all alike and mapped; in bits: */
     uint32_t allowed, exhausted, used;                 /* a buffer may have, have no memory left, memory was taken of */
     bool half_ready;                                   /* of each pool's timestamps two are there: 500 apart */
     uint32_t max_buffers, max_threads, largest_layout; /* limits, if not 0; most bindings of a set layout */
