@@ -36,7 +36,19 @@ static VkPhysicalDeviceVulkan12Features features12 = { .sType = VK_STRUCTURE_TYP
 static VkPhysicalDeviceFeatures2 features = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
                                             .pNext = &features12 };
 
-static bool make_logical(mlxvk_adopt *adopt)
+/* Storage of bytes and halves, as far as the device has it. */
+static void want_small_storage(bool wanted)
+{
+    VkPhysicalDeviceVulkan11Features has11 = { .sType = features11.sType };
+    VkPhysicalDeviceVulkan12Features has12 = { .sType = features12.sType, .pNext = &has11 };
+    VkPhysicalDeviceFeatures2 has = { .sType = features.sType, .pNext = &has12 };
+    LOAD(vkGetPhysicalDeviceFeatures2);
+    vkGetPhysicalDeviceFeatures2(physical, &has);
+    features11.storageBuffer16BitAccess = wanted && has11.storageBuffer16BitAccess;
+    features12.storageBuffer8BitAccess = wanted && has12.storageBuffer8BitAccess;
+}
+
+static bool make_logical(mlxvk_adopt *adopt, bool small_storage)
 {
     const float priority = 1;
     uint32_t count = 1;
@@ -50,6 +62,7 @@ static bool make_logical(mlxvk_adopt *adopt)
                                       .queueCreateInfoCount = 1, .pQueueCreateInfos = &queues };
     get_device = vkGetDeviceProcAddr;
     if (vkEnumeratePhysicalDevices(instance, &count, &physical) < 0 || !count) return false;
+    want_small_storage(small_storage);
     if (vkCreateDevice(physical, &info, NULL, &logical)) return false;
     PFN_vkGetDeviceQueue vkGetDeviceQueue = (PFN_vkGetDeviceQueue)get_device(logical, "vkGetDeviceQueue");
     real_submit = (PFN_vkQueueSubmit)get_device(logical, "vkQueueSubmit");
@@ -61,8 +74,7 @@ static bool make_logical(mlxvk_adopt *adopt)
 
 void own_vulkan(mlxvk_adopt *adopt, bool small_storage)
 {
-    features11.storageBuffer16BitAccess = features12.storageBuffer8BitAccess = small_storage;
-    if (!make_instance() || !make_logical(adopt)) fail_msg("no Vulkan device of the test's own");
+    if (!make_instance() || !make_logical(adopt, small_storage)) fail_msg("no Vulkan device of the test's own");
 }
 
 void end_vulkan(void)
@@ -214,6 +226,7 @@ static VKAPI_ATTR void VKAPI_CALL lower_limits(VkPhysicalDevice device, VkPhysic
     l->timestampPeriod = 1;
     if (driver.max_buffers) l->maxPerStageDescriptorStorageBuffers = driver.max_buffers;
     if (driver.alignment > l->minStorageBufferOffsetAlignment) l->minStorageBufferOffsetAlignment = driver.alignment;
+    if (driver.alignment) driver.alignment = (uint32_t)l->minStorageBufferOffsetAlignment;
     if (driver.max_threads) l->maxComputeWorkGroupInvocations = l->maxComputeWorkGroupSize[0] = driver.max_threads;
 }
 
