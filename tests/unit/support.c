@@ -199,6 +199,16 @@ mlxvk_array counting(mlxvk_device device, int count)
     return array;
 }
 
+mlxvk_array normals(const int *shape, int ndim, mlxvk_dtype dtype, uint32_t seed, mlxvk_stream s)
+{
+    mlxvk_array key = array_of(mlxvk_stream_device(s), MLXVK_UINT32, (uint32_t[]){ 0, seed }, (int[]){ 2 }, 1);
+    mlxvk_array res = { NULL };
+    OK(mlxvk_random_normal(&res, shape, (size_t)ndim, dtype, 0, 1, key, s), s);
+    OK(eval_one(res), s);
+    mlxvk_array_free(key);
+    return res;
+}
+
 /* The elements of an array, to be freed, read into a buffer that held something else. */
 static void *read_array(mlxvk_array array, mlxvk_dtype dtype, size_t count, mlxvk_stream stream)
 {

@@ -68,6 +68,8 @@ mlxvk_array array_of(mlxvk_device device, mlxvk_dtype dtype, const void *data, c
 mlxvk_array ints(mlxvk_device device, const int32_t *values, const int *shape, int ndim);
 mlxvk_array floats(mlxvk_device device, const float *values, const int *shape, int ndim);
 mlxvk_array counting(mlxvk_device device, int count);              /* int32: 0, 1, 2, ... */
+/* Normally distributed, evaluated; the same numbers on every device. */
+mlxvk_array normals(const int *shape, int ndim, mlxvk_dtype dtype, uint32_t seed, mlxvk_stream s);
 /* The array's elements must be these, bit for bit. */
 void expect_ints(mlxvk_array array, const int32_t *want, size_t count, mlxvk_stream stream);
 /* Within atol + rtol * |want|. */

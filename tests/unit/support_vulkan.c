@@ -8,6 +8,7 @@ static void *loader;
 static PFN_vkGetInstanceProcAddr get_instance;
 static PFN_vkGetDeviceProcAddr get_device;
 static VkInstance instance;
+static VkPhysicalDevice physical;
 static VkDevice logical;
 static PFN_vkQueueSubmit real_submit;
 int fail_submits_after = -1, fail_submits = -1, submit_failure = VK_ERROR_DEVICE_LOST;
@@ -35,11 +36,22 @@ static VkPhysicalDeviceVulkan12Features features12 = { .sType = VK_STRUCTURE_TYP
 static VkPhysicalDeviceFeatures2 features = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
                                             .pNext = &features12 };
 
-static bool make_logical(mlxvk_adopt *adopt)
+/* Storage of bytes and halves, as far as the device has it. */
+static void want_small_storage(bool wanted)
+{
+    VkPhysicalDeviceVulkan11Features has11 = { .sType = features11.sType };
+    VkPhysicalDeviceVulkan12Features has12 = { .sType = features12.sType, .pNext = &has11 };
+    VkPhysicalDeviceFeatures2 has = { .sType = features.sType, .pNext = &has12 };
+    LOAD(vkGetPhysicalDeviceFeatures2);
+    vkGetPhysicalDeviceFeatures2(physical, &has);
+    features11.storageBuffer16BitAccess = wanted && has11.storageBuffer16BitAccess;
+    features12.storageBuffer8BitAccess = wanted && has12.storageBuffer8BitAccess;
+}
+
+static bool make_logical(mlxvk_adopt *adopt, bool small_storage)
 {
     const float priority = 1;
     uint32_t count = 1;
-    VkPhysicalDevice physical;
     VkQueue queue;
     LOAD(vkEnumeratePhysicalDevices);
     LOAD(vkCreateDevice);
@@ -50,6 +62,7 @@ static bool make_logical(mlxvk_adopt *adopt)
                                       .queueCreateInfoCount = 1, .pQueueCreateInfos = &queues };
     get_device = vkGetDeviceProcAddr;
     if (vkEnumeratePhysicalDevices(instance, &count, &physical) < 0 || !count) return false;
+    want_small_storage(small_storage);
     if (vkCreateDevice(physical, &info, NULL, &logical)) return false;
     PFN_vkGetDeviceQueue vkGetDeviceQueue = (PFN_vkGetDeviceQueue)get_device(logical, "vkGetDeviceQueue");
     real_submit = (PFN_vkQueueSubmit)get_device(logical, "vkQueueSubmit");
@@ -61,8 +74,7 @@ static bool make_logical(mlxvk_adopt *adopt)
 
 void own_vulkan(mlxvk_adopt *adopt, bool small_storage)
 {
-    features11.storageBuffer16BitAccess = features12.storageBuffer8BitAccess = small_storage;
-    if (!make_instance() || !make_logical(adopt)) fail_msg("no Vulkan device of the test's own");
+    if (!make_instance() || !make_logical(adopt, small_storage)) fail_msg("no Vulkan device of the test's own");
 }
 
 void end_vulkan(void)
@@ -81,17 +93,19 @@ void end_vulkan(void)
 static VkBuffer buffer;
 static VkDeviceMemory memory;
 
-/* The first type that the host maps and the buffer may have. */
+/* The first type of those allowed that the host maps, the device's own if one is; UINT32_MAX where there is none. */
 static uint32_t mapped_type(VkPhysicalDevice physical, uint32_t allowed)
 {
-    const VkMemoryPropertyFlags wanted = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+    const VkMemoryPropertyFlags host = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     VkPhysicalDeviceMemoryProperties m;
     LOAD(vkGetPhysicalDeviceMemoryProperties);
     vkGetPhysicalDeviceMemoryProperties(physical, &m);
-    for (uint32_t i = 0; i < m.memoryTypeCount; i++)
-        if ((allowed >> i & 1) && (m.memoryTypes[i].propertyFlags & wanted) == wanted) return i;
-    fail_msg("no memory that the host maps");
-    return 0;
+    for (int own = 1; own >= 0; own--) {
+        VkMemoryPropertyFlags wanted = host | (own ? VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT : 0);
+        for (uint32_t i = 0; i < m.memoryTypeCount; i++)
+            if ((allowed >> i & 1) && (m.memoryTypes[i].propertyFlags & wanted) == wanted) return i;
+    }
+    return UINT32_MAX;
 }
 
 uint64_t own_buffer(size_t size, void **mapped)
@@ -101,15 +115,12 @@ uint64_t own_buffer(size_t size, void **mapped)
     const VkBufferCreateInfo info = { .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, .size = size, .usage = usage };
     VkMemoryAllocateInfo allocate = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO };
     VkMemoryRequirements need;
-    VkPhysicalDevice physical;
-    uint32_t count = 1;
     uint64_t handle = 0;
-    LOAD(vkEnumeratePhysicalDevices);
-    assert_true(vkEnumeratePhysicalDevices(instance, &count, &physical) >= 0);
     assert_int_equal(DEVICE_CALL(vkCreateBuffer)(logical, &info, NULL, &buffer), VK_SUCCESS);
     DEVICE_CALL(vkGetBufferMemoryRequirements)(logical, buffer, &need);
     allocate.allocationSize = need.size;
     allocate.memoryTypeIndex = mapped_type(physical, need.memoryTypeBits);
+    assert_int_not_equal(allocate.memoryTypeIndex, UINT32_MAX);
     assert_int_equal(DEVICE_CALL(vkAllocateMemory)(logical, &allocate, NULL, &memory), VK_SUCCESS);
     assert_int_equal(DEVICE_CALL(vkBindBufferMemory)(logical, buffer, memory, 0), VK_SUCCESS);
     assert_int_equal(DEVICE_CALL(vkMapMemory)(logical, memory, 0, VK_WHOLE_SIZE, 0, mapped), VK_SUCCESS);
@@ -146,7 +157,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL exhausted_allocate(VkDevice d, const VkMem
 {
     VkMemoryAllocateInfo true_info = *info;
     VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
-    if (driver.types) true_info.memoryTypeIndex = 0;
+    if (driver.types) true_info.memoryTypeIndex = mapped_type(physical, ~0u);
     if (!(driver.exhausted >> info->memoryTypeIndex & 1))
         r = DEVICE_CALL(vkAllocateMemory)(d, &true_info, callbacks, memory);
     if (r == VK_SUCCESS) driver.used |= 1u << info->memoryTypeIndex;
@@ -196,22 +207,26 @@ static VKAPI_ATTR void VKAPI_CALL checked_update(VkDevice d, uint32_t count, con
     DEVICE_CALL(vkUpdateDescriptorSets)(d, count, writes, copies, copy);
 }
 
-static VKAPI_ATTR void VKAPI_CALL more_types(VkPhysicalDevice physical, VkPhysicalDeviceMemoryProperties *m)
+/* Of memory that serves every purpose. */
+static VKAPI_ATTR void VKAPI_CALL more_types(VkPhysicalDevice p, VkPhysicalDeviceMemoryProperties *m)
 {
     LOAD(vkGetPhysicalDeviceMemoryProperties);
-    vkGetPhysicalDeviceMemoryProperties(physical, m);
-    if (driver.types) m->memoryTypeCount = driver.types;
-    for (uint32_t i = 1; i < driver.types; i++) m->memoryTypes[i] = m->memoryTypes[0];
+    vkGetPhysicalDeviceMemoryProperties(p, m);
+    if (!driver.types) return;
+    VkMemoryType mapped = m->memoryTypes[mapped_type(p, ~0u)];
+    m->memoryTypeCount = driver.types;
+    for (uint32_t i = 0; i < driver.types; i++) m->memoryTypes[i] = mapped;
 }
 
-static VKAPI_ATTR void VKAPI_CALL lower_limits(VkPhysicalDevice physical, VkPhysicalDeviceProperties2 *p)
+static VKAPI_ATTR void VKAPI_CALL lower_limits(VkPhysicalDevice device, VkPhysicalDeviceProperties2 *p)
 {
     LOAD(vkGetPhysicalDeviceProperties2);
     VkPhysicalDeviceLimits *l = &p->properties.limits;
-    vkGetPhysicalDeviceProperties2(physical, p);
+    vkGetPhysicalDeviceProperties2(device, p);
     l->timestampPeriod = 1;
     if (driver.max_buffers) l->maxPerStageDescriptorStorageBuffers = driver.max_buffers;
     if (driver.alignment > l->minStorageBufferOffsetAlignment) l->minStorageBufferOffsetAlignment = driver.alignment;
+    if (driver.alignment) driver.alignment = (uint32_t)l->minStorageBufferOffsetAlignment;
     if (driver.max_threads) l->maxComputeWorkGroupInvocations = l->maxComputeWorkGroupSize[0] = driver.max_threads;
 }
 
@@ -259,6 +274,11 @@ mlxvk_device own_device(const char *gates)
     mlxvk_device d = { NULL };
     mlxvk_error error = { 0 };
     own_vulkan(&a, true);
+    if (driver.types && mapped_type(physical, ~0u) == UINT32_MAX) {
+        end_vulkan();
+        print_message("the device has no memory that the host maps\n");
+        skip();
+    }
     a.get_instance_proc_addr = failing_driver();
     if (create_device(&d, &(mlxvk_device_desc){ .adopt = &a, .gates = gates, .error = &error }))
         fail_msg("%s", error.text);

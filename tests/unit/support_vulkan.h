@@ -4,7 +4,8 @@
 
 #include "support.h"
 
-/* How it was made stays in `adopt`. small_storage: with 8- and 16-bit storage, else with nothing that is optional. */
+/* How it was made stays in `adopt`. small_storage: with 8- and 16-bit storage as far as the device has it, else with
+ * nothing that is optional. */
 void own_vulkan(mlxvk_adopt *adopt, bool small_storage);
 void end_vulkan(void);                                             /* the last one made */
 /* A VkBuffer of that device, mapped; one at a time. Freed before end_vulkan(). */
@@ -20,11 +21,11 @@ void *failing_driver(void);
 struct driver {
     int fail_waits, wait_failure;                      /* so many calls of vkWaitSemaphores fail, in this way */
     int frees, allocations;                            /* calls of vkFreeMemory; of vkAllocateMemory that succeeded */
-    uint32_t types;                                    /* so many memory types, all alike; in bits: */
+    uint32_t types;                                    /* so many memory types, all alike and mapped; in bits: */
     uint32_t allowed, exhausted, used;                 /* a buffer may have, have no memory left, memory was taken of */
     bool half_ready;                                   /* of each pool's timestamps two are there: 500 apart */
     uint32_t max_buffers, max_threads, largest_layout; /* limits, if not 0; most bindings of a set layout */
-    uint32_t alignment, misaligned;                    /* of bindings, if more than the device's; those that break it */
+    uint32_t alignment, misaligned;                    /* of bindings, made the device's if that is more; wrong ones */
 };
 extern struct driver driver;
 /* own_vulkan() with that driver, adopted; to be freed before end_vulkan(). */

@@ -15,26 +15,17 @@ struct bench {
     mlxvk_array a, b, weight, heads, head_weight, cache;
 };
 
-static void normal(struct bench *t, mlxvk_array *res, const int *shape, size_t ndim, uint32_t seed)
-{
-    mlxvk_array key = mlxvk_array_new();
-    OK_DEVICE(mlxvk_array_new_data_device(&key, (uint32_t[]){ 0, seed }, (int[]){ 2 }, 1, MLXVK_UINT32, t->device), t->device);
-    OK(mlxvk_random_normal(res, shape, ndim, t->dtype, 0, 1, key, t->s), t->s);
-    OK_DEVICE(mlxvk_array_eval(*res), t->device);
-    mlxvk_array_free(key);
-}
-
 static struct bench bench_open(const char *gates, mlxvk_dtype dtype)
 {
     struct bench t = { .dtype = dtype };
     t.device = open_device(gates);
     t.s = open_stream(t.device);
-    normal(&t, &t.a, (int[]){ ROWS, WIDTH }, 2, 1);
-    normal(&t, &t.b, (int[]){ ROWS, WIDTH }, 2, 2);
-    normal(&t, &t.weight, (int[]){ WIDTH }, 1, 3);
-    normal(&t, &t.heads, (int[]){ 1, ROWS, KV_HEADS, DIM }, 4, 4);
-    normal(&t, &t.head_weight, (int[]){ DIM }, 1, 5);
-    normal(&t, &t.cache, (int[]){ 1, KV_HEADS, CAPACITY, DIM }, 4, 6);
+    t.a = normals((int[]){ ROWS, WIDTH }, 2, dtype, 1, t.s);
+    t.b = normals((int[]){ ROWS, WIDTH }, 2, dtype, 2, t.s);
+    t.weight = normals((int[]){ WIDTH }, 1, dtype, 3, t.s);
+    t.heads = normals((int[]){ 1, ROWS, KV_HEADS, DIM }, 4, dtype, 4, t.s);
+    t.head_weight = normals((int[]){ DIM }, 1, dtype, 5, t.s);
+    t.cache = normals((int[]){ 1, KV_HEADS, CAPACITY, DIM }, 4, dtype, 6, t.s);
     mlxvk_reset_stats(t.device);
     return t;
 }
@@ -218,7 +209,7 @@ static void layer_open(struct bench *t, struct layer *l, int rows)
     mlxvk_array w = mlxvk_array_new(), nothing = mlxvk_array_new();
     for (int i = 0; i < 3; i++) {
         mlxvk_vector_array q = mlxvk_vector_array_new();
-        normal(t, &w, (int[]){ sizes[i], WIDE }, 2, 20 + (uint32_t)i);
+        w = normals((int[]){ sizes[i], WIDE }, 2, t->dtype, 20 + (uint32_t)i, t->s);
         OK(mlxvk_quantize(&q, w, group, bits, "affine", nothing, t->s), t->s);
         for (size_t k = 0; k < 3; k++) {
             l->w[i][k] = mlxvk_array_new();
@@ -229,9 +220,9 @@ static void layer_open(struct bench *t, struct layer *l, int rows)
     l->x = mlxvk_array_new();
     l->residual = mlxvk_array_new();
     l->weight = mlxvk_array_new();
-    normal(t, &l->x, (int[]){ 1, rows, WIDE }, 3, 30);
-    normal(t, &l->residual, (int[]){ 1, rows, sizes[0] }, 3, 31);
-    normal(t, &l->weight, (int[]){ WIDE }, 1, 32);
+    l->x = normals((int[]){ 1, rows, WIDE }, 3, t->dtype, 30, t->s);
+    l->residual = normals((int[]){ 1, rows, sizes[0] }, 3, t->dtype, 31, t->s);
+    l->weight = normals((int[]){ WIDE }, 1, t->dtype, 32, t->s);
     OK(mlxvk_synchronize(t->s), t->s);
     mlxvk_array_free(w);
     mlxvk_reset_stats(t->device);

@@ -12,14 +12,9 @@ static const mlxvk_array NONE = { NULL };
 /* A program's device, and what it leaves. */
 struct run { mlxvk_device device; mlxvk_stream s; mlxvk_array res[2]; };
 
-static mlxvk_array normal(struct run *t, const int *shape, size_t ndim, uint32_t seed)
+static mlxvk_array normal(struct run *t, const int *shape, int ndim, uint32_t seed)
 {
-    mlxvk_array key = mlxvk_array_new(), res = mlxvk_array_new();
-    OK_DEVICE(mlxvk_array_new_data_device(&key, (uint32_t[]){ 0, seed }, (int[]){ 2 }, 1, MLXVK_UINT32, t->device), t->device);
-    OK(mlxvk_random_normal(&res, shape, ndim, MLXVK_FLOAT32, 0, 1, key, t->s), t->s);
-    OK_DEVICE(mlxvk_array_eval(res), t->device);
-    mlxvk_array_free(key);
-    return res;
+    return normals(shape, ndim, MLXVK_FLOAT32, seed, t->s);
 }
 
 /* A view by start, stop and step along every axis. */

@@ -8,19 +8,9 @@
 
 /* ---- operations ---- */
 
-static mlxvk_array noise(const int *shape, int ndim, mlxvk_dtype dtype, uint64_t seed, mlxvk_stream s)
+static mlxvk_array two_dims(int rows, int columns, mlxvk_dtype dtype, uint32_t seed, mlxvk_stream s)
 {
-    mlxvk_array key = { NULL }, x = { NULL };
-    OK(mlxvk_array_new_data_device(&key, (uint32_t[]){ 1, (uint32_t)seed }, (int[]){ 2 }, 1, MLXVK_UINT32, mlxvk_stream_device(s)), s);
-    OK(mlxvk_random_normal(&x, shape, (size_t)ndim, dtype, 0, 1, key, s), s);
-    OK(eval_one(x), s);
-    mlxvk_array_free(key);
-    return x;
-}
-
-static mlxvk_array two_dims(int rows, int columns, mlxvk_dtype dtype, uint64_t seed, mlxvk_stream s)
-{
-    return noise((int[]){ rows, columns }, 2, dtype, seed, s);
+    return normals((int[]){ rows, columns }, 2, dtype, seed, s);
 }
 
 static mlxvk_array number(uint32_t value, mlxvk_stream s)
@@ -65,7 +55,8 @@ static mlxvk_array run_dequantize(int rows, mlxvk_stream s)
 
 static mlxvk_array run_norm(int rows, mlxvk_stream s)
 {
-    mlxvk_array x = two_dims(rows, 72, MLXVK_FLOAT32, 4, s), w = noise((int[]){ 72 }, 1, MLXVK_FLOAT32, 5, s), y = { NULL };
+    mlxvk_array x = two_dims(rows, 72, MLXVK_FLOAT32, 4, s), y = { NULL };
+    mlxvk_array w = normals((int[]){ 72 }, 1, MLXVK_FLOAT32, 5, s);
     OK(mlxvk_fast_rms_norm(&y, x, w, 1e-5f, s), s);
     OK(eval_one(y), s);
     mlxvk_array_free(x);
@@ -76,12 +67,13 @@ static mlxvk_array run_norm(int rows, mlxvk_stream s)
 /* (batch, heads, tokens, width), seen transposed. kind: 1 traditional, 2 some features only, 4 frequencies, 8 an offset for each. */
 static mlxvk_array run_rope(int kind, mlxvk_stream s)
 {
-    mlxvk_array x = noise((int[]){ 2, 5, 3, 40 }, 4, MLXVK_FLOAT32, 6, s), freqs = { NULL }, at = { NULL }, y = { NULL };
+    mlxvk_array x = normals((int[]){ 2, 5, 3, 40 }, 4, MLXVK_FLOAT32, 6, s);
+    mlxvk_array freqs = { NULL }, at = { NULL }, y = { NULL };
     mlxvk_optional_float base = { 1000, !(kind & 4) };
     int dims = kind & 2 ? 24 : 40;
     OK(mlxvk_transpose_axes(&x, x, (int[]){ 0, 2, 1, 3 }, 4, s), s);
     if (kind & 4) {
-        freqs = noise(&(int){ dims / 2 }, 1, MLXVK_FLOAT32, 7, s);
+        freqs = normals(&(int){ dims / 2 }, 1, MLXVK_FLOAT32, 7, s);
         OK(mlxvk_exp(&freqs, freqs, s), s);
     }
     if (kind & 8) {
@@ -97,8 +89,9 @@ static mlxvk_array run_rope(int kind, mlxvk_stream s)
 
 static mlxvk_array attend(int queries, int keys, int width, const char *mode, mlxvk_stream s)
 {
-    mlxvk_array q = noise((int[]){ 1, 4, queries, width }, 4, MLXVK_FLOAT32, 8, s), k = noise((int[]){ 1, 2, keys, width }, 4, MLXVK_FLOAT32, 9, s);
-    mlxvk_array v = noise((int[]){ 1, 2, keys, width }, 4, MLXVK_FLOAT32, 10, s), y = { NULL };
+    mlxvk_array q = normals((int[]){ 1, 4, queries, width }, 4, MLXVK_FLOAT32, 8, s);
+    mlxvk_array k = normals((int[]){ 1, 2, keys, width }, 4, MLXVK_FLOAT32, 9, s);
+    mlxvk_array v = normals((int[]){ 1, 2, keys, width }, 4, MLXVK_FLOAT32, 10, s), y = { NULL };
     OK(mlxvk_fast_scaled_dot_product_attention(&y, q, k, v, 0.1f, mode, none, none, s), s);
     OK(eval_one(y), s);
     mlxvk_array_free(q);
@@ -359,7 +352,7 @@ static const char *const elsewhere[] = {
     "MLX_VK_ENABLE_FLOAT16", "MLX_VK_ENABLE_HALF_CONVERSION", "MLX_VK_SUBGROUP_SIZE", "MLX_VK_FFT_KERNEL",
     "MLX_VK_RANDOM_PRODUCTS",
     "MLX_VK_ENABLE_CHAINS", "MLX_VK_DEBUG_CHAINS", "MLX_VK_MAX_BINDING_RANGE", "MLX_VK_MAX_GRID",
-    "MLX_VK_MAX_THREADS", "MLX_VK_MAX_STORAGE_BUFFERS", "MLX_VK_ENABLE_REPLAY",
+    "MLX_VK_MAX_THREADS", "MLX_VK_MAX_STORAGE_BUFFERS", "MLX_VK_MAX_US_PER_BUFFER", "MLX_VK_ENABLE_REPLAY",
     "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", "MLX_VK_ENABLE_ROPE_CACHE_WRITE",
     "MLX_VK_ENABLE_RMSNORM_ROPE", "MLX_VK_ENABLE_QMM_GROUPED", "MLX_VK_ENABLE_QMM_ADD", "MLX_VK_ENABLE_RMSNORM_QMM", "MLX_VK_MX_SCALES_NEAREST", "MLX_VK_PROFILE", "MLX_VK_PROFILE_COMPILED_DETAIL", "MLX_VK_TEST_NO_BARRIERS",
     "MLX_VK_DEVICE", "MLX_VK_STATS", "MLX_VK_QMM_STATS", "MLX_VK_SDPA_STATS", "MLX_VK_ALGO_STATS", "MLX_VK_DEBUG_ROPE_REJECT",
