@@ -194,7 +194,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
  *   MLX_VK_ENABLE_ALGO_CACHE, _AUTO_DISABLE, MLX_VK_ALGO_CACHE_ZERO_HIT_DISABLE_THRESHOLD     bindings are pushed, or
  *       written into pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
-    X(MAX_OPS, "MLX_VK_MAX_OPS_PER_BUFFER", 100, "operations recorded before a command buffer is committed")          \
+    X(MAX_OPS, "MLX_VK_MAX_OPS_PER_BUFFER", 100, "operations recorded before a command buffer is committed")           \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50,                                                           \
       "MiB of buffers used before that; of those only read an eighth counts while the GPU is busy")                   \
     X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
@@ -209,19 +209,19 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(INT16,         "MLX_VK_ENABLE_INT16",              1, "16-bit integers in shaders")                              \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
     X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
-    X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1,                                                           \
-      "float16 to float32 and back by the device, where it keeps every bit")                                          \
-    X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0,                                                           \
-      "threads of a subgroup, where the device lets one choose (0: its own)")                                         \
-    X(GRID,          "MLX_VK_MAX_GRID",                  0,                                                           \
-      "workgroups along each dimension of a grid, where that is less than the device's (0: those)")                   \
-    X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0,                                                           \
-      "bytes that one binding reaches, where that is less than the device's (0: those)")                              \
+    X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1,                                                            \
+      "float16 to float32 and back by the device, where it keeps every bit")                                           \
+    X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0,                                                            \
+      "threads of a subgroup, where the device lets one choose (0: its own)")                                          \
+    X(GRID,          "MLX_VK_MAX_GRID",                  0,                                                            \
+      "workgroups along each dimension of a grid, where that is less than the device's (0: those)")                    \
+    X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0,                                                            \
+      "bytes that one binding reaches, where that is less than the device's (0: those)")                               \
     X(THREADS,       "MLX_VK_MAX_THREADS",               0,                                                            \
       "threads of a workgroup, where that is less than the device's (0: those)")                                       \
     X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0,                                                            \
       "storage buffers of a kernel, where that is less than the device's (0: those)")                                  \
-    X(DONATION, "MLX_VK_ENABLE_DONATION", 1, "results take over the memory of operands that nobody wants")            \
+    X(DONATION, "MLX_VK_ENABLE_DONATION", 1, "results take over the memory of operands that nobody wants")             \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
@@ -238,24 +238,24 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_M16,       "MLX_VK_ENABLE_QMM_NATIVE_M16",     1, "those for 9 to 16 rows")                                  \
     X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
     X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
-    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0,                                                           \
-      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows")                                   \
-    X(QMV_ROWS, "MLX_VK_QMV_ROWS", 0, "rows of a quantized weight a subgroup (0: as the table says)")                 \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0,                                                            \
+      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows")                                    \
+    X(QMV_ROWS, "MLX_VK_QMV_ROWS", 0, "rows of a quantized weight a subgroup (0: as the table says)")                  \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
-    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0,                                                           \
-      "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up")                          \
+    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0,                                                            \
+      "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up")                           \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
-    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                       \
-      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix; 0 chooses")                                     \
-    X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
-    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
-      "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                       \
-    X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 3 x 3 in Winograd's way where that is faster")          \
-    X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0,                                                           \
-      "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device")                                \
+    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                        \
+      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix; 0 chooses")                                      \
+    X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")                \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                            \
+      "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                        \
+    X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 3 x 3 in Winograd's way where that is faster")           \
+    X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0,                                                            \
+      "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device")                                 \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")    \
@@ -274,7 +274,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SPLIT_PARTS_DECODE,    "MLX_VK_SDPA_SPLITK_MAX_PARTS_DECODE",     0, "the same for one query (0: as above)")     \
     X(SPLIT_PARTS_PREFILL,   "MLX_VK_SDPA_SPLITK_MAX_PARTS_PREFILL",    0, "the same for several (0: as above)")       \
     X(SPLIT_GROUPS,          "MLX_VK_SDPA_SPLITK_TARGET_WG_DECODE",     0, "workgroups to aim at (0: by device)")      \
-    X(SDPA_KEYS, "MLX_VK_SDPA_MAX_K_LEN", 0, "most keys that fused attention takes (0: any)")                         \
+    X(SDPA_KEYS, "MLX_VK_SDPA_MAX_K_LEN", 0, "most keys that fused attention takes (0: any)")                          \
     X(SDPA_KEYS_DECODE,      "MLX_VK_SDPA_MAX_K_LEN_DECODE",            0, "the same for one query (0: as above)")     \
     X(SDPA_KEYS_PREFILL,     "MLX_VK_SDPA_MAX_K_LEN_PREFILL",           0, "the same for several (0: as above)")       \
     X(ARGREDUCE,     "MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM", 1, "argmax and argmin along contiguous rows")           \
@@ -283,29 +283,29 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
     X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
-    X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
-    X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
-    X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)")          \
-    X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
-      "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)")                                  \
+    X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")                 \
+    X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "elementwise chains in kernels made at run time, where it pays (2: all)") \
+    X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)")           \
+    X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                            \
+      "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)")                                   \
     X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report") \
-    X(QMM_STATS, "MLX_VK_QMM_STATS", 0, "the same for quantized matmul alone, printed when the device goes")          \
+    X(QMM_STATS, "MLX_VK_QMM_STATS", 0, "the same for quantized matmul alone, printed when the device goes")           \
     X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                  \
     X(ALGO_STATS,    "MLX_VK_ALGO_STATS",                0, "the same for pipelines and memory found again, or made")  \
     X(DEBUG_ROPE,    "MLX_VK_DEBUG_ROPE_REJECT",         0, "print each rope once that takes a slower path, and why")  \
     X(DEBUG_SDPA,    "MLX_VK_DEBUG_SDPA_REJECT",         0, "the same for attention")                                  \
-    X(DEBUG_SPLIT, "MLX_VK_DEBUG_SDPA_SPLITK", 0, "print once how attention splits keys, for each signature")         \
-    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0,                                                           \
-      "print each argmax or argmin once that takes a slower path, and why")                                           \
+    X(DEBUG_SPLIT, "MLX_VK_DEBUG_SDPA_SPLITK", 0, "print once how attention splits keys, for each signature")          \
+    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0,                                                            \
+      "print each argmax or argmin once that takes a slower path, and why")                                            \
     X(DEBUG_BINARY,  "MLX_VK_DEBUG_BINARY_FALLBACK",     0, "the same for operations of two operands")                 \
     X(DEBUG_BITWISE, "MLX_VK_DEBUG_BITWISE_FALLBACK",    0, "the same for bitwise ones")                               \
     X(DEBUG_DEQUANTIZE, "MLX_VK_DEBUG_FAST_QUANTIZE_FALLBACK", 0, "the same for dequantize")                           \
     X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                    \
     X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")            \
-    X(DEBUG_CHAINS, "MLX_VK_DEBUG_CHAINS", 0, "write each chain's kernel to chain-*.spv in the current folder")       \
+    X(DEBUG_CHAINS, "MLX_VK_DEBUG_CHAINS", 0, "write each chain's kernel to chain-*.spv in the current folder")        \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")    \
-    X(POISON, "MLX_VK_POISON", 0, "fill new and freed mapped memory with garbage (2: with NaN)")                      \
+    X(POISON, "MLX_VK_POISON", 0, "fill new and freed mapped memory with garbage (2: with NaN)")                       \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
 enum gate {
