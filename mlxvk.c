@@ -17773,25 +17773,22 @@ int mlxvk_array_set(mlxvk_array *res, mlxvk_array source)
 }
 
 /* Copies host data into a fresh array. */
-static int fill_array(struct call *c, struct array *a, const void *data)
+static void fill_array(struct call *c, struct array *a, const void *data)
 {
     struct storage *st = a->storage;
     if (data && st->nbytes <= INLINE_BYTES) {
         st->literal = true;
         memcpy(st->bytes, data, st->nbytes);
-        return 0;
+        return;
     }
     int code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
-    if (code) {
+    if (code)
         FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes,
              c->device->caps.max_allocation);
-        return code;
-    }
-    if (!data || !st->nbytes) return 0;
+    if (code || !data || !st->nbytes) return;
     if (st->buffer->map) copy_bytes(c->device, st->buffer->map, data, st->nbytes);
     else code = transfer(c->device, st->buffer, 0, (void *)(uintptr_t)data, st->nbytes, MEMORY_UPLOAD);
     if (code) FAIL(c, code, "the upload failed: %s", mlxvk_result_text(code));
-    return code;
 }
 
 /* Ends a call that has a device, but no stream: the error is the device's. */
@@ -17928,12 +17925,10 @@ int mlxvk_array_dim(mlxvk_array array, int dim)
 /* The memory of an array that nothing has written yet, outside of any dispatch. */
 static int storage_ready(struct device *d, struct storage *st)
 {
-    struct stream *s = st->buffer ? NULL : default_stream(d);
-    int code;
     if (st->buffer) return 0;
-    if (!s) return MLXVK_ERROR_HOST_MEMORY;
-    code = storage_allocate(&s->encoder, st);
-    if (code) {
+    struct stream *s = default_stream(d);
+    int code = s ? storage_allocate(&s->encoder, st) : MLXVK_ERROR_HOST_MEMORY;
+    if (code && s) {
         d->error = s->encoder.error;
         s->encoder.code = d->lost;                   /* the stream's own work goes on */
     }
@@ -18695,31 +18690,38 @@ static struct array *corners(struct call *c, struct array *a)
     return a;
 }
 
+/* The elements of an array, row-major, in memory that is to be freed. */
+static int array_elements(mlxvk_array array, void **data, size_t *size)
+{
+    mlxvk_stream s = { NULL };
+    *size = mlxvk_array_nbytes(array);
+    *data = malloc(*size + 1);
+    int code = mlxvk_get_default_stream(&s, (mlxvk_device){ ((struct array *)array.ctx)->storage->device });
+    if (!code) code = *data ? mlxvk_array_read(array, *data, *size, s) : MLXVK_ERROR_HOST_MEMORY;
+    mlxvk_stream_free(s);
+    if (code) free(*data);
+    return code;
+}
+
 int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr)
 {
-    struct array *a = arr.ctx;
+    const struct array *a = arr.ctx;
     mlxvk_array part = { NULL };
-    mlxvk_stream s = { NULL };
     struct text t = { 0 };
-    size_t next = 0;
+    size_t size, next = 0;
+    void *data;
     if (!a || !str) return MLXVK_ERROR_ARGUMENT;
-    int code = mlxvk_get_default_stream(&s, (mlxvk_device){ a->storage->device });
-    if (!code) {
-        struct call c = begin("array_tostring", s);
-        code = finish(&c, corners(&c, input(&c, "arr", arr)), &part);
-    }
-    size_t bytes = mlxvk_array_nbytes(part);
-    void *data = malloc(bytes + 1);
-    if (!code) code = data ? mlxvk_array_read(part, data, bytes, s) : MLXVK_ERROR_HOST_MEMORY;
+    struct call c = begin_on("array_tostring", lock_device(a->storage->device), NULL);
+    int code = finish(&c, corners(&c, input(&c, "arr", arr)), &part);
+    if (!code) code = array_elements(part, &data, &size);
     if (!code) {
         text_add(&t, "array(");
         print_axis(&t, data, part.ctx, a->shape, 0, &next);
         text_add(&t, ", dtype=%s)", dtypes[a->dtype].name);
+        free(data);
         code = put_text(str, &t);
     }
-    free(data);
     mlxvk_array_free(part);
-    mlxvk_stream_free(s);
     return code;
 }
 
@@ -18771,7 +18773,7 @@ X(mlxvk_io_writer, mlxvk_io_writer_new, mlxvk_io_writer_descriptor, mlxvk_io_wri
 
 /* ---- a file of the system as such an object ---- */
 
-struct disk { FILE *file; bool good; char label[1]; };
+struct disk { struct io io; FILE *file; const char *path; bool good; };      /* io is freed as what begins with it */
 
 #ifdef _WIN32
 #define seek_file _fseeki64
@@ -18782,7 +18784,7 @@ struct disk { FILE *file; bool good; char label[1]; };
 #endif
 
 static bool disk_good(void *d) { return ((struct disk *)d)->good; }
-static const char *disk_label(void *d) { return ((struct disk *)d)->label; }
+static const char *disk_label(void *d) { return ((struct disk *)d)->path; }
 static size_t disk_tell(void *d) { return (size_t)tell_file(((struct disk *)d)->file); }
 static void disk_seek(void *p, int64_t at, int whence)
 {
@@ -18799,22 +18801,18 @@ static void disk_write(void *p, const char *data, size_t n)
     struct disk *d = p;
     d->good = fwrite(data, 1, n, d->file) == n && d->good;
 }
-static void disk_free(void *p) { fclose(((struct disk *)p)->file); free(p); }
+static void disk_close(void *d) { fclose(((struct disk *)d)->file); }
 
-static struct io *disk_open(const char *name, const char *mode)
+static struct io *disk_open(const char *path, const char *mode)
 {
     static const mlxvk_io_vtable calls = { .is_open = disk_good, .good = disk_good, .tell = disk_tell,
                                            .seek = disk_seek, .read = disk_read,
-                                           .write = disk_write, .label = disk_label, .free = disk_free };
-    FILE *f = name ? fopen(name, mode) : NULL;
-    struct disk *d = f ? malloc(sizeof *d + strlen(name)) : NULL;
-    if (!d) { if (f) fclose(f); return NULL; }
-    d->file = f;
-    d->good = true;
-    strcpy(d->label, name);
-    struct io *io = io_new(d, calls);
-    if (!io) disk_free(d);
-    return io;
+                                           .write = disk_write, .label = disk_label, .free = disk_close };
+    FILE *file = path ? fopen(path, mode) : NULL;
+    struct disk *d = file ? malloc(sizeof *d) : NULL;
+    if (d) *d = (struct disk){ { d, calls }, file, path, true };
+    else if (file) fclose(file);
+    return d ? &d->io : NULL;
 }
 
 static struct file disk_file(const char *call, const char *path, const char *mode, mlxvk_stream s)
@@ -18982,14 +18980,11 @@ static void file_keep(struct file *f, struct vector *m, const char *key, mlxvk_a
 /* The elements of an array, row-major. */
 static void file_write_array(struct file *f, mlxvk_array array)
 {
-    size_t n = mlxvk_array_nbytes(array);
-    void *data = file_memory(f, n);
-    mlxvk_stream s = { NULL };
-    if (!data) return;
-    mlxvk_get_default_stream(&s, (mlxvk_device){ ((struct array *)array.ctx)->storage->device });
-    if (mlxvk_array_read(array, data, n, s)) file_fail(f, MLXVK_ERROR_NOT_READY, "an array cannot be read");
+    size_t n;
+    void *data;
+    int code = f->code ? f->code : array_elements(array, &data, &n);
+    if (code) { file_fail(f, code, "an array cannot be read"); return; }
     file_write(f, data, n);
-    mlxvk_stream_free(s);
     free(data);
 }
 
@@ -19391,12 +19386,9 @@ static int gguf_free(struct gguf *g)
 static struct gguf *gguf_new(void)
 {
     struct gguf *g = calloc(1, sizeof *g);
-    if (!g) return NULL;
-    g->arrays = list_new(&array_entry);
-    g->numbers = list_new(&array_entry);
-    g->texts = list_new(&string_entry);
-    g->lists = list_new(&list_entry);
-    if (g->arrays && g->numbers && g->texts && g->lists) return g;
+    if (g) *g = (struct gguf){ list_new(&array_entry), list_new(&array_entry), list_new(&string_entry),
+                               list_new(&list_entry) };
+    if (g && g->arrays && g->numbers && g->texts && g->lists) return g;
     gguf_free(g);
     return NULL;
 }
@@ -19421,49 +19413,39 @@ static struct vector *gguf_map(mlxvk_io_gguf io, size_t member)
 }
 #define GGUF(io, member) gguf_map(io, offsetof(struct gguf, member))
 
-static int has_entry(bool *flag, const struct vector *m, const char *key)
-{
-    return m && key ? GIVE(flag, map_find(m, key) != NULL) : MLXVK_ERROR_ARGUMENT;
-}
-
 #define X(has, map) \
-    int has(bool *flag, mlxvk_io_gguf io, const char *key) { return has_entry(flag, GGUF(io, map), key); }
+    int has(bool *flag, mlxvk_io_gguf io, const char *key) \
+    { \
+        return io.ctx && key ? GIVE(flag, map_find(GGUF(io, map), key) != NULL) : MLXVK_ERROR_ARGUMENT; \
+    }
 X(mlxvk_io_gguf_has_metadata_array, numbers)
 X(mlxvk_io_gguf_has_metadata_string, texts)
 X(mlxvk_io_gguf_has_metadata_vector_string, lists)
 #undef X
 
-#define X(get, set, map) \
-    int get(mlxvk_array *arr, mlxvk_io_gguf io, const char *key) \
+#define X(get, type, map, give) \
+    int get(type *res, mlxvk_io_gguf io, const char *key) \
     { \
-        return mlxvk_map_string_to_array_get(arr, (mlxvk_map_string_to_array){ GGUF(io, map) }, key); \
-    } \
-    int set(mlxvk_io_gguf io, const char *key, mlxvk_array arr) \
-    { \
-        return map_put(GGUF(io, map), key, (union value){ .array = arr }); \
+        const struct entry *e = map_find(GGUF(io, map), key); \
+        return e && res ? give : MLXVK_ERROR_ARGUMENT; \
     }
-X(mlxvk_io_gguf_get_array, mlxvk_io_gguf_set_array, arrays)
-X(mlxvk_io_gguf_get_metadata_array, mlxvk_io_gguf_set_metadata_array, numbers)
+X(mlxvk_io_gguf_get_array, mlxvk_array, arrays, mlxvk_array_set(res, e->value.array))
+X(mlxvk_io_gguf_get_metadata_array, mlxvk_array, numbers, mlxvk_array_set(res, e->value.array))
+X(mlxvk_io_gguf_get_metadata_string, mlxvk_string, texts, put_string(res, text_copy(e->value.text)))
+X(mlxvk_io_gguf_get_metadata_vector_string, mlxvk_vector_string, lists,
+  list_assign(&res->ctx, &string_kind, e->value.list))
 #undef X
 
-int mlxvk_io_gguf_get_metadata_string(mlxvk_string *str, mlxvk_io_gguf io, const char *key)
-{
-    const struct entry *e = map_find(GGUF(io, texts), key);
-    return e ? put_string(str, text_copy(e->value.text)) : MLXVK_ERROR_ARGUMENT;
-}
-int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io_gguf io, const char *key)
-{
-    const struct entry *e = map_find(GGUF(io, lists), key);
-    return e && vstr ? list_assign(&vstr->ctx, &string_kind, e->value.list) : MLXVK_ERROR_ARGUMENT;
-}
-int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const char *mstr)
-{
-    return map_put(GGUF(io, texts), key, (union value){ .text = mstr });
-}
-int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr)
-{
-    return map_put(GGUF(io, lists), key, (union value){ .list = mvstr.ctx });
-}
+#define X(set, type, map, member, from) \
+    int set(mlxvk_io_gguf io, const char *key, type v) \
+    { \
+        return map_put(GGUF(io, map), key, (union value){ .member = from }); \
+    }
+X(mlxvk_io_gguf_set_array, mlxvk_array, arrays, array, v)
+X(mlxvk_io_gguf_set_metadata_array, mlxvk_array, numbers, array, v)
+X(mlxvk_io_gguf_set_metadata_string, const char *, texts, text, v)
+X(mlxvk_io_gguf_set_metadata_vector_string, mlxvk_vector_string, lists, list, v.ctx)
+#undef X
 
 /* Types of metadata; texts and lists are by themselves. */
 enum { GGUF_MAGIC = 0x46554747, GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_ALIGN = 32 };
@@ -19768,9 +19750,8 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
 static int kernel_make(struct device *d, const mlxvk_kernel_desc *desc, struct kernel **out)
 {
     int code = d->lost ? d->lost : kernel_check(d, desc);
-    struct kernel *k = code ? NULL : host_zalloc(d, sizeof *k);
-    *out = NULL;
     if (code) return code;
+    struct kernel *k = host_zalloc(d, sizeof *k);
     if (!k) return device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "kernel", "out of host memory");
     snprintf(k->name, sizeof k->name, "%s", desc->name ? desc->name : "kernel");
     k->device = d;
@@ -19853,8 +19834,7 @@ static int unlock_encoder(struct encoder *e)
         e->code = e->device->lost;
         encoder_reset(e);
     }
-    mutex_unlock(&e->device->lock);
-    return code;
+    return unlock_with(e->device, code);
 }
 
 /* The caller's kernel of the next dispatch. */
@@ -19884,28 +19864,28 @@ static uint32_t bind_held(struct encoder *e, uint32_t binding, struct array *a, 
     return bind_array(e, binding, a, write);
 }
 
-static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, uint32_t *shift, bool write)
+static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, uint32_t *shift, const char *name,
+                     bool write)
 {
     struct encoder *e = lock_encoder(handle);
     struct array *a = array.ctx;
     uint32_t at = 0;
     if (!e) return MLXVK_ERROR_ARGUMENT;
     if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array",
-                     "no array of this device, or binding %u", binding);
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name, "no array of this device, or binding %u", binding);
     else at = bind_held(e, binding, a, write);
     if (shift) *shift = at;
     return unlock_encoder(e);
 }
 
-int mlxvk_set_input_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift)
-{
-    return set_array(e, array, binding, shift, false);
-}
-int mlxvk_set_output_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift)
-{
-    return set_array(e, array, binding, shift, true);
-}
+#define X(name, write) \
+    int name(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift) \
+    { \
+        return set_array(e, array, binding, shift, CALLED(name), write); \
+    }
+X(mlxvk_set_input_array, false)
+X(mlxvk_set_output_array, true)
+#undef X
 
 int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
 {
@@ -19973,14 +19953,11 @@ static int dispatch_public(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_
     return unlock_encoder(e);
 }
 
-int mlxvk_dispatch_threadgroups(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z)
-{
-    return dispatch_public(e, x, y, z, false);
-}
-int mlxvk_dispatch_threads(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z)
-{
-    return dispatch_public(e, x, y, z, true);
-}
+#define X(name, threads) \
+    int name(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z) { return dispatch_public(e, x, y, z, threads); }
+X(mlxvk_dispatch_threadgroups, false)
+X(mlxvk_dispatch_threads, true)
+#undef X
 
 #define X(name, what) \
     int name(mlxvk_encoder handle) \
@@ -19997,23 +19974,19 @@ X(mlxvk_end_concurrent, e->concurrent = false)
 
 /* ==== >>public: kernels of the caller's in mlx-c's shape: new, config, apply ====================================== */
 
-/* What apply must know of a module: its specialization constants of 32 bits and the bools (by number, with their values
- * where nobody sets them, and their names where the module has names), and what its workgroup's size is made of. */
-struct module_constants {
-    uint32_t count, values[MAX_SPEC];
-    bool declared[MAX_SPEC], other[MAX_SPEC];        /* other: of other widths, which cannot be set */
-    const char *names[MAX_SPEC];
-    int group_constant[3];                           /* that is this side of the workgroup; -1: it is fixed */
-    uint32_t group[3];
-};
-
+/* With what apply must know of the module: its specialization constants of 32 bits and the bools (by number, with their
+ * values where nobody sets them, and their names where the module has names), and what its workgroup is made of. */
 struct spirv_kernel {
     char *name;
     uint32_t *spirv;
     size_t words;
     uint32_t inputs, outputs;
     bool rows;                                       /* inputs are made row-contiguous */
-    struct module_constants constants;
+    uint32_t count, values[MAX_SPEC];
+    bool declared[MAX_SPEC], other[MAX_SPEC];        /* other: of other widths, which cannot be set */
+    const char *names[MAX_SPEC];
+    int group_constant[3];                           /* that is this side of the workgroup; -1: it is fixed */
+    uint32_t group[3];
     mutex lock;                                      /* of the list, behind those of devices */
     struct spirv_variant *variants;
 };
@@ -20025,66 +19998,57 @@ struct spirv_variant {
     struct spirv_variant *next;
 };
 
-struct template_argument { char *name; uint32_t value; };
 struct spirv_config {
     uint32_t outputs, arguments, grid[3], group[3];
     struct { int ndim, shape[MAXD]; mlxvk_dtype dtype; } output[MAX_BINDINGS];
-    struct template_argument argument[MAX_SPEC];
+    struct { char *name; uint32_t value; } argument[MAX_SPEC];
     bool filled;
     float value;
 };
 
-enum { SPIRV_ANY = -1 };
+enum { ANY = -1 };
 
 /* The first instruction of a kind whose operands begin with these, none of which is beyond its end; without: op 0. */
-static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_t op, int64_t first, int64_t second,
-                                           int64_t third)
+#define FIND(k, op, ...) spirv_find(k, op, (const int64_t[]){ __VA_ARGS__, ANY, ANY })
+static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_t op, const int64_t want[3])
 {
-    const int64_t want[3] = { first, second, third };
     struct spirv_instruction i = spirv_open(k->spirv, k->words);
     while (spirv_next(&i)) {
         uint32_t same = 0;
-        while (i.op == op && same < 3 && (want[same] == SPIRV_ANY || (same < i.n && i.w[same] == want[same]))) same++;
+        while (i.op == op && same < 3 && (want[same] == ANY || (same < i.n && i.w[same] == want[same]))) same++;
         if (same == 3) return i;
     }
     return (struct spirv_instruction){ 0 };          /* where it is cut off, making the kernel says so */
 }
 
-static bool of_32_bits(const struct spirv_kernel *k, uint32_t type)
-{
-    return spirv_find(k, SPIRV_TYPE_INT, type, 32, SPIRV_ANY).op ||
-           spirv_find(k, SPIRV_TYPE_FLOAT, type, 32, SPIRV_ANY).op;
-}
-
 static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
 {
-    struct module_constants *c = &k->constants;
-    struct spirv_instruction i = spirv_find(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id, SPIRV_ANY);
-    struct spirv_instruction name = spirv_find(k, SPIRV_NAME, id, SPIRV_ANY, SPIRV_ANY);
-    c->other[number] = i.op && (i.n != 3 || !of_32_bits(k, i.w[0]));
-    if (!i.op) c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY).op != 0;
-    else if (!c->other[number]) c->values[number] = i.w[2];
-    c->declared[number] = true;
+    const struct spirv_instruction i = FIND(k, SPIRV_SPEC_CONSTANT, ANY, id), name = FIND(k, SPIRV_NAME, id);
+    bool wide = !FIND(k, SPIRV_TYPE_INT, i.w[0], 32).op && !FIND(k, SPIRV_TYPE_FLOAT, i.w[0], 32).op;
+    k->other[number] = i.op && (i.n != 3 || wide);
+    if (!i.op) k->values[number] = FIND(k, SPIRV_SPEC_TRUE, ANY, id).op != 0;
+    else if (!k->other[number]) k->values[number] = i.w[2];
+    k->declared[number] = true;
     if (name.n > 1 && !(name.operands[name.n - 1] >> 24))              /* it ends there */
-        c->names[number] = (const char *)(name.operands + 1);
-    c->count = number + 1;
+        k->names[number] = (const char *)(name.operands + 1);
+    k->count = number + 1;
 }
 
 /* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers, constants. */
 static void read_group(struct spirv_kernel *k)
 {
-    struct module_constants *c = &k->constants;
-    struct spirv_instruction built = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE);
-    struct spirv_instruction size = spirv_find(k, SPIRV_EXECUTION_MODE, SPIRV_ANY, SPIRV_LOCAL_SIZE, SPIRV_ANY), parts;
-    if (!built.op) parts = spirv_find(k, SPIRV_EXECUTION_MODE_ID, SPIRV_ANY, SPIRV_LOCAL_SIZE_ID, SPIRV_ANY);
-    else if (!(parts = spirv_find(k, SPIRV_SPEC_COMPOSITE, SPIRV_ANY, built.w[0], SPIRV_ANY)).op)
-        parts = spirv_find(k, SPIRV_COMPOSITE, SPIRV_ANY, built.w[0], SPIRV_ANY);
+    const struct spirv_instruction built = FIND(k, SPIRV_DECORATE, ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE),
+        size = FIND(k, SPIRV_EXECUTION_MODE, ANY, SPIRV_LOCAL_SIZE);
+    struct spirv_instruction parts;
+    if (!built.op) parts = FIND(k, SPIRV_EXECUTION_MODE_ID, ANY, SPIRV_LOCAL_SIZE_ID);
+    else if (!(parts = FIND(k, SPIRV_SPEC_COMPOSITE, ANY, built.w[0])).op)
+        parts = FIND(k, SPIRV_COMPOSITE, ANY, built.w[0]);
     for (int i = 0; i < 3; i++) {
         struct spirv_instruction of = { 0 }, fixed = { 0 };
-        if (parts.n == 5) of = spirv_find(k, SPIRV_DECORATE, parts.w[2 + i], SPIRV_SPEC_ID, SPIRV_ANY);
-        if (parts.n == 5) fixed = spirv_find(k, SPIRV_CONSTANT, SPIRV_ANY, parts.w[2 + i], SPIRV_ANY);
-        c->group_constant[i] = of.n == 3 ? (int)min_u32(of.w[2], MAX_SPEC) : -1;
-        c->group[i] = parts.n != 5 && size.n == 5 ? size.w[2 + i] : !of.op && fixed.n == 3 ? fixed.w[2] : 1;
+        if (parts.n == 5) of = FIND(k, SPIRV_DECORATE, parts.w[2 + i], SPIRV_SPEC_ID);
+        if (parts.n == 5) fixed = FIND(k, SPIRV_CONSTANT, ANY, parts.w[2 + i]);
+        k->group_constant[i] = of.n == 3 ? (int)min_u32(of.w[2], MAX_SPEC) : -1;
+        k->group[i] = parts.n != 5 && size.n == 5 ? size.w[2 + i] : !of.op && fixed.n == 3 ? fixed.w[2] : 1;
     }
 }
 
@@ -20092,7 +20056,7 @@ static void read_group(struct spirv_kernel *k)
 static void read_constants(struct spirv_kernel *k)
 {
     for (uint32_t number = 0; number < MAX_SPEC; number++) {
-        struct spirv_instruction i = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_SPEC_ID, number);
+        const struct spirv_instruction i = FIND(k, SPIRV_DECORATE, ANY, SPIRV_SPEC_ID, number);
         if (i.op) read_constant(k, number, i.w[0]);
     }
     read_group(k);
@@ -20170,9 +20134,7 @@ int mlxvk_fast_spirv_kernel_config_add_output_arg(mlxvk_fast_spirv_kernel_config
 static int set_sizes(uint32_t to[3], int x, int y, int z, int least)
 {
     if (!to || x < least || y < least || z < least) return MLXVK_ERROR_ARGUMENT;
-    to[0] = (uint32_t)x;
-    to[1] = (uint32_t)y;
-    to[2] = (uint32_t)z;
+    memcpy(to, (const uint32_t[]){ (uint32_t)x, (uint32_t)y, (uint32_t)z }, 3 * sizeof *to);
     return 0;
 }
 
@@ -20199,11 +20161,10 @@ int mlxvk_fast_spirv_kernel_config_set_init_value(mlxvk_fast_spirv_kernel_config
 int mlxvk_fast_spirv_kernel_config_add_template_arg_int(mlxvk_fast_spirv_kernel_config cls, const char *name, int value)
 {
     struct spirv_config *f = cls.ctx;
-    char *copy;
     if (!f || !name) return MLXVK_ERROR_ARGUMENT;
     if (f->arguments == MAX_SPEC) return MLXVK_ERROR_LIMIT;
-    if (!(copy = text_copy(name))) return MLXVK_ERROR_HOST_MEMORY;
-    f->argument[f->arguments++] = (struct template_argument){ copy, (uint32_t)value };
+    if (!(f->argument[f->arguments].name = text_copy(name))) return MLXVK_ERROR_HOST_MEMORY;
+    f->argument[f->arguments++].value = (uint32_t)value;
     return 0;
 }
 
@@ -20223,36 +20184,35 @@ int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kerne
 /* ---- apply ---- */
 
 /* The constant of that name, or of that number; MAX_SPEC: none. */
-static uint32_t constant_named(const struct module_constants *m, const char *name)
+static uint32_t constant_named(const struct spirv_kernel *k, const char *name)
 {
     char *end;
     unsigned long number = strtoul(name, &end, 10);
-    if (end != name && !*end) return number < m->count && m->declared[number] ? (uint32_t)number : MAX_SPEC;
-    for (uint32_t i = 0; i < m->count; i++) if (m->names[i] && !strcmp(m->names[i], name)) return i;
+    if (end != name && !*end) return number < k->count && k->declared[number] ? (uint32_t)number : MAX_SPEC;
+    for (uint32_t i = 0; i < k->count; i++) if (k->names[i] && !strcmp(k->names[i], name)) return i;
     return MAX_SPEC;
 }
 
 static void set_constants(struct call *c, const struct spirv_kernel *k, const struct spirv_config *f,
                           uint32_t values[MAX_SPEC])
 {
-    const struct module_constants *m = &k->constants;
-    memcpy(values, m->values, sizeof m->values);
+    memcpy(values, k->values, sizeof k->values);
     for (uint32_t i = 0; i < f->arguments; i++) {
-        uint32_t at = constant_named(m, f->argument[i].name);
+        uint32_t at = constant_named(k, f->argument[i].name);
         if (at < MAX_SPEC) values[at] = f->argument[i].value;
         else FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has no specialization constant %s", k->name, f->argument[i].name);
     }
     for (int i = 0; i < 3; i++) {
-        int at = m->group_constant[i];
+        int at = k->group_constant[i];
         if (at == MAX_SPEC)
             FAIL(c, MLXVK_ERROR_LIMIT, "%s has its workgroup in a constant over %d", k->name, MAX_SPEC - 1);
         else if (at >= 0) values[at] = f->group[i];
-        else if (m->group[i] != f->group[i])
+        else if (k->group[i] != f->group[i])
             FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has workgroups of %u threads along axis %d, not %u", k->name,
-                 m->group[i], i, f->group[i]);
+                 k->group[i], i, f->group[i]);
     }
-    for (uint32_t i = 0; i < m->count; i++)
-        if (m->other[i])
+    for (uint32_t i = 0; i < k->count; i++)
+        if (k->other[i])
             FAIL(c, MLXVK_ERROR_UNSUPPORTED, "%s has a specialization constant, %u, that is not of 32 bits", k->name,
                  i);
 }
@@ -20273,7 +20233,7 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     if (v) return made;
     const mlxvk_kernel_desc desc = {
         .name = k->name, .spirv = k->spirv, .spirv_size = 4 * k->words, .bindings = bindings,
-        .push_size = 4 * bindings, .constants = values, .constant_count = k->constants.count,
+        .push_size = 4 * bindings, .constants = values, .constant_count = k->count,
         .threads = { f->group[0], f->group[1], f->group[2] } };
     if (!(v = calloc(1, sizeof *v))) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (kernel_make(c->device, &desc, &made)) {
