@@ -18988,11 +18988,12 @@ static void file_write_array(struct file *f, mlxvk_array array)
     free(data);
 }
 
+/* Each begins at a multiple of so many bytes, and so does what would come behind the last. */
 static void write_arrays(struct file *f, const struct vector *arrays, size_t align)
 {
-    for (size_t i = 0; i < arrays->size && !f->code; i++) {
+    for (size_t i = 0; i <= arrays->size; i++) {
         while (!f->code && f->at % align) write_number(f, 0, 1);
-        file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
+        if (i < arrays->size) file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
     }
 }
 
