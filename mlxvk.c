@@ -194,7 +194,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
  *   MLX_VK_ENABLE_ALGO_CACHE, _AUTO_DISABLE, MLX_VK_ALGO_CACHE_ZERO_HIT_DISABLE_THRESHOLD     bindings are pushed, or
  *       written into pooled sets: nothing is kept by buffers that could be found again */
 #define GATES(X)                                                                                                      \
-    X(MAX_OPS, "MLX_VK_MAX_OPS_PER_BUFFER", 100, "operations recorded before a command buffer is committed")           \
+    X(MAX_OPS, "MLX_VK_MAX_OPS_PER_BUFFER", 100, "operations recorded before a command buffer is committed")          \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50,                                                           \
       "MiB of buffers used before that; of those only read an eighth counts while the GPU is busy")                   \
     X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
@@ -209,19 +209,19 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(INT16,         "MLX_VK_ENABLE_INT16",              1, "16-bit integers in shaders")                              \
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
     X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
-    X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1,                                                            \
-      "float16 to float32 and back by the device, where it keeps every bit")                                           \
-    X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0,                                                            \
-      "threads of a subgroup, where the device lets one choose (0: its own)")                                          \
-    X(GRID,          "MLX_VK_MAX_GRID",                  0,                                                            \
-      "workgroups along each dimension of a grid, where that is less than the device's (0: those)")                    \
-    X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0,                                                            \
-      "bytes that one binding reaches, where that is less than the device's (0: those)")                               \
+    X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1,                                                           \
+      "float16 to float32 and back by the device, where it keeps every bit")                                          \
+    X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0,                                                           \
+      "threads of a subgroup, where the device lets one choose (0: its own)")                                         \
+    X(GRID,          "MLX_VK_MAX_GRID",                  0,                                                           \
+      "workgroups along each dimension of a grid, where that is less than the device's (0: those)")                   \
+    X(BINDING_RANGE, "MLX_VK_MAX_BINDING_RANGE",         0,                                                           \
+      "bytes that one binding reaches, where that is less than the device's (0: those)")                              \
     X(THREADS,       "MLX_VK_MAX_THREADS",               0,                                                            \
       "threads of a workgroup, where that is less than the device's (0: those)")                                       \
     X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0,                                                            \
       "storage buffers of a kernel, where that is less than the device's (0: those)")                                  \
-    X(DONATION, "MLX_VK_ENABLE_DONATION", 1, "results take over the memory of operands that nobody wants")             \
+    X(DONATION, "MLX_VK_ENABLE_DONATION", 1, "results take over the memory of operands that nobody wants")            \
     X(TRANSPOSE,     "MLX_VK_ENABLE_TRANSPOSE_TILES",    1, "copies of transposed matrices by tiles")                  \
     X(ADD_RMSNORM,   "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", 1, "add + rms_norm fused")                                    \
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
@@ -238,24 +238,24 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_M16,       "MLX_VK_ENABLE_QMM_NATIVE_M16",     1, "those for 9 to 16 rows")                                  \
     X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
     X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
-    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0,                                                            \
-      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows")                                    \
-    X(QMV_ROWS, "MLX_VK_QMV_ROWS", 0, "rows of a quantized weight a subgroup (0: as the table says)")                  \
+    X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0,                                                           \
+      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows")                                   \
+    X(QMV_ROWS, "MLX_VK_QMV_ROWS", 0, "rows of a quantized weight a subgroup (0: as the table says)")                 \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
-    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0,                                                            \
-      "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up")                           \
+    X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0,                                                           \
+      "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up")                          \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
-    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                        \
-      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix; 0 chooses")                                      \
-    X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")                \
-    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                            \
-      "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                        \
-    X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 3 x 3 in Winograd's way where that is faster")           \
-    X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0,                                                            \
-      "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device")                                 \
+    X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                       \
+      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix; 0 chooses")                                     \
+    X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
+    X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
+      "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                       \
+    X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 3 x 3 in Winograd's way where that is faster")          \
+    X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0,                                                           \
+      "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device")                                \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")    \
@@ -274,7 +274,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SPLIT_PARTS_DECODE,    "MLX_VK_SDPA_SPLITK_MAX_PARTS_DECODE",     0, "the same for one query (0: as above)")     \
     X(SPLIT_PARTS_PREFILL,   "MLX_VK_SDPA_SPLITK_MAX_PARTS_PREFILL",    0, "the same for several (0: as above)")       \
     X(SPLIT_GROUPS,          "MLX_VK_SDPA_SPLITK_TARGET_WG_DECODE",     0, "workgroups to aim at (0: by device)")      \
-    X(SDPA_KEYS, "MLX_VK_SDPA_MAX_K_LEN", 0, "most keys that fused attention takes (0: any)")                          \
+    X(SDPA_KEYS, "MLX_VK_SDPA_MAX_K_LEN", 0, "most keys that fused attention takes (0: any)")                         \
     X(SDPA_KEYS_DECODE,      "MLX_VK_SDPA_MAX_K_LEN_DECODE",            0, "the same for one query (0: as above)")     \
     X(SDPA_KEYS_PREFILL,     "MLX_VK_SDPA_MAX_K_LEN_PREFILL",           0, "the same for several (0: as above)")       \
     X(ARGREDUCE,     "MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM", 1, "argmax and argmin along contiguous rows")           \
@@ -283,29 +283,29 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
     X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
-    X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")                 \
-    X(CHAINS,        "MLX_VK_ENABLE_CHAINS",             1, "elementwise chains in kernels made at run time, where it pays (2: all)") \
-    X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)")           \
-    X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                            \
-      "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)")                                   \
+    X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
+    X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
+    X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)")          \
+    X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
+      "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)")                                  \
     X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report") \
-    X(QMM_STATS, "MLX_VK_QMM_STATS", 0, "the same for quantized matmul alone, printed when the device goes")           \
+    X(QMM_STATS, "MLX_VK_QMM_STATS", 0, "the same for quantized matmul alone, printed when the device goes")          \
     X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                  \
     X(ALGO_STATS,    "MLX_VK_ALGO_STATS",                0, "the same for pipelines and memory found again, or made")  \
     X(DEBUG_ROPE,    "MLX_VK_DEBUG_ROPE_REJECT",         0, "print each rope once that takes a slower path, and why")  \
     X(DEBUG_SDPA,    "MLX_VK_DEBUG_SDPA_REJECT",         0, "the same for attention")                                  \
-    X(DEBUG_SPLIT, "MLX_VK_DEBUG_SDPA_SPLITK", 0, "print once how attention splits keys, for each signature")          \
-    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0,                                                            \
-      "print each argmax or argmin once that takes a slower path, and why")                                            \
+    X(DEBUG_SPLIT, "MLX_VK_DEBUG_SDPA_SPLITK", 0, "print once how attention splits keys, for each signature")         \
+    X(DEBUG_ARG,     "MLX_VK_DEBUG_ARGREDUCE_REJECT",    0,                                                           \
+      "print each argmax or argmin once that takes a slower path, and why")                                           \
     X(DEBUG_BINARY,  "MLX_VK_DEBUG_BINARY_FALLBACK",     0, "the same for operations of two operands")                 \
     X(DEBUG_BITWISE, "MLX_VK_DEBUG_BITWISE_FALLBACK",    0, "the same for bitwise ones")                               \
     X(DEBUG_DEQUANTIZE, "MLX_VK_DEBUG_FAST_QUANTIZE_FALLBACK", 0, "the same for dequantize")                           \
     X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                    \
     X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")            \
-    X(DEBUG_CHAINS, "MLX_VK_DEBUG_CHAINS", 0, "write each chain's kernel to chain-*.spv in the current folder")        \
+    X(DEBUG_CHAINS, "MLX_VK_DEBUG_CHAINS", 0, "write each chain's kernel to chain-*.spv in the current folder")       \
     X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
     X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")    \
-    X(POISON, "MLX_VK_POISON", 0, "fill new and freed mapped memory with garbage (2: with NaN)")                       \
+    X(POISON, "MLX_VK_POISON", 0, "fill new and freed mapped memory with garbage (2: with NaN)")                      \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
 enum gate {
@@ -460,10 +460,11 @@ struct capabilities {
 };
 
 struct list { void *items; uint32_t count, slots; };
+struct table { void **items; uint32_t slots, used; };    /* open addressing by the key that each item begins with */
 
 struct pipeline {
+    uint64_t key;                                    /* hash of kernel and constants; the first member, see struct table */
     const char *name;
-    uint64_t key;                                    /* hash of kernel and constants */
     uint32_t kernel, spec_count, spec[MAX_SPEC];
     VkPipeline handle;
     uint32_t bindings;
@@ -568,8 +569,7 @@ struct device {
     VkPipelineLayout layouts[MAX_BINDINGS + 1];
     VkShaderModule modules[KERNEL_COUNT];
     VkPipelineCache pipeline_cache;
-    struct pipeline **pipelines;                     /* open addressing by key */
-    uint32_t pipeline_slots, pipeline_used;
+    struct table pipelines;
     struct chain_entry **chains;                     /* kernels made for chains, in buckets by key */
     uint32_t chain_count;
 
@@ -599,8 +599,7 @@ struct device {
                                                         searches of the cache */
     struct kernel_count kernel_counts[KERNEL_COUNTS];
     uint32_t noted;                                  /* bits of families whose notes are taken */
-    struct note **notes;                             /* open addressing by key */
-    uint32_t note_slots, note_used;
+    struct table notes;
     uint64_t pipelines_found, buffers_found, buffers_made;
 };
 
@@ -687,6 +686,23 @@ static int vk_code(struct device *d, VkResult r)
     return r >= 0 ? 0 : r == VK_ERROR_DEVICE_LOST ? MLXVK_ERROR_DEVICE_LOST
          : r == VK_ERROR_OUT_OF_HOST_MEMORY ? MLXVK_ERROR_HOST_MEMORY
          : r == VK_ERROR_OUT_OF_DEVICE_MEMORY ? MLXVK_ERROR_MEMORY : MLXVK_ERROR_VULKAN;
+}
+
+/* Room for one more in a table that stays half empty; false where there is no memory. */
+static bool table_room(struct device *d, struct table *t)
+{
+    struct table grown = { .slots = t->slots ? 2 * t->slots : 128, .used = t->used };
+    if (2 * (t->used + 1) <= t->slots) return true;
+    if (!(grown.items = host_zalloc(d, grown.slots * sizeof *grown.items))) return false;
+    for (uint32_t i = 0; i < t->slots; i++) {
+        if (!t->items[i]) continue;
+        uint32_t at = (uint32_t)*(const uint64_t *)t->items[i] & (grown.slots - 1);
+        while (grown.items[at]) at = (at + 1) & (grown.slots - 1);
+        grown.items[at] = t->items[i];
+    }
+    host_free(d, t->items);
+    *t = grown;
+    return true;
 }
 
 /* ---- structures that older Vulkan headers lack ---- */
@@ -1257,29 +1273,11 @@ static void print_note(const struct note *n, bool count)
     fputc('\n', stderr);
 }
 
-static bool grow_notes(struct device *d)
-{
-    uint32_t slots = d->note_slots ? 2 * d->note_slots : 128;
-    struct note **table = host_zalloc(d, slots * sizeof *table);
-    if (!table) return false;
-    for (uint32_t i = 0; i < d->note_slots; i++)
-        if (d->notes[i]) {
-            uint32_t at = (uint32_t)d->notes[i]->key & (slots - 1);
-            while (table[at]) at = (at + 1) & (slots - 1);
-            table[at] = d->notes[i];
-        }
-    host_free(d, d->notes);
-    d->notes = table;
-    d->note_slots = slots;
-    return true;
-}
-
 static void free_notes(struct device *d)
 {
-    for (uint32_t i = 0; i < d->note_slots; i++) host_free(d, d->notes[i]);
-    host_free(d, d->notes);
-    d->notes = NULL;
-    d->note_slots = d->note_used = 0;
+    for (uint32_t i = 0; i < d->notes.slots; i++) host_free(d, d->notes.items[i]);
+    host_free(d, d->notes.items);
+    d->notes = (struct table){ 0 };
 }
 
 /* Without memory nothing is counted. */
@@ -1287,6 +1285,7 @@ static void note(struct device *d, enum family family, const char *kernel, const
 {
     struct note n = { .family = family, .kernel = kernel, .reason = reason }, *kept;
     const struct family_row *row = &family_table[family];
+    struct table *t = &d->notes;
     va_list arguments;
     uint32_t at;
     va_start(arguments, format);
@@ -1296,15 +1295,15 @@ static void note(struct device *d, enum family family, const char *kernel, const
     n.key ^= (uint64_t)family << 56;
     for (const char *p = n.signature; *p; p++) n.key = (n.key ^ (unsigned char)*p) * 0x100000001b3u;
     n.key ^= n.key >> 32;
-    if (2 * (d->note_used + 1) > d->note_slots && !grow_notes(d)) return;
-    for (at = (uint32_t)n.key & (d->note_slots - 1); (kept = d->notes[at]) != NULL; at = (at + 1) & (d->note_slots - 1))
+    if (!table_room(d, t)) return;
+    for (at = (uint32_t)n.key & (t->slots - 1); (kept = t->items[at]) != NULL; at = (at + 1) & (t->slots - 1))
         if (kept->key == n.key && kept->family == family && kept->kernel == kernel && kept->reason == reason &&
             !strcmp(kept->signature, n.signature)) { kept->count++; return; }
     if (!(kept = host_alloc(d, sizeof *kept))) return;
     n.count = 1;
     *kept = n;
-    d->notes[at] = kept;
-    d->note_used++;
+    t->items[at] = kept;
+    t->used++;
     if (gate_on(d->gate, row->debug) && (reason || row->all)) print_note(kept, false);
 }
 
@@ -1328,10 +1327,11 @@ static struct note *list_notes(struct device *d, uint32_t *count)
         { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
         { "buffers allocated", d->buffers_made },
     };
-    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
+    struct note *list = host_alloc(d, (d->notes.used + COUNT(counters)) * sizeof *list);
     *count = 0;
     if (!list) return NULL;
-    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
+    for (uint32_t i = 0; i < d->notes.slots; i++)
+        if (d->notes.items[i]) list[(*count)++] = *(const struct note *)d->notes.items[i];
     for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
         list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel,
                                           .signature = "all" };
@@ -2462,23 +2462,6 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
     return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
 }
 
-static bool grow_pipelines(struct device *d)
-{
-    uint32_t slots = d->pipeline_slots ? 2 * d->pipeline_slots : 256;
-    struct pipeline **table = host_zalloc(d, slots * sizeof *table);
-    if (!table) return false;
-    for (uint32_t i = 0; i < d->pipeline_slots; i++)
-        if (d->pipelines[i]) {
-            uint32_t at = (uint32_t)d->pipelines[i]->key & (slots - 1);
-            while (table[at]) at = (at + 1) & (slots - 1);
-            table[at] = d->pipelines[i];
-        }
-    host_free(d, d->pipelines);
-    d->pipelines = table;
-    d->pipeline_slots = slots;
-    return true;
-}
-
 static void name_missing(uint32_t bits, char *text, size_t size)
 {
     size_t n = 0;
@@ -2534,22 +2517,23 @@ static struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const 
         encoder_fail(e, vk_code(d, r), r, __LINE__, row->name, "the pipeline could not be made (VkResult %d)", r);
         return NULL;
     }
-    d->pipelines[at] = p;
-    d->pipeline_used++;
+    d->pipelines.items[at] = p;
+    d->pipelines.used++;
     return p;
 }
 
 static struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
 {
     struct device *d = e->device;
+    struct table *t = &d->pipelines;
     uint64_t key = hash_words(hash_words(0x51ED270B, (uint32_t[]){ (uint32_t)k }, 1), spec, n);
     uint32_t at;
-    if (2 * (d->pipeline_used + 1) > d->pipeline_slots && !grow_pipelines(d)) {
+    if (!table_room(d, t)) {
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, kernel_table[k].name, "out of host memory");
         return NULL;
     }
-    for (at = (uint32_t)key & (d->pipeline_slots - 1); d->pipelines[at]; at = (at + 1) & (d->pipeline_slots - 1)) {
-        struct pipeline *p = d->pipelines[at];
+    for (at = (uint32_t)key & (t->slots - 1); t->items[at]; at = (at + 1) & (t->slots - 1)) {
+        struct pipeline *p = t->items[at];
         if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) {
             d->pipelines_found++;
             return p;
@@ -17003,12 +16987,12 @@ static void destroy_objects(struct device *d)
     for (int use = 0; use < MEMORY_USES; use++)
         for (struct buffer *b; (b = d->staging[use]) != NULL; staging_destroy(d, b)) d->staging[use] = b->bin_next;
     while (d->blocks) block_destroy(d, d->blocks);
-    for (uint32_t i = 0; i < d->pipeline_slots; i++)
-        if (d->pipelines[i]) {
-            d->vk.vkDestroyPipeline(d->handle, d->pipelines[i]->handle, NULL);
-            host_free(d, d->pipelines[i]);
-        }
-    host_free(d, d->pipelines);
+    for (uint32_t i = 0; i < d->pipelines.slots; i++) {
+        struct pipeline *p = d->pipelines.items[i];
+        if (p) d->vk.vkDestroyPipeline(d->handle, p->handle, NULL);
+        host_free(d, p);
+    }
+    host_free(d, d->pipelines.items);
     free_chains(d);
     pool_free(d, &d->array_pool);
     pool_free(d, &d->storage_pool);
