@@ -19991,16 +19991,16 @@ struct spirv_config {
     float value;
 };
 
-enum { ANY = -1 };
+enum { SPIRV_ANY = -1 };
 
 /* The first instruction of a kind whose operands begin with these, none of which is beyond its end; without: op 0. */
-#define FIND(k, op, ...) spirv_find(k, op, (const int64_t[]){ __VA_ARGS__, ANY, ANY })
+#define FIND(k, op, ...) spirv_find(k, op, (const int64_t[]){ __VA_ARGS__, SPIRV_ANY, SPIRV_ANY })
 static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_t op, const int64_t want[3])
 {
     struct spirv_instruction i = spirv_open(k->spirv, k->words);
     while (spirv_next(&i)) {
         uint32_t same = 0;
-        while (i.op == op && same < 3 && (want[same] == ANY || (same < i.n && i.w[same] == want[same]))) same++;
+        while (i.op == op && same < 3 && (want[same] == SPIRV_ANY || (same < i.n && i.w[same] == want[same]))) same++;
         if (same == 3) return i;
     }
     return (struct spirv_instruction){ 0 };          /* where it is cut off, making the kernel says so */
@@ -20008,10 +20008,10 @@ static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_
 
 static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
 {
-    const struct spirv_instruction i = FIND(k, SPIRV_SPEC_CONSTANT, ANY, id), name = FIND(k, SPIRV_NAME, id);
+    const struct spirv_instruction i = FIND(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id), name = FIND(k, SPIRV_NAME, id);
     bool wide = !FIND(k, SPIRV_TYPE_INT, i.w[0], 32).op && !FIND(k, SPIRV_TYPE_FLOAT, i.w[0], 32).op;
     k->other[number] = i.op && (i.n != 3 || wide);
-    if (!i.op) k->values[number] = FIND(k, SPIRV_SPEC_TRUE, ANY, id).op != 0;
+    if (!i.op) k->values[number] = FIND(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id).op != 0;
     else if (!k->other[number]) k->values[number] = i.w[2];
     k->declared[number] = true;
     if (name.n > 1 && !(name.operands[name.n - 1] >> 24))              /* it ends there */
@@ -20022,16 +20022,16 @@ static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
 /* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers, constants. */
 static void read_group(struct spirv_kernel *k)
 {
-    const struct spirv_instruction built = FIND(k, SPIRV_DECORATE, ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE),
-        size = FIND(k, SPIRV_EXECUTION_MODE, ANY, SPIRV_LOCAL_SIZE);
+    const struct spirv_instruction built = FIND(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE),
+        size = FIND(k, SPIRV_EXECUTION_MODE, SPIRV_ANY, SPIRV_LOCAL_SIZE);
     struct spirv_instruction parts;
-    if (!built.op) parts = FIND(k, SPIRV_EXECUTION_MODE_ID, ANY, SPIRV_LOCAL_SIZE_ID);
-    else if (!(parts = FIND(k, SPIRV_SPEC_COMPOSITE, ANY, built.w[0])).op)
-        parts = FIND(k, SPIRV_COMPOSITE, ANY, built.w[0]);
+    if (!built.op) parts = FIND(k, SPIRV_EXECUTION_MODE_ID, SPIRV_ANY, SPIRV_LOCAL_SIZE_ID);
+    else if (!(parts = FIND(k, SPIRV_SPEC_COMPOSITE, SPIRV_ANY, built.w[0])).op)
+        parts = FIND(k, SPIRV_COMPOSITE, SPIRV_ANY, built.w[0]);
     for (int i = 0; i < 3; i++) {
         struct spirv_instruction of = { 0 }, fixed = { 0 };
         if (parts.n == 5) of = FIND(k, SPIRV_DECORATE, parts.w[2 + i], SPIRV_SPEC_ID);
-        if (parts.n == 5) fixed = FIND(k, SPIRV_CONSTANT, ANY, parts.w[2 + i]);
+        if (parts.n == 5) fixed = FIND(k, SPIRV_CONSTANT, SPIRV_ANY, parts.w[2 + i]);
         k->group_constant[i] = of.n == 3 ? (int)min_u32(of.w[2], MAX_SPEC) : -1;
         k->group[i] = parts.n != 5 && size.n == 5 ? size.w[2 + i] : !of.op && fixed.n == 3 ? fixed.w[2] : 1;
     }
@@ -20041,7 +20041,7 @@ static void read_group(struct spirv_kernel *k)
 static void read_constants(struct spirv_kernel *k)
 {
     for (uint32_t number = 0; number < MAX_SPEC; number++) {
-        const struct spirv_instruction i = FIND(k, SPIRV_DECORATE, ANY, SPIRV_SPEC_ID, number);
+        const struct spirv_instruction i = FIND(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_SPEC_ID, number);
         if (i.op) read_constant(k, number, i.w[0]);
     }
     read_group(k);
