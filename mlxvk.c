@@ -17885,7 +17885,7 @@ int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, c
 
 /* ---- what arrays are, and what is in them ---- */
 
-/* { NULL } is what the row's end says. */
+/* The row's end is what { NULL } is. */
 #define X(name, type, value, none) \
     type name(mlxvk_array array) { const struct array *a = array.ctx; return a ? value : none; }
 X(mlxvk_array_itemsize, size_t, item_size(a), 0)
@@ -18715,10 +18715,10 @@ struct io { void *descriptor; mlxvk_io_vtable calls; };
 
 /* One call that reads or writes; its first error sticks. */
 struct file {
-    const char *name, *path;                         /* of the call; of the system's file, which is closed at its end */
+    const char *name, *path;                         /* of the call; of a file of the system, which ends with it */
     mlxvk_stream stream;
     struct io *io;
-    size_t size, at;                                 /* read: of the whole, and of it so far; at: written so far, too */
+    size_t size, at;                                 /* of what is there to read; what was read, or written, so far */
     int code;
 };
 
@@ -19775,7 +19775,7 @@ static void kernel_release(struct device *d, struct kernel *k)
     host_free(d, k);
 }
 
-/* Handles that hold their device go with its reference. */
+/* Frees a handle, and with it its reference to the device. */
 #define X(name, type, kind, release) \
     int name(type handle) \
     { \
