@@ -17023,7 +17023,7 @@ static void device_destroy(struct device *d)
     host_free(d, d);
 }
 
-/* unlock_and_drop's like, for a call that ends with a code. */
+/* Ends of a call with its code: where it has a reference to the device, and where it only has the lock. */
 static int drop_with(struct device *d, int code)
 {
     unlock_and_drop(d);
@@ -17987,6 +17987,7 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
 static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
 {
     struct array *a = array.ctx;
+    uint8_t *byte = res;
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     struct device *d = lock_array(a);
@@ -17994,15 +17995,8 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     else if (a->dtype != dtype)
         code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else if (!(code = array_submit(a))) code = read_bytes(a, res);
+    if (!code && dtype == MLXVK_BOOL) *byte = *byte != 0;              /* as a bool of C's must be */
     return unlock_with(d, code);
-}
-
-int mlxvk_array_item_bool(bool *res, mlxvk_array array)
-{
-    uint8_t byte = 0;
-    int code = item(res ? &byte : NULL, array, MLXVK_BOOL);
-    if (!code) *res = byte != 0;
-    return code;
 }
 
 const void *mlxvk_array_data(mlxvk_array array)
@@ -18572,12 +18566,10 @@ mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, 
     return mlxvk_array_new_data_managed_payload(data, shape, dim, dtype, data, dtor);
 }
 
-#define DATA(data, type, dtype) \
-    const type *data(const mlxvk_array arr) { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
 #define X(one, data, type, dtype) \
     int one(type *res, const mlxvk_array arr) { return item(res, arr, dtype); } \
-    DATA(data, type, dtype)
-DATA(mlxvk_array_data_bool, bool, MLXVK_BOOL)
+    const type *data(const mlxvk_array arr) { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
+X(mlxvk_array_item_bool, mlxvk_array_data_bool, bool, MLXVK_BOOL)
 X(mlxvk_array_item_uint8, mlxvk_array_data_uint8, uint8_t, MLXVK_UINT8)
 X(mlxvk_array_item_uint16, mlxvk_array_data_uint16, uint16_t, MLXVK_UINT16)
 X(mlxvk_array_item_uint32, mlxvk_array_data_uint32, uint32_t, MLXVK_UINT32)
@@ -18592,7 +18584,6 @@ X(mlxvk_array_item_complex64, mlxvk_array_data_complex64, mlxvk_complex64_t, MLX
 X(mlxvk_array_item_float16, mlxvk_array_data_float16, mlxvk_float16_t, MLXVK_FLOAT16)
 X(mlxvk_array_item_bfloat16, mlxvk_array_data_bfloat16, mlxvk_bfloat16_t, MLXVK_BFLOAT16)
 #undef X
-#undef DATA
 
 /* ---- arrays as text, as MLX prints them ---- */
 
@@ -19391,12 +19382,8 @@ int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io)
     return list_give(keys ? &keys->ctx : NULL, l, code);
 }
 
-/* One of the maps: its member's place in struct gguf. */
-static struct vector *gguf_map(mlxvk_io_gguf io, size_t member)
-{
-    return io.ctx ? *(struct vector **)(void *)((char *)io.ctx + member) : NULL;
-}
-#define GGUF(io, member) gguf_map(io, offsetof(struct gguf, member))
+/* One of the maps, where there is an object. */
+#define GGUF(io, map) ((io).ctx ? ((struct gguf *)(io).ctx)->map : NULL)
 
 #define X(has, map) \
     int has(bool *flag, mlxvk_io_gguf io, const char *key) \
