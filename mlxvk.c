@@ -2534,7 +2534,8 @@ static struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const
     }
     for (at = (uint32_t)key & (t->slots - 1); t->items[at]; at = (at + 1) & (t->slots - 1)) {
         struct pipeline *p = t->items[at];
-        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n && !memcmp(p->spec, spec, n * sizeof *spec)) {
+        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n &&
+            !memcmp(p->spec, spec, n * sizeof *spec)) {
             d->pipelines_found++;
             return p;
         }
