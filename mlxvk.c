@@ -17181,13 +17181,12 @@ int mlxvk_device_status(mlxvk_device device)
 /* Lists the physical devices of a fresh instance; the caller's function may call the library. */
 int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user)
 {
-    enum { MOST = 32 };
     mlxvk_error error;
     VkInstance instance;
-    VkPhysicalDevice list[MOST];
-    VkPhysicalDeviceProperties p[MOST];
-    bool good[MOST] = { false };
-    uint32_t n = MOST;
+    VkPhysicalDevice list[32];
+    VkPhysicalDeviceProperties p[COUNT(list)];
+    bool good[COUNT(list)] = { false };
+    uint32_t n = COUNT(list);
     if (!each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&volk_lock);
     int code = load_vulkan(NULL, &error);
@@ -17198,7 +17197,7 @@ int mlxvk_device_list(void (*each)(int index, const char *name, const char *type
         vkDestroyInstance(instance, NULL);
     }
     mutex_unlock(&volk_lock);
-    for (uint32_t i = 0; i < n && !code; i++)
+    for (uint32_t i = 0; i < COUNT(list); i++)
         if (good[i]) each((int)i, p[i].deviceName, type_name(p[i].deviceType), user);
     return code;
 }
@@ -18593,8 +18592,8 @@ enum { PRINT_WHOLE = 6, PRINT_EDGE = 3 };
 static double half_value(uint32_t bits)
 {
     int exponent = (int)(bits >> 10 & 31), mantissa = (int)(bits & 1023);
-    double size = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? ldexp(1024 + mantissa, exponent - 25)
-        : ldexp(mantissa, -24);
+    double size = exponent == 31 ? (mantissa ? NAN : INFINITY)
+        : exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
     return bits & 0x8000u ? -size : size;
 }
 
@@ -18759,25 +18758,16 @@ struct disk { struct io io; FILE *file; const char *path; bool good; };      /* 
 #define tell_file ftell
 #endif
 
+static FILE *disk_stream(void *d) { return ((struct disk *)d)->file; }
+static void disk_note(struct disk *d, bool good) { d->good = good && d->good; }
+
 static bool disk_good(void *d) { return ((struct disk *)d)->good; }
 static const char *disk_label(void *d) { return ((struct disk *)d)->path; }
-static size_t disk_tell(void *d) { return (size_t)tell_file(((struct disk *)d)->file); }
-static void disk_seek(void *p, int64_t at, int whence)
-{
-    struct disk *d = p;
-    d->good = !seek_file(d->file, at, whence) && d->good;
-}
-static void disk_read(void *p, char *data, size_t n)
-{
-    struct disk *d = p;
-    d->good = fread(data, 1, n, d->file) == n && d->good;
-}
-static void disk_write(void *p, const char *data, size_t n)
-{
-    struct disk *d = p;
-    d->good = fwrite(data, 1, n, d->file) == n && d->good;
-}
-static void disk_close(void *d) { fclose(((struct disk *)d)->file); }
+static size_t disk_tell(void *d) { return (size_t)tell_file(disk_stream(d)); }
+static void disk_seek(void *d, int64_t at, int whence) { disk_note(d, !seek_file(disk_stream(d), at, whence)); }
+static void disk_read(void *d, char *data, size_t n) { disk_note(d, fread(data, 1, n, disk_stream(d)) == n); }
+static void disk_write(void *d, const char *data, size_t n) { disk_note(d, fwrite(data, 1, n, disk_stream(d)) == n); }
+static void disk_close(void *d) { fclose(disk_stream(d)); }
 
 static struct io *disk_open(const char *path, const char *mode)
 {
@@ -18911,7 +18901,7 @@ static void write_made(struct file *f, struct text *t)
 /* Ends a call. What was written may fail until now, where it is buffered. */
 static int file_end(struct file *f, bool written)
 {
-    if (f->path && f->io && written && fflush(((struct disk *)f->io->descriptor)->file))
+    if (f->path && f->io && written && fflush(disk_stream(f->io)))
         file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written");
     if (f->path) io_free(f->io);
     return f->code;
@@ -19612,11 +19602,12 @@ static void save_metadata(struct file *f, const struct gguf *g)
     }
     for (size_t i = 0; i < g->lists->size; i++) {
         const struct entry *e = list_at(g->lists, i);
+        const struct vector *l = e->value.list;
         write_string(f, e->key);
         write_number(f, GGUF_LIST, 4);
         write_number(f, GGUF_TEXT, 4);
-        write_number(f, e->value.list->size, 8);
-        for (size_t k = 0; k < e->value.list->size; k++) write_string(f, *(char **)list_at(e->value.list, k));
+        write_number(f, l->size, 8);
+        for (size_t k = 0; k < l->size; k++) write_string(f, *(char **)list_at(l, k));
     }
     for (size_t i = 0; i < g->numbers->size; i++) {
         const struct entry *e = list_at(g->numbers, i);
@@ -19628,8 +19619,9 @@ static void save_metadata(struct file *f, const struct gguf *g)
             return;
         }
         write_string(f, e->key);
-        if (a->ndim) { write_number(f, GGUF_LIST, 4); write_number(f, type, 4); write_number(f, a->size, 8); }
-        else write_number(f, type, 4);
+        if (a->ndim) write_number(f, GGUF_LIST, 4);
+        write_number(f, type, 4);
+        if (a->ndim) write_number(f, a->size, 8);
         file_write_array(f, e->value.array);
     }
 }
