@@ -469,10 +469,11 @@ struct capabilities {
 };
 
 struct list { void *items; uint32_t count, slots; };
+struct table { void **items; uint32_t slots, used; };    /* open addressing by the key that each item begins with */
 
 struct pipeline {
+    uint64_t key;                                    /* hash of kernel and constants; the first member, see struct table */
     const char *name;
-    uint64_t key;                                    /* hash of kernel and constants */
     uint32_t kernel, spec_count, spec[MAX_SPEC];
     VkPipeline handle;
     uint32_t bindings;
@@ -601,8 +602,7 @@ struct device {
     VkPipelineLayout layouts[MAX_BINDINGS + 1];
     VkShaderModule modules[KERNEL_COUNT];
     VkPipelineCache pipeline_cache;
-    struct pipeline **pipelines;                     /* open addressing by key */
-    uint32_t pipeline_slots, pipeline_used;
+    struct table pipelines;
     struct chain_entry **chains;                     /* kernels made for chains, in buckets by key */
     uint32_t chain_count;
 
@@ -635,8 +635,7 @@ struct device {
                                                         searches of the cache */
     struct kernel_count kernel_counts[KERNEL_COUNTS];
     uint32_t noted;                                  /* bits of families whose notes are taken */
-    struct note **notes;                             /* open addressing by key */
-    uint32_t note_slots, note_used;
+    struct table notes;
     uint64_t pipelines_found, buffers_found, buffers_made;
 };
 
@@ -728,6 +727,23 @@ static int vk_code(struct device *d, VkResult r)
     return r >= 0 ? 0 : r == VK_ERROR_DEVICE_LOST ? MLXVK_ERROR_DEVICE_LOST
          : r == VK_ERROR_OUT_OF_HOST_MEMORY ? MLXVK_ERROR_HOST_MEMORY
          : r == VK_ERROR_OUT_OF_DEVICE_MEMORY ? MLXVK_ERROR_MEMORY : MLXVK_ERROR_VULKAN;
+}
+
+/* Room for one more in a table that stays half empty; false where there is no memory. */
+static bool table_room(struct device *d, struct table *t)
+{
+    struct table grown = { .slots = t->slots ? 2 * t->slots : 128, .used = t->used };
+    if (2 * (t->used + 1) <= t->slots) return true;
+    if (!(grown.items = host_zalloc(d, grown.slots * sizeof *grown.items))) return false;
+    for (uint32_t i = 0; i < t->slots; i++) {
+        if (!t->items[i]) continue;
+        uint32_t at = (uint32_t)*(const uint64_t *)t->items[i] & (grown.slots - 1);
+        while (grown.items[at]) at = (at + 1) & (grown.slots - 1);
+        grown.items[at] = t->items[i];
+    }
+    host_free(d, t->items);
+    *t = grown;
+    return true;
 }
 
 /* ---- structures that older Vulkan headers lack ---- */
@@ -1321,29 +1337,11 @@ static void print_note(const struct note *n, bool count)
     fputc('\n', stderr);
 }
 
-static bool grow_notes(struct device *d)
-{
-    uint32_t slots = d->note_slots ? 2 * d->note_slots : 128;
-    struct note **table = host_zalloc(d, slots * sizeof *table);
-    if (!table) return false;
-    for (uint32_t i = 0; i < d->note_slots; i++)
-        if (d->notes[i]) {
-            uint32_t at = (uint32_t)d->notes[i]->key & (slots - 1);
-            while (table[at]) at = (at + 1) & (slots - 1);
-            table[at] = d->notes[i];
-        }
-    host_free(d, d->notes);
-    d->notes = table;
-    d->note_slots = slots;
-    return true;
-}
-
 static void free_notes(struct device *d)
 {
-    for (uint32_t i = 0; i < d->note_slots; i++) host_free(d, d->notes[i]);
-    host_free(d, d->notes);
-    d->notes = NULL;
-    d->note_slots = d->note_used = 0;
+    for (uint32_t i = 0; i < d->notes.slots; i++) host_free(d, d->notes.items[i]);
+    host_free(d, d->notes.items);
+    d->notes = (struct table){ 0 };
 }
 
 /* Without memory nothing is counted. */
@@ -1351,6 +1349,7 @@ static void note(struct device *d, enum family family, const char *kernel, const
 {
     struct note n = { .family = family, .kernel = kernel, .reason = reason }, *kept;
     const struct family_row *row = &family_table[family];
+    struct table *t = &d->notes;
     va_list arguments;
     uint32_t at;
     va_start(arguments, format);
@@ -1360,15 +1359,15 @@ static void note(struct device *d, enum family family, const char *kernel, const
     n.key ^= (uint64_t)family << 56;
     for (const char *p = n.signature; *p; p++) n.key = (n.key ^ (unsigned char)*p) * 0x100000001b3u;
     n.key ^= n.key >> 32;
-    if (2 * (d->note_used + 1) > d->note_slots && !grow_notes(d)) return;
-    for (at = (uint32_t)n.key & (d->note_slots - 1); (kept = d->notes[at]) != NULL; at = (at + 1) & (d->note_slots - 1))
+    if (!table_room(d, t)) return;
+    for (at = (uint32_t)n.key & (t->slots - 1); (kept = t->items[at]) != NULL; at = (at + 1) & (t->slots - 1))
         if (kept->key == n.key && kept->family == family && kept->kernel == kernel && kept->reason == reason &&
             !strcmp(kept->signature, n.signature)) { kept->count++; return; }
     if (!(kept = host_alloc(d, sizeof *kept))) return;
     n.count = 1;
     *kept = n;
-    d->notes[at] = kept;
-    d->note_used++;
+    t->items[at] = kept;
+    t->used++;
     if (gate_on(d->gate, row->debug) && (reason || row->all)) print_note(kept, false);
 }
 
@@ -1392,10 +1391,11 @@ static struct note *list_notes(struct device *d, uint32_t *count)
         { "descriptor sets", d->stats.descriptor_sets }, { "buffers found in the cache", d->buffers_found },
         { "buffers allocated", d->buffers_made },
     };
-    struct note *list = host_alloc(d, (d->note_used + COUNT(counters)) * sizeof *list);
+    struct note *list = host_alloc(d, (d->notes.used + COUNT(counters)) * sizeof *list);
     *count = 0;
     if (!list) return NULL;
-    for (uint32_t i = 0; i < d->note_slots; i++) if (d->notes[i]) list[(*count)++] = *d->notes[i];
+    for (uint32_t i = 0; i < d->notes.slots; i++)
+        if (d->notes.items[i]) list[(*count)++] = *(const struct note *)d->notes.items[i];
     for (size_t i = 0; i < COUNT(counters) && d->noted >> NOTE_ALGO & 1; i++)
         list[(*count)++] = (struct note){ .count = counters[i].count, .family = NOTE_ALGO, .kernel = counters[i].kernel,
                                           .signature = "all" };
@@ -2573,23 +2573,6 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
     return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
 }
 
-static bool grow_pipelines(struct device *d)
-{
-    uint32_t slots = d->pipeline_slots ? 2 * d->pipeline_slots : 256;
-    struct pipeline **table = host_zalloc(d, slots * sizeof *table);
-    if (!table) return false;
-    for (uint32_t i = 0; i < d->pipeline_slots; i++)
-        if (d->pipelines[i]) {
-            uint32_t at = (uint32_t)d->pipelines[i]->key & (slots - 1);
-            while (table[at]) at = (at + 1) & (slots - 1);
-            table[at] = d->pipelines[i];
-        }
-    host_free(d, d->pipelines);
-    d->pipelines = table;
-    d->pipeline_slots = slots;
-    return true;
-}
-
 static void name_missing(uint32_t bits, char *text, size_t size)
 {
     size_t n = 0;
@@ -2645,22 +2628,23 @@ static struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const 
         encoder_fail(e, vk_code(d, r), r, __LINE__, row->name, "the pipeline could not be made (VkResult %d)", r);
         return NULL;
     }
-    d->pipelines[at] = p;
-    d->pipeline_used++;
+    d->pipelines.items[at] = p;
+    d->pipelines.used++;
     return p;
 }
 
 static struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
 {
     struct device *d = e->device;
+    struct table *t = &d->pipelines;
     uint64_t key = hash_words(hash_words(0x51ED270B, (uint32_t[]){ (uint32_t)k }, 1), spec, n);
     uint32_t at;
-    if (2 * (d->pipeline_used + 1) > d->pipeline_slots && !grow_pipelines(d)) {
+    if (!table_room(d, t)) {
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, kernel_table[k].name, "out of host memory");
         return NULL;
     }
-    for (at = (uint32_t)key & (d->pipeline_slots - 1); d->pipelines[at]; at = (at + 1) & (d->pipeline_slots - 1)) {
-        struct pipeline *p = d->pipelines[at];
+    for (at = (uint32_t)key & (t->slots - 1); t->items[at]; at = (at + 1) & (t->slots - 1)) {
+        struct pipeline *p = t->items[at];
         if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n &&
             !memcmp(p->spec, spec, n * sizeof *spec)) {
             d->pipelines_found++;
@@ -17515,12 +17499,12 @@ static void destroy_objects(struct device *d)
     for (int use = 0; use < MEMORY_USES; use++)
         for (struct buffer *b; (b = d->staging[use]) != NULL; staging_destroy(d, b)) d->staging[use] = b->bin_next;
     while (d->blocks) block_destroy(d, d->blocks);
-    for (uint32_t i = 0; i < d->pipeline_slots; i++)
-        if (d->pipelines[i]) {
-            d->vk.vkDestroyPipeline(d->handle, d->pipelines[i]->handle, NULL);
-            host_free(d, d->pipelines[i]);
-        }
-    host_free(d, d->pipelines);
+    for (uint32_t i = 0; i < d->pipelines.slots; i++) {
+        struct pipeline *p = d->pipelines.items[i];
+        if (p) d->vk.vkDestroyPipeline(d->handle, p->handle, NULL);
+        host_free(d, p);
+    }
+    host_free(d, d->pipelines.items);
     free_chains(d);
     pool_free(d, &d->array_pool);
     pool_free(d, &d->storage_pool);
@@ -17552,7 +17536,7 @@ static void device_destroy(struct device *d)
     host_free(d, d);
 }
 
-/* unlock_and_drop's like, for a call that ends with a code. */
+/* Ends of a call with its code: where it has a reference to the device, and where it only has the lock. */
 static int drop_with(struct device *d, int code)
 {
     unlock_and_drop(d);
@@ -17722,13 +17706,12 @@ int mlxvk_device_status(mlxvk_device device)
 /* Lists the physical devices of a fresh instance; the caller's function may call the library. */
 int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user)
 {
-    enum { MOST = 32 };
     mlxvk_error error;
     VkInstance instance;
-    VkPhysicalDevice list[MOST];
-    VkPhysicalDeviceProperties p[MOST];
-    bool good[MOST] = { false };
-    uint32_t n = MOST;
+    VkPhysicalDevice list[32];
+    VkPhysicalDeviceProperties p[COUNT(list)];
+    bool good[COUNT(list)] = { false };
+    uint32_t n = COUNT(list);
     if (!each) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&volk_lock);
     int code = load_vulkan(NULL, &error);
@@ -17739,7 +17722,7 @@ int mlxvk_device_list(void (*each)(int index, const char *name, const char *type
         vkDestroyInstance(instance, NULL);
     }
     mutex_unlock(&volk_lock);
-    for (uint32_t i = 0; i < n && !code; i++)
+    for (uint32_t i = 0; i < COUNT(list); i++)
         if (good[i]) each((int)i, p[i].deviceName, type_name(p[i].deviceType), user);
     return code;
 }
@@ -18299,25 +18282,22 @@ int mlxvk_array_set(mlxvk_array *res, mlxvk_array source)
 }
 
 /* Copies host data into a fresh array. */
-static int fill_array(struct call *c, struct array *a, const void *data)
+static void fill_array(struct call *c, struct array *a, const void *data)
 {
     struct storage *st = a->storage;
     if (data && st->nbytes <= INLINE_BYTES) {
         st->literal = true;
         memcpy(st->bytes, data, st->nbytes);
-        return 0;
+        return;
     }
     int code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
-    if (code) {
+    if (code)
         FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes,
              c->device->caps.max_allocation);
-        return code;
-    }
-    if (!data || !st->nbytes) return 0;
+    if (code || !data || !st->nbytes) return;
     if (st->buffer->map) copy_bytes(c->device, st->buffer->map, data, st->nbytes);
     else code = transfer(c->device, st->buffer, 0, (void *)(uintptr_t)data, st->nbytes, MEMORY_UPLOAD);
     if (code) FAIL(c, code, "the upload failed: %s", mlxvk_result_text(code));
-    return code;
 }
 
 /* Ends a call that has a device, but no stream: the error is the device's. */
@@ -18430,7 +18410,7 @@ int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, c
 
 /* ---- what arrays are, and what is in them ---- */
 
-/* { NULL } is what the row's end says. */
+/* The row's end is what { NULL } is. */
 #define X(name, type, value, none) \
     type name(mlxvk_array array) { const struct array *a = array.ctx; return a ? value : none; }
 X(mlxvk_array_itemsize, size_t, item_size(a), 0)
@@ -18454,12 +18434,10 @@ int mlxvk_array_dim(mlxvk_array array, int dim)
 /* The memory of an array that nothing has written yet, outside of any dispatch. */
 static int storage_ready(struct device *d, struct storage *st)
 {
-    struct stream *s = st->buffer ? NULL : default_stream(d);
-    int code;
     if (st->buffer) return 0;
-    if (!s) return MLXVK_ERROR_HOST_MEMORY;
-    code = storage_allocate(&s->encoder, st);
-    if (code) {
+    struct stream *s = default_stream(d);
+    int code = s ? storage_allocate(&s->encoder, st) : MLXVK_ERROR_HOST_MEMORY;
+    if (code && s) {
         d->error = s->encoder.error;
         s->encoder.code = d->lost;                   /* the stream's own work goes on */
     }
@@ -18534,6 +18512,7 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
 static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
 {
     struct array *a = array.ctx;
+    uint8_t *byte = res;
     int code;
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     struct device *d = lock_array(a);
@@ -18541,15 +18520,8 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     else if (a->dtype != dtype)
         code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
     else if (!(code = array_submit(a))) code = read_bytes(a, res);
+    if (!code && dtype == MLXVK_BOOL) *byte = *byte != 0;              /* as a bool of C's must be */
     return unlock_with(d, code);
-}
-
-int mlxvk_array_item_bool(bool *res, mlxvk_array array)
-{
-    uint8_t byte = 0;
-    int code = item(res ? &byte : NULL, array, MLXVK_BOOL);
-    if (!code) *res = byte != 0;
-    return code;
 }
 
 const void *mlxvk_array_data(mlxvk_array array)
@@ -19119,12 +19091,10 @@ mlxvk_array mlxvk_array_new_data_managed(void *data, const int *shape, int dim, 
     return mlxvk_array_new_data_managed_payload(data, shape, dim, dtype, data, dtor);
 }
 
-#define DATA(data, type, dtype) \
-    const type *data(const mlxvk_array arr) { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
 #define X(one, data, type, dtype) \
     int one(type *res, const mlxvk_array arr) { return item(res, arr, dtype); } \
-    DATA(data, type, dtype)
-DATA(mlxvk_array_data_bool, bool, MLXVK_BOOL)
+    const type *data(const mlxvk_array arr) { return mlxvk_array_dtype(arr) == dtype ? mlxvk_array_data(arr) : NULL; }
+X(mlxvk_array_item_bool, mlxvk_array_data_bool, bool, MLXVK_BOOL)
 X(mlxvk_array_item_uint8, mlxvk_array_data_uint8, uint8_t, MLXVK_UINT8)
 X(mlxvk_array_item_uint16, mlxvk_array_data_uint16, uint16_t, MLXVK_UINT16)
 X(mlxvk_array_item_uint32, mlxvk_array_data_uint32, uint32_t, MLXVK_UINT32)
@@ -19139,7 +19109,6 @@ X(mlxvk_array_item_complex64, mlxvk_array_data_complex64, mlxvk_complex64_t, MLX
 X(mlxvk_array_item_float16, mlxvk_array_data_float16, mlxvk_float16_t, MLXVK_FLOAT16)
 X(mlxvk_array_item_bfloat16, mlxvk_array_data_bfloat16, mlxvk_bfloat16_t, MLXVK_BFLOAT16)
 #undef X
-#undef DATA
 
 /* ---- arrays as text, as MLX prints them ---- */
 
@@ -19148,8 +19117,8 @@ enum { PRINT_WHOLE = 6, PRINT_EDGE = 3 };
 static double half_value(uint32_t bits)
 {
     int exponent = (int)(bits >> 10 & 31), mantissa = (int)(bits & 1023);
-    double size = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? ldexp(1024 + mantissa, exponent - 25)
-        : ldexp(mantissa, -24);
+    double size = exponent == 31 ? (mantissa ? NAN : INFINITY)
+        : exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
     return bits & 0x8000u ? -size : size;
 }
 
@@ -19221,31 +19190,38 @@ static struct array *corners(struct call *c, struct array *a)
     return a;
 }
 
+/* The elements of an array, row-major, in memory that is to be freed. */
+static int array_elements(mlxvk_array array, void **data, size_t *size)
+{
+    mlxvk_stream s = { NULL };
+    *size = mlxvk_array_nbytes(array);
+    *data = malloc(*size + 1);
+    int code = mlxvk_get_default_stream(&s, (mlxvk_device){ ((struct array *)array.ctx)->storage->device });
+    if (!code) code = *data ? mlxvk_array_read(array, *data, *size, s) : MLXVK_ERROR_HOST_MEMORY;
+    mlxvk_stream_free(s);
+    if (code) free(*data);
+    return code;
+}
+
 int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr)
 {
-    struct array *a = arr.ctx;
+    const struct array *a = arr.ctx;
     mlxvk_array part = { NULL };
-    mlxvk_stream s = { NULL };
     struct text t = { 0 };
-    size_t next = 0;
+    size_t size, next = 0;
+    void *data;
     if (!a || !str) return MLXVK_ERROR_ARGUMENT;
-    int code = mlxvk_get_default_stream(&s, (mlxvk_device){ a->storage->device });
-    if (!code) {
-        struct call c = begin("array_tostring", s);
-        code = finish(&c, corners(&c, input(&c, "arr", arr)), &part);
-    }
-    size_t bytes = mlxvk_array_nbytes(part);
-    void *data = malloc(bytes + 1);
-    if (!code) code = data ? mlxvk_array_read(part, data, bytes, s) : MLXVK_ERROR_HOST_MEMORY;
+    struct call c = begin_on("array_tostring", lock_device(a->storage->device), NULL);
+    int code = finish(&c, corners(&c, input(&c, "arr", arr)), &part);
+    if (!code) code = array_elements(part, &data, &size);
     if (!code) {
         text_add(&t, "array(");
         print_axis(&t, data, part.ctx, a->shape, 0, &next);
         text_add(&t, ", dtype=%s)", dtypes[a->dtype].name);
+        free(data);
         code = put_text(str, &t);
     }
-    free(data);
     mlxvk_array_free(part);
-    mlxvk_stream_free(s);
     return code;
 }
 
@@ -19255,10 +19231,10 @@ struct io { void *descriptor; mlxvk_io_vtable calls; };
 
 /* One call that reads or writes; its first error sticks. */
 struct file {
-    const char *name, *path;                         /* of the call; of the system's file, which is closed at its end */
+    const char *name, *path;                         /* of the call; of a file of the system, which ends with it */
     mlxvk_stream stream;
     struct io *io;
-    size_t size, at;                                 /* read: of the whole, and of it so far; at: written so far, too */
+    size_t size, at;                                 /* of what is there to read; what was read, or written, so far */
     int code;
 };
 
@@ -19297,7 +19273,7 @@ X(mlxvk_io_writer, mlxvk_io_writer_new, mlxvk_io_writer_descriptor, mlxvk_io_wri
 
 /* ---- a file of the system as such an object ---- */
 
-struct disk { FILE *file; bool good; char label[1]; };
+struct disk { struct io io; FILE *file; const char *path; bool good; };      /* io is freed as what begins with it */
 
 #ifdef _WIN32
 #define seek_file _fseeki64
@@ -19307,40 +19283,27 @@ struct disk { FILE *file; bool good; char label[1]; };
 #define tell_file ftell
 #endif
 
-static bool disk_good(void *d) { return ((struct disk *)d)->good; }
-static const char *disk_label(void *d) { return ((struct disk *)d)->label; }
-static size_t disk_tell(void *d) { return (size_t)tell_file(((struct disk *)d)->file); }
-static void disk_seek(void *p, int64_t at, int whence)
-{
-    struct disk *d = p;
-    d->good = !seek_file(d->file, at, whence) && d->good;
-}
-static void disk_read(void *p, char *data, size_t n)
-{
-    struct disk *d = p;
-    d->good = fread(data, 1, n, d->file) == n && d->good;
-}
-static void disk_write(void *p, const char *data, size_t n)
-{
-    struct disk *d = p;
-    d->good = fwrite(data, 1, n, d->file) == n && d->good;
-}
-static void disk_free(void *p) { fclose(((struct disk *)p)->file); free(p); }
+static FILE *disk_stream(void *d) { return ((struct disk *)d)->file; }
+static void disk_note(struct disk *d, bool good) { d->good = good && d->good; }
 
-static struct io *disk_open(const char *name, const char *mode)
+static bool disk_good(void *d) { return ((struct disk *)d)->good; }
+static const char *disk_label(void *d) { return ((struct disk *)d)->path; }
+static size_t disk_tell(void *d) { return (size_t)tell_file(disk_stream(d)); }
+static void disk_seek(void *d, int64_t at, int whence) { disk_note(d, !seek_file(disk_stream(d), at, whence)); }
+static void disk_read(void *d, char *data, size_t n) { disk_note(d, fread(data, 1, n, disk_stream(d)) == n); }
+static void disk_write(void *d, const char *data, size_t n) { disk_note(d, fwrite(data, 1, n, disk_stream(d)) == n); }
+static void disk_close(void *d) { fclose(disk_stream(d)); }
+
+static struct io *disk_open(const char *path, const char *mode)
 {
     static const mlxvk_io_vtable calls = { .is_open = disk_good, .good = disk_good, .tell = disk_tell,
                                            .seek = disk_seek, .read = disk_read,
-                                           .write = disk_write, .label = disk_label, .free = disk_free };
-    FILE *f = name ? fopen(name, mode) : NULL;
-    struct disk *d = f ? malloc(sizeof *d + strlen(name)) : NULL;
-    if (!d) { if (f) fclose(f); return NULL; }
-    d->file = f;
-    d->good = true;
-    strcpy(d->label, name);
-    struct io *io = io_new(d, calls);
-    if (!io) disk_free(d);
-    return io;
+                                           .write = disk_write, .label = disk_label, .free = disk_close };
+    FILE *file = path ? fopen(path, mode) : NULL;
+    struct disk *d = file ? malloc(sizeof *d) : NULL;
+    if (d) *d = (struct disk){ { d, calls }, file, path, true };
+    else if (file) fclose(file);
+    return d ? &d->io : NULL;
 }
 
 static struct file disk_file(const char *call, const char *path, const char *mode, mlxvk_stream s)
@@ -19463,7 +19426,7 @@ static void write_made(struct file *f, struct text *t)
 /* Ends a call. What was written may fail until now, where it is buffered. */
 static int file_end(struct file *f, bool written)
 {
-    if (f->path && f->io && written && fflush(((struct disk *)f->io->descriptor)->file))
+    if (f->path && f->io && written && fflush(disk_stream(f->io)))
         file_fail(f, MLXVK_ERROR_ARGUMENT, "cannot be written");
     if (f->path) io_free(f->io);
     return f->code;
@@ -19508,22 +19471,20 @@ static void file_keep(struct file *f, struct vector *m, const char *key, mlxvk_a
 /* The elements of an array, row-major. */
 static void file_write_array(struct file *f, mlxvk_array array)
 {
-    size_t n = mlxvk_array_nbytes(array);
-    void *data = file_memory(f, n);
-    mlxvk_stream s = { NULL };
-    if (!data) return;
-    mlxvk_get_default_stream(&s, (mlxvk_device){ ((struct array *)array.ctx)->storage->device });
-    if (mlxvk_array_read(array, data, n, s)) file_fail(f, MLXVK_ERROR_NOT_READY, "an array cannot be read");
+    size_t n;
+    void *data;
+    int code = f->code ? f->code : array_elements(array, &data, &n);
+    if (code) { file_fail(f, code, "an array cannot be read"); return; }
     file_write(f, data, n);
-    mlxvk_stream_free(s);
     free(data);
 }
 
+/* Each begins at a multiple of so many bytes, and so does what would come behind the last. */
 static void write_arrays(struct file *f, const struct vector *arrays, size_t align)
 {
-    for (size_t i = 0; i < arrays->size && !f->code; i++) {
+    for (size_t i = 0; i <= arrays->size; i++) {
         while (!f->code && f->at % align) write_number(f, 0, 1);
-        file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
+        if (i < arrays->size) file_write_array(f, ((const struct entry *)list_at(arrays, i))->value.array);
     }
 }
 
@@ -19917,12 +19878,9 @@ static int gguf_free(struct gguf *g)
 static struct gguf *gguf_new(void)
 {
     struct gguf *g = calloc(1, sizeof *g);
-    if (!g) return NULL;
-    g->arrays = list_new(&array_entry);
-    g->numbers = list_new(&array_entry);
-    g->texts = list_new(&string_entry);
-    g->lists = list_new(&list_entry);
-    if (g->arrays && g->numbers && g->texts && g->lists) return g;
+    if (g) *g = (struct gguf){ list_new(&array_entry), list_new(&array_entry), list_new(&string_entry),
+                               list_new(&list_entry) };
+    if (g && g->arrays && g->numbers && g->texts && g->lists) return g;
     gguf_free(g);
     return NULL;
 }
@@ -19940,56 +19898,42 @@ int mlxvk_io_gguf_get_keys(mlxvk_vector_string *keys, mlxvk_io_gguf io)
     return list_give(keys ? &keys->ctx : NULL, l, code);
 }
 
-/* One of the maps: its member's place in struct gguf. */
-static struct vector *gguf_map(mlxvk_io_gguf io, size_t member)
-{
-    return io.ctx ? *(struct vector **)(void *)((char *)io.ctx + member) : NULL;
-}
-#define GGUF(io, member) gguf_map(io, offsetof(struct gguf, member))
-
-static int has_entry(bool *flag, const struct vector *m, const char *key)
-{
-    return m && key ? GIVE(flag, map_find(m, key) != NULL) : MLXVK_ERROR_ARGUMENT;
-}
+/* One of the maps, where there is an object. */
+#define GGUF(io, map) ((io).ctx ? ((struct gguf *)(io).ctx)->map : NULL)
 
 #define X(has, map) \
-    int has(bool *flag, mlxvk_io_gguf io, const char *key) { return has_entry(flag, GGUF(io, map), key); }
+    int has(bool *flag, mlxvk_io_gguf io, const char *key) \
+    { \
+        return io.ctx && key ? GIVE(flag, map_find(GGUF(io, map), key) != NULL) : MLXVK_ERROR_ARGUMENT; \
+    }
 X(mlxvk_io_gguf_has_metadata_array, numbers)
 X(mlxvk_io_gguf_has_metadata_string, texts)
 X(mlxvk_io_gguf_has_metadata_vector_string, lists)
 #undef X
 
-#define X(get, set, map) \
-    int get(mlxvk_array *arr, mlxvk_io_gguf io, const char *key) \
+#define X(get, type, map, give) \
+    int get(type *res, mlxvk_io_gguf io, const char *key) \
     { \
-        return mlxvk_map_string_to_array_get(arr, (mlxvk_map_string_to_array){ GGUF(io, map) }, key); \
-    } \
-    int set(mlxvk_io_gguf io, const char *key, mlxvk_array arr) \
-    { \
-        return map_put(GGUF(io, map), key, (union value){ .array = arr }); \
+        const struct entry *e = map_find(GGUF(io, map), key); \
+        return e && res ? give : MLXVK_ERROR_ARGUMENT; \
     }
-X(mlxvk_io_gguf_get_array, mlxvk_io_gguf_set_array, arrays)
-X(mlxvk_io_gguf_get_metadata_array, mlxvk_io_gguf_set_metadata_array, numbers)
+X(mlxvk_io_gguf_get_array, mlxvk_array, arrays, mlxvk_array_set(res, e->value.array))
+X(mlxvk_io_gguf_get_metadata_array, mlxvk_array, numbers, mlxvk_array_set(res, e->value.array))
+X(mlxvk_io_gguf_get_metadata_string, mlxvk_string, texts, put_string(res, text_copy(e->value.text)))
+X(mlxvk_io_gguf_get_metadata_vector_string, mlxvk_vector_string, lists,
+  list_assign(&res->ctx, &string_kind, e->value.list))
 #undef X
 
-int mlxvk_io_gguf_get_metadata_string(mlxvk_string *str, mlxvk_io_gguf io, const char *key)
-{
-    const struct entry *e = map_find(GGUF(io, texts), key);
-    return e ? put_string(str, text_copy(e->value.text)) : MLXVK_ERROR_ARGUMENT;
-}
-int mlxvk_io_gguf_get_metadata_vector_string(mlxvk_vector_string *vstr, mlxvk_io_gguf io, const char *key)
-{
-    const struct entry *e = map_find(GGUF(io, lists), key);
-    return e && vstr ? list_assign(&vstr->ctx, &string_kind, e->value.list) : MLXVK_ERROR_ARGUMENT;
-}
-int mlxvk_io_gguf_set_metadata_string(mlxvk_io_gguf io, const char *key, const char *mstr)
-{
-    return map_put(GGUF(io, texts), key, (union value){ .text = mstr });
-}
-int mlxvk_io_gguf_set_metadata_vector_string(mlxvk_io_gguf io, const char *key, mlxvk_vector_string mvstr)
-{
-    return map_put(GGUF(io, lists), key, (union value){ .list = mvstr.ctx });
-}
+#define X(set, type, map, member, from) \
+    int set(mlxvk_io_gguf io, const char *key, type v) \
+    { \
+        return map_put(GGUF(io, map), key, (union value){ .member = from }); \
+    }
+X(mlxvk_io_gguf_set_array, mlxvk_array, arrays, array, v)
+X(mlxvk_io_gguf_set_metadata_array, mlxvk_array, numbers, array, v)
+X(mlxvk_io_gguf_set_metadata_string, const char *, texts, text, v)
+X(mlxvk_io_gguf_set_metadata_vector_string, mlxvk_vector_string, lists, list, v.ctx)
+#undef X
 
 /* Types of metadata; texts and lists are by themselves. */
 enum { GGUF_MAGIC = 0x46554747, GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_ALIGN = 32 };
@@ -20183,11 +20127,12 @@ static void save_metadata(struct file *f, const struct gguf *g)
     }
     for (size_t i = 0; i < g->lists->size; i++) {
         const struct entry *e = list_at(g->lists, i);
+        const struct vector *l = e->value.list;
         write_string(f, e->key);
         write_number(f, GGUF_LIST, 4);
         write_number(f, GGUF_TEXT, 4);
-        write_number(f, e->value.list->size, 8);
-        for (size_t k = 0; k < e->value.list->size; k++) write_string(f, *(char **)list_at(e->value.list, k));
+        write_number(f, l->size, 8);
+        for (size_t k = 0; k < l->size; k++) write_string(f, *(char **)list_at(l, k));
     }
     for (size_t i = 0; i < g->numbers->size; i++) {
         const struct entry *e = list_at(g->numbers, i);
@@ -20199,8 +20144,9 @@ static void save_metadata(struct file *f, const struct gguf *g)
             return;
         }
         write_string(f, e->key);
-        if (a->ndim) { write_number(f, GGUF_LIST, 4); write_number(f, type, 4); write_number(f, a->size, 8); }
-        else write_number(f, type, 4);
+        if (a->ndim) write_number(f, GGUF_LIST, 4);
+        write_number(f, type, 4);
+        if (a->ndim) write_number(f, a->size, 8);
         file_write_array(f, e->value.array);
     }
 }
@@ -20294,9 +20240,8 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
 static int kernel_make(struct device *d, const mlxvk_kernel_desc *desc, struct kernel **out)
 {
     int code = d->lost ? d->lost : kernel_check(d, desc);
-    struct kernel *k = code ? NULL : host_zalloc(d, sizeof *k);
-    *out = NULL;
     if (code) return code;
+    struct kernel *k = host_zalloc(d, sizeof *k);
     if (!k) return device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "kernel", "out of host memory");
     snprintf(k->name, sizeof k->name, "%s", desc->name ? desc->name : "kernel");
     k->device = d;
@@ -20335,7 +20280,7 @@ static void kernel_release(struct device *d, struct kernel *k)
     host_free(d, k);
 }
 
-/* Handles that hold their device go with its reference. */
+/* Frees a handle, and with it its reference to the device. */
 #define X(name, type, kind, release) \
     int name(type handle) \
     { \
@@ -20379,8 +20324,7 @@ static int unlock_encoder(struct encoder *e)
         e->code = e->device->lost;
         encoder_reset(e);
     }
-    mutex_unlock(&e->device->lock);
-    return code;
+    return unlock_with(e->device, code);
 }
 
 /* The caller's kernel of the next dispatch. */
@@ -20410,28 +20354,28 @@ static uint32_t bind_held(struct encoder *e, uint32_t binding, struct array *a, 
     return bind_array(e, binding, a, write);
 }
 
-static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, uint32_t *shift, bool write)
+static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, uint32_t *shift, const char *name,
+                     bool write)
 {
     struct encoder *e = lock_encoder(handle);
     struct array *a = array.ctx;
     uint32_t at = 0;
     if (!e) return MLXVK_ERROR_ARGUMENT;
     if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, write ? "set_output_array" : "set_input_array",
-                     "no array of this device, or binding %u", binding);
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name, "no array of this device, or binding %u", binding);
     else at = bind_held(e, binding, a, write);
     if (shift) *shift = at;
     return unlock_encoder(e);
 }
 
-int mlxvk_set_input_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift)
-{
-    return set_array(e, array, binding, shift, false);
-}
-int mlxvk_set_output_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift)
-{
-    return set_array(e, array, binding, shift, true);
-}
+#define X(name, write) \
+    int name(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift) \
+    { \
+        return set_array(e, array, binding, shift, CALLED(name), write); \
+    }
+X(mlxvk_set_input_array, false)
+X(mlxvk_set_output_array, true)
+#undef X
 
 int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
 {
@@ -20499,14 +20443,11 @@ static int dispatch_public(mlxvk_encoder handle, uint32_t x, uint32_t y, uint32_
     return unlock_encoder(e);
 }
 
-int mlxvk_dispatch_threadgroups(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z)
-{
-    return dispatch_public(e, x, y, z, false);
-}
-int mlxvk_dispatch_threads(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z)
-{
-    return dispatch_public(e, x, y, z, true);
-}
+#define X(name, threads) \
+    int name(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z) { return dispatch_public(e, x, y, z, threads); }
+X(mlxvk_dispatch_threadgroups, false)
+X(mlxvk_dispatch_threads, true)
+#undef X
 
 #define X(name, what) \
     int name(mlxvk_encoder handle) \
@@ -20523,23 +20464,19 @@ X(mlxvk_end_concurrent, e->concurrent = false)
 
 /* ==== >>public: kernels of the caller's in mlx-c's shape: new, config, apply ====================================== */
 
-/* What apply must know of a module: its specialization constants of 32 bits and the bools (by number, with their values
- * where nobody sets them, and their names where the module has names), and what its workgroup's size is made of. */
-struct module_constants {
-    uint32_t count, values[MAX_SPEC];
-    bool declared[MAX_SPEC], other[MAX_SPEC];        /* other: of other widths, which cannot be set */
-    const char *names[MAX_SPEC];
-    int group_constant[3];                           /* that is this side of the workgroup; -1: it is fixed */
-    uint32_t group[3];
-};
-
+/* With what apply must know of the module: its specialization constants of 32 bits and the bools (by number, with their
+ * values where nobody sets them, and their names where the module has names), and what its workgroup is made of. */
 struct spirv_kernel {
     char *name;
     uint32_t *spirv;
     size_t words;
     uint32_t inputs, outputs;
     bool rows;                                       /* inputs are made row-contiguous */
-    struct module_constants constants;
+    uint32_t count, values[MAX_SPEC];
+    bool declared[MAX_SPEC], other[MAX_SPEC];        /* other: of other widths, which cannot be set */
+    const char *names[MAX_SPEC];
+    int group_constant[3];                           /* that is this side of the workgroup; -1: it is fixed */
+    uint32_t group[3];
     mutex lock;                                      /* of the list, behind those of devices */
     struct spirv_variant *variants;
 };
@@ -20551,11 +20488,10 @@ struct spirv_variant {
     struct spirv_variant *next;
 };
 
-struct template_argument { char *name; uint32_t value; };
 struct spirv_config {
     uint32_t outputs, arguments, grid[3], group[3];
     struct { int ndim, shape[MAXD]; mlxvk_dtype dtype; } output[MAX_BINDINGS];
-    struct template_argument argument[MAX_SPEC];
+    struct { char *name; uint32_t value; } argument[MAX_SPEC];
     bool filled;
     float value;
 };
@@ -20563,10 +20499,9 @@ struct spirv_config {
 enum { SPIRV_ANY = -1 };
 
 /* The first instruction of a kind whose operands begin with these, none of which is beyond its end; without: op 0. */
-static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_t op, int64_t first, int64_t second,
-                                           int64_t third)
+#define FIND(k, op, ...) spirv_find(k, op, (const int64_t[]){ __VA_ARGS__, SPIRV_ANY, SPIRV_ANY })
+static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_t op, const int64_t want[3])
 {
-    const int64_t want[3] = { first, second, third };
     struct spirv_instruction i = spirv_open(k->spirv, k->words);
     while (spirv_next(&i)) {
         uint32_t same = 0;
@@ -20576,41 +20511,34 @@ static struct spirv_instruction spirv_find(const struct spirv_kernel *k, uint32_
     return (struct spirv_instruction){ 0 };          /* where it is cut off, making the kernel says so */
 }
 
-static bool of_32_bits(const struct spirv_kernel *k, uint32_t type)
-{
-    return spirv_find(k, SPIRV_TYPE_INT, type, 32, SPIRV_ANY).op ||
-           spirv_find(k, SPIRV_TYPE_FLOAT, type, 32, SPIRV_ANY).op;
-}
-
 static void read_constant(struct spirv_kernel *k, uint32_t number, uint32_t id)
 {
-    struct module_constants *c = &k->constants;
-    struct spirv_instruction i = spirv_find(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id, SPIRV_ANY);
-    struct spirv_instruction name = spirv_find(k, SPIRV_NAME, id, SPIRV_ANY, SPIRV_ANY);
-    c->other[number] = i.op && (i.n != 3 || !of_32_bits(k, i.w[0]));
-    if (!i.op) c->values[number] = spirv_find(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id, SPIRV_ANY).op != 0;
-    else if (!c->other[number]) c->values[number] = i.w[2];
-    c->declared[number] = true;
+    const struct spirv_instruction i = FIND(k, SPIRV_SPEC_CONSTANT, SPIRV_ANY, id), name = FIND(k, SPIRV_NAME, id);
+    bool wide = !FIND(k, SPIRV_TYPE_INT, i.w[0], 32).op && !FIND(k, SPIRV_TYPE_FLOAT, i.w[0], 32).op;
+    k->other[number] = i.op && (i.n != 3 || wide);
+    if (!i.op) k->values[number] = FIND(k, SPIRV_SPEC_TRUE, SPIRV_ANY, id).op != 0;
+    else if (!k->other[number]) k->values[number] = i.w[2];
+    k->declared[number] = true;
     if (name.n > 1 && !(name.operands[name.n - 1] >> 24))              /* it ends there */
-        c->names[number] = (const char *)(name.operands + 1);
-    c->count = number + 1;
+        k->names[number] = (const char *)(name.operands + 1);
+    k->count = number + 1;
 }
 
 /* The workgroup's size is a constant called WorkgroupSize, or the operands of an execution mode: numbers, constants. */
 static void read_group(struct spirv_kernel *k)
 {
-    struct module_constants *c = &k->constants;
-    struct spirv_instruction built = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE);
-    struct spirv_instruction size = spirv_find(k, SPIRV_EXECUTION_MODE, SPIRV_ANY, SPIRV_LOCAL_SIZE, SPIRV_ANY), parts;
-    if (!built.op) parts = spirv_find(k, SPIRV_EXECUTION_MODE_ID, SPIRV_ANY, SPIRV_LOCAL_SIZE_ID, SPIRV_ANY);
-    else if (!(parts = spirv_find(k, SPIRV_SPEC_COMPOSITE, SPIRV_ANY, built.w[0], SPIRV_ANY)).op)
-        parts = spirv_find(k, SPIRV_COMPOSITE, SPIRV_ANY, built.w[0], SPIRV_ANY);
+    const struct spirv_instruction built = FIND(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_BUILT_IN, SPIRV_WORKGROUP_SIZE),
+        size = FIND(k, SPIRV_EXECUTION_MODE, SPIRV_ANY, SPIRV_LOCAL_SIZE);
+    struct spirv_instruction parts;
+    if (!built.op) parts = FIND(k, SPIRV_EXECUTION_MODE_ID, SPIRV_ANY, SPIRV_LOCAL_SIZE_ID);
+    else if (!(parts = FIND(k, SPIRV_SPEC_COMPOSITE, SPIRV_ANY, built.w[0])).op)
+        parts = FIND(k, SPIRV_COMPOSITE, SPIRV_ANY, built.w[0]);
     for (int i = 0; i < 3; i++) {
         struct spirv_instruction of = { 0 }, fixed = { 0 };
-        if (parts.n == 5) of = spirv_find(k, SPIRV_DECORATE, parts.w[2 + i], SPIRV_SPEC_ID, SPIRV_ANY);
-        if (parts.n == 5) fixed = spirv_find(k, SPIRV_CONSTANT, SPIRV_ANY, parts.w[2 + i], SPIRV_ANY);
-        c->group_constant[i] = of.n == 3 ? (int)min_u32(of.w[2], MAX_SPEC) : -1;
-        c->group[i] = parts.n != 5 && size.n == 5 ? size.w[2 + i] : !of.op && fixed.n == 3 ? fixed.w[2] : 1;
+        if (parts.n == 5) of = FIND(k, SPIRV_DECORATE, parts.w[2 + i], SPIRV_SPEC_ID);
+        if (parts.n == 5) fixed = FIND(k, SPIRV_CONSTANT, SPIRV_ANY, parts.w[2 + i]);
+        k->group_constant[i] = of.n == 3 ? (int)min_u32(of.w[2], MAX_SPEC) : -1;
+        k->group[i] = parts.n != 5 && size.n == 5 ? size.w[2 + i] : !of.op && fixed.n == 3 ? fixed.w[2] : 1;
     }
 }
 
@@ -20618,7 +20546,7 @@ static void read_group(struct spirv_kernel *k)
 static void read_constants(struct spirv_kernel *k)
 {
     for (uint32_t number = 0; number < MAX_SPEC; number++) {
-        struct spirv_instruction i = spirv_find(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_SPEC_ID, number);
+        const struct spirv_instruction i = FIND(k, SPIRV_DECORATE, SPIRV_ANY, SPIRV_SPEC_ID, number);
         if (i.op) read_constant(k, number, i.w[0]);
     }
     read_group(k);
@@ -20696,9 +20624,7 @@ int mlxvk_fast_spirv_kernel_config_add_output_arg(mlxvk_fast_spirv_kernel_config
 static int set_sizes(uint32_t to[3], int x, int y, int z, int least)
 {
     if (!to || x < least || y < least || z < least) return MLXVK_ERROR_ARGUMENT;
-    to[0] = (uint32_t)x;
-    to[1] = (uint32_t)y;
-    to[2] = (uint32_t)z;
+    memcpy(to, (const uint32_t[]){ (uint32_t)x, (uint32_t)y, (uint32_t)z }, 3 * sizeof *to);
     return 0;
 }
 
@@ -20725,11 +20651,10 @@ int mlxvk_fast_spirv_kernel_config_set_init_value(mlxvk_fast_spirv_kernel_config
 int mlxvk_fast_spirv_kernel_config_add_template_arg_int(mlxvk_fast_spirv_kernel_config cls, const char *name, int value)
 {
     struct spirv_config *f = cls.ctx;
-    char *copy;
     if (!f || !name) return MLXVK_ERROR_ARGUMENT;
     if (f->arguments == MAX_SPEC) return MLXVK_ERROR_LIMIT;
-    if (!(copy = text_copy(name))) return MLXVK_ERROR_HOST_MEMORY;
-    f->argument[f->arguments++] = (struct template_argument){ copy, (uint32_t)value };
+    if (!(f->argument[f->arguments].name = text_copy(name))) return MLXVK_ERROR_HOST_MEMORY;
+    f->argument[f->arguments++].value = (uint32_t)value;
     return 0;
 }
 
@@ -20749,36 +20674,35 @@ int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kerne
 /* ---- apply ---- */
 
 /* The constant of that name, or of that number; MAX_SPEC: none. */
-static uint32_t constant_named(const struct module_constants *m, const char *name)
+static uint32_t constant_named(const struct spirv_kernel *k, const char *name)
 {
     char *end;
     unsigned long number = strtoul(name, &end, 10);
-    if (end != name && !*end) return number < m->count && m->declared[number] ? (uint32_t)number : MAX_SPEC;
-    for (uint32_t i = 0; i < m->count; i++) if (m->names[i] && !strcmp(m->names[i], name)) return i;
+    if (end != name && !*end) return number < k->count && k->declared[number] ? (uint32_t)number : MAX_SPEC;
+    for (uint32_t i = 0; i < k->count; i++) if (k->names[i] && !strcmp(k->names[i], name)) return i;
     return MAX_SPEC;
 }
 
 static void set_constants(struct call *c, const struct spirv_kernel *k, const struct spirv_config *f,
                           uint32_t values[MAX_SPEC])
 {
-    const struct module_constants *m = &k->constants;
-    memcpy(values, m->values, sizeof m->values);
+    memcpy(values, k->values, sizeof k->values);
     for (uint32_t i = 0; i < f->arguments; i++) {
-        uint32_t at = constant_named(m, f->argument[i].name);
+        uint32_t at = constant_named(k, f->argument[i].name);
         if (at < MAX_SPEC) values[at] = f->argument[i].value;
         else FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has no specialization constant %s", k->name, f->argument[i].name);
     }
     for (int i = 0; i < 3; i++) {
-        int at = m->group_constant[i];
+        int at = k->group_constant[i];
         if (at == MAX_SPEC)
             FAIL(c, MLXVK_ERROR_LIMIT, "%s has its workgroup in a constant over %d", k->name, MAX_SPEC - 1);
         else if (at >= 0) values[at] = f->group[i];
-        else if (m->group[i] != f->group[i])
+        else if (k->group[i] != f->group[i])
             FAIL(c, MLXVK_ERROR_ARGUMENT, "%s has workgroups of %u threads along axis %d, not %u", k->name,
-                 m->group[i], i, f->group[i]);
+                 k->group[i], i, f->group[i]);
     }
-    for (uint32_t i = 0; i < m->count; i++)
-        if (m->other[i])
+    for (uint32_t i = 0; i < k->count; i++)
+        if (k->other[i])
             FAIL(c, MLXVK_ERROR_UNSUPPORTED, "%s has a specialization constant, %u, that is not of 32 bits", k->name,
                  i);
 }
@@ -20799,7 +20723,7 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
     if (v) return made;
     const mlxvk_kernel_desc desc = {
         .name = k->name, .spirv = k->spirv, .spirv_size = 4 * k->words, .bindings = bindings,
-        .push_size = 4 * bindings, .constants = values, .constant_count = k->constants.count,
+        .push_size = 4 * bindings, .constants = values, .constant_count = k->count,
         .threads = { f->group[0], f->group[1], f->group[2] } };
     if (!(v = calloc(1, sizeof *v))) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     if (kernel_make(c->device, &desc, &made)) {
