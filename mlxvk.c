@@ -4101,6 +4101,77 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
+/* ---- tables ---- */
+
+enum unary_rule {
+    U_FLOAT = 1,                                     /* integers and bool are cast to float32 */
+    U_NO_COMPLEX = 2, U_NO_BOOL = 4, U_INTEGER = 8,  /* rejected dtypes; integers only */
+    U_KEEP_INTEGER = 16, U_KEEP_REAL = 32,           /* returned unchanged */
+    U_TO_REAL = 64, U_TO_BOOL = 128, U_FROM_BOOL = 256
+};
+
+/* The public functions of one operand: name, what follows U_, its name in the shader, rules. */
+#define UNARY_FUNCTIONS(X) \
+    X(mlxvk_abs, abs, ABS, U_TO_REAL) X(mlxvk_negative, negative, NEGATIVE, U_NO_BOOL) X(mlxvk_sign, sign, SIGN, 0) \
+    X(mlxvk_square, square, SQUARE, 0) X(mlxvk_logical_not, logical_not, LOGICAL_NOT, U_FROM_BOOL | U_TO_BOOL) \
+    X(mlxvk_bitwise_invert, bitwise_invert, BITWISE_INVERT, U_INTEGER) \
+    X(mlxvk_floor, floor, FLOOR, U_NO_COMPLEX | U_KEEP_INTEGER) \
+    X(mlxvk_ceil, ceil, CEIL, U_NO_COMPLEX | U_KEEP_INTEGER) X(mlxvk_conjugate, conjugate, CONJUGATE, U_KEEP_REAL) \
+    X(mlxvk_real, real, REAL, U_KEEP_REAL | U_TO_REAL) X(mlxvk_imag, imag, IMAG, U_TO_REAL) \
+    X(mlxvk_sqrt, sqrt, SQRT, U_FLOAT) X(mlxvk_rsqrt, rsqrt, RSQRT, U_FLOAT) \
+    X(mlxvk_reciprocal, reciprocal, RECIPROCAL, U_FLOAT) X(mlxvk_exp, exp, EXP, U_FLOAT) \
+    X(mlxvk_expm1, expm1, EXPM1, U_FLOAT | U_NO_COMPLEX) X(mlxvk_log, log, LOG, U_FLOAT) \
+    X(mlxvk_log2, log2, LOG2, U_FLOAT) X(mlxvk_log10, log10, LOG10, U_FLOAT) X(mlxvk_log1p, log1p, LOG1P, U_FLOAT) \
+    X(mlxvk_sin, sin, SIN, U_FLOAT) X(mlxvk_cos, cos, COS, U_FLOAT) X(mlxvk_tan, tan, TAN, U_FLOAT) \
+    X(mlxvk_sinh, sinh, SINH, U_FLOAT) X(mlxvk_cosh, cosh, COSH, U_FLOAT) X(mlxvk_tanh, tanh, TANH, U_FLOAT) \
+    X(mlxvk_arcsin, arcsin, ARCSIN, U_FLOAT) X(mlxvk_arccos, arccos, ARCCOS, U_FLOAT) \
+    X(mlxvk_arctan, arctan, ARCTAN, U_FLOAT) X(mlxvk_arcsinh, arcsinh, ARCSINH, U_FLOAT) \
+    X(mlxvk_arccosh, arccosh, ARCCOSH, U_FLOAT) X(mlxvk_arctanh, arctanh, ARCTANH, U_FLOAT) \
+    X(mlxvk_erf, erf, ERF, U_FLOAT | U_NO_COMPLEX) X(mlxvk_erfinv, erfinv, ERFINV, U_FLOAT | U_NO_COMPLEX) \
+    X(mlxvk_sigmoid, sigmoid, SIGMOID, U_FLOAT | U_NO_COMPLEX) X(mlxvk_isnan, isnan, ISNAN, U_TO_BOOL) \
+    X(mlxvk_isinf, isinf, ISINF, U_TO_BOOL) X(mlxvk_isfinite, isfinite, ISFINITE, U_TO_BOOL) \
+    X(mlxvk_isposinf, isposinf, ISPOSINF, U_TO_BOOL) X(mlxvk_isneginf, isneginf, ISNEGINF, U_TO_BOOL) \
+    X(mlxvk_degrees, degrees, DEGREES, U_FLOAT) X(mlxvk_radians, radians, RADIANS, U_FLOAT)
+
+#define X(function, name, id, rules) U_##name = UNARY_##id,
+enum unary { UNARY_FUNCTIONS(X) U_round = UNARY_ROUND, U_COUNT };
+#undef X
+#define X(function, name, id, rules) [U_##name] = rules,
+static const int unary_rules[U_COUNT] = { UNARY_FUNCTIONS(X) [U_round] = U_KEEP_INTEGER };
+#undef X
+
+enum binary_rule { B_FLOAT = 1, B_NO_COMPLEX = 2, B_INTEGER = 4, B_SHIFT = 8, B_COMPARE = 16, B_LOGICAL = 32 };
+
+/* The same of two operands. */
+#define BINARY_FUNCTIONS(X) \
+    X(mlxvk_add, add, ADD, 0) X(mlxvk_subtract, subtract, SUBTRACT, 0) X(mlxvk_multiply, multiply, MULTIPLY, 0) \
+    X(mlxvk_divide, divide, DIVIDE, B_FLOAT) X(mlxvk_floor_divide, floor_divide, FLOOR_DIVIDE, 0) \
+    X(mlxvk_remainder, remainder, REMAINDER, B_NO_COMPLEX) X(mlxvk_power, power, POWER, 0) \
+    X(mlxvk_maximum, maximum, MAXIMUM, 0) X(mlxvk_minimum, minimum, MINIMUM, 0) \
+    X(mlxvk_logaddexp, logaddexp, LOGADDEXP, B_FLOAT) X(mlxvk_arctan2, arctan2, ARCTAN2, B_FLOAT | B_NO_COMPLEX) \
+    X(mlxvk_bitwise_and, bitwise_and, BITWISE_AND, B_INTEGER) X(mlxvk_bitwise_or, bitwise_or, BITWISE_OR, B_INTEGER) \
+    X(mlxvk_bitwise_xor, bitwise_xor, BITWISE_XOR, B_INTEGER) \
+    X(mlxvk_left_shift, left_shift, LEFT_SHIFT, B_INTEGER | B_SHIFT) \
+    X(mlxvk_right_shift, right_shift, RIGHT_SHIFT, B_INTEGER | B_SHIFT) X(mlxvk_equal, equal, EQUAL, B_COMPARE) \
+    X(mlxvk_not_equal, not_equal, NOT_EQUAL, B_COMPARE) X(mlxvk_greater, greater, GREATER, B_COMPARE) \
+    X(mlxvk_greater_equal, greater_equal, GREATER_EQUAL, B_COMPARE) X(mlxvk_less, less, LESS, B_COMPARE) \
+    X(mlxvk_less_equal, less_equal, LESS_EQUAL, B_COMPARE) \
+    X(mlxvk_logical_and, logical_and, LOGICAL_AND, B_COMPARE | B_LOGICAL) \
+    X(mlxvk_logical_or, logical_or, LOGICAL_OR, B_COMPARE | B_LOGICAL)
+/* Not public by these names */
+#define BINARY_OWN(X) \
+    X(, floor_quotient, FLOOR_QUOTIENT, B_NO_COMPLEX) X(, nan_equal, NAN_EQUAL, B_COMPARE) \
+    X(, silu_product, SILU_PRODUCT, B_FLOAT | B_NO_COMPLEX) X(, truncated_quotient, TRUNCATED_QUOTIENT, B_NO_COMPLEX)
+
+#define X(function, name, id, rules) B_##name = BINARY_##id,
+enum binary { BINARY_FUNCTIONS(X) BINARY_OWN(X) B_COUNT };
+#undef X
+#define X(function, name, id, rules) [B_##name] = { #name, rules },
+static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = { BINARY_FUNCTIONS(X) BINARY_OWN(X) };
+#undef X
+
+/* ---- lowering ---- */
+
 enum { MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
 
 /* Kernels that take and search say more than a walk, behind fewer strides. */
@@ -4181,12 +4252,27 @@ static bool is_vector_kernel(enum kernel_id k)
     return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8;
 }
 
-/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it
- * take? */
+/* Does a gate keep an operation from walks without strides? */
 static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first,
-                            uint32_t scalars);
+                            uint32_t scalars)
+{
+    const int *gate = e->device->gate;
+    if (p->kernel != K_BINARY) return false;
+    if (first->dtype == MLXVK_BFLOAT16)
+        return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
+    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars &&
+        !gate[GATE_SHIFT_U32];
+}
+
 static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a,
-                      uint32_t mode);
+                      uint32_t mode)
+{
+    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" :
+                         mode == MODE_STRIDES ? "strided, not aligned, or a gate" : NULL;
+    if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
+    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name,
+         reason, "%s, %s", LAYOUT(a[1]), LAYOUT(a[2]));
+}
 
 /* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
 enum { TRANSPOSE_LEAST = 8 };
@@ -4512,7 +4598,44 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
     return false;
 }
 
-static struct array *rows_of(struct encoder *e, struct array *a);
+/* Records no operation: a fresh row-major array of the lowering's own. NULL with an error where there is none. */
+static struct array *lowering_array(struct encoder *e, mlxvk_dtype dtype, int ndim, const int *shape)
+{
+    size_t size = dtypes[dtype].size;
+    struct storage *st;
+    struct array *a = NULL;
+    for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
+    st = e->code ? NULL : storage_create(e->device, size);
+    if (st) {
+        st->refs = 1;
+        a = array_create(st, dtype, ndim, shape, NULL, 0);
+        storage_release(st);
+    }
+    if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "out of host memory");
+    return a;
+}
+
+static void copy_split(struct encoder *e, struct array *to, struct array *from)
+{
+    elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ to, from }, 2);
+}
+
+/* For lowering: a row-contiguous version of an operand, copied on the spot where it is not. */
+static struct array *rows_of(struct encoder *e, struct array *a)
+{
+    struct array *copy = e->code || a->row ? NULL : lowering_array(e, a->dtype, a->ndim, a->shape);
+    if (copy) copy_split(e, copy, a);
+    else a->refs++;
+    return copy ? copy : a;
+}
+
+/* An array of the lowering's own; to be released after its last dispatch. */
+static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
+{
+    if (count <= INT_MAX) return lowering_array(e, dtype, 1, (int[]){ (int)count });
+    encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "scratch", "a temporary of %zu elements is too large", count);
+    return NULL;
+}
 
 /* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once,
  * neighbours elsewhere. */
@@ -4600,43 +4723,6 @@ static struct array *copy_of(struct call *c, struct array *a)
 
 static struct array *contiguous(struct call *c, struct array *a) { return c->code || !a || a->row ? a : copy_of(c, a); }
 
-/* For lowering: a row-contiguous version of an operand, copied on the spot where it is not. */
-static struct array *rows_of(struct encoder *e, struct array *a)
-{
-    struct storage *st;
-    struct array *copy, *pair[2];
-    struct elementwise_params p = { .kernel = K_COPY };
-    if (e->code || a->row) { a->refs++; return a; }
-    st = storage_create(e->device, array_bytes(a));
-    copy = st ? array_create(st, a->dtype, a->ndim, a->shape, NULL, 0) : NULL;
-    if (!copy) {
-        if (st) { st->refs = 1; storage_release(st); }
-        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "copy", "out of host memory");
-        a->refs++;
-        return a;
-    }
-    pair[0] = copy;
-    pair[1] = a;
-    elementwise_split(e, &p, pair, 2);
-    return copy;
-}
-
-/* An array of the lowering's own; to be released after its last dispatch. */
-static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
-{
-    struct storage *st = e->code ? NULL : storage_create(e->device, count * dtypes[dtype].size);
-    struct array *a = NULL;
-    if (st) {
-        st->refs = 1;
-        a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
-        storage_release(st);
-    }
-    if (count > INT_MAX)
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "scratch", "a temporary of %zu elements is too large", count);
-    else if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "out of host memory");
-    return a;
-}
-
 /* A number as an array of no dimensions. */
 static struct array *scalar_bytes(struct call *c, const void *value, mlxvk_dtype dtype)
 {
@@ -4723,43 +4809,6 @@ static struct array *broadcast(struct call *c, struct array *a, int ndim, const 
 
 /* ---- unary ---- */
 
-enum unary_rule {
-    U_FLOAT = 1,                                     /* integers and bool are cast to float32 */
-    U_NO_COMPLEX = 2, U_NO_BOOL = 4, U_INTEGER = 8,  /* rejected dtypes; integers only */
-    U_KEEP_INTEGER = 16, U_KEEP_REAL = 32,           /* returned unchanged */
-    U_TO_REAL = 64, U_TO_BOOL = 128, U_FROM_BOOL = 256
-};
-
-/* The public functions of one operand: name, what follows U_, its name in the shader, rules. */
-#define UNARY_FUNCTIONS(X) \
-    X(mlxvk_abs, abs, ABS, U_TO_REAL) X(mlxvk_negative, negative, NEGATIVE, U_NO_BOOL) X(mlxvk_sign, sign, SIGN, 0) \
-    X(mlxvk_square, square, SQUARE, 0) X(mlxvk_logical_not, logical_not, LOGICAL_NOT, U_FROM_BOOL | U_TO_BOOL) \
-    X(mlxvk_bitwise_invert, bitwise_invert, BITWISE_INVERT, U_INTEGER) \
-    X(mlxvk_floor, floor, FLOOR, U_NO_COMPLEX | U_KEEP_INTEGER) \
-    X(mlxvk_ceil, ceil, CEIL, U_NO_COMPLEX | U_KEEP_INTEGER) X(mlxvk_conjugate, conjugate, CONJUGATE, U_KEEP_REAL) \
-    X(mlxvk_real, real, REAL, U_KEEP_REAL | U_TO_REAL) X(mlxvk_imag, imag, IMAG, U_TO_REAL) \
-    X(mlxvk_sqrt, sqrt, SQRT, U_FLOAT) X(mlxvk_rsqrt, rsqrt, RSQRT, U_FLOAT) \
-    X(mlxvk_reciprocal, reciprocal, RECIPROCAL, U_FLOAT) X(mlxvk_exp, exp, EXP, U_FLOAT) \
-    X(mlxvk_expm1, expm1, EXPM1, U_FLOAT | U_NO_COMPLEX) X(mlxvk_log, log, LOG, U_FLOAT) \
-    X(mlxvk_log2, log2, LOG2, U_FLOAT) X(mlxvk_log10, log10, LOG10, U_FLOAT) X(mlxvk_log1p, log1p, LOG1P, U_FLOAT) \
-    X(mlxvk_sin, sin, SIN, U_FLOAT) X(mlxvk_cos, cos, COS, U_FLOAT) X(mlxvk_tan, tan, TAN, U_FLOAT) \
-    X(mlxvk_sinh, sinh, SINH, U_FLOAT) X(mlxvk_cosh, cosh, COSH, U_FLOAT) X(mlxvk_tanh, tanh, TANH, U_FLOAT) \
-    X(mlxvk_arcsin, arcsin, ARCSIN, U_FLOAT) X(mlxvk_arccos, arccos, ARCCOS, U_FLOAT) \
-    X(mlxvk_arctan, arctan, ARCTAN, U_FLOAT) X(mlxvk_arcsinh, arcsinh, ARCSINH, U_FLOAT) \
-    X(mlxvk_arccosh, arccosh, ARCCOSH, U_FLOAT) X(mlxvk_arctanh, arctanh, ARCTANH, U_FLOAT) \
-    X(mlxvk_erf, erf, ERF, U_FLOAT | U_NO_COMPLEX) X(mlxvk_erfinv, erfinv, ERFINV, U_FLOAT | U_NO_COMPLEX) \
-    X(mlxvk_sigmoid, sigmoid, SIGMOID, U_FLOAT | U_NO_COMPLEX) X(mlxvk_isnan, isnan, ISNAN, U_TO_BOOL) \
-    X(mlxvk_isinf, isinf, ISINF, U_TO_BOOL) X(mlxvk_isfinite, isfinite, ISFINITE, U_TO_BOOL) \
-    X(mlxvk_isposinf, isposinf, ISPOSINF, U_TO_BOOL) X(mlxvk_isneginf, isneginf, ISNEGINF, U_TO_BOOL) \
-    X(mlxvk_degrees, degrees, DEGREES, U_FLOAT) X(mlxvk_radians, radians, RADIANS, U_FLOAT)
-
-#define X(function, name, id, rules) U_##name = UNARY_##id,
-enum unary { UNARY_FUNCTIONS(X) U_round = UNARY_ROUND, U_COUNT };
-#undef X
-#define X(function, name, id, rules) [U_##name] = rules,
-static const int unary_rules[U_COUNT] = { UNARY_FUNCTIONS(X) [U_round] = U_KEEP_INTEGER };
-#undef X
-
 static uint16_t unary_kernel(mlxvk_dtype t)
 {
     return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary;
@@ -4821,57 +4870,6 @@ UNARY_FUNCTIONS(X)
 #undef X
 
 /* ---- binary ---- */
-
-enum binary_rule { B_FLOAT = 1, B_NO_COMPLEX = 2, B_INTEGER = 4, B_SHIFT = 8, B_COMPARE = 16, B_LOGICAL = 32 };
-
-/* The same of two operands. */
-#define BINARY_FUNCTIONS(X) \
-    X(mlxvk_add, add, ADD, 0) X(mlxvk_subtract, subtract, SUBTRACT, 0) X(mlxvk_multiply, multiply, MULTIPLY, 0) \
-    X(mlxvk_divide, divide, DIVIDE, B_FLOAT) X(mlxvk_floor_divide, floor_divide, FLOOR_DIVIDE, 0) \
-    X(mlxvk_remainder, remainder, REMAINDER, B_NO_COMPLEX) X(mlxvk_power, power, POWER, 0) \
-    X(mlxvk_maximum, maximum, MAXIMUM, 0) X(mlxvk_minimum, minimum, MINIMUM, 0) \
-    X(mlxvk_logaddexp, logaddexp, LOGADDEXP, B_FLOAT) X(mlxvk_arctan2, arctan2, ARCTAN2, B_FLOAT | B_NO_COMPLEX) \
-    X(mlxvk_bitwise_and, bitwise_and, BITWISE_AND, B_INTEGER) X(mlxvk_bitwise_or, bitwise_or, BITWISE_OR, B_INTEGER) \
-    X(mlxvk_bitwise_xor, bitwise_xor, BITWISE_XOR, B_INTEGER) \
-    X(mlxvk_left_shift, left_shift, LEFT_SHIFT, B_INTEGER | B_SHIFT) \
-    X(mlxvk_right_shift, right_shift, RIGHT_SHIFT, B_INTEGER | B_SHIFT) X(mlxvk_equal, equal, EQUAL, B_COMPARE) \
-    X(mlxvk_not_equal, not_equal, NOT_EQUAL, B_COMPARE) X(mlxvk_greater, greater, GREATER, B_COMPARE) \
-    X(mlxvk_greater_equal, greater_equal, GREATER_EQUAL, B_COMPARE) X(mlxvk_less, less, LESS, B_COMPARE) \
-    X(mlxvk_less_equal, less_equal, LESS_EQUAL, B_COMPARE) \
-    X(mlxvk_logical_and, logical_and, LOGICAL_AND, B_COMPARE | B_LOGICAL) \
-    X(mlxvk_logical_or, logical_or, LOGICAL_OR, B_COMPARE | B_LOGICAL)
-/* Not public by these names */
-#define BINARY_OWN(X) \
-    X(, floor_quotient, FLOOR_QUOTIENT, B_NO_COMPLEX) X(, nan_equal, NAN_EQUAL, B_COMPARE) \
-    X(, silu_product, SILU_PRODUCT, B_FLOAT | B_NO_COMPLEX) X(, truncated_quotient, TRUNCATED_QUOTIENT, B_NO_COMPLEX)
-
-#define X(function, name, id, rules) B_##name = BINARY_##id,
-enum binary { BINARY_FUNCTIONS(X) BINARY_OWN(X) B_COUNT };
-#undef X
-#define X(function, name, id, rules) [B_##name] = { #name, rules },
-static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = { BINARY_FUNCTIONS(X) BINARY_OWN(X) };
-#undef X
-
-static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first,
-                            uint32_t scalars)
-{
-    const int *gate = e->device->gate;
-    if (p->kernel != K_BINARY) return false;
-    if (first->dtype == MLXVK_BFLOAT16)
-        return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
-    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars &&
-        !gate[GATE_SHIFT_U32];
-}
-
-static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a,
-                      uint32_t mode)
-{
-    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" :
-                         mode == MODE_STRIDES ? "strided, not aligned, or a gate" : NULL;
-    if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
-    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name,
-         reason, "%s, %s", LAYOUT(a[1]), LAYOUT(a[2]));
-}
 
 static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
 {
@@ -5697,994 +5695,6 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
 }
 
-/* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
-
-enum reduction {
-    R_sum = REDUCE_SUM, R_prod = REDUCE_PROD, R_max = REDUCE_MAX, R_min = REDUCE_MIN, R_mean = REDUCE_MEAN,
-    R_all = REDUCE_ALL, R_any = REDUCE_ANY, R_logsumexp = REDUCE_LSE, R_argmax = REDUCE_ARGMAX,
-    R_argmin = REDUCE_ARGMIN, R_complex_logsumexp = REDUCE_COMPLEX_LSE, R_expsum = REDUCE_EXPSUM
-};
-
-/* Rows are reduced by the tree that shaders/reduce.comp tells of, so that a row's result has the same bits whatever lies
- * beside it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
- * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
-enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
-       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 256 };
-
-/* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
-struct reduce_dim {
-    uint32_t size;
-    int64_t in, out;
-    int run, axis;                                   /* reduced as one row, highest first; 0: kept. The last axis */
-    bool later;                                      /* results of pieces */
-};
-
-/* What is left to do: reduce `from` (elements of dtype `type`, from element `shift` on) over the reduced dimensions. */
-struct reduce_job {
-    enum reduction op;
-    float scale;
-    struct array *from, *out, *most;                 /* most: of R_expsum */
-    mlxvk_dtype type;
-    int64_t shift;
-    uint32_t place;                                  /* the position of the first element, for arg reductions */
-    bool ordered;
-    int ndim;
-    struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
-};
-
-static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
-
-/* Does the order in which elements meet show in the result? */
-static bool order_matters(enum reduction op, mlxvk_dtype type)
-{
-    if (op == R_max || op == R_min) return is_complex(type);
-    return op == R_mean || op == R_logsumexp || op == R_expsum || ((op == R_sum || op == R_prod) && is_inexact(type));
-}
-
-static uint32_t power_of_two(uint64_t at_least)
-{
-    uint32_t p = 1;
-    while (p < at_least && p < 1u << 31) p *= 2;
-    return p;
-}
-
-/* ---- lowering: dimensions ---- */
-
-static uint64_t stride_order(int64_t stride) { return stride ? (uint64_t)llabs(stride) : UINT64_MAX; }
-
-static void insert_dim(struct reduce_job *j, struct reduce_dim d)
-{
-    int at = j->ndim++;
-    for (; at > 0 && stride_order(j->dim[at - 1].in) < stride_order(d.in); at--) j->dim[at] = j->dim[at - 1];
-    j->dim[at] = d;
-}
-
-/* Joins neighbours of one kind that are evenly spaced. */
-static void join_dims(struct reduce_job *j)
-{
-    int n = 0;
-    for (int i = 0; i < j->ndim; i++) {
-        struct reduce_dim *a = &j->dim[n > 0 ? n - 1 : 0], *b = &j->dim[i];
-        if (n && a->run == b->run && a->in == b->in * b->size && (a->run || a->out == b->out * b->size) &&
-            (uint64_t)a->size * b->size <= INT_MAX && (a->axis < b->axis || !a->run || !j->ordered))
-            *a = (struct reduce_dim){ a->size * b->size, b->in, b->out, b->run, b->axis, false };
-        else j->dim[n++] = *b;
-    }
-    j->ndim = n;
-}
-
-/* Which reduced axes make one row, by shape alone: those side by side, the last axes first. An axis that repeats its
- * elements is a row of its own, which need not be written out. */
-static void number_runs(const struct reduce_job *j, uint32_t mask, int *run)
-{
-    const struct array *a = j->from;
-    int number = MAXD + 1, last = -1;
-    uint64_t length = 0;
-    for (int i = a->ndim - 1; i >= 0; i--) {
-        bool open = length > 0;
-        run[i] = 0;
-        if (a->shape[i] == 1) continue;
-        if (!(mask >> i & 1)) { length = 0; continue; }
-        open = open && a->strides[i] && a->strides[last] && length * (uint64_t)a->shape[i] <= INT_MAX;
-        length = open ? length * (uint64_t)a->shape[i] : (uint64_t)a->shape[i];
-        if (!open) number--;
-        run[i] = j->ordered ? number : 1;
-        last = i;
-    }
-}
-
-static void plan_dims(struct reduce_job *j, const int *run)
-{
-    bool any = false;
-    j->ndim = 0;
-    for (int i = 0; i < j->from->ndim; i++) {
-        struct reduce_dim d = { .size = (uint32_t)j->from->shape[i], .in = j->from->strides[i], .out = j->out->strides[i],
-                                .run = run[i], .axis = i };
-        if (d.size == 1) continue;
-        any |= d.run > 0;
-        if (d.run && d.in < 0 && !is_arg(j->op) && !j->ordered) {      /* the order does not matter: walk it upwards */
-            j->shift += d.in * (d.size - 1);
-            d.in = -d.in;
-        }
-        insert_dim(j, d);
-    }
-    if (!any) insert_dim(j, (struct reduce_dim){ .size = 1, .in = j->ndim ? 0 : 1, .run = 1 });
-    join_dims(j);
-}
-
-/* More outer dimensions than the shader has, or a row that is none in memory: the operand copied into row-major order,
- * reduced dimensions last. */
-static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, const int *run)
-{
-    struct array view = *j->from, *copy;
-    struct reduce_dim dim[MAXD];
-    view.refs = 1;
-    view.ndim = j->ndim = 0;
-    for (uint32_t reduced = 0; reduced < 2; reduced++)
-        for (int i = 0; i < j->from->ndim; i++)
-            if ((mask >> i & 1) == reduced) {
-                view.shape[view.ndim] = j->from->shape[i];
-                view.strides[view.ndim] = j->from->strides[i];
-                dim[view.ndim++] = (struct reduce_dim){ .out = j->out->strides[i], .run = run[i], .axis = i };
-            }
-    view.row = row_contiguous(&view);
-    copy = rows_of(e, &view);
-    if (e->code) return;
-    for (int i = 0; i < view.ndim; i++) {
-        dim[i].size = (uint32_t)view.shape[i];
-        dim[i].in = copy->strides[i];
-        if (dim[i].size > 1) j->dim[j->ndim++] = dim[i];
-    }
-    if (!j->ndim || !j->dim[j->ndim - 1].run) j->dim[j->ndim++] = (struct reduce_dim){ .size = 1, .in = 1, .run = 1 };
-    join_dims(j);
-    j->shift = 0;
-    if (copy == &view) return;                       /* these rows lie so already */
-    array_release(j->from);
-    j->from = copy;
-}
-
-/* Which dimension is reduced next. */
-static int next_reduced(const struct reduce_job *j, int *count)
-{
-    int next = -1;
-    *count = 0;
-    for (int i = 0; i < j->ndim; i++)
-        if (j->dim[i].run) {
-            if (next < 0 || j->dim[i].run >= j->dim[next].run) next = i;
-            ++*count;
-        }
-    return next;
-}
-
-static bool must_copy(const struct reduce_job *j)
-{
-    int outer = j->ndim - 1, count, at = next_reduced(j, &count);
-    if (at < j->ndim - 1) outer--;
-    for (int i = 0; i < j->ndim && j->ordered; i++)
-        for (int k = 0; k < i; k++) if (j->dim[i].run && j->dim[i].run == j->dim[k].run) return true;
-    return outer > REDUCE_DIMS;
-}
-
-/* ---- lowering: one dispatch ---- */
-
-/* What is accumulated takes two words. */
-static bool in_pairs(enum reduction op, mlxvk_dtype type)
-{
-    return op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any);
-}
-
-static enum kernel_id reduce_kernel(enum reduction op, mlxvk_dtype type)
-{
-    return is_arg(op) ? K_reduce_index : in_pairs(op, type) ? K_reduce_pair : K_reduce;
-}
-
-/* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
-static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
-{
-    if (is_arg(op) || op == R_logsumexp) return MLXVK_COMPLEX64;
-    if (op == R_all || op == R_any) return MLXVK_BOOL;
-    if (dtypes[type].size == 8) return type;
-    if (is_float(type) || op == R_mean) return MLXVK_FLOAT32;
-    return dtypes[type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
-}
-
-/* How a step is laid out on workgroups. */
-struct reduce_grid { uint32_t layout, width, later, piece, bound; };
-
-/* The elements of a part: all n where there are groups enough, or else pieces of the tree, the longest that make enough. */
-static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most,
-                         uint32_t enough)
-{
-    if (n <= least || (n <= most && n <= g->bound && groups >= enough)) return n;
-    for (uint32_t piece = REDUCE_LONGEST; piece > least; piece /= 16)
-        if (piece < n && piece <= most && piece <= g->bound && groups * ceil_div(n, piece) >= enough) return piece;
-    return least;
-}
-
-static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool whole)
-{
-    uint32_t least = g->bound < REDUCE_PIECE ? REDUCE_BLOCK : REDUCE_PIECE, lanes;
-    bool few = g->later && n <= 8 * REDUCE_PIECE;
-    g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : ROWS_ENOUGH);
-    lanes = ceil_div(g->piece, REDUCE_LANE);
-    if (!g->later && lanes <= 4) lanes = lanes > 1 ? 4 : 1;
-    else if (!g->later) lanes = (uint32_t)round_up(lanes, 16);
-    g->width = min_u32(power_of_two(lanes), REDUCE_THREADS);
-}
-
-/* `units`: columns, or fours of them. */
-static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, bool whole)
-{
-    uint32_t height = power_of_two(ceil_div(n, g->later ? REDUCE_LANE : 4)), least = REDUCE_BLOCK;
-    g->piece = n;
-    if (n <= 4 * REDUCE_LANE && units >= (uint64_t)COLUMNS_ENOUGH * REDUCE_THREADS) height = 1;
-    if (n > REDUCE_BLOCK && g->bound >= REDUCE_PIECE)
-        height = min_u32(REDUCE_THREADS / power_of_two(min_size(units, 16)),
-                         16 * power_of_two(ceil_div(n, REDUCE_BLOCK)));
-    else height = min_u32(height, 16);
-    g->width = REDUCE_THREADS / height;
-    if (height > 16) least = REDUCE_PIECE;
-    if (!whole) g->piece = piece_of(g, n, (units + g->width - 1) / g->width, least, 256 * REDUCE_BLOCK, COLUMNS_ENOUGH);
-}
-
-/* The push constants of a step that reduces dimension `at` of `from` into `out`, whose positions there are parts. */
-static void reduce_shape(const struct reduce_job *j, const struct array *from, const struct array *out, int at,
-                         struct reduce_push *p)
-{
-    int inner = at < from->ndim - 1 ? from->ndim - 1 : -1;
-    *p = (struct reduce_push){ .n = (uint32_t)from->shape[at], .stride = (uint32_t)from->strides[at],
-                               .outer = 1, .inner = 1, .scale = j->scale, .place = j->place, .parts = (uint32_t)out->shape[at],
-                               .part_out = (uint32_t)out->strides[at] };
-    if (inner >= 0) {
-        p->inner = (uint32_t)from->shape[inner];
-        p->inner_stride = (uint32_t)from->strides[inner];
-        p->inner_out = (uint32_t)out->strides[inner];
-    }
-    for (int i = 0; i < from->ndim; i++) {
-        if (i == at || i == inner) continue;
-        p->shape[p->ndim] = (uint32_t)from->shape[i];
-        p->in_stride[p->ndim] = (uint32_t)from->strides[i];
-        p->out_stride[p->ndim++] = (uint32_t)out->strides[i];
-        p->outer *= (uint32_t)from->shape[i];
-    }
-}
-
-/* Columns that four-wide loads can take. */
-static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, const uint32_t *outer_strides, uint32_t ndim)
-{
-    for (uint32_t i = 0; i < ndim; i++) others |= outer_strides[i];
-    return inner > 1 && inner_stride == 1 && !((inner | others) & 3);
-}
-
-/* How rows lie: by aligned fours, side by side, or with gaps. Eight bytes each and unaligned are read one by one. */
-static uint32_t row_layout(const struct reduce_push *p, uint32_t from, mlxvk_dtype type)
-{
-    for (uint32_t i = 0; i < p->ndim; i++) from |= p->in_stride[i];
-    if (p->stride == 1 && !(from & 3)) return REDUCE_FOURS;
-    return p->stride != 1 || dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
-}
-
-static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
-                            struct reduce_grid g)
-{
-    struct reduce_push p;
-    uint64_t groups;
-    reduce_shape(j, from, out, at, &p);
-    p.chunk = g.piece;
-    p.from = set_input(e, SLOT_reduce_src, from);
-    p.to = set_output(e, SLOT_reduce_dst, out);
-    if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
-    if (out->storage != j->out->storage) p.scale = 1;
-    if (g.layout < REDUCE_COLUMNS) {
-        g.layout = row_layout(&p, p.from, j->type);
-        groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
-    } else {
-        uint32_t each = g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1;
-        if (each == 4 && !by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim)) each = 1;
-        g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
-        groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
-    }
-    USE_AS(e, reduce_kernel(j->op, j->type), reduce, &p, .threads = REDUCE_THREADS, .op = j->op, .from = j->type,
-           .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later);
-    dispatch_groups(e, groups);
-}
-
-/* The same in ranges that a device can bind, and count; those along the row are whole pieces. */
-static void reduce_range(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
-                         struct reduce_grid g)
-{
-    struct array *both[] = { from, out };
-    int axis = axis_to_split(e, both, 2, 0);
-    if (axis == at && out->shape[at] == 1) axis = axis_to_split(e, both, 2, 1u << at);
-    if (axis < 0 && from->size > e->device->caps.max_elements) axis = longest_axis(from, 1u << at);
-    if (axis < 0) { reduce_dispatch(e, j, from, out, at, g); return; }
-    for (int half = 0; half < 2 && !e->code; half++) {
-        struct reduce_job part = *j;
-        int64_t parts = out->shape[axis], first = half ? parts / 2 : 0, count = half ? parts - parts / 2 : parts / 2;
-        int64_t unit = axis == at ? g.piece : 1;
-        int64_t end = (int64_t)min_size((size_t)((first + count) * unit), (size_t)from->shape[axis]);
-        struct array some = part_of(from, axis, first * unit, end - first * unit);
-        struct array result = part_of(out, axis, first, count);
-        if (axis == at) part.place += (uint32_t)(first * unit);
-        reduce_range(e, &part, &some, &result, at, g);
-    }
-}
-
-/* ---- lowering: all steps ---- */
-
-/* The job's operand with its dimensions. */
-static struct array operand_of(const struct reduce_job *j)
-{
-    struct array view = *j->from;
-    view.refs = 1;
-    view.ndim = j->ndim;
-    view.size = 1;
-    view.offset += j->shift * (int64_t)dtypes[j->type].size;
-    for (int i = 0; i < j->ndim; i++) {
-        view.shape[i] = (int)j->dim[i].size;
-        view.strides[i] = j->dim[i].in;
-        view.size *= j->dim[i].size;
-    }
-    view.row = row_contiguous(&view);
-    return view;
-}
-
-/* Room for the results of a step's parts, as (other dimensions, parts, the last dimension); row-major. */
-static struct array *room_of_parts(struct encoder *e, const struct reduce_job *j, int at, uint32_t parts,
-                                   struct array *view)
-{
-    int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
-    int64_t step = 1;
-    struct array *room;
-    size_t size = parts;
-    for (int i = 0; i < j->ndim; i++) if (i != at) size *= j->dim[i].size;
-    room = scratch(e, size, part_type(j->op, j->type));
-    if (!room) return NULL;
-    *view = *room;
-    view->refs = 1;
-    view->ndim = j->ndim;
-    for (int i = 0; i < j->ndim; i++) view->shape[i] = i == at ? (int)parts : (int)j->dim[i].size;
-    if (inner >= 0) { view->strides[inner] = step; step *= view->shape[inner]; }
-    view->strides[at] = step;
-    step *= parts;
-    for (int i = j->ndim - 1; i >= 0; i--)
-        if (i != at && i != inner) { view->strides[i] = step; step *= view->shape[i]; }
-    view->row = row_contiguous(view);
-    return room;
-}
-
-/* The job that is left behind a step which wrote parts into `room`. */
-static void reduce_next(struct reduce_job *j, int at, struct array *room, const struct array *view)
-{
-    struct reduce_dim dim[MAXD + 2];
-    int n = 0, inner = at < j->ndim - 1 ? j->ndim - 1 : -1, count = j->ndim;
-    for (int i = 0; i < j->ndim; i++) {
-        j->dim[i].in = view->strides[i];
-        j->dim[i].size = (uint32_t)view->shape[i];
-        if (i != at && i != inner) dim[n++] = j->dim[i];
-    }
-    j->dim[at].later = true;
-    dim[n++] = j->dim[at];
-    if (inner >= 0) dim[n++] = j->dim[inner];
-    j->ndim = 0;
-    for (int i = 0; i < count; i++) if (dim[i].size > 1 || count == 1) j->dim[j->ndim++] = dim[i];
-    array_release(j->from);
-    j->from = room;
-    j->type = room->dtype;
-    j->shift = 0;
-    j->place = 0;
-}
-
-/* How many elements along dimension `at` a binding takes, of all that lies between them. */
-static uint32_t bindable(const struct encoder *e, const struct array *from, int at)
-{
-    struct array one = *from;
-    uint64_t step = max_size((size_t)llabs(from->strides[at]), 1) * item_size(from);
-    for (int i = 0; i < one.ndim; i++) if (llabs(one.strides[i]) > llabs(one.strides[at])) one.shape[i] = 1;
-    if (fits_binding(e->device, &one)) return UINT32_MAX;
-    return (uint32_t)min_size(e->device->caps.max_range / 4 / step, UINT32_MAX);
-}
-
-/* Keys of 64 bits with an index have no dtype to be kept in: their rows are not cut. */
-static bool is_whole(const struct reduce_job *j) { return is_arg(j->op) && is_wide(j->type); }
-
-static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_job *j, const struct array *from, int at)
-{
-    struct reduce_grid g = { .later = j->dim[at].later, .bound = bindable(e, from, at) };
-    uint32_t n = (uint32_t)from->shape[at], inner = at < from->ndim - 1 ? (uint32_t)from->shape[from->ndim - 1] : 1;
-    bool whole = is_whole(j), pairs = reduce_kernel(j->op, j->type) == K_REDUCE_PAIR;
-    bool rows = at == from->ndim - 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
-    size_t others = from->size / n;
-    if (is_arg(j->op))
-        NOTE(e->device, NOTE_ARG, "rows",
-             rows && from->strides[at] == 1 ? NULL : rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
-    if (rows) { grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole); return g; }
-    g.layout = REDUCE_COLUMNS;
-    if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
-    grid_of_columns(&g, n, others / (g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1), whole);
-    return g;
-}
-
-/* Does a piece, or a row that is not cut, reach further than one binding? */
-static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
-{
-    struct array from = operand_of(j);
-    int count, at = next_reduced(j, &count);
-    uint32_t bound = bindable(e, &from, at);
-    return bound < (uint32_t)from.shape[at] && (bound < REDUCE_BLOCK || is_whole(j));
-}
-
-/* Reduces one row's dimension, or the parts of it; true when that gave the result. */
-static bool reduce_step(struct encoder *e, struct reduce_job *j)
-{
-    struct array from = operand_of(j), out = *j->out, *room;
-    int count, at = next_reduced(j, &count);
-    struct reduce_grid g = grid_of(e, j, &from, at);
-    uint32_t parts = ceil_div((uint32_t)from.shape[at], g.piece);
-    if (count == 1 && parts == 1) {
-        out.refs = 1;
-        out.ndim = j->ndim;
-        for (int i = 0; i < j->ndim; i++) {
-            out.shape[i] = i == at ? 1 : from.shape[i];
-            out.strides[i] = i == at ? 0 : j->dim[i].out;
-        }
-        reduce_range(e, j, &from, &out, at, g);
-        return true;
-    }
-    room = room_of_parts(e, j, at, parts, &out);
-    if (!room) return true;
-    reduce_range(e, j, &from, &out, at, g);
-    reduce_next(j, at, room, &out);
-    return false;
-}
-
-/* Room of its own for a result that must be row-major, where `out` is not; unpack copies it there. */
-static struct array *pack(struct encoder *e, const struct array *out, struct array *packed)
-{
-    struct array *room = out->row ? NULL : scratch(e, out->size, out->dtype);
-    *packed = *out;
-    if (!room) return NULL;
-    packed->storage = room->storage;
-    packed->offset = 0;
-    packed->row = true;
-    row_strides(packed->ndim, packed->shape, packed->strides);
-    return room;
-}
-
-static void unpack(struct encoder *e, struct array *out, struct array *packed, struct array *room)
-{
-    struct elementwise_params p = { .kernel = K_COPY };
-    if (room && !e->code) elementwise_split(e, &p, (struct array *[]){ out, packed }, 2);
-    array_release(room);
-}
-
-/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. most: the
- * rows' largest elements, for R_expsum. */
-static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask,
-                   struct array *out, struct array *most)
-{
-    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .most = most, .type = from->dtype,
-                            .ordered = order_matters(op, from->dtype) };
-    int run[MAXD];
-    number_runs(&j, mask, run);
-    plan_dims(&j, run);
-    from->refs++;
-    if (must_copy(&j) || beyond_binding(e, &j)) copy_rows(e, &j, mask, run);
-    while (!e->code && !reduce_step(e, &j)) {}
-    array_release(j.from);
-}
-
-/* A row-major result seen with the operand's dimensions. */
-static struct array full_rank(const struct array *from, uint32_t mask, const struct array *out)
-{
-    struct array view = *out;
-    view.ndim = from->ndim;
-    for (int i = 0; i < from->ndim; i++) view.shape[i] = mask >> i & 1 ? 1 : from->shape[i];
-    row_strides(view.ndim, view.shape, view.strides);
-    return view;
-}
-
-static void lower_reduce(struct encoder *e, const struct node *n)
-{
-    uint32_t mask = n->p.reduce.mask;
-    enum reduction op = n->p.reduce.op;
-    struct array out = full_rank(n->in[0], mask, n->out[0]), from = *n->in[0];
-    bool once = is_arg(op) || op == R_max || op == R_min || op == R_all || op == R_any;
-    from.refs = 1;
-    for (int i = 0; i < from.ndim && once; i++)                      /* what repeats is looked at once */
-        if ((mask >> i & 1) && !from.strides[i]) { from.size /= (size_t)from.shape[i]; from.shape[i] = 1; }
-    reduce(e, op, n->p.reduce.scale, &from, mask, &out, NULL);
-}
-
-/* ---- fronts ---- */
-
-/* The shape without the axes of a mask, or with 1 there. */
-static int reduced_shape(const struct array *a, uint32_t mask, bool keepdims, int *shape)
-{
-    int n = 0;
-    for (int i = 0; i < a->ndim; i++) {
-        if (!(mask >> i & 1)) shape[n++] = a->shape[i];
-        else if (keepdims) shape[n++] = 1;
-    }
-    return n;
-}
-
-static mlxvk_dtype reduced_dtype(enum reduction op, mlxvk_dtype t)
-{
-    if (op == R_all || op == R_any) return MLXVK_BOOL;
-    if (is_arg(op)) return MLXVK_UINT32;
-    if ((op != R_sum && op != R_prod) || is_inexact(t) || is_wide(t)) return t;
-    return dtypes[t].kind == KIND_UINT ? MLXVK_UINT32 : MLXVK_INT32;
-}
-
-/* The operand of a reduction over no axes, as MLX gives it back. */
-static struct array *not_reduced(struct call *c, enum reduction op, struct array *a)
-{
-    if (op == R_all || op == R_any) return as_type(c, a, MLXVK_BOOL);
-    return op == R_mean || op == R_logsumexp ? as_float(c, a) : a;
-}
-
-static struct array *reduce_empty(struct call *c, enum reduction op, struct array *a, int ndim, const int *shape, mlxvk_dtype dtype,
-                                  uint32_t mask)
-{
-    for (int i = 0; i < a->ndim; i++)
-        if ((mask >> i & 1) && !a->shape[i] && (op == R_max || op == R_min))
-            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s is empty", i, TEXT(a));
-    if (op == R_logsumexp || is_arg(op)) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(a));
-    return do_full(c, ndim, shape, scalar(c, op == R_mean ? NAN : op == R_prod || op == R_all, dtype), dtype);
-}
-
-static struct array *do_reduce(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
-{
-    int shape[MAXD], ndim;
-    size_t n = 1;
-    struct array *out;
-    mlxvk_dtype dtype;
-    if (c->code || !a) return NULL;
-    if (is_arg(op) && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(a));
-    if (op == R_logsumexp || (op == R_mean && is_wide(a->dtype))) a = as_float(c, a);
-    if (!a) return NULL;
-    dtype = op == R_mean ? at_least_float(a->dtype) : reduced_dtype(op, a->dtype);
-    ndim = reduced_shape(a, mask, keepdims, shape);
-    if (!a->size) return reduce_empty(c, op, a, ndim, shape, dtype, mask);
-    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) n *= (size_t)a->shape[i];
-    out = output(c, ndim, shape, dtype);
-    append(c, OP_REDUCE, PARAMS(.reduce = { (uint16_t)op, mask, (float)(1.0 / (double)n) }), ARRAYS(a), ARRAYS(out));
-    return out;
-}
-
-static struct array *do_take_along(struct call *c, struct array *a, struct array *indices, int axis);
-
-/* Keeps the axis. Rows of 64-bit keys are never cut (see is_whole): of one that no binding holds each part has its winner,
- * and a later one must be better. */
-static struct array *do_arg(struct call *c, enum reduction op, struct array *a, int axis)
-{
-    struct array *part, *at, *value, *best = NULL, *place = NULL, *better;
-    size_t room = c->device ? binding_range(c->device, 8) - c->device->caps.offset_align - 16 : 0;
-    int step = (int)min_size(room / 8, INT_MAX);
-    if (c->code || !a || !is_wide(a->dtype) || a->shape[axis] <= step) return do_reduce(c, op, a, 1u << axis, true);
-    for (int64_t first = 0; first < a->shape[axis] && !c->code; first += step) {
-        int64_t left = a->shape[axis] - first;
-        part = slice_one(c, a, axis, (int)first, (int)(left < step ? left : step));
-        at = do_reduce(c, op, part, 1u << axis, true);
-        value = do_take_along(c, part, at, axis);
-        at = first ? do_binary(c, B_add, at, scalar(c, (double)first, MLXVK_UINT32)) : at;
-        better = first ? do_binary(c, op == R_argmax ? B_greater : B_less, value, best) : NULL;
-        place = first ? do_select(c, better, at, place) : at;
-        best = first ? do_select(c, better, value, best) : value;
-    }
-    return place;
-}
-
-/* A logarithm of sums of complex exponentials is MLX's composition. */
-static struct array *complex_logsumexp(struct call *c, struct array *a, uint32_t mask, bool keepdims)
-{
-    struct array *most = do_reduce(c, R_max, a, mask, true), *out;
-    int shape[MAXD], ndim = reduced_shape(a, mask, keepdims, shape);
-    out = do_reduce(c, R_sum, do_unary(c, U_exp, do_binary(c, B_subtract, a, most)), mask, keepdims);
-    most = do_reshape(c, most, ndim, shape);
-    out = do_binary(c, B_add, do_unary(c, U_log, out), most);
-    return do_select(c, do_unary(c, U_isinf, most), most, out);
-}
-
-/* Over all axes, counted in row-major order: the last axis first, then those of its winners. */
-static struct array *arg_of_all(struct call *c, enum reduction op, struct array *a)
-{
-    struct array *at, *place = NULL;
-    double step = 1;
-    if (c->code || !a) return NULL;
-    if (a->size <= INT_MAX) return do_arg(c, op, do_flatten(c, a, 0, -1), 0);
-    if (a->size > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has more elements than indices can count", TEXT(a));
-    for (int axis = a->ndim - 1; axis >= 0 && !c->code; axis--) {
-        double next = step * a->shape[axis];
-        at = do_arg(c, op, a, axis);
-        a = do_squeeze(c, do_take_along(c, a, at, axis), 1u << axis);
-        if (place) place = do_squeeze(c, do_take_along(c, place, at, axis), 1u << axis);
-        at = at ? do_binary(c, B_multiply, do_squeeze(c, at, 1u << axis), scalar(c, step, MLXVK_UINT32)) : NULL;
-        place = place ? do_binary(c, B_add, place, at) : at;
-        step = next;
-    }
-    return place;
-}
-
-/* form 0: over all axes; 1: one axis; 2: several. */
-static int reduce_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int form, const int *axes,
-                       size_t count, bool keepdims, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    uint32_t mask = 0;
-    if (!x) return finish(&c, NULL, res);
-    if (form) axes_mask(&c, x, axes, count, &mask);
-    else mask = (1u << x->ndim) - 1;
-    if (c.code) x = NULL;
-    else if (is_arg(op)) {
-        int shape[MAXD], ndim = reduced_shape(x, mask, keepdims, shape);
-        x = form ? do_arg(&c, op, x, normal_axis(&c, x, *axes)) : arg_of_all(&c, op, x);
-        x = do_reshape(&c, x, ndim, shape);
-    } else if (op == R_logsumexp && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
-    else if (!mask) x = not_reduced(&c, op, x);
-    else if (op == R_logsumexp && is_complex(x->dtype)) x = complex_logsumexp(&c, x, mask, keepdims);
-    else x = do_reduce(&c, op, x, mask, keepdims);
-    return finish(&c, x, res);
-}
-
-#define ARG(all, one, op) \
-    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(CALLED(all), res, a, op, 0, NULL, 0, keepdims, s); } \
-    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(CALLED(one), res, a, op, 1, &axis, 1, keepdims, s); }
-#define X(all, one, some, op) \
-    ARG(all, one, op) \
-    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(CALLED(some), res, a, op, 2, axes, axes_num, keepdims, s); }
-ARG(mlxvk_argmax, mlxvk_argmax_axis, R_argmax)
-ARG(mlxvk_argmin, mlxvk_argmin_axis, R_argmin)
-X(mlxvk_sum, mlxvk_sum_axis, mlxvk_sum_axes, R_sum)
-X(mlxvk_prod, mlxvk_prod_axis, mlxvk_prod_axes, R_prod)
-X(mlxvk_max, mlxvk_max_axis, mlxvk_max_axes, R_max)
-X(mlxvk_min, mlxvk_min_axis, mlxvk_min_axes, R_min)
-X(mlxvk_mean, mlxvk_mean_axis, mlxvk_mean_axes, R_mean)
-X(mlxvk_all, mlxvk_all_axis, mlxvk_all_axes, R_all)
-X(mlxvk_any, mlxvk_any_axis, mlxvk_any_axes, R_any)
-X(mlxvk_logsumexp, mlxvk_logsumexp_axis, mlxvk_logsumexp_axes, R_logsumexp)
-#undef ARG
-#undef X
-
-/* ---- softmax ---- */
-
-/* Rows side by side in memory, with up to four outer dimensions. */
-static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
-{
-    struct array outer = *x, *list[1] = { &outer };
-    struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
-    uint32_t width, threads, hold, mode = SOFTMAX_HELD, odd, step, blocks;
-    uint32_t limit = min_u32(e->device->caps.max_threads, 1024);
-    struct dims g;
-    if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
-    outer.ndim--;
-    g = merge_dims(list, 1);
-    if (g.ndim > REDUCE_DIMS) return false;
-    p.outer = (uint32_t)(x->size / p.n);
-    p.ndim = (uint32_t)g.ndim;
-    p.from = set_input(e, SLOT_softmax_src, x);
-    p.to = set_output(e, SLOT_softmax_dst, out);
-    odd = p.from | p.to | p.n;
-    for (int i = 0; i < g.ndim; i++) {
-        p.shape[i] = (uint32_t)g.shape[i];
-        p.stride[i] = (uint32_t)g.stride[0][i];
-        odd |= p.stride[i];
-    }
-    blocks = power_of_two(ceil_div(p.n, REDUCE_BLOCK));
-    step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
-    hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
-    width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
-    if (width > limit) {
-        width = power_of_two(limit / 2 + 1);
-        hold = 4;
-        mode = SOFTMAX_LOOPED;
-        step = min_u32(step, 4);
-    }
-    threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
-    USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold);
-    dispatch_groups(e, ceil_div(p.outer, threads / width));
-    return true;
-}
-
-/* Over several axes, one that is not the last, or few long rows: maximum and sum first, then every element. The reduced
- * axes of `mask` are side by side in x, which is row-major. */
-static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
-{
-    struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
-    struct array *most, *sums, each;
-    uint32_t step;
-    for (int i = 0; i < x->ndim; i++) {
-        uint32_t size = (uint32_t)x->shape[i];
-        if (mask >> i & 1) p.n *= size;
-        else if (mask >> i) p.outer *= size;
-        else p.inner *= size;
-    }
-    most = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
-    sums = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
-    if (most && sums) {
-        each = full_rank(x, mask, most);
-        reduce(e, R_max, 1, x, mask, &each, NULL);
-        each = full_rank(x, mask, sums);
-        reduce(e, R_expsum, 1, x, mask, &each, most);
-    }
-    if (e->code || !most || !sums) goto done;
-    p.n *= p.inner;
-    p.from = set_input(e, SLOT_softmax_src, x);
-    p.to = set_output(e, SLOT_softmax_dst, out);
-    p.most_at = set_input(e, SLOT_softmax_largest, most);
-    p.sums_at = set_input(e, SLOT_softmax_total, sums);
-    step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
-    USE(e, softmax, &p, .threads = REDUCE_THREADS, .mode = SOFTMAX_APPLY, .t = x->dtype, .step = step, .width = 1,
-        .hold = 1);
-    dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
-done:
-    array_release(most);
-    array_release(sums);
-}
-
-enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
-
-static void softmax_part(struct encoder *e, struct array *const *a, const void *job)
-{
-    struct array *x = a[0], *rows, *room, packed;
-    uint32_t mask = *(const uint32_t *)job, last = 1u << (x->ndim - 1);
-    size_t length = (size_t)dim_of(x, -1);
-    bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
-    room = pack(e, a[1], &packed);
-    if (mask != last || few || !fits_binding(e->device, x) || !softmax_rows(e, x, &packed)) {
-        rows = rows_of(e, x);
-        if (!e->code && (mask != last || few)) softmax_given(e, rows, &packed, mask);
-        else if (!e->code) softmax_rows(e, rows, &packed);
-        array_release(rows);
-    }
-    unpack(e, a[1], &packed, room);
-}
-
-static void lower_softmax(struct encoder *e, const struct node *n)
-{
-    donate(e, n->out[0], n->in, 1);
-    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, n->p.reduce.mask, softmax_part, &n->p.reduce.mask);
-}
-
-/* The axes of a mask last, the others in order. */
-static void axes_last(int ndim, uint32_t mask, int *order)
-{
-    int n = 0;
-    for (uint32_t reduced = 0; reduced < 2; reduced++)
-        for (int i = 0; i < ndim; i++) if ((mask >> i & 1) == reduced) order[n++] = i;
-}
-
-/* Do the axes follow each other, but for those of length 1? */
-static bool axes_adjacent(const struct array *a, uint32_t mask)
-{
-    int changes = 0;
-    bool inside = false;
-    for (int i = 0; i < a->ndim; i++) {
-        if (a->shape[i] == 1 || (mask >> i & 1) == (uint32_t)inside) continue;
-        inside = !inside;
-        changes++;
-    }
-    return changes <= 2;
-}
-
-static struct array *apply_softmax(struct call *c, struct array *a, uint32_t mask)
-{
-    struct array *out = output(c, a->ndim, a->shape, a->dtype);
-    append(c, OP_SOFTMAX, PARAMS(.reduce = { R_logsumexp, mask, 1 }), ARRAYS(a), ARRAYS(out));
-    return out;
-}
-
-/* Over the last axis alone integers give float32; over others MLX's composition casts back to the operand's dtype. */
-static struct array *do_softmax(struct call *c, struct array *a, uint32_t mask)
-{
-    mlxvk_dtype dtype;
-    struct array *x;
-    if (c->code || !a || !a->size) return a;
-    dtype = a->ndim && mask == 1u << (a->ndim - 1) ? at_least_float(a->dtype) : a->dtype;
-    if (is_complex(dtype) || !mask) {
-        struct array *most = mask ? do_reduce(c, R_max, a, mask, true) : a;
-        x = do_unary(c, U_exp, do_binary(c, B_subtract, a, most));
-        return as_type(c, do_binary(c, B_divide, x, mask ? do_reduce(c, R_sum, x, mask, true) : x), dtype);
-    }
-    x = as_float(c, a);
-    if (!x) return NULL;
-    for (int i = 0; i < a->ndim; i++) if (a->shape[i] == 1) mask &= ~(1u << i);
-    if (axes_adjacent(a, mask)) x = apply_softmax(c, x, mask);
-    else {
-        int order[MAXD], back[MAXD];
-        axes_last(a->ndim, mask, order);
-        for (int i = 0; i < a->ndim; i++) back[order[i]] = i;
-        mask = (1u << a->ndim) - (1u << reduced_shape(a, mask, false, (int[MAXD]){ 0 }));
-        x = do_transpose(c, x, order);
-        x = x ? copy_of(c, do_transpose(c, apply_softmax(c, x, mask), back)) : NULL;
-    }
-    return as_type(c, x, dtype);
-}
-
-static int softmax_call(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    uint32_t mask = 0;
-    if (form) axes_mask(&c, x, axes, count, &mask);
-    else if (x) mask = (1u << x->ndim) - 1;
-    return finish(&c, do_softmax(&c, x, mask), res);
-}
-
-int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk_stream s)
-{
-    (void)precise;
-    return softmax_call("softmax", res, a, 0, NULL, 0, s);
-}
-
-int mlxvk_softmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool precise, mlxvk_stream s)
-{
-    (void)precise;
-    return softmax_call("softmax_axis", res, a, 1, &axis, 1, s);
-}
-
-int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool precise, mlxvk_stream s)
-{
-    (void)precise;
-    return softmax_call("softmax_axes", res, a, 2, axes, axes_num, s);
-}
-
-/* ---- scans ---- */
-
-enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64, SCAN_COLUMNS = 128 * REDUCE_GROUPS };
-
-/* The total of each part, as (outer, parts, inner). */
-static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s, uint32_t by,
-                        struct array *totals)
-{
-    struct reduce_push p = { .n = s->n, .outer = s->outer, .inner = s->inner, .stride = s->stride, .inner_stride = s->inner_stride,
-                             .inner_out = 1, .parts = s->parts, .part_out = s->inner, .chunk = s->chunk, .scale = 1,
-                             .ndim = s->ndim };
-    bool fours = by == 4 && reduce_kernel(op, from->dtype) == K_REDUCE;
-    uint32_t layout = fours ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS, width = REDUCE_THREADS / 16;
-    uint64_t groups = ((uint64_t)p.outer * (p.inner / (fours ? 4 : 1)) + width - 1) / width;
-    memcpy(p.shape, s->shape, sizeof p.shape);
-    memcpy(p.in_stride, s->in_stride, sizeof p.in_stride);
-    for (uint32_t i = p.ndim, step = p.parts * p.inner; i-- > 0; step *= p.shape[i]) p.out_stride[i] = step;
-    p.from = set_input(e, SLOT_reduce_src, from);
-    p.to = set_output(e, SLOT_reduce_dst, totals);
-    if (!by) { width = REDUCE_THREADS; layout = row_layout(&p, p.from, from->dtype); groups = p.outer; }
-    USE_AS(e, reduce_kernel(op, from->dtype), reduce, &p, .threads = REDUCE_THREADS, .op = op, .from = from->dtype,
-           .to = totals->dtype, .layout = layout, .width = width);
-    dispatch_groups(e, groups * p.parts);
-}
-
-/* Cuts long rows or columns, where there are too few to fill the device, and finds what comes before each part. */
-static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by);
-
-static void scan(struct encoder *e, enum reduction op, struct array *from, struct array *out, struct scan_push p)
-{
-    bool rows = p.inner == 1 && p.stride == 1;
-    uint32_t at = set_input(e, 1, from), by = rows ? 0 : 1, width, hold;
-    struct array *carry;
-    uint64_t groups;
-    p.to = set_output(e, 0, out);
-    if (!rows && by_fours(p.inner, p.inner_stride, p.stride | at | p.to, p.in_stride, p.ndim)) by = 4;
-    encoder_reset(e);                                /* bound again behind what the carry needs */
-    carry = scan_carry(e, op, from, &p, by);
-    p.from = set_input(e, SLOT_scan_src, from);
-    p.to = set_output(e, SLOT_scan_dst, out);
-    if (carry) { p.before = set_input(e, SLOT_scan_carry, carry); p.flags |= SCAN_CARRY; }
-    hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
-    width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
-    if (width == 2) width = 4;                       /* the kernel walks by fours */
-    groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
-    USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, &p, .threads = REDUCE_THREADS, .op = op,
-           .from = from->dtype, .to = out->dtype, .columns = by, .width = width, .hold = hold);
-    dispatch_groups(e, (groups + REDUCE_THREADS - 1) / REDUCE_THREADS);
-    array_release(carry);
-}
-
-static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by)
-{
-    uint64_t tasks = by ? (uint64_t)p->outer * (p->inner / by) : p->outer, enough = by ? SCAN_COLUMNS : REDUCE_GROUPS;
-    uint32_t least = by ? SCAN_COLUMN : SCAN_ROUND, most = p->n / least;
-    struct scan_push totals = { .outer = p->outer, .inner = p->inner, .stride = p->inner, .inner_stride = 1,
-                                .flags = p->flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p->outer } };
-    struct array *total, *carry;
-    p->parts = 1;
-    p->chunk = p->n;
-    if (2 * tasks >= enough || most < 2) return NULL;
-    most = (uint32_t)min_size(most, (enough + tasks - 1) / tasks);
-    p->chunk = (uint32_t)round_up((p->n + most - 1) / most, least);
-    p->parts = ceil_div(p->n, p->chunk);
-    if (p->parts < 2) return NULL;
-    total = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
-    carry = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
-    totals.n = p->parts;
-    totals.in_stride[0] = p->parts * p->inner;
-    if (total && carry) {
-        scan_totals(e, op, from, p, by, total);
-        scan(e, op, total, carry, totals);
-    }
-    array_release(total);
-    return carry;
-}
-
-/* The dimensions around an axis; false where the operand has too many, or wide steps between what a thread group reads. */
-static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
-{
-    struct array around = *x, *list[1] = { &around };
-    struct dims g;
-    *p = (struct scan_push){ .n = (uint32_t)x->shape[axis], .outer = 1, .inner = 1, .stride = (uint32_t)x->strides[axis] };
-    around.ndim = axis;
-    g = merge_dims(list, 1);
-    if (g.ndim > REDUCE_DIMS) return false;
-    p->ndim = (uint32_t)g.ndim;
-    for (int i = 0; i < g.ndim; i++) {
-        p->shape[i] = (uint32_t)g.shape[i];
-        p->in_stride[i] = (uint32_t)g.stride[0][i];
-        p->outer *= p->shape[i];
-    }
-    around.ndim = x->ndim - axis - 1;
-    for (int i = 0; i < around.ndim; i++) {
-        around.shape[i] = x->shape[axis + 1 + i];
-        around.strides[i] = x->strides[axis + 1 + i];
-    }
-    g = merge_dims(list, 1);
-    if (g.ndim > 1) return false;
-    if (!g.ndim) return p->stride == 1 || p->n == 1;
-    p->inner = (uint32_t)g.shape[0];
-    p->inner_stride = (uint32_t)g.stride[0][0];
-    return llabs(g.stride[0][0]) <= 4;
-}
-
-static void scan_part(struct encoder *e, struct array *const *a, const void *job)
-{
-    const struct scan_params *f = job;
-    struct array *x = a[0], *rows = NULL, *room, packed;
-    struct scan_push p;
-    room = pack(e, a[1], &packed);
-    if (!fits_binding(e->device, x) || !scan_dims(x, f->axis, &p)) {
-        x = rows = rows_of(e, x);
-        scan_dims(x, f->axis, &p);
-    }
-    if (p.n == 1) p.stride = 1;
-    p.flags = f->flags;
-    scan(e, f->op, x, &packed, p);
-    array_release(rows);
-    unpack(e, a[1], &packed, room);
-}
-
-static void lower_scan(struct encoder *e, const struct node *n)
-{
-    donate(e, n->out[0], n->in, 1);
-    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, 1u << n->p.scan.axis, scan_part, &n->p.scan);
-}
-
-static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int axis, bool reverse, bool inclusive,
-                     mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a), *out = NULL;
-    int flags;
-    axis = normal_axis(&c, x, axis);
-    if (op == R_logsumexp && x) x = as_float(&c, x);
-    if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
-    if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
-    if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
-    flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
-    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(x), ARRAYS(out));
-    return finish(&c, out, res);
-}
-
-#define X(name, op) \
-    int name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s) \
-    { return scan_call(CALLED(name), res, a, op, axis, reverse, inclusive, s); }
-X(mlxvk_cumsum, R_sum) X(mlxvk_cumprod, R_prod) X(mlxvk_cummax, R_max)
-X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
-#undef X
-
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
 
 enum gather_mode {
@@ -7213,14 +6223,6 @@ static struct array *do_diag(struct call *c, struct array *a, int k)
 FRONT(diagonal, a, do_diagonal(&c, x, offset, axis1, axis2), int offset, int axis1, int axis2, mlxvk_stream s)
 FRONT(diag, a, do_diag(&c, x, k), int k, mlxvk_stream s)
 
-int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("trace", s);
-    struct array *x = do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2);
-    if (x && check_shape(&c, 0, NULL, dtype)) x = as_type(&c, x, dtype);
-    return finish(&c, x ? do_reduce(&c, R_sum, x, 1u << (x->ndim - 1), false) : NULL, res);
-}
-
 /* ---- along an axis ---- */
 
 /* a seen with the shape of `like` but along the axis, where it keeps its length. */
@@ -7306,6 +6308,992 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
     struct array *x = input(&c, "a", a), *i = input(&c, "indices", indices), *v = input(&c, "values", values);
     return finish(&c, do_put_along(&c, res, x, i, v, axis), res);
 }
+
+/* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
+
+enum reduction {
+    R_sum = REDUCE_SUM, R_prod = REDUCE_PROD, R_max = REDUCE_MAX, R_min = REDUCE_MIN, R_mean = REDUCE_MEAN,
+    R_all = REDUCE_ALL, R_any = REDUCE_ANY, R_logsumexp = REDUCE_LSE, R_argmax = REDUCE_ARGMAX,
+    R_argmin = REDUCE_ARGMIN, R_complex_logsumexp = REDUCE_COMPLEX_LSE, R_expsum = REDUCE_EXPSUM
+};
+
+/* Rows are reduced by the tree that shaders/reduce.comp tells of, so that a row's result has the same bits whatever lies
+ * beside it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
+ * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
+enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
+       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 256 };
+
+/* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
+struct reduce_dim {
+    uint32_t size;
+    int64_t in, out;
+    int run, axis;                                   /* reduced as one row, highest first; 0: kept. The last axis */
+    bool later;                                      /* results of pieces */
+};
+
+/* What is left to do: reduce `from` (elements of dtype `type`, from element `shift` on) over the reduced dimensions. */
+struct reduce_job {
+    enum reduction op;
+    float scale;
+    struct array *from, *out, *most;                 /* most: of R_expsum */
+    mlxvk_dtype type;
+    int64_t shift;
+    uint32_t place;                                  /* the position of the first element, for arg reductions */
+    bool ordered;
+    int ndim;
+    struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
+};
+
+static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
+
+/* Does the order in which elements meet show in the result? */
+static bool order_matters(enum reduction op, mlxvk_dtype type)
+{
+    if (op == R_max || op == R_min) return is_complex(type);
+    return op == R_mean || op == R_logsumexp || op == R_expsum || ((op == R_sum || op == R_prod) && is_inexact(type));
+}
+
+static uint32_t power_of_two(uint64_t at_least)
+{
+    uint32_t p = 1;
+    while (p < at_least && p < 1u << 31) p *= 2;
+    return p;
+}
+
+/* ---- lowering: dimensions ---- */
+
+static uint64_t stride_order(int64_t stride) { return stride ? (uint64_t)llabs(stride) : UINT64_MAX; }
+
+static void insert_dim(struct reduce_job *j, struct reduce_dim d)
+{
+    int at = j->ndim++;
+    for (; at > 0 && stride_order(j->dim[at - 1].in) < stride_order(d.in); at--) j->dim[at] = j->dim[at - 1];
+    j->dim[at] = d;
+}
+
+/* Joins neighbours of one kind that are evenly spaced. */
+static void join_dims(struct reduce_job *j)
+{
+    int n = 0;
+    for (int i = 0; i < j->ndim; i++) {
+        struct reduce_dim *a = &j->dim[n > 0 ? n - 1 : 0], *b = &j->dim[i];
+        if (n && a->run == b->run && a->in == b->in * b->size && (a->run || a->out == b->out * b->size) &&
+            (uint64_t)a->size * b->size <= INT_MAX && (a->axis < b->axis || !a->run || !j->ordered))
+            *a = (struct reduce_dim){ a->size * b->size, b->in, b->out, b->run, b->axis, false };
+        else j->dim[n++] = *b;
+    }
+    j->ndim = n;
+}
+
+/* Which reduced axes make one row, by shape alone: those side by side, the last axes first. An axis that repeats its
+ * elements is a row of its own, which need not be written out. */
+static void number_runs(const struct reduce_job *j, uint32_t mask, int *run)
+{
+    const struct array *a = j->from;
+    int number = MAXD + 1, last = -1;
+    uint64_t length = 0;
+    for (int i = a->ndim - 1; i >= 0; i--) {
+        bool open = length > 0;
+        run[i] = 0;
+        if (a->shape[i] == 1) continue;
+        if (!(mask >> i & 1)) { length = 0; continue; }
+        open = open && a->strides[i] && a->strides[last] && length * (uint64_t)a->shape[i] <= INT_MAX;
+        length = open ? length * (uint64_t)a->shape[i] : (uint64_t)a->shape[i];
+        if (!open) number--;
+        run[i] = j->ordered ? number : 1;
+        last = i;
+    }
+}
+
+static void plan_dims(struct reduce_job *j, const int *run)
+{
+    bool any = false;
+    j->ndim = 0;
+    for (int i = 0; i < j->from->ndim; i++) {
+        struct reduce_dim d = { .size = (uint32_t)j->from->shape[i], .in = j->from->strides[i], .out = j->out->strides[i],
+                                .run = run[i], .axis = i };
+        if (d.size == 1) continue;
+        any |= d.run > 0;
+        if (d.run && d.in < 0 && !is_arg(j->op) && !j->ordered) {      /* the order does not matter: walk it upwards */
+            j->shift += d.in * (d.size - 1);
+            d.in = -d.in;
+        }
+        insert_dim(j, d);
+    }
+    if (!any) insert_dim(j, (struct reduce_dim){ .size = 1, .in = j->ndim ? 0 : 1, .run = 1 });
+    join_dims(j);
+}
+
+/* More outer dimensions than the shader has, or a row that is none in memory: the operand copied into row-major order,
+ * reduced dimensions last. */
+static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, const int *run)
+{
+    struct array view = *j->from, *copy;
+    struct reduce_dim dim[MAXD];
+    view.refs = 1;
+    view.ndim = j->ndim = 0;
+    for (uint32_t reduced = 0; reduced < 2; reduced++)
+        for (int i = 0; i < j->from->ndim; i++)
+            if ((mask >> i & 1) == reduced) {
+                view.shape[view.ndim] = j->from->shape[i];
+                view.strides[view.ndim] = j->from->strides[i];
+                dim[view.ndim++] = (struct reduce_dim){ .out = j->out->strides[i], .run = run[i], .axis = i };
+            }
+    view.row = row_contiguous(&view);
+    copy = rows_of(e, &view);
+    if (e->code) return;
+    for (int i = 0; i < view.ndim; i++) {
+        dim[i].size = (uint32_t)view.shape[i];
+        dim[i].in = copy->strides[i];
+        if (dim[i].size > 1) j->dim[j->ndim++] = dim[i];
+    }
+    if (!j->ndim || !j->dim[j->ndim - 1].run) j->dim[j->ndim++] = (struct reduce_dim){ .size = 1, .in = 1, .run = 1 };
+    join_dims(j);
+    j->shift = 0;
+    if (copy == &view) return;                       /* these rows lie so already */
+    array_release(j->from);
+    j->from = copy;
+}
+
+/* Which dimension is reduced next. */
+static int next_reduced(const struct reduce_job *j, int *count)
+{
+    int next = -1;
+    *count = 0;
+    for (int i = 0; i < j->ndim; i++)
+        if (j->dim[i].run) {
+            if (next < 0 || j->dim[i].run >= j->dim[next].run) next = i;
+            ++*count;
+        }
+    return next;
+}
+
+static bool must_copy(const struct reduce_job *j)
+{
+    int outer = j->ndim - 1, count, at = next_reduced(j, &count);
+    if (at < j->ndim - 1) outer--;
+    for (int i = 0; i < j->ndim && j->ordered; i++)
+        for (int k = 0; k < i; k++) if (j->dim[i].run && j->dim[i].run == j->dim[k].run) return true;
+    return outer > REDUCE_DIMS;
+}
+
+/* ---- lowering: one dispatch ---- */
+
+/* What is accumulated takes two words. */
+static bool in_pairs(enum reduction op, mlxvk_dtype type)
+{
+    return op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any);
+}
+
+static enum kernel_id reduce_kernel(enum reduction op, mlxvk_dtype type)
+{
+    return is_arg(op) ? K_reduce_index : in_pairs(op, type) ? K_reduce_pair : K_reduce;
+}
+
+/* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
+static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
+{
+    if (is_arg(op) || op == R_logsumexp) return MLXVK_COMPLEX64;
+    if (op == R_all || op == R_any) return MLXVK_BOOL;
+    if (dtypes[type].size == 8) return type;
+    if (is_float(type) || op == R_mean) return MLXVK_FLOAT32;
+    return dtypes[type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
+}
+
+/* How a step is laid out on workgroups. */
+struct reduce_grid { uint32_t layout, width, later, piece, bound; };
+
+/* The elements of a part: all n where there are groups enough, or else pieces of the tree, the longest that make enough. */
+static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most,
+                         uint32_t enough)
+{
+    if (n <= least || (n <= most && n <= g->bound && groups >= enough)) return n;
+    for (uint32_t piece = REDUCE_LONGEST; piece > least; piece /= 16)
+        if (piece < n && piece <= most && piece <= g->bound && groups * ceil_div(n, piece) >= enough) return piece;
+    return least;
+}
+
+static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool whole)
+{
+    uint32_t least = g->bound < REDUCE_PIECE ? REDUCE_BLOCK : REDUCE_PIECE, lanes;
+    bool few = g->later && n <= 8 * REDUCE_PIECE;
+    g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : ROWS_ENOUGH);
+    lanes = ceil_div(g->piece, REDUCE_LANE);
+    if (!g->later && lanes <= 4) lanes = lanes > 1 ? 4 : 1;
+    else if (!g->later) lanes = (uint32_t)round_up(lanes, 16);
+    g->width = min_u32(power_of_two(lanes), REDUCE_THREADS);
+}
+
+/* `units`: columns, or fours of them. */
+static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, bool whole)
+{
+    uint32_t height = power_of_two(ceil_div(n, g->later ? REDUCE_LANE : 4)), least = REDUCE_BLOCK;
+    g->piece = n;
+    if (n <= 4 * REDUCE_LANE && units >= (uint64_t)COLUMNS_ENOUGH * REDUCE_THREADS) height = 1;
+    if (n > REDUCE_BLOCK && g->bound >= REDUCE_PIECE)
+        height = min_u32(REDUCE_THREADS / power_of_two(min_size(units, 16)),
+                         16 * power_of_two(ceil_div(n, REDUCE_BLOCK)));
+    else height = min_u32(height, 16);
+    g->width = REDUCE_THREADS / height;
+    if (height > 16) least = REDUCE_PIECE;
+    if (!whole) g->piece = piece_of(g, n, (units + g->width - 1) / g->width, least, 256 * REDUCE_BLOCK, COLUMNS_ENOUGH);
+}
+
+/* The push constants of a step that reduces dimension `at` of `from` into `out`, whose positions there are parts. */
+static void reduce_shape(const struct reduce_job *j, const struct array *from, const struct array *out, int at,
+                         struct reduce_push *p)
+{
+    int inner = at < from->ndim - 1 ? from->ndim - 1 : -1;
+    *p = (struct reduce_push){ .n = (uint32_t)from->shape[at], .stride = (uint32_t)from->strides[at],
+                               .outer = 1, .inner = 1, .scale = j->scale, .place = j->place, .parts = (uint32_t)out->shape[at],
+                               .part_out = (uint32_t)out->strides[at] };
+    if (inner >= 0) {
+        p->inner = (uint32_t)from->shape[inner];
+        p->inner_stride = (uint32_t)from->strides[inner];
+        p->inner_out = (uint32_t)out->strides[inner];
+    }
+    for (int i = 0; i < from->ndim; i++) {
+        if (i == at || i == inner) continue;
+        p->shape[p->ndim] = (uint32_t)from->shape[i];
+        p->in_stride[p->ndim] = (uint32_t)from->strides[i];
+        p->out_stride[p->ndim++] = (uint32_t)out->strides[i];
+        p->outer *= (uint32_t)from->shape[i];
+    }
+}
+
+/* Columns that four-wide loads can take. */
+static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, const uint32_t *outer_strides, uint32_t ndim)
+{
+    for (uint32_t i = 0; i < ndim; i++) others |= outer_strides[i];
+    return inner > 1 && inner_stride == 1 && !((inner | others) & 3);
+}
+
+/* How rows lie: by aligned fours, side by side, or with gaps. Eight bytes each and unaligned are read one by one. */
+static uint32_t row_layout(const struct reduce_push *p, uint32_t from, mlxvk_dtype type)
+{
+    for (uint32_t i = 0; i < p->ndim; i++) from |= p->in_stride[i];
+    if (p->stride == 1 && !(from & 3)) return REDUCE_FOURS;
+    return p->stride != 1 || dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
+}
+
+static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
+                            struct reduce_grid g)
+{
+    struct reduce_push p;
+    uint64_t groups;
+    reduce_shape(j, from, out, at, &p);
+    p.chunk = g.piece;
+    p.from = set_input(e, SLOT_reduce_src, from);
+    p.to = set_output(e, SLOT_reduce_dst, out);
+    if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
+    if (out->storage != j->out->storage) p.scale = 1;
+    if (g.layout < REDUCE_COLUMNS) {
+        g.layout = row_layout(&p, p.from, j->type);
+        groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
+    } else {
+        uint32_t each = g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1;
+        if (each == 4 && !by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim)) each = 1;
+        g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
+        groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
+    }
+    USE_AS(e, reduce_kernel(j->op, j->type), reduce, &p, .threads = REDUCE_THREADS, .op = j->op, .from = j->type,
+           .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later);
+    dispatch_groups(e, groups);
+}
+
+/* The same in ranges that a device can bind, and count; those along the row are whole pieces. */
+static void reduce_range(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
+                         struct reduce_grid g)
+{
+    struct array *both[] = { from, out };
+    int axis = axis_to_split(e, both, 2, 0);
+    if (axis == at && out->shape[at] == 1) axis = axis_to_split(e, both, 2, 1u << at);
+    if (axis < 0 && from->size > e->device->caps.max_elements) axis = longest_axis(from, 1u << at);
+    if (axis < 0) { reduce_dispatch(e, j, from, out, at, g); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct reduce_job part = *j;
+        int64_t parts = out->shape[axis], first = half ? parts / 2 : 0, count = half ? parts - parts / 2 : parts / 2;
+        int64_t unit = axis == at ? g.piece : 1;
+        int64_t end = (int64_t)min_size((size_t)((first + count) * unit), (size_t)from->shape[axis]);
+        struct array some = part_of(from, axis, first * unit, end - first * unit);
+        struct array result = part_of(out, axis, first, count);
+        if (axis == at) part.place += (uint32_t)(first * unit);
+        reduce_range(e, &part, &some, &result, at, g);
+    }
+}
+
+/* ---- lowering: all steps ---- */
+
+/* The job's operand with its dimensions. */
+static struct array operand_of(const struct reduce_job *j)
+{
+    struct array view = *j->from;
+    view.refs = 1;
+    view.ndim = j->ndim;
+    view.size = 1;
+    view.offset += j->shift * (int64_t)dtypes[j->type].size;
+    for (int i = 0; i < j->ndim; i++) {
+        view.shape[i] = (int)j->dim[i].size;
+        view.strides[i] = j->dim[i].in;
+        view.size *= j->dim[i].size;
+    }
+    view.row = row_contiguous(&view);
+    return view;
+}
+
+/* Room for the results of a step's parts, as (other dimensions, parts, the last dimension); row-major. */
+static struct array *room_of_parts(struct encoder *e, const struct reduce_job *j, int at, uint32_t parts,
+                                   struct array *view)
+{
+    int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
+    int64_t step = 1;
+    struct array *room;
+    size_t size = parts;
+    for (int i = 0; i < j->ndim; i++) if (i != at) size *= j->dim[i].size;
+    room = scratch(e, size, part_type(j->op, j->type));
+    if (!room) return NULL;
+    *view = *room;
+    view->refs = 1;
+    view->ndim = j->ndim;
+    for (int i = 0; i < j->ndim; i++) view->shape[i] = i == at ? (int)parts : (int)j->dim[i].size;
+    if (inner >= 0) { view->strides[inner] = step; step *= view->shape[inner]; }
+    view->strides[at] = step;
+    step *= parts;
+    for (int i = j->ndim - 1; i >= 0; i--)
+        if (i != at && i != inner) { view->strides[i] = step; step *= view->shape[i]; }
+    view->row = row_contiguous(view);
+    return room;
+}
+
+/* The job that is left behind a step which wrote parts into `room`. */
+static void reduce_next(struct reduce_job *j, int at, struct array *room, const struct array *view)
+{
+    struct reduce_dim dim[MAXD + 2];
+    int n = 0, inner = at < j->ndim - 1 ? j->ndim - 1 : -1, count = j->ndim;
+    for (int i = 0; i < j->ndim; i++) {
+        j->dim[i].in = view->strides[i];
+        j->dim[i].size = (uint32_t)view->shape[i];
+        if (i != at && i != inner) dim[n++] = j->dim[i];
+    }
+    j->dim[at].later = true;
+    dim[n++] = j->dim[at];
+    if (inner >= 0) dim[n++] = j->dim[inner];
+    j->ndim = 0;
+    for (int i = 0; i < count; i++) if (dim[i].size > 1 || count == 1) j->dim[j->ndim++] = dim[i];
+    array_release(j->from);
+    j->from = room;
+    j->type = room->dtype;
+    j->shift = 0;
+    j->place = 0;
+}
+
+/* How many elements along dimension `at` a binding takes, of all that lies between them. */
+static uint32_t bindable(const struct encoder *e, const struct array *from, int at)
+{
+    struct array one = *from;
+    uint64_t step = max_size((size_t)llabs(from->strides[at]), 1) * item_size(from);
+    for (int i = 0; i < one.ndim; i++) if (llabs(one.strides[i]) > llabs(one.strides[at])) one.shape[i] = 1;
+    if (fits_binding(e->device, &one)) return UINT32_MAX;
+    return (uint32_t)min_size(e->device->caps.max_range / 4 / step, UINT32_MAX);
+}
+
+/* Keys of 64 bits with an index have no dtype to be kept in: their rows are not cut. */
+static bool is_whole(const struct reduce_job *j) { return is_arg(j->op) && is_wide(j->type); }
+
+static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_job *j, const struct array *from, int at)
+{
+    struct reduce_grid g = { .later = j->dim[at].later, .bound = bindable(e, from, at) };
+    uint32_t n = (uint32_t)from->shape[at], inner = at < from->ndim - 1 ? (uint32_t)from->shape[from->ndim - 1] : 1;
+    bool whole = is_whole(j), pairs = reduce_kernel(j->op, j->type) == K_REDUCE_PAIR;
+    bool rows = at == from->ndim - 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
+    size_t others = from->size / n;
+    if (is_arg(j->op))
+        NOTE(e->device, NOTE_ARG, "rows",
+             rows && from->strides[at] == 1 ? NULL : rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
+    if (rows) { grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole); return g; }
+    g.layout = REDUCE_COLUMNS;
+    if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
+    grid_of_columns(&g, n, others / (g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1), whole);
+    return g;
+}
+
+/* Does a piece, or a row that is not cut, reach further than one binding? */
+static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
+{
+    struct array from = operand_of(j);
+    int count, at = next_reduced(j, &count);
+    uint32_t bound = bindable(e, &from, at);
+    return bound < (uint32_t)from.shape[at] && (bound < REDUCE_BLOCK || is_whole(j));
+}
+
+/* Reduces one row's dimension, or the parts of it; true when that gave the result. */
+static bool reduce_step(struct encoder *e, struct reduce_job *j)
+{
+    struct array from = operand_of(j), out = *j->out, *room;
+    int count, at = next_reduced(j, &count);
+    struct reduce_grid g = grid_of(e, j, &from, at);
+    uint32_t parts = ceil_div((uint32_t)from.shape[at], g.piece);
+    if (count == 1 && parts == 1) {
+        out.refs = 1;
+        out.ndim = j->ndim;
+        for (int i = 0; i < j->ndim; i++) {
+            out.shape[i] = i == at ? 1 : from.shape[i];
+            out.strides[i] = i == at ? 0 : j->dim[i].out;
+        }
+        reduce_range(e, j, &from, &out, at, g);
+        return true;
+    }
+    room = room_of_parts(e, j, at, parts, &out);
+    if (!room) return true;
+    reduce_range(e, j, &from, &out, at, g);
+    reduce_next(j, at, room, &out);
+    return false;
+}
+
+/* Room of its own for a result that must be row-major, where `out` is not; unpack copies it there. */
+static struct array *pack(struct encoder *e, const struct array *out, struct array *packed)
+{
+    struct array *room = out->row ? NULL : scratch(e, out->size, out->dtype);
+    *packed = *out;
+    if (!room) return NULL;
+    packed->storage = room->storage;
+    packed->offset = 0;
+    packed->row = true;
+    row_strides(packed->ndim, packed->shape, packed->strides);
+    return room;
+}
+
+static void unpack(struct encoder *e, struct array *out, struct array *packed, struct array *room)
+{
+    if (room && !e->code) copy_split(e, out, packed);
+    array_release(room);
+}
+
+/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. most: the
+ * rows' largest elements, for R_expsum. */
+static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask,
+                   struct array *out, struct array *most)
+{
+    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .most = most, .type = from->dtype,
+                            .ordered = order_matters(op, from->dtype) };
+    int run[MAXD];
+    number_runs(&j, mask, run);
+    plan_dims(&j, run);
+    from->refs++;
+    if (must_copy(&j) || beyond_binding(e, &j)) copy_rows(e, &j, mask, run);
+    while (!e->code && !reduce_step(e, &j)) {}
+    array_release(j.from);
+}
+
+/* A row-major result seen with the operand's dimensions. */
+static struct array full_rank(const struct array *from, uint32_t mask, const struct array *out)
+{
+    struct array view = *out;
+    view.ndim = from->ndim;
+    for (int i = 0; i < from->ndim; i++) view.shape[i] = mask >> i & 1 ? 1 : from->shape[i];
+    row_strides(view.ndim, view.shape, view.strides);
+    return view;
+}
+
+static void lower_reduce(struct encoder *e, const struct node *n)
+{
+    uint32_t mask = n->p.reduce.mask;
+    enum reduction op = n->p.reduce.op;
+    struct array out = full_rank(n->in[0], mask, n->out[0]), from = *n->in[0];
+    bool once = is_arg(op) || op == R_max || op == R_min || op == R_all || op == R_any;
+    from.refs = 1;
+    for (int i = 0; i < from.ndim && once; i++)                      /* what repeats is looked at once */
+        if ((mask >> i & 1) && !from.strides[i]) { from.size /= (size_t)from.shape[i]; from.shape[i] = 1; }
+    reduce(e, op, n->p.reduce.scale, &from, mask, &out, NULL);
+}
+
+/* ---- fronts ---- */
+
+/* The shape without the axes of a mask, or with 1 there. */
+static int reduced_shape(const struct array *a, uint32_t mask, bool keepdims, int *shape)
+{
+    int n = 0;
+    for (int i = 0; i < a->ndim; i++) {
+        if (!(mask >> i & 1)) shape[n++] = a->shape[i];
+        else if (keepdims) shape[n++] = 1;
+    }
+    return n;
+}
+
+static mlxvk_dtype reduced_dtype(enum reduction op, mlxvk_dtype t)
+{
+    if (op == R_all || op == R_any) return MLXVK_BOOL;
+    if (is_arg(op)) return MLXVK_UINT32;
+    if ((op != R_sum && op != R_prod) || is_inexact(t) || is_wide(t)) return t;
+    return dtypes[t].kind == KIND_UINT ? MLXVK_UINT32 : MLXVK_INT32;
+}
+
+/* The operand of a reduction over no axes, as MLX gives it back. */
+static struct array *not_reduced(struct call *c, enum reduction op, struct array *a)
+{
+    if (op == R_all || op == R_any) return as_type(c, a, MLXVK_BOOL);
+    return op == R_mean || op == R_logsumexp ? as_float(c, a) : a;
+}
+
+static struct array *reduce_empty(struct call *c, enum reduction op, struct array *a, int ndim, const int *shape, mlxvk_dtype dtype,
+                                  uint32_t mask)
+{
+    for (int i = 0; i < a->ndim; i++)
+        if ((mask >> i & 1) && !a->shape[i] && (op == R_max || op == R_min))
+            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s is empty", i, TEXT(a));
+    if (op == R_logsumexp || is_arg(op)) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(a));
+    return do_full(c, ndim, shape, scalar(c, op == R_mean ? NAN : op == R_prod || op == R_all, dtype), dtype);
+}
+
+static struct array *do_reduce(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
+{
+    int shape[MAXD], ndim;
+    size_t n = 1;
+    struct array *out;
+    mlxvk_dtype dtype;
+    if (c->code || !a) return NULL;
+    if (is_arg(op) && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(a));
+    if (op == R_logsumexp || (op == R_mean && is_wide(a->dtype))) a = as_float(c, a);
+    if (!a) return NULL;
+    dtype = op == R_mean ? at_least_float(a->dtype) : reduced_dtype(op, a->dtype);
+    ndim = reduced_shape(a, mask, keepdims, shape);
+    if (!a->size) return reduce_empty(c, op, a, ndim, shape, dtype, mask);
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) n *= (size_t)a->shape[i];
+    out = output(c, ndim, shape, dtype);
+    append(c, OP_REDUCE, PARAMS(.reduce = { (uint16_t)op, mask, (float)(1.0 / (double)n) }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* Keeps the axis. Rows of 64-bit keys are never cut (see is_whole): of one that no binding holds each part has its winner,
+ * and a later one must be better. */
+static struct array *do_arg(struct call *c, enum reduction op, struct array *a, int axis)
+{
+    struct array *part, *at, *value, *best = NULL, *place = NULL, *better;
+    size_t room = c->device ? binding_range(c->device, 8) - c->device->caps.offset_align - 16 : 0;
+    int step = (int)min_size(room / 8, INT_MAX);
+    if (c->code || !a || !is_wide(a->dtype) || a->shape[axis] <= step) return do_reduce(c, op, a, 1u << axis, true);
+    for (int64_t first = 0; first < a->shape[axis] && !c->code; first += step) {
+        int64_t left = a->shape[axis] - first;
+        part = slice_one(c, a, axis, (int)first, (int)(left < step ? left : step));
+        at = do_reduce(c, op, part, 1u << axis, true);
+        value = do_take_along(c, part, at, axis);
+        at = first ? do_binary(c, B_add, at, scalar(c, (double)first, MLXVK_UINT32)) : at;
+        better = first ? do_binary(c, op == R_argmax ? B_greater : B_less, value, best) : NULL;
+        place = first ? do_select(c, better, at, place) : at;
+        best = first ? do_select(c, better, value, best) : value;
+    }
+    return place;
+}
+
+/* A logarithm of sums of complex exponentials is MLX's composition. */
+static struct array *complex_logsumexp(struct call *c, struct array *a, uint32_t mask, bool keepdims)
+{
+    struct array *most = do_reduce(c, R_max, a, mask, true), *out;
+    int shape[MAXD], ndim = reduced_shape(a, mask, keepdims, shape);
+    out = do_reduce(c, R_sum, do_unary(c, U_exp, do_binary(c, B_subtract, a, most)), mask, keepdims);
+    most = do_reshape(c, most, ndim, shape);
+    out = do_binary(c, B_add, do_unary(c, U_log, out), most);
+    return do_select(c, do_unary(c, U_isinf, most), most, out);
+}
+
+/* Over all axes, counted in row-major order: the last axis first, then those of its winners. */
+static struct array *arg_of_all(struct call *c, enum reduction op, struct array *a)
+{
+    struct array *at, *place = NULL;
+    double step = 1;
+    if (c->code || !a) return NULL;
+    if (a->size <= INT_MAX) return do_arg(c, op, do_flatten(c, a, 0, -1), 0);
+    if (a->size > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has more elements than indices can count", TEXT(a));
+    for (int axis = a->ndim - 1; axis >= 0 && !c->code; axis--) {
+        double next = step * a->shape[axis];
+        at = do_arg(c, op, a, axis);
+        a = do_squeeze(c, do_take_along(c, a, at, axis), 1u << axis);
+        if (place) place = do_squeeze(c, do_take_along(c, place, at, axis), 1u << axis);
+        at = at ? do_binary(c, B_multiply, do_squeeze(c, at, 1u << axis), scalar(c, step, MLXVK_UINT32)) : NULL;
+        place = place ? do_binary(c, B_add, place, at) : at;
+        step = next;
+    }
+    return place;
+}
+
+/* The axes that a call names, or all, as a mask. */
+static uint32_t call_axes(struct call *c, const struct array *a, bool all, const int *axes, size_t count)
+{
+    uint32_t mask = 0;
+    if (all && a) return (1u << a->ndim) - 1;
+    axes_mask(c, a, axes, count, &mask);
+    return mask;
+}
+
+static struct array *reduce_axes(struct call *c, enum reduction op, struct array *a, bool all, const int *axes,
+                                 size_t count, bool keepdims)
+{
+    uint32_t mask = call_axes(c, a, all, axes, count);
+    if (c->code || !a) return NULL;
+    if (is_arg(op)) {
+        int shape[MAXD], ndim = reduced_shape(a, mask, keepdims, shape);
+        a = all ? arg_of_all(c, op, a) : do_arg(c, op, a, normal_axis(c, a, *axes));
+        return do_reshape(c, a, ndim, shape);
+    }
+    if (op == R_logsumexp && !a->size) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(a));
+    if (!mask) return not_reduced(c, op, a);
+    if (op == R_logsumexp && is_complex(a->dtype)) return complex_logsumexp(c, a, mask, keepdims);
+    return do_reduce(c, op, a, mask, keepdims);
+}
+
+static int reduce_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, bool all, const int *axes,
+                       size_t count, bool keepdims, mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    return finish(&c, reduce_axes(&c, op, input(&c, "a", a), all, axes, count, keepdims), res);
+}
+
+#define ARG(all, one, op) \
+    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(all), res, a, op, true, NULL, 0, keepdims, s); } \
+    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(one), res, a, op, false, &axis, 1, keepdims, s); }
+#define X(all, one, some, op) \
+    ARG(all, one, op) \
+    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
+    { return reduce_call(CALLED(some), res, a, op, false, axes, axes_num, keepdims, s); }
+ARG(mlxvk_argmax, mlxvk_argmax_axis, R_argmax)
+ARG(mlxvk_argmin, mlxvk_argmin_axis, R_argmin)
+X(mlxvk_sum, mlxvk_sum_axis, mlxvk_sum_axes, R_sum)
+X(mlxvk_prod, mlxvk_prod_axis, mlxvk_prod_axes, R_prod)
+X(mlxvk_max, mlxvk_max_axis, mlxvk_max_axes, R_max)
+X(mlxvk_min, mlxvk_min_axis, mlxvk_min_axes, R_min)
+X(mlxvk_mean, mlxvk_mean_axis, mlxvk_mean_axes, R_mean)
+X(mlxvk_all, mlxvk_all_axis, mlxvk_all_axes, R_all)
+X(mlxvk_any, mlxvk_any_axis, mlxvk_any_axes, R_any)
+X(mlxvk_logsumexp, mlxvk_logsumexp_axis, mlxvk_logsumexp_axes, R_logsumexp)
+#undef ARG
+#undef X
+
+int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("trace", s);
+    struct array *x = do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2);
+    if (x && check_shape(&c, 0, NULL, dtype)) x = as_type(&c, x, dtype);
+    return finish(&c, x ? do_reduce(&c, R_sum, x, 1u << (x->ndim - 1), false) : NULL, res);
+}
+
+/* ---- softmax ---- */
+
+/* Rows side by side in memory, with up to four outer dimensions. */
+static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
+{
+    struct array outer = *x, *list[1] = { &outer };
+    struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
+    uint32_t width, threads, hold, mode = SOFTMAX_HELD, odd, step, blocks;
+    uint32_t limit = min_u32(e->device->caps.max_threads, 1024);
+    struct dims g;
+    if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
+    outer.ndim--;
+    g = merge_dims(list, 1);
+    if (g.ndim > REDUCE_DIMS) return false;
+    p.outer = (uint32_t)(x->size / p.n);
+    p.ndim = (uint32_t)g.ndim;
+    p.from = set_input(e, SLOT_softmax_src, x);
+    p.to = set_output(e, SLOT_softmax_dst, out);
+    odd = p.from | p.to | p.n;
+    for (int i = 0; i < g.ndim; i++) {
+        p.shape[i] = (uint32_t)g.shape[i];
+        p.stride[i] = (uint32_t)g.stride[0][i];
+        odd |= p.stride[i];
+    }
+    blocks = power_of_two(ceil_div(p.n, REDUCE_BLOCK));
+    step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
+    hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
+    width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
+    if (width > limit) {
+        width = power_of_two(limit / 2 + 1);
+        hold = 4;
+        mode = SOFTMAX_LOOPED;
+        step = min_u32(step, 4);
+    }
+    threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
+    USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold);
+    dispatch_groups(e, ceil_div(p.outer, threads / width));
+    return true;
+}
+
+/* Over several axes, one that is not the last, or few long rows: maximum and sum first, then every element. The reduced
+ * axes of `mask` are side by side in x, which is row-major. */
+static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
+{
+    struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
+    struct array *most, *sums, each;
+    uint32_t step;
+    for (int i = 0; i < x->ndim; i++) {
+        uint32_t size = (uint32_t)x->shape[i];
+        if (mask >> i & 1) p.n *= size;
+        else if (mask >> i) p.outer *= size;
+        else p.inner *= size;
+    }
+    most = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
+    sums = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
+    if (most && sums) {
+        each = full_rank(x, mask, most);
+        reduce(e, R_max, 1, x, mask, &each, NULL);
+        each = full_rank(x, mask, sums);
+        reduce(e, R_expsum, 1, x, mask, &each, most);
+    }
+    if (e->code || !most || !sums) goto done;
+    p.n *= p.inner;
+    p.from = set_input(e, SLOT_softmax_src, x);
+    p.to = set_output(e, SLOT_softmax_dst, out);
+    p.most_at = set_input(e, SLOT_softmax_largest, most);
+    p.sums_at = set_input(e, SLOT_softmax_total, sums);
+    step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
+    USE(e, softmax, &p, .threads = REDUCE_THREADS, .mode = SOFTMAX_APPLY, .t = x->dtype, .step = step, .width = 1,
+        .hold = 1);
+    dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
+done:
+    array_release(most);
+    array_release(sums);
+}
+
+enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
+
+static void softmax_part(struct encoder *e, struct array *const *a, const void *job)
+{
+    struct array *x = a[0], *rows, *room, packed;
+    uint32_t mask = *(const uint32_t *)job, last = 1u << (x->ndim - 1);
+    size_t length = (size_t)dim_of(x, -1);
+    bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
+    room = pack(e, a[1], &packed);
+    if (mask != last || few || !fits_binding(e->device, x) || !softmax_rows(e, x, &packed)) {
+        rows = rows_of(e, x);
+        if (!e->code && (mask != last || few)) softmax_given(e, rows, &packed, mask);
+        else if (!e->code) softmax_rows(e, rows, &packed);
+        array_release(rows);
+    }
+    unpack(e, a[1], &packed, room);
+}
+
+static void lower_softmax(struct encoder *e, const struct node *n)
+{
+    donate(e, n->out[0], n->in, 1);
+    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, n->p.reduce.mask, softmax_part, &n->p.reduce.mask);
+}
+
+/* The axes of a mask last, the others in order. */
+static void axes_last(int ndim, uint32_t mask, int *order)
+{
+    int n = 0;
+    for (uint32_t reduced = 0; reduced < 2; reduced++)
+        for (int i = 0; i < ndim; i++) if ((mask >> i & 1) == reduced) order[n++] = i;
+}
+
+/* Do the axes follow each other, but for those of length 1? */
+static bool axes_adjacent(const struct array *a, uint32_t mask)
+{
+    int changes = 0;
+    bool inside = false;
+    for (int i = 0; i < a->ndim; i++) {
+        if (a->shape[i] == 1 || (mask >> i & 1) == (uint32_t)inside) continue;
+        inside = !inside;
+        changes++;
+    }
+    return changes <= 2;
+}
+
+static struct array *apply_softmax(struct call *c, struct array *a, uint32_t mask)
+{
+    struct array *out = output(c, a->ndim, a->shape, a->dtype);
+    append(c, OP_SOFTMAX, PARAMS(.reduce = { R_logsumexp, mask, 1 }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* Over the last axis alone integers give float32; over others MLX's composition casts back to the operand's dtype. */
+static struct array *do_softmax(struct call *c, struct array *a, uint32_t mask)
+{
+    mlxvk_dtype dtype;
+    struct array *x;
+    if (c->code || !a || !a->size) return a;
+    dtype = a->ndim && mask == 1u << (a->ndim - 1) ? at_least_float(a->dtype) : a->dtype;
+    if (is_complex(dtype) || !mask) {
+        struct array *most = mask ? do_reduce(c, R_max, a, mask, true) : a;
+        x = do_unary(c, U_exp, do_binary(c, B_subtract, a, most));
+        return as_type(c, do_binary(c, B_divide, x, mask ? do_reduce(c, R_sum, x, mask, true) : x), dtype);
+    }
+    x = as_float(c, a);
+    if (!x) return NULL;
+    for (int i = 0; i < a->ndim; i++) if (a->shape[i] == 1) mask &= ~(1u << i);
+    if (axes_adjacent(a, mask)) x = apply_softmax(c, x, mask);
+    else {
+        int order[MAXD], back[MAXD];
+        axes_last(a->ndim, mask, order);
+        for (int i = 0; i < a->ndim; i++) back[order[i]] = i;
+        mask = (1u << a->ndim) - (1u << reduced_shape(a, mask, false, (int[MAXD]){ 0 }));
+        x = do_transpose(c, x, order);
+        x = x ? copy_of(c, do_transpose(c, apply_softmax(c, x, mask), back)) : NULL;
+    }
+    return as_type(c, x, dtype);
+}
+
+static int softmax_call(const char *name, mlxvk_array *res, mlxvk_array a, bool all, const int *axes, size_t count,
+                        mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a);
+    return finish(&c, do_softmax(&c, x, call_axes(&c, x, all, axes, count)), res);
+}
+
+#define X(name, all, axes, count, ...)                                                                                \
+    int name(mlxvk_array *res, mlxvk_array a, __VA_ARGS__, bool precise, mlxvk_stream s)                              \
+    { return (void)precise, softmax_call(CALLED(name), res, a, all, axes, count, s); }
+int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk_stream s)
+{ return (void)precise, softmax_call("softmax", res, a, true, NULL, 0, s); }
+X(mlxvk_softmax_axis, false, &axis, 1, int axis)
+X(mlxvk_softmax_axes, false, axes, axes_num, const int *axes, size_t axes_num)
+#undef X
+
+/* ---- scans ---- */
+
+enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64, SCAN_COLUMNS = 128 * REDUCE_GROUPS };
+
+/* The total of each part, as (outer, parts, inner). */
+static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s, uint32_t by,
+                        struct array *totals)
+{
+    struct reduce_job j = { .op = op, .scale = 1, .from = from, .out = totals, .type = from->dtype };
+    struct reduce_grid g = { .layout = by ? REDUCE_COLUMNS : REDUCE_FOURS, .piece = s->chunk,
+                             .width = by ? REDUCE_THREADS / 16 : REDUCE_THREADS };
+    struct array rows = *from, parts = *totals;
+    int at = (int)s->ndim;
+    if (by == 4 && reduce_kernel(op, from->dtype) == K_reduce) g.layout = REDUCE_FOUR_COLUMNS;
+    for (int i = 0; i < at; i++) { rows.shape[i] = (int)s->shape[i]; rows.strides[i] = (int32_t)s->in_stride[i]; }
+    rows.shape[at] = (int)s->n;
+    rows.strides[at] = (int32_t)s->stride;
+    rows.shape[at + 1] = (int)s->inner;
+    rows.strides[at + 1] = (int32_t)s->inner_stride;
+    parts.ndim = rows.ndim = at + 1 + (s->inner > 1);
+    memcpy(parts.shape, rows.shape, sizeof rows.shape);
+    parts.shape[at] = (int)s->parts;
+    row_strides(parts.ndim, parts.shape, parts.strides);
+    reduce_dispatch(e, &j, &rows, &parts, at, g);
+}
+
+/* Cuts long rows or columns, where there are too few to fill the device. */
+static void scan_cut(struct scan_push *p, uint32_t by)
+{
+    uint64_t tasks = by ? (uint64_t)p->outer * (p->inner / by) : p->outer, enough = by ? SCAN_COLUMNS : REDUCE_GROUPS;
+    uint32_t least = by ? SCAN_COLUMN : SCAN_ROUND, most = p->n / least;
+    p->parts = 1;
+    p->chunk = p->n;
+    if (2 * tasks >= enough || most < 2) return;
+    most = (uint32_t)min_size(most, (enough + tasks - 1) / tasks);
+    p->chunk = (uint32_t)round_up((p->n + most - 1) / most, least);
+    p->parts = ceil_div(p->n, p->chunk);
+}
+
+static void scan(struct encoder *e, enum reduction op, struct array *from, struct array *out, struct scan_push p)
+{
+    bool rows = p.inner == 1 && p.stride == 1;
+    uint32_t odd = p.stride | place_of_array(e, from) | place_of_array(e, out), width, hold;
+    uint32_t by = rows ? 0 : by_fours(p.inner, p.inner_stride, odd, p.in_stride, p.ndim) ? 4 : 1;
+    struct array *totals = NULL, *carry = NULL;          /* of each part, and of all before it */
+    scan_cut(&p, by);
+    if (p.parts > 1) {
+        size_t size = (size_t)p.outer * p.parts * p.inner;
+        totals = scratch(e, size, part_type(op, from->dtype));
+        carry = scratch(e, size, part_type(op, from->dtype));
+        if (e->code) goto done;
+        scan_totals(e, op, from, &p, by, totals);
+        scan(e, op, totals, carry, (struct scan_push){ .n = p.parts, .outer = p.outer, .inner = p.inner, .stride = p.inner,
+            .inner_stride = 1, .flags = p.flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p.outer },
+            .in_stride = { p.parts * p.inner } });
+        p.before = set_input(e, SLOT_scan_carry, carry);
+        p.flags |= SCAN_CARRY;
+    }
+    p.from = set_input(e, SLOT_scan_src, from);
+    p.to = set_output(e, SLOT_scan_dst, out);
+    hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
+    width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    if (width == 2) width = 4;                           /* the kernel walks by fours */
+    USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, &p, .threads = REDUCE_THREADS, .op = op,
+           .from = from->dtype, .to = out->dtype, .columns = by, .width = width, .hold = hold);
+    dispatch_groups(e, ceil_div((uint64_t)p.outer * p.parts * (rows ? width : p.inner / by), REDUCE_THREADS));
+done:
+    array_release(totals);
+    array_release(carry);
+}
+
+/* The dimensions around an axis; false where the operand has too many, or wide steps between what a thread group reads. */
+static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
+{
+    struct array around = *x, *list[1] = { &around };
+    struct dims g;
+    *p = (struct scan_push){ .n = (uint32_t)x->shape[axis], .outer = 1, .inner = 1, .stride = (uint32_t)x->strides[axis] };
+    around.ndim = axis;
+    g = merge_dims(list, 1);
+    if (g.ndim > REDUCE_DIMS) return false;
+    p->ndim = (uint32_t)g.ndim;
+    for (int i = 0; i < g.ndim; i++) {
+        p->shape[i] = (uint32_t)g.shape[i];
+        p->in_stride[i] = (uint32_t)g.stride[0][i];
+        p->outer *= p->shape[i];
+    }
+    around.ndim = x->ndim - axis - 1;
+    for (int i = 0; i < around.ndim; i++) {
+        around.shape[i] = x->shape[axis + 1 + i];
+        around.strides[i] = x->strides[axis + 1 + i];
+    }
+    g = merge_dims(list, 1);
+    if (g.ndim > 1) return false;
+    if (!g.ndim) return p->stride == 1 || p->n == 1;
+    p->inner = (uint32_t)g.shape[0];
+    p->inner_stride = (uint32_t)g.stride[0][0];
+    return llabs(g.stride[0][0]) <= 4;
+}
+
+static void scan_part(struct encoder *e, struct array *const *a, const void *job)
+{
+    const struct scan_params *f = job;
+    struct array *x = a[0], *rows = NULL, *room, packed;
+    struct scan_push p;
+    room = pack(e, a[1], &packed);
+    if (!fits_binding(e->device, x) || !scan_dims(x, f->axis, &p)) {
+        x = rows = rows_of(e, x);
+        scan_dims(x, f->axis, &p);
+    }
+    if (p.n == 1) p.stride = 1;
+    p.flags = f->flags;
+    scan(e, f->op, x, &packed, p);
+    array_release(rows);
+    unpack(e, a[1], &packed, room);
+}
+
+static void lower_scan(struct encoder *e, const struct node *n)
+{
+    donate(e, n->out[0], n->in, 1);
+    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, 1u << n->p.scan.axis, scan_part, &n->p.scan);
+}
+
+static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int axis, bool reverse, bool inclusive,
+                     mlxvk_stream s)
+{
+    struct call c = begin(name, s);
+    struct array *x = input(&c, "a", a), *out = NULL;
+    int flags;
+    axis = normal_axis(&c, x, axis);
+    if (op == R_logsumexp && x) x = as_float(&c, x);
+    if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
+    if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
+    if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
+    flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
+    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(x), ARRAYS(out));
+    return finish(&c, out, res);
+}
+
+#define X(name, op) \
+    int name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s) \
+    { return scan_call(CALLED(name), res, a, op, axis, reverse, inclusive, s); }
+X(mlxvk_cumsum, R_sum) X(mlxvk_cumprod, R_prod) X(mlxvk_cummax, R_max)
+X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
+#undef X
 
 /* ==== >>norms ===================================================================================================== */
 
